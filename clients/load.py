@@ -1,0 +1,118 @@
+"""Sends streamed requests to an OpenAI-compatible server and times what comes back, closed loop or open loop.
+
+Decides nothing about figures (figures.py) or arguments (bench.py). The reading loop is kept short, because on a small
+machine the client shares its cores with the server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import httpx
+
+from hamburger.clients.figures import Answer
+from hamburger.clients.wire import RequestError, StreamDecoder, check_stream, transport_error
+
+PATHS = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What every request of a level asks for, greedy. None and False ask with no field of their own."""
+
+    model: str
+    endpoint: Literal["chat", "completions"]
+    output_tokens: int
+    confidence: float | None = None
+    ignore_eos: bool = False
+    groups: bool = True
+
+    def body(self, prompt: str) -> dict[str, Any]:
+        """The JSON of one request."""
+        asked = {"messages": [{"role": "user", "content": prompt}]} if self.endpoint == "chat" else {"prompt": prompt}
+        return {
+            "model": self.model,
+            **asked,
+            "max_tokens": self.output_tokens,
+            "temperature": 0,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            **({"confidence": self.confidence} if self.confidence is not None else {}),
+            **({"ignore_eos": True} if self.ignore_eos else {}),
+            **({"return_groups": True} if self.groups else {}),
+        }
+
+
+async def ask(client: httpx.AsyncClient, job: Job, prompt: str) -> Answer:
+    """Send one request and read its answer to the end. A failure is the answer's `error`, never an exception."""
+    decoder = StreamDecoder()
+    clock = time.perf_counter
+    answer = Answer(clock())
+    try:
+        async with client.stream("POST", PATHS[job.endpoint], json=job.body(prompt)) as response:
+            if response.is_error:
+                await response.aread()
+            check_stream(response)
+            async for chunk in response.aiter_bytes():
+                now = clock()
+                for event in decoder.feed(chunk):
+                    answer.add(event, now)
+            for event in decoder.close():
+                answer.add(event, clock())
+        if not answer.completion_tokens or answer.first is None:
+            answer.error = "the answer has no tokens"
+    except RequestError as error:
+        answer.error = error.reason
+    except httpx.HTTPError as error:
+        answer.error = transport_error(error, client.base_url).reason
+    answer.ended = clock()
+    return answer
+
+
+async def closed_loop(
+    client: httpx.AsyncClient, job: Job, prompts: Sequence[str], concurrency: int, on_end: Callable[[], object]
+) -> list[Answer]:
+    """Keep `concurrency` requests in flight until every prompt was answered. `on_end` is called after each."""
+    waiting = iter(prompts)
+    answers = []
+
+    async def worker() -> None:
+        for prompt in waiting:
+            answers.append(await ask(client, job, prompt))
+            on_end()
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(min(concurrency, len(prompts))):
+            group.create_task(worker())
+    return answers
+
+
+async def open_loop(
+    client: httpx.AsyncClient, job: Job, prompts: Sequence[str], offsets: Sequence[float], on_end: Callable[[], object]
+) -> list[Answer]:
+    """Send prompt i `offsets[i]` seconds after the start, however many are in flight."""
+    start = time.perf_counter()
+
+    async def send(prompt: str, offset: float) -> Answer:
+        await asyncio.sleep(start + offset - time.perf_counter())
+        answer = await ask(client, job, prompt)
+        on_end()
+        return answer
+
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(send(prompt, offset)) for prompt, offset in zip(prompts, offsets, strict=True)]
+    return [task.result() for task in tasks]
+
+
+def poisson_offsets(number: int, rate: float, seed: int) -> list[float]:
+    """Seconds from the start to each of `number` arrivals of a Poisson process of `rate` per second; the first is 0."""
+    rng = random.Random(seed)
+    offsets = [0.0]
+    for _ in range(number - 1):
+        offsets.append(offsets[-1] + rng.expovariate(rate))
+    return offsets

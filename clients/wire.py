@@ -1,0 +1,237 @@
+"""The wire of an OpenAI-compatible server as a client sees it: addresses, request options, events, errors.
+
+Shared by the terminal chat (sync) and the load generator (async), so everything but `first_model` is pure.
+Knows HTTP, and nothing of the server's insides; must not import hamburger.server, engine or model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+DEFAULT_URL = "http://127.0.0.1:8000"
+API_KEY_VARIABLE = "HAMBURGER_API_KEY"
+_LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "::1")
+_MAX_MESSAGE_CHARS = 300
+
+
+class RequestError(Exception):
+    """One request that failed.
+
+    `reason` is short and equal for equal causes, so that failures can be counted by it; `str(error)` adds the remedy.
+    `status` is the HTTP status where that is what failed.
+    """
+
+    def __init__(self, reason: str, remedy: str = "", status: int | None = None) -> None:
+        self.status = status
+        self.reason = " ".join(reason.split())[:_MAX_MESSAGE_CHARS]
+        super().__init__(f"{self.reason.rstrip('.')}. {remedy}" if remedy else self.reason)
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """The server's own counts for one request; None where it does not say."""
+
+    prompt_tokens: int | None
+    completion_tokens: int | None
+    kv_slots: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class StreamEvent:
+    """One event of a streamed answer. `token_ids` and `group_index` are None unless the server reports groups."""
+
+    text: str = ""
+    token_ids: list[int] | None = None
+    group_index: int | None = None
+    finish_reason: str | None = None
+    usage: Usage | None = None
+
+    @property
+    def carries_output(self) -> bool:
+        """Whether this event brings something of the answer; a role or a usage alone does not."""
+        return bool(self.text or self.token_ids or self.finish_reason)
+
+
+class StreamDecoder:
+    """Bytes of one server-sent-events answer -> its events.
+
+    Lines are cut at the byte `\\n` before anything is decoded, so a character that is split between two network chunks
+    stays whole. Every `data:` line is one event, as all OpenAI-compatible servers send them; other lines (comments,
+    pings, `event:`) are skipped.
+    """
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self._done = False
+        self._finished = False
+
+    def feed(self, chunk: bytes) -> list[StreamEvent]:
+        """The events that `chunk` completes. Raises RequestError for an error event or one that makes no sense."""
+        lines = (self._rest + chunk).split(b"\n")
+        self._rest = lines.pop()
+        events = []
+        for line in lines:
+            if not line.startswith(b"data:") or self._done:
+                continue
+            payload = line[5:].strip()
+            if payload == b"[DONE]":
+                self._done = True
+            elif payload:
+                event = _parse_event(payload)
+                self._finished |= event.finish_reason is not None
+                events.append(event)
+        return events
+
+    def close(self) -> list[StreamEvent]:
+        """The events left at the end of the connection. Raises RequestError if the answer broke off."""
+        events = self.feed(b"\n")
+        if not self._done and not self._finished:
+            raise RequestError("the stream ended before the answer did")
+        return events
+
+
+def server_url(text: str) -> str:
+    """The root of the server without a trailing slash or `/v1`; an argparse type."""
+    try:
+        url = httpx.URL(text)
+    except httpx.InvalidURL as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a URL: {error}") from None
+    if url.scheme not in ("http", "https") or not url.host:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a server's URL: write it like {DEFAULT_URL}")
+    return text.rstrip("/").removesuffix("/v1")
+
+
+def unit_interval(text: str) -> float:
+    """A number in [0, 1]; an argparse type, also used for the chat's /confidence."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 to 1")
+    return value
+
+
+def non_negative(text: str) -> float:
+    """A finite number that is at least 0; an argparse type."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 up")
+    return value
+
+
+def count(text: str) -> int:
+    """A whole number that is at least 1; an argparse type."""
+    if not text.isascii() or not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 up")
+    return int(text)
+
+
+def add_server_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments that say which server, which model and as whom."""
+    parser.add_argument("--url", type=server_url, default=DEFAULT_URL, help="the server (default: %(default)s)")
+    parser.add_argument("--model", help="a served model's name (default: the first that the server lists)")
+    parser.add_argument("--api-key", metavar="KEY", help=f"default: the environment variable {API_KEY_VARIABLE}")
+
+
+def client_options(url: str, api_key: str | None, timeout: float) -> dict[str, Any]:
+    """Keyword arguments for httpx.Client or httpx.AsyncClient. `timeout`: the longest silence, in seconds."""
+    key = api_key or os.environ.get(API_KEY_VARIABLE)
+    headers = {"Accept-Encoding": "identity"}  # compressed events would wait in a buffer
+    if key:
+        headers["Authorization"] = f"Bearer {key}"
+    return {
+        "base_url": url,
+        "headers": headers,
+        "timeout": httpx.Timeout(timeout, connect=min(timeout, 10.0)),
+        "limits": httpx.Limits(max_connections=None, max_keepalive_connections=None),
+        "trust_env": httpx.URL(url).host not in _LOOPBACK_HOSTS,  # a proxy cannot reach this machine's loopback
+    }
+
+
+def first_model(client: httpx.Client) -> str:
+    """The first model that the server lists. Raises RequestError."""
+    try:
+        response = client.get("/v1/models")
+    except httpx.HTTPError as error:
+        raise transport_error(error, client.base_url) from error
+    if response.is_error:
+        raise response_error(response)
+    try:
+        return str(response.json()["data"][0]["id"])
+    except (ValueError, LookupError, TypeError):
+        raise RequestError(f"{response.url} lists no model", "Name one with --model.") from None
+
+
+def check_stream(response: httpx.Response) -> None:
+    """Raise RequestError unless a stream of events follows. An error's body must have been read."""
+    if response.is_error:
+        raise response_error(response)
+    content_type = response.headers.get("content-type", "none")
+    if not content_type.startswith("text/event-stream"):
+        raise RequestError(
+            f"{response.url} did not answer with a stream (content-type {content_type})",
+            "Is --url an OpenAI-compatible server?",
+        )
+
+
+def response_error(response: httpx.Response) -> RequestError:
+    """An HTTP error (its body read) as a RequestError with the server's own message."""
+    status = response.status_code
+    try:
+        body = response.json()
+        message = body.get("error", body)
+        message = message.get("message", message) if isinstance(message, dict) else message
+    except (ValueError, AttributeError):
+        message = response.text or response.reason_phrase
+    remedies = {
+        401: f"Give the server's key with --api-key or {API_KEY_VARIABLE}.",
+        404: "See /v1/models for what is served, and choose with --model or --url.",
+        429: "The server's queue is full: try again later, or send less at a time.",
+        503: "The server is loading, draining or overloaded: try again later.",
+    }
+    return RequestError(f"HTTP {status}: {message}", remedies.get(status, ""), status)
+
+
+def transport_error(error: httpx.HTTPError, url: httpx.URL) -> RequestError:
+    """A failure below HTTP as a RequestError."""
+    root = str(url).rstrip("/")
+    if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
+        return RequestError(
+            f"cannot connect to {root}", "Is the server running? Start one with `hamburger serve`, or give its --url."
+        )
+    if isinstance(error, httpx.TimeoutException):
+        return RequestError(f"{root} fell silent for too long ({type(error).__name__})")
+    return RequestError(f"the connection to {root} failed ({type(error).__name__})")
+
+
+def _parse_event(payload: bytes) -> StreamEvent:
+    """One `data:` payload of a chat or text completion."""
+    try:
+        body = json.loads(payload)
+        if error := body.get("error"):
+            message = error.get("message", error) if isinstance(error, dict) else error
+            raise RequestError(f"error in the stream: {message}")
+        counts = body.get("usage")
+        usage = None
+        if counts:
+            usage = Usage(counts.get("prompt_tokens"), counts.get("completion_tokens"), counts.get("kv_slots"))
+        if not body.get("choices"):
+            return StreamEvent(usage=usage)
+        choice = body["choices"][0]
+        delta = choice.get("delta") or {}
+        text = choice.get("text") or delta.get("content") or delta.get("reasoning_content") or ""
+        group = choice.get("group") or {}
+        return StreamEvent(text, group.get("token_ids"), group.get("index"), choice.get("finish_reason"), usage)
+    except (ValueError, LookupError, TypeError, AttributeError):
+        shown = payload[:80].decode(errors="replace")
+        raise RequestError(f"the stream holds an event that makes no sense: {shown}") from None

@@ -1,0 +1,47 @@
+"""ScheduledBatch and GroupResult: the scheduler's contract with the runner. Plain Python, no tensors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from hamburger.engine.messages import TokenLogprobs
+from hamburger.engine.sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledSequence:
+    """Compute the slots [num_computed_slots, num_computed_slots + num_slots) of a sequence; its blocks cover them.
+
+    emits: the last of them is the sequence's last slot, so that the macro-step emits a group.
+    """
+
+    sequence: Sequence
+    num_slots: int
+    emits: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledBatch:
+    """One step's work: first the sequences that bring exactly one slot, then those that bring several.
+
+    preempted: sequences that lost their blocks in this step; they wait again and are not in `sequences`.
+    """
+
+    sequences: list[ScheduledSequence]
+    preempted: list[Sequence] = field(default_factory=list)
+
+    @property
+    def num_slots(self) -> int:
+        return sum(item.num_slots for item in self.sequences)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupResult:
+    """One emitted group, untrimmed: 1 to max_group tokens, with one entry a token in each list.
+
+    stop_probs[i] = sigmoid(stop logit) after token i. logprobs: None unless the request asks for them.
+    """
+
+    token_ids: list[int]
+    stop_probs: list[float]
+    logprobs: list[TokenLogprobs] | None = None

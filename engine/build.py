@@ -1,0 +1,125 @@
+"""Builds an engine core: checkpoint, model, KV pool, runner. Torch is imported here and in what it imports."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from hamburger.engine.config import EngineArgs, EngineConfig
+from hamburger.engine.core import EngineCore
+from hamburger.engine.memory import pool_bytes
+from hamburger.engine.messages import EngineInfo
+from hamburger.engine.runner import Runner
+from hamburger.model.assemble import assemble
+from hamburger.model.checkpoint import load_checkpoint
+from hamburger.model.config import ConfigError, ModelConfig
+from hamburger.model.kv_cache import PagedKVCache, slot_bytes
+from hamburger.model.sources import resolve_source
+
+_DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "float16": torch.float16}
+
+
+def build_core(args: EngineArgs, on_progress: Callable[[str], None] = lambda line: None) -> tuple[EngineCore, EngineInfo]:
+    """Load the model and size the KV pool. on_progress gets one line for people at the start of each stage.
+
+    Raises CheckpointError or ConfigError, whose messages are fit for the user.
+    """
+    source = resolve_source(args.model, args.base)
+    device = _device(args.device)
+    dtype = _dtype(args.dtype, device)
+    on_progress(f"loading {source.name} as {str(dtype).removeprefix('torch.')} on {device}")
+    checkpoint = load_checkpoint(source, dtype, on_progress=on_progress)
+    model_config = checkpoint.config
+    max_model_len = _max_model_len(args.max_model_len, model_config)
+    model = assemble(model_config, checkpoint.tensors, dtype=dtype, device=device, max_positions=max_model_len)
+    del checkpoint
+    on_progress("sizing the KV pool")
+    config = EngineConfig(
+        max_model_len=max_model_len,
+        max_num_seqs=args.max_num_seqs,
+        max_num_batched_slots=args.max_num_batched_slots,
+        block_size=args.block_size,
+        num_blocks=_num_blocks(args, model_config, max_model_len, dtype, device),
+        eos_token_ids=model_config.trunk.eos_token_ids,
+        max_group=model_config.max_group,
+        max_queue=args.max_queue,
+        max_queue_seconds=args.max_queue_seconds,
+    )
+    cache = PagedKVCache(model_config.trunk, config.num_blocks, config.block_size, dtype, device)
+    graft = model_config.graft
+    confidence = args.confidence if args.confidence is not None else model_config.default_confidence
+    tokens_per_kv = graft.expected_tokens_per_kv if graft and confidence == graft.default_confidence else 1.0
+    info = EngineInfo(
+        model=source.name,
+        is_plain_base=graft is None,
+        max_model_len=max_model_len,
+        max_group=model_config.max_group,
+        default_confidence=confidence,
+        vocab_size=model_config.trunk.vocab_size,
+        eos_token_ids=list(model_config.trunk.eos_token_ids),
+        block_size=config.block_size,
+        total_slots=config.total_slots,
+        expected_tokens=int(config.total_slots * tokens_per_kv),
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_slots=config.max_num_batched_slots,
+        device=str(device),
+        dtype=str(dtype).removeprefix("torch."),
+    )
+    return EngineCore(config, Runner(model, cache)), info
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ConfigError(f"device is {name!r}: use auto, cpu, cuda or cuda:N.") from error
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigError(f"device is {name!r}: use auto, cpu, cuda or cuda:N.")
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(f"device is {name!r}, but this machine or this build of torch has no CUDA: use cpu.")
+    return device
+
+
+def _dtype(name: str, device: torch.device) -> torch.dtype:
+    if name == "auto":
+        return torch.bfloat16 if device.type == "cuda" or _cpu_has_bf16() else torch.float32
+    if name not in _DTYPES:
+        raise ConfigError(f"dtype is {name!r}: use auto, {', '.join(_DTYPES)}.")
+    if name == "float16" and device.type == "cpu":
+        raise ConfigError("dtype float16 needs a GPU: use bfloat16 or float32 on CPU.")
+    return _DTYPES[name]
+
+
+def _cpu_has_bf16() -> bool:
+    """Whether the CPU multiplies bfloat16 itself; emulated, it would be slower than float32."""
+    get = getattr(torch.cpu, "get_capabilities", None)
+    if get is None:  # torch 2.11
+        return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
+    capabilities = get()
+    return any(capabilities.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16"))
+
+
+def _max_model_len(asked: int | None, config: ModelConfig) -> int:
+    limit = config.trunk.max_position_embeddings
+    if asked is not None and asked > limit:
+        raise ConfigError(f"max_model_len is {asked}, but the model was made for {limit} tokens: lower it.")
+    return asked or limit
+
+
+def _num_blocks(
+    args: EngineArgs, config: ModelConfig, max_model_len: int, dtype: torch.dtype, device: torch.device
+) -> int:
+    """Blocks that fit into the pool's memory, but never more than max_num_seqs sequences of max_model_len can use."""
+    block_bytes = slot_bytes(config.trunk, dtype) * args.block_size
+    per_sequence = -(-max_model_len // args.block_size)
+    budget = pool_bytes(device, args.kv_cache_memory)
+    fits = budget // block_bytes
+    if fits < per_sequence:
+        raise ConfigError(
+            f"max_model_len is {max_model_len} tokens, whose KV takes {per_sequence * block_bytes / 2**20:.0f} MiB, but "
+            f"the KV pool has {budget / 2**20:.0f} MiB: lower max_model_len or raise kv_cache_memory."
+        )
+    return min(fits, args.max_num_seqs * per_sequence)

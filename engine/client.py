@@ -1,0 +1,319 @@
+"""AsyncEngine: the only face of the engine that the server knows. Text lives here; the core counts tokens and slots.
+
+Nothing here imports torch: the core is built behind `launch`, and only the values of messages.py cross.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from hamburger.engine.config import EngineConfig
+from hamburger.engine.detokenizer import TextDecoder
+from hamburger.engine.errors import EngineDead, EngineDraining, HamburgerError, QueueFull, QueueTimeout
+from hamburger.engine.messages import AbortRequest, EngineInfo, GroupOutput, RequestFailed, StepStats, SubmitRequest
+from hamburger.engine.request import Answer, GenerationRequest, RequestUpdate, admit
+from hamburger.engine.sampling_params import SamplingParams
+from hamburger.engine.thread import STOP, BuildCore, EngineReady, EngineStopped, EngineThread, Event, StepReport
+
+__all__ = [
+    "AsyncEngine",
+    "EngineHealth",
+    "EngineObserver",
+    "GenerationRequest",
+    "RequestStream",
+    "RequestTimings",
+    "RequestUpdate",
+]
+
+EndReason = Literal["stop", "length", "abort", "error"]
+
+
+@dataclass(frozen=True, slots=True)
+class RequestTimings:
+    """time.monotonic() seconds; None where the request never got that far."""
+
+    arrival: float
+    scheduled: float | None
+    first_token: float | None
+    finished: float
+
+
+class EngineObserver(Protocol):
+    """What the metrics listen to; called on the event loop, must not block."""
+
+    def on_step(self, stats: StepStats) -> None:
+        """A step ended. One that computed nothing (no prompt slots, no decoded sequences) only reports the state."""
+
+    def on_group(self, gap_seconds: float | None, num_tokens: int) -> None:
+        """A group reached its request; gap_seconds since its previous group, None for the first."""
+
+    def on_finish(
+        self,
+        reason: EndReason,
+        params: SamplingParams,
+        prompt_tokens: int,
+        completion_tokens: int,
+        timings: RequestTimings,
+    ) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class EngineHealth:
+    """alive: the loop runs. seconds_in_step: None when idle between steps. seconds_since_step: since the last step's end."""
+
+    alive: bool
+    draining: bool
+    num_running: int
+    num_waiting: int
+    seconds_in_step: float | None
+    seconds_since_step: float
+    error: str | None
+
+
+class RequestStream:
+    """One answer's updates as they come; ends after the update that carries a finish_reason, or after abort().
+
+    Iterating raises EngineDead, EngineDraining or QueueTimeout when the engine gives the request up. Leaving the
+    iteration early (break, an exception, cancellation, aclose) aborts the request. One consumer iterates a stream;
+    one that is never iterated runs to its end unless abort() is called.
+    """
+
+    def __init__(self, engine: AsyncEngine, request: SubmitRequest, answer: Answer) -> None:
+        self._engine = engine
+        self._request = request
+        self._answer = answer
+        # Unbounded, so that a slow consumer never holds up the others; max_tokens bounds it.
+        self._updates: asyncio.Queue[RequestUpdate | HamburgerError | None] = asyncio.Queue()
+        self._scheduled: float | None = None
+        self._first_token: float | None = None
+        self._last_group: float | None = None
+
+    async def __aiter__(self) -> AsyncGenerator[RequestUpdate]:
+        try:
+            while isinstance(update := await self._updates.get(), RequestUpdate):
+                yield update
+            self._updates.put_nowait(update)  # the end stays the end for whoever asks again
+            if update is not None:
+                raise update
+        finally:
+            self.abort()
+
+    def abort(self) -> None:
+        """Free the request's slots within a step. Idempotent; a finished request is left alone."""
+        self._engine._abort(self)
+
+
+class AsyncEngine:
+    """Made by `launch`, ended by `shutdown`; every method belongs to the event loop that launched it."""
+
+    def __init__(
+        self, build: BuildCore, tokenizer: TextDecoder, observer: EngineObserver | None, clock: Callable[[], float]
+    ) -> None:
+        """Use `launch`."""
+        self.info: EngineInfo
+        self._config: EngineConfig
+        self._tokenizer = tokenizer
+        self._observer = observer
+        self._clock = clock
+        self._loop = asyncio.get_running_loop()
+        self._ready: asyncio.Future[EngineReady] = self._loop.create_future()
+        self._stopped: asyncio.Future[EngineStopped] = self._loop.create_future()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._draining = False
+        self._streams: dict[str, RequestStream] = {}
+        self._num_sent = 0
+        self._num_received = 0
+        self._num_running = 0
+        self._num_waiting = 0
+        self._finish_times: deque[float] = deque(maxlen=64)
+        self._thread = EngineThread(build, self._deliver)
+
+    @classmethod
+    async def launch(
+        cls,
+        build: BuildCore,
+        tokenizer: TextDecoder,
+        observer: EngineObserver | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> AsyncEngine:
+        """Run `build` in a new engine thread and wait until it is ready; what it raises is raised here.
+
+        `clock` gives time.monotonic() seconds.
+        """
+        engine = cls(build, tokenizer, observer, clock)
+        engine._thread.start()
+        try:
+            ready = await engine._ready
+        except BaseException:
+            engine._thread.send(STOP)  # when cancelled while loading: the thread ends once it is done
+            raise
+        engine.info, engine._config = ready.info, ready.config
+        return engine
+
+    def submit(self, requests: Sequence[GenerationRequest]) -> list[RequestStream]:
+        """Admit all or none. Raises PromptTooLong, ContextOverflow, NeverFits, InvalidRequest, QueueFull,
+        EngineDraining or EngineDead before any work."""
+        self._check_available()
+        now = self._clock()
+        admitted = [admit(request, self.info, now) for request in requests]
+        request_ids = {request.request_id for request in requests}
+        if len(request_ids) < len(requests) or not request_ids.isdisjoint(self._streams):
+            raise ValueError("request ids must be unique among unfinished requests.")
+        self._check_queue(len(admitted), now)
+        streams = []
+        for request in admitted:
+            answer = Answer(self._tokenizer, request.params, self.info.eos_token_ids)
+            stream = self._streams[request.request_id] = RequestStream(self, request, answer)
+            self._thread.send(request)
+            streams.append(stream)
+        self._num_sent += len(streams)
+        if streams:
+            self._idle.clear()
+        return streams
+
+    def health(self) -> EngineHealth:
+        now, started, stopped = self._clock(), self._thread.step_started, self._stopped.done()
+        return EngineHealth(
+            alive=not stopped,
+            draining=self._draining,
+            num_running=self._num_running,
+            num_waiting=self._waiting(),
+            seconds_in_step=None if started is None else max(0.0, now - started),
+            seconds_since_step=max(0.0, now - self._thread.step_ended),
+            error=_describe(self._stopped.result().error) if stopped else None,
+        )
+
+    def drain(self) -> None:
+        """Take no new requests; running and waiting ones finish. Idempotent."""
+        self._draining = True
+
+    async def shutdown(self, drain_seconds: float) -> None:
+        """Drain for at most `drain_seconds`, give the rest up (EngineDraining) and end the engine thread. Idempotent."""
+        self.drain()
+        try:
+            async with asyncio.timeout(drain_seconds):
+                await self._idle.wait()
+        except TimeoutError:
+            pass
+        finally:
+            self._thread.send(STOP)
+        await asyncio.shield(self._stopped)
+        self._thread.join()
+
+    def _check_available(self) -> None:
+        if self._stopped.done() and (error := self._stopped.result().error) is not None:
+            raise EngineDead(_dead_message(error))
+        if self._draining:
+            raise EngineDraining("The server is shutting down and takes no new requests.")
+
+    def _check_queue(self, num_requests: int, now: float) -> None:
+        """Raise QueueFull unless the waiting queue, with the seats that are free now, has room for all of them."""
+        free_seats = max(0, self._config.max_num_seqs - self._num_running)
+        room = self._config.max_queue + free_seats - self._waiting()
+        if num_requests > room:
+            raise QueueFull(
+                f"{self._waiting()} requests wait and {self._num_running} run: the queue has no room for "
+                f"{num_requests} more (max_queue is {self._config.max_queue}). Try again later.",
+                self._seconds_until_finished(num_requests - room, now),
+            )
+
+    def _waiting(self) -> int:
+        """Requests that wait: those of the last report, and those that the core had not been given then."""
+        return self._num_waiting + self._num_sent - self._num_received
+
+    def _seconds_until_finished(self, num_requests: int, now: float) -> int:
+        """Estimate how long it takes until so many requests have left, from the rate at which the last ones did."""
+        if len(self._finish_times) > 1:
+            seconds = num_requests * (now - self._finish_times[0]) / (len(self._finish_times) - 1)
+        else:  # nothing to go by: what has taken so long will take as long again
+            oldest = next(iter(self._streams.values()), None)
+            seconds = 0.0 if oldest is None else now - oldest._request.arrival_time
+        return math.ceil(min(max(1.0, seconds), self._config.max_queue_seconds))
+
+    def _deliver(self, event: Event) -> None:
+        """(engine thread) Hand an event to the event loop; if that is closed, nobody is left to hear it."""
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._on_event, event)
+
+    def _on_event(self, event: Event) -> None:
+        if isinstance(event, StepReport):
+            self._on_step(event)
+        elif isinstance(event, EngineStopped):
+            self._stopped.set_result(event)
+            if event.error is not None:
+                self._num_running = self._num_waiting = 0
+                self._num_received = self._num_sent
+                for stream in list(self._streams.values()):
+                    self._finish(stream, "error", EngineDead(_dead_message(event.error)))
+                if not self._ready.done():
+                    self._ready.set_exception(event.error)
+        elif not self._ready.done():
+            self._ready.set_result(event)
+
+    def _on_step(self, report: StepReport) -> None:
+        self._num_received = report.num_received
+        stats = report.outputs.stats
+        if stats is not None:
+            self._num_running, self._num_waiting = stats.num_running, stats.num_waiting
+            if self._observer is not None:
+                self._observer.on_step(stats)
+        for output in report.outputs.outputs:
+            if (stream := self._streams.get(output.request_id)) is not None:
+                self._on_group(stream, output)
+        for failure in report.outputs.failures:
+            if (stream := self._streams.get(failure.request_id)) is not None:
+                self._finish(stream, "error", self._error(failure))
+
+    def _on_group(self, stream: RequestStream, output: GroupOutput) -> None:
+        now = self._clock()
+        update = stream._answer.push(output)
+        gap = None if stream._last_group is None else now - stream._last_group
+        if stream._first_token is None:
+            stream._first_token, stream._scheduled = now, output.scheduled_time
+        stream._last_group = now
+        stream._updates.put_nowait(update)
+        if self._observer is not None:
+            self._observer.on_group(gap, len(update.token_ids))
+        if update.finish_reason is not None:
+            self._finish(stream, update.finish_reason)
+            if output.finish_reason is None:  # a stop string: the core does not know
+                self._thread.send(AbortRequest(output.request_id))
+
+    def _abort(self, stream: RequestStream) -> None:
+        """Give a request up; RequestStream.abort calls it."""
+        if self._streams.get(stream._request.request_id) is stream:
+            self._thread.send(AbortRequest(stream._request.request_id))
+            self._finish(stream, "abort")
+
+    def _finish(self, stream: RequestStream, reason: EndReason, error: HamburgerError | None = None) -> None:
+        request, now = stream._request, self._clock()
+        del self._streams[request.request_id]
+        stream._updates.put_nowait(error)
+        self._finish_times.append(now)
+        if not self._streams:
+            self._idle.set()
+        if self._observer is not None:
+            timings = RequestTimings(request.arrival_time, stream._scheduled, stream._first_token, now)
+            self._observer.on_finish(
+                reason, request.params, len(request.prompt_ids), stream._answer.completion_tokens, timings
+            )
+
+    def _error(self, failure: RequestFailed) -> HamburgerError:
+        if failure.kind == "queue_timeout":
+            return QueueTimeout(failure.message, self._seconds_until_finished(1, self._clock()))
+        return EngineDraining(failure.message) if failure.kind == "draining" else EngineDead(failure.message)
+
+
+def _describe(error: Exception | None) -> str | None:
+    return None if error is None else f"{type(error).__name__}: {error}"
+
+
+def _dead_message(error: Exception) -> str:
+    return f"The engine stopped on an error and must be restarted: {_describe(error)}"

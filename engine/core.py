@@ -1,0 +1,102 @@
+"""EngineCore.step(): schedule, run, accept. It decides; it does no IO, knows no text, and its clock is handed in."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Literal, Protocol
+
+from hamburger.engine.batch import GroupResult, ScheduledBatch
+from hamburger.engine.config import EngineConfig
+from hamburger.engine.messages import (
+    AbortRequest,
+    GroupOutput,
+    RequestFailed,
+    StepOutputs,
+    StepStats,
+    SubmitRequest,
+)
+from hamburger.engine.scheduler import Scheduler
+from hamburger.engine.sequence import Sequence
+
+
+class Runner(Protocol):
+    """What computes a batch. It reads sequences, never changes them, and keeps nothing about them between steps."""
+
+    def run(self, batch: ScheduledBatch) -> list[GroupResult]:
+        """Compute the batch's slots; one result for each sequence that emits, in the batch's order."""
+
+
+class EngineCore:
+    """`clock` gives time.monotonic() seconds. Not thread-safe: one thread owns a core."""
+
+    def __init__(self, config: EngineConfig, runner: Runner, clock: Callable[[], float] = time.monotonic) -> None:
+        self.config = config
+        self._runner = runner
+        self._clock = clock
+        self._scheduler = Scheduler(config)
+
+    @property
+    def has_work(self) -> bool:
+        return self._scheduler.has_work
+
+    def add(self, request: SubmitRequest) -> None:
+        """Queue a request that was validated (engine/request.py)."""
+        self._scheduler.add(Sequence(request, self.config.eos_token_ids, self.config.max_model_len))
+
+    def abort(self, request: AbortRequest) -> None:
+        """Free a request's blocks at once. Unknown ids are ignored."""
+        self._scheduler.remove(request.request_id)
+
+    def fail_all(self, kind: Literal["engine_dead", "draining"], message: str) -> StepOutputs:
+        """Give every unfinished request up."""
+        failures = [RequestFailed(request_id, kind, message) for request_id in self._scheduler.request_ids()]
+        for failure in failures:
+            self.abort(AbortRequest(failure.request_id))
+        return StepOutputs(failures=failures, stats=self._stats(ScheduledBatch([]), 0, [], 0.0))
+
+    def step(self) -> StepOutputs:
+        """One macro-step of everything that is scheduled. With nothing to schedule it only reports the state."""
+        start = self._clock()
+        failures = [self._timeout(sequence, start) for sequence in self._scheduler.expire(start)]
+        batch = self._scheduler.schedule(start)
+        results = self._runner.run(batch) if batch.sequences else []
+        outputs: list[GroupOutput] = []
+        num_prompt_slots = batch.num_slots
+        emitting = [item.sequence for item in batch.sequences if item.emits]
+        if len(results) != len(emitting):
+            raise RuntimeError(f"the runner gave {len(results)} groups for {len(emitting)} sequences.")
+        for item in batch.sequences:
+            item.sequence.num_computed_slots += item.num_slots
+        for sequence, result in zip(emitting, results, strict=True):
+            num_prompt_slots -= bool(sequence.groups)  # its newest group's slot is new work, all others are prefill
+            output = sequence.accept(result.token_ids, result.stop_probs, result.logprobs)
+            if output.finish_reason is not None:
+                self.abort(AbortRequest(sequence.request_id))
+            outputs.append(output)
+        group_sizes = [len(output.token_ids) for output in outputs]
+        return StepOutputs(outputs, failures, self._stats(batch, num_prompt_slots, group_sizes, self._clock() - start))
+
+    def check_integrity(self) -> None:
+        """Raise RuntimeError when blocks leaked or a sequence is in the wrong place."""
+        self._scheduler.check_integrity()
+
+    def _timeout(self, sequence: Sequence, now: float) -> RequestFailed:
+        waited, limit = now - sequence.arrival_time, self.config.max_queue_seconds
+        message = f"The request waited {waited:.1f} s in the queue, longer than the {limit:g} s allowed."
+        return RequestFailed(sequence.request_id, "queue_timeout", message)
+
+    def _stats(
+        self, batch: ScheduledBatch, num_prompt_slots: int, group_sizes: list[int], seconds: float
+    ) -> StepStats:
+        return StepStats(
+            num_running=len(self._scheduler.running),
+            num_waiting=self._scheduler.num_waiting,
+            num_preemptions=len(batch.preempted),
+            used_slots=self._scheduler.blocks.used_slots,
+            total_slots=self.config.total_slots,
+            prompt_slots=num_prompt_slots,
+            decoded_sequences=len(group_sizes),
+            group_sizes=group_sizes,
+            seconds=seconds,
+        )

@@ -1,0 +1,192 @@
+"""Token ids -> text that can be shown as it comes, cut at the earliest stop string. One per request, client side.
+
+It works token by token, so that where groups are split never changes the text or the token count. It must not know
+requests, slots or HTTP.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+
+class TextDecoder(Protocol):
+    """The least that a tokenizer must do here. Later tokens must not change the text of complete characters."""
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str: ...
+
+
+@runtime_checkable
+class ByteDecoder(Protocol):
+    """A tokenizer that also gives bytes. Where streams_bytes is true, `decode` is the UTF-8 text of all bytes joined."""
+
+    streams_bytes: bool
+
+    def token_bytes(self, token_id: int, *, first: bool = False) -> bytes: ...
+    def is_special(self, token_id: int) -> bool: ...
+
+
+@dataclass(frozen=True, slots=True)
+class DetokenizedGroup:
+    """What one group adds to the text.
+
+    text: new text that can no longer change. num_tokens: the group's tokens up to and with the one that completes a
+    stop string; all of them without one. stop: that stop string.
+    """
+
+    text: str
+    num_tokens: int
+    stop: str | None
+
+
+class Detokenizer:
+    """The text of one answer, group by group.
+
+    All texts together are `decode` of the counted tokens, cut before the stop string that ended them. Held back are
+    only an incomplete character and the longest end of the text that a stop string begins with.
+
+    Of several stop strings, the one that is completed by the earliest token wins; within one token the one that ends
+    first, then the longest. One that is completed by the answer's token number i (from 0) is ignored while
+    i < min_tokens, as end tokens are; it may begin in that part and be completed later. Bytes that are still
+    incomplete when the answer ends become U+FFFD, as part of the last token's text.
+    """
+
+    def __init__(
+        self,
+        tokenizer: TextDecoder,
+        *,
+        stop: Sequence[str] = (),
+        skip_special_tokens: bool = True,
+        min_tokens: int = 0,
+    ) -> None:
+        """Raises ValueError for an empty stop string."""
+        if not all(stop):
+            raise ValueError("stop holds an empty string")
+        self._stream: _ByteStream | _WindowStream
+        if isinstance(tokenizer, ByteDecoder) and tokenizer.streams_bytes:
+            self._stream = _ByteStream(tokenizer, skip_special_tokens)
+        else:
+            self._stream = _WindowStream(tokenizer, skip_special_tokens)
+        self._finders = [_StopFinder(s) for s in stop]
+        self._min_tokens = min_tokens
+        self._num_tokens = 0
+        self._pending = ""  # text not shown yet
+        self._stop: str | None = None
+
+    def push(self, token_ids: Sequence[int], *, last: bool = False) -> DetokenizedGroup:
+        """Take the next group (`last`: the answer ends with it). After a stop nothing is taken: no text, 0 tokens."""
+        if self._stop is not None:
+            return DetokenizedGroup("", 0, self._stop)
+        if not self._finders:
+            text = self._stream.add(token_ids)
+            return DetokenizedGroup(text + self._stream.flush() if last else text, len(token_ids), None)
+        counted = 0
+        for token_id in token_ids:
+            counted += 1
+            self._num_tokens += 1
+            self._take(self._stream.add((token_id,)))
+            if self._stop is not None:
+                break
+        if last and self._stop is None:
+            self._take(self._stream.flush())
+        held = 0 if last or self._stop is not None else max(finder.matched for finder in self._finders)
+        end = len(self._pending) - held
+        text, self._pending = self._pending[:end], self._pending[end:]
+        return DetokenizedGroup(text, counted, self._stop)
+
+    def _take(self, new: str) -> None:
+        """Add the latest token's text to the pending text; end that before a stop string which this text completes."""
+        ends = [(end, -len(f.stop), f.stop) for f in self._finders if (end := f.feed(new)) is not None]
+        start = len(self._pending)
+        self._pending += new
+        if ends and self._num_tokens > self._min_tokens:
+            end, minus_length, self._stop = min(ends)
+            self._pending = self._pending[: start + end + minus_length]
+
+
+class _StopFinder:
+    """Finds one string in a stream of text (Knuth, Morris and Pratt), looking at each character once.
+
+    matched: how many characters the longest end of the text has that `stop` begins with (always less than all).
+    """
+
+    def __init__(self, stop: str) -> None:
+        self.stop = stop
+        self.matched = 0
+        self._borders = [0]  # [i]: the longest proper end of stop[:i + 1] that stop begins with
+        for char in stop[1:]:
+            self._borders.append(self._step(self._borders[-1], char))
+
+    def feed(self, text: str) -> int | None:
+        """Take more text; the index in it just behind the first occurrence that ends there, None without one."""
+        if not self.matched and self.stop[0] not in text:
+            return None
+        found: int | None = None
+        for i, char in enumerate(text, 1):
+            self.matched = self._step(self.matched, char)
+            if self.matched == len(self.stop):
+                found = found or i
+                self.matched = self._borders[-1]
+        return found
+
+    def _step(self, matched: int, char: str) -> int:
+        while matched and self.stop[matched] != char:
+            matched = self._borders[matched - 1]
+        return matched + (self.stop[matched] == char)
+
+
+class _ByteStream:
+    """Exact: an incremental UTF-8 decoder over the tokens' bytes."""
+
+    def __init__(self, tokenizer: ByteDecoder, skip_special_tokens: bool) -> None:
+        self._tokenizer = tokenizer
+        self._skip = skip_special_tokens
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        self._first = True
+
+    def add(self, token_ids: Sequence[int]) -> str:
+        """The text that is complete now and was not before."""
+        data = b""
+        for token_id in token_ids:
+            if not (self._skip and self._tokenizer.is_special(token_id)):
+                data += self._tokenizer.token_bytes(token_id, first=self._first)
+                self._first = False
+        return self._utf8.decode(data)
+
+    def flush(self) -> str:
+        """What an incomplete character at the end becomes."""
+        return self._utf8.decode(b"", final=True)
+
+
+class _WindowStream:
+    """For a tokenizer that only decodes: a window of tokens is decoded with and without the new ones.
+
+    The window begins with tokens whose text is out already, so that what `decode` does at a text's start (such as to
+    drop a space) is the same both times. Text that ends in U+FFFD may be an incomplete character, so it waits.
+    """
+
+    def __init__(self, tokenizer: TextDecoder, skip_special_tokens: bool) -> None:
+        self._tokenizer = tokenizer
+        self._skip = skip_special_tokens
+        self._context: list[int] = []
+        self._context_text = ""
+        self._new: list[int] = []
+
+    def add(self, token_ids: Sequence[int]) -> str:
+        self._new.extend(token_ids)
+        text = self._decode(self._context + self._new)
+        if text.endswith("\ufffd") or len(text) <= len(self._context_text):
+            return ""
+        shown = len(self._context_text)
+        self._context, self._new = self._new, []
+        self._context_text = self._decode(self._context)
+        return text[shown:]
+
+    def flush(self) -> str:
+        text = self._decode(self._context + self._new)
+        return text[len(self._context_text) :]
+
+    def _decode(self, ids: list[int]) -> str:
+        return self._tokenizer.decode(ids, skip_special_tokens=self._skip)

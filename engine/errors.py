@@ -1,0 +1,73 @@
+"""Every error that the engine raises on purpose, as one tree.
+
+    HamburgerError
+    ├── InvalidRequest(param)       the request can never succeed: HTTP 400
+    │   ├── PromptTooLong           the prompt alone exceeds the context
+    │   ├── ContextOverflow         prompt + max_tokens exceed the context
+    │   └── NeverFits               more slots than the whole KV pool holds
+    ├── Overloaded(retry_after)     try again later
+    │   ├── QueueFull               the waiting queue is at its bound: HTTP 429
+    │   └── QueueTimeout            it waited longer than max_queue_seconds: HTTP 503
+    ├── TokenizerError              a text, chat or tokenizer file that the tokenizer cannot take; also a ValueError
+    └── EngineUnavailable           nothing can be served: HTTP 503
+        ├── EngineDraining          it is shutting down
+        └── EngineDead              the engine loop ended with an exception
+"""
+
+from __future__ import annotations
+
+
+class HamburgerError(Exception):
+    """Base of all errors raised on purpose; `str(error)` is fit for the user."""
+
+
+class InvalidRequest(HamburgerError):
+    """A request that can never succeed. `param` is the OpenAI name of the field at fault, or None."""
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class PromptTooLong(InvalidRequest):
+    """The prompt has more tokens than the context holds."""
+
+
+class ContextOverflow(InvalidRequest):
+    """The prompt fits, but prompt + max_tokens does not."""
+
+
+class NeverFits(InvalidRequest):
+    """The request could need more slots than the KV pool has."""
+
+
+class Overloaded(HamburgerError):
+    """The server has too much to do. `retry_after` is a whole number of seconds, at least 1."""
+
+    def __init__(self, message: str, retry_after: int = 1) -> None:
+        super().__init__(message)
+        self.retry_after = max(1, retry_after)
+
+
+class QueueFull(Overloaded):
+    """The waiting queue is at its bound."""
+
+
+class QueueTimeout(Overloaded):
+    """The request waited longer than the longest allowed time."""
+
+
+class TokenizerError(HamburgerError, ValueError):
+    """The tokenizer cannot load its files, encode a text or render a chat; the message says why and what to do."""
+
+
+class EngineUnavailable(HamburgerError):
+    """Nothing can be served now."""
+
+
+class EngineDraining(EngineUnavailable):
+    """The engine takes no new work because it is shutting down."""
+
+
+class EngineDead(EngineUnavailable):
+    """The engine loop ended with an exception; the message names it."""

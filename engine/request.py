@@ -1,0 +1,127 @@
+"""One request on the client's side: what may be admitted, and how its groups become text. No queues, no threads.
+
+AsyncEngine and LLM share this, so that an answer is the same whichever way it was asked for.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from hamburger.engine.detokenizer import Detokenizer, TextDecoder
+from hamburger.engine.errors import ContextOverflow, InvalidRequest, NeverFits, PromptTooLong
+from hamburger.engine.messages import EngineInfo, FinishReason, GroupOutput, SubmitRequest, TokenLogprobs
+from hamburger.engine.sampling_params import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """One answer to generate. `request_id` must be unique among unfinished requests."""
+
+    request_id: str
+    prompt_ids: list[int]
+    params: SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class RequestUpdate:
+    """What one group adds to an answer, trimmed at every stop.
+
+    text: new text that can no longer change (an unfinished character or a possible stop string is held back).
+    token_ids, stop_probs, logprobs: this group's tokens, one entry a token; what the client may see.
+    completion_tokens, kv_slots: totals so far, this group included.
+    stop_reason: the stop string or stop token id that ended the answer; None for an end token, length or abort.
+    """
+
+    text: str
+    token_ids: list[int]
+    stop_probs: list[float]
+    logprobs: list[TokenLogprobs] | None
+    completion_tokens: int
+    kv_slots: int
+    finish_reason: FinishReason | None
+    stop_reason: str | int | None
+
+
+def admit(request: GenerationRequest, info: EngineInfo, arrival_time: float) -> SubmitRequest:
+    """Check a request against the loaded model and fill in what it leaves open: max_tokens, seed and confidence.
+
+    Raises PromptTooLong, ContextOverflow, NeverFits or InvalidRequest, each naming the field at fault.
+    """
+    params, num_prompt_tokens = request.params, len(request.prompt_ids)
+    if not num_prompt_tokens:
+        raise InvalidRequest("The prompt is empty: it needs at least one token.", "prompt")
+    _check_ids("prompt", request.prompt_ids, info)
+    _check_ids("stop_token_ids", params.stop_token_ids, info)
+    _check_ids("logit_bias", params.logit_bias, info)
+    context_left = info.max_model_len - num_prompt_tokens
+    if context_left < 1:
+        raise PromptTooLong(
+            f"The prompt has {num_prompt_tokens} tokens, but the context holds {info.max_model_len}, of which at least "
+            "one must be left for the answer: shorten the prompt.",
+            "prompt",
+        )
+    max_tokens = context_left if params.max_tokens is None else params.max_tokens
+    if max_tokens > context_left:
+        raise ContextOverflow(
+            f"The prompt has {num_prompt_tokens} tokens and max_tokens is {max_tokens}: together "
+            f"{num_prompt_tokens + max_tokens}, but the context holds {info.max_model_len}. "
+            f"Lower max_tokens to {context_left} or shorten the prompt.",
+            "max_tokens",
+        )
+    # At worst every group has one token; the last group's slot is never written.
+    num_slots = num_prompt_tokens + max_tokens - 1
+    if num_slots > info.total_slots:
+        raise NeverFits(
+            f"The request may need {num_slots} KV slots, but the whole pool holds {info.total_slots}: lower max_tokens "
+            "or shorten the prompt.",
+            "max_tokens",
+        )
+    params = replace(
+        params,
+        max_tokens=max_tokens,
+        seed=secrets.randbits(63) if params.seed is None else params.seed,
+        confidence=info.default_confidence if params.confidence is None else params.confidence,
+    )
+    return SubmitRequest(request.request_id, request.prompt_ids, params, arrival_time)
+
+
+def _check_ids(param: str, token_ids: Iterable[int], info: EngineInfo) -> None:
+    for token_id in token_ids:
+        if not 0 <= token_id < info.vocab_size:
+            raise InvalidRequest(
+                f"{param} holds the token id {token_id}, but the vocabulary is 0..{info.vocab_size - 1}.", param
+            )
+
+
+class Answer:
+    """Turns a request's groups into updates: text, and the cut at the stop string that completes first."""
+
+    def __init__(self, tokenizer: TextDecoder, params: SamplingParams, eos_token_ids: Sequence[int]) -> None:
+        self._detokenizer = Detokenizer(
+            tokenizer,
+            stop=params.stop,
+            skip_special_tokens=params.skip_special_tokens,
+            min_tokens=params.min_tokens,
+        )
+        self._quiet_end_ids = frozenset() if params.ignore_eos else frozenset(eos_token_ids)
+        self.completion_tokens = 0
+        self.kv_slots = 0
+
+    def push(self, output: GroupOutput) -> RequestUpdate:
+        """The update of one group. When its stop_reason is a string, the core must be told to abort the request."""
+        group = self._detokenizer.push(output.token_ids, last=output.finish_reason is not None)
+        self.completion_tokens += group.num_tokens
+        self.kv_slots += 1
+        stop_token_id = None if output.stop_token_id in self._quiet_end_ids else output.stop_token_id
+        return RequestUpdate(
+            text=group.text,
+            token_ids=output.token_ids[: group.num_tokens],
+            stop_probs=output.stop_probs[: group.num_tokens],
+            logprobs=None if output.logprobs is None else output.logprobs[: group.num_tokens],
+            completion_tokens=self.completion_tokens,
+            kv_slots=self.kv_slots,
+            finish_reason=output.finish_reason if group.stop is None else "stop",
+            stop_reason=stop_token_id if group.stop is None else group.stop,
+        )

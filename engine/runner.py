@@ -1,0 +1,162 @@
+"""Runner: ScheduledBatch -> ForwardBatch -> StepOutput -> groups. The only engine file that computes with tensors.
+
+It keeps nothing about requests between steps: what a step needs is read from the sequences.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from hamburger.engine.batch import GroupResult, ScheduledBatch
+from hamburger.engine.messages import TokenLogprobs
+from hamburger.engine.sequence import Sequence
+from hamburger.model.batch import Adjustments, ForwardBatch, SamplingBatch, StepOutput
+from hamburger.model.hamburger import HamburgerModel
+from hamburger.model.kv_cache import PagedKVCache
+
+
+class Runner:
+    """Runs scheduled batches on one model and one KV cache."""
+
+    def __init__(self, model: HamburgerModel, cache: PagedKVCache) -> None:
+        self._model = model
+        self._cache = cache
+        self._device = model.embed_tokens.weight.device
+
+    def run(self, batch: ScheduledBatch) -> list[GroupResult]:
+        """Compute every scheduled slot; one group for each sequence that emits, in the batch's order."""
+        output = self._model.step(self._forward_batch(batch), self._cache)
+        emitting = [item.sequence for item in batch.sequences if item.emits]
+        return _group_results(output, emitting)
+
+    def _forward_batch(self, batch: ScheduledBatch) -> ForwardBatch:
+        size = self._cache.block_size
+        tokens: list[list[int]] = []
+        positions: list[int] = []
+        write_slots: list[int] = []
+        emit: list[int] = []
+        for item in batch.sequences:
+            sequence = item.sequence
+            first = sequence.num_computed_slots
+            for slot in range(first, first + item.num_slots):
+                tokens.append(list(sequence.slot_tokens(slot)))
+                positions.append(sequence.slot_position(slot))
+                write_slots.append(sequence.block_ids[slot // size] * size + slot % size)
+            if item.emits:
+                emit.append(len(tokens) - 1)
+        emitting = [item.sequence for item in batch.sequences if item.emits]
+        context_slots = [item.sequence.num_computed_slots + item.num_slots for item in batch.sequences]
+        blocks = [item.sequence.block_ids for item in batch.sequences]
+        max_group = self._model.config.max_group
+        limits = [min(max_group, sequence.num_tokens_left) for sequence in emitting]
+        confidences = [_confidence(sequence) for sequence in emitting]
+        sizes = [len(group) for group in tokens]
+        return ForwardBatch(
+            token_ids=self._padded(tokens, 0),
+            group_sizes=self._ints(sizes),
+            max_group_size=max(sizes),
+            positions=self._ints(positions),
+            write_slots=self._ints(write_slots),
+            block_tables=self._padded(blocks, 0),
+            context_slots=self._ints(context_slots),
+            query_slots=[item.num_slots for item in batch.sequences],
+            context_slots_host=context_slots,
+            num_single=sum(item.num_slots == 1 for item in batch.sequences),
+            emit=self._ints(emit),
+            confidence=self._floats(confidences),
+            group_limits=self._ints(limits),
+            max_group_limit=max((n for n, c in zip(limits, confidences, strict=True) if c < 1), default=1),
+            sampling=self._sampling_batch(emitting),
+        )
+
+    def _sampling_batch(self, emitting: list[Sequence]) -> SamplingBatch:
+        params = [sequence.params for sequence in emitting]
+        logprobs = [-1 if p.logprobs is None else p.logprobs for p in params]
+        return SamplingBatch(
+            temperature=self._floats([p.temperature for p in params]),
+            top_k=self._ints([p.top_k for p in params]),
+            top_p=self._floats([p.top_p for p in params]),
+            min_p=self._floats([p.min_p for p in params]),
+            seed=self._ints([p.seed or 0 for p in params]),
+            output_index=self._ints([sequence.num_output_tokens for sequence in emitting]),
+            end_ids=self._padded([sorted(sequence.end_token_ids) for sequence in emitting], -1),
+            logprobs=self._ints(logprobs),
+            any_sampled=any(not p.is_greedy for p in params),
+            max_logprobs=max(logprobs, default=-1),
+            adjustments=self._adjustments(emitting),
+        )
+
+    def _adjustments(self, emitting: list[Sequence]) -> Adjustments | None:
+        """The rows that ask for penalties, bias or min_tokens; None when no row does."""
+        rows = [i for i, sequence in enumerate(emitting) if _adjusts(sequence)]
+        if not rows:
+            return None
+        chosen = [emitting[i] for i in rows]
+        params = [sequence.params for sequence in chosen]
+        bias = [(i, token_id, value) for i, p in enumerate(params) for token_id, value in p.logit_bias.items()]
+        return Adjustments(
+            row=self._ints(rows),
+            # Only repetition_penalty looks at the prompt.
+            prompt_ids=self._padded([s.prompt_ids if s.params.repetition_penalty != 1 else [] for s in chosen], -1),
+            output_ids=self._padded([s.output_ids for s in chosen], -1),
+            presence=self._floats([p.presence_penalty for p in params]),
+            frequency=self._floats([p.frequency_penalty for p in params]),
+            repetition=self._floats([p.repetition_penalty for p in params]),
+            bias_row=self._ints([i for i, _, _ in bias]),
+            bias_id=self._ints([token_id for _, token_id, _ in bias]),
+            bias=self._floats([value for _, _, value in bias]),
+            min_index=self._ints([p.min_tokens for p in params]),
+        )
+
+    def _ints(self, values: list[int]) -> Tensor:
+        return torch.tensor(values, dtype=torch.int64, device=self._device)
+
+    def _floats(self, values: list[float]) -> Tensor:
+        return torch.tensor(values, dtype=torch.float32, device=self._device)
+
+    def _padded(self, rows: list[list[int]], fill: int) -> Tensor:
+        """int64 [len(rows), longest], right-padded with `fill`."""
+        width = max((len(row) for row in rows), default=0)
+        return self._ints([row + [fill] * (width - len(row)) for row in rows]).view(len(rows), width)
+
+
+def _confidence(sequence: Sequence) -> float:
+    """The request's confidence, which its client filled in."""
+    if sequence.params.confidence is None:
+        raise RuntimeError(f"{sequence.request_id} reached the runner without a confidence.")
+    return sequence.params.confidence
+
+
+def _adjusts(sequence: Sequence) -> bool:
+    p = sequence.params
+    # min_tokens only matters until it is reached.
+    return bool(
+        p.presence_penalty
+        or p.frequency_penalty
+        or p.repetition_penalty != 1
+        or p.logit_bias
+        or sequence.num_output_tokens < p.min_tokens
+    )
+
+
+def _group_results(output: StepOutput, emitting: list[Sequence]) -> list[GroupResult]:
+    """Cut the padding and turn tensors into plain values: one device-to-host copy a field."""
+    if not emitting:
+        return []
+    sizes, tokens, stop_probs = output.group_sizes.tolist(), output.token_ids.tolist(), output.stop_probs.tolist()
+    results = [GroupResult(t[:n], p[:n]) for n, t, p in zip(sizes, tokens, stop_probs, strict=True)]
+    lp = output.logprobs
+    if lp is None:
+        return results
+    chosen, top_ids, top = lp.chosen.tolist(), lp.top_ids.tolist(), lp.top.tolist()
+    for row, sequence in enumerate(emitting):
+        k = sequence.params.logprobs
+        if k is None:
+            continue
+        entries = [
+            TokenLogprobs(chosen[row][i], list(zip(top_ids[row][i][:k], top[row][i][:k], strict=True)))
+            for i in range(sizes[row])
+        ]
+        results[row] = GroupResult(results[row].token_ids, results[row].stop_probs, entries)
+    return results

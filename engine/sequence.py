@@ -1,0 +1,103 @@
+"""Sequence: one answer in the making, and the only place that trims a group. No tensors, no text, no clock.
+
+A sequence has two lengths. Its tokens are its text; its slots are its KV entries:
+
+    tokens      p0 p1 p2 | a b c | d | e f        prompt, then the tokens of three groups
+    slots       0  1  2    3       4   5          one for a prompt token, one for a whole group
+    positions   0  1  2    5       6   8          rotary position: the index of the slot's last token
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from collections.abc import Sequence as SequenceOf
+
+from hamburger.engine.messages import FinishReason, GroupOutput, SubmitRequest, TokenLogprobs
+
+
+class Sequence:
+    """One request's state. Only the scheduler, the block manager and `accept` change it; the runner reads it.
+
+    groups: the emitted groups, trimmed. output_ids: the same tokens, flat.
+    num_computed_slots: slots whose KV is in the pool, always a prefix. block_ids: where they are, in order.
+    scheduled_time: when it first got slots; None while it never did.
+    """
+
+    def __init__(self, request: SubmitRequest, eos_token_ids: Collection[int], max_model_len: int) -> None:
+        params = request.params
+        self.request_id = request.request_id
+        self.prompt_ids = request.prompt_ids
+        self.params = params
+        self.arrival_time = request.arrival_time
+        self.scheduled_time: float | None = None
+        self.groups: list[list[int]] = []
+        self.output_ids: list[int] = []
+        self.num_computed_slots = 0
+        self.block_ids: list[int] = []
+        self.end_token_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else {*eos_token_ids})
+        context_left = max_model_len - len(self.prompt_ids)
+        self._max_output_tokens = context_left if params.max_tokens is None else min(params.max_tokens, context_left)
+        self._group_positions: list[int] = []
+
+    @property
+    def num_slots(self) -> int:
+        """Slots of all tokens so far; the newest group's slot is computed by the next macro-step."""
+        return len(self.prompt_ids) + len(self.groups)
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.output_ids)
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.prompt_ids) + len(self.output_ids)
+
+    @property
+    def num_tokens_left(self) -> int:
+        """Most tokens that the next group may keep: what max_tokens and the context leave."""
+        return self._max_output_tokens - len(self.output_ids)
+
+    def slot_tokens(self, slot: int) -> SequenceOf[int]:
+        """The tokens that feed a slot: one prompt token, or a whole group."""
+        num_prompt = len(self.prompt_ids)
+        return self.prompt_ids[slot : slot + 1] if slot < num_prompt else self.groups[slot - num_prompt]
+
+    def slot_position(self, slot: int) -> int:
+        """The slot's rotary position: the index of its last token."""
+        num_prompt = len(self.prompt_ids)
+        return slot if slot < num_prompt else self._group_positions[slot - num_prompt]
+
+    def accept(
+        self, token_ids: list[int], stop_probs: list[float], logprobs: list[TokenLogprobs] | None
+    ) -> GroupOutput:
+        """Append a group of at least one token, cut after the token that ends the answer (which counts and is kept).
+
+        An end or stop token ends it once min_tokens tokens came before; so do max_tokens and the context. A token
+        that does both is reported as a stop.
+        """
+        if not token_ids or self.scheduled_time is None or self.num_tokens_left < 1:
+            raise RuntimeError(f"{self.request_id} cannot take the group {token_ids}: empty, or not running.")
+        kept = 0
+        finish_reason: FinishReason | None = None
+        stop_token_id: int | None = None
+        for kept, token_id in enumerate(token_ids, start=1):
+            num_output_tokens = len(self.output_ids) + kept
+            if token_id in self.end_token_ids and num_output_tokens > self.params.min_tokens:
+                finish_reason, stop_token_id = "stop", token_id
+                break
+            if num_output_tokens == self._max_output_tokens:
+                finish_reason = "length"
+                break
+        group = token_ids[:kept]
+        self.groups.append(group)
+        self.output_ids += group
+        self._group_positions.append(self.num_tokens - 1)
+        return GroupOutput(
+            request_id=self.request_id,
+            token_ids=group,
+            stop_probs=stop_probs[:kept],
+            logprobs=None if logprobs is None else logprobs[:kept],
+            finish_reason=finish_reason,
+            stop_token_id=stop_token_id,
+            scheduled_time=self.scheduled_time,
+        )

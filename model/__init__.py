@@ -1,0 +1,1 @@
+"""Tensors, not requests: the HAMburger model, its sampler and its checkpoints."""

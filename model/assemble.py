@@ -1,0 +1,74 @@
+"""Canonical checkpoint tensors -> a HamburgerModel that is ready to step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from hamburger.model.config import ModelConfig
+from hamburger.model.hamburger import HamburgerModel
+from hamburger.model.linear import can_pack
+
+_LAYER_PARTS = {
+    "attn_norm.weight": ("input_layernorm.weight",),
+    "qkv_proj.weight": ("self_attn.q_proj.weight", "self_attn.k_proj.weight", "self_attn.v_proj.weight"),
+    "o_proj.weight": ("self_attn.o_proj.weight",),
+    "mlp_norm.weight": ("post_attention_layernorm.weight",),
+    "gate_up_proj.weight": ("mlp.gate_proj.weight", "mlp.up_proj.weight"),
+    "down_proj.weight": ("mlp.down_proj.weight",),
+}
+
+
+def assemble(
+    config: ModelConfig,
+    tensors: Mapping[str, Tensor],
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    max_positions: int,
+    packed: bool | None = None,
+) -> HamburgerModel:
+    """Build the model from tensors named as `config.tensor_shapes` says (checked by the loader), in `dtype`.
+
+    max_positions: the longest sequence to serve, in tokens.
+    packed: use the layout of linear.py; None means wherever it can be had.
+    """
+    with torch.device("meta"):
+        model = HamburgerModel(config)
+    state = {}
+    for name, parts in parts_of(config).items():
+        joined = torch.cat([tensors[part] for part in parts]) if len(parts) > 1 else tensors[parts[0]]
+        state[name] = joined.to(device, dtype if joined.is_floating_point() else joined.dtype)
+    model.load_state_dict(state, strict=True, assign=True)
+    model.eval().requires_grad_(False)
+    model.prepare(max_positions, packed=can_pack(dtype, device) if packed is None else packed)
+    return model
+
+
+def parts_of(config: ModelConfig) -> dict[str, tuple[str, ...]]:
+    """Module parameter -> the canonical tensors that are joined along axis 0 to make it."""
+    names = {"embed_tokens.weight": ("model.embed_tokens.weight",), "trunk.norm.weight": ("model.norm.weight",)}
+    if not config.trunk.tie_word_embeddings:
+        names["lm_head.weight"] = ("lm_head.weight",)
+    for i in range(config.trunk.num_layers):
+        names |= _layer(f"trunk.layers.{i}.", f"model.layers.{i}.")
+    graft = config.graft
+    if graft is None:
+        return names
+    for i in range(graft.micro_layers):
+        names |= _layer(f"micro_decoder.layers.{i}.", f"micro_decoder.layers.{i}.")
+    same = [f"embedder.{p}_proj.{kind}" for p in ("q", "k", "v", "out") for kind in ("weight", "bias")]
+    same += ["embedder.pos"] + [f"stop_head.{i}.{kind}" for i in (0, 2, 4) for kind in ("weight", "bias")]
+    if graft.micro_norm:
+        same.append("micro_decoder.norm.weight")
+    if graft.features == "fused":
+        same += [f"micro_decoder.{p}.weight" for p in ("feature_norm", "embedding_norm", "feature_proj", "embedding_proj")]
+    if graft.short_list_size is not None:
+        same.append("short_list")
+    return names | {name: (name,) for name in same}
+
+
+def _layer(ours: str, theirs: str) -> dict[str, tuple[str, ...]]:
+    return {ours + name: tuple(theirs + part for part in parts) for name, parts in _LAYER_PARTS.items()}

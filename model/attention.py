@@ -1,0 +1,99 @@
+"""Paged attention: a plain reference, and the path that the engine takes on CPU.
+
+Both read keys and values through block tables and fold the query heads of a KV head into one axis (grouped-query
+attention), so that the cache is never expanded to the number of query heads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hamburger.model.batch import ForwardBatch
+from hamburger.model.kv_cache import PagedKVCache
+
+
+class PagedAttention:
+    """Attention of one ForwardBatch's slots over the cache; masks are made once a step, for all layers."""
+
+    def __init__(self, batch: ForwardBatch, cache: PagedKVCache, dtype: torch.dtype) -> None:
+        self.cache = cache
+        self.write_slots = batch.write_slots
+        self.num_single = n = batch.num_single
+        size = cache.block_size
+        device = batch.positions.device
+        if n:
+            width = -(-max(batch.context_slots_host[:n]) // size)
+            self.single_tables = batch.block_tables[:n, :width]
+            columns = torch.arange(width * size, device=device)
+            hidden = columns >= batch.context_slots[:n, None]
+            self.single_mask = _additive(hidden, dtype)[:, None, None, :]
+        # (first row, last row, block table, additive mask)
+        self.chunks: list[tuple[int, int, Tensor, Tensor]] = []
+        start = n
+        for i in range(n, len(batch.query_slots)):
+            queries, context = batch.query_slots[i], batch.context_slots_host[i]
+            width = -(-context // size)
+            columns = torch.arange(width * size, device=device)
+            rows = torch.arange(context - queries, context, device=device)
+            mask = _additive(columns > rows[:, None], dtype)
+            self.chunks.append((start, start + queries, batch.block_tables[i : i + 1, :width], mask))
+            start += queries
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """q [T, num_heads, head_dim], k and v [T, num_kv_heads, head_dim] -> [T, num_heads * head_dim].
+
+        Writes k and v to the batch's slots first, so that slots of one chunk see each other.
+        """
+        self.cache.write(layer, self.write_slots, k, v)
+        parts = []
+        if self.num_single:
+            n, kv_heads = self.num_single, k.shape[1]
+            keys, values = self.cache.gather(layer, self.single_tables)
+            folded = q[:n].unflatten(1, (kv_heads, -1))  # [n, kv_heads, query heads a kv head, head_dim]
+            out = F.scaled_dot_product_attention(
+                folded, keys.transpose(1, 2), values.transpose(1, 2), attn_mask=self.single_mask
+            )
+            parts.append(out.reshape(n, -1))
+        for first, last, table, mask in self.chunks:
+            keys, values = self.cache.gather(layer, table)
+            parts.append(_attend_chunk(q[first:last], keys, values, mask))
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _attend_chunk(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
+    """q [n, num_heads, head_dim], keys and values [1, L, num_kv_heads, head_dim], mask [n, L] -> [n, num_heads * hd]."""
+    n, kv_heads = q.shape[0], keys.shape[2]
+    per_kv = q.shape[1] // kv_heads
+    # [kv_heads, per_kv, n, hd] and one KV head broadcast over its query heads: a stride of 0, no copy.
+    queries = q.unflatten(1, (kv_heads, per_kv)).permute(1, 2, 0, 3)
+    k = keys[0].transpose(0, 1).unsqueeze(1).expand(-1, per_kv, -1, -1)
+    v = values[0].transpose(0, 1).unsqueeze(1).expand(-1, per_kv, -1, -1)
+    out = F.scaled_dot_product_attention(queries, k, v, attn_mask=mask)
+    return out.permute(2, 0, 1, 3).reshape(n, -1)
+
+
+def _additive(hidden: Tensor, dtype: torch.dtype) -> Tensor:
+    """0 where visible, -inf where `hidden`: the additive mask of scaled_dot_product_attention."""
+    return torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, float("-inf"))
+
+
+def reference_attention(
+    q: Tensor, cache: PagedKVCache, layer: int, block_table: Sequence[int], context_slots: int
+) -> Tensor:
+    """Attention of one sequence's last n slots, spelled out slot by slot in float32: what tests compare with.
+
+    q [n, num_heads, head_dim], the sequence's KV already in the cache -> [n, num_heads * head_dim], float32.
+    """
+    size = cache.block_size
+    slots = [block_table[i // size] * size + i % size for i in range(context_slots)]
+    both = cache.data[layer].flatten(0, 1)[slots].float()
+    per_kv = q.shape[1] // both.shape[2]
+    keys, values = (both[:, i].repeat_interleave(per_kv, dim=1) for i in (0, 1))
+    scores = torch.einsum("nhd,lhd->hnl", q.float(), keys) / q.shape[-1] ** 0.5
+    rows = torch.arange(context_slots - q.shape[0], context_slots)[:, None]
+    scores = scores.masked_fill(torch.arange(context_slots)[None, :] > rows, float("-inf"))
+    return torch.einsum("hnl,lhd->nhd", scores.softmax(-1), values).flatten(1)

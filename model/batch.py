@@ -1,0 +1,132 @@
+"""ForwardBatch and StepOutput: the model's whole contract with the engine. Tensors only, no requests.
+
+A batch holds the new slots of some sequences, one sequence after the other: first those that bring exactly one slot
+(`num_single`, mostly decoding ones), then those that bring several (prefill chunks, replays).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Adjustments:
+    """Changes to the logits of the A rows that ask for any, before temperature.
+
+    row: int64 [A], ascending, into the batch's emitting rows.
+    prompt_ids, output_ids: int64 [A, *], right-padded with -1: tokens that the penalties look at.
+    presence, frequency, repetition: float32 [A] (0, 0 and 1 change nothing).
+    bias_row, bias_id: int64 [N] and bias: float32 [N]: `bias` is added to logit `bias_id` of the row that
+        `row[bias_row]` names.
+    min_index: int64 [A]: the row's end tokens are forbidden while the output token index is below it.
+    """
+
+    row: Tensor
+    prompt_ids: Tensor
+    output_ids: Tensor
+    presence: Tensor
+    frequency: Tensor
+    repetition: Tensor
+    bias_row: Tensor
+    bias_id: Tensor
+    bias: Tensor
+    min_index: Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SamplingBatch:
+    """How each of the M emitting rows chooses its tokens.
+
+    temperature, top_p, min_p: float32 [M]; temperature 0 is greedy. top_k: int64 [M], 0 means off.
+    seed: int64 [M]; output_index: int64 [M], the index in the answer of the group's first token. Noise is keyed by
+        (seed, output token index) alone.
+    end_ids: int64 [M, E], padded with -1: a group ends with the first of these.
+    logprobs: int64 [M], how many rivals' log-probabilities are asked; -1 for none at all.
+    any_sampled: whether any row has a temperature above 0 (known to the host, so that no device sync is needed).
+    max_logprobs: the largest entry of `logprobs`.
+    """
+
+    temperature: Tensor
+    top_k: Tensor
+    top_p: Tensor
+    min_p: Tensor
+    seed: Tensor
+    output_index: Tensor
+    end_ids: Tensor
+    logprobs: Tensor
+    any_sampled: bool
+    max_logprobs: int
+    adjustments: Adjustments | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ForwardBatch:
+    """T new slots of B sequences, of which M emit a group.
+
+    token_ids: int64 [T, W], the tokens of each slot, right-padded with 0; W is the widest group here.
+    group_sizes: int64 [T], tokens of each slot (1 for a prompt token). max_group_size: their maximum (= W).
+    positions: int64 [T], rotary position: the index of the slot's last token in its sequence.
+    write_slots: int64 [T], where each slot's KV goes: block id * block_size + offset.
+    block_tables: int64 [B, N], each sequence's block ids, right-padded with 0.
+    context_slots: int64 [B], slots a sequence has in the cache, the new ones included.
+    query_slots: B ints, new slots of each sequence; the first `num_single` are 1.
+    max_context_slots: B ints, the values of context_slots on the host.
+    emit: int64 [M], index in T of the last slot of each emitting sequence.
+    confidence: float32 [M]. group_limits: int64 [M], most tokens the row may emit now (>= 1).
+    max_group_limit: the maximum of group_limits over rows with a confidence below 1, else 1.
+    """
+
+    token_ids: Tensor
+    group_sizes: Tensor
+    max_group_size: int
+    positions: Tensor
+    write_slots: Tensor
+    block_tables: Tensor
+    context_slots: Tensor
+    query_slots: list[int]
+    context_slots_host: list[int]
+    num_single: int
+    emit: Tensor
+    confidence: Tensor
+    group_limits: Tensor
+    max_group_limit: int
+    sampling: SamplingBatch
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Logprobs:
+    """Log-probabilities (nats, float32) of the model's own distribution, for each emitted token.
+
+    chosen: [M, G]. top_ids: int64 and top: [M, G, K], likeliest first; K = max_logprobs.
+    """
+
+    chosen: Tensor
+    top_ids: Tensor
+    top: Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepOutput:
+    """The M groups that a macro-step emitted; G is the widest possible group of the step.
+
+    token_ids: int64 [M, G], right-padded with 0. group_sizes: int64 [M].
+    stop_probs: float32 [M, G], sigmoid(stop logit) after each token; 1.0 everywhere for a plain base.
+    """
+
+    token_ids: Tensor
+    group_sizes: Tensor
+    stop_probs: Tensor
+    logprobs: Logprobs | None
+
+
+def empty_sampling(rows: int, device: torch.device) -> SamplingBatch:
+    """Greedy choice for `rows` rows without end tokens: what golden numbers and scoring use."""
+    f = torch.zeros(rows, device=device)
+    i = torch.zeros(rows, dtype=torch.int64, device=device)
+    return SamplingBatch(
+        temperature=f, top_k=i, top_p=f + 1, min_p=f, seed=i, output_index=i,
+        end_ids=i.new_zeros(rows, 0), logprobs=i - 1, any_sampled=False, max_logprobs=-1, adjustments=None,
+    )  # fmt: skip

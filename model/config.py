@@ -1,0 +1,178 @@
+"""The shape of a model: the trunk's geometry and every constant of the graft, frozen. No torch.
+
+Words are those of docs/architecture.md: a *graft* is what turns a base model into a HAMburger (the compositional
+embedder, the micro-step decoder and the stop head).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+class ConfigError(ValueError):
+    """A model configuration that cannot be served; the message names the field and the remedy."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Llama3RopeScaling:
+    """The `llama3` rope scaling of transformers (`rope_type: llama3`): long wavelengths are stretched by `factor`."""
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_max_position_embeddings: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrunkConfig:
+    """A Llama-family base model. Sizes are in units; `rope_theta` is the rotary base."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    rope_theta: float
+    rope_scaling: Llama3RopeScaling | None = None
+    tie_word_embeddings: bool
+    max_position_embeddings: int
+    eos_token_ids: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.num_heads % self.num_kv_heads:
+            raise ConfigError(
+                f"num_attention_heads {self.num_heads} is not a multiple of num_key_value_heads {self.num_kv_heads}."
+            )
+        if self.head_dim % 2:
+            raise ConfigError(f"head_dim {self.head_dim} is odd; rotary embedding needs an even one.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraftConfig:
+    """The graft's shape (docs/architecture.md, "The graft").
+
+    max_group: most tokens of a group (and rows of the merger's position table).
+    merger_heads: heads of the compositional embedder's cross-attention; a property of the checkpoint, hidden_size must
+        be a multiple of it.
+    micro_layers: decoder layers of a micro-step.
+    feature_layers: ascending trunk layers (counted from 0) whose residual stream the micro decoder reads; the last
+        trunk layer means the final normed state.
+    features: "positions" gives each feature a position of its own (the published form); "fused" adds
+        W_f [norm(feature_1); ...; norm(feature_n)] + W_e norm(embedding) into each micro-step's one input.
+    micro_norm: an RMS norm of the micro decoder's output before head and stop head (the published form has none).
+    short_list_size: None, or how many vocabulary ids the micro-steps' head is restricted to; the ids are the
+        checkpoint's tensor `short_list`. A token off the list starts a new group.
+    default_confidence: what a request gets that names none.
+    expected_tokens_per_kv: what was measured at default_confidence when the graft was trained; only for reports.
+    """
+
+    max_group: int
+    merger_heads: int
+    micro_layers: int
+    feature_layers: tuple[int, ...]
+    features: Literal["positions", "fused"] = "positions"
+    micro_norm: bool = False
+    short_list_size: int | None = None
+    default_confidence: float = 0.8
+    expected_tokens_per_kv: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """A trunk and, unless it is a plain base model, its graft."""
+
+    trunk: TrunkConfig
+    graft: GraftConfig | None = None
+
+    def __post_init__(self) -> None:
+        graft, trunk = self.graft, self.trunk
+        if graft is None:
+            return
+        if not 2 <= graft.max_group <= 16:
+            raise ConfigError(f"max_group is {graft.max_group}: it must be in [2, 16].")
+        if graft.merger_heads < 1 or trunk.hidden_size % graft.merger_heads:
+            raise ConfigError(
+                f"merger_heads is {graft.merger_heads}: hidden_size {trunk.hidden_size} must be a multiple of it."
+            )
+        if trunk.hidden_size % 2:
+            raise ConfigError(f"hidden_size {trunk.hidden_size} is odd; the merger's positions need half of it.")
+        if graft.micro_layers < 1:
+            raise ConfigError(f"micro_layers is {graft.micro_layers}: it must be at least 1.")
+        layers = graft.feature_layers
+        if not layers or list(layers) != sorted(set(layers)) or layers[0] < 0 or layers[-1] >= trunk.num_layers:
+            raise ConfigError(
+                f"feature_layers {list(layers)} must ascend within 0..{trunk.num_layers - 1} without repeats."
+            )
+        if not 0 <= graft.default_confidence <= 1:
+            raise ConfigError(f"default_confidence is {graft.default_confidence}: it must be in [0, 1].")
+        if graft.short_list_size is not None and not 1 <= graft.short_list_size <= trunk.vocab_size:
+            raise ConfigError(
+                f"short_list_size is {graft.short_list_size}: it must be in 1..{trunk.vocab_size} (vocab_size)."
+            )
+
+    @property
+    def max_group(self) -> int:
+        """Most tokens of a group; 1 for a plain base model."""
+        return self.graft.max_group if self.graft else 1
+
+    @property
+    def default_confidence(self) -> float:
+        """Confidence of a request that names none; a plain base model runs no micro-step (1.0)."""
+        return self.graft.default_confidence if self.graft else 1.0
+
+
+def tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Every tensor a checkpoint of this shape holds: canonical name -> shape. Nothing more, nothing less is loaded.
+
+    Canonical names are the Hugging Face Llama names for the trunk (`model.*`, `lm_head.weight` only when untied) and
+    `embedder.*`, `micro_decoder.*`, `stop_head.*`, `short_list` for the graft.
+    """
+    t, d = config.trunk, config.trunk.hidden_size
+    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (t.vocab_size, d), "model.norm.weight": (d,)}
+    if not t.tie_word_embeddings:
+        shapes["lm_head.weight"] = (t.vocab_size, d)
+    for i in range(t.num_layers):
+        shapes |= {f"model.layers.{i}.{name}": shape for name, shape in layer_shapes(t).items()}
+    g = config.graft
+    if g is None:
+        return shapes
+    for proj, width in (("q_proj", d), ("k_proj", d + d // 2), ("v_proj", d + d // 2), ("out_proj", d)):
+        shapes |= {f"embedder.{proj}.weight": (d, width), f"embedder.{proj}.bias": (d,)}
+    shapes["embedder.pos"] = (g.max_group, d // 2)
+    for i in range(g.micro_layers):
+        shapes |= {f"micro_decoder.layers.{i}.{name}": shape for name, shape in layer_shapes(t).items()}
+    if g.micro_norm:
+        shapes["micro_decoder.norm.weight"] = (d,)
+    if g.features == "fused":
+        n = len(g.feature_layers)
+        shapes |= {
+            "micro_decoder.feature_norm.weight": (n, d),
+            "micro_decoder.embedding_norm.weight": (d,),
+            "micro_decoder.feature_proj.weight": (d, n * d),
+            "micro_decoder.embedding_proj.weight": (d, d),
+        }
+    for i, width in ((0, d), (2, d), (4, 1)):
+        shapes |= {f"stop_head.{i}.weight": (width, d), f"stop_head.{i}.bias": (width,)}
+    if g.short_list_size is not None:
+        shapes["short_list"] = (g.short_list_size,)
+    return shapes
+
+
+def layer_shapes(t: TrunkConfig) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of one Llama decoder layer's tensors, as Hugging Face writes them."""
+    d, ff, q, kv = t.hidden_size, t.intermediate_size, t.num_heads * t.head_dim, t.num_kv_heads * t.head_dim
+    return {
+        "input_layernorm.weight": (d,),
+        "self_attn.q_proj.weight": (q, d),
+        "self_attn.k_proj.weight": (kv, d),
+        "self_attn.v_proj.weight": (kv, d),
+        "self_attn.o_proj.weight": (d, q),
+        "post_attention_layernorm.weight": (d,),
+        "mlp.gate_proj.weight": (ff, d),
+        "mlp.up_proj.weight": (ff, d),
+        "mlp.down_proj.weight": (d, ff),
+    }

@@ -1,0 +1,41 @@
+"""CompositionalEmbedder: smashes a group of tokens into the one input state of its slot."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class CompositionalEmbedder(nn.Module):
+    """mean(E) + W_out · CrossAttention(q = W_q mean(E), k, v = W_{k,v} [E ; pos]) over `heads` heads (arXiv 2505.20438).
+
+    A group of one token keeps its embedding unchanged.
+    """
+
+    def __init__(self, hidden_size: int, max_group: int, heads: int) -> None:
+        super().__init__()
+        d, wide = hidden_size, hidden_size + hidden_size // 2
+        self.heads = heads
+        self.q_proj, self.out_proj = nn.Linear(d, d), nn.Linear(d, d)
+        self.k_proj, self.v_proj = nn.Linear(wide, d), nn.Linear(wide, d)
+        self.pos = nn.Parameter(torch.empty(max_group, hidden_size // 2))
+
+    def forward(self, embeddings: Tensor, sizes: Tensor) -> Tensor:
+        """embeddings [T, W, D] of the tokens of each slot (padding ignored), sizes int64 [T] -> states [T, D]."""
+        merged = (sizes > 1).nonzero().squeeze(-1)
+        if not len(merged):
+            return embeddings[:, 0]
+        states = self._merge(embeddings[merged], sizes[merged])
+        return embeddings[:, 0].index_copy(0, merged, states)
+
+    def _merge(self, e: Tensor, sizes: Tensor) -> Tensor:
+        """e [N, W, D], sizes [N] -> [N, D]."""
+        n, width, d = e.shape
+        visible = torch.arange(width, device=e.device) < sizes[:, None]  # [N, W]
+        mean = e.masked_fill(~visible[..., None], 0).sum(1) / sizes[:, None].to(e.dtype)
+        joined = torch.cat((e, self.pos[:width].expand(n, -1, -1)), dim=-1)
+        q = self.q_proj(mean).view(n, self.heads, 1, -1)
+        k, v = (proj(joined).view(n, width, self.heads, -1).transpose(1, 2) for proj in (self.k_proj, self.v_proj))
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=visible[:, None, None, :])
+        return mean + self.out_proj(out.reshape(n, d))

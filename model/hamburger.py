@@ -1,0 +1,163 @@
+"""HamburgerModel: one macro-step for a mixed batch of prefill chunks and decode slots. It holds no request state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from hamburger.model.batch import ForwardBatch, Logprobs, StepOutput
+from hamburger.model.config import ModelConfig
+from hamburger.model.embedder import CompositionalEmbedder
+from hamburger.model.kv_cache import PagedKVCache
+from hamburger.model.layers import RotaryEmbedding
+from hamburger.model.linear import PackedLinear, pack_linears
+from hamburger.model.micro_decoder import MicroCache, MicroStepDecoder, StopHead
+from hamburger.model.sampler import GroupSampler, token_logprobs
+from hamburger.model.trunk import Trunk
+
+
+class HamburgerModel(nn.Module):
+    """A trunk with its graft, or a plain base model (every group then has one token).
+
+    `prepare` must be called once after the weights are in place.
+    """
+
+    rotary: RotaryEmbedding
+    short_list: Tensor
+    head: Callable[[Tensor], Tensor]
+    short_head: Callable[[Tensor], Tensor]
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        t, g = config.trunk, config.graft
+        self.config = config
+        self.embed_tokens = nn.Embedding(t.vocab_size, t.hidden_size)
+        self.trunk = Trunk(t)
+        if not t.tie_word_embeddings:
+            self.lm_head = nn.Linear(t.hidden_size, t.vocab_size, bias=False)
+        if g is not None:
+            self.embedder = CompositionalEmbedder(t.hidden_size, g.max_group, g.merger_heads)
+            self.micro_decoder = MicroStepDecoder(t, g)
+            self.stop_head = StopHead(t.hidden_size)
+            if g.short_list_size is not None:
+                self.register_buffer("short_list", torch.empty(g.short_list_size, dtype=torch.int64))
+
+    def prepare(self, max_positions: int, *, packed: bool) -> None:
+        """Make what follows from the weights; max_positions: the longest sequence in tokens.
+
+        packed: lay the linear weights out for CPU inference (linear.py); the parameters are then gone.
+        """
+        weight = self.embed_tokens.weight
+        self.rotary = RotaryEmbedding(self.config.trunk, max_positions, weight.device, weight.dtype)
+        head = self.head_weight
+        self.head = _head(head, packed)
+        if self.config.graft and self.config.graft.short_list_size is not None:
+            self.short_head = _head(head.detach()[self.short_list], packed)
+        if packed:
+            pack_linears(self)
+
+    @property
+    def head_weight(self) -> Tensor:
+        """[V, D]: the head that trunk and micro-steps share."""
+        return self.embed_tokens.weight if self.config.trunk.tie_word_embeddings else self.lm_head.weight
+
+    @torch.inference_mode()
+    def step(self, batch: ForwardBatch, cache: PagedKVCache) -> StepOutput:
+        """Run one macro-step: write every new slot's KV, emit a group for each row of `batch.emit`."""
+        feature_layers = self.config.graft.feature_layers if self.config.graft else ()
+        hidden, features = self.trunk(self._embed(batch), batch, cache, self.rotary, feature_layers)
+        return self._emit(hidden, features, batch)
+
+    def _embed(self, batch: ForwardBatch) -> Tensor:
+        if batch.max_group_size == 1:
+            embedded: Tensor = self.embed_tokens(batch.token_ids[:, 0])
+        else:
+            embedded = self.embedder(self.embed_tokens(batch.token_ids), batch.group_sizes)
+        return embedded
+
+    def _emit(self, hidden: Tensor, features: list[Tensor], batch: ForwardBatch) -> StepOutput:
+        """First tokens from the trunk's state [M, D], then micro-steps for the rows whose groups go on."""
+        m, width, device = hidden.shape[0], batch.max_group_limit, hidden.device
+        group = _Group(m, width, batch.sampling.max_logprobs, device)
+        if not m:
+            return group.output()
+        sampler = GroupSampler(batch.sampling)
+        rows = torch.arange(m, device=device)
+        limits = torch.where(batch.confidence < 1, batch.group_limits, 1)
+        threshold = torch.logit(batch.confidence)
+        state, micro = hidden, None
+        logits = self.head(state)
+        for index in range(width):
+            choice = sampler.choose(logits, rows, index)
+            stop = self._stop_logit(state)
+            group.add(rows, index, choice.tokens, stop, logits, batch.sampling.logprobs[rows] >= 0)
+            if index + 1 == width:
+                break
+            # A stop value read before a token that is not the argmax is stale, so such a group ends here.
+            ended = (choice.tokens[:, None] == batch.sampling.end_ids[rows]).any(-1)
+            on = (-stop >= threshold[rows]) & choice.likeliest & ~ended & (limits[rows] > index + 1)
+            keep = on.nonzero().squeeze(-1)
+            if not len(keep):
+                break
+            rows, tokens = rows[keep], choice.tokens[keep]
+            if micro is None:
+                micro = self.micro_decoder.start(torch.stack(features, dim=1)[keep])
+            elif len(keep) < len(on):
+                micro = micro.select(keep)
+            state, logits = self._micro_step(tokens, micro)
+        return group.output()
+
+    def _micro_step(self, tokens: Tensor, micro: MicroCache) -> tuple[Tensor, Tensor]:
+        """tokens [R], the newest of each group -> state [R, D] and logits [R, V]; off the short list they are -inf."""
+        state: Tensor = self.micro_decoder(self.embed_tokens(tokens), micro, self.rotary)
+        if "short_list" not in self._buffers:
+            return state, self.head(state)
+        short = self.short_head(state)
+        logits = short.new_full((len(tokens), self.config.trunk.vocab_size), float("-inf"))
+        return state, logits.index_copy_(1, self.short_list, short)
+
+    def _stop_logit(self, state: Tensor) -> Tensor:
+        """state [R, D] -> float32 [R]; a plain base model always stops."""
+        if self.config.graft is None:
+            return torch.full((len(state),), float("inf"), device=state.device)
+        logit: Tensor = self.stop_head(state)
+        return logit.squeeze(-1).float()
+
+
+def _head(weight: Tensor, packed: bool) -> Callable[[Tensor], Tensor]:
+    """state [..., D] -> logits [..., rows of weight]."""
+    return PackedLinear(weight) if packed else partial(F.linear, weight=weight)
+
+
+class _Group:
+    """Collects the groups of one macro-step, token by token."""
+
+    def __init__(self, rows: int, width: int, max_logprobs: int, device: torch.device) -> None:
+        self.token_ids = torch.zeros(rows, width, dtype=torch.int64, device=device)
+        self.stop_probs = torch.zeros(rows, width, device=device)
+        self.sizes = torch.zeros(rows, dtype=torch.int64, device=device)
+        self.logprobs: Logprobs | None = None
+        if max_logprobs >= 0:
+            top = torch.zeros(rows, width, max_logprobs, device=device)
+            self.logprobs = Logprobs(torch.zeros(rows, width, device=device), top.long(), top)
+
+    def add(self, rows: Tensor, index: int, tokens: Tensor, stop: Tensor, logits: Tensor, asked: Tensor) -> None:
+        """Token `index` of rows [R]; log-probabilities only for the rows in `asked` (bool [R])."""
+        self.token_ids[rows, index] = tokens
+        self.stop_probs[rows, index] = stop.sigmoid()
+        self.sizes[rows] = index + 1
+        if self.logprobs is None:
+            return
+        at = asked.nonzero().squeeze(-1)
+        if len(at):
+            chosen, ids, top = token_logprobs(logits[at], tokens[at], self.logprobs.top.shape[-1])
+            self.logprobs.chosen[rows[at], index] = chosen
+            self.logprobs.top_ids[rows[at], index] = ids
+            self.logprobs.top[rows[at], index] = top
+
+    def output(self) -> StepOutput:
+        return StepOutput(self.token_ids, self.sizes, self.stop_probs, self.logprobs)

@@ -1,0 +1,41 @@
+"""PagedKVCache: the tensors of the compressed KV cache, addressed by slot. Who owns a slot is the engine's business.
+
+    layer i:  data[i]  [num_blocks, block_size, 2, num_kv_heads, head_dim]
+                        └ block id ┘└ offset ┘ └ key, value
+
+Slot s lies at block s // block_size, offset s % block_size. Key and value of a slot lie side by side, so that one
+gather fetches both.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from hamburger.model.config import TrunkConfig
+
+
+class PagedKVCache:
+    """KV tensors for `num_blocks` blocks of `block_size` slots."""
+
+    def __init__(
+        self, config: TrunkConfig, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        shape = (num_blocks, block_size, 2, config.num_kv_heads, config.head_dim)
+        self.block_size = block_size
+        self.data = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(config.num_layers)]
+
+    def write(self, layer: int, slots: Tensor, key: Tensor, value: Tensor) -> None:
+        """Store key and value [T, num_kv_heads, head_dim] at slots [T] (int64, distinct)."""
+        self.data[layer].flatten(0, 1).index_copy_(0, slots, torch.stack((key, value), dim=1))
+
+    def gather(self, layer: int, block_tables: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values of whole block tables [B, N]: two views [B, N * block_size, num_kv_heads, head_dim]."""
+        blocks = self.data[layer].index_select(0, block_tables.flatten())
+        both = blocks.view(block_tables.shape[0], -1, *blocks.shape[2:])
+        return both[:, :, 0], both[:, :, 1]
+
+
+def slot_bytes(config: TrunkConfig, dtype: torch.dtype) -> int:
+    """Bytes one slot takes over all layers."""
+    return 2 * config.num_layers * config.num_kv_heads * config.head_dim * dtype.itemsize

@@ -1,0 +1,192 @@
+"""Logits -> tokens, at the trunk's step and at every micro-step alike.
+
+Order, as vLLM's: forbidden end tokens and logit bias, penalties, temperature, then min-p, top-k and top-p. Noise is a
+counter-based function of (seed, output token index), so that neither batch-mates nor replays ever shift it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hamburger.model.batch import Adjustments, SamplingBatch
+
+# Filters need sorted logits; the 256 likeliest nearly always hold the nucleus. Rows where they do not are sorted whole.
+SHORTLIST = 256
+
+
+@dataclass(slots=True, eq=False)
+class Choice:
+    """tokens int64 [R]; likeliest bool [R]: the token is the argmax of the unchanged logits."""
+
+    tokens: Tensor
+    likeliest: Tensor
+
+
+class GroupSampler:
+    """Chooses the tokens of one macro-step's M groups; remembers what it chose, for the penalties."""
+
+    def __init__(self, params: SamplingBatch) -> None:
+        self.params = params
+        self._chosen: list[tuple[Tensor, Tensor]] = []  # (rows, tokens) of this group so far
+
+    def choose(self, logits: Tensor, rows: Tensor, index: int) -> Choice:
+        """logits [R, V] (any float dtype) of rows int64 [R] (ascending), for token `index` of the group."""
+        logits = logits.float()  # argmax of bf16 is several times slower on CPU
+        likeliest = logits.argmax(-1)
+        tokens = likeliest
+        p = self.params
+        if p.adjustments is not None or p.any_sampled:
+            tokens = self._choose_special(logits, rows, index, likeliest)
+        self._chosen.append((rows, tokens))
+        return Choice(tokens, tokens == likeliest)
+
+    def _choose_special(self, logits: Tensor, rows: Tensor, index: int, likeliest: Tensor) -> Tensor:
+        p = self.params
+        special = p.temperature[rows] > 0
+        if p.adjustments is not None:
+            special |= torch.isin(rows, p.adjustments.row)
+        at = special.nonzero().squeeze(-1)
+        if not len(at):
+            return likeliest
+        picked, of = logits[at], rows[at]
+        output_index = p.output_index[of] + index
+        if p.adjustments is not None:
+            picked = self._adjust(picked, of, output_index, p.adjustments)
+        chosen = picked.argmax(-1)
+        temperature = p.temperature[of]
+        hot = (temperature > 0).nonzero().squeeze(-1)
+        if len(hot):
+            of_hot = of[hot]
+            chosen[hot] = sample(
+                picked[hot] / temperature[hot, None],
+                p.top_k[of_hot],
+                p.top_p[of_hot],
+                p.min_p[of_hot],
+                uniform(p.seed[of_hot], output_index[hot]),
+            )
+        return likeliest.index_copy(0, at, chosen)
+
+    def _adjust(self, logits: Tensor, of: Tensor, output_index: Tensor, a: Adjustments) -> Tensor:
+        """Apply bans, bias and penalties to logits [S, V] of batch rows `of` [S]; rows that ask for none stay as is."""
+        where = torch.isin(of, a.row).nonzero().squeeze(-1)
+        if not len(where):
+            return logits
+        mine = torch.searchsorted(a.row, of[where])  # index into the A adjusted rows
+        x = logits[where]
+        forbidden = (output_index[where] < a.min_index[mine])[:, None]
+        ends = self.params.end_ids[of[where]]
+        hit, column = (forbidden & (ends >= 0)).nonzero(as_tuple=True)
+        x[hit, ends[hit, column]] = float("-inf")
+        if len(a.bias):
+            # Rows that still go on are a subset of the adjusted ones.
+            row, entry = (a.bias_row == mine[:, None]).nonzero(as_tuple=True)
+            x.index_put_((row, a.bias_id[entry]), a.bias[entry], accumulate=True)
+        history = [a.output_ids[mine]]
+        for rows, tokens in self._chosen:
+            at = torch.searchsorted(rows, of[where])
+            history.append(tokens[at][:, None])
+        output_counts = _count(torch.cat(history, dim=1), x.shape[1])
+        seen = (output_counts > 0) | (_count(a.prompt_ids[mine], x.shape[1]) > 0)
+        repetition = a.repetition[mine][:, None]
+        x = torch.where(seen, torch.where(x > 0, x / repetition, x * repetition), x)
+        x -= a.frequency[mine][:, None] * output_counts
+        x -= a.presence[mine][:, None] * (output_counts > 0)
+        return logits.index_copy(0, where, x)
+
+
+def _count(ids: Tensor, vocab_size: int) -> Tensor:
+    """How often each token occurs in ids [R, L] (padding -1): float32 [R, vocab_size]."""
+    counts = torch.zeros(ids.shape[0], vocab_size, device=ids.device)
+    return counts.scatter_add_(1, ids.clamp(min=0), (ids >= 0).float())
+
+
+def sample(logits: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, u: Tensor) -> Tensor:
+    """Draw one token a row by inverting the cumulative distribution at u.
+
+    logits float32 [R, V], after temperature; top_k int64 [R] (0 off), top_p and min_p float32 [R]; u float64 [R] in
+    [0, 1). Filters as vLLM's: min-p against the likeliest token, then top-k, then top-p of what is left.
+    Returns int64 [R]; each row's draw depends on that row alone.
+    """
+    tokens = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
+    plain = (top_k <= 0) & (top_p >= 1) & (min_p <= 0)
+    at = plain.nonzero().squeeze(-1)
+    if len(at):
+        tokens[at] = _invert(logits[at].softmax(-1).double(), u[at])
+    at = (~plain).nonzero().squeeze(-1)
+    if len(at):
+        short = min(SHORTLIST, logits.shape[1])
+        values, ids = logits[at].topk(short, dim=-1)
+        lse = logits[at].logsumexp(-1)
+        whole = short == logits.shape[1]
+        drawn, exact = _filtered_draw(values, lse, top_k[at], top_p[at], min_p[at], u[at], whole=whole)
+        tokens[at] = ids.gather(1, drawn[:, None]).squeeze(1)
+        at, lse = at[~exact], lse[~exact]
+        if len(at):
+            values, ids = logits[at].sort(dim=-1, descending=True, stable=True)
+            drawn, _ = _filtered_draw(values, lse, top_k[at], top_p[at], min_p[at], u[at], whole=True)
+            tokens[at] = ids.gather(1, drawn[:, None]).squeeze(1)
+    return tokens
+
+
+def _filtered_draw(
+    values: Tensor, lse: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, u: Tensor, *, whole: bool
+) -> tuple[Tensor, Tensor]:
+    """Filter and draw from descending logits [R, L] whose full row has logsumexp lse [R].
+
+    Returns the drawn columns [R] and whether these L columns hold all that the filters keep [R] (else the draw is void).
+    """
+    probs = (values - lse[:, None]).double().exp()
+    columns = torch.arange(values.shape[1], device=values.device)
+    k = torch.where(top_k > 0, top_k, torch.iinfo(torch.int64).max)
+    probs *= (probs >= min_p[:, None] * probs[:, :1]) & (columns < k[:, None])
+    bounded = probs[:, -1] == 0 if not whole else torch.ones_like(u, dtype=torch.bool)
+    # top-p is a share of what min-p and top-k leave: the columns' sum where they bound it, everything where both are off.
+    mass = torch.where(bounded, probs.sum(-1), 1.0)
+    before = probs.cumsum(-1) - probs
+    probs *= (before < (top_p.double() * mass)[:, None]) | (top_p >= 1)[:, None]
+    exact = bounded | ((probs[:, -1] == 0) & (top_k <= 0) & (min_p <= 0))
+    return _invert(probs, u), exact
+
+
+def _invert(weights: Tensor, u: Tensor) -> Tensor:
+    """The first column whose cumulative weight exceeds u x total: weights float64 [R, L], u float64 [R] -> int64 [R].
+
+    The target is kept below the total, so a column of weight 0 is never drawn.
+    """
+    cumulative = weights.cumsum(-1)
+    total = cumulative[:, -1]
+    target = torch.minimum(u * total, torch.nextafter(total, torch.zeros_like(total)))
+    return torch.searchsorted(cumulative, target[:, None], right=True).squeeze(1)
+
+
+def uniform(seed: Tensor, index: Tensor) -> Tensor:
+    """Uniform float64 [R] in [0, 1) from (seed, output token index): SplitMix64 (Steele et al. 2014) of both.
+
+    seed and index: int64 [R].
+    """
+    z = _mix(_mix(seed) + index * _GOLDEN)
+    return (z >> 11 & (2**53 - 1)).double() * 2.0**-53
+
+
+_GOLDEN = 0x9E3779B97F4A7C15 - 2**64  # int64 arithmetic wraps, as SplitMix64 asks
+
+
+def _mix(z: Tensor) -> Tensor:
+    """SplitMix64's finaliser on int64 (the shifts are made logical by masking)."""
+    z = z + _GOLDEN
+    z = (z ^ (z >> 30 & (2**34 - 1))) * (0xBF58476D1CE4E5B9 - 2**64)
+    z = (z ^ (z >> 27 & (2**37 - 1))) * (0x94D049BB133111EB - 2**64)
+    return z ^ (z >> 31 & (2**33 - 1))
+
+
+def token_logprobs(logits: Tensor, tokens: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Log-probabilities (nats) of the model's own distribution.
+
+    logits [R, V], tokens int64 [R] -> chosen float32 [R], top ids int64 [R, k], top float32 [R, k].
+    """
+    logprobs = logits.float().log_softmax(-1)
+    top, ids = logprobs.topk(k, dim=-1)
+    return logprobs.gather(1, tokens[:, None]).squeeze(1), ids, top

@@ -1,0 +1,47 @@
+"""The Llama-family trunk: one pass over a batch's slots, returning the states that the graft reads."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from torch import Tensor, nn
+
+from hamburger.model.attention import PagedAttention
+from hamburger.model.batch import ForwardBatch
+from hamburger.model.config import TrunkConfig
+from hamburger.model.kv_cache import PagedKVCache
+from hamburger.model.layers import DecoderLayer, RMSNorm, RotaryEmbedding
+
+
+class Trunk(nn.Module):
+    """Decoder layers and final norm. Embedding and head belong to HamburgerModel, which shares them."""
+
+    def __init__(self, config: TrunkConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.layers = nn.ModuleList(DecoderLayer(config) for _ in range(config.num_layers))
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+
+    def forward(
+        self,
+        x: Tensor,
+        batch: ForwardBatch,
+        cache: PagedKVCache,
+        rotary: RotaryEmbedding,
+        feature_layers: tuple[int, ...],
+    ) -> tuple[Tensor, list[Tensor]]:
+        """x [T, D] -> the emitting rows' final normed state [M, D] and the states after feature_layers, each [M, D].
+
+        A feature layer that is the last layer means the final normed state.
+        """
+        cos, sin = rotary(batch.positions)
+        attention = PagedAttention(batch, cache, x.dtype)
+        features: list[Tensor] = []
+        for i, layer in enumerate(self.layers):
+            x = layer(x, cos, sin, partial(attention, i))
+            if i in feature_layers and i != len(self.layers) - 1:
+                features.append(x.index_select(0, batch.emit))
+        hidden: Tensor = self.norm(x.index_select(0, batch.emit))
+        if len(self.layers) - 1 in feature_layers:
+            features.append(hidden)
+        return hidden, features

@@ -1,0 +1,1 @@
+"""HTTP, not tensors: the OpenAI-compatible server and the command line."""

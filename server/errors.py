@@ -1,0 +1,123 @@
+"""Every error leaves the server in one shape: {"error": {"message", "type", "param", "code"}}. Knows no route.
+
+| raised                           | status | code                     |
+| -------------------------------- | ------ | ------------------------ |
+| InvalidRequest                   | 400    | null                     |
+| PromptTooLong, ContextOverflow   | 400    | context_length_exceeded  |
+| QueueFull                        | 429    | queue_full               |
+| QueueTimeout                     | 503    | queue_timeout            |
+| EngineDraining, EngineDead       | 503    | engine_unavailable       |
+| ApiError                         | its own                           |
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from hamburger.engine.errors import (
+    ContextOverflow,
+    EngineUnavailable,
+    HamburgerError,
+    InvalidRequest,
+    Overloaded,
+    PromptTooLong,
+    QueueFull,
+)
+
+logger = logging.getLogger(__name__)
+_RETRY_UNAVAILABLE = 5  # seconds: about what a restart takes
+
+
+class ApiError(Exception):
+    """An error that belongs to HTTP rather than to the engine. `headers` are added to the answer."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.param, self.code, self.headers = status, param, code, headers
+
+
+def to_api_error(error: Exception) -> ApiError:
+    """What a client is told about `error`; anything that was not raised on purpose is a 500 without its details."""
+    message = str(error)
+    match error:
+        case ApiError():
+            return error
+        case PromptTooLong() | ContextOverflow():
+            return ApiError(400, message, param=error.param, code="context_length_exceeded")
+        case InvalidRequest():
+            return ApiError(400, message, param=error.param)
+        case Overloaded():
+            full = isinstance(error, QueueFull)
+            status, code = (429, "queue_full") if full else (503, "queue_timeout")
+            return ApiError(status, message, code=code, headers={"Retry-After": str(error.retry_after)})
+        case EngineUnavailable():
+            headers = {"Retry-After": str(_RETRY_UNAVAILABLE)}
+            return ApiError(503, message, code="engine_unavailable", headers=headers)
+        case _:
+            return ApiError(500, "The server failed on this request; its log says why.")
+
+
+def error_body(error: ApiError) -> dict[str, Any]:
+    return {
+        "error": {"message": str(error), "type": _type(error.status), "param": error.param, "code": error.code},
+    }
+
+
+def error_event(error: ApiError) -> bytes:
+    """The event that ends a stream which had already begun; `data: [DONE]` follows it."""
+    return f"data: {json.dumps(error_body(error))}\n\n".encode()
+
+
+def add_error_handlers(app: FastAPI, on_failure: Callable[[int], None]) -> None:
+    """Answer every exception in the one shape; `on_failure(status)` counts each."""
+
+    def respond(error: ApiError) -> JSONResponse:
+        on_failure(error.status)
+        return JSONResponse(error_body(error), status_code=error.status, headers=error.headers)
+
+    async def known(request: Request, error: Exception) -> JSONResponse:
+        return respond(to_api_error(error))
+
+    async def unknown(request: Request, error: Exception) -> JSONResponse:
+        logger.error("%s %s failed", request.method, request.url.path, exc_info=error)
+        return respond(to_api_error(error))
+
+    async def http(request: Request, error: Exception) -> JSONResponse:
+        if not isinstance(error, HTTPException):
+            raise error
+        message = str(error.detail)
+        if error.status_code == 404:
+            message = f"There is nothing at {request.url.path}."
+        elif error.status_code == 405:
+            message = f"{request.url.path} does not answer {request.method}."
+        return respond(ApiError(error.status_code, message, headers=error.headers))
+
+    async def invalid(request: Request, error: Exception) -> JSONResponse:
+        return respond(ApiError(400, str(error)))
+
+    app.add_exception_handler(ApiError, known)
+    app.add_exception_handler(HamburgerError, known)
+    app.add_exception_handler(HTTPException, http)
+    app.add_exception_handler(RequestValidationError, invalid)
+    app.add_exception_handler(Exception, unknown)
+
+
+def _type(status: int) -> str:
+    names = {401: "authentication_error", 429: "rate_limit_error", 503: "service_unavailable"}
+    return names.get(status, "server_error" if status >= 500 else "invalid_request_error")

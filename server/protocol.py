@@ -1,0 +1,273 @@
+"""The requests that OpenAI clients send: their fields and types, and how they become SamplingParams. No engine, no text.
+
+Types are strict (a bool is no int, "1" is no number) and null means the default. Ranges are checked once, by
+SamplingParams; a field that is known but not served is unsupported.py's business, any other is ignored.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
+
+from hamburger.engine.errors import InvalidRequest
+from hamburger.engine.sampling_params import MAX_LOGPROBS, MAX_SEED, SamplingParams
+from hamburger.server import unsupported
+
+MAX_CHOICES = 128
+_DEFAULT_COMPLETION_TOKENS = 16  # what the OpenAI API says
+
+
+def _strings(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+def _text(content: Any) -> Any:
+    """A message's content as one text; text parts are joined by line breaks."""
+    if not isinstance(content, list):
+        return content
+    texts = []
+    for part in content:
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind != "text":
+            raise ValueError(f"only text parts are supported, not {kind!r}")
+        if not isinstance(part.get("text"), str):
+            raise ValueError("a text part needs a string `text`")
+        texts.append(part["text"])
+    return "\n".join(texts)
+
+
+def _prompts(value: Any) -> Any:
+    """The four forms of `prompt` as a list of texts or of token-id lists."""
+    prompts = [value] if isinstance(value, str) or _are_ids(value) else value
+    if not isinstance(prompts, list) or not prompts or not all(isinstance(p, str) or _are_ids(p) for p in prompts):
+        raise ValueError("it must be a string, a list of strings, a list of token ids, or a list of lists of token ids")
+    if len({type(prompt) for prompt in prompts}) > 1:
+        raise ValueError("it mixes texts and token ids")
+    return prompts
+
+
+def _are_ids(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(type(token_id) is int for token_id in value)
+
+
+Strings = Annotated[
+    list[str],
+    BeforeValidator(_strings),
+    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}),
+]
+Content = Annotated[str | None, BeforeValidator(_text), WithJsonSchema({"type": ["string", "array", "null"]})]
+Prompts = Annotated[list[Any], BeforeValidator(_prompts), WithJsonSchema({"type": ["string", "array"]})]
+
+
+class Schema(BaseModel):
+    """Base of all requests."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False, protected_namespaces=())
+
+
+class StreamOptions(Schema):
+    """include_usage: a last chunk with the usage. continuous_usage_stats: the usage so far in every chunk."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class Message(Schema):
+    """One chat message."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Content = None
+    name: str | None = None
+    tool_call_id: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _only_text(cls, message: Any) -> Any:
+        for name in ("tool_calls", "function_call", "audio") if isinstance(message, dict) else ():
+            if message.get(name):
+                raise ValueError(f"{name} is not supported by this server")
+        return message
+
+    @model_validator(mode="after")
+    def _has_content(self) -> Self:
+        if self.content is None:
+            raise ValueError("content is missing")
+        return self
+
+    def for_template(self) -> dict[str, Any]:
+        """What the chat template reads; a developer is a system."""
+        message = self.model_dump(exclude_none=True)
+        return message | {"role": "system"} if self.role == "developer" else message
+
+
+class GenerationBody(Schema):
+    """The fields that chat and text completions share; SamplingParams says what they mean."""
+
+    unsupported: ClassVar[Mapping[str, unsupported.AsksNothing]]
+
+    model: str | None = None
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = Field(None, description="0 or -1 is off.")
+    min_p: float | None = None
+    n: int | None = None
+    seed: int | None = None
+    stop: Strings | None = None
+    stop_token_ids: list[int] | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    user: str | None = None
+    confidence: float | None = Field(
+        None, description="In [0, 1]: how sure each further token of a group must be. Higher is safer and slower."
+    )
+    return_groups: bool | None = Field(None, description="Show which tokens were emitted by one macro-step.")
+
+    @property
+    def num_choices(self) -> int:
+        return 1 if self.n is None else self.n
+
+    @property
+    def wants_usage(self) -> bool:
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    @property
+    def wants_continuous_usage(self) -> bool:
+        return self.stream_options is not None and bool(self.stream_options.continuous_usage_stats)
+
+    def num_logprobs(self) -> int | None:
+        """How many of each token's likeliest rivals are reported; None for no log-probabilities."""
+        raise NotImplementedError
+
+    def token_limit(self) -> tuple[str, int | None]:
+        """The name of the field that limits the answer's tokens, as the client wrote it, and its value."""
+        return "max_tokens", self.max_tokens
+
+    def sampling_params(self, confidence: float | None) -> list[SamplingParams]:
+        """One for each of the `n` choices: choice i's seed is `seed + i`, so that they differ.
+
+        Raises InvalidRequest that names the field as the client wrote it.
+        """
+        if not 1 <= self.num_choices <= MAX_CHOICES:
+            raise InvalidRequest(f"n is {self.n}: it must be in [1, {MAX_CHOICES}].", "n")
+        if self.stream_options is not None and not self.stream:
+            raise InvalidRequest("stream_options is given, but stream is not true.", "stream_options")
+        limit_name, max_tokens = self.token_limit()
+        given = {
+            "min_tokens": self.min_tokens,
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "top_k": 0 if self.top_k == -1 else self.top_k,
+            "min_p": self.min_p,
+            "presence_penalty": self.presence_penalty,
+            "frequency_penalty": self.frequency_penalty,
+            "repetition_penalty": self.repetition_penalty,
+            "logit_bias": _logit_bias(self.logit_bias),
+            "stop": self.stop and tuple(self.stop),
+            "stop_token_ids": self.stop_token_ids and tuple(self.stop_token_ids),
+            "ignore_eos": self.ignore_eos,
+            "skip_special_tokens": self.skip_special_tokens,
+        }
+        options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+        options |= {"max_tokens": max_tokens, "logprobs": self.num_logprobs(), "confidence": confidence}
+        if options.get("temperature") == 0:
+            options.pop("top_p", None) if options.get("top_p") == 0 else None
+        try:
+            first = SamplingParams(seed=self.seed, **options)
+        except InvalidRequest as error:
+            raise named_as_written(error, limit_name) from error
+        if self.seed is None or self.num_choices == 1:
+            return [first] * self.num_choices
+        return [SamplingParams(seed=(self.seed + i) % (MAX_SEED + 1), **options) for i in range(self.num_choices)]
+
+
+class ChatBody(GenerationBody):
+    """POST /v1/chat/completions."""
+
+    unsupported: ClassVar = unsupported.CHAT
+
+    messages: list[Message] = Field(min_length=1)
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    add_generation_prompt: bool | None = None
+
+    def num_logprobs(self) -> int | None:
+        if self.top_logprobs is not None and not 0 <= self.top_logprobs <= MAX_LOGPROBS:
+            raise InvalidRequest(
+                f"top_logprobs is {self.top_logprobs}: it must be in [0, {MAX_LOGPROBS}].", "top_logprobs"
+            )
+        if self.top_logprobs and not self.logprobs:
+            raise InvalidRequest("top_logprobs is given, but logprobs is not true.", "top_logprobs")
+        return self.top_logprobs or 0 if self.logprobs else None
+
+    def token_limit(self) -> tuple[str, int | None]:
+        new, old = self.max_completion_tokens, self.max_tokens
+        if new is not None and old is not None and new != old:
+            raise InvalidRequest(
+                f"max_completion_tokens is {new}, but max_tokens is {old}: give one of them.", "max_tokens"
+            )
+        return ("max_tokens", old) if new is None else ("max_completion_tokens", new)
+
+
+class CompletionBody(GenerationBody):
+    """POST /v1/completions."""
+
+    unsupported: ClassVar = unsupported.COMPLETION
+
+    prompt: Prompts
+    max_tokens: int | None = _DEFAULT_COMPLETION_TOKENS
+    logprobs: int | None = None
+    best_of: int | None = None
+    add_special_tokens: bool | None = None
+
+    def num_logprobs(self) -> int | None:
+        return self.logprobs
+
+    def sampling_params(self, confidence: float | None) -> list[SamplingParams]:
+        if self.best_of is not None and self.best_of != self.num_choices:
+            raise InvalidRequest(f"best_of is {self.best_of}: only best_of = n is supported.", "best_of")
+        return super().sampling_params(confidence)
+
+
+class TokenizeBody(Schema):
+    """POST /tokenize: a prompt or messages."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[Message] | None = None
+    add_special_tokens: bool | None = Field(None, description="Default: true for a prompt, false for messages.")
+    add_generation_prompt: bool | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeBody(Schema):
+    """POST /detokenize."""
+
+    model: str | None = None
+    tokens: list[int]
+
+
+def named_as_written(error: InvalidRequest, limit_name: str, prompt_name: str = "prompt") -> InvalidRequest:
+    """The same error, its `param` in the client's words; the engine says max_tokens and prompt."""
+    error.param = {"max_tokens": limit_name, "prompt": prompt_name}.get(error.param or "", error.param)
+    return error
+
+
+def _logit_bias(value: dict[str, float] | None) -> dict[int, float] | None:
+    if value is None:
+        return None
+    for key in value:
+        if not re.fullmatch(r"-?[0-9]{1,18}", key):
+            raise InvalidRequest(f"logit_bias has the key {key!r}: keys are token ids.", "logit_bias")
+    return {int(key): bias for key, bias in value.items()}

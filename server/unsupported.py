@@ -1,0 +1,78 @@
+"""Fields of the OpenAI and vLLM APIs that this server knows but does not serve: a clear 400, never silently ignored.
+
+A value that asks for nothing (what the API does anyway) passes, and so does null.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from hamburger.engine.errors import InvalidRequest
+
+AsksNothing = Callable[[Any], bool]
+
+
+def _only(*values: Any) -> AsksNothing:
+    # By type too: True == 1 and 0 == False in Python, but not on the wire.
+    return lambda value: any(type(value) is type(harmless) and value == harmless for harmless in values)
+
+
+_OFF = _only(False)
+_EMPTY = _only([], {}, "")
+
+_COMMON: dict[str, AsksNothing] = {
+    "store": _OFF,
+    "service_tier": _only("auto", "default"),
+    "priority": _only(0),
+    "use_beam_search": _OFF,
+    "length_penalty": _only(1, 1.0),
+    "include_stop_str_in_output": _OFF,
+    "spaces_between_special_tokens": _only(True),
+    "truncate_prompt_tokens": _only(),
+    "prompt_logprobs": _only(),
+    "allowed_token_ids": _EMPTY,
+    "bad_words": _EMPTY,
+    "logits_processors": _EMPTY,
+    "return_token_ids": _OFF,
+    "return_tokens_as_token_ids": _OFF,
+    "response_format": _only({"type": "text"}),
+    "structured_outputs": _EMPTY,
+    "guided_json": _only(),
+    "guided_regex": _only(),
+    "guided_choice": _only(),
+    "guided_grammar": _only(),
+}
+
+CHAT: dict[str, AsksNothing] = _COMMON | {
+    "tools": _EMPTY,
+    "tool_choice": _only("none", "auto"),
+    "functions": _EMPTY,
+    "function_call": _only("none", "auto"),
+    "echo": _OFF,
+    "continue_final_message": _OFF,
+    "add_special_tokens": _OFF,
+    "chat_template": _only(),
+    "chat_template_kwargs": _EMPTY,
+    "documents": _EMPTY,
+    "modalities": _only(["text"]),
+    "audio": _only(),
+    "prediction": _only(),
+    "reasoning_effort": _only("none"),
+    "verbosity": _only("medium"),
+    "web_search_options": _only(),
+}
+
+COMPLETION: dict[str, AsksNothing] = _COMMON | {
+    "echo": _OFF,
+    "suffix": _EMPTY,
+    "prompt_embeds": _only(),
+}
+
+
+def reject_unsupported(fields: Mapping[str, AsksNothing], body: Mapping[str, Any]) -> None:
+    """Raise InvalidRequest for the first field of `body` that asks for something which `fields` says is not served."""
+    for name, asks_nothing in fields.items():
+        value = body.get(name)
+        if value is not None and not asks_nothing(value):
+            raise InvalidRequest(f"{name} is not supported by this server with this value: leave it out.", name)

@@ -1,0 +1,246 @@
+"""Stand-ins for tests, without torch: a scripted runner that checks what it is asked, a byte tokenizer, an engine on both.
+
+    async with fake_engine(ScriptedRunner({"r1": [[104, 105], [257]]})) as engine:
+        [stream] = engine.submit([GenerationRequest("r1", [1, 2], SamplingParams())])
+        async for update in stream: ...
+
+Request ids pick the script; a request without one gets random groups that depend on its prompt and seed alone.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import Sequence as SequenceOf
+from contextlib import asynccontextmanager
+from typing import Any
+
+from hamburger.engine.batch import GroupResult, ScheduledBatch
+from hamburger.engine.client import AsyncEngine, EngineObserver
+from hamburger.engine.config import EngineConfig
+from hamburger.engine.core import EngineCore
+from hamburger.engine.messages import EngineInfo, TokenLogprobs
+from hamburger.engine.sequence import Sequence
+
+BOS, EOS, PAD = 256, 257, 258
+VOCAB_SIZE = 259
+SPECIALS = {"<bos>": BOS, "<eos>": EOS, "<pad>": PAD}
+
+
+class ByteTokenizer:
+    """One token a byte, and three specials; the text of any token split is known by hand."""
+
+    vocab_size = VOCAB_SIZE
+    bos_token, bos_token_id = "<bos>", BOS
+    eos_token, eos_token_id = "<eos>", EOS
+    pad_token, pad_token_id = "<pad>", PAD
+    chat_template = "{{ messages }}"
+    streams_bytes = True
+
+    def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
+        ids = [BOS] if add_special_tokens else []
+        for part in re.split("(<bos>|<eos>|<pad>)", text):
+            ids += [SPECIALS[part]] if part in SPECIALS else part.encode()
+        return ids
+
+    def decode(self, ids: SequenceOf[int], *, skip_special_tokens: bool = True) -> str:
+        data = b"".join(self.token_bytes(i) for i in ids if not (skip_special_tokens and self.is_special(i)))
+        return data.decode(errors="replace")
+
+    def token_bytes(self, token_id: int, *, first: bool = False) -> bytes:
+        return bytes([token_id]) if token_id < BOS else list(SPECIALS)[token_id - BOS].encode()
+
+    def is_special(self, token_id: int) -> bool:
+        return token_id >= BOS
+
+    def apply_chat_template(self, messages: SequenceOf[Mapping[str, Any]], **kwargs: Any) -> str:
+        text = "".join(f"{message['role']}: {message['content']}\n" for message in messages)
+        return text + ("assistant: " if kwargs.get("add_generation_prompt", True) else "")
+
+
+class ScriptedRunner:
+    """Emits scripted groups, and checks the scheduler like a KV pool would.
+
+    It stores what was written into each physical slot. Whenever a sequence emits, its whole context must be there, in
+    its own blocks, written since its last admission, and its groups must be those that this runner emitted before.
+
+    scripts: request id -> groups; after the last one come end tokens. Others get random groups of 1..max_group tokens
+        from `alphabet`, and an end token with chance `eos_chance` a token.
+    gate: when given, every step first waits until it is set. delay_seconds: every step takes so long.
+    fail_at_step: this step (from 1) raises RuntimeError.
+    """
+
+    def __init__(
+        self,
+        scripts: Mapping[str, list[list[int]]] | None = None,
+        *,
+        max_group: int = 4,
+        alphabet: bytes = b"abcdefgh ",
+        eos_chance: float = 0.05,
+        seed: int = 0,
+        gate: threading.Event | None = None,
+        delay_seconds: float = 0.0,
+        fail_at_step: int | None = None,
+    ) -> None:
+        self.scripts = dict(scripts or {})
+        self.max_group = max_group
+        self.alphabet = alphabet
+        self.eos_chance = eos_chance
+        self.seed = seed
+        self.gate = gate
+        self.delay_seconds = delay_seconds
+        self.fail_at_step = fail_at_step
+        self.block_size = 0  # set by fake_core
+        self.max_batched_slots = 0  # set by fake_core
+        self.num_steps = 0
+        self.batches: list[list[tuple[str, int, bool]]] = []  # (request id, slots, emits) of each step
+        self.emitted: dict[str, list[list[int]]] = {}  # over the whole life of a request, preemptions included
+        self._computed: dict[str, int] = {}
+        self._pool: dict[int, tuple[str, int, int, tuple[int, ...]]] = {}
+
+    def run(self, batch: ScheduledBatch) -> list[GroupResult]:
+        self.num_steps += 1
+        if self.gate is not None:
+            self.gate.wait()
+        if self.delay_seconds:
+            time.sleep(self.delay_seconds)
+        if self.num_steps == self.fail_at_step:
+            raise RuntimeError("scripted failure")
+        self.batches.append([(item.sequence.request_id, item.num_slots, item.emits) for item in batch.sequences])
+        blocks = [block_id for item in batch.sequences for block_id in item.sequence.block_ids]
+        _check(len(blocks) == len(set(blocks)), "a block is shared")
+        _check(batch.num_slots <= self.max_batched_slots, "over the slot budget")
+        _check(len({item.sequence.request_id for item in batch.sequences}) == len(batch.sequences), "scheduled twice")
+        for sequence in batch.preempted:
+            self._computed[sequence.request_id] = 0
+        for item in batch.sequences:
+            sequence, start = item.sequence, item.sequence.num_computed_slots
+            _check(item.num_slots >= 1, "no slots")
+            _check(start == self._computed.get(sequence.request_id, 0), "slots are not contiguous")
+            end = self._computed[sequence.request_id] = start + item.num_slots
+            _check(item.emits == (end == sequence.num_slots), "emits at the wrong place")
+            for slot in range(start, end):
+                self._pool[self._physical(sequence, slot)] = _content(sequence, slot)
+        return [self._emit(item.sequence) for item in batch.sequences if item.emits]
+
+    def script(self, sequence: Sequence) -> list[int]:
+        """The group that this sequence emits next."""
+        index = len(sequence.groups)
+        groups = self.scripts.get(sequence.request_id)
+        if groups is not None:
+            return groups[index] if index < len(groups) else [EOS]
+        draw = random.Random(f"{self.seed} {sequence.params.seed} {sequence.prompt_ids} {index}")
+        size = draw.randint(1, self.max_group)
+        return [EOS if draw.random() < self.eos_chance else draw.choice(self.alphabet) for _ in range(size)]
+
+    def _emit(self, sequence: Sequence) -> GroupResult:
+        for slot in range(sequence.num_slots):
+            _check(self._pool.get(self._physical(sequence, slot)) == _content(sequence, slot), f"slot {slot} is stale")
+        emitted = self.emitted.setdefault(sequence.request_id, [])
+        _check(sequence.groups == emitted, "groups were lost, changed or emitted again")
+        group = self.script(sequence)
+        emitted.append(group)
+        first = sequence.num_output_tokens
+        stop_probs = [scripted_stop_prob(first + i, token_id) for i, token_id in enumerate(group)]
+        if sequence.params.logprobs is None:
+            return GroupResult(group, stop_probs)
+        logprobs = [
+            scripted_logprobs(first + i, token_id, sequence.params.logprobs) for i, token_id in enumerate(group)
+        ]
+        return GroupResult(group, stop_probs, logprobs)
+
+    def _physical(self, sequence: Sequence, slot: int) -> int:
+        return sequence.block_ids[slot // self.block_size] * self.block_size + slot % self.block_size
+
+
+def scripted_stop_prob(output_index: int, token_id: int) -> float:
+    return (output_index * 7 + token_id) % 101 / 100
+
+
+def scripted_logprobs(output_index: int, token_id: int, num_top: int) -> TokenLogprobs:
+    """Recognisable values: the token's own log-probability is that of the likeliest rival, itself."""
+    logprob = -(output_index + 1) / 8 - token_id / 4096
+    return TokenLogprobs(logprob, [((token_id + k) % VOCAB_SIZE, logprob - k) for k in range(num_top)])
+
+
+def _content(sequence: Sequence, slot: int) -> tuple[str, int, int, tuple[int, ...]]:
+    return sequence.request_id, slot, sequence.slot_position(slot), tuple(sequence.slot_tokens(slot))
+
+
+def _check(condition: bool, message: str) -> None:
+    if not condition:
+        raise AssertionError(f"ScriptedRunner: {message}")
+
+
+def fake_config(**changes: Any) -> EngineConfig:
+    """A small engine; `changes` are fields of EngineConfig."""
+    fields: dict[str, Any] = {
+        "max_model_len": 256,
+        "max_num_seqs": 8,
+        "max_num_batched_slots": 64,
+        "block_size": 4,
+        "num_blocks": 256,
+        "eos_token_ids": (EOS,),
+        "max_group": 4,
+    }
+    return EngineConfig(**(fields | changes))
+
+
+def fake_info(config: EngineConfig, **changes: Any) -> EngineInfo:
+    """What a HAMburger model on `config` would report; `changes` are fields of EngineInfo."""
+    fields: dict[str, Any] = {
+        "model": "fake",
+        "is_plain_base": config.max_group == 1,
+        "max_model_len": config.max_model_len,
+        "max_group": config.max_group,
+        "default_confidence": 0.8,
+        "vocab_size": VOCAB_SIZE,
+        "eos_token_ids": list(config.eos_token_ids),
+        "block_size": config.block_size,
+        "total_slots": config.total_slots,
+        "expected_tokens": config.total_slots * 2,
+        "max_num_seqs": config.max_num_seqs,
+        "max_num_batched_slots": config.max_num_batched_slots,
+        "device": "cpu",
+        "dtype": "float32",
+    }
+    return EngineInfo(**(fields | changes))
+
+
+def fake_core(
+    runner: ScriptedRunner, config: EngineConfig | None = None, clock: Callable[[], float] = time.monotonic
+) -> EngineCore:
+    config = config or fake_config()
+    runner.block_size, runner.max_batched_slots = config.block_size, config.max_num_batched_slots
+    return EngineCore(config, runner, clock)
+
+
+@asynccontextmanager
+async def fake_engine(
+    runner: ScriptedRunner | None = None,
+    *,
+    observer: EngineObserver | None = None,
+    clock: Callable[[], float] = time.monotonic,
+    drain_seconds: float = 0.0,
+    info: Mapping[str, Any] | None = None,
+    **config: Any,
+) -> AsyncIterator[AsyncEngine]:
+    """An AsyncEngine on a ScriptedRunner and a ByteTokenizer; shut down at the end (a gate is opened for that).
+
+    `config` are fields of EngineConfig, `info` of EngineInfo.
+    """
+    runner = runner or ScriptedRunner()
+    resolved = fake_config(**config)
+    core = fake_core(runner, resolved, clock)
+    engine = await AsyncEngine.launch(
+        lambda: (core, fake_info(resolved, **(info or {}))), ByteTokenizer(), observer, clock
+    )
+    try:
+        yield engine
+    finally:
+        if runner.gate is not None:
+            runner.gate.set()
+        await engine.shutdown(drain_seconds)

@@ -1,0 +1,52 @@
+"""The Makefile's first minute: a machine that cannot do it is told why, and set-up happens once."""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
+
+
+def make(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    env = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")}
+    return subprocess.run(["make", *arguments], cwd=ROOT, env=env, capture_output=True, text=True, timeout=60)
+
+
+def test_a_missing_python_is_named(tmp_path: Path) -> None:
+    result = make("setup", f"VENV={tmp_path / 'venv'}", "PYTHON=no-such-python")
+    assert result.returncode == 2
+    assert "no-such-python was not found: install Python 3.11 or newer" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("fails_on", "message"),
+    [("version_info", "Python 3.11 or newer is needed"), ("ensurepip", "lacks the venv module")],
+)
+def test_an_unfit_python_is_told_what_it_lacks(tmp_path: Path, fails_on: str, message: str) -> None:
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\ncase "$*" in *{fails_on}*) exit 1;; esac\n')
+    python.chmod(0o755)
+    result = make("setup", f"VENV={tmp_path / 'venv'}", f"PYTHON={python}")
+    assert result.returncode == 2
+    assert message in result.stderr
+    assert not (tmp_path / "venv").exists()
+
+
+def test_set_up_happens_once(tmp_path: Path) -> None:
+    for stamp in (".ready", ".ready-dev"):
+        (tmp_path / stamp).touch()
+    for target, command in (("serve", "hamburger serve"), ("test", "pytest")):
+        dry = make("--dry-run", target, f"VENV={tmp_path}")
+        assert [line.strip() for line in dry.stdout.splitlines()] == [dry.stdout.strip()]  # one command
+        assert dry.stdout.startswith(f"exec {tmp_path}/bin/{command}")
+    assert "pip install" in make("--dry-run", "serve", f"VENV={tmp_path / 'other'}").stdout
+
+
+def test_help_lists_the_two_commands() -> None:
+    listing = make().stdout
+    assert "make serve" in listing
+    assert "make test" in listing
