@@ -19,19 +19,11 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from hamburger.clients.arguments import add_server_arguments, count, list_of, positive, unit_interval, whole
 from hamburger.clients.figures import Answer, Distribution, Summary, summarise
 from hamburger.clients.load import Job, closed_loop, open_loop, poisson_offsets
 from hamburger.clients.prompts import FACTS, built_in_prompts, read_prompts
-from hamburger.clients.wire import (
-    RequestError,
-    add_server_arguments,
-    client_options,
-    count,
-    first_model,
-    non_negative,
-    transport_error,
-    unit_interval,
-)
+from hamburger.clients.wire import RequestError, client_options, first_model, transport_error
 
 WORDS_PER_TOKEN = 0.75  # of English, where the server has no /tokenize to ask
 COUNTED_BY = {
@@ -74,16 +66,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_server_arguments(parser)
     load = parser.add_mutually_exclusive_group()
     load.add_argument(
-        "--concurrency", type=_list_of(count), default=[1, 4, 16], metavar="N,N", help="in flight (default: 1,4,16)"
+        "--concurrency", type=list_of(count), default=[1, 4, 16], metavar="N,N", help="in flight (default: 1,4,16)"
     )
     load.add_argument(
-        "--request-rate", type=_list_of(_positive), metavar="R,R", help="requests/s at random (Poisson) times instead"
+        "--request-rate", type=list_of(positive), metavar="R,R", help="requests/s at random (Poisson) times instead"
     )
     parser.add_argument(
         "--requests", type=count, metavar="N", help="for each level (default: 4 x concurrency, at least 8; rate: 32)"
     )
     parser.add_argument(
-        "--warm-up", type=_whole, default=1, metavar="N", help="uncounted requests before each level (default: 1)"
+        "--warm-up", type=whole, default=1, metavar="N", help="uncounted requests before each level (default: 1)"
     )
     prompts = parser.add_mutually_exclusive_group()
     prompts.add_argument(
@@ -93,7 +85,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--output-tokens", type=count, default=128, metavar="N", help="max_tokens (default: 128)")
     parser.add_argument("--ignore-eos", action="store_true", help="always generate --output-tokens tokens")
     parser.add_argument(
-        "--confidence", type=_list_of(unit_interval), default=[None], metavar="C,C", help="(default: the server's)"
+        "--confidence", type=list_of(unit_interval), default=[None], metavar="C,C", help="(default: the server's)"
     )
     parser.add_argument("--endpoint", choices=("chat", "completions"), default="chat", help="(default: chat)")
     parser.add_argument(
@@ -102,9 +94,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_false",
         help="do not ask for groups: for servers that reject unknown fields",
     )
-    parser.add_argument("--seed", type=_whole, default=0, metavar="N", help="of prompts and arrivals (default: 0)")
+    parser.add_argument("--seed", type=whole, default=0, metavar="N", help="of prompts and arrivals (default: 0)")
     parser.add_argument(
-        "--timeout", type=_positive, default=300.0, metavar="S", help="longest silence in seconds (default: 300)"
+        "--timeout", type=positive, default=300.0, metavar="S", help="longest silence in seconds (default: 300)"
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures, also of each request")
 
@@ -173,19 +165,23 @@ async def _measure(
                     groups=args.groups,
                 )
                 warm_up = [next(prompts) for _ in range(args.warm_up)]
-                for answer in await closed_loop(client, job, warm_up, level.concurrency or args.warm_up, _nothing):
+                for answer in await closed_loop(client, job, warm_up, level.concurrency, _nothing):
                     if answer.error:
-                        raise RequestError(f"the warm-up request failed: {answer.error}")
+                        rejected = answer.error.startswith("HTTP 400")
+                        raise RequestError(
+                            f"the warm-up request failed: {answer.error}",
+                            "A server that rejects unknown fields needs --no-groups." if rejected else "",
+                        )
                 chosen = [next(prompts) for _ in range(number)]
                 task = progress.add_task(f"{level.load}, confidence {level.confidence_text}", total=number)
 
                 def on_end(task: Any = task) -> None:
                     progress.advance(task)
 
-                if level.concurrency is not None:
+                if level.request_rate is None:
                     answers = await closed_loop(client, job, chosen, level.concurrency, on_end)
                 else:
-                    offsets = poisson_offsets(number, level.request_rate or 1.0, args.seed)
+                    offsets = poisson_offsets(number, level.request_rate, args.seed)
                     answers = await open_loop(client, job, chosen, offsets, on_end)
                 on_level(Measured(level, answers, summarise(answers)))
 
@@ -265,7 +261,9 @@ def _number(value: float | None) -> str:
 
 
 def _milliseconds(values: Distribution | None) -> list[str]:
-    return ["-"] * 4 if values is None else [f"{1000 * v:,.1f}" for v in (values.mean, values.p50, values.p90, values.p99)]
+    if values is None:
+        return ["-"] * 4
+    return [f"{1000 * value:,.1f}" for value in (values.mean, values.p50, values.p90, values.p99)]
 
 
 def _fail(err: Console, message: str, code: int) -> int:
@@ -275,23 +273,3 @@ def _fail(err: Console, message: str, code: int) -> int:
 
 def _nothing() -> None:
     """Warm-up requests show no progress."""
-
-
-def _positive(text: str) -> float:
-    value = non_negative(text)
-    if not value:
-        raise argparse.ArgumentTypeError("it must be above 0")
-    return value
-
-
-def _whole(text: str) -> int:
-    return 0 if text == "0" else count(text)
-
-
-def _list_of[T](item: Callable[[str], T]) -> Callable[[str], list[T]]:
-    """An argparse type for values with commas between them."""
-
-    def parse(text: str) -> list[T]:
-        return [item(part.strip()) for part in text.split(",")]
-
-    return parse

@@ -18,19 +18,16 @@ from typing import Any
 import httpx
 from rich.console import Console
 
+from hamburger.clients.arguments import add_server_arguments, count, non_negative, unit_interval
 from hamburger.clients.figures import Answer, ratio
 from hamburger.clients.wire import (
     RequestError,
     StreamDecoder,
     StreamEvent,
-    add_server_arguments,
     check_stream,
     client_options,
-    count,
     first_model,
-    non_negative,
     transport_error,
-    unit_interval,
 )
 
 HELP = """\
@@ -89,7 +86,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Chat until the end of input. Returns 0; 1 after an error at the start or in piped input, 130 after Ctrl-C there."""
+    """Chat until the end of input. Returns 0; at the start or in piped input 1 after an error, 130 after Ctrl-C."""
     out, err = Console(highlight=False), Console(stderr=True, highlight=False)
     with httpx.Client(**client_options(args.url, args.api_key, _LONGEST_SILENCE)) as client:
         try:

@@ -75,9 +75,9 @@ async def ask(client: httpx.AsyncClient, job: Job, prompt: str) -> Answer:
 
 
 async def closed_loop(
-    client: httpx.AsyncClient, job: Job, prompts: Sequence[str], concurrency: int, on_end: Callable[[], object]
+    client: httpx.AsyncClient, job: Job, prompts: Sequence[str], concurrency: int | None, on_end: Callable[[], object]
 ) -> list[Answer]:
-    """Keep `concurrency` requests in flight until every prompt was answered. `on_end` is called after each."""
+    """Keep `concurrency` requests (None: all) in flight until every prompt was answered. Calls `on_end` after each."""
     waiting = iter(prompts)
     answers = []
 
@@ -87,7 +87,7 @@ async def closed_loop(
             on_end()
 
     async with asyncio.TaskGroup() as group:
-        for _ in range(min(concurrency, len(prompts))):
+        for _ in range(min(concurrency or len(prompts), len(prompts))):
             group.create_task(worker())
     return answers
 

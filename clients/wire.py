@@ -6,7 +6,6 @@ Knows HTTP, and nothing of the server's insides; must not import hamburger.serve
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 from dataclasses import dataclass
@@ -14,7 +13,6 @@ from typing import Any
 
 import httpx
 
-DEFAULT_URL = "http://127.0.0.1:8000"
 API_KEY_VARIABLE = "HAMBURGER_API_KEY"
 _LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "::1")
 _MAX_MESSAGE_CHARS = 300
@@ -94,53 +92,6 @@ class StreamDecoder:
         if not self._done and not self._finished:
             raise RequestError("the stream ended before the answer did")
         return events
-
-
-def server_url(text: str) -> str:
-    """The root of the server without a trailing slash or `/v1`; an argparse type."""
-    try:
-        url = httpx.URL(text)
-    except httpx.InvalidURL as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a URL: {error}") from None
-    if url.scheme not in ("http", "https") or not url.host:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a server's URL: write it like {DEFAULT_URL}")
-    return text.rstrip("/").removesuffix("/v1")
-
-
-def unit_interval(text: str) -> float:
-    """A number in [0, 1]; an argparse type, also used for the chat's /confidence."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value <= 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 to 1")
-    return value
-
-
-def non_negative(text: str) -> float:
-    """A finite number that is at least 0; an argparse type."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 up")
-    return value
-
-
-def count(text: str) -> int:
-    """A whole number that is at least 1; an argparse type."""
-    if not text.isascii() or not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 up")
-    return int(text)
-
-
-def add_server_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments that say which server, which model and as whom."""
-    parser.add_argument("--url", type=server_url, default=DEFAULT_URL, help="the server (default: %(default)s)")
-    parser.add_argument("--model", help="a served model's name (default: the first that the server lists)")
-    parser.add_argument("--api-key", metavar="KEY", help=f"default: the environment variable {API_KEY_VARIABLE}")
 
 
 def client_options(url: str, api_key: str | None, timeout: float) -> dict[str, Any]:

@@ -31,7 +31,10 @@ class BlockManager:
         return (self.num_blocks - len(self._free)) * self.block_size
 
     def grow(self, sequence: Sequence, num_slots: int, reserve: int = 0) -> bool:
-        """Give the sequence blocks for its first `num_slots` slots and leave `reserve` blocks free; False changes nothing."""
+        """Give the sequence blocks for its first `num_slots` slots, unless fewer than `reserve` would stay free.
+
+        Returns whether it has them now; False changes nothing.
+        """
         missing = -(-num_slots // self.block_size) - len(sequence.block_ids)
         if missing <= 0:
             return True

@@ -20,7 +20,9 @@ from hamburger.model.sources import resolve_source
 _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "float16": torch.float16}
 
 
-def build_core(args: EngineArgs, on_progress: Callable[[str], None] = lambda line: None) -> tuple[EngineCore, EngineInfo]:
+def build_core(
+    args: EngineArgs, on_progress: Callable[[str], None] = lambda line: None
+) -> tuple[EngineCore, EngineInfo]:
     """Load the model and size the KV pool. on_progress gets one line for people at the start of each stage.
 
     Raises CheckpointError or ConfigError, whose messages are fit for the user.
@@ -118,8 +120,9 @@ def _num_blocks(
     budget = pool_bytes(device, args.kv_cache_memory)
     fits = budget // block_bytes
     if fits < per_sequence:
+        needed = per_sequence * block_bytes
         raise ConfigError(
-            f"max_model_len is {max_model_len} tokens, whose KV takes {per_sequence * block_bytes / 2**20:.0f} MiB, but "
-            f"the KV pool has {budget / 2**20:.0f} MiB: lower max_model_len or raise kv_cache_memory."
+            f"max_model_len is {max_model_len} tokens, whose KV takes {needed / 2**20:.0f} MiB, but the KV pool has "
+            f"{budget / 2**20:.0f} MiB: lower max_model_len or raise kv_cache_memory."
         )
     return min(fits, args.max_num_seqs * per_sequence)

@@ -65,7 +65,7 @@ class EngineObserver(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class EngineHealth:
-    """alive: the loop runs. seconds_in_step: None when idle between steps. seconds_since_step: since the last step's end."""
+    """alive: the loop runs. seconds_in_step: None between steps. seconds_since_step: since the last step's end."""
 
     alive: bool
     draining: bool
@@ -94,7 +94,7 @@ class RequestStream:
         self._first_token: float | None = None
         self._last_group: float | None = None
 
-    async def __aiter__(self) -> AsyncGenerator[RequestUpdate]:
+    async def __aiter__(self) -> AsyncGenerator[RequestUpdate, None]:
         try:
             while isinstance(update := await self._updates.get(), RequestUpdate):
                 yield update
@@ -195,7 +195,7 @@ class AsyncEngine:
         self._draining = True
 
     async def shutdown(self, drain_seconds: float) -> None:
-        """Drain for at most `drain_seconds`, give the rest up (EngineDraining) and end the engine thread. Idempotent."""
+        """Drain for at most `drain_seconds`, give the rest up (EngineDraining), end the engine thread. Idempotent."""
         self.drain()
         try:
             async with asyncio.timeout(drain_seconds):

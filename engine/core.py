@@ -86,9 +86,7 @@ class EngineCore:
         message = f"The request waited {waited:.1f} s in the queue, longer than the {limit:g} s allowed."
         return RequestFailed(sequence.request_id, "queue_timeout", message)
 
-    def _stats(
-        self, batch: ScheduledBatch, num_prompt_slots: int, group_sizes: list[int], seconds: float
-    ) -> StepStats:
+    def _stats(self, batch: ScheduledBatch, num_prompt_slots: int, group_sizes: list[int], seconds: float) -> StepStats:
         return StepStats(
             num_running=len(self._scheduler.running),
             num_waiting=self._scheduler.num_waiting,

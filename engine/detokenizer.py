@@ -20,7 +20,7 @@ class TextDecoder(Protocol):
 
 @runtime_checkable
 class ByteDecoder(Protocol):
-    """A tokenizer that also gives bytes. Where streams_bytes is true, `decode` is the UTF-8 text of all bytes joined."""
+    """Also gives bytes. Where streams_bytes is true, `decode` is the UTF-8 text of all the tokens' bytes joined."""
 
     streams_bytes: bool
 
@@ -138,7 +138,10 @@ class _StopFinder:
 
 
 class _ByteStream:
-    """Exact: an incremental UTF-8 decoder over the tokens' bytes."""
+    """Exact: an incremental UTF-8 decoder over the tokens' bytes.
+
+    Only a surrogate's encoding (ED A0..BF), which is never valid, it takes one byte later than it could.
+    """
 
     def __init__(self, tokenizer: ByteDecoder, skip_special_tokens: bool) -> None:
         self._tokenizer = tokenizer
@@ -152,7 +155,7 @@ class _ByteStream:
         for token_id in token_ids:
             if not (self._skip and self._tokenizer.is_special(token_id)):
                 data += self._tokenizer.token_bytes(token_id, first=self._first)
-                self._first = False
+                self._first = self._first and not self._tokenizer.token_bytes(token_id)
         return self._utf8.decode(data)
 
     def flush(self) -> str:

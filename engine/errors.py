@@ -1,17 +1,17 @@
 """Every error that the engine raises on purpose, as one tree.
 
-    HamburgerError
-    ├── InvalidRequest(param)       the request can never succeed: HTTP 400
-    │   ├── PromptTooLong           the prompt alone exceeds the context
-    │   ├── ContextOverflow         prompt + max_tokens exceed the context
-    │   └── NeverFits               more slots than the whole KV pool holds
-    ├── Overloaded(retry_after)     try again later
-    │   ├── QueueFull               the waiting queue is at its bound: HTTP 429
-    │   └── QueueTimeout            it waited longer than max_queue_seconds: HTTP 503
-    ├── TokenizerError              a text, chat or tokenizer file that the tokenizer cannot take; also a ValueError
-    └── EngineUnavailable           nothing can be served: HTTP 503
-        ├── EngineDraining          it is shutting down
-        └── EngineDead              the engine loop ended with an exception
+HamburgerError
+├── InvalidRequest(param)       the request can never succeed: HTTP 400
+│   ├── PromptTooLong           the prompt alone exceeds the context
+│   ├── ContextOverflow         prompt + max_tokens exceed the context
+│   └── NeverFits               more slots than the whole KV pool holds
+├── Overloaded(retry_after)     try again later
+│   ├── QueueFull               the waiting queue is at its bound: HTTP 429
+│   └── QueueTimeout            it waited longer than max_queue_seconds: HTTP 503
+├── TokenizerError              a text, chat or tokenizer file that the tokenizer cannot take; also a ValueError
+└── EngineUnavailable           nothing can be served: HTTP 503
+    ├── EngineDraining          it is shutting down
+    └── EngineDead              the engine loop ended with an exception
 """
 
 from __future__ import annotations

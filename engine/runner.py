@@ -118,7 +118,8 @@ class Runner:
     def _padded(self, rows: list[list[int]], fill: int) -> Tensor:
         """int64 [len(rows), longest], right-padded with `fill`."""
         width = max((len(row) for row in rows), default=0)
-        return self._ints([row + [fill] * (width - len(row)) for row in rows]).view(len(rows), width)
+        flat = [value for row in rows for value in (*row, *[fill] * (width - len(row)))]
+        return self._ints(flat).view(len(rows), width)
 
 
 def _confidence(sequence: Sequence) -> float:

@@ -1,8 +1,8 @@
 """Scheduler: which slots the next step computes. No tensors, no clock, no IO.
 
-There are no phases. A sequence has `num_slots` slots, of which `num_computed_slots` are in the KV pool; every step lets
-it catch up within the step's budget, and whenever the two are equal it emits a group, which is one slot more to compute.
-So a prompt, one decoded group and a replay after a preemption are the same thing.
+There are no phases. A sequence has `num_slots` slots, of which `num_computed_slots` are in the KV pool. Every step lets
+it catch up within the step's budget, and when the two are equal it emits a group, which is one slot more to compute. So
+a prompt, one decoded group and a replay after a preemption are the same thing.
 
     waiting (never ran)   ->  running (holds blocks)  ->  finished or aborted
                                  |        ^

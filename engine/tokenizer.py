@@ -142,7 +142,7 @@ class Tokenizer:
         for token_id in ids:
             if not (skip_special_tokens and token_id in self._special_ids):
                 data += self.token_bytes(token_id, first=first)
-                first = False
+                first = first and not self.token_bytes(token_id)  # an id without a token is no first token
         return data.decode(errors="replace")
 
     def token_bytes(self, token_id: int, *, first: bool = False) -> bytes:

@@ -49,7 +49,10 @@ def assemble(
 
 def parts_of(config: ModelConfig) -> dict[str, tuple[str, ...]]:
     """Module parameter -> the canonical tensors that are joined along axis 0 to make it."""
-    names = {"embed_tokens.weight": ("model.embed_tokens.weight",), "trunk.norm.weight": ("model.norm.weight",)}
+    names: dict[str, tuple[str, ...]] = {
+        "embed_tokens.weight": ("model.embed_tokens.weight",),
+        "trunk.norm.weight": ("model.norm.weight",),
+    }
     if not config.trunk.tie_word_embeddings:
         names["lm_head.weight"] = ("lm_head.weight",)
     for i in range(config.trunk.num_layers):
@@ -64,7 +67,9 @@ def parts_of(config: ModelConfig) -> dict[str, tuple[str, ...]]:
     if graft.micro_norm:
         same.append("micro_decoder.norm.weight")
     if graft.features == "fused":
-        same += [f"micro_decoder.{p}.weight" for p in ("feature_norm", "embedding_norm", "feature_proj", "embedding_proj")]
+        same += [
+            f"micro_decoder.{p}.weight" for p in ("feature_norm", "embedding_norm", "feature_proj", "embedding_proj")
+        ]
     if graft.short_list_size is not None:
         same.append("short_list")
     return names | {name: (name,) for name in same}

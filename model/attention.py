@@ -65,7 +65,7 @@ class PagedAttention:
 
 
 def _attend_chunk(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
-    """q [n, num_heads, head_dim], keys and values [1, L, num_kv_heads, head_dim], mask [n, L] -> [n, num_heads * hd]."""
+    """q [n, num_heads, head_dim], keys and values [1, L, num_kv_heads, head_dim], mask [n, L] -> [n, heads * hd]."""
     n, kv_heads = q.shape[0], keys.shape[2]
     per_kv = q.shape[1] // kv_heads
     # [kv_heads, per_kv, n, hd] and one KV head broadcast over its query heads: a stride of 0, no copy.

@@ -8,9 +8,9 @@ from torch import Tensor, nn
 
 
 class CompositionalEmbedder(nn.Module):
-    """mean(E) + W_out · CrossAttention(q = W_q mean(E), k, v = W_{k,v} [E ; pos]) over `heads` heads (arXiv 2505.20438).
+    """mean(E) + W_out · CrossAttention(q = W_q mean(E), k, v = W_{k,v} [E ; pos]) over `heads` heads.
 
-    A group of one token keeps its embedding unchanged.
+    The source is arXiv 2505.20438. A group of one token keeps its embedding unchanged.
     """
 
     def __init__(self, hidden_size: int, max_group: int, heads: int) -> None:

@@ -82,7 +82,7 @@ class DecoderLayer(nn.Module):
         self.down_proj = nn.Linear(ff, d, bias=False)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend, last_only: bool = False) -> Tensor:
-        """x [..., D] -> [..., D]; with last_only, x [R, n, D] -> [R, 1, D], where attend gives the last position only."""
+        """x [..., D] -> [..., D]; with last_only, x [R, n, D] -> [R, 1, D], and attend gives only that position."""
         qkv = self.qkv_proj(self.attn_norm(x)).unflatten(-1, (-1, self.head_dim))
         rotated = rotate(qkv[..., : self.num_heads + self.num_kv_heads, :], cos, sin)
         q, k = rotated.split((self.num_heads, self.num_kv_heads), dim=-2)

@@ -113,7 +113,7 @@ class _Attend:
         self.cache.layers[self.layer] = (k, v)
         if self.last_only:
             q = q[:, -1:]
-        rows, n, _, head_dim = q.shape
+        rows, n = q.shape[:2]
         kv_heads, length = k.shape[2], k.shape[1]
         # Query heads of one KV head and the n positions share an axis: row (position, head), head fastest.
         folded = q.unflatten(2, (kv_heads, -1)).permute(0, 2, 1, 3, 4).flatten(2, 3)

@@ -136,14 +136,14 @@ def _filtered_draw(
 ) -> tuple[Tensor, Tensor]:
     """Filter and draw from descending logits [R, L] whose full row has logsumexp lse [R].
 
-    Returns the drawn columns [R] and whether these L columns hold all that the filters keep [R] (else the draw is void).
+    Returns the drawn columns [R] and whether these L columns hold all that the filters keep [R] (else it is void).
     """
     probs = (values - lse[:, None]).double().exp()
     columns = torch.arange(values.shape[1], device=values.device)
     k = torch.where(top_k > 0, top_k, torch.iinfo(torch.int64).max)
     probs *= (probs >= min_p[:, None] * probs[:, :1]) & (columns < k[:, None])
     bounded = probs[:, -1] == 0 if not whole else torch.ones_like(u, dtype=torch.bool)
-    # top-p is a share of what min-p and top-k leave: the columns' sum where they bound it, everything where both are off.
+    # top-p is a share of what min-p and top-k leave: their sum where the columns bound it, else all.
     mass = torch.where(bounded, probs.sum(-1), 1.0)
     before = probs.cumsum(-1) - probs
     probs *= (before < (top_p.double() * mass)[:, None]) | (top_p >= 1)[:, None]

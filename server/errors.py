@@ -2,7 +2,7 @@
 
 | raised                           | status | code                     |
 | -------------------------------- | ------ | ------------------------ |
-| InvalidRequest                   | 400    | null                     |
+| InvalidRequest, TokenizerError   | 400    | null                     |
 | PromptTooLong, ContextOverflow   | 400    | context_length_exceeded  |
 | QueueFull                        | 429    | queue_full               |
 | QueueTimeout                     | 503    | queue_timeout            |
@@ -30,6 +30,7 @@ from hamburger.engine.errors import (
     Overloaded,
     PromptTooLong,
     QueueFull,
+    TokenizerError,
 )
 
 logger = logging.getLogger(__name__)
@@ -62,6 +63,8 @@ def to_api_error(error: Exception) -> ApiError:
             return ApiError(400, message, param=error.param, code="context_length_exceeded")
         case InvalidRequest():
             return ApiError(400, message, param=error.param)
+        case TokenizerError():
+            return ApiError(400, message)
         case Overloaded():
             full = isinstance(error, QueueFull)
             status, code = (429, "queue_full") if full else (503, "queue_timeout")

@@ -180,8 +180,6 @@ class GenerationBody(Schema):
         }
         options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
         options |= {"max_tokens": max_tokens, "logprobs": self.num_logprobs(), "confidence": confidence}
-        if options.get("temperature") == 0:
-            options.pop("top_p", None) if options.get("top_p") == 0 else None
         try:
             first = SamplingParams(seed=self.seed, **options)
         except InvalidRequest as error:
@@ -260,7 +258,8 @@ class DetokenizeBody(Schema):
 
 def named_as_written(error: InvalidRequest, limit_name: str, prompt_name: str = "prompt") -> InvalidRequest:
     """The same error, its `param` in the client's words; the engine says max_tokens and prompt."""
-    error.param = {"max_tokens": limit_name, "prompt": prompt_name}.get(error.param or "", error.param)
+    names = {"max_tokens": limit_name, "prompt": prompt_name}
+    error.param = None if error.param is None else names.get(error.param, error.param)
     return error
 
 

@@ -1,4 +1,4 @@
-"""Stand-ins for tests, without torch: a scripted runner that checks what it is asked, a byte tokenizer, an engine on both.
+"""Stand-ins for tests, without torch: a scripted runner that checks what it is asked, a byte tokenizer, an engine.
 
     async with fake_engine(ScriptedRunner({"r1": [[104, 105], [257]]})) as engine:
         [stream] = engine.submit([GenerationRequest("r1", [1, 2], SamplingParams())])
@@ -16,7 +16,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from collections.abc import Sequence as SequenceOf
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, Protocol
 
 from hamburger.engine.batch import GroupResult, ScheduledBatch
 from hamburger.engine.client import AsyncEngine, EngineObserver
@@ -61,6 +61,33 @@ class ByteTokenizer:
         return text + ("assistant: " if kwargs.get("add_generation_prompt", True) else "")
 
 
+class Gate(Protocol):
+    """Holds a runner's steps up. A threading.Event is one, StepGate another."""
+
+    def wait(self) -> object: ...
+    def set(self) -> None:
+        """Let everything through from now on."""
+
+
+class StepGate:
+    """A gate that lets one step through for each call of `step`."""
+
+    def __init__(self) -> None:
+        self._permits = threading.Semaphore(0)
+        self._is_open = False
+
+    def wait(self) -> None:
+        if not self._is_open:
+            self._permits.acquire()
+
+    def step(self) -> None:
+        self._permits.release()
+
+    def set(self) -> None:
+        self._is_open = True
+        self._permits.release()
+
+
 class ScriptedRunner:
     """Emits scripted groups, and checks the scheduler like a KV pool would.
 
@@ -69,7 +96,7 @@ class ScriptedRunner:
 
     scripts: request id -> groups; after the last one come end tokens. Others get random groups of 1..max_group tokens
         from `alphabet`, and an end token with chance `eos_chance` a token.
-    gate: when given, every step first waits until it is set. delay_seconds: every step takes so long.
+    gate: every step first waits for it. delay_seconds: every step takes so long.
     fail_at_step: this step (from 1) raises RuntimeError.
     """
 
@@ -81,7 +108,7 @@ class ScriptedRunner:
         alphabet: bytes = b"abcdefgh ",
         eos_chance: float = 0.05,
         seed: int = 0,
-        gate: threading.Event | None = None,
+        gate: Gate | None = None,
         delay_seconds: float = 0.0,
         fail_at_step: int | None = None,
     ) -> None:
@@ -97,9 +124,10 @@ class ScriptedRunner:
         self.max_batched_slots = 0  # set by fake_core
         self.num_steps = 0
         self.batches: list[list[tuple[str, int, bool]]] = []  # (request id, slots, emits) of each step
-        self.emitted: dict[str, list[list[int]]] = {}  # over the whole life of a request, preemptions included
-        self._computed: dict[str, int] = {}
-        self._pool: dict[int, tuple[str, int, int, tuple[int, ...]]] = {}
+        self.emitted: dict[str, list[list[int]]] = {}  # over a request's whole life, preemptions included
+        self._emitted: dict[Sequence, list[list[int]]] = {}
+        self._computed: dict[Sequence, int] = {}
+        self._pool: dict[int, tuple[Sequence, int, int, tuple[int, ...]]] = {}
 
     def run(self, batch: ScheduledBatch) -> list[GroupResult]:
         self.num_steps += 1
@@ -115,12 +143,12 @@ class ScriptedRunner:
         _check(batch.num_slots <= self.max_batched_slots, "over the slot budget")
         _check(len({item.sequence.request_id for item in batch.sequences}) == len(batch.sequences), "scheduled twice")
         for sequence in batch.preempted:
-            self._computed[sequence.request_id] = 0
+            self._computed[sequence] = 0
         for item in batch.sequences:
             sequence, start = item.sequence, item.sequence.num_computed_slots
             _check(item.num_slots >= 1, "no slots")
-            _check(start == self._computed.get(sequence.request_id, 0), "slots are not contiguous")
-            end = self._computed[sequence.request_id] = start + item.num_slots
+            _check(start == self._computed.get(sequence, 0), "slots are not contiguous")
+            end = self._computed[sequence] = start + item.num_slots
             _check(item.emits == (end == sequence.num_slots), "emits at the wrong place")
             for slot in range(start, end):
                 self._pool[self._physical(sequence, slot)] = _content(sequence, slot)
@@ -139,7 +167,7 @@ class ScriptedRunner:
     def _emit(self, sequence: Sequence) -> GroupResult:
         for slot in range(sequence.num_slots):
             _check(self._pool.get(self._physical(sequence, slot)) == _content(sequence, slot), f"slot {slot} is stale")
-        emitted = self.emitted.setdefault(sequence.request_id, [])
+        emitted = self.emitted[sequence.request_id] = self._emitted.setdefault(sequence, [])
         _check(sequence.groups == emitted, "groups were lost, changed or emitted again")
         group = self.script(sequence)
         emitted.append(group)
@@ -166,8 +194,8 @@ def scripted_logprobs(output_index: int, token_id: int, num_top: int) -> TokenLo
     return TokenLogprobs(logprob, [((token_id + k) % VOCAB_SIZE, logprob - k) for k in range(num_top)])
 
 
-def _content(sequence: Sequence, slot: int) -> tuple[str, int, int, tuple[int, ...]]:
-    return sequence.request_id, slot, sequence.slot_position(slot), tuple(sequence.slot_tokens(slot))
+def _content(sequence: Sequence, slot: int) -> tuple[Sequence, int, int, tuple[int, ...]]:
+    return sequence, slot, sequence.slot_position(slot), tuple(sequence.slot_tokens(slot))
 
 
 def _check(condition: bool, message: str) -> None:

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch import Tensor
+
 from hamburger.engine.config import EngineConfig
 from hamburger.engine.core import EngineCore
 from hamburger.engine.messages import GroupOutput, SubmitRequest
@@ -16,7 +18,6 @@ from hamburger.model.batch import ForwardBatch, empty_sampling
 from hamburger.model.config import GraftConfig, ModelConfig, TrunkConfig, tensor_shapes
 from hamburger.model.hamburger import HamburgerModel
 from hamburger.model.kv_cache import PagedKVCache
-from torch import Tensor
 
 CPU = torch.device("cpu")
 
@@ -88,7 +89,8 @@ def core_of(
         max_group=model.config.max_group,
     )
     dtype = model.embed_tokens.weight.dtype
-    return EngineCore(config, Runner(model, PagedKVCache(model.config.trunk, num_blocks, block_size, dtype, CPU)))
+    cache = PagedKVCache(model.config.trunk, num_blocks, block_size, dtype, CPU)
+    return EngineCore(config, Runner(model, cache), clock=lambda: 0.0)
 
 
 def params(**fields: Any) -> SamplingParams:

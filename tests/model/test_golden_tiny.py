@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
+
 from hamburger.model.assemble import assemble
 from hamburger.model.checkpoint import load_checkpoint
 from hamburger.model.hamburger import HamburgerModel
 from hamburger.model.kv_cache import PagedKVCache
 from hamburger.model.sources import ModelSource
 from small_models import CPU, core_of, one_sequence, params, run_core
-from torch import Tensor
 
 DATA = Path(__file__).parent.parent / "data" / "golden-tiny"
 GOLDEN: dict[str, list[dict[str, Any]]] = json.loads((DATA / "golden.json").read_text())

@@ -1,0 +1,219 @@
+"""LLM: the offline API. It drives an EngineCore in the caller's thread; no server, no asyncio, no other thread."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol, cast
+
+from hamburger.engine.config import EngineArgs
+from hamburger.engine.core import EngineCore
+from hamburger.engine.detokenizer import TextDecoder
+from hamburger.engine.errors import QueueTimeout
+from hamburger.engine.messages import AbortRequest, EngineInfo, FinishReason, TokenLogprobs
+from hamburger.engine.request import Answer, GenerationRequest, RequestUpdate, admit
+from hamburger.engine.sampling_params import SamplingParams
+
+Message = Mapping[str, Any]
+
+
+class ChatTokenizer(TextDecoder, Protocol):
+    """What LLM needs of a tokenizer; engine.tokenizer.Tokenizer is one."""
+
+    def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]: ...
+    def apply_chat_template(self, messages: list[dict[str, Any]], **kwargs: Any) -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationResult:
+    """One whole answer. token_ids, stop_probs and logprobs have one entry a token; groups are the same ids by group.
+
+    text ends before the stop string, token_ids with the token that completed it. stop_reason: the stop string or stop
+    token id that ended the answer, else None. kv_slots: groups emitted.
+    """
+
+    prompt_ids: list[int]
+    text: str
+    token_ids: list[int]
+    groups: list[list[int]]
+    stop_probs: list[float]
+    logprobs: list[TokenLogprobs] | None
+    finish_reason: FinishReason
+    stop_reason: str | int | None
+    kv_slots: int
+
+    @property
+    def tokens_per_kv(self) -> float:
+        return len(self.token_ids) / self.kv_slots
+
+
+class LLM:
+    """A model, ready to generate.
+
+        llm = LLM()
+        [result] = llm.chat([{"role": "user", "content": "Hello!"}], SamplingParams(temperature=0))
+
+    Arguments are those of EngineArgs. Raises what building the engine raises (a wrong model, too little memory).
+    """
+
+    def __init__(
+        self,
+        model: str | None = None,
+        *,
+        base: str | None = None,
+        device: str = "auto",
+        dtype: str = "auto",
+        max_model_len: int | None = None,
+        max_num_seqs: int = 64,
+        max_num_batched_slots: int = 512,
+        kv_cache_memory: int | None = None,
+        block_size: int = 32,
+        confidence: float | None = None,
+        on_progress: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        # Imported here because they import torch, which the import of this package must not.
+        from hamburger.engine.build import build_core
+        from hamburger.engine.tokenizer import Tokenizer
+        from hamburger.model.sources import resolve_source
+
+        args = EngineArgs(
+            model=model,
+            base=base,
+            device=device,
+            dtype=dtype,
+            max_model_len=max_model_len,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_slots=max_num_batched_slots,
+            kv_cache_memory=kv_cache_memory,
+            block_size=block_size,
+            confidence=confidence,
+            max_queue_seconds=math.inf,  # a long list of prompts may take its time
+        )
+        core, info = build_core(args, on_progress)
+        self._set_up(core, info, Tokenizer.load(resolve_source(model, base).tokenizer))
+
+    @classmethod
+    def from_core(cls, core: EngineCore, info: EngineInfo, tokenizer: ChatTokenizer) -> LLM:
+        """An LLM on an engine that was built elsewhere."""
+        llm = cls.__new__(cls)
+        llm._set_up(core, info, tokenizer)
+        return llm
+
+    def _set_up(self, core: EngineCore, info: EngineInfo, tokenizer: ChatTokenizer) -> None:
+        self.info = info
+        self.tokenizer = tokenizer
+        self._core = core
+
+    def generate(
+        self,
+        prompts: str | Sequence[str] | Sequence[Sequence[int]],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        progress: bool = True,
+    ) -> list[GenerationResult]:
+        """Continue each prompt (a text, or token ids); the results come in the prompts' order.
+
+        params: one for all prompts, or one a prompt; None is SamplingParams(). progress: show a bar on stderr.
+        Raises ValueError unless there are as many params as prompts, and, before any work, InvalidRequest when a
+        prompt or its params cannot be served.
+        """
+        prompts = [prompts] if isinstance(prompts, str) else prompts
+        ids = [self.tokenizer.encode(p, add_special_tokens=True) if isinstance(p, str) else [*p] for p in prompts]
+        return self._generate(ids, params or SamplingParams(), progress)
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        progress: bool = True,
+        **template_kwargs: Any,
+    ) -> list[GenerationResult]:
+        """Answer one conversation or several, written with the model's chat template; otherwise as `generate`.
+
+        template_kwargs go to the template (such as add_generation_prompt, continue_final_message).
+        """
+        one = not messages or isinstance(messages[0], Mapping)
+        chats = cast("Sequence[Sequence[Message]]", [messages] if one else messages)
+        texts = [self.tokenizer.apply_chat_template([dict(m) for m in chat], **template_kwargs) for chat in chats]
+        return self._generate([self.tokenizer.encode(text) for text in texts], params or SamplingParams(), progress)
+
+    def _generate(
+        self, prompts: list[list[int]], params: SamplingParams | Sequence[SamplingParams], progress: bool
+    ) -> list[GenerationResult]:
+        params = [params] * len(prompts) if isinstance(params, SamplingParams) else params
+        if len(params) != len(prompts):
+            raise ValueError(f"{len(prompts)} prompts came with {len(params)} sampling params.")
+        now = time.monotonic()
+        requests = [
+            admit(GenerationRequest(str(i), prompt_ids, p), self.info, now)
+            for i, (prompt_ids, p) in enumerate(zip(prompts, params, strict=True))
+        ]
+        answers = {r.request_id: Answer(self.tokenizer, r.params, self.info.eos_token_ids) for r in requests}
+        updates: dict[str, list[RequestUpdate]] = {r.request_id: [] for r in requests}
+        try:
+            for request in requests:
+                self._core.add(request)
+            with _progress_bar(len(requests), progress) as show:
+                while self._core.has_work:
+                    step = self._core.step()
+                    for failure in step.failures:
+                        raise QueueTimeout(failure.message)
+                    for output in step.outputs:
+                        update = answers[output.request_id].push(output)
+                        updates[output.request_id].append(update)
+                        show(update)
+                        if update.finish_reason is not None:
+                            self._core.abort(AbortRequest(output.request_id))  # a stop string, which it does not know
+        finally:  # after an error or Ctrl-C, the next call finds an empty engine
+            for request in requests:
+                self._core.abort(AbortRequest(request.request_id))
+        return [_result(request.prompt_ids, updates[request.request_id]) for request in requests]
+
+
+def _result(prompt_ids: list[int], updates: list[RequestUpdate]) -> GenerationResult:
+    last = updates[-1]
+    if last.finish_reason is None:
+        raise RuntimeError("the engine ran out of work before an answer was finished.")
+    return GenerationResult(
+        prompt_ids=prompt_ids,
+        text="".join(update.text for update in updates),
+        token_ids=[token_id for update in updates for token_id in update.token_ids],
+        groups=[update.token_ids for update in updates],
+        stop_probs=[p for update in updates for p in update.stop_probs],
+        logprobs=None if last.logprobs is None else [x for update in updates for x in update.logprobs or ()],
+        finish_reason=last.finish_reason,
+        stop_reason=last.stop_reason,
+        kv_slots=last.kv_slots,
+    )
+
+
+@contextmanager
+def _progress_bar(num_requests: int, visible: bool) -> Iterator[Callable[[RequestUpdate], None]]:
+    """A bar of finished answers, with tokens/s and tokens per KV so far; give it every update."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[speed]}"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), disable=not visible) as bar:
+        task = bar.add_task("Generating", total=num_requests, speed="")
+        start, num_tokens, num_slots = time.monotonic(), 0, 0
+
+        def show(update: RequestUpdate) -> None:
+            nonlocal num_tokens, num_slots
+            num_tokens += len(update.token_ids)
+            num_slots += 1
+            seconds = max(time.monotonic() - start, 1e-9)
+            speed = f"{num_tokens / seconds:.1f} tokens/s, {num_tokens / num_slots:.2f} tokens per KV"
+            bar.update(task, advance=int(update.finish_reason is not None), speed=speed)
+
+        yield show

@@ -1,0 +1,117 @@
+"""What every route is given: the engine, the tokenizer, the metrics, the settings, and the model's names."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any, Protocol
+
+from hamburger.engine.client import AsyncEngine
+from hamburger.engine.errors import InvalidRequest
+from hamburger.engine.messages import EngineInfo
+from hamburger.server.config import ServeSettings
+from hamburger.server.errors import ApiError
+from hamburger.server.metrics import ServerMetrics
+
+LISTED_CONFIDENCES = ("0.5", "0.6", "0.7", "0.8", "0.9", "1.0")
+_NUMBER = re.compile(r"-?([0-9]+\.?[0-9]*|\.[0-9]+)")
+
+
+class ServerTokenizer(Protocol):
+    """The part of engine.tokenizer.Tokenizer that the server uses."""
+
+    vocab_size: int
+
+    @property
+    def bos_token(self) -> str | None: ...
+    @property
+    def eos_token(self) -> str | None: ...
+    @property
+    def pad_token(self) -> str | None: ...
+    @property
+    def chat_template(self) -> str | None: ...
+    def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]: ...
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str: ...
+    def token_bytes(self, token_id: int, *, first: bool = False) -> bytes: ...
+    def is_special(self, token_id: int) -> bool: ...
+    def apply_chat_template(self, messages: list[dict[str, Any]], *, add_generation_prompt: bool = True) -> str: ...
+
+
+class ServedModel:
+    """The one model that is served, and its aliases NAME@c, which set the confidence of clients that cannot add fields.
+
+    fingerprint: the `system_fingerprint` of answers; it changes with whatever may change their rounding.
+    """
+
+    def __init__(self, name: str, info: EngineInfo) -> None:
+        self.name = name
+        self.info = info
+        self.created = int(time.time())
+        build = f"{version('hamburger-serve')} {info.model} {info.dtype} {info.device}"
+        self.fingerprint = "fp_" + hashlib.sha256(build.encode()).hexdigest()[:10]
+
+    def confidence_of(self, model: str | None) -> float | None:
+        """The confidence that a model name asks for; None for the plain name or none at all.
+
+        Raises ApiError 404 for a name that is not served, InvalidRequest for an alias outside [0, 1].
+        """
+        if model is None or model == self.name:
+            return None
+        name, at, number = model.rpartition("@")
+        if not at or name != self.name or not _NUMBER.fullmatch(number):
+            served = f"{self.name} (and {self.name}@c with a confidence c in [0, 1])"
+            raise ApiError(
+                404,
+                f"The model {model!r} does not exist. Served: {served}.",
+                param="model",
+                code="model_not_found",
+            )
+        if not 0 <= float(number) <= 1:
+            raise InvalidRequest(f"model is {model!r}: the confidence after @ must be in [0, 1].", "model")
+        return float(number)
+
+    def card(self, model_id: str) -> dict[str, Any]:
+        """One entry of /v1/models."""
+        return {
+            "id": model_id,
+            "object": "model",
+            "created": self.created,
+            "owned_by": "hamburger",
+            "root": self.info.model,
+            "parent": None if model_id == self.name else self.name,
+            "max_model_len": self.info.max_model_len,
+        }
+
+    def cards(self) -> list[dict[str, Any]]:
+        return [self.card(self.name), *(self.card(f"{self.name}@{c}") for c in LISTED_CONFIDENCES)]
+
+
+CONFIDENCE_HEADER = "X-HAMburger-Confidence"
+
+
+def choose_confidence(field: float | None, alias: float | None, headers: Mapping[str, str]) -> float | None:
+    """The confidence of a request: its field, else its model alias, else its header, else None (the server's default).
+
+    Raises InvalidRequest when it falls to a header that is no number in [0, 1].
+    """
+    header = headers.get(CONFIDENCE_HEADER)
+    if field is not None or alias is not None or header is None:
+        return alias if field is None else field
+    if not _NUMBER.fullmatch(header.strip()) or not 0 <= float(header) <= 1:
+        raise InvalidRequest(f"{CONFIDENCE_HEADER} is {header!r}: it must be in [0, 1].", CONFIDENCE_HEADER)
+    return float(header)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerContext:
+    """Made once by create_app; routes hold it and nothing global."""
+
+    engine: AsyncEngine
+    tokenizer: ServerTokenizer
+    metrics: ServerMetrics
+    settings: ServeSettings
+    served: ServedModel

@@ -1,0 +1,194 @@
+"""The answers' JSON, as plain dicts: a chunk is built for every group of every stream, so nothing heavy stands here."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+from hamburger.engine.client import RequestUpdate
+from hamburger.server.context import ServedModel, ServerTokenizer
+from hamburger.server.logprobs import (
+    ChatLogprobs,
+    CompletionLogprobs,
+    join_chat_logprobs,
+    join_completion_logprobs,
+)
+from hamburger.server.protocol import GenerationBody
+
+
+class Choice:
+    """One answer as it grows: what the client was sent of it, and what it has to be charged for."""
+
+    def __init__(self, index: int, logprobs: Callable[[RequestUpdate], dict[str, Any]] | None) -> None:
+        self.index = index
+        self.texts: list[str] = []
+        self.groups: list[list[int]] = []
+        self.logprobs: list[dict[str, Any]] = []
+        self.completion_tokens = 0
+        self.kv_slots = 0
+        self.finish_reason: str | None = None
+        self.stop_reason: str | int | None = None
+        self._logprobs = logprobs
+
+    def add(self, update: RequestUpdate, *, keep: bool) -> dict[str, Any] | None:
+        """Count a group; the log-probabilities of its tokens, None where none were asked for.
+
+        keep: remember its text, ids and log-probabilities for the whole answer; a stream has no use for them.
+        """
+        self.completion_tokens, self.kv_slots = update.completion_tokens, update.kv_slots
+        self.finish_reason, self.stop_reason = update.finish_reason, update.stop_reason
+        logprobs = None if self._logprobs is None else self._logprobs(update)
+        if keep:
+            self.texts.append(update.text)
+            self.groups.append(update.token_ids)
+            if logprobs is not None:
+                self.logprobs.append(logprobs)
+        return logprobs
+
+
+class Reply:
+    """The frame of one request's answer: its id, its choices and its usage. Subclasses know the two OpenAI shapes."""
+
+    id_prefix: str
+    object: str
+    chunk_object: str
+
+    def __init__(
+        self,
+        body: GenerationBody,
+        served: ServedModel,
+        tokenizer: ServerTokenizer,
+        prompt_tokens: int,
+        num_choices: int,
+    ) -> None:
+        self.id = f"{self.id_prefix}{uuid.uuid4().hex}"
+        self._tokenizer = tokenizer
+        self._skip_special_tokens = body.skip_special_tokens is not False
+        self._frame = {
+            "created": int(time.time()),
+            "model": body.model or served.name,
+            "system_fingerprint": served.fingerprint,
+        }
+        self._return_groups = bool(body.return_groups)
+        self._usage_in_chunks = body.wants_continuous_usage
+        self._wants_usage = body.wants_usage
+        self._prompt_tokens = prompt_tokens
+        wants_logprobs = body.num_logprobs() is not None
+        self.choices = [Choice(i, self._logprobs() if wants_logprobs else None) for i in range(num_choices)]
+
+    def add(self, index: int, update: RequestUpdate) -> None:
+        """Take a group into an answer that is sent as a whole."""
+        self.choices[index].add(update, keep=True)
+
+    def whole(self) -> dict[str, Any]:
+        """The answer in one piece."""
+        choices = []
+        for choice in self.choices:
+            whole = {
+                "index": choice.index,
+                **self._content("".join(choice.texts)),
+                "logprobs": self._join(choice.logprobs) if choice.logprobs else None,
+                "finish_reason": choice.finish_reason,
+                "stop_reason": choice.stop_reason,
+            }
+            choices.append(whole | {"groups": choice.groups} if self._return_groups else whole)
+        return {"id": self.id, "object": self.object, **self._frame, "choices": choices, "usage": self.usage()}
+
+    def chunk(self, index: int, update: RequestUpdate) -> dict[str, Any]:
+        """The streamed piece that one group adds."""
+        choice = self.choices[index]
+        first = choice.kv_slots == 0
+        piece: dict[str, Any] = {
+            "index": index,
+            **self._delta(update.text, first),
+            "logprobs": choice.add(update, keep=False),
+            "finish_reason": update.finish_reason,
+        }
+        if update.finish_reason is not None:
+            piece["stop_reason"] = update.stop_reason
+        if self._return_groups:
+            piece["group"] = {
+                "index": update.kv_slots - 1,
+                "token_ids": update.token_ids,
+                "stop_probs": update.stop_probs,
+            }
+        chunk = self._chunk([piece])
+        if self._usage_in_chunks:
+            chunk["usage"] = self.usage()
+        elif self._wants_usage:
+            chunk["usage"] = None
+        return chunk
+
+    def usage_chunk(self) -> dict[str, Any]:
+        """The chunk after the last one of a client that asked for include_usage."""
+        return self._chunk([]) | {"usage": self.usage()}
+
+    def usage(self) -> dict[str, Any]:
+        """What the client saw so far, summed over the choices."""
+        completion_tokens = sum(choice.completion_tokens for choice in self.choices)
+        kv_slots = sum(choice.kv_slots for choice in self.choices)
+        return {
+            "prompt_tokens": self._prompt_tokens,
+            "completion_tokens": completion_tokens,
+            "total_tokens": self._prompt_tokens + completion_tokens,
+            "kv_slots": kv_slots,
+            "tokens_per_kv": round(completion_tokens / kv_slots, 4) if kv_slots else None,
+            "prompt_tokens_details": {"cached_tokens": 0},
+        }
+
+    def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        return {"id": self.id, "object": self.chunk_object, **self._frame, "choices": choices}
+
+    def _content(self, text: str) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def _delta(self, text: str, first: bool) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def _logprobs(self) -> Callable[[RequestUpdate], dict[str, Any]]:
+        raise NotImplementedError
+
+    def _join(self, parts: list[dict[str, Any]]) -> dict[str, Any]:
+        raise NotImplementedError
+
+
+class ChatReply(Reply):
+    """chat.completion: a message, streamed as deltas. The role comes with the first token, never before it."""
+
+    id_prefix = "chatcmpl-"
+    object = "chat.completion"
+    chunk_object = "chat.completion.chunk"
+
+    def _content(self, text: str) -> dict[str, Any]:
+        return {"message": {"role": "assistant", "content": text, "refusal": None}}
+
+    def _delta(self, text: str, first: bool) -> dict[str, Any]:
+        return {"delta": {"role": "assistant", "content": text} if first else {"content": text}}
+
+    def _logprobs(self) -> Callable[[RequestUpdate], dict[str, Any]]:
+        return ChatLogprobs(self._tokenizer)
+
+    def _join(self, parts: list[dict[str, Any]]) -> dict[str, Any]:
+        return join_chat_logprobs(parts)
+
+
+class CompletionReply(Reply):
+    """text_completion: the same shape streamed or not. Choice index = prompt index x n + choice."""
+
+    id_prefix = "cmpl-"
+    object = "text_completion"
+    chunk_object = "text_completion"
+
+    def _content(self, text: str) -> dict[str, Any]:
+        return {"text": text}
+
+    def _delta(self, text: str, first: bool) -> dict[str, Any]:
+        return {"text": text}
+
+    def _logprobs(self) -> Callable[[RequestUpdate], dict[str, Any]]:
+        return CompletionLogprobs(self._tokenizer, self._skip_special_tokens)
+
+    def _join(self, parts: list[dict[str, Any]]) -> dict[str, Any]:
+        return join_completion_logprobs(parts)

@@ -1,0 +1,289 @@
+"""The load generator: its figures from scripted times, and its runs against a real HTTP server."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hamburger.clients import bench
+from hamburger.clients.figures import Answer, Distribution, percentile, summarise
+from hamburger.clients.load import Job, poisson_offsets
+from hamburger.clients.prompts import built_in_prompts, read_prompts
+from hamburger.clients.wire import StreamEvent, Usage
+from scripted_server import Reply, ScriptedServer, error_body, hamburger_stream, plain_stream, sse
+
+
+def run_bench(server: ScriptedServer, *arguments: str) -> int:
+    parser = argparse.ArgumentParser()
+    bench.add_arguments(parser)
+    return bench.run(parser.parse_args(["--url", server.url, *arguments]))
+
+
+def grouped_answer() -> Answer:
+    """Sent at 10; 2 tokens at 11, 4 at 12, 1 at 12.5; usage at 12.6; done at 12.7."""
+    answer = Answer(10.0)
+    for now, tokens in ((11.0, 2), (12.0, 4), (12.5, 1)):
+        answer.add(StreamEvent("x", list(range(tokens)), 0), now)
+    answer.add(StreamEvent(usage=Usage(20, 7, 3)), 12.6)
+    answer.ended = 12.7
+    return answer
+
+
+def test_the_latencies_of_an_answer_in_groups() -> None:
+    answer = grouped_answer()
+    assert answer.ttft == 1.0
+    assert answer.tpot == pytest.approx(1.5 / 6)
+    assert answer.inter_token_latencies == [0.25] * 4 + [0.5]
+    assert answer.e2e == pytest.approx(2.7)
+    assert (answer.completion_tokens, answer.kv_slots, answer.counted_by) == (7, 3, "usage")
+
+
+def test_a_role_and_a_usage_have_no_time_and_an_end_token_has() -> None:
+    answer = Answer(0.0)
+    answer.add(StreamEvent(), 1.0)
+    answer.add(StreamEvent("a"), 2.0)
+    answer.add(StreamEvent("b"), 3.0)
+    answer.add(StreamEvent(finish_reason="stop"), 4.0)
+    answer.add(StreamEvent(usage=Usage(1, 3, None)), 9.0)
+    assert (answer.first, answer.last, answer.tpot) == (2.0, 4.0, 1.0)
+    assert answer.inter_token_latencies == [1.0]
+    assert answer.kv_slots is None
+
+
+def test_without_usage_tokens_are_counted_by_groups_or_by_events() -> None:
+    grouped, plain = Answer(0.0), Answer(0.0)
+    grouped.add(StreamEvent("ab", [1, 2], 0), 1.0)
+    grouped.add(StreamEvent("flushed text"), 1.0)
+    plain.add(StreamEvent("ab"), 1.0)
+    assert (grouped.completion_tokens, grouped.kv_slots, grouped.counted_by) == (2, 1, "groups")
+    assert (plain.completion_tokens, plain.kv_slots, plain.counted_by) == (1, None, "events")
+    assert plain.tpot is None
+
+
+def test_percentiles_interpolate_between_closest_ranks() -> None:
+    assert [percentile([1.0, 2.0, 3.0, 4.0], p) for p in (0, 50, 90, 100)] == pytest.approx([1, 2.5, 3.7, 4])
+    assert percentile([7.0], 99) == 7.0
+    assert Distribution.of([3.0, None, 1.0]) == Distribution(2.0, 2.0, pytest.approx(2.8), pytest.approx(2.98))
+    assert Distribution.of([None]) is None
+
+
+def test_a_level_counts_only_what_succeeded() -> None:
+    broken = Answer(9.0, ended=14.0, error="HTTP 429: full")
+    broken.add(StreamEvent("x", [1, 2], 0), 13.0)
+    summary = summarise([grouped_answer(), broken, Answer(10.0, ended=11.0, error="HTTP 429: full"), grouped_answer()])
+    assert (summary.ok, summary.failures) == (2, {"HTTP 429: full": 2})
+    assert summary.seconds == 5.0
+    assert (summary.output_tokens, summary.prompt_tokens, summary.kv_slots) == (14, 40, 6)
+    assert summary.output_tokens_per_second == pytest.approx(14 / 5)
+    assert summary.total_tokens_per_second == pytest.approx(54 / 5)
+    assert summary.requests_per_second == pytest.approx(2 / 5)
+    assert summary.tokens_per_kv == pytest.approx(14 / 6)
+    assert summary.ttft == Distribution(1.0, 1.0, 1.0, 1.0)
+
+
+def test_figures_that_one_server_does_not_give_are_unknown_not_zero() -> None:
+    plain = Answer(0.0, ended=2.0)
+    plain.add(StreamEvent("a"), 1.0)
+    summary = summarise([grouped_answer(), plain])
+    assert (summary.prompt_tokens, summary.total_tokens_per_second, summary.tokens_per_kv) == (None, None, None)
+    assert summary.counted_by == "events"
+    nothing = summarise([Answer(0.0, ended=0.0, error="x")])
+    assert (nothing.ok, nothing.output_tokens_per_second, nothing.ttft, nothing.tokens_per_kv) == (0, 0.0, None, None)
+
+
+def test_prompts_have_their_length_and_differ_from_the_first_word() -> None:
+    for words in (1, 5, 40, 500):
+        prompts = built_in_prompts(30, words, seed=3)
+        assert {len(prompt.split()) for prompt in prompts} == {words}
+        assert len({prompt.split()[0] for prompt in prompts}) == 30
+    assert built_in_prompts(3, 50, seed=1) == built_in_prompts(3, 50, seed=1) != built_in_prompts(3, 50, seed=2)
+
+
+def test_poisson_arrivals_begin_at_once_and_have_the_rate() -> None:
+    offsets = poisson_offsets(4000, rate=5.0, seed=0)
+    assert offsets[0] == 0
+    assert offsets == sorted(offsets)
+    assert offsets[-1] == pytest.approx(4000 / 5, rel=0.1)
+    gaps = [b - a for a, b in zip(offsets, offsets[1:], strict=False)]
+    assert sum(gap > 0.2 for gap in gaps) / len(gaps) == pytest.approx(0.368, abs=0.03)  # exp(-1): not evenly spaced
+
+
+def test_a_request_has_only_the_fields_that_were_asked_for() -> None:
+    plain = Job(model="m", endpoint="completions", output_tokens=9, groups=False).body("p")
+    usage = {"include_usage": True}
+    assert plain == {
+        "model": "m", "prompt": "p", "max_tokens": 9, "temperature": 0, "stream": True, "stream_options": usage
+    }  # fmt: skip
+    full = Job(model="m", endpoint="chat", output_tokens=9, confidence=0.0, ignore_eos=True).body("p")
+    assert full["messages"] == [{"role": "user", "content": "p"}]
+    assert (full["confidence"], full["ignore_eos"], full["return_groups"]) == (0.0, True, True)
+
+
+@pytest.mark.parametrize("endpoint", ["chat", "completions"])
+def test_a_run_prints_and_writes_its_figures(
+    server: ScriptedServer, endpoint: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    server.tokens_per_word = 2
+    server.replies = [Reply(hamburger_stream([("a b c", 3), ("d", 1)], chat=endpoint == "chat"))]
+    figures = tmp_path / "figures.json"
+    arguments = ("--concurrency", "1,3", "--requests", "5", "--confidence", "0.6,1", "--prompt-tokens", "40")
+    code = run_bench(server, *arguments, "--endpoint", endpoint, "--json", str(figures), "--api-key", "secret")
+    assert code == 0
+    assert len(server.requests) == 2 * 2 * (5 + 1)
+    assert [request["confidence"] for request in server.requests] == [0.6] * 12 + [1.0] * 12
+    assert set(server.keys) == {"Bearer secret"}
+    texts = [r["messages"][0]["content"] if endpoint == "chat" else r["prompt"] for r in server.requests]
+    assert len(set(texts)) == len(texts)
+    assert {len(text.split()) for text in texts} == {20}
+    out = capsys.readouterr().out
+    assert f"tiny at {server.url}, {endpoint}" in out
+    for word in ("3 in flight", "0.6", "2.00", "TTFT", "TPOT", "ITL", "E2E", "p99", "counted by the server's usage"):
+        assert word in out
+    assert "failed:" not in out
+    text = figures.read_text(encoding="utf-8")
+    assert "secret" not in text
+    report = json.loads(text)
+    assert [(level["concurrency"], level["confidence"]) for level in report["levels"]] == [
+        (1, 0.6), (3, 0.6), (1, 1.0), (3, 1.0)
+    ]  # fmt: skip
+    level = report["levels"][1]
+    assert (level["ok"], level["output_tokens"], level["prompt_tokens"], level["tokens_per_kv"]) == (5, 20, 25, 2.0)
+    request = level["requests"][4]
+    assert (request["completion_tokens"], request["kv_slots"], request["finish_reason"]) == (4, 2, "stop")
+    assert [tokens for _, tokens in request["arrivals"]] == [3, 1]
+
+
+def test_a_server_without_usage_groups_or_tokenize(server: ScriptedServer, capsys: pytest.CaptureFixture[str]) -> None:
+    server.replies = [Reply(plain_stream(["a", "b"]))]
+    assert run_bench(server, "--concurrency", "2", "--requests", "3", "--no-groups", "--prompt-tokens", "40") == 0
+    assert "return_groups" not in server.requests[0]
+    assert len(server.requests[0]["messages"][0]["content"].split()) == 30
+    out = capsys.readouterr().out
+    assert "one token an event" in out
+    assert " - " in out
+
+
+def test_open_loop_sends_every_request_without_waiting_for_answers(
+    server: ScriptedServer, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """All eight must be in flight at once, or the barrier never opens."""
+    reached = asyncio.Event()
+
+    class Gate(ScriptedServer):
+        pass
+
+    arrived = 0
+
+    def answer(body: dict[str, Any]) -> Reply:
+        nonlocal arrived
+        arrived += 1
+        if arrived == 8:
+            reached.set()
+        return Reply(hamburger_stream([("a", 2)]))
+
+    server.answer = answer
+    dataset = tmp_path / "prompts.jsonl"
+    dataset.write_text('{"prompt": "eins\u2028zwei"}\n\n{"prompt": "drei", "more": 1}\n', encoding="utf-8")
+    options = ("--request-rate", "500", "--requests", "8", "--warm-up", "0", "--dataset", str(dataset), "--ignore-eos")
+    assert run_bench(server, *options) == 0
+    assert sorted(r["messages"][0]["content"] for r in server.requests) == ["drei"] * 4 + ["eins\u2028zwei"] * 4
+    assert all(r["ignore_eos"] is True for r in server.requests)
+    assert "500 req/s" in capsys.readouterr().out
+
+
+def test_some_failures_are_counted_by_their_reason(server: ScriptedServer, capsys: pytest.CaptureFixture[str]) -> None:
+    good = hamburger_stream([("a", 2), ("b", 1)])
+    server.replies = [
+        Reply(good),
+        Reply(body=error_body("The queue is full.", 429), status=429),
+        Reply([good[0], sse(error_body("the engine died", 500)), b"data: [DONE]\n\n"]),
+        Reply([good[0]]),
+        Reply([b"data: [DONE]\n\n"]),
+        Reply([b"<html>"], media_type="text/html"),
+    ]
+    assert run_bench(server, "--concurrency", "1", "--requests", "6", "--warm-up", "0", "--model", "m") == 0
+    out = capsys.readouterr().out
+    for reason in (
+        "1 failed: HTTP 429: The queue is full.",
+        "1 failed: error in the stream: the engine died",
+        "1 failed: the stream ended before the answer did",
+        "1 failed: the answer has no tokens",
+        "did not answer with a stream (content-type text/html",
+    ):
+        assert reason in out
+
+
+def test_a_level_without_any_success_is_a_failure(server: ScriptedServer, capsys: pytest.CaptureFixture[str]) -> None:
+    server.replies = [Reply(body=error_body("Unknown field return_groups.", 400), status=400)]
+    assert run_bench(server, "--concurrency", "2", "--requests", "3", "--warm-up", "0") == 1
+    printed = capsys.readouterr()
+    assert "2 in flight: 3 failed: HTTP 400: Unknown field return_groups." in printed.out
+    assert "no request that succeeded" in printed.err
+
+
+def test_a_failed_warm_up_ends_the_run(server: ScriptedServer, capsys: pytest.CaptureFixture[str]) -> None:
+    server.replies = [Reply(body=error_body("Unknown field return_groups.", 400), status=400)]
+    assert run_bench(server, "--concurrency", "1") == 1
+    err = capsys.readouterr().err
+    assert "the warm-up request failed: HTTP 400: Unknown field return_groups." in err
+    assert "--no-groups" in err
+    assert len(server.requests) == 1
+
+
+def test_a_server_that_falls_silent_is_a_failure_and_not_a_hang(
+    server: ScriptedServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.replies = [Reply(hamburger_stream([("a", 2)])[:1][:0], hang=True)]
+    options = ("--concurrency", "1", "--requests", "1", "--warm-up", "0", "--timeout", "0.3", "--model", "m")
+    assert run_bench(server, *options) == 1
+    assert "fell silent" in capsys.readouterr().out
+    assert server.disconnected.wait(5)
+
+
+def test_no_server_is_one_line_with_a_remedy(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_bench(ScriptedServer(url="http://127.0.0.1:9")) == 1
+    err = capsys.readouterr().err
+    assert err.startswith("error: cannot connect to http://127.0.0.1:9. Is the server running?")
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--concurrency", "0"],
+        ["--concurrency", "1,,2"],
+        ["--confidence", "1.2"],
+        ["--request-rate", "-1"],
+        ["--requests", "none"],
+        ["--concurrency", "1", "--request-rate", "1"],
+        ["--dataset", "x", "--prompt-tokens", "3"],
+        ["--endpoint", "embeddings"],
+        ["--url", "localhost"],
+    ],
+)
+def test_wrong_arguments_exit_with_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_info:
+        run_bench(ScriptedServer(url="http://127.0.0.1:9"), *arguments)
+    assert exit_info.value.code == 2
+    assert arguments[0] in capsys.readouterr().err
+
+
+def test_bad_files_exit_with_2_before_any_request(
+    server: ScriptedServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dataset = tmp_path / "prompts.jsonl"
+    dataset.write_text('{"prompt": "a"}\n{"text": "b"}\n', encoding="utf-8")
+    assert run_bench(server, "--dataset", str(dataset)) == 2
+    assert "line 2" in capsys.readouterr().err
+    assert run_bench(server, "--dataset", str(tmp_path / "none.jsonl")) == 2
+    assert run_bench(server, "--json", str(tmp_path / "no" / "folder.json")) == 2
+    assert not server.requests
+    assert not server.keys
+    dataset.write_text("\n", encoding="utf-8")
+    with pytest.raises(ValueError, match="holds no prompts"):
+        read_prompts(dataset)

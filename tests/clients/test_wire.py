@@ -1,0 +1,111 @@
+"""Bytes of a stream -> events, and failures -> one line with a remedy."""
+
+from __future__ import annotations
+
+import argparse
+
+import httpx
+import pytest
+
+from hamburger.clients.arguments import list_of, positive, server_url, unit_interval, whole
+from hamburger.clients.wire import RequestError, StreamDecoder, Usage, client_options, response_error
+from scripted_server import hamburger_stream, plain_stream, sse
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 10_000])
+def test_any_cut_of_the_bytes_gives_the_same_events(size: int) -> None:
+    stream = b": ping\n\nevent: x\n" + b"".join(
+        hamburger_stream([("Gr\u00fc\u00dfe \U0001f354", 3), ("\u65e5\u672c", 2)])
+    )
+    decoder = StreamDecoder()
+    events = [event for i in range(0, len(stream), size) for event in decoder.feed(stream[i : i + size])]
+    events += decoder.close()
+    assert "".join(event.text for event in events) == "Gr\u00fc\u00dfe \U0001f354\u65e5\u672c"
+    assert [event.token_ids for event in events] == [[0, 1, 2], [0, 1], None]
+    assert [event.group_index for event in events] == [0, 1, None]
+    assert events[1].finish_reason == "stop"
+    assert events[2].usage == Usage(5, 5, 2)
+
+
+def test_crlf_and_a_last_line_without_its_end() -> None:
+    decoder = StreamDecoder()
+    events = decoder.feed(
+        b'data:{"choices":[{"text":"a"}]}\r\n\r\ndata: {"choices":[{"text":"b","finish_reason":"stop"}]}'
+    )
+    events += decoder.close()
+    assert [event.text for event in events] == ["a", "b"]
+
+
+def test_roles_and_usage_are_no_output_but_a_finish_is() -> None:
+    decoder = StreamDecoder()
+    events = decoder.feed(b"".join(plain_stream(["a"])) + sse({"choices": [{"delta": {"content": "after the end"}}]}))
+    assert [event.carries_output for event in events] == [False, True, True]
+
+
+@pytest.mark.parametrize(
+    ("stream", "reason"),
+    [
+        (sse({"choices": [{"delta": {"content": "a"}}]}), "the stream ended before the answer did"),
+        (b"", "the stream ended before the answer did"),
+        (sse({"error": {"message": "the engine died", "code": 500}}), "error in the stream: the engine died"),
+        (b"data: <html>\n", "an event that makes no sense: <html>"),
+        (sse({"choices": ["odd"]}), "makes no sense"),
+    ],
+)
+def test_a_bad_stream_is_a_request_error(stream: bytes, reason: str) -> None:
+    decoder = StreamDecoder()
+    with pytest.raises(RequestError, match=reason):
+        decoder.feed(stream)
+        decoder.close()
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b'{"error": {"message": "too\\nlong", "param": "messages"}}', "HTTP 400: too long"),
+        (b'{"error": "plain text"}', "HTTP 400: plain text"),
+        (b'{"detail": "Not Found"}', "HTTP 400: {'detail': 'Not Found'}"),
+        (b"[1]", "HTTP 400: [1]"),
+        (b"gateway", "HTTP 400: gateway"),
+        (b"", "HTTP 400: Bad Request"),
+    ],
+)
+def test_an_error_of_any_shape_gives_its_message_in_one_line(content: bytes, reason: str) -> None:
+    assert response_error(httpx.Response(400, content=content)).reason == reason
+
+
+def test_the_remedy_is_for_people_and_not_part_of_the_reason() -> None:
+    error = response_error(httpx.Response(401, json={"error": {"message": "Wrong key."}}))
+    assert error.reason == "HTTP 401: Wrong key."
+    assert str(error) == "HTTP 401: Wrong key. Give the server's key with --api-key or HAMBURGER_API_KEY."
+
+
+@pytest.mark.parametrize("text", ["http://h:1", "http://h:1/", "http://h:1/v1", "http://h:1/v1/"])
+def test_a_url_is_taken_with_and_without_its_version(text: str) -> None:
+    assert server_url(text) == "http://h:1"
+
+
+@pytest.mark.parametrize("text", ["localhost:8000", "8000", "", "ftp://h", "http://", "http://h:port"])
+def test_what_is_no_url_is_refused(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError):
+        server_url(text)
+
+
+def test_numbers_out_of_range_are_refused() -> None:
+    assert list_of(unit_interval)("0, 0.5,1") == [0, 0.5, 1]
+    assert whole("0") == 0
+    for parse, text in ((unit_interval, "1.1"), (unit_interval, "nan"), (unit_interval, "x"), (positive, "0")):
+        with pytest.raises(argparse.ArgumentTypeError):
+            parse(text)
+    for text in ("-1", "1.5", ""):
+        with pytest.raises(argparse.ArgumentTypeError):
+            whole(text)
+
+
+def test_only_a_loopback_address_goes_around_the_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HAMBURGER_API_KEY", "from-env")
+    assert client_options("http://127.0.0.1:8000", None, 1)["trust_env"] is False
+    remote = client_options("https://example.org", None, 1)
+    assert remote["trust_env"] is True
+    assert remote["headers"]["Authorization"] == "Bearer from-env"
+    assert client_options("https://example.org", "given", 1)["headers"]["Authorization"] == "Bearer given"

@@ -1,0 +1,31 @@
+"""At confidence 1.0 greedy text is that of transformers, for the embedded default's weights in float32."""
+
+from __future__ import annotations
+
+import torch
+
+from hamburger.engine import LLM, SamplingParams
+from hamburger.model.checkpoint import load_checkpoint
+from hamburger.model.sources import resolve_source
+from peer import greedy, hugging_face
+
+QUESTIONS = [
+    "Name three colours.", "What is the capital of France?", "Write a haiku about rain.", "What is 12 + 30?",
+    "Who wrote Hamlet?", "Give me a synonym of happy.", "Translate 'good morning' into Spanish.", "What is an atom?",
+    "List two prime numbers.", "Why is the sky blue?", "Explain gravity to a child.", "Name a river in Egypt.",
+    "What do bees make?", "Write a Python function that adds two numbers.", "How many days has a leap year?",
+    "What is the opposite of cold?", "Tell me a short joke.", "Which planet is the largest?",
+    "What is photosynthesis?", "Say hello in French.",
+]  # fmt: skip
+NEW_TOKENS = 16
+
+
+def test_greedy_equals_transformers_on_20_prompts() -> None:
+    llm = LLM(dtype="float32", max_model_len=256, kv_cache_memory=1 << 30)
+    sampling = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True, confidence=1.0)
+    conversations = [[{"role": "user", "content": question}] for question in QUESTIONS]
+    answers = llm.chat(conversations, sampling, progress=False)
+    checkpoint = load_checkpoint(resolve_source(None), torch.float32)
+    peer = hugging_face(checkpoint.config, checkpoint.tensors)
+    for answer in answers:
+        assert answer.token_ids == greedy(peer, answer.prompt_ids, NEW_TOKENS)

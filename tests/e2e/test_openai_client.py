@@ -1,0 +1,160 @@
+"""The official openai client against real servers."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import openai
+import pytest
+from openai import AsyncOpenAI, OpenAI
+
+from real_server import RealServer
+
+MESSAGES: list[Any] = [{"role": "user", "content": "Name three colours."}]
+EMBEDDED = "smollm2-135m-instruct"
+
+
+def client(server: RealServer) -> OpenAI:
+    return OpenAI(base_url=f"{server.url}/v1", api_key="unused", max_retries=0)
+
+
+def test_models_lists_the_embedded_default(embedded: RealServer) -> None:
+    models = list(client(embedded).models.list())
+    assert models[0].id == EMBEDDED
+    assert models[0].model_dump()["max_model_len"] == 512
+    assert client(embedded).models.retrieve(EMBEDDED).id == EMBEDDED
+
+
+def test_chat_is_sensible_and_streams_the_same_text(embedded: RealServer) -> None:
+    question: list[Any] = [{"role": "user", "content": "What is the capital of France?"}]
+    chat = client(embedded).chat.completions
+    whole = chat.create(model=EMBEDDED, messages=question, temperature=0, max_tokens=32)
+    text = whole.choices[0].message.content
+    assert text is not None
+    assert "Paris" in text
+    assert whole.choices[0].finish_reason in ("stop", "length")
+    chunks = list(
+        chat.create(
+            model=EMBEDDED,
+            messages=question,
+            temperature=0,
+            max_tokens=32,
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+    )
+    assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == text
+    assert chunks[-1].usage == whole.usage
+    assert whole.usage is not None
+    usage = whole.usage.model_dump()
+    assert usage["tokens_per_kv"] == 1.0  # a plain base model, and it says so
+    assert usage["kv_slots"] == usage["completion_tokens"]
+
+
+def test_a_plain_base_says_so_at_start(embedded: RealServer) -> None:
+    log = embedded.log()
+    assert "plain base model" in log
+    assert "1.0 tokens per KV" in log
+    assert "curl" in log
+    assert embedded.url in log
+
+
+def test_completions_with_n_stop_and_seed(embedded: RealServer) -> None:
+    completions = client(embedded).completions
+    one = completions.create(
+        model=EMBEDDED, prompt="One, two, three,", n=2, seed=7, temperature=0.8, max_tokens=12, stop=[".", "\n"]
+    )
+    two = completions.create(
+        model=EMBEDDED, prompt="One, two, three,", n=2, seed=7, temperature=0.8, max_tokens=12, stop=[".", "\n"]
+    )
+    assert [c.index for c in one.choices] == [0, 1]
+    assert [c.text for c in one.choices] == [c.text for c in two.choices]
+    assert all("." not in c.text for c in one.choices)
+
+
+def test_grafted_groups_reach_the_client(grafted: RealServer) -> None:
+    answer = client(grafted).chat.completions.create(
+        model="burger",
+        messages=MESSAGES,
+        temperature=0,
+        max_tokens=40,
+        extra_body={"confidence": 0.0, "return_groups": True, "ignore_eos": True},
+    )
+    assert answer.usage is not None
+    usage = answer.usage.model_dump()
+    groups = answer.choices[0].model_dump()["groups"]
+    assert [len(group) for group in groups] == [4] * 10
+    assert usage["completion_tokens"] == 40
+    assert usage["kv_slots"] == 10
+    assert usage["tokens_per_kv"] == 4.0
+    careful = client(grafted).chat.completions.create(
+        model="burger@1.0", messages=MESSAGES, temperature=0, max_tokens=40, extra_body={"ignore_eos": True}
+    )
+    assert careful.usage is not None
+    assert careful.usage.model_dump()["tokens_per_kv"] == 1.0
+
+
+def test_logprobs_come_one_a_token_in_grouped_chunks(grafted: RealServer) -> None:
+    chunks = list(
+        client(grafted).chat.completions.create(
+            model="burger",
+            messages=MESSAGES,
+            temperature=0,
+            max_tokens=12,
+            logprobs=True,
+            top_logprobs=2,
+            stream=True,
+            extra_body={"confidence": 0.0, "return_groups": True, "ignore_eos": True},
+        )
+    )
+    counted = 0
+    for chunk in chunks:
+        choice = chunk.choices[0]
+        group = choice.model_dump().get("group")
+        if group is None:
+            continue
+        assert choice.logprobs is not None
+        assert choice.logprobs.content is not None
+        assert len(choice.logprobs.content) == len(group["token_ids"])
+        assert all(len(entry.top_logprobs) == 2 for entry in choice.logprobs.content)
+        counted += len(group["token_ids"])
+    assert counted == 12
+
+
+async def test_32_concurrent_streams_give_their_own_answers(grafted: RealServer) -> None:
+    async with AsyncOpenAI(base_url=f"{grafted.url}/v1", api_key="unused", max_retries=0) as api:
+
+        async def ask(i: int) -> str:
+            messages: list[Any] = [{"role": "user", "content": f"Question {i}: " + "word " * (5 * i)}]
+            stream = await api.chat.completions.create(
+                model=f"burger@{0.2 * (i % 6):.1f}", messages=messages, temperature=0, max_tokens=30, stream=True
+            )
+            return "".join([c.choices[0].delta.content or "" async for c in stream if c.choices])
+
+        alone = [await ask(i) for i in range(0, 32, 8)]
+        together = await asyncio.gather(*(ask(i) for i in range(32)))
+    assert together[::8] == alone
+    assert len(set(together)) > 16
+    grafted.wait_idle()
+
+
+@pytest.mark.parametrize(
+    ("error", "change"),
+    [
+        (openai.NotFoundError, {"model": "nope"}),
+        (openai.BadRequestError, {"max_tokens": -1}),
+        (openai.BadRequestError, {"extra_body": {"confidence": 2}}),
+        (openai.BadRequestError, {"messages": [{"role": "user", "content": "word " * 60000}]}),
+        (openai.BadRequestError, {"tools": [{"type": "function", "function": {"name": "f", "parameters": {}}}]}),
+    ],
+)
+def test_errors_are_the_clients_own_exceptions(
+    embedded: RealServer, error: type[openai.APIStatusError], change: dict[str, Any]
+) -> None:
+    request: dict[str, Any] = {"model": EMBEDDED, "messages": MESSAGES, "max_tokens": 5, **change}
+    with pytest.raises(error) as caught:
+        client(embedded).chat.completions.create(**request)
+    body: Any = caught.value.body
+    assert body["message"]
+    assert set(body) == {"message", "type", "param", "code"}

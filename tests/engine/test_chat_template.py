@@ -1,0 +1,136 @@
+"""Chat templates: the dialect of transformers, the sandbox, and clear errors."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+import pytest
+
+from hamburger.engine.chat_template import ChatTemplate
+from hamburger.engine.errors import TokenizerError
+
+HI: list[dict[str, Any]] = [{"role": "user", "content": "Hi"}]
+SIMPLE = (
+    "{% for m in messages %}[{{ m.role }}]{{ m.content }}</s>{% endfor %}{% if add_generation_prompt %}[a]{% endif %}"
+)
+TRIMS = "{% for m in messages %}[{{ m.role }}] {{ m.content | trim }}</s>{% endfor %}"
+
+
+def render(
+    source: str,
+    messages: list[dict[str, Any]] = HI,
+    *,
+    add_generation_prompt: bool = False,
+    continue_final_message: bool = False,
+    tools: list[dict[str, Any]] | None = None,
+    **variables: Any,
+) -> str:
+    return ChatTemplate(source).render(
+        messages,
+        add_generation_prompt=add_generation_prompt,
+        continue_final_message=continue_final_message,
+        tools=tools,
+        variables=variables,
+    )
+
+
+def test_generation_prompt() -> None:
+    assert render(SIMPLE) == "[user]Hi</s>"
+    assert render(SIMPLE, add_generation_prompt=True) == "[user]Hi</s>[a]"
+
+
+def test_variables_do_not_shadow_the_arguments() -> None:
+    assert render("{{ messages[0].content }}{{ mood }}", mood="!") == "Hi!"
+    template = ChatTemplate("{{ messages[0].content }}{{ tools }}")
+    options = {"add_generation_prompt": False, "continue_final_message": False, "tools": None}
+    assert template.render(HI, variables={"messages": [], "tools": 1}, **options) == "HiNone"  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("{% if true %}\n  {% set x = 1 %}\n{{ x }}\n{% endif %}", "1\n"),  # trim_blocks and lstrip_blocks
+        ("{% for i in range(9) %}{% if i == 2 %}{% break %}{% endif %}{{ i }}{% endfor %}", "01"),
+        ("{{ {'b': '<ü>', 'a': 1} | tojson }}", '{"b": "<ü>", "a": 1}'),
+        ("{{ {'b': 2, 'a': 1} | tojson(indent=1, sort_keys=true) }}", '{\n "a": 1,\n "b": 2\n}'),
+        ("{% generation %}{{ messages[0].content }}{% endgeneration %}", "Hi"),
+        ("{{ strftime_now('%Y') }}", str(datetime.now().year)),
+        ("{{ documents is none and tools is none }}", "True"),
+        ("{{ nothing }}", ""),
+    ],
+)
+def test_dialect(source: str, expected: str) -> None:
+    assert render(source) == expected
+
+
+def test_dialect_equals_transformers() -> None:
+    utils = pytest.importorskip("transformers.utils.chat_template_utils")
+    tools = [{"type": "function", "function": {"name": "f", "description": "<a & b> 'ü'"}}]
+    chat = [*HI, {"role": "assistant", "content": " Once upon "}]
+    for source in (SIMPLE, TRIMS, "{{ tools | tojson(indent=2) }}{{ messages[-1].content }}"):
+        for options in ({"add_generation_prompt": True}, {"continue_final_message": True}):
+            (expected,), _ = utils.render_jinja_template([chat], tools=tools, chat_template=source, **options)
+            assert render(source, chat, tools=tools, **options) == expected
+
+
+@pytest.mark.parametrize(
+    ("source", "content", "expected"),
+    [
+        (SIMPLE, "Once upon ", "[user]Once upon "),
+        (TRIMS, "Once upon ", "[user] Once upon"),
+        (TRIMS, "Once upon", "[user] Once upon"),
+        ("{% for m in messages %}{{ m.content[-1].text }}.{% endfor %}", [{"type": "text", "text": "Once"}], "Once"),
+    ],
+)
+def test_continue_final_message(source: str, content: Any, expected: str) -> None:
+    messages = [{"role": "user", "content": content}]
+    assert render(source, messages, continue_final_message=True) == expected
+    assert messages == [{"role": "user", "content": content}]
+
+
+def test_continue_final_message_leaves_the_message_alone() -> None:
+    part = {"type": "text", "text": "Once"}
+    render("{{ messages[0].content[0].text }}", [{"role": "user", "content": [part]}], continue_final_message=True)
+    assert part == {"type": "text", "text": "Once"}
+
+
+@pytest.mark.parametrize(
+    ("source", "messages", "match"),
+    [
+        (SIMPLE, [], "text content"),
+        (SIMPLE, [{"role": "assistant", "content": None}], "text content"),
+        (SIMPLE, [{"role": "user", "content": [{"type": "image_url"}]}], "text content"),
+        ("constant", HI, "leaves out"),
+    ],
+)
+def test_continue_final_message_errors(source: str, messages: list[dict[str, Any]], match: str) -> None:
+    with pytest.raises(TokenizerError, match=match):
+        render(source, messages, continue_final_message=True)
+
+
+def test_continue_excludes_generation_prompt() -> None:
+    with pytest.raises(TokenizerError, match="exclude each other"):
+        render(SIMPLE, add_generation_prompt=True, continue_final_message=True)
+
+
+@pytest.mark.parametrize(
+    ("source", "match"),
+    [
+        ("{{ raise_exception('roles must alternate') }}", "refuses these messages: roles must alternate"),
+        ("{{ 'a' + messages[0].missing }}", "refuses these messages: .*missing"),
+        ("{{ 'a' + messages[0] }}", "cannot render these messages"),
+        ("{{ messages[0].content | int / 0 }}", "cannot render these messages"),
+        ("{{ ''.__class__.__mro__ }}", "refuses these messages: .*unsafe"),
+        ("{{ messages.append(1) }}", "refuses these messages: .*unsafe"),
+        ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "cannot render these messages"),
+    ],
+)
+def test_errors_while_rendering(source: str, match: str) -> None:
+    with pytest.raises(TokenizerError, match=match):
+        render(source)
+
+
+def test_invalid_source() -> None:
+    with pytest.raises(TokenizerError, match="not valid jinja"):
+        ChatTemplate("{% for %}")

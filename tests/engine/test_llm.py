@@ -1,0 +1,94 @@
+"""LLM: the offline API, on scripted answers."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from fakes import BOS, EOS, ByteTokenizer, ScriptedRunner, fake_config, fake_core, fake_info, scripted_logprobs
+from hamburger.engine import LLM, SamplingParams
+from hamburger.engine.errors import InvalidRequest
+from reference import CONTEXT, expected, random_case
+
+
+def make_llm(runner: ScriptedRunner, num_blocks: int = 256) -> LLM:
+    config = fake_config(max_model_len=CONTEXT, num_blocks=num_blocks)
+    return LLM.from_core(fake_core(runner, config), fake_info(config), ByteTokenizer())
+
+
+def test_results_come_in_the_order_of_the_prompts() -> None:
+    runner = ScriptedRunner({"0": [[104], [105, 32, 106], [EOS]], "1": [[EOS]], "2": [[120, 121, 122]]})
+    results = make_llm(runner).generate(["ab", "c", "d"], SamplingParams(max_tokens=5, stop=("y",)), progress=False)
+    assert [result.text for result in results] == ["hi j", "", "x"]
+    first, second, third = results
+    assert first.prompt_ids == [BOS, 97, 98]
+    assert first.groups == [[104], [105, 32, 106], [EOS]]
+    assert (first.token_ids, first.kv_slots) == ([104, 105, 32, 106, EOS], 3)
+    assert first.tokens_per_kv == pytest.approx(5 / 3)
+    assert (first.finish_reason, first.stop_reason, first.logprobs) == ("stop", None, None)
+    assert second.token_ids == [EOS]
+    assert (third.token_ids, third.finish_reason, third.stop_reason) == ([120, 121], "stop", "y")
+
+
+def test_prompts_and_params_in_all_their_forms() -> None:
+    llm = make_llm(ScriptedRunner({"0": [[97, 98, 99]], "1": [[97, 98, 99]]}))
+    [one] = llm.generate("x", SamplingParams(max_tokens=2), progress=False)
+    assert (one.text, one.finish_reason) == ("ab", "length")
+    both = llm.generate([[5], [6, 7]], [SamplingParams(max_tokens=n) for n in (1, 3)], progress=False)
+    assert [(r.prompt_ids, r.text) for r in both] == [([5], "a"), ([6, 7], "abc")]
+    assert llm.generate([], progress=False) == []
+    with pytest.raises(ValueError, match="2 prompts came with 1"):
+        llm.generate([[5], [6]], [SamplingParams()])
+
+
+def test_chat_applies_the_template() -> None:
+    llm = make_llm(ScriptedRunner({"0": [[97], [EOS]], "1": [[98], [EOS]]}))
+    hello, bye = [{"role": "user", "content": "hello"}], [{"role": "user", "content": "bye"}]
+    [one] = llm.chat(hello, progress=False)
+    assert (bytes(one.prompt_ids), one.text) == (b"user: hello\nassistant: ", "a")
+    several = llm.chat([hello, bye], progress=False, add_generation_prompt=False)
+    assert [bytes(result.prompt_ids) for result in several] == [b"user: hello\n", b"user: bye\n"]
+
+
+def test_progress_goes_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
+    make_llm(ScriptedRunner({"0": [[97, 98, EOS]]})).generate("x")
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "1/1" in err
+    assert "3.00 tokens per KV" in err
+
+
+def test_nothing_runs_when_one_prompt_is_bad() -> None:
+    runner = ScriptedRunner()
+    with pytest.raises(InvalidRequest, match="empty"):
+        make_llm(runner).generate([[1], []])
+    assert runner.num_steps == 0
+
+
+def test_an_error_leaves_an_empty_engine() -> None:
+    runner = ScriptedRunner({"0": [[97], [98], [EOS]]}, fail_at_step=2)
+    llm = make_llm(runner)
+    with pytest.raises(RuntimeError, match="scripted failure"):
+        llm.generate([[1], [2]], progress=False)
+    runner.fail_at_step = None
+    assert llm.generate([[1]], progress=False)[0].text == "ab"
+
+
+@pytest.mark.parametrize("num_blocks", [256, CONTEXT // 4])
+def test_random_answers_equal_the_reference(num_blocks: int) -> None:
+    draw = random.Random(num_blocks)
+    cases = [random_case(draw) for _ in range(300)]
+    llm = make_llm(ScriptedRunner({str(i): case.groups for i, case in enumerate(cases)}), num_blocks)
+    results = llm.generate([case.prompt_ids for case in cases], [case.params for case in cases], progress=False)
+    for case, result in zip(cases, results, strict=True):
+        want = expected(case)
+        got = (result.token_ids, result.text, result.finish_reason, result.stop_reason)
+        assert got == (want.token_ids, want.text, want.finish_reason, want.stop_reason), case
+        assert [token for group in result.groups for token in group] == result.token_ids
+        assert result.kv_slots == len(result.groups)
+        assert len(result.stop_probs) == len(result.token_ids)
+        k = case.params.logprobs
+        assert result.logprobs == (
+            None if k is None else [scripted_logprobs(i, token, k) for i, token in enumerate(want.token_ids)]
+        )

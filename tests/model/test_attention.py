@@ -1,0 +1,89 @@
+"""Paged attention against the slot-by-slot reference, over random batches and block tables."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hamburger.model.attention import PagedAttention, reference_attention
+from hamburger.model.batch import ForwardBatch, empty_sampling
+from hamburger.model.kv_cache import PagedKVCache, slot_bytes
+from small_models import CPU, trunk_config
+
+BLOCK = 4
+
+
+def batch_of(lengths: list[tuple[int, int]], seed: int) -> tuple[ForwardBatch, list[list[int]]]:
+    """Sequences (context slots before, new slots) on shuffled blocks; those with one new slot come first."""
+    lengths = sorted(lengths, key=lambda pair: pair[1] > 1)
+    totals = [before + new for before, new in lengths]
+    needed = [-(-total // BLOCK) for total in totals]
+    order = torch.randperm(64, generator=torch.Generator().manual_seed(seed)).tolist()
+    tables = [[order.pop() for _ in range(n)] for n in needed]
+    write, width = [], max(needed)
+    for (before, new), table in zip(lengths, tables, strict=True):
+        write += [table[i // BLOCK] * BLOCK + i % BLOCK for i in range(before, before + new)]
+    n = len(write)
+    ones = torch.ones(n, dtype=torch.int64)
+    batch = ForwardBatch(
+        token_ids=ones[:, None],
+        group_sizes=ones,
+        max_group_size=1,
+        positions=ones,
+        write_slots=torch.tensor(write),
+        block_tables=torch.tensor([table + [0] * (width - len(table)) for table in tables]),
+        context_slots=torch.tensor(totals),
+        query_slots=[new for _, new in lengths],
+        context_slots_host=totals,
+        num_single=sum(new == 1 for _, new in lengths),
+        emit=torch.empty(0, dtype=torch.int64),
+        confidence=torch.empty(0),
+        group_limits=torch.empty(0, dtype=torch.int64),
+        max_group_limit=1,
+        sampling=empty_sampling(0, CPU),
+    )
+    return batch, tables
+
+
+@given(
+    lengths=st.lists(st.tuples(st.integers(0, 20), st.integers(1, 9)), min_size=1, max_size=5),
+    seed=st.integers(0, 1000),
+)
+@settings(max_examples=60, deadline=None)
+@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 2), (3, 3), (6, 1)])
+def test_equals_reference_and_touches_only_its_slots(
+    heads: int, kv_heads: int, lengths: list[tuple[int, int]], seed: int
+) -> None:
+    config = trunk_config(num_heads=heads, num_kv_heads=kv_heads, num_layers=1)
+    cache = PagedKVCache(config, 64, BLOCK, torch.float32, CPU)
+    generator = torch.Generator().manual_seed(seed)
+    batch, tables = batch_of(lengths, seed)
+    # Foreign and stale slots hold huge values: reading one would show.
+    cache.data[0].fill_(1e6)
+    for total, table in zip(batch.context_slots_host, tables, strict=True):
+        slots = [table[i // BLOCK] * BLOCK + i % BLOCK for i in range(total)]
+        cache.data[0].flatten(0, 1)[slots] = torch.randn(total, 2, kv_heads, 8, generator=generator)
+    before = cache.data[0].clone()
+    n = len(batch.write_slots)
+    q = torch.randn(n, heads, 8, generator=generator)
+    k, v = torch.randn(2, n, kv_heads, 8, generator=generator)
+    out = PagedAttention(batch, cache, torch.float32)(0, q, k, v)
+
+    flat = cache.data[0].flatten(0, 1)
+    torch.testing.assert_close(flat[batch.write_slots], torch.stack((k, v), dim=1), atol=0, rtol=0)
+    untouched = torch.ones(len(flat), dtype=torch.bool)
+    untouched[batch.write_slots] = False
+    torch.testing.assert_close(flat[untouched], before.flatten(0, 1)[untouched], atol=0, rtol=0)
+    start = 0
+    for new, total, table in zip(batch.query_slots, batch.context_slots_host, tables, strict=True):
+        expected = reference_attention(q[start : start + new], cache, 0, table, total)
+        torch.testing.assert_close(out[start : start + new], expected, atol=1e-5, rtol=1e-5)
+        start += new
+
+
+def test_slot_bytes_is_what_the_cache_takes() -> None:
+    config = trunk_config()
+    cache = PagedKVCache(config, 6, BLOCK, torch.bfloat16, CPU)
+    assert sum(layer.nbytes for layer in cache.data) == slot_bytes(config, torch.bfloat16) * 6 * BLOCK

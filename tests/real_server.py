@@ -1,0 +1,83 @@
+"""Starts `hamburger serve` as a process of its own, on a free port, and stops it."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any
+
+import httpx
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port: int = s.getsockname()[1]
+        return port
+
+
+class RealServer:
+    """`with RealServer("--max-model-len", "512") as server:`; arguments are those of `hamburger serve`."""
+
+    def __init__(self, *arguments: str, env: dict[str, str] | None = None) -> None:
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self._command = [str(Path(sys.executable).parent / "hamburger"), "serve", *arguments, "--port", str(self.port)]
+        self._env = {**os.environ, **(env or {})}
+        self._log: IO[str] = tempfile.TemporaryFile("w+")  # noqa: SIM115 - lives as long as the server
+
+    def __enter__(self) -> RealServer:
+        self.process = subprocess.Popen(self._command, env=self._env, stdout=self._log, stderr=subprocess.STDOUT)
+        deadline = time.monotonic() + 120
+        while time.monotonic() < deadline and self.process.poll() is None:
+            try:
+                if httpx.get(f"{self.url}/health").status_code == 200:
+                    return self
+            except httpx.TransportError:
+                time.sleep(0.1)
+        self.stop()
+        raise RuntimeError(f"the server did not become healthy:\n{self.log()}")
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.stop()
+        self._log.close()
+
+    def stop(self, sig: signal.Signals = signal.SIGINT) -> int:
+        """Signal the server and wait; returns its exit code."""
+        if self.process.poll() is None:
+            self.process.send_signal(sig)
+        try:
+            return self.process.wait(30)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            raise
+
+    def log(self) -> str:
+        self._log.flush()
+        self._log.seek(0)
+        return self._log.read()
+
+    def post(self, path: str, body: dict[str, Any], **headers: str) -> httpx.Response:
+        return httpx.post(self.url + path, json=body, headers=headers, timeout=120)
+
+    def metric(self, name: str, labels: str = "") -> float:
+        """The sum of a metric's samples whose label text holds `labels`."""
+        lines = httpx.get(f"{self.url}/metrics").text.splitlines()
+        found = [line for line in lines if re.match(rf"{name}(\{{|\s)", line) and labels in line]
+        return sum(float(line.rsplit(" ", 1)[1]) for line in found)
+
+    def wait_idle(self) -> None:
+        """Until nothing runs or waits; fails after 20 s."""
+        deadline = time.monotonic() + 20
+        while self.metric("hamburger_num_requests_running") + self.metric("hamburger_num_requests_waiting"):
+            if time.monotonic() > deadline:
+                raise AssertionError("requests are still running or waiting")
+            time.sleep(0.05)
