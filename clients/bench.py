@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from rich.box import SIMPLE
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
@@ -66,16 +67,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_server_arguments(parser)
     load = parser.add_mutually_exclusive_group()
     load.add_argument(
-        "--concurrency", type=list_of(count), default=[1, 4, 16], metavar="N,N", help="in flight (default: 1,4,16)"
+        "--concurrency",
+        type=list_of(count),
+        default=[1, 4, 16],
+        metavar="N,N",
+        help="requests in flight (default: 1,4,16)",
     )
     load.add_argument(
         "--request-rate", type=list_of(positive), metavar="R,R", help="requests/s at random (Poisson) times instead"
     )
     parser.add_argument(
-        "--requests", type=count, metavar="N", help="for each level (default: 4 x concurrency, at least 8; rate: 32)"
+        "--requests", type=count, metavar="N", help="for each load (default: 4 x concurrency, at least 8; rate: 32)"
     )
     parser.add_argument(
-        "--warm-up", type=whole, default=1, metavar="N", help="uncounted requests before each level (default: 1)"
+        "--warm-up", type=whole, default=1, metavar="N", help="uncounted requests before each load (default: 1)"
     )
     prompts = parser.add_mutually_exclusive_group()
     prompts.add_argument(
@@ -85,16 +90,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--output-tokens", type=count, default=128, metavar="N", help="max_tokens (default: 128)")
     parser.add_argument("--ignore-eos", action="store_true", help="always generate --output-tokens tokens")
     parser.add_argument(
-        "--confidence", type=list_of(unit_interval), default=[None], metavar="C,C", help="(default: the server's)"
+        "--confidence",
+        type=list_of(unit_interval),
+        default=[None],
+        metavar="C,C",
+        help="0 to 1, each measured at every load (default: the server's)",
     )
-    parser.add_argument("--endpoint", choices=("chat", "completions"), default="chat", help="(default: chat)")
+    parser.add_argument(
+        "--endpoint", choices=("chat", "completions"), default="chat", help="what to call (default: chat)"
+    )
     parser.add_argument(
         "--no-groups",
         dest="groups",
         action="store_false",
         help="do not ask for groups: for servers that reject unknown fields",
     )
-    parser.add_argument("--seed", type=whole, default=0, metavar="N", help="of prompts and arrivals (default: 0)")
+    parser.add_argument("--seed", type=whole, default=0, metavar="N", help="for prompts and arrival times (default: 0)")
     parser.add_argument(
         "--timeout", type=positive, default=300.0, metavar="S", help="longest silence in seconds (default: 300)"
     )
@@ -199,12 +210,15 @@ def _words_per_token(client: httpx.Client, model: str) -> float:
 
 
 def _print_tables(out: Console, measured: list[Measured], title: str) -> None:
-    throughput = Table("load", "confidence", title=title, title_justify="left")
-    for name in ("ok", "failed", "req/s", "output tok/s", "total tok/s", "tokens per KV"):
-        throughput.add_column(name, justify="right")
-    latency = Table("load", "confidence", "milliseconds")
+    throughput, latency = Table(box=SIMPLE, pad_edge=False), Table(box=SIMPLE, pad_edge=False)
+    for name in ("load", "conf."):
+        throughput.add_column(name)
+        latency.add_column(name)
+    for name in ("ok", "failed", "req/s", "output tok/s", "total tok/s", "tokens/KV"):
+        throughput.add_column(name, justify="right", overflow="fold")  # a figure is never cut
+    latency.add_column("ms")
     for name in ("mean", "p50", "p90", "p99"):
-        latency.add_column(name, justify="right")
+        latency.add_column(name, justify="right", overflow="fold")
     for m in measured:
         s, labels = m.summary, (m.level.load, m.level.confidence_text)
         rates = (s.requests_per_second, s.output_tokens_per_second, s.total_tokens_per_second, s.tokens_per_kv)
@@ -212,6 +226,7 @@ def _print_tables(out: Console, measured: list[Measured], title: str) -> None:
         for name, values in (("TTFT", s.ttft), ("TPOT", s.tpot), ("ITL", s.itl), ("E2E", s.e2e)):
             latency.add_row(*labels, name, *_milliseconds(values), end_section=name == "E2E")
             labels = ("", "")
+    out.print(title, markup=False, soft_wrap=True)
     out.print(throughput)
     out.print(latency)
     for m in measured:
@@ -263,7 +278,7 @@ def _number(value: float | None) -> str:
 def _milliseconds(values: Distribution | None) -> list[str]:
     if values is None:
         return ["-"] * 4
-    return [f"{1000 * value:,.1f}" for value in (values.mean, values.p50, values.p90, values.p99)]
+    return [f"{1000 * value:,.2f}" for value in (values.mean, values.p50, values.p90, values.p99)]
 
 
 def _fail(err: Console, message: str, code: int) -> int:

@@ -17,6 +17,8 @@ from typing import Any
 
 import httpx
 from rich.console import Console
+from rich.segment import Segment, Segments
+from rich.style import Style
 
 from hamburger.clients.arguments import add_server_arguments, count, non_negative, unit_interval
 from hamburger.clients.figures import Answer, ratio
@@ -31,8 +33,8 @@ from hamburger.clients.wire import (
 )
 
 HELP = """\
-/confidence C   how sure a group must be to go on, 0 to 1 (higher: safer, slower); /confidence alone: server's default
-/system TEXT    the system message from now on; /system alone: none
+/confidence C   0 to 1, higher is safer and slower; alone: the server's default
+/system TEXT    the system message from now on; alone: none
 /clear          forget the conversation (the system message stays)
 /help           this text
 /exit           leave (also Ctrl-D); Ctrl-C stops an answer"""
@@ -187,7 +189,7 @@ def _answer(client: httpx.Client, chat: Conversation, out: Console, err: Console
         chat.messages.append({"role": "assistant", "content": painter.text})
     else:
         chat.messages.pop()  # nothing was said: a question without an answer would confuse the next turn
-    err.print(summary(answer, stopped), style="dim", markup=False)
+    err.print(summary(answer, stopped), style="dim", markup=False, soft_wrap=True)
     return stopped
 
 
@@ -222,11 +224,13 @@ class _Painter:
         self.text += event.text
         # An answer must not be able to move the cursor or set the title: only text reaches the terminal.
         shown = event.text.translate(_CONTROL_CHARACTERS)
-        self._out.out(shown, end="", style=None if self._group is None else GROUP_STYLES[self._style])
+        style = None if self._group is None else Style.parse(GROUP_STYLES[self._style])
+        # A bare segment: the console's other ways of printing would wrap lines and turn tabs into spaces.
+        self._out.print(Segments([Segment(shown, style)]), end="", soft_wrap=True)
 
     def end_line(self) -> None:
         if self.text and not self.text.endswith("\n"):
-            self._out.out("")
+            self._out.print()
 
 
 def summary(answer: Answer, stopped: bool) -> str:

@@ -93,7 +93,7 @@ class LLM:
             max_queue_seconds=math.inf,  # a long list of prompts may take its time
         )
         core, info = build_core(args, on_progress)
-        self._set_up(core, info, Tokenizer.load(resolve_source(model, base).tokenizer))
+        self._set_up(core, info, Tokenizer.load(resolve_source(model, base).tokenizer_path))
 
     @classmethod
     def from_core(cls, core: EngineCore, info: EngineInfo, tokenizer: ChatTokenizer) -> LLM:

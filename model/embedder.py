@@ -38,4 +38,5 @@ class CompositionalEmbedder(nn.Module):
         q = self.q_proj(mean).view(n, self.heads, 1, -1)
         k, v = (proj(joined).view(n, width, self.heads, -1).transpose(1, 2) for proj in (self.k_proj, self.v_proj))
         out = F.scaled_dot_product_attention(q, k, v, attn_mask=visible[:, None, None, :])
-        return mean + self.out_proj(out.reshape(n, d))
+        merged: Tensor = mean + self.out_proj(out.reshape(n, d))
+        return merged

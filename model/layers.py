@@ -91,4 +91,5 @@ class DecoderLayer(nn.Module):
             x = x[:, -1:]
         x = x + self.o_proj(attended)
         gate, up = self.gate_up_proj(self.mlp_norm(x)).chunk(2, dim=-1)
-        return x + self.down_proj(F.silu(gate) * up)
+        out: Tensor = x + self.down_proj(F.silu(gate) * up)
+        return out

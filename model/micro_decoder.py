@@ -75,8 +75,8 @@ class MicroStepDecoder(nn.Module):
         for i, layer in enumerate(self.layers):
             # Only the last position's output is read, so the last layer computes no other.
             x = layer(x, cos, sin, _Attend(cache, i, last_only=i == last), last_only=i == last)
-        state = x[:, -1]
-        return state if self.norm is None else self.norm(state)
+        state: Tensor = x[:, -1] if self.norm is None else self.norm(x[:, -1])
+        return state
 
 
 class MicroCache:
@@ -122,4 +122,5 @@ class _Attend:
             seen = torch.arange(length - n, length, device=q.device).repeat_interleave(folded.shape[2] // n)
             mask = torch.arange(length, device=q.device) <= seen[:, None]
         out = F.scaled_dot_product_attention(folded, k.transpose(1, 2), v.transpose(1, 2), attn_mask=mask)
-        return out.unflatten(2, (n, -1)).permute(0, 2, 1, 3, 4).reshape(rows, n, -1)
+        by_position: Tensor = out.unflatten(2, (n, -1)).permute(0, 2, 1, 3, 4)
+        return by_position.reshape(rows, n, -1)

@@ -17,13 +17,17 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 
 @dataclass
 class Reply:
-    """One answer: a JSON `body`, or the `chunks` of a stream; `hang` keeps the connection open after them."""
+    """One answer: a JSON `body`, or the `chunks` of a stream.
+
+    hang: keep the connection open after the chunks. after_requests: no chunk before the server got so many requests.
+    """
 
     chunks: Sequence[bytes] = ()
     body: Any = None
     status: int = 200
     media_type: str = "text/event-stream"
     hang: bool = False
+    after_requests: int = 0
 
 
 @dataclass
@@ -69,6 +73,8 @@ class ScriptedServer:
         return app
 
     async def _stream(self, reply: Reply) -> AsyncIterator[bytes]:
+        while len(self.requests) < reply.after_requests:  # noqa: ASYNC110 (the count has no event)
+            await asyncio.sleep(0.005)
         for chunk in reply.chunks:
             yield chunk
             await asyncio.sleep(0)

@@ -53,10 +53,13 @@ def test_roles_and_usage_are_no_output_but_a_finish_is() -> None:
     ],
 )
 def test_a_bad_stream_is_a_request_error(stream: bytes, reason: str) -> None:
-    decoder = StreamDecoder()
-    with pytest.raises(RequestError, match=reason):
+    def read() -> None:
+        decoder = StreamDecoder()
         decoder.feed(stream)
         decoder.close()
+
+    with pytest.raises(RequestError, match=reason):
+        read()
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,7 @@ async def collect(stream: RequestStream) -> list[RequestUpdate]:
 async def until(condition: Callable[[], bool]) -> None:
     """Give the engine thread and the event loop time until something is so."""
     async with asyncio.timeout(20):
-        while not condition():
+        while not condition():  # noqa: ASYNC110 - nothing tells what is waited for here
             await asyncio.sleep(0.001)
 
 
@@ -319,11 +319,14 @@ async def test_leaving_early_frees_the_slots_within_one_step(how: str) -> None:
 
 async def test_gauges_fall_to_zero_after_a_mass_cancel() -> None:
     recorder = Recorder()
-    async with fake_engine(ScriptedRunner(eos_chance=0), observer=recorder, max_model_len=1000) as engine:
+    gate = StepGate()
+    async with fake_engine(ScriptedRunner(gate=gate), observer=recorder) as engine:
         streams = engine.submit([request(f"r{i}") for i in range(40)])
+        gate.step()
         await until(lambda: engine.health().num_running == 8)
         for stream in streams:
             stream.abort()
+        gate.set()
         await until(lambda: recorder.steps[-1].num_running == 0)
         health = engine.health()
         assert (health.num_running, health.num_waiting) == (0, 0)
@@ -362,6 +365,19 @@ async def test_a_failing_step_fails_every_request_at_once(caplog: pytest.LogCapt
     assert [end[0] for end in recorder.ends] == ["error"] * 5
     assert [record.levelname for record in caplog.records] == ["ERROR"]
     assert "Traceback" in caplog.text
+
+
+async def test_requests_that_the_dead_engine_never_saw_fail_too() -> None:
+    gate = StepGate()
+    runner = ScriptedRunner(fail_at_step=1, gate=gate)
+    async with fake_engine(runner) as engine:
+        engine.submit([request("a")])
+        await until(lambda: runner.num_steps == 1)
+        [unseen] = engine.submit([request("b")])
+        gate.step()
+        with pytest.raises(EngineDead):
+            await collect(unseen)
+        assert (engine.health().num_running, engine.health().num_waiting) == (0, 0)
 
 
 async def test_drain_finishes_what_was_taken() -> None:

@@ -105,9 +105,10 @@ def test_preemption_takes_the_newest_and_replays_its_groups() -> None:
         assert run(scheduler.schedule(0.0)) == [("a", 1, True)]
     scheduler.check_integrity()
     scheduler.remove("a")
-    assert run(scheduler.schedule(0.0)) == [("b", 9, True)]  # no block would be left for b to grow into beside c
+    assert run(scheduler.schedule(5.0)) == [("b", 9, True)]  # no block would be left for b to grow into beside c
     assert b.block_ids == [0, 1, 2]
     assert len(b.groups) == 6
+    assert b.scheduled_time == 0.0  # when it first ran
     scheduler.check_integrity()
 
 
