@@ -10,6 +10,7 @@ import math
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -84,8 +85,10 @@ class RequestStream:
     one that is never iterated runs to its end unless abort() is called.
     """
 
-    def __init__(self, engine: AsyncEngine, request: SubmitRequest, answer: Answer) -> None:
+    def __init__(self, engine: AsyncEngine, request: SubmitRequest, answer: Answer, number: int) -> None:
+        """number: how many requests the core has been given when it gets this one."""
         self._engine = engine
+        self._number = number
         self._request = request
         self._answer = answer
         # Unbounded, so that a slow consumer never holds up the others; max_tokens bounds it.
@@ -127,6 +130,8 @@ class AsyncEngine:
         self._idle = asyncio.Event()
         self._idle.set()
         self._draining = False
+        self._events: deque[Event] = deque()
+        self._is_woken = False
         self._streams: dict[str, RequestStream] = {}
         self._num_sent = 0
         self._num_received = 0
@@ -170,10 +175,10 @@ class AsyncEngine:
         streams = []
         for request in admitted:
             answer = Answer(self._tokenizer, request.params, self.info.eos_token_ids)
-            stream = self._streams[request.request_id] = RequestStream(self, request, answer)
+            self._num_sent += 1
+            stream = self._streams[request.request_id] = RequestStream(self, request, answer, self._num_sent)
             self._thread.send(request)
             streams.append(stream)
-        self._num_sent += len(streams)
         if streams:
             self._idle.clear()
         return streams
@@ -239,8 +244,18 @@ class AsyncEngine:
 
     def _deliver(self, event: Event) -> None:
         """(engine thread) Hand an event to the event loop; if that is closed, nobody is left to hear it."""
-        if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._on_event, event)
+        self._events.append(event)
+        if not self._is_woken:
+            # One wake-up at a time: asyncio empties its wake-up pipe in a loop, and a byte for each step of a fast
+            # engine would keep it in there.
+            self._is_woken = True
+            with suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._on_wake)
+
+    def _on_wake(self) -> None:
+        self._is_woken = False  # first, so that what is appended from here on wakes again
+        for _ in range(len(self._events)):
+            self._on_event(self._events.popleft())
 
     def _on_event(self, event: Event) -> None:
         if isinstance(event, StepReport):
@@ -265,11 +280,16 @@ class AsyncEngine:
             if self._observer is not None:
                 self._observer.on_step(stats)
         for output in report.outputs.outputs:
-            if (stream := self._streams.get(output.request_id)) is not None:
+            if (stream := self._stream(output.request_id, report)) is not None:
                 self._on_group(stream, output)
         for failure in report.outputs.failures:
-            if (stream := self._streams.get(failure.request_id)) is not None:
+            if (stream := self._stream(failure.request_id, report)) is not None:
                 self._finish(stream, "error", self._error(failure))
+
+    def _stream(self, request_id: str, report: StepReport) -> RequestStream | None:
+        """The unfinished request that a report means; not one that took the id of an ended one after the step."""
+        stream = self._streams.get(request_id)
+        return None if stream is None or stream._number > report.num_received else stream
 
     def _on_group(self, stream: RequestStream, output: GroupOutput) -> None:
         now = self._clock()
@@ -311,9 +331,9 @@ class AsyncEngine:
         return EngineDraining(failure.message) if failure.kind == "draining" else EngineDead(failure.message)
 
 
-def _describe(error: Exception | None) -> str | None:
+def _describe(error: BaseException | None) -> str | None:
     return None if error is None else f"{type(error).__name__}: {error}"
 
 
-def _dead_message(error: Exception) -> str:
+def _dead_message(error: BaseException) -> str:
     return f"The engine stopped on an error and must be restarted: {_describe(error)}"

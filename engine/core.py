@@ -48,6 +48,10 @@ class EngineCore:
         """Free a request's blocks at once. Unknown ids are ignored."""
         self._scheduler.remove(request.request_id)
 
+    def reset(self) -> None:
+        """Forget every request and free all blocks, whatever state an interrupted step left behind."""
+        self._scheduler = Scheduler(self.config)
+
     def fail_all(self, kind: Literal["engine_dead", "draining"], message: str) -> StepOutputs:
         """Give every unfinished request up."""
         failures = [RequestFailed(request_id, kind, message) for request_id in self._scheduler.request_ids()]

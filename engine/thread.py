@@ -44,7 +44,7 @@ class StepReport:
 class EngineStopped:
     """The thread's last words. error: what building or stepping raised; None when it was told to stop."""
 
-    error: Exception | None
+    error: BaseException | None
 
 
 Event = EngineReady | StepReport | EngineStopped
@@ -76,13 +76,13 @@ class EngineThread:
         self._thread.join()
 
     def _main(self) -> None:
-        error: Exception | None = None
+        error: BaseException | None = None
         try:
             core, info = self._build()
             self.step_ended = time.monotonic()
             self._deliver(EngineReady(info, core.config))
             self._loop(core)
-        except Exception as caught:  # the thread's one boundary: whatever it is, the waiting requests must hear of it
+        except BaseException as caught:  # the thread's one boundary: whatever it is, who waits must hear of it
             logger.exception("The engine stopped on an error.")
             error = caught
         self.step_started = None

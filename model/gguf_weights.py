@@ -23,8 +23,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from hamburger.model.config import Llama3RopeScaling, TrunkConfig
-from hamburger.model.hf_config import hf_trunk_dict, parse_trunk_config
+from hamburger.model.config import ModelConfig, TrunkConfig
+from hamburger.model.hf_config import parse_trunk_config, read_trunk_config, trunk_config_json
 from hamburger.model.layers import inverse_frequencies
 from hamburger.model.sources import CheckpointError
 
@@ -49,30 +49,30 @@ _LLAMA3_CONTEXT, _LLAMA3_LOW, _LLAMA3_HIGH = 8192, 1.0, 4.0
 
 
 def load_gguf(
-    path: Path, dtype: torch.dtype, on_progress: Callable[[str], None] = lambda line: None
-) -> tuple[TrunkConfig, dict[str, Tensor]]:
-    """The trunk and its canonically named tensors in `dtype`, not yet checked. Raises CheckpointError."""
-    key = _key(path)
-    cache = _cache_path(path, dtype)
-    cached = None if cache is None else _read_cache(cache, key)
-    if cached is not None:
-        return cached
-    on_progress(f"dequantising {path.name}, once")
-    reader = _open(path)
-    trunk = _trunk_config(path, reader)
-    tensors = _dequantise(path, reader, trunk, dtype)
-    try:
-        if cache is None:
-            raise OSError("there is no home directory")
-        _write_cache(cache, key, trunk, tensors)
-    except (OSError, SafetensorError) as error:
-        on_progress(f"the dequantised weights were not cached, so the next start is no faster: {error}")
-    return trunk, tensors
+    path: Path,
+    config_folder: Path | None,
+    dtype: torch.dtype,
+    on_progress: Callable[[str], None] = lambda line: None,
+) -> tuple[ModelConfig, dict[str, Tensor]]:
+    """Configuration and canonically named tensors in `dtype`, not yet checked. Raises CheckpointError.
 
-
-def read_gguf_config(path: Path) -> TrunkConfig:
-    """Only the trunk's geometry. Raises CheckpointError."""
-    return _trunk_config(path, _open(path))
+    config_folder: a folder whose config.json describes the model instead of the file's own metadata.
+    """
+    key, cache = _key(path), _cache_path(path, dtype)
+    found = None if cache is None else _read_cache(cache, key)
+    if found is None:
+        on_progress(f"dequantising {path.name}, once")
+        reader = _open(path)
+        trunk = _trunk_config(path, reader)
+        found = trunk, _dequantise(path, reader, trunk, dtype)
+        try:
+            if cache is None:
+                raise OSError("there is no home directory")
+            _write_cache(cache, key, *found)
+        except (OSError, SafetensorError) as error:
+            on_progress(f"the dequantised weights were not cached, so the next start is no faster: {error}")
+    trunk, tensors = found
+    return ModelConfig(trunk=trunk if config_folder is None else read_trunk_config(config_folder)), tensors
 
 
 def _open(path: Path) -> gguf.GGUFReader:
@@ -125,9 +125,9 @@ def _trunk_config(path: Path, reader: gguf.GGUFReader) -> TrunkConfig:
     }
     if _ROPE_FACTORS in shapes:
         factors = next(tensor for tensor in reader.tensors if tensor.name == _ROPE_FACTORS)
-        plain = parse_trunk_config(config, {}, where=str(path))
+        plain = parse_trunk_config(config, str(path))
         config["rope_scaling"] = _llama3_scaling(path, plain, _numbers(path, factors).flatten())
-    return parse_trunk_config(config, {}, where=str(path))
+    return parse_trunk_config(config, str(path))
 
 
 def _shortest(value: Any) -> Any:
@@ -139,8 +139,9 @@ def _llama3_scaling(path: Path, plain: TrunkConfig, factors: Tensor) -> dict[str
     """The llama3 rope scaling whose frequencies are the plain ones divided by `factors` [head_dim / 2]."""
     found: dict[str, Any] = {"rope_type": "llama3", "factor": factors.max().item(), "low_freq_factor": _LLAMA3_LOW}
     found |= {"high_freq_factor": _LLAMA3_HIGH, "original_max_position_embeddings": _LLAMA3_CONTEXT}
-    scaled = parse_trunk_config(hf_trunk_dict(plain) | {"rope_parameters": found}, {}, where=str(path))
-    assumed = inverse_frequencies(plain) / inverse_frequencies(_with_theta(scaled, plain))
+    rope = {**found, "rope_theta": plain.rope_theta}
+    scaled = parse_trunk_config(trunk_config_json(plain) | {"rope_parameters": rope}, str(path))
+    assumed = inverse_frequencies(plain) / inverse_frequencies(scaled)
     if factors.shape != assumed.shape or not torch.allclose(factors, assumed, rtol=1e-3):
         raise CheckpointError(f"{path}: {_ROPE_FACTORS} is not the rope scaling of Llama 3, the only one supported.")
     return found
@@ -184,7 +185,9 @@ def _unpermute(weight: Tensor, num_heads: int, path: Path, name: str) -> Tensor:
     its converter interleaves each head's halves.
     """
     if weight.dim() != 2 or weight.shape[0] % (2 * num_heads):
-        raise CheckpointError(f"{path}: {name} has the shape {tuple(weight.shape)}, which {num_heads} heads cannot share.")
+        raise CheckpointError(
+            f"{path}: {name} has the shape {tuple(weight.shape)}, which {num_heads} heads cannot share."
+        )
     rows, width = weight.shape
     return weight.view(num_heads, rows // num_heads // 2, 2, width).transpose(1, 2).reshape(rows, width)
 
@@ -215,7 +218,7 @@ def _read_cache(cache: Path, key: str) -> tuple[TrunkConfig, dict[str, Tensor]] 
             metadata = file.metadata() or {}
             if metadata.get("key") != key:
                 return None
-            trunk = parse_trunk_config(json.loads(metadata["trunk"]), {}, where=str(cache))
+            trunk = parse_trunk_config(json.loads(metadata["trunk"]), str(cache))
             return trunk, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
     except (OSError, SafetensorError, ValueError, KeyError):
         return None
@@ -227,7 +230,7 @@ def _write_cache(cache: Path, key: str, trunk: TrunkConfig, tensors: dict[str, T
     part = Path(name)
     try:
         os.close(handle)
-        save_file(tensors, part, metadata={"key": key, "trunk": json.dumps(hf_trunk_dict(trunk))})
+        save_file(tensors, part, metadata={"key": key, "trunk": json.dumps(trunk_config_json(trunk))})
         with part.open("rb") as file:
             os.fsync(file.fileno())  # a crash after the rename must not leave a file of the right size and no content
         part.replace(cache)

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from hamburger.model.config import GraftConfig, ModelConfig, TrunkConfig
-from hamburger.model.sources import CheckpointError
+from hamburger.model.hf_config import read_trunk_config
+from hamburger.model.sources import CheckpointError, ModelSource
 
 # The published training code builds the merger with 64 heads whatever the trunk has, and reads 4 feature layers.
 _MERGER_HEADS = 64
@@ -30,8 +31,12 @@ _PREFIXES = {
 _TIED = "comp_embedder.embedding.weight"
 
 
-def load_lightning(path: Path, trunk: TrunkConfig) -> tuple[ModelConfig, dict[str, Tensor]]:
+def load_lightning(source: ModelSource) -> tuple[ModelConfig, dict[str, Tensor]]:
     """Configuration and canonically named tensors as the file holds them, not yet checked. Raises CheckpointError."""
+    path = source.path
+    if source.base_path is None:
+        raise CheckpointError(f"{path} does not hold the trunk's geometry: name its base model with --base.")
+    trunk = read_trunk_config(source.base_path)
     state, hyper = _read(path)
     tensors: dict[str, Tensor] = {}
     for name, tensor in state.items():

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 from itertools import pairwise
 from pathlib import Path
 
+import httpx
 import pytest
 
-from hamburger.clients import bench
+from hamburger.clients import bench, load
 from hamburger.clients.figures import Answer, Distribution, percentile, summarise
 from hamburger.clients.load import Job, poisson_offsets
 from hamburger.clients.prompts import built_in_prompts, read_prompts
@@ -171,7 +173,7 @@ def test_a_server_without_usage_groups_or_tokenize(server: ScriptedServer, capsy
 
 def test_closed_loop_keeps_so_many_in_flight(server: ScriptedServer) -> None:
     server.replies = [Reply(hamburger_stream([("a", 2)]), after_requests=4)]
-    assert run_bench(server, "--concurrency", "4", "--requests", "4", "--warm-up", "0") == 0
+    assert run_bench(server, "--concurrency", "4", "--requests", "4", "--warm-up", "0", "--timeout", "20") == 0
 
 
 def test_open_loop_sends_every_request_without_waiting_for_answers(
@@ -181,10 +183,28 @@ def test_open_loop_sends_every_request_without_waiting_for_answers(
     dataset = tmp_path / "prompts.jsonl"
     dataset.write_text('{"prompt": "eins\u2028zwei"}\n\n{"prompt": "drei", "more": 1}\n', encoding="utf-8")
     options = ("--request-rate", "500", "--requests", "8", "--warm-up", "0", "--dataset", str(dataset), "--ignore-eos")
-    assert run_bench(server, *options) == 0
+    assert run_bench(server, *options, "--timeout", "20") == 0
     assert sorted(r["messages"][0]["content"] for r in server.requests) == ["drei"] * 4 + ["eins\u2028zwei"] * 4
     assert all(r["ignore_eos"] is True for r in server.requests)
     assert "500 req/s" in capsys.readouterr().out
+
+
+async def test_open_loop_waits_until_each_is_due(monkeypatch: pytest.MonkeyPatch) -> None:
+    delays = []
+
+    async def sleep(seconds: float) -> None:
+        delays.append(seconds)
+
+    async def ask(client: httpx.AsyncClient, job: Job, prompt: str) -> Answer:
+        return Answer(0.0, finish_reason=prompt)
+
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    monkeypatch.setattr(load, "ask", ask)
+    async with httpx.AsyncClient() as client:
+        job = Job(model="m", endpoint="chat", output_tokens=1)
+        answers = await load.open_loop(client, job, ["a", "b", "c"], [0.0, 1000.0, 5000.0], lambda: None)
+    assert delays == pytest.approx([0, 1000, 5000], abs=60)
+    assert [answer.finish_reason for answer in answers] == ["a", "b", "c"]
 
 
 def test_some_failures_are_counted_by_their_reason(server: ScriptedServer, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,144 @@
+"""The settings of `hamburger serve`: command line > environment (HAMBURGER_*) > YAML file > default. No torch, no HTTP."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BeforeValidator, Field, ValidationError
+from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
+
+from hamburger.engine.config import EngineArgs
+
+ENV_PREFIX = "HAMBURGER_"
+_DEFAULTS = EngineArgs()
+_UNITS = {"": 1, "b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
+_UNITS |= {"kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
+
+
+class SettingsError(ValueError):
+    """A setting that cannot be used; the message is one line that names it as the user wrote it."""
+
+
+def parse_bytes(value: Any) -> Any:
+    """ "4GiB", "512 MiB" or a plain number as bytes."""
+    if not isinstance(value, str):
+        return value
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([a-z]*)", value.strip().lower())
+    if match is None or match[2] not in _UNITS:
+        raise ValueError("it must be a size such as 4GiB, 512MiB or a number of bytes")
+    return int(float(match[1]) * _UNITS[match[2]])
+
+
+def _keys(value: Any) -> Any:
+    values = [value] if isinstance(value, str) else value
+    if not isinstance(values, list) or not all(isinstance(item, str) for item in values):
+        raise ValueError("it must be a key, or several with commas between them")
+    return [key.strip() for item in values for key in item.split(",") if key.strip()]
+
+
+class ServeSettings(BaseSettings):
+    """Each field is the option --field-name, the variable HAMBURGER_FIELD_NAME and the YAML key field_name."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=ENV_PREFIX, env_ignore_empty=True, extra="forbid", frozen=True, protected_namespaces=()
+    )
+
+    model: str | None = Field(
+        None, description="what to serve: a folder, hub id, .ckpt or .gguf file (default: the embedded model)"
+    )
+    base: str | None = Field(
+        None, description="folder or hub id of the base model, for a checkpoint that holds only a part of it"
+    )
+    served_model_name: str | None = Field(None, min_length=1, description="name that clients ask for")
+    host: str = Field("127.0.0.1", min_length=1, description="address to listen on")
+    port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0 takes a free one")
+    api_key: Annotated[list[str], NoDecode, BeforeValidator(_keys)] = Field(
+        [], repr=False, description="key that clients must send; several with commas between them"
+    )
+    device: str = Field("auto", description="auto, cpu, cuda or cuda:N")
+    dtype: Literal["auto", "bfloat16", "float32", "float16"] = Field("auto", description="what the weights become")
+    max_model_len: int | None = Field(None, ge=2, description="most tokens of prompt and answer together")
+    max_num_seqs: int = Field(_DEFAULTS.max_num_seqs, ge=1, description="most answers generated at once")
+    max_num_batched_slots: int = Field(
+        _DEFAULTS.max_num_batched_slots, ge=1, description="most slots that one step computes"
+    )
+    kv_cache_memory: Annotated[int | None, BeforeValidator(parse_bytes)] = Field(
+        None, ge=1, description="size of the KV pool, such as 4GiB (default: a share of free memory)"
+    )
+    block_size: int = Field(_DEFAULTS.block_size, ge=1, description="slots of one block of the pool")
+    confidence: float | None = Field(
+        None, ge=0, le=1, description="confidence of requests that name none (default: the checkpoint's)"
+    )
+    max_queue: int = Field(_DEFAULTS.max_queue, ge=1, description="most requests that may wait")
+    max_queue_seconds: float = Field(
+        _DEFAULTS.max_queue_seconds, gt=0, description="longest that a request may wait"
+    )
+    drain_seconds: float = Field(
+        5.0, ge=0, allow_inf_nan=False, description="how long running answers may go on after a signal to stop"
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field("warning", description="what is logged to stderr")
+
+    @classmethod
+    def settings_customise_sources(
+        cls, settings_cls: type[BaseSettings], **sources: PydanticBaseSettingsSource
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        return sources["init_settings"], sources["env_settings"]
+
+    def engine_args(self) -> EngineArgs:
+        """Raises ConfigError when settings do not fit together."""
+        names = EngineArgs.__dataclass_fields__.keys()
+        return EngineArgs(**{name: getattr(self, name) for name in names})
+
+
+def load_settings(given: Mapping[str, Any], config_file: str | None = None) -> ServeSettings:
+    """Settings from the command line's values, the environment and a YAML file (or the one HAMBURGER_CONFIG names).
+
+    Raises SettingsError.
+    """
+    config_file = config_file or os.environ.get(f"{ENV_PREFIX}CONFIG") or None
+    from_file = {} if config_file is None else _read_yaml(Path(config_file))
+    in_environment = {name for name in ServeSettings.model_fields if os.environ.get(_variable(name))}
+    # What the environment sets is left out here, because what is handed in would win over it.
+    chosen = {name: value for name, value in from_file.items() if name not in in_environment} | dict(given)
+    try:
+        return ServeSettings(**chosen)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False)[0]
+        name = str(first["loc"][0])
+        if name in given:
+            written = f"--{name.replace('_', '-')}"
+        else:
+            written = _variable(name) if name in in_environment else f"{name} in {config_file}"
+        value = "a secret" if name == "api_key" else repr(first["input"])
+        reason = first["msg"].removeprefix("Value error, ")
+        raise SettingsError(f"{written} is {value}: {reason[0].lower()}{reason[1:]}.") from error
+
+
+def _variable(name: str) -> str:
+    return ENV_PREFIX + name.upper()
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise SettingsError(f"the configuration file {path} cannot be read: {error}.") from error
+    except yaml.YAMLError as error:
+        raise SettingsError(f"the configuration file {path} is not YAML: {' '.join(str(error).split())}.") from error
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise SettingsError(f"the configuration file {path} must hold `name: value` lines.")
+    settings = {str(key).replace("-", "_"): value for key, value in content.items()}
+    for name in settings:
+        if name not in ServeSettings.model_fields:
+            near = difflib.get_close_matches(name, ServeSettings.model_fields, n=1)
+            hint = f": did you mean {near[0]}?" if near else f". Known are {', '.join(ServeSettings.model_fields)}."
+            raise SettingsError(f"{path} has the unknown key {name!r}{hint}")
+    return settings

@@ -1,0 +1,99 @@
+"""AsyncEngine between its two threads: wake-ups, reports that overtake a request, and whatever ends the engine thread."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import pytest
+from fakes import EOS, ByteTokenizer, ScriptedRunner, StepGate, fake_config, fake_core, fake_engine, fake_info
+
+from hamburger.engine.batch import GroupResult, ScheduledBatch
+from hamburger.engine.client import AsyncEngine, GenerationRequest, RequestStream
+from hamburger.engine.core import EngineCore
+from hamburger.engine.errors import EngineDead
+from hamburger.engine.messages import EngineInfo
+from hamburger.engine.sampling_params import SamplingParams
+from hamburger.engine.thread import STOP
+
+LONG = SamplingParams(seed=0, ignore_eos=True)
+
+
+async def text_of(stream: RequestStream) -> str:
+    return "".join([update.text async for update in stream])
+
+
+async def test_steps_while_the_loop_is_busy_wake_it_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """asyncio reads its wake-up pipe until it is empty: one byte a step would keep the loop in there for good."""
+    loop = asyncio.get_running_loop()
+    wake, wakes = loop.call_soon_threadsafe, 0
+
+    def counting(*args: Any, **kwargs: Any) -> asyncio.Handle:
+        nonlocal wakes
+        wakes += 1
+        return wake(*args, **kwargs)
+
+    runner = ScriptedRunner(eos_chance=0)
+    async with fake_engine(runner) as engine:
+        monkeypatch.setattr(loop, "call_soon_threadsafe", counting)
+        [stream] = engine.submit([GenerationRequest("a", [1, 2, 3], LONG)])
+        while runner.num_steps < 50:  # the loop is held up here on purpose
+            time.sleep(0.001)  # noqa: ASYNC251
+        assert wakes == 1
+        assert [update.completion_tokens async for update in stream][-1] == 253  # and nothing is missed
+
+
+async def test_a_group_of_an_aborted_request_never_reaches_the_next_one_of_its_name() -> None:
+    gate = StepGate()
+    runner = ScriptedRunner({"a": [[65], [66], [67], [EOS]]}, gate=gate)
+    async with fake_engine(runner) as engine:
+        [first] = engine.submit([GenerationRequest("a", [1, 2, 3], SamplingParams())])
+        iterator = aiter(first)
+        gate.step()
+        assert (await anext(iterator)).text == "A"
+        while runner.num_steps < 2:  # the second group is being computed
+            await asyncio.sleep(0.001)  # noqa: ASYNC110
+        await iterator.aclose()
+        [second] = engine.submit([GenerationRequest("a", [1, 2, 3], SamplingParams())])
+        gate.set()
+        assert await text_of(second) == "ABC"
+
+
+class Exiting:
+    """A runner that ends its thread in a way that is no Exception."""
+
+    def run(self, batch: ScheduledBatch) -> list[GroupResult]:
+        raise SystemExit("a library called sys.exit")
+
+
+async def test_even_an_exit_in_the_engine_thread_is_heard() -> None:
+    def build() -> tuple[EngineCore, EngineInfo]:
+        return EngineCore(fake_config(), Exiting()), fake_info(fake_config())
+
+    engine = await AsyncEngine.launch(build, ByteTokenizer())
+    [stream] = engine.submit([GenerationRequest("a", [1], LONG)])
+    async with asyncio.timeout(20):
+        with pytest.raises(EngineDead, match="SystemExit: a library called sys.exit"):
+            await text_of(stream)
+    assert not engine.health().alive
+    await engine.shutdown(0)
+
+
+def test_an_engine_outlives_its_event_loop_quietly(caplog: pytest.LogCaptureFixture) -> None:
+    """A loop that closed without shutdown(): nobody is left to hear, and the thread must not fail over it."""
+    gate = StepGate()
+    runner = ScriptedRunner(eos_chance=0, gate=gate)
+
+    async def leave() -> AsyncEngine:
+        core = fake_core(runner)
+        engine = await AsyncEngine.launch(lambda: (core, fake_info(core.config)), ByteTokenizer())
+        engine.submit([GenerationRequest("a", [1, 2, 3], SamplingParams(max_tokens=4, seed=0, ignore_eos=True))])
+        return engine
+
+    engine = asyncio.run(leave())
+    gate.set()
+    engine._thread.send(STOP)
+    engine._thread.join()
+    assert runner.num_steps >= 1
+    assert caplog.records == []
