@@ -212,8 +212,8 @@ def _words_per_token(client: httpx.Client, model: str) -> float:
 def _print_tables(out: Console, measured: list[Measured], title: str) -> None:
     throughput, latency = Table(box=SIMPLE, pad_edge=False), Table(box=SIMPLE, pad_edge=False)
     for name in ("load", "conf."):
-        throughput.add_column(name)
-        latency.add_column(name)
+        throughput.add_column(name, no_wrap=True)
+        latency.add_column(name, no_wrap=True)
     for name in ("ok", "failed", "req/s", "output tok/s", "total tok/s", "tokens/KV"):
         throughput.add_column(name, justify="right", overflow="fold")  # a figure is never cut
     latency.add_column("ms")
@@ -238,11 +238,14 @@ def _print_tables(out: Console, measured: list[Measured], title: str) -> None:
 
 def _report(args: argparse.Namespace, model: str, measured: list[Measured]) -> dict[str, Any]:
     """Everything that was measured, for JSON; times in seconds. Names no key."""
-    settings = ("url", "endpoint", "requests", "warm_up", "prompt_tokens", "output_tokens", "ignore_eos", "seed")
+    names = ("endpoint", "requests", "warm_up", "prompt_tokens", "output_tokens", "ignore_eos", "groups", "seed")
     return {
+        "url": args.url,
         "model": model,
-        **{name: getattr(args, name) for name in settings},
-        "dataset": str(args.dataset) if args.dataset else None,
+        "asked": {
+            **{name: getattr(args, name) for name in names},
+            "dataset": str(args.dataset) if args.dataset else None,
+        },
         "percentiles": "linear interpolation between closest ranks",
         "levels": [
             {

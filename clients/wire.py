@@ -96,7 +96,7 @@ class StreamDecoder:
 
 def client_options(url: str, api_key: str | None, timeout: float) -> dict[str, Any]:
     """Keyword arguments for httpx.Client or httpx.AsyncClient. `timeout`: the longest silence, in seconds."""
-    key = api_key or os.environ.get(API_KEY_VARIABLE)
+    key = api_key or os.environ.get(API_KEY_VARIABLE, "").split(",")[0].strip()  # a server's list of keys: any will do
     headers = {"Accept-Encoding": "identity"}  # compressed events would wait in a buffer
     if key:
         headers["Authorization"] = f"Bearer {key}"

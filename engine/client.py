@@ -255,7 +255,7 @@ class AsyncEngine:
     def _on_wake(self) -> None:
         self._is_woken = False  # first, so that what is appended from here on wakes again
         for _ in range(len(self._events)):
-            self._on_event(self._events.popleft())
+            self._loop.call_soon(self._on_event, self._events.popleft())  # an observer that fails harms one alone
 
     def _on_event(self, event: Event) -> None:
         if isinstance(event, StepReport):

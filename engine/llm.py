@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, cast
 
 from hamburger.engine.config import EngineArgs
 from hamburger.engine.core import EngineCore
 from hamburger.engine.detokenizer import TextDecoder
-from hamburger.engine.errors import QueueTimeout
-from hamburger.engine.messages import AbortRequest, EngineInfo, FinishReason, TokenLogprobs
+from hamburger.engine.errors import InvalidRequest, QueueTimeout
+from hamburger.engine.messages import AbortRequest, EngineInfo, FinishReason, SubmitRequest, TokenLogprobs
 from hamburger.engine.request import Answer, GenerationRequest, RequestUpdate, admit
 from hamburger.engine.sampling_params import SamplingParams
 
@@ -56,14 +57,15 @@ class LLM:
         llm = LLM()
         [result] = llm.chat([{"role": "user", "content": "Hello!"}], SamplingParams(temperature=0))
 
-    Arguments are those of EngineArgs. Raises what building the engine raises (a wrong model, too little memory).
+    Arguments are those of EngineArgs; on_progress gets one line for people at the start of each stage of loading.
+    Raises what building the engine raises (a wrong model, too little memory). One thread at a time may use it.
     """
 
     def __init__(
         self,
         model: str | None = None,
-        *,
         base: str | None = None,
+        *,
         device: str = "auto",
         dtype: str = "auto",
         max_model_len: int | None = None,
@@ -110,25 +112,23 @@ class LLM:
     def generate(
         self,
         prompts: str | Sequence[str] | Sequence[Sequence[int]],
-        params: SamplingParams | Sequence[SamplingParams] | None = None,
-        *,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         progress: bool = True,
     ) -> list[GenerationResult]:
         """Continue each prompt (a text, or token ids); the results come in the prompts' order.
 
-        params: one for all prompts, or one a prompt; None is SamplingParams(). progress: show a bar on stderr.
-        Raises ValueError unless there are as many params as prompts, and, before any work, InvalidRequest when a
-        prompt or its params cannot be served.
+        sampling_params: one for all prompts, or one a prompt; None is SamplingParams(). progress: a bar on stderr.
+        Raises ValueError unless there are as many of them as prompts, and, before any work, InvalidRequest with a note
+        that says which prompt it is about. After an error or Ctrl-C the next call starts afresh.
         """
         prompts = [prompts] if isinstance(prompts, str) else prompts
         ids = [self.tokenizer.encode(p, add_special_tokens=True) if isinstance(p, str) else [*p] for p in prompts]
-        return self._generate(ids, params or SamplingParams(), progress)
+        return self._generate(ids, sampling_params, progress)
 
     def chat(
         self,
         messages: Sequence[Message] | Sequence[Sequence[Message]],
-        params: SamplingParams | Sequence[SamplingParams] | None = None,
-        *,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         progress: bool = True,
         **template_kwargs: Any,
     ) -> list[GenerationResult]:
@@ -139,39 +139,57 @@ class LLM:
         one = not messages or isinstance(messages[0], Mapping)
         chats = cast("Sequence[Sequence[Message]]", [messages] if one else messages)
         texts = [self.tokenizer.apply_chat_template([dict(m) for m in chat], **template_kwargs) for chat in chats]
-        return self._generate([self.tokenizer.encode(text) for text in texts], params or SamplingParams(), progress)
+        return self._generate([self.tokenizer.encode(text) for text in texts], sampling_params, progress)
 
     def _generate(
-        self, prompts: list[list[int]], params: SamplingParams | Sequence[SamplingParams], progress: bool
+        self,
+        prompts: list[list[int]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        progress: bool,
     ) -> list[GenerationResult]:
+        params = SamplingParams() if sampling_params is None else sampling_params
         params = [params] * len(prompts) if isinstance(params, SamplingParams) else params
         if len(params) != len(prompts):
             raise ValueError(f"{len(prompts)} prompts came with {len(params)} sampling params.")
-        now = time.monotonic()
-        requests = [
-            admit(GenerationRequest(str(i), prompt_ids, p), self.info, now)
-            for i, (prompt_ids, p) in enumerate(zip(prompts, params, strict=True))
-        ]
+        requests = [self._admit(i, *pair) for i, pair in enumerate(zip(prompts, params, strict=True))]
+        with _progress_bar(len(requests), progress) as show:
+            try:
+                updates = self._run(requests, show)
+            except BaseException:  # Ctrl-C as well, and it may have come at any line of a step
+                self._core.reset()
+                raise
+        return [_result(request.prompt_ids, updates[request.request_id]) for request in requests]
+
+    def _admit(self, index: int, prompt_ids: list[int], params: SamplingParams) -> SubmitRequest:
+        try:
+            return admit(GenerationRequest(str(index), prompt_ids, params), self.info, time.monotonic())
+        except InvalidRequest as error:
+            error.add_note(f"This is about prompt number {index}, counted from 0.")
+            raise
+
+    def _run(
+        self, requests: list[SubmitRequest], show: Callable[[RequestUpdate], None]
+    ) -> dict[str, list[RequestUpdate]]:
+        """All updates of each request."""
         answers = {r.request_id: Answer(self.tokenizer, r.params, self.info.eos_token_ids) for r in requests}
         updates: dict[str, list[RequestUpdate]] = {r.request_id: [] for r in requests}
-        try:
-            for request in requests:
-                self._core.add(request)
-            with _progress_bar(len(requests), progress) as show:
-                while self._core.has_work:
-                    step = self._core.step()
-                    for failure in step.failures:
-                        raise QueueTimeout(failure.message)
-                    for output in step.outputs:
-                        update = answers[output.request_id].push(output)
-                        updates[output.request_id].append(update)
-                        show(update)
-                        if update.finish_reason is not None:
-                            self._core.abort(AbortRequest(output.request_id))  # a stop string, which it does not know
-        finally:  # after an error or Ctrl-C, the next call finds an empty engine
-            for request in requests:
-                self._core.abort(AbortRequest(request.request_id))
-        return [_result(request.prompt_ids, updates[request.request_id]) for request in requests]
+        pending = deque(requests)
+        free_seats = self._core.config.max_num_seqs
+        while pending or self._core.has_work:
+            while pending and free_seats:  # so the engine's own queue stays short, however long the list is
+                self._core.add(replace(pending.popleft(), arrival_time=time.monotonic()))
+                free_seats -= 1
+            step = self._core.step()
+            for failure in step.failures:
+                raise QueueTimeout(failure.message)
+            for output in step.outputs:
+                update = answers[output.request_id].push(output)
+                updates[output.request_id].append(update)
+                show(update)
+                if update.finish_reason is not None:
+                    self._core.abort(AbortRequest(output.request_id))  # a stop string, which it does not know
+                    free_seats += 1
+        return updates
 
 
 def _result(prompt_ids: list[int], updates: list[RequestUpdate]) -> GenerationResult:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from hamburger.model.config import ConfigError, GraftConfig, ModelConfig, tensor_shapes
+from hamburger.model.config import ConfigError, GraftConfig, ModelConfig, TrunkConfig, tensor_shapes
 from hamburger.model.gguf_weights import load_gguf
 from hamburger.model.hf_config import parse_trunk_config, read_trunk_config, trunk_config_json
 from hamburger.model.lightning import load_lightning
@@ -26,6 +27,9 @@ from hamburger.model.sources import BUILTIN, CheckpointError, ModelSource, embed
 FORMAT_VERSION = 1
 _CONFIG_KEYS = {"model_type", "format_version", "trunk", "base", "graft", "adapter"}
 _WEIGHTS, _INDEX = "model.safetensors", "model.safetensors.index.json"
+_ADAPTER = "adapter."
+# The trunk's linears, which alone may have an adapter.
+_LINEAR = re.compile(r"(model\.layers\.\d+\.\w+\.\w+_proj|lm_head)\.weight")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +61,25 @@ def load_checkpoint(
 
 def verified(config: ModelConfig, tensors: Mapping[str, Tensor], where: str) -> dict[str, Tensor]:
     """Exactly the tensors that the shape asks for; a missing, extra or misshaped one raises CheckpointError."""
-    wanted = tensor_shapes(config)
     tensors = {name: t for name, t in tensors.items() if not name.endswith("rotary_emb.inv_freq")}
     if config.trunk.tie_word_embeddings and "lm_head.weight" in tensors:
         head = tensors.pop("lm_head.weight")
         if not torch.equal(head, tensors.get("model.embed_tokens.weight", head)):
             raise CheckpointError(f"{where}: lm_head.weight differs from the embedding although the config ties them.")
+    check_shapes(tensors, tensor_shapes(config), where)
+    for name, tensor in tensors.items():
+        if tensor.dtype != torch.int64 if name == "short_list" else not tensor.is_floating_point():
+            raise CheckpointError(f"{where}: {name} has the dtype {tensor.dtype}, which a {name} cannot have.")
+    ids = tensors.get("short_list")
+    if ids is not None and not (
+        ids.min() >= 0 and ids.max() < config.trunk.vocab_size and len(ids.unique()) == len(ids)
+    ):
+        raise CheckpointError(f"{where}: short_list must hold different ids of 0..{config.trunk.vocab_size - 1}.")
+    return tensors
+
+
+def check_shapes(tensors: Mapping[str, Tensor], wanted: Mapping[str, tuple[int, ...]], where: str) -> None:
+    """Raises CheckpointError that names what is missing, unknown or misshaped."""
     missing = [name for name in wanted if name not in tensors]
     extra = [name for name in tensors if name not in wanted]
     misshaped = [
@@ -74,22 +91,29 @@ def verified(config: ModelConfig, tensors: Mapping[str, Tensor], where: str) -> 
         if names:
             more = f" and {len(names) - 5} more" if len(names) > 5 else ""
             raise CheckpointError(f"{where}: {problem} tensors: {', '.join(names[:5])}{more}.")
-    return tensors
 
 
 def read_folder(folder: Path) -> dict[str, Tensor]:
-    """All tensors of a folder's safetensors: one file, or the shards that the index names."""
-    if (folder / _INDEX).is_file():
-        files = sorted(set(read_json(folder / _INDEX).get("weight_map", {}).values()))
-    elif (folder / _WEIGHTS).is_file():
-        files = [_WEIGHTS]
-    else:
-        raise CheckpointError(f"{folder} has no {_WEIGHTS} and no {_INDEX}: only safetensors weights are read.")
+    """All tensors of a Hugging Face folder: one file, or the shards that the index names."""
+    if not (folder / _INDEX).is_file():
+        if not (folder / _WEIGHTS).is_file():
+            raise CheckpointError(f"{folder} has no {_WEIGHTS} and no {_INDEX}: only safetensors weights are read.")
+        return read_safetensors(folder / _WEIGHTS)
+    files = read_json(folder / _INDEX).get("weight_map")
+    names = list(files.values()) if isinstance(files, dict) else []
+    if not names or not all(isinstance(name, str) and Path(name).name == name for name in names):
+        raise CheckpointError(f"{folder / _INDEX}: weight_map must give a file of the folder for each tensor.")
+    return read_files([folder / name for name in sorted(set(names))])
+
+
+def read_files(files: list[Path]) -> dict[str, Tensor]:
+    """The tensors of several safetensors files; one that is there twice is a CheckpointError."""
     tensors: dict[str, Tensor] = {}
     for file in files:
-        if Path(file).name != file or not (folder / file).is_file():
-            raise CheckpointError(f"{folder / _INDEX} names {file}, which is not there.")
-        tensors |= read_safetensors(folder / file)
+        found = read_safetensors(file)
+        if twice := sorted(found.keys() & tensors.keys()):
+            raise CheckpointError(f"{file}: {twice[0]} is in another file of the folder too.")
+        tensors |= found
     return tensors
 
 
@@ -109,7 +133,7 @@ def save_checkpoint(
     base: str | None = None,
     adapter: tuple[int, float] | None = None,
 ) -> None:
-    """Write our format: config.json and model.safetensors.
+    """Write our format: config.json and model.safetensors. Raises CheckpointError for tensors that do not fit.
 
     tensors: canonical tensors; with `base` (a folder, hub id or "builtin") only the graft's, and with `adapter`
     (rank, alpha) also `adapter.<linear>.lora_A` [rank, in] and `.lora_B` [out, rank].
@@ -120,6 +144,7 @@ def save_checkpoint(
         settings["graft"] = dataclasses.asdict(config.graft)
     if adapter is not None:
         settings["adapter"] = {"rank": adapter[0], "alpha": adapter[1]}
+    _check_own(config, tensors, base is not None, None if adapter is None else adapter[0], str(folder))
     folder.mkdir(parents=True, exist_ok=True)
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / _WEIGHTS)
     (folder / "config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
@@ -134,62 +159,101 @@ def _load_ours(source: ModelSource, dtype: torch.dtype, on_progress: Callable[[s
         raise CheckpointError(
             f"{where}: format_version is {settings.get('format_version')!r}; this version reads {FORMAT_VERSION}."
         )
-    tensors = read_folder(source.path)
+    if ("trunk" in settings) == (source.base_path is not None):
+        raise CheckpointError(f"{where}: it must have a trunk or name a base, one of the two.")
+    adapter = _adapter(settings.get("adapter"), where)
+    base = None
     if source.base_path is None:
-        if "trunk" not in settings:
-            raise CheckpointError(f"{where}: it has neither trunk nor base: name the base model with --base.")
-        trunk = parse_trunk_config(settings["trunk"], where)
+        trunk = _with_end_tokens(settings["trunk"], source.path, where)
     else:
-        base = _load_base(source.base_path, on_progress)
+        # An adapter is merged in float32; without one the base comes in the dtype that is served.
+        base = _load_base(source.base_path, dtype if adapter is None else torch.float32, on_progress)
         trunk = base.config.trunk
-        tensors = {**base.tensors, **tensors}
-    tensors = _merge_adapter(tensors, settings.get("adapter"), where)
-    return Checkpoint(ModelConfig(trunk=trunk, graft=_graft(settings.get("graft"), where)), tensors)
+    config = ModelConfig(trunk=trunk, graft=_graft(settings.get("graft"), where))
+    own = read_files(sorted(source.path.glob("*.safetensors")))
+    _check_own(config, own, base is not None, None if adapter is None else adapter[0], str(source.path))
+    tensors = own if base is None else base.tensors | own
+    return Checkpoint(config, tensors if adapter is None else _merge_adapter(tensors, *adapter))
 
 
-def _load_base(folder: Path, on_progress: Callable[[str], None]) -> Checkpoint:
-    """A referenced base, in float32 so that an adapter is merged exactly."""
+def _with_end_tokens(trunk: Any, folder: Path, where: str) -> TrunkConfig:
+    """The trunk of our config.json; generation_config.json's end tokens win, as in a Hugging Face folder."""
+    if not isinstance(trunk, dict):
+        raise CheckpointError(f"{where}: trunk must be an object.")
+    path = folder / "generation_config.json"
+    end = read_json(path).get("eos_token_id") if path.is_file() else None
+    return parse_trunk_config(trunk if end is None else {**trunk, "eos_token_id": end}, where)
+
+
+def _load_base(folder: Path, dtype: torch.dtype, on_progress: Callable[[str], None]) -> Checkpoint:
+    """A referenced base; a Hugging Face folder comes in its own dtype."""
     if folder == BUILTIN:
-        config, tensors = load_gguf(embedded_gguf(), BUILTIN, torch.float32, on_progress)
-        return Checkpoint(config, tensors)
-    config = ModelConfig(trunk=read_trunk_config(folder))
-    return Checkpoint(config, verified(config, read_folder(folder), str(folder)))
+        config, tensors = load_gguf(embedded_gguf(), BUILTIN, dtype, on_progress)
+    else:
+        config, tensors = ModelConfig(trunk=read_trunk_config(folder)), read_folder(folder)
+    return Checkpoint(config, verified(config, tensors, str(folder)))
 
 
 def _graft(fields: Any, where: str) -> GraftConfig | None:
     if fields is None:
         return None
-    known = {f.name for f in dataclasses.fields(GraftConfig)}
-    if not isinstance(fields, dict) or (unknown := sorted(set(fields) - known)):
-        raise CheckpointError(
-            f"{where}: graft has unknown keys: {', '.join(unknown) if isinstance(fields, dict) else fields}."
-        )
+    if not isinstance(fields, dict):
+        raise CheckpointError(f"{where}: graft must be an object.")
+    if unknown := sorted(set(fields) - {f.name for f in dataclasses.fields(GraftConfig)}):
+        raise CheckpointError(f"{where}: graft has unknown keys: {', '.join(unknown)}.")
+    numbers: dict[str, tuple[type, ...]] = {"micro_norm": (bool,), "short_list_size": (int, type(None))}
+    numbers |= dict.fromkeys(("max_group", "merger_heads", "micro_layers"), (int,))
+    numbers |= dict.fromkeys(("default_confidence", "expected_tokens_per_kv"), (int, float))
+    for name, kinds in numbers.items():
+        if name in fields and type(fields[name]) not in kinds:
+            raise CheckpointError(f"{where}: graft.{name} is {fields[name]!r}, which is not {kinds[0].__name__}.")
+    if fields.get("features", "positions") not in ("positions", "fused"):
+        raise CheckpointError(f"{where}: graft.features is {fields['features']!r}: it must be positions or fused.")
+    layers = fields.get("feature_layers")
+    if not isinstance(layers, list) or not all(type(layer) is int for layer in layers):
+        raise CheckpointError(f"{where}: graft.feature_layers is {layers!r}: it must be a list of layers.")
     try:
-        return GraftConfig(**{**fields, "feature_layers": tuple(fields.get("feature_layers", ()))})
-    except TypeError as error:
+        return GraftConfig(**{**fields, "feature_layers": tuple(layers)})
+    except TypeError as error:  # a field is missing
         raise CheckpointError(f"{where}: graft: {error}.") from error
 
 
-def _merge_adapter(tensors: dict[str, Tensor], adapter: Any, where: str) -> dict[str, Tensor]:
+def _adapter(fields: Any, where: str) -> tuple[int, float] | None:
+    """rank and alpha."""
+    if fields is None:
+        return None
+    if not isinstance(fields, dict) or set(fields) != {"rank", "alpha"}:
+        raise CheckpointError(f"{where}: adapter must be an object of rank and alpha.")
+    rank, alpha = fields["rank"], fields["alpha"]
+    if type(rank) is not int or rank < 1 or type(alpha) not in (int, float):
+        raise CheckpointError(f"{where}: adapter needs a rank of at least 1 and a number alpha.")
+    return rank, float(alpha)
+
+
+def _check_own(
+    config: ModelConfig, tensors: Mapping[str, Tensor], base_is_referenced: bool, rank: int | None, where: str
+) -> None:
+    """A folder of our format holds its graft, its trunk unless that is referenced, and whole adapter pairs."""
+    trunk = tensor_shapes(ModelConfig(trunk=config.trunk))
+    wanted = {n: s for n, s in tensor_shapes(config).items() if not (base_is_referenced and n in trunk)}
+    adapted = {name.rpartition(".")[0] for name in tensors if name.startswith(_ADAPTER)}
+    for pair in sorted(adapted) if rank is not None else ():
+        target = pair.removeprefix(_ADAPTER) + ".weight"
+        if target in trunk and _LINEAR.fullmatch(target):
+            wanted |= {f"{pair}.lora_A": (rank or 0, trunk[target][1]), f"{pair}.lora_B": (trunk[target][0], rank or 0)}
+    if rank is not None and not adapted:
+        raise CheckpointError(f"{where}: config.json has an adapter, but there are no tensors adapter.*.")
+    check_shapes(tensors, wanted, where)
+
+
+def _merge_adapter(tensors: Mapping[str, Tensor], rank: int, alpha: float) -> dict[str, Tensor]:
     """W + alpha / rank * B A for every adapted linear, in float32 (LoRA, arXiv 2106.09685)."""
-    pairs = {
-        name.removesuffix(".lora_A") for name in tensors if name.startswith("adapter.") and name.endswith(".lora_A")
-    }
-    if adapter is None and not pairs:
-        return tensors
-    if not isinstance(adapter, dict) or set(adapter) != {"rank", "alpha"} or not pairs:
-        raise CheckpointError(f"{where}: adapter tensors and adapter {{rank, alpha}} must come together.")
-    rank, scale = int(adapter["rank"]), float(adapter["alpha"]) / int(adapter["rank"])
-    merged = dict(tensors)
-    for pair in sorted(pairs):
-        target = pair.removeprefix("adapter.") + ".weight"
-        a, b = merged.pop(f"{pair}.lora_A"), merged.pop(f"{pair}.lora_B", None)
-        weight = merged.get(target)
-        if b is None or weight is None or a.shape != (rank, weight.shape[1]) or b.shape != (weight.shape[0], rank):
-            raise CheckpointError(
-                f"{where}: {pair} does not fit {target} with rank {rank}: lora_A [rank, in], lora_B [out, rank]."
-            )
-        merged[target] = weight.float() + scale * (b.float() @ a.float())
+    merged = {name: tensor for name, tensor in tensors.items() if not name.startswith(_ADAPTER)}
+    for name in (name for name in tensors if name.startswith(_ADAPTER) and name.endswith(".lora_A")):
+        pair = name.removesuffix(".lora_A")
+        target = pair.removeprefix(_ADAPTER) + ".weight"
+        low_rank = tensors[f"{pair}.lora_B"].float() @ tensors[name].float()
+        merged[target] = merged[target].float() + alpha / rank * low_rank
     return merged
 
 

@@ -20,7 +20,8 @@ def read_trunk_config(folder: Path) -> TrunkConfig:
     config = read_json(folder / "config.json")
     generation = folder / "generation_config.json"
     if generation.is_file():
-        config = {**config, **{k: v for k, v in read_json(generation).items() if k == "eos_token_id"}}
+        end = read_json(generation).get("eos_token_id")
+        config = config if end is None else {**config, "eos_token_id": end}
     return parse_trunk_config(config, str(folder / "config.json"))
 
 
@@ -32,8 +33,10 @@ def parse_trunk_config(config: Mapping[str, Any], where: str) -> TrunkConfig:
             f"{where}: model_type {model_type!r} is not supported; supported are: {', '.join(SUPPORTED)}."
         )
     for field, needed in (("attention_bias", False), ("mlp_bias", False), ("hidden_act", "silu")):
-        if config.get(field, needed) != needed:
+        if config.get(field) not in (None, needed):
             raise CheckpointError(f"{where}: {field} is {config[field]!r}; only {needed!r} is supported.")
+    if config.get("quantization_config"):
+        raise CheckpointError(f"{where}: the weights are quantised (quantization_config): name unquantised ones.")
     try:
         heads = int(config["num_attention_heads"])
         theta, scaling = _rope(config, where)
@@ -54,7 +57,7 @@ def parse_trunk_config(config: Mapping[str, Any], where: str) -> TrunkConfig:
         )
     except KeyError as error:
         raise CheckpointError(f"{where}: {error.args[0]} is missing.") from error
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, AttributeError, ZeroDivisionError) as error:
         if isinstance(error, CheckpointError):
             raise
         raise CheckpointError(f"{where}: {error}") from error
@@ -65,6 +68,8 @@ def _rope(config: Mapping[str, Any], where: str) -> tuple[float, Llama3RopeScali
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     theta = float(rope.get("rope_theta", config.get("rope_theta", 10000.0)))
     kind = rope.get("rope_type", rope.get("type", "default"))
+    if config.get("partial_rotary_factor", rope.get("partial_rotary_factor", 1.0)) != 1.0:
+        raise CheckpointError(f"{where}: partial_rotary_factor is not supported.")
     if kind == "default":
         return theta, None
     if kind != "llama3":

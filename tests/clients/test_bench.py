@@ -151,6 +151,7 @@ def test_a_run_prints_and_writes_its_figures(
     text = figures.read_text(encoding="utf-8")
     assert "secret" not in text
     report = json.loads(text)
+    assert (report["model"], report["asked"]["endpoint"], report["asked"]["prompt_tokens"]) == ("tiny", endpoint, 40)
     assert [(level["concurrency"], level["confidence"]) for level in report["levels"]] == [
         (1, 0.6), (3, 0.6), (1, 1.0), (3, 1.0)
     ]  # fmt: skip

@@ -106,7 +106,7 @@ def test_numbers_out_of_range_are_refused() -> None:
 
 
 def test_only_a_loopback_address_goes_around_the_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HAMBURGER_API_KEY", "from-env")
+    monkeypatch.setenv("HAMBURGER_API_KEY", "from-env,another")
     assert client_options("http://127.0.0.1:8000", None, 1)["trust_env"] is False
     remote = client_options("https://example.org", None, 1)
     assert remote["trust_env"] is True

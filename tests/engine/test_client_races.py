@@ -1,4 +1,4 @@
-"""AsyncEngine between its two threads: wake-ups, reports that overtake a request, and whatever ends the engine thread."""
+"""AsyncEngine between its two threads: wake-ups, reports that are late, and whatever ends the engine thread."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import time
 from typing import Any
 
 import pytest
-from fakes import EOS, ByteTokenizer, ScriptedRunner, StepGate, fake_config, fake_core, fake_engine, fake_info
 
+from fakes import EOS, ByteTokenizer, ScriptedRunner, StepGate, fake_config, fake_core, fake_engine, fake_info
 from hamburger.engine.batch import GroupResult, ScheduledBatch
 from hamburger.engine.client import AsyncEngine, GenerationRequest, RequestStream
 from hamburger.engine.core import EngineCore
 from hamburger.engine.errors import EngineDead
-from hamburger.engine.messages import EngineInfo
+from hamburger.engine.messages import EngineInfo, StepStats
 from hamburger.engine.sampling_params import SamplingParams
 from hamburger.engine.thread import STOP
 
@@ -52,12 +52,30 @@ async def test_a_group_of_an_aborted_request_never_reaches_the_next_one_of_its_n
         iterator = aiter(first)
         gate.step()
         assert (await anext(iterator)).text == "A"
-        while runner.num_steps < 2:  # the second group is being computed
-            await asyncio.sleep(0.001)  # noqa: ASYNC110
+        while runner.num_steps < 2:  # noqa: ASYNC110: until the second group is being computed
+            await asyncio.sleep(0.001)
         await iterator.aclose()
         [second] = engine.submit([GenerationRequest("a", [1, 2, 3], SamplingParams())])
         gate.set()
         assert await text_of(second) == "ABC"
+
+
+async def test_an_observer_that_fails_holds_nothing_up() -> None:
+    class Failing:
+        def on_step(self, stats: StepStats) -> None: ...
+
+        def on_group(self, gap_seconds: float | None, num_tokens: int) -> None:
+            if gap_seconds is None:
+                raise ValueError("a broken gauge")
+
+        def on_finish(self, *args: Any) -> None: ...
+
+    heard: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: heard.append(context))
+    async with fake_engine(ScriptedRunner({"a": [[65], [66], [EOS]]}), observer=Failing()) as engine:
+        [stream] = engine.submit([GenerationRequest("a", [1], SamplingParams())])
+        assert await text_of(stream) == "AB"
+    assert [str(context["exception"]) for context in heard] == ["a broken gauge"]
 
 
 class Exiting:
@@ -74,7 +92,7 @@ async def test_even_an_exit_in_the_engine_thread_is_heard() -> None:
     engine = await AsyncEngine.launch(build, ByteTokenizer())
     [stream] = engine.submit([GenerationRequest("a", [1], LONG)])
     async with asyncio.timeout(20):
-        with pytest.raises(EngineDead, match="SystemExit: a library called sys.exit"):
+        with pytest.raises(EngineDead, match=r"SystemExit: a library called sys\.exit"):
             await text_of(stream)
     assert not engine.health().alive
     await engine.shutdown(0)
@@ -96,4 +114,4 @@ def test_an_engine_outlives_its_event_loop_quietly(caplog: pytest.LogCaptureFixt
     engine._thread.send(STOP)
     engine._thread.join()
     assert runner.num_steps >= 1
-    assert caplog.records == []
+    assert [record for record in caplog.records if record.levelname == "ERROR"] == []

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 import random
 
 import pytest
 
 from fakes import BOS, EOS, ByteTokenizer, ScriptedRunner, fake_config, fake_core, fake_info, scripted_logprobs
 from hamburger.engine import LLM, SamplingParams
-from hamburger.engine.errors import InvalidRequest
+from hamburger.engine.config import EngineArgs
+from hamburger.engine.errors import InvalidRequest, QueueTimeout
+from hamburger.engine.messages import StepOutputs
 from reference import CONTEXT, expected, random_case
 
 
@@ -38,8 +41,9 @@ def test_prompts_and_params_in_all_their_forms() -> None:
     both = llm.generate([[5], [6, 7]], [SamplingParams(max_tokens=n) for n in (1, 3)], progress=False)
     assert [(r.prompt_ids, r.text) for r in both] == [([5], "a"), ([6, 7], "abc")]
     assert llm.generate([], progress=False) == []
-    with pytest.raises(ValueError, match="2 prompts came with 1"):
-        llm.generate([[5], [6]], [SamplingParams()])
+    for too_few in ([SamplingParams()], []):
+        with pytest.raises(ValueError, match=f"2 prompts came with {len(too_few)}"):
+            llm.generate([[5], [6]], too_few)
 
 
 def test_chat_applies_the_template() -> None:
@@ -61,9 +65,48 @@ def test_progress_goes_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_nothing_runs_when_one_prompt_is_bad() -> None:
     runner = ScriptedRunner()
-    with pytest.raises(InvalidRequest, match="empty"):
+    with pytest.raises(InvalidRequest, match="empty") as caught:
         make_llm(runner).generate([[1], []])
+    assert caught.value.param == "prompt"
+    assert caught.value.__notes__ == ["This is about prompt number 1, counted from 0."]
     assert runner.num_steps == 0
+
+
+def test_arguments_are_those_of_the_engine() -> None:
+    arguments, fields = inspect.signature(LLM).parameters, inspect.signature(EngineArgs).parameters
+    assert set(arguments) - {"on_progress"} == set(fields) - {"max_queue", "max_queue_seconds"}
+    for name in set(arguments) - {"on_progress"}:
+        assert arguments[name].default == fields[name].default, name
+
+
+def test_a_long_list_is_fed_as_seats_come_free() -> None:
+    runner = ScriptedRunner()
+    config = fake_config(max_num_seqs=3, max_queue=1)
+    core = fake_core(runner, config)
+    llm = LLM.from_core(core, fake_info(config), ByteTokenizer())
+    most_waiting, step = 0, core.step
+
+    def watched() -> StepOutputs:
+        nonlocal most_waiting
+        outputs = step()
+        core.check_integrity()
+        assert outputs.stats is not None
+        most_waiting = max(most_waiting, outputs.stats.num_waiting)
+        return outputs
+
+    core.step = watched  # type: ignore[method-assign]
+    results = llm.generate([[i % 256] for i in range(2000)], SamplingParams(max_tokens=3), progress=False)
+    assert [result.prompt_ids for result in results] == [[i % 256] for i in range(2000)]
+    assert most_waiting == 0
+    assert max(len(batch) for batch in runner.batches) == 3
+
+
+def test_a_request_that_waits_too_long_raises() -> None:
+    config = fake_config(max_queue_seconds=5, max_num_seqs=2)
+    core = fake_core(ScriptedRunner(), config, clock=lambda: 1e12)
+    with pytest.raises(QueueTimeout, match="longer than the 5 s"):
+        LLM.from_core(core, fake_info(config), ByteTokenizer()).generate([[1], [2]], progress=False)
+    assert not core.has_work
 
 
 def test_an_error_leaves_an_empty_engine() -> None:
@@ -73,6 +116,26 @@ def test_an_error_leaves_an_empty_engine() -> None:
         llm.generate([[1], [2]], progress=False)
     runner.fail_at_step = None
     assert llm.generate([[1]], progress=False)[0].text == "ab"
+
+
+def test_an_interrupt_amid_scheduling_leaves_no_block_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = fake_config()
+    core = fake_core(ScriptedRunner({"0": [[97], [EOS]]}), config)
+    llm = LLM.from_core(core, fake_info(config), ByteTokenizer())
+    blocks = core._scheduler.blocks
+
+    def interrupted(*args: object, **kwargs: object) -> bool:
+        blocks._free.pop()  # taken, and not yet given to anyone
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(blocks, "grow", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate([[1], [2]], progress=False)
+    assert llm.generate([[1]], progress=False)[0].text == "a"
+    core.check_integrity()
+    stats = core.step().stats
+    assert stats is not None
+    assert stats.used_slots == 0
 
 
 @pytest.mark.parametrize("num_blocks", [256, CONTEXT // 4])

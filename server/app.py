@@ -1,0 +1,34 @@
+"""create_app: the ASGI application around one engine. It wires; everything else lives beside it."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+
+from fastapi import Depends, FastAPI
+
+from hamburger.engine.client import AsyncEngine
+from hamburger.server.auth import require_api_key
+from hamburger.server.completions import completion_routes
+from hamburger.server.config import ServeSettings
+from hamburger.server.context import ServedModel, ServerContext, ServerTokenizer
+from hamburger.server.errors import add_error_handlers
+from hamburger.server.metrics import ServerMetrics
+from hamburger.server.routes import model_routes, operation_routes
+
+
+def create_app(
+    engine: AsyncEngine, tokenizer: ServerTokenizer, metrics: ServerMetrics, settings: ServeSettings, model_name: str
+) -> FastAPI:
+    """The application for a launched engine, which it uses but does not end.
+
+    metrics: the observer that `engine` was launched with. model_name: what clients call the model.
+    """
+    context = ServerContext(engine, tokenizer, metrics, settings, ServedModel(model_name, engine.info))
+    metrics.watch(engine)
+    app = FastAPI(title="HAMburger Serve", version=version("hamburger-serve"))
+    add_error_handlers(app, metrics.on_failure)
+    key_needed = [Depends(require_api_key(settings.api_key))]
+    app.include_router(completion_routes(context), dependencies=key_needed)
+    app.include_router(model_routes(context), dependencies=key_needed)
+    app.include_router(operation_routes(context))
+    return app

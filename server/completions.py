@@ -1,0 +1,89 @@
+"""POST /v1/chat/completions and /v1/completions: body -> prompt ids -> submit -> one JSON answer or a stream."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, Response
+
+from hamburger.engine.client import GenerationRequest
+from hamburger.engine.errors import InvalidRequest
+from hamburger.engine.sampling_params import SamplingParams
+from hamburger.server.body import read_body
+from hamburger.server.context import ServerContext, choose_confidence
+from hamburger.server.prompts import encode_chat, encode_text
+from hamburger.server.protocol import ChatBody, CompletionBody, GenerationBody, named_as_written
+from hamburger.server.responses import ChatReply, CompletionReply, Reply
+from hamburger.server.routes import body_schema
+from hamburger.server.streaming import EventStream, Generation, collect, unless_client_leaves
+
+
+def completion_routes(context: ServerContext) -> APIRouter:
+    """The two endpoints that generate."""
+    router = APIRouter(tags=["generation"])
+    tokenizer = context.tokenizer
+
+    @router.post("/v1/chat/completions", openapi_extra=body_schema(ChatBody))
+    async def chat_completions(request: Request) -> Response:
+        """An answer to a conversation, as JSON or as server-sent events."""
+        body = await read_body(request, ChatBody)
+        params = _sampling_params(context, request, body)
+        prompt = await encode_chat(tokenizer, body.messages, add_generation_prompt=body.add_generation_prompt)
+        reply = ChatReply(body, context.served, tokenizer, len(prompt), len(params))
+        return await _answer(context, request, body, [prompt], params, reply)
+
+    @router.post("/v1/completions", openapi_extra=body_schema(CompletionBody))
+    async def completions(request: Request) -> Response:
+        """The continuation of one or more prompts. Choice index = prompt index x n + choice."""
+        body = await read_body(request, CompletionBody)
+        params = _sampling_params(context, request, body)
+        add_special_tokens = body.add_special_tokens is not False
+        prompts = [
+            await encode_text(tokenizer, prompt, add_special_tokens=add_special_tokens, param="prompt")
+            if isinstance(prompt, str)
+            else prompt  # ids are taken as they are: no BOS is added
+            for prompt in body.prompt
+        ]
+        num_prompt_tokens = sum(map(len, prompts))
+        reply = CompletionReply(body, context.served, tokenizer, num_prompt_tokens, len(prompts) * len(params))
+        return await _answer(context, request, body, prompts, params, reply)
+
+    return router
+
+
+def _sampling_params(context: ServerContext, request: Request, body: GenerationBody) -> list[SamplingParams]:
+    alias = context.served.confidence_of(body.model)
+    return body.sampling_params(choose_confidence(body.confidence, alias, request.headers))
+
+
+async def _answer(
+    context: ServerContext,
+    request: Request,
+    body: GenerationBody,
+    prompts: list[list[int]],
+    params: list[SamplingParams],
+    reply: Reply,
+) -> Response:
+    requests = [
+        GenerationRequest(f"{reply.id}-{i * len(params) + j}", prompt, choice_params)
+        for i, prompt in enumerate(prompts)
+        for j, choice_params in enumerate(params)
+    ]
+    try:
+        generation = Generation(context.engine.submit(requests))
+    except InvalidRequest as error:
+        raise named_as_written(error, body.token_limit()[0], body.prompt_name) from error
+    answered = False
+    try:
+        if not body.stream:
+            whole: dict[str, Any] = await unless_client_leaves(request, collect(generation, reply))
+            return JSONResponse(whole)
+        first = await unless_client_leaves(request, anext(aiter(generation)))
+        answered = True
+        return EventStream(
+            first, generation, reply, wants_usage=body.wants_usage, on_failure=context.metrics.on_failure
+        )
+    finally:
+        if not answered:
+            generation.abort()  # nothing to free after a whole answer; everything after an error

@@ -1,0 +1,147 @@
+"""Every endpoint that does not generate: models, tokenizer, health, metrics, version."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, Response
+
+from hamburger.engine.client import EngineHealth
+from hamburger.engine.errors import InvalidRequest
+from hamburger.server.body import read_body
+from hamburger.server.context import ServerContext
+from hamburger.server.metrics import CONTENT_TYPE
+from hamburger.server.prompts import encode_chat, encode_text
+from hamburger.server.protocol import DetokenizeBody, Schema, TokenizeBody
+
+# A step is one macro-step; the longest that a prefill chunk may take on a slow CPU is far below this.
+HUNG_IN_STEP_SECONDS = 120.0
+# Between steps the engine only takes its messages: it is never here for long while there is work.
+HUNG_BETWEEN_STEPS_SECONDS = 30.0
+
+
+def body_schema(schema: type[Schema]) -> dict[str, Any]:
+    """The request body for the OpenAPI pages; the body itself is read and checked by body.py."""
+    content = {"application/json": {"schema": schema.model_json_schema()}}
+    return {"requestBody": {"required": True, "content": content}}
+
+
+def model_routes(context: ServerContext) -> APIRouter:
+    """What is served, and its tokenizer."""
+    router = APIRouter(tags=["model"])
+    served, tokenizer, info = context.served, context.tokenizer, context.engine.info
+
+    @router.get("/v1/models")
+    async def models() -> dict[str, Any]:
+        """The served model and its aliases NAME@c."""
+        return {"object": "list", "data": served.cards()}
+
+    @router.get("/v1/models/{model_id:path}")
+    async def model(model_id: str) -> dict[str, Any]:
+        """One model; any alias NAME@c with c in [0, 1] is one."""
+        served.confidence_of(model_id)
+        return served.card(model_id)
+
+    @router.post("/tokenize", openapi_extra=body_schema(TokenizeBody))
+    async def tokenize(request: Request) -> dict[str, Any]:
+        """The token ids of a prompt, or of messages as the chat template writes them."""
+        body = await read_body(request, TokenizeBody)
+        served.confidence_of(body.model)
+        if (body.prompt is None) == (body.messages is None):
+            raise InvalidRequest("Give either prompt or messages.", "prompt")
+        if body.messages is not None:
+            tokens = await encode_chat(
+                tokenizer,
+                body.messages,
+                add_generation_prompt=body.add_generation_prompt,
+                add_special_tokens=bool(body.add_special_tokens),
+            )
+        else:
+            special = body.add_special_tokens is not False
+            tokens = await encode_text(tokenizer, body.prompt or "", add_special_tokens=special, param="prompt")
+        texts = [tokenizer.decode([token], skip_special_tokens=False) for token in tokens]
+        return {
+            "count": len(tokens),
+            "max_model_len": info.max_model_len,
+            "tokens": tokens,
+            "token_strs": texts if body.return_token_strs else None,
+        }
+
+    @router.post("/detokenize", openapi_extra=body_schema(DetokenizeBody))
+    async def detokenize(request: Request) -> dict[str, Any]:
+        """The text of token ids, special tokens included."""
+        body = await read_body(request, DetokenizeBody)
+        served.confidence_of(body.model)
+        for token_id in body.tokens:
+            if not 0 <= token_id < info.vocab_size:
+                message = f"tokens holds the id {token_id}, but the vocabulary is 0..{info.vocab_size - 1}."
+                raise InvalidRequest(message, "tokens")
+        return {"prompt": tokenizer.decode(body.tokens, skip_special_tokens=False)}
+
+    @router.get("/tokenizer_info")
+    async def tokenizer_info() -> dict[str, Any]:
+        """The special tokens and the chat template; null where the model has none."""
+        return {
+            "eos_token": tokenizer.eos_token,
+            "bos_token": tokenizer.bos_token,
+            "pad_token": tokenizer.pad_token,
+            "chat_template": tokenizer.chat_template,
+        }
+
+    return router
+
+
+def operation_routes(context: ServerContext) -> APIRouter:
+    """What operators and load balancers ask; open without a key."""
+    router = APIRouter(tags=["operation"])
+    engine = context.engine
+
+    @router.get("/health")
+    async def health() -> JSONResponse:
+        """Liveness: 503 when the engine is dead or hangs. Draining is alive, and so is a long prefill."""
+        fault = liveness_fault(engine.health())
+        return _status(fault, "ok")
+
+    @router.get("/ready")
+    async def ready() -> JSONResponse:
+        """Readiness: 503 when new requests should go elsewhere (dead, hanging, draining, queue full)."""
+        state = engine.health()
+        fault = liveness_fault(state)
+        if fault is None and state.draining:
+            fault = "draining"
+        if fault is None and state.num_waiting >= context.settings.max_queue:
+            fault = f"full: {state.num_waiting} requests wait"
+        return _status(fault, "ready")
+
+    @router.get("/metrics")
+    async def metrics() -> Response:
+        """Prometheus text."""
+        return Response(context.metrics.render(), headers={"Content-Type": CONTENT_TYPE})
+
+    @router.get("/version")
+    async def server_version() -> dict[str, str]:
+        """The version of this server."""
+        return {"version": version("hamburger-serve")}
+
+    return router
+
+
+def liveness_fault(state: EngineHealth) -> str | None:
+    """Why the process should be restarted, or None."""
+    if not state.alive:
+        return f"the engine is dead: {state.error}" if state.error else "the engine has stopped"
+    if not state.num_running and not state.num_waiting:
+        return None
+    if state.seconds_in_step is not None:
+        hangs = state.seconds_in_step > HUNG_IN_STEP_SECONDS
+        return f"one step has taken {state.seconds_in_step:.0f} s" if hangs else None
+    hangs = state.seconds_since_step > HUNG_BETWEEN_STEPS_SECONDS
+    return f"no step for {state.seconds_since_step:.0f} s, though requests wait" if hangs else None
+
+
+def _status(fault: str | None, word: str) -> JSONResponse:
+    if fault is None:
+        return JSONResponse({"status": word})
+    return JSONResponse({"status": "unavailable", "reason": fault}, status_code=503)

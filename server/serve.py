@@ -1,0 +1,188 @@
+"""The life of one server process: bind, load, listen, drain, exit. No option parsing, no routes.
+
+The port is taken first (so that a used one is told before minutes of loading) and listened on last: who can connect can
+be served. SIGINT and SIGTERM drain; a second signal ends the process at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+
+import uvicorn
+
+from hamburger.engine.client import AsyncEngine
+from hamburger.engine.config import EngineArgs
+from hamburger.engine.core import EngineCore
+from hamburger.engine.messages import EngineInfo
+from hamburger.engine.tokenizer import Tokenizer
+from hamburger.model.sources import resolve_source
+from hamburger.server.app import create_app
+from hamburger.server.config import ServeSettings, SettingsError
+from hamburger.server.metrics import ServerMetrics
+
+_CLOSE_SECONDS = 3  # for clients that do not read the end of their answer
+
+
+def serve(settings: ServeSettings) -> int:
+    """Serve until a signal; returns the exit code.
+
+    Raises SettingsError, ConfigError, CheckpointError or TokenizerError, whose messages are fit for the user.
+    """
+    args = settings.engine_args()
+    logging.basicConfig(level=settings.log_level.upper(), format="%(levelname)s %(name)s: %(message)s")
+    with _bind(settings.host, settings.port) as listener:
+        progress = _progress()
+        progress("finding the model")
+        source = resolve_source(args.model, args.base)
+        tokenizer = Tokenizer.load(source.tokenizer_path)
+        model_name = settings.served_model_name or source.name
+        asyncio.run(_run(settings, args, listener, tokenizer, model_name, progress))
+    return 0
+
+
+async def _run(
+    settings: ServeSettings,
+    args: EngineArgs,
+    listener: socket.socket,
+    tokenizer: Tokenizer,
+    model_name: str,
+    progress: Callable[[str], None],
+) -> None:
+    def build() -> tuple[EngineCore, EngineInfo]:
+        from hamburger.engine.build import build_core  # torch: only now, and in the engine's thread
+
+        return build_core(args, progress)
+
+    metrics = ServerMetrics(model_name)
+    engine = await AsyncEngine.launch(build, tokenizer, metrics)
+    try:
+        app = create_app(engine, tokenizer, metrics, settings, model_name)
+        greeting = _greeting(settings, engine.info, _url(settings.host, listener), model_name, tokenizer)
+        await _listen(_Server(_uvicorn_config(app), lambda: progress(greeting)), listener, engine, settings)
+    finally:
+        await engine.shutdown(0)
+
+
+async def _listen(server: _Server, listener: socket.socket, engine: AsyncEngine, settings: ServeSettings) -> None:
+    stopping = asyncio.Event()
+
+    def on_signal(number: int) -> None:
+        if stopping.is_set():
+            os._exit(128 + number)  # the engine's thread may be inside a step: nothing gentler ends it now
+        stopping.set()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, on_signal, number)
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    stopped = asyncio.create_task(stopping.wait())
+    await asyncio.wait({serving, stopped}, return_when=asyncio.FIRST_COMPLETED)
+    stopped.cancel()
+    if not serving.done():
+        _say(f"Stopping: running answers have {settings.drain_seconds:g} s. A second signal stops at once.")
+        await engine.shutdown(settings.drain_seconds)  # new requests are answered 503 meanwhile
+        # What is cut off below is cut off on purpose; uvicorn would log a traceback for each.
+        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
+        server.should_exit = True
+    await serving
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its signal handlers, which would close streams before they are drained."""
+
+    def __init__(self, config: uvicorn.Config, on_listening: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._on_listening = on_listening
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets=sockets)
+        self._on_listening()
+
+
+def _uvicorn_config(app: uvicorn.config.ASGIApplication) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        loop="asyncio",
+        http="h11",
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_keep_alive=65,  # longer than the pools of common clients and proxies
+        timeout_graceful_shutdown=_CLOSE_SECONDS,
+    )
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    """A bound socket that does not listen yet. Raises SettingsError."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise SettingsError(f"host is {host!r}: {error.strerror or error}.") from error
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind(address)
+    except OSError as error:
+        listener.close()
+        reason = error.strerror or str(error)
+        raise SettingsError(f"cannot listen on {host} port {port}: {reason}. Choose another --port.") from error
+    return listener
+
+
+def _url(host: str, listener: socket.socket) -> str:
+    """Where a client on this machine finds the server."""
+    name = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
+    return f"http://{name}:{listener.getsockname()[1]}"
+
+
+def _progress() -> Callable[[str], None]:
+    start = time.monotonic()
+    return lambda line: _say(f"[{time.monotonic() - start:5.1f} s] {line}")
+
+
+def _greeting(settings: ServeSettings, info: EngineInfo, url: str, model_name: str, tokenizer: Tokenizer) -> str:
+    indent = "\n          "
+    if info.is_plain_base:
+        kind = "plain base model: 1.0 tokens per KV, every group has one token"
+    else:
+        kind = (
+            f"HAMburger model: groups of up to {info.max_group} tokens, default confidence {info.default_confidence:g}"
+        )
+    lines = [
+        f"ready: {model_name} on {info.device} in {info.dtype}, context {info.max_model_len:,} tokens",
+        kind,
+        f"KV pool: {info.total_slots:,} slots, about {info.expected_tokens:,} tokens; "
+        f"{info.max_num_seqs} answers at once",
+    ]
+    body: dict[str, object] = {"model": model_name}
+    if tokenizer.chat_template is None:
+        path = "/v1/completions"
+        body |= {"prompt": "Once upon a time", "max_tokens": 64}
+    else:
+        path = "/v1/chat/completions"
+        body |= {"messages": [{"role": "user", "content": "Hello!"}], "stream": True}
+    key = " -H 'Authorization: Bearer YOUR_KEY'" if settings.api_key else ""
+    curl = f"curl -N {url}{path}{key} -H 'Content-Type: application/json' -d '{json.dumps(body)}'"
+    return (
+        f"{indent.join(lines)}\n\nHAMburger serves on {url} (API pages: {url}/docs). Ctrl-C stops it. Try:\n\n{curl}\n"
+    )
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)
