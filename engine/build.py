@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 import torch
@@ -9,8 +10,9 @@ import torch
 from hamburger.engine.config import EngineArgs, EngineConfig
 from hamburger.engine.core import EngineCore
 from hamburger.engine.memory import pool_bytes
-from hamburger.engine.messages import EngineInfo
+from hamburger.engine.messages import EngineInfo, SubmitRequest
 from hamburger.engine.runner import Runner
+from hamburger.engine.sampling_params import SamplingParams
 from hamburger.model.assemble import assemble
 from hamburger.model.checkpoint import load_checkpoint
 from hamburger.model.config import ConfigError, ModelConfig
@@ -68,7 +70,19 @@ def build_core(
         device=str(device),
         dtype=str(dtype).removeprefix("torch."),
     )
-    return EngineCore(config, Runner(model, cache)), info
+    core = EngineCore(config, Runner(model, cache))
+    on_progress("warming up")
+    _warm_up(core, info)
+    return core, info
+
+
+def _warm_up(core: EngineCore, info: EngineInfo) -> None:
+    """One short answer, so that the first request does not wait for libraries to prepare their kernels."""
+    prompt_ids = [0] * min(16, info.max_model_len - 2)
+    params = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True, seed=0, confidence=info.default_confidence)
+    core.add(SubmitRequest("warm-up", prompt_ids, params, time.monotonic()))
+    while core.has_work:
+        core.step()
 
 
 def _device(name: str) -> torch.device:

@@ -77,13 +77,15 @@ class EngineThread:
 
     def _main(self) -> None:
         error: BaseException | None = None
+        core: EngineCore | None = None
         try:
             core, info = self._build()
             self.step_ended = time.monotonic()
             self._deliver(EngineReady(info, core.config))
             self._loop(core)
         except BaseException as caught:  # the thread's one boundary: whatever it is, who waits must hear of it
-            logger.exception("The engine stopped on an error.")
+            if core is not None:  # what building raises, launch raises: its caller reports it
+                logger.exception("The engine stopped on an error.")
             error = caught
         self.step_started = None
         self._deliver(EngineStopped(error))

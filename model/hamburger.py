@@ -35,7 +35,8 @@ class HamburgerModel(nn.Module):
         super().__init__()
         t, g = config.trunk, config.graft
         self.config = config
-        self.embed_tokens = nn.Embedding(t.vocab_size, t.hidden_size)
+        # Not nn.Embedding(V, D): drawing its initial numbers on the meta device imports torch's compiler for a second.
+        self.embed_tokens = nn.Embedding.from_pretrained(torch.empty(t.vocab_size, t.hidden_size), freeze=False)
         self.trunk = Trunk(t)
         if not t.tie_word_embeddings:
             self.lm_head = nn.Linear(t.hidden_size, t.vocab_size, bias=False)

@@ -10,6 +10,14 @@ from hamburger.model.config import Llama3RopeScaling, TrunkConfig
 from hamburger.model.sources import CheckpointError, read_json
 
 SUPPORTED = ("llama",)
+_SIZES = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "max_position_embeddings",
+)
 
 
 def read_trunk_config(folder: Path) -> TrunkConfig:
@@ -38,6 +46,9 @@ def parse_trunk_config(config: Mapping[str, Any], where: str) -> TrunkConfig:
     if config.get("quantization_config"):
         raise CheckpointError(f"{where}: the weights are quantised (quantization_config): name unquantised ones.")
     try:
+        for field in _SIZES:
+            if int(config[field]) < 1:
+                raise CheckpointError(f"{where}: {field} is {config[field]!r}: it must be at least 1.")
         heads = int(config["num_attention_heads"])
         theta, scaling = _rope(config, where)
         return TrunkConfig(

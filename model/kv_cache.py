@@ -9,6 +9,9 @@ gather fetches both.
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,7 +26,7 @@ class PagedKVCache:
     ) -> None:
         shape = (num_blocks, block_size, 2, config.num_kv_heads, config.head_dim)
         self.block_size = block_size
-        self.data = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(config.num_layers)]
+        self.data = [_zeros(shape, dtype, device) for _ in range(config.num_layers)]
 
     def write(self, layer: int, slots: Tensor, key: Tensor, value: Tensor) -> None:
         """Store key and value [T, num_kv_heads, head_dim] at slots [T] (int64, distinct)."""
@@ -34,6 +37,13 @@ class PagedKVCache:
         blocks = self.data[layer].index_select(0, block_tables.flatten())
         both = blocks.view(block_tables.shape[0], -1, *blocks.shape[2:])
         return both[:, :, 0], both[:, :, 1]
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros that take memory only as they are written: on CPU torch.zeros would touch gigabytes at start."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)).view(dtype).view(shape)
 
 
 def slot_bytes(config: TrunkConfig, dtype: torch.dtype) -> int:

@@ -152,9 +152,11 @@ def _folder(name: str, *, weights: bool = True) -> Path:
 
 def _download(hub_id: str, weights: bool) -> Path:
     """Fetch a hub model into the hub's own cache (HF_HOME, HF_TOKEN and HF_HUB_OFFLINE are honoured)."""
-    import httpx  # imported here, as only hub ids need them
-    from huggingface_hub import snapshot_download
+    from huggingface_hub import snapshot_download  # imported here, as only hub ids need it
     from huggingface_hub.errors import GatedRepoError, HFValidationError, RepositoryNotFoundError
+
+    # The base of what its transport raises: httpx in version 1, httpx2 in version 2.
+    from huggingface_hub.errors import HTTPError as TransportError  # type: ignore[attr-defined]
 
     remedy = "check the name, your network and HF_TOKEN, or give a local folder"
     try:
@@ -164,7 +166,7 @@ def _download(hub_id: str, weights: bool) -> Path:
         raise CheckpointError(f"{hub_id} is gated on the hub: ask for access there and set HF_TOKEN.") from error
     except (RepositoryNotFoundError, HFValidationError) as error:
         raise CheckpointError(f"{hub_id} is no folder here and no model on the hub: {remedy}.") from error
-    except (OSError, httpx.HTTPError) as error:  # the hub's own errors are both
+    except (OSError, TransportError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise CheckpointError(
             f"{hub_id} is no folder here and could not be fetched from the hub ({reason}): {remedy}."

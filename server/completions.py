@@ -79,7 +79,7 @@ async def _answer(
         if not body.stream:
             whole: dict[str, Any] = await unless_client_leaves(request, collect(generation, reply))
             return JSONResponse(whole)
-        first = await unless_client_leaves(request, anext(aiter(generation)))
+        first = await unless_client_leaves(request, generation.first())
         answered = True
         return EventStream(
             first, generation, reply, wants_usage=body.wants_usage, on_failure=context.metrics.on_failure

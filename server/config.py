@@ -1,4 +1,4 @@
-"""The settings of `hamburger serve`: command line > environment (HAMBURGER_*) > YAML file > default. No torch, no HTTP."""
+"""Settings of `hamburger serve`: command line > environment (HAMBURGER_*) > YAML file > default. No torch, no HTTP."""
 
 from __future__ import annotations
 
@@ -84,9 +84,14 @@ class ServeSettings(BaseSettings):
 
     @classmethod
     def settings_customise_sources(
-        cls, settings_cls: type[BaseSettings], **sources: PydanticBaseSettingsSource
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        return sources["init_settings"], sources["env_settings"]
+        return init_settings, env_settings
 
     def engine_args(self) -> EngineArgs:
         """Raises ConfigError when settings do not fit together."""

@@ -13,7 +13,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -33,7 +32,6 @@ from hamburger.engine.errors import (
     TokenizerError,
 )
 
-logger = logging.getLogger(__name__)
 _RETRY_UNAVAILABLE = 5  # seconds: about what a restart takes
 
 
@@ -97,10 +95,6 @@ def add_error_handlers(app: FastAPI, on_failure: Callable[[int], None]) -> None:
     async def known(request: Request, error: Exception) -> JSONResponse:
         return respond(to_api_error(error))
 
-    async def unknown(request: Request, error: Exception) -> JSONResponse:
-        logger.error("%s %s failed", request.method, request.url.path, exc_info=error)
-        return respond(to_api_error(error))
-
     async def http(request: Request, error: Exception) -> JSONResponse:
         if not isinstance(error, HTTPException):
             raise error
@@ -118,7 +112,7 @@ def add_error_handlers(app: FastAPI, on_failure: Callable[[int], None]) -> None:
     app.add_exception_handler(HamburgerError, known)
     app.add_exception_handler(HTTPException, http)
     app.add_exception_handler(RequestValidationError, invalid)
-    app.add_exception_handler(Exception, unknown)
+    app.add_exception_handler(Exception, known)  # raised again afterwards: uvicorn logs it
 
 
 def _type(status: int) -> str:

@@ -62,7 +62,7 @@ class CompletionLogprobs:
         }
 
     def _text(self, token_id: int) -> str:
-        """A token that is not whole UTF-8 is written `bytes:\\xe2\\x80`, as OpenAI does: distinct tokens stay distinct."""
+        """A token that is not whole UTF-8 is written `bytes:\\xe2\\x80`, as OpenAI does, so that it stays distinct."""
         data = self._tokenizer.token_bytes(token_id)
         try:
             return data.decode()

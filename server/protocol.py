@@ -1,4 +1,4 @@
-"""The requests that OpenAI clients send: their fields and types, and how they become SamplingParams. No engine, no text.
+"""The requests that OpenAI clients send: fields and types, and how they become SamplingParams. No engine, no text.
 
 Types are strict (a bool is no int, "1" is no number) and null means the default. Ranges are checked once, by
 SamplingParams; a field that is known but not served is unsupported.py's business, any other is ignored.

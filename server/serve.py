@@ -11,12 +11,14 @@ import contextlib
 import json
 import logging
 import os
+import shlex
 import signal
 import socket
 import time
 from collections.abc import Callable, Iterator
 
 import uvicorn
+from fastapi import FastAPI
 
 from hamburger.engine.client import AsyncEngine
 from hamburger.engine.config import EngineArgs
@@ -28,6 +30,7 @@ from hamburger.server.app import create_app
 from hamburger.server.config import ServeSettings, SettingsError
 from hamburger.server.metrics import ServerMetrics
 
+_INTERRUPTED = 130
 _CLOSE_SECONDS = 3  # for clients that do not read the end of their answer
 
 
@@ -44,7 +47,13 @@ def serve(settings: ServeSettings) -> int:
         source = resolve_source(args.model, args.base)
         tokenizer = Tokenizer.load(source.tokenizer_path)
         model_name = settings.served_model_name or source.name
-        asyncio.run(_run(settings, args, listener, tokenizer, model_name, progress))
+        try:
+            asyncio.run(_run(settings, args, listener, tokenizer, model_name, progress))
+        except KeyboardInterrupt:  # while loading; _listen takes over once it listens
+            _say("Stopped while loading.")
+            os._exit(
+                _INTERRUPTED
+            )  # an interpreter that ends while torch works in another thread aborts with a core dump
     return 0
 
 
@@ -111,7 +120,7 @@ class _Server(uvicorn.Server):
         self._on_listening()
 
 
-def _uvicorn_config(app: uvicorn.config.ASGIApplication) -> uvicorn.Config:
+def _uvicorn_config(app: FastAPI) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         loop="asyncio",
@@ -178,7 +187,7 @@ def _greeting(settings: ServeSettings, info: EngineInfo, url: str, model_name: s
         path = "/v1/chat/completions"
         body |= {"messages": [{"role": "user", "content": "Hello!"}], "stream": True}
     key = " -H 'Authorization: Bearer YOUR_KEY'" if settings.api_key else ""
-    curl = f"curl -N {url}{path}{key} -H 'Content-Type: application/json' -d '{json.dumps(body)}'"
+    curl = f"curl -N {url}{path}{key} -H 'Content-Type: application/json' -d {shlex.quote(json.dumps(body))}"
     return (
         f"{indent.join(lines)}\n\nHAMburger serves on {url} (API pages: {url}/docs). Ctrl-C stops it. Try:\n\n{curl}\n"
     )

@@ -40,6 +40,10 @@ class Generation:
     def __aiter__(self) -> AsyncIterator[tuple[int, RequestUpdate]]:
         return self._updates
 
+    async def first(self) -> tuple[int, RequestUpdate]:
+        """Wait for the first group; iterating goes on after it."""
+        return await anext(self._updates)
+
     def abort(self) -> None:
         for stream in self._streams:
             stream.abort()

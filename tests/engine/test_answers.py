@@ -19,9 +19,9 @@ async def collect(stream: RequestStream) -> list[RequestUpdate]:
     return [update async for update in stream]
 
 
-async def streamed(cases: list[Case], **config: int) -> list[list[RequestUpdate]]:
+async def streamed(cases: list[Case], num_blocks: int = 256) -> list[list[RequestUpdate]]:
     runner = ScriptedRunner({str(i): case.groups for i, case in enumerate(cases)})
-    async with fake_engine(runner, max_model_len=CONTEXT, **config) as engine:
+    async with fake_engine(runner, max_model_len=CONTEXT, num_blocks=num_blocks) as engine:
         streams = engine.submit([GenerationRequest(str(i), c.prompt_ids, c.params) for i, c in enumerate(cases)])
         return await asyncio.gather(*map(collect, streams))
 
@@ -56,7 +56,7 @@ def test_streamed_and_unstreamed_answers_are_the_trimmed_reference(draw: random.
 
 
 def test_where_groups_are_split_never_changes_an_answer() -> None:
-    """One text under all 2^10 ways to split it, against stop strings that end inside, at and across splits."""
+    """One text under all 512 ways to split it, against stop strings that end inside, at and across splits."""
     tokens = list("aab→b é".encode())
     params = SamplingParams(max_tokens=len(tokens), stop=("b é", "→b"), seed=0)
     splits = [[i for i in range(1, len(tokens)) if mask >> i & 1] for mask in range(0, 2 ** len(tokens), 2)]

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import random
+from types import SimpleNamespace
 
 import pytest
 
+import hamburger.engine.llm as llm_module
 from fakes import BOS, EOS, ByteTokenizer, ScriptedRunner, fake_config, fake_core, fake_info, scripted_logprobs
 from hamburger.engine import LLM, SamplingParams
 from hamburger.engine.config import EngineArgs
@@ -99,6 +102,15 @@ def test_a_long_list_is_fed_as_seats_come_free() -> None:
     assert [result.prompt_ids for result in results] == [[i % 256] for i in range(2000)]
     assert most_waiting == 0
     assert max(len(batch) for batch in runner.batches) == 3
+
+
+def test_time_on_the_list_is_no_time_in_the_queue(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = itertools.count(step=0.5)
+    monkeypatch.setattr(llm_module, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    config = fake_config(max_num_seqs=1, max_queue_seconds=5)
+    core = fake_core(ScriptedRunner(), config, clock=lambda: next(clock))
+    results = LLM.from_core(core, fake_info(config), ByteTokenizer()).generate([[1]] * 20, progress=False)
+    assert len(results) == 20
 
 
 def test_a_request_that_waits_too_long_raises() -> None:

@@ -1,9 +1,10 @@
-"""Every setting and metric is in the docs as it is in the code, and the docs name none that is not there."""
+"""Every setting, metric and route is in the docs as it is in the code, and the docs name none that is not there."""
 
 import re
 from pathlib import Path
 
-from fakes import fake_engine
+from fakes import ByteTokenizer, fake_engine
+from hamburger.server.app import create_app
 from hamburger.server.config import ServeSettings
 from hamburger.server.metrics import ServerMetrics
 
@@ -42,3 +43,12 @@ async def test_metrics_and_their_page_agree() -> None:
         kind = section.split("\n", 1)[0].lower().removesuffix("s")
         documented |= dict.fromkeys(re.findall(r"^\| `(\w+)`", section, flags=re.MULTILINE), kind)
     assert documented == served
+
+
+async def test_routes_and_their_page_agree() -> None:
+    metrics = ServerMetrics("name")
+    async with fake_engine(observer=metrics) as engine:
+        paths = create_app(engine, ByteTokenizer(), metrics, ServeSettings(), "name").openapi()["paths"]
+    served = {f"{method.upper()} {path}" for path, methods in paths.items() for method in methods}
+    documented = set(re.findall(r"`((?:GET|POST) /[^`]*)`", (DOCS / "api.md").read_text()))
+    assert documented == {re.sub(r"\{[^}]*\}", "{id}", route) for route in served}

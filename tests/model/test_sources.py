@@ -11,9 +11,10 @@ from typing import Any
 
 import httpx
 import huggingface_hub
-import huggingface_hub.errors
-import huggingface_hub.utils
 import pytest
+from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError
+from huggingface_hub.errors import HTTPError as TransportError  # type: ignore[attr-defined]
+from huggingface_hub.utils import filter_repo_objects  # type: ignore[attr-defined]
 
 from hamburger.model import sources
 from hamburger.model.sources import CheckpointError, ModelSource, resolve_source
@@ -100,7 +101,7 @@ def test_a_hub_id_brings_only_what_is_loaded(hub: dict[str, Any]) -> None:
     assert source.path.name == "0123abc"
     files = ["model-00001-of-00002.safetensors", "model.safetensors.index.json", "tokenizer.json", "config.json"]
     unwanted = ["pytorch_model.bin", "modeling_evil.py", "original/weights.safetensors", "consolidated.safetensors"]
-    kept = huggingface_hub.utils.filter_repo_objects(
+    kept = filter_repo_objects(
         files + unwanted, allow_patterns=hub["allow_patterns"], ignore_patterns=hub["ignore_patterns"]
     )
     assert list(kept) == files
@@ -109,8 +110,8 @@ def test_a_hub_id_brings_only_what_is_loaded(hub: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     "failure",
     [
-        httpx.ReadTimeout("the read timed out"),
-        huggingface_hub.errors.LocalEntryNotFoundError("no snapshot and no network"),
+        TransportError("the read timed out"),
+        LocalEntryNotFoundError("no snapshot and no network"),
         ConnectionError("no route"),
     ],
 )
@@ -126,8 +127,8 @@ def test_a_failing_network_is_one_clear_error(monkeypatch: pytest.MonkeyPatch, f
 
 def test_a_gated_model_names_the_token(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(repo_id: str, **kwargs: Any) -> str:
-        response = httpx.Response(403, request=httpx.Request("GET", "https://hub.example"))
-        raise huggingface_hub.errors.GatedRepoError("gated", response=response)
+        response: Any = httpx.Response(403, request=httpx.Request("GET", "https://hub.example"))
+        raise GatedRepoError("gated", response=response)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
     with pytest.raises(CheckpointError, match=r"gated.*HF_TOKEN"):

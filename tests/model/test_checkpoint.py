@@ -1,0 +1,309 @@
+"""Our format and Hugging Face folders: what loads, and every way in which a checkpoint is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from hamburger.model.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from hamburger.model.config import ModelConfig, tensor_shapes
+from hamburger.model.hf_config import trunk_config_json
+from hamburger.model.sources import CheckpointError, resolve_source
+from small_models import graft_config, random_tensors, trunk_config
+
+Tensors = dict[str, Tensor]
+PLAIN = ModelConfig(trunk=trunk_config())
+GRAFTED = ModelConfig(trunk=trunk_config(), graft=graft_config())
+LINEAR = "model.layers.1.self_attn.k_proj"
+
+
+def load(folder: Path, dtype: torch.dtype = torch.float32, base: Path | None = None) -> Checkpoint:
+    return load_checkpoint(resolve_source(str(folder), None if base is None else str(base)), dtype)
+
+
+def save_hf(folder: Path, config: ModelConfig, tensors: Tensors) -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(trunk_config_json(config.trunk)))
+    save_file(tensors, folder / "model.safetensors")
+    return folder
+
+
+def graft_only(tensors: Tensors) -> Tensors:
+    return {name: tensor for name, tensor in tensors.items() if name not in tensor_shapes(PLAIN)}
+
+
+def edit_config(folder: Path, **changes: Any) -> None:
+    settings = json.loads((folder / "config.json").read_text()) | changes
+    settings = {key: value for key, value in settings.items() if value is not ...}
+    (folder / "config.json").write_text(json.dumps(settings))
+
+
+def assert_equal(ours: Tensors, expected: Tensors) -> None:
+    assert ours.keys() == expected.keys()
+    assert [name for name in expected if not torch.equal(ours[name], expected[name])] == []
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_hugging_face_folder(tmp_path: Path, tied: bool) -> None:
+    config = ModelConfig(trunk=trunk_config(tie_word_embeddings=tied))
+    tensors = random_tensors(config)
+    loaded = load(save_hf(tmp_path, config, tensors))
+    assert loaded.config == config
+    assert_equal(loaded.tensors, tensors)
+
+
+def test_shards(tmp_path: Path) -> None:
+    tensors = random_tensors(PLAIN)
+    save_hf(tmp_path, PLAIN, tensors)
+    (tmp_path / "model.safetensors").unlink()
+    names = sorted(tensors)
+    weight_map: dict[str, str] = {}
+    for i, part in enumerate((names[:9], names[9:])):
+        save_file({name: tensors[name] for name in part}, tmp_path / f"part-{i}.safetensors")
+        weight_map |= dict.fromkeys(part, f"part-{i}.safetensors")
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    assert_equal(load(tmp_path).tensors, tensors)
+    save_file({names[0]: tensors[names[0]], names[9]: tensors[names[9]]}, tmp_path / "part-0.safetensors")
+    with pytest.raises(CheckpointError, match=rf"{names[9]} is in another file"):
+        load(tmp_path)
+    (tmp_path / "part-0.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"part-0\.safetensors"):
+        load(tmp_path)
+    for wrong in (None, {}, {"a": "../elsewhere.safetensors"}, {"a": 1}):
+        index.write_text(json.dumps({"weight_map": wrong}))
+        with pytest.raises(CheckpointError, match="weight_map"):
+            load(tmp_path)
+
+
+def test_loaded_in_the_dtype_asked_for(tmp_path: Path) -> None:
+    config = ModelConfig(trunk=trunk_config(), graft=graft_config(short_list_size=5))
+    save_checkpoint(tmp_path, config, random_tensors(config))
+    tensors = load(tmp_path, torch.bfloat16).tensors
+    assert tensors.pop("short_list").dtype == torch.int64
+    assert {tensor.dtype for tensor in tensors.values()} == {torch.bfloat16}
+
+
+def drop(tensors: Tensors) -> None:
+    del tensors["model.layers.2.mlp.up_proj.weight"]
+
+
+def add(tensors: Tensors) -> None:
+    tensors["model.layers.2.self_attn.q_proj.bias"] = torch.zeros(32)
+
+
+def reshape(tensors: Tensors) -> None:
+    tensors["model.norm.weight"] = torch.zeros(31)
+
+
+def quantise(tensors: Tensors) -> None:
+    tensors["model.norm.weight"] = torch.zeros(32, dtype=torch.int8)
+
+
+def untie(tensors: Tensors) -> None:
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"] + 1
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (drop, r"missing.*model\.layers\.2\.mlp\.up_proj\.weight"),
+        (add, r"unknown.*model\.layers\.2\.self_attn\.q_proj\.bias"),
+        (reshape, r"misshaped.*model\.norm\.weight \(is \[31\], should be \[32\]\)"),
+        (quantise, r"model\.norm\.weight.*int8"),
+        (untie, r"lm_head\.weight differs"),
+    ],
+)
+def test_a_wrong_tensor_is_named(tmp_path: Path, change: Callable[[Tensors], None], named: str) -> None:
+    tensors = random_tensors(PLAIN)
+    change(tensors)
+    with pytest.raises(CheckpointError, match=named):
+        load(save_hf(tmp_path, PLAIN, tensors))
+
+
+def test_a_long_list_is_cut(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"and 33 more\."):
+        load(save_hf(tmp_path, PLAIN, {}))
+
+
+def test_copies_and_buffers_that_other_tools_write_are_dropped(tmp_path: Path) -> None:
+    tensors = random_tensors(PLAIN)
+    extra = {"lm_head.weight": tensors["model.embed_tokens.weight"].clone()}
+    extra["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.zeros(4)
+    assert_equal(load(save_hf(tmp_path, PLAIN, tensors | extra)).tensors, tensors)
+
+
+@pytest.mark.parametrize("kept_bytes", [0, 4, 3000])
+def test_a_file_cut_short_is_named(tmp_path: Path, kept_bytes: int) -> None:
+    file = save_hf(tmp_path, PLAIN, random_tensors(PLAIN)) / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:kept_bytes])
+    with pytest.raises(CheckpointError, match=r"model\.safetensors"):
+        load(tmp_path)
+
+
+def test_no_weights_at_all(tmp_path: Path) -> None:
+    (save_hf(tmp_path, PLAIN, {}) / "model.safetensors").unlink()
+    (tmp_path / "pytorch_model.bin").write_bytes(b"")
+    with pytest.raises(CheckpointError, match="only safetensors"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "graft",
+    [
+        None,
+        graft_config(),
+        graft_config(features="fused"),
+        graft_config(features="fused", micro_norm=True, short_list_size=17, max_group=3),
+        graft_config(micro_norm=True, micro_layers=1, feature_layers=(3,)),
+        graft_config(short_list_size=96, default_confidence=1, expected_tokens_per_kv=1.7),
+    ],
+)
+@pytest.mark.parametrize("tied", [True, False])
+def test_our_format_round_trip(tmp_path: Path, graft: Any, tied: bool) -> None:
+    config = ModelConfig(trunk=trunk_config(tie_word_embeddings=tied), graft=graft)
+    tensors = random_tensors(config)
+    save_checkpoint(tmp_path / "whole", config, tensors)
+    loaded = load(tmp_path / "whole")
+    assert loaded.config == config
+    assert_equal(loaded.tensors, tensors)
+    trunk_names = tensor_shapes(ModelConfig(trunk=config.trunk))
+    save_hf(tmp_path / "base", config, {name: tensors[name] for name in trunk_names})
+    grafts = {name: tensor for name, tensor in tensors.items() if name not in trunk_names}
+    save_checkpoint(tmp_path / "grafts", config, grafts, base="../base")
+    loaded = load(tmp_path / "grafts")
+    assert loaded.config == config
+    assert_equal(loaded.tensors, tensors)
+
+
+def test_grafts_may_lie_in_several_files(tmp_path: Path) -> None:
+    tensors = random_tensors(GRAFTED)
+    save_checkpoint(tmp_path, GRAFTED, tensors)
+    (tmp_path / "model.safetensors").unlink()
+    for i, part in enumerate((graft_only(tensors), {n: t for n, t in tensors.items() if n in tensor_shapes(PLAIN)})):
+        save_file(part, tmp_path / f"{i}.safetensors")
+    assert_equal(load(tmp_path).tensors, tensors)
+
+
+def test_a_whole_folders_own_generation_config_gives_the_end_tokens(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, GRAFTED, random_tensors(GRAFTED))
+    assert load(tmp_path).config.trunk.eos_token_ids == (1,)
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [7, 8]}')
+    assert load(tmp_path).config.trunk.eos_token_ids == (7, 8)
+
+
+def grafts_on_base(tmp_path: Path, extra: Tensors, adapter: tuple[int, float] | None) -> tuple[Path, Tensors]:
+    tensors = random_tensors(GRAFTED)
+    save_hf(tmp_path / "base", PLAIN, {n: t for n, t in tensors.items() if n in tensor_shapes(PLAIN)})
+    save_checkpoint(tmp_path / "grafts", GRAFTED, graft_only(tensors) | extra, base="../base", adapter=adapter)
+    return tmp_path / "grafts", tensors
+
+
+def adapter_pair(name: str = LINEAR, rank: int = 3, rows: int = 16) -> Tensors:
+    generator = torch.Generator().manual_seed(5)
+    return {
+        f"adapter.{name}.lora_A": torch.randn(rank, 32, generator=generator),
+        f"adapter.{name}.lora_B": torch.randn(rows, rank, generator=generator),
+    }
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_an_adapter_is_merged_in_float32(tmp_path: Path, dtype: torch.dtype) -> None:
+    pair = adapter_pair()
+    folder, tensors = grafts_on_base(tmp_path, pair, (3, 6.0))
+    a, b = pair.values()
+    expected = {name: tensor.to(dtype) for name, tensor in tensors.items()}
+    expected[f"{LINEAR}.weight"] = (tensors[f"{LINEAR}.weight"] + 2.0 * b @ a).to(dtype)
+    assert_equal(load(folder, dtype).tensors, expected)
+
+
+@pytest.mark.parametrize(
+    ("extra", "adapter", "named"),
+    [
+        (adapter_pair(rank=2), (3, 6.0), "misshaped.*lora_A"),
+        (adapter_pair(rows=15), (3, 6.0), "misshaped.*lora_B"),
+        (adapter_pair(), None, "unknown.*lora_A"),
+        ({}, (3, 6.0), "no tensors adapter"),
+        (dict(list(adapter_pair().items())[:1]), (3, 6.0), "missing.*lora_B"),
+        (dict(list(adapter_pair().items())[1:]), (3, 6.0), "missing.*lora_A"),
+        (adapter_pair("model.embed_tokens", rows=96), (3, 6.0), "unknown.*embed_tokens"),
+        (adapter_pair("micro_decoder.layers.0.self_attn.k_proj"), (3, 6.0), "unknown.*micro_decoder"),
+        (adapter_pair("model.layers.9.self_attn.k_proj"), (3, 6.0), r"unknown.*layers\.9"),
+        ({"model.norm.weight": torch.ones(32)}, None, r"unknown.*model\.norm\.weight"),
+    ],
+)
+def test_what_does_not_fit_a_base_is_refused_at_saving_and_at_loading(
+    tmp_path: Path, extra: Tensors, adapter: tuple[int, float] | None, named: str
+) -> None:
+    with pytest.raises(CheckpointError, match=named):
+        grafts_on_base(tmp_path, extra, adapter)
+    folder, tensors = grafts_on_base(tmp_path, {}, None)
+    if adapter is not None:
+        edit_config(folder, adapter={"rank": adapter[0], "alpha": adapter[1]})
+    save_file(graft_only(tensors) | extra, folder / "model.safetensors")
+    with pytest.raises(CheckpointError, match=named):
+        load(folder)
+
+
+def graft(**changes: Any) -> dict[str, Any]:
+    fields = {"max_group": 4, "merger_heads": 4, "micro_layers": 2, "feature_layers": [1, 2, 3]} | changes
+    return {"graft": {name: value for name, value in fields.items() if value is not ...}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"rope_theta": 1.0}, "unknown keys: rope_theta"),
+        ({"format_version": 2}, "format_version is 2"),
+        ({"format_version": ...}, "format_version is None"),
+        ({"trunk": ...}, "trunk or name a base"),
+        ({"trunk": []}, "trunk must be an object"),
+        ({"base": "builtin"}, "one of the two"),
+        ({"graft": 4}, "graft must be an object"),
+        (graft(micro_heads=2), "unknown keys: micro_heads"),
+        (graft(max_group=...), "max_group"),
+        (graft(max_group="4"), "graft.max_group is '4'"),
+        (graft(max_group=40), "max_group is 40"),
+        (graft(features="both"), "graft.features is 'both'"),
+        (graft(feature_layers=3), "graft.feature_layers is 3"),
+        (graft(feature_layers=[1, 4]), "feature_layers"),
+        (graft(micro_norm=1), "graft.micro_norm is 1"),
+        ({"adapter": {"rank": 0, "alpha": 1.0}}, "rank of at least 1"),
+        ({"adapter": {"rank": 2}}, "rank and alpha"),
+    ],
+)
+def test_a_wrong_setting_is_named(tmp_path: Path, changes: dict[str, Any], named: str) -> None:
+    save_checkpoint(tmp_path, GRAFTED, random_tensors(GRAFTED))
+    edit_config(tmp_path, **changes)
+    with pytest.raises(CheckpointError, match=named):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("ids", [[0, 1, 96], [0, 1, -1], [0, 1, 1]])
+def test_a_short_list_holds_different_ids_of_the_vocabulary(tmp_path: Path, ids: list[int]) -> None:
+    config = ModelConfig(trunk=trunk_config(), graft=graft_config(short_list_size=3))
+    save_checkpoint(tmp_path, config, random_tensors(config) | {"short_list": torch.tensor(ids)})
+    with pytest.raises(CheckpointError, match="short_list"):
+        load(tmp_path)
+
+
+def test_saving_refuses_an_incomplete_model(tmp_path: Path) -> None:
+    tensors = random_tensors(GRAFTED)
+    del tensors["stop_head.2.bias"]
+    with pytest.raises(CheckpointError, match=r"stop_head\.2\.bias"):
+        save_checkpoint(tmp_path / "new", GRAFTED, tensors)
+    assert not (tmp_path / "new").exists()
+
+
+def test_what_is_saved_is_safetensors_and_json(tmp_path: Path) -> None:
+    tensors = random_tensors(GRAFTED)
+    save_checkpoint(tmp_path, GRAFTED, tensors)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json", "model.safetensors"]
+    assert_equal(load_file(tmp_path / "model.safetensors"), tensors)
