@@ -56,3 +56,11 @@ def greedy(peer: Any, prompt_ids: list[int], new_tokens: int) -> list[int]:
         )
     tokens: list[int] = output[0, len(prompt_ids) :].tolist()
     return tokens
+
+
+def is_greedy(peer: Any, prompt_ids: list[int], answer_ids: list[int]) -> bool:
+    """Whether the peer's greedy continuation is answer_ids: one pass over both, in place of a pass a token."""
+    with torch.inference_mode():
+        logits = peer(torch.tensor([prompt_ids + answer_ids])).logits[0]
+    likeliest: list[int] = logits[len(prompt_ids) - 1 : -1].argmax(-1).tolist()
+    return likeliest == answer_ids
