@@ -55,7 +55,9 @@ def main() -> None:
             flush=True,
         )
     if args.json:
-        args.json.write_text(json.dumps({"torch": torch.__version__, "arguments": vars(args), "rows": rows}, default=str))
+        args.json.write_text(
+            json.dumps({"torch": torch.__version__, "arguments": vars(args), "rows": rows}, default=str)
+        )
 
 
 def run_ours(llm: LLM, prompts: torch.Tensor, new_tokens: int) -> float:

@@ -78,7 +78,7 @@ def build_core(
 
 def _warm_up(core: EngineCore, info: EngineInfo) -> None:
     """One short answer, so that the first request does not wait for libraries to prepare their kernels."""
-    prompt_ids = [0] * min(16, info.max_model_len - 2)
+    prompt_ids = [0] * max(1, min(16, info.max_model_len - 2))
     params = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True, seed=0, confidence=info.default_confidence)
     core.add(SubmitRequest("warm-up", prompt_ids, params, time.monotonic()))
     while core.has_work:

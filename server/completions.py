@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -18,6 +19,8 @@ from hamburger.server.responses import ChatReply, CompletionReply, Reply
 from hamburger.server.routes import body_schema
 from hamburger.server.streaming import EventStream, Generation, collect, unless_client_leaves
 
+_DEFAULT_TOKENS = 16  # what the OpenAI API says of completions
+
 
 def completion_routes(context: ServerContext) -> APIRouter:
     """The two endpoints that generate."""
@@ -31,7 +34,7 @@ def completion_routes(context: ServerContext) -> APIRouter:
         params = _sampling_params(context, request, body)
         prompt = await encode_chat(tokenizer, body.messages, add_generation_prompt=body.add_generation_prompt)
         reply = ChatReply(body, context.served, tokenizer, len(prompt), len(params))
-        return await _answer(context, request, body, [prompt], params, reply)
+        return await _answer(context, request, body, [(prompt, choice) for choice in params], reply)
 
     @router.post("/v1/completions", openapi_extra=body_schema(CompletionBody))
     async def completions(request: Request) -> Response:
@@ -47,7 +50,11 @@ def completion_routes(context: ServerContext) -> APIRouter:
         ]
         num_prompt_tokens = sum(map(len, prompts))
         reply = CompletionReply(body, context.served, tokenizer, num_prompt_tokens, len(prompts) * len(params))
-        return await _answer(context, request, body, prompts, params, reply)
+        max_model_len = context.engine.info.max_model_len
+        answers = [(prompt, choice) for prompt in prompts for choice in params]
+        if "max_tokens" not in body.model_fields_set:
+            answers = [(prompt, _limited(choice, len(prompt), max_model_len)) for prompt, choice in answers]
+        return await _answer(context, request, body, answers, reply)
 
     return router
 
@@ -57,19 +64,19 @@ def _sampling_params(context: ServerContext, request: Request, body: GenerationB
     return body.sampling_params(choose_confidence(body.confidence, alias, request.headers))
 
 
+def _limited(params: SamplingParams, num_prompt_tokens: int, max_model_len: int) -> SamplingParams:
+    """16 tokens, or what the context leaves: a default is no reason to refuse a long prompt."""
+    return replace(params, max_tokens=max(1, min(_DEFAULT_TOKENS, max_model_len - num_prompt_tokens)))
+
+
 async def _answer(
     context: ServerContext,
     request: Request,
     body: GenerationBody,
-    prompts: list[list[int]],
-    params: list[SamplingParams],
+    answers: list[tuple[list[int], SamplingParams]],
     reply: Reply,
 ) -> Response:
-    requests = [
-        GenerationRequest(f"{reply.id}-{i * len(params) + j}", prompt, choice_params)
-        for i, prompt in enumerate(prompts)
-        for j, choice_params in enumerate(params)
-    ]
+    requests = [GenerationRequest(f"{reply.id}-{i}", *answer) for i, answer in enumerate(answers)]
     try:
         generation = Generation(context.engine.submit(requests))
     except InvalidRequest as error:

@@ -17,7 +17,6 @@ from hamburger.engine.sampling_params import MAX_LOGPROBS, MAX_SEED, SamplingPar
 from hamburger.server.unsupported import UNSUPPORTED_CHAT, UNSUPPORTED_COMPLETION, AsksNothing
 
 MAX_CHOICES = 128
-_DEFAULT_COMPLETION_TOKENS = 16  # what the OpenAI API says
 
 
 def _strings(value: Any) -> Any:
@@ -227,7 +226,6 @@ class CompletionBody(GenerationBody):
     prompt_name: ClassVar = "prompt"
 
     prompt: Prompts
-    max_tokens: int | None = _DEFAULT_COMPLETION_TOKENS
     logprobs: int | None = None
     best_of: int | None = None
     add_special_tokens: bool | None = None
