@@ -12,18 +12,18 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Literal, Protocol
 
 from hamburger.engine.config import EngineConfig
 from hamburger.engine.detokenizer import TextDecoder
 from hamburger.engine.errors import EngineDead, EngineDraining, HamburgerError, QueueFull, QueueTimeout
-from hamburger.engine.messages import AbortRequest, EngineInfo, GroupOutput, RequestFailed, StepStats, SubmitRequest
+from hamburger.engine.messages import AbortRequest, EngineInfo, GroupOutput, RequestFailed, SubmitRequest
+from hamburger.engine.observer import EndReason, EngineObserver, RequestTimings
 from hamburger.engine.request import Answer, GenerationRequest, RequestUpdate, admit
-from hamburger.engine.sampling_params import SamplingParams
 from hamburger.engine.thread import STOP, BuildCore, EngineReady, EngineStopped, EngineThread, Event, StepReport
 
 __all__ = [
     "AsyncEngine",
+    "EndReason",
     "EngineHealth",
     "EngineObserver",
     "GenerationRequest",
@@ -31,37 +31,6 @@ __all__ = [
     "RequestTimings",
     "RequestUpdate",
 ]
-
-EndReason = Literal["stop", "length", "abort", "error"]
-
-
-@dataclass(frozen=True, slots=True)
-class RequestTimings:
-    """time.monotonic() seconds; None where the request never got that far."""
-
-    arrival: float
-    scheduled: float | None
-    first_token: float | None
-    finished: float
-
-
-class EngineObserver(Protocol):
-    """What the metrics listen to; called on the event loop, must not block."""
-
-    def on_step(self, stats: StepStats) -> None:
-        """A step ended. One that computed nothing (no prompt slots, no decoded sequences) only reports the state."""
-
-    def on_group(self, gap_seconds: float | None, num_tokens: int) -> None:
-        """A group reached its request; gap_seconds since its previous group, None for the first."""
-
-    def on_finish(
-        self,
-        reason: EndReason,
-        params: SamplingParams,
-        prompt_tokens: int,
-        completion_tokens: int,
-        timings: RequestTimings,
-    ) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,8 @@
-"""At confidence 1.0 greedy text is that of transformers, for the embedded default's weights in float32."""
+"""The embedded default's weights in float32: greedy text is that of transformers, alone and in a crowd."""
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from hamburger.engine import LLM, SamplingParams
@@ -20,13 +21,28 @@ QUESTIONS = [
 NEW_TOKENS = 32
 
 
-def test_greedy_equals_transformers_on_20_prompts() -> None:
-    llm = LLM(dtype="float32", max_model_len=256, kv_cache_memory=1 << 30)
+@pytest.fixture(scope="module")
+def llm() -> LLM:
+    return LLM(dtype="float32", max_model_len=256, kv_cache_memory=1 << 30)
+
+
+def conversations(questions: list[str]) -> list[list[dict[str, str]]]:
+    return [[{"role": "user", "content": question}] for question in questions]
+
+
+def test_greedy_equals_transformers_on_20_prompts(llm: LLM) -> None:
     sampling = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True, confidence=1.0)
-    conversations = [[{"role": "user", "content": question}] for question in QUESTIONS]
-    answers = llm.chat(conversations, sampling, progress=False)
+    answers = llm.chat(conversations(QUESTIONS), sampling, progress=False)
     checkpoint = load_checkpoint(resolve_source(None), torch.float32)
     peer = hugging_face(checkpoint.config, checkpoint.tensors)
     for answer in answers:
         assert len(answer.token_ids) == NEW_TOKENS
         assert is_greedy(peer, answer.prompt_ids, answer.token_ids)
+
+
+def test_a_request_alone_and_among_31_others_gives_the_same_text(llm: LLM) -> None:
+    sampling = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True)
+    crowd = conversations([f"{question} ({i})" for i in range(4) for question in QUESTIONS][:32])
+    together = llm.chat(crowd, sampling, progress=False)
+    for i in (0, 17, 31):
+        assert llm.chat([crowd[i]], sampling, progress=False)[0].token_ids == together[i].token_ids
