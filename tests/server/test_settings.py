@@ -1,0 +1,130 @@
+"""Settings: where they come from, in which order, and one clear line for each that is wrong."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hamburger.server.cli import build_parser, main
+from hamburger.server.config import ServeSettings, SettingsError, load_settings, parse_bytes
+
+
+@pytest.fixture(autouse=True)
+def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (*ServeSettings.model_fields, "config"):
+        monkeypatch.delenv(f"HAMBURGER_{name.upper()}", raising=False)
+
+
+def test_command_line_beats_environment_beats_file_beats_default(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "serve.yaml"
+    file.write_text("port: 1001\nmax-queue: 11\nblock_size: 8\n")
+    monkeypatch.setenv("HAMBURGER_PORT", "1002")
+    monkeypatch.setenv("HAMBURGER_MAX_QUEUE", "12")
+    settings = load_settings({"port": "1003"}, str(file))
+    assert (settings.port, settings.max_queue, settings.block_size, settings.max_num_seqs) == (1003, 12, 8, 64)
+    monkeypatch.setenv("HAMBURGER_CONFIG", str(file))
+    assert load_settings({}).block_size == 8
+
+
+def test_every_setting_is_an_option_and_reaches_the_engine() -> None:
+    given = {
+        "model": "m", "base": "b", "served_model_name": "s", "host": "0.0.0.0", "port": "9", "api_key": "k",
+        "device": "cpu", "dtype": "float32", "max_model_len": "128", "max_num_seqs": "3",
+        "max_num_batched_slots": "64", "kv_cache_memory": "2GiB", "block_size": "4", "confidence": "0.5",
+        "max_queue": "7", "max_queue_seconds": "1.5", "drain_seconds": "2", "log_level": "debug",
+    }  # fmt: skip
+    assert given.keys() == ServeSettings.model_fields.keys()
+    options = [part for name, value in given.items() for part in (f"--{name.replace('_', '-')}", value)]
+    namespace = vars(build_parser().parse_args(["serve", *options]))
+    settings = load_settings({name: namespace[name] for name in given})
+    args = settings.engine_args()
+    assert (args.model, args.base, args.device, args.dtype) == ("m", "b", "cpu", "float32")
+    assert (args.max_model_len, args.max_num_seqs, args.max_num_batched_slots) == (128, 3, 64)
+    assert (args.kv_cache_memory, args.block_size, args.confidence) == (2 << 30, 4, 0.5)
+    assert (args.max_queue, args.max_queue_seconds) == (7, 1.5)
+    assert "k" not in repr(settings).replace("kv_cache_memory", "").replace("block_size", "").split("api_key")[-1][:5]
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("4GiB", 4 << 30), ("512 MiB", 512 << 20), ("1.5g", 3 << 29), ("1000", 1000), ("2kB", 2000)]
+)
+def test_sizes(text: str, size: int) -> None:
+    assert parse_bytes(text) == size
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({"port": "70000"}, "--port"),
+        ({"confidence": "2"}, "--confidence"),
+        ({"dtype": "int3"}, "--dtype"),
+        ({"kv_cache_memory": "much"}, "--kv-cache-memory"),
+        ({"max_model_len": "x"}, "--max-model-len"),
+        ({"max_queue_seconds": "0"}, "--max-queue-seconds"),
+    ],
+)
+def test_a_wrong_option_is_named_as_written(given: dict[str, Any], named: str) -> None:
+    with pytest.raises(SettingsError, match=f"^{named} is ") as caught:
+        load_settings(given)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_wrong_variable_or_key_is_named_as_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HAMBURGER_PORT", "many")
+    with pytest.raises(SettingsError, match=r"^HAMBURGER_PORT is 'many'"):
+        load_settings({})
+    monkeypatch.delenv("HAMBURGER_PORT")
+    file = tmp_path / "serve.yaml"
+    for text, message in (
+        ("port: many", "port in .* is 'many'"),
+        ("prot: 1", "unknown key 'prot': did you mean port"),
+        ("- 1", "must hold"),
+        ("a: [", "is not YAML"),
+    ):
+        file.write_text(text)
+        with pytest.raises(SettingsError, match=message):
+            load_settings({}, str(file))
+    with pytest.raises(SettingsError, match="cannot be read"):
+        load_settings({}, str(tmp_path / "none.yaml"))
+
+
+def test_a_secret_is_never_shown() -> None:
+    with pytest.raises(SettingsError) as caught:
+        load_settings({"api_key": 5})
+    assert "5" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["serve", "--confidence", "2"], "--confidence is '2'"),
+        (["serve", "--bogus"], "--bogus"),
+        (["serve", "a", "--model", "b"], "twice"),
+        (["serve", "no/such/model/here"], "no/such/model/here"),
+        (["serve", "--max-num-seqs", "9", "--max-num-batched-slots", "5"], "max_num_batched_slots"),
+        (["serve", "--host", "no.such.host.invalid"], "no.such.host.invalid"),
+        ([], "COMMAND"),
+        (["fly"], "fly"),
+    ],
+)
+def test_wrong_usage_is_one_line_and_exit_code_2(
+    argv: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        code: object = main([*argv, "--port", "0"] if argv[:1] == ["serve"] else argv)
+    except SystemExit as error:
+        code = error.code
+    err = capsys.readouterr().err
+    assert code == 2
+    assert said in err
+    assert err.count("\n") == 1
+    assert err.startswith("hamburger: ")
+
+
+def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["--version"])
+    assert caught.value.code == 0
+    assert capsys.readouterr().out.startswith("hamburger ")
