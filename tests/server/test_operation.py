@@ -18,7 +18,7 @@ KEYS = {"api_key": "first,second"}
 
 @pytest.mark.parametrize("header", [None, "", "Bearer", "Bearer ", "Bearer wrong", "Basic first", "first", "Bearer é"])
 async def test_a_wrong_or_missing_key_is_a_401(header: str | None) -> None:
-    headers = {} if header is None else {"Authorization": header.encode()}
+    headers = {} if header is None else {b"Authorization": header.encode()}
     async with serving([[EOS]], settings=KEYS) as server:
         for path in (CHAT, COMPLETIONS, "/tokenize", "/detokenize"):
             response = await server.client.post(path, json={"messages": HELLO, "prompt": "a"}, headers=headers)
