@@ -20,7 +20,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from hamburger.engine import LLM, SamplingParams
 from hamburger.model.checkpoint import load_checkpoint
-from hamburger.model.config import ModelConfig
+from hamburger.model.hf_config import trunk_config_json
 from hamburger.model.sources import resolve_source
 
 
@@ -87,32 +87,13 @@ def run_theirs(peer: Any, prompts: torch.Tensor, new_tokens: int) -> float:
 def transformers_model(model: str | None, dtype: torch.dtype) -> Any:
     """The same trunk weights in transformers."""
     checkpoint = load_checkpoint(resolve_source(model), dtype)
-    peer: Any = LlamaForCausalLM(llama_config(checkpoint.config)).to(dtype)
+    peer: Any = LlamaForCausalLM(LlamaConfig.from_dict(trunk_config_json(checkpoint.config.trunk))).to(dtype)
     peer.eval()
     result = peer.load_state_dict(checkpoint.tensors, strict=False)
     if set(result.missing_keys) - {"lm_head.weight"}:
         raise SystemExit(f"transformers misses {result.missing_keys}")
     peer.tie_weights()
     return peer
-
-
-def llama_config(config: ModelConfig) -> LlamaConfig:
-    t = config.trunk
-    if t.rope_scaling is not None:
-        raise SystemExit("this benchmark takes models without rope scaling")
-    return LlamaConfig(
-        vocab_size=t.vocab_size,
-        hidden_size=t.hidden_size,
-        intermediate_size=t.intermediate_size,
-        num_hidden_layers=t.num_layers,
-        num_attention_heads=t.num_heads,
-        num_key_value_heads=t.num_kv_heads,
-        head_dim=t.head_dim,
-        rms_norm_eps=t.rms_norm_eps,
-        rope_parameters={"rope_type": "default", "rope_theta": t.rope_theta},
-        tie_word_embeddings=t.tie_word_embeddings,
-        max_position_embeddings=t.max_position_embeddings,
-    )
 
 
 if __name__ == "__main__":

@@ -9,34 +9,14 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from hamburger.model.config import ModelConfig
+from hamburger.model.hf_config import trunk_config_json
 
 
 def hugging_face(config: ModelConfig, tensors: dict[str, Tensor]) -> Any:
     """transformers' Llama of this shape with these canonical tensors, in float32."""
-    t = config.trunk
-    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": t.rope_theta}
-    if t.rope_scaling is not None:
-        s = t.rope_scaling
-        rope |= {"rope_type": "llama3", "factor": s.factor, "low_freq_factor": s.low_freq_factor}
-        rope |= {"high_freq_factor": s.high_freq_factor}
-        rope |= {"original_max_position_embeddings": s.original_max_position_embeddings}
-    peer: Any = LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=t.vocab_size,
-            hidden_size=t.hidden_size,
-            intermediate_size=t.intermediate_size,
-            num_hidden_layers=t.num_layers,
-            num_attention_heads=t.num_heads,
-            num_key_value_heads=t.num_kv_heads,
-            head_dim=t.head_dim,
-            rms_norm_eps=t.rms_norm_eps,
-            rope_parameters=rope,
-            tie_word_embeddings=t.tie_word_embeddings,
-            max_position_embeddings=t.max_position_embeddings,
-        )
-    )
+    peer: Any = LlamaForCausalLM(LlamaConfig.from_dict(trunk_config_json(config.trunk)))
     peer.eval()
-    if t.tie_word_embeddings:
+    if config.trunk.tie_word_embeddings:
         tensors = {**tensors, "lm_head.weight": tensors["model.embed_tokens.weight"]}
     peer.load_state_dict(tensors, strict=True)
     return peer
