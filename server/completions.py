@@ -76,6 +76,10 @@ async def _answer(
     answers: list[tuple[list[int], SamplingParams]],
     reply: Reply,
 ) -> Response:
+    most = context.settings.max_queue + context.engine.info.max_num_seqs
+    if len(answers) > most:  # 429 would have the client try again for ever
+        field = "n" if len(answers) == body.num_choices else "prompt"
+        raise InvalidRequest(f"The request asks for {len(answers)} answers, but at most {most} are admitted.", field)
     requests = [GenerationRequest(f"{reply.id}-{i}", *answer) for i, answer in enumerate(answers)]
     try:
         generation = Generation(context.engine.submit(requests))

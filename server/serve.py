@@ -49,11 +49,10 @@ def serve(settings: ServeSettings) -> int:
         model_name = settings.served_model_name or source.name
         try:
             asyncio.run(_run(settings, args, listener, tokenizer, model_name, progress))
-        except KeyboardInterrupt:  # while loading; _listen takes over once it listens
+        except KeyboardInterrupt:  # while loading; _stop_on_signals takes over then
             _say("Stopped while loading.")
-            os._exit(
-                _INTERRUPTED
-            )  # an interpreter that ends while torch works in another thread aborts with a core dump
+            # Not sys.exit: an interpreter that ends while torch works in another thread aborts with a core dump.
+            os._exit(_INTERRUPTED)
     return 0
 
 
@@ -72,15 +71,18 @@ async def _run(
 
     metrics = ServerMetrics(model_name)
     engine = await AsyncEngine.launch(build, tokenizer, metrics)
+    stopping = _stop_on_signals()
     try:
         app = create_app(engine, tokenizer, metrics, settings, model_name)
         greeting = _greeting(settings, engine.info, _url(settings.host, listener), model_name, tokenizer)
-        await _listen(_Server(_uvicorn_config(app), lambda: progress(greeting)), listener, engine, settings)
+        server = _Server(_uvicorn_config(app), lambda: progress(greeting))
+        await _listen(server, listener, engine, settings.drain_seconds, stopping)
     finally:
         await engine.shutdown(0)
 
 
-async def _listen(server: _Server, listener: socket.socket, engine: AsyncEngine, settings: ServeSettings) -> None:
+def _stop_on_signals() -> asyncio.Event:
+    """Set by the first SIGINT or SIGTERM; the second ends the process."""
     stopping = asyncio.Event()
 
     def on_signal(number: int) -> None:
@@ -88,16 +90,21 @@ async def _listen(server: _Server, listener: socket.socket, engine: AsyncEngine,
             os._exit(128 + number)  # the engine's thread may be inside a step: nothing gentler ends it now
         stopping.set()
 
-    loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, on_signal, number)
+        asyncio.get_running_loop().add_signal_handler(number, on_signal, number)
+    return stopping
+
+
+async def _listen(
+    server: _Server, listener: socket.socket, engine: AsyncEngine, drain_seconds: float, stopping: asyncio.Event
+) -> None:
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     stopped = asyncio.create_task(stopping.wait())
     await asyncio.wait({serving, stopped}, return_when=asyncio.FIRST_COMPLETED)
     stopped.cancel()
     if not serving.done():
-        _say(f"Stopping: running answers have {settings.drain_seconds:g} s. A second signal stops at once.")
-        await engine.shutdown(settings.drain_seconds)  # new requests are answered 503 meanwhile
+        _say(f"Stopping: running answers have {drain_seconds:g} s. A second signal stops at once.")
+        await engine.shutdown(drain_seconds)  # new requests are answered 503 meanwhile
         # What is cut off below is cut off on purpose; uvicorn would log a traceback for each.
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
         server.should_exit = True

@@ -158,6 +158,15 @@ async def test_a_full_queue_is_a_429_with_retry_after_before_any_stream(stream: 
         assert server.metric("request_failure_total", code="429") == 1
 
 
+async def test_more_answers_than_the_server_ever_admits_is_a_400_and_not_a_429() -> None:
+    async with serving([[EOS]], settings={"max_queue": 2}, max_num_seqs=1, max_queue=2) as server:
+        assert len((await server.complete(prompt=["a"] * 3))["choices"]) == 3
+        status, error = await server.refused(COMPLETIONS, {"prompt": ["a", "b"], "n": 2})
+        assert (status, error["param"]) == (400, "prompt")
+        status, error = await server.refused(CHAT, {"messages": HELLO, "n": 4})
+        assert (status, error["param"]) == (400, "n")
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_too_long_in_the_queue_is_a_503_also_for_a_stream(stream: bool) -> None:
     now = [0.0]
