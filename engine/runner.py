@@ -23,6 +23,9 @@ class Runner:
         self._model = model
         self._cache = cache
         self._device = model.embed_tokens.weight.device
+        graft = model.config.graft
+        has_short_list = graft is not None and graft.short_list_size is not None
+        self._short_list = frozenset(model.short_list.tolist()) if has_short_list else None
 
     def run(self, batch: ScheduledBatch) -> list[GroupResult]:
         """Compute every scheduled slot; one group for each sequence that emits, in the batch's order."""
@@ -48,8 +51,7 @@ class Runner:
         emitting = [item.sequence for item in batch.sequences if item.emits]
         context_slots = [item.sequence.num_computed_slots + item.num_slots for item in batch.sequences]
         blocks = [item.sequence.block_ids for item in batch.sequences]
-        max_group = self._model.config.max_group
-        limits = [min(max_group, sequence.num_tokens_left) for sequence in emitting]
+        limits = [self._group_limit(sequence) for sequence in emitting]
         confidences = [_confidence(sequence) for sequence in emitting]
         sizes = [len(group) for group in tokens]
         return ForwardBatch(
@@ -69,6 +71,13 @@ class Runner:
             max_group_limit=max((n for n, c in zip(limits, confidences, strict=True) if c < 1), default=1),
             sampling=self._sampling_batch(emitting),
         )
+
+    def _group_limit(self, sequence: Sequence) -> int:
+        """Most tokens of the next group. A bias for a token that micro-steps cannot emit leaves all to the trunk."""
+        wanted = (token_id for token_id, bias in sequence.params.logit_bias.items() if bias > 0)
+        if self._short_list is not None and not self._short_list.issuperset(wanted):
+            return 1
+        return min(self._model.config.max_group, sequence.num_tokens_left)
 
     def _sampling_batch(self, emitting: list[Sequence]) -> SamplingBatch:
         params = [sequence.params for sequence in emitting]

@@ -147,6 +147,16 @@ def test_off_the_short_list_no_micro_step_goes() -> None:
     assert any(output.token_ids[0] not in allowed for output in outputs)
 
 
+def test_a_bias_towards_a_token_off_the_short_list_is_not_lost() -> None:
+    model = random_model(config_of("short_list"), seed=10)
+    off = next(token_id for token_id in range(2, 96) if token_id not in model.short_list.tolist())
+    on = int(model.short_list[5])
+    for token_id in (off, on):
+        sampling = params(confidence=0.0, ignore_eos=True, max_tokens=16, logit_bias={token_id: 100.0})
+        outputs = run_core(core_of(model), {"r": (prompts(1)[0], sampling)})["r"]
+        assert set(tokens_of(outputs)) == {token_id}
+
+
 def test_merging_a_batch_equals_merging_each_group() -> None:
     torch.manual_seed(0)
     embedder = CompositionalEmbedder(hidden_size=16, max_group=4, heads=8)
