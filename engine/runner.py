@@ -73,9 +73,12 @@ class Runner:
         )
 
     def _group_limit(self, sequence: Sequence) -> int:
-        """Most tokens of the next group. A bias for a token that micro-steps cannot emit leaves all to the trunk."""
-        wanted = (token_id for token_id, bias in sequence.params.logit_bias.items() if bias > 0)
-        if self._short_list is not None and not self._short_list.issuperset(wanted):
+        """Most tokens of the next group. Where a micro-step's short list may lack what is wanted, or hold nothing that
+        is allowed, all tokens are left to the trunk."""
+        p = sequence.params
+        if self._short_list is not None and (
+            p.logit_bias or (sequence.num_output_tokens < p.min_tokens and self._short_list <= sequence.end_token_ids)
+        ):
             return 1
         return min(self._model.config.max_group, sequence.num_tokens_left)
 
@@ -84,7 +87,7 @@ class Runner:
         logprobs = [-1 if p.logprobs is None else p.logprobs for p in params]
         return SamplingBatch(
             temperature=self._floats([p.temperature for p in params]),
-            top_k=self._ints([p.top_k for p in params]),
+            top_k=self._ints([min(p.top_k, 2**31) for p in params]),  # no vocabulary is larger
             top_p=self._floats([p.top_p for p in params]),
             min_p=self._floats([p.min_p for p in params]),
             seed=self._ints([p.seed or 0 for p in params]),
@@ -92,7 +95,7 @@ class Runner:
             end_ids=self._padded([sorted(sequence.end_token_ids) for sequence in emitting], -1),
             logprobs=self._ints(logprobs),
             any_sampled=any(not p.is_greedy for p in params),
-            max_logprobs=max(logprobs, default=-1),
+            max_logprobs=min(max(logprobs, default=-1), self._model.config.trunk.vocab_size),
             adjustments=self._adjustments(emitting),
         )
 

@@ -22,7 +22,7 @@ class SamplingParams:
     top_k: 0 means off. top_p in (0, 1], min_p in [0, 1].
     seed: in [0, 2**63); None draws a fresh one for each request. Noise is keyed by (seed, output token index).
     presence_penalty, frequency_penalty: in [-2, 2], over generated tokens, as OpenAI defines them.
-    repetition_penalty: > 0, over prompt and generated tokens (CTRL, arXiv 1909.05858).
+    repetition_penalty: in [0.001, 1000], over prompt and generated tokens (CTRL, arXiv 1909.05858).
     logit_bias: token id -> value in [-100, 100] added to its logit.
     logprobs: None for none; k >= 0 gives the chosen token's log-probability and the k likeliest tokens'
         (of the model's own distribution, before temperature, penalties and filters).
@@ -69,10 +69,7 @@ class SamplingParams:
             _in_range("seed", self.seed, 0, MAX_SEED)
         _in_range("presence_penalty", self.presence_penalty, -2, 2)
         _in_range("frequency_penalty", self.frequency_penalty, -2, 2)
-        if not 0 < self.repetition_penalty < math.inf:
-            raise InvalidRequest(
-                f"repetition_penalty is {self.repetition_penalty}: it must be above 0.", "repetition_penalty"
-            )
+        _in_range("repetition_penalty", self.repetition_penalty, 1e-3, 1e3)  # beyond that float32 logits overflow
         for token_id, bias in self.logit_bias.items():
             if token_id < 0 or not -100 <= bias <= 100:
                 raise InvalidRequest(

@@ -22,15 +22,19 @@ class PagedAttention:
     def __init__(self, batch: ForwardBatch, cache: PagedKVCache, dtype: torch.dtype) -> None:
         self.cache = cache
         self.write_slots = batch.write_slots
-        self.num_single = n = batch.num_single
+        n = batch.num_single
         size = cache.block_size
         device = batch.positions.device
-        if n:
-            width = -(-max(batch.context_slots_host[:n]) // size)
-            self.single_tables = batch.block_tables[:n, :width]
+        # One-slot rows share a gather padded to the widest, so rows of like width go together, and one long context
+        # does not cost the short ones: (rows, or None for all of them, block tables, additive mask).
+        self.singles: list[tuple[Tensor | None, Tensor, Tensor]] = []
+        self.num_single = n
+        for members in _by_width([-(-slots // size) for slots in batch.context_slots_host[:n]]):
+            width = -(-max(batch.context_slots_host[row] for row in members) // size)
+            index = torch.tensor(members, device=device)
             columns = torch.arange(width * size, device=device)
-            hidden = columns >= batch.context_slots[:n, None]
-            self.single_mask = _additive(hidden, dtype)[:, None, None, :]
+            mask = _additive(columns >= batch.context_slots[index, None], dtype)[:, None, None, :]
+            self.singles.append((None if len(members) == n else index, batch.block_tables[index, :width], mask))
         # (first row, last row, block table, additive mask)
         self.chunks: list[tuple[int, int, Tensor, Tensor]] = []
         start = n
@@ -51,17 +55,34 @@ class PagedAttention:
         self.cache.write(layer, self.write_slots, k, v)
         parts = []
         if self.num_single:
-            n, kv_heads = self.num_single, k.shape[1]
-            keys, values = self.cache.gather(layer, self.single_tables)
-            folded = q[:n].unflatten(1, (kv_heads, -1))  # [n, kv_heads, query heads a kv head, head_dim]
-            out = F.scaled_dot_product_attention(
-                folded, keys.transpose(1, 2), values.transpose(1, 2), attn_mask=self.single_mask
-            )
-            parts.append(out.reshape(n, -1))
+            parts.append(self._attend_singles(layer, q[: self.num_single], k.shape[1]))
         for first, last, table, mask in self.chunks:
             keys, values = self.cache.gather(layer, table)
             parts.append(_attend_chunk(q[first:last], keys, values, mask))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _attend_singles(self, layer: int, q: Tensor, kv_heads: int) -> Tensor:
+        """q [n, num_heads, head_dim] of the one-slot rows -> [n, num_heads * head_dim]."""
+        folded = q.unflatten(1, (kv_heads, -1))  # [n, kv_heads, query heads a kv head, head_dim]
+        attended = torch.empty_like(folded)
+        for rows, tables, mask in self.singles:
+            keys, values = self.cache.gather(layer, tables)
+            out = F.scaled_dot_product_attention(
+                folded if rows is None else folded.index_select(0, rows),
+                keys.transpose(1, 2),
+                values.transpose(1, 2),
+                attn_mask=mask,
+            )
+            attended = out if rows is None else attended.index_copy_(0, rows, out)
+        return attended.reshape(len(q), -1)
+
+
+def _by_width(widths: list[int]) -> list[list[int]]:
+    """Row indices grouped by width in blocks, to a factor of 2 (narrow ones all together)."""
+    groups: dict[int, list[int]] = {}
+    for row, width in enumerate(widths):
+        groups.setdefault(max(width - 1, 3).bit_length(), []).append(row)
+    return list(groups.values())
 
 
 def _attend_chunk(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:

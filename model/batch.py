@@ -73,7 +73,7 @@ class ForwardBatch:
     block_tables: int64 [B, N], each sequence's block ids, right-padded with 0.
     context_slots: int64 [B], slots a sequence has in the cache, the new ones included.
     query_slots: B ints, new slots of each sequence; the first `num_single` are 1.
-    max_context_slots: B ints, the values of context_slots on the host.
+    context_slots_host: B ints, the values of context_slots on the host.
     emit: int64 [M], index in T of the last slot of each emitting sequence.
     confidence: float32 [M]. group_limits: int64 [M], most tokens the row may emit now (>= 1).
     max_group_limit: the maximum of group_limits over rows with a confidence below 1, else 1.

@@ -53,13 +53,15 @@ class HamburgerModel(nn.Module):
         packed: lay the linear weights out for CPU inference (linear.py); the parameters are then gone.
         """
         weight = self.embed_tokens.weight
-        self.rotary = RotaryEmbedding(self.config.trunk, max_positions, weight.device, weight.dtype)
-        head = self.head_weight
-        self.head = _head(head, packed)
-        if self.config.graft and self.config.graft.short_list_size is not None:
-            self.short_head = _head(head.detach()[self.short_list], packed)
+        trunk, graft = self.config.trunk, self.config.graft
+        if graft is not None:  # the micro decoder counts its own positions
+            max_positions = max(max_positions, len(graft.feature_layers) + graft.max_group)
+        self.rotary = RotaryEmbedding(trunk, max_positions, weight.device, weight.dtype)
+        if graft is not None and graft.short_list_size is not None:
+            self.short_head = _head(self.head_weight.detach()[self.short_list], packed)
         if packed:
             pack_linears(self)
+        self.head = _head(weight, packed) if trunk.tie_word_embeddings else self.lm_head
 
     @property
     def head_weight(self) -> Tensor:

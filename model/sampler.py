@@ -14,7 +14,7 @@ from torch import Tensor
 from hamburger.model.batch import Adjustments, SamplingBatch
 
 # Filters need sorted logits; the 256 likeliest nearly always hold the nucleus. Rows where they do not are sorted whole.
-SHORTLIST = 256
+SORTED_PREFIX = 256
 
 
 @dataclass(slots=True, eq=False)
@@ -61,7 +61,8 @@ class GroupSampler:
         if len(hot):
             of_hot = of[hot]
             chosen[hot] = sample(
-                picked[hot] / temperature[hot, None],
+                # The likeliest becomes 0 first, so that no temperature above 0 overflows.
+                (picked[hot] - picked[hot].amax(-1, keepdim=True)) / temperature[hot, None],
                 p.top_k[of_hot],
                 p.top_p[of_hot],
                 p.min_p[of_hot],
@@ -117,7 +118,7 @@ def sample(logits: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, u: Tenso
         tokens[at] = _invert(logits[at].softmax(-1).double(), u[at])
     at = (~plain).nonzero().squeeze(-1)
     if len(at):
-        short = min(SHORTLIST, logits.shape[1])
+        short = min(SORTED_PREFIX, logits.shape[1])
         values, ids = logits[at].topk(short, dim=-1)
         lse = logits[at].logsumexp(-1)
         whole = short == logits.shape[1]
@@ -146,7 +147,8 @@ def _filtered_draw(
     # top-p is a share of what min-p and top-k leave: their sum where the columns bound it, else all.
     mass = torch.where(bounded, probs.sum(-1), 1.0)
     before = probs.cumsum(-1) - probs
-    probs *= (before < (top_p.double() * mass)[:, None]) | (top_p >= 1)[:, None]
+    # The likeliest stays, however small top_p is in float32.
+    probs *= (before < (top_p.double() * mass)[:, None]) | (top_p >= 1)[:, None] | (columns == 0)
     exact = bounded | ((probs[:, -1] == 0) & (top_k <= 0) & (min_p <= 0))
     return _invert(probs, u), exact
 
@@ -154,12 +156,13 @@ def _filtered_draw(
 def _invert(weights: Tensor, u: Tensor) -> Tensor:
     """The first column whose cumulative weight exceeds u x total: weights float64 [R, L], u float64 [R] -> int64 [R].
 
-    The target is kept below the total, so a column of weight 0 is never drawn.
+    The target is kept below the total, so a column of weight 0 is never drawn; where no weight is left at all (every
+    token is forbidden) the last column is.
     """
     cumulative = weights.cumsum(-1)
     total = cumulative[:, -1]
     target = torch.minimum(u * total, torch.nextafter(total, torch.zeros_like(total)))
-    return torch.searchsorted(cumulative, target[:, None], right=True).squeeze(1)
+    return torch.searchsorted(cumulative, target[:, None], right=True).squeeze(1).clamp(max=weights.shape[1] - 1)
 
 
 def uniform(seed: Tensor, index: Tensor) -> Tensor:

@@ -9,10 +9,21 @@ import torch
 from torch import nn
 
 from hamburger.engine.messages import SubmitRequest
+from hamburger.model.assemble import assemble
 from hamburger.model.config import ModelConfig
 from hamburger.model.embedder import CompositionalEmbedder
 from hamburger.model.linear import PackedLinear, can_pack
-from small_models import CPU, core_of, graft_config, params, random_model, run_core, tokens_of, trunk_config
+from small_models import (
+    CPU,
+    core_of,
+    graft_config,
+    params,
+    random_model,
+    random_tensors,
+    run_core,
+    tokens_of,
+    trunk_config,
+)
 
 SHAPES: dict[str, dict[str, Any]] = {
     "positions": {},
@@ -136,6 +147,19 @@ def test_a_sampled_token_off_the_argmax_ends_its_group() -> None:
             assert len(output.token_ids) == 4 or moved[-1]
             shorter += request_id.startswith("h") and len(output.token_ids) < 4
     assert shorter > 10
+
+
+def test_a_context_shorter_than_a_groups_own_positions_is_served() -> None:
+    config = config_of("positions")
+    tensors = random_tensors(config)
+    model = assemble(config, tensors, dtype=torch.float32, device=CPU, max_positions=4)
+    requests = {"r": ([5, 6], params(confidence=0.0, ignore_eos=True, max_tokens=2))}
+    assert len(tokens_of(run_core(core_of(model, max_model_len=4), requests)["r"])) == 2
+
+
+def test_an_untied_head_is_packed_once() -> None:
+    model = random_model(ModelConfig(trunk=trunk_config(tie_word_embeddings=False)), packed=True)
+    assert model.head is model.lm_head
 
 
 def test_off_the_short_list_no_micro_step_goes() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from typing import Any
 
 import pytest
 import torch
@@ -121,7 +122,7 @@ MODEL = random_model(ModelConfig(trunk=trunk_config(), graft=graft_config()), se
 PROMPT = [5, 9, 13, 40, 41]
 
 
-def answer(**fields: object) -> list[int]:
+def answer(**fields: Any) -> list[int]:
     sampling = params(**{"max_tokens": 40, "ignore_eos": True, "confidence": 0.0, **fields})
     return tokens_of(run_core(core_of(MODEL), {"r": (PROMPT, sampling)})["r"])
 
@@ -133,6 +134,37 @@ def test_same_seed_same_text_and_another_seed_another_text() -> None:
 
 def test_temperature_zero_is_greedy_whatever_the_filters_say() -> None:
     assert answer(temperature=0.0, top_p=0.5, top_k=7, min_p=0.3) == answer(temperature=0.0)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"temperature": 1e-40},
+        {"temperature": 1e-30},
+        {"temperature": 1.0, "top_p": 1e-46},
+        {"temperature": 1.0, "top_k": 1, "top_p": 1e-46, "min_p": 1.0},
+    ],
+)
+def test_the_smallest_settings_are_greedy_and_not_an_overflow(fields: dict[str, float]) -> None:
+    assert answer(**fields) == answer(temperature=0.0)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"top_k": 10**30},
+        {"repetition_penalty": 1e-3},
+        {"repetition_penalty": 1e3},
+        {"temperature": 100.0},
+        {"min_tokens": 40, "stop_token_ids": tuple(range(96))},  # every token is forbidden
+        {"logit_bias": dict.fromkeys(range(96), -100.0)},
+    ],
+)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_extreme_settings_still_give_tokens(fields: dict[str, Any], temperature: float) -> None:
+    tokens = answer(**{"temperature": temperature, **fields})
+    assert len(tokens) == 40
+    assert all(0 <= token_id < 96 for token_id in tokens)
 
 
 def test_top_k_1_is_greedy_at_any_temperature() -> None:
