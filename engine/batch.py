@@ -1,4 +1,4 @@
-"""ScheduledBatch and GroupResult: the scheduler's contract with the runner. Plain Python, no tensors."""
+"""ScheduledBatch and BatchResult: the scheduler's contract with the runner. Plain Python, no tensors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hamburger.engine.sequence import Sequence
 class ScheduledSequence:
     """Compute the slots [num_computed_slots, num_computed_slots + num_slots) of a sequence; its blocks cover them.
 
-    emits: the last of them is the sequence's last slot, so that the macro-step emits a group.
+    emits: the last of them is the sequence's last slot and it may have more tokens, so the macro-step emits a group.
     """
 
     sequence: Sequence
@@ -45,3 +45,14 @@ class GroupResult:
     token_ids: list[int]
     stop_probs: list[float]
     logprobs: list[TokenLogprobs] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BatchResult:
+    """What a batch gave: one group for each sequence that emits, in the batch's order.
+
+    prompt_logprobs: request id -> entries of the prompt tokens in Sequence.unscored, in order, where there are any.
+    """
+
+    groups: list[GroupResult]
+    prompt_logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)

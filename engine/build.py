@@ -16,11 +16,9 @@ from hamburger.engine.sampling_params import SamplingParams
 from hamburger.model.assemble import assemble
 from hamburger.model.checkpoint import load_checkpoint
 from hamburger.model.config import ConfigError, ModelConfig
+from hamburger.model.devices import choose_device, choose_dtype
 from hamburger.model.kv_cache import PagedKVCache, slot_bytes
 from hamburger.model.sources import resolve_source
-
-_DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "float16": torch.float16}
-
 
 def build_core(
     args: EngineArgs, on_progress: Callable[[str], None] = lambda line: None
@@ -30,8 +28,8 @@ def build_core(
     Raises CheckpointError or ConfigError, whose messages are fit for the user.
     """
     source = resolve_source(args.model, args.base)
-    device = _device(args.device)
-    dtype = _dtype(args.dtype, device)
+    device = choose_device(args.device)
+    dtype = choose_dtype(args.dtype, device)
     on_progress(f"loading {source.name} as {str(dtype).removeprefix('torch.')} on {device}")
     checkpoint = load_checkpoint(source, dtype, on_progress=on_progress)
     model_config = checkpoint.config
@@ -83,39 +81,6 @@ def _warm_up(core: EngineCore, info: EngineInfo) -> None:
     core.add(SubmitRequest("warm-up", prompt_ids, params, time.monotonic()))
     while core.has_work:
         core.step()
-
-
-def _device(name: str) -> torch.device:
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise ConfigError(f"device is {name!r}: use auto, cpu, cuda or cuda:N.") from error
-    if device.type not in ("cpu", "cuda"):
-        raise ConfigError(f"device is {name!r}: use auto, cpu, cuda or cuda:N.")
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(f"device is {name!r}, but this machine or this build of torch has no CUDA: use cpu.")
-    return device
-
-
-def _dtype(name: str, device: torch.device) -> torch.dtype:
-    if name == "auto":
-        return torch.bfloat16 if device.type == "cuda" or _cpu_has_bf16() else torch.float32
-    if name not in _DTYPES:
-        raise ConfigError(f"dtype is {name!r}: use auto, {', '.join(_DTYPES)}.")
-    if name == "float16" and device.type == "cpu":
-        raise ConfigError("dtype float16 needs a GPU: use bfloat16 or float32 on CPU.")
-    return _DTYPES[name]
-
-
-def _cpu_has_bf16() -> bool:
-    """Whether the CPU multiplies bfloat16 itself; emulated, it would be slower than float32."""
-    get = getattr(torch.cpu, "get_capabilities", None)
-    if get is None:  # torch 2.11
-        return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
-    capabilities = get()
-    return any(capabilities.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16"))
 
 
 def _max_model_len(asked: int | None, config: ModelConfig) -> int:

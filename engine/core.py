@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Literal, Protocol
 
-from hamburger.engine.batch import GroupResult, ScheduledBatch
+from hamburger.engine.batch import BatchResult, ScheduledBatch
 from hamburger.engine.config import EngineConfig
 from hamburger.engine.messages import (
     AbortRequest,
@@ -23,8 +23,8 @@ from hamburger.engine.sequence import Sequence
 class Runner(Protocol):
     """What computes a batch. It reads sequences, never changes them, and keeps nothing about them between steps."""
 
-    def run(self, batch: ScheduledBatch) -> list[GroupResult]:
-        """Compute the batch's slots; one result for each sequence that emits, in the batch's order."""
+    def run(self, batch: ScheduledBatch) -> BatchResult:
+        """Compute the batch's slots, and score the prompt tokens that Sequence.unscored names."""
 
 
 class EngineCore:
@@ -64,21 +64,24 @@ class EngineCore:
         start = self._clock()
         failures = [self._timeout(sequence, start) for sequence in self._scheduler.expire(start)]
         batch = self._scheduler.schedule(start)
-        results = self._runner.run(batch) if batch.sequences else []
+        result = self._runner.run(batch) if batch.sequences else BatchResult([])
         outputs: list[GroupOutput] = []
         num_prompt_slots = batch.num_slots
         emitting = [item.sequence for item in batch.sequences if item.emits]
-        if len(results) != len(emitting):
-            raise RuntimeError(f"the runner gave {len(results)} groups for {len(emitting)} sequences.")
+        if len(result.groups) != len(emitting):
+            raise RuntimeError(f"the runner gave {len(result.groups)} groups for {len(emitting)} sequences.")
         for item in batch.sequences:
-            item.sequence.num_computed_slots += item.num_slots
-        for sequence, result in zip(emitting, results, strict=True):
+            sequence = item.sequence
+            sequence.advance(item.num_slots, result.prompt_logprobs.get(sequence.request_id, ()))
+            if sequence.is_prompt_only and sequence.num_computed_slots == sequence.num_slots:
+                outputs.append(sequence.finish_prompt())
+        for sequence, group in zip(emitting, result.groups, strict=True):
             num_prompt_slots -= bool(sequence.groups)  # its newest group's slot is new work, all others are prefill
-            output = sequence.accept(result.token_ids, result.stop_probs, result.logprobs)
+            outputs.append(sequence.accept(group.token_ids, group.stop_probs, group.logprobs))
+        for output in outputs:
             if output.finish_reason is not None:
-                self.abort(AbortRequest(sequence.request_id))
-            outputs.append(output)
-        group_sizes = [len(output.token_ids) for output in outputs]
+                self.abort(AbortRequest(output.request_id))
+        group_sizes = [len(output.token_ids) for output in outputs if output.token_ids]
         return StepOutputs(outputs, failures, self._stats(batch, num_prompt_slots, group_sizes, self._clock() - start))
 
     def check_integrity(self) -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, cast
+from itertools import islice
+from typing import Any, NamedTuple, Protocol, cast
 
 from hamburger.engine.config import EngineArgs
 from hamburger.engine.core import EngineCore
@@ -33,7 +33,8 @@ class GenerationResult:
     """One whole answer. token_ids, stop_probs and logprobs have one entry a token; groups are the same ids by group.
 
     text ends before the stop string, token_ids with the token that completed it. stop_reason: the stop string or stop
-    token id that ended the answer, else None. kv_slots: groups emitted.
+    token id that ended the answer, else None. kv_slots: groups emitted. prompt_logprobs: one entry a prompt token, None
+    for the first, which nothing predicts.
     """
 
     prompt_ids: list[int]
@@ -45,10 +46,12 @@ class GenerationResult:
     finish_reason: FinishReason
     stop_reason: str | int | None
     kv_slots: int
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
 
     @property
     def tokens_per_kv(self) -> float:
-        return len(self.token_ids) / self.kv_slots
+        """0.0 where max_tokens was 0."""
+        return len(self.token_ids) / self.kv_slots if self.kv_slots else 0.0
 
 
 class LLM:
@@ -108,6 +111,7 @@ class LLM:
         self.info = info
         self.tokenizer = tokenizer
         self._core = core
+        self._is_running = False
 
     def generate(
         self,
@@ -141,6 +145,23 @@ class LLM:
         texts = [self.tokenizer.apply_chat_template([dict(m) for m in chat], **template_kwargs) for chat in chats]
         return self._generate([self.tokenizer.encode(text) for text in texts], sampling_params, progress)
 
+    def generate_each(
+        self,
+        requests: Iterable[tuple[Sequence[int], SamplingParams]],
+        on_update: Callable[[RequestUpdate], None] = lambda update: None,
+    ) -> Generator[tuple[int, GenerationResult], None, None]:
+        """Yield (index, result) of each request (prompt ids, params) as soon as it is finished.
+
+        Requests are taken one by one as seats come free, so their number needs no memory and no answer waits for a
+        slower one. on_update: called with what every group adds. Raises InvalidRequest, with a note that says which
+        request it is about, when such a request is reached. Until the iterator is exhausted or closed, every other
+        call raises RuntimeError; closing it gives the unfinished requests up.
+        """
+        admitted = (self._admit(i, [*ids], params) for i, (ids, params) in enumerate(requests))
+        with closing(self._run(admitted, on_update)) as finished:
+            for request, result in finished:
+                yield int(request.request_id), result
+
     def _generate(
         self,
         prompts: list[list[int]],
@@ -152,13 +173,9 @@ class LLM:
         if len(params) != len(prompts):
             raise ValueError(f"{len(prompts)} prompts came with {len(params)} sampling params.")
         requests = [self._admit(i, *pair) for i, pair in enumerate(zip(prompts, params, strict=True))]
-        with _progress_bar(len(requests), progress) as show:
-            try:
-                updates = self._run(requests, show)
-            except BaseException:  # Ctrl-C as well, and it may have come at any line of a step
-                self._core.reset()
-                raise
-        return [_result(request.prompt_ids, updates[request.request_id]) for request in requests]
+        with _progress_bar(len(requests), progress) as show, closing(self._run(requests, show)) as finished:
+            results = {request.request_id: result for request, result in finished}
+        return [results[request.request_id] for request in requests]
 
     def _admit(self, index: int, prompt_ids: list[int], params: SamplingParams) -> SubmitRequest:
         try:
@@ -168,44 +185,62 @@ class LLM:
             raise
 
     def _run(
-        self, requests: list[SubmitRequest], show: Callable[[RequestUpdate], None]
-    ) -> dict[str, list[RequestUpdate]]:
-        """All updates of each request."""
-        answers = {r.request_id: Answer(self.tokenizer, r.params, self.info.eos_token_ids) for r in requests}
-        updates: dict[str, list[RequestUpdate]] = {r.request_id: [] for r in requests}
-        pending = deque(requests)
-        free_seats = self._core.config.max_num_seqs
-        while pending or self._core.has_work:
-            while pending and free_seats:  # so the engine's own queue stays short, however long the list is
-                self._core.add(replace(pending.popleft(), arrival_time=time.monotonic()))
-                free_seats -= 1
-            step = self._core.step()
-            for failure in step.failures:
-                raise QueueTimeout(failure.message)
-            for output in step.outputs:
-                update = answers[output.request_id].push(output)
-                updates[output.request_id].append(update)
-                show(update)
-                if update.finish_reason is not None:
-                    self._core.abort(AbortRequest(output.request_id))  # a stop string, which it does not know
-                    free_seats += 1
-        return updates
+        self, requests: Iterable[SubmitRequest], show: Callable[[RequestUpdate], None]
+    ) -> Generator[tuple[SubmitRequest, GenerationResult], None, None]:
+        """Each request with its result, as it finishes; the next one is taken when a seat comes free."""
+        if self._is_running:
+            raise RuntimeError("This LLM is generating already: exhaust or close the iterator of generate_each first.")
+        waiting, running = iter(requests), dict[str, _Running]()
+        self._is_running = True
+        try:
+            while True:
+                # Seats are filled from here, so the engine's own queue stays short, however long the list is.
+                for request in islice(waiting, self._core.config.max_num_seqs - len(running)):
+                    self._core.add(replace(request, arrival_time=time.monotonic()))
+                    answer = Answer(self.tokenizer, request.params, self.info.eos_token_ids)
+                    running[request.request_id] = _Running(request, answer, [])
+                if not running:
+                    return
+                if not self._core.has_work:
+                    raise RuntimeError("the engine ran out of work before an answer was finished.")
+                step = self._core.step()
+                for failure in step.failures:
+                    raise QueueTimeout(failure.message)
+                for output in step.outputs:
+                    request, answer, updates = running[output.request_id]
+                    update = answer.push(output)
+                    updates.append(update)
+                    show(update)
+                    if update.finish_reason is not None:
+                        self._core.abort(AbortRequest(output.request_id))  # a stop string, which it does not know
+                        del running[output.request_id]
+                        yield request, _result(request.prompt_ids, updates, update.finish_reason)
+        except BaseException:  # Ctrl-C and the iterator's end as well, and they may have come at any line of a step
+            self._core.reset()
+            raise
+        finally:
+            self._is_running = False
 
 
-def _result(prompt_ids: list[int], updates: list[RequestUpdate]) -> GenerationResult:
+class _Running(NamedTuple):
+    request: SubmitRequest
+    answer: Answer
+    updates: list[RequestUpdate]
+
+
+def _result(prompt_ids: list[int], updates: list[RequestUpdate], finish_reason: FinishReason) -> GenerationResult:
     last = updates[-1]
-    if last.finish_reason is None:
-        raise RuntimeError("the engine ran out of work before an answer was finished.")
     return GenerationResult(
         prompt_ids=prompt_ids,
         text="".join(update.text for update in updates),
         token_ids=[token_id for update in updates for token_id in update.token_ids],
-        groups=[update.token_ids for update in updates],
+        groups=[update.token_ids for update in updates if update.token_ids],
         stop_probs=[p for update in updates for p in update.stop_probs],
         logprobs=None if last.logprobs is None else [x for update in updates for x in update.logprobs or ()],
-        finish_reason=last.finish_reason,
+        finish_reason=finish_reason,
         stop_reason=last.stop_reason,
         kv_slots=last.kv_slots,
+        prompt_logprobs=updates[0].prompt_logprobs,
     )
 
 
@@ -229,9 +264,9 @@ def _progress_bar(num_requests: int, visible: bool) -> Iterator[Callable[[Reques
         def show(update: RequestUpdate) -> None:
             nonlocal num_tokens, num_slots
             num_tokens += len(update.token_ids)
-            num_slots += 1
+            num_slots += bool(update.token_ids)
             seconds = max(time.monotonic() - start, 1e-9)
-            speed = f"{num_tokens / seconds:.1f} tokens/s, {num_tokens / num_slots:.2f} tokens per KV"
+            speed = f"{num_tokens / seconds:.1f} tokens/s, {num_tokens / max(num_slots, 1):.2f} tokens per KV"
             bar.update(task, advance=int(update.finish_reason is not None), speed=speed)
 
         yield show

@@ -32,7 +32,7 @@ class AbortRequest:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """One emitted token's log-probability (nats) and its likeliest rivals [(token id, log-probability)], best first."""
+    """A token's log-probability (nats) and its likeliest rivals [(token id, log-probability)], best first."""
 
     logprob: float
     top: list[tuple[int, float]]
@@ -40,11 +40,13 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class GroupOutput:
-    """Core -> client: one trimmed group. `token_ids` holds 1 to max_group tokens.
+    """Core -> client: one trimmed group. `token_ids` holds 1 to max_group tokens; none where max_tokens is 0.
 
     stop_probs[i] = sigmoid(stop logit) after token i; a plain base model has no stop head and gives 1.0.
     finish_reason is set on a request's last group; stop_token_id is the end or stop token that ended it, if one did.
     scheduled_time: time.monotonic() of the step that first gave the request slots.
+    prompt_logprobs: on the request's first output, if it asks for them: one entry a prompt token. The first token's is
+        None, because nothing predicts it.
     """
 
     request_id: str
@@ -54,6 +56,7 @@ class GroupOutput:
     finish_reason: FinishReason | None
     stop_token_id: int | None
     scheduled_time: float
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
 
 
 @dataclass(frozen=True, slots=True)

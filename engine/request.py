@@ -32,6 +32,8 @@ class RequestUpdate:
     token_ids, stop_probs, logprobs: this group's tokens, one entry a token; what the client may see.
     completion_tokens, kv_slots: totals so far, this group included.
     stop_reason: the stop string or stop token id that ended the answer; None for an end token, length or abort.
+    prompt_logprobs: on the first update, if asked: one entry a prompt token, None for the first.
+    A request with max_tokens 0 has one update without tokens.
     """
 
     text: str
@@ -42,6 +44,7 @@ class RequestUpdate:
     kv_slots: int
     finish_reason: FinishReason | None
     stop_reason: str | int | None
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
 
 
 def admit(request: GenerationRequest, info: EngineInfo, arrival_time: float) -> SubmitRequest:
@@ -56,7 +59,7 @@ def admit(request: GenerationRequest, info: EngineInfo, arrival_time: float) -> 
     _check_ids("stop_token_ids", params.stop_token_ids, info)
     _check_ids("logit_bias", params.logit_bias, info)
     context_left = info.max_model_len - num_prompt_tokens
-    if context_left < 1:
+    if context_left < (0 if params.max_tokens == 0 else 1):
         raise PromptTooLong(
             f"The prompt has {num_prompt_tokens} tokens, but the context holds {info.max_model_len}, of which at least "
             "one must be left for the answer: shorten the prompt.",
@@ -71,7 +74,7 @@ def admit(request: GenerationRequest, info: EngineInfo, arrival_time: float) -> 
             "max_tokens",
         )
     # At worst every group has one token; the last group's slot is never written.
-    num_slots = num_prompt_tokens + max_tokens - 1
+    num_slots = num_prompt_tokens + max(max_tokens - 1, 0)
     if num_slots > info.total_slots:
         raise NeverFits(
             f"The request may need {num_slots} KV slots, but the whole pool holds {info.total_slots}: lower max_tokens "
@@ -113,7 +116,7 @@ class Answer:
         """The update of one group. When its stop_reason is a string, the core must be told to abort the request."""
         group = self._detokenizer.push(output.token_ids, last=output.finish_reason is not None)
         self.completion_tokens += group.num_tokens
-        self.kv_slots += 1
+        self.kv_slots += bool(output.token_ids)
         stop_token_id = None if output.stop_token_id in self._quiet_end_ids else output.stop_token_id
         return RequestUpdate(
             text=group.text,
@@ -124,4 +127,5 @@ class Answer:
             kv_slots=self.kv_slots,
             finish_reason=output.finish_reason if group.stop is None else "stop",
             stop_reason=stop_token_id if group.stop is None else group.stop,
+            prompt_logprobs=output.prompt_logprobs,
         )

@@ -5,13 +5,15 @@ It keeps nothing about requests between steps: what a step needs is read from th
 
 from __future__ import annotations
 
+from itertools import islice
+
 import torch
 from torch import Tensor
 
-from hamburger.engine.batch import GroupResult, ScheduledBatch
+from hamburger.engine.batch import BatchResult, GroupResult, ScheduledBatch
 from hamburger.engine.messages import TokenLogprobs
 from hamburger.engine.sequence import Sequence
-from hamburger.model.batch import Adjustments, ForwardBatch, SamplingBatch, StepOutput
+from hamburger.model.batch import Adjustments, ForwardBatch, Logprobs, SamplingBatch, ScoredSlots, StepOutput
 from hamburger.model.hamburger import HamburgerModel
 from hamburger.model.kv_cache import PagedKVCache
 
@@ -27,11 +29,13 @@ class Runner:
         has_short_list = graft is not None and graft.short_list_size is not None
         self._short_list = frozenset(model.short_list.tolist()) if has_short_list else None
 
-    def run(self, batch: ScheduledBatch) -> list[GroupResult]:
-        """Compute every scheduled slot; one group for each sequence that emits, in the batch's order."""
+    def run(self, batch: ScheduledBatch) -> BatchResult:
+        """Compute every scheduled slot, and score the prompt tokens that Sequence.unscored names."""
         output = self._model.step(self._forward_batch(batch), self._cache)
         emitting = [item.sequence for item in batch.sequences if item.emits]
-        return _group_results(output, emitting)
+        groups = _group_results(output, emitting)
+        scored = output.prompt_logprobs
+        return BatchResult(groups) if scored is None else BatchResult(groups, _prompt_results(scored, batch))
 
     def _forward_batch(self, batch: ScheduledBatch) -> ForwardBatch:
         size = self._cache.block_size
@@ -70,7 +74,24 @@ class Runner:
             group_limits=self._ints(limits),
             max_group_limit=max((n for n, c in zip(limits, confidences, strict=True) if c < 1), default=1),
             sampling=self._sampling_batch(emitting),
+            scored=self._scored_slots(batch),
         )
+
+    def _scored_slots(self, batch: ScheduledBatch) -> ScoredSlots | None:
+        rows: list[int] = []
+        next_ids: list[int] = []
+        max_logprobs = start = 0
+        for item in batch.sequences:
+            sequence = item.sequence
+            for token in sequence.unscored(item.num_slots):
+                rows.append(start + token - 1 - sequence.num_computed_slots)  # the slot before it predicts it
+                next_ids.append(sequence.prompt_ids[token])
+            max_logprobs = max(max_logprobs, sequence.params.prompt_logprobs or 0)
+            start += item.num_slots
+        if not rows:
+            return None
+        max_logprobs = min(max_logprobs, self._model.config.trunk.vocab_size)
+        return ScoredSlots(self._ints(rows), self._ints(next_ids), max_logprobs)
 
     def _group_limit(self, sequence: Sequence) -> int:
         """Most tokens of the next group. Where a micro-step's short list may lack what is wanted, or hold nothing that
@@ -167,9 +188,21 @@ def _group_results(output: StepOutput, emitting: list[Sequence]) -> list[GroupRe
         k = sequence.params.logprobs
         if k is None:
             continue
-        entries = [
-            TokenLogprobs(chosen[row][i], list(zip(top_ids[row][i][:k], top[row][i][:k], strict=True)))
-            for i in range(sizes[row])
-        ]
+        entries = [_entry(chosen[row][i], top_ids[row][i], top[row][i], k) for i in range(sizes[row])]
         results[row] = GroupResult(results[row].token_ids, results[row].stop_probs, entries)
     return results
+
+
+def _prompt_results(scored: Logprobs, batch: ScheduledBatch) -> dict[str, list[TokenLogprobs]]:
+    """The scored tokens, in the batch's order, as entries of their requests."""
+    tokens = zip(scored.chosen.tolist(), scored.top_ids.tolist(), scored.top.tolist(), strict=True)
+    results = {}
+    for item in batch.sequences:
+        k = item.sequence.params.prompt_logprobs or 0
+        mine = islice(tokens, len(item.sequence.unscored(item.num_slots)))
+        results[item.sequence.request_id] = [_entry(chosen, ids, top, k) for chosen, ids, top in mine]
+    return results
+
+
+def _entry(logprob: float, top_ids: list[int], top: list[float], k: int) -> TokenLogprobs:
+    return TokenLogprobs(logprob, list(zip(top_ids[:k], top[:k], strict=True)))

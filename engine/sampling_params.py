@@ -16,7 +16,7 @@ MAX_SEED = 2**63 - 1
 class SamplingParams:
     """How one answer is generated. Every limit counts tokens, never slots.
 
-    max_tokens: most tokens to generate; None means as many as the context leaves.
+    max_tokens: most tokens to generate; None means as many as the context leaves, 0 is for prompt_logprobs alone.
     min_tokens: no end token, stop token or stop string ends the answer before this many tokens.
     temperature: 0 is greedy, whatever top_p, top_k and min_p say.
     top_k: 0 means off. top_p in (0, 1], min_p in [0, 1].
@@ -26,6 +26,7 @@ class SamplingParams:
     logit_bias: token id -> value in [-100, 100] added to its logit.
     logprobs: None for none; k >= 0 gives the chosen token's log-probability and the k likeliest tokens'
         (of the model's own distribution, before temperature, penalties and filters).
+    prompt_logprobs: the same for each token of the prompt but the first, from the trunk over single tokens.
     stop: strings that end the answer; the text ends before the earliest-completing one.
     stop_token_ids: tokens that end the answer, beside the model's end tokens.
     ignore_eos: the model's end tokens are ordinary tokens.
@@ -46,6 +47,7 @@ class SamplingParams:
     repetition_penalty: float = 1.0
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
@@ -54,7 +56,7 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         if self.max_tokens is not None:
-            _in_range("max_tokens", self.max_tokens, 1, math.inf)
+            _in_range("max_tokens", self.max_tokens, 1 if self.prompt_logprobs is None else 0, math.inf)
         _in_range("min_tokens", self.min_tokens, 0, math.inf)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidRequest(
@@ -77,6 +79,8 @@ class SamplingParams:
                 )
         if self.logprobs is not None:
             _in_range("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+        if self.prompt_logprobs is not None:
+            _in_range("prompt_logprobs", self.prompt_logprobs, 0, MAX_LOGPROBS)
         if any(not s for s in self.stop):
             raise InvalidRequest("stop holds an empty string: remove it.", "stop")
         if any(t < 0 for t in self.stop_token_ids):

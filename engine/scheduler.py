@@ -92,7 +92,7 @@ class Scheduler:
                     break
             else:
                 if _is_decode(sequence):
-                    scheduled.append(ScheduledSequence(sequence, 1, emits=True))
+                    scheduled.append(_chunk(sequence, 1))
                 elif spare_slots > 0:
                     scheduled.append(_chunk(sequence, spare_slots))
                     spare_slots -= scheduled[-1].num_slots
@@ -136,4 +136,5 @@ def _is_decode(sequence: Sequence) -> bool:
 
 def _chunk(sequence: Sequence, spare_slots: int) -> ScheduledSequence:
     remaining = sequence.num_slots - sequence.num_computed_slots
-    return ScheduledSequence(sequence, min(remaining, spare_slots), emits=remaining <= spare_slots)
+    emits = remaining <= spare_slots and not sequence.is_prompt_only
+    return ScheduledSequence(sequence, min(remaining, spare_slots), emits)

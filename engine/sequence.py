@@ -20,6 +20,7 @@ class Sequence:
 
     groups: the emitted groups, trimmed. output_ids: the same tokens, flat.
     num_computed_slots: slots whose KV is in the pool, always a prefix. block_ids: where they are, in order.
+    prompt_logprobs: entries of the prompt's first tokens, as far as known (a replay keeps them); None if not asked.
     scheduled_time: when it first got slots; None while it never did.
     """
 
@@ -33,6 +34,7 @@ class Sequence:
         self.groups: list[list[int]] = []
         self.output_ids: list[int] = []
         self.num_computed_slots = 0
+        self.prompt_logprobs: list[TokenLogprobs | None] | None = None if params.prompt_logprobs is None else [None]
         self.block_ids: list[int] = []
         self.end_token_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else {*eos_token_ids})
         context_left = max_model_len - len(self.prompt_ids)
@@ -67,6 +69,35 @@ class Sequence:
         num_prompt = len(self.prompt_ids)
         return slot if slot < num_prompt else self._group_positions[slot - num_prompt]
 
+    @property
+    def is_prompt_only(self) -> bool:
+        """It asks for no token (max_tokens is 0): it ends with its last prompt slot and never emits."""
+        return self._max_output_tokens == 0
+
+    def unscored(self, num_slots: int) -> range:
+        """The prompt tokens that the next `num_slots` slots predict, whose log-probabilities are asked and unknown."""
+        if self.prompt_logprobs is None:
+            return range(0)
+        # Slot i predicts token i + 1.
+        return range(len(self.prompt_logprobs), min(self.num_computed_slots + num_slots + 1, len(self.prompt_ids)))
+
+    def advance(self, num_slots: int, prompt_logprobs: SequenceOf[TokenLogprobs]) -> None:
+        """The next `num_slots` slots are in the pool; prompt_logprobs: entries of the tokens in `unscored`."""
+        if len(prompt_logprobs) != len(self.unscored(num_slots)):
+            raise RuntimeError(
+                f"{self.request_id} got {len(prompt_logprobs)} prompt log-probabilities, not those of "
+                f"{self.unscored(num_slots)}."
+            )
+        if self.prompt_logprobs is not None:
+            self.prompt_logprobs += prompt_logprobs
+        self.num_computed_slots += num_slots
+
+    def finish_prompt(self) -> GroupOutput:
+        """The only output of a sequence that is_prompt_only, once all its slots are computed."""
+        if not self.is_prompt_only or self.num_computed_slots < self.num_slots:
+            raise RuntimeError(f"{self.request_id} cannot end with its prompt.")
+        return self._output([], [], None if self.params.logprobs is None else [], "length", None)
+
     def accept(
         self, token_ids: list[int], stop_probs: list[float], logprobs: list[TokenLogprobs] | None
     ) -> GroupOutput:
@@ -75,8 +106,8 @@ class Sequence:
         An end or stop token ends it once min_tokens tokens came before; so do max_tokens and the context. A token
         that does both is reported as a stop.
         """
-        if not token_ids or self.scheduled_time is None or self.num_tokens_left < 1:
-            raise RuntimeError(f"{self.request_id} cannot take the group {token_ids}: empty, or not running.")
+        if not token_ids or self.num_tokens_left < 1:
+            raise RuntimeError(f"{self.request_id} cannot take the group {token_ids}: empty, or after the end.")
         kept = 0
         finish_reason: FinishReason | None = None
         stop_token_id: int | None = None
@@ -92,12 +123,26 @@ class Sequence:
         self.groups.append(group)
         self.output_ids += group
         self._group_positions.append(self.num_tokens - 1)
+        kept_logprobs = None if logprobs is None else logprobs[:kept]
+        return self._output(group, stop_probs[:kept], kept_logprobs, finish_reason, stop_token_id)
+
+    def _output(
+        self,
+        token_ids: list[int],
+        stop_probs: list[float],
+        logprobs: list[TokenLogprobs] | None,
+        finish_reason: FinishReason | None,
+        stop_token_id: int | None,
+    ) -> GroupOutput:
+        if self.scheduled_time is None:
+            raise RuntimeError(f"{self.request_id} is not running.")
         return GroupOutput(
             request_id=self.request_id,
-            token_ids=group,
-            stop_probs=stop_probs[:kept],
-            logprobs=None if logprobs is None else logprobs[:kept],
+            token_ids=token_ids,
+            stop_probs=stop_probs,
+            logprobs=logprobs,
             finish_reason=finish_reason,
             stop_token_id=stop_token_id,
             scheduled_time=self.scheduled_time,
+            prompt_logprobs=self.prompt_logprobs if len(self.groups) < 2 else None,
         )

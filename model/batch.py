@@ -63,6 +63,19 @@ class SamplingBatch:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class ScoredSlots:
+    """The S prompt slots whose next prompt token is scored: how likely the trunk finds it.
+
+    rows: int64 [S], index in T of each slot. next_ids: int64 [S], the token after it.
+    max_logprobs: how many rivals' log-probabilities are asked at most.
+    """
+
+    rows: Tensor
+    next_ids: Tensor
+    max_logprobs: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class ForwardBatch:
     """T new slots of B sequences, of which M emit a group.
 
@@ -77,6 +90,7 @@ class ForwardBatch:
     emit: int64 [M], index in T of the last slot of each emitting sequence.
     confidence: float32 [M]. group_limits: int64 [M], most tokens the row may emit now (>= 1).
     max_group_limit: the maximum of group_limits over rows with a confidence below 1, else 1.
+    scored: prompt slots whose next token is scored; None, and no work for it, where no request asks.
     """
 
     token_ids: Tensor
@@ -94,13 +108,14 @@ class ForwardBatch:
     group_limits: Tensor
     max_group_limit: int
     sampling: SamplingBatch
+    scored: ScoredSlots | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Logprobs:
-    """Log-probabilities (nats, float32) of the model's own distribution, for each emitted token.
+    """Log-probabilities (nats, float32) of the model's own distribution, for each emitted or each scored token.
 
-    chosen: [M, G]. top_ids: int64 and top: [M, G, K], likeliest first; K = max_logprobs.
+    chosen: [M, G] or [S]. top_ids: int64 and top: [M, G, K] or [S, K], likeliest first; K = max_logprobs.
     """
 
     chosen: Tensor
@@ -114,12 +129,14 @@ class StepOutput:
 
     token_ids: int64 [M, G], right-padded with 0. group_sizes: int64 [M].
     stop_probs: float32 [M, G], sigmoid(stop logit) after each token; 1.0 everywhere for a plain base.
+    prompt_logprobs: of the S prompt tokens that the batch has scored; None where it has none.
     """
 
     token_ids: Tensor
     group_sizes: Tensor
     stop_probs: Tensor
     logprobs: Logprobs | None
+    prompt_logprobs: Logprobs | None = None
 
 
 def empty_sampling(rows: int, device: torch.device) -> SamplingBatch:

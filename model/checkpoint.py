@@ -132,11 +132,13 @@ def save_checkpoint(
     *,
     base: str | None = None,
     adapter: tuple[int, float] | None = None,
+    max_file_bytes: int = 5 * 10**9,
 ) -> None:
     """Write our format: config.json and model.safetensors. Raises CheckpointError for tensors that do not fit.
 
     tensors: canonical tensors; with `base` (a folder, hub id or "builtin") only the graft's, and with `adapter`
     (rank, alpha) also `adapter.<linear>.lora_A` [rank, in] and `.lora_B` [out, rank].
+    max_file_bytes: more than that is written as shards with an index, as Hugging Face does.
     """
     settings: dict[str, Any] = {"model_type": "hamburger", "format_version": FORMAT_VERSION}
     settings |= {"trunk": trunk_config_json(config.trunk)} if base is None else {"base": base}
@@ -146,8 +148,32 @@ def save_checkpoint(
         settings["adapter"] = {"rank": adapter[0], "alpha": adapter[1]}
     _check_own(config, tensors, base is not None, None if adapter is None else adapter[0], str(folder))
     folder.mkdir(parents=True, exist_ok=True)
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / _WEIGHTS)
+    _save_tensors(folder, tensors, max_file_bytes)
     (folder / "config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+    for file in folder.glob("*.safetensors"):  # which the library lets only their owner read
+        file.chmod((folder / "config.json").stat().st_mode)
+
+
+def _save_tensors(folder: Path, tensors: Mapping[str, Tensor], max_file_bytes: int) -> None:
+    shards: list[dict[str, Tensor]] = [{}]
+    room = max_file_bytes
+    for name, tensor in tensors.items():
+        if shards[-1] and tensor.nbytes > room:
+            shards.append({})
+            room = max_file_bytes
+        shards[-1][name] = tensor.contiguous()
+        room -= tensor.nbytes
+    if len(shards) == 1:
+        save_file(shards[0], folder / _WEIGHTS)
+        return
+    weight_map: dict[str, str] = {}
+    for i, shard in enumerate(shards, start=1):
+        file = f"model-{i:05d}-of-{len(shards):05d}.safetensors"
+        save_file(shard, folder / file)
+        weight_map |= dict.fromkeys(shard, file)
+    metadata = {"total_size": sum(tensor.nbytes for tensor in tensors.values())}
+    index = json.dumps({"metadata": metadata, "weight_map": weight_map}, indent=2)
+    (folder / _INDEX).write_text(index + "\n", encoding="utf-8")
 
 
 def _load_ours(source: ModelSource, dtype: torch.dtype, on_progress: Callable[[str], None]) -> Checkpoint:
@@ -212,8 +238,14 @@ def _graft(fields: Any, where: str) -> GraftConfig | None:
     layers = fields.get("feature_layers")
     if not isinstance(layers, list) or not all(type(layer) is int for layer in layers):
         raise CheckpointError(f"{where}: graft.feature_layers is {layers!r}: it must be a list of layers.")
+    calibration = {name: fields.get(name) for name in ("stop_scale", "stop_bias")}
+    for name, values in calibration.items():
+        if values is not None:
+            if not isinstance(values, list) or not all(type(value) in (int, float) for value in values):
+                raise CheckpointError(f"{where}: graft.{name} is {values!r}: it must be a list of numbers.")
+            calibration[name] = tuple(values)
     try:
-        return GraftConfig(**{**fields, "feature_layers": tuple(layers)})
+        return GraftConfig(**{**fields, **calibration, "feature_layers": tuple(layers)})
     except TypeError as error:  # a field is missing
         raise CheckpointError(f"{where}: graft: {error}.") from error
 

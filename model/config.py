@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+_FLOAT32_MAX = 3.4e38
+
 
 class ConfigError(ValueError):
     """A model configuration that cannot be served; the message names the field and the remedy."""
@@ -68,6 +70,8 @@ class GraftConfig:
         checkpoint's tensor `short_list`. A token off the list starts a new group.
     default_confidence: what a request gets that names none.
     expected_tokens_per_kv: what was measured at default_confidence when the graft was trained; only for reports.
+    stop_scale, stop_bias: the dial's calibration, one entry for each token of a group: the stop logit z after token j
+        counts as stop_scale[j] * z + stop_bias[j]. None leaves it as the stop head gives it; training never sees it.
     """
 
     max_group: int
@@ -79,6 +83,8 @@ class GraftConfig:
     short_list_size: int | None = None
     default_confidence: float = 0.8
     expected_tokens_per_kv: float = 1.0
+    stop_scale: tuple[float, ...] | None = None
+    stop_bias: tuple[float, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,6 +119,15 @@ class ModelConfig:
             raise ConfigError(
                 f"short_list_size is {graft.short_list_size}: it must be in 1..{trunk.vocab_size} (vocab_size)."
             )
+        for name, values in (("stop_scale", graft.stop_scale), ("stop_bias", graft.stop_bias)):
+            if values is None:
+                continue
+            if len(values) != graft.max_group or not all(abs(value) <= _FLOAT32_MAX for value in values):
+                raise ConfigError(
+                    f"{name} is {list(values)}: it must hold max_group ({graft.max_group}) numbers, finite in float32."
+                )
+        if graft.stop_scale is not None and min(graft.stop_scale) <= 0:
+            raise ConfigError(f"stop_scale is {list(graft.stop_scale)}: each number must be above 0.")
 
     @property
     def max_group(self) -> int:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hamburger.model.batch import ForwardBatch, Logprobs, StepOutput
+from hamburger.model.batch import ForwardBatch, Logprobs, ScoredSlots, StepOutput
 from hamburger.model.config import ModelConfig
 from hamburger.model.embedder import CompositionalEmbedder
 from hamburger.model.kv_cache import PagedKVCache
@@ -18,6 +19,9 @@ from hamburger.model.linear import PackedLinear, pack_linears
 from hamburger.model.micro_decoder import MicroCache, MicroStepDecoder, StopHead
 from hamburger.model.sampler import GroupSampler, token_logprobs
 from hamburger.model.trunk import Trunk
+
+# Logits of a long prompt are never held at once: float32 rows of a 128k vocabulary take 64 MiB this way.
+SCORED_ROWS_AT_ONCE = 128
 
 
 class HamburgerModel(nn.Module):
@@ -70,10 +74,15 @@ class HamburgerModel(nn.Module):
 
     @torch.inference_mode()
     def step(self, batch: ForwardBatch, cache: PagedKVCache) -> StepOutput:
-        """Run one macro-step: write every new slot's KV, emit a group for each row of `batch.emit`."""
+        """Run one macro-step: write every new slot's KV, emit a group for each row of `batch.emit`, score
+        `batch.scored`."""
         feature_layers = self.config.graft.feature_layers if self.config.graft else ()
         hidden, features = self.trunk(self._embed(batch), batch, cache, self.rotary, feature_layers)
-        return self._emit(hidden, features, batch)
+        if batch.scored is None:
+            return self._emit(hidden, features, batch)
+        emitting = len(batch.emit)
+        output = self._emit(hidden[:emitting], features, batch)
+        return replace(output, prompt_logprobs=self._score(hidden[emitting:], batch.scored))
 
     def _embed(self, batch: ForwardBatch) -> Tensor:
         if batch.max_group_size == 1:
@@ -96,7 +105,7 @@ class HamburgerModel(nn.Module):
         logits = self.head(state)
         for index in range(width):
             choice = sampler.choose(logits, rows, index)
-            stop = self._stop_logit(state)
+            stop = self._stop_logit(state, index)
             group.add(rows, index, choice.tokens, stop, logits, batch.sampling.logprobs[rows] >= 0)
             if index + 1 == width:
                 break
@@ -114,6 +123,17 @@ class HamburgerModel(nn.Module):
             state, logits = self._micro_step(tokens, micro)
         return group.output()
 
+    def _score(self, states: Tensor, scored: ScoredSlots) -> Logprobs:
+        """Log-probabilities of the tokens after `states` [S, D], under the trunk alone."""
+        parts = [
+            token_logprobs(self.head(rows), ids, scored.max_logprobs)
+            for rows, ids in zip(
+                states.split(SCORED_ROWS_AT_ONCE), scored.next_ids.split(SCORED_ROWS_AT_ONCE), strict=True
+            )
+        ]
+        chosen, top_ids, top = (torch.cat(part) for part in zip(*parts, strict=True))
+        return Logprobs(chosen, top_ids, top)
+
     def _micro_step(self, tokens: Tensor, micro: MicroCache) -> tuple[Tensor, Tensor]:
         """tokens [R], the newest of each group -> state [R, D] and logits [R, V]; off the short list they are -inf."""
         state: Tensor = self.micro_decoder(self.embed_tokens(tokens), micro, self.rotary)
@@ -123,12 +143,17 @@ class HamburgerModel(nn.Module):
         logits = short.new_full((len(tokens), self.config.trunk.vocab_size), float("-inf"))
         return state, logits.index_copy_(1, self.short_list, short)
 
-    def _stop_logit(self, state: Tensor) -> Tensor:
-        """state [R, D] -> float32 [R]; a plain base model always stops."""
-        if self.config.graft is None:
+    def _stop_logit(self, state: Tensor, index: int) -> Tensor:
+        """state [R, D] after token `index` of the group -> calibrated float32 [R]; a plain base model always stops."""
+        graft = self.config.graft
+        if graft is None:
             return torch.full((len(state),), float("inf"), device=state.device)
-        logit: Tensor = self.stop_head(state)
-        return logit.squeeze(-1).float()
+        logit: Tensor = self.stop_head(state).squeeze(-1).float()
+        if graft.stop_scale is not None:
+            logit = logit * graft.stop_scale[index]
+        if graft.stop_bias is not None:
+            logit = logit + graft.stop_bias[index]
+        return logit
 
 
 def _head(weight: Tensor, packed: bool) -> Callable[[Tensor], Tensor]:

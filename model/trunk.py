@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
+import torch
 from torch import Tensor, nn
 
 from hamburger.model.attention import PagedAttention
@@ -30,9 +31,10 @@ class Trunk(nn.Module):
         rotary: RotaryEmbedding,
         feature_layers: tuple[int, ...],
     ) -> tuple[Tensor, list[Tensor]]:
-        """x [T, D] -> the emitting rows' final normed state [M, D] and the states after feature_layers, each [M, D].
+        """x [T, D] -> final normed states [M + S, D], and the states after feature_layers, each [M, D].
 
-        A feature layer that is the last layer means the final normed state.
+        The states are those of the M emitting rows, then of the S scored slots (none without batch.scored). A feature
+        layer that is the last layer means the final normed state.
         """
         cos, sin = rotary(batch.positions)
         attention = PagedAttention(batch, cache, x.dtype)
@@ -41,7 +43,8 @@ class Trunk(nn.Module):
             x = layer(x, cos, sin, partial(attention, i))
             if i in feature_layers and i != len(self.layers) - 1:
                 features.append(x.index_select(0, batch.emit))
-        hidden: Tensor = self.norm(x.index_select(0, batch.emit))
+        read = batch.emit if batch.scored is None else torch.cat((batch.emit, batch.scored.rows))
+        hidden: Tensor = self.norm(x.index_select(0, read))
         if len(self.layers) - 1 in feature_layers:
-            features.append(hidden)
+            features.append(hidden[: len(batch.emit)])
         return hidden, features

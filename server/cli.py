@@ -1,16 +1,83 @@
-"""The command `hamburger`: serve, chat, bench. It parses and reports; each command's work is imported when it runs."""
+"""The command `hamburger`. It parses and reports; what does a command's work is imported when it runs."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import import_module
 from importlib.metadata import version
 from typing import Any, NoReturn
 
 from hamburger.server.config import ENV_PREFIX, ServeSettings, SettingsError, load_settings
 
 _FAILED, _INTERRUPTED = 2, 130
+
+
+@dataclass(frozen=True, slots=True)
+class _Command:
+    """arguments and run: "module:function" below hamburger; the first adds options to a parser and needs no torch.
+
+    extra: the optional dependencies that it needs.
+    """
+
+    name: str
+    help: str
+    arguments: str
+    run: str
+    extra: str | None = None
+
+
+_COMMANDS = (
+    _Command("chat", "chat in the terminal", "clients.chat:add_arguments", "clients.chat:run"),
+    _Command("bench", "measure a server", "clients.bench:add_arguments", "clients.bench:run"),
+    _Command(
+        "eval-tasks",
+        "score a server on IFEval, GSM8K, ARC-Easy and PIQA",
+        "clients.eval_tasks:add_arguments",
+        "clients.eval_tasks:run",
+        extra="eval",
+    ),
+    _Command(
+        "distill",
+        "let a base model write the answers to train on",
+        "training.arguments_data:add_distill_arguments",
+        "training.distill:run",
+    ),
+    _Command(
+        "segment",
+        "cut answers into groups",
+        "training.arguments_data:add_segment_arguments",
+        "training.segment:run",
+    ),
+    _Command(
+        "inspect",
+        "look at a segmented example",
+        "training.arguments_data:add_inspect_arguments",
+        "training.inspect_data:run",
+    ),
+    _Command(
+        "train",
+        "train a HAMburger",
+        "training.arguments_train:add_train_arguments",
+        "training.train:run",
+        extra="train",
+    ),
+    _Command(
+        "export",
+        "write a trained or published checkpoint as a folder to serve",
+        "training.arguments_export:add_export_arguments",
+        "training.export:run",
+    ),
+    _Command(
+        "eval-quality",
+        "measure tokens per KV against quality",
+        "training.arguments_quality:add_eval_quality_arguments",
+        "training.quality:run",
+        extra="train",
+    ),
+)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -23,9 +90,9 @@ class _Parser(argparse.ArgumentParser):
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code: 0 for success, 2 for a wrong option, 130 after Ctrl-C."""
     args = build_parser().parse_args(argv)
-    run = {"serve": _serve, "chat": _chat, "bench": _bench}[args.command]
+    commands = {command.name: command for command in _COMMANDS}
     try:
-        return run(args)
+        return _serve(args) if args.command == "serve" else _run(commands[args.command], args)
     except KeyboardInterrupt:
         print("hamburger: stopped.", file=sys.stderr)
         return _INTERRUPTED
@@ -33,8 +100,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def build_parser() -> argparse.ArgumentParser:
     """The whole command line."""
-    from hamburger.clients import bench, chat
-
     parser = _Parser(prog="hamburger", description="Serve HAMburger models, and talk to them.", allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"hamburger {version('hamburger-serve')}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -48,9 +113,9 @@ def build_parser() -> argparse.ArgumentParser:
         argument_default=argparse.SUPPRESS,
     )
     _add_settings(serve)
-    chat.add_arguments(commands.add_parser("chat", help="chat in the terminal", description="Chat in the terminal."))
-    measure = commands.add_parser("bench", help="measure a server", description="Measure any OpenAI-compatible server.")
-    bench.add_arguments(measure)
+    for command in _COMMANDS:
+        text = f"{command.help[0].upper()}{command.help[1:]}."
+        _load(command.arguments)(commands.add_parser(command.name, help=command.help, description=text))
     return parser
 
 
@@ -83,13 +148,22 @@ def _serve(args: argparse.Namespace) -> int:
         return _FAILED
 
 
-def _chat(args: argparse.Namespace) -> int:
-    from hamburger.clients import chat
+def _run(command: _Command, args: argparse.Namespace) -> int:
+    from hamburger.engine.errors import HamburgerError
 
-    return chat.run(args)
+    try:
+        code: int = _load(command.run)(args)
+        return code
+    except ModuleNotFoundError as error:
+        if command.extra is None or (error.name or "").startswith("hamburger"):
+            raise
+        remedy = f"pip install 'hamburger-serve[{command.extra}]'"
+        print(f"hamburger: {command.name} needs the package {error.name}: {remedy}", file=sys.stderr)
+    except (ValueError, HamburgerError, OSError) as error:  # options, data and checkpoints that cannot be used
+        print(f"hamburger: {' '.join(str(error).split())}", file=sys.stderr)
+    return _FAILED
 
 
-def _bench(args: argparse.Namespace) -> int:
-    from hamburger.clients import bench
-
-    return bench.run(args)
+def _load(where: str) -> Any:
+    module, name = where.split(":")
+    return getattr(import_module(f"hamburger.{module}"), name)

@@ -13,6 +13,7 @@ from hamburger.engine.errors import InvalidRequest
 from hamburger.engine.sampling_params import SamplingParams
 from hamburger.server.body import read_body
 from hamburger.server.context import ServerContext, choose_confidence
+from hamburger.server.echo import Echo
 from hamburger.server.prompts import encode_chat, encode_text
 from hamburger.server.protocol import ChatBody, CompletionBody, GenerationBody, named_as_written
 from hamburger.server.responses import ChatReply, CompletionReply, Reply
@@ -49,9 +50,12 @@ def completion_routes(context: ServerContext) -> APIRouter:
             for prompt in body.prompt
         ]
         num_prompt_tokens = sum(map(len, prompts))
-        reply = CompletionReply(body, context.served, tokenizer, num_prompt_tokens, len(prompts) * len(params))
-        max_model_len = context.engine.info.max_model_len
         answers = [(prompt, choice) for prompt in prompts for choice in params]
+        echoes: list[Echo] = []
+        for ids, written in zip(prompts, body.prompt, strict=True) if body.echo else ():
+            echoes += [Echo(tokenizer, ids, written if isinstance(written, str) else None)] * len(params)
+        reply = CompletionReply(body, context.served, tokenizer, num_prompt_tokens, len(answers), echoes)
+        max_model_len = context.engine.info.max_model_len
         if "max_tokens" not in body.model_fields_set:
             answers = [(prompt, _limited(choice, len(prompt), max_model_len)) for prompt, choice in answers]
         return await _answer(context, request, body, answers, reply)

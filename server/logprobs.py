@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Iterable
 from typing import Any
 
 from hamburger.engine.client import RequestUpdate
 from hamburger.engine.messages import TokenLogprobs
 from hamburger.server.context import ServerTokenizer
+from hamburger.server.echo import Echo
 
 LOWEST_LOGPROB = -9999.0
 
@@ -33,33 +35,52 @@ class ChatLogprobs:
 class CompletionLogprobs:
     """{"tokens", "token_logprobs", "top_logprobs", "text_offset"}: parallel lists. One instance follows one answer.
 
-    text_offset: the character of the answer's text at which the token starts; a token that continues a character has
-    that character's offset.
+    text_offset: the character of the choice's text at which the token starts; a token that continues a character has
+    that character's offset. echo: the prompt whose tokens come first; nothing predicts its first one, so that one's
+    log-probabilities are null.
     """
 
-    def __init__(self, tokenizer: ServerTokenizer, skip_special_tokens: bool) -> None:
+    def __init__(self, tokenizer: ServerTokenizer, skip_special_tokens: bool, echo: Echo | None = None) -> None:
         self._tokenizer = tokenizer
         self._skip_special_tokens = skip_special_tokens
-        self._num_chars = 0  # begun so far
+        self._echo = echo
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        self._num_chars = 0  # complete so far
+        self._first = echo is None  # the next token with a text is the text's first
 
     def __call__(self, update: RequestUpdate) -> dict[str, Any]:
-        tokens, token_logprobs, top_logprobs, text_offset = [], [], [], []
-        for token_id, entry in _entries(update):
-            text, logprob = self._text(token_id), finite(entry.logprob)
+        echo = self._echo
+        if echo is None or update.prompt_logprobs is None:
+            return self._answer(update)
+        self._num_chars = len(echo.text)
+        prompt = self._lists(zip(echo.token_ids, update.prompt_logprobs, strict=True), echo.offsets())
+        return join_completion_logprobs([prompt, self._answer(update)])
+
+    def _answer(self, update: RequestUpdate) -> dict[str, Any]:
+        return self._lists(_entries(update), [self._advance(token_id) for token_id in update.token_ids])
+
+    def _lists(self, entries: Iterable[tuple[int, TokenLogprobs | None]], text_offset: list[int]) -> dict[str, Any]:
+        tokens: list[str] = []
+        token_logprobs: list[float | None] = []
+        top_logprobs: list[dict[str, float] | None] = []
+        for token_id, entry in entries:
+            text = self._text(token_id)
             tokens.append(text)
-            token_logprobs.append(logprob)
-            top: dict[str, float] = {}
-            for rival, rival_logprob in entry.top:
-                top.setdefault(self._text(rival), finite(rival_logprob))  # best first: it keeps a text two ids share
-            # The token itself is always there, and with the same float: clients compare the two.
-            top_logprobs.append(top | {text: logprob})
-            text_offset.append(self._advance(token_id))
+            token_logprobs.append(None if entry is None else finite(entry.logprob))
+            top_logprobs.append(None if entry is None else self._top(text, entry))
         return {
             "tokens": tokens,
             "token_logprobs": token_logprobs,
             "top_logprobs": top_logprobs,
             "text_offset": text_offset,
         }
+
+    def _top(self, text: str, entry: TokenLogprobs) -> dict[str, float]:
+        top: dict[str, float] = {}
+        for rival, logprob in entry.top:
+            top.setdefault(self._text(rival), finite(logprob))  # best first: it keeps a text two ids share
+        # The token itself is always there, and with the same float: clients compare the two.
+        return top | {text: finite(entry.logprob)}
 
     def _text(self, token_id: int) -> str:
         """A token that is not whole UTF-8 is written `bytes:\\xe2\\x80`, as OpenAI does, so that it stays distinct."""
@@ -73,9 +94,10 @@ class CompletionLogprobs:
         start = self._num_chars
         if self._skip_special_tokens and self._tokenizer.is_special(token_id):
             return start
-        data = self._tokenizer.token_bytes(token_id)
-        self._num_chars += sum(not _continues(byte) for byte in data)
-        return start - 1 if start and data and _continues(data[0]) else start
+        data = self._tokenizer.token_bytes(token_id, first=self._first)
+        self._first = self._first and not self._tokenizer.token_bytes(token_id)
+        self._num_chars += len(self._utf8.decode(data))
+        return start
 
 
 def join_completion_logprobs(parts: Iterable[dict[str, Any]]) -> dict[str, Any]:
@@ -97,8 +119,3 @@ def finite(logprob: float) -> float:
 
 def _entries(update: RequestUpdate) -> Iterable[tuple[int, TokenLogprobs]]:
     return zip(update.token_ids, update.logprobs or [], strict=True)
-
-
-def _continues(byte: int) -> bool:
-    """Whether a UTF-8 byte goes on with the character before it."""
-    return byte & 0xC0 == 0x80

@@ -149,6 +149,10 @@ class GenerationBody(Schema):
         """How many of each token's likeliest rivals are reported; None for no log-probabilities."""
         raise NotImplementedError
 
+    def num_prompt_logprobs(self) -> int | None:
+        """The same for the prompt's tokens."""
+        return None
+
     def token_limit(self) -> tuple[str, int | None]:
         """The name of the field that limits the answer's tokens, as the client wrote it, and its value."""
         return "max_tokens", self.max_tokens
@@ -179,7 +183,12 @@ class GenerationBody(Schema):
             "skip_special_tokens": self.skip_special_tokens,
         }
         options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-        options |= {"max_tokens": max_tokens, "logprobs": self.num_logprobs(), "confidence": confidence}
+        options |= {
+            "max_tokens": max_tokens,
+            "logprobs": self.num_logprobs(),
+            "prompt_logprobs": self.num_prompt_logprobs(),
+            "confidence": confidence,
+        }
         try:
             first = SamplingParams(seed=self.seed, **options)
         except InvalidRequest as error:
@@ -226,12 +235,21 @@ class CompletionBody(GenerationBody):
     prompt_name: ClassVar = "prompt"
 
     prompt: Prompts
+    echo: bool | None = Field(
+        None, description="Give the prompt back before the answer, with `logprobs` also its tokens' log-probabilities."
+    )
     logprobs: int | None = None
     best_of: int | None = None
     add_special_tokens: bool | None = None
 
     def num_logprobs(self) -> int | None:
         return self.logprobs
+
+    def num_prompt_logprobs(self) -> int | None:
+        if not self.echo:
+            return None
+        # Without an answer the engine is only asked for the prompt's log-probabilities.
+        return 0 if self.logprobs is None and self.max_tokens == 0 else self.logprobs
 
     def sampling_params(self, confidence: float | None) -> list[SamplingParams]:
         if self.best_of is not None and self.best_of != self.num_choices:

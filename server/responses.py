@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from hamburger.engine.client import RequestUpdate
 from hamburger.server.context import ServedModel, ServerTokenizer
+from hamburger.server.echo import Echo
 from hamburger.server.logprobs import (
     ChatLogprobs,
     CompletionLogprobs,
@@ -21,7 +22,9 @@ from hamburger.server.protocol import GenerationBody
 class Choice:
     """One answer as it grows: what the client was sent of it, and what it has to be charged for."""
 
-    def __init__(self, index: int, logprobs: Callable[[RequestUpdate], dict[str, Any]] | None) -> None:
+    def __init__(
+        self, index: int, logprobs: Callable[[RequestUpdate], dict[str, Any]] | None, echo: Echo | None
+    ) -> None:
         self.index = index
         self.texts: list[str] = []
         self.groups: list[list[int]] = []
@@ -31,21 +34,26 @@ class Choice:
         self.finish_reason: str | None = None
         self.stop_reason: str | int | None = None
         self._logprobs = logprobs
+        self._echo = echo
 
-    def add(self, update: RequestUpdate, *, keep: bool) -> dict[str, Any] | None:
-        """Count a group; the log-probabilities of its tokens, None where none were asked for.
+    def add(self, update: RequestUpdate, *, keep: bool) -> tuple[str, dict[str, Any] | None]:
+        """Count a group; its text and the log-probabilities of its tokens, None where none were asked for.
 
+        Where the prompt is echoed, the first group brings the prompt's text and log-probabilities too.
         keep: remember its text, ids and log-probabilities for the whole answer; a stream has no use for them.
         """
         self.completion_tokens, self.kv_slots = update.completion_tokens, update.kv_slots
         self.finish_reason, self.stop_reason = update.finish_reason, update.stop_reason
         logprobs = None if self._logprobs is None else self._logprobs(update)
+        text = update.text if self._echo is None else self._echo.text_before(update) + update.text
+        self._echo = None
         if keep:
-            self.texts.append(update.text)
-            self.groups.append(update.token_ids)
+            self.texts.append(text)
+            if update.token_ids:
+                self.groups.append(update.token_ids)
             if logprobs is not None:
                 self.logprobs.append(logprobs)
-        return logprobs
+        return text, logprobs
 
 
 class Reply:
@@ -62,7 +70,9 @@ class Reply:
         tokenizer: ServerTokenizer,
         prompt_tokens: int,
         num_choices: int,
+        echoes: Sequence[Echo] = (),
     ) -> None:
+        """echoes: the prompt that each choice gives back first; none at all where no prompt is echoed."""
         self.id = f"{self.id_prefix}{uuid.uuid4().hex}"
         self._tokenizer = tokenizer
         self._skip_special_tokens = body.skip_special_tokens is not False
@@ -76,7 +86,10 @@ class Reply:
         self._wants_usage = body.wants_usage
         self._prompt_tokens = prompt_tokens
         wants_logprobs = body.num_logprobs() is not None
-        self.choices = [Choice(i, self._logprobs() if wants_logprobs else None) for i in range(num_choices)]
+        self.choices = [
+            Choice(i, self._logprobs(echo) if wants_logprobs else None, echo)
+            for i, echo in enumerate(echoes or [None] * num_choices)
+        ]
 
     def add(self, index: int, update: RequestUpdate) -> None:
         """Take a group into an answer that is sent as a whole."""
@@ -100,15 +113,16 @@ class Reply:
         """The streamed piece that one group adds."""
         choice = self.choices[index]
         first = choice.kv_slots == 0
+        text, logprobs = choice.add(update, keep=False)
         piece: dict[str, Any] = {
             "index": index,
-            **self._delta(update.text, first),
-            "logprobs": choice.add(update, keep=False),
+            **self._delta(text, first),
+            "logprobs": logprobs,
             "finish_reason": update.finish_reason,
         }
         if update.finish_reason is not None:
             piece["stop_reason"] = update.stop_reason
-        if self._return_groups:
+        if self._return_groups and update.token_ids:
             piece["group"] = {
                 "index": update.kv_slots - 1,
                 "token_ids": update.token_ids,
@@ -147,7 +161,7 @@ class Reply:
     def _delta(self, text: str, first: bool) -> dict[str, Any]:
         raise NotImplementedError
 
-    def _logprobs(self) -> Callable[[RequestUpdate], dict[str, Any]]:
+    def _logprobs(self, echo: Echo | None) -> Callable[[RequestUpdate], dict[str, Any]]:
         raise NotImplementedError
 
     def _join(self, parts: list[dict[str, Any]]) -> dict[str, Any]:
@@ -167,7 +181,7 @@ class ChatReply(Reply):
     def _delta(self, text: str, first: bool) -> dict[str, Any]:
         return {"delta": {"role": "assistant", "content": text} if first else {"content": text}}
 
-    def _logprobs(self) -> Callable[[RequestUpdate], dict[str, Any]]:
+    def _logprobs(self, echo: Echo | None) -> Callable[[RequestUpdate], dict[str, Any]]:
         return ChatLogprobs(self._tokenizer)
 
     def _join(self, parts: list[dict[str, Any]]) -> dict[str, Any]:
@@ -187,8 +201,8 @@ class CompletionReply(Reply):
     def _delta(self, text: str, first: bool) -> dict[str, Any]:
         return {"text": text}
 
-    def _logprobs(self) -> Callable[[RequestUpdate], dict[str, Any]]:
-        return CompletionLogprobs(self._tokenizer, self._skip_special_tokens)
+    def _logprobs(self, echo: Echo | None) -> Callable[[RequestUpdate], dict[str, Any]]:
+        return CompletionLogprobs(self._tokenizer, self._skip_special_tokens, echo)
 
     def _join(self, parts: list[dict[str, Any]]) -> dict[str, Any]:
         return join_completion_logprobs(parts)

@@ -64,7 +64,6 @@ UNSUPPORTED_CHAT: dict[str, AsksNothing] = _COMMON | {
 }
 
 UNSUPPORTED_COMPLETION: dict[str, AsksNothing] = _COMMON | {
-    "echo": _OFF,
     "suffix": _EMPTY,
     "prompt_embeds": _only(),
 }

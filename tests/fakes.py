@@ -18,7 +18,7 @@ from collections.abc import Sequence as SequenceOf
 from contextlib import asynccontextmanager
 from typing import Any, Protocol
 
-from hamburger.engine.batch import GroupResult, ScheduledBatch
+from hamburger.engine.batch import BatchResult, GroupResult, ScheduledBatch
 from hamburger.engine.client import AsyncEngine, EngineObserver
 from hamburger.engine.config import EngineConfig
 from hamburger.engine.core import EngineCore
@@ -127,9 +127,11 @@ class ScriptedRunner:
         self.emitted: dict[str, list[list[int]]] = {}  # over a request's whole life, preemptions included
         self._emitted: dict[Sequence, list[list[int]]] = {}
         self._computed: dict[Sequence, int] = {}
+        self._scored: dict[Sequence, int] = {}  # prompt tokens whose log-probabilities were given
+        self.num_scored = 0
         self._pool: dict[int, tuple[Sequence, int, int, tuple[int, ...]]] = {}
 
-    def run(self, batch: ScheduledBatch) -> list[GroupResult]:
+    def run(self, batch: ScheduledBatch) -> BatchResult:
         self.num_steps += 1
         if self.gate is not None:
             self.gate.wait()
@@ -149,10 +151,13 @@ class ScriptedRunner:
             _check(item.num_slots >= 1, "no slots")
             _check(start == self._computed.get(sequence, 0), "slots are not contiguous")
             end = self._computed[sequence] = start + item.num_slots
-            _check(item.emits == (end == sequence.num_slots), "emits at the wrong place")
+            may_emit = end == sequence.num_slots and sequence.num_tokens_left > 0
+            _check(item.emits == may_emit, "emits at the wrong place")
             for slot in range(start, end):
                 self._pool[self._physical(sequence, slot)] = _content(sequence, slot)
-        return [self._emit(item.sequence) for item in batch.sequences if item.emits]
+        scores = {item.sequence.request_id: self._score(item.sequence, item.num_slots) for item in batch.sequences}
+        groups = [self._emit(item.sequence) for item in batch.sequences if item.emits]
+        return BatchResult(groups, {request_id: entries for request_id, entries in scores.items() if entries})
 
     def script(self, sequence: Sequence) -> list[int]:
         """The group that this sequence emits next."""
@@ -179,6 +184,17 @@ class ScriptedRunner:
             scripted_logprobs(first + i, token_id, sequence.params.logprobs) for i, token_id in enumerate(group)
         ]
         return GroupResult(group, stop_probs, logprobs)
+
+    def _score(self, sequence: Sequence, num_slots: int) -> list[TokenLogprobs]:
+        """Each prompt token but the first is scored once in a request's life, by the slot before it."""
+        k = sequence.params.prompt_logprobs
+        start, scored = sequence.num_computed_slots, self._scored.get(sequence, 1)
+        end = min(start + num_slots + 1, len(sequence.prompt_ids))
+        if k is None or end <= scored:
+            return []
+        self._scored[sequence] = end
+        self.num_scored += end - scored
+        return [scripted_logprobs(1000 + i, sequence.prompt_ids[i], k) for i in range(scored, end)]
 
     def _physical(self, sequence: Sequence, slot: int) -> int:
         return sequence.block_ids[slot // self.block_size] * self.block_size + slot % self.block_size

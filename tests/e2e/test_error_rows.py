@@ -57,7 +57,8 @@ def refused(server: RealServer, path: str, body: Any, **headers: str) -> tuple[i
         (CHAT, {"tools": [{"type": "function", "function": {"name": "f"}}]}, 400, "tools"),
         (CHAT, {"response_format": {"type": "json_object"}}, 400, "response_format"),
         (COMPLETIONS, {"suffix": "x"}, 400, "suffix"),
-        (COMPLETIONS, {"echo": True}, 400, "echo"),
+        (CHAT, {"echo": True}, 400, "echo"),
+        (COMPLETIONS, {"max_tokens": 0}, 400, "max_tokens"),
         (CHAT, {"stream_options": {"include_usage": True}}, 400, "stream_options"),
     ],
 )

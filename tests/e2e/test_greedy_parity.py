@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -26,18 +28,38 @@ def llm() -> LLM:
     return LLM(dtype="float32", max_model_len=256, kv_cache_memory=1 << 30)
 
 
+@pytest.fixture(scope="module")
+def peer() -> Any:
+    checkpoint = load_checkpoint(resolve_source(None), torch.float32)
+    return hugging_face(checkpoint.config, checkpoint.tensors)
+
+
 def conversations(questions: list[str]) -> list[list[dict[str, str]]]:
     return [[{"role": "user", "content": question}] for question in questions]
 
 
-def test_greedy_equals_transformers_on_20_prompts(llm: LLM) -> None:
+def test_greedy_equals_transformers_on_20_prompts(llm: LLM, peer: Any) -> None:
     sampling = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True, confidence=1.0)
     answers = llm.chat(conversations(QUESTIONS), sampling, progress=False)
-    checkpoint = load_checkpoint(resolve_source(None), torch.float32)
-    peer = hugging_face(checkpoint.config, checkpoint.tensors)
     for answer in answers:
         assert len(answer.token_ids) == NEW_TOKENS
         assert is_greedy(peer, answer.prompt_ids, answer.token_ids)
+
+
+def test_prompt_logprobs_equal_transformers(llm: LLM, peer: Any) -> None:
+    texts = [" ".join(QUESTIONS), *QUESTIONS[:4]]
+    asked = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=1)
+    for result in llm.generate(texts, asked, progress=False):
+        with torch.inference_mode():
+            rows = peer(torch.tensor([result.prompt_ids])).logits[0, :-1].log_softmax(-1)
+        first, *entries = result.prompt_logprobs or []
+        assert first is None
+        for token_id, row, entry in zip(result.prompt_ids[1:], rows, entries, strict=True):
+            assert entry is not None
+            assert entry.logprob == pytest.approx(float(row[token_id]), abs=1e-3)
+            [(likeliest, logprob)] = entry.top
+            assert likeliest == int(row.argmax())
+            assert logprob == pytest.approx(float(row.max()), abs=1e-3)
 
 
 def test_a_request_alone_and_among_31_others_gives_the_same_text(llm: LLM) -> None:

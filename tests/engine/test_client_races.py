@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fakes import EOS, ByteTokenizer, ScriptedRunner, StepGate, fake_config, fake_core, fake_engine, fake_info
-from hamburger.engine.batch import GroupResult, ScheduledBatch
+from hamburger.engine.batch import BatchResult, ScheduledBatch
 from hamburger.engine.client import AsyncEngine, GenerationRequest, RequestStream
 from hamburger.engine.core import EngineCore
 from hamburger.engine.errors import EngineDead
@@ -85,7 +85,7 @@ async def test_an_observer_that_fails_holds_nothing_up() -> None:
 class Exiting:
     """A runner that ends its thread in a way that is no Exception."""
 
-    def run(self, batch: ScheduledBatch) -> list[GroupResult]:
+    def run(self, batch: ScheduledBatch) -> BatchResult:
         raise SystemExit("a library called sys.exit")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fakes import EOS, ScriptedRunner, fake_config, fake_core
-from hamburger.engine.batch import GroupResult, ScheduledBatch
+from hamburger.engine.batch import BatchResult, ScheduledBatch
 from hamburger.engine.core import EngineCore
 from hamburger.engine.messages import AbortRequest, RequestFailed, StepOutputs, StepStats, SubmitRequest
 from hamburger.engine.sampling_params import SamplingParams
@@ -118,8 +118,8 @@ def test_fail_all_gives_everything_up() -> None:
 
 def test_a_runner_that_loses_a_group_is_an_error() -> None:
     class Lossy:
-        def run(self, batch: ScheduledBatch) -> list[GroupResult]:
-            return []
+        def run(self, batch: ScheduledBatch) -> BatchResult:
+            return BatchResult([])
 
     core = EngineCore(fake_config(), Lossy(), still)
     core.add(request("a", [1]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import itertools
 import random
+from collections.abc import Iterator
 from types import SimpleNamespace
 
 import pytest
@@ -15,6 +16,7 @@ from hamburger.engine import LLM, SamplingParams
 from hamburger.engine.config import EngineArgs
 from hamburger.engine.errors import InvalidRequest, QueueTimeout
 from hamburger.engine.messages import StepOutputs
+from hamburger.engine.request import RequestUpdate
 from reference import CONTEXT, expected, random_case
 
 
@@ -148,6 +150,67 @@ def test_an_interrupt_amid_scheduling_leaves_no_block_taken(monkeypatch: pytest.
     stats = core.step().stats
     assert stats is not None
     assert stats.used_slots == 0
+
+
+def test_each_result_comes_as_it_finishes_and_its_seat_is_taken_at_once() -> None:
+    runner = ScriptedRunner({str(i): [[97]] * n + [[EOS]] for i, n in enumerate([9, 1, 2, 0])})
+    config = fake_config(max_num_seqs=2)
+    llm = LLM.from_core(fake_core(runner, config), fake_info(config), ByteTokenizer())
+    taken: list[int] = []
+
+    def requests() -> Iterator[tuple[list[int], SamplingParams]]:
+        for i in range(4):
+            taken.append(i)
+            yield [i], SamplingParams()
+
+    updates = 0
+
+    def count(_: RequestUpdate) -> None:
+        nonlocal updates
+        updates += 1
+
+    each = llm.generate_each(requests(), count)
+    index, result = next(each)
+    assert (index, result.prompt_ids, result.text, taken) == (1, [1], "a", [0, 1])
+    assert [(i, r.text) for i, r in each] == [(2, "aa"), (3, ""), (0, "a" * 9)]
+    assert taken == [0, 1, 2, 3]
+    assert updates == 2 + 3 + 1 + 10
+
+
+def test_each_answer_is_that_of_generate() -> None:
+    prompts = [[i] for i in range(50)]
+    params = [SamplingParams(max_tokens=20, seed=i) for i in range(50)]
+    each = dict(make_llm(ScriptedRunner()).generate_each(zip(prompts, params, strict=True)))
+    assert [each[i] for i in range(50)] == make_llm(ScriptedRunner()).generate(prompts, params, progress=False)
+
+
+def test_a_bad_request_among_many_is_named_when_it_is_reached() -> None:
+    llm = make_llm(ScriptedRunner())
+    with pytest.raises(InvalidRequest, match="empty") as caught:
+        list(llm.generate_each((prompt, SamplingParams()) for prompt in ([1], [2], [])))
+    assert caught.value.__notes__ == ["This is about prompt number 2, counted from 0."]
+    assert len(llm.generate([[1]], progress=False)) == 1
+
+
+def test_a_request_that_the_engine_loses_is_no_endless_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = fake_config()
+    core = fake_core(ScriptedRunner(), config)
+    monkeypatch.setattr(core, "add", lambda request: None)
+    with pytest.raises(RuntimeError, match="ran out of work"):
+        LLM.from_core(core, fake_info(config), ByteTokenizer()).generate([[1]], progress=False)
+
+
+def test_an_iterator_that_is_closed_frees_the_engine() -> None:
+    config = fake_config()
+    core = fake_core(ScriptedRunner({"0": [[97]] * 50, "1": [[EOS]]}), config)
+    llm = LLM.from_core(core, fake_info(config), ByteTokenizer())
+    each = llm.generate_each([([1], SamplingParams()), ([2], SamplingParams())])
+    assert next(each)[0] == 1
+    with pytest.raises(RuntimeError, match="generating already"):
+        llm.generate([[1]], progress=False)
+    each.close()
+    assert not core.has_work
+    assert llm.generate([[1]], SamplingParams(max_tokens=2), progress=False)[0].text == "aa"
 
 
 @pytest.mark.parametrize("num_blocks", [256, CONTEXT // 4])

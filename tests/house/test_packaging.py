@@ -19,9 +19,11 @@ NOT_PACKAGES = {"tests", "deploy", "benchmarks", "docs", "build", "dist"}
 
 
 def requirements(*, dev: bool) -> list[Requirement]:
+    """What users install, extras included, and with dev what developers do."""
     project = PYPROJECT["project"]
-    lines = project["dependencies"] + (project["optional-dependencies"]["dev"] if dev else [])
-    return [Requirement(line) for line in lines]
+    extras = {name: lines for name, lines in project["optional-dependencies"].items() if dev or name != "dev"}
+    found = [Requirement(line) for line in sum(extras.values(), project["dependencies"])]
+    return [requirement for requirement in found if requirement.name != project["name"]]
 
 
 def pins() -> dict[str, str]:
@@ -97,6 +99,7 @@ def test_every_dependency_is_used() -> None:
     used = {name for folder in FOLDERS.values() for name in imported(ROOT / folder)}
     owners = importlib.metadata.packages_distributions()
     by_owner = {canonicalize_name(owner) for name in used for owner in owners.get(name, [])}
+    by_owner.add(canonicalize_name("tensorboard"))  # torch.utils.tensorboard imports it
     assert {canonicalize_name(requirement.name) for requirement in requirements(dev=False)} <= by_owner
 
 

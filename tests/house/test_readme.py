@@ -55,7 +55,9 @@ def test_hamburger_commands_and_their_options_exist(arguments: list[str]) -> Non
 
 
 def test_commands_are_found() -> None:
-    assert {arguments[0] for arguments in HAMBURGER} == {"serve", "chat", "bench"}
+    assert {arguments[0] for arguments in HAMBURGER} == {
+        *("serve", "chat", "bench", "distill", "segment", "inspect", "train", "export", "eval-quality")
+    }
 
 
 def test_documented_options_exist() -> None:

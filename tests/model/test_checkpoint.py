@@ -164,6 +164,7 @@ def test_no_weights_at_all(tmp_path: Path) -> None:
         graft_config(features="fused", micro_norm=True, short_list_size=17, max_group=3),
         graft_config(micro_norm=True, micro_layers=1, feature_layers=(3,)),
         graft_config(short_list_size=96, default_confidence=1, expected_tokens_per_kv=1.7),
+        graft_config(stop_scale=(0.5, 1.25, 2.0, 1.0), stop_bias=(0.1, -0.25, 0.0, 3e38)),
     ],
 )
 @pytest.mark.parametrize("tied", [True, False])
@@ -189,6 +190,20 @@ def test_grafts_may_lie_in_several_files(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").unlink()
     for i, part in enumerate((graft_only(tensors), {n: t for n, t in tensors.items() if n in tensor_shapes(PLAIN)})):
         save_file(part, tmp_path / f"{i}.safetensors")
+    assert_equal(load(tmp_path).tensors, tensors)
+
+
+@pytest.mark.parametrize("max_file_bytes", [1, 20_000, 10**9])
+def test_shards_of_our_own_load_again(tmp_path: Path, max_file_bytes: int) -> None:
+    tensors = random_tensors(GRAFTED)
+    save_checkpoint(tmp_path, GRAFTED, tensors, max_file_bytes=max_file_bytes)
+    files = {path.name: load_file(path) for path in tmp_path.glob("*.safetensors")}
+    assert all(len(held) == 1 or sum(t.nbytes for t in held.values()) <= max_file_bytes for held in files.values())
+    assert len(files) == {1: len(tensors), 10**9: 1}.get(max_file_bytes, len(files))
+    if len(files) > 1:
+        index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
+        assert index["weight_map"] == {name: file for file, held in files.items() for name in held}
+        assert index["metadata"]["total_size"] == sum(tensor.nbytes for tensor in tensors.values())
     assert_equal(load(tmp_path).tensors, tensors)
 
 
@@ -275,6 +290,14 @@ def graft(**changes: Any) -> dict[str, Any]:
         (graft(feature_layers=3), "graft.feature_layers is 3"),
         (graft(feature_layers=[1, 4]), "feature_layers"),
         (graft(micro_norm=1), "graft.micro_norm is 1"),
+        (graft(stop_scale=2.0), r"graft\.stop_scale is 2\.0: it must be a list"),
+        (graft(stop_bias=[0, 0, 0, "1"]), r"graft\.stop_bias is \[0, 0, 0, '1'\]: it must be a list"),
+        (graft(stop_bias=[0, 0, 0, True]), r"graft\.stop_bias is .*: it must be a list"),
+        (graft(stop_scale=[1, 1, 1]), r"stop_scale is \[1, 1, 1\]: it must hold max_group \(4\) numbers"),
+        (graft(stop_scale=[1, 1, 0.0, 1]), r"stop_scale is .*: each number must be above 0"),
+        (graft(stop_scale=[1, 1, float("inf"), 1]), r"stop_scale is .*finite"),
+        (graft(stop_bias=[0, 0, float("nan"), 1]), r"stop_bias is .*finite"),
+        (graft(stop_bias=[0, 0, -1e39, 1]), r"stop_bias is .*finite"),
         ({"adapter": {"rank": 0, "alpha": 1.0}}, "rank of at least 1"),
         ({"adapter": {"rank": 2}}, "rank and alpha"),
     ],
@@ -307,3 +330,4 @@ def test_what_is_saved_is_safetensors_and_json(tmp_path: Path) -> None:
     save_checkpoint(tmp_path, GRAFTED, tensors)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json", "model.safetensors"]
     assert_equal(load_file(tmp_path / "model.safetensors"), tensors)
+    assert len({path.stat().st_mode for path in tmp_path.iterdir()}) == 1

@@ -117,6 +117,28 @@ def test_a_group_goes_on_exactly_while_the_stop_probability_allows() -> None:
             assert len(output.token_ids) == 4 or 1 - last < confidence
 
 
+def test_the_dial_is_calibrated_token_by_token() -> None:
+    scale, bias = (0.5, 2.0, 1.5, 1.0), (0.3, -0.4, 0.0, 0.7)
+    prompt_ids = prompts(1)[0]
+    whole = params(confidence=0.0, ignore_eos=True, max_tokens=4)  # at 0 every group is full, whatever the dial says
+    logits = []
+    for graft in (graft_config(), graft_config(stop_scale=scale, stop_bias=bias)):
+        model = random_model(ModelConfig(trunk=trunk_config(), graft=graft), seed=7)
+        [output] = run_core(core_of(model), {"r": (prompt_ids, whole)})["r"]
+        logits.append(torch.tensor(output.stop_probs).logit())
+    raw, calibrated = logits
+    torch.testing.assert_close(calibrated, raw * torch.tensor(scale) + torch.tensor(bias), atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("ends_after", [0, 1, 2])
+def test_the_calibrated_dial_decides_where_a_group_ends(ends_after: int) -> None:
+    bias = tuple(50.0 if index == ends_after else -50.0 for index in range(4))
+    model = random_model(ModelConfig(trunk=trunk_config(), graft=graft_config(stop_bias=bias)), seed=7)
+    sampling = params(confidence=0.5, ignore_eos=True, max_tokens=12)
+    outputs = run_core(core_of(model), {"r": (prompts(1)[0], sampling)})["r"]
+    assert {len(output.token_ids) for output in outputs} == {ends_after + 1}
+
+
 def test_groups_never_run_past_max_tokens_or_an_end_token() -> None:
     model = random_model(config_of("positions"), seed=8)
     for max_tokens in (1, 2, 3, 5, 8):

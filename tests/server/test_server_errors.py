@@ -24,7 +24,7 @@ BAD_BOTH: list[tuple[str, Any]] = [
     ("stream_options", {"include_usage": True}), ("ignore_eos", 1), ("skip_special_tokens", "no"), ("confidence", 1.1),
     ("confidence", -0.1), ("confidence", "0.5"), ("confidence", True), ("return_groups", 1), ("model", 5), ("user", 1),
     ("store", True), ("service_tier", "flex"), ("priority", 1), ("response_format", {"type": "json_object"}),
-    ("echo", True), ("guided_json", {}), ("structured_outputs", {"regex": "a"}), ("use_beam_search", True),
+    ("echo", "yes"), ("guided_json", {}), ("structured_outputs", {"regex": "a"}), ("use_beam_search", True),
     ("prompt_logprobs", 1), ("min_tokens", 300), ("model", f"{MODEL}@1.5"), ("model", f"{MODEL}@-1"),
 ]  # fmt: skip
 BAD_CHAT: list[tuple[str, Any]] = [
@@ -36,7 +36,7 @@ BAD_CHAT: list[tuple[str, Any]] = [
     ("top_logprobs", 21), ("top_logprobs", -1), ("top_logprobs", 1), ("tools", [{"type": "function"}]),
     ("tool_choice", "required"), ("functions", [{"name": "f"}]), ("continue_final_message", True),
     ("chat_template_kwargs", {"a": 1}), ("audio", {}), ("modalities", ["text", "audio"]), ("prediction", {}),
-    ("reasoning_effort", "high"), ("web_search_options", {}), ("max_completion_tokens", 0),
+    ("echo", True), ("reasoning_effort", "high"), ("web_search_options", {}), ("max_completion_tokens", 0),
     ("max_completion_tokens", "a"), ("add_generation_prompt", "x"), ("documents", [{}]), ("chat_template", "x"),
 ]  # fmt: skip
 BAD_COMPLETION: list[tuple[str, Any]] = [

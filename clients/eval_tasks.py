@@ -1,0 +1,217 @@
+"""`hamburger eval-tasks`: scores of a server on IFEval, GSM8K, ARC-Easy and PIQA, alone or beside a second server.
+
+Arguments, the order of work and output; items are read and scored by eval_items.py, asked by eval_requests.py, kept by
+eval_answers.py. Speaks HTTP only; must not import hamburger.server, engine or model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+from rich.console import Console
+from rich.progress import Progress
+
+from hamburger.clients.arguments import DEFAULT_URL, count, positive, server_url, unit_interval, whole
+from hamburger.clients.bootstrap import LEVEL, SAMPLES
+from hamburger.clients.eval_answers import AnswerStore, Usage
+from hamburger.clients.eval_errors import EvalError
+from hamburger.clients.eval_items import TASKS, Item, Task, read_items, score
+from hamburger.clients.eval_report import Figures, Side, compare, print_tables, read_report, task_report
+from hamburger.clients.eval_requests import Server, ask_all
+from hamburger.clients.ifeval_text import TextTools
+from hamburger.clients.wire import API_KEY_VARIABLE, RequestError, client_options, first_model
+
+_SECOND = ("base_url_b", "model_b", "confidence_b", "api_key_b")
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What a run does. earlier: the second side from a file, where --compare names one."""
+
+    items: dict[str, list[Item]]
+    tools: TextTools | None
+    earlier: tuple[str, dict[str, Side]] | None
+    answers: Path
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of `hamburger eval-tasks`."""
+    parser.add_argument(
+        "--base-url",
+        "--url",
+        type=server_url,
+        default=DEFAULT_URL,
+        metavar="URL",
+        help="server A (default: %(default)s)",
+    )
+    parser.add_argument("--model", help="a served model's name (default: the first that the server lists)")
+    parser.add_argument("--confidence", type=unit_interval, metavar="C", help="0 to 1 (default: the server's)")
+    parser.add_argument("--api-key", metavar="KEY", help=f"default: the environment variable {API_KEY_VARIABLE}")
+    second = parser.add_argument_group(
+        "a second side, B", "Any of these adds it; what is not given is as for A. Differences are A - B, item by item."
+    )
+    second.add_argument("--base-url-b", type=server_url, metavar="URL", help="another server")
+    second.add_argument("--model-b", metavar="MODEL", help="another model")
+    second.add_argument("--confidence-b", type=unit_interval, metavar="C", help="another confidence")
+    second.add_argument("--api-key-b", metavar="KEY", help="the other server's key")
+    second.add_argument(
+        "--compare", type=Path, metavar="FILE", help="the first server of an earlier run's --out instead"
+    )
+    parser.add_argument(
+        "--tasks", type=_tasks, default=list(TASKS), metavar="T,T", help=f"of {','.join(TASKS)} (default: all)"
+    )
+    parser.add_argument("--data", type=Path, required=True, metavar="FOLDER", help="with the tasks' .jsonl.gz files")
+    parser.add_argument("--limit", type=count, metavar="N", help="the first N items of each task (default: all)")
+    parser.add_argument(
+        "--max-tokens",
+        type=count,
+        metavar="N",
+        help="of a written answer (default: "
+        + ", ".join(f"{task.max_tokens} for {task.name}" for task in TASKS.values() if task.max_tokens)
+        + ")",
+    )
+    parser.add_argument(
+        "--concurrency", type=count, default=16, metavar="N", help="requests in flight (default: %(default)s)"
+    )
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="where the results go, JSON")
+    parser.add_argument(
+        "--answers",
+        type=Path,
+        metavar="FILE",
+        help="where answers are kept and found again (default: beside --out)",
+    )
+    parser.add_argument(
+        "--resamples", type=count, default=SAMPLES, metavar="N", help="of the bootstrap (default: %(default)s)"
+    )
+    parser.add_argument("--seed", type=whole, default=0, metavar="N", help="of the bootstrap (default: %(default)s)")
+    parser.add_argument(
+        "--timeout", type=positive, default=900.0, metavar="S", help="longest wait for an answer in s (default: 900)"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Ask, score, print, write. Returns 0; 1 when a request failed, 2 for options or files, 130 for Ctrl-C."""
+    out, err = Console(highlight=False), Console(stderr=True, highlight=False)
+    try:
+        plan = _plan(args)
+        with AnswerStore(plan.answers) as store:
+            report = _evaluate(args, plan, store, out, err)
+        args.out.write_text(json.dumps(report, indent=1), encoding="utf-8")
+    except (OSError, EvalError) as error:
+        return _fail(err, str(error), 2)
+    except RequestError as error:
+        message = str(error).rstrip(".")
+        return _fail(err, f"{message}. Answers so far are kept: the same command goes on from there.", 1)
+    except KeyboardInterrupt:
+        return _fail(err, "stopped; the same command goes on from there", 130)
+    return 0
+
+
+def _plan(args: argparse.Namespace) -> _Plan:
+    """Everything that can be wrong without a server. Raises EvalError or OSError."""
+    if args.compare and any(getattr(args, name) is not None for name in _SECOND):
+        raise EvalError("--compare and a second server (--base-url-b, --model-b, ...) are both given: choose one.")
+    if not args.data.is_dir():
+        raise EvalError(f"--data {args.data} is no folder: name the one with the tasks' .jsonl.gz files.")
+    tasks = [TASKS[name] for name in args.tasks]
+    items = {task.name: read_items(args.data, task, args.limit) for task in tasks}
+    earlier = read_report(args.compare, {task.name: task.metrics for task in tasks}) if args.compare else None
+    with args.out.open("a"):  # a path that cannot be written costs no evaluation
+        pass
+    tools = TextTools() if "ifeval" in items else None
+    return _Plan(items, tools, earlier, args.answers or args.out.with_suffix(".answers.jsonl"))
+
+
+def _evaluate(args: argparse.Namespace, plan: _Plan, store: AnswerStore, out: Console, err: Console) -> dict[str, Any]:
+    """All tasks, one after the other, A before B; prints the tables. Returns what --out gets."""
+    keys = {"A": args.api_key}
+    servers = {"A": _server(args.base_url, args.model, args.confidence, args.api_key, args.timeout)}
+    if any(getattr(args, name) is not None for name in _SECOND):
+        same_server = args.base_url_b in (None, args.base_url)
+        keys["B"] = args.api_key_b or args.api_key
+        servers["B"] = _server(
+            args.base_url_b or args.base_url,
+            args.model_b or (servers["A"].model if same_server else None),
+            args.confidence if args.confidence_b is None else args.confidence_b,
+            keys["B"],
+            args.timeout,
+        )
+        if servers["A"] == servers["B"]:
+            raise EvalError("A and B are the same: change --base-url-b, --model-b or --confidence-b.")
+    labels = [server.label for server in servers.values()] + ([plan.earlier[0]] if plan.earlier else [])
+    figures: list[Figures] = []
+    usages: list[tuple[str, str, Usage]] = []
+    reports: dict[str, Any] = {}
+    with Progress(console=err, transient=True, refresh_per_second=2, disable=not err.is_terminal) as progress:
+        for name, items in plan.items.items():
+            task = TASKS[name]
+            sides = {
+                side: asyncio.run(_side(args, server, keys[side], task, items, plan.tools, store, progress))
+                for side, server in servers.items()
+            }
+            if plan.earlier:
+                sides["B"] = plan.earlier[1][name]
+            a, b = sides["A"], sides.get("B")
+            found = compare(name, task.metrics, a, b, samples=args.resamples, seed=args.seed)
+            figures += found
+            usages += [(name, side, done.usage) for side, done in sides.items() if done.usage is not None]
+            reports[name] = task_report(found, a, b)
+    print_tables(out, labels, figures, usages)
+    asked = ("limit", "max_tokens", "concurrency", "resamples", "seed")
+    return {
+        "servers": {name: {"label": label} for name, label in zip("ab", labels, strict=False)},
+        "asked": {"data": str(args.data), **{name: getattr(args, name) for name in asked}},
+        "level": LEVEL,
+        "answers": str(plan.answers),
+        "tasks": reports,
+    }
+
+
+async def _side(
+    args: argparse.Namespace,
+    server: Server,
+    api_key: str | None,
+    task: Task,
+    items: list[Item],
+    tools: TextTools | None,
+    store: AnswerStore,
+    progress: Progress,
+) -> Side:
+    """One server's answers to one task, scored. Raises RequestError."""
+    bar = progress.add_task(f"{task.name}: {server.label}", total=len(items))
+    max_tokens = args.max_tokens or task.max_tokens or 0
+    async with httpx.AsyncClient(**client_options(server.url, api_key, args.timeout)) as client:
+        answers = await ask_all(
+            client, server, task, items, max_tokens, store, args.concurrency, lambda: progress.advance(bar)
+        )
+    progress.remove_task(bar)
+    scores = {item.id: score(task, item, answer.content, tools) for item, answer in zip(items, answers, strict=True)}
+    return Side(scores, Usage.of(answers) if task.max_tokens else None)
+
+
+def _server(url: str, model: str | None, confidence: float | None, api_key: str | None, timeout: float) -> Server:
+    """Raises RequestError when the model's name cannot be had."""
+    if model is None:
+        with httpx.Client(**client_options(url, api_key, timeout)) as client:
+            model = first_model(client)
+    return Server(url, model, confidence)
+
+
+def _tasks(text: str) -> list[str]:
+    """The argparse type of --tasks."""
+    names = list(dict.fromkeys(part.strip() for part in text.split(",")))
+    for name in names:
+        if name not in TASKS:
+            raise argparse.ArgumentTypeError(f"{name!r} is no task: choose of {', '.join(TASKS)}")
+    return names
+
+
+def _fail(err: Console, message: str, code: int) -> int:
+    err.print(f"error: {message}", style="red", markup=False, soft_wrap=True)
+    return code

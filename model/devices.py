@@ -1,0 +1,44 @@
+"""The device and dtype that a user names, or the best of this machine."""
+
+from __future__ import annotations
+
+import torch
+
+from hamburger.model.config import ConfigError
+
+_DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "float16": torch.float16}
+
+
+def choose_device(name: str) -> torch.device:
+    """`auto` is CUDA where there is one. Raises ConfigError for a device that is unknown or not here."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ConfigError(f"device is {name!r}: use auto, cpu, cuda or cuda:N.") from error
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigError(f"device is {name!r}: use auto, cpu, cuda or cuda:N.")
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(f"device is {name!r}, but this machine or this build of torch has no CUDA: use cpu.")
+    return device
+
+
+def choose_dtype(name: str, device: torch.device) -> torch.dtype:
+    """`auto` is bfloat16 where the device multiplies it itself, else float32. Raises ConfigError."""
+    if name == "auto":
+        return torch.bfloat16 if device.type == "cuda" or _cpu_has_bf16() else torch.float32
+    if name not in _DTYPES:
+        raise ConfigError(f"dtype is {name!r}: use auto, {', '.join(_DTYPES)}.")
+    if name == "float16" and device.type == "cpu":
+        raise ConfigError("dtype float16 needs a GPU: use bfloat16 or float32 on CPU.")
+    return _DTYPES[name]
+
+
+def _cpu_has_bf16() -> bool:
+    """Whether the CPU multiplies bfloat16 itself; emulated, it would be slower than float32."""
+    get = getattr(torch.cpu, "get_capabilities", None)
+    if get is None:  # torch 2.11
+        return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
+    capabilities = get()
+    return any(capabilities.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16"))

@@ -1,0 +1,76 @@
+"""The options of distill, segment and inspect, and that they need no torch."""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from hamburger.training.arguments_data import add_distill_arguments, add_inspect_arguments, add_segment_arguments
+from hamburger.training.base_model import base_arguments, base_name
+from hamburger.training.dataset import DatasetMeta
+from hamburger.training.distill import DistillSettings
+
+
+def parse(add: Callable[[argparse.ArgumentParser], None], *argv: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(exit_on_error=False)
+    add(parser)
+    return parser.parse_args(argv)
+
+
+def test_the_defaults_of_distill_are_those_of_its_settings() -> None:
+    args = parse(add_distill_arguments, "a.jsonl", "b.jsonl.gz", "--out", "x.jsonl")
+    assert args.prompts == [Path("a.jsonl"), Path("b.jsonl.gz")]
+    assert (args.model, args.base, args.out) == (None, None, Path("x.jsonl"))
+    names = DistillSettings.__dataclass_fields__
+    assert DistillSettings(**{name: getattr(args, name) for name in names}) == DistillSettings()
+
+
+def test_segment_has_an_option_for_every_field_of_its_meta_file() -> None:
+    args = parse(add_segment_arguments, "a.jsonl", "--out", "set", "--strategy", "sliding", "--floor", "2.5")
+    fields = set(DatasetMeta.__dataclass_fields__) - {"model_argument", "vocab_size", "state_layers"}
+    assert fields | {"states"} <= set(vars(args))
+    assert (args.strategy, args.floor, args.ratio, args.top_k, args.max_length) == ("sliding", 2.5, 0.3, 16, 1024)
+
+
+def test_inspect_shows_the_first_example_unless_told() -> None:
+    assert parse(add_inspect_arguments, "set").index == 0
+    args = parse(add_inspect_arguments, "set", "7", "--html", "x.html")
+    assert (args.folder, args.index, args.html) == (Path("set"), 7, Path("x.html"))
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("--held-out", "1.1", "not a number from 0 to 1"),
+        ("--held-out", "nan", "not a number from 0 to 1"),
+        ("--greedy-share", "half", "not a number from 0 to 1"),
+        ("--temperature", "0", "not a number from 0.01 to 100"),
+        ("--top-p", "0", "not a number from 0.001 to 1"),
+        ("--max-tokens", "0", "not a whole number from 1 up"),
+        ("--samples", "1.5", "not a whole number from 1 up"),
+        ("--seed", "-1", "not a whole number from 0 up"),
+    ],
+)
+def test_a_wrong_value_is_named(option: str, value: str, message: str) -> None:
+    with pytest.raises(argparse.ArgumentError, match=message):
+        parse(add_distill_arguments, "a.jsonl", "--out", "x.jsonl", f"{option}={value}")
+
+
+def test_the_base_is_the_untouched_embedded_model_unless_named() -> None:
+    assert base_arguments(None, None) == base_arguments("builtin", None)
+    model, base = base_arguments(None, None)
+    assert model is not None
+    assert model.endswith(".gguf")
+    assert base is not None
+    assert base_arguments("some/model", "b") == ("some/model", "b")
+    assert base_name(None, None) == base_name("builtin", None) == "smollm2-135m-instruct"
+
+
+def test_the_options_need_no_torch() -> None:
+    code = "import sys, hamburger.training.arguments_data; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

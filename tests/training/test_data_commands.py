@@ -1,0 +1,97 @@
+"""distill, segment and inspect, one after the other on a small model's folder, as the command line runs them."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from safetensors.torch import save_file
+
+from hamburger.engine.tokenizer import Tokenizer
+from hamburger.model.config import ModelConfig
+from hamburger.model.hf_config import trunk_config_json
+from hamburger.model.sources import BUILTIN
+from hamburger.training import distill, inspect_data, segment
+from hamburger.training.arguments_data import add_distill_arguments, add_inspect_arguments, add_segment_arguments
+from hamburger.training.dataset import SegmentedDataset
+from hamburger.training.errors import TrainingError
+from small_models import random_tensors, trunk_config
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small random model with the embedded model's tokenizer."""
+    folder = tmp_path_factory.mktemp("tiny")
+    trunk = trunk_config(num_layers=2, vocab_size=49152, hidden_size=16, eos_token_ids=(2,))
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(BUILTIN / name, folder / name)
+    (folder / "config.json").write_text(json.dumps(trunk_config_json(trunk)))
+    save_file(random_tensors(ModelConfig(trunk=trunk)), folder / "model.safetensors")
+    return folder
+
+
+def command(
+    add: Callable[[argparse.ArgumentParser], None], run: Callable[[argparse.Namespace], int], *argv: object
+) -> None:
+    parser = argparse.ArgumentParser()
+    add(parser)
+    assert run(parser.parse_args([str(a) for a in argv])) == 0
+
+
+def test_prompts_become_a_data_set(base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    prompts, answers, data = tmp_path / "prompts.jsonl", tmp_path / "answers.jsonl", tmp_path / "data"
+    prompts.write_text("".join(json.dumps({"id": f"p{i}", "prompt": f"Count to {i}."}) + "\n" for i in range(6)))
+    where = ("--model", base, "--device", "cpu", "--dtype", "float32")
+    limits = ("--held-out", 0, "--max-tokens", 9, "--samples", 2, "--max-num-seqs", 4)
+    command(add_distill_arguments, distill.run, prompts, "--out", answers, *where, *limits)
+    assert "12 answers written" in capsys.readouterr().err
+    rows = [json.loads(line) for line in answers.read_text().splitlines()]
+    assert {row["model"] for row in rows} == {base.name}
+
+    how = ("--held-out", 0, "--top-k", 3, "--ratio", 0.9)
+    command(add_segment_arguments, segment.run, answers, "--out", data, *where, *how)
+    out, err = capsys.readouterr()
+    assert "12/12" in err
+    dataset = SegmentedDataset(data)
+    assert f"{len(dataset)} examples" in out
+    assert (dataset.meta.model, dataset.meta.model_argument) == (base.name, str(base))
+    by_text = {tuple(row["prompt_ids"] + row["token_ids"]): row for row in rows}
+    for example in dataset.examples():
+        row = by_text[tuple(example.token_ids.tolist())]
+        assert (example.id, example.num_response_tokens) == (row["id"], len(row["token_ids"]))
+    greedy = next(e for e in dataset.examples() if by_text[tuple(e.token_ids.tolist())]["sampling"]["temperature"] == 0)
+    assert greedy.top_ids is not None
+    assert greedy.top_ids[:, 0].tolist() == greedy.token_ids[greedy.response].tolist()
+
+    command(add_inspect_arguments, inspect_data.run, data, 1)
+    shown = capsys.readouterr().out
+    assert f"data, example 1 of {len(dataset)}: {dataset.example(1).id}" in shown
+    assert "Count to" in shown
+    command(add_inspect_arguments, inspect_data.run, data, 1, "--html", tmp_path / "x.html")
+    assert "Count to" in (tmp_path / "x.html").read_text()
+    assert capsys.readouterr().out == ""
+
+
+def test_a_wrong_prompt_costs_no_model(tmp_path: Path) -> None:
+    (tmp_path / "p.jsonl").write_text('{"id": "a"}\n')
+    with pytest.raises(TrainingError, match='neither "prompt" nor "messages"'):
+        command(add_distill_arguments, distill.run, tmp_path / "p.jsonl", "--out", tmp_path / "a", "--model", tmp_path)
+
+
+def test_the_data_set_finds_its_tokenizer_or_takes_another(base: Path, tmp_path: Path) -> None:
+    answers = tmp_path / "a.jsonl"
+    answers.write_text('{"id": "a", "prompt": "Hi", "response": "Hello", "finish_reason": "stop"}\n')
+    where = ("--model", base, "--device", "cpu", "--dtype", "float32", "--held-out", 0)
+    command(add_segment_arguments, segment.run, answers, "--out", tmp_path / "data", *where)
+    tokenizer = Tokenizer.load(base)
+    [example] = SegmentedDataset(tmp_path / "data").examples()
+    assert tokenizer.decode(example.token_ids[example.response].tolist(), skip_special_tokens=False) == (
+        "Hello<|im_end|>"
+    )
+    page = tmp_path / "x.html"
+    command(add_inspect_arguments, inspect_data.run, tmp_path / "data", "--html", page, "--model", "builtin")
+    assert "Hello" in page.read_text()

@@ -1,0 +1,344 @@
+"""Export: what comes out loads and answers as what went in, and nothing is lost on the way when it fails."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tokenizers
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from hamburger.engine import LLM, SamplingParams
+from hamburger.model.assemble import assemble
+from hamburger.model.checkpoint import load_checkpoint, save_checkpoint
+from hamburger.model.config import ConfigError, ModelConfig, tensor_shapes
+from hamburger.model.hamburger import HamburgerModel
+from hamburger.model.hf_config import trunk_config_json
+from hamburger.model.sources import CheckpointError, resolve_source
+from hamburger.training.arguments_export import add_export_arguments
+from hamburger.training.calibrate import collect
+from hamburger.training.dataset import DatasetMeta, DatasetWriter, Example, SegmentedDataset
+from hamburger.training.errors import TrainingError
+from hamburger.training.export import ExportOptions, export, held_back, latest_checkpoint, run
+from hamburger.training.recipe import Recipe
+from hamburger.training.train import _split
+from small_models import CPU, core_of, graft_config, params, random_tensors, run_core, tokens_of, trunk_config
+
+DATA = Path(__file__).parent.parent / "data" / "golden-tiny"
+GOLDEN = json.loads((DATA / "golden.json").read_text())["generate"]
+CONFIG = ModelConfig(trunk=trunk_config(), graft=graft_config(features="fused", short_list_size=40))
+TRUNK_NAMES = set(tensor_shapes(ModelConfig(trunk=CONFIG.trunk)))
+
+
+def words_tokenizer(vocab_size: int) -> tokenizers.Tokenizer:
+    words = {f"w{i}": i for i in range(vocab_size)}
+    backend = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="w0"))
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    return backend
+
+
+@pytest.fixture
+def published(tmp_path: Path) -> Path:
+    """The published checkpoint's base: configuration and tokenizer."""
+    base = tmp_path / "base"
+    base.mkdir()
+    shutil.copyfile(DATA / "base_config.json", base / "config.json")
+    (base / "generation_config.json").write_text('{"eos_token_id": 7}')
+    words_tokenizer(512).save(str(base / "tokenizer.json"))
+    return base
+
+
+@pytest.fixture
+def step(tmp_path: Path) -> Path:
+    """A run's checkpoint: graft and adapter over a base that lies beside the run, in float32."""
+    tensors = random_tensors(CONFIG)
+    base = tmp_path / "base"
+    base.mkdir()
+    (base / "config.json").write_text(json.dumps(trunk_config_json(CONFIG.trunk)))
+    save_file({name: tensors[name] for name in TRUNK_NAMES}, base / "model.safetensors")
+    words_tokenizer(96).save(str(base / "tokenizer.json"))
+    own = {name: t for name, t in tensors.items() if name not in TRUNK_NAMES}
+    generator = torch.Generator().manual_seed(3)
+    pair = "adapter.model.layers.2.mlp.down_proj"
+    own |= {
+        f"{pair}.lora_A": torch.randn(2, 48, generator=generator),
+        f"{pair}.lora_B": torch.randn(32, 2, generator=generator),
+    }
+    folder = tmp_path / "run" / "step-000020"
+    save_checkpoint(folder, CONFIG, own, base="../../base", adapter=(2, 4.0))
+    (folder / "training").mkdir()
+    (folder / "training" / "state.pt").write_bytes(b"")
+    words_tokenizer(96).save(str(folder / "tokenizer.json"))
+    (folder.parent / "recipe.yaml").write_text("seed: 12\nvalidation_share: 0.3\n")
+    (folder.parent / "latest").write_text("step-000020\n")
+    return folder
+
+
+def options(checkpoint: Path, out: Path, **changes: Any) -> ExportOptions:
+    return ExportOptions(checkpoint=checkpoint, out=out, **{"dtype": "float32", **changes})
+
+
+def tensors_of(folder: Path, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
+    return load_checkpoint(resolve_source(str(folder)), dtype).tensors
+
+
+def assert_equal(ours: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    assert ours.keys() == expected.keys()
+    assert [name for name in expected if not torch.equal(ours[name], expected[name])] == []
+
+
+def model_of(folder: Path) -> HamburgerModel:
+    checkpoint = load_checkpoint(resolve_source(str(folder)), torch.float32)
+    return assemble(
+        checkpoint.config, checkpoint.tensors, dtype=torch.float32, device=CPU, max_positions=256, packed=False
+    )
+
+
+def test_the_published_checkpoint_gives_the_reference_groups(published: Path, tmp_path: Path) -> None:
+    out = tmp_path / "exported"
+    export(options(DATA / "reference-tiny.ckpt", out, base=str(published), confidence=0.5))
+    model = model_of(out)
+    for case in GOLDEN:
+        sampling = params(confidence=case["confidence"], ignore_eos=True, max_tokens=100)
+        outputs = run_core(core_of(model), {"r": (case["prompt_ids"], sampling)}, max_groups=len(case["groups"]))
+        assert [output.token_ids for output in outputs["r"]] == case["groups"]
+    config = load_checkpoint(resolve_source(str(out)), torch.float32).config
+    assert config.graft is not None
+    assert config.graft.default_confidence == 0.5
+    assert config.trunk.eos_token_ids == (7,)  # generation_config.json came along
+    assert sorted(p.name for p in out.iterdir()) == [
+        "MODEL_CARD.md",
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+        "tokenizer.json",
+    ]
+    with pytest.raises(CheckpointError, match="--base"):
+        export(options(DATA / "reference-tiny.ckpt", tmp_path / "other"))
+
+
+@pytest.mark.parametrize("merge", [False, True])
+def test_a_checkpoint_over_a_base_answers_as_before(step: Path, tmp_path: Path, merge: bool) -> None:
+    out = tmp_path / "there" / "exported"
+    export(options(step.parent, out, merge=merge))
+    assert_equal(tensors_of(out), tensors_of(step))
+    settings = json.loads((out / "config.json").read_text())
+    assert ("base" in settings, "adapter" in settings, "trunk" in settings) == (not merge, not merge, merge)
+    assert not (out / "training").exists()
+    prompts, sampling = [[5, 6, 7], [9, 8]], SamplingParams(temperature=0, max_tokens=20, confidence=0.4)
+    answers = [
+        [
+            result.groups
+            for result in LLM(str(folder), dtype="float32", max_model_len=64, kv_cache_memory=2**24).generate(
+                prompts, sampling, progress=False
+            )
+        ]
+        for folder in (step, out)
+    ]
+    assert answers[0] == answers[1]
+    assert max(len(group) for group in answers[0][0]) > 1
+
+
+def test_a_base_folder_is_named_by_its_way_from_the_new_folder(step: Path, tmp_path: Path) -> None:
+    export(options(step, tmp_path / "all" / "exported"))
+    assert json.loads((tmp_path / "all" / "exported" / "config.json").read_text())["base"] == "../../base"
+    moved = tmp_path / "moved"
+    (moved / "all").mkdir(parents=True)
+    (tmp_path / "all" / "exported").rename(moved / "all" / "exported")
+    shutil.copytree(tmp_path / "base", moved / "base")
+    assert_equal(tensors_of(moved / "all" / "exported"), tensors_of(step))
+
+
+def test_another_base_may_be_named(step: Path, tmp_path: Path) -> None:
+    shutil.copytree(tmp_path / "base", tmp_path / "copy")
+    export(options(step, tmp_path / "exported", base=str(tmp_path / "copy")))
+    assert json.loads((tmp_path / "exported" / "config.json").read_text())["base"] == "../copy"
+
+
+def test_bfloat16_halves_the_files(step: Path, tmp_path: Path) -> None:
+    sizes = {}
+    for dtype in ("float32", "bfloat16"):
+        export(options(step, tmp_path / dtype, dtype=dtype))
+        sizes[dtype] = (tmp_path / dtype / "model.safetensors").stat().st_size
+    parameters = sum(t.numel() for n, t in random_tensors(CONFIG).items() if n not in TRUNK_NAMES) + 2 * (48 + 32)
+    assert 2 * parameters < sizes["bfloat16"] < 2 * parameters + 8 * 1024  # the short list and the names
+    assert sizes["bfloat16"] < 0.6 * sizes["float32"]
+    graft = {name: t for name, t in tensors_of(step).items() if name not in TRUNK_NAMES and name != "short_list"}
+    ours = tensors_of(tmp_path / "bfloat16")
+    assert all(torch.equal(ours[name], t.bfloat16().float()) for name, t in graft.items())
+
+
+def test_the_default_confidence_and_what_was_measured_there(step: Path, tmp_path: Path) -> None:
+    def dial(name: str, source: Path = step, **changes: Any) -> tuple[float, float]:
+        export(options(source, tmp_path / name, **changes))
+        graft = load_checkpoint(resolve_source(str(tmp_path / name)), torch.float32).config.graft
+        assert graft is not None
+        return graft.default_confidence, graft.expected_tokens_per_kv
+
+    assert dial("a") == (0.8, 1.0)
+    assert dial("b", confidence=0.65, expected_tokens_per_kv=1.6) == (0.65, 1.6)
+    assert dial("c", tmp_path / "b") == (0.65, 1.6)
+    assert dial("d", tmp_path / "b", confidence=0.7) == (0.7, 1.0)  # what was measured at another is void
+    with pytest.raises(ConfigError, match="default_confidence"):
+        dial("e", confidence=1.5)
+
+
+def test_a_folder_that_is_there_is_not_touched(step: Path, tmp_path: Path) -> None:
+    out = tmp_path / "exported"
+    out.mkdir()
+    export(options(step, out))  # empty is free
+    (out / "mine.txt").write_text("keep")
+    with pytest.raises(TrainingError, match="--overwrite"):
+        export(options(step, out))
+    export(options(step, out, overwrite=True, confidence=0.3))
+    assert not (out / "mine.txt").exists()
+    assert json.loads((out / "config.json").read_text())["graft"]["default_confidence"] == 0.3
+    for holds, named in ((tmp_path / "base", "is or holds"), (step, "is or holds"), (tmp_path, "is or holds")):
+        with pytest.raises(TrainingError, match=named):
+            export(options(step, holds, overwrite=True))
+    other = tmp_path / "photos"
+    other.mkdir()
+    (other / "a.jpg").write_bytes(b"")
+    with pytest.raises(TrainingError, match="no checkpoint of our format"):
+        export(options(step, other, overwrite=True))
+    with pytest.raises(TrainingError, match="is a file"):
+        export(options(step, other / "a.jpg"))
+    assert (other / "a.jpg").exists()
+    assert (step / "training" / "state.pt").exists()
+
+
+@pytest.mark.parametrize("change", ["nan", "calibrate", "notes"])
+def test_a_failed_export_changes_nothing(step: Path, tmp_path: Path, change: str) -> None:
+    out = tmp_path / "exported"
+    export(options(step, out))
+    before = {path: path.read_bytes() for path in out.iterdir()}
+    places = set(tmp_path.iterdir())
+    changes: dict[str, Any] = {}
+    if change == "nan":
+        tensors = random_tensors(CONFIG)
+        tensors["stop_head.0.bias"][3] = float("nan")
+        own = {name: t for name, t in tensors.items() if name not in TRUNK_NAMES}
+        save_checkpoint(step, CONFIG, own, base="../../base")
+    else:
+        changes = {"calibrate": tmp_path / "none"} if change == "calibrate" else {"card_notes": tmp_path / "none"}
+    with pytest.raises((TrainingError, OSError), match=r"stop_head\.0\.bias.*not finite|none"):
+        export(options(step, out, overwrite=True, **changes))
+    assert {path: path.read_bytes() for path in out.iterdir()} == before
+    assert set(tmp_path.iterdir()) == places
+
+
+def test_what_has_no_graft_is_refused(step: Path, tmp_path: Path) -> None:
+    with pytest.raises(TrainingError, match="plain base model"):
+        export(options(tmp_path / "base", tmp_path / "exported"))
+    plain = ModelConfig(trunk=CONFIG.trunk)
+    save_checkpoint(tmp_path / "plain", plain, random_tensors(plain))
+    with pytest.raises(TrainingError, match="no graft"):
+        export(options(tmp_path / "plain", tmp_path / "exported"))
+    assert not (tmp_path / "exported").exists()
+
+
+def test_a_run_names_its_latest_checkpoint(step: Path) -> None:
+    assert latest_checkpoint(step.parent) == step
+    assert latest_checkpoint(step) == step
+    for wrong in ("", "step-000030", "../base"):
+        (step.parent / "latest").write_text(wrong)
+        with pytest.raises(TrainingError, match="latest names no checkpoint"):
+            latest_checkpoint(step.parent)
+
+
+def data_set(folder: Path, step: Path, number: int = 40, max_group: int = 4) -> SegmentedDataset:
+    """The model's own answers in its own groups; how sure the base is of a token depends on the token."""
+    model = model_of(step)
+    sampling = params(confidence=0.0, ignore_eos=True, max_tokens=16)
+    requests = {str(i): ([2 + i, 5 + i, 3], sampling) for i in range(number)}
+    examples = []
+    for i, outputs in run_core(core_of(model), requests).items():
+        answer = tokens_of(outputs)
+        ids = torch.tensor([*requests[i][0], *answer])
+        sure = 0.05 + 0.9 * (ids[3:] % 7) / 7
+        rivals = torch.stack((ids[3:], (ids[3:] + 1) % 96), 1)
+        sizes = [1, 1, 1] + [s for o in outputs for s in (len(o.token_ids), *[0] * (len(o.token_ids) - 1))]
+        response = torch.arange(len(ids)) >= 3
+        logprobs = torch.stack((sure, 1 - sure), 1).log().half()
+        group_sizes = torch.tensor(sizes, dtype=torch.uint8)
+        entropy = torch.zeros(len(ids))
+        examples.append(Example(i, i, ids.int(), response, entropy, group_sizes, rivals.int(), logprobs))
+    meta = DatasetMeta(
+        model="tiny", model_argument=None, base=None, vocab_size=96, strategy="decreasing_v2", ratio=0.3, floor=0.05,
+        max_group=max_group, top_k=2, max_length=64, train_on="last", loops="drop", held_out=0.0,
+    )  # fmt: skip
+    with DatasetWriter(folder, meta) as writer:
+        writer.write(examples)
+    return SegmentedDataset(folder)
+
+
+def test_calibration_makes_the_dial_true(step: Path, tmp_path: Path) -> None:
+    data_set(tmp_path / "data", step)
+    out = tmp_path / "exported"
+    text = export(options(step, out, calibrate=tmp_path / "data", data=[tmp_path / "data"], device="cpu"))
+    assert text is not None
+    checkpoint = load_checkpoint(resolve_source(str(out)), torch.float32)
+    graft = checkpoint.config.graft
+    assert graft is not None
+    assert graft.stop_scale is not None
+    assert graft.stop_bias is not None
+    decisions = collect(model_of(out), SegmentedDataset(tmp_path / "data").examples())
+    dial = 1 - (decisions.logits * torch.tensor(graft.stop_scale[:3]) + torch.tensor(graft.stop_bias[:3])).sigmoid()
+    assert decisions.decided.all()
+    torch.testing.assert_close(dial.mean(0), decisions.base_probs.mean(0), atol=0.01, rtol=0)
+    card = (out / "MODEL_CARD.md").read_text()
+    assert text in card
+    assert "40 conversations, 640 answer tokens; scored by tiny" in card
+    # Weights and everything else are those of an export without it.
+    assert_equal(checkpoint.tensors, tensors_of(step))
+    assert replace(graft, stop_scale=None, stop_bias=None) == CONFIG.graft
+
+
+def test_calibrating_on_what_a_run_kept_back(step: Path, tmp_path: Path) -> None:
+    data = data_set(tmp_path / "data", step)
+    kept = held_back(data, 0.3)
+    expected = _split(Recipe(validation_share=0.3), [data], None).held_out
+    assert [data.example(i).id for i in kept] == [example.id for example in expected]
+    assert 0 < len(kept) < len(data)
+    text = export(options(step, tmp_path / "exported", calibrate=tmp_path / "data", held_back=True))
+    assert text is not None
+    assert f"| 1 | {4 * len(kept)} |" in text
+    (step.parent / "recipe.yaml").unlink()
+    with pytest.raises(TrainingError, match="--held-back needs the run's recipe"):
+        export(options(step, tmp_path / "again", calibrate=tmp_path / "data", held_back=True))
+
+
+def test_data_of_another_model_do_not_calibrate(step: Path, tmp_path: Path) -> None:
+    data_set(tmp_path / "data", step, number=2, max_group=5)
+    with pytest.raises(TrainingError, match="groups of up to 5 tokens"):
+        export(options(step, tmp_path / "exported", calibrate=tmp_path / "data"))
+
+
+def test_the_command(step: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    parser = argparse.ArgumentParser()
+    add_export_arguments(parser)
+    args = parser.parse_args(
+        [str(step), "--out", str(tmp_path / "exported"), "--dtype", "float32", "--confidence", "0.6"]
+    )
+    assert {field.name for field in fields(ExportOptions)} == set(vars(args))
+    assert run(args) == 0
+    assert f"hamburger serve {tmp_path / 'exported'}" in capsys.readouterr().out
+    defaults = parser.parse_args([str(step), "--out", "x"])
+    assert ExportOptions(**{**vars(defaults), "data": ()}) == ExportOptions(checkpoint=step, out=Path("x"))
+
+
+@pytest.mark.parametrize("wrong", [["--confidence", "1.1"], ["--expected-tokens-per-kv", "nan"],
+                                   ["--calibrate-tokens", "0"], ["--dtype", "int8"]])  # fmt: skip
+def test_wrong_arguments(wrong: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    parser = argparse.ArgumentParser()
+    add_export_arguments(parser)
+    with pytest.raises(SystemExit):
+        parser.parse_args(["a", "--out", "b", *wrong])
+    assert wrong[0] in capsys.readouterr().err

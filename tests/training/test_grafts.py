@@ -1,0 +1,53 @@
+"""A new graft starts as what is said of it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from hamburger.model.assemble import assemble
+from hamburger.model.config import ModelConfig, tensor_shapes
+from hamburger.training.errors import TrainingError
+from hamburger.training.grafts import likeliest_ids, new_graft
+from small_models import CPU, graft_config, random_tensors, trunk_config
+
+FUSED = {"features": "fused", "micro_norm": True, "short_list_size": 5}
+LIST = torch.tensor([9, 3, 5, 7, 2])
+
+
+def test_a_merge_starts_as_the_mean_and_the_dial_at_one_half() -> None:
+    config = ModelConfig(trunk=trunk_config(), graft=graft_config(**FUSED))
+    base = random_tensors(ModelConfig(trunk=trunk_config()))
+    graft = new_graft(config, base, LIST, seed=1)
+    assert {n: tuple(t.shape) for n, t in (base | graft).items()} == tensor_shapes(config)
+    model = assemble(config, base | graft, dtype=torch.float32, device=CPU, max_positions=64)
+    embeddings = torch.randn(1, 4, 32)
+    with torch.inference_mode():
+        merged = model.embedder(embeddings, torch.tensor([3]))
+        stop = model.stop_head(torch.randn(6, 32))
+    torch.testing.assert_close(merged, embeddings[:, :3].mean(1))
+    assert stop.abs().max() == 0
+    assert graft["short_list"].tolist() == sorted(LIST.tolist())
+    last = base["model.layers.3.mlp.up_proj.weight"]
+    assert torch.equal(graft["micro_decoder.layers.1.mlp.up_proj.weight"], last)
+    assert torch.equal(graft["micro_decoder.norm.weight"], base["model.norm.weight"])
+    with torch.inference_mode():
+        features = model.micro_decoder.feature_proj(torch.cat((torch.zeros(64), torch.ones(32))))
+    assert (features - 1).abs().max() < 0.6  # the last feature, and a little noise
+
+
+def test_the_seed_decides_and_a_wrong_list_is_an_error() -> None:
+    config = ModelConfig(trunk=trunk_config(), graft=graft_config())
+    base = random_tensors(ModelConfig(trunk=trunk_config()))
+    once, again, other = (new_graft(config, base, None, seed=s) for s in (1, 1, 2))
+    assert all(torch.equal(once[n], again[n]) for n in once)
+    assert not torch.equal(once["embedder.q_proj.weight"], other["embedder.q_proj.weight"])
+    with pytest.raises(TrainingError, match="short_list_size is None"):
+        new_graft(config, base, LIST, seed=1)
+    with pytest.raises(TrainingError, match="no graft"):
+        new_graft(ModelConfig(trunk=trunk_config()), base, None, seed=1)
+
+
+def test_the_likeliest_ids_are_those_seen_most() -> None:
+    seen = [torch.tensor([7, 7, 3]), torch.tensor([[3, 7], [9, 1]])]
+    assert likeliest_ids(iter(seen), 3, 12).tolist() == [1, 3, 7]

@@ -1,0 +1,99 @@
+"""Packing and regrouping: nothing is lost, nothing is random but by seed and epoch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hamburger.training.packs import Examples, Pack, Packer, PackStream
+from hamburger.training.recipe import Grouping
+from training_runs import MadeRecord, MadeSource, random_source
+
+JITTER = Grouping(kind="jitter", split=0.5)
+
+
+def contents(packs: list[Pack]) -> list[list[tuple[str, list[int]]]]:
+    return [[(e.id, g.tolist()) for e, g in zip(p.examples, p.groups, strict=True)] for p in packs]
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    number=st.integers(1, 12),
+    slots=st.integers(1, 60),
+    seed=st.integers(0, 9),
+    epoch=st.integers(0, 3),
+    grouping=st.sampled_from([Grouping(), JITTER, Grouping(kind="single"), Grouping(kind="jitter", single_share=0.5)]),
+)
+def test_an_epoch_holds_every_example_once(number: int, slots: int, seed: int, epoch: int, grouping: Grouping) -> None:
+    examples = Examples([random_source(number)])
+    packs = Packer(examples, 4, slots, seed).epoch(grouping, epoch)
+    assert sorted(e.id for p in packs for e in p.examples) == sorted(e.id for e in examples)
+    assert all(p.num_slots <= slots or len(p.examples) == 1 for p in packs)
+    for pack in packs:
+        for example, groups in zip(pack.examples, pack.groups, strict=True):
+            first = groups.nonzero()[:, 0]
+            sizes = groups[first].long()
+            assert sizes.max() <= 4
+            # The groups tile the tokens, and only answers are merged.
+            assert (first + sizes).tolist() == [*first[1:].tolist(), len(groups)]
+            assert bool(example.response[groups != 1].all())
+
+
+def test_the_same_seed_and_epoch_give_the_same_packs() -> None:
+    examples = Examples([random_source(9)])
+    first, again = (contents(Packer(examples, 4, 30, 7).epoch(JITTER, 2)) for _ in range(2))
+    assert first == again
+    assert contents(Packer(examples, 4, 30, 7).epoch(JITTER, 3)) != first
+    assert contents(Packer(examples, 4, 30, 8).epoch(JITTER, 2)) != first
+
+
+def test_jitter_cuts_groups_and_moves_thresholds() -> None:
+    examples = Examples([random_source(30)])
+
+    def slots(grouping: Grouping) -> int:
+        return sum(p.num_slots for p in Packer(examples, 4, 10**6, 0).epoch(grouping, 0))
+
+    whole = Grouping(kind="jitter", ratio=(0.7, 0.7), floor=(0.3, 0.3), split=0)
+    strict = Grouping(kind="jitter", ratio=(0.1, 0.1), floor=(0.0, 0.0), split=0)
+    assert slots(whole) < slots(whole.model_copy(update={"split": 1.0})) < slots(Grouping(kind="single"))
+    assert slots(whole) < slots(strict)
+
+
+def test_a_share_of_the_packs_is_unmerged() -> None:
+    examples = Examples([random_source(60)])
+    packs = Packer(examples, 4, 10, 0).epoch(Grouping(single_share=0.4), 0)
+    merged = [any(int(g.max()) > 1 for g in p.groups) for p in packs]
+    assert 0.25 < 1 - sum(merged) / len(merged) < 0.6
+
+
+def test_a_stream_goes_over_epochs_and_starts_anywhere() -> None:
+    packer = Packer(Examples([random_source(7)]), 4, 20, 0)
+    per_epoch = [len(packer.epoch(JITTER, epoch)) for epoch in range(4)]
+    stream = PackStream(packer, JITTER, 2)
+    assert stream.steps(3) == round(3 * per_epoch[0] / 2)
+    steps = [stream.packs(step) for step in range(sum(per_epoch) // 2)]
+    flat = [pack for packs in steps for pack in packs]
+    expected = [pack for epoch in range(4) for pack in packer.epoch(JITTER, epoch)]
+    assert contents(flat) == contents(expected[: len(flat)])
+    later = PackStream(packer, JITTER, 2)
+    assert contents(later.packs(len(steps) - 1)) == contents(steps[-1])
+
+
+def test_examples_without_a_trained_token_are_left_out() -> None:
+    none = MadeRecord("none", torch.ones(3).int(), torch.zeros(3).bool(), torch.ones(3).byte(), torch.zeros(3))
+    first = MadeRecord("first", torch.ones(3).int(), torch.arange(3) == 0, torch.ones(3).byte(), torch.zeros(3))
+    examples = Examples([MadeSource([none, first, *random_source(2).records])], lambda id: id != "r1")
+    assert [e.id for e in examples] == ["r0"]
+
+
+@pytest.mark.parametrize("size", [1, 20])
+def test_the_short_list_holds_what_answers_hold(size: int) -> None:
+    examples = Examples([random_source(5, teacher_k=0)])
+    counted = torch.zeros(96, dtype=torch.int64)
+    for e in examples:
+        counted += torch.bincount(e.token_ids[e.response].long(), minlength=96)
+    chosen = examples.likeliest_ids(size, 96)
+    assert counted[chosen].min() >= counted.topk(size).values.min()
+    assert chosen.tolist() == sorted(set(chosen.tolist()))

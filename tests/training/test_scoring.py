@@ -1,0 +1,64 @@
+"""Scores are those of the ordinary causal language model: transformers on the same weights."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from hamburger.model.config import ModelConfig
+from hamburger.training.errors import TrainingError
+from hamburger.training.network import Slots, trunk_states
+from hamburger.training.scoring import Scorer
+from peer import hugging_face
+from small_models import graft_config, random_model, random_tensors, trunk_config
+
+TEXTS = [[3, 4, 5, 6, 7, 8], [9, 10], [11], list(range(2, 80)), [12, 13, 14]]
+STARTS = [2, 1, 1, 1, 3]
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["plain", "packed"])
+@pytest.mark.parametrize("grafted", [False, True], ids=["base", "hamburger"])
+def test_scores_are_those_of_transformers(packed: bool, grafted: bool) -> None:
+    config = ModelConfig(trunk=trunk_config(), graft=graft_config() if grafted else None)
+    scorer = Scorer(random_model(config, packed=packed), 512)
+    plain = ModelConfig(trunk=trunk_config())
+    tensors = random_tensors(config)
+    peer = hugging_face(plain, {n: t for n, t in tensors.items() if n.startswith("model.")})
+    scores = scorer.score(TEXTS, STARTS, top_k=3)
+    assert [len(s.logprobs) for s in scores] == [4, 1, 0, 77, 0]
+    for ids, start, score in zip(TEXTS, STARTS, scores, strict=True):
+        with torch.inference_mode():
+            logprobs = peer(torch.tensor([ids])).logits[0].log_softmax(-1)[start - 1 : len(ids) - 1]
+        chosen = logprobs.gather(1, torch.tensor(ids[start:], dtype=torch.int64)[:, None])[:, 0]
+        torch.testing.assert_close(score.logprobs, chosen, atol=1e-3, rtol=0)
+        torch.testing.assert_close(score.entropies, -(logprobs.exp() * logprobs).sum(-1), atol=1e-3, rtol=0)
+        assert torch.equal(score.top_ids.long(), logprobs.topk(3).indices)
+        torch.testing.assert_close(score.top_logprobs, logprobs.topk(3).values.half(), atol=2e-3, rtol=2e-3)
+
+
+def test_states_are_those_that_give_each_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = random_model(ModelConfig(trunk=trunk_config()))
+    scores = Scorer(model, 512).score(TEXTS, STARTS, state_layers=(1, 3))
+    assert [tuple(s.states.shape) for s in scores] == [(4, 2, 32), (1, 2, 32), (0, 2, 32), (77, 2, 32), (0, 2, 32)]
+    ids = torch.tensor(TEXTS[0][:-1])[:, None]
+    slots = Slots(ids, torch.ones(5, dtype=torch.int64), torch.arange(5), [5])
+    with torch.inference_mode():
+        _, states = trunk_states(model, slots, (1, 3))
+    torch.testing.assert_close(scores[0].states, states[1:].bfloat16())
+
+
+def test_packs_of_any_size_give_the_same_scores(monkeypatch: pytest.MonkeyPatch) -> None:
+    scorer = Scorer(random_model(ModelConfig(trunk=trunk_config())), 512)
+    whole = scorer.score(TEXTS, STARTS)
+    monkeypatch.setattr("hamburger.training.scoring._SLOTS_A_PASS", 5)
+    monkeypatch.setattr("hamburger.training.scoring._ROWS_A_HEAD", 2)
+    for a, b in zip(scorer.score(TEXTS, STARTS), whole, strict=True):
+        torch.testing.assert_close(a.logprobs, b.logprobs)
+
+
+def test_what_cannot_be_scored_is_named() -> None:
+    scorer = Scorer(random_model(ModelConfig(trunk=trunk_config())), 8)
+    with pytest.raises(TrainingError, match=r"sequence 1: start is 0; it must be in 1\.\.2"):
+        scorer.score([[3, 4], [3, 4]], [1, 0])
+    with pytest.raises(TrainingError, match="sequence 0 has 9 tokens, more than the model's 8"):
+        scorer.score([list(range(2, 11))], [1])

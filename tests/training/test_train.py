@@ -1,0 +1,127 @@
+"""The command, on a data set on disk, and what it leaves in the run's folder."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from pathlib import Path
+
+import pytest
+import yaml
+from rich.console import Console
+
+from hamburger.training.arguments_train import add_train_arguments
+from hamburger.training.dataset import DatasetMeta, DatasetWriter
+from hamburger.training.dataset import Example as Record
+from hamburger.training.errors import TrainingError
+from hamburger.training.journal import Journal
+from hamburger.training.recipe import parse_recipe
+from hamburger.training.runs import RunFolder, read_state
+from hamburger.training.train import run
+from training_runs import FUSED, losses, random_source, recipe, validations, write_base
+
+META = DatasetMeta(
+    model="tiny", model_argument=None, base=None, vocab_size=96, strategy="decreasing_v2", ratio=0.3, floor=0.05,
+    max_group=4, top_k=4, max_length=512, train_on="last", loops="keep", held_out=0.0,
+)  # fmt: skip
+
+
+def write_data(folder: Path, number: int) -> Path:
+    records = random_source(number).records
+    with DatasetWriter(folder, META) as writer:
+        writer.write(
+            [
+                Record(r.id, r.id, r.token_ids, r.response, r.entropy, r.group_sizes, r.top_ids, r.top_logprobs)
+                for r in records
+            ]
+        )
+    return folder
+
+
+def command(*arguments: object) -> int:
+    parser = argparse.ArgumentParser()
+    add_train_arguments(parser)
+    return run(parser.parse_args([*map(str, arguments), "--device", "cpu"]))
+
+
+def write_recipe(path: Path, base: Path) -> Path:
+    made = recipe(base, validation_share=0.4, validation_every=2, graft=FUSED)
+    path.write_text(yaml.safe_dump(made.model_dump(mode="json")))
+    return path
+
+
+def test_a_run_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data, made = write_data(tmp_path / "data", 12), write_recipe(tmp_path / "r.yaml", write_base(tmp_path / "base"))
+    first, second = tmp_path / "first", tmp_path / "second"
+    assert command(made, "--data", data, "--out", first, "--set", "max_steps=3") == 0
+    assert "step 3/3" in capsys.readouterr().err
+    assert [len(losses(first)), len(validations(first))] == [3, 2]
+    assert (first / "step-000003" / "config.json").is_file()
+    assert list((first / "tensorboard").iterdir())
+    values = yaml.safe_load((first / "recipe.yaml").read_text())
+    assert parse_recipe(values, "").max_steps == 3
+    # A checkpoint begins another run, here with only the graft trained.
+    step = first / "step-000003"
+    more = ["--init", step, "--set", "trunk.mode=frozen", "--set", "max_steps=2", "--validation", data]
+    assert command(made, "--data", data, "--out", second, *more) == 0
+    assert losses(second)[0] < losses(first)[0]
+    assert command(made, "--data", data, "--out", second, *more, "--resume") == 0
+    with pytest.raises(TrainingError, match="another init"):
+        command(made, "--data", data, "--out", second, "--set", "max_steps=2", "--resume")
+
+
+def test_data_and_recipe_that_are_not_there(tmp_path: Path) -> None:
+    made = write_recipe(tmp_path / "r.yaml", write_base(tmp_path / "base"))
+    with pytest.raises(TrainingError, match=r"no meta\.json"):
+        command(made, "--data", tmp_path, "--out", tmp_path / "run")
+    with pytest.raises(TrainingError, match="no recipe of ours"):
+        command("other", "--data", tmp_path, "--out", tmp_path / "run")
+
+
+def test_a_torn_checkpoint_is_never_the_latest(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    folder.start(recipe(tmp_path), resume=False)
+
+    def write(path: Path) -> None:
+        path.mkdir()
+
+    def fail(path: Path) -> None:
+        path.mkdir()
+        raise OSError("disk full")
+
+    for step in (2, 4, 10):
+        folder.save(step, write, {"step": step}, keep=2)
+    with pytest.raises(OSError, match="disk full"):
+        folder.save(12, fail, {}, keep=2)
+    assert folder.latest() == tmp_path / "run" / "step-000010"
+    assert sorted(p.name for p in folder.path.glob("step-*")) == ["step-000004", "step-000010"]
+    folder.save(12, write, {"step": 12}, keep=1)
+    assert [p.name for p in folder.path.iterdir() if p.is_dir()] == ["step-000012"]
+    with pytest.raises(TrainingError, match="already holds a run"):
+        folder.start(recipe(tmp_path), resume=False)
+
+
+def test_a_broken_state_is_named(tmp_path: Path) -> None:
+    (tmp_path / "training").mkdir()
+    (tmp_path / "training" / "state.pt").write_bytes(b"not a checkpoint")
+    with pytest.raises(TrainingError, match=r"state\.pt cannot be read"):
+        read_state(tmp_path, recipe(tmp_path), 1)
+    (tmp_path / "latest").write_text("step-000001")
+    with pytest.raises(TrainingError, match="which is no whole checkpoint"):
+        RunFolder(tmp_path).latest()
+
+
+def test_a_journal_forgets_what_comes_again(tmp_path: Path) -> None:
+    values = {"loss": math.nan, "tokens_per_second": 1.0}
+    with Journal(tmp_path, 0, 5, Console(quiet=True)).open() as journal:
+        for step in (1, 2, 3):
+            journal.step(step, values)
+        journal.validation(2, {"dial": [{"confidence": 0.5}], "loss": 1.0})
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 4, "lo')
+    with Journal(tmp_path, 2, 5, Console(quiet=True)).open() as journal:
+        journal.step(3, {**values, "loss": 7.0})
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [1, 2, 2, 3]
+    assert lines[-1]["loss"] == 7.0

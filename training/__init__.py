@@ -1,0 +1,1 @@
+"""Turns a Llama-family model into a HAMburger: data, objective, training, export, quality."""

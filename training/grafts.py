@@ -1,0 +1,62 @@
+"""A new graft for a base model: weights from which training starts quickly."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import Tensor
+
+from hamburger.model.config import ModelConfig, layer_shapes, tensor_shapes
+from hamburger.training.errors import TrainingError
+
+
+def new_graft(
+    config: ModelConfig, base: Mapping[str, Tensor], short_list: Tensor | None, seed: int
+) -> dict[str, Tensor]:
+    """The graft's canonical tensors (config.tensor_shapes), float32.
+
+    base: the trunk's canonical tensors. The micro decoder's layers begin as the trunk's last ones and its norm as the
+    trunk's final norm; fused features begin as the last feature alone; a merge begins as the mean of its tokens (output
+    projection zero); the stop head begins at 0.5 everywhere. The rest is drawn from N(0, 0.02^2) with `seed`.
+    short_list: int64 ids, for a graft that has one. Raises TrainingError when it does not fit the config.
+    """
+    graft, trunk = config.graft, config.trunk
+    if graft is None:
+        raise TrainingError("the configuration has no graft.")
+    if (short_list is None) != (graft.short_list_size is None) or (
+        short_list is not None and len(short_list) != graft.short_list_size
+    ):
+        raise TrainingError(f"short_list_size is {graft.short_list_size}, which the given list does not have.")
+    generator = torch.Generator().manual_seed(seed)
+    shapes = {n: s for n, s in tensor_shapes(config).items() if not n.startswith(("model.", "lm_head."))}
+    tensors = {n: torch.randn(s, generator=generator) * 0.02 for n, s in shapes.items() if n != "short_list"}
+    for name in tensors:
+        if name.endswith("norm.weight"):
+            tensors[name] = torch.ones(shapes[name])
+        elif name.endswith(".bias"):
+            tensors[name] = torch.zeros(shapes[name])
+    first = trunk.num_layers - graft.micro_layers
+    for i in range(graft.micro_layers):
+        for part in layer_shapes(trunk):
+            source = base[f"model.layers.{max(first, 0) + min(i, trunk.num_layers - 1)}.{part}"]
+            tensors[f"micro_decoder.layers.{i}.{part}"] = source.float().clone()
+    if graft.micro_norm:
+        tensors["micro_decoder.norm.weight"] = base["model.norm.weight"].float().clone()
+    if graft.features == "fused":
+        d = trunk.hidden_size
+        tensors["micro_decoder.feature_proj.weight"][:, -d:] += torch.eye(d)
+    for name in ("embedder.out_proj.weight", "stop_head.4.weight"):
+        tensors[name] = torch.zeros(shapes[name])
+    if short_list is not None:
+        tensors["short_list"] = short_list.to(torch.int64).sort().values
+    return tensors
+
+
+def likeliest_ids(counted: Iterable[Tensor], size: int, vocab_size: int) -> Tensor:
+    """The short list: the `size` ids that occur most in the given id tensors, int64 ascending; ties by lower id."""
+    counts = torch.zeros(vocab_size, dtype=torch.int64)
+    for ids in counted:
+        counts += torch.bincount(ids.flatten().long(), minlength=vocab_size)
+    order = torch.argsort(counts, descending=True, stable=True)
+    return order[:size].sort().values

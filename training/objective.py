@@ -1,0 +1,232 @@
+"""The training objective (docs/training.md): token losses, distillation and the stop head's targets.
+
+Sums come back with their counts, so that gradient accumulation and several processes divide by what they saw together.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from hamburger.model.hamburger import HamburgerModel
+from hamburger.training.batches import NO_TARGET, TrainBatch
+from hamburger.training.network import has_short_list, micro_logits, micro_states, trunk_states
+
+_ROWS_A_CHUNK = 1024  # logits of more rows are made again in the backward pass instead of kept
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Objective:
+    """Weights and targets of the loss. The defaults are the published objective (arXiv 2505.20438).
+
+    cross_entropy, distillation: weights of the cross-entropy with the data's token, and of the KL divergence from the
+        base model's likeliest ids (renormalised over those that the data set holds).
+    stop: weight of the stop head's binary cross-entropy.
+    lookahead: "group" trains the tokens of the data's next group; "dense" all of the next max_group tokens, whatever
+        the data's groups are.
+    stop_target: "boundary" is 1 at the data's last token of a group; "agreement" is the base model's probability that
+        the next micro-step's likeliest token is wrong, which makes the dial a probability. It needs a teacher.
+    micro_weight: weight of a micro-step's token beside the trunk's.
+    first_token: whether the trunk's own token is trained; off saves its head where the trunk is frozen.
+    """
+
+    cross_entropy: float = 1.0
+    distillation: float = 0.0
+    stop: float = 0.5
+    lookahead: Literal["group", "dense"] = "group"
+    stop_target: Literal["boundary", "agreement"] = "boundary"
+    micro_weight: float = 1.0
+    first_token: bool = True
+
+    @property
+    def needs_teacher(self) -> bool:
+        return self.distillation > 0 or self.stop_target == "agreement"
+
+    def token_mask(self, batch: TrainBatch) -> Tensor:
+        """bool [M, W]: the targets that are trained."""
+        valid = batch.targets != NO_TARGET
+        place = torch.arange(valid.shape[1], device=valid.device)
+        if self.lookahead == "group":
+            valid = valid & (place < batch.next_sizes[:, None])
+        return valid if self.first_token else valid & (place > 0)
+
+    def stop_mask(self, batch: TrainBatch) -> Tensor:
+        """bool [M, W]: the stop values that are trained; the agreement target looks one token further."""
+        if self.stop_target == "boundary":
+            inside = torch.arange(batch.targets.shape[1], device=batch.targets.device) < batch.next_sizes[:, None]
+            return inside & (batch.targets != NO_TARGET)
+        return F.pad(self.token_mask(batch)[:, 1:], (0, 1), value=False)
+
+    def stop_targets(self, batch: TrainBatch, base_probs: Tensor) -> Tensor:
+        """float32 [M, W]: what the stop values should be, given Outcome.base_probs; they count where stop_mask says."""
+        if self.stop_target == "boundary":
+            ends = torch.arange(batch.targets.shape[1], device=batch.targets.device) == batch.next_sizes[:, None] - 1
+            return ends.float()
+        return F.pad(1 - base_probs[:, 1:], (0, 1))
+
+    def counts(self, batch: TrainBatch) -> Tensor:
+        """float32 [2]: how many token losses and how many stop losses a batch has."""
+        return torch.stack((self.token_mask(batch).sum(), self.stop_mask(batch).sum())).float()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Outcome:
+    """Loss sums of one batch, and what validation reads (detached).
+
+    token_loss, stop_loss: float32 [] sums over `Objective.counts` entries, weights included.
+    predicted: int64 [M, W], the likeliest id at each position; -1 where nothing was computed.
+    stop_logits: float32 [M, W]. base_probs: float32 [M, W], the base's probability of `predicted` (0 without teacher).
+    """
+
+    token_loss: Tensor
+    stop_loss: Tensor
+    predicted: Tensor
+    stop_logits: Tensor
+    base_probs: Tensor
+
+    def loss(self, counts: Tensor, stop_weight: float) -> Tensor:
+        """The objective's value given the counts (float32 [2]) of everything that is averaged together."""
+        return self.token_loss / counts[0].clamp(min=1) + stop_weight * self.stop_loss / counts[1].clamp(min=1)
+
+
+class TrainingNetwork(nn.Module):
+    """A model and its objective: the one module that is trained, so that wrappers see every parameter's use."""
+
+    def __init__(self, model: HamburgerModel, objective: Objective, *, checkpointing: bool = False) -> None:
+        """checkpointing: hold less of the trunk's forward pass, and compute it twice (network.trunk_states)."""
+        super().__init__()
+        self.model = model
+        self.objective = objective
+        self.checkpointing = checkpointing
+        graft = model.config.graft
+        if graft is None:
+            raise ValueError("a plain base model has no graft to train.")
+        self.graft = graft
+        places = None
+        if has_short_list(model):  # vocabulary id -> place in the short list, or -1
+            places = torch.full((model.config.trunk.vocab_size,), -1, device=model.short_list.device)
+            places[model.short_list] = torch.arange(len(model.short_list), device=places.device)
+        self.register_buffer("places", places, persistent=False)
+        self.places: Tensor
+
+    def forward(self, batch: TrainBatch) -> Outcome:
+        """Run a batch; the sums cover its own rows only."""
+        if batch.states is not None:  # the last feature is the final normed state
+            features = batch.states.to(self.model.head_weight.dtype)
+            return self._outcome(features[:, -1], features, batch)
+        hidden, features = trunk_states(
+            self.model, batch.slots, self.graft.feature_layers, checkpointing=self.checkpointing
+        )
+        return self._outcome(hidden[batch.emit], features[batch.emit], batch)
+
+    def _outcome(self, hidden: Tensor, features: Tensor, batch: TrainBatch) -> Outcome:
+        """From the trunk's states of the emitting rows: hidden [M, D], features [M, F, D]."""
+        m, width = batch.targets.shape
+        mask = self.objective.token_mask(batch)
+        teacher = _Teacher(batch.teacher_ids, batch.teacher_logprobs)
+        token_loss = hidden.new_zeros((), dtype=torch.float32)
+        predicted = torch.full((m, width), -1, device=hidden.device)
+        base_probs = torch.zeros(m, width, device=hidden.device)
+        stop_logits = torch.zeros(m, width, device=hidden.device)
+        if self.objective.first_token:
+            first = self._tokens(hidden, batch.targets[:, 0], mask[:, 0], teacher.at(slice(None), 0), short=False)
+            token_loss, predicted[:, 0], base_probs[:, 0] = first.loss, first.predicted, first.base_probs
+        stop_logits[:, 0] = self.model.stop_head(hidden).squeeze(-1).float()
+        rows = mask[:, 1].nonzero().squeeze(-1)
+        if not len(rows):  # one row that counts for nothing, so that every parameter has a gradient on every process
+            rows = rows.new_zeros(1)
+        states = micro_states(self.model, features[rows], batch.targets[rows, :-1].clamp(min=0))
+        stop_logits[rows, 1:] = self.model.stop_head(states).squeeze(-1).float()
+        for j in range(1, width):
+            on = mask[rows, j].nonzero().squeeze(-1)
+            at = rows[on]
+            token = self._tokens(states[on, j - 1], batch.targets[at, j], mask[at, j], teacher.at(at, j), short=True)
+            token_loss = token_loss + self.objective.micro_weight * token.loss
+            predicted[at, j], base_probs[at, j] = token.predicted, token.base_probs
+        # The same for the merger, which runs only where there are merged groups.
+        token_loss = token_loss + 0 * sum(p.sum() for p in self.model.embedder.parameters() if p.requires_grad)
+        stop_loss = self._stop_loss(stop_logits, base_probs, batch)
+        return Outcome(token_loss, stop_loss, predicted, stop_logits.detach(), base_probs)
+
+    def _stop_loss(self, stop_logits: Tensor, base_probs: Tensor, batch: TrainBatch) -> Tensor:
+        mask, wanted = self.objective.stop_mask(batch), self.objective.stop_targets(batch, base_probs)
+        return F.binary_cross_entropy_with_logits(stop_logits[mask], wanted[mask], reduction="sum")
+
+    def _tokens(
+        self, states: Tensor, targets: Tensor, mask: Tensor, teacher: tuple[Tensor, Tensor] | None, *, short: bool
+    ) -> _Tokens:
+        """Token losses of states [R, D] in chunks of rows."""
+        parts = []
+        for part in torch.arange(len(states), device=states.device).split(_ROWS_A_CHUNK):
+            rival = None if teacher is None else (teacher[0][part], teacher[1][part])
+            args = (states[part], targets[part], mask[part], rival, short)
+            parts.append(
+                checkpoint(self._chunk, *args, use_reentrant=False)
+                if len(states) > _ROWS_A_CHUNK and torch.is_grad_enabled()
+                else self._chunk(*args)
+            )
+        if not parts:
+            return _Tokens(states.sum() * 0, targets, targets.float())
+        losses, predicted, base_probs = zip(*parts, strict=True)
+        return _Tokens(torch.stack(losses).sum(), torch.cat(predicted), torch.cat(base_probs))
+
+    def _chunk(
+        self, states: Tensor, targets: Tensor, mask: Tensor, teacher: tuple[Tensor, Tensor] | None, short: bool
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        short = short and has_short_list(self.model)
+        logits = micro_logits(self.model, states) if short else F.linear(states, self.model.head_weight)
+        logprobs = logits.float().log_softmax(-1)
+        likeliest = logprobs.detach().argmax(-1)
+        predicted = self.model.short_list[likeliest] if short else likeliest
+        loss = logprobs.new_zeros(())
+        if self.objective.cross_entropy:
+            place = self.places[targets.clamp(min=0)] if short else targets.clamp(min=0)
+            known = mask & (place >= 0)  # a token off the list is none that a micro-step could have given
+            picked = logprobs.gather(-1, place.clamp(min=0)[:, None])[:, 0]
+            loss = loss - self.objective.cross_entropy * picked.masked_fill(~known, 0).sum()
+        base_probs = logprobs.new_zeros(len(states))
+        if teacher is not None:
+            ids, base = teacher
+            base_probs = (base.exp() * (ids == predicted[:, None])).sum(-1)
+            if self.objective.distillation:
+                place = self.places[ids] if short else ids
+                divergence = _divergence(logprobs, place, base)
+                loss = loss + self.objective.distillation * divergence.masked_fill(~mask, 0).sum()
+        return loss, predicted, base_probs
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Tokens:
+    loss: Tensor
+    predicted: Tensor
+    base_probs: Tensor
+
+
+class _Teacher:
+    def __init__(self, ids: Tensor | None, logprobs: Tensor | None) -> None:
+        self.ids, self.logprobs = ids, logprobs
+
+    def at(self, rows: Tensor | slice, position: int) -> tuple[Tensor, Tensor] | None:
+        if self.ids is None or self.logprobs is None:
+            return None
+        return self.ids[rows, position], self.logprobs[rows, position]
+
+
+def _divergence(logprobs: Tensor, places: Tensor, base: Tensor) -> Tensor:
+    """KL from the base's top ids, renormalised, to the model: [R].
+
+    logprobs [R, L]; places [R, k], -1 where the model cannot give that id; base [R, k] log-probabilities. Ids that the
+    model cannot give are left out, and the row then weighs as much as what is left of it.
+    """
+    given = base.masked_fill(places < 0, float("-inf")).exp()
+    total = base.exp().sum(-1, keepdim=True).clamp(min=1e-9)
+    share = given.sum(-1, keepdim=True)
+    wanted = given / share.clamp(min=1e-9)
+    model = logprobs.gather(-1, places.clamp(min=0))
+    each = torch.where(wanted > 0, wanted * (wanted.clamp(min=1e-30).log() - model), 0)
+    return each.sum(-1) * (share / total)[:, 0]

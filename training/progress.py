@@ -1,0 +1,43 @@
+"""Progress bars of commands that work through many tokens."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+
+class TokenBar:
+    """A bar over items, with the tokens/s since it appeared."""
+
+    def __init__(self, progress: Progress, task: TaskID, clock: Callable[[], float]) -> None:
+        self._progress, self._task, self._clock = progress, task, clock
+        self._start = clock()
+        self.num_tokens = 0
+
+    def advance(self, items: int) -> None:
+        self._progress.advance(self._task, items)
+
+    def add_tokens(self, number: int) -> None:
+        self.num_tokens += number
+        speed = self.num_tokens / max(self._clock() - self._start, 1e-9)
+        self._progress.update(self._task, speed=f"{speed:,.1f} tokens/s")
+
+
+@contextmanager
+def token_bar(
+    title: str, total: int, console: Console | None, clock: Callable[[], float] = time.monotonic
+) -> Iterator[TokenBar]:
+    """Show a bar of `total` items on a console; without one nothing is shown."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[speed]}"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console or Console(quiet=True), disable=console is None) as progress:
+        yield TokenBar(progress, progress.add_task(title, total=total, speed=""), clock)

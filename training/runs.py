@@ -1,0 +1,94 @@
+"""The folder of a training run: checkpoints that appear whole or not at all, and the way back to the latest.
+
+RUN/recipe.yaml  metrics.jsonl  tensorboard/  latest (a folder's name, written last)
+RUN/step-000500/                a model folder that can be served
+RUN/step-000500/training/       state.pt: step, optimizer, and what the run was started with
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from pickle import UnpicklingError  # noqa: TID251  (what torch.load raises; nothing is unpickled)
+from typing import Any
+
+import torch
+import yaml
+
+from hamburger.training.errors import TrainingError
+from hamburger.training.recipe import Recipe
+
+_STEP = re.compile(r"step-(\d{6,})")
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    """path: the folder, which need not exist yet."""
+
+    path: Path
+
+    def start(self, recipe: Recipe, *, resume: bool) -> None:
+        """Make the folder. Raises TrainingError when it already holds a run that is not to be gone on with."""
+        if not resume and self.latest() is not None:
+            raise TrainingError(f"{self.path} already holds a run: go on with --resume, or name another --out.")
+        self.path.mkdir(parents=True, exist_ok=True)
+        text = yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False)
+        (self.path / "recipe.yaml").write_text(text, encoding="utf-8")
+
+    def latest(self) -> Path | None:
+        """The newest whole checkpoint. Raises TrainingError when the folder it should be in is gone."""
+        pointer = self.path / "latest"
+        if not pointer.is_file():
+            return None
+        folder = self.path / pointer.read_text(encoding="utf-8").strip()
+        if not (folder / "training" / "state.pt").is_file():
+            raise TrainingError(
+                f"{pointer} names {folder.name}, which is no whole checkpoint: write another one's name."
+            )
+        return folder
+
+    def save(self, step: int, write_model: Callable[[Path], None], state: dict[str, Any], keep: int) -> Path:
+        """Write a checkpoint, then let `latest` name it, then remove all but the newest `keep`."""
+        folder = self.path / f"step-{step:06d}"
+        temporary = self.path / f".{folder.name}.tmp"
+        shutil.rmtree(temporary, ignore_errors=True)
+        write_model(temporary)
+        (temporary / "training").mkdir()
+        torch.save(state, temporary / "training" / "state.pt")
+        shutil.rmtree(folder, ignore_errors=True)
+        temporary.rename(folder)
+        pointer = self.path / ".latest.tmp"
+        pointer.write_text(folder.name + "\n", encoding="utf-8")
+        pointer.replace(self.path / "latest")
+        for old in self._steps()[:-keep]:
+            if old != folder:
+                shutil.rmtree(old)
+        return folder
+
+    def _steps(self) -> list[Path]:
+        found = [(int(match[1]), p) for p in self.path.iterdir() if (match := _STEP.fullmatch(p.name))]
+        return [path for _, path in sorted(found)]
+
+
+def read_state(folder: Path, recipe: Recipe, num_examples: int) -> dict[str, Any]:
+    """A checkpoint's training state. Raises TrainingError when recipe or data are not those it was written with."""
+    path = folder / "training" / "state.pt"
+    try:
+        state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    except (OSError, RuntimeError, UnpicklingError, EOFError) as error:
+        raise TrainingError(f"{path} cannot be read ({error}): let `latest` name another checkpoint.") from error
+    now, then = recipe.shaping(), state["recipe"]
+    if changed := [name for name in now if now[name] != then.get(name)]:
+        raise TrainingError(
+            f"the run was started with another {', '.join(changed)}: give the same to --resume, or begin a new run "
+            f"from this one with --init {folder}."
+        )
+    if state["num_examples"] != num_examples:
+        raise TrainingError(
+            f"the run was started with {state['num_examples']} examples, the data has {num_examples}: give the same "
+            "--data."
+        )
+    return state
