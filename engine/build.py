@@ -20,6 +20,7 @@ from hamburger.model.devices import choose_device, choose_dtype
 from hamburger.model.kv_cache import PagedKVCache, slot_bytes
 from hamburger.model.sources import resolve_source
 
+
 def build_core(
     args: EngineArgs, on_progress: Callable[[str], None] = lambda line: None
 ) -> tuple[EngineCore, EngineInfo]:

@@ -67,8 +67,7 @@ class Example:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatasetMeta:
-    """How a data set was made. model: who scored it; model_argument and base: how to load it. state_layers: of its
-    states."""
+    """How a data set was made. model: who scored it; model_argument and base: how to load it."""
 
     model: str
     model_argument: str | None

@@ -29,7 +29,7 @@ from hamburger.training.arguments_quality import CONFIDENCES
 from hamburger.training.dataset import Example, SegmentedDataset
 from hamburger.training.errors import TrainingError
 from hamburger.training.model_card import CardFacts, model_card, read_run
-from hamburger.training.prompts import is_held_out
+from hamburger.training.prompts import is_kept_back
 from hamburger.training.recipe import read_recipe
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
@@ -220,7 +220,7 @@ def _validation_share(checkpoint: Path) -> float:
 
 def held_back(data: SegmentedDataset, share: float) -> list[int]:
     """The examples that `train` keeps back for validation with such a validation_share."""
-    return [i for i in range(len(data)) if is_held_out(f"validation {data.example(i).id}", share)]
+    return [i for i in range(len(data)) if is_kept_back(data.example(i).id, share)]
 
 
 def _calibrated(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -122,7 +122,9 @@ def with_graft(origin: Origin, recipe: Recipe, short_list: Callable[[int], Tenso
                     f"graft.{name} is {getattr(wanted, name)} in the recipe, but {getattr(own, name)} in the model to "
                     "begin from: make them agree."
                 )
-        return origin
+        # What was measured on the weights to begin from no longer holds.
+        own = replace(own, stop_scale=None, stop_bias=None, expected_tokens_per_kv=1.0)
+        return replace(origin, config=replace(origin.config, graft=own))
     config = ModelConfig(trunk=origin.config.trunk, graft=wanted)
     ids = None if wanted.short_list_size is None else short_list(wanted.short_list_size)
     graft = new_graft(config, origin.tensors, ids, recipe.seed)

@@ -29,6 +29,11 @@ def is_held_out(id: str, fraction: float = HELD_OUT) -> bool:
     return unit_hash(id) < fraction
 
 
+def is_kept_back(id: str, fraction: float) -> bool:
+    """Whether `train` validates with a prompt's answers. By another hash: no held-out prompt is in the data at all."""
+    return unit_hash(f"validation {id}") < fraction
+
+
 def unit_hash(text: str) -> float:
     """A number in [0, 1) that looks random and depends on the text alone."""
     return int(hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:8], 16) / 2**32

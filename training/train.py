@@ -19,7 +19,7 @@ from hamburger.training.errors import TrainingError
 from hamburger.training.journal import Journal
 from hamburger.training.modules import build, read_base, read_hamburger, with_graft
 from hamburger.training.packs import Examples, Packer, PackStream, Source
-from hamburger.training.prompts import is_held_out
+from hamburger.training.prompts import is_kept_back
 from hamburger.training.recipe import Grouping, Recipe, parse_recipe, read_recipe
 from hamburger.training.runs import RunFolder, read_state
 from hamburger.training.trainer import Parts, Trainer
@@ -139,10 +139,10 @@ def _split(recipe: Recipe, data: Sequence[Source], validation: Sequence[Source] 
     if validation is not None:
         return _Data(_some(Examples(data)), Examples(validation))
 
-    def held_out(id: str) -> bool:  # apart from `distill --held-out`, which leaves the same ids out everywhere
-        return is_held_out(f"validation {id}", recipe.validation_share)
+    def kept_back(id: str) -> bool:
+        return is_kept_back(id, recipe.validation_share)
 
-    return _Data(_some(Examples(data, lambda id: not held_out(id))), Examples(data, held_out))
+    return _Data(_some(Examples(data, lambda id: not kept_back(id))), Examples(data, kept_back))
 
 
 def _some(examples: Examples) -> Examples:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +98,18 @@ def test_a_checkpoint_is_gone_on_with_bit_for_bit(tmp_path: Path, trunk: dict[st
     assert before.keys() == after.keys()
     assert all(torch.equal(before[name], after[name]) for name in before)
     assert again.base == made.base
+
+
+def test_what_was_measured_on_the_weights_to_begin_from_is_forgotten(tmp_path: Path) -> None:
+    base, saved = write_base(tmp_path / "base"), tmp_path / "saved"
+    made = trainable(recipe(base))
+    made.save(saved, made.model.state_dict())
+    settings = json.loads((saved / "config.json").read_text())
+    settings["graft"] |= {"stop_scale": [2.0] * 4, "stop_bias": [1.0] * 4, "expected_tokens_per_kv": 1.7}
+    (saved / "config.json").write_text(json.dumps(settings))
+    graft = trainable(recipe(base, init=str(saved))).model.config.graft
+    assert graft is not None
+    assert (graft.stop_scale, graft.stop_bias, graft.expected_tokens_per_kv) == (None, None, 1.0)
 
 
 @pytest.mark.parametrize(

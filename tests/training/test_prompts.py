@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hamburger.training.errors import TrainingError
-from hamburger.training.prompts import Prompt, is_held_out, read_prompts
+from hamburger.training.prompts import Prompt, is_held_out, is_kept_back, read_prompts
 
 
 def write(path: Path, *rows: dict[str, Any]) -> Path:
@@ -66,6 +66,13 @@ def test_the_split_is_the_published_one(id: str, fraction: float) -> None:
     assert is_held_out(id, fraction) == (share < fraction)
     assert not is_held_out(id, 0)
     assert is_held_out(id, 1)
+
+
+def test_what_is_kept_back_for_validation_is_another_split_than_the_held_out() -> None:
+    ids = [f"prompt-{i}" for i in range(20_000)]
+    left = [id for id in ids if not is_held_out(id, 0.3)]
+    kept = sum(is_kept_back(id, 0.3) for id in left)
+    assert 0.28 < kept / len(left) < 0.32
 
 
 def test_the_split_has_its_share() -> None:

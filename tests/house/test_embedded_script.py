@@ -1,0 +1,39 @@
+"""training/embedded.sh calls commands that exist, in order, and goes on where it was."""
+
+import os
+import shlex
+import subprocess
+from pathlib import Path
+
+from hamburger.server.cli import build_parser
+from hamburger.training.recipe import read_recipe
+
+ROOT = Path(__file__).parents[2]
+RECORDER = """#!/usr/bin/env bash
+# Stands for `hamburger`: notes its arguments, and leaves a run's pointer as `train` does.
+printf '%q ' "$@" >> "$LOG"; echo >> "$LOG"
+if [ "$1" = train ]; then mkdir -p "$WORK"/stage1 "$WORK"/stage2; echo step-000007 > "$WORK/$(basename "$6")/latest"; fi
+"""
+
+
+def calls(tmp_path: Path) -> list[list[str]]:
+    recorder, log, work = tmp_path / "hamburger", tmp_path / "log", tmp_path / "work"
+    recorder.write_text(RECORDER)
+    recorder.chmod(0o755)
+    log.write_text("")
+    env = {**os.environ, "HAMBURGER": str(recorder), "LOG": str(log), "WORK": str(work), "STAGE2": "--set seed=3"}
+    subprocess.run([ROOT / "training" / "embedded.sh", "prompts", work], env=env, check=True, timeout=60)
+    return [shlex.split(line) for line in log.read_text().splitlines()]
+
+
+def test_each_command_parses_and_a_second_call_resumes(tmp_path: Path) -> None:
+    first, second = calls(tmp_path), calls(tmp_path)
+    names = ["distill", "segment", "train", "train", "export", "eval-quality"]
+    assert [call[0] for call in first] == [call[0] for call in second] == names
+    for call in first + second:
+        args = build_parser().parse_args(call)
+        if args.command == "train":
+            read_recipe(args.recipe, args.overrides)
+    assert first[3][-4:] == ["--init", str(tmp_path / "work" / "stage1" / "step-000007"), "--set", "seed=3"]
+    assert not any("--resume" in call for call in first)
+    assert [call[-1] for call in second if call[0] == "train"] == ["--resume", "--resume"]

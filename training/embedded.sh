@@ -1,0 +1,37 @@
+#!/usr/bin/env bash
+# Trains the embedded default from prompts alone: answers, groups, two stages of training, export, quality. It needs no
+# network. Whatever ends it, call it again with the same arguments: every step goes on where it was.
+#
+#   training/embedded.sh PROMPTS WORK      PROMPTS: folder of prompt files (*.jsonl.gz); WORK: folder for all it makes
+#
+# ANSWERS=20000     answers to write              DISTILL=... STAGE1=... STAGE2=... QUALITY=...   further options of a step
+# HAMBURGER=...     the command                   FILES="code gsm8k_train"   only these prompt files
+set -euo pipefail
+
+prompts="${1:?name the folder of prompt files}"
+work="${2:?name a folder for what is made}"
+hamburger="${HAMBURGER:-hamburger}"
+open="gsm8k_train code instruct_chat summarize_rewrite_translate context_qa_stories open_qa t0_open classification"
+files=()
+for name in ${FILES:-$open}; do files+=("$prompts/$name.jsonl.gz"); done
+mkdir -p "$work"
+
+# train NAME RECIPE [options]: goes on from the run's latest checkpoint if there is one
+train() {
+  local run="$work/$1" recipe="$2"
+  shift 2
+  if [ -f "$run/latest" ]; then set -- "$@" --resume; fi
+  "$hamburger" train "$recipe" --data "$work/data" --out "$run" "$@"
+}
+
+# shellcheck disable=SC2086 # the options of a step are words
+{
+  "$hamburger" distill "${files[@]}" --out "$work/answers.jsonl" --limit "${ANSWERS:-20000}" --max-tokens 320 \
+    --keep-loops ${DISTILL:-}
+  "$hamburger" segment "$work/answers.jsonl" --out "$work/data" --loops cut --states 3
+  train stage1 frozen --set cached_states=true ${STAGE1:-}
+  train stage2 adapter --init "$work/stage1/$(cat "$work/stage1/latest")" ${STAGE2:-}
+  "$hamburger" export "$work/stage2" --out "$work/export" --calibrate "$work/data" --held-back --data "$work/data" \
+    --overwrite
+  "$hamburger" eval-quality --model "$work/export" --prompts "${files[@]}" --out "$work/quality" ${QUALITY:-}
+}
