@@ -79,11 +79,11 @@ def add_segment_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--states",
-        metavar="F",
-        type=_whole(0),
+        metavar="LAYERS",
+        type=_layers,
         default=0,
-        help="keep the base's hidden states after F evenly spaced layers, for the recipe `frozen` with cached_states "
-        f"(2 F D bytes a token); {_DEFAULT}",
+        help="keep the base's hidden states, for the recipe `frozen` with cached_states: after so many evenly spaced "
+        f"layers, or after the layers named (7,14,29); 2 D bytes a layer and token; {_DEFAULT}",
     )
     parser.add_argument(
         "--max-length", metavar="N", type=_whole(2), default=1024, help=f"cut conversations after N tokens; {_DEFAULT}"
@@ -130,6 +130,17 @@ def _add_held_out(parser: argparse.ArgumentParser) -> None:
         default=HELD_OUT,
         help="share of the prompts, chosen by their ids, that is left out for evaluation (default: %(default)s)",
     )
+
+
+def _layers(text: str) -> int | tuple[int, ...]:
+    """The argparse type of a number of layers, or of ascending layers counted from 0."""
+    whole = _whole(0)
+    if "," not in text:
+        return whole(text)
+    layers = tuple(whole(part) for part in text.split(","))
+    if list(layers) != sorted(set(layers)):
+        raise argparse.ArgumentTypeError(f"{text!r}: layers must ascend")
+    return layers
 
 
 def _whole(low: int) -> Callable[[str], int]:

@@ -114,7 +114,7 @@ def run(args: argparse.Namespace) -> int:
         train_on=args.train_on,
         loops=args.loops,
         held_out=args.held_out,
-        state_layers=spaced_layers(args.states, trunk.num_layers) if args.states else (),
+        state_layers=state_layers(args.states, trunk.num_layers),
     )
     tally = segment_answers(
         scorer,
@@ -130,6 +130,15 @@ def run(args: argparse.Namespace) -> int:
         out.print(line, markup=False)
     out.print(group_report(SegmentedDataset(args.out)))
     return 0
+
+
+def state_layers(asked: int | tuple[int, ...], num_layers: int) -> tuple[int, ...]:
+    """The layers whose states are kept, of a number of them or their names. Raises TrainingError."""
+    if isinstance(asked, int):
+        return spaced_layers(asked, num_layers) if asked else ()
+    if asked[-1] >= num_layers:
+        raise TrainingError(f"--states names layer {asked[-1]}, but the model's are 0..{num_layers - 1}.")
+    return asked
 
 
 def segment_answers(

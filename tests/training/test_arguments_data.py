@@ -74,3 +74,15 @@ def test_the_base_is_the_untouched_embedded_model_unless_named() -> None:
 def test_the_options_need_no_torch() -> None:
     code = "import sys, hamburger.training.arguments_data; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(("text", "layers"), [("0", 0), ("3", 3), ("7,14,29", (7, 14, 29))])
+def test_states_are_a_number_of_layers_or_their_names(text: str, layers: object) -> None:
+    assert parse(add_segment_arguments, "a.jsonl", "--out", "set", "--states", text).states == layers
+
+
+@pytest.mark.parametrize("text", ["-1", "x", "7,", "9,7", "7,7"])
+def test_other_states_are_refused(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse(add_segment_arguments, "a.jsonl", "--out", "set", f"--states={text}")
+    assert "argument --states" in capsys.readouterr().err

@@ -21,7 +21,7 @@ from hamburger.training.errors import TrainingError
 from hamburger.training.group_report import allowed, group_report
 from hamburger.training.prompts import is_held_out
 from hamburger.training.scoring import Scorer, TokenScores
-from hamburger.training.segment import Tally, group_sizes, segment_answers
+from hamburger.training.segment import Tally, group_sizes, segment_answers, state_layers
 from hamburger.training.segmentation import segment
 from small_models import random_model, trunk_config
 
@@ -90,6 +90,16 @@ def test_states_are_kept_for_the_trained_tokens(tmp_path: Path) -> None:
     assert states[:, 0, 0].tolist() == [20, 30, torch.tensor(EOS).bfloat16().item()]
     with pytest.raises(TrainingError, match="state_layers"):
         add(tmp_path, answer("b", [20, EOS]))
+
+
+def test_the_layers_of_states_are_counted_or_named() -> None:
+    assert state_layers(0, 30) == ()
+    assert state_layers(3, 30) == (9, 19, 29)
+    assert state_layers((7, 14, 29), 30) == (7, 14, 29)
+    with pytest.raises(TrainingError, match=r"layer 30, but the model's are 0\.\.29"):
+        state_layers((7, 30), 30)
+    with pytest.raises(TrainingError, match="31 feature layers"):
+        state_layers(31, 30)
 
 
 def test_an_example_is_scored_and_grouped(tmp_path: Path) -> None:
