@@ -39,8 +39,9 @@ class MadeRecord:
 class MadeSource:
     """A data set in memory."""
 
-    def __init__(self, records: Sequence[MadeRecord]) -> None:
+    def __init__(self, records: Sequence[MadeRecord], state_layers: tuple[int, ...] = ()) -> None:
         self.records = list(records)
+        self.state_layers = state_layers
 
     def __len__(self) -> int:
         return len(self.records)

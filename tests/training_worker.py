@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from accelerate import Accelerator  # type: ignore[import-untyped]
+from accelerate import Accelerator, PartialState  # type: ignore[import-untyped]
 from rich.console import Console
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -82,7 +82,9 @@ def main(base: Path, out: Path) -> int:
     """Train in OUT/replicated (DDP) and in OUT/sharded (FSDP 2)."""
     failed = train(base, out / "replicated")
     shard()
-    return failed or train(base, out / "sharded")
+    failed = failed or train(base, out / "sharded")
+    PartialState().destroy_process_group()  # its threads would else be alive when the interpreter is not
+    return failed
 
 
 if __name__ == "__main__":

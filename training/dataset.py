@@ -116,6 +116,10 @@ class SegmentedDataset:
         return (self.example(i) for i in range(len(self)))
 
     @property
+    def state_layers(self) -> tuple[int, ...]:
+        return self.meta.state_layers
+
+    @property
     def num_tokens(self) -> int:
         return sum(part.num_tokens for part in self._parts)
 

@@ -215,7 +215,10 @@ def _validation_share(checkpoint: Path) -> float:
     recipe = checkpoint.resolve().parent / "recipe.yaml"
     if not recipe.is_file():
         raise TrainingError(f"--held-back needs the run's recipe, and there is no {recipe}: leave the option out.")
-    return read_recipe(str(recipe)).validation_share
+    share = read_recipe(str(recipe)).validation_share
+    if not share:
+        raise TrainingError("the run kept nothing of its data back: calibrate on other data, without --held-back.")
+    return share
 
 
 def held_back(data: SegmentedDataset, share: float) -> list[int]:

@@ -170,8 +170,6 @@ class TrainingNetwork(nn.Module):
                 if len(states) > _ROWS_A_CHUNK and torch.is_grad_enabled()
                 else self._chunk(*args)
             )
-        if not parts:
-            return _Tokens(states.sum() * 0, targets, targets.float())
         losses, predicted, base_probs = zip(*parts, strict=True)
         return _Tokens(torch.stack(losses).sum(), torch.cat(predicted), torch.cat(base_probs))
 

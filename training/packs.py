@@ -15,7 +15,7 @@ from hamburger.training import batches
 from hamburger.training.batches import TrainBatch, collate, collate_states
 from hamburger.training.errors import TrainingError
 from hamburger.training.grafts import likeliest_ids
-from hamburger.training.recipe import Grouping, Recipe, spaced_layers
+from hamburger.training.recipe import Grouping, Recipe
 from hamburger.training.segmentation import segment
 
 
@@ -29,8 +29,10 @@ class Example(batches.Example, Protocol):
 
 
 class Source(Protocol):
-    """A data set (training/dataset.py, SegmentedDataset)."""
+    """A data set (training/dataset.py, SegmentedDataset). state_layers: the trunk layers whose states it holds."""
 
+    @property
+    def state_layers(self) -> tuple[int, ...]: ...
     def __len__(self) -> int: ...
     def example(self, index: int) -> Example: ...
 
@@ -41,8 +43,8 @@ class Examples:
     def __init__(self, sources: Sequence[Source], wanted: Callable[[str], bool] = lambda id: True) -> None:
         self._places: list[tuple[Source, int]] = []
         self.longest = self.largest_group = self.highest_id = 0
-        self.have_teacher = True
-        self.state_shape: tuple[int, ...] | None = None  # [F, D] of all of them, if they are alike
+        self.teacher_sizes: set[int] = set()
+        self.state_layers = {source.state_layers for source in sources}
         for source in sources:
             for i in range(len(source)):
                 example = source.example(i)
@@ -55,9 +57,7 @@ class Examples:
         self.longest = max(self.longest, len(example.token_ids))
         self.largest_group = max(self.largest_group, int(example.group_sizes.max()))
         self.highest_id = max(self.highest_id, int(example.token_ids.max()))
-        self.have_teacher &= example.top_ids is not None
-        shape = () if example.states is None else tuple(example.states.shape[1:])
-        self.state_shape = shape if self.state_shape in (None, shape) else ()
+        self.teacher_sizes.add(0 if example.top_ids is None else example.top_ids.shape[1])
 
     def check(self, recipe: Recipe, trunk: TrunkConfig) -> None:
         """Raises TrainingError when a recipe, or a model with this trunk, cannot use the examples."""
@@ -77,19 +77,24 @@ class Examples:
                 f"the data has groups of {self.largest_group} tokens, but graft.max_group is {max_group}: segment it "
                 f"with --max-group {max_group}, or use groups.kind jitter."
             )
-        if (objective.distillation > 0 or objective.stop_target == "agreement") and not self.have_teacher:
+        if (objective.distillation > 0 or objective.stop_target == "agreement") and 0 in self.teacher_sizes:
             raise TrainingError(
                 "objective.distillation and stop_target agreement need the base's likeliest tokens, which the data "
                 "lacks: segment it with --top-k 16."
             )
-        if recipe.cached_states and self.state_shape is not None:
-            layers = recipe.graft.config(trunk).feature_layers
-            spaced = spaced_layers(len(layers), trunk.num_layers)
-            if self.state_shape != (len(layers), trunk.hidden_size) or layers != spaced:
-                raise TrainingError(
-                    f"cached_states is set, but the data does not hold the states after the layers {list(layers)}: "
-                    f"segment it with --states {len(layers)}, and leave graft.feature_layers a number."
-                )
+        if len(self.teacher_sizes) > 1:
+            raise TrainingError(
+                f"the data sets hold {sorted(self.teacher_sizes)} likeliest tokens a position: segment them with "
+                "the same --top-k."
+            )
+        layers = recipe.graft.config(trunk).feature_layers
+        # The last feature stands for the trunk's final state.
+        if recipe.cached_states and (self.state_layers != {layers} or layers[-1] != trunk.num_layers - 1):
+            found = ", ".join(str(list(layers)) for layers in sorted(self.state_layers))
+            raise TrainingError(
+                f"cached_states needs the states after the layers {list(layers)}, up to the last; the data holds those "
+                f"of {found}: segment it with --states {','.join(map(str, layers))}."
+            )
 
     def __len__(self) -> int:
         return len(self._places)

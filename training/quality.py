@@ -111,7 +111,9 @@ def _job(args: argparse.Namespace, say: Callable[[str], None]) -> _Job:
         base_print=fingerprint(base, *engine),
         scorer_print=fingerprint(base, args.device, args.dtype),
         prompts=prompts,
-        options=EngineOptions(args.device, args.dtype, args.max_num_seqs, longest + args.max_tokens),
+        options=EngineOptions(
+            args.device, args.dtype, args.max_num_seqs, longest + max(args.max_tokens, args.speed_tokens)
+        ),
     )
 
 

@@ -92,7 +92,7 @@ class Grouping(_Part):
     """
 
     kind: Literal["data", "single", "jitter"] = "data"
-    ratio: Range = (0.15, 0.7)
+    ratio: tuple[Share, Share] = (0.15, 0.7)
     floor: Range = (0.02, 0.3)
     split: Share = 0.1
     single_share: Share = 0.0

@@ -103,7 +103,7 @@ class Scorer:
         # The last token's state would only predict what is not there.
         flat = [i for p in pack for i in p.token_ids[:-1]]
         rows = [r for p, at in zip(pack, _offsets(pack), strict=True) for r in range(at + p.start - 1, at + _slots(p))]
-        targets = torch.tensor([i for p in pack for i in p.token_ids[p.start :]], device=device)
+        targets = torch.tensor([i for p in pack for i in p.token_ids[p.start :]], dtype=torch.int64, device=device)
         slots = Slots(
             torch.tensor(flat)[:, None],
             torch.ones(len(flat), dtype=torch.int64),
@@ -111,7 +111,7 @@ class Scorer:
             [_slots(p) for p in pack],
         ).to(device)
         hidden, features = trunk_states(self.model, slots, state_layers)
-        at = torch.tensor(rows, device=device)
+        at = torch.tensor(rows, dtype=torch.int64, device=device)
         states = hidden[at]
         parts = [
             _score_rows(self.model.head(s), t, top_k)

@@ -25,34 +25,26 @@ from hamburger.training.runs import RunFolder, read_state
 from hamburger.training.trainer import Parts, Trainer
 from hamburger.training.validation import Validator
 
+STOPPED = 130  # the exit code of a run that a signal ended, so that a script does not go on without it
+
 
 def run(args: argparse.Namespace) -> int:
     """Run the command (arguments_train.py). Raises TrainingError, CheckpointError or ConfigError."""
     recipe = read_recipe(args.recipe, args.overrides)
     if args.init is not None:
         recipe = parse_recipe(recipe.model_dump() | {"init": args.init}, args.recipe)
+    if args.validation is not None:  # nothing of the data is then kept back, and the run's folder has to say so
+        recipe = parse_recipe(recipe.model_dump() | {"validation_share": 0.0}, args.recipe)
     data = [SegmentedDataset(folder) for folder in args.data]
-    _check_states(recipe, data)
     held_out = None if args.validation is None else [SegmentedDataset(folder) for folder in args.validation]
     console = Console(stderr=True)
     with _stop_signals(console) as stop:
         job = Job(recipe, data, args.out, validation=held_out, device=args.device, resume=args.resume)
         complete = job.run(console, stop)
+    job.accelerator.end_training()  # several processes part here
     if not complete:
         console.print(f"stopped, with a checkpoint: go on with --resume (latest: {job.folder.latest()}).")
-    return 0
-
-
-def _check_states(recipe: Recipe, data: Sequence[SegmentedDataset]) -> None:
-    """Raises TrainingError when the stored states are not those of the graft's feature layers."""
-    wanted = recipe.graft.feature_layers
-    for dataset in data if recipe.cached_states else []:
-        layers = dataset.meta.state_layers
-        if (len(layers) if isinstance(wanted, int) else layers) != wanted:
-            raise TrainingError(
-                f"{dataset.folder} holds the states of layers {list(layers)}, but graft.feature_layers is {wanted}: "
-                "segment with --states as the recipe says, or change the recipe."
-            )
+    return 0 if complete else STOPPED
 
 
 class StopRequest:
@@ -91,6 +83,8 @@ class Job:
         if recipe.threads is not None:
             torch.set_num_threads(recipe.threads)
         where = choose_device(device)
+        if where.index is not None:
+            torch.cuda.set_device(where)
         self.accelerator = Accelerator(mixed_precision="no", cpu=where.type == "cpu")
         self.recipe, self.folder = recipe, RunFolder(out)
         latest = self.folder.latest() if resume else None

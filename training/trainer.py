@@ -1,7 +1,8 @@
 """The training loop: packs in, steps, checkpoints out. It knows no files but through RunFolder and Journal.
 
 A step is a function of (recipe, data, weights, optimizer state, step number): shuffling, jitter and dropout draw from
-(seed, step) alone. So a run that is killed anywhere and resumed takes the same course.
+(seed, step) alone. So a run that is killed anywhere and resumed takes the same course (on a GPU but for kernels that
+round differently from run to run).
 """
 
 from __future__ import annotations

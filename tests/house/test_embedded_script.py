@@ -12,17 +12,26 @@ ROOT = Path(__file__).parents[2]
 RECORDER = """#!/usr/bin/env bash
 # Stands for `hamburger`: notes its arguments, and leaves a run's pointer as `train` does.
 printf '%q ' "$@" >> "$LOG"; echo >> "$LOG"
+if [ "$1" = train ] && [ -n "${STOPPED:-}" ]; then exit 130; fi
 if [ "$1" = train ]; then mkdir -p "$WORK"/stage1 "$WORK"/stage2; echo step-000007 > "$WORK/$(basename "$6")/latest"; fi
 """
 
 
-def calls(tmp_path: Path) -> list[list[str]]:
+def calls(tmp_path: Path, **extra: str) -> list[list[str]]:
     recorder, log, work = tmp_path / "hamburger", tmp_path / "log", tmp_path / "work"
     recorder.write_text(RECORDER)
     recorder.chmod(0o755)
     log.write_text("")
-    env = {**os.environ, "HAMBURGER": str(recorder), "LOG": str(log), "WORK": str(work), "STAGE2": "--set seed=3"}
-    subprocess.run([ROOT / "training" / "embedded.sh", "prompts", work], env=env, check=True, timeout=60)
+    env = {
+        **os.environ,
+        "HAMBURGER": str(recorder),
+        "LOG": str(log),
+        "WORK": str(work),
+        "STAGE2": "--set seed=3",
+        **extra,
+    }
+    done = subprocess.run([ROOT / "training" / "embedded.sh", "prompts", work], env=env, timeout=60)
+    assert done.returncode == (130 if extra else 0)
     return [shlex.split(line) for line in log.read_text().splitlines()]
 
 
@@ -37,3 +46,7 @@ def test_each_command_parses_and_a_second_call_resumes(tmp_path: Path) -> None:
     assert first[3][-4:] == ["--init", str(tmp_path / "work" / "stage1" / "step-000007"), "--set", "seed=3"]
     assert not any("--resume" in call for call in first)
     assert [call[-1] for call in second if call[0] == "train"] == ["--resume", "--resume"]
+
+
+def test_nothing_follows_a_run_that_was_stopped(tmp_path: Path) -> None:
+    assert [call[0] for call in calls(tmp_path, STOPPED="1")] == ["distill", "segment", "train"]

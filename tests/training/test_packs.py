@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hamburger.training.errors import TrainingError
 from hamburger.training.packs import Examples, Pack, Packer, PackStream
 from hamburger.training.recipe import Grouping
-from training_runs import MadeRecord, MadeSource, random_source
+from small_models import trunk_config
+from training_runs import MadeRecord, MadeSource, random_source, recipe
 
 JITTER = Grouping(kind="jitter", split=0.5)
 
@@ -97,3 +101,9 @@ def test_the_short_list_holds_what_answers_hold(size: int) -> None:
     chosen = examples.likeliest_ids(size, 96)
     assert counted[chosen].min() >= counted.topk(size).values.min()
     assert chosen.tolist() == sorted(set(chosen.tolist()))
+
+
+def test_data_sets_with_other_numbers_of_likeliest_tokens_are_refused(tmp_path: Path) -> None:
+    both = Examples([random_source(3, teacher_k=4), random_source(3, teacher_k=8)])
+    with pytest.raises(TrainingError, match=r"hold \[4, 8\] likeliest tokens a position"):
+        both.check(recipe(tmp_path), trunk_config())

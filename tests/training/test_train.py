@@ -71,6 +71,12 @@ def test_a_run_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixtu
         command(made, "--data", data, "--out", second, "--set", "max_steps=2", "--resume")
 
 
+def test_a_stopped_run_is_no_success_to_a_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data, made = write_data(tmp_path / "data", 4), write_recipe(tmp_path / "r.yaml", write_base(tmp_path / "base"))
+    monkeypatch.setattr("hamburger.training.train.Job.run", lambda job, console, stop: False)
+    assert command(made, "--data", data, "--out", tmp_path / "run") == 130
+
+
 def test_data_and_recipe_that_are_not_there(tmp_path: Path) -> None:
     made = write_recipe(tmp_path / "r.yaml", write_base(tmp_path / "base"))
     with pytest.raises(TrainingError, match=r"no meta\.json"):

@@ -221,15 +221,18 @@ def test_a_frozen_trunks_states_can_come_from_the_data(tmp_path: Path) -> None:
     made = recipe(base, objective=AGREEMENT | {"first_token": False}, max_steps=3, **changes)
     data = random_source(8)
     train(made, data, tmp_path / "computed")
-    stored = MadeSource([dataclasses.replace(r, states=states_of(base, r)) for r in data.records])
+    stored = MadeSource([dataclasses.replace(r, states=states_of(base, r)) for r in data.records], (0, 1))
     cached = made.model_copy(update={"cached_states": True})
     train(cached, stored, tmp_path / "stored")
     assert losses(tmp_path / "stored") == pytest.approx(losses(tmp_path / "computed"), rel=5e-3)
-    with pytest.raises(TrainingError, match="segment it with --states 2"):
+    with pytest.raises(TrainingError, match="segment it with --states 0,1"):
         train(cached, data, tmp_path / "none")
     other = cached.model_copy(update={"graft": made.graft.model_copy(update={"feature_layers": 1})})
     with pytest.raises(TrainingError, match=r"states after the layers \[1\]"):
         train(other, stored, tmp_path / "other")
+    elsewhere = MadeSource(stored.records, (0, 2))  # as many layers, but others
+    with pytest.raises(TrainingError, match=r"those of \[0, 2\]"):
+        train(cached, elsewhere, tmp_path / "elsewhere")
 
 
 def states_of(base: Path, record: MadeRecord) -> torch.Tensor:
