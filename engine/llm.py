@@ -248,16 +248,10 @@ def _result(prompt_ids: list[int], updates: list[RequestUpdate], finish_reason: 
 def _progress_bar(num_requests: int, visible: bool) -> Iterator[Callable[[RequestUpdate], None]]:
     """A bar of finished answers, with tokens/s and tokens per KV so far; give it every update."""
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[speed]}"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True), disable=not visible) as bar:
+    from hamburger.engine.progress import speed_progress
+
+    with speed_progress(Console(stderr=True), visible=visible) as bar:
         task = bar.add_task("Generating", total=num_requests, speed="")
         start, num_tokens, num_slots = time.monotonic(), 0, 0
 

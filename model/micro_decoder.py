@@ -64,19 +64,28 @@ class MicroStepDecoder(nn.Module):
 
     def forward(self, embedding: Tensor, cache: MicroCache, rotary: RotaryEmbedding) -> Tensor:
         """One micro-step: embedding [R, D] of the group's newest token -> state [R, D]; the cache grows."""
+        return self._run(embedding.unsqueeze(1), cache, rotary, last_only=True)[:, 0]
+
+    def teacher_forced(self, embeddings: Tensor, cache: MicroCache, rotary: RotaryEmbedding) -> Tensor:
+        """Micro-steps 1 to J of groups just begun, at once: embeddings [R, J, D] of tokens 0.. -> states [R, J, D]."""
+        return self._run(embeddings, cache, rotary, last_only=False)
+
+    def _run(self, embeddings: Tensor, cache: MicroCache, rotary: RotaryEmbedding, *, last_only: bool) -> Tensor:
         if self.fused:
-            x = cache.context + self.embedding_proj(self.embedding_norm(embedding)).unsqueeze(1)
+            x = cache.context + self.embedding_proj(self.embedding_norm(embeddings))
         elif cache.length == 0:
-            x = torch.cat((cache.context, embedding.unsqueeze(1)), dim=1)
+            x = torch.cat((cache.context, embeddings), dim=1)
         else:
-            x = embedding.unsqueeze(1)
+            x = embeddings
         cos, sin = rotary(torch.arange(cache.length, cache.length + x.shape[1], device=x.device))
         last = len(self.layers) - 1
         for i, layer in enumerate(self.layers):
-            # Only the last position's output is read, so the last layer computes no other.
-            x = layer(x, cos, sin, _Attend(cache, i, last_only=i == last), last_only=i == last)
-        state: Tensor = x[:, -1] if self.norm is None else self.norm(x[:, -1])
-        return state
+            # If only the last position's output is read, the last layer computes no other.
+            only = last_only and i == last
+            x = layer(x, cos, sin, _Attend(cache, i, last_only=only), last_only=only)
+        x = x[:, -embeddings.shape[1] :]
+        states: Tensor = x if self.norm is None else self.norm(x)
+        return states
 
 
 class MicroCache:

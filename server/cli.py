@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from importlib.metadata import version
 from typing import Any, NoReturn
@@ -81,7 +82,18 @@ _COMMANDS = (
 
 
 class _Parser(argparse.ArgumentParser):
-    """Wrong usage is one line, not a page."""
+    """Wrong usage is one line, not a page.
+
+    fill: adds a command's arguments once it is the one that is called, so that no command loads what others need.
+    """
+
+    fill: Callable[[argparse.ArgumentParser], None] | None = None
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        fill, self.fill = self.fill, None
+        if fill is not None:
+            fill(self)
+        return super().parse_known_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:
         self.exit(_FAILED, f"hamburger: {message} (see {self.prog} --help)\n")
@@ -112,10 +124,10 @@ def build_parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
     )
-    _add_settings(serve)
+    serve.fill = _add_settings
     for command in _COMMANDS:
         text = f"{command.help[0].upper()}{command.help[1:]}."
-        _load(command.arguments)(commands.add_parser(command.name, help=command.help, description=text))
+        commands.add_parser(command.name, help=command.help, description=text).fill = partial(_fill, command)
     return parser
 
 
@@ -162,6 +174,10 @@ def _run(command: _Command, args: argparse.Namespace) -> int:
     except (ValueError, HamburgerError, OSError) as error:  # options, data and checkpoints that cannot be used
         print(f"hamburger: {' '.join(str(error).split())}", file=sys.stderr)
     return _FAILED
+
+
+def _fill(command: _Command, parser: argparse.ArgumentParser) -> None:
+    _load(command.arguments)(parser)
 
 
 def _load(where: str) -> Any:

@@ -15,11 +15,20 @@ from torch import Tensor
 from examples import MadeExample, example, random_example
 from hamburger.model.config import ModelConfig
 from hamburger.model.hf_config import trunk_config_json
+from hamburger.training.dataset import DatasetMeta
 from hamburger.training.recipe import Recipe
 from small_models import random_tensors, trunk_config
 
 GRAFT: dict[str, Any] = {"max_group": 4, "merger_heads": 4, "micro_layers": 1, "feature_layers": 2}
 FUSED: dict[str, Any] = {**GRAFT, "features": "fused", "micro_norm": True}
+
+
+def dataset_meta(**changes: Any) -> DatasetMeta:
+    """How a small data set says that it was made."""
+    fields: dict[str, Any] = {"model": "tiny", "model_argument": None, "base": None, "vocab_size": 96}
+    fields |= {"strategy": "decreasing_v2", "ratio": 0.3, "floor": 0.05, "max_group": 4, "top_k": 2, "max_length": 64}
+    fields |= {"train_on": "last", "loops": "drop", "held_out": 0.0}
+    return DatasetMeta(**fields | changes)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

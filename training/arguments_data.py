@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Callable
 from pathlib import Path
 
+from hamburger.training.argument_types import layers, number, whole
 from hamburger.training.prompts import HELD_OUT
 from hamburger.training.segmentation import STRATEGIES
 
@@ -28,23 +28,23 @@ def add_distill_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--greedy-share",
         metavar="F",
-        type=_number(0, 1),
+        type=number(0, 1),
         default=0.5,
         help="share of greedy answers, at most one a prompt; the others are sampled (default: %(default)s)",
     )
-    parser.add_argument("--temperature", metavar="T", type=_number(0.01, 100), default=0.6, help=_DEFAULT)
-    parser.add_argument("--top-p", metavar="P", type=_number(0.001, 1), default=0.95, help=_DEFAULT)
-    parser.add_argument("--max-tokens", metavar="N", type=_whole(1), default=384, help=f"an answer's limit; {_DEFAULT}")
-    parser.add_argument("--seed", metavar="N", type=_whole(0), default=0, help=_DEFAULT)
-    parser.add_argument("--samples", metavar="N", type=_whole(1), default=1, help=f"answers to each prompt; {_DEFAULT}")
-    parser.add_argument("--limit", metavar="N", type=_whole(1), help="only the first N answers")
+    parser.add_argument("--temperature", metavar="T", type=number(0.01, 100), default=0.6, help=_DEFAULT)
+    parser.add_argument("--top-p", metavar="P", type=number(0.001, 1), default=0.95, help=_DEFAULT)
+    parser.add_argument("--max-tokens", metavar="N", type=whole(1), default=384, help=f"an answer's limit; {_DEFAULT}")
+    parser.add_argument("--seed", metavar="N", type=whole(0), default=0, help=_DEFAULT)
+    parser.add_argument("--samples", metavar="N", type=whole(1), default=1, help=f"answers to each prompt; {_DEFAULT}")
+    parser.add_argument("--limit", metavar="N", type=whole(1), help="only the first N answers")
     parser.add_argument(
         "--keep-loops",
         action="store_true",
         help="keep answers that go round in circles, as `segment --loops cut` likes",
     )
-    parser.add_argument("--max-num-seqs", metavar="N", type=_whole(1), default=64, help=f"answers at once; {_DEFAULT}")
-    parser.add_argument("--max-model-len", metavar="N", type=_whole(1), help="context in tokens (default: the model's)")
+    parser.add_argument("--max-num-seqs", metavar="N", type=whole(1), default=64, help=f"answers at once; {_DEFAULT}")
+    parser.add_argument("--max-model-len", metavar="N", type=whole(1), help="context in tokens (default: the model's)")
 
 
 def add_segment_arguments(parser: argparse.ArgumentParser) -> None:
@@ -58,35 +58,35 @@ def add_segment_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--ratio",
         metavar="R",
-        type=_number(0, 1),
+        type=number(0, 1),
         default=0.3,
         help=f"a token joins below R times the group's highest entropy; {_DEFAULT}",
     )
     parser.add_argument(
         "--floor",
         metavar="NATS",
-        type=_number(0, math.inf),
+        type=number(0, math.inf),
         default=0.05,
         help=f"decreasing_v2: a token always joins below this entropy; {_DEFAULT}",
     )
-    parser.add_argument("--max-group", metavar="N", type=_whole(1), default=4, help=f"tokens a group; {_DEFAULT}")
+    parser.add_argument("--max-group", metavar="N", type=whole(1), default=4, help=f"tokens a group; {_DEFAULT}")
     parser.add_argument(
         "--top-k",
         metavar="K",
-        type=_whole(0),
+        type=whole(0),
         default=16,
         help=f"keep the base's K likeliest tokens of each position, for distillation; 0: none; {_DEFAULT}",
     )
     parser.add_argument(
         "--states",
         metavar="LAYERS",
-        type=_layers,
+        type=layers,
         default=0,
         help="keep the base's hidden states, for the recipe `frozen` with cached_states: after so many evenly spaced "
         f"layers, or after the layers named (7,14,29); 2 D bytes a layer and token; {_DEFAULT}",
     )
     parser.add_argument(
-        "--max-length", metavar="N", type=_whole(2), default=1024, help=f"cut conversations after N tokens; {_DEFAULT}"
+        "--max-length", metavar="N", type=whole(2), default=1024, help=f"cut conversations after N tokens; {_DEFAULT}"
     )
     parser.add_argument(
         "--train-on", choices=("last", "all"), default="last", help=f"which turns of the assistant; {_DEFAULT}"
@@ -98,14 +98,14 @@ def add_segment_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"answers that go round in circles: drop them, or cut them where they begin to repeat; {_DEFAULT}",
     )
     _add_held_out(parser)
-    parser.add_argument("--part-size", metavar="N", type=_whole(1), default=512, help=f"examples a file; {_DEFAULT}")
+    parser.add_argument("--part-size", metavar="N", type=whole(1), default=512, help=f"examples a file; {_DEFAULT}")
 
 
 def add_inspect_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `hamburger inspect`."""
     parser.add_argument("folder", metavar="FOLDER", type=Path, help="what segment wrote")
     parser.add_argument(
-        "index", metavar="INDEX", nargs="?", type=_whole(0), default=0, help="which example (default: 0)"
+        "index", metavar="INDEX", nargs="?", type=whole(0), default=0, help="which example (default: 0)"
     )
     parser.add_argument("--html", metavar="FILE", type=Path, help="write a web page instead, with each token's entropy")
     parser.add_argument("--model", help="whose tokenizer (default: the model that the data set names)")
@@ -126,45 +126,7 @@ def _add_held_out(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--held-out",
         metavar="F",
-        type=_number(0, 1),
+        type=number(0, 1),
         default=HELD_OUT,
         help="share of the prompts, chosen by their ids, that is left out for evaluation (default: %(default)s)",
     )
-
-
-def _layers(text: str) -> int | tuple[int, ...]:
-    """The argparse type of a number of layers, or of ascending layers counted from 0."""
-    whole = _whole(0)
-    if "," not in text:
-        return whole(text)
-    layers = tuple(whole(part) for part in text.split(","))
-    if list(layers) != sorted(set(layers)):
-        raise argparse.ArgumentTypeError(f"{text!r}: layers must ascend")
-    return layers
-
-
-def _whole(low: int) -> Callable[[str], int]:
-    """The argparse type of a whole number from `low` up."""
-
-    def parse(text: str) -> int:
-        if not text.isascii() or not text.isdigit() or int(text) < low:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {low} up")
-        return int(text)
-
-    return parse
-
-
-def _number(low: float, high: float) -> Callable[[str], float]:
-    """The argparse type of a finite number in [low, high]."""
-
-    def parse(text: str) -> float:
-        try:
-            value = float(text)
-        except ValueError:
-            value = math.nan
-        if not (low <= value <= high and math.isfinite(value)):
-            bounds = f"from {low:g} up" if high == math.inf else f"from {low:g} to {high:g}"
-            raise argparse.ArgumentTypeError(f"{text!r} is not a number {bounds}")
-        return value
-
-    return parse

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import math
 from pathlib import Path
+
+from hamburger.training.argument_types import number, whole
 
 
 def add_export_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,18 +38,18 @@ def add_export_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--calibrate-tokens",
         metavar="N",
-        type=_count,
+        type=whole(1),
         default=20_000,
         help="answer tokens of it to use (default: %(default)s)",
     )
     parser.add_argument("--device", default="auto", help="to calibrate on: auto, cpu, cuda or cuda:N (default: auto)")
     parser.add_argument(
-        "--confidence", metavar="C", type=_confidence, help="the checkpoint's default confidence (default: as it is)"
+        "--confidence", metavar="C", type=number(0, 1), help="the checkpoint's default confidence (default: as it is)"
     )
     parser.add_argument(
         "--expected-tokens-per-kv",
         metavar="X",
-        type=_tokens_per_kv,
+        type=number(1, 16),
         help="what was measured at that confidence; it is for reports only",
     )
     parser.add_argument(
@@ -56,27 +57,3 @@ def add_export_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--card-notes", metavar="FILE", type=Path, help="Markdown to put into MODEL_CARD.md")
     parser.add_argument("--overwrite", action="store_true", help="replace a checkpoint of our format that FOLDER holds")
-
-
-def _count(text: str) -> int:
-    if not text.isascii() or not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 up")
-    return int(text)
-
-
-def _confidence(text: str) -> float:
-    return _number(text, 0.0, 1.0)
-
-
-def _tokens_per_kv(text: str) -> float:
-    return _number(text, 1.0, 16.0)
-
-
-def _number(text: str, low: float, high: float) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not low <= value <= high:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from {low:g} to {high:g}")
-    return value

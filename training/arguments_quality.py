@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from hamburger.training.argument_types import confidences, number, whole
 from hamburger.training.prompts import HELD_OUT
 
 CONFIDENCES = (0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0)
@@ -30,7 +31,7 @@ def add_eval_quality_arguments(parser: argparse.ArgumentParser) -> None:
     models.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (default: auto)")
     models.add_argument("--dtype", default="auto", help="auto, bfloat16 or float32 (default: auto)")
     models.add_argument(
-        "--max-num-seqs", type=_count, default=64, metavar="N", help="answers generated at once (default: 64)"
+        "--max-num-seqs", type=whole(1), default=64, metavar="N", help="answers generated at once (default: 64)"
     )
     prompts = parser.add_argument_group("prompts")
     prompts.add_argument(
@@ -47,63 +48,40 @@ def add_eval_quality_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="YAML: kind -> list of sources (`source`, `source:category`, wildcards allowed)",
     )
-    prompts.add_argument("--per-kind", type=_count, default=40, metavar="N", help="prompts of each kind (default: 40)")
+    prompts.add_argument(
+        "--per-kind", type=whole(1), default=40, metavar="N", help="prompts of each kind (default: 40)"
+    )
     prompts.add_argument(
         "--held-out",
-        type=_unit,
+        type=number(0, 1),
         default=HELD_OUT,
         metavar="F",
         help="fraction that training left out, as in `distill` (default: 0.04)",
     )
     prompts.add_argument(
-        "--max-prompt-tokens", type=_count, default=1024, metavar="N", help="longer prompts are passed over"
+        "--max-prompt-tokens", type=whole(1), default=1024, metavar="N", help="longer prompts are passed over"
     )
     measure = parser.add_argument_group("what is measured")
     measure.add_argument(
         "--confidences",
-        type=_confidences,
+        type=confidences,
         default=list(CONFIDENCES),
         metavar="C,C",
         help=f"one point each (default: {','.join(f'{c:g}' for c in CONFIDENCES)}); the model's own is always measured",
     )
-    measure.add_argument("--max-tokens", type=_count, default=384, metavar="N", help="of an answer (default: 384)")
+    measure.add_argument("--max-tokens", type=whole(1), default=384, metavar="N", help="of an answer (default: 384)")
     measure.add_argument(
         "--speed-prompts",
-        type=_whole,
+        type=whole(0),
         default=10,
         metavar="N",
         help="prompts whose decoding is timed, one at a time; 0 for none (default: 10)",
     )
     measure.add_argument(
-        "--speed-tokens", type=_count, default=128, metavar="N", help="longest timed answer (default: 128)"
+        "--speed-tokens", type=whole(1), default=128, metavar="N", help="longest timed answer (default: 128)"
     )
-    measure.add_argument("--rounds", type=_count, default=2000, metavar="N", help="bootstrap draws (default: 2000)")
-    measure.add_argument("--seed", type=_whole, default=0, metavar="N", help="of the bootstrap (default: 0)")
+    measure.add_argument("--rounds", type=whole(1), default=2000, metavar="N", help="bootstrap draws (default: 2000)")
+    measure.add_argument("--seed", type=whole(0), default=0, metavar="N", help="of the bootstrap (default: 0)")
     parser.add_argument(
         "--out", type=Path, required=True, metavar="FOLDER", help="for results and what a later call resumes from"
     )
-
-
-def _confidences(text: str) -> list[float]:
-    """Different numbers in [0, 1], ascending."""
-    return sorted({_unit(part.strip()) for part in text.split(",")})
-
-
-def _unit(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value <= 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 to 1")
-    return value
-
-
-def _count(text: str) -> int:
-    if not text.isascii() or not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 up")
-    return int(text)
-
-
-def _whole(text: str) -> int:
-    return 0 if text == "0" else _count(text)

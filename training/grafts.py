@@ -10,6 +10,10 @@ from torch import Tensor
 from hamburger.model.config import ModelConfig, layer_shapes, tensor_shapes
 from hamburger.training.errors import TrainingError
 
+# A copied layer adds what the trunk's large residual needs; a fused input is far smaller. Measured after 72,000
+# positions of recipe `frozen`: .31 agreement with the base at the first micro-step, against .28 undamped.
+_DAMPING = 0.1
+
 
 def new_graft(
     config: ModelConfig, base: Mapping[str, Tensor], short_list: Tensor | None, seed: int
@@ -17,8 +21,9 @@ def new_graft(
     """The graft's canonical tensors (config.tensor_shapes), float32.
 
     base: the trunk's canonical tensors. The micro decoder's layers begin as the trunk's last ones and its norm as the
-    trunk's final norm; fused features begin as the last feature alone; a merge begins as the mean of its tokens (output
-    projection zero); the stop head begins at 0.5 everywhere. The rest is drawn from N(0, 0.02^2) with `seed`.
+    trunk's final norm; fused features begin as the last feature alone, with the layers' outputs damped; a merge begins
+    as the mean of its tokens (output projection zero); the stop head begins at 0.5 everywhere. The rest is drawn from
+    N(0, 0.02^2) with `seed`.
     short_list: int64 ids, for a graft that has one. Raises TrainingError when it does not fit the config.
     """
     graft, trunk = config.graft, config.trunk
@@ -46,6 +51,9 @@ def new_graft(
     if graft.features == "fused":
         d = trunk.hidden_size
         tensors["micro_decoder.feature_proj.weight"][:, -d:] += torch.eye(d)
+        for i in range(graft.micro_layers):
+            for part in ("self_attn.o_proj.weight", "mlp.down_proj.weight"):
+                tensors[f"micro_decoder.layers.{i}.{part}"] *= _DAMPING
     for name in ("embedder.out_proj.weight", "stop_head.4.weight"):
         tensors[name] = torch.zeros(shapes[name])
     if short_list is not None:

@@ -90,16 +90,13 @@ def micro_states(model: HamburgerModel, features: Tensor, token_ids: Tensor) -> 
     cache = model.micro_decoder.start(features)
     # Under autocast a projection's output would make the residual stream bfloat16, unlike embedding and norms.
     cache.context = cache.context.to(model.embed_tokens.weight.dtype)
-    embedded = model.embed_tokens(token_ids)
-    return torch.stack([model.micro_decoder(e, cache, model.rotary) for e in embedded.unbind(1)], dim=1)
+    return model.micro_decoder.teacher_forced(model.embed_tokens(token_ids), cache, model.rotary)
 
 
-def micro_logits(model: HamburgerModel, states: Tensor) -> Tensor:
-    """Micro-steps' logits over the short list if the model has one, else over the vocabulary."""
+def micro_head(model: HamburgerModel) -> Tensor:
+    """The weight of micro-steps' logits: [V, D], or [S, D] over the short list if the model has one."""
     weight = model.head_weight
-    if has_short_list(model):
-        weight = weight.index_select(0, model.short_list)
-    return F.linear(states, weight)
+    return weight.index_select(0, model.short_list) if has_short_list(model) else weight
 
 
 def has_short_list(model: nn.Module) -> bool:

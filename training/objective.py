@@ -6,7 +6,6 @@ Sums come back with their counts, so that gradient accumulation and several proc
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -15,37 +14,14 @@ from torch.utils.checkpoint import checkpoint
 
 from hamburger.model.hamburger import HamburgerModel
 from hamburger.training.batches import NO_TARGET, TrainBatch
-from hamburger.training.network import has_short_list, micro_logits, micro_states, trunk_states
+from hamburger.training.network import has_short_list, micro_head, micro_states, trunk_states
+from hamburger.training.recipe import ObjectiveWeights
 
-_ROWS_A_CHUNK = 1024  # logits of more rows are made again in the backward pass instead of kept
+_LOGITS_A_CHUNK = 1024 * 49152  # more logits are made in chunks, and again in the backward pass instead of kept
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Objective:
-    """Weights and targets of the loss. The defaults are the published objective (arXiv 2505.20438).
-
-    cross_entropy, distillation: weights of the cross-entropy with the data's token, and of the KL divergence from the
-        base model's likeliest ids (renormalised over those that the data set holds).
-    stop: weight of the stop head's binary cross-entropy.
-    lookahead: "group" trains the tokens of the data's next group; "dense" all of the next max_group tokens, whatever
-        the data's groups are.
-    stop_target: "boundary" is 1 at the data's last token of a group; "agreement" is the base model's probability that
-        the next micro-step's likeliest token is wrong, which makes the dial a probability. It needs a teacher.
-    micro_weight: weight of a micro-step's token beside the trunk's.
-    first_token: whether the trunk's own token is trained; off saves its head where the trunk is frozen.
-    """
-
-    cross_entropy: float = 1.0
-    distillation: float = 0.0
-    stop: float = 0.5
-    lookahead: Literal["group", "dense"] = "group"
-    stop_target: Literal["boundary", "agreement"] = "boundary"
-    micro_weight: float = 1.0
-    first_token: bool = True
-
-    @property
-    def needs_teacher(self) -> bool:
-        return self.distillation > 0 or self.stop_target == "agreement"
+class Objective(ObjectiveWeights):
+    """The loss that the weights and targets of a recipe describe."""
 
     def token_mask(self, batch: TrainBatch) -> Tensor:
         """bool [M, W]: the targets that are trained."""
@@ -112,7 +88,7 @@ class TrainingNetwork(nn.Module):
             places = torch.full((model.config.trunk.vocab_size,), -1, device=model.short_list.device)
             places[model.short_list] = torch.arange(len(model.short_list), device=places.device)
         self.register_buffer("places", places, persistent=False)
-        self.places: Tensor
+        self.places: Tensor | None
 
     def forward(self, batch: TrainBatch) -> Outcome:
         """Run a batch; the sums cover its own rows only."""
@@ -134,20 +110,23 @@ class TrainingNetwork(nn.Module):
         base_probs = torch.zeros(m, width, device=hidden.device)
         stop_logits = torch.zeros(m, width, device=hidden.device)
         if self.objective.first_token:
-            first = self._tokens(hidden, batch.targets[:, 0], mask[:, 0], teacher.at(slice(None), 0), short=False)
-            token_loss, predicted[:, 0], base_probs[:, 0] = first.loss, first.predicted, first.base_probs
+            at = mask[:, 0].nonzero().squeeze(-1)
+            head = _Head(_cast_once(self.model.head_weight), None, None)
+            first = self._tokens(hidden[at], batch.targets[at, 0], teacher.at(at, 0), head)
+            token_loss, predicted[at, 0], base_probs[at, 0] = first.loss, first.predicted, first.base_probs
         stop_logits[:, 0] = self.model.stop_head(hidden).squeeze(-1).float()
         rows = mask[:, 1].nonzero().squeeze(-1)
         if not len(rows):  # one row that counts for nothing, so that every parameter has a gradient on every process
             rows = rows.new_zeros(1)
         states = micro_states(self.model, features[rows], batch.targets[rows, :-1].clamp(min=0))
         stop_logits[rows, 1:] = self.model.stop_head(states).squeeze(-1).float()
-        for j in range(1, width):
-            on = mask[rows, j].nonzero().squeeze(-1)
-            at = rows[on]
-            token = self._tokens(states[on, j - 1], batch.targets[at, j], mask[at, j], teacher.at(at, j), short=True)
-            token_loss = token_loss + self.objective.micro_weight * token.loss
-            predicted[at, j], base_probs[at, j] = token.predicted, token.base_probs
+        row, step = mask[rows, 1:].nonzero(as_tuple=True)
+        at, place = rows[row], step + 1
+        short_list = self.model.short_list if self.places is not None else None
+        head = _Head(_cast_once(micro_head(self.model)), short_list, self.places)
+        token = self._tokens(states[row, step], batch.targets[at, place], teacher.at(at, place), head)
+        token_loss = token_loss + self.objective.micro_weight * token.loss
+        predicted[at, place], base_probs[at, place] = token.predicted, token.base_probs
         # The same for the merger, which runs only where there are merged groups.
         token_loss = token_loss + 0 * sum(p.sum() for p in self.model.embedder.parameters() if p.requires_grad)
         stop_loss = self._stop_loss(stop_logits, base_probs, batch)
@@ -157,45 +136,55 @@ class TrainingNetwork(nn.Module):
         mask, wanted = self.objective.stop_mask(batch), self.objective.stop_targets(batch, base_probs)
         return F.binary_cross_entropy_with_logits(stop_logits[mask], wanted[mask], reduction="sum")
 
-    def _tokens(
-        self, states: Tensor, targets: Tensor, mask: Tensor, teacher: tuple[Tensor, Tensor] | None, *, short: bool
-    ) -> _Tokens:
-        """Token losses of states [R, D] in chunks of rows."""
-        parts = []
-        for part in torch.arange(len(states), device=states.device).split(_ROWS_A_CHUNK):
+    def _tokens(self, states: Tensor, targets: Tensor, teacher: tuple[Tensor, Tensor] | None, head: _Head) -> _Tokens:
+        """Token losses of states [R, D] with targets [R], in chunks of rows."""
+        parts, size = [], max(1, _LOGITS_A_CHUNK // len(head.weight))
+        for part in torch.arange(len(states), device=states.device).split(size):
             rival = None if teacher is None else (teacher[0][part], teacher[1][part])
-            args = (states[part], targets[part], mask[part], rival, short)
+            args = (states[part], targets[part], rival, head)
             parts.append(
                 checkpoint(self._chunk, *args, use_reentrant=False)
-                if len(states) > _ROWS_A_CHUNK and torch.is_grad_enabled()
+                if len(states) > size and torch.is_grad_enabled()
                 else self._chunk(*args)
             )
         losses, predicted, base_probs = zip(*parts, strict=True)
         return _Tokens(torch.stack(losses).sum(), torch.cat(predicted), torch.cat(base_probs))
 
     def _chunk(
-        self, states: Tensor, targets: Tensor, mask: Tensor, teacher: tuple[Tensor, Tensor] | None, short: bool
+        self, states: Tensor, targets: Tensor, teacher: tuple[Tensor, Tensor] | None, head: _Head
     ) -> tuple[Tensor, Tensor, Tensor]:
-        short = short and has_short_list(self.model)
-        logits = micro_logits(self.model, states) if short else F.linear(states, self.model.head_weight)
-        logprobs = logits.float().log_softmax(-1)
+        logprobs = F.linear(states, head.weight).float().log_softmax(-1)
         likeliest = logprobs.detach().argmax(-1)
-        predicted = self.model.short_list[likeliest] if short else likeliest
+        predicted = likeliest if head.ids is None else head.ids[likeliest]
         loss = logprobs.new_zeros(())
         if self.objective.cross_entropy:
-            place = self.places[targets.clamp(min=0)] if short else targets.clamp(min=0)
-            known = mask & (place >= 0)  # a token off the list is none that a micro-step could have given
+            place = targets if head.places is None else head.places[targets]
             picked = logprobs.gather(-1, place.clamp(min=0)[:, None])[:, 0]
-            loss = loss - self.objective.cross_entropy * picked.masked_fill(~known, 0).sum()
+            # A token off the list is none that a micro-step could have given.
+            loss = loss - self.objective.cross_entropy * picked.masked_fill(place < 0, 0).sum()
         base_probs = logprobs.new_zeros(len(states))
         if teacher is not None:
             ids, base = teacher
             base_probs = (base.exp() * (ids == predicted[:, None])).sum(-1)
             if self.objective.distillation:
-                place = self.places[ids] if short else ids
-                divergence = _divergence(logprobs, place, base)
-                loss = loss + self.objective.distillation * divergence.masked_fill(~mask, 0).sum()
+                place = ids if head.places is None else head.places[ids]
+                loss = loss + self.objective.distillation * _divergence(logprobs, place, base).sum()
         return loss, predicted, base_probs
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Head:
+    """weight [L, D]: logits over L ids; ids int64 [L] and places int64 [V] (-1: not there) where L is a short list."""
+
+    weight: Tensor
+    ids: Tensor | None
+    places: Tensor | None
+
+
+def _cast_once(weight: Tensor) -> Tensor:
+    """As autocast would cast it, which otherwise does so for every chunk."""
+    kind = weight.device.type
+    return weight.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else weight
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -209,7 +198,7 @@ class _Teacher:
     def __init__(self, ids: Tensor | None, logprobs: Tensor | None) -> None:
         self.ids, self.logprobs = ids, logprobs
 
-    def at(self, rows: Tensor | slice, position: int) -> tuple[Tensor, Tensor] | None:
+    def at(self, rows: Tensor, position: Tensor | int) -> tuple[Tensor, Tensor] | None:
         if self.ids is None or self.logprobs is None:
             return None
         return self.ids[rows, position], self.logprobs[rows, position]

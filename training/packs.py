@@ -77,7 +77,7 @@ class Examples:
                 f"the data has groups of {self.largest_group} tokens, but graft.max_group is {max_group}: segment it "
                 f"with --max-group {max_group}, or use groups.kind jitter."
             )
-        if (objective.distillation > 0 or objective.stop_target == "agreement") and 0 in self.teacher_sizes:
+        if objective.needs_teacher and 0 in self.teacher_sizes:
             raise TrainingError(
                 "objective.distillation and stop_target agreement need the base's likeliest tokens, which the data "
                 "lacks: segment it with --top-k 16."

@@ -7,7 +7,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import Progress, TaskID
+
+from hamburger.engine.progress import speed_progress
 
 
 class TokenBar:
@@ -32,12 +34,5 @@ def token_bar(
     title: str, total: int, console: Console | None, clock: Callable[[], float] = time.monotonic
 ) -> Iterator[TokenBar]:
     """Show a bar of `total` items on a console; without one nothing is shown."""
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[speed]}"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console or Console(quiet=True), disable=console is None) as progress:
+    with speed_progress(console or Console(quiet=True), visible=console is not None) as progress:
         yield TokenBar(progress, progress.add_task(title, total=total, speed=""), clock)

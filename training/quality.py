@@ -17,6 +17,7 @@ from rich.console import Console
 
 from hamburger.engine.messages import EngineInfo
 from hamburger.engine.tokenizer import Tokenizer
+from hamburger.model.devices import choose_device, choose_dtype
 from hamburger.training.base_model import base_name
 from hamburger.training.conversation import prompt_ids
 from hamburger.training.errors import TrainingError
@@ -101,7 +102,10 @@ def _job(args: argparse.Namespace, say: Callable[[str], None]) -> _Job:
     )
     longest = max(len(prompt.prompt_ids) for prompt in prompts)
     say(f"{len(prompts)} held-out prompts, the longest of {longest} tokens")
-    engine = (args.device, args.dtype, args.max_tokens)
+    # What `auto` means here, so that a folder that goes on elsewhere mixes no two machines' figures.
+    device = choose_device(args.device)
+    machine = (str(device), str(choose_dtype(args.dtype, device)))
+    engine = (*machine, args.max_tokens)
     return _Job(
         args=args,
         say=say,
@@ -109,7 +113,7 @@ def _job(args: argparse.Namespace, say: Callable[[str], None]) -> _Job:
         base=base,
         model_print=fingerprint(model, *engine),
         base_print=fingerprint(base, *engine),
-        scorer_print=fingerprint(base, args.device, args.dtype),
+        scorer_print=fingerprint(base, *machine),
         prompts=prompts,
         options=EngineOptions(
             args.device, args.dtype, args.max_num_seqs, longest + max(args.max_tokens, args.speed_tokens)

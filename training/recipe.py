@@ -72,7 +72,18 @@ class TrunkTraining(_Part):
 
 
 class ObjectiveWeights(_Part):
-    """Weights and targets of the loss (training/objective.py, Objective)."""
+    """Weights and targets of the loss. The defaults are the published objective (arXiv 2505.20438).
+
+    cross_entropy, distillation: weights of the cross-entropy with the data's token, and of the KL divergence from the
+        base model's likeliest ids (renormalised over those that the data set holds).
+    stop: weight of the stop head's binary cross-entropy.
+    lookahead: "group" trains the tokens of the data's next group; "dense" all of the next max_group tokens, whatever
+        the data's groups are.
+    stop_target: "boundary" is 1 at the data's last token of a group; "agreement" is the base model's probability that
+        the next micro-step's likeliest token is wrong, which makes the dial a probability. It needs a teacher.
+    micro_weight: weight of a micro-step's token beside the trunk's.
+    first_token: whether the trunk's own token is trained; off saves its head where the trunk is frozen.
+    """
 
     cross_entropy: Weight = 1.0
     distillation: Weight = 0.0
@@ -81,6 +92,10 @@ class ObjectiveWeights(_Part):
     stop_target: Literal["boundary", "agreement"] = "boundary"
     micro_weight: Weight = 1.0
     first_token: bool = True
+
+    @property
+    def needs_teacher(self) -> bool:
+        return self.distillation > 0 or self.stop_target == "agreement"
 
 
 class Grouping(_Part):

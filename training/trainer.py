@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -24,11 +24,12 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 
+from hamburger.training.batches import TrainBatch
 from hamburger.training.errors import TrainingError
 from hamburger.training.journal import Journal
 from hamburger.training.modules import Trainable, is_graft
 from hamburger.training.objective import Objective, TrainingNetwork
-from hamburger.training.packs import Pack, PackStream
+from hamburger.training.packs import PackStream
 from hamburger.training.recipe import Recipe
 from hamburger.training.runs import RunFolder
 from hamburger.training.validation import Validator
@@ -122,12 +123,14 @@ class Trainer:
         rank, world = self.accelerator.process_index, self.accelerator.num_processes
         packs = self.parts.stream.packs(self.step)
         torch.manual_seed(((self.recipe.seed * 1_000_003 + self.step) * 1009 + rank) % 2**63)  # of dropout
-        counts, stopped = self._agree(packs[rank::world], stop)
+        max_group, cached = self.core.graft.max_group, self.recipe.cached_states
+        batches = [pack.collate(max_group, cached_states=cached) for pack in packs[rank::world]]
+        counts, stopped = self._agree(batches, stop)
         sums = torch.zeros(2, device=self.accelerator.device)
-        for last, batch in self._batches(packs[rank::world]):
-            with nullcontext() if last else self.accelerator.no_sync(self.network):
+        for batch in batches:
+            with nullcontext() if batch is batches[-1] else self.accelerator.no_sync(self.network):
                 with self._amp():
-                    outcome = self.network(batch)
+                    outcome = self.network(batch.to(self.accelerator.device))
                 # Processes average their gradients; the loss is a sum over all of them.
                 (outcome.loss(counts, self.recipe.objective.stop) * world).backward()
             sums += torch.stack((outcome.token_loss, outcome.stop_loss)).detach()
@@ -167,19 +170,12 @@ class Trainer:
                 "the last checkpoint (--init) with lower trunk_lr and graft_lr."
             )
 
-    def _agree(self, packs: list[Pack], stop: bool) -> tuple[Tensor, bool]:
+    def _agree(self, batches: Sequence[TrainBatch], stop: bool) -> tuple[Tensor, bool]:
         """What all processes' packs of the step count together (Objective.counts), and whether any process stops."""
-        mine = torch.zeros(3, device=self.accelerator.device)
-        for _, batch in self._batches(packs):
-            mine[:2] += self.core.objective.counts(batch)
-        mine[2] = float(stop)
+        counts = torch.stack([self.core.objective.counts(batch) for batch in batches]).sum(0)
+        mine = torch.cat((counts, torch.tensor([float(stop)]))).to(self.accelerator.device)
         total: Tensor = self.accelerator.reduce(mine, "sum")
         return total[:2], bool(total[2] > 0)
-
-    def _batches(self, packs: list[Pack]) -> Iterator[tuple[bool, Any]]:
-        for i, pack in enumerate(packs):
-            batch = pack.collate(self.core.graft.max_group, cached_states=self.recipe.cached_states)
-            yield i == len(packs) - 1, batch.to(self.accelerator.device)
 
     def _amp(self) -> torch.autocast:
         kind = self.parts.compute

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -36,7 +35,9 @@ class Validator:
         try:
             report = self._losses(network, core, amp)
             # Every token of every answer starts a group here, and every micro-step is run.
-            seen = replace(core.objective, cross_entropy=0.0, distillation=0.0, lookahead="dense", first_token=True)
+            seen = core.objective.model_copy(
+                update={"cross_entropy": 0.0, "distillation": 0.0, "lookahead": "dense", "first_token": True}
+            )
             with _swapped(core, seen):
                 return report | self._dial(network, core, amp)
         finally:

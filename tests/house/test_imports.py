@@ -38,3 +38,13 @@ def test_the_engine_package_loads_torch_only_for_llm() -> None:
 
 def test_the_check_sees_torch_where_it_is() -> None:
     assert "torch" in loaded_after("import hamburger.model.trunk")
+
+
+def test_a_command_loads_only_what_it_needs() -> None:
+    """numpy is what the evaluation commands bring along: 0.1 s of every start, were it loaded for `serve`."""
+    code = (
+        "import sys; from hamburger.server.cli import build_parser; build_parser().parse_args(['serve']);"
+        "print([n for n in sys.modules if n.startswith(('hamburger.clients', 'hamburger.training', 'numpy'))])"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert result.stdout.strip() == "[]"

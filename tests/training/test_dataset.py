@@ -16,22 +16,9 @@ from torch import Tensor
 
 from hamburger.training.dataset import DatasetMeta, DatasetWriter, Example, SegmentedDataset, read_meta
 from hamburger.training.errors import TrainingError
+from training_runs import dataset_meta
 
-META = DatasetMeta(
-    model="tiny",
-    model_argument=None,
-    base=None,
-    vocab_size=50,
-    strategy="decreasing_v2",
-    ratio=0.3,
-    floor=0.05,
-    max_group=4,
-    top_k=2,
-    max_length=64,
-    train_on="last",
-    loops="drop",
-    held_out=0.0,
-)
+META = dataset_meta(vocab_size=50)
 _FIELDS = ("token_ids", "response", "entropy", "group_sizes", "top_ids", "top_logprobs", "states")
 
 

@@ -24,12 +24,13 @@ from hamburger.model.hf_config import trunk_config_json
 from hamburger.model.sources import CheckpointError, resolve_source
 from hamburger.training.arguments_export import add_export_arguments
 from hamburger.training.calibrate import collect
-from hamburger.training.dataset import DatasetMeta, DatasetWriter, Example, SegmentedDataset
+from hamburger.training.dataset import DatasetWriter, Example, SegmentedDataset
 from hamburger.training.errors import TrainingError
 from hamburger.training.export import ExportOptions, export, held_back, latest_checkpoint, run
 from hamburger.training.recipe import Recipe
 from hamburger.training.train import _split
 from small_models import CPU, core_of, graft_config, params, random_tensors, run_core, tokens_of, trunk_config
+from training_runs import dataset_meta
 
 DATA = Path(__file__).parent.parent / "data" / "golden-tiny"
 GOLDEN = json.loads((DATA / "golden.json").read_text())["generate"]
@@ -270,11 +271,7 @@ def data_set(folder: Path, step: Path, number: int = 40, max_group: int = 4) -> 
         group_sizes = torch.tensor(sizes, dtype=torch.uint8)
         entropy = torch.zeros(len(ids))
         examples.append(Example(i, i, ids.int(), response, entropy, group_sizes, rivals.int(), logprobs))
-    meta = DatasetMeta(
-        model="tiny", model_argument=None, base=None, vocab_size=96, strategy="decreasing_v2", ratio=0.3, floor=0.05,
-        max_group=max_group, top_k=2, max_length=64, train_on="last", loops="drop", held_out=0.0,
-    )  # fmt: skip
-    with DatasetWriter(folder, meta) as writer:
+    with DatasetWriter(folder, dataset_meta(max_group=max_group)) as writer:
         writer.write(examples)
     return SegmentedDataset(folder)
 

@@ -24,22 +24,9 @@ from hamburger.training.scoring import Scorer, TokenScores
 from hamburger.training.segment import Tally, group_sizes, segment_answers, state_layers
 from hamburger.training.segmentation import segment
 from small_models import random_model, trunk_config
+from training_runs import dataset_meta
 
-META = DatasetMeta(
-    model="tiny",
-    model_argument=None,
-    base=None,
-    vocab_size=259,
-    strategy="decreasing_v2",
-    ratio=0.3,
-    floor=0.05,
-    max_group=4,
-    top_k=2,
-    max_length=64,
-    train_on="last",
-    loops="drop",
-    held_out=0.0,
-)
+META = dataset_meta(vocab_size=259)
 
 
 class FakeScorer:

@@ -12,19 +12,16 @@ import yaml
 from rich.console import Console
 
 from hamburger.training.arguments_train import add_train_arguments
-from hamburger.training.dataset import DatasetMeta, DatasetWriter
+from hamburger.training.dataset import DatasetWriter
 from hamburger.training.dataset import Example as Record
 from hamburger.training.errors import TrainingError
 from hamburger.training.journal import Journal
 from hamburger.training.recipe import parse_recipe
 from hamburger.training.runs import RunFolder, read_state
 from hamburger.training.train import run
-from training_runs import FUSED, losses, random_source, recipe, validations, write_base
+from training_runs import FUSED, dataset_meta, losses, random_source, recipe, validations, write_base
 
-META = DatasetMeta(
-    model="tiny", model_argument=None, base=None, vocab_size=96, strategy="decreasing_v2", ratio=0.3, floor=0.05,
-    max_group=4, top_k=4, max_length=512, train_on="last", loops="keep", held_out=0.0,
-)  # fmt: skip
+META = dataset_meta(top_k=4, max_length=512, loops="keep")
 
 
 def write_data(folder: Path, number: int) -> Path:
