@@ -26,7 +26,7 @@ from hamburger.model.sources import resolve_source
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", help="folder, hub id or file; default: the embedded model")
+    parser.add_argument("--model", default="builtin", help="a plain base: folder, hub id or file (default: builtin)")
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"))
     parser.add_argument("--streams", default="1,16", help="batch sizes, comma separated")
     parser.add_argument("--prompt-tokens", type=int, default=64)
@@ -84,7 +84,7 @@ def run_theirs(peer: Any, prompts: torch.Tensor, new_tokens: int) -> float:
     return float(output.numel() - prompts.numel()) / seconds
 
 
-def transformers_model(model: str | None, dtype: torch.dtype) -> Any:
+def transformers_model(model: str, dtype: torch.dtype) -> Any:
     """The same trunk weights in transformers."""
     checkpoint = load_checkpoint(resolve_source(model), dtype)
     peer: Any = LlamaForCausalLM(LlamaConfig.from_dict(trunk_config_json(checkpoint.config.trunk))).to(dtype)

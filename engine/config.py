@@ -12,7 +12,7 @@ from hamburger.model.config import ConfigError
 class EngineArgs:
     """What the user asks for; None and "auto" are resolved when the engine is built.
 
-    model: folder, hub id, `.ckpt` or GGUF file; None means the embedded default model.
+    model: folder, hub id, `.ckpt` or GGUF file; None means the embedded default, `builtin` the plain base under it.
     base: the base model's folder or hub id, for checkpoints that hold only a part of it.
     max_model_len: most tokens of prompt and answer together; None means what the model was made for.
     max_num_seqs: most sequences that run at once. max_num_batched_slots: most slots that one step computes.

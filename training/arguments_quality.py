@@ -16,7 +16,6 @@ def add_eval_quality_arguments(parser: argparse.ArgumentParser) -> None:
     models = parser.add_argument_group("models")
     models.add_argument(
         "--model",
-        default="builtin",
         metavar="M",
         help="the HAMburger: folder, hub id or .ckpt (default: the embedded one)",
     )

@@ -14,8 +14,7 @@ from hamburger.model.assemble import assemble, parts_of
 from hamburger.model.checkpoint import load_checkpoint, read_files, save_checkpoint
 from hamburger.model.config import ModelConfig, tensor_shapes
 from hamburger.model.hamburger import HamburgerModel
-from hamburger.model.sources import BUILTIN, ModelSource, read_json, resolve_source
-from hamburger.training.base_model import EMBEDDED, base_arguments
+from hamburger.model.sources import BUILTIN, EMBEDDED_BASE, ModelSource, read_json, resolve_source
 from hamburger.training.errors import TrainingError
 from hamburger.training.grafts import new_graft
 from hamburger.training.recipe import Recipe
@@ -80,11 +79,11 @@ class Trainable:
 
 def read_base(name: str) -> Origin:
     """A base model. Raises CheckpointError, or TrainingError for one that cannot be a base."""
-    source = resolve_source(*base_arguments(name, None))
-    if source.kind not in ("hf", "gguf") or (source.kind == "gguf" and name != EMBEDDED):
+    source = resolve_source(name)
+    if source.kind not in ("hf", "gguf") or (source.kind == "gguf" and name != EMBEDDED_BASE):
         raise TrainingError(f"base is {name}: it must be `builtin`, or a base model's folder or hub id.")
     checkpoint = load_checkpoint(source, torch.float32)
-    is_folder = name != EMBEDDED and Path(name).expanduser().is_dir()
+    is_folder = name != EMBEDDED_BASE and Path(name).expanduser().is_dir()
     named = str(source.path.resolve()) if is_folder else name
     return Origin(checkpoint.config, checkpoint.tensors, None, named, source.tokenizer_path)
 
@@ -256,6 +255,6 @@ def _referenced(source: ModelSource, named: str | None) -> str | None:
     if source.base_path is None or named is None:
         return None
     if source.base_path == BUILTIN:
-        return EMBEDDED
+        return EMBEDDED_BASE
     is_folder = (source.path / named).is_dir() or Path(named).expanduser().is_dir()
     return str(source.base_path.resolve()) if is_folder else named

@@ -18,7 +18,6 @@ from rich.console import Console
 from hamburger.engine.messages import EngineInfo
 from hamburger.engine.tokenizer import Tokenizer
 from hamburger.model.devices import choose_device, choose_dtype
-from hamburger.training.base_model import base_name
 from hamburger.training.conversation import prompt_ids
 from hamburger.training.errors import TrainingError
 from hamburger.training.jsonl import GrowingFile
@@ -88,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _job(args: argparse.Namespace, say: Callable[[str], None]) -> _Job:
     """Everything that can be wrong is looked at here, before any model is loaded."""
-    model, base = ModelName.of_model(args.model, args.base), ModelName.of_base(args.base_model)
+    model, base = ModelName(args.model, args.base), ModelName(args.base_model)
     if base.has_graft:
         raise TrainingError(f"base_model {args.base_model} is a HAMburger: name the untouched model below it.")
     tokenizer = model.tokenizer()
@@ -207,7 +206,7 @@ def _evaluation(
         kinds.setdefault(prompt.kind, []).append(prompt.id)
     return Evaluation(
         model=job.model.source.name,
-        base=base_name(job.args.base_model, None),
+        base=job.base.source.name,
         default_confidence=info.default_confidence,
         suggested_confidence=suggested_confidence(points),
         settings=_settings(job, info),

@@ -17,7 +17,6 @@ from hamburger.engine.llm import LLM, GenerationResult
 from hamburger.engine.sampling_params import SamplingParams
 from hamburger.engine.tokenizer import Tokenizer
 from hamburger.model.sources import BUILTIN, ModelSource, embedded_gguf, read_json, resolve_source
-from hamburger.training.base_model import EMBEDDED, base_arguments
 from hamburger.training.jsonl import GrowingFile, read_rows
 from hamburger.training.progress import token_bar
 from hamburger.training.quality_prompts import Prompt
@@ -31,16 +30,6 @@ class ModelName:
 
     model: str | None
     base: str | None = None
-
-    @classmethod
-    def of_base(cls, name: str) -> ModelName:
-        """An untouched base; `builtin` is the embedded one. Raises CheckpointError when that is not installed."""
-        return cls(*base_arguments(name, None))
-
-    @classmethod
-    def of_model(cls, name: str, base: str | None) -> ModelName:
-        """A model; `builtin` is the embedded default."""
-        return cls(None if name == EMBEDDED else name, base)
 
     @property
     def source(self) -> ModelSource:

@@ -7,6 +7,7 @@ RUN/step-000500/training/       state.pt: step, optimizer, and what the run was 
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 from collections.abc import Callable
@@ -58,10 +59,13 @@ class RunFolder:
         write_model(temporary)
         (temporary / "training").mkdir()
         torch.save(state, temporary / "training" / "state.pt")
+        for path in temporary.rglob("*"):  # what `latest` is to name must outlast a loss of power
+            _flush(path)
         shutil.rmtree(folder, ignore_errors=True)
         temporary.rename(folder)
         pointer = self.path / ".latest.tmp"
         pointer.write_text(folder.name + "\n", encoding="utf-8")
+        _flush(pointer)
         pointer.replace(self.path / "latest")
         for old in self._steps()[:-keep]:
             if old != folder:
@@ -71,6 +75,12 @@ class RunFolder:
     def _steps(self) -> list[Path]:
         found = [(int(match[1]), p) for p in self.path.iterdir() if (match := _STEP.fullmatch(p.name))]
         return [path for _, path in sorted(found)]
+
+
+def _flush(path: Path) -> None:
+    if path.is_file():
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
 
 
 def read_state(folder: Path, recipe: Recipe, num_examples: int) -> dict[str, Any]:

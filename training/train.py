@@ -14,6 +14,7 @@ from accelerate import Accelerator  # type: ignore[import-untyped]
 from rich.console import Console
 
 from hamburger.model.devices import choose_device, choose_dtype
+from hamburger.model.heap import keep_freed_memory
 from hamburger.training.dataset import SegmentedDataset
 from hamburger.training.errors import TrainingError
 from hamburger.training.journal import Journal
@@ -35,6 +36,8 @@ def run(args: argparse.Namespace) -> int:
         recipe = parse_recipe(recipe.model_dump() | {"init": args.init}, args.recipe)
     if args.validation is not None:  # nothing of the data is then kept back, and the run's folder has to say so
         recipe = parse_recipe(recipe.model_dump() | {"validation_share": 0.0}, args.recipe)
+    if choose_device(args.device).type == "cpu":
+        keep_freed_memory()
     data = [SegmentedDataset(folder) for folder in args.data]
     held_out = None if args.validation is None else [SegmentedDataset(folder) for folder in args.validation]
     console = Console(stderr=True)
@@ -91,12 +94,11 @@ class Job:
         if resume and latest is None:
             raise TrainingError(f"{out} holds no checkpoint to resume from: leave out --resume.")
         chosen = _split(recipe, data, validation)
-        origin = read_hamburger(recipe.init) if recipe.init is not None else read_base(recipe.base)
+        start = recipe.init if latest is None else str(latest)
+        origin = read_base(recipe.base) if start is None else read_hamburger(start)
         vocab = origin.config.trunk.vocab_size
         for examples in (chosen.train, chosen.held_out):
             examples.check(recipe, origin.config.trunk)
-        if latest is not None:
-            origin = read_hamburger(str(latest))
         origin = with_graft(origin, recipe, lambda size: chosen.train.likeliest_ids(size, vocab))
         compute = choose_dtype(recipe.precision, self.accelerator.device)
         longest = max(chosen.train.longest, chosen.held_out.longest)

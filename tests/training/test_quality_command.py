@@ -202,7 +202,7 @@ def test_arguments_have_the_issue_s_defaults(capsys: pytest.CaptureFixture[str])
     parser = argparse.ArgumentParser()
     add_eval_quality_arguments(parser)
     args = parser.parse_args(["--prompts", "a", "b", "--out", "o"])
-    assert (args.per_kind, args.max_tokens, args.held_out, args.model) == (40, 384, 0.04, "builtin")
+    assert (args.per_kind, args.max_tokens, args.held_out, args.model) == (40, 384, 0.04, None)
     assert tuple(args.confidences) == CONFIDENCES == (0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0)
     assert parser.parse_args(["--prompts", "a", "--out", "o", "--confidences", "1, 0.5,1"]).confidences == [0.5, 1.0]
     wrong = [("--confidences", "0.5,2"), ("--confidences", "x"), ("--per-kind", "0"), ("--seed", "-1")]

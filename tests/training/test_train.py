@@ -63,6 +63,7 @@ def test_a_run_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixtu
     more = ["--init", step, "--set", "trunk.mode=frozen", "--set", "max_steps=2", "--validation", data]
     assert command(made, "--data", data, "--out", second, *more) == 0
     assert losses(second)[0] < losses(first)[0]
+    first.rename(tmp_path / "gone")  # the second run has all it needs
     assert command(made, "--data", data, "--out", second, *more, "--resume") == 0
     with pytest.raises(TrainingError, match="another init"):
         command(made, "--data", data, "--out", second, "--set", "max_steps=2", "--resume")
