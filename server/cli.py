@@ -127,7 +127,7 @@ def build_parser() -> argparse.ArgumentParser:
     serve.fill = _add_settings
     for command in _COMMANDS:
         text = f"{command.help[0].upper()}{command.help[1:]}."
-        commands.add_parser(command.name, help=command.help, description=text).fill = partial(_fill, command)
+        commands.add_parser(command.name, help=command.help, description=text).fill = partial(_add_arguments, command)
     return parser
 
 
@@ -176,7 +176,7 @@ def _run(command: _Command, args: argparse.Namespace) -> int:
     return _FAILED
 
 
-def _fill(command: _Command, parser: argparse.ArgumentParser) -> None:
+def _add_arguments(command: _Command, parser: argparse.ArgumentParser) -> None:
     _load(command.arguments)(parser)
 
 

@@ -178,8 +178,7 @@ def _greeting(settings: ServeSettings, info: EngineInfo, url: str, model_name: s
         kind = "plain base model: 1.0 tokens per KV, every group has one token"
     else:
         kind = (
-            f"HAMburger model: groups of up to {info.max_group} tokens, about "
-            f"{info.expected_tokens / info.total_slots:.2f} tokens per KV at its confidence {info.default_confidence:g}"
+            f"HAMburger model: groups of up to {info.max_group} tokens, default confidence {info.default_confidence:g}"
         )
     lines = [
         f"ready: {model_name} on {info.device} in {info.dtype}, context {info.max_model_len:,} tokens",

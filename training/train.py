@@ -14,9 +14,9 @@ from accelerate import Accelerator  # type: ignore[import-untyped]
 from rich.console import Console
 
 from hamburger.model.devices import choose_device, choose_dtype
-from hamburger.model.heap import keep_freed_memory
 from hamburger.training.dataset import SegmentedDataset
 from hamburger.training.errors import TrainingError
+from hamburger.training.heap import keep_freed_memory
 from hamburger.training.journal import Journal
 from hamburger.training.modules import build, read_base, read_hamburger, with_graft
 from hamburger.training.packs import Examples, Packer, PackStream, Source

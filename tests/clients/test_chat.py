@@ -199,8 +199,10 @@ def test_ctrl_c_before_the_first_token_takes_the_question_back(
 
 def test_a_real_ctrl_c_ends_piped_input(server: ScriptedServer) -> None:
     server.replies = [Reply(hamburger_stream([("begun", 2), ("", 1)])[:1], hang=True)]
+    # A suite that a shell runs in the background inherits an ignored SIGINT.
     program = (
-        "import argparse, sys\nfrom hamburger.clients import chat\nparser = argparse.ArgumentParser()\n"
+        "import argparse, signal, sys\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "from hamburger.clients import chat\nparser = argparse.ArgumentParser()\n"
         "chat.add_arguments(parser)\nsys.exit(chat.run(parser.parse_args()))"
     )
     command, pipe = [sys.executable, "-c", program, "--url", server.url], subprocess.PIPE

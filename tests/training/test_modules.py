@@ -87,6 +87,19 @@ def _training_forward(
     return joined @ model.head_weight.T, model.stop_head(joined)[:, 0]
 
 
+@pytest.mark.parametrize("graft", [GRAFT, FUSED], ids=["positions", "fused"])
+def test_micro_steps_at_once_are_those_one_by_one(tmp_path: Path, graft: dict[str, Any]) -> None:
+    made = trainable(recipe(write_base(tmp_path / "base"), graft=graft))
+    shake(made)
+    model, shape = made.model, made.model.config.graft
+    assert shape is not None
+    features = torch.randn(5, len(shape.feature_layers), model.config.trunk.hidden_size)
+    ids = torch.arange(15).view(5, 3)
+    cache = model.micro_decoder.start(features)
+    each = [model.micro_decoder(e, cache, model.rotary) for e in model.embed_tokens(ids).unbind(1)]
+    assert torch.allclose(micro_states(model, features, ids), torch.stack(each, dim=1), atol=1e-5)
+
+
 @pytest.mark.parametrize("trunk", MODES, ids=lambda trunk: trunk["mode"])
 def test_a_checkpoint_is_gone_on_with_bit_for_bit(tmp_path: Path, trunk: dict[str, Any]) -> None:
     base = write_base(tmp_path / "base")
