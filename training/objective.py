@@ -10,14 +10,12 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from hamburger.model.hamburger import HamburgerModel
 from hamburger.training.batches import NO_TARGET, TrainBatch
 from hamburger.training.network import has_short_list, micro_head, micro_states, trunk_states
 from hamburger.training.recipe import ObjectiveWeights
-
-_LOGITS_A_CHUNK = 1024 * 49152  # more logits are made in chunks, and again in the backward pass instead of kept
+from hamburger.training.token_loss import token_losses, wanted
 
 
 class Objective(ObjectiveWeights):
@@ -137,39 +135,19 @@ class TrainingNetwork(nn.Module):
         return F.binary_cross_entropy_with_logits(stop_logits[mask], wanted[mask], reduction="sum")
 
     def _tokens(self, states: Tensor, targets: Tensor, teacher: tuple[Tensor, Tensor] | None, head: _Head) -> _Tokens:
-        """Token losses of states [R, D] with targets [R], in chunks of rows."""
-        parts, size = [], max(1, _LOGITS_A_CHUNK // len(head.weight))
-        for part in torch.arange(len(states), device=states.device).split(size):
-            rival = None if teacher is None else (teacher[0][part], teacher[1][part])
-            args = (states[part], targets[part], rival, head)
-            parts.append(
-                checkpoint(self._chunk, *args, use_reentrant=False)
-                if len(states) > size and torch.is_grad_enabled()
-                else self._chunk(*args)
-            )
-        losses, predicted, base_probs = zip(*parts, strict=True)
-        return _Tokens(torch.stack(losses).sum(), torch.cat(predicted), torch.cat(base_probs))
-
-    def _chunk(
-        self, states: Tensor, targets: Tensor, teacher: tuple[Tensor, Tensor] | None, head: _Head
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        logprobs = F.linear(states, head.weight).float().log_softmax(-1)
-        likeliest = logprobs.detach().argmax(-1)
+        """Token losses of states [R, D] with targets [R]."""
+        rivals = None if teacher is None else (head.place(teacher[0]), teacher[1])
+        objective = self.objective
+        aims = wanted(
+            head.place(targets), rivals, cross_entropy=objective.cross_entropy, distillation=objective.distillation
+        )
+        loss, likeliest = token_losses(states, head.weight, aims)
         predicted = likeliest if head.ids is None else head.ids[likeliest]
-        loss = logprobs.new_zeros(())
-        if self.objective.cross_entropy:
-            place = targets if head.places is None else head.places[targets]
-            picked = logprobs.gather(-1, place.clamp(min=0)[:, None])[:, 0]
-            # A token off the list is none that a micro-step could have given.
-            loss = loss - self.objective.cross_entropy * picked.masked_fill(place < 0, 0).sum()
-        base_probs = logprobs.new_zeros(len(states))
+        base_probs = torch.zeros(len(states), device=states.device)
         if teacher is not None:
             ids, base = teacher
             base_probs = (base.exp() * (ids == predicted[:, None])).sum(-1)
-            if self.objective.distillation:
-                place = ids if head.places is None else head.places[ids]
-                loss = loss + self.objective.distillation * _divergence(logprobs, place, base).sum()
-        return loss, predicted, base_probs
+        return _Tokens(loss, predicted, base_probs)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -179,6 +157,10 @@ class _Head:
     weight: Tensor
     ids: Tensor | None
     places: Tensor | None
+
+    def place(self, ids: Tensor) -> Tensor:
+        """Vocabulary ids -> rows of the weight, -1 where it has none."""
+        return ids if self.places is None else self.places[ids]
 
 
 def _cast_once(weight: Tensor) -> Tensor:
@@ -202,18 +184,3 @@ class _Teacher:
         if self.ids is None or self.logprobs is None:
             return None
         return self.ids[rows, position], self.logprobs[rows, position]
-
-
-def _divergence(logprobs: Tensor, places: Tensor, base: Tensor) -> Tensor:
-    """KL from the base's top ids, renormalised, to the model: [R].
-
-    logprobs [R, L]; places [R, k], -1 where the model cannot give that id; base [R, k] log-probabilities. Ids that the
-    model cannot give are left out, and the row then weighs as much as what is left of it.
-    """
-    given = base.masked_fill(places < 0, float("-inf")).exp()
-    total = base.exp().sum(-1, keepdim=True).clamp(min=1e-9)
-    share = given.sum(-1, keepdim=True)
-    wanted = given / share.clamp(min=1e-9)
-    model = logprobs.gather(-1, places.clamp(min=0))
-    each = torch.where(wanted > 0, wanted * (wanted.clamp(min=1e-30).log() - model), 0)
-    return each.sum(-1) * (share / total)[:, 0]

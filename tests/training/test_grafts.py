@@ -15,17 +15,22 @@ FUSED = {"features": "fused", "micro_norm": True, "short_list_size": 5}
 LIST = torch.tensor([9, 3, 5, 7, 2])
 
 
-def test_a_merge_starts_as_the_mean_and_the_dial_at_one_half() -> None:
+def test_a_merge_starts_near_its_last_token_and_the_dial_at_one_half() -> None:
     config = ModelConfig(trunk=trunk_config(), graft=graft_config(**FUSED))
     base = random_tensors(ModelConfig(trunk=trunk_config()))
     graft = new_graft(config, base, LIST, seed=1)
     assert {n: tuple(t.shape) for n, t in (base | graft).items()} == tensor_shapes(config)
     model = assemble(config, base | graft, dtype=torch.float32, device=CPU, max_positions=64)
-    embeddings = torch.randn(1, 4, 32)
+    embeddings = model.embed_tokens(torch.tensor([[5, 70, 31, 8], [5, 31, 70, 8], [9, 9, 0, 0]]))
+    sizes = torch.tensor([3, 3, 2])
     with torch.inference_mode():
-        merged = model.embedder(embeddings, torch.tensor([3]))
+        merged = model.embedder(embeddings, sizes)
         stop = model.stop_head(torch.randn(6, 32))
-    torch.testing.assert_close(merged, embeddings[:, :3].mean(1))
+    mean = torch.stack([e[:n].mean(0) for e, n in zip(embeddings, sizes, strict=True)])
+    last = embeddings[torch.arange(3), sizes - 1]
+    strongest = torch.linalg.svd(base["model.embed_tokens.weight"].float()).Vh[:24]  # three heads in four of 32
+    torch.testing.assert_close(merged - mean, last @ strongest.T @ strongest, rtol=0.1, atol=0.1)
+    assert (merged[0] - merged[1]).norm() > 0.5 * (last[0] - last[1]).norm()  # their order tells them apart
     assert stop.abs().max() == 0
     assert graft["short_list"].tolist() == sorted(LIST.tolist())
     last = base["model.layers.3.mlp.up_proj.weight"]
