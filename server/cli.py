@@ -53,6 +53,12 @@ _COMMANDS = (
         "training.segment:run",
     ),
     _Command(
+        "regroup",
+        "group a data set as a trained model would",
+        "training.arguments_data:add_regroup_arguments",
+        "training.regroup:run",
+    ),
+    _Command(
         "inspect",
         "look at a segmented example",
         "training.arguments_data:add_inspect_arguments",

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import tokenizers
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
@@ -66,6 +67,14 @@ def write_base(folder: Path, **changes: Any) -> Path:
     (folder / "config.json").write_text(json.dumps(trunk_config_json(config)))
     save_file(random_tensors(ModelConfig(trunk=config)), folder / "model.safetensors")
     return folder
+
+
+def words_tokenizer(vocab_size: int) -> tokenizers.Tokenizer:
+    """Words w0, w1, ... as ids."""
+    words = {f"w{i}": i for i in range(vocab_size)}
+    backend = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="w0"))
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    return backend
 
 
 def record(made: MadeExample, id: str) -> MadeRecord:

@@ -1,4 +1,4 @@
-"""The command line of `hamburger distill`, `segment` and `inspect`. No torch: every command's --help loads this."""
+"""The command line of `hamburger distill`, `segment`, `regroup` and `inspect`. No torch: each --help loads this."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 import math
 from pathlib import Path
 
-from hamburger.training.argument_types import layers, number, whole
+from hamburger.training.argument_types import confidences, layers, number, whole
 from hamburger.training.prompts import HELD_OUT
 from hamburger.training.segmentation import STRATEGIES
 
@@ -101,6 +101,22 @@ def add_segment_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--part-size", metavar="N", type=whole(1), default=512, help=f"examples a file; {_DEFAULT}")
 
 
+def add_regroup_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of `hamburger regroup`."""
+    parser.add_argument("data", metavar="DATA", nargs="+", type=Path, help="what segment wrote")
+    _add_model(parser, "whose groups: a HAMburger of the data's base, for example a checkpoint of train", required=True)
+    parser.add_argument("--out", metavar="FOLDER", type=Path, required=True, help="the data set to write")
+    parser.add_argument(
+        "--confidence",
+        metavar="C,C",
+        type=confidences,
+        default="0.4,0.95",
+        help=f"the range that each answer's confidence is drawn from; {_DEFAULT}",
+    )
+    parser.add_argument("--seed", metavar="N", type=whole(0), default=0, help=_DEFAULT)
+    parser.add_argument("--part-size", metavar="N", type=whole(1), default=512, help=f"examples a file; {_DEFAULT}")
+
+
 def add_inspect_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `hamburger inspect`."""
     parser.add_argument("folder", metavar="FOLDER", type=Path, help="what segment wrote")
@@ -115,8 +131,8 @@ def add_inspect_arguments(parser: argparse.ArgumentParser) -> None:
 _DEFAULT = "default: %(default)s"
 
 
-def _add_model(parser: argparse.ArgumentParser, help_text: str) -> None:
-    parser.add_argument("--model", help=help_text)
+def _add_model(parser: argparse.ArgumentParser, help_text: str, *, required: bool = False) -> None:
+    parser.add_argument("--model", required=required, help=help_text)
     parser.add_argument("--base", help="the base model that a checkpoint refers to")
     parser.add_argument("--device", default="auto", help=f"auto, cpu, cuda or cuda:N; {_DEFAULT}")
     parser.add_argument("--dtype", default="auto", help=f"auto, bfloat16, float32 or float16; {_DEFAULT}")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -14,6 +15,7 @@ from hamburger.training.errors import TrainingError
 from hamburger.training.network import Slots
 
 NO_TARGET = -100
+_TOKENS_A_PASS = 2048
 
 
 class Example(Protocol):
@@ -36,6 +38,9 @@ class Example(Protocol):
     def top_logprobs(self) -> Tensor | None: ...
     @property
     def states(self) -> Tensor | None: ...
+
+
+AnyExample = TypeVar("AnyExample", bound=Example)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -86,6 +91,23 @@ def collate_states(examples: Sequence[Example], max_group: int) -> TrainBatch:
         raise TrainingError("the data set holds no trunk states: make it with `hamburger segment --states`.")
     batch = _collate(examples, max_group, [torch.ones_like(e.group_sizes) for e in examples])
     return replace(batch, states=torch.cat(known))
+
+
+def passes(examples: Iterable[AnyExample], max_tokens: float = math.inf) -> Iterator[list[AnyExample]]:
+    """Examples, in order, as many as run at once without gradients, until they have `max_tokens` trained tokens."""
+    pack: list[AnyExample] = []
+    room = _TOKENS_A_PASS
+    for example in examples:
+        if max_tokens <= 0:
+            break
+        if pack and len(example.token_ids) > room:
+            yield pack
+            pack, room = [], _TOKENS_A_PASS
+        pack.append(example)
+        room -= len(example.token_ids)
+        max_tokens -= int(example.response.sum())
+    if pack:
+        yield pack
 
 
 def _collate(examples: Sequence[Example], max_group: int, groups: Sequence[Tensor]) -> TrainBatch:

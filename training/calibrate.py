@@ -7,7 +7,7 @@ the places where the model's own likeliest tokens are the data's up to there cou
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,13 +15,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hamburger.model.hamburger import HamburgerModel
-from hamburger.training.batches import NO_TARGET, Example, TrainBatch, collate
+from hamburger.training.batches import NO_TARGET, Example, TrainBatch, collate, passes
 from hamburger.training.errors import TrainingError
 from hamburger.training.objective import Objective, Outcome, TrainingNetwork
 
 FEWEST_DECISIONS = 50  # a place with fewer keeps the stop head's own value
 _SMALLEST_SCALE = 0.05
-_TOKENS_A_PASS = 2048
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -96,7 +95,7 @@ def collect(model: HamburgerModel, examples: Iterable[Example], max_tokens: int 
     network = TrainingNetwork(model, Objective(cross_entropy=0.0, lookahead="dense", stop_target="agreement")).eval()
     device = model.head_weight.device
     parts = []
-    for pack in _packs(examples, max_tokens):
+    for pack in passes(examples, math.inf if max_tokens is None else max_tokens):
         batch = collate(pack, model.config.max_group)
         if len(batch.emit):
             batch = batch.to(device)
@@ -230,22 +229,6 @@ def _row(*cells: str) -> str:
 
 def _shown(value: float) -> str:
     return "-" if math.isnan(value) else f"{value:.3f}"
-
-
-def _packs(examples: Iterable[Example], max_tokens: int | None) -> Iterator[list[Example]]:
-    pack: list[Example] = []
-    room, left = _TOKENS_A_PASS, math.inf if max_tokens is None else max_tokens
-    for example in examples:
-        if left <= 0:
-            break
-        if pack and len(example.token_ids) > room:
-            yield pack
-            pack, room = [], _TOKENS_A_PASS
-        pack.append(example)
-        room -= len(example.token_ids)
-        left -= int(example.response.sum())
-    if pack:
-        yield pack
 
 
 def _decisions(outcome: Outcome, batch: TrainBatch) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:

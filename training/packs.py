@@ -72,7 +72,8 @@ class Examples:
                 f"the data has an example of {self.longest} tokens, more than the model's "
                 f"{trunk.max_position_embeddings}: segment it with a lower --max-length."
             )
-        if recipe.groups.kind == "data" and self.largest_group > max_group:
+        reads_groups = recipe.groups.kind == "data" or recipe.groups.data_share > 0
+        if reads_groups and self.largest_group > max_group:
             raise TrainingError(
                 f"the data has groups of {self.largest_group} tokens, but graft.max_group is {max_group}: segment it "
                 f"with --max-group {max_group}, or use groups.kind jitter."
@@ -183,7 +184,10 @@ class Packer:
             return example.group_sizes
         if grouping.kind == "single":
             return torch.ones_like(example.group_sizes)
-        return jittered(example, grouping, self.max_group, np.random.default_rng((self.seed, epoch, index, 2)))
+        draw = np.random.default_rng((self.seed, epoch, index, 2))
+        if grouping.data_share and draw.random() < grouping.data_share:
+            return example.group_sizes
+        return jittered(example, grouping, self.max_group, draw)
 
 
 def jittered(example: Example, grouping: Grouping, max_group: int, draw: np.random.Generator) -> Tensor:

@@ -103,13 +103,15 @@ class Grouping(_Part):
 
     kind: `data` as the data set says, `single` one token a group, `jitter` segmented anew for each answer and epoch.
     ratio, floor: ranges that jitter draws an answer's segmentation thresholds from. split: probability that jitter cuts
-        a group in two. single_share: share of the packs whose groups all have one token.
+        a group in two. data_share: share of the answers that jitter leaves in the data's groups.
+    single_share: share of the packs whose groups all have one token.
     """
 
     kind: Literal["data", "single", "jitter"] = "data"
     ratio: tuple[Share, Share] = (0.15, 0.7)
     floor: Range = (0.02, 0.3)
     split: Share = 0.1
+    data_share: Share = 0.0
     single_share: Share = 0.0
 
     @model_validator(mode="after")

@@ -12,7 +12,12 @@ from pathlib import Path
 import pytest
 
 from hamburger.model.config import ModelConfig, tensor_shapes
-from hamburger.training.arguments_data import add_distill_arguments, add_inspect_arguments, add_segment_arguments
+from hamburger.training.arguments_data import (
+    add_distill_arguments,
+    add_inspect_arguments,
+    add_regroup_arguments,
+    add_segment_arguments,
+)
 from hamburger.training.arguments_export import add_export_arguments
 from hamburger.training.arguments_quality import add_eval_quality_arguments
 from hamburger.training.arguments_train import add_train_arguments
@@ -24,6 +29,7 @@ COMMANDS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
     "distill": add_distill_arguments,
     "segment": add_segment_arguments,
     "inspect": add_inspect_arguments,
+    "regroup": add_regroup_arguments,
     "train": add_train_arguments,
     "export": add_export_arguments,
     "eval-quality": add_eval_quality_arguments,
@@ -90,7 +96,8 @@ class Size:
         position = 30 * d + 8 * self.feed_forward
         trunk = 0 if recipe == "frozen" else self.layers * position
         micro = 4 * 7 * position if recipe == "published" else 2 * 3 * position
-        return state + slots * (trunk + micro) + 16 * 1024 * v
+        head_gradient = 6 * v * d if recipe == "published" else 0
+        return state + slots * (trunk + micro) + 12 * 128 * 49152 + head_gradient
 
     def work(self, recipe: str, slots_per_token: float = 1.5) -> float:
         """FLOP for each answer token and epoch."""

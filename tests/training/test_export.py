@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tokenizers
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
@@ -30,19 +29,12 @@ from hamburger.training.export import ExportOptions, export, held_back, latest_c
 from hamburger.training.recipe import Recipe
 from hamburger.training.train import _split
 from small_models import CPU, core_of, graft_config, params, random_tensors, run_core, tokens_of, trunk_config
-from training_runs import dataset_meta
+from training_runs import dataset_meta, words_tokenizer
 
 DATA = Path(__file__).parent.parent / "data" / "golden-tiny"
 GOLDEN = json.loads((DATA / "golden.json").read_text())["generate"]
 CONFIG = ModelConfig(trunk=trunk_config(), graft=graft_config(features="fused", short_list_size=40))
 TRUNK_NAMES = set(tensor_shapes(ModelConfig(trunk=CONFIG.trunk)))
-
-
-def words_tokenizer(vocab_size: int) -> tokenizers.Tokenizer:
-    words = {f"w{i}": i for i in range(vocab_size)}
-    backend = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="w0"))
-    backend.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
-    return backend
 
 
 @pytest.fixture

@@ -65,6 +65,17 @@ def test_jitter_cuts_groups_and_moves_thresholds() -> None:
     assert slots(whole) < slots(strict)
 
 
+def test_a_share_of_the_answers_keeps_the_datas_groups() -> None:
+    examples = Examples([random_source(60)])
+    own = {e.id: e.group_sizes.tolist() for e in examples}
+    grouping = Grouping(kind="jitter", ratio=(0, 0), floor=(0, 0), data_share=0.4)  # jitter makes groups of one
+    [pack] = Packer(examples, 4, 10**6, 0).epoch(grouping, 0)
+    merged = {e.id: groups.tolist() for e, groups in zip(pack.examples, pack.groups, strict=True) if groups.max() > 1}
+    assert all(groups == own[id] for id, groups in merged.items())
+    could_be = sum(max(groups) > 1 for groups in own.values())
+    assert 0.25 < len(merged) / could_be < 0.6
+
+
 def test_a_share_of_the_packs_is_unmerged() -> None:
     examples = Examples([random_source(60)])
     packs = Packer(examples, 4, 10, 0).epoch(Grouping(single_share=0.4), 0)
