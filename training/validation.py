@@ -26,6 +26,7 @@ class Validator:
 
     def __init__(self, grouped: Sequence[Pack], single: Sequence[Pack], accelerator: Accelerator) -> None:
         self._grouped, self._single, self._accelerator = grouped, single, accelerator
+        self._taught = single[0].examples[0].top_ids is not None
 
     @torch.no_grad()
     def __call__(self, network: nn.Module, core: TrainingNetwork, amp: torch.autocast) -> dict[str, Any]:
@@ -44,20 +45,21 @@ class Validator:
             network.train(was_training)
 
     def _losses(self, network: nn.Module, core: TrainingNetwork, amp: torch.autocast) -> dict[str, Any]:
-        sums = torch.zeros(6, dtype=torch.float64, device=self._accelerator.device)
+        sums = torch.zeros(10, dtype=torch.float64, device=self._accelerator.device)
         for batch, counted in self._batches(self._grouped, core.graft.max_group):
             with amp:
                 outcome: Outcome = network(batch)
             mask, wanted = core.objective.stop_mask(batch), core.objective.stop_targets(batch, outcome.base_probs)
             right = (((outcome.stop_logits > 0) == (wanted > 0.5)) & mask).sum()
             losses = torch.stack((outcome.token_loss, outcome.stop_loss)).double()
-            numbers = torch.cat(
-                (losses, core.objective.counts(batch).double(), torch.stack((right, mask.sum())).double())
-            )
-            sums += numbers * counted
-        token, stop, tokens, stops, right_stops, seen = self._total(sums).tolist()
+            others = torch.cat((torch.stack((right, mask.sum())), readings(batch, outcome))).double()
+            sums += torch.cat((losses, core.objective.counts(batch).double(), others)) * counted
+        token, stop, tokens, stops, right_stops, seen, *read = self._total(sums).tolist()
         token, stop = token / max(tokens, 1), stop / max(stops, 1)
-        return {
+        report: dict[str, Any] = {}
+        if core.objective.first_token and self._taught:
+            report["agreement_after"] = {"merged": read[0] / max(read[1], 1), "single": read[2] / max(read[3], 1)}
+        return report | {
             "loss": token + core.objective.stop * stop,
             "token_loss": token,
             "stop_loss": stop,
@@ -75,15 +77,14 @@ class Validator:
             for i, confidence in enumerate(CONFIDENCES):
                 walks[i] += counted * walk(batch, outcome, confidence)
         (valid, right, agreeing), totals = self._total(places).tolist(), self._total(walks).tolist()
-        taught = self._single[0].examples[0].top_ids is not None
         dial = []
         for confidence, (tokens, groups, extra, agreed, base_prob) in zip(CONFIDENCES, totals, strict=True):
             point = {"confidence": confidence, "tokens_per_kv": tokens / max(groups, 1)}
-            if taught:
+            if self._taught:
                 point |= {"extra_agreement": agreed / max(extra, 1), "extra_base_prob": base_prob / max(extra, 1)}
             dial.append(point)
         report: dict[str, Any] = {"token_accuracy": _shares(right, valid)}
-        if taught:
+        if self._taught:
             report["base_agreement"] = _shares(agreeing, valid)
         return report | {"dial": dial}
 
@@ -105,6 +106,15 @@ def accuracies(batch: TrainBatch, outcome: Outcome) -> Tensor:
     valid = batch.targets != NO_TARGET
     right = valid & (outcome.predicted == batch.targets)
     return torch.stack((valid.sum(0), right.sum(0), _base_agrees(batch, outcome).sum(0))).double()
+
+
+def readings(batch: TrainBatch, outcome: Outcome) -> Tensor:
+    """int64 [4]: of the trunk's own tokens after merged groups, how many are the base's likeliest, and of how many;
+    then the same after groups of one token. They say whether the trunk can read groups.
+    """
+    merged = batch.slots.group_sizes[batch.emit] > 1
+    agrees = _base_agrees(batch, outcome)[:, 0]
+    return torch.stack(((agrees & merged).sum(), merged.sum(), (agrees & ~merged).sum(), (~merged).sum()))
 
 
 def walk(batch: TrainBatch, outcome: Outcome, confidence: float) -> Tensor:

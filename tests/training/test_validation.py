@@ -14,7 +14,7 @@ from hamburger.training.batches import NO_TARGET, TrainBatch, collate
 from hamburger.training.objective import Objective, Outcome, TrainingNetwork
 from hamburger.training.packs import Examples, Packer
 from hamburger.training.recipe import Grouping
-from hamburger.training.validation import CONFIDENCES, Validator, accuracies, walk
+from hamburger.training.validation import CONFIDENCES, Validator, accuracies, readings, walk
 from small_models import graft_config, random_model, trunk_config
 from training_runs import random_source
 
@@ -70,6 +70,15 @@ def test_accuracies_count_each_place_of_a_group() -> None:
     assert agreeing.tolist() == agreed.sum(0).tolist()
 
 
+def test_readings_part_the_trunks_tokens_by_the_group_before_them() -> None:
+    batch = collate([example([([5], [[6, 7], [8], [9, 10, 11], [12]])], teacher_k=3)], 4)
+    assert batch.teacher_ids is not None
+    predicted = batch.teacher_ids[..., 0].clone()
+    predicted[3, 0] = batch.teacher_ids[3, 0, 1]  # 12, after a group of three
+    outcome = outcome_of(batch, torch.full(predicted.shape, 0.5).tolist(), predicted)
+    assert readings(batch, outcome).tolist() == [1, 2, 2, 2]
+
+
 @pytest.mark.parametrize("objective", [Objective(), Objective(distillation=1.0, stop_target="agreement")])
 def test_a_report(objective: Objective, tmp_path: Path) -> None:
     model = random_model(ModelConfig(trunk=trunk_config(), graft=graft_config()), packed=False)
@@ -93,6 +102,9 @@ def test_a_report(objective: Objective, tmp_path: Path) -> None:
     assert sizes == sorted(sizes, reverse=True)
     assert sizes[0] > 1
     assert len(report["token_accuracy"]) == len(report["base_agreement"]) == 4
+    right_after, merged, right, single = readings(batch, whole).tolist()
+    assert 0 < merged < len(batch.emit)
+    assert report["agreement_after"] == pytest.approx({"merged": right_after / merged, "single": right / single})
 
 
 def test_without_a_teacher_nothing_is_said_about_the_base() -> None:
@@ -100,5 +112,5 @@ def test_without_a_teacher_nothing_is_said_about_the_base() -> None:
     core = TrainingNetwork(model, Objective())
     packs = Packer(Examples([random_source(2, teacher_k=0)]), 4, 30, 0).in_order(Grouping(kind="single"))
     report = Validator(packs, packs, Accelerator(cpu=True))(core, core, OFF)
-    assert "base_agreement" not in report
+    assert not {"base_agreement", "agreement_after"} & set(report)
     assert all(point.keys() == {"confidence", "tokens_per_kv"} for point in report["dial"])
