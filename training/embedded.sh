@@ -16,12 +16,12 @@ files=()
 for name in ${FILES:-$open}; do files+=("$prompts/$name.jsonl.gz"); done
 mkdir -p "$work"
 
-# train NAME RECIPE [options]: goes on from the run's latest checkpoint if there is one
+# train NAME RECIPE DATA [options]: goes on from the run's latest checkpoint if there is one
 train() {
-  local run="$work/$1" recipe="$2"
-  shift 2
+  local run="$work/$1" recipe="$2" data="$work/$3"
+  shift 3
   if [ -f "$run/latest" ]; then set -- "$@" --resume; fi
-  "$hamburger" train "$recipe" --data "$work/data" --out "$run" "$@"
+  "$hamburger" train "$recipe" --data "$data" --out "$run" "$@"
 }
 
 # shellcheck disable=SC2086 # the options of a step are words
@@ -29,9 +29,11 @@ train() {
   "$hamburger" distill "${files[@]}" --out "$work/answers.jsonl" --limit "${ANSWERS:-20000}" --max-tokens 320 \
     --keep-loops ${DISTILL:-}
   "$hamburger" segment "$work/answers.jsonl" --out "$work/data" --loops cut --states 3
-  train stage1 frozen --set cached_states=true ${STAGE1:-}
-  train stage2 adapter --init "$work/stage1/$(cat "$work/stage1/latest")" ${STAGE2:-}
-  "$hamburger" export "$work/stage2" --out "$work/export" --calibrate "$work/data" --held-back --data "$work/data" \
+  train stage1 frozen data --set cached_states=true ${STAGE1:-}
+  stage1="$work/stage1/$(cat "$work/stage1/latest")"
+  "$hamburger" regroup "$work/data" --model "$stage1" --confidence 0.15,0.7 --out "$work/own"
+  train stage2 adapter own --init "$stage1" ${STAGE2:-}
+  "$hamburger" export "$work/stage2" --out "$work/export" --calibrate "$work/own" --held-back --data "$work/data" \
     --overwrite
   "$hamburger" eval-quality --model "$work/export" --prompts "${files[@]}" --out "$work/quality" ${QUALITY:-}
 }

@@ -37,13 +37,13 @@ def calls(tmp_path: Path, **extra: str) -> list[list[str]]:
 
 def test_each_command_parses_and_a_second_call_resumes(tmp_path: Path) -> None:
     first, second = calls(tmp_path), calls(tmp_path)
-    names = ["distill", "segment", "train", "train", "export", "eval-quality"]
+    names = ["distill", "segment", "train", "regroup", "train", "export", "eval-quality"]
     assert [call[0] for call in first] == [call[0] for call in second] == names
     for call in first + second:
         args = build_parser().parse_args(call)
         if args.command == "train":
             read_recipe(args.recipe, args.overrides)
-    assert first[3][-4:] == ["--init", str(tmp_path / "work" / "stage1" / "step-000007"), "--set", "seed=3"]
+    assert first[4][-4:] == ["--init", str(tmp_path / "work" / "stage1" / "step-000007"), "--set", "seed=3"]
     assert not any("--resume" in call for call in first)
     assert [call[-1] for call in second if call[0] == "train"] == ["--resume", "--resume"]
 
