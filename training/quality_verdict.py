@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -58,7 +59,9 @@ def suggested_confidence(points: Sequence[Point]) -> float | None:
 
 
 def shown(interval: Interval, digits: int = 3, sign: bool = False) -> str:
-    """`value [low, high]`."""
+    """`value [low, high]`; a dash where there is none, as for 0 / 0."""
+    if math.isnan(interval.value):
+        return "-"
     value, low, high = (f"{x:{'+' if sign else ''}.{digits}f}" for x in (interval.value, interval.low, interval.high))
     return f"{value} [{low}, {high}]"
 

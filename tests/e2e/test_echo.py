@@ -103,7 +103,7 @@ async def test_32_at_once_whole_and_streamed(grafted: RealServer, peer: Any) -> 
 
 def test_the_echoed_text_is_the_prompt(embedded: RealServer) -> None:
     prompt = "The sky is “blue” – isn't it? 漢字 <|im_start|> \n"
-    fields = {"model": "smollm2-135m-instruct", "prompt": prompt, "temperature": 0, "max_tokens": 4, "echo": True}
+    fields = {"model": "smollm2-135m-hamburger", "prompt": prompt, "temperature": 0, "max_tokens": 4, "echo": True}
     whole = embedded.post("/v1/completions", {**fields, "logprobs": 2}).json()["choices"][0]
     answer = embedded.post("/v1/completions", {**fields, "echo": False}).json()["choices"][0]
     assert whole["text"] == prompt + answer["text"]

@@ -43,7 +43,7 @@ def test_disconnected_streams_free_their_slots(grafted: RealServer) -> None:
 
 
 def test_a_prompt_at_the_context_limit_is_served_and_one_over_it_is_refused(embedded: RealServer) -> None:
-    model = "smollm2-135m-instruct"
+    model = "smollm2-135m-hamburger"
 
     def complete(prompt_tokens: int, **fields: Any) -> httpx.Response:
         body = {"model": model, "prompt": [28] * prompt_tokens, "temperature": 0, **fields}

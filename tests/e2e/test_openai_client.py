@@ -12,7 +12,7 @@ from openai import AsyncOpenAI, OpenAI
 from real_server import RealServer
 
 MESSAGES: list[Any] = [{"role": "user", "content": "Name three colours."}]
-EMBEDDED = "smollm2-135m-instruct"
+EMBEDDED = "smollm2-135m-hamburger"
 
 
 def client(server: RealServer) -> OpenAI:
@@ -48,16 +48,38 @@ def test_chat_is_sensible_and_streams_the_same_text(embedded: RealServer) -> Non
     assert chunks[-1].usage == whole.usage
     assert whole.usage is not None
     usage = whole.usage.model_dump()
-    assert usage["tokens_per_kv"] == 1.0  # a plain base model, and it says so
-    assert usage["kv_slots"] == usage["completion_tokens"]
+    assert usage["kv_slots"] <= usage["completion_tokens"]
+    assert usage["tokens_per_kv"] == pytest.approx(usage["completion_tokens"] / usage["kv_slots"], abs=0.01)
 
 
-def test_a_plain_base_says_so_at_start(embedded: RealServer) -> None:
+def test_the_embedded_default_emits_groups_and_says_so_at_start(embedded: RealServer) -> None:
     log = embedded.log()
-    assert "plain base model" in log
-    assert "1.0 tokens per KV" in log
+    assert "HAMburger model: groups of up to 4 tokens" in log
     assert "curl" in log
     assert embedded.url in log
+    question: list[Any] = [{"role": "user", "content": "Count from 1 to 20."}]
+    chat = client(embedded).chat.completions
+    told: dict[float | None, dict[str, Any]] = {}
+    for confidence in (None, 0.3, 1.0):
+        extra = {} if confidence is None else {"confidence": confidence}
+        answer = chat.create(model=EMBEDDED, messages=question, temperature=0, max_tokens=64, extra_body=extra)
+        assert answer.usage is not None
+        told[confidence] = answer.usage.model_dump()
+    assert told[1.0]["tokens_per_kv"] == 1.0
+    assert told[None]["tokens_per_kv"] > 1.0
+    assert told[0.3]["tokens_per_kv"] > told[None]["tokens_per_kv"]
+
+
+def test_builtin_is_the_plain_base_and_says_so() -> None:
+    with RealServer("builtin", "--max-model-len", "256", "--kv-cache-memory", "64MiB") as server:
+        log = server.log()
+        assert "plain base model" in log
+        assert "1.0 tokens per KV" in log
+        model = next(iter(client(server).models.list()))
+        assert model.id == "smollm2-135m-instruct"
+        answer = client(server).chat.completions.create(model=model.id, messages=MESSAGES, max_tokens=8)
+        assert answer.usage is not None
+        assert answer.usage.model_dump()["tokens_per_kv"] == 1.0
 
 
 def test_completions_with_n_stop_and_seed(embedded: RealServer) -> None:

