@@ -85,7 +85,7 @@ def _warm_up(core: EngineCore, info: EngineInfo) -> None:
 
 
 def _max_model_len(asked: int | None, config: ModelConfig) -> int:
-    limit = config.trunk.max_position_embeddings
+    limit = config.trunk.context_tokens
     if asked is not None and asked > limit:
         raise ConfigError(f"max_model_len is {asked}, but the model was made for {limit} tokens: lower it.")
     return asked or limit

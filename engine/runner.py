@@ -14,6 +14,7 @@ from hamburger.engine.batch import BatchResult, GroupResult, ScheduledBatch
 from hamburger.engine.messages import TokenLogprobs
 from hamburger.engine.sequence import Sequence
 from hamburger.model.batch import Adjustments, ForwardBatch, Logprobs, SamplingBatch, ScoredSlots, StepOutput
+from hamburger.model.config import DynamicRopeScaling
 from hamburger.model.hamburger import HamburgerModel
 from hamburger.model.kv_cache import PagedKVCache
 
@@ -25,6 +26,7 @@ class Runner:
         self._model = model
         self._cache = cache
         self._device = model.embed_tokens.weight.device
+        self._needs_text_lengths = isinstance(model.config.trunk.rope_scaling, DynamicRopeScaling)
         graft = model.config.graft
         has_short_list = graft is not None and graft.short_list_size is not None
         self._short_list = frozenset(model.short_list.tolist()) if has_short_list else None
@@ -41,6 +43,7 @@ class Runner:
         size = self._cache.block_size
         tokens: list[list[int]] = []
         positions: list[int] = []
+        text_lengths: list[int] = []
         write_slots: list[int] = []
         emit: list[int] = []
         for item in batch.sequences:
@@ -49,6 +52,8 @@ class Runner:
             for slot in range(first, first + item.num_slots):
                 tokens.append(list(sequence.slot_tokens(slot)))
                 positions.append(sequence.slot_position(slot))
+                if self._needs_text_lengths:
+                    text_lengths.append(max(len(sequence.prompt_ids), positions[-1] + 1))
                 write_slots.append(sequence.block_ids[slot // size] * size + slot % size)
             if item.emits:
                 emit.append(len(tokens) - 1)
@@ -75,6 +80,7 @@ class Runner:
             max_group_limit=max((n for n, c in zip(limits, confidences, strict=True) if c < 1), default=1),
             sampling=self._sampling_batch(emitting),
             scored=self._scored_slots(batch),
+            text_lengths=self._ints(text_lengths) if self._needs_text_lengths else None,
         )
 
     def _scored_slots(self, batch: ScheduledBatch) -> ScoredSlots | None:

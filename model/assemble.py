@@ -7,18 +7,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from hamburger.model.config import ModelConfig
+from hamburger.model.config import ModelConfig, TrunkConfig
 from hamburger.model.hamburger import HamburgerModel
 from hamburger.model.linear import can_pack
-
-_LAYER_PARTS = {
-    "attn_norm.weight": ("input_layernorm.weight",),
-    "qkv_proj.weight": ("self_attn.q_proj.weight", "self_attn.k_proj.weight", "self_attn.v_proj.weight"),
-    "o_proj.weight": ("self_attn.o_proj.weight",),
-    "mlp_norm.weight": ("post_attention_layernorm.weight",),
-    "gate_up_proj.weight": ("mlp.gate_proj.weight", "mlp.up_proj.weight"),
-    "down_proj.weight": ("mlp.down_proj.weight",),
-}
 
 
 def assemble(
@@ -56,12 +47,12 @@ def parts_of(config: ModelConfig) -> dict[str, tuple[str, ...]]:
     if not config.trunk.tie_word_embeddings:
         names["lm_head.weight"] = ("lm_head.weight",)
     for i in range(config.trunk.num_layers):
-        names |= _layer(f"trunk.layers.{i}.", f"model.layers.{i}.")
+        names |= _layer(f"trunk.layers.{i}.", f"model.layers.{i}.", config.trunk)
     graft = config.graft
     if graft is None:
         return names
     for i in range(graft.micro_layers):
-        names |= _layer(f"micro_decoder.layers.{i}.", f"micro_decoder.layers.{i}.")
+        names |= _layer(f"micro_decoder.layers.{i}.", f"micro_decoder.layers.{i}.", config.trunk)
     same = [f"embedder.{p}_proj.{kind}" for p in ("q", "k", "v", "out") for kind in ("weight", "bias")]
     same += ["embedder.pos"] + [f"stop_head.{i}.{kind}" for i in (0, 2, 4) for kind in ("weight", "bias")]
     if graft.micro_norm:
@@ -75,5 +66,19 @@ def parts_of(config: ModelConfig) -> dict[str, tuple[str, ...]]:
     return names | {name: (name,) for name in same}
 
 
-def _layer(ours: str, theirs: str) -> dict[str, tuple[str, ...]]:
-    return {ours + name: tuple(theirs + part for part in parts) for name, parts in _LAYER_PARTS.items()}
+def _layer(ours: str, theirs: str, trunk: TrunkConfig) -> dict[str, tuple[str, ...]]:
+    parts: dict[str, tuple[str, ...]] = {
+        "attn_norm.weight": ("input_layernorm.weight",),
+        "mlp_norm.weight": ("post_attention_layernorm.weight",),
+    }
+    for name, joined, has_bias in (
+        ("qkv_proj", ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), trunk.qkv_bias),
+        ("o_proj", ("self_attn.o_proj",), trunk.o_bias),
+        ("gate_up_proj", ("mlp.gate_proj", "mlp.up_proj"), trunk.mlp_bias),
+        ("down_proj", ("mlp.down_proj",), trunk.mlp_bias),
+    ):
+        for kind in ("weight", "bias") if has_bias else ("weight",):
+            parts[f"{name}.{kind}"] = tuple(f"{part}.{kind}" for part in joined)
+    if trunk.qk_norm:
+        parts |= {f"{name}_norm.weight": (f"self_attn.{name}_norm.weight",) for name in ("q", "k")}
+    return {ours + name: tuple(theirs + part for part in joined) for name, joined in parts.items()}

@@ -19,32 +19,41 @@ from hamburger.model.kv_cache import PagedKVCache
 class PagedAttention:
     """Attention of one ForwardBatch's slots over the cache; masks are made once a step, for all layers."""
 
-    def __init__(self, batch: ForwardBatch, cache: PagedKVCache, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        batch: ForwardBatch,
+        cache: PagedKVCache,
+        dtype: torch.dtype,
+        sliding_window: int | None = None,
+        sliding_layers: Sequence[int] = (),
+    ) -> None:
+        """In sliding_layers a slot sees itself and the sliding_window - 1 slots before it (TrunkConfig)."""
         self.cache = cache
+        self.sliding_layers = frozenset(sliding_layers)
         self.write_slots = batch.write_slots
         n = batch.num_single
         size = cache.block_size
         device = batch.positions.device
         # One-slot rows share a gather padded to the widest, so rows of like width go together, and one long context
-        # does not cost the short ones: (rows, or None for all of them, block tables, additive mask).
-        self.singles: list[tuple[Tensor | None, Tensor, Tensor]] = []
+        # does not cost the short ones: (rows, or None for all of them, block tables, masks).
+        self.singles: list[tuple[Tensor | None, Tensor, _Masks]] = []
         self.num_single = n
         for members in _by_width([-(-slots // size) for slots in batch.context_slots_host[:n]]):
             width = -(-max(batch.context_slots_host[row] for row in members) // size)
             index = torch.tensor(members, device=device)
             columns = torch.arange(width * size, device=device)
-            mask = _additive(columns >= batch.context_slots[index, None], dtype)[:, None, None, :]
-            self.singles.append((None if len(members) == n else index, batch.block_tables[index, :width], mask))
-        # (first row, last row, block table, additive mask)
-        self.chunks: list[tuple[int, int, Tensor, Tensor]] = []
+            masks = _Masks(columns - batch.context_slots[index, None] + 1, sliding_window, dtype, (1, 1))
+            self.singles.append((None if len(members) == n else index, batch.block_tables[index, :width], masks))
+        # (first row, last row, block table, masks)
+        self.chunks: list[tuple[int, int, Tensor, _Masks]] = []
         start = n
         for i in range(n, len(batch.query_slots)):
             queries, context = batch.query_slots[i], batch.context_slots_host[i]
             width = -(-context // size)
             columns = torch.arange(width * size, device=device)
             rows = torch.arange(context - queries, context, device=device)
-            mask = _additive(columns > rows[:, None], dtype)
-            self.chunks.append((start, start + queries, batch.block_tables[i : i + 1, :width], mask))
+            masks = _Masks(columns - rows[:, None], sliding_window, dtype)
+            self.chunks.append((start, start + queries, batch.block_tables[i : i + 1, :width], masks))
             start += queries
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -53,28 +62,44 @@ class PagedAttention:
         Writes k and v to the batch's slots first, so that slots of one chunk see each other.
         """
         self.cache.write(layer, self.write_slots, k, v)
+        slides = layer in self.sliding_layers
         parts = []
         if self.num_single:
-            parts.append(self._attend_singles(layer, q[: self.num_single], k.shape[1]))
-        for first, last, table, mask in self.chunks:
+            parts.append(self._attend_singles(layer, slides, q[: self.num_single], k.shape[1]))
+        for first, last, table, masks in self.chunks:
             keys, values = self.cache.gather(layer, table)
-            parts.append(_attend_chunk(q[first:last], keys, values, mask))
+            parts.append(_attend_chunk(q[first:last], keys, values, masks.of(slides)))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
-    def _attend_singles(self, layer: int, q: Tensor, kv_heads: int) -> Tensor:
+    def _attend_singles(self, layer: int, slides: bool, q: Tensor, kv_heads: int) -> Tensor:
         """q [n, num_heads, head_dim] of the one-slot rows -> [n, num_heads * head_dim]."""
         folded = q.unflatten(1, (kv_heads, -1))  # [n, kv_heads, query heads a kv head, head_dim]
         attended = torch.empty_like(folded)
-        for rows, tables, mask in self.singles:
+        for rows, tables, masks in self.singles:
             keys, values = self.cache.gather(layer, tables)
             out = F.scaled_dot_product_attention(
                 folded if rows is None else folded.index_select(0, rows),
                 keys.transpose(1, 2),
                 values.transpose(1, 2),
-                attn_mask=mask,
+                attn_mask=masks.of(slides),
             )
             attended = out if rows is None else attended.index_copy_(0, rows, out)
         return attended.reshape(len(q), -1)
+
+
+class _Masks:
+    """The additive mask of ordinary layers and that of sliding ones, if there are any."""
+
+    def __init__(self, distance: Tensor, window: int | None, dtype: torch.dtype, axes: tuple[int, ...] = ()) -> None:
+        """distance: int64 [rows, columns], the column's slot minus the row's. axes: put between rows and columns."""
+        distance = distance.view(len(distance), *axes, -1)
+        self._full = _additive(distance > 0, dtype)
+        self._sliding = self._full
+        if window is not None and int(distance.shape[-1]) > window:
+            self._sliding = _additive((distance > 0) | (distance <= -window), dtype)
+
+    def of(self, slides: bool) -> Tensor:
+        return self._sliding if slides else self._full
 
 
 def _by_width(widths: list[int]) -> list[list[int]]:
@@ -103,7 +128,12 @@ def _additive(hidden: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def reference_attention(
-    q: Tensor, cache: PagedKVCache, layer: int, block_table: Sequence[int], context_slots: int
+    q: Tensor,
+    cache: PagedKVCache,
+    layer: int,
+    block_table: Sequence[int],
+    context_slots: int,
+    window: int | None = None,
 ) -> Tensor:
     """Attention of one sequence's last n slots, spelled out slot by slot in float32: what tests compare with.
 
@@ -116,5 +146,7 @@ def reference_attention(
     keys, values = (both[:, i].repeat_interleave(per_kv, dim=1) for i in (0, 1))
     scores = torch.einsum("nhd,lhd->hnl", q.float(), keys) / q.shape[-1] ** 0.5
     rows = torch.arange(context_slots - q.shape[0], context_slots)[:, None]
-    scores = scores.masked_fill(torch.arange(context_slots)[None, :] > rows, float("-inf"))
+    distance = torch.arange(context_slots)[None, :] - rows
+    hidden = (distance > 0) | (distance <= -(context_slots if window is None else window))
+    scores = scores.masked_fill(hidden, float("-inf"))
     return torch.einsum("hnl,lhd->nhd", scores.softmax(-1), values).flatten(1)

@@ -82,6 +82,8 @@ class ForwardBatch:
     token_ids: int64 [T, W], the tokens of each slot, right-padded with 0; W is the widest group here.
     group_sizes: int64 [T], tokens of each slot (1 for a prompt token). max_group_size: their maximum (= W).
     positions: int64 [T], rotary position: the index of the slot's last token in its sequence.
+    text_lengths: int64 [T], for `dynamic` rope scaling: the prompt's tokens for a prompt slot, position + 1 for a
+        group; None for a trunk without it.
     write_slots: int64 [T], where each slot's KV goes: block id * block_size + offset.
     block_tables: int64 [B, N], each sequence's block ids, right-padded with 0.
     context_slots: int64 [B], slots a sequence has in the cache, the new ones included.
@@ -109,6 +111,7 @@ class ForwardBatch:
     max_group_limit: int
     sampling: SamplingBatch
     scored: ScoredSlots | None = None
+    text_lengths: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -6,6 +6,7 @@ embedder, the micro-step decoder and the stop head).
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -27,8 +28,58 @@ class Llama3RopeScaling:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LinearRopeScaling:
+    """The `linear` rope scaling: every wavelength is stretched by `factor`."""
+
+    factor: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DynamicRopeScaling:
+    """The `dynamic` rope scaling (NTK-aware): the rotary base grows with a text beyond the pretraining context, which
+    is `max_position_embeddings`; texts of up to `factor` times that are served.
+    """
+
+    factor: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class YarnRopeScaling:
+    """The `yarn` rope scaling (arXiv 2309.00071): wavelengths that turn fewer than beta_slow times in the pretraining
+    context are stretched by `factor`, those that turn more than beta_fast times kept; cos and sin are multiplied by
+    attention_factor.
+    """
+
+    factor: float
+    original_max_position_embeddings: int
+    attention_factor: float
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+
+
+def yarn_attention_factor(factor: float, mscale: float | None = None, mscale_all_dim: float | None = None) -> float:
+    """What cos and sin are multiplied by where a configuration does not say."""
+
+    def of(scale: float) -> float:
+        return 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0
+
+    return of(mscale) / of(mscale_all_dim) if mscale and mscale_all_dim else of(1.0)
+
+
+RopeScaling = Llama3RopeScaling | LinearRopeScaling | DynamicRopeScaling | YarnRopeScaling
+Architecture = Literal["llama", "mistral", "qwen2", "qwen3"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TrunkConfig:
-    """A Llama-family base model. Sizes are in units; `rope_theta` is the rotary base."""
+    """A base model of the Llama family. Sizes are in units; `rope_theta` is the rotary base.
+
+    architecture: transformers' `model_type`, whose tensor names and rules it follows.
+    qkv_bias, o_bias, mlp_bias: which linears have a bias. qk_norm: an RMS norm over each head of q and k (Qwen3).
+    sliding_window: slots that a query of the sliding_layers sees, its own included; None and () where none slides.
+    max_position_embeddings: as the model's own configuration says; `context_tokens` is what can be served.
+    """
 
     vocab_size: int
     hidden_size: int
@@ -39,10 +90,17 @@ class TrunkConfig:
     head_dim: int
     rms_norm_eps: float
     rope_theta: float
-    rope_scaling: Llama3RopeScaling | None = None
+    rope_scaling: RopeScaling | None = None
     tie_word_embeddings: bool
     max_position_embeddings: int
     eos_token_ids: tuple[int, ...] = ()
+    architecture: Architecture = "llama"
+    qkv_bias: bool = False
+    o_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    sliding_window: int | None = None
+    sliding_layers: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if self.num_heads % self.num_kv_heads:
@@ -51,6 +109,27 @@ class TrunkConfig:
             )
         if self.head_dim % 2:
             raise ConfigError(f"head_dim {self.head_dim} is odd; rotary embedding needs an even one.")
+        if (self.sliding_window is None) != (not self.sliding_layers):
+            raise ConfigError("sliding_window and sliding_layers belong together.")
+        if self.sliding_window is not None and self.sliding_window < 1:
+            raise ConfigError(f"sliding_window is {self.sliding_window}: it must be at least 1.")
+
+    @property
+    def fixed_context_tokens(self) -> int:
+        """The longest text, in tokens, whose positions are embedded without regard to its length."""
+        dynamic = isinstance(self.rope_scaling, DynamicRopeScaling)
+        return self.max_position_embeddings if dynamic else self.context_tokens
+
+    @property
+    def context_tokens(self) -> int:
+        """The longest text, in tokens, that the rotary embedding was made for."""
+        match self.rope_scaling:
+            case LinearRopeScaling() | DynamicRopeScaling() as scaling:
+                return int(self.max_position_embeddings * scaling.factor)
+            case YarnRopeScaling() as scaling:
+                longest = int(scaling.original_max_position_embeddings * scaling.factor)
+                return max(longest, self.max_position_embeddings)
+        return self.max_position_embeddings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,9 +257,9 @@ def tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 
 def layer_shapes(t: TrunkConfig) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of one Llama decoder layer's tensors, as Hugging Face writes them."""
+    """Names and shapes of one decoder layer's tensors, as Hugging Face writes them."""
     d, ff, q, kv = t.hidden_size, t.intermediate_size, t.num_heads * t.head_dim, t.num_kv_heads * t.head_dim
-    return {
+    shapes: dict[str, tuple[int, ...]] = {
         "input_layernorm.weight": (d,),
         "self_attn.q_proj.weight": (q, d),
         "self_attn.k_proj.weight": (kv, d),
@@ -191,3 +270,12 @@ def layer_shapes(t: TrunkConfig) -> dict[str, tuple[int, ...]]:
         "mlp.up_proj.weight": (ff, d),
         "mlp.down_proj.weight": (d, ff),
     }
+    if t.qkv_bias:
+        shapes |= {f"self_attn.{name}_proj.bias": (width,) for name, width in (("q", q), ("k", kv), ("v", kv))}
+    if t.o_bias:
+        shapes["self_attn.o_proj.bias"] = (d,)
+    if t.mlp_bias:
+        shapes |= {f"mlp.{name}_proj.bias": (width,) for name, width in (("gate", ff), ("up", ff), ("down", d))}
+    if t.qk_norm:
+        shapes |= {"self_attn.q_norm.weight": (t.head_dim,), "self_attn.k_norm.weight": (t.head_dim,)}
+    return shapes

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from hamburger.model.config import ModelConfig, TrunkConfig
 from hamburger.model.hf_config import parse_trunk_config, read_trunk_config, trunk_config_json
-from hamburger.model.layers import inverse_frequencies
+from hamburger.model.rotary import inverse_frequencies
 from hamburger.model.sources import CheckpointError
 
 CACHE_FORMAT = 1

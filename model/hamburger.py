@@ -14,9 +14,9 @@ from hamburger.model.batch import ForwardBatch, Logprobs, ScoredSlots, StepOutpu
 from hamburger.model.config import ModelConfig
 from hamburger.model.embedder import CompositionalEmbedder
 from hamburger.model.kv_cache import PagedKVCache
-from hamburger.model.layers import RotaryEmbedding
 from hamburger.model.linear import PackedLinear, pack_linears
 from hamburger.model.micro_decoder import MicroCache, MicroStepDecoder, StopHead
+from hamburger.model.rotary import RotaryEmbedding
 from hamburger.model.sampler import GroupSampler, token_logprobs
 from hamburger.model.trunk import Trunk
 

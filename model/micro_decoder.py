@@ -17,7 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hamburger.model.config import GraftConfig, TrunkConfig
-from hamburger.model.layers import DecoderLayer, RMSNorm, RotaryEmbedding
+from hamburger.model.layers import DecoderLayer, RMSNorm
+from hamburger.model.rotary import RotaryEmbedding
 
 
 class StopHead(nn.Sequential):

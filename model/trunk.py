@@ -1,4 +1,4 @@
-"""The Llama-family trunk: one pass over a batch's slots, returning the states that the graft reads."""
+"""The trunk: one pass over a batch's slots, returning the states that the graft reads."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from hamburger.model.attention import PagedAttention
 from hamburger.model.batch import ForwardBatch
 from hamburger.model.config import TrunkConfig
 from hamburger.model.kv_cache import PagedKVCache
-from hamburger.model.layers import DecoderLayer, RMSNorm, RotaryEmbedding
+from hamburger.model.layers import DecoderLayer, RMSNorm
+from hamburger.model.rotary import RotaryEmbedding
 
 
 class Trunk(nn.Module):
@@ -36,8 +37,9 @@ class Trunk(nn.Module):
         The states are those of the M emitting rows, then of the S scored slots (none without batch.scored). A feature
         layer that is the last layer means the final normed state.
         """
-        cos, sin = rotary(batch.positions)
-        attention = PagedAttention(batch, cache, x.dtype)
+        cos, sin = rotary(batch.positions, batch.text_lengths)
+        config = self.config
+        attention = PagedAttention(batch, cache, x.dtype, config.sliding_window, config.sliding_layers)
         features: list[Tensor] = []
         for i, layer in enumerate(self.layers):
             x = layer(x, cos, sin, partial(attention, i))

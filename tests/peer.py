@@ -6,15 +6,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from hamburger.model.config import ModelConfig
 from hamburger.model.hf_config import trunk_config_json
 
 
 def hugging_face(config: ModelConfig, tensors: dict[str, Tensor]) -> Any:
-    """transformers' Llama of this shape with these canonical tensors, in float32."""
-    peer: Any = LlamaForCausalLM(LlamaConfig.from_dict(trunk_config_json(config.trunk)))
+    """transformers' model of this shape with these canonical tensors, in float32."""
+    settings = trunk_config_json(config.trunk)
+    peer: Any = AutoModelForCausalLM.from_config(AutoConfig.for_model(**settings), attn_implementation="eager")
     peer.eval()
     if config.trunk.tie_word_embeddings:
         tensors = {**tensors, "lm_head.weight": tensors["model.embed_tokens.weight"]}

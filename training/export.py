@@ -240,7 +240,7 @@ def _calibrated(
             f"{data.folder} has groups of up to {data.meta.max_group} tokens and a vocabulary of "
             f"{data.meta.vocab_size}, which is not this model's: segment with its base and --max-group."
         )
-    length = trunk.max_position_embeddings
+    length = trunk.fixed_context_tokens
     model = assemble(
         checkpoint.config, checkpoint.tensors, dtype=dtype, device=device, max_positions=length, packed=False
     )

@@ -138,7 +138,7 @@ def _shape(facts: CardFacts) -> str:
         "written by": f"hamburger export {version('hamburger-serve')}",
         "weights in this folder": f"{held}, {facts.dtype}, {facts.weight_bytes / 1e6:,.1f} MB",
         "trunk": f"{counts[0] / 1e6:,.1f} M parameters, {trunk.num_layers} layers, width {trunk.hidden_size}, "
-        f"vocabulary {trunk.vocab_size}, context {trunk.max_position_embeddings} tokens",
+        f"vocabulary {trunk.vocab_size}, context {trunk.context_tokens} tokens",
         "graft": f"{counts[1] / 1e6:,.1f} M parameters",
     }
     if facts.adapter is not None:

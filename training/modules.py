@@ -180,11 +180,11 @@ def canonical_tensors(config: ModelConfig, state: Mapping[str, Tensor]) -> dict[
     shapes = tensor_shapes(config)
     tensors: dict[str, Tensor] = {}
     for name, parts in parts_of(config).items():
-        linear = name.removesuffix(".weight")
+        linear, _, kind = name.rpartition(".")
         rows = [shapes[part][0] for part in parts]
-        joined = state[name] if name in state else state[f"{linear}.base_layer.weight"]
+        joined = state[name] if name in state else state[f"{linear}.base_layer.{kind}"]
         tensors |= {part: _host(t) for part, t in zip(parts, joined.split(rows), strict=True)}
-        if linear + _LORA["lora_A"] in state:
+        if kind == "weight" and linear + _LORA["lora_A"] in state:
             up = state[linear + _LORA["lora_B"]].split(rows)
             for part, b in zip(parts, up, strict=True):
                 pair = f"adapter.{part.removesuffix('.weight')}"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -35,20 +36,30 @@ class Slots:
 
 
 class PackedAttend:
-    """Causal attention inside each example of a pack."""
+    """Causal attention inside each example of a pack; with a window, to a slot itself and the window - 1 before it."""
 
-    def __init__(self, lengths: Sequence[int]) -> None:
+    def __init__(self, lengths: Sequence[int], window: int | None = None) -> None:
         self.lengths = list(lengths)
+        self.window = window
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """q [T, num_heads, head_dim], k and v [T, num_kv_heads, head_dim] -> [T, num_heads * head_dim]."""
         shared = q.shape[1] // k.shape[1]
         q, k, v = (x.transpose(0, 1).unsqueeze(0).split(self.lengths, dim=2) for x in (q, k.to(q.dtype), v.to(q.dtype)))
         outs = [
-            F.scaled_dot_product_attention(a, _expand(b, shared), _expand(c, shared), is_causal=True)
+            F.scaled_dot_product_attention(a, _expand(b, shared), _expand(c, shared), **self._seen(a))
             for a, b, c in zip(q, k, v, strict=True)
         ]
         return torch.cat(outs, dim=2)[0].transpose(0, 1).flatten(1)
+
+    def _seen(self, q: Tensor) -> dict[str, Any]:
+        """What the queries [1, num_heads, n, head_dim] of an example see."""
+        n = q.shape[2]
+        if self.window is None or n <= self.window:
+            return {"is_causal": True}
+        place = torch.arange(n, device=q.device)
+        distance = place[:, None] - place
+        return {"attn_mask": (distance >= 0) & (distance < self.window)}
 
 
 def _expand(x: Tensor, times: int) -> Tensor:
@@ -67,9 +78,11 @@ def trunk_states(
     embedded = model.embed_tokens(slots.token_ids)
     x = embedded[:, 0] if embedded.shape[1] == 1 else model.embedder(embedded, slots.group_sizes)
     cos, sin = model.rotary(slots.positions)
-    attend, last = PackedAttend(slots.lengths), len(model.trunk.layers) - 1
+    config, last = model.config.trunk, len(model.trunk.layers) - 1
+    whole, sliding = PackedAttend(slots.lengths), PackedAttend(slots.lengths, config.sliding_window)
     features: list[Tensor] = []
     for i, layer in enumerate(model.trunk.layers):
+        attend = sliding if i in config.sliding_layers else whole
         if checkpointing and torch.is_grad_enabled():
             x = checkpoint(layer, x, cos, sin, attend, use_reentrant=False)
         else:

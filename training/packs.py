@@ -67,10 +67,10 @@ class Examples:
                 f"the data has the token id {self.highest_id}, the model only ids below {trunk.vocab_size}: segment it "
                 "with the model's own base."
             )
-        if self.longest > trunk.max_position_embeddings:
+        if self.longest > trunk.fixed_context_tokens:
             raise TrainingError(
                 f"the data has an example of {self.longest} tokens, more than the model's "
-                f"{trunk.max_position_embeddings}: segment it with a lower --max-length."
+                f"{trunk.fixed_context_tokens}: segment it with a lower --max-length."
             )
         reads_groups = recipe.groups.kind == "data" or recipe.groups.data_share > 0
         if reads_groups and self.largest_group > max_group:

@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
         checkpoint.tensors,
         dtype=dtype,
         device=device,
-        max_positions=trunk.max_position_embeddings,
+        max_positions=trunk.fixed_context_tokens,
         packed=False,
     )
     low, high = args.confidence[0], args.confidence[-1]

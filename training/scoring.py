@@ -64,7 +64,7 @@ class Scorer:
         where = choose_device(device)
         kind = choose_dtype(dtype, where)
         checkpoint = load_checkpoint(resolve_source(model, base), kind, on_progress=on_progress)
-        length = checkpoint.config.trunk.max_position_embeddings
+        length = checkpoint.config.trunk.fixed_context_tokens
         built = assemble(checkpoint.config, checkpoint.tensors, dtype=kind, device=where, max_positions=length)
         return cls(built, length)
 

@@ -51,10 +51,11 @@ def batch_of(lengths: list[tuple[int, int]], seed: int) -> tuple[ForwardBatch, l
     lengths=st.lists(st.tuples(st.integers(0, 60), st.sampled_from([1, 1, 1, 2, 9])), min_size=1, max_size=5),
     seed=st.integers(0, 1000),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
+@pytest.mark.parametrize("window", [None, 1, 6])
 @pytest.mark.parametrize(("heads", "kv_heads"), [(4, 2), (3, 3), (6, 1)])
 def test_equals_reference_and_touches_only_its_slots(
-    heads: int, kv_heads: int, lengths: list[tuple[int, int]], seed: int
+    heads: int, kv_heads: int, window: int | None, lengths: list[tuple[int, int]], seed: int
 ) -> None:
     config = trunk_config(num_heads=heads, num_kv_heads=kv_heads, num_layers=1)
     cache = PagedKVCache(config, 96, BLOCK, torch.float32, CPU)
@@ -69,7 +70,7 @@ def test_equals_reference_and_touches_only_its_slots(
     n = len(batch.write_slots)
     q = torch.randn(n, heads, 8, generator=generator)
     k, v = torch.randn(2, n, kv_heads, 8, generator=generator)
-    out = PagedAttention(batch, cache, torch.float32)(0, q, k, v)
+    out = PagedAttention(batch, cache, torch.float32, window, () if window is None else (0,))(0, q, k, v)
 
     flat = cache.data[0].flatten(0, 1)
     torch.testing.assert_close(flat[batch.write_slots], torch.stack((k, v), dim=1), atol=0, rtol=0)
@@ -78,7 +79,7 @@ def test_equals_reference_and_touches_only_its_slots(
     torch.testing.assert_close(flat[untouched], before.flatten(0, 1)[untouched], atol=0, rtol=0)
     start = 0
     for new, total, table in zip(batch.query_slots, batch.context_slots_host, tables, strict=True):
-        expected = reference_attention(q[start : start + new], cache, 0, table, total)
+        expected = reference_attention(q[start : start + new], cache, 0, table, total, window)
         torch.testing.assert_close(out[start : start + new], expected, atol=1e-5, rtol=1e-5)
         start += new
 

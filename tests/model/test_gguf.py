@@ -20,7 +20,7 @@ from hamburger.model.checkpoint import load_checkpoint
 from hamburger.model.config import Llama3RopeScaling, ModelConfig, TrunkConfig
 from hamburger.model.gguf_weights import load_gguf
 from hamburger.model.hf_config import read_trunk_config
-from hamburger.model.layers import inverse_frequencies
+from hamburger.model.rotary import inverse_frequencies
 from hamburger.model.sources import BUILTIN, CheckpointError, embedded_gguf, resolve_source
 from small_models import random_tensors, trunk_config
 

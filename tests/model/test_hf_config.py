@@ -1,4 +1,4 @@
-"""config.json of Llama models, as several versions of transformers write it."""
+"""config.json of every architecture, as several versions of transformers write it."""
 
 from __future__ import annotations
 
@@ -7,15 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import LlamaConfig
+from transformers import AutoConfig
 
 from hamburger.model.config import Llama3RopeScaling
 from hamburger.model.hf_config import parse_trunk_config, read_trunk_config, trunk_config_json
 from hamburger.model.sources import CheckpointError
 from small_models import trunk_config
+from trunk_shapes import LLAMA3, SHAPES
 
 SCALING = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
-LLAMA3 = Llama3RopeScaling(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=64)
+
+SLIDING = {"model_type": "qwen2", "attention_bias": None, "use_sliding_window": True}
 
 
 def config(**changes: Any) -> dict[str, Any]:
@@ -43,13 +45,23 @@ def test_both_forms_of_rope(changes: dict[str, Any], theta: float, scaling: Llam
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"model_type": "qwen2"}, "qwen2.*supported are: llama"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "yarn.*default, llama3"),
+        ({"model_type": "gemma"}, "gemma.*supported are: llama, mistral, qwen2, qwen3"),
+        (
+            {"rope_scaling": {"rope_type": "longrope", "factor": 2.0}},
+            "longrope.*default, linear, dynamic",
+        ),
+        ({"rope_scaling": {"rope_type": "yarn"}}, "factor is missing"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": 0.5}}, "factor is 0.5"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 2.0}}, "low_freq_factor"),
         ({"rope_scaling": "llama3"}, "here"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
-        ({"attention_bias": True}, "attention_bias"),
-        ({"mlp_bias": True}, "mlp_bias"),
+        ({"model_type": "mistral", "attention_bias": True}, "attention_bias is True; for mistral only False"),
+        ({"model_type": "qwen3", "mlp_bias": True}, "mlp_bias"),
+        (
+            {"model_type": "qwen2", "attention_bias": None, "use_sliding_window": True, "layer_types": ["x"]},
+            "layer_types",
+        ),
+        ({"model_type": "mistral", "attention_bias": None, "sliding_window": 0}, "sliding_window is 0"),
         ({"hidden_act": "gelu"}, "hidden_act.*gelu"),
         ({"quantization_config": {"quant_method": "awq"}}, "quantization_config"),
         ({"num_attention_heads": 0}, "num_attention_heads is 0"),
@@ -85,10 +97,34 @@ def test_end_tokens(tmp_path: Path, in_config: Any, in_generation: Any, expected
     assert read_trunk_config(tmp_path).eos_token_ids == expected
 
 
-@pytest.mark.parametrize("rope_scaling", [None, LLAMA3])
-def test_round_trip_and_what_transformers_writes(tmp_path: Path, rope_scaling: Llama3RopeScaling | None) -> None:
-    trunk = trunk_config(rope_scaling=rope_scaling, rope_theta=123456.0, rms_norm_eps=3e-6, eos_token_ids=(3, 4))
+@pytest.mark.parametrize("shape", SHAPES)
+def test_round_trip_and_what_transformers_writes(tmp_path: Path, shape: str) -> None:
+    trunk = trunk_config(**{"rope_theta": 123456.0, "rms_norm_eps": 3e-6, "eos_token_ids": (3, 4), **SHAPES[shape]})
     written = trunk_config_json(trunk)
     assert parse_trunk_config(json.loads(json.dumps(written)), "here") == trunk
-    LlamaConfig(**written).save_pretrained(tmp_path)
+    AutoConfig.for_model(**written).save_pretrained(tmp_path)
     assert read_trunk_config(tmp_path) == trunk
+
+
+@pytest.mark.parametrize("name", ["mistral", "qwen2", "qwen3"])
+@pytest.mark.parametrize("told", [{}, {"use_sliding_window": True, "max_window_layers": 3}, {"sliding_window": None}])
+def test_what_a_config_leaves_out_is_transformers_default(name: str, told: dict[str, Any]) -> None:
+    fields = {**config(), **told, "model_type": name}
+    for field in ("head_dim", "attention_bias", "mlp_bias"):
+        del fields[field]
+    theirs: Any = AutoConfig.for_model(**fields)
+    ours = parse_trunk_config(fields, "here")
+    assert ours.head_dim == getattr(theirs, "head_dim", 8)
+    window = theirs.sliding_window
+    kinds = theirs.layer_types if name != "mistral" else ["sliding_attention"] * 4
+    sliding = () if window is None else tuple(i for i, kind in enumerate(kinds) if kind == "sliding_attention")
+    assert ours.sliding_layers == sliding
+    assert ours.sliding_window == (window if sliding else None)
+
+
+def test_the_context_is_what_the_scaling_makes_of_it() -> None:
+    tokens = {name: trunk_config(**shape).context_tokens for name, shape in SHAPES.items()}
+    assert tokens["grouped"] == tokens["llama3_rope"] == 512
+    assert tokens["linear_rope"] == 3 * 512
+    assert tokens["dynamic_rope"] == tokens["yarn_rope"] == 256
+    assert trunk_config(**SHAPES["dynamic_rope"]).fixed_context_tokens == 64

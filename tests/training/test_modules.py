@@ -21,6 +21,7 @@ from hamburger.training.network import Slots, micro_states, trunk_states
 from hamburger.training.recipe import Recipe
 from small_models import CPU, random_tensors, teacher_forced
 from training_runs import FUSED, GRAFT, recipe, write_base
+from trunk_shapes import SHAPES
 
 ADAPTER: dict[str, Any] = {"mode": "adapter", "rank": 2, "alpha": 8}
 MODES = [{"mode": "full"}, {"mode": "frozen"}, ADAPTER]
@@ -48,7 +49,20 @@ def shake(made: Trainable) -> None:
 def test_the_served_model_computes_what_was_trained(
     tmp_path: Path, trunk: dict[str, Any], graft: dict[str, Any]
 ) -> None:
-    made = trainable(recipe(write_base(tmp_path / "base"), trunk=trunk, graft=graft))
+    check_that_served_is_trained(trainable(recipe(write_base(tmp_path / "base"), trunk=trunk, graft=graft)), tmp_path)
+
+
+@pytest.mark.parametrize("trunk", MODES, ids=lambda trunk: trunk["mode"])
+@pytest.mark.parametrize("shape", ["llama_with_biases", "mistral", "qwen2_sliding", "qwen3_sliding_yarn"])
+def test_every_architecture_carries_a_graft(tmp_path: Path, shape: str, trunk: dict[str, Any]) -> None:
+    changes = {**SHAPES[shape], "num_layers": 4}
+    if "sliding_window" in changes:
+        changes["sliding_window"] = 5
+    base = write_base(tmp_path / "base", **changes)
+    check_that_served_is_trained(trainable(recipe(base, trunk=trunk, graft=GRAFT)), tmp_path)
+
+
+def check_that_served_is_trained(made: Trainable, tmp_path: Path) -> None:
     shake(made)
     made.save(tmp_path / "saved", made.model.state_dict())
     checkpoint = load_checkpoint(resolve_source(str(tmp_path / "saved")), torch.float32)

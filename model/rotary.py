@@ -1,0 +1,104 @@
+"""Rotary position embedding (arXiv 2104.09864) with the scalings of long contexts, as transformers defines them."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from hamburger.model.config import (
+    DynamicRopeScaling,
+    LinearRopeScaling,
+    Llama3RopeScaling,
+    TrunkConfig,
+    YarnRopeScaling,
+)
+
+
+class RotaryEmbedding(nn.Module):
+    """cos and sin tables for positions 0 .. max_positions - 1."""
+
+    def __init__(self, config: TrunkConfig, max_positions: int, device: torch.device, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.config = config
+        scaling = config.rope_scaling
+        self._scale = scaling.attention_factor if isinstance(scaling, YarnRopeScaling) else 1.0
+        angles = torch.outer(torch.arange(max_positions, dtype=torch.float32), inverse_frequencies(config))
+        cos, sin = self._laid_out(angles)
+        self.register_buffer("cos", cos.to(device, dtype), persistent=False)
+        self.register_buffer("sin", sin.to(device, dtype), persistent=False)
+        self.cos: Tensor
+        self.sin: Tensor
+
+    def forward(self, positions: Tensor, text_lengths: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """cos and sin [..., 1, head_dim] for positions [...] (int64).
+
+        text_lengths: int64 [...], how long the text is that each position is part of, in tokens; only the `dynamic`
+        scaling looks at it, and only beyond the pretraining context.
+        """
+        cos, sin = self.cos[positions], self.sin[positions]
+        if text_lengths is not None and isinstance(self.config.rope_scaling, DynamicRopeScaling):
+            long = (text_lengths > self.config.max_position_embeddings).nonzero(as_tuple=True)
+            if len(long[0]):
+                freqs = _dynamic(self.config, self.config.rope_scaling.factor, text_lengths[long])
+                own = self._laid_out(positions[long][:, None].float() * freqs)
+                cos, sin = cos.index_put(long, own[0].to(cos.dtype)), sin.index_put(long, own[1].to(sin.dtype))
+        return cos.unsqueeze(-2), sin.unsqueeze(-2)
+
+    def _laid_out(self, angles: Tensor) -> tuple[Tensor, Tensor]:
+        """For rotate(): x * cos + swap_halves(x) * sin, the sign of rotate_half moved into sin."""
+        cos, sin = angles.cos() * self._scale, angles.sin() * self._scale
+        return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary embedding of x [..., heads, head_dim] by the tables' rows."""
+    a, b = x.chunk(2, dim=-1)
+    return torch.addcmul(x * cos, torch.cat((b, a), dim=-1), sin)
+
+
+def inverse_frequencies(config: TrunkConfig) -> Tensor:
+    """Rotary frequencies, float32 [head_dim / 2]; `dynamic` ones are those of the pretraining context."""
+    freqs = 1.0 / config.rope_theta ** _exponents(config)
+    match config.rope_scaling:
+        case LinearRopeScaling(factor=factor):
+            return freqs / factor
+        case Llama3RopeScaling() as s:
+            # Wavelengths beyond the pretraining context are stretched, short ones kept, those between blended.
+            turns = s.original_max_position_embeddings * freqs / (2 * math.pi)
+            kept = ((turns - s.low_freq_factor) / (s.high_freq_factor - s.low_freq_factor)).clamp(0, 1)
+            return freqs / s.factor * (1 - kept) + freqs * kept
+        case YarnRopeScaling() as s:
+            kept = 1 - _yarn_ramp(config, s)
+            return freqs / s.factor * (1 - kept) + freqs * kept
+    return freqs
+
+
+def _exponents(config: TrunkConfig, device: torch.device | None = None) -> Tensor:
+    return torch.arange(0, config.head_dim, 2, dtype=torch.float32, device=device) / config.head_dim
+
+
+def _dynamic(config: TrunkConfig, factor: float, lengths: Tensor) -> Tensor:
+    """float32 [n, head_dim / 2] for texts of lengths [n] beyond the pretraining context."""
+    growth = factor * lengths.float() / config.max_position_embeddings - (factor - 1)
+    base = config.rope_theta * growth ** (config.head_dim / (config.head_dim - 2))
+    return 1.0 / base[:, None] ** _exponents(config, lengths.device)
+
+
+def _yarn_ramp(config: TrunkConfig, s: YarnRopeScaling) -> Tensor:
+    """float32 [head_dim / 2] from 0 (kept) to 1 (stretched)."""
+    half = config.head_dim // 2
+
+    def dimension(turns: float) -> float:
+        """The place of the wavelength that turns so often in the pretraining context."""
+        length = s.original_max_position_embeddings / (turns * 2 * math.pi)
+        return config.head_dim * math.log(length) / (2 * math.log(config.rope_theta))
+
+    low, high = dimension(s.beta_fast), dimension(s.beta_slow)
+    if s.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, config.head_dim - 1)
+    if low == high:
+        high += 0.001
+    return ((torch.arange(half, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)

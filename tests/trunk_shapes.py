@@ -1,0 +1,52 @@
+"""Small trunks of every kind that is served: changes to small_models.trunk_config."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hamburger.model.config import (
+    DynamicRopeScaling,
+    LinearRopeScaling,
+    Llama3RopeScaling,
+    YarnRopeScaling,
+    yarn_attention_factor,
+)
+
+LLAMA3 = Llama3RopeScaling(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=64)
+YARN = YarnRopeScaling(
+    factor=4.0, original_max_position_embeddings=64, attention_factor=yarn_attention_factor(4.0), beta_fast=16.0
+)
+PLAIN_YARN = YarnRopeScaling(
+    factor=2.5,
+    original_max_position_embeddings=100,
+    attention_factor=yarn_attention_factor(2.5, 1.0, 0.7),
+    truncate=False,
+)
+QWEN3: dict[str, Any] = {"architecture": "qwen3", "qk_norm": True, "head_dim": 16}
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "grouped": {},
+    "one_kv_head": {"num_kv_heads": 1},
+    "as_many_kv_heads": {"num_kv_heads": 4},
+    "untied": {"tie_word_embeddings": False},
+    "wide_heads": {"head_dim": 16},
+    "llama_with_biases": {"qkv_bias": True, "o_bias": True, "mlp_bias": True},
+    "llama3_rope": {"rope_scaling": LLAMA3, "rope_theta": 500000.0},
+    "linear_rope": {"rope_scaling": LinearRopeScaling(factor=3.0)},
+    "dynamic_rope": {"rope_scaling": DynamicRopeScaling(factor=4.0), "max_position_embeddings": 64},
+    "yarn_rope": {"rope_scaling": YARN, "max_position_embeddings": 256},
+    "yarn_rope_as_stated": {"rope_scaling": PLAIN_YARN, "max_position_embeddings": 250},
+    "mistral": {"architecture": "mistral", "sliding_window": 17, "sliding_layers": (0, 1, 2, 3)},
+    "mistral_without_window": {"architecture": "mistral", "tie_word_embeddings": False},
+    "qwen2": {"architecture": "qwen2", "qkv_bias": True},
+    "qwen2_sliding": {"architecture": "qwen2", "qkv_bias": True, "sliding_window": 9, "sliding_layers": (2, 3)},
+    "qwen3": QWEN3,
+    "qwen3_with_biases": {**QWEN3, "qkv_bias": True, "o_bias": True},
+    "qwen3_sliding_yarn": {
+        **QWEN3,
+        "sliding_window": 21,
+        "sliding_layers": (1, 3),
+        "rope_scaling": YARN,
+        "max_position_embeddings": 256,
+    },
+}
