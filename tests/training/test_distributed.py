@@ -62,7 +62,9 @@ def test_two_processes_take_the_course_of_one(tmp_path: Path) -> None:
             assert ours["base_agreement"] == pytest.approx(expected["base_agreement"], abs=1e-5)
             assert [p["tokens_per_kv"] for p in ours["dial"]] == [p["tokens_per_kv"] for p in expected["dial"]]
         weights, single = (load_file(run / "step-000006" / "model.safetensors") for run in (two, tmp_path / "one"))
-        assert all(torch.allclose(weights[name], single[name], atol=1e-5) for name in single)
+        # No softmax sees a bias of all keys: its gradient is rounding, of which Adam makes whole steps.
+        seen = single.keys() - {"embedder.k_proj.bias"}
+        assert all(torch.allclose(weights[name], single[name], atol=1e-5) for name in seen)
 
 
 def test_packs_that_cannot_be_shared_out_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
