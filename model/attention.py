@@ -95,7 +95,7 @@ class _Masks:
         distance = distance.view(len(distance), *axes, -1)
         self._full = _additive(distance > 0, dtype)
         self._sliding = self._full
-        if window is not None and int(distance.shape[-1]) > window:
+        if window is not None and distance.shape[-1] > window:
             self._sliding = _additive((distance > 0) | (distance <= -window), dtype)
 
     def of(self, slides: bool) -> Tensor:

@@ -59,7 +59,10 @@ class YarnRopeScaling:
 
 
 def yarn_attention_factor(factor: float, mscale: float | None = None, mscale_all_dim: float | None = None) -> float:
-    """What cos and sin are multiplied by where a configuration does not say."""
+    """What cos and sin are multiplied by where a configuration does not say: 0.1 ln(factor) + 1 (arXiv 2309.00071).
+
+    With both given, as transformers reads them: the logarithm weighed by mscale, over the same with mscale_all_dim.
+    """
 
     def of(scale: float) -> float:
         return 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0

@@ -72,11 +72,12 @@ class Examples:
                 f"the data has an example of {self.longest} tokens, more than the model's "
                 f"{trunk.fixed_context_tokens}: segment it with a lower --max-length."
             )
-        reads_groups = recipe.groups.kind == "data" or recipe.groups.data_share > 0
+        groups = recipe.groups
+        reads_groups = groups.kind == "data" or (groups.kind == "jitter" and groups.data_share > 0)
         if reads_groups and self.largest_group > max_group:
             raise TrainingError(
                 f"the data has groups of {self.largest_group} tokens, but graft.max_group is {max_group}: segment it "
-                f"with --max-group {max_group}, or use groups.kind jitter."
+                f"with --max-group {max_group}, or use groups.kind jitter with groups.data_share 0."
             )
         if objective.needs_teacher and 0 in self.teacher_sizes:
             raise TrainingError(

@@ -178,6 +178,10 @@ def test_a_run_goes_on_only_as_it_was_started(tmp_path: Path) -> None:
     ("changes", "message"),
     [
         ({"graft": {**GRAFT, "max_group": 2}}, "graft.max_group is 2"),
+        (
+            {"graft": {**GRAFT, "max_group": 2}, "groups": {"kind": "jitter", "data_share": 0.5}},
+            r"groups\.kind jitter with groups\.data_share 0",
+        ),
         ({"objective": {"distillation": 1}}, "--top-k"),
     ],
 )
