@@ -25,10 +25,13 @@ class ScheduledBatch:
     """One step's work: first the sequences that bring exactly one slot, then those that bring several.
 
     preempted: sequences that lost their blocks in this step; they wait again and are not in `sequences`.
+    cache_queries, cache_hits: slots of sequences that (re)entered the pool in this step, and those found there.
     """
 
     sequences: list[ScheduledSequence]
     preempted: list[Sequence] = field(default_factory=list)
+    cache_queries: int = 0
+    cache_hits: int = 0
 
     @property
     def num_slots(self) -> int:

@@ -37,6 +37,9 @@ def build_core(
     max_model_len = _max_model_len(args.max_model_len, model_config)
     model = assemble(model_config, checkpoint.tensors, dtype=dtype, device=device, max_positions=max_model_len)
     del checkpoint
+    prefix_cache = args.prefix_cache and model_config.trunk.context_tokens == model_config.trunk.fixed_context_tokens
+    if args.prefix_cache and not prefix_cache:
+        on_progress("no prefix cache: with dynamic rope scaling a prompt's keys depend on its length")
     on_progress("sizing the KV pool")
     config = EngineConfig(
         max_model_len=max_model_len,
@@ -48,6 +51,7 @@ def build_core(
         max_group=model_config.max_group,
         max_queue=args.max_queue,
         max_queue_seconds=args.max_queue_seconds,
+        prefix_cache=prefix_cache,
     )
     cache = PagedKVCache(model_config.trunk, config.num_blocks, config.block_size, dtype, device)
     graft = model_config.graft

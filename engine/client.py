@@ -10,27 +10,46 @@ import math
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
 
 from hamburger.engine.config import EngineConfig
 from hamburger.engine.detokenizer import TextDecoder
 from hamburger.engine.errors import EngineDead, EngineDraining, HamburgerError, QueueFull, QueueTimeout
+from hamburger.engine.events import EngineReady, EngineStopped, Event, Message, StepReport, StepStarted, Stop
 from hamburger.engine.messages import AbortRequest, EngineInfo, GroupOutput, RequestFailed, SubmitRequest
 from hamburger.engine.observer import EndReason, EngineObserver, RequestTimings
 from hamburger.engine.request import Answer, GenerationRequest, RequestUpdate, admit
-from hamburger.engine.thread import STOP, BuildCore, EngineReady, EngineStopped, EngineThread, Event, StepReport
 
 __all__ = [
     "AsyncEngine",
     "EndReason",
     "EngineHealth",
+    "EngineHost",
     "EngineObserver",
     "GenerationRequest",
     "RequestStream",
     "RequestTimings",
     "RequestUpdate",
 ]
+
+
+class EngineHost(Protocol):
+    """Where the engine's loop runs: ThreadHost or ProcessHost."""
+
+    def start(self, on_event: Callable[[Event], None]) -> None:
+        """Begin; `on_event` is called on the running event loop: EngineReady once, StepStarted and StepReport for each
+        step, and EngineStopped at the end, whatever ends it."""
+
+    def send(self, message: Message) -> None:
+        """Hand a message to the core before its next step. Never blocks; an engine that has stopped ignores it."""
+
+    def abandon(self) -> None:
+        """End without waiting for anything, as soon as that can be. Idempotent."""
+
+    async def join(self) -> None:
+        """Wait until nothing of it is left; call it once EngineStopped was delivered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +104,7 @@ class AsyncEngine:
     """Made by `launch`, ended by `shutdown`; every method belongs to the event loop that launched it."""
 
     def __init__(
-        self, build: BuildCore, tokenizer: TextDecoder, observer: EngineObserver | None, clock: Callable[[], float]
+        self, host: EngineHost, tokenizer: TextDecoder, observer: EngineObserver | None, clock: Callable[[], float]
     ) -> None:
         """Use `launch`."""
         self.info: EngineInfo
@@ -93,43 +112,58 @@ class AsyncEngine:
         self._tokenizer = tokenizer
         self._observer = observer
         self._clock = clock
-        self._loop = asyncio.get_running_loop()
-        self._ready: asyncio.Future[EngineReady] = self._loop.create_future()
-        self._stopped: asyncio.Future[EngineStopped] = self._loop.create_future()
+        self._life = _Life(host)
         self._idle = asyncio.Event()
         self._idle.set()
         self._draining = False
-        self._events: deque[Event] = deque()
-        self._is_woken = False
+        self._step_started: float | None = None
+        self._step_ended = clock()
         self._streams: dict[str, RequestStream] = {}
         self._num_sent = 0
         self._num_received = 0
         self._num_running = 0
         self._num_waiting = 0
         self._finish_times: deque[float] = deque(maxlen=64)
-        self._thread = EngineThread(build, self._deliver)
 
     @classmethod
     async def launch(
         cls,
-        build: BuildCore,
+        host: EngineHost,
         tokenizer: TextDecoder,
         observer: EngineObserver | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> AsyncEngine:
-        """Run `build` in a new engine thread and wait until it is ready; what it raises is raised here.
+        """Start the host's engine and wait until it is ready; what building it raises is raised here.
 
         `clock` gives time.monotonic() seconds.
         """
-        engine = cls(build, tokenizer, observer, clock)
-        engine._thread.start()
-        try:
-            ready = await engine._ready
-        except BaseException:
-            engine._thread.send(STOP)  # when cancelled while loading: the thread ends once it is done
-            raise
-        engine.info, engine._config = ready.info, ready.config
+        engine = cls(host, tokenizer, observer, clock)
+        await engine._begin(engine._life)
         return engine
+
+    async def restart(self, host: EngineHost) -> None:
+        """After the engine has died: go on with another host's. Until that is ready, requests raise EngineDead.
+
+        Raises what building it raises; it stays dead then.
+        """
+        life = _Life(host)
+        await self._begin(life)
+        self._num_sent = self._num_received = self._num_running = self._num_waiting = 0
+        self._life = life
+
+    async def stopped(self) -> BaseException | None:
+        """Wait until the engine has stopped: what it died of, None when it was told to."""
+        return (await asyncio.shield(self._life.stopped)).error
+
+    async def _begin(self, life: _Life) -> None:
+        life.host.start(partial(self._on_event, life))
+        try:
+            ready = await life.ready
+        except BaseException:
+            life.host.abandon()  # when cancelled while loading
+            raise
+        self._step_started, self._step_ended = None, self._clock()
+        self.info, self._config = ready.info, ready.config
 
     def submit(self, requests: Sequence[GenerationRequest]) -> list[RequestStream]:
         """Admit all or none. Raises PromptTooLong, ContextOverflow, NeverFits, InvalidRequest, QueueFull,
@@ -146,22 +180,22 @@ class AsyncEngine:
             answer = Answer(self._tokenizer, request.params, self.info.eos_token_ids)
             self._num_sent += 1
             stream = self._streams[request.request_id] = RequestStream(self, request, answer, self._num_sent)
-            self._thread.send(request)
+            self._life.host.send(request)
             streams.append(stream)
         if streams:
             self._idle.clear()
         return streams
 
     def health(self) -> EngineHealth:
-        now, started, stopped = self._clock(), self._thread.step_started, self._stopped.done()
+        now, started, stopped = self._clock(), self._step_started, self._life.stopped.done()
         return EngineHealth(
             alive=not stopped,
             draining=self._draining,
             num_running=self._num_running,
             num_waiting=self._waiting(),
             seconds_in_step=None if started is None else max(0.0, now - started),
-            seconds_since_step=max(0.0, now - self._thread.step_ended),
-            error=_describe(self._stopped.result().error) if stopped else None,
+            seconds_since_step=max(0.0, now - self._step_ended),
+            error=_describe(self._life.stopped.result().error) if stopped else None,
         )
 
     def drain(self) -> None:
@@ -169,7 +203,7 @@ class AsyncEngine:
         self._draining = True
 
     async def shutdown(self, drain_seconds: float) -> None:
-        """Drain for at most `drain_seconds`, give the rest up (EngineDraining), end the engine thread. Idempotent."""
+        """Drain for at most `drain_seconds`, give the rest up (EngineDraining), end the engine. Idempotent."""
         self.drain()
         try:
             async with asyncio.timeout(drain_seconds):
@@ -177,12 +211,13 @@ class AsyncEngine:
         except TimeoutError:
             pass
         finally:
-            self._thread.send(STOP)
-        await asyncio.shield(self._stopped)
-        self._thread.join()
+            self._life.host.send(Stop())
+        await asyncio.shield(self._life.stopped)
+        await self._life.host.join()
 
     def _check_available(self) -> None:
-        if self._stopped.done() and (error := self._stopped.result().error) is not None:
+        stopped = self._life.stopped
+        if stopped.done() and (error := stopped.result().error) is not None:
             raise EngineDead(_dead_message(error))
         if self._draining:
             raise EngineDraining("The server is shutting down and takes no new requests.")
@@ -211,35 +246,31 @@ class AsyncEngine:
             seconds = 0.0 if oldest is None else now - oldest._request.arrival_time
         return math.ceil(min(max(1.0, seconds), self._config.max_queue_seconds))
 
-    def _deliver(self, event: Event) -> None:
-        """(engine thread) Hand an event to the event loop; if that is closed, nobody is left to hear it."""
-        self._events.append(event)
-        if not self._is_woken:
-            # One wake-up at a time: asyncio empties its wake-up pipe in a loop, and a byte for each step of a fast
-            # engine would keep it in there.
-            self._is_woken = True
-            with suppress(RuntimeError):
-                self._loop.call_soon_threadsafe(self._on_wake)
+    def _on_event(self, life: _Life, event: Event) -> None:
+        match event:
+            case StepStarted():
+                self._step_started = event.time
+            case StepReport():
+                self._step_started, self._step_ended = None, event.time
+                self._on_step(event)
+            case EngineReady():
+                if not life.ready.done():
+                    life.ready.set_result(event)
+            case EngineStopped():
+                self._on_stop(life, event)
 
-    def _on_wake(self) -> None:
-        self._is_woken = False  # first, so that what is appended from here on wakes again
-        for _ in range(len(self._events)):
-            self._loop.call_soon(self._on_event, self._events.popleft())  # an observer that fails harms one alone
-
-    def _on_event(self, event: Event) -> None:
-        if isinstance(event, StepReport):
-            self._on_step(event)
-        elif isinstance(event, EngineStopped):
-            self._stopped.set_result(event)
-            if event.error is not None:
-                self._num_running = self._num_waiting = 0
-                self._num_received = self._num_sent
-                for stream in list(self._streams.values()):
-                    self._finish(stream, "error", EngineDead(_dead_message(event.error)))
-                if not self._ready.done():
-                    self._ready.set_exception(event.error)
-        elif not self._ready.done():
-            self._ready.set_result(event)
+    def _on_stop(self, life: _Life, event: EngineStopped) -> None:
+        life.stopped.set_result(event)
+        if event.error is None:
+            return
+        if not life.ready.done():
+            life.ready.set_exception(event.error)
+        if life is self._life:
+            self._step_started = None
+            self._num_running = self._num_waiting = 0
+            self._num_received = self._num_sent
+            for stream in list(self._streams.values()):
+                self._finish(stream, "error", EngineDead(_dead_message(event.error)))
 
     def _on_step(self, report: StepReport) -> None:
         self._num_received = report.num_received
@@ -273,12 +304,12 @@ class AsyncEngine:
         if update.finish_reason is not None:
             self._finish(stream, update.finish_reason)
             if output.finish_reason is None:  # a stop string: the core does not know
-                self._thread.send(AbortRequest(output.request_id))
+                self._life.host.send(AbortRequest(output.request_id))
 
     def _abort(self, stream: RequestStream) -> None:
         """Give a request up; RequestStream.abort calls it."""
         if self._streams.get(stream._request.request_id) is stream:
-            self._thread.send(AbortRequest(stream._request.request_id))
+            self._life.host.send(AbortRequest(stream._request.request_id))
             self._finish(stream, "abort")
 
     def _finish(self, stream: RequestStream, reason: EndReason, error: HamburgerError | None = None) -> None:
@@ -298,6 +329,16 @@ class AsyncEngine:
         if failure.kind == "queue_timeout":
             return QueueTimeout(failure.message, self._seconds_until_finished(1, self._clock()))
         return EngineDraining(failure.message) if failure.kind == "draining" else EngineDead(failure.message)
+
+
+class _Life:
+    """One engine, from its start to its end."""
+
+    def __init__(self, host: EngineHost) -> None:
+        loop = asyncio.get_running_loop()
+        self.host = host
+        self.ready: asyncio.Future[EngineReady] = loop.create_future()
+        self.stopped: asyncio.Future[EngineStopped] = loop.create_future()
 
 
 def _describe(error: BaseException | None) -> str | None:

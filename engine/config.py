@@ -19,6 +19,7 @@ class EngineArgs:
     kv_cache_memory: bytes for the KV pool; None sizes it from free memory. block_size: slots of one block.
     confidence: the default of requests that name none; None takes the checkpoint's.
     max_queue: most requests that may wait. max_queue_seconds: the longest that one may wait.
+    prefix_cache: prompts that begin alike share the slots of their beginning, while the pool still holds them.
 
     Raises ConfigError that names the field when a value is out of range.
     """
@@ -35,6 +36,7 @@ class EngineArgs:
     confidence: float | None = None
     max_queue: int = 1024
     max_queue_seconds: float = 600.0
+    prefix_cache: bool = True
 
     def __post_init__(self) -> None:
         if self.max_model_len is not None:
@@ -66,6 +68,7 @@ class EngineConfig:
     max_group: int
     max_queue: int = 1024
     max_queue_seconds: float = 600.0
+    prefix_cache: bool = True
 
     def __post_init__(self) -> None:
         _at_least("max_model_len", self.max_model_len, 2)

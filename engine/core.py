@@ -73,6 +73,7 @@ class EngineCore:
         for item in batch.sequences:
             sequence = item.sequence
             sequence.advance(item.num_slots, result.prompt_logprobs.get(sequence.request_id, ()))
+            self._scheduler.blocks.computed(sequence)
             if sequence.is_prompt_only and sequence.num_computed_slots == sequence.num_slots:
                 outputs.append(sequence.finish_prompt())
         for sequence, group in zip(emitting, result.groups, strict=True):
@@ -104,4 +105,6 @@ class EngineCore:
             decoded_sequences=len(group_sizes),
             group_sizes=group_sizes,
             seconds=seconds,
+            cache_queries=batch.cache_queries,
+            cache_hits=batch.cache_hits,
         )

@@ -77,6 +77,7 @@ class LLM:
         kv_cache_memory: int | None = None,
         block_size: int = 32,
         confidence: float | None = None,
+        prefix_cache: bool = True,
         on_progress: Callable[[str], None] = lambda line: None,
     ) -> None:
         # Imported here because they import torch, which the import of this package must not.
@@ -95,6 +96,7 @@ class LLM:
             kv_cache_memory=kv_cache_memory,
             block_size=block_size,
             confidence=confidence,
+            prefix_cache=prefix_cache,
             max_queue_seconds=math.inf,  # a long list of prompts may take its time
         )
         core, info = build_core(args, on_progress)

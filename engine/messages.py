@@ -21,6 +21,7 @@ class SubmitRequest:
     prompt_ids: list[int]
     params: SamplingParams
     arrival_time: float  # time.monotonic() seconds
+    cache_salt: str = ""  # only requests with the same one read each other's blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,7 @@ class GroupOutput:
     scheduled_time: time.monotonic() of the step that first gave the request slots.
     prompt_logprobs: on the request's first output, if it asks for them: one entry a prompt token. The first token's is
         None, because nothing predicts it.
+    cached_slots: on the request's first output: prompt slots that were found in the prefix cache.
     """
 
     request_id: str
@@ -57,6 +59,7 @@ class GroupOutput:
     stop_token_id: int | None
     scheduled_time: float
     prompt_logprobs: list[TokenLogprobs | None] | None = None
+    cached_slots: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +84,8 @@ class StepStats:
     decoded_sequences: int  # sequences that emitted a group
     group_sizes: list[int]  # after trimming, one per sequence that emitted
     seconds: float  # wall time of the step
+    cache_queries: int = 0  # slots of newly admitted sequences that were looked up in the prefix cache
+    cache_hits: int = 0  # those of them that were found
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,11 +17,15 @@ from hamburger.engine.sampling_params import SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """One answer to generate. `request_id` must be unique among unfinished requests."""
+    """One answer to generate. `request_id` must be unique among unfinished requests.
+
+    cache_salt: only requests with the same one share slots of their prompts (tenants that must not notice each other).
+    """
 
     request_id: str
     prompt_ids: list[int]
     params: SamplingParams
+    cache_salt: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +37,7 @@ class RequestUpdate:
     completion_tokens, kv_slots: totals so far, this group included.
     stop_reason: the stop string or stop token id that ended the answer; None for an end token, length or abort.
     prompt_logprobs: on the first update, if asked: one entry a prompt token, None for the first.
+    cached_tokens: on the first update: prompt tokens whose slots were found in the prefix cache.
     A request with max_tokens 0 has one update without tokens.
     """
 
@@ -45,6 +50,7 @@ class RequestUpdate:
     finish_reason: FinishReason | None
     stop_reason: str | int | None
     prompt_logprobs: list[TokenLogprobs | None] | None = None
+    cached_tokens: int = 0
 
 
 def admit(request: GenerationRequest, info: EngineInfo, arrival_time: float) -> SubmitRequest:
@@ -87,7 +93,7 @@ def admit(request: GenerationRequest, info: EngineInfo, arrival_time: float) -> 
         seed=secrets.randbits(63) if params.seed is None else params.seed,
         confidence=info.default_confidence if params.confidence is None else params.confidence,
     )
-    return SubmitRequest(request.request_id, request.prompt_ids, params, arrival_time)
+    return SubmitRequest(request.request_id, request.prompt_ids, params, arrival_time, request.cache_salt)
 
 
 def _check_ids(param: str, token_ids: Iterable[int], info: EngineInfo) -> None:
@@ -128,4 +134,5 @@ class Answer:
             finish_reason=output.finish_reason if group.stop is None else "stop",
             stop_reason=stop_token_id if group.stop is None else group.stop,
             prompt_logprobs=output.prompt_logprobs,
+            cached_tokens=output.cached_slots,
         )

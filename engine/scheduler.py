@@ -26,7 +26,7 @@ from hamburger.engine.sequence import Sequence
 
 class Scheduler:
     def __init__(self, config: EngineConfig) -> None:
-        self.blocks = BlockManager(config.num_blocks, config.block_size)
+        self.blocks = BlockManager(config.num_blocks, config.block_size, prefix_cache=config.prefix_cache)
         self.running: list[Sequence] = []
         self.preempted: deque[Sequence] = deque()
         self.waiting: deque[Sequence] = deque()
@@ -78,7 +78,7 @@ class Scheduler:
         preempted: list[Sequence] = []
         num_decodes = sum(_is_decode(sequence) for sequence in self.running)
         spare_slots = self._config.max_num_batched_slots - num_decodes
-        index = 0
+        index = queries = hits = 0
         while index < len(self.running):
             sequence = self.running[index]
             index += 1
@@ -100,16 +100,20 @@ class Scheduler:
             queue = self.preempted or self.waiting
             # All blocks of the prompt or replay at once, and one more left free for each running sequence: what was
             # just preempted does not come back only to be preempted again before others have freed some.
-            if not queue or not self.blocks.grow(queue[0], queue[0].num_slots, reserve=len(self.running)):
+            if not queue or not self.blocks.admit(queue[0], reserve=len(self.running)):
                 break
             sequence = queue.popleft()
             self.running.append(sequence)
+            if self._config.prefix_cache:
+                queries += sequence.num_slots
+                hits += sequence.num_computed_slots
             if sequence.scheduled_time is None:
                 sequence.scheduled_time = now
+                sequence.num_cached_slots = sequence.num_computed_slots
             scheduled.append(_chunk(sequence, spare_slots))
             spare_slots -= scheduled[-1].num_slots
         scheduled.sort(key=lambda item: item.num_slots > 1)  # stable: the order of arrival stays within both parts
-        return ScheduledBatch(scheduled, preempted)
+        return ScheduledBatch(scheduled, preempted, queries, hits)
 
     def _preempt(self, sequence: Sequence) -> None:
         """Recompute later: drop the KV, keep the groups, and wait before all others."""

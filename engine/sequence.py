@@ -9,8 +9,10 @@ A sequence has two lengths. Its tokens are its text; its slots are its KV entrie
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Collection
 from collections.abc import Sequence as SequenceOf
+from hashlib import blake2b
 
 from hamburger.engine.messages import FinishReason, GroupOutput, SubmitRequest, TokenLogprobs
 
@@ -20,6 +22,8 @@ class Sequence:
 
     groups: the emitted groups, trimmed. output_ids: the same tokens, flat.
     num_computed_slots: slots whose KV is in the pool, always a prefix. block_ids: where they are, in order.
+    num_known_blocks: the first of them whose content the block manager knows.
+    num_cached_slots: prompt slots that were found in the pool when it first ran.
     prompt_logprobs: entries of the prompt's first tokens, as far as known (a replay keeps them); None if not asked.
     scheduled_time: when it first got slots; None while it never did.
     """
@@ -30,12 +34,16 @@ class Sequence:
         self.prompt_ids = request.prompt_ids
         self.params = params
         self.arrival_time = request.arrival_time
+        self.cache_salt = request.cache_salt
         self.scheduled_time: float | None = None
         self.groups: list[list[int]] = []
         self.output_ids: list[int] = []
         self.num_computed_slots = 0
         self.prompt_logprobs: list[TokenLogprobs | None] | None = None if params.prompt_logprobs is None else [None]
+        self.num_known_blocks = 0
+        self.num_cached_slots = 0
         self.block_ids: list[int] = []
+        self._block_keys = [blake2b(self.cache_salt.encode(errors="surrogatepass"), digest_size=16).digest()]
         self.end_token_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else {*eos_token_ids})
         context_left = max_model_len - len(self.prompt_ids)
         self._max_output_tokens = context_left if params.max_tokens is None else min(params.max_tokens, context_left)
@@ -68,6 +76,26 @@ class Sequence:
         """The slot's rotary position: the index of its last token."""
         num_prompt = len(self.prompt_ids)
         return slot if slot < num_prompt else self._group_positions[slot - num_prompt]
+
+    def block_key(self, index: int, block_size: int) -> bytes:
+        """What a full block, and all before it, was fed: a chain of hashes over groups, begun with the request's salt.
+
+        Group boundaries count, so merged and single slots of the same tokens never have one key.
+        """
+        while len(self._block_keys) <= index + 1:
+            start = (len(self._block_keys) - 1) * block_size
+            fed = array("Q")
+            for slot in range(start, start + block_size):
+                tokens = self.slot_tokens(slot)
+                fed.append(len(tokens))
+                fed.extend(tokens)
+            self._block_keys.append(blake2b(self._block_keys[-1] + fed.tobytes(), digest_size=16).digest())
+        return self._block_keys[index + 1]
+
+    @property
+    def needs_all_slots(self) -> bool:
+        """Slots that are read from the pool give no log-probabilities: it wants some of its prompt that are unknown."""
+        return self.prompt_logprobs is not None and len(self.prompt_logprobs) < len(self.prompt_ids)
 
     @property
     def is_prompt_only(self) -> bool:
@@ -145,4 +173,5 @@ class Sequence:
             stop_token_id=stop_token_id,
             scheduled_time=self.scheduled_time,
             prompt_logprobs=self.prompt_logprobs if len(self.groups) < 2 else None,
+            cached_slots=self.num_cached_slots if len(self.groups) < 2 else 0,
         )

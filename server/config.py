@@ -79,8 +79,14 @@ class ServeSettings(BaseSettings):
     )
     max_queue: int = Field(_DEFAULTS.max_queue, ge=1, description="most requests that may wait")
     max_queue_seconds: float = Field(_DEFAULTS.max_queue_seconds, gt=0, description="longest that a request may wait")
+    prefix_cache: bool = Field(
+        _DEFAULTS.prefix_cache, description="whether prompts that begin alike share the KV slots of their beginning"
+    )
     drain_seconds: float = Field(
         5.0, ge=0, allow_inf_nan=False, description="how long running answers may go on after a signal to stop"
+    )
+    engine_restarts: int = Field(
+        0, ge=0, description="how often an engine that died is started again; 0 ends the server for its supervisor"
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field("warning", description="what is logged to stderr")
 

@@ -79,8 +79,8 @@ class ServerMetrics:
             self._success.labels(*self._values, reason)
         self._failure = self._family("request_failure", "Answers with an error, by HTTP status.", "code")
         self._preemptions = self._counter("num_preemptions", "Sequences that gave their blocks up for a while.")
-        self._counter("prefix_cache_queries", "Slots looked up in the prefix cache.")
-        self._counter("prefix_cache_hits", "Slots found in the prefix cache.")
+        self._cache_queries = self._counter("prefix_cache_queries", "Slots looked up in the prefix cache.")
+        self._cache_hits = self._counter("prefix_cache_hits", "Slots found in the prefix cache.")
         self._first_token = self._histogram("time_to_first_token_seconds", "Arrival to first token.", _SECONDS)
         self._token_gap = self._histogram(
             "inter_token_latency_seconds", "Per token: the gap before a group, shared among its tokens.", _SHORT_SECONDS
@@ -126,6 +126,8 @@ class ServerMetrics:
     def on_step(self, stats: StepStats) -> None:
         self._used_share = stats.used_slots / stats.total_slots
         self._preemptions.inc(stats.num_preemptions)
+        self._cache_queries.inc(stats.cache_queries)
+        self._cache_hits.inc(stats.cache_hits)
         num_tokens = sum(stats.group_sizes)
         if not stats.prompt_slots and not stats.decoded_sequences:
             return  # it only reports the state

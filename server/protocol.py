@@ -128,6 +128,9 @@ class GenerationBody(Schema):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: str | None = None
+    cache_salt: str | None = Field(
+        None, min_length=1, max_length=256, description="Only requests with the same one share cached prompt slots."
+    )
     confidence: float | None = Field(
         None, description="In [0, 1]: how sure each further token of a group must be. Higher is safer and slower."
     )

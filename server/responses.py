@@ -31,6 +31,7 @@ class Choice:
         self.logprobs: list[dict[str, Any]] = []
         self.completion_tokens = 0
         self.kv_slots = 0
+        self.cached_tokens = 0
         self.finish_reason: str | None = None
         self.stop_reason: str | int | None = None
         self._logprobs = logprobs
@@ -43,6 +44,7 @@ class Choice:
         keep: remember its text, ids and log-probabilities for the whole answer; a stream has no use for them.
         """
         self.completion_tokens, self.kv_slots = update.completion_tokens, update.kv_slots
+        self.cached_tokens += update.cached_tokens
         self.finish_reason, self.stop_reason = update.finish_reason, update.stop_reason
         logprobs = None if self._logprobs is None else self._logprobs(update)
         text = update.text if self._echo is None else self._echo.text_before(update) + update.text
@@ -85,6 +87,7 @@ class Reply:
         self._usage_in_chunks = body.wants_continuous_usage
         self._wants_usage = body.wants_usage
         self._prompt_tokens = prompt_tokens
+        self._choices_a_prompt = body.num_choices
         wants_logprobs = body.num_logprobs() is not None
         self.choices = [
             Choice(i, self._logprobs(echo) if wants_logprobs else None, echo)
@@ -143,13 +146,17 @@ class Reply:
         """What the client saw so far, summed over the choices."""
         completion_tokens = sum(choice.completion_tokens for choice in self.choices)
         kv_slots = sum(choice.kv_slots for choice in self.choices)
+        # The choices of one prompt share it: it counts once, and so does what was cached of it.
+        n = self._choices_a_prompt
+        prompts = [self.choices[i : i + n] for i in range(0, len(self.choices), n)]
+        cached_tokens = sum(max(choice.cached_tokens for choice in prompt) for prompt in prompts)
         return {
             "prompt_tokens": self._prompt_tokens,
             "completion_tokens": completion_tokens,
             "total_tokens": self._prompt_tokens + completion_tokens,
             "kv_slots": kv_slots,
             "tokens_per_kv": round(completion_tokens / kv_slots, 4) if kv_slots else None,
-            "prompt_tokens_details": {"cached_tokens": 0},
+            "prompt_tokens_details": {"cached_tokens": cached_tokens},
         }
 
     def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:

@@ -132,6 +132,13 @@ def liveness_fault(state: EngineHealth) -> str | None:
     """Why the process should be restarted, or None."""
     if not state.alive:
         return f"the engine is dead: {state.error}" if state.error else "the engine has stopped"
+    return hang(state)
+
+
+def hang(state: EngineHealth) -> str | None:
+    """How a living engine hangs, or None: it may be busy in a long step, but not for ever."""
+    if not state.alive:
+        return None
     if not state.num_running and not state.num_waiting:
         return None
     if state.seconds_in_step is not None:

@@ -22,15 +22,15 @@ from fastapi import FastAPI
 
 from hamburger.engine.client import AsyncEngine
 from hamburger.engine.config import EngineArgs
-from hamburger.engine.core import EngineCore
 from hamburger.engine.messages import EngineInfo
 from hamburger.engine.tokenizer import Tokenizer
 from hamburger.model.sources import resolve_source
 from hamburger.server.app import create_app
 from hamburger.server.config import ServeSettings, SettingsError
 from hamburger.server.metrics import ServerMetrics
+from hamburger.server.supervisor import Supervisor
 
-_INTERRUPTED = 130
+_INTERRUPTED, _DIED = 130, 1
 _CLOSE_SECONDS = 3  # for clients that do not read the end of their answer
 
 
@@ -48,12 +48,10 @@ def serve(settings: ServeSettings) -> int:
         tokenizer = Tokenizer.load(source.tokenizer_path)
         model_name = settings.served_model_name or source.name
         try:
-            asyncio.run(_run(settings, args, listener, tokenizer, model_name, progress))
+            return asyncio.run(_run(settings, args, listener, tokenizer, model_name, progress))
         except KeyboardInterrupt:  # while loading; _stop_on_signals takes over then
             _say("Stopped while loading.")
-            # Not sys.exit: an interpreter that ends while torch works in another thread aborts with a core dump.
-            os._exit(_INTERRUPTED)
-    return 0
+            return _INTERRUPTED
 
 
 async def _run(
@@ -63,21 +61,21 @@ async def _run(
     tokenizer: Tokenizer,
     model_name: str,
     progress: Callable[[str], None],
-) -> None:
-    def build() -> tuple[EngineCore, EngineInfo]:
-        from hamburger.engine.build import build_core  # torch: only now, and in the engine's thread
-
-        return build_core(args, progress)
-
+) -> int:
     metrics = ServerMetrics(model_name)
-    engine = await AsyncEngine.launch(build, tokenizer, metrics)
+    supervisor = Supervisor(args, progress, settings.engine_restarts)
+    engine = await AsyncEngine.launch(supervisor.host, tokenizer, metrics)
     stopping = _stop_on_signals()
+    keeping = asyncio.create_task(supervisor.keep(engine))
+    watching = asyncio.create_task(supervisor.watch(engine))
     try:
         app = create_app(engine, tokenizer, metrics, settings, model_name)
         greeting = _greeting(settings, engine.info, _url(settings.host, listener), model_name, tokenizer)
         server = _Server(_uvicorn_config(app), lambda: progress(greeting))
-        await _listen(server, listener, engine, settings.drain_seconds, stopping)
+        return await _listen(server, listener, engine, settings.drain_seconds, stopping, keeping)
     finally:
+        watching.cancel()
+        keeping.cancel()
         await engine.shutdown(0)
 
 
@@ -87,7 +85,7 @@ def _stop_on_signals() -> asyncio.Event:
 
     def on_signal(number: int) -> None:
         if stopping.is_set():
-            os._exit(128 + number)  # the engine's thread may be inside a step: nothing gentler ends it now
+            os._exit(128 + number)  # the engine's process ends with this one
         stopping.set()
 
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -96,19 +94,28 @@ def _stop_on_signals() -> asyncio.Event:
 
 
 async def _listen(
-    server: _Server, listener: socket.socket, engine: AsyncEngine, drain_seconds: float, stopping: asyncio.Event
-) -> None:
+    server: _Server,
+    listener: socket.socket,
+    engine: AsyncEngine,
+    drain_seconds: float,
+    stopping: asyncio.Event,
+    keeping: asyncio.Task[None],
+) -> int:
+    """Serve until a signal or until the engine is dead for good; returns the exit code."""
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     stopped = asyncio.create_task(stopping.wait())
-    await asyncio.wait({serving, stopped}, return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.wait({serving, stopped, keeping}, return_when=asyncio.FIRST_COMPLETED)
     stopped.cancel()
-    if not serving.done():
+    if keeping.done():
+        server.should_exit = True  # whoever waited has been told
+    elif not serving.done():
         _say(f"Stopping: running answers have {drain_seconds:g} s. A second signal stops at once.")
         await engine.shutdown(drain_seconds)  # new requests are answered 503 meanwhile
         # What is cut off below is cut off on purpose; uvicorn would log a traceback for each.
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
         server.should_exit = True
     await serving
+    return _DIED if keeping.done() else 0
 
 
 class _Server(uvicorn.Server):

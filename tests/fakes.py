@@ -13,6 +13,7 @@ import random
 import re
 import threading
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from collections.abc import Sequence as SequenceOf
 from contextlib import asynccontextmanager
@@ -24,6 +25,7 @@ from hamburger.engine.config import EngineConfig
 from hamburger.engine.core import EngineCore
 from hamburger.engine.messages import EngineInfo, TokenLogprobs
 from hamburger.engine.sequence import Sequence
+from hamburger.engine.thread import ThreadHost
 
 BOS, EOS, PAD = 256, 257, 258
 VOCAB_SIZE = 259
@@ -93,6 +95,8 @@ class ScriptedRunner:
 
     It stores what was written into each physical slot. Whenever a sequence emits, its whole context must be there, in
     its own blocks, written since its last admission, and its groups must be those that this runner emitted before.
+    With a prefix cache, what another sequence with the same beginning wrote is as good, and blocks that nobody writes
+    may be shared.
 
     scripts: request id -> groups; after the last one come end tokens. Others get random groups of 1..max_group tokens
         from `alphabet`, and an end token with chance `eos_chance` a token.
@@ -122,6 +126,7 @@ class ScriptedRunner:
         self.fail_at_step = fail_at_step
         self.block_size = 0  # set by fake_core
         self.max_batched_slots = 0  # set by fake_core
+        self.shares = False  # set by fake_core: whether there is a prefix cache
         self.num_steps = 0
         self.batches: list[list[tuple[str, int, bool]]] = []  # (request id, slots, emits) of each step
         self.emitted: dict[str, list[list[int]]] = {}  # over a request's whole life, preemptions included
@@ -129,7 +134,7 @@ class ScriptedRunner:
         self._computed: dict[Sequence, int] = {}
         self._scored: dict[Sequence, int] = {}  # prompt tokens whose log-probabilities were given
         self.num_scored = 0
-        self._pool: dict[int, tuple[Sequence, int, int, tuple[int, ...]]] = {}
+        self._pool: dict[int, object] = {}
 
     def run(self, batch: ScheduledBatch) -> BatchResult:
         self.num_steps += 1
@@ -140,8 +145,7 @@ class ScriptedRunner:
         if self.num_steps == self.fail_at_step:
             raise RuntimeError("scripted failure")
         self.batches.append([(item.sequence.request_id, item.num_slots, item.emits) for item in batch.sequences])
-        blocks = [block_id for item in batch.sequences for block_id in item.sequence.block_ids]
-        _check(len(blocks) == len(set(blocks)), "a block is shared")
+        self._check_sharing(batch)
         _check(batch.num_slots <= self.max_batched_slots, "over the slot budget")
         _check(len({item.sequence.request_id for item in batch.sequences}) == len(batch.sequences), "scheduled twice")
         for sequence in batch.preempted:
@@ -149,12 +153,13 @@ class ScriptedRunner:
         for item in batch.sequences:
             sequence, start = item.sequence, item.sequence.num_computed_slots
             _check(item.num_slots >= 1, "no slots")
-            _check(start == self._computed.get(sequence, 0), "slots are not contiguous")
+            found = self.shares and not self._computed.get(sequence, 0) and start < sequence.num_slots
+            _check(found or start == self._computed.get(sequence, 0), "slots are not contiguous")
             end = self._computed[sequence] = start + item.num_slots
             may_emit = end == sequence.num_slots and sequence.num_tokens_left > 0
             _check(item.emits == may_emit, "emits at the wrong place")
             for slot in range(start, end):
-                self._pool[self._physical(sequence, slot)] = _content(sequence, slot)
+                self._pool[self._physical(sequence, slot)] = self._content(sequence, slot)
         scores = {item.sequence.request_id: self._score(item.sequence, item.num_slots) for item in batch.sequences}
         groups = [self._emit(item.sequence) for item in batch.sequences if item.emits]
         return BatchResult(groups, {request_id: entries for request_id, entries in scores.items() if entries})
@@ -171,7 +176,8 @@ class ScriptedRunner:
 
     def _emit(self, sequence: Sequence) -> GroupResult:
         for slot in range(sequence.num_slots):
-            _check(self._pool.get(self._physical(sequence, slot)) == _content(sequence, slot), f"slot {slot} is stale")
+            written = self._pool.get(self._physical(sequence, slot))
+            _check(written == self._content(sequence, slot), f"slot {slot} is stale")
         emitted = self.emitted[sequence.request_id] = self._emitted.setdefault(sequence, [])
         _check(sequence.groups == emitted, "groups were lost, changed or emitted again")
         group = self.script(sequence)
@@ -196,6 +202,23 @@ class ScriptedRunner:
         self.num_scored += end - scored
         return [scripted_logprobs(1000 + i, sequence.prompt_ids[i], k) for i in range(scored, end)]
 
+    def _check_sharing(self, batch: ScheduledBatch) -> None:
+        holders = Counter(block_id for item in batch.sequences for block_id in item.sequence.block_ids)
+        _check(self.shares or all(n == 1 for n in holders.values()), "a block is shared")
+        for item in batch.sequences:
+            first = item.sequence.num_computed_slots // self.block_size
+            last = (item.sequence.num_computed_slots + item.num_slots - 1) // self.block_size
+            written = item.sequence.block_ids[first : last + 1]
+            _check(all(holders[block_id] == 1 for block_id in written), "a shared block is written")
+
+    def _content(self, sequence: Sequence, slot: int) -> object:
+        """What a slot's KV depends on."""
+        fed = tuple(sequence.slot_tokens(slot))
+        if not self.shares:
+            return sequence, slot, sequence.slot_position(slot), fed
+        before = tuple(tuple(sequence.slot_tokens(i)) for i in range(slot + 1))
+        return sequence.cache_salt, sequence.slot_position(slot), before
+
     def _physical(self, sequence: Sequence, slot: int) -> int:
         return sequence.block_ids[slot // self.block_size] * self.block_size + slot % self.block_size
 
@@ -208,10 +231,6 @@ def scripted_logprobs(output_index: int, token_id: int, num_top: int) -> TokenLo
     """Recognisable values: the token's own log-probability is that of the likeliest rival, itself."""
     logprob = -(output_index + 1) / 8 - token_id / 4096
     return TokenLogprobs(logprob, [((token_id + k) % VOCAB_SIZE, logprob - k) for k in range(num_top)])
-
-
-def _content(sequence: Sequence, slot: int) -> tuple[Sequence, int, int, tuple[int, ...]]:
-    return sequence, slot, sequence.slot_position(slot), tuple(sequence.slot_tokens(slot))
 
 
 def _check(condition: bool, message: str) -> None:
@@ -229,6 +248,7 @@ def fake_config(**changes: Any) -> EngineConfig:
         "num_blocks": 256,
         "eos_token_ids": (EOS,),
         "max_group": 4,
+        "prefix_cache": False,
     }
     return EngineConfig(**(fields | changes))
 
@@ -259,6 +279,7 @@ def fake_core(
 ) -> EngineCore:
     config = config or fake_config()
     runner.block_size, runner.max_batched_slots = config.block_size, config.max_num_batched_slots
+    runner.shares = config.prefix_cache
     return EngineCore(config, runner, clock)
 
 
@@ -280,7 +301,7 @@ async def fake_engine(
     resolved = fake_config(**config)
     core = fake_core(runner, resolved, clock)
     engine = await AsyncEngine.launch(
-        lambda: (core, fake_info(resolved, **(info or {}))), ByteTokenizer(), observer, clock
+        ThreadHost(lambda: (core, fake_info(resolved, **(info or {})))), ByteTokenizer(), observer, clock
     )
     try:
         yield engine

@@ -50,6 +50,14 @@ class RealServer:
         self.stop()
         self._log.close()
 
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def wait(self, seconds: float) -> int:
+        """The exit code of a server that ends by itself."""
+        return self.process.wait(seconds)
+
     def stop(self, sig: signal.Signals = signal.SIGINT) -> int:
         """Signal the server and wait; returns its exit code."""
         if self.process.poll() is None:

@@ -77,6 +77,7 @@ def core_of(
     max_num_seqs: int = 32,
     max_num_batched_slots: int = 64,
     max_model_len: int = 256,
+    prefix_cache: bool = False,
 ) -> EngineCore:
     """A real core and runner over a model."""
     config = EngineConfig(
@@ -87,6 +88,7 @@ def core_of(
         num_blocks=num_blocks,
         eos_token_ids=model.config.trunk.eos_token_ids,
         max_group=model.config.max_group,
+        prefix_cache=prefix_cache,
     )
     dtype = model.embed_tokens.weight.dtype
     cache = PagedKVCache(model.config.trunk, num_blocks, block_size, dtype, CPU)

@@ -38,6 +38,7 @@ from hamburger.engine.errors import (
 )
 from hamburger.engine.messages import EngineInfo, StepStats
 from hamburger.engine.sampling_params import SamplingParams
+from hamburger.engine.thread import ThreadHost
 from reference import CONTEXT, Case, expected, random_case
 
 LONG = SamplingParams(seed=0, ignore_eos=True)
@@ -417,7 +418,7 @@ async def test_a_failing_build_raises_in_launch() -> None:
         raise HamburgerError("no such model")
 
     with pytest.raises(HamburgerError, match="no such model"):
-        await AsyncEngine.launch(build, ByteTokenizer())
+        await AsyncEngine.launch(ThreadHost(build), ByteTokenizer())
     await until(lambda: "hamburger-engine" not in {thread.name for thread in threading.enumerate()})
 
 
@@ -428,7 +429,7 @@ async def test_a_cancelled_launch_ends_its_thread() -> None:
         gate.wait()
         return fake_core(ScriptedRunner()), fake_info(fake_config())
 
-    task = asyncio.create_task(AsyncEngine.launch(build, ByteTokenizer()))
+    task = asyncio.create_task(AsyncEngine.launch(ThreadHost(build), ByteTokenizer()))
     await asyncio.sleep(0)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):

@@ -15,7 +15,7 @@ from hamburger.engine.core import EngineCore
 from hamburger.engine.errors import EngineDead
 from hamburger.engine.messages import EngineInfo, StepStats
 from hamburger.engine.sampling_params import SamplingParams
-from hamburger.engine.thread import STOP
+from hamburger.engine.thread import ThreadHost
 
 LONG = SamplingParams(seed=0, ignore_eos=True)
 
@@ -93,7 +93,7 @@ async def test_even_an_exit_in_the_engine_thread_is_heard() -> None:
     def build() -> tuple[EngineCore, EngineInfo]:
         return EngineCore(fake_config(), Exiting()), fake_info(fake_config())
 
-    engine = await AsyncEngine.launch(build, ByteTokenizer())
+    engine = await AsyncEngine.launch(ThreadHost(build), ByteTokenizer())
     [stream] = engine.submit([GenerationRequest("a", [1], LONG)])
     async with asyncio.timeout(20):
         with pytest.raises(EngineDead, match=r"SystemExit: a library called sys\.exit"):
@@ -107,15 +107,16 @@ def test_an_engine_outlives_its_event_loop_quietly(caplog: pytest.LogCaptureFixt
     gate = StepGate()
     runner = ScriptedRunner(eos_chance=0, gate=gate)
 
-    async def leave() -> AsyncEngine:
+    async def leave() -> ThreadHost:
         core = fake_core(runner)
-        engine = await AsyncEngine.launch(lambda: (core, fake_info(core.config)), ByteTokenizer())
+        host = ThreadHost(lambda: (core, fake_info(core.config)))
+        engine = await AsyncEngine.launch(host, ByteTokenizer())
         engine.submit([GenerationRequest("a", [1, 2, 3], SamplingParams(max_tokens=4, seed=0, ignore_eos=True))])
         await step_begins(runner, 1)
-        return engine
+        return host
 
-    engine = asyncio.run(leave())
+    host = asyncio.run(leave())
     gate.set()
-    engine._thread.send(STOP)
-    engine._thread.join()
+    host.abandon()
+    asyncio.run(host.join())
     assert [record for record in caplog.records if record.levelname == "ERROR"] == []

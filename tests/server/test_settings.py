@@ -33,7 +33,8 @@ def test_every_setting_is_an_option_and_reaches_the_engine() -> None:
         "model": "m", "base": "b", "served_model_name": "s", "host": "0.0.0.0", "port": "9", "api_key": "k",
         "device": "cpu", "dtype": "float32", "max_model_len": "128", "max_num_seqs": "3",
         "max_num_batched_slots": "64", "kv_cache_memory": "2GiB", "block_size": "4", "confidence": "0.5",
-        "max_queue": "7", "max_queue_seconds": "1.5", "drain_seconds": "2", "log_level": "debug",
+        "max_queue": "7", "max_queue_seconds": "1.5", "drain_seconds": "2", "engine_restarts": "1",
+        "prefix_cache": "false", "log_level": "debug",
     }  # fmt: skip
     assert given.keys() == ServeSettings.model_fields.keys()
     options = [part for name, value in given.items() for part in (f"--{name.replace('_', '-')}", value)]
@@ -43,7 +44,7 @@ def test_every_setting_is_an_option_and_reaches_the_engine() -> None:
     assert (args.model, args.base, args.device, args.dtype) == ("m", "b", "cpu", "float32")
     assert (args.max_model_len, args.max_num_seqs, args.max_num_batched_slots) == (128, 3, 64)
     assert (args.kv_cache_memory, args.block_size, args.confidence) == (2 << 30, 4, 0.5)
-    assert (args.max_queue, args.max_queue_seconds) == (7, 1.5)
+    assert (args.max_queue, args.max_queue_seconds, args.prefix_cache) == (7, 1.5, False)
     assert "k" not in repr(settings).replace("kv_cache_memory", "").replace("block_size", "").split("api_key")[-1][:5]
 
 

@@ -1,0 +1,39 @@
+"""The engine's loop: messages in, steps, reports out. It knows no request's meaning and no text, and owns the core."""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections.abc import Callable, Iterator
+
+from hamburger.engine.core import EngineCore
+from hamburger.engine.events import LoopEvent, Message, StepReport, StepStarted, Stop
+from hamburger.engine.messages import SubmitRequest
+
+Inbox = queue.SimpleQueue[Message]
+
+
+def run_loop(core: EngineCore, inbox: Inbox, deliver: Callable[[LoopEvent], None]) -> None:
+    """Run steps while there is work, until Stop. Raises what a step raises."""
+    num_received = 0
+    while True:
+        for message in _messages(inbox, block=not core.has_work):
+            if isinstance(message, SubmitRequest):
+                core.add(message)
+                num_received += 1
+            elif isinstance(message, Stop):
+                outputs = core.fail_all("draining", "The server is shutting down; the answer was cut short.")
+                deliver(StepReport(outputs, num_received, time.monotonic()))
+                return
+            else:
+                core.abort(message)
+        deliver(StepStarted(time.monotonic()))
+        outputs = core.step()  # also when an abort left nothing to do: its report takes the gauges to zero
+        deliver(StepReport(outputs, num_received, time.monotonic()))
+
+
+def _messages(inbox: Inbox, *, block: bool) -> Iterator[Message]:
+    if block:
+        yield inbox.get()
+    while not inbox.empty():
+        yield inbox.get()

@@ -1,0 +1,138 @@
+"""ProcessHost: the engine's loop in a process of its own. No step holds up HTTP, and its death kills nothing else.
+
+It imports no torch. The engine ends with this process, however that ends (worker.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from hamburger.engine.config import EngineArgs
+from hamburger.engine.events import EngineStopped, Event, Message
+from hamburger.engine.wire import LENGTH, Decoder, Encoder, Ended, Failed, Progress
+from hamburger.model.config import ConfigError
+from hamburger.model.sources import CheckpointError
+
+logger = logging.getLogger(__name__)
+
+BUILD_CORE = "hamburger.engine.build:build_core"
+_END_SECONDS = 5.0  # for a process that said its last words
+
+
+class EngineProcessError(RuntimeError):
+    """The engine's process failed or was ended; the message says by what."""
+
+
+class ProcessHost:
+    """An EngineHost (client.py). builder: what builds the core there (worker.py); on_progress gets its lines."""
+
+    def __init__(
+        self,
+        args: EngineArgs,
+        on_progress: Callable[[str], None] = lambda line: None,
+        builder: str = BUILD_CORE,
+    ) -> None:
+        self._args, self._on_progress, self._builder = args, on_progress, builder
+        self._encoder = Encoder()
+        self._last: Failed | Ended | None = None
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def start(self, on_event: Callable[[Event], None]) -> None:
+        self._on_event = on_event
+        mine, theirs = socket.socketpair()
+        with theirs:
+            command = [sys.executable, "-m", "hamburger.engine.worker", str(theirs.fileno()), self._builder]
+            # A session of its own: what a terminal sends to this process's group is not meant for the engine.
+            self._process = subprocess.Popen(
+                command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, start_new_session=True
+            )
+        self._transport: asyncio.WriteTransport | None = None
+        self._waiting = [self._encoder.frame(self._args)]
+        self._reading = asyncio.create_task(self._read(mine), name="hamburger-engine")
+
+    def send(self, message: Message) -> None:
+        frame = self._encoder.frame(message)
+        if self._transport is None:
+            self._waiting.append(frame)
+        elif not self._transport.is_closing():
+            self._transport.write(frame)
+
+    def dump_stacks(self) -> None:
+        """Have the engine write the stacks of its threads to stderr, whatever it is doing."""
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGUSR1)
+
+    def abandon(self) -> None:
+        if self._process.poll() is None:
+            self._process.kill()
+
+    async def join(self) -> None:
+        await self._reading
+
+    async def _read(self, connection: socket.socket) -> None:
+        reader, writer = await asyncio.open_unix_connection(sock=connection)
+        writer.write(b"".join(self._waiting))
+        self._transport = writer.transport
+        decoder = Decoder()
+        try:
+            while True:
+                size = LENGTH.unpack(await reader.readexactly(LENGTH.size))[0]
+                self._take(decoder.value(await reader.readexactly(size)))
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        except Exception as error:  # what it says cannot be understood, so nothing can be asked of it any more
+            logger.exception("The engine's process sent what cannot be read.")
+            self._last = Failed("error", f"it sent what cannot be read: {error}")
+            self.abandon()
+        finally:
+            writer.close()
+            stopped = EngineStopped(await self._error())
+            asyncio.get_running_loop().call_soon(self._on_event, stopped)
+
+    def _take(self, value: Any) -> None:
+        if isinstance(value, Progress):
+            self._on_progress(value.line)
+        elif isinstance(value, (Failed, Ended)):
+            self._last = value
+        else:
+            # An observer that fails harms one event alone.
+            asyncio.get_running_loop().call_soon(self._on_event, value)
+
+    async def _error(self) -> BaseException | None:
+        """What ended the engine; waits until its process is gone."""
+        try:
+            code = await asyncio.to_thread(self._process.wait, _END_SECONDS)
+        except subprocess.TimeoutExpired:  # it closed its end and lives on
+            self._process.kill()
+            code = await asyncio.to_thread(self._process.wait)
+        match self._last:
+            case Ended():
+                return None
+            case Failed("config", message):
+                return ConfigError(message)
+            case Failed("checkpoint", message):
+                return CheckpointError(message)
+            case Failed(_, message):
+                return EngineProcessError(message)
+        if code < 0:
+            return EngineProcessError(f"its process {self._process.pid} was ended by {_signal_name(-code)}")
+        return EngineProcessError(f"its process {self._process.pid} ended with code {code}")
+
+
+def _signal_name(number: int) -> str:
+    try:
+        name = signal.Signals(number).name
+    except ValueError:
+        name = f"signal {number}"
+    # The kernel's answer to too little memory looks like anybody's kill.
+    return f"{name} (out of memory, or killed by hand)" if number == signal.SIGKILL else name

@@ -1,0 +1,92 @@
+"""How messages and events cross between the server's process and the engine's: frames on a socket pair.
+
+    frame   length of the rest (4 bytes, big endian) | kind (1 byte) | MessagePack
+
+A socket pair, because its end tells of the other side's death at once, whatever killed it, in both directions.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import msgspec
+
+from hamburger.engine.config import EngineArgs
+from hamburger.engine.events import EngineReady, StepReport, StepStarted, Stop
+from hamburger.engine.messages import AbortRequest, SubmitRequest
+
+LENGTH = struct.Struct(">I")
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Engine -> server: one line for people while the model loads."""
+
+    line: str
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """Engine -> server: what building (kinds config and checkpoint) or a step raised. The engine then ends."""
+
+    kind: Literal["config", "checkpoint", "error"]
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """Engine -> server: it was told to stop, and has."""
+
+
+# A frame's kind is its place here: only ever append.
+_KINDS: tuple[type, ...] = (
+    EngineArgs,
+    SubmitRequest,
+    AbortRequest,
+    Stop,
+    Progress,
+    EngineReady,
+    StepStarted,
+    StepReport,
+    Failed,
+    Ended,
+)
+_NUMBERS = {kind: bytes([i]) for i, kind in enumerate(_KINDS)}
+
+
+class Encoder:
+    """Values -> frames. One thread's own."""
+
+    def __init__(self) -> None:
+        self._encoder = msgspec.msgpack.Encoder()
+
+    def frame(self, value: object) -> bytes:
+        body = self._encoder.encode(value)
+        return LENGTH.pack(1 + len(body)) + _NUMBERS[type(value)] + body
+
+
+class Decoder:
+    """The rest of a frame, after its length -> the value."""
+
+    def __init__(self) -> None:
+        self._decoders: list[msgspec.msgpack.Decoder[Any]] = [msgspec.msgpack.Decoder(kind) for kind in _KINDS]
+
+    def value(self, rest: bytes | memoryview) -> Any:
+        """Raises msgspec.DecodeError, IndexError for what is no frame of this version."""
+        return self._decoders[rest[0]].decode(memoryview(rest)[1:])
+
+
+def frames(connection: socket.socket) -> Iterator[Any]:
+    """The values that come over a blocking socket, until the other side has gone."""
+    decoder = Decoder()
+    with connection.makefile("rb") as stream:
+        while len(head := stream.read(LENGTH.size)) == LENGTH.size:
+            size = LENGTH.unpack(head)[0]
+            rest = stream.read(size)
+            if len(rest) < size:
+                return
+            yield decoder.value(rest)

@@ -1,0 +1,138 @@
+"""The engine's process: `python -m hamburger.engine.worker FD BUILDER`. ProcessHost (process.py) starts it.
+
+FD is its end of a socket pair, BUILDER names `module:function`, EngineArgs and a progress callback -> core and info.
+It ends with the server, however that ends: the socket's end tells it, and on Linux the kernel kills it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import importlib
+import logging
+import os
+import queue
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from hamburger.engine.config import EngineArgs
+from hamburger.engine.core import EngineCore
+from hamburger.engine.events import EngineReady, Message
+from hamburger.engine.loop import Inbox, run_loop
+from hamburger.engine.messages import EngineInfo
+from hamburger.engine.wire import Encoder, Ended, Failed, Progress, frames
+from hamburger.model.config import ConfigError
+from hamburger.model.sources import CheckpointError
+
+Builder = Callable[[EngineArgs, Callable[[str], None]], tuple[EngineCore, EngineInfo]]
+
+_PR_SET_PDEATHSIG = 1
+_FAILED = 1
+
+logger = logging.getLogger(__name__)
+
+
+def main(argv: list[str]) -> int:
+    connection = socket.socket(fileno=int(argv[1]))
+    _die_with_the_server()
+    # The server's process decides when to end: a Ctrl-C in its terminal is not the engine's.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1)  # the server's watchdog asks for the stacks of an engine that hangs
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    incoming = frames(connection)
+    args: EngineArgs | None = next(incoming, None)
+    if args is None:
+        return _FAILED
+    outbox = Outbox(connection)
+    inbox: Inbox = queue.SimpleQueue()
+    threading.Thread(target=_read, args=(incoming, inbox), name="hamburger-inbox", daemon=True).start()
+    last: Ended | Failed
+    try:
+        core, info = _builder(argv[2])(args, lambda line: outbox.put(Progress(line)))
+        outbox.put(EngineReady(info, core.config))
+        run_loop(core, inbox, outbox.put)
+        last = Ended()
+    except BaseException as error:  # whatever it is, who waits must hear of it
+        last = _failure(error)
+    outbox.put(last)
+    outbox.close()
+    return 0 if isinstance(last, Ended) else _FAILED
+
+
+class Outbox:
+    """Sends what it is given, in order, from a thread of its own: the loop never waits for the server to read."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._values: queue.SimpleQueue[object | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._send, name="hamburger-outbox", daemon=True)
+        self._thread.start()
+
+    def put(self, value: object) -> None:
+        self._values.put(value)
+
+    def close(self) -> None:
+        """Wait until all was sent."""
+        self._values.put(None)
+        self._thread.join()
+
+    def _send(self) -> None:
+        encoder = Encoder()
+        while (value := self._values.get()) is not None:
+            parts = [encoder.frame(value)]
+            last = False
+            while not self._values.empty():  # what waits goes with it
+                if (value := self._values.get()) is None:
+                    last = True
+                    break
+                parts.append(encoder.frame(value))
+            try:
+                self._connection.sendall(b"".join(parts))
+            except OSError:
+                return  # the server has gone; so will this process
+            if last:
+                return
+
+
+def _read(incoming: Any, inbox: Inbox) -> None:
+    """Messages into the inbox, until the server has gone: then nobody waits for an answer."""
+    message: Message
+    for message in incoming:
+        inbox.put(message)
+    os._exit(_FAILED)
+
+
+def _die_with_the_server() -> None:
+    """Have the kernel kill this process when the server's dies, even while a step holds the interpreter."""
+    if sys.platform != "linux":
+        return
+    parent = os.getppid()
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it died meanwhile
+        os._exit(_FAILED)
+
+
+def _builder(name: str) -> Builder:
+    module, _, function = name.partition(":")
+    builder: Builder = getattr(importlib.import_module(module), function)
+    return builder
+
+
+def _failure(error: BaseException) -> Failed:
+    match error:
+        case ConfigError():
+            return Failed("config", str(error))
+        case CheckpointError():
+            return Failed("checkpoint", str(error))
+    logger.error("The engine stopped on an error.", exc_info=error)
+    return Failed("error", f"{type(error).__name__}: {error}")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv))

@@ -1,0 +1,159 @@
+"""The engine's process under a real server: it dies, starts again, works for long, and is never left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from real_server import RealServer
+
+OPTIONS = ("--served-model-name", "burger", "--dtype", "float32", "--kv-cache-memory", "64MiB")
+ENDLESS: dict[str, Any] = {
+    "model": "burger",
+    "prompt": "Once upon a time",
+    "max_tokens": 400,
+    "ignore_eos": True,
+    "temperature": 0,
+    "confidence": 1.0,
+    "stream": True,
+}
+
+
+def engine_pid(server: RealServer) -> int:
+    children = Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split()
+    [engine] = [int(pid) for pid in children if b"hamburger.engine.worker" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    return engine
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def until(condition: Any, seconds: float = 30) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it never came to that"
+        time.sleep(0.02)
+
+
+class Streams:
+    """Open streams, each read to its end by a thread of its own."""
+
+    def __init__(self, server: RealServer, number: int) -> None:
+        self.endings: list[list[str]] = []
+        self.ended_at: list[float] = []
+        self._server = server
+        self._threads = [threading.Thread(target=self._read) for _ in range(number)]
+        for thread in self._threads:
+            thread.start()
+
+    def _read(self) -> None:
+        with httpx.stream("POST", f"{self._server.url}/v1/completions", json=ENDLESS, timeout=60) as response:
+            lines = [line for line in response.iter_lines() if line]
+        self.ended_at.append(time.monotonic())
+        self.endings.append(lines[-2:])
+
+    def join(self) -> None:
+        for thread in self._threads:
+            thread.join(60)
+
+
+def test_a_killed_engine_is_told_to_32_streams_and_ends_the_server(grafted_folder: Path) -> None:
+    with RealServer(str(grafted_folder), *OPTIONS, env={"HAMBURGER_MAX_NUM_SEQS": "40"}) as server:
+        streams = Streams(server, 32)
+        until(lambda: server.metric("hamburger_num_requests_running") == 32)
+        killed_at = time.monotonic()
+        os.kill(engine_pid(server), signal.SIGKILL)
+        streams.join()
+        assert len(streams.endings) == 32
+        for error, done in streams.endings:
+            assert done == "data: [DONE]"
+            body = json.loads(error.removeprefix("data: "))["error"]
+            assert (body["type"], body["code"]) == ("service_unavailable", "engine_unavailable")
+            assert "SIGKILL" in body["message"]
+        assert max(streams.ended_at) - killed_at < 5
+        assert server.wait(20) == 1  # for its supervisor
+        assert "the engine died" in server.log()
+        assert "Traceback" not in server.log()
+
+
+def test_an_engine_is_started_again_when_told_to(grafted_folder: Path) -> None:
+    with RealServer(str(grafted_folder), *OPTIONS, "--engine-restarts", "1") as server:
+        body = {**ENDLESS, "stream": False, "max_tokens": 8}
+        before = server.post("/v1/completions", body).json()["choices"][0]["text"]
+        first = engine_pid(server)
+        streams = Streams(server, 4)
+        until(lambda: server.metric("hamburger_num_requests_running") == 4)
+        os.kill(first, signal.SIGKILL)
+        streams.join()
+        assert all("engine_unavailable" in error for error, _ in streams.endings)
+        refused = server.post("/v1/completions", body)
+        assert refused.status_code == 503
+        assert refused.headers["retry-after"]
+        assert httpx.get(f"{server.url}/health").status_code == 503
+        until(lambda: httpx.get(f"{server.url}/health").status_code == 200)
+        assert server.post("/v1/completions", body).json()["choices"][0]["text"] == before
+        assert engine_pid(server) != first
+        os.kill(engine_pid(server), signal.SIGKILL)  # no restart is left
+        assert server.wait(20) == 1
+
+
+def test_http_answers_during_a_long_prefill_and_has_no_torch(grafted_folder: Path) -> None:
+    options = (*OPTIONS, "--max-num-batched-slots", "4096")
+    with RealServer(str(grafted_folder), *options, env={"HAMBURGER_MAX_NUM_SEQS": "64"}) as server:
+        assert "libtorch" not in Path(f"/proc/{server.pid}/maps").read_text()
+        assert "libtorch" in Path(f"/proc/{engine_pid(server)}/maps").read_text()
+        prompt = [[5] * 500] * 40
+        body = {"model": "burger", "prompt": prompt, "max_tokens": 1, "temperature": 0, "logprobs": 5, "echo": True}
+        asked = threading.Thread(target=lambda: server.post("/v1/completions", body))
+        asked.start()
+        until(lambda: server.metric("hamburger_num_requests_running") > 0)
+        times = []
+        while asked.is_alive():
+            start = time.monotonic()
+            assert httpx.get(f"{server.url}/health", timeout=10).status_code == 200
+            times.append(time.monotonic() - start)
+        assert times
+        assert sorted(times)[len(times) // 2] < 0.2  # most of it is this client's own
+
+
+@pytest.mark.parametrize("sig", [signal.SIGKILL, signal.SIGTERM])
+def test_no_engine_is_left_behind(grafted_folder: Path, sig: signal.Signals) -> None:
+    with RealServer(str(grafted_folder), *OPTIONS, "--drain-seconds", "0") as server:
+        engine = engine_pid(server)
+        Streams(server, 0)
+        os.kill(server.pid, sig)
+        server.wait(20)
+        until(lambda: not is_alive(engine))
+
+
+def test_a_second_signal_stops_at_once(grafted_folder: Path) -> None:
+    with RealServer(str(grafted_folder), *OPTIONS, "--drain-seconds", "60") as server:
+        engine = engine_pid(server)
+        body = {**ENDLESS, "n": 30}
+        thread = threading.Thread(target=lambda: _ignore(server, body))
+        thread.start()
+        until(lambda: server.metric("hamburger_num_requests_running") > 0)
+        os.kill(server.pid, signal.SIGINT)
+        until(lambda: "A second signal stops at once" in server.log())
+        os.kill(server.pid, signal.SIGINT)
+        assert server.wait(10) == 128 + signal.SIGINT
+        until(lambda: not is_alive(engine))
+        thread.join(20)
+
+
+def _ignore(server: RealServer, body: dict[str, Any]) -> None:
+    with contextlib.suppress(httpx.TransportError):  # it is cut off on purpose
+        httpx.post(f"{server.url}/v1/completions", json=body, timeout=60)

@@ -1,0 +1,220 @@
+"""The engine in a process of its own: the same answers, and every way that it, or the server, can end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from engine_builders import BUILDER
+from fakes import ByteTokenizer
+from hamburger.engine.client import AsyncEngine, GenerationRequest, RequestStream, RequestUpdate
+from hamburger.engine.config import EngineArgs
+from hamburger.engine.errors import EngineDead, EngineDraining
+from hamburger.engine.process import EngineProcessError, ProcessHost
+from hamburger.engine.sampling_params import SamplingParams
+from hamburger.model.config import ConfigError
+from hamburger.model.sources import CheckpointError
+from reference import expected, random_case
+
+LONG = SamplingParams(seed=0, ignore_eos=True)
+TESTS = Path(__file__).parents[1]
+
+
+@pytest.fixture(autouse=True)
+def builders(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")]))
+
+
+def host_of(model: str, lines: list[str] | None = None) -> ProcessHost:
+    return ProcessHost(EngineArgs(model=model), (lines if lines is not None else []).append, BUILDER)
+
+
+@asynccontextmanager
+async def engine_of(host: ProcessHost) -> AsyncIterator[AsyncEngine]:
+    engine = await AsyncEngine.launch(host, ByteTokenizer())
+    try:
+        yield engine
+    finally:
+        await engine.shutdown(0)
+        assert not is_alive(host.pid)
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process runs; one that ended and was not waited for does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+async def gone(pid: int) -> None:
+    async with asyncio.timeout(20):
+        while is_alive(pid):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+async def collect(stream: RequestStream) -> list[RequestUpdate]:
+    return [update async for update in stream]
+
+
+def endless(number: int) -> list[GenerationRequest]:
+    return [GenerationRequest(str(i), [1, 2, 3], LONG) for i in range(number)]
+
+
+async def test_random_streams_equal_the_reference() -> None:
+    lines: list[str] = []
+    draw = random.Random(5)
+    cases = {str(i): random_case(draw) for i in range(300)}
+    async with engine_of(host_of("cases 5", lines)) as engine:
+        streams = engine.submit([GenerationRequest(name, case.prompt_ids, case.params) for name, case in cases.items()])
+        answers = await asyncio.gather(*map(collect, streams))
+    assert lines == ["building cases 5"]
+    for case, updates in zip(cases.values(), answers, strict=True):
+        want = expected(case)
+        assert "".join(update.text for update in updates) == want.text
+        assert [token for update in updates for token in update.token_ids] == want.token_ids
+        assert (updates[-1].finish_reason, updates[-1].stop_reason) == (want.finish_reason, want.stop_reason)
+
+
+async def test_a_killed_engine_is_told_to_all_at_once() -> None:
+    async with engine_of(host := host_of("slow")) as engine:
+        streams = engine.submit(endless(32))
+        waiting = [asyncio.create_task(collect(stream)) for stream in streams]
+        await anext(aiter(engine.submit([GenerationRequest("x", [1], LONG)])[0]))
+        os.kill(host.pid, signal.SIGKILL)
+        began = time.monotonic()
+        for error in await asyncio.gather(*waiting, return_exceptions=True):
+            assert isinstance(error, EngineDead)
+            assert "was ended by SIGKILL (out of memory, or killed by hand)" in str(error)
+        assert time.monotonic() - began < 2
+        health = engine.health()
+        assert not health.alive
+        assert "SIGKILL" in str(health.error)
+        with pytest.raises(EngineDead):
+            engine.submit(endless(1))
+
+
+@pytest.mark.parametrize(
+    ("trouble", "told"),
+    [
+        ("raise", "ValueError: a broken kernel"),
+        ("exit", r"SystemExit: a library called sys\.exit"),
+        ("vanish", "its process [0-9]+ ended with code 7"),
+    ],
+)
+async def test_what_a_step_ends_with_is_told(trouble: str, told: str) -> None:
+    async with engine_of(host_of(trouble)) as engine:
+        [stream] = engine.submit(endless(1))
+        with pytest.raises(EngineDead, match=told):
+            await collect(stream)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "message"),
+    [
+        ("no config", ConfigError, "max_model_len is 9: lower it"),
+        ("no checkpoint", CheckpointError, "there is no such model"),
+        ("broken", EngineProcessError, "RuntimeError: no kernel image"),
+    ],
+)
+async def test_a_failing_build_raises_in_launch(name: str, kind: type[Exception], message: str) -> None:
+    with pytest.raises(kind, match=message):
+        await AsyncEngine.launch(host := host_of(name), ByteTokenizer())
+    await gone(host.pid)
+
+
+async def test_a_cancelled_launch_ends_the_process() -> None:
+    lines: list[str] = []
+    host = host_of("long to load", lines)
+    task = asyncio.create_task(AsyncEngine.launch(host, ByteTokenizer()))
+    async with asyncio.timeout(20):
+        while not lines:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await gone(host.pid)
+
+
+async def test_draining_ends_what_is_left() -> None:
+    async with engine_of(host_of("slow")) as engine:
+        [stream] = engine.submit(endless(1))
+        await anext(aiter(stream))
+        [other] = engine.submit([GenerationRequest("other", [1], SamplingParams(max_tokens=3, seed=0))])
+        await engine.shutdown(0)
+        with pytest.raises(EngineDraining):
+            await collect(other)
+
+
+async def test_a_hung_engine_shows_in_health_and_writes_its_stacks(capfd: pytest.CaptureFixture[str]) -> None:
+    host = host_of("hang")
+    engine = await AsyncEngine.launch(host, ByteTokenizer())
+    engine.submit(endless(1))
+    async with asyncio.timeout(20):
+        while (engine.health().seconds_in_step or 0) < 0.5:  # noqa: ASYNC110 what a watchdog does
+            await asyncio.sleep(0.01)
+    host.dump_stacks()
+    text = ""
+    async with asyncio.timeout(20):
+        while "hang_for_the_test" not in text:
+            await asyncio.sleep(0.01)
+            text += capfd.readouterr().err
+    host.abandon()
+    await engine.shutdown(0)
+    await gone(host.pid)
+
+
+SERVER = """
+import asyncio, os, sys
+from engine_builders import BUILDER
+from fakes import ByteTokenizer
+from hamburger.engine.client import AsyncEngine, GenerationRequest
+from hamburger.engine.config import EngineArgs
+from hamburger.engine.process import ProcessHost
+from hamburger.engine.sampling_params import SamplingParams
+
+async def main():
+    host = ProcessHost(EngineArgs(model=sys.argv[1]), lambda line: None, BUILDER)
+    engine = await AsyncEngine.launch(host, ByteTokenizer())
+    engine.submit([GenerationRequest("a", [1], SamplingParams(seed=0, ignore_eos=True))])
+    while engine.health().seconds_in_step is None:
+        await asyncio.sleep(0.001)
+    assert "torch" not in sys.modules
+    print(host.pid, flush=True)
+    await asyncio.sleep(600)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("engine", ["slow", "hang"])
+async def test_no_engine_outlives_its_server(engine: str) -> None:
+    await gone(await asyncio.to_thread(engine_of_a_killed_server, engine))
+
+
+def engine_of_a_killed_server(engine: str) -> int:
+    with subprocess.Popen([sys.executable, "-c", SERVER, engine], stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        pid = int(server.stdout.readline())
+        assert is_alive(pid)
+        server.kill()
+    return pid
+
+
+async def test_a_ctrl_c_in_the_terminal_is_not_the_engines() -> None:
+    async with engine_of(host := host_of("slow")) as engine:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            os.kill(host.pid, number)
+        [stream] = engine.submit([GenerationRequest("a", [1], SamplingParams(max_tokens=5, seed=0, ignore_eos=True))])
+        assert (await collect(stream))[-1].completion_tokens == 5
+        assert os.getpgid(host.pid) != os.getpgid(0)
