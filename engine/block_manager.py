@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter, OrderedDict
+from collections.abc import Collection
 
 from hamburger.engine.sequence import Sequence
 
@@ -49,27 +50,33 @@ class BlockManager:
         Its last slot is never among the known ones, since what it emits is computed there. Returns False, and changes
         nothing, when fewer than `reserve` blocks would stay free.
         """
+        if not self.fits(sequence, reserve):
+            return False
         found = self._find(sequence)
         for block_id in found:
-            self._hold(block_id)
+            self._idle.pop(block_id, None)
+            self._num_holders[block_id] += 1
         sequence.block_ids += found
-        if not self.grow(sequence, sequence.num_slots, reserve):
-            self._release(found)
-            sequence.block_ids.clear()
-            return False
-        self._holders[sequence.request_id] = sequence
+        self.grow(sequence, sequence.num_slots)
         sequence.num_computed_slots = len(found) * self.block_size
         return True
 
-    def grow(self, sequence: Sequence, num_slots: int, reserve: int = 0) -> bool:
-        """Give the sequence blocks for its first `num_slots` slots, unless fewer than `reserve` would stay free.
+    def fits(self, sequence: Sequence, reserve: int, without: Collection[Sequence] = ()) -> bool:
+        """Whether `admit` would do it, once the sequences `without` had given back what they hold."""
+        found = self._find(sequence)
+        let_go = Counter(block_id for other in without for block_id in other.block_ids)
+        missing = -(-sequence.num_slots // self.block_size) - len(found)
+        num_free = self.num_free_blocks + sum(self._num_holders[block_id] == n for block_id, n in let_go.items())
+        num_free -= sum(self._num_holders[block_id] == let_go[block_id] for block_id in found)
+        return missing + reserve <= num_free
 
-        Returns whether it has them now; False changes nothing.
-        """
+    def grow(self, sequence: Sequence, num_slots: int) -> bool:
+        """Give the sequence blocks for its first `num_slots` slots. Returns whether it has them now; False changes
+        nothing."""
         missing = -(-num_slots // self.block_size) - len(sequence.block_ids)
         if missing <= 0:
             return True
-        if missing + reserve > self.num_free_blocks:
+        if missing > self.num_free_blocks:
             return False
         self._holders[sequence.request_id] = sequence
         sequence.block_ids += [self._take() for _ in range(missing)]
@@ -102,10 +109,6 @@ class BlockManager:
                 break
             found.append(block_id)
         return found
-
-    def _hold(self, block_id: int) -> None:
-        self._idle.pop(block_id, None)
-        self._num_holders[block_id] += 1
 
     def _release(self, block_ids: list[int]) -> None:
         # The end first: of a chain, the beginning is of use to most.

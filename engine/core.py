@@ -97,7 +97,7 @@ class EngineCore:
     def _stats(self, batch: ScheduledBatch, num_prompt_slots: int, group_sizes: list[int], seconds: float) -> StepStats:
         return StepStats(
             num_running=len(self._scheduler.running),
-            num_waiting=self._scheduler.num_waiting,
+            num_waiting=len(self._scheduler.waiting),
             num_preemptions=len(batch.preempted),
             used_slots=self._scheduler.blocks.used_slots,
             total_slots=self.config.total_slots,

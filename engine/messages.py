@@ -21,6 +21,7 @@ class SubmitRequest:
     prompt_ids: list[int]
     params: SamplingParams
     arrival_time: float  # time.monotonic() seconds
+    priority: int = 0  # lower goes first
     cache_salt: str = ""  # only requests with the same one read each other's blocks
 
 

@@ -19,12 +19,14 @@ from hamburger.engine.sampling_params import SamplingParams
 class GenerationRequest:
     """One answer to generate. `request_id` must be unique among unfinished requests.
 
+    priority: a request with a lower number goes before all with a higher one, and may take their place.
     cache_salt: only requests with the same one share slots of their prompts (tenants that must not notice each other).
     """
 
     request_id: str
     prompt_ids: list[int]
     params: SamplingParams
+    priority: int = 0
     cache_salt: str = ""
 
 
@@ -93,7 +95,9 @@ def admit(request: GenerationRequest, info: EngineInfo, arrival_time: float) -> 
         seed=secrets.randbits(63) if params.seed is None else params.seed,
         confidence=info.default_confidence if params.confidence is None else params.confidence,
     )
-    return SubmitRequest(request.request_id, request.prompt_ids, params, arrival_time, request.cache_salt)
+    return SubmitRequest(
+        request.request_id, request.prompt_ids, params, arrival_time, request.priority, request.cache_salt
+    )
 
 
 def _check_ids(param: str, token_ids: Iterable[int], info: EngineInfo) -> None:

@@ -4,19 +4,24 @@ There are no phases. A sequence has `num_slots` slots, of which `num_computed_sl
 it catch up within the step's budget, and when the two are equal it emits a group, which is one slot more to compute. So
 a prompt, one decoded group and a replay after a preemption are the same thing.
 
-    waiting (never ran)   ->  running (holds blocks)  ->  finished or aborted
-                                 |        ^
-                                 v        |
-                              preempted (holds none, replays its groups, goes before all that wait)
+    waiting (holds no blocks)  ->  running (holds blocks)  ->  finished or aborted
+                               <-
+                           preemption: it replays its groups later
 
-Invariant: preempted and waiting requests were all submitted after the running ones, each list in order of arrival.
-Progress: the oldest running sequence gets slots in every step, and blocks from the newest if need be; the pool holds
-any one sequence as a whole (EngineConfig checks it). So everything admitted finishes.
+All sequences have one order (Sequence.rank): by priority, then by arrival. Every step goes through them in it. Who runs
+takes the blocks that it lacks from the last ones; who waits takes a seat and blocks only from those of a lower
+priority, and until it has them nobody behind it starts.
+
+Invariants: running and waiting are each in that order; of one priority, all that run come before all that wait.
+Progress: the first running sequence gets slots in every step, and the pool holds any one sequence as a whole
+(EngineConfig checks it). So everything admitted finishes, once what has a higher priority has.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from bisect import insort
+from collections import OrderedDict
+from dataclasses import dataclass, field
 
 from hamburger.engine.batch import ScheduledBatch, ScheduledSequence
 from hamburger.engine.block_manager import BlockManager
@@ -28,14 +33,11 @@ class Scheduler:
     def __init__(self, config: EngineConfig) -> None:
         self.blocks = BlockManager(config.num_blocks, config.block_size, prefix_cache=config.prefix_cache)
         self.running: list[Sequence] = []
-        self.preempted: deque[Sequence] = deque()
-        self.waiting: deque[Sequence] = deque()
+        self.waiting: list[Sequence] = []
         self._config = config
         self._sequences: dict[str, Sequence] = {}
-
-    @property
-    def num_waiting(self) -> int:
-        return len(self.waiting) + len(self.preempted)
+        self._never_ran: OrderedDict[str, Sequence] = OrderedDict()  # by arrival
+        self._num_added = 0
 
     @property
     def has_work(self) -> bool:
@@ -48,97 +50,153 @@ class Scheduler:
     def add(self, sequence: Sequence) -> None:
         if sequence.request_id in self._sequences:
             raise ValueError(f"request id {sequence.request_id} is in use.")
-        self._sequences[sequence.request_id] = sequence
-        self.waiting.append(sequence)
+        self._num_added += 1
+        sequence.rank = (sequence.priority, self._num_added)
+        self._sequences[sequence.request_id] = self._never_ran[sequence.request_id] = sequence
+        insort(self.waiting, sequence, key=_rank)
 
     def remove(self, request_id: str) -> None:
         """Forget a finished or aborted request and free its blocks. Unknown ids are ignored."""
         sequence = self._sequences.pop(request_id, None)
         if sequence is None:
             return
-        for queue in (self.running, self.preempted, self.waiting):
-            if sequence in queue:
-                queue.remove(sequence)
-                break
+        self._never_ran.pop(request_id, None)
+        (self.running if sequence in self.running else self.waiting).remove(sequence)
         self.blocks.free(sequence)
 
     def expire(self, now: float) -> list[Sequence]:
         """Remove and return the requests that never ran and waited longer than max_queue_seconds."""
-        expired = []
-        while self.waiting and now - self.waiting[0].arrival_time > self._config.max_queue_seconds:
-            sequence = self.waiting.popleft()
-            del self._sequences[sequence.request_id]
+        expired: list[Sequence] = []
+        while self._never_ran:
+            sequence = next(iter(self._never_ran.values()))
+            if now - sequence.arrival_time <= self._config.max_queue_seconds:
+                break
+            self.remove(sequence.request_id)
             expired.append(sequence)
         return expired
 
     def schedule(self, now: float) -> ScheduledBatch:
-        """Choose the next step's slots: one for each decoding sequence, then the unfinished prefills in order of
-        arrival, then new sequences, until max_num_batched_slots are taken. `now` marks when a sequence first ran."""
-        scheduled: list[ScheduledSequence] = []
-        preempted: list[Sequence] = []
+        """Choose the next step's slots: one for each decoding sequence, and what is left of max_num_batched_slots for
+        prompts and replays, in order. `now` marks when a sequence first ran."""
         num_decodes = sum(_is_decode(sequence) for sequence in self.running)
-        spare_slots = self._config.max_num_batched_slots - num_decodes
-        index = queries = hits = 0
-        while index < len(self.running):
-            sequence = self.running[index]
-            index += 1
-            # Blocks are taken from the newest sequences, which have not been scheduled yet; the last is `sequence`.
-            while not self.blocks.grow(sequence, sequence.num_slots):
-                victim = self.running.pop()
-                spare_slots += _is_decode(victim)
-                self._preempt(victim)
-                preempted.append(victim)
-                if victim is sequence:
-                    break
+        step = _Step(self._config.max_num_batched_slots - num_decodes)
+        index, admits = 0, True
+        while True:
+            head = self.waiting[0] if admits and self.waiting else None
+            if index < len(self.running) and (head is None or self.running[index].rank < head.rank):
+                sequence = self.running[index]
+                # What was just preempted does not come back only to be preempted again before others have freed some.
+                admits &= self._grow(sequence, step)
+                if sequence.block_ids:
+                    step.schedule(sequence)
+                    index += 1
+            elif head is not None:
+                admits = self._admit(head, index, step)
+                if admits:
+                    self._start(head, now, step)
+                    index += 1
             else:
-                if _is_decode(sequence):
-                    scheduled.append(_chunk(sequence, 1))
-                elif spare_slots > 0:
-                    scheduled.append(_chunk(sequence, spare_slots))
-                    spare_slots -= scheduled[-1].num_slots
-        while not preempted and spare_slots > 0 and len(self.running) < self._config.max_num_seqs:
-            queue = self.preempted or self.waiting
-            # All blocks of the prompt or replay at once, and one more left free for each running sequence: what was
-            # just preempted does not come back only to be preempted again before others have freed some.
-            if not queue or not self.blocks.admit(queue[0], reserve=len(self.running)):
                 break
-            sequence = queue.popleft()
-            self.running.append(sequence)
-            if self._config.prefix_cache:
-                queries += sequence.num_slots
-                hits += sequence.num_computed_slots
-            if sequence.scheduled_time is None:
-                sequence.scheduled_time = now
-                sequence.num_cached_slots = sequence.num_computed_slots
-            scheduled.append(_chunk(sequence, spare_slots))
-            spare_slots -= scheduled[-1].num_slots
-        scheduled.sort(key=lambda item: item.num_slots > 1)  # stable: the order of arrival stays within both parts
-        return ScheduledBatch(scheduled, preempted, queries, hits)
+        # Stable: the order stays within both parts.
+        scheduled = sorted(step.scheduled, key=lambda item: item.num_slots > 1)
+        return ScheduledBatch(scheduled, step.preempted, step.cache_queries, step.cache_hits)
 
-    def _preempt(self, sequence: Sequence) -> None:
-        """Recompute later: drop the KV, keep the groups, and wait before all others."""
+    def _grow(self, sequence: Sequence, step: _Step) -> bool:
+        """Give a running sequence its blocks, from the last ones that run if need be; the very last may be itself.
+
+        Returns whether nothing had to be preempted.
+        """
+        preempted = False
+        while not self.blocks.grow(sequence, sequence.num_slots):
+            victim, preempted = self.running[-1], True
+            self._preempt(victim, step)
+            if victim is sequence:
+                break
+        return not preempted
+
+    def _admit(self, head: Sequence, index: int, step: _Step) -> bool:
+        """Give a waiting sequence a seat and its blocks, if need be those of sequences from running[index] on: all of
+        them have a lower priority, and none of them is in this step yet. Returns False, and changes nothing, if even
+        those are not enough."""
+        if head in step.preempted:
+            return False
+        for keep in range(len(self.running), index - 1, -1):
+            victims = self.running[keep:]
+            spare_slots = step.spare_slots + sum(_is_decode(victim) for victim in victims)
+            # All blocks of the prompt or replay at once, and one more left free for each that runs.
+            if spare_slots > 0 and keep < self._config.max_num_seqs and self.blocks.fits(head, keep, victims):
+                for victim in reversed(victims):
+                    self._preempt(victim, step)
+                self.blocks.admit(head, keep)
+                return True
+        return False
+
+    def _start(self, sequence: Sequence, now: float, step: _Step) -> None:
+        """An admitted sequence runs, and takes part in this step."""
+        self.waiting.remove(sequence)
+        insort(self.running, sequence, key=_rank)
+        if self._config.prefix_cache:
+            step.cache_queries += sequence.num_slots
+            step.cache_hits += sequence.num_computed_slots
+        if sequence.scheduled_time is None:
+            del self._never_ran[sequence.request_id]
+            sequence.scheduled_time = now
+            sequence.num_cached_slots = sequence.num_computed_slots
+        step.schedule(sequence, is_new=True)
+
+    def _preempt(self, sequence: Sequence, step: _Step) -> None:
+        """Recompute later: drop the KV, keep the groups."""
+        step.spare_slots += _is_decode(sequence)
+        step.preempted.append(sequence)
+        self.running.remove(sequence)
         self.blocks.free(sequence)
         sequence.num_computed_slots = 0
-        self.preempted.appendleft(sequence)
+        insort(self.waiting, sequence, key=_rank)
 
     def check_integrity(self) -> None:
         """Raise RuntimeError when blocks leaked or a sequence is in the wrong place; for tests and bug hunts."""
         self.blocks.check_integrity()
-        placed = [*self.running, *self.preempted, *self.waiting]
-        if placed != list(self._sequences.values()):
-            raise RuntimeError("running, preempted and waiting sequences are not all requests in order of arrival.")
-        if any(s.block_ids or s.num_computed_slots for s in (*self.preempted, *self.waiting)):
+        placed = [*self.running, *self.waiting]
+        if len(placed) != len(self._sequences) or {*placed} != {*self._sequences.values()}:
+            raise RuntimeError("running and waiting sequences are not all requests.")
+        if any(placed != sorted(placed, key=_rank) for placed in (self.running, self.waiting)):
+            raise RuntimeError("running or waiting sequences are not in order.")
+        first = {s.priority: s.rank for s in reversed(self.waiting)}
+        if any(s.rank > first.get(s.priority, s.rank) for s in self.running):
+            raise RuntimeError("a sequence runs before one of its priority that came earlier.")
+        if any(s.block_ids or s.num_computed_slots for s in self.waiting):
             raise RuntimeError("a sequence that does not run holds blocks or computed slots.")
+        if [*self._never_ran.values()] != [s for s in self._sequences.values() if s.scheduled_time is None]:
+            raise RuntimeError("it is not known right who never ran.")
         if not self._sequences and self.blocks.used_slots:
             raise RuntimeError("blocks are held without any request.")
+
+
+@dataclass(slots=True)
+class _Step:
+    """The next step, as far as it is chosen. spare_slots: of the budget, without one for each decode still to come."""
+
+    spare_slots: int
+    scheduled: list[ScheduledSequence] = field(default_factory=list)
+    preempted: list[Sequence] = field(default_factory=list)
+    cache_queries: int = 0
+    cache_hits: int = 0
+
+    def schedule(self, sequence: Sequence, *, is_new: bool = False) -> None:
+        """Take a running sequence in, as far as the budget reaches."""
+        remaining = sequence.num_slots - sequence.num_computed_slots
+        num_slots = 1 if _is_decode(sequence) and not is_new else min(remaining, self.spare_slots)
+        if is_new or not _is_decode(sequence):
+            self.spare_slots -= num_slots
+        if num_slots:
+            emits = num_slots == remaining and not sequence.is_prompt_only
+            self.scheduled.append(ScheduledSequence(sequence, num_slots, emits))
+
+
+def _rank(sequence: Sequence) -> tuple[int, int]:
+    return sequence.rank
 
 
 def _is_decode(sequence: Sequence) -> bool:
     """One slot to go: a newest group, or the last slot of a prompt or replay."""
     return sequence.num_slots - sequence.num_computed_slots == 1
-
-
-def _chunk(sequence: Sequence, spare_slots: int) -> ScheduledSequence:
-    remaining = sequence.num_slots - sequence.num_computed_slots
-    emits = remaining <= spare_slots and not sequence.is_prompt_only
-    return ScheduledSequence(sequence, min(remaining, spare_slots), emits)

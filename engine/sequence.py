@@ -25,6 +25,7 @@ class Sequence:
     num_known_blocks: the first of them whose content the block manager knows.
     num_cached_slots: prompt slots that were found in the pool when it first ran.
     prompt_logprobs: entries of the prompt's first tokens, as far as known (a replay keeps them); None if not asked.
+    rank: its place among all, the lowest first: priority and order of arrival (the scheduler sets it).
     scheduled_time: when it first got slots; None while it never did.
     """
 
@@ -35,6 +36,8 @@ class Sequence:
         self.params = params
         self.arrival_time = request.arrival_time
         self.cache_salt = request.cache_salt
+        self.priority = request.priority
+        self.rank = (request.priority, 0)
         self.scheduled_time: float | None = None
         self.groups: list[list[int]] = []
         self.output_ids: list[int] = []

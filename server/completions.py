@@ -84,8 +84,10 @@ async def _answer(
     if len(answers) > most:  # 429 would have the client try again for ever
         field = "n" if len(answers) == body.num_choices else "prompt"
         raise InvalidRequest(f"The request asks for {len(answers)} answers, but at most {most} are admitted.", field)
-    salt = body.cache_salt or ""
-    requests = [GenerationRequest(f"{reply.id}-{i}", *answer, salt) for i, answer in enumerate(answers)]
+    requests = [
+        GenerationRequest(f"{reply.id}-{i}", *answer, priority=body.priority or 0, cache_salt=body.cache_salt or "")
+        for i, answer in enumerate(answers)
+    ]
     try:
         generation = Generation(context.engine.submit(requests))
     except InvalidRequest as error:

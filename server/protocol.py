@@ -128,6 +128,9 @@ class GenerationBody(Schema):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: str | None = None
+    priority: int | None = Field(
+        None, ge=-(2**31), lt=2**31, description="Lower goes first, and may take the place of higher; the default is 0."
+    )
     cache_salt: str | None = Field(
         None, min_length=1, max_length=256, description="Only requests with the same one share cached prompt slots."
     )

@@ -146,10 +146,10 @@ class Reply:
         """What the client saw so far, summed over the choices."""
         completion_tokens = sum(choice.completion_tokens for choice in self.choices)
         kv_slots = sum(choice.kv_slots for choice in self.choices)
-        # The choices of one prompt share it: it counts once, and so does what was cached of it.
+        # The choices of one prompt share it: it counts once, and so does what was cached of it before they came.
         n = self._choices_a_prompt
         prompts = [self.choices[i : i + n] for i in range(0, len(self.choices), n)]
-        cached_tokens = sum(max(choice.cached_tokens for choice in prompt) for prompt in prompts)
+        cached_tokens = sum(min(choice.cached_tokens for choice in prompt) for prompt in prompts)
         return {
             "prompt_tokens": self._prompt_tokens,
             "completion_tokens": completion_tokens,

@@ -24,7 +24,6 @@ _EMPTY = _only([], {}, "")
 _COMMON: dict[str, AsksNothing] = {
     "store": _OFF,
     "service_tier": _only("auto", "default"),
-    "priority": _only(0),
     "use_beam_search": _OFF,
     "length_penalty": _only(1, 1.0),
     "include_stop_str_in_output": _OFF,

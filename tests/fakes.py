@@ -135,6 +135,7 @@ class ScriptedRunner:
         self._scored: dict[Sequence, int] = {}  # prompt tokens whose log-probabilities were given
         self.num_scored = 0
         self._pool: dict[int, object] = {}
+        self._chains: dict[Sequence, list[int]] = {}  # for each slot, a hash of what it and all before it were fed
 
     def run(self, batch: ScheduledBatch) -> BatchResult:
         self.num_steps += 1
@@ -216,8 +217,10 @@ class ScriptedRunner:
         fed = tuple(sequence.slot_tokens(slot))
         if not self.shares:
             return sequence, slot, sequence.slot_position(slot), fed
-        before = tuple(tuple(sequence.slot_tokens(i)) for i in range(slot + 1))
-        return sequence.cache_salt, sequence.slot_position(slot), before
+        chain = self._chains.setdefault(sequence, [])
+        for i in range(len(chain), slot + 1):
+            chain.append(hash((chain[-1] if chain else 0, *sequence.slot_tokens(i))))
+        return sequence.cache_salt, sequence.slot_position(slot), chain[slot]
 
     def _physical(self, sequence: Sequence, slot: int) -> int:
         return sequence.block_ids[slot // self.block_size] * self.block_size + slot % self.block_size

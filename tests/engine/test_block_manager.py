@@ -41,7 +41,6 @@ def test_growing_is_all_or_nothing() -> None:
     assert blocks.grow(a, 4)
     assert not blocks.grow(b, 12)
     assert b.block_ids == []
-    assert not blocks.grow(b, 8, reserve=1)
     assert blocks.grow(b, 8)
     assert not blocks.grow(a, 5)
     assert (a.block_ids, blocks.used_slots) == ([0], 12)

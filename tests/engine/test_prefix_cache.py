@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +11,7 @@ import torch
 from fakes import ScriptedRunner, fake_config, fake_core
 from hamburger.engine.block_manager import BlockManager
 from hamburger.engine.core import EngineCore
-from hamburger.engine.messages import AbortRequest, GroupOutput, StepOutputs, SubmitRequest
+from hamburger.engine.messages import GroupOutput, StepOutputs, SubmitRequest
 from hamburger.engine.sampling_params import SamplingParams
 from hamburger.engine.sequence import Sequence
 from hamburger.model.config import ModelConfig
@@ -20,7 +19,7 @@ from small_models import core_of, graft_config, params, random_model, tokens_of,
 
 
 def sequence(name: str, prompt: list[int], salt: str = "", **fields: Any) -> Sequence:
-    return Sequence(SubmitRequest(name, prompt, SamplingParams(**fields), 0.0, salt), (), 1000)
+    return Sequence(SubmitRequest(name, prompt, SamplingParams(**fields), 0.0, cache_salt=salt), (), 1000)
 
 
 def compute(blocks: BlockManager, *sequences: Sequence) -> None:
@@ -184,56 +183,6 @@ def test_a_replay_finds_its_own_blocks_and_a_request_is_told_what_was_cached() -
         [outputs] = run(core, heard).values()
         assert [o.cached_slots for o in outputs] == [0 if name == "a" else 8] + [0] * (len(outputs) - 1)
     assert queries == [(10, 0), (10, 8)]
-
-
-@pytest.mark.parametrize("num_blocks", [12, 30, 200])
-def test_random_scenarios_give_the_answers_of_an_engine_without_it(num_blocks: int) -> None:
-    hits = preemptions = 0
-    for seed in range(40):
-        answers: list[dict[str, list[int]]] = []
-        for prefix_cache in (False, True):
-            draw = random.Random(seed)
-            config = fake_config(
-                max_model_len=48,
-                num_blocks=num_blocks,
-                max_num_seqs=6,
-                max_num_batched_slots=20,
-                prefix_cache=prefix_cache,
-            )
-            core = fake_core(ScriptedRunner(seed=seed, eos_chance=0.02), config, lambda: 0.0)
-            beginnings = [[draw.randrange(3) for _ in range(draw.randrange(4, 20))] for _ in range(3)]
-            tokens: dict[str, list[int]] = {}
-            aborted: set[str] = set()
-            for i in range(25):
-                prompt = draw.choice(beginnings) + [draw.randrange(3) for _ in range(draw.randrange(1, 9))]
-                sampling = SamplingParams(
-                    seed=i, max_tokens=draw.randrange(1, 48 - len(prompt)), prompt_logprobs=draw.choice([None, None, 1])
-                )
-                core.add(SubmitRequest(f"r{i}", prompt, sampling, 0.0, draw.choice(["", "", "salt"])))
-                if draw.random() < 0.1:
-                    aborted.add(f"r{i}")
-                for _ in range(draw.randrange(4)):
-                    step = core.step()
-                    core.check_integrity()
-                    collect(step, tokens)
-                    assert step.stats is not None
-                    hits += step.stats.cache_hits
-                    preemptions += step.stats.num_preemptions
-                if f"r{i}" in aborted:
-                    core.abort(AbortRequest(f"r{i}"))
-            while core.has_work:
-                step = core.step()
-                core.check_integrity()
-                collect(step, tokens)
-            answers.append({name: ids for name, ids in tokens.items() if name not in aborted})
-        assert answers[0] == answers[1]
-    assert hits > 100
-    assert num_blocks > 12 or preemptions > 50
-
-
-def collect(step: StepOutputs, tokens: dict[str, list[int]]) -> None:
-    for output in step.outputs:
-        tokens.setdefault(output.request_id, []).extend(output.token_ids)
 
 
 @pytest.mark.parametrize("confidence", [0.3, 1.0])

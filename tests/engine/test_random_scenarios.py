@@ -1,0 +1,134 @@
+"""10,000 random lives of an engine: arrivals, priorities, aborts, preemptions, cache hits, expiry, drains.
+
+Everything is checked after every step, and every answer is the one that the script says, whatever happened meanwhile.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import dataclass, field
+
+import pytest
+
+from fakes import EOS, ScriptedRunner, fake_config, fake_core
+from hamburger.engine.core import EngineCore
+from hamburger.engine.messages import AbortRequest, StepOutputs, SubmitRequest
+from hamburger.engine.sampling_params import SamplingParams
+
+CONTEXT = 48
+QUEUE_SECONDS = 40.0  # a step takes one second
+
+
+@dataclass
+class Life:
+    """One engine and the requests that it was given."""
+
+    core: EngineCore
+    runner: ScriptedRunner
+    draw: random.Random
+    now: list[float]
+    beginnings: list[list[int]]
+    requests: dict[str, SubmitRequest] = field(default_factory=dict)
+    unfinished: set[str] = field(default_factory=set)
+    tokens: dict[str, list[int]] = field(default_factory=dict)
+    seen: Counter[str] = field(default_factory=Counter)
+
+    def play(self) -> None:
+        num_requests = self.draw.randint(1, 14)
+        arrivals = sorted(self.draw.randint(0, 12) for _ in range(num_requests))
+        drains_at = self.draw.randint(1, 40) if self.draw.random() < 0.1 else None
+        while arrivals or self.core.has_work:
+            while arrivals and arrivals[0] <= self.now[0]:
+                arrivals.pop(0)
+                self.arrive()
+            if self.unfinished and self.draw.random() < 0.08:
+                self.abort(self.draw.choice(sorted(self.unfinished)))
+            self.check(self.core.step())
+            self.now[0] += 1
+            if self.now[0] == drains_at:
+                self.check(self.core.fail_all("draining", "closing"))
+                self.seen["drains"] += 1
+                assert not self.core.has_work
+                break
+            assert self.now[0] < 2000, "livelock"
+        assert not self.unfinished
+        stats = self.core.step().stats
+        assert stats is not None
+        assert (stats.used_slots, stats.num_running, stats.num_waiting) == (0, 0, 0)
+
+    def arrive(self) -> None:
+        name, draw = f"r{len(self.requests)}", self.draw
+        prompt = draw.choice(self.beginnings) + [draw.randrange(4) for _ in range(draw.randint(1, 6))]
+        params = SamplingParams(
+            max_tokens=draw.randint(1, CONTEXT - len(prompt)),
+            seed=draw.randrange(9),
+            prompt_logprobs=draw.choice([None, None, None, 1]),
+        )
+        request = SubmitRequest(
+            name, prompt, params, self.now[0], draw.choice([0, 0, 0, -1, 3]), draw.choice(["", "", "salt"])
+        )
+        self.core.add(request)
+        self.requests[name] = request
+        self.unfinished.add(name)
+
+    def abort(self, name: str) -> None:
+        self.core.abort(AbortRequest(name))
+        self.unfinished.remove(name)
+        self.seen["aborts"] += 1
+
+    def check(self, step: StepOutputs) -> None:
+        self.core.check_integrity()
+        for output in step.outputs:
+            assert output.request_id in self.unfinished, "a group after the end"
+            self.tokens.setdefault(output.request_id, []).extend(output.token_ids)
+            if output.finish_reason is not None:
+                self.unfinished.remove(output.request_id)
+                assert self.tokens[output.request_id] == self.answer(output.request_id)
+                self.seen["answers"] += 1
+        for failure in step.failures:
+            self.unfinished.remove(failure.request_id)
+            self.seen[failure.kind] += 1
+        assert step.stats is not None
+        assert step.stats.num_running + step.stats.num_waiting == len(self.unfinished)
+        self.seen["preemptions"] += step.stats.num_preemptions
+        self.seen["cache hits"] += step.stats.cache_hits
+
+    def answer(self, name: str) -> list[int]:
+        """What the script says, cut at the end token or at max_tokens."""
+        request = self.requests[name]
+        flat = [token for group in self.runner.emitted[name] for token in group]
+        end = flat.index(EOS) + 1 if EOS in flat else len(flat)
+        return flat[: min(end, request.params.max_tokens or CONTEXT)]
+
+
+def life(scenario: int) -> Life:
+    draw = random.Random(scenario)
+    block_size = draw.choice([1, 2, 4, 8])
+    max_num_seqs = draw.randint(1, 6)
+    config = fake_config(
+        max_model_len=CONTEXT,
+        block_size=block_size,
+        num_blocks=-(-CONTEXT // block_size) + draw.randint(0, 32 // block_size),
+        max_num_seqs=max_num_seqs,
+        max_num_batched_slots=max_num_seqs + draw.randint(0, 20),
+        max_queue_seconds=QUEUE_SECONDS,
+        prefix_cache=draw.random() < 0.7,
+    )
+    now = [0.0]
+    runner = ScriptedRunner(seed=scenario, eos_chance=0.01)
+    core = fake_core(runner, config, clock=lambda: now[0])
+    beginnings = [[draw.randrange(4) for _ in range(draw.randint(0, 14))] for _ in range(3)]
+    return Life(core, runner, draw, now, beginnings)
+
+
+@pytest.mark.parametrize("thousand", range(10))
+def test_nothing_leaks_and_every_answer_is_right(thousand: int) -> None:
+    seen: Counter[str] = Counter()
+    for scenario in range(thousand * 1000, thousand * 1000 + 1000):
+        this = life(scenario)
+        this.play()
+        seen += this.seen
+    # or the scenarios prove nothing about them
+    for what in ("answers", "aborts", "preemptions", "cache hits", "queue_timeout", "draining", "drains"):
+        assert seen[what] > 30, what
