@@ -6,21 +6,24 @@ Nothing here imports torch: the core is built behind `launch`, and only the valu
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
 
 from hamburger.engine.config import EngineConfig
 from hamburger.engine.detokenizer import TextDecoder
 from hamburger.engine.errors import EngineDead, EngineDraining, HamburgerError, QueueFull, QueueTimeout
-from hamburger.engine.events import EngineReady, EngineStopped, Event, Message, StepReport, StepStarted, Stop
+from hamburger.engine.events import EngineReady, EngineStopped, Event, StepReport, StepStarted, Stop
+from hamburger.engine.host import EngineHost, Life
 from hamburger.engine.messages import AbortRequest, EngineInfo, GroupOutput, RequestFailed, SubmitRequest
 from hamburger.engine.observer import EndReason, EngineObserver, RequestTimings
 from hamburger.engine.request import Answer, GenerationRequest, RequestUpdate, admit
+
+logger = logging.getLogger(__name__)
 
 __all__ = [
     "AsyncEngine",
@@ -33,23 +36,6 @@ __all__ = [
     "RequestTimings",
     "RequestUpdate",
 ]
-
-
-class EngineHost(Protocol):
-    """Where the engine's loop runs: ThreadHost or ProcessHost."""
-
-    def start(self, on_event: Callable[[Event], None]) -> None:
-        """Begin; `on_event` is called on the running event loop: EngineReady once, StepStarted and StepReport for each
-        step, and EngineStopped at the end, whatever ends it."""
-
-    def send(self, message: Message) -> None:
-        """Hand a message to the core before its next step. Never blocks; an engine that has stopped ignores it."""
-
-    def abandon(self) -> None:
-        """End without waiting for anything, as soon as that can be. Idempotent."""
-
-    async def join(self) -> None:
-        """Wait until nothing of it is left; call it once EngineStopped was delivered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +98,7 @@ class AsyncEngine:
         self._tokenizer = tokenizer
         self._observer = observer
         self._clock = clock
-        self._life = _Life(host)
+        self._life = Life(host)
         self._idle = asyncio.Event()
         self._idle.set()
         self._draining = False
@@ -146,7 +132,7 @@ class AsyncEngine:
 
         Raises what building it raises; it stays dead then.
         """
-        life = _Life(host)
+        life = Life(host)
         await self._begin(life)
         self._num_sent = self._num_received = self._num_running = self._num_waiting = 0
         self._life = life
@@ -155,7 +141,7 @@ class AsyncEngine:
         """Wait until the engine has stopped: what it died of, None when it was told to."""
         return (await asyncio.shield(self._life.stopped)).error
 
-    async def _begin(self, life: _Life) -> None:
+    async def _begin(self, life: Life) -> None:
         life.host.start(partial(self._on_event, life))
         try:
             ready = await life.ready
@@ -246,7 +232,7 @@ class AsyncEngine:
             seconds = 0.0 if oldest is None else now - oldest._request.arrival_time
         return math.ceil(min(max(1.0, seconds), self._config.max_queue_seconds))
 
-    def _on_event(self, life: _Life, event: Event) -> None:
+    def _on_event(self, life: Life, event: Event) -> None:
         match event:
             case StepStarted():
                 self._step_started = event.time
@@ -259,12 +245,12 @@ class AsyncEngine:
             case EngineStopped():
                 self._on_stop(life, event)
 
-    def _on_stop(self, life: _Life, event: EngineStopped) -> None:
+    def _on_stop(self, life: Life, event: EngineStopped) -> None:
         life.stopped.set_result(event)
+        if not life.ready.done():
+            life.ready.set_exception(event.error or EngineDead("The engine ended before it was ready."))
         if event.error is None:
             return
-        if not life.ready.done():
-            life.ready.set_exception(event.error)
         if life is self._life:
             self._step_started = None
             self._num_running = self._num_waiting = 0
@@ -277,11 +263,14 @@ class AsyncEngine:
         stats = report.outputs.stats
         if stats is not None:
             self._num_running, self._num_waiting = stats.num_running, stats.num_waiting
-            if self._observer is not None:
-                self._observer.on_step(stats)
+            self._observe(lambda observer: observer.on_step(stats))
         for output in report.outputs.outputs:
             if (stream := self._stream(output.request_id, report)) is not None:
-                self._on_group(stream, output)
+                try:
+                    self._on_group(stream, output)
+                except Exception as error:  # one request's text must not take the others' along
+                    logger.exception("A group of %s cannot be told.", output.request_id)
+                    self._give_up(stream, EngineDead(f"The answer cannot be told: {_describe(error)}"))
         for failure in report.outputs.failures:
             if (stream := self._stream(failure.request_id, report)) is not None:
                 self._finish(stream, "error", self._error(failure))
@@ -299,8 +288,7 @@ class AsyncEngine:
             stream._first_token, stream._scheduled = now, output.scheduled_time
         stream._last_group = now
         stream._updates.put_nowait(update)
-        if self._observer is not None:
-            self._observer.on_group(gap, len(update.token_ids))
+        self._observe(lambda observer: observer.on_group(gap, len(update.token_ids)))
         if update.finish_reason is not None:
             self._finish(stream, update.finish_reason)
             if output.finish_reason is None:  # a stop string: the core does not know
@@ -312,6 +300,11 @@ class AsyncEngine:
             self._life.host.send(AbortRequest(stream._request.request_id))
             self._finish(stream, "abort")
 
+    def _give_up(self, stream: RequestStream, error: HamburgerError) -> None:
+        if self._streams.get(stream._request.request_id) is stream:
+            self._life.host.send(AbortRequest(stream._request.request_id))
+            self._finish(stream, "error", error)
+
     def _finish(self, stream: RequestStream, reason: EndReason, error: HamburgerError | None = None) -> None:
         request, now = stream._request, self._clock()
         del self._streams[request.request_id]
@@ -319,26 +312,22 @@ class AsyncEngine:
         self._finish_times.append(now)
         if not self._streams:
             self._idle.set()
+        timings = RequestTimings(request.arrival_time, stream._scheduled, stream._first_token, now)
+        num_tokens = stream._answer.completion_tokens
+        self._observe(lambda o: o.on_finish(reason, request.params, len(request.prompt_ids), num_tokens, timings))
+
+    def _observe(self, tell: Callable[[EngineObserver], None]) -> None:
+        """An observer that fails harms no request."""
         if self._observer is not None:
-            timings = RequestTimings(request.arrival_time, stream._scheduled, stream._first_token, now)
-            self._observer.on_finish(
-                reason, request.params, len(request.prompt_ids), stream._answer.completion_tokens, timings
-            )
+            try:
+                tell(self._observer)
+            except Exception:
+                logger.exception("The observer failed.")
 
     def _error(self, failure: RequestFailed) -> HamburgerError:
         if failure.kind == "queue_timeout":
             return QueueTimeout(failure.message, self._seconds_until_finished(1, self._clock()))
         return EngineDraining(failure.message) if failure.kind == "draining" else EngineDead(failure.message)
-
-
-class _Life:
-    """One engine, from its start to its end."""
-
-    def __init__(self, host: EngineHost) -> None:
-        loop = asyncio.get_running_loop()
-        self.host = host
-        self.ready: asyncio.Future[EngineReady] = loop.create_future()
-        self.stopped: asyncio.Future[EngineStopped] = loop.create_future()
 
 
 def _describe(error: BaseException | None) -> str | None:

@@ -16,7 +16,7 @@ from typing import Any
 
 from hamburger.engine.config import EngineArgs
 from hamburger.engine.events import EngineStopped, Event, Message
-from hamburger.engine.wire import LENGTH, Decoder, Encoder, Ended, Failed, Progress
+from hamburger.engine.wire import LENGTH, Decoder, Encoder, Ended, Failed, Progress, WireError, frame_size
 from hamburger.model.config import ConfigError
 from hamburger.model.sources import CheckpointError
 
@@ -86,13 +86,12 @@ class ProcessHost:
         decoder = Decoder()
         try:
             while True:
-                size = LENGTH.unpack(await reader.readexactly(LENGTH.size))[0]
+                size = frame_size(await reader.readexactly(LENGTH.size))
                 self._take(decoder.value(await reader.readexactly(size)))
         except (asyncio.IncompleteReadError, ConnectionError):
             pass
-        except Exception as error:  # what it says cannot be understood, so nothing can be asked of it any more
-            logger.exception("The engine's process sent what cannot be read.")
-            self._last = Failed("error", f"it sent what cannot be read: {error}")
+        except WireError as error:  # nothing can be asked of it any more
+            self._last = Failed("error", f"its process sent what cannot be read: {error}")
             self.abandon()
         finally:
             writer.close()

@@ -92,6 +92,7 @@ def admit(request: GenerationRequest, info: EngineInfo, arrival_time: float) -> 
     params = replace(
         params,
         max_tokens=max_tokens,
+        top_k=min(params.top_k, info.vocab_size),
         seed=secrets.randbits(63) if params.seed is None else params.seed,
         confidence=info.default_confidence if params.confidence is None else params.confidence,
     )

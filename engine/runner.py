@@ -114,7 +114,7 @@ class Runner:
         logprobs = [-1 if p.logprobs is None else p.logprobs for p in params]
         return SamplingBatch(
             temperature=self._floats([p.temperature for p in params]),
-            top_k=self._ints([min(p.top_k, 2**31) for p in params]),  # no vocabulary is larger
+            top_k=self._ints([p.top_k for p in params]),
             top_p=self._floats([p.top_p for p in params]),
             min_p=self._floats([p.min_p for p in params]),
             seed=self._ints([p.seed or 0 for p in params]),

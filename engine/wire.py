@@ -20,6 +20,7 @@ from hamburger.engine.events import EngineReady, StepReport, StepStarted, Stop
 from hamburger.engine.messages import AbortRequest, SubmitRequest
 
 LENGTH = struct.Struct(">I")
+MAX_FRAME_BYTES = 2**30  # far above any; a length beyond it was never written by the other side
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,23 +70,38 @@ class Encoder:
         return LENGTH.pack(1 + len(body)) + _NUMBERS[type(value)] + body
 
 
+class WireError(ValueError):
+    """What came is no frame of this version."""
+
+
 class Decoder:
     """The rest of a frame, after its length -> the value."""
 
     def __init__(self) -> None:
         self._decoders: list[msgspec.msgpack.Decoder[Any]] = [msgspec.msgpack.Decoder(kind) for kind in _KINDS]
 
-    def value(self, rest: bytes | memoryview) -> Any:
-        """Raises msgspec.DecodeError, IndexError for what is no frame of this version."""
-        return self._decoders[rest[0]].decode(memoryview(rest)[1:])
+    def value(self, rest: bytes) -> Any:
+        """Raises WireError."""
+        try:
+            return self._decoders[rest[0]].decode(memoryview(rest)[1:])
+        except (IndexError, msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise WireError(f"a frame of {len(rest)} bytes cannot be read: {error}") from error
+
+
+def frame_size(head: bytes) -> int:
+    """How many bytes follow a frame's length. Raises WireError."""
+    size: int = LENGTH.unpack(head)[0]
+    if size > MAX_FRAME_BYTES:
+        raise WireError(f"a frame says that it has {size} bytes, more than any")
+    return size
 
 
 def frames(connection: socket.socket) -> Iterator[Any]:
-    """The values that come over a blocking socket, until the other side has gone."""
+    """The values that come over a blocking socket, until the other side has gone. Raises WireError."""
     decoder = Decoder()
     with connection.makefile("rb") as stream:
         while len(head := stream.read(LENGTH.size)) == LENGTH.size:
-            size = LENGTH.unpack(head)[0]
+            size = frame_size(head)
             rest = stream.read(size)
             if len(rest) < size:
                 return

@@ -16,15 +16,15 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from hamburger.engine.config import EngineArgs
 from hamburger.engine.core import EngineCore
-from hamburger.engine.events import EngineReady, Message
+from hamburger.engine.events import EngineReady
 from hamburger.engine.loop import Inbox, run_loop
 from hamburger.engine.messages import EngineInfo
-from hamburger.engine.wire import Encoder, Ended, Failed, Progress, frames
+from hamburger.engine.wire import Encoder, Ended, Failed, Progress, WireError, frames
 from hamburger.model.config import ConfigError
 from hamburger.model.sources import CheckpointError
 
@@ -46,14 +46,15 @@ def main(argv: list[str]) -> int:
     faulthandler.register(signal.SIGUSR1)  # the server's watchdog asks for the stacks of an engine that hangs
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     incoming = frames(connection)
-    args: EngineArgs | None = next(incoming, None)
-    if args is None:
-        return _FAILED
     outbox = Outbox(connection)
     inbox: Inbox = queue.SimpleQueue()
-    threading.Thread(target=_read, args=(incoming, inbox), name="hamburger-inbox", daemon=True).start()
     last: Ended | Failed
     try:
+        args: EngineArgs | None = next(incoming, None)
+        if args is None:  # the server has gone already
+            return _FAILED
+        reader = threading.Thread(target=_read, args=(incoming, inbox, outbox), name="hamburger-inbox", daemon=True)
+        reader.start()
         core, info = _builder(argv[2])(args, lambda line: outbox.put(Progress(line)))
         outbox.put(EngineReady(info, core.config))
         run_loop(core, inbox, outbox.put)
@@ -85,26 +86,32 @@ class Outbox:
     def _send(self) -> None:
         encoder = Encoder()
         while (value := self._values.get()) is not None:
-            parts = [encoder.frame(value)]
-            last = False
-            while not self._values.empty():  # what waits goes with it
-                if (value := self._values.get()) is None:
-                    last = True
-                    break
-                parts.append(encoder.frame(value))
+            parts = []
             try:
+                parts.append(encoder.frame(value))
+                # What waits goes with it; the end waits for its own turn.
+                while not self._values.empty() and value is not None:
+                    if (value := self._values.get()) is not None:
+                        parts.append(encoder.frame(value))
                 self._connection.sendall(b"".join(parts))
             except OSError:
                 return  # the server has gone; so will this process
-            if last:
+            except Exception as error:  # whoever waits for this value would wait for ever
+                failed = Failed("error", f"{type(value).__name__} cannot be sent: {error}")
+                self._connection.sendall(b"".join([*parts, encoder.frame(failed)]))
+                os._exit(_FAILED)
+            if value is None:
                 return
 
 
-def _read(incoming: Any, inbox: Inbox) -> None:
+def _read(incoming: Iterator[Any], inbox: Inbox, outbox: Outbox) -> None:
     """Messages into the inbox, until the server has gone: then nobody waits for an answer."""
-    message: Message
-    for message in incoming:
-        inbox.put(message)
+    try:
+        for message in incoming:
+            inbox.put(message)
+    except WireError as error:  # who sent it would wait for ever
+        outbox.put(Failed("error", f"its process was sent what cannot be read: {error}"))
+        outbox.close()
     os._exit(_FAILED)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import threading
 import time
 from collections.abc import Callable
 
@@ -12,6 +13,7 @@ from hamburger.engine.batch import BatchResult, ScheduledBatch
 from hamburger.engine.config import EngineArgs
 from hamburger.engine.core import EngineCore
 from hamburger.engine.messages import EngineInfo
+from hamburger.engine.wire import LENGTH, Encoder
 from hamburger.model.config import ConfigError
 from hamburger.model.sources import CheckpointError
 from reference import CONTEXT, random_case
@@ -44,9 +46,44 @@ def hang_for_the_test() -> None:
     time.sleep(600)
 
 
+def break_frames(kind: str, fault: str) -> None:
+    """From now on something happens in this process to every frame of one kind, which is the name of its class."""
+    frame = Encoder.frame
+
+    def broken(self: Encoder, value: object) -> bytes:
+        data = frame(self, value)
+        if type(value).__name__ != kind:
+            return data
+        head, body = data[: LENGTH.size + 1], data[LENGTH.size + 1 :]
+        match fault:
+            case "no MessagePack":
+                return head + b"\xc1" * len(body)
+            case "another type":
+                return LENGTH.pack(3) + head[LENGTH.size :] + b"\xa1x"
+            case "unknown kind":
+                return data[: LENGTH.size] + b"\xff" + body
+            case "huge":
+                return b"\xff" * LENGTH.size + data[LENGTH.size :]
+            case "not encodable":
+                raise OverflowError("Integer value out of range")
+            case "cut":
+                threading.Timer(0.1, os._exit, [9]).start()
+                return data[: len(data) // 2]
+            case "exit before":
+                os._exit(9)
+        raise ValueError(fault)
+
+    Encoder.frame = broken  # type: ignore[method-assign]
+
+
 def build(args: EngineArgs, on_progress: Callable[[str], None]) -> tuple[EngineCore, EngineInfo]:
-    """model: `cases SEED` for the random cases of reference.py, `slow` for endless answers, else a trouble."""
+    """model: `cases SEED` for the random cases of reference.py, `slow` for endless answers, `frames KIND FAULT` for
+    those with broken frames, else a trouble."""
     name = args.model or ""
+    if name.startswith("frames"):
+        _, kind, fault = name.split(maxsplit=2)
+        break_frames(kind, fault)
+        name = "slow"
     on_progress(f"building {name}")
     if name == "no config":
         raise ConfigError("max_model_len is 9: lower it.")

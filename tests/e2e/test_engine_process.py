@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
+from processes import is_alive
 from real_server import RealServer
 
 OPTIONS = ("--served-model-name", "burger", "--dtype", "float32", "--kv-cache-memory", "64MiB")
@@ -32,13 +33,6 @@ def engine_pid(server: RealServer) -> int:
     children = Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split()
     [engine] = [int(pid) for pid in children if b"hamburger.engine.worker" in Path(f"/proc/{pid}/cmdline").read_bytes()]
     return engine
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 def until(condition: Any, seconds: float = 30) -> None:

@@ -64,7 +64,7 @@ async def test_a_group_of_an_aborted_request_never_reaches_the_next_one_of_its_n
         assert await text_of(second) == "ABC"
 
 
-async def test_an_observer_that_fails_holds_nothing_up() -> None:
+async def test_an_observer_that_fails_holds_nothing_up(caplog: pytest.LogCaptureFixture) -> None:
     class Failing:
         def on_step(self, stats: StepStats) -> None: ...
 
@@ -74,12 +74,27 @@ async def test_an_observer_that_fails_holds_nothing_up() -> None:
 
         def on_finish(self, *args: Any) -> None: ...
 
-    heard: list[dict[str, Any]] = []
-    asyncio.get_running_loop().set_exception_handler(lambda loop, context: heard.append(context))
     async with fake_engine(ScriptedRunner({"a": [[65], [66], [EOS]]}), observer=Failing()) as engine:
         [stream] = engine.submit([GenerationRequest("a", [1], SamplingParams())])
         assert await text_of(stream) == "AB"
-    assert [str(context["exception"]) for context in heard] == ["a broken gauge"]
+    assert [str(record.exc_info[1]) for record in caplog.records if record.exc_info] == ["a broken gauge"]
+
+
+async def test_a_tokenizer_that_fails_ends_one_request_and_no_other() -> None:
+    class Breaking(ByteTokenizer):
+        def token_bytes(self, token_id: int, *, first: bool = False) -> bytes:
+            if token_id == 66:
+                raise ValueError("a broken token")
+            return super().token_bytes(token_id, first=first)
+
+    core = fake_core(ScriptedRunner({"a": [[65], [66], [67], [EOS]], "b": [[65], [67], [65], [EOS]]}))
+    engine = await AsyncEngine.launch(ThreadHost(lambda: (core, fake_info(core.config))), Breaking())
+    broken, whole = engine.submit([GenerationRequest(name, [1], SamplingParams()) for name in "ab"])
+    assert await text_of(whole) == "ACA"
+    with pytest.raises(EngineDead, match="a broken token"):
+        await text_of(broken)
+    assert engine.health().alive
+    await engine.shutdown(0)
 
 
 class Exiting:

@@ -11,32 +11,25 @@ import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 import pytest
 
-from engine_builders import BUILDER
 from fakes import ByteTokenizer
-from hamburger.engine.client import AsyncEngine, GenerationRequest, RequestStream, RequestUpdate
-from hamburger.engine.config import EngineArgs
+from hamburger.engine.client import AsyncEngine, GenerationRequest
 from hamburger.engine.errors import EngineDead, EngineDraining
 from hamburger.engine.process import EngineProcessError, ProcessHost
 from hamburger.engine.sampling_params import SamplingParams
 from hamburger.model.config import ConfigError
 from hamburger.model.sources import CheckpointError
+from processes import collect, gone, host_of, is_alive, let_workers_find_builders
 from reference import expected, random_case
 
 LONG = SamplingParams(seed=0, ignore_eos=True)
-TESTS = Path(__file__).parents[1]
 
 
 @pytest.fixture(autouse=True)
 def builders(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")]))
-
-
-def host_of(model: str, lines: list[str] | None = None) -> ProcessHost:
-    return ProcessHost(EngineArgs(model=model), (lines if lines is not None else []).append, BUILDER)
+    let_workers_find_builders(monkeypatch)
 
 
 @asynccontextmanager
@@ -47,24 +40,6 @@ async def engine_of(host: ProcessHost) -> AsyncIterator[AsyncEngine]:
     finally:
         await engine.shutdown(0)
         assert not is_alive(host.pid)
-
-
-def is_alive(pid: int) -> bool:
-    """Whether a process runs; one that ended and was not waited for does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
-async def gone(pid: int) -> None:
-    async with asyncio.timeout(20):
-        while is_alive(pid):  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
-
-
-async def collect(stream: RequestStream) -> list[RequestUpdate]:
-    return [update async for update in stream]
 
 
 def endless(number: int) -> list[GenerationRequest]:

@@ -6,7 +6,6 @@ import math
 import socket
 from typing import Any
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -24,7 +23,7 @@ from hamburger.engine.messages import (
     TokenLogprobs,
 )
 from hamburger.engine.sampling_params import SamplingParams
-from hamburger.engine.wire import LENGTH, Decoder, Encoder, Ended, Failed, Progress, frames
+from hamburger.engine.wire import LENGTH, Decoder, Encoder, Ended, Failed, Progress, WireError, frames
 
 ids = st.integers(0, 2**31)
 logprobs = st.builds(TokenLogprobs, st.floats(-1e9, 0), st.lists(st.tuples(ids, st.floats(-1e9, 0)), max_size=3))
@@ -105,7 +104,15 @@ def test_a_stream_that_ends_anywhere_gives_the_whole_frames_before(sent: list[An
         assert list(frames(theirs)) == sent[:whole]
 
 
-@pytest.mark.parametrize("rest", [b"\xff", b"\x01\xc1", b"\x07\x80"])
+@pytest.mark.parametrize("rest", [b"", b"\xff", b"\x01\xc1", b"\x07\x80"])
 def test_what_is_no_frame_raises(rest: bytes) -> None:
-    with pytest.raises((msgspec.DecodeError, IndexError)):
+    with pytest.raises(WireError, match="cannot be read"):
         Decoder().value(rest)
+
+
+def test_a_length_beyond_all_raises() -> None:
+    mine, theirs = socket.socketpair()
+    with mine, theirs:
+        mine.sendall(b"\xff\xff\xff\xff\x00")
+        with pytest.raises(WireError, match="4294967295 bytes"):
+            next(frames(theirs))

@@ -1,0 +1,78 @@
+"""Something breaks at each message between the two processes: whoever waits hears of it, and nothing is left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from engine_builders import break_frames
+from fakes import ByteTokenizer
+from hamburger.engine.client import AsyncEngine, GenerationRequest
+from hamburger.engine.errors import EngineDead
+from hamburger.engine.process import EngineProcessError, ProcessHost
+from hamburger.engine.sampling_params import SamplingParams
+from hamburger.engine.wire import Encoder
+from processes import collect, gone, host_of, let_workers_find_builders
+
+UNREADABLE = ("no MessagePack", "another type", "unknown kind", "huge")
+SUDDEN = ("not encodable", "cut", "exit before")
+TOLD = {
+    "not encodable": "cannot be sent: Integer value out of range",
+    "cut": "ended with code 9|cannot be read",  # what follows may come before the end
+    "exit before": "ended with code 9",
+}
+
+
+@pytest.fixture(autouse=True)
+def builders(monkeypatch: pytest.MonkeyPatch) -> None:
+    let_workers_find_builders(monkeypatch)
+    monkeypatch.setattr(Encoder, "frame", Encoder.frame)  # put back whatever break_frames does
+
+
+async def life(host: ProcessHost) -> None:
+    """Launch, three answers, an abort, and the end. Raises what the first of them raises."""
+    engine = await AsyncEngine.launch(host, ByteTokenizer())
+    try:
+        params = SamplingParams(max_tokens=30, seed=0, ignore_eos=True)
+        streams = engine.submit([GenerationRequest(str(i), [1, 2, 3], params) for i in range(3)])
+        streams[2].abort()
+        for result in await asyncio.gather(*map(collect, streams[:2]), return_exceptions=True):
+            if isinstance(result, BaseException):
+                assert isinstance(result, EngineDead)
+                assert not engine.health().alive
+                raise result
+    finally:
+        await engine.shutdown(0)
+
+
+@pytest.mark.parametrize("fault", [*UNREADABLE, *SUDDEN])
+@pytest.mark.parametrize("kind", ["Progress", "EngineReady", "StepStarted", "StepReport"])
+async def test_a_frame_of_the_engine(kind: str, fault: str) -> None:
+    host = host_of(f"frames {kind} {fault}")
+    began = time.monotonic()
+    async with asyncio.timeout(30):
+        with pytest.raises((EngineDead, EngineProcessError), match=TOLD.get(fault, "sent what cannot be read")):
+            await life(host)
+        await gone(host.pid)
+    assert time.monotonic() - began < 20
+
+
+@pytest.mark.parametrize("fault", [*UNREADABLE, *SUDDEN])
+async def test_the_last_frame_of_the_engine(fault: str) -> None:
+    host = host_of(f"frames Ended {fault}")
+    async with asyncio.timeout(30):
+        await life(host)  # nobody waits any more
+        await gone(host.pid)
+
+
+@pytest.mark.parametrize("fault", UNREADABLE)
+@pytest.mark.parametrize("kind", ["EngineArgs", "SubmitRequest", "AbortRequest"])
+async def test_a_frame_of_the_server(kind: str, fault: str) -> None:
+    host = host_of("slow")
+    break_frames(kind, fault)
+    async with asyncio.timeout(30):
+        with pytest.raises((EngineDead, EngineProcessError), match=r"cannot be read|4294967295 bytes"):
+            await life(host)
+        await gone(host.pid)
