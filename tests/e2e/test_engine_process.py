@@ -123,6 +123,28 @@ def test_http_answers_during_a_long_prefill_and_has_no_torch(grafted_folder: Pat
         assert sorted(times)[len(times) // 2] < 0.2  # most of it is this client's own
 
 
+def test_sigterm_under_load_finishes_what_runs_and_takes_nothing_new(grafted_folder: Path) -> None:
+    with RealServer(str(grafted_folder), *OPTIONS, "--max-num-seqs", "16", "--drain-seconds", "60") as server:
+        engine = engine_pid(server)
+        streams = Streams(server, 32)  # twice the seats
+        until(lambda: server.metric("hamburger_num_requests_waiting") == 16)
+        os.kill(server.pid, signal.SIGTERM)
+        until(lambda: "Stopping" in server.log())
+        refused = server.post("/v1/completions", {**ENDLESS, "stream": False, "max_tokens": 1})
+        assert refused.status_code == 503
+        assert int(refused.headers["retry-after"]) > 0
+        assert refused.json()["error"]["code"] == "engine_unavailable"
+        assert httpx.get(f"{server.url}/health").status_code == 200  # it lives,
+        assert httpx.get(f"{server.url}/ready").status_code == 503  # but others should be asked
+        streams.join()
+        assert server.wait(30) == 0
+        for last, done in streams.endings:
+            assert done == "data: [DONE]"
+            assert json.loads(last.removeprefix("data: "))["choices"][0]["finish_reason"] == "length"
+        assert len(streams.endings) == 32
+        assert not is_alive(engine)
+
+
 @pytest.mark.parametrize("sig", [signal.SIGKILL, signal.SIGTERM])
 def test_no_engine_is_left_behind(grafted_folder: Path, sig: signal.Signals) -> None:
     with RealServer(str(grafted_folder), *OPTIONS, "--drain-seconds", "0") as server:

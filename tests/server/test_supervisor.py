@@ -1,0 +1,99 @@
+"""Supervisor: restarts are counted, and a hung engine is asked for its stacks once."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from engine_builders import BUILDER
+from fakes import ByteTokenizer, fake_engine
+from hamburger.engine.client import AsyncEngine, GenerationRequest
+from hamburger.engine.config import EngineArgs
+from hamburger.engine.errors import EngineDead
+from hamburger.engine.process import ProcessHost
+from hamburger.engine.sampling_params import SamplingParams
+from hamburger.server import supervisor as module
+from hamburger.server.supervisor import Supervisor
+from processes import collect, let_workers_find_builders
+from serving import until
+
+
+@pytest.fixture
+def scripted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its engines are those of engine_builders."""
+    let_workers_find_builders(monkeypatch)
+
+    def host(args: EngineArgs, on_progress: Callable[[str], None]) -> ProcessHost:
+        return ProcessHost(args, on_progress, BUILDER)
+
+    monkeypatch.setattr(module, "ProcessHost", host)
+
+
+@pytest.mark.usefixtures("scripted")
+async def test_an_engine_is_started_as_often_as_allowed() -> None:
+    lines: list[str] = []
+    supervisor = Supervisor(EngineArgs(model="slow"), lines.append, restarts=2)
+    engine = await AsyncEngine.launch(supervisor.host, ByteTokenizer())
+    keeping = asyncio.create_task(supervisor.keep(engine))
+    params = SamplingParams(max_tokens=3, seed=0, ignore_eos=True)
+    for left in (2, 1, 0):
+        [stream] = engine.submit([GenerationRequest(f"{left}", [1], params)])
+        assert sum(len(update.token_ids) for update in await collect(stream)) == 3
+        [stream] = engine.submit([GenerationRequest(f"cut {left}", [1], replace(params, max_tokens=None))])
+        os.kill(supervisor.host.pid, signal.SIGKILL)
+        with pytest.raises(EngineDead, match="SIGKILL"):
+            await collect(stream)
+        if left:
+            await until(lambda: engine.health().alive)
+    async with asyncio.timeout(10):
+        await keeping
+    assert not engine.health().alive
+    assert [line for line in lines if "restarts are left" in line] == [
+        "starting it again; 1 restarts are left",
+        "starting it again; 0 restarts are left",
+    ]
+    await engine.shutdown(0)
+
+
+@pytest.mark.usefixtures("scripted")
+async def test_an_engine_that_cannot_start_again_is_given_up() -> None:
+    lines: list[str] = []
+    supervisor = Supervisor(EngineArgs(model="slow"), lines.append, restarts=5)
+    engine = await AsyncEngine.launch(supervisor.host, ByteTokenizer())
+    supervisor._args = EngineArgs(model="no checkpoint")
+    keeping = asyncio.create_task(supervisor.keep(engine))
+    os.kill(supervisor.host.pid, signal.SIGKILL)
+    async with asyncio.timeout(20):
+        await keeping
+    assert lines[-1] == "it could not be started again: there is no such model."
+    with pytest.raises(EngineDead):
+        engine.submit([GenerationRequest("a", [1], SamplingParams())])
+    await engine.shutdown(0)
+
+
+async def test_a_hang_is_asked_about_once_each_time(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    faults: list[str | None] = [None, "one step has taken 200 s", "one step has taken 201 s", None, "again", "again"]
+    asked: list[int] = []
+    monkeypatch.setattr(module, "_WATCH_SECONDS", 0.0)
+    monkeypatch.setattr(module, "hang", lambda health: faults.pop(0) if len(faults) > 1 else faults[0])
+    supervisor = Supervisor(EngineArgs(), lambda line: None, restarts=0)
+    host: Any = supervisor.host
+    host.dump_stacks = lambda: asked.append(len(faults))
+    async with fake_engine() as engine:
+        watching = asyncio.create_task(supervisor.watch(engine))
+        await until(lambda: len(faults) == 1)
+        await asyncio.sleep(0.01)
+        watching.cancel()
+    assert asked == [4, 1]
+    assert [record.getMessage() for record in caplog.records if "hangs" in record.message] == [
+        "The engine hangs: one step has taken 200 s. The stacks of its threads follow.",
+        "The engine hangs: again. The stacks of its threads follow.",
+    ]
