@@ -35,7 +35,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write all figures here")
     args = parser.parse_args()
     length = args.prompt_tokens + args.output_tokens
-    llm = LLM(args.model, dtype=args.dtype, max_model_len=length, kv_cache_memory=2 << 30)
+    llm = LLM(args.model, dtype=args.dtype, max_model_len=length, kv_cache_memory=2 << 30, prefix_cache=False)
     peer = transformers_model(args.model, getattr(torch, args.dtype))
     rows = []
     for streams in map(int, args.streams.split(",")):

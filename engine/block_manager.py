@@ -44,25 +44,23 @@ class BlockManager:
         """Slots of all blocks that are held, filled or not."""
         return (self.num_blocks - self.num_free_blocks) * self.block_size
 
-    def admit(self, sequence: Sequence, reserve: int) -> bool:
+    def admit(self, sequence: Sequence) -> None:
         """Give a sequence that holds nothing the known blocks that it begins with, and new ones for its other slots.
 
-        Its last slot is never among the known ones, since what it emits is computed there. Returns False, and changes
-        nothing, when fewer than `reserve` blocks would stay free.
+        Its last slot is never among the known ones, since what it emits is computed there. It must have been found that
+        all of it `fits`.
         """
-        if not self.fits(sequence, reserve):
-            return False
         found = self._find(sequence)
         for block_id in found:
             self._idle.pop(block_id, None)
             self._num_holders[block_id] += 1
         sequence.block_ids += found
-        self.grow(sequence, sequence.num_slots)
+        if not self.grow(sequence, sequence.num_slots):
+            raise RuntimeError(f"{sequence.request_id} does not fit.")
         sequence.num_computed_slots = len(found) * self.block_size
-        return True
 
     def fits(self, sequence: Sequence, reserve: int, without: Collection[Sequence] = ()) -> bool:
-        """Whether `admit` would do it, once the sequences `without` had given back what they hold."""
+        """Whether `admit` would leave `reserve` blocks free, once the sequences `without` had given back theirs."""
         found = self._find(sequence)
         let_go = Counter(block_id for other in without for block_id in other.block_ids)
         missing = -(-sequence.num_slots // self.block_size) - len(found)

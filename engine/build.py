@@ -9,10 +9,12 @@ import torch
 
 from hamburger.engine.config import EngineArgs, EngineConfig
 from hamburger.engine.core import EngineCore
+from hamburger.engine.grammar import Grammars
 from hamburger.engine.memory import pool_bytes
 from hamburger.engine.messages import EngineInfo, SubmitRequest
 from hamburger.engine.runner import Runner
 from hamburger.engine.sampling_params import SamplingParams
+from hamburger.engine.tokenizer import Tokenizer
 from hamburger.model.assemble import assemble
 from hamburger.model.checkpoint import load_checkpoint
 from hamburger.model.config import ConfigError, ModelConfig
@@ -73,7 +75,8 @@ def build_core(
         device=str(device),
         dtype=str(dtype).removeprefix("torch."),
     )
-    core = EngineCore(config, Runner(model, cache))
+    grammars = Grammars(lambda: Tokenizer.load(source.tokenizer_path), info.vocab_size, info.eos_token_ids)
+    core = EngineCore(config, Runner(model, cache), grammars=grammars)
     on_progress("warming up")
     _warm_up(core, info)
     return core, info

@@ -10,20 +10,22 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from hamburger.engine.config import EngineConfig
 from hamburger.engine.detokenizer import TextDecoder
-from hamburger.engine.errors import EngineDead, EngineDraining, HamburgerError, QueueFull, QueueTimeout
+from hamburger.engine.errors import EngineDead, EngineDraining, HamburgerError, InvalidRequest, QueueFull, QueueTimeout
 from hamburger.engine.events import EngineReady, EngineStopped, Event, StepReport, StepStarted, Stop
 from hamburger.engine.host import EngineHost, Life
-from hamburger.engine.messages import AbortRequest, EngineInfo, GroupOutput, RequestFailed, SubmitRequest
+from hamburger.engine.messages import AbortRequest, EngineInfo, GroupOutput, RequestFailed, StepStats
 from hamburger.engine.observer import EndReason, EngineObserver, RequestTimings
 from hamburger.engine.request import Answer, GenerationRequest, RequestUpdate, admit
+from hamburger.engine.stream import RequestStream
 
 logger = logging.getLogger(__name__)
+_STOP_SECONDS = 5.0  # for an engine that was told to stop; its step may be long
 
 __all__ = [
     "AsyncEngine",
@@ -49,41 +51,6 @@ class EngineHealth:
     seconds_in_step: float | None
     seconds_since_step: float
     error: str | None
-
-
-class RequestStream:
-    """One answer's updates as they come; ends after the update that carries a finish_reason, or after abort().
-
-    Iterating raises EngineDead, EngineDraining or QueueTimeout when the engine gives the request up. Leaving the
-    iteration early (break, an exception, cancellation, aclose) aborts the request. One consumer iterates a stream;
-    one that is never iterated runs to its end unless abort() is called.
-    """
-
-    def __init__(self, engine: AsyncEngine, request: SubmitRequest, answer: Answer, number: int) -> None:
-        """number: how many requests the core has been given when it gets this one."""
-        self._engine = engine
-        self._number = number
-        self._request = request
-        self._answer = answer
-        # Unbounded, so that a slow consumer never holds up the others; max_tokens bounds it.
-        self._updates: asyncio.Queue[RequestUpdate | HamburgerError | None] = asyncio.Queue()
-        self._scheduled: float | None = None
-        self._first_token: float | None = None
-        self._last_group: float | None = None
-
-    async def __aiter__(self) -> AsyncGenerator[RequestUpdate, None]:
-        try:
-            while isinstance(update := await self._updates.get(), RequestUpdate):
-                yield update
-            self._updates.put_nowait(update)  # the end stays the end for whoever asks again
-            if update is not None:
-                raise update
-        finally:
-            self.abort()
-
-    def abort(self) -> None:
-        """Free the request's slots within a step. Idempotent; a finished request is left alone."""
-        self._engine._abort(self)
 
 
 class AsyncEngine:
@@ -134,6 +101,11 @@ class AsyncEngine:
         """
         life = Life(host)
         await self._begin(life)
+        if self._draining:  # shut down meanwhile: nobody else would end it
+            host.abandon()
+            await life.stopped
+            await host.join()
+            raise EngineDraining("The server is shutting down and starts no engine.")
         self._num_sent = self._num_received = self._num_running = self._num_waiting = 0
         self._life = life
 
@@ -161,13 +133,18 @@ class AsyncEngine:
         if len(request_ids) < len(requests) or not request_ids.isdisjoint(self._streams):
             raise ValueError("request ids must be unique among unfinished requests.")
         self._check_queue(len(admitted), now)
-        streams = []
-        for request in admitted:
-            answer = Answer(self._tokenizer, request.params, self.info.eos_token_ids)
-            self._num_sent += 1
-            stream = self._streams[request.request_id] = RequestStream(self, request, answer, self._num_sent)
-            self._life.host.send(request)
-            streams.append(stream)
+        streams: list[RequestStream] = []
+        try:
+            for request in admitted:
+                answer = Answer(self._tokenizer, request.params, self.info.eos_token_ids)
+                self._life.host.send(request)  # what cannot be sent was not counted
+                self._num_sent += 1
+                stream = self._streams[request.request_id] = RequestStream(request, answer, self._num_sent, self._abort)
+                streams.append(stream)
+        except BaseException:
+            for stream in streams:
+                stream.abort()
+            raise
         if streams:
             self._idle.clear()
         return streams
@@ -198,7 +175,14 @@ class AsyncEngine:
             pass
         finally:
             self._life.host.send(Stop())
-        await asyncio.shield(self._life.stopped)
+        try:
+            async with asyncio.timeout(_STOP_SECONDS):
+                await asyncio.shield(self._life.stopped)
+        except TimeoutError:  # it is in a long step, or hangs
+            for stream in list(self._streams.values()):
+                self._finish(stream, "error", EngineDraining("The server is shutting down; the answer was cut short."))
+            self._life.host.abandon()
+            await asyncio.shield(self._life.stopped)
         await self._life.host.join()
 
     def _check_available(self) -> None:
@@ -229,11 +213,13 @@ class AsyncEngine:
             seconds = num_requests * (now - self._finish_times[0]) / (len(self._finish_times) - 1)
         else:  # nothing to go by: what has taken so long will take as long again
             oldest = next(iter(self._streams.values()), None)
-            seconds = 0.0 if oldest is None else now - oldest._request.arrival_time
+            seconds = 0.0 if oldest is None else now - oldest.request.arrival_time
         return math.ceil(min(max(1.0, seconds), self._config.max_queue_seconds))
 
     def _on_event(self, life: Life, event: Event) -> None:
         match event:
+            case StepStarted() | StepReport() if life is not self._life:
+                pass  # of an engine that was given up
             case StepStarted():
                 self._step_started = event.time
             case StepReport():
@@ -255,6 +241,8 @@ class AsyncEngine:
             self._step_started = None
             self._num_running = self._num_waiting = 0
             self._num_received = self._num_sent
+            idle = StepStats(0, 0, 0, 0, self._config.total_slots, 0, 0, [], 0.0)
+            self._observe(lambda observer: observer.on_step(idle))
             for stream in list(self._streams.values()):
                 self._finish(stream, "error", EngineDead(_dead_message(event.error)))
 
@@ -278,16 +266,16 @@ class AsyncEngine:
     def _stream(self, request_id: str, report: StepReport) -> RequestStream | None:
         """The unfinished request that a report means; not one that took the id of an ended one after the step."""
         stream = self._streams.get(request_id)
-        return None if stream is None or stream._number > report.num_received else stream
+        return None if stream is None or stream.number > report.num_received else stream
 
     def _on_group(self, stream: RequestStream, output: GroupOutput) -> None:
         now = self._clock()
-        update = stream._answer.push(output)
-        gap = None if stream._last_group is None else now - stream._last_group
-        if stream._first_token is None:
-            stream._first_token, stream._scheduled = now, output.scheduled_time
-        stream._last_group = now
-        stream._updates.put_nowait(update)
+        update = stream.answer.push(output)
+        gap = None if stream.last_group is None else now - stream.last_group
+        if stream.first_token is None:
+            stream.first_token, stream.scheduled = now, output.scheduled_time
+        stream.last_group = now
+        stream.updates.put_nowait(update)
         self._observe(lambda observer: observer.on_group(gap, len(update.token_ids)))
         if update.finish_reason is not None:
             self._finish(stream, update.finish_reason)
@@ -296,24 +284,24 @@ class AsyncEngine:
 
     def _abort(self, stream: RequestStream) -> None:
         """Give a request up; RequestStream.abort calls it."""
-        if self._streams.get(stream._request.request_id) is stream:
-            self._life.host.send(AbortRequest(stream._request.request_id))
+        if self._streams.get(stream.request.request_id) is stream:
+            self._life.host.send(AbortRequest(stream.request.request_id))
             self._finish(stream, "abort")
 
     def _give_up(self, stream: RequestStream, error: HamburgerError) -> None:
-        if self._streams.get(stream._request.request_id) is stream:
-            self._life.host.send(AbortRequest(stream._request.request_id))
+        if self._streams.get(stream.request.request_id) is stream:
+            self._life.host.send(AbortRequest(stream.request.request_id))
             self._finish(stream, "error", error)
 
     def _finish(self, stream: RequestStream, reason: EndReason, error: HamburgerError | None = None) -> None:
-        request, now = stream._request, self._clock()
+        request, now = stream.request, self._clock()
         del self._streams[request.request_id]
-        stream._updates.put_nowait(error)
+        stream.updates.put_nowait(error)
         self._finish_times.append(now)
         if not self._streams:
             self._idle.set()
-        timings = RequestTimings(request.arrival_time, stream._scheduled, stream._first_token, now)
-        num_tokens = stream._answer.completion_tokens
+        timings = RequestTimings(request.arrival_time, stream.scheduled, stream.first_token, now)
+        num_tokens = stream.answer.completion_tokens
         self._observe(lambda o: o.on_finish(reason, request.params, len(request.prompt_ids), num_tokens, timings))
 
     def _observe(self, tell: Callable[[EngineObserver], None]) -> None:
@@ -327,6 +315,8 @@ class AsyncEngine:
     def _error(self, failure: RequestFailed) -> HamburgerError:
         if failure.kind == "queue_timeout":
             return QueueTimeout(failure.message, self._seconds_until_finished(1, self._clock()))
+        if failure.kind == "grammar":
+            return InvalidRequest(failure.message, "response_format")
         return EngineDraining(failure.message) if failure.kind == "draining" else EngineDead(failure.message)
 
 
@@ -335,4 +325,4 @@ def _describe(error: BaseException | None) -> str | None:
 
 
 def _dead_message(error: BaseException) -> str:
-    return f"The engine stopped on an error and must be restarted: {_describe(error)}"
+    return f"The engine stopped on an error: {_describe(error)}"

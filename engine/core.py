@@ -8,6 +8,8 @@ from typing import Literal, Protocol
 
 from hamburger.engine.batch import BatchResult, ScheduledBatch
 from hamburger.engine.config import EngineConfig
+from hamburger.engine.errors import InvalidRequest
+from hamburger.engine.grammar import Grammars, Matcher
 from hamburger.engine.messages import (
     AbortRequest,
     GroupOutput,
@@ -30,19 +32,35 @@ class Runner(Protocol):
 class EngineCore:
     """`clock` gives time.monotonic() seconds. Not thread-safe: one thread owns a core."""
 
-    def __init__(self, config: EngineConfig, runner: Runner, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        runner: Runner,
+        clock: Callable[[], float] = time.monotonic,
+        grammars: Grammars | None = None,
+    ) -> None:
+        """grammars: for requests that have one; without it they fail."""
         self.config = config
+        self.grammars = grammars
+        self._refused: list[RequestFailed] = []
         self._runner = runner
         self._clock = clock
         self._scheduler = Scheduler(config)
 
     @property
     def has_work(self) -> bool:
-        return self._scheduler.has_work
+        return self._scheduler.has_work or bool(self._refused)
 
     def add(self, request: SubmitRequest) -> None:
         """Queue a request that was validated (engine/request.py)."""
-        self._scheduler.add(Sequence(request, self.config.eos_token_ids, self.config.max_model_len))
+        sequence = Sequence(request, self.config.eos_token_ids, self.config.max_model_len)
+        if (grammar := request.params.grammar) is not None:
+            try:
+                sequence.matcher = _matcher(grammar, self.grammars)
+            except InvalidRequest as error:
+                self._refused.append(RequestFailed(request.request_id, "grammar", str(error)))
+                return
+        self._scheduler.add(sequence)
 
     def abort(self, request: AbortRequest) -> None:
         """Free a request's blocks at once. Unknown ids are ignored."""
@@ -51,18 +69,21 @@ class EngineCore:
     def reset(self) -> None:
         """Forget every request and free all blocks, whatever state an interrupted step left behind."""
         self._scheduler = Scheduler(self.config)
+        self._refused = []
 
     def fail_all(self, kind: Literal["engine_dead", "draining"], message: str) -> StepOutputs:
         """Give every unfinished request up."""
         failures = [RequestFailed(request_id, kind, message) for request_id in self._scheduler.request_ids()]
         for failure in failures:
             self.abort(AbortRequest(failure.request_id))
+        failures, self._refused = [*self._refused, *failures], []
         return StepOutputs(failures=failures, stats=self._stats(ScheduledBatch([]), 0, [], 0.0))
 
     def step(self) -> StepOutputs:
         """One macro-step of everything that is scheduled. With nothing to schedule it only reports the state."""
         start = self._clock()
-        failures = [self._timeout(sequence, start) for sequence in self._scheduler.expire(start)]
+        failures, self._refused = self._refused, []
+        failures += [self._timeout(sequence, start) for sequence in self._scheduler.expire(start)]
         batch = self._scheduler.schedule(start)
         result = self._runner.run(batch) if batch.sequences else BatchResult([])
         outputs: list[GroupOutput] = []
@@ -79,6 +100,10 @@ class EngineCore:
         for sequence, group in zip(emitting, result.groups, strict=True):
             num_prompt_slots -= bool(sequence.groups)  # its newest group's slot is new work, all others are prefill
             outputs.append(sequence.accept(group.token_ids, group.stop_probs, group.logprobs))
+            if sequence.matcher is not None and (error := sequence.matcher.error) is not None:
+                message = f"The answer cannot follow its grammar any more: {error}."
+                failures.append(RequestFailed(sequence.request_id, "grammar", message))
+                self.abort(AbortRequest(sequence.request_id))
         for output in outputs:
             if output.finish_reason is not None:
                 self.abort(AbortRequest(output.request_id))
@@ -108,3 +133,10 @@ class EngineCore:
             cache_queries=batch.cache_queries,
             cache_hits=batch.cache_hits,
         )
+
+
+def _matcher(grammar: str, grammars: Grammars | None) -> Matcher:
+    """Raises InvalidRequest."""
+    if grammars is None:
+        raise InvalidRequest("This engine was built without a tokenizer, so it takes no grammar.", "response_format")
+    return grammars.matcher(grammar)

@@ -1,6 +1,6 @@
 """The typed values that cross between the engine core and its client: plain Python, no tensors, no text.
 
-A later process boundary serialises exactly these; nothing else is shared.
+wire.py carries exactly these between processes; nothing else is shared.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class RequestFailed:
     """Core -> client: the request ended without an answer. `kind` picks the error class on the client side."""
 
     request_id: str
-    kind: Literal["queue_timeout", "engine_dead", "draining"]
+    kind: Literal["queue_timeout", "engine_dead", "draining", "grammar"]
     message: str
 
 

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from hamburger.engine.config import EngineArgs
+from hamburger.engine.errors import HamburgerError
 from hamburger.engine.events import EngineStopped, Event, Message
 from hamburger.engine.wire import LENGTH, Decoder, Encoder, Ended, Failed, Progress, WireError, frame_size
 from hamburger.model.config import ConfigError
@@ -26,20 +27,24 @@ BUILD_CORE = "hamburger.engine.build:build_core"
 _END_SECONDS = 5.0  # for a process that said its last words
 
 
-class EngineProcessError(RuntimeError):
+class EngineProcessError(HamburgerError):
     """The engine's process failed or was ended; the message says by what."""
 
 
 class ProcessHost:
-    """An EngineHost (client.py). builder: what builds the core there (worker.py); on_progress gets its lines."""
+    """An EngineHost (host.py). on_progress gets the lines that building it tells, `log_level` is that of its stderr.
+
+    builder: what builds the core there (worker.py).
+    """
 
     def __init__(
         self,
         args: EngineArgs,
         on_progress: Callable[[str], None] = lambda line: None,
         builder: str = BUILD_CORE,
+        log_level: str = "warning",
     ) -> None:
-        self._args, self._on_progress, self._builder = args, on_progress, builder
+        self._args, self._on_progress, self._builder, self._log_level = args, on_progress, builder, log_level
         self._encoder = Encoder()
         self._last: Failed | Ended | None = None
 
@@ -51,7 +56,9 @@ class ProcessHost:
         self._on_event = on_event
         mine, theirs = socket.socketpair()
         with theirs:
-            command = [sys.executable, "-m", "hamburger.engine.worker", str(theirs.fileno()), self._builder]
+            # -P: the folder that one serves in is no place to import from.
+            command = [sys.executable, "-P", "-m", "hamburger.engine.worker", str(theirs.fileno()), self._builder]
+            command.append(self._log_level)
             # A session of its own: what a terminal sends to this process's group is not meant for the engine.
             self._process = subprocess.Popen(
                 command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, start_new_session=True
@@ -85,7 +92,7 @@ class ProcessHost:
         self._transport = writer.transport
         decoder = Decoder()
         try:
-            while True:
+            while self._last is None:  # an engine that has said its last words may not manage to exit
                 size = frame_size(await reader.readexactly(LENGTH.size))
                 self._take(decoder.value(await reader.readexactly(size)))
         except (asyncio.IncompleteReadError, ConnectionError):

@@ -20,7 +20,7 @@ class GenerationRequest:
     """One answer to generate. `request_id` must be unique among unfinished requests.
 
     priority: a request with a lower number goes before all with a higher one, and may take their place.
-    cache_salt: only requests with the same one share slots of their prompts (tenants that must not notice each other).
+    cache_salt: only requests with the same one share slots (for tenants that must not notice each other).
     """
 
     request_id: str

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from hamburger.engine.batch import BatchResult, GroupResult, ScheduledBatch
+from hamburger.engine.constraint import GrammarConstraint
 from hamburger.engine.messages import TokenLogprobs
 from hamburger.engine.sequence import Sequence
 from hamburger.model.batch import Adjustments, ForwardBatch, Logprobs, SamplingBatch, ScoredSlots, StepOutput
@@ -33,13 +34,23 @@ class Runner:
 
     def run(self, batch: ScheduledBatch) -> BatchResult:
         """Compute every scheduled slot, and score the prompt tokens that Sequence.unscored names."""
-        output = self._model.step(self._forward_batch(batch), self._cache)
         emitting = [item.sequence for item in batch.sequences if item.emits]
+        constraint = self._constraint(emitting)
+        output = self._model.step(self._forward_batch(batch, constraint), self._cache)
+        if constraint is not None:
+            constraint.restore()
         groups = _group_results(output, emitting)
         scored = output.prompt_logprobs
         return BatchResult(groups) if scored is None else BatchResult(groups, _prompt_results(scored, batch))
 
-    def _forward_batch(self, batch: ScheduledBatch) -> ForwardBatch:
+    def _constraint(self, emitting: list[Sequence]) -> GrammarConstraint | None:
+        """The rows with a grammar; None when no row has one."""
+        matchers = {row: s.matcher for row, s in enumerate(emitting) if s.matcher is not None}
+        if not matchers:
+            return None
+        return GrammarConstraint(matchers, self._model.config.trunk.vocab_size, self._device)
+
+    def _forward_batch(self, batch: ScheduledBatch, constraint: GrammarConstraint | None) -> ForwardBatch:
         size = self._cache.block_size
         tokens: list[list[int]] = []
         positions: list[int] = []
@@ -78,7 +89,7 @@ class Runner:
             confidence=self._floats(confidences),
             group_limits=self._ints(limits),
             max_group_limit=max((n for n, c in zip(limits, confidences, strict=True) if c < 1), default=1),
-            sampling=self._sampling_batch(emitting),
+            sampling=self._sampling_batch(emitting, constraint),
             scored=self._scored_slots(batch),
             text_lengths=self._ints(text_lengths) if self._needs_text_lengths else None,
         )
@@ -109,7 +120,7 @@ class Runner:
             return 1
         return min(self._model.config.max_group, sequence.num_tokens_left)
 
-    def _sampling_batch(self, emitting: list[Sequence]) -> SamplingBatch:
+    def _sampling_batch(self, emitting: list[Sequence], constraint: GrammarConstraint | None) -> SamplingBatch:
         params = [sequence.params for sequence in emitting]
         logprobs = [-1 if p.logprobs is None else p.logprobs for p in params]
         return SamplingBatch(
@@ -124,6 +135,7 @@ class Runner:
             any_sampled=any(not p.is_greedy for p in params),
             max_logprobs=min(max(logprobs, default=-1), self._model.config.trunk.vocab_size),
             adjustments=self._adjustments(emitting),
+            constraint=constraint,
         )
 
     def _adjustments(self, emitting: list[Sequence]) -> Adjustments | None:

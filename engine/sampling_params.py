@@ -30,6 +30,7 @@ class SamplingParams:
     stop: strings that end the answer; the text ends before the earliest-completing one.
     stop_token_ids: tokens that end the answer, beside the model's end tokens.
     ignore_eos: the model's end tokens are ordinary tokens.
+    grammar: what the answer must look like as a whole, as engine/grammar.py writes it; None for any text.
     confidence: c in [0, 1] of model.md; None takes the server's default. 1 runs no micro-step.
 
     Raises InvalidRequest that names the field when a value is out of range.
@@ -52,6 +53,7 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     skip_special_tokens: bool = True
+    grammar: str | None = None
     confidence: float | None = None
 
     def __post_init__(self) -> None:
@@ -85,6 +87,8 @@ class SamplingParams:
             raise InvalidRequest("stop holds an empty string: remove it.", "stop")
         if any(t < 0 for t in self.stop_token_ids):
             raise InvalidRequest("stop_token_ids holds a negative id.", "stop_token_ids")
+        if self.grammar is not None and self.min_tokens:
+            raise InvalidRequest("min_tokens does not go with a grammar, which ends the answer itself.", "min_tokens")
         if self.confidence is not None:
             _in_range("confidence", self.confidence, 0, 1)
 

@@ -127,7 +127,7 @@ class Scheduler:
             if spare_slots > 0 and keep < self._config.max_num_seqs and self.blocks.fits(head, keep, victims):
                 for victim in reversed(victims):
                     self._preempt(victim, step)
-                self.blocks.admit(head, keep)
+                self.blocks.admit(head)
                 return True
         return False
 

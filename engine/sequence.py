@@ -14,6 +14,7 @@ from collections.abc import Collection
 from collections.abc import Sequence as SequenceOf
 from hashlib import blake2b
 
+from hamburger.engine.grammar import Matcher
 from hamburger.engine.messages import FinishReason, GroupOutput, SubmitRequest, TokenLogprobs
 
 
@@ -26,6 +27,7 @@ class Sequence:
     num_cached_slots: prompt slots that were found in the pool when it first ran.
     prompt_logprobs: entries of the prompt's first tokens, as far as known (a replay keeps them); None if not asked.
     rank: its place among all, the lowest first: priority and order of arrival (the scheduler sets it).
+    matcher: where it stands in its grammar; None without one (the core sets it).
     scheduled_time: when it first got slots; None while it never did.
     """
 
@@ -38,6 +40,7 @@ class Sequence:
         self.cache_salt = request.cache_salt
         self.priority = request.priority
         self.rank = (request.priority, 0)
+        self.matcher: Matcher | None = None
         self.scheduled_time: float | None = None
         self.groups: list[list[int]] = []
         self.output_ids: list[int] = []
@@ -46,7 +49,7 @@ class Sequence:
         self.num_known_blocks = 0
         self.num_cached_slots = 0
         self.block_ids: list[int] = []
-        self._block_keys = [blake2b(self.cache_salt.encode(errors="surrogatepass"), digest_size=16).digest()]
+        self._block_keys = [_salt_key(request.cache_salt)]
         self.end_token_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else {*eos_token_ids})
         context_left = max_model_len - len(self.prompt_ids)
         self._max_output_tokens = context_left if params.max_tokens is None else min(params.max_tokens, context_left)
@@ -134,8 +137,8 @@ class Sequence:
     ) -> GroupOutput:
         """Append a group of at least one token, cut after the token that ends the answer (which counts and is kept).
 
-        An end or stop token ends it once min_tokens tokens came before; so do max_tokens and the context. A token
-        that does both is reported as a stop.
+        An end or stop token ends it once min_tokens tokens came before; so do the token that completes its grammar,
+        max_tokens and the context. A token that does both is reported as a stop.
         """
         if not token_ids or self.num_tokens_left < 1:
             raise RuntimeError(f"{self.request_id} cannot take the group {token_ids}: empty, or after the end.")
@@ -147,6 +150,11 @@ class Sequence:
             if token_id in self.end_token_ids and num_output_tokens > self.params.min_tokens:
                 finish_reason, stop_token_id = "stop", token_id
                 break
+            if self.matcher is not None:
+                self.matcher.advance(token_id)
+                if self.matcher.is_complete:
+                    finish_reason = "stop"
+                    break
             if num_output_tokens == self._max_output_tokens:
                 finish_reason = "length"
                 break
@@ -178,3 +186,8 @@ class Sequence:
             prompt_logprobs=self.prompt_logprobs if len(self.groups) < 2 else None,
             cached_slots=self.num_cached_slots if len(self.groups) < 2 else 0,
         )
+
+
+def _salt_key(salt: str) -> bytes:
+    """Where the chain of block keys begins; no salt can spell the key of a block."""
+    return blake2b(salt.encode(errors="surrogatepass"), digest_size=16, person=b"salt").digest()

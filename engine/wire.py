@@ -16,6 +16,7 @@ from typing import Any, Literal
 import msgspec
 
 from hamburger.engine.config import EngineArgs
+from hamburger.engine.errors import HamburgerError
 from hamburger.engine.events import EngineReady, StepReport, StepStarted, Stop
 from hamburger.engine.messages import AbortRequest, SubmitRequest
 
@@ -84,7 +85,7 @@ class Decoder:
         """Raises WireError."""
         try:
             return self._decoders[rest[0]].decode(memoryview(rest)[1:])
-        except (IndexError, msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (IndexError, ValueError, msgspec.DecodeError, HamburgerError) as error:  # values check themselves
             raise WireError(f"a frame of {len(rest)} bytes cannot be read: {error}") from error
 
 

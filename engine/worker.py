@@ -1,4 +1,4 @@
-"""The engine's process: `python -m hamburger.engine.worker FD BUILDER`. ProcessHost (process.py) starts it.
+"""The engine's process: `python -m hamburger.engine.worker FD BUILDER LOG_LEVEL`. ProcessHost (process.py) starts it.
 
 FD is its end of a socket pair, BUILDER names `module:function`, EngineArgs and a progress callback -> core and info.
 It ends with the server, however that ends: the socket's end tells it, and on Linux the kernel kills it.
@@ -6,6 +6,7 @@ It ends with the server, however that ends: the socket's end tells it, and on Li
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import faulthandler
 import importlib
@@ -21,10 +22,12 @@ from typing import Any
 
 from hamburger.engine.config import EngineArgs
 from hamburger.engine.core import EngineCore
-from hamburger.engine.events import EngineReady
+from hamburger.engine.errors import InvalidRequest
+from hamburger.engine.events import EngineReady, Message
+from hamburger.engine.grammar import Grammars
 from hamburger.engine.loop import Inbox, run_loop
-from hamburger.engine.messages import EngineInfo
-from hamburger.engine.wire import Encoder, Ended, Failed, Progress, WireError, frames
+from hamburger.engine.messages import EngineInfo, SubmitRequest
+from hamburger.engine.wire import Encoder, Ended, Failed, Progress, frames
 from hamburger.model.config import ConfigError
 from hamburger.model.sources import CheckpointError
 
@@ -38,13 +41,14 @@ logger = logging.getLogger(__name__)
 
 def main(argv: list[str]) -> int:
     connection = socket.socket(fileno=int(argv[1]))
+    connection.set_inheritable(False)  # a program that is started here must not keep it open
     _die_with_the_server()
     # The server's process decides when to end: a Ctrl-C in its terminal is not the engine's.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1)  # the server's watchdog asks for the stacks of an engine that hangs
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    logging.basicConfig(level=argv[3].upper(), format="%(levelname)s %(name)s: %(message)s")
     incoming = frames(connection)
     outbox = Outbox(connection)
     inbox: Inbox = queue.SimpleQueue()
@@ -53,9 +57,9 @@ def main(argv: list[str]) -> int:
         args: EngineArgs | None = next(incoming, None)
         if args is None:  # the server has gone already
             return _FAILED
-        reader = threading.Thread(target=_read, args=(incoming, inbox, outbox), name="hamburger-inbox", daemon=True)
-        reader.start()
+        reader = Reader(incoming, inbox, outbox)
         core, info = _builder(argv[2])(args, lambda line: outbox.put(Progress(line)))
+        reader.grammars = core.grammars
         outbox.put(EngineReady(info, core.config))
         run_loop(core, inbox, outbox.put)
         last = Ended()
@@ -104,15 +108,32 @@ class Outbox:
                 return
 
 
-def _read(incoming: Iterator[Any], inbox: Inbox, outbox: Outbox) -> None:
-    """Messages into the inbox, until the server has gone: then nobody waits for an answer."""
-    try:
-        for message in incoming:
-            inbox.put(message)
-    except WireError as error:  # who sent it would wait for ever
-        outbox.put(Failed("error", f"its process was sent what cannot be read: {error}"))
-        outbox.close()
-    os._exit(_FAILED)
+class Reader:
+    """Messages into the inbox, from a thread of its own, until the server has gone: then nobody waits for an answer."""
+
+    def __init__(self, incoming: Iterator[Any], inbox: Inbox, outbox: Outbox) -> None:
+        self.grammars: Grammars | None = None
+        self._incoming, self._inbox, self._outbox = incoming, inbox, outbox
+        threading.Thread(target=self._read, name="hamburger-inbox", daemon=True).start()
+
+    def _read(self) -> None:
+        try:
+            for message in self._incoming:
+                self._prepare(message)
+                self._inbox.put(message)
+        except OSError:
+            pass
+        except Exception as error:  # who sent it would wait for ever
+            self._outbox.put(Failed("error", f"its process was sent what cannot be read: {error}"))
+            self._outbox.close()
+        finally:
+            os._exit(_FAILED)
+
+    def _prepare(self, message: Message) -> None:
+        """Compile a request's grammar here, so that no step waits for it; the core then finds it compiled."""
+        if self.grammars is not None and isinstance(message, SubmitRequest) and message.params.grammar is not None:
+            with contextlib.suppress(InvalidRequest):  # the core meets it again, and tells
+                self.grammars.compile(message.params.grammar)
 
 
 def _die_with_the_server() -> None:

@@ -7,6 +7,7 @@ A batch holds the new slots of some sequences, one sequence after the other: fir
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -36,6 +37,22 @@ class Adjustments:
     min_index: Tensor
 
 
+class Constraint(Protocol):
+    """What some emitting rows may choose at all; it follows their groups while the model makes them.
+
+    rows: int64 [C], ascending, into the batch's emitting rows.
+    """
+
+    rows: Tensor
+
+    def allowed(self, rows: Tensor) -> Tensor:
+        """bool [R, V]: the tokens that may come next in rows int64 [R], all of them constrained. Never empty, but a
+        micro-step's short list may hold none of them."""
+
+    def advance(self, rows: Tensor, tokens: Tensor) -> Tensor:
+        """Rows int64 [R], constrained or not, have chosen tokens [R]. bool [R]: nothing may follow."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class SamplingBatch:
     """How each of the M emitting rows chooses its tokens.
@@ -60,6 +77,7 @@ class SamplingBatch:
     any_sampled: bool
     max_logprobs: int
     adjustments: Adjustments | None
+    constraint: Constraint | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

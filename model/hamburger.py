@@ -17,7 +17,7 @@ from hamburger.model.kv_cache import PagedKVCache
 from hamburger.model.linear import PackedLinear, pack_linears
 from hamburger.model.micro_decoder import MicroCache, MicroStepDecoder, StopHead
 from hamburger.model.rotary import RotaryEmbedding
-from hamburger.model.sampler import GroupSampler, token_logprobs
+from hamburger.model.sampler import Choice, GroupSampler, token_logprobs
 from hamburger.model.trunk import Trunk
 
 # Logits of a long prompt are never held at once: float32 rows of a 128k vocabulary take 64 MiB this way.
@@ -105,12 +105,21 @@ class HamburgerModel(nn.Module):
         logits = self.head(state)
         for index in range(width):
             choice = sampler.choose(logits, rows, index)
+            if micro is not None and choice.possible is not None and not choice.possible.all():
+                # The short list holds nothing that is allowed: the trunk chooses that token, in the next macro-step.
+                keep = choice.possible.nonzero().squeeze(-1)
+                if not len(keep):
+                    break
+                rows, state, logits, micro = rows[keep], state[keep], logits[keep], micro.select(keep)
+                choice = Choice(choice.tokens[keep], choice.likeliest[keep])
             stop = self._stop_logit(state, index)
             group.add(rows, index, choice.tokens, stop, logits, batch.sampling.logprobs[rows] >= 0)
             if index + 1 == width:
                 break
             # A stop value read before a token that is not the argmax is stale, so such a group ends here.
             ended = (choice.tokens[:, None] == batch.sampling.end_ids[rows]).any(-1)
+            if batch.sampling.constraint is not None:
+                ended |= batch.sampling.constraint.advance(rows, choice.tokens)
             on = (-stop >= threshold[rows]) & choice.likeliest & ~ended & (limits[rows] > index + 1)
             keep = on.nonzero().squeeze(-1)
             if not len(keep):

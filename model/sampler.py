@@ -1,6 +1,7 @@
 """Logits -> tokens, at the trunk's step and at every micro-step alike.
 
-Order, as vLLM's: forbidden end tokens and logit bias, penalties, temperature, then min-p, top-k and top-p. Noise is a
+Order, as vLLM's: forbidden end tokens and logit bias, penalties, what a grammar allows, temperature, then min-p, top-k
+and top-p. Noise is a
 counter-based function of (seed, output token index), so that neither batch-mates nor replays ever shift it.
 """
 
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hamburger.model.batch import Adjustments, SamplingBatch
+from hamburger.model.batch import Adjustments, Constraint, SamplingBatch
 
 # Filters need sorted logits; the 256 likeliest nearly always hold the nucleus. Rows where they do not are sorted whole.
 SORTED_PREFIX = 256
@@ -19,10 +20,14 @@ SORTED_PREFIX = 256
 
 @dataclass(slots=True, eq=False)
 class Choice:
-    """tokens int64 [R]; likeliest bool [R]: the token is the argmax of the unchanged logits."""
+    """tokens int64 [R]; likeliest bool [R]: the token is the argmax of the unchanged logits.
+
+    possible: bool [R], False where all that is allowed has a logit of -inf, so that the token is none; None: all True.
+    """
 
     tokens: Tensor
     likeliest: Tensor
+    possible: Tensor | None = None
 
 
 class GroupSampler:
@@ -36,25 +41,29 @@ class GroupSampler:
         """logits [R, V] (any float dtype) of rows int64 [R] (ascending), for token `index` of the group."""
         logits = logits.float()  # argmax of bf16 is several times slower on CPU
         likeliest = logits.argmax(-1)
-        tokens = likeliest
+        choice = Choice(likeliest, torch.ones_like(rows, dtype=torch.bool))
         p = self.params
-        if p.adjustments is not None or p.any_sampled:
-            tokens = self._choose_special(logits, rows, index, likeliest)
-        self._chosen.append((rows, tokens))
-        return Choice(tokens, tokens == likeliest)
+        if p.adjustments is not None or p.any_sampled or p.constraint is not None:
+            choice = self._choose_special(logits, rows, index, likeliest)
+        self._chosen.append((rows, choice.tokens))
+        return choice
 
-    def _choose_special(self, logits: Tensor, rows: Tensor, index: int, likeliest: Tensor) -> Tensor:
+    def _choose_special(self, logits: Tensor, rows: Tensor, index: int, likeliest: Tensor) -> Choice:
         p = self.params
         special = p.temperature[rows] > 0
         if p.adjustments is not None:
             special |= torch.isin(rows, p.adjustments.row)
+        if p.constraint is not None:
+            special |= torch.isin(rows, p.constraint.rows)
         at = special.nonzero().squeeze(-1)
         if not len(at):
-            return likeliest
+            return Choice(likeliest, torch.ones_like(special))
         picked, of = logits[at], rows[at]
         output_index = p.output_index[of] + index
         if p.adjustments is not None:
             picked = self._adjust(picked, of, output_index, p.adjustments)
+        if p.constraint is not None:
+            picked = _constrain(picked, of, p.constraint)
         chosen = picked.argmax(-1)
         temperature = p.temperature[of]
         hot = (temperature > 0).nonzero().squeeze(-1)
@@ -68,7 +77,12 @@ class GroupSampler:
                 p.min_p[of_hot],
                 uniform(p.seed[of_hot], output_index[hot]),
             )
-        return likeliest.index_copy(0, at, chosen)
+        tokens = likeliest.index_copy(0, at, chosen)
+        possible = None
+        if p.constraint is not None:
+            some = picked.gather(1, chosen[:, None]).squeeze(1) > float("-inf")
+            possible = torch.ones_like(special).index_copy(0, at, some)
+        return Choice(tokens, tokens == likeliest, possible)
 
     def _adjust(self, logits: Tensor, of: Tensor, output_index: Tensor, a: Adjustments) -> Tensor:
         """Apply bans, bias and penalties to logits [S, V] of batch rows `of` [S]; rows that ask for none stay as is."""
@@ -96,6 +110,14 @@ class GroupSampler:
         x -= a.frequency[mine][:, None] * output_counts
         x -= a.presence[mine][:, None] * (output_counts > 0)
         return logits.index_copy(0, where, x)
+
+
+def _constrain(logits: Tensor, of: Tensor, constraint: Constraint) -> Tensor:
+    """logits [S, V] of batch rows `of` [S], -inf where a row's grammar does not allow a token."""
+    where = torch.isin(of, constraint.rows).nonzero().squeeze(-1)
+    if not len(where):
+        return logits
+    return logits.index_copy(0, where, logits[where].masked_fill(~constraint.allowed(of[where]), float("-inf")))
 
 
 def _count(ids: Tensor, vocab_size: int) -> Tensor:

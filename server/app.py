@@ -7,6 +7,7 @@ from importlib.metadata import version
 from fastapi import Depends, FastAPI
 
 from hamburger.engine.client import AsyncEngine
+from hamburger.engine.grammar import Grammars
 from hamburger.server.auth import require_api_key
 from hamburger.server.completions import completion_routes
 from hamburger.server.config import ServeSettings
@@ -23,7 +24,8 @@ def create_app(
 
     metrics: the observer that `engine` was launched with. model_name: what clients call the model.
     """
-    context = ServerContext(engine, tokenizer, metrics, settings, ServedModel(model_name, engine.info))
+    grammars = Grammars(lambda: tokenizer, engine.info.vocab_size, engine.info.eos_token_ids)
+    context = ServerContext(engine, tokenizer, metrics, settings, ServedModel(model_name, engine.info), grammars)
     metrics.watch(engine)
     app = FastAPI(title="HAMburger Serve", version=version("hamburger-serve"))
     add_error_handlers(app, metrics.on_failure)

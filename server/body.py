@@ -14,7 +14,8 @@ from pydantic_core import from_json
 
 from hamburger.engine.errors import InvalidRequest
 from hamburger.server.errors import ApiError
-from hamburger.server.protocol import GenerationBody, Schema
+from hamburger.server.protocol import GenerationBody
+from hamburger.server.schema import Schema
 from hamburger.server.unsupported import reject_unsupported
 
 logger = logging.getLogger(__name__)

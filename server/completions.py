@@ -19,6 +19,7 @@ from hamburger.server.protocol import ChatBody, CompletionBody, GenerationBody, 
 from hamburger.server.responses import ChatReply, CompletionReply, Reply
 from hamburger.server.routes import body_schema
 from hamburger.server.streaming import EventStream, Generation, collect, unless_client_leaves
+from hamburger.server.structured import grammar_of
 
 _DEFAULT_TOKENS = 16  # what the OpenAI API says of completions
 
@@ -32,7 +33,7 @@ def completion_routes(context: ServerContext) -> APIRouter:
     async def chat_completions(request: Request) -> Response:
         """An answer to a conversation, as JSON or as server-sent events."""
         body = await read_body(request, ChatBody)
-        params = _sampling_params(context, request, body)
+        params = await _sampling_params(context, request, body)
         prompt = await encode_chat(tokenizer, body.messages, add_generation_prompt=body.add_generation_prompt)
         reply = ChatReply(body, context.served, tokenizer, len(prompt), len(params))
         return await _answer(context, request, body, [(prompt, choice) for choice in params], reply)
@@ -41,7 +42,7 @@ def completion_routes(context: ServerContext) -> APIRouter:
     async def completions(request: Request) -> Response:
         """The continuation of one or more prompts. Choice index = prompt index x n + choice."""
         body = await read_body(request, CompletionBody)
-        params = _sampling_params(context, request, body)
+        params = await _sampling_params(context, request, body)
         add_special_tokens = body.add_special_tokens is not False
         prompts = [
             await encode_text(tokenizer, prompt, add_special_tokens=add_special_tokens, param="prompt")
@@ -63,9 +64,11 @@ def completion_routes(context: ServerContext) -> APIRouter:
     return router
 
 
-def _sampling_params(context: ServerContext, request: Request, body: GenerationBody) -> list[SamplingParams]:
+async def _sampling_params(context: ServerContext, request: Request, body: GenerationBody) -> list[SamplingParams]:
     alias = context.served.confidence_of(body.model)
-    return body.sampling_params(choose_confidence(body.confidence, alias, request.headers))
+    confidence = choose_confidence(body.confidence, alias, request.headers)
+    grammar = await grammar_of(context.grammars, body)
+    return body.sampling_params(confidence, grammar)
 
 
 def _limited(params: SamplingParams, num_prompt_tokens: int, max_model_len: int) -> SamplingParams:

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from hamburger.engine.client import AsyncEngine
 from hamburger.engine.errors import InvalidRequest
+from hamburger.engine.grammar import Grammars
 from hamburger.engine.messages import EngineInfo
 from hamburger.server.config import ServeSettings
 from hamburger.server.errors import ApiError
@@ -115,3 +116,4 @@ class ServerContext:
     metrics: ServerMetrics
     settings: ServeSettings
     served: ServedModel
+    grammars: Grammars

@@ -10,10 +10,12 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
+from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
 from hamburger.engine.errors import InvalidRequest
 from hamburger.engine.sampling_params import MAX_LOGPROBS, MAX_SEED, SamplingParams
+from hamburger.server.schema import Schema
+from hamburger.server.structured import ResponseFormat, StructuredOutputs
 from hamburger.server.unsupported import UNSUPPORTED_CHAT, UNSUPPORTED_COMPLETION, AsksNothing
 
 MAX_CHOICES = 128
@@ -59,12 +61,6 @@ Strings = Annotated[
 ]
 Content = Annotated[str | None, BeforeValidator(_text), WithJsonSchema({"type": ["string", "array", "null"]})]
 Prompts = Annotated[list[Any], BeforeValidator(_prompts), WithJsonSchema({"type": ["string", "array"]})]
-
-
-class Schema(BaseModel):
-    """Base of all requests."""
-
-    model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False, protected_namespaces=())
 
 
 class StreamOptions(Schema):
@@ -128,6 +124,8 @@ class GenerationBody(Schema):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: str | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
     priority: int | None = Field(
         None, ge=-(2**31), lt=2**31, description="Lower goes first, and may take the place of higher; the default is 0."
     )
@@ -163,7 +161,7 @@ class GenerationBody(Schema):
         """The name of the field that limits the answer's tokens, as the client wrote it, and its value."""
         return "max_tokens", self.max_tokens
 
-    def sampling_params(self, confidence: float | None) -> list[SamplingParams]:
+    def sampling_params(self, confidence: float | None, grammar: str | None = None) -> list[SamplingParams]:
         """One for each of the `n` choices: choice i's seed is `seed + i`, so that they differ.
 
         Raises InvalidRequest that names the field as the client wrote it.
@@ -193,6 +191,7 @@ class GenerationBody(Schema):
             "max_tokens": max_tokens,
             "logprobs": self.num_logprobs(),
             "prompt_logprobs": self.num_prompt_logprobs(),
+            "grammar": grammar,
             "confidence": confidence,
         }
         try:
@@ -257,10 +256,10 @@ class CompletionBody(GenerationBody):
         # Without an answer the engine is only asked for the prompt's log-probabilities.
         return 0 if self.logprobs is None and self.max_tokens == 0 else self.logprobs
 
-    def sampling_params(self, confidence: float | None) -> list[SamplingParams]:
+    def sampling_params(self, confidence: float | None, grammar: str | None = None) -> list[SamplingParams]:
         if self.best_of is not None and self.best_of != self.num_choices:
             raise InvalidRequest(f"best_of is {self.best_of}: only best_of = n is supported.", "best_of")
-        return super().sampling_params(confidence)
+        return super().sampling_params(confidence, grammar)
 
 
 class TokenizeBody(Schema):

@@ -14,7 +14,8 @@ from hamburger.server.body import read_body
 from hamburger.server.context import ServerContext
 from hamburger.server.metrics import CONTENT_TYPE
 from hamburger.server.prompts import encode_chat, encode_text
-from hamburger.server.protocol import DetokenizeBody, Schema, TokenizeBody
+from hamburger.server.protocol import DetokenizeBody, TokenizeBody
+from hamburger.server.schema import Schema
 
 # A step is one macro-step; the longest that a prefill chunk may take on a slow CPU is far below this.
 HUNG_IN_STEP_SECONDS = 120.0

@@ -63,7 +63,7 @@ async def _run(
     progress: Callable[[str], None],
 ) -> int:
     metrics = ServerMetrics(model_name)
-    supervisor = Supervisor(args, progress, settings.engine_restarts)
+    supervisor = Supervisor(args, progress, settings.engine_restarts, settings.log_level)
     engine = await AsyncEngine.launch(supervisor.host, tokenizer, metrics)
     stopping = _stop_on_signals()
     keeping = asyncio.create_task(supervisor.keep(engine))
@@ -208,4 +208,5 @@ def _greeting(settings: ServeSettings, info: EngineInfo, url: str, model_name: s
 
 
 def _say(text: str) -> None:
-    print(text, flush=True)
+    with contextlib.suppress(OSError):  # nobody reads any more: no reason to stop serving, or to stop without draining
+        print(text, flush=True)

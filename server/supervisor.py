@@ -19,9 +19,11 @@ _WATCH_SECONDS = 1.0
 class Supervisor:
     """Holds the engine's host and the restarts that are left. on_progress gets lines for people."""
 
-    def __init__(self, args: EngineArgs, on_progress: Callable[[str], None], restarts: int) -> None:
-        self.host = ProcessHost(args, on_progress)
-        self._args, self._on_progress, self._restarts = args, on_progress, restarts
+    def __init__(
+        self, args: EngineArgs, on_progress: Callable[[str], None], restarts: int, log_level: str = "warning"
+    ) -> None:
+        self._args, self._on_progress, self._restarts, self._log_level = args, on_progress, restarts, log_level
+        self.host = self._new_host()
 
     async def keep(self, engine: AsyncEngine) -> None:
         """Start the engine again whenever it dies, while restarts are left; returns when it is dead for good."""
@@ -31,7 +33,7 @@ class Supervisor:
                 return
             self._restarts -= 1
             self._on_progress(f"starting it again; {self._restarts} restarts are left")
-            self.host = ProcessHost(self._args, self._on_progress)
+            self.host = self._new_host()
             try:
                 await engine.restart(self.host)
             except Exception as failure:  # what built it before should do so again; if not, no restart will help
@@ -50,3 +52,6 @@ class Supervisor:
                 logger.error("The engine hangs: %s. The stacks of its threads follow.", fault)
                 self.host.dump_stacks()
             was_hanging = fault is not None
+
+    def _new_host(self) -> ProcessHost:
+        return ProcessHost(self._args, self._on_progress, log_level=self._log_level)

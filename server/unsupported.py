@@ -35,8 +35,6 @@ _COMMON: dict[str, AsksNothing] = {
     "logits_processors": _EMPTY,
     "return_token_ids": _OFF,
     "return_tokens_as_token_ids": _OFF,
-    "response_format": _only({"type": "text"}),
-    "structured_outputs": _EMPTY,
     "guided_json": _only(),
     "guided_regex": _only(),
     "guided_choice": _only(),

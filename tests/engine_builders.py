@@ -36,6 +36,9 @@ class Troubled:
                 raise ValueError("a broken kernel")
             if self.trouble == "exit":
                 raise SystemExit("a library called sys.exit")
+            if self.trouble == "linger":
+                threading.Thread(target=hang_for_the_test).start()  # keeps the process from exiting
+                raise ValueError("a broken kernel")
             if self.trouble == "vanish":
                 os._exit(7)
             hang_for_the_test()
@@ -100,6 +103,9 @@ def build(args: EngineArgs, on_progress: Callable[[str], None]) -> tuple[EngineC
         config = fake_config(max_model_len=CONTEXT, num_blocks=256)
         return fake_core(runner, config), fake_info(config)
     config = fake_config(max_num_seqs=64, max_num_batched_slots=64, num_blocks=4096)
+    if name == "late end":
+        threading.Thread(target=hang_for_the_test).start()
+        name = "slow"
     if name == "slow":
         return fake_core(_Slow(eos_chance=0), config), fake_info(config)
     troubled = Troubled(name)

@@ -23,6 +23,7 @@ from hamburger.engine.batch import BatchResult, GroupResult, ScheduledBatch
 from hamburger.engine.client import AsyncEngine, EngineObserver
 from hamburger.engine.config import EngineConfig
 from hamburger.engine.core import EngineCore
+from hamburger.engine.grammar import Grammars
 from hamburger.engine.messages import EngineInfo, TokenLogprobs
 from hamburger.engine.sequence import Sequence
 from hamburger.engine.thread import ThreadHost
@@ -283,7 +284,7 @@ def fake_core(
     config = config or fake_config()
     runner.block_size, runner.max_batched_slots = config.block_size, config.max_num_batched_slots
     runner.shares = config.prefix_cache
-    return EngineCore(config, runner, clock)
+    return EngineCore(config, runner, clock, Grammars(ByteTokenizer, VOCAB_SIZE, config.eos_token_ids))
 
 
 @asynccontextmanager

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import pytest
 
@@ -83,6 +84,7 @@ async def test_a_killed_engine_is_told_to_all_at_once() -> None:
     ("trouble", "told"),
     [
         ("raise", "ValueError: a broken kernel"),
+        ("linger", "ValueError: a broken kernel"),
         ("exit", r"SystemExit: a library called sys\.exit"),
         ("vanish", "its process [0-9]+ ended with code 7"),
     ],
@@ -147,6 +149,43 @@ async def test_a_hung_engine_shows_in_health_and_writes_its_stacks(capfd: pytest
     host.abandon()
     await engine.shutdown(0)
     await gone(host.pid)
+
+
+@pytest.mark.parametrize("name", ["hang", "late end"])
+async def test_an_engine_that_does_not_end_is_ended(name: str) -> None:
+    host = host_of(name)
+    engine = await AsyncEngine.launch(host, ByteTokenizer())
+    [stream] = engine.submit([GenerationRequest("a", [1], LONG)])
+    reading = asyncio.create_task(collect(stream))
+    async with asyncio.timeout(20):
+        while engine.health().seconds_in_step is None:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        await engine.shutdown(0)
+        with pytest.raises(EngineDraining, match="shutting down"):
+            await reading
+        await gone(host.pid)
+
+
+async def test_a_request_that_cannot_be_sent_leaves_nothing() -> None:
+    async with engine_of(host_of("slow")) as engine:
+        good = GenerationRequest("good", [1], SamplingParams(max_tokens=3, seed=0, ignore_eos=True))
+        with pytest.raises((OverflowError, UnicodeEncodeError)):
+            engine.submit([good, GenerationRequest("bad", [1], LONG, priority=2**70)])
+        [stream] = engine.submit([replace(good, request_id="again")])
+        assert (await collect(stream))[-1].completion_tokens == 3
+        async with asyncio.timeout(10):
+            while engine.health().num_running or engine.health().num_waiting:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+
+
+async def test_an_engine_that_starts_again_during_a_shutdown_is_ended() -> None:
+    engine = await AsyncEngine.launch(host_of("slow"), ByteTokenizer())
+    engine.drain()
+    host = host_of("slow")
+    with pytest.raises(EngineDraining):
+        await engine.restart(host)
+    await gone(host.pid)
+    await engine.shutdown(0)
 
 
 SERVER = """

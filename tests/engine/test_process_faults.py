@@ -67,6 +67,19 @@ async def test_the_last_frame_of_the_engine(fault: str) -> None:
         await gone(host.pid)
 
 
+async def test_a_value_that_contradicts_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is MessagePack of the right type, but SamplingParams refuses it."""
+    host = host_of("slow")
+    monkeypatch.setattr(SamplingParams, "__post_init__", lambda self: None)
+    async with asyncio.timeout(30):
+        engine = await AsyncEngine.launch(host, ByteTokenizer())
+        [stream] = engine.submit([GenerationRequest("a", [1], SamplingParams(temperature=-1, seed=0))])
+        with pytest.raises(EngineDead, match="temperature is -1"):
+            await collect(stream)
+        await engine.shutdown(0)
+        await gone(host.pid)
+
+
 @pytest.mark.parametrize("fault", UNREADABLE)
 @pytest.mark.parametrize("kind", ["EngineArgs", "SubmitRequest", "AbortRequest"])
 async def test_a_frame_of_the_server(kind: str, fault: str) -> None:

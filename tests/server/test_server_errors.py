@@ -23,8 +23,8 @@ BAD_BOTH: list[tuple[str, Any]] = [
     ("logit_bias", []), ("logit_bias", {"5": "1"}), ("stream", "yes"), ("stream", 1), ("stream_options", 1),
     ("stream_options", {"include_usage": True}), ("ignore_eos", 1), ("skip_special_tokens", "no"), ("confidence", 1.1),
     ("confidence", -0.1), ("confidence", "0.5"), ("confidence", True), ("return_groups", 1), ("model", 5), ("user", 1),
-    ("store", True), ("service_tier", "flex"), ("response_format", {"type": "json_object"}),
-    ("echo", "yes"), ("guided_json", {}), ("structured_outputs", {"regex": "a"}), ("use_beam_search", True),
+    ("store", True), ("service_tier", "flex"),
+    ("echo", "yes"), ("guided_json", {}), ("use_beam_search", True),
     ("prompt_logprobs", 1), ("min_tokens", 300), ("model", f"{MODEL}@1.5"), ("model", f"{MODEL}@-1"),
 ]  # fmt: skip
 BAD_CHAT: list[tuple[str, Any]] = [

@@ -29,8 +29,8 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its engines are those of engine_builders."""
     let_workers_find_builders(monkeypatch)
 
-    def host(args: EngineArgs, on_progress: Callable[[str], None]) -> ProcessHost:
-        return ProcessHost(args, on_progress, BUILDER)
+    def host(args: EngineArgs, on_progress: Callable[[str], None], log_level: str) -> ProcessHost:
+        return ProcessHost(args, on_progress, BUILDER, log_level)
 
     monkeypatch.setattr(module, "ProcessHost", host)
 

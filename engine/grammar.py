@@ -1,0 +1,166 @@
+"""Grammars: what an answer must look like, token by token. The only file that knows llguidance; no torch.
+
+A grammar crosses from client to core as llguidance's own text (SamplingParams.grammar); the functions below write it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from llguidance import LLMatcher, LLTokenizer
+from llguidance.numpy import fill_next_token_bitmask
+from numpy.typing import NDArray
+
+from hamburger.engine.errors import InvalidRequest
+
+# JSON allows white space without end, and small models like it: one space, or one line break and its indentation.
+WHITE_SPACE = r" ?|\n {0,16}"
+_MAX_CACHED = 256
+
+
+def json_grammar(schema: Mapping[str, Any] | bool | None = None) -> str:
+    """JSON text that a JSON Schema (draft 2020-12) allows; None: any object."""
+    if isinstance(schema, bool):
+        schema = {"allOf": [schema]}  # the library reads objects only
+    text = json.dumps({"type": "object"} if schema is None else schema)
+    grammar: str = LLMatcher.grammar_from_json_schema(text, overrides={"whitespace_pattern": WHITE_SPACE})
+    return grammar
+
+
+def regex_grammar(pattern: str) -> str:
+    """Text that a regular expression (Rust's regex syntax) matches as a whole."""
+    grammar: str = LLMatcher.grammar_from_regex(pattern)
+    return grammar
+
+
+def choice_grammar(choices: Sequence[str]) -> str:
+    """One of several texts."""
+    return regex_grammar("|".join(f"({re.escape(choice)})" for choice in choices))
+
+
+def lark_grammar(text: str) -> str:
+    """A context-free grammar in llguidance's dialect of Lark."""
+    grammar: str = LLMatcher.grammar_from_lark(text)
+    return grammar
+
+
+class GrammarTokenizer(Protocol):
+    """What Grammars needs of a Tokenizer."""
+
+    vocab_size: int
+
+    def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]: ...
+    def token_bytes(self, token_id: int, *, first: bool = False) -> bytes: ...
+    def is_special(self, token_id: int) -> bool: ...
+
+
+class Grammars:
+    """Compiles grammars for one vocabulary, and remembers the last ones. Any thread may use it."""
+
+    def __init__(self, load: Callable[[], GrammarTokenizer], vocab_size: int, eos_token_ids: Collection[int]) -> None:
+        """load: gives the tokenizer, when the first grammar comes. vocab_size: the model's, which may be padded beyond
+        the tokenizer's."""
+        self._load = load
+        self.vocab_size = vocab_size
+        self._eos_token_ids = sorted(eos_token_ids)
+        self._vocabulary: LLTokenizer | None = None
+        self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def compile(self, grammar: str) -> LLMatcher:
+        """The grammar before its first token; to be copied, never advanced. May take some 100 ms for a complex one.
+
+        Raises InvalidRequest that says what of it is impossible or not supported.
+        """
+        with self._lock:
+            if (found := self._compiled.get(grammar)) is not None:
+                self._compiled.move_to_end(grammar)
+                return found
+            vocabulary = self._vocabulary = self._vocabulary or self._build()
+        matcher = LLMatcher(vocabulary, grammar, log_level=0)
+        if matcher.is_error():
+            raise InvalidRequest(f"The grammar cannot be used: {_shown(matcher.get_error())}.", "response_format")
+        with self._lock:
+            self._compiled[grammar] = matcher
+            while len(self._compiled) > _MAX_CACHED:
+                self._compiled.popitem(last=False)
+        return matcher
+
+    def matcher(self, grammar: str) -> Matcher:
+        """The grammar for one answer. Raises InvalidRequest as `compile` does."""
+        return Matcher(self.compile(grammar).deep_copy(), self._eos_token_ids)
+
+    def _build(self) -> LLTokenizer:
+        if not self._eos_token_ids:
+            raise InvalidRequest("The model has no end token, without which no grammar works.", "response_format")
+        return LLTokenizer(
+            _Vocabulary(self._load(), self.vocab_size, self._eos_token_ids[0]),  # type: ignore[arg-type]
+            n_vocab=self.vocab_size,
+            eos_token=self._eos_token_ids,
+        )
+
+
+class Matcher:
+    """Where one answer stands in its grammar."""
+
+    def __init__(self, matcher: LLMatcher, eos_token_ids: Collection[int]) -> None:
+        self._matcher = matcher
+        self._eos_token_ids = eos_token_ids
+        self._has_ended = False  # by an end token, which the library does not count
+
+    @property
+    def is_complete(self) -> bool:
+        """Nothing but an end token may follow."""
+        return self._has_ended or (bool(self._matcher.is_stopped()) and not self._matcher.is_error())
+
+    @property
+    def error(self) -> str | None:
+        """Why it can go on no more: the grammar became too complex, or a token was taken that it does not allow."""
+        return _shown(self._matcher.get_error()) if self._matcher.is_error() else None
+
+    def allow(self, masks: NDArray[np.int32], row: int) -> None:
+        """Write the bit mask of the tokens that may come next into masks[row], int32 [ceil(vocab_size / 32)]."""
+        fill_next_token_bitmask(self._matcher, masks, row)
+
+    def advance(self, token_id: int) -> None:
+        """Take a token. One that is not allowed is an `error` from then on."""
+        if token_id in self._eos_token_ids:
+            self._has_ended = True
+        else:
+            self._matcher.consume_token(token_id)
+
+    def go_back(self, num_tokens: int) -> None:
+        """Forget the last tokens."""
+        if self._has_ended and num_tokens:
+            self._has_ended = False
+            num_tokens -= 1
+        if num_tokens:
+            self._matcher.rollback(num_tokens)
+
+
+class _Vocabulary:
+    """What LLTokenizer reads: every token's bytes."""
+
+    is_tokenizer_wrapper = True
+
+    def __init__(self, tokenizer: GrammarTokenizer, vocab_size: int, eos_token_id: int) -> None:
+        size = min(vocab_size, tokenizer.vocab_size)
+        self.eos_token_id = eos_token_id
+        self.bos_token_id = None
+        self.tokens = [tokenizer.token_bytes(token_id) for token_id in range(size)]
+        self.special_token_ids = [token_id for token_id in range(size) if tokenizer.is_special(token_id)]
+        self._tokenizer = tokenizer
+
+    def __call__(self, text: bytes | str) -> list[int]:
+        return self._tokenizer.encode(text if isinstance(text, str) else text.decode(errors="replace"))
+
+
+def _shown(message: str) -> str:
+    """The library's message on one line, of a length fit for people."""
+    return " ".join(message.split())[:300].rstrip(".")

@@ -1,0 +1,47 @@
+"""RequestStream: one answer on its way to whoever asked for it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+
+from hamburger.engine.errors import HamburgerError
+from hamburger.engine.messages import SubmitRequest
+from hamburger.engine.request import Answer, RequestUpdate
+
+
+class RequestStream:
+    """One answer's updates as they come; ends after the update that carries a finish_reason, or after abort().
+
+    Iterating raises EngineDead, EngineDraining or QueueTimeout when the engine gives the request up. Leaving the
+    iteration early (break, an exception, cancellation, aclose) aborts the request. One consumer iterates a stream;
+    one that is never iterated runs to its end unless abort() is called.
+    """
+
+    def __init__(
+        self, request: SubmitRequest, answer: Answer, number: int, on_abort: Callable[[RequestStream], None]
+    ) -> None:
+        """number: how many requests the core has been given when it gets this one."""
+        self._on_abort = on_abort
+        self.number = number
+        self.request = request
+        self.answer = answer
+        # Unbounded, so that a slow consumer never holds up the others; max_tokens bounds it.
+        self.updates: asyncio.Queue[RequestUpdate | HamburgerError | None] = asyncio.Queue()
+        self.scheduled: float | None = None
+        self.first_token: float | None = None
+        self.last_group: float | None = None
+
+    async def __aiter__(self) -> AsyncGenerator[RequestUpdate, None]:
+        try:
+            while isinstance(update := await self.updates.get(), RequestUpdate):
+                yield update
+            self.updates.put_nowait(update)  # the end stays the end for whoever asks again
+            if update is not None:
+                raise update
+        finally:
+            self.abort()
+
+    def abort(self) -> None:
+        """Free the request's slots within a step. Idempotent; a finished request is left alone."""
+        self._on_abort(self)

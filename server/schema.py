@@ -1,0 +1,11 @@
+"""Schema: the base of everything that clients send."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict
+
+
+class Schema(BaseModel):
+    """Types are strict (a bool is no int, "1" is no number), unknown fields are ignored, NaN is refused."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False, protected_namespaces=())

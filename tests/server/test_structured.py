@@ -1,0 +1,92 @@
+"""response_format and structured_outputs: what ends an answer, and which requests are refused."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from fakes import EOS
+from serving import CHAT, COMPLETIONS, HELLO, serving, split
+
+OBJECT = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}
+
+
+def schema_format(schema: Any) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "x", "schema": schema, "strict": True}}
+
+
+@pytest.mark.parametrize("sizes", [(1,) * 8, (2, 3, 2, 1), (4, 4), (3, 4, 1)])
+@pytest.mark.parametrize("form", [{"type": "json_object"}, schema_format(OBJECT), schema_format(None)])
+async def test_an_answer_ends_with_its_json(form: dict[str, Any], sizes: tuple[int, ...]) -> None:
+    groups = split('{"a": 1}', *sizes)
+    groups[-1] += [*b" and more"]  # the model would have gone on
+    async with serving(groups) as server:
+        answer = await server.chat(response_format=form, logprobs=True, return_groups=True)
+        [choice] = answer["choices"]
+        assert choice["message"]["content"] == '{"a": 1}'
+        assert choice["finish_reason"] == "stop"
+        assert len(choice["logprobs"]["content"]) == answer["usage"]["completion_tokens"] == 8
+        assert sum(map(len, choice["groups"])) == 8
+        chunks = await server.stream(CHAT, response_format=form)
+        assert "".join(c["choices"][0]["delta"].get("content") or "" for c in chunks) == '{"a": 1}'
+
+
+@pytest.mark.parametrize(
+    ("outputs", "text"),
+    [
+        ({"regex": "[0-9]{3}"}, "123"),
+        ({"choice": ["yes", "no"]}, "no"),
+        ({"json": OBJECT}, '{"a": 1}'),
+        ({"json": json.dumps(OBJECT)}, '{"a": 1}'),
+        ({"json_object": True}, "{}"),
+        ({"grammar": 'start: "a" ("b" | "c")'}, "ac"),
+    ],
+)
+async def test_structured_outputs_of_completions(outputs: dict[str, Any], text: str) -> None:
+    async with serving([[*text.encode()], [EOS]]) as server:
+        answer = await server.complete(structured_outputs=outputs)
+    assert answer["choices"][0]["text"] == text
+    assert answer["choices"][0]["finish_reason"] == "stop"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "told"),
+    [
+        ({"response_format": {"type": "xml"}}, "response_format", "type"),
+        ({"response_format": {"type": "json_schema"}}, "response_format", "json_schema"),
+        ({"response_format": {"type": "text", "json_schema": {}}}, "response_format", "json_schema"),
+        ({"response_format": schema_format({"type": "foo"})}, "response_format", "Invalid type: foo"),
+        ({"response_format": schema_format({"uniqueItems": True, "type": "array"})}, "response_format", "uniqueItems"),
+        ({"response_format": schema_format(False)}, "response_format", "Unsatisfiable"),
+        ({"structured_outputs": {}}, "structured_outputs", "exactly one"),
+        ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs", "exactly one"),
+        ({"structured_outputs": {"regex": "(a"}}, "structured_outputs", "unclosed"),
+        ({"structured_outputs": {"choice": []}}, "structured_outputs", "choice"),
+        ({"structured_outputs": {"json": "{"}}, "structured_outputs", "no JSON"),
+        ({"structured_outputs": {"json": "3"}}, "structured_outputs", "no JSON Schema"),
+        ({"structured_outputs": {"json": {}}, "response_format": schema_format({})}, "structured_outputs", "either"),
+        ({"response_format": {"type": "json_object"}, "min_tokens": 3, "max_tokens": 9}, "min_tokens", "grammar"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+async def test_what_is_refused(path: str, fields: dict[str, Any], param: str, told: str) -> None:
+    prompt: dict[str, Any] = {"messages": HELLO} if path == CHAT else {"prompt": "a"}
+    async with serving() as server:
+        status, error = await server.refused(path, {**prompt, **fields})
+        assert (status, error["param"]) == (400, param)
+        assert told in error["message"]
+        assert server.runner.num_steps == 0
+
+
+async def test_text_asks_for_nothing() -> None:
+    async with serving([[*b"any"], [EOS]]) as server:
+        assert (await server.chat(response_format={"type": "text"}))["choices"][0]["message"]["content"] == "any"
+
+
+async def test_an_answer_that_is_cut_says_so() -> None:
+    async with serving(split('{"a": 1}', 4, 4)) as server:
+        answer = await server.chat(response_format={"type": "json_object"}, max_tokens=6)
+    assert answer["choices"][0]["finish_reason"] == "length"
+    assert answer["choices"][0]["message"]["content"] == '{"a": '
