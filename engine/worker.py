@@ -35,6 +35,7 @@ Builder = Callable[[EngineArgs, Callable[[str], None]], tuple[EngineCore, Engine
 
 _PR_SET_PDEATHSIG = 1
 _FAILED = 1
+_ONEDNN_KERNELS = "512"  # that it keeps, one for each linear shape and number of rows; its own 1,024 take 300 MB
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +43,7 @@ logger = logging.getLogger(__name__)
 def main(argv: list[str]) -> int:
     connection = socket.socket(fileno=int(argv[1]))
     connection.set_inheritable(False)  # a program that is started here must not keep it open
+    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", _ONEDNN_KERNELS)
     _die_with_the_server()
     # The server's process decides when to end: a Ctrl-C in its terminal is not the engine's.
     for number in (signal.SIGINT, signal.SIGTERM):
