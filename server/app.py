@@ -11,10 +11,12 @@ from hamburger.engine.grammar import Grammars
 from hamburger.server.auth import require_api_key
 from hamburger.server.completions import completion_routes
 from hamburger.server.config import ServeSettings
-from hamburger.server.context import ServedModel, ServerContext, ServerTokenizer
+from hamburger.server.context import ServedModel, ServerContext
 from hamburger.server.errors import add_error_handlers
 from hamburger.server.metrics import ServerMetrics
 from hamburger.server.routes import model_routes, operation_routes
+from hamburger.server.tool_parsers import family_of
+from hamburger.server.vocabulary import ServerTokenizer
 
 
 def create_app(
@@ -25,7 +27,10 @@ def create_app(
     metrics: the observer that `engine` was launched with. model_name: what clients call the model.
     """
     grammars = Grammars(lambda: tokenizer, engine.info.vocab_size, engine.info.eos_token_ids)
-    context = ServerContext(engine, tokenizer, metrics, settings, ServedModel(model_name, engine.info), grammars)
+    family = settings.tool_parser if settings.tool_parser != "auto" else family_of(tokenizer.chat_template)
+    context = ServerContext(
+        engine, tokenizer, metrics, settings, ServedModel(model_name, engine.info), grammars, family
+    )
     metrics.watch(engine)
     app = FastAPI(title="HAMburger Serve", version=version("hamburger-serve"))
     add_error_handlers(app, metrics.on_failure)

@@ -19,7 +19,8 @@ from hamburger.server.protocol import ChatBody, CompletionBody, GenerationBody, 
 from hamburger.server.responses import ChatReply, CompletionReply, Reply
 from hamburger.server.routes import body_schema
 from hamburger.server.streaming import EventStream, Generation, collect, unless_client_leaves
-from hamburger.server.structured import grammar_of
+from hamburger.server.structured import compiled, grammar_of
+from hamburger.server.tools import ToolStream, ToolUse
 
 _DEFAULT_TOKENS = 16  # what the OpenAI API says of completions
 
@@ -33,9 +34,18 @@ def completion_routes(context: ServerContext) -> APIRouter:
     async def chat_completions(request: Request) -> Response:
         """An answer to a conversation, as JSON or as server-sent events."""
         body = await read_body(request, ChatBody)
-        params = await _sampling_params(context, request, body)
-        prompt = await encode_chat(tokenizer, body.messages, add_generation_prompt=body.add_generation_prompt)
-        reply = ChatReply(body, context.served, tokenizer, len(prompt), len(params))
+        tools = body.tool_use(context.tool_family)
+        params = await _sampling_params(context, request, body, tools)
+        prompt = await encode_chat(
+            tokenizer,
+            body.messages,
+            add_generation_prompt=body.add_generation_prompt,
+            continue_final_message=bool(body.continue_final_message),
+            tools=None if tools is None else tools.for_template,
+            template_kwargs=body.chat_template_kwargs,
+        )
+        streams = None if tools is None else _tool_streams(context, tools, params)
+        reply = ChatReply(body, context.served, tokenizer, len(prompt), len(params), tools=streams)
         return await _answer(context, request, body, [(prompt, choice) for choice in params], reply)
 
     @router.post("/v1/completions", openapi_extra=body_schema(CompletionBody))
@@ -64,11 +74,29 @@ def completion_routes(context: ServerContext) -> APIRouter:
     return router
 
 
-async def _sampling_params(context: ServerContext, request: Request, body: GenerationBody) -> list[SamplingParams]:
+async def _sampling_params(
+    context: ServerContext, request: Request, body: GenerationBody, tools: ToolUse | None = None
+) -> list[SamplingParams]:
     alias = context.served.confidence_of(body.model)
     confidence = choose_confidence(body.confidence, alias, request.headers)
-    grammar = await grammar_of(context.grammars, body)
-    return body.sampling_params(confidence, grammar)
+    forced = None if tools is None else tools.grammar
+    if forced is not None:
+        grammar: str | None = await compiled(context.grammars, lambda: forced, "tools")
+    else:
+        grammar = await grammar_of(context.grammars, body)
+    params = body.sampling_params(confidence, grammar)
+    if tools is not None and body.skip_special_tokens is None and tools.shows_special_tokens(context.tokenizer):
+        params = [replace(choice, skip_special_tokens=False) for choice in params]
+    return params
+
+
+def _tool_streams(context: ServerContext, tools: ToolUse, params: list[SamplingParams]) -> list[ToolStream]:
+    """One for each choice."""
+    end_texts = [
+        context.tokenizer.decode([token_id], skip_special_tokens=False)
+        for token_id in context.engine.info.eos_token_ids
+    ]
+    return [tools.stream(() if choice.skip_special_tokens else end_texts) for choice in params]
 
 
 def _limited(params: SamplingParams, num_prompt_tokens: int, max_model_len: int) -> SamplingParams:

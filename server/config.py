@@ -82,6 +82,9 @@ class ServeSettings(BaseSettings):
     prefix_cache: bool = Field(
         _DEFAULTS.prefix_cache, description="whether prompts that begin alike share the KV slots of their beginning"
     )
+    tool_parser: Literal["auto", "hermes", "llama3", "mistral", "json"] = Field(
+        "auto", description="how the model writes tool calls; auto reads its chat template"
+    )
     drain_seconds: float = Field(
         5.0, ge=0, allow_inf_nan=False, description="how long running answers may go on after a signal to stop"
     )

@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
-from typing import Any, Protocol
+from typing import Any
 
 from hamburger.engine.client import AsyncEngine
 from hamburger.engine.errors import InvalidRequest
@@ -17,29 +17,11 @@ from hamburger.engine.messages import EngineInfo
 from hamburger.server.config import ServeSettings
 from hamburger.server.errors import ApiError
 from hamburger.server.metrics import ServerMetrics
+from hamburger.server.tool_parsers import Family
+from hamburger.server.vocabulary import ServerTokenizer
 
 LISTED_CONFIDENCES = ("0.5", "0.6", "0.7", "0.8", "0.9", "1.0")
 _NUMBER = re.compile(r"-?([0-9]+\.?[0-9]*|\.[0-9]+)")
-
-
-class ServerTokenizer(Protocol):
-    """The part of engine.tokenizer.Tokenizer that the server uses."""
-
-    vocab_size: int
-
-    @property
-    def bos_token(self) -> str | None: ...
-    @property
-    def eos_token(self) -> str | None: ...
-    @property
-    def pad_token(self) -> str | None: ...
-    @property
-    def chat_template(self) -> str | None: ...
-    def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]: ...
-    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str: ...
-    def token_bytes(self, token_id: int, *, first: bool = False) -> bytes: ...
-    def is_special(self, token_id: int) -> bool: ...
-    def apply_chat_template(self, messages: list[dict[str, Any]], *, add_generation_prompt: bool = True) -> str: ...
 
 
 class ServedModel:
@@ -117,3 +99,4 @@ class ServerContext:
     settings: ServeSettings
     served: ServedModel
     grammars: Grammars
+    tool_family: Family

@@ -6,7 +6,7 @@ import codecs
 from functools import cached_property
 
 from hamburger.engine.client import RequestUpdate
-from hamburger.server.context import ServerTokenizer
+from hamburger.server.vocabulary import ServerTokenizer
 
 
 class Echo:

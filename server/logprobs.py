@@ -8,8 +8,8 @@ from typing import Any
 
 from hamburger.engine.client import RequestUpdate
 from hamburger.engine.messages import TokenLogprobs
-from hamburger.server.context import ServerTokenizer
 from hamburger.server.echo import Echo
+from hamburger.server.vocabulary import ServerTokenizer
 
 LOWEST_LOGPROB = -9999.0
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 from hamburger.engine.errors import InvalidRequest, TokenizerError
-from hamburger.server.context import ServerTokenizer
 from hamburger.server.protocol import Message
+from hamburger.server.tools import messages_with_tools
+from hamburger.server.vocabulary import ServerTokenizer
 
 T = TypeVar("T")
+_RESERVED = {"messages", "tools", "add_generation_prompt", "continue_final_message"}
 _LONG_TEXT = 20_000  # characters: a few ms of tokenizing, which other streams need not wait for
 
 
@@ -29,11 +31,33 @@ async def encode_chat(
     *,
     add_generation_prompt: bool | None,
     add_special_tokens: bool = False,
+    continue_final_message: bool = False,
+    tools: list[dict[str, Any]] | None = None,
+    template_kwargs: Mapping[str, Any] | None = None,
 ) -> list[int]:
-    """The prompt that the model's chat template makes of `messages`. Raises InvalidRequest that names messages."""
+    """The prompt that the model's chat template makes of `messages`. Raises InvalidRequest that names the field.
+
+    Where the template knows nothing of tools, they are told in the system message.
+    """
     written = [message.for_template() for message in messages]
-    ask = add_generation_prompt is not False
-    text = _naming("messages", lambda: tokenizer.apply_chat_template(written, add_generation_prompt=ask))
+    if "tools" not in (tokenizer.chat_template or ""):
+        written, tools = messages_with_tools(written, tools or []), None
+    kwargs = dict(template_kwargs or {})
+    if reserved := kwargs.keys() & _RESERVED:
+        raise InvalidRequest(f"chat_template_kwargs sets {', '.join(sorted(reserved))}.", "chat_template_kwargs")
+    if continue_final_message and add_generation_prompt:
+        raise InvalidRequest(
+            "continue_final_message and add_generation_prompt exclude each other.", "continue_final_message"
+        )
+    # To continue a message is to ask for no new one.
+    ask = not continue_final_message if add_generation_prompt is None else add_generation_prompt
+
+    def render() -> str:
+        return tokenizer.apply_chat_template(
+            written, add_generation_prompt=ask, continue_final_message=continue_final_message, tools=tools, **kwargs
+        )
+
+    text = _naming("messages", render)
     return await encode_text(tokenizer, text, add_special_tokens=add_special_tokens, param="messages")
 
 

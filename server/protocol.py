@@ -16,6 +16,8 @@ from hamburger.engine.errors import InvalidRequest
 from hamburger.engine.sampling_params import MAX_LOGPROBS, MAX_SEED, SamplingParams
 from hamburger.server.schema import Schema
 from hamburger.server.structured import ResponseFormat, StructuredOutputs
+from hamburger.server.tool_parsers import Family
+from hamburger.server.tools import MadeCall, Tool, ToolChoice, ToolUse
 from hamburger.server.unsupported import UNSUPPORTED_CHAT, UNSUPPORTED_COMPLETION, AsksNothing
 
 MAX_CHOICES = 128
@@ -76,25 +78,30 @@ class Message(Schema):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Content = None
     name: str | None = None
+    tool_calls: list[MadeCall] | None = None
     tool_call_id: str | None = None
 
     @model_validator(mode="before")
     @classmethod
     def _only_text(cls, message: Any) -> Any:
-        for name in ("tool_calls", "function_call", "audio") if isinstance(message, dict) else ():
+        for name in ("function_call", "audio") if isinstance(message, dict) else ():
             if message.get(name):
                 raise ValueError(f"{name} is not supported by this server")
         return message
 
     @model_validator(mode="after")
     def _has_content(self) -> Self:
-        if self.content is None:
+        if self.tool_calls and self.role != "assistant":
+            raise ValueError("only an assistant makes tool_calls")
+        if self.content is None and not self.tool_calls:
             raise ValueError("content is missing")
         return self
 
     def for_template(self) -> dict[str, Any]:
         """What the chat template reads; a developer is a system."""
-        message = self.model_dump(exclude_none=True)
+        message = self.model_dump(exclude_none=True, exclude={"tool_calls"})
+        if self.tool_calls:
+            message |= {"content": self.content or "", "tool_calls": [call.for_template() for call in self.tool_calls]}
         return message | {"role": "system"} if self.role == "developer" else message
 
 
@@ -214,6 +221,21 @@ class ChatBody(GenerationBody):
     logprobs: bool | None = None
     top_logprobs: int | None = None
     add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = Field(None, description="The answer goes on with the last message.")
+    chat_template_kwargs: dict[str, Any] | None = Field(None, description="Further variables for the chat template.")
+    tools: list[Tool] | None = Field(None, max_length=128)
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+
+    def tool_use(self, family: Family) -> ToolUse | None:
+        """What is to be made of the tools; None where there are none. Raises InvalidRequest."""
+        if not self.tools or self.tool_choice == "none":
+            if self.tool_choice not in (None, "none", "auto"):
+                raise InvalidRequest("tool_choice asks for a call, but there are no tools.", "tool_choice")
+            return None
+        if (self.response_format is not None and self.response_format.type != "text") or self.structured_outputs:
+            raise InvalidRequest("Structured output does not go with tools: set tool_choice to none.", "tools")
+        return ToolUse(self.tools, self.tool_choice, family, parallel=self.parallel_tool_calls is not False)
 
     def num_logprobs(self) -> int | None:
         if self.top_logprobs is not None and not 0 <= self.top_logprobs <= MAX_LOGPROBS:

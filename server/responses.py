@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from hamburger.engine.client import RequestUpdate
-from hamburger.server.context import ServedModel, ServerTokenizer
+from hamburger.server.context import ServedModel
 from hamburger.server.echo import Echo
 from hamburger.server.logprobs import (
     ChatLogprobs,
@@ -17,15 +17,22 @@ from hamburger.server.logprobs import (
     join_completion_logprobs,
 )
 from hamburger.server.protocol import GenerationBody
+from hamburger.server.tools import ToolStream
+from hamburger.server.vocabulary import ServerTokenizer
 
 
 class Choice:
     """One answer as it grows: what the client was sent of it, and what it has to be charged for."""
 
     def __init__(
-        self, index: int, logprobs: Callable[[RequestUpdate], dict[str, Any]] | None, echo: Echo | None
+        self,
+        index: int,
+        logprobs: Callable[[RequestUpdate], dict[str, Any]] | None,
+        echo: Echo | None,
+        tools: ToolStream | None,
     ) -> None:
         self.index = index
+        self.tools = tools
         self.texts: list[str] = []
         self.groups: list[list[int]] = []
         self.logprobs: list[dict[str, Any]] = []
@@ -73,8 +80,12 @@ class Reply:
         prompt_tokens: int,
         num_choices: int,
         echoes: Sequence[Echo] = (),
+        tools: Sequence[ToolStream] | None = None,
     ) -> None:
-        """echoes: the prompt that each choice gives back first; none at all where no prompt is echoed."""
+        """echoes: the prompt that each choice gives back first; none at all where no prompt is echoed.
+
+        tools: for each choice, what finds the calls in its text; None where there are no tools.
+        """
         self.id = f"{self.id_prefix}{uuid.uuid4().hex}"
         self._tokenizer = tokenizer
         self._skip_special_tokens = body.skip_special_tokens is not False
@@ -90,7 +101,7 @@ class Reply:
         self._choices_a_prompt = body.num_choices
         wants_logprobs = body.num_logprobs() is not None
         self.choices = [
-            Choice(i, self._logprobs(echo) if wants_logprobs else None, echo)
+            Choice(i, self._logprobs(echo) if wants_logprobs else None, echo, None if tools is None else tools[i])
             for i, echo in enumerate(echoes or [None] * num_choices)
         ]
 
@@ -104,10 +115,10 @@ class Reply:
         for choice in self.choices:
             whole = {
                 "index": choice.index,
-                **self._content("".join(choice.texts)),
                 "logprobs": self._join(choice.logprobs) if choice.logprobs else None,
                 "finish_reason": choice.finish_reason,
                 "stop_reason": choice.stop_reason,
+                **self._content(choice),
             }
             choices.append(whole | {"groups": choice.groups} if self._return_groups else whole)
         return {"id": self.id, "object": self.object, **self._frame, "choices": choices, "usage": self.usage()}
@@ -119,9 +130,9 @@ class Reply:
         text, logprobs = choice.add(update, keep=False)
         piece: dict[str, Any] = {
             "index": index,
-            **self._delta(text, first),
             "logprobs": logprobs,
             "finish_reason": update.finish_reason,
+            **self._delta(choice, text, first),
         }
         if update.finish_reason is not None:
             piece["stop_reason"] = update.stop_reason
@@ -162,10 +173,12 @@ class Reply:
     def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
         return {"id": self.id, "object": self.chunk_object, **self._frame, "choices": choices}
 
-    def _content(self, text: str) -> dict[str, Any]:
+    def _content(self, choice: Choice) -> dict[str, Any]:
+        """The fields of a whole choice that differ."""
         raise NotImplementedError
 
-    def _delta(self, text: str, first: bool) -> dict[str, Any]:
+    def _delta(self, choice: Choice, text: str, first: bool) -> dict[str, Any]:
+        """The fields of a streamed choice that differ."""
         raise NotImplementedError
 
     def _logprobs(self, echo: Echo | None) -> Callable[[RequestUpdate], dict[str, Any]]:
@@ -182,11 +195,22 @@ class ChatReply(Reply):
     object = "chat.completion"
     chunk_object = "chat.completion.chunk"
 
-    def _content(self, text: str) -> dict[str, Any]:
-        return {"message": {"role": "assistant", "content": text, "refusal": None}}
+    def _content(self, choice: Choice) -> dict[str, Any]:
+        text = "".join(choice.texts)
+        if choice.tools is None:
+            return {"message": {"role": "assistant", "content": text, "refusal": None}}
+        content, calls = choice.tools.message(text)
+        message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+        if not calls:
+            return {"message": message}
+        return {"message": message | {"tool_calls": calls}, "finish_reason": choice.tools.reason(choice.finish_reason)}
 
-    def _delta(self, text: str, first: bool) -> dict[str, Any]:
-        return {"delta": {"role": "assistant", "content": text} if first else {"content": text}}
+    def _delta(self, choice: Choice, text: str, first: bool) -> dict[str, Any]:
+        role = {"role": "assistant"} if first else {}
+        if choice.tools is None:
+            return {"delta": {**role, "content": text}}
+        delta = role | choice.tools.add(text, is_final=choice.finish_reason is not None)
+        return {"delta": delta, "finish_reason": choice.tools.reason(choice.finish_reason)}
 
     def _logprobs(self, echo: Echo | None) -> Callable[[RequestUpdate], dict[str, Any]]:
         return ChatLogprobs(self._tokenizer)
@@ -202,10 +226,10 @@ class CompletionReply(Reply):
     object = "text_completion"
     chunk_object = "text_completion"
 
-    def _content(self, text: str) -> dict[str, Any]:
-        return {"text": text}
+    def _content(self, choice: Choice) -> dict[str, Any]:
+        return {"text": "".join(choice.texts)}
 
-    def _delta(self, text: str, first: bool) -> dict[str, Any]:
+    def _delta(self, choice: Choice, text: str, first: bool) -> dict[str, Any]:
         return {"text": text}
 
     def _logprobs(self, echo: Echo | None) -> Callable[[RequestUpdate], dict[str, Any]]:

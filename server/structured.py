@@ -92,13 +92,13 @@ async def grammar_of(grammars: Grammars, body: Wants) -> str | None:
     if outputs is not None:
         if wanted is not None and wanted.type != "text":
             raise InvalidRequest("Give either response_format or structured_outputs.", "structured_outputs")
-        return await _compiled(grammars, lambda: grammar_of_outputs(outputs), "structured_outputs")
+        return await compiled(grammars, lambda: grammar_of_outputs(outputs), "structured_outputs")
     if wanted is None or wanted.type == "text":
         return None
-    return await _compiled(grammars, lambda: grammar_of_format(wanted), "response_format")
+    return await compiled(grammars, lambda: grammar_of_format(wanted), "response_format")
 
 
-async def _compiled(grammars: Grammars, write: Callable[[], str], param: str) -> str:
+async def compiled(grammars: Grammars, write: Callable[[], str], param: str) -> str:
 
     def work() -> str:
         grammar = write()

@@ -42,15 +42,11 @@ _COMMON: dict[str, AsksNothing] = {
 }
 
 UNSUPPORTED_CHAT: dict[str, AsksNothing] = _COMMON | {
-    "tools": _EMPTY,
-    "tool_choice": _only("none", "auto"),
     "functions": _EMPTY,
     "function_call": _only("none", "auto"),
     "echo": _OFF,
-    "continue_final_message": _OFF,
     "add_special_tokens": _OFF,
     "chat_template": _only(),
-    "chat_template_kwargs": _EMPTY,
     "documents": _EMPTY,
     "modalities": _only(["text"]),
     "audio": _only(),

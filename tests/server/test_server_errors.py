@@ -34,8 +34,8 @@ BAD_CHAT: list[tuple[str, Any]] = [
     ("messages", [{"role": "user", "content": [{"type": "text"}]}]), ("messages", [{"role": "user", "content": ["a"]}]),
     ("messages", [{"role": "assistant", "content": "a", "tool_calls": [{"id": "1"}]}]), ("logprobs", 1),
     ("top_logprobs", 21), ("top_logprobs", -1), ("top_logprobs", 1), ("tools", [{"type": "function"}]),
-    ("tool_choice", "required"), ("functions", [{"name": "f"}]), ("continue_final_message", True),
-    ("chat_template_kwargs", {"a": 1}), ("audio", {}), ("modalities", ["text", "audio"]), ("prediction", {}),
+    ("functions", [{"name": "f"}]),
+    ("audio", {}), ("modalities", ["text", "audio"]), ("prediction", {}),
     ("echo", True), ("reasoning_effort", "high"), ("web_search_options", {}), ("max_completion_tokens", 0),
     ("max_completion_tokens", "a"), ("add_generation_prompt", "x"), ("documents", [{}]), ("chat_template", "x"),
 ]  # fmt: skip

@@ -34,6 +34,7 @@ def test_every_setting_is_an_option_and_reaches_the_engine() -> None:
         "device": "cpu", "dtype": "float32", "max_model_len": "128", "max_num_seqs": "3",
         "max_num_batched_slots": "64", "kv_cache_memory": "2GiB", "block_size": "4", "confidence": "0.5",
         "max_queue": "7", "max_queue_seconds": "1.5", "drain_seconds": "2", "engine_restarts": "1",
+        "tool_parser": "hermes",
         "prefix_cache": "false", "log_level": "debug",
     }  # fmt: skip
     assert given.keys() == ServeSettings.model_fields.keys()

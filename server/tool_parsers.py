@@ -1,0 +1,297 @@
+"""Tool calls in a model's text, for each family's way to write them. Text in, calls out; no HTTP, no state.
+
+A parser is given the whole text so far, and whether more may come; a stream sends what the last result adds to the one
+before (tools.py). So it does not matter how the text was cut, and what is streamed is what a whole answer says.
+
+| family  | written as                                                                  |
+| ------- | --------------------------------------------------------------------------- |
+| hermes  | <tool_call>{"name": ..., "arguments": {...}}</tool_call>, repeated (Qwen too) |
+| llama3  | {"name": ..., "parameters": {...}}, several with ";" between, after <|python_tag|> or not |
+| mistral | [TOOL_CALLS][{"name": ..., "arguments": {...}}, ...] or [TOOL_CALLS]name[ARGS]{...} |
+| json    | one such object, or a list of them, perhaps in a code fence                  |
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from typing import Literal
+
+Family = Literal["hermes", "llama3", "mistral", "json"]
+
+HERMES_BEGIN, HERMES_END = "<tool_call>", "</tool_call>"
+MISTRAL_BEGIN, MISTRAL_ARGS = "[TOOL_CALLS]", "[ARGS]"
+LLAMA_BEGIN = "<|python_tag|>"
+MARKERS: dict[Family, tuple[str, ...]] = {
+    "hermes": (HERMES_BEGIN, HERMES_END),
+    "llama3": (LLAMA_BEGIN,),
+    "mistral": (MISTRAL_BEGIN, MISTRAL_ARGS),
+    "json": (),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """arguments: JSON text, as far as it is there."""
+
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class Parsed:
+    """content: the text beside the calls, as far as it is sure to be that. Both only ever grow at their ends."""
+
+    content: str
+    calls: list[ToolCall] = field(default_factory=list)
+
+
+Parser = Callable[[str, bool], Parsed]
+
+
+def family_of(chat_template: str | None) -> Family:
+    """The way that a chat template shows to its model; json where it shows none."""
+    for family in ("hermes", "mistral", "llama3"):
+        if MARKERS[family][0] in (chat_template or ""):
+            return family
+    return "json"
+
+
+def parser_of(family: Family, names: Collection[str]) -> Parser:
+    """names: the tools there are; JSON without a marker is only a call if it names one of them."""
+    match family:
+        case "hermes":
+            return _hermes
+        case "mistral":
+            return lambda text, is_final: _mistral(text, is_final)
+        case "llama3":
+            return lambda text, is_final: _bare(text, is_final, names, LLAMA_BEGIN)
+        case "json":
+            return lambda text, is_final: _bare(text, is_final, names, None)
+
+
+def list_parser(text: str, is_final: bool) -> Parsed:
+    """A JSON list of calls and nothing else, as a grammar made it (tool_choice: required)."""
+    found = _calls(text, 0, None)
+    return Parsed("", found.calls)
+
+
+def arguments_parser(name: str) -> Parser:
+    """All text is the arguments of one call, as a grammar made it (tool_choice: a named function)."""
+    return lambda text, is_final: Parsed("", [ToolCall(name, text)] if text else [])
+
+
+def _hermes(text: str, is_final: bool) -> Parsed:
+    content, calls, start = "", list[ToolCall](), 0
+    while (at := text.find(HERMES_BEGIN, start)) >= 0:
+        content = _joined(content, text[start:at].rstrip())
+        found = _calls(text, at + len(HERMES_BEGIN), None)
+        if found.is_broken or (is_final and not found.calls):
+            return Parsed(_joined(content, text[at:]), calls)  # no call: nothing of it is lost
+        calls += found.calls
+        if found.end is None:
+            return Parsed(content, calls)
+        start = _skip(text, found.end)
+        if text.startswith(HERMES_END, start):
+            start += len(HERMES_END)
+        elif HERMES_END.startswith(text[start:]) and not is_final:
+            return Parsed(content, calls)
+    rest = text[start:] if is_final else _settled(text[start:], HERMES_BEGIN)
+    return Parsed(_joined(content, rest), calls)
+
+
+def _mistral(text: str, is_final: bool) -> Parsed:
+    at = text.find(MISTRAL_BEGIN)
+    if at < 0:
+        return Parsed(text if is_final else _settled(text, MISTRAL_BEGIN))
+    content, calls, start = text[:at].rstrip(), list[ToolCall](), at
+    while text.startswith(MISTRAL_BEGIN, start):
+        begin = _skip(text, start + len(MISTRAL_BEGIN))
+        named = re.compile(r"([^\s\[\]{}\"]+)\s*(?:\[ARGS\])?\s*(?=\{)").match(text, begin)
+        if named:
+            end = _value_end(text, named.end())
+            calls.append(ToolCall(named[1], text[named.end() : end]))
+        else:
+            found = _calls(text, begin, None)
+            unnamed = re.compile(r"[^\s\[\]{}\"]*\s*(\[A?R?G?S?\]?)?\s*$").match(text, begin)
+            if unnamed and not is_final:
+                return Parsed(content, calls)
+            if found.is_broken or (is_final and not found.calls):
+                return Parsed(_joined(content, text[start:]), calls)
+            calls += found.calls
+            end = found.end
+        if end is None:
+            return Parsed(content, calls)
+        start = _skip(text, end)
+    rest = text[start:]
+    if not is_final and MISTRAL_BEGIN.startswith(rest):
+        rest = ""
+    return Parsed(_joined(content, rest), calls)
+
+
+def _bare(text: str, is_final: bool, names: Collection[str], marker: str | None) -> Parsed:
+    """Calls are all that the text holds, or all that comes after the marker."""
+    begin = _skip(text, 0)
+    is_json = text[begin : begin + 1] in ("{", "[", "`")
+    at = text.find(marker) if marker and not is_json else -1
+    if marker and at >= 0:
+        found = _calls(text, at + len(marker), None)
+        if not found.is_broken and (found.calls or not is_final):
+            return Parsed(text[:at].rstrip(), found.calls)
+        return Parsed(text)
+    if marker and not is_final and marker.startswith(text[begin:]):
+        return Parsed("")
+    fence = re.compile(r"```(?:json)?\s*").match(text, begin)
+    if not is_final and re.fullmatch(r"`{0,3}(j(s(o(n)?)?)?)?\s*", text[begin:]):
+        return Parsed("")
+    found = _calls(text, fence.end() if fence else begin, names)
+    if found.is_broken or (is_final and not found.calls):
+        return Parsed(text if is_final or marker is None or is_json else _settled(text, marker))
+    rest = "" if found.end is None else text[found.end :].strip()
+    if fence:
+        rest = "" if not is_final and "```".startswith(rest) else rest.removeprefix("```").strip()
+    return Parsed(rest, found.calls)
+
+
+@dataclass(slots=True)
+class _Found:
+    """Calls from one place on. end: where they end, None if more may come. is_broken: there is no call there."""
+
+    calls: list[ToolCall] = field(default_factory=list)
+    end: int | None = None
+    is_broken: bool = False
+
+
+def _calls(text: str, start: int, names: Collection[str] | None) -> _Found:
+    """An object, or a list of objects, or objects with `;` or `,` between them. names: None for any."""
+    found, at = _Found(), _skip(text, start)
+    in_list = text.startswith("[", at)
+    if in_list:
+        at = _skip(text, at + 1)
+    while at < len(text):
+        if in_list and text[at] == "]":
+            found.end, found.is_broken = at + 1, not found.calls
+            return found
+        call, end, is_broken = _call(text, at)
+        if is_broken or (call is not None and names is not None and call.name not in names):
+            found.is_broken = not found.calls
+            found.end = at if found.calls else None
+            return found
+        if call is not None:
+            found.calls.append(call)
+        if end is None:
+            return found
+        at = _skip(text, end)
+        if at < len(text) and text[at] in (",;" if not in_list else ","):
+            at = _skip(text, at + 1)
+        elif not in_list:
+            found.end = end
+            return found
+    if found.calls and not in_list:
+        found.end = at
+    return found
+
+
+def _call(text: str, at: int) -> tuple[ToolCall | None, int | None, bool]:
+    """The call that an object at `at` is: (the call, once its name is known; its end; whether it cannot be one).
+
+    A call that was told stays one: where the JSON breaks after its name, it ends. Of a key that is there twice the
+    first counts.
+    """
+    if text[at] != "{":
+        return None, None, True
+    name: str | None = None
+    arguments: str | None = None
+    at = _skip(text, at + 1)
+    while at < len(text) and text[at] != "}":
+        key_end = _value_end(text, at) if text[at] == '"' else at
+        colon = len(text) if key_end is None else _skip(text, key_end)
+        start = _skip(text, colon + 1)
+        if colon < len(text) and text[colon] != ":":
+            return _made(name, arguments), at, name is None
+        if key_end is None or start >= len(text):
+            return _made(name, arguments), None, False
+        key, end = _string(text[at:key_end]), _value_end(text, start)
+        if key == "name" and name is None:
+            name = _string(text[start:end]) if end is not None else None
+            if text[start] != '"' or (end is not None and name is None):
+                return None, None, True
+        elif key in ("arguments", "parameters") and arguments is None:
+            arguments = _arguments(text, start, end)
+        if end is None:
+            return _made(name, arguments), None, False
+        at = _skip(text, end)
+        if at < len(text) and text[at] == ",":
+            at = _skip(text, at + 1)
+        elif at < len(text) and text[at] != "}":
+            return _made(name, arguments), at, name is None
+    if at >= len(text):
+        return _made(name, arguments), None, False
+    if name is None:
+        return None, None, True
+    return ToolCall(name, "{}" if arguments is None else arguments), at + 1, False
+
+
+def _made(name: str | None, arguments: str | None) -> ToolCall | None:
+    return None if name is None else ToolCall(name, arguments or "")
+
+
+def _arguments(text: str, start: int, end: int | None) -> str:
+    """The text of the arguments at `start`; some models write it as a JSON string, which is told once it is whole."""
+    if text[start] == '"':
+        return "" if end is None else _string(text[start:end]) or "{}"
+    if text[start] in "{[":
+        return text[start:end]
+    return "" if end is None else "{}"  # null, and what no arguments can be
+
+
+def _string(literal: str) -> str | None:
+    try:
+        value = json.loads(literal, strict=False)
+    except ValueError:
+        return None
+    return value if isinstance(value, str) else None
+
+
+_STRUCTURE = re.compile(r'"(?:[^"\\]|\\.)*(?P<closed>"?)|[{}\[\]]', re.DOTALL)
+_WORD = re.compile(r"[^\s,\]}:;]*")
+
+
+def _value_end(text: str, at: int) -> int | None:
+    """The end of the JSON value at `at`; None while it may go on. It is not checked further."""
+    if text[at] not in '"{[':
+        end = max(_WORD.match(text, at).end(), at + 1)  # type: ignore[union-attr]
+        return end if end < len(text) else None
+    depth = 0
+    for match in _STRUCTURE.finditer(text, at):
+        if match[0][0] == '"':
+            if not match["closed"] or len(match[0]) == 1:
+                return None
+        else:
+            depth += 1 if match[0] in "{[" else -1
+        if depth <= 0:
+            return match.end()
+    return None
+
+
+def _skip(text: str, at: int) -> int:
+    """The first place from `at` on that is no white space."""
+    while at < len(text) and text[at] in " \t\r\n":
+        at += 1
+    return at
+
+
+def _settled(text: str, marker: str) -> str:
+    """What of the text cannot be the white space before a marker, or the marker's beginning."""
+    for size in range(min(len(marker) - 1, len(text)), 0, -1):
+        if text.endswith(marker[:size]):
+            text = text[:-size]
+            break
+    return text.rstrip()
+
+
+def _joined(content: str, more: str) -> str:
+    """White space between calls is none of the content."""
+    return content + (more if content else more.lstrip("\n")) if more.strip() else content

@@ -1,0 +1,169 @@
+"""Tool calls in text: each family, at every split point, cut short, and what only looks like a call."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hamburger.server.tool_parsers import Family, Parser, ToolCall, family_of, list_parser, parser_of
+from hamburger.server.tools import Function, Tool, ToolUse
+
+NAMES = ("get_weather", "add")
+ARGS = '{"city": "Zürich \\"old\\" {town}", "days": [1, {"x": null}]}'
+W = ToolCall("get_weather", ARGS)
+A = ToolCall("add", '{"a":1}')
+
+CASES: list[tuple[Family, str, str, list[ToolCall]]] = [
+    ("hermes", f'<tool_call>\n{{"name": "get_weather", "arguments": {ARGS}}}\n</tool_call>', "", [W]),
+    (
+        "hermes",
+        f'Let me see.\n\n<tool_call>\n{{"name": "get_weather", "arguments": {ARGS}}}\n</tool_call>\n'
+        '<tool_call>{"name":"add","arguments":{"a":1}}</tool_call>',
+        "Let me see.",
+        [W, A],
+    ),
+    ("hermes", '<tool_call>{"arguments": {"a":1}, "name": "add"}</tool_call> done', " done", [A]),
+    ("hermes", '<tool_call>{"name": "add"}</tool_call>', "", [ToolCall("add", "{}")]),
+    ("hermes", '<tool_call>{"name": "add", "arguments": "{\\"a\\":1}"}</tool_call>', "", [A]),
+    ("hermes", '<tool_call>{"name": "add", "arguments": null}</tool_call>', "", [ToolCall("add", "{}")]),
+    ("hermes", "No call, but <tool_ and <tool_cal", "No call, but <tool_ and <tool_cal", []),
+    ("hermes", "<tool_call>no JSON</tool_call>", "<tool_call>no JSON</tool_call>", []),
+    ("hermes", '<tool_call>{"nam', '<tool_call>{"nam', []),
+    ("hermes", '<tool_call>{"name": "add", "arguments": {"a', "", [ToolCall("add", '{"a')]),
+    ("hermes", 'a  \n {"name": "add"}', 'a  \n {"name": "add"}', []),
+    ("llama3", f'{{"name": "get_weather", "parameters": {ARGS}}}', "", [W]),
+    ("llama3", '<|python_tag|>{"name": "add", "parameters": {"a":1}}', "", [A]),
+    ("llama3", '{"name": "add", "parameters": {"a":1}}; {"name": "add", "parameters": {"a":1}}', "", [A, A]),
+    ("llama3", '{"name": "Bob", "parameters": {}}', '{"name": "Bob", "parameters": {}}', []),
+    ("llama3", "Words { and } words", "Words { and } words", []),
+    ("mistral", f'[TOOL_CALLS] [{{"name": "get_weather", "arguments": {ARGS}}}]', "", [W]),
+    ("mistral", '[TOOL_CALLS][{"name": "add", "arguments": {"a":1}}, {"name": "add"}]', "", [A, ToolCall("add", "{}")]),
+    ("mistral", 'Yes. [TOOL_CALLS]add[ARGS]{"a":1}[TOOL_CALLS]add{"a":1}', "Yes.", [A, A]),
+    ("mistral", "[TOOL_CALLS] what?", "[TOOL_CALLS] what?", []),
+    ("mistral", "plain [TOOL", "plain [TOOL", []),
+    ("json", f' {{"name": "get_weather", "arguments": {ARGS}}}\n', "", [W]),
+    ("json", '```json\n{"name": "add", "arguments": {"a":1}}\n```', "", [A]),
+    ("json", '[{"name": "add", "arguments": {"a":1}},{"name": "add", "arguments": {"a":1}}]', "", [A, A]),
+    ("json", '{"answer": 42}', '{"answer": 42}', []),
+    ("json", "```python\nprint()\n```", "```python\nprint()\n```", []),
+    ("json", "[1, 2]", "[1, 2]", []),
+    ("json", "Hello!", "Hello!", []),
+    ("json", '{"name": 3}', '{"name": 3}', []),
+    ("json", "", "", []),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("family", "text", "content", "calls"), CASES)
+def test_a_whole_text(family: Family, text: str, content: str, calls: list[ToolCall]) -> None:
+    parsed = parser_of(family, NAMES)(text, True)
+    assert parsed.calls == calls
+    assert parsed.content == content
+
+
+def deltas(use: ToolUse, pieces: list[str]) -> tuple[str, list[tuple[str, str]]]:
+    """What a client puts together from the streamed deltas."""
+    stream, content, calls = use.stream(), "", list[tuple[str, str]]()
+    for i, piece in enumerate(pieces):
+        delta = stream.add(piece, is_final=i == len(pieces) - 1)
+        content += delta.get("content", "")
+        for call in delta.get("tool_calls", []):
+            if call["index"] == len(calls):
+                assert call["id"]
+                assert call["type"] == "function"
+                calls.append((call["function"]["name"], ""))
+            name, arguments = calls[call["index"]]
+            calls[call["index"]] = (name, arguments + call["function"]["arguments"])
+    return content, calls
+
+
+def use_of(family: Family, **options: Any) -> ToolUse:
+    tools = [Tool(type="function", function=Function(name=name)) for name in NAMES]
+    return ToolUse(tools, "auto", family, **options)
+
+
+def check_stream(family: Family, pieces: list[str]) -> None:
+    use, text = use_of(family), "".join(pieces)
+    content, calls = deltas(use, pieces)
+    whole, whole_calls = use.stream().message(text)
+    assert content == (whole or "")
+    assert calls == [(c["function"]["name"], c["function"]["arguments"]) for c in whole_calls]
+
+
+@pytest.mark.parametrize(("family", "text", "content", "calls"), CASES)
+def test_every_split_point_streams_what_the_whole_says(
+    family: Family, text: str, content: str, calls: list[ToolCall]
+) -> None:
+    for cut in range(len(text) + 1):
+        check_stream(family, [text[:cut], text[cut:]])
+    check_stream(family, [*text, ""])
+    draw = random.Random(len(text))
+    for _ in range(30):
+        cuts = sorted(draw.randint(0, len(text)) for _ in range(draw.randint(0, 8)))
+        check_stream(family, [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)])
+
+
+PIECES = (
+    *("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "<|python_tag|>", "```json\n", "```", '{"name": "add"'),
+    *(', "arguments": ', '{"a": 1}', '"name"', "add", "text", "}", "]", "[", ", ", ";", ":", "\n", " ", '"', "\\", "{"),
+)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+)
+
+
+@given(st.sampled_from(["hermes", "llama3", "mistral", "json"]), st.lists(st.sampled_from(PIECES), max_size=12))
+def test_streamed_and_whole_agree_on_anything(family: Family, parts: list[str]) -> None:
+    check_stream(family, [*parts, ""])
+    check_stream(family, [*"".join(parts), ""])
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.text(), lambda x: st.lists(x) | st.dictionaries(st.text(), x)
+    )
+)
+def test_any_arguments_come_back_as_they_were_written(value: Any) -> None:
+    for ascii_only in (True, False):
+        arguments = json.dumps({"value": value}, ensure_ascii=ascii_only)
+        for family, text in (
+            ("hermes", f'<tool_call>\n{{"name": "add", "arguments": {arguments}}}\n</tool_call>'),
+            ("llama3", f'{{"name": "add", "parameters": {arguments}}}'),
+            ("mistral", f'[TOOL_CALLS][{{"name": "add", "arguments": {arguments}}}]'),
+            ("mistral", f"[TOOL_CALLS]add[ARGS]{arguments}"),
+            ("json", f'{{"name": "add", "arguments": {arguments}}}'),
+        ):
+            parser: Parser = parser_of(family, NAMES)  # type: ignore[arg-type]
+            assert parser(text, True).calls == [ToolCall("add", arguments)]
+
+
+def test_one_call_at_most_when_they_may_not_be_parallel() -> None:
+    text = '[{"name": "add", "arguments": {"a":1}}, {"name": "add", "arguments": {"a":2}}]'
+    _, calls = deltas(use_of("json", parallel=False), [*text])
+    assert calls == [("add", '{"a":1}')]
+
+
+def test_a_forced_list() -> None:
+    assert list_parser('[{"name": "add", "arguments": {"a": 1}}, {"name": "x", "argum', True).calls == [
+        ToolCall("add", '{"a": 1}'),
+        ToolCall("x", ""),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("template", "family"),
+    [
+        ("... <tool_call>\n ...", "hermes"),
+        ("{{ '[TOOL_CALLS]' }}", "mistral"),
+        ("<|python_tag|>", "llama3"),
+        ("{{ messages }}", "json"),
+        (None, "json"),
+    ],
+)
+def test_the_family_is_read_from_the_template(template: str | None, family: Family) -> None:
+    assert family_of(template) == family
