@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib.metadata import version
 
 from fastapi import Depends, FastAPI
+from fastapi.middleware.cors import CORSMiddleware
 
 from hamburger.engine.client import AsyncEngine
 from hamburger.engine.grammar import Grammars
@@ -14,6 +15,7 @@ from hamburger.server.config import ServeSettings
 from hamburger.server.context import ServedModel, ServerContext
 from hamburger.server.errors import add_error_handlers
 from hamburger.server.metrics import ServerMetrics
+from hamburger.server.middleware import REQUEST_ID, RequestIds
 from hamburger.server.routes import model_routes, operation_routes
 from hamburger.server.tool_parsers import family_of
 from hamburger.server.vocabulary import ServerTokenizer
@@ -34,8 +36,17 @@ def create_app(
     metrics.watch(engine)
     app = FastAPI(title="HAMburger Serve", version=version("hamburger-serve"))
     add_error_handlers(app, metrics.on_failure)
-    key_needed = [Depends(require_api_key(settings.api_key))]
+    key_needed = [Depends(require_api_key(settings.api_keys()))]
     app.include_router(completion_routes(context), dependencies=key_needed)
     app.include_router(model_routes(context), dependencies=key_needed)
-    app.include_router(operation_routes(context))
+    app.include_router(operation_routes(context), dependencies=[] if settings.public_operation else key_needed)
+    if settings.cors_origin:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=settings.cors_origin,
+            allow_methods=["*"],
+            allow_headers=["*"],
+            expose_headers=[REQUEST_ID, "Retry-After"],
+        )
+    app.add_middleware(RequestIds, logs=settings.access_log)  # the last one added is the outermost
     return app

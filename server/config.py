@@ -38,7 +38,7 @@ def parse_bytes(value: Any) -> Any:
 def _keys(value: Any) -> Any:
     values = [value] if isinstance(value, str) else value
     if not isinstance(values, list) or not all(isinstance(item, str) for item in values):
-        raise ValueError("it must be a key, or several with commas between them")
+        raise ValueError("it must be a text, or several with commas between them")
     return [key.strip() for item in values for key in item.split(",") if key.strip()]
 
 
@@ -63,6 +63,16 @@ class ServeSettings(BaseSettings):
     api_key: Annotated[list[str], NoDecode, BeforeValidator(_keys)] = Field(
         [], repr=False, description="key that clients must send; several with commas between them"
     )
+    api_key_file: Path | None = Field(None, description="file with further keys, one a line")
+    public_operation: bool = Field(
+        True, description="whether /health, /ready, /metrics and /version answer without a key"
+    )
+    cors_origin: Annotated[list[str], NoDecode, BeforeValidator(_keys)] = Field(
+        [], description="web origin whose pages may call the server; several with commas between them, * for all"
+    )
+    ssl_certfile: Path | None = Field(None, description="certificate chain (PEM) to serve HTTPS with")
+    ssl_keyfile: Path | None = Field(None, description="its private key (PEM), if it is not in the same file")
+    access_log: bool = Field(False, description="write one line of JSON about each request to stderr, without its text")
     device: str = Field("auto", description="auto, cpu, cuda or cuda:N")
     dtype: Literal["auto", "bfloat16", "float32", "float16"] = Field("auto", description="what the weights become")
     max_model_len: int | None = Field(None, ge=2, description="most tokens of prompt and answer together")
@@ -103,6 +113,19 @@ class ServeSettings(BaseSettings):
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         return init_settings, env_settings
+
+    def api_keys(self) -> list[str]:
+        """Those of the command line and those of the file. Raises SettingsError when the file cannot be used."""
+        if self.api_key_file is None:
+            return self.api_key
+        try:
+            lines = [line.strip() for line in self.api_key_file.read_text(encoding="utf-8").splitlines()]
+        except (OSError, ValueError) as error:
+            raise SettingsError(f"api_key_file {self.api_key_file} cannot be read: {error}.") from error
+        keys = [line for line in lines if line and not line.startswith("#")]
+        if not keys:  # an empty file must not open the server to everyone
+            raise SettingsError(f"api_key_file {self.api_key_file} holds no key: write one a line.")
+        return [*self.api_key, *keys]
 
     def engine_args(self) -> EngineArgs:
         """Raises ConfigError when settings do not fit together."""

@@ -31,6 +31,7 @@ from hamburger.engine.errors import (
     QueueFull,
     TokenizerError,
 )
+from hamburger.server.middleware import REQUEST_ID
 
 _RETRY_UNAVAILABLE = 5  # seconds: about what a restart takes
 
@@ -93,7 +94,9 @@ def add_error_handlers(app: FastAPI, on_failure: Callable[[int], None]) -> None:
         return JSONResponse(error_body(error), status_code=error.status, headers=error.headers)
 
     async def known(request: Request, error: Exception) -> JSONResponse:
-        return respond(to_api_error(error))
+        response = respond(to_api_error(error))
+        response.headers.setdefault(REQUEST_ID, request.scope.get("request_id", ""))
+        return response
 
     async def http(request: Request, error: Exception) -> JSONResponse:
         if not isinstance(error, HTTPException):
@@ -101,6 +104,9 @@ def add_error_handlers(app: FastAPI, on_failure: Callable[[int], None]) -> None:
         message = str(error.detail)
         if error.status_code == 404:
             message = f"There is nothing at {request.url.path}."
+            if request.url.path.startswith("/v1/"):
+                message += " Served are /v1/chat/completions, /v1/completions and /v1/models: this is one text model,"
+                message += " without embeddings, images or audio."
         elif error.status_code == 405:
             message = f"{request.url.path} does not answer {request.method}."
         return respond(ApiError(error.status_code, message, headers=error.headers))

@@ -14,6 +14,8 @@ import os
 import shlex
 import signal
 import socket
+import ssl
+import sys
 import time
 from collections.abc import Callable, Iterator
 
@@ -28,6 +30,7 @@ from hamburger.model.sources import resolve_source
 from hamburger.server.app import create_app
 from hamburger.server.config import ServeSettings, SettingsError
 from hamburger.server.metrics import ServerMetrics
+from hamburger.server.middleware import access_logger
 from hamburger.server.supervisor import Supervisor
 
 _INTERRUPTED, _DIED = 130, 1
@@ -40,7 +43,11 @@ def serve(settings: ServeSettings) -> int:
     Raises SettingsError, ConfigError, CheckpointError or TokenizerError, whose messages are fit for the user.
     """
     args = settings.engine_args()
+    settings.api_keys()
+    _check_tls(settings)
     logging.basicConfig(level=settings.log_level.upper(), format="%(levelname)s %(name)s: %(message)s")
+    if settings.access_log:
+        _log_accesses()
     with _bind(settings.host, settings.port) as listener:
         progress = _progress()
         progress("finding the model")
@@ -70,8 +77,8 @@ async def _run(
     watching = asyncio.create_task(supervisor.watch(engine))
     try:
         app = create_app(engine, tokenizer, metrics, settings, model_name)
-        greeting = _greeting(settings, engine.info, _url(settings.host, listener), model_name, tokenizer)
-        server = _Server(_uvicorn_config(app), lambda: progress(greeting))
+        greeting = _greeting(settings, engine.info, _url(settings, listener), model_name, tokenizer)
+        server = _Server(_uvicorn_config(app, settings), lambda: progress(greeting))
         return await _listen(server, listener, engine, settings.drain_seconds, stopping, keeping)
     finally:
         watching.cancel()
@@ -134,7 +141,7 @@ class _Server(uvicorn.Server):
         self._on_listening()
 
 
-def _uvicorn_config(app: FastAPI) -> uvicorn.Config:
+def _uvicorn_config(app: FastAPI, settings: ServeSettings) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         loop="asyncio",
@@ -146,7 +153,21 @@ def _uvicorn_config(app: FastAPI) -> uvicorn.Config:
         server_header=False,
         timeout_keep_alive=65,  # longer than the pools of common clients and proxies
         timeout_graceful_shutdown=_CLOSE_SECONDS,
+        ssl_certfile=settings.ssl_certfile,
+        ssl_keyfile=settings.ssl_keyfile,
     )
+
+
+def _check_tls(settings: ServeSettings) -> None:
+    """Raises SettingsError when the certificate cannot be used."""
+    if settings.ssl_certfile is None:
+        if settings.ssl_keyfile is not None:
+            raise SettingsError("ssl_keyfile is given without ssl_certfile.")
+        return
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(settings.ssl_certfile, settings.ssl_keyfile)
+    except (OSError, ssl.SSLError) as error:
+        raise SettingsError(f"ssl_certfile {settings.ssl_certfile} cannot be used: {error}.") from error
 
 
 def _bind(host: str, port: int) -> socket.socket:
@@ -168,10 +189,20 @@ def _bind(host: str, port: int) -> socket.socket:
     return listener
 
 
-def _url(host: str, listener: socket.socket) -> str:
+def _url(settings: ServeSettings, listener: socket.socket) -> str:
     """Where a client on this machine finds the server."""
+    host, scheme = settings.host, "https" if settings.ssl_certfile else "http"
     name = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
-    return f"http://{name}:{listener.getsockname()[1]}"
+    return f"{scheme}://{name}:{listener.getsockname()[1]}"
+
+
+def _log_accesses() -> None:
+    """Lines of JSON and nothing else, whatever the level of the other logs."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    access_logger.addHandler(handler)
+    access_logger.setLevel(logging.INFO)
+    access_logger.propagate = False
 
 
 def _progress() -> Callable[[str], None]:
@@ -200,7 +231,7 @@ def _greeting(settings: ServeSettings, info: EngineInfo, url: str, model_name: s
     else:
         path = "/v1/chat/completions"
         body |= {"messages": [{"role": "user", "content": "Hello!"}], "stream": True}
-    key = " -H 'Authorization: Bearer YOUR_KEY'" if settings.api_key else ""
+    key = " -H 'Authorization: Bearer YOUR_KEY'" if settings.api_keys() else ""
     curl = f"curl -N {url}{path}{key} -H 'Content-Type: application/json' -d {shlex.quote(json.dumps(body))}"
     return (
         f"{indent.join(lines)}\n\nHAMburger serves on {url} (API pages: {url}/docs). Ctrl-C stops it. Try:\n\n{curl}\n"

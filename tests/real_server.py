@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import tempfile
@@ -27,9 +28,13 @@ def free_port() -> int:
 class RealServer:
     """`with RealServer("--max-model-len", "512") as server:`; arguments are those of `hamburger serve`."""
 
-    def __init__(self, *arguments: str, env: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, *arguments: str, env: dict[str, str] | None = None, trusted: ssl.SSLContext | None = None
+    ) -> None:
+        """trusted: what to check an HTTPS server's certificate with."""
         self.port = free_port()
-        self.url = f"http://127.0.0.1:{self.port}"
+        self.url = f"{'http' if trusted is None else 'https'}://127.0.0.1:{self.port}"
+        self._trusted = trusted
         self._command = [str(Path(sys.executable).parent / "hamburger"), "serve", *arguments, "--port", str(self.port)]
         self._env = {**os.environ, **(env or {})}
         self._log: IO[str] = tempfile.TemporaryFile("w+")  # noqa: SIM115 - lives as long as the server
@@ -39,7 +44,7 @@ class RealServer:
         deadline = time.monotonic() + 120
         while time.monotonic() < deadline and self.process.poll() is None:
             try:
-                if httpx.get(f"{self.url}/health").status_code == 200:
+                if httpx.get(f"{self.url}/health", verify=self._trusted or True).status_code == 200:
                     return self
             except httpx.TransportError:
                 time.sleep(0.1)

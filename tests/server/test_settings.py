@@ -35,7 +35,9 @@ def test_every_setting_is_an_option_and_reaches_the_engine() -> None:
         "max_num_batched_slots": "64", "kv_cache_memory": "2GiB", "block_size": "4", "confidence": "0.5",
         "max_queue": "7", "max_queue_seconds": "1.5", "drain_seconds": "2", "engine_restarts": "1",
         "tool_parser": "hermes",
-        "prefix_cache": "false", "log_level": "debug",
+        "api_key_file": "keys", "public_operation": "false", "cors_origin": "*", "ssl_certfile": "c",
+        "ssl_keyfile": "k",
+        "access_log": "true", "prefix_cache": "false", "log_level": "debug",
     }  # fmt: skip
     assert given.keys() == ServeSettings.model_fields.keys()
     options = [part for name, value in given.items() for part in (f"--{name.replace('_', '-')}", value)]
