@@ -25,11 +25,17 @@ _MAX_CACHED = 256
 
 
 def json_grammar(schema: Mapping[str, Any] | bool | None = None) -> str:
-    """JSON text that a JSON Schema (draft 2020-12) allows; None: any object."""
+    """JSON text that a JSON Schema (draft 2020-12) allows; None: any object.
+
+    Raises InvalidRequest for one that is nested too deeply to be read.
+    """
     if isinstance(schema, bool):
         schema = {"allOf": [schema]}  # the library reads objects only
     text = json.dumps({"type": "object"} if schema is None else schema)
-    grammar: str = LLMatcher.grammar_from_json_schema(text, overrides={"whitespace_pattern": WHITE_SPACE})
+    try:
+        grammar: str = LLMatcher.grammar_from_json_schema(text, overrides={"whitespace_pattern": WHITE_SPACE})
+    except ValueError as error:
+        raise InvalidRequest(f"The schema cannot be read: {_shown(str(error))}.", "response_format") from error
     return grammar
 
 

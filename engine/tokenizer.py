@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -159,6 +160,11 @@ class Tokenizer:
             data = token.encode() if self._spelling is None else self._spelling.to_bytes(token, first)
             self._bytes[token_id, first] = data
         return data
+
+    @cached_property
+    def max_token_bytes(self) -> int:
+        """The most bytes that one token adds to a text."""
+        return max(len(self.token_bytes(token_id)) for token_id in range(self.vocab_size))
 
     def is_special(self, token_id: int) -> bool:
         """Whether `decode` leaves the token out when it skips special tokens."""

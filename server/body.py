@@ -19,13 +19,12 @@ from hamburger.server.schema import Schema
 from hamburger.server.unsupported import reject_unsupported
 
 logger = logging.getLogger(__name__)
-MAX_BODY_BYTES = 32 * 2**20
 S = TypeVar("S", bound=Schema)
 
 
-async def read_body(request: Request, schema: type[S]) -> S:
+async def read_body(request: Request, schema: type[S], max_bytes: int) -> S:
     """The request's body as `schema`. Raises InvalidRequest or ApiError 413."""
-    body = await _read_json(request)
+    body = await _read_json(request, max_bytes)
     if issubclass(schema, GenerationBody):
         reject_unsupported(schema.unsupported, body)
     if ignored := body.keys() - schema.model_fields.keys():
@@ -39,12 +38,12 @@ async def read_body(request: Request, schema: type[S]) -> S:
         raise InvalidRequest(f"{_path(first['loc'])}: {message}.", field) from error
 
 
-async def _read_json(request: Request) -> dict[str, Any]:
+async def _read_json(request: Request, max_bytes: int) -> dict[str, Any]:
     data = bytearray()
     async for chunk in request.stream():
         data += chunk
-        if len(data) > MAX_BODY_BYTES:
-            raise ApiError(413, f"The request's body is larger than {MAX_BODY_BYTES // 2**20} MiB.")
+        if len(data) > max_bytes:
+            raise ApiError(413, f"The request's body has more than {max_bytes} bytes (max_body_size).")
     try:
         body = from_json(bytes(data), allow_inf_nan=False)
     except ValueError as error:

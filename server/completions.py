@@ -33,7 +33,7 @@ def completion_routes(context: ServerContext) -> APIRouter:
     @router.post("/v1/chat/completions", openapi_extra=body_schema(ChatBody))
     async def chat_completions(request: Request) -> Response:
         """An answer to a conversation, as JSON or as server-sent events."""
-        body = await read_body(request, ChatBody)
+        body = await read_body(request, ChatBody, context.settings.max_body_size)
         tools = body.tool_use(context.tool_family)
         params = await _sampling_params(context, request, body, tools)
         prompt = await encode_chat(
@@ -43,6 +43,7 @@ def completion_routes(context: ServerContext) -> APIRouter:
             continue_final_message=bool(body.continue_final_message),
             tools=None if tools is None else tools.for_template,
             template_kwargs=body.chat_template_kwargs,
+            max_tokens=context.engine.info.max_model_len,
         )
         streams = None if tools is None else _tool_streams(context, tools, params)
         reply = ChatReply(body, context.served, tokenizer, len(prompt), len(params), tools=streams)
@@ -51,11 +52,17 @@ def completion_routes(context: ServerContext) -> APIRouter:
     @router.post("/v1/completions", openapi_extra=body_schema(CompletionBody))
     async def completions(request: Request) -> Response:
         """The continuation of one or more prompts. Choice index = prompt index x n + choice."""
-        body = await read_body(request, CompletionBody)
+        body = await read_body(request, CompletionBody, context.settings.max_body_size)
         params = await _sampling_params(context, request, body)
         add_special_tokens = body.add_special_tokens is not False
         prompts = [
-            await encode_text(tokenizer, prompt, add_special_tokens=add_special_tokens, param="prompt")
+            await encode_text(
+                tokenizer,
+                prompt,
+                add_special_tokens=add_special_tokens,
+                param="prompt",
+                max_tokens=context.engine.info.max_model_len,
+            )
             if isinstance(prompt, str)
             else prompt  # ids are taken as they are: no BOS is added
             for prompt in body.prompt
@@ -79,6 +86,9 @@ async def _sampling_params(
 ) -> list[SamplingParams]:
     alias = context.served.confidence_of(body.model)
     confidence = choose_confidence(body.confidence, alias, request.headers)
+    most = context.settings.max_stop_strings
+    if body.stop is not None and len(body.stop) > most:
+        raise InvalidRequest(f"stop holds {len(body.stop)} strings, but at most {most} are allowed.", "stop")
     forced = None if tools is None else tools.grammar
     if forced is not None:
         grammar: str | None = await compiled(context.grammars, lambda: forced, "tools")
@@ -113,7 +123,7 @@ async def _answer(
 ) -> Response:
     most = context.settings.max_queue + context.engine.info.max_num_seqs
     if len(answers) > most:  # 429 would have the client try again for ever
-        field = "n" if len(answers) == body.num_choices else "prompt"
+        field = "n" if len(answers) == body.num_samples else "prompt"
         raise InvalidRequest(f"The request asks for {len(answers)} answers, but at most {most} are admitted.", field)
     requests = [
         GenerationRequest(f"{reply.id}-{i}", *answer, priority=body.priority or 0, cache_salt=body.cache_salt or "")

@@ -92,6 +92,10 @@ class ServeSettings(BaseSettings):
     prefix_cache: bool = Field(
         _DEFAULTS.prefix_cache, description="whether prompts that begin alike share the KV slots of their beginning"
     )
+    max_body_size: Annotated[int, BeforeValidator(parse_bytes)] = Field(
+        8 * 2**20, ge=1, description="largest body of a request, such as 8MiB"
+    )
+    max_stop_strings: int = Field(256, ge=0, description="most stop strings of a request")
     tool_parser: Literal["auto", "hermes", "llama3", "mistral", "json"] = Field(
         "auto", description="how the model writes tool calls; auto reads its chat template"
     )

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from hamburger.engine.errors import InvalidRequest, TokenizerError
+from hamburger.engine.errors import InvalidRequest, PromptTooLong, TokenizerError
 from hamburger.server.protocol import Message
 from hamburger.server.tools import messages_with_tools
 from hamburger.server.vocabulary import ServerTokenizer
@@ -16,8 +16,17 @@ _RESERVED = {"messages", "tools", "add_generation_prompt", "continue_final_messa
 _LONG_TEXT = 20_000  # characters: a few ms of tokenizing, which other streams need not wait for
 
 
-async def encode_text(tokenizer: ServerTokenizer, text: str, *, add_special_tokens: bool, param: str) -> list[int]:
-    """Raises InvalidRequest that names `param`."""
+async def encode_text(
+    tokenizer: ServerTokenizer, text: str, *, add_special_tokens: bool, param: str, max_tokens: int | None = None
+) -> list[int]:
+    """Raises InvalidRequest that names `param`. A text that cannot have as few as `max_tokens` tokens is PromptTooLong
+    before it is tokenized."""
+    if max_tokens is not None and len(text) > (most := max_tokens * tokenizer.max_token_bytes):
+        raise PromptTooLong(
+            f"The prompt has {len(text)} characters, but the context holds {max_tokens} tokens, which cover at most "
+            f"{most}: shorten it.",
+            param,
+        )
 
     def encode() -> list[int]:
         return _naming(param, lambda: tokenizer.encode(text, add_special_tokens=add_special_tokens))
@@ -34,6 +43,7 @@ async def encode_chat(
     continue_final_message: bool = False,
     tools: list[dict[str, Any]] | None = None,
     template_kwargs: Mapping[str, Any] | None = None,
+    max_tokens: int | None = None,
 ) -> list[int]:
     """The prompt that the model's chat template makes of `messages`. Raises InvalidRequest that names the field.
 
@@ -58,7 +68,9 @@ async def encode_chat(
         )
 
     text = _naming("messages", render)
-    return await encode_text(tokenizer, text, add_special_tokens=add_special_tokens, param="messages")
+    return await encode_text(
+        tokenizer, text, add_special_tokens=add_special_tokens, param="messages", max_tokens=max_tokens
+    )
 
 
 def _naming(param: str, work: Callable[[], T]) -> T:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
@@ -149,6 +150,11 @@ class GenerationBody(Schema):
         return 1 if self.n is None else self.n
 
     @property
+    def num_samples(self) -> int:
+        """Answers that are generated for each prompt; the likeliest num_choices of them are given."""
+        return self.num_choices
+
+    @property
     def wants_usage(self) -> bool:
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
@@ -205,9 +211,9 @@ class GenerationBody(Schema):
             first = SamplingParams(seed=self.seed, **options)
         except InvalidRequest as error:
             raise named_as_written(error, limit_name, self.prompt_name) from error
-        if self.seed is None or self.num_choices == 1:
-            return [first] * self.num_choices
-        return [SamplingParams(seed=(self.seed + i) % (MAX_SEED + 1), **options) for i in range(self.num_choices)]
+        if self.seed is None or self.num_samples == 1:
+            return [first] * self.num_samples
+        return [SamplingParams(seed=(self.seed + i) % (MAX_SEED + 1), **options) for i in range(self.num_samples)]
 
 
 class ChatBody(GenerationBody):
@@ -279,9 +285,22 @@ class CompletionBody(GenerationBody):
         return 0 if self.logprobs is None and self.max_tokens == 0 else self.logprobs
 
     def sampling_params(self, confidence: float | None, grammar: str | None = None) -> list[SamplingParams]:
-        if self.best_of is not None and self.best_of != self.num_choices:
-            raise InvalidRequest(f"best_of is {self.best_of}: only best_of = n is supported.", "best_of")
-        return super().sampling_params(confidence, grammar)
+        if self.best_of is not None and not self.num_choices <= self.best_of <= MAX_CHOICES:
+            raise InvalidRequest(
+                f"best_of is {self.best_of}: it must be at least n ({self.num_choices}) and at most {MAX_CHOICES}.",
+                "best_of",
+            )
+        params = super().sampling_params(confidence, grammar)
+        if self.num_samples == self.num_choices:
+            return params
+        if self.stream:
+            raise InvalidRequest("best_of above n cannot be streamed: which answers are best is known last.", "best_of")
+        # Which answers are best is told by their log-probabilities.
+        return [replace(choice, logprobs=choice.logprobs or 0) for choice in params]
+
+    @property
+    def num_samples(self) -> int:
+        return self.num_choices if self.best_of is None else self.best_of
 
 
 class TokenizeBody(Schema):

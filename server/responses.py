@@ -39,6 +39,7 @@ class Choice:
         self.completion_tokens = 0
         self.kv_slots = 0
         self.cached_tokens = 0
+        self.logprob = 0.0
         self.finish_reason: str | None = None
         self.stop_reason: str | int | None = None
         self._logprobs = logprobs
@@ -52,6 +53,7 @@ class Choice:
         """
         self.completion_tokens, self.kv_slots = update.completion_tokens, update.kv_slots
         self.cached_tokens += update.cached_tokens
+        self.logprob += sum(entry.logprob for entry in update.logprobs or ())
         self.finish_reason, self.stop_reason = update.finish_reason, update.stop_reason
         logprobs = None if self._logprobs is None else self._logprobs(update)
         text = update.text if self._echo is None else self._echo.text_before(update) + update.text
@@ -98,7 +100,7 @@ class Reply:
         self._usage_in_chunks = body.wants_continuous_usage
         self._wants_usage = body.wants_usage
         self._prompt_tokens = prompt_tokens
-        self._choices_a_prompt = body.num_choices
+        self._samples_a_prompt, self._choices_a_prompt = body.num_samples, body.num_choices
         wants_logprobs = body.num_logprobs() is not None
         self.choices = [
             Choice(i, self._logprobs(echo) if wants_logprobs else None, echo, None if tools is None else tools[i])
@@ -112,9 +114,9 @@ class Reply:
     def whole(self) -> dict[str, Any]:
         """The answer in one piece."""
         choices = []
-        for choice in self.choices:
+        for index, choice in enumerate(self._best()):
             whole = {
-                "index": choice.index,
+                "index": index,
                 "logprobs": self._join(choice.logprobs) if choice.logprobs else None,
                 "finish_reason": choice.finish_reason,
                 "stop_reason": choice.stop_reason,
@@ -158,9 +160,7 @@ class Reply:
         completion_tokens = sum(choice.completion_tokens for choice in self.choices)
         kv_slots = sum(choice.kv_slots for choice in self.choices)
         # The choices of one prompt share it: it counts once, and so does what was cached of it before they came.
-        n = self._choices_a_prompt
-        prompts = [self.choices[i : i + n] for i in range(0, len(self.choices), n)]
-        cached_tokens = sum(min(choice.cached_tokens for choice in prompt) for prompt in prompts)
+        cached_tokens = sum(min(choice.cached_tokens for choice in prompt) for prompt in self._prompts())
         return {
             "prompt_tokens": self._prompt_tokens,
             "completion_tokens": completion_tokens,
@@ -169,6 +169,17 @@ class Reply:
             "tokens_per_kv": round(completion_tokens / kv_slots, 4) if kv_slots else None,
             "prompt_tokens_details": {"cached_tokens": cached_tokens},
         }
+
+    def _prompts(self) -> list[list[Choice]]:
+        n = self._samples_a_prompt
+        return [self.choices[i : i + n] for i in range(0, len(self.choices), n)]
+
+    def _best(self) -> list[Choice]:
+        """All choices; with best_of, of each prompt the n with the highest log-probability per token, best first."""
+        if self._samples_a_prompt == self._choices_a_prompt:
+            return self.choices
+        ranked = [sorted(prompt, key=lambda c: -c.logprob / max(c.completion_tokens, 1)) for prompt in self._prompts()]
+        return [choice for prompt in ranked for choice in prompt[: self._choices_a_prompt]]
 
     def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
         return {"id": self.id, "object": self.chunk_object, **self._frame, "choices": choices}

@@ -37,6 +37,7 @@ class ByteTokenizer:
     """One token a byte, and three specials; the text of any token split is known by hand."""
 
     vocab_size = VOCAB_SIZE
+    max_token_bytes = 5
     bos_token, bos_token_id = "<bos>", BOS
     eos_token, eos_token_id = "<eos>", EOS
     pad_token, pad_token_id = "<pad>", PAD

@@ -6,7 +6,7 @@ from fakes import BOS, EOS, ByteTokenizer, scripted_logprobs
 from hamburger.engine.client import RequestUpdate
 from hamburger.engine.messages import TokenLogprobs
 from hamburger.server.logprobs import CompletionLogprobs
-from serving import COMPLETIONS, serving, split
+from serving import COMPLETIONS, ByChoice, serving, split
 
 DONE = [[EOS]]
 
@@ -117,3 +117,18 @@ async def test_ignore_eos_and_special_tokens_in_the_text() -> None:
     assert ends["usage"]["completion_tokens"] == 2
     assert goes_on["choices"][0]["text"] == "ab"
     assert shown["choices"][0]["text"] == "a<eos>b"
+
+
+async def test_best_of_gives_the_likeliest_first_and_counts_all() -> None:
+    # The script's log-probabilities fall with the place in the answer, so the shortest is the likeliest per token.
+    runner = ByChoice([[*b"long"], [EOS]], [[*b"a"], [EOS]], [[*b"me"], [EOS]], [[*b"longest"], [EOS]])
+    async with serving(runner=runner) as server:
+        answer = await server.complete(n=2, best_of=4)
+        assert [(choice["index"], choice["text"]) for choice in answer["choices"]] == [(0, "a"), (1, "me")]
+        assert answer["usage"]["completion_tokens"] == 5 + 2 + 3 + 8
+        assert all(choice["logprobs"] is None for choice in answer["choices"])
+        two = await server.complete(prompt=["x", "y"], n=1, best_of=2, logprobs=1)
+        assert [choice["index"] for choice in two["choices"]] == [0, 1]
+        assert two["choices"][0]["logprobs"]["tokens"][0] == "a"
+        status, error = await server.refused(COMPLETIONS, {"prompt": "a", "best_of": 2, "stream": True})
+        assert (status, error["param"]) == (400, "best_of")

@@ -10,7 +10,6 @@ import pytest
 from fakes import EOS, StepGate
 from hamburger.engine.client import GenerationRequest
 from hamburger.engine.sampling_params import SamplingParams
-from hamburger.server import body
 from serving import CHAT, COMPLETIONS, HELLO, MODEL, ByChoice, error_of, on_port, serving, split, until
 
 BAD_BOTH: list[tuple[str, Any]] = [
@@ -42,7 +41,8 @@ BAD_CHAT: list[tuple[str, Any]] = [
 BAD_COMPLETION: list[tuple[str, Any]] = [
     ("prompt", None), ("prompt", 5), ("prompt", []), ("prompt", [True]), ("prompt", [1, "a"]), ("prompt", [[]]),
     ("prompt", ["a", [1]]), ("prompt", [[1], "a"]), ("prompt", [1.5]), ("prompt", [-1]), ("prompt", [10**6]),
-    ("prompt", {"a": 1}), ("logprobs", 21), ("logprobs", -1), ("logprobs", True), ("best_of", 2), ("best_of", "1"),
+    ("prompt", {"a": 1}), ("logprobs", 21), ("logprobs", -1), ("logprobs", True), ("best_of", 0),
+    ("best_of", 129), ("best_of", "1"),
     ("suffix", "end"), ("add_special_tokens", 1),
 ]  # fmt: skip
 
@@ -86,9 +86,8 @@ async def test_an_infinite_number_is_a_400_that_names_it() -> None:
     assert error_of(response)["param"] == "temperature"
 
 
-async def test_a_body_that_is_too_large_is_a_413(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(body, "MAX_BODY_BYTES", 2**20)
-    async with serving([[EOS]]) as server:
+async def test_a_body_that_is_too_large_is_a_413() -> None:
+    async with serving([[EOS]], settings={"max_body_size": "1MiB"}) as server:
         status, _ = await server.refused(COMPLETIONS, {"prompt": "a" * 2**20})
         assert status == 413
         assert (await server.refused(COMPLETIONS, {"prompt": "a" * (2**20 - 100)}))[0] == 400  # too long, not too large

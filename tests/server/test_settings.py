@@ -36,7 +36,7 @@ def test_every_setting_is_an_option_and_reaches_the_engine() -> None:
         "max_queue": "7", "max_queue_seconds": "1.5", "drain_seconds": "2", "engine_restarts": "1",
         "tool_parser": "hermes",
         "api_key_file": "keys", "public_operation": "false", "cors_origin": "*", "ssl_certfile": "c",
-        "ssl_keyfile": "k",
+        "ssl_keyfile": "k", "max_body_size": "1MiB", "max_stop_strings": "5",
         "access_log": "true", "prefix_cache": "false", "log_level": "debug",
     }  # fmt: skip
     assert given.keys() == ServeSettings.model_fields.keys()

@@ -1,0 +1,80 @@
+"""Requests that are meant to hurt: each a clear 4xx at once, in the one shape, and the server goes on."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import pytest
+
+from fakes import EOS
+from serving import CHAT, COMPLETIONS, HELLO, error_of, serving
+
+DIGITS = "9" * 400
+
+
+def completion(rest: str) -> str:
+    return '{"prompt": "a", ' + rest + "}"
+
+
+def chat(**fields: Any) -> str:
+    return json.dumps({"messages": HELLO, **fields})
+
+
+def schema(value: Any) -> str:
+    return chat(response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": value}})
+
+
+def nested(depth: int) -> dict[str, Any]:
+    value: dict[str, Any] = {}
+    for _ in range(depth):
+        value = {"items": value}
+    return value
+
+
+CASES: dict[str, tuple[str, str | bytes, int]] = {
+    "10 MB": (COMPLETIONS, json.dumps({"prompt": "a b " * 2_500_000}), 413),
+    "a million characters": (COMPLETIONS, json.dumps({"prompt": "a" * 1_000_000}), 400),
+    "a million characters of chat": (CHAT, chat(messages=[{"role": "user", "content": " " * 1_000_000}]), 400),
+    "deep arrays": (COMPLETIONS, '{"prompt": ' + "[" * 100_000 + "]" * 100_000 + "}", 400),
+    "deep objects": (COMPLETIONS, '{"a":' * 100_000 + "1" + "}" * 100_000, 400),
+    "deep schema": (CHAT, schema(nested(180)), 400),
+    "lone surrogate": (COMPLETIONS, '{"prompt": "\\ud800"}', 400),
+    "lone surrogate in a stop": (COMPLETIONS, completion('"stop": ["\\udc00"]'), 400),
+    "raw NUL": (COMPLETIONS, b'{"prompt": "a\x00b"}', 400),
+    "not UTF-8": (COMPLETIONS, b'{"prompt": "\xff"}', 400),
+    "huge seed": (COMPLETIONS, completion(f'"seed": {DIGITS}'), 400),
+    "huge n": (COMPLETIONS, completion(f'"n": {DIGITS}'), 400),
+    "huge max_tokens": (COMPLETIONS, completion(f'"max_tokens": {DIGITS}'), 400),
+    "huge float": (COMPLETIONS, completion(f'"temperature": {DIGITS}'), 400),
+    "huge token id": (COMPLETIONS, '{"prompt": [' + DIGITS + "]}", 400),
+    "huge bias key": (COMPLETIONS, completion('"logit_bias": {"' + DIGITS + '": 1}'), 400),
+    "more digits than numbers have": (COMPLETIONS, completion(f'"max_tokens": {"9" * 6000}'), 400),
+    "10,000 stop strings": (COMPLETIONS, completion('"stop": ' + json.dumps([f"s{i}" for i in range(10_000)])), 400),
+    "10,000 prompts": (COMPLETIONS, json.dumps({"prompt": ["a"] * 10_000}), 400),
+    "100,000 choices in an enum": (CHAT, schema({"enum": [f"x{i}" for i in range(100_000)]}), 400),
+    "empty": (COMPLETIONS, b"", 400),
+    "a list": (CHAT, b"[]", 400),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+async def test_a_clear_refusal_in_under_a_second(name: str) -> None:
+    path, data, status = CASES[name]
+    async with serving([[65], [EOS]]) as server:
+        await server.post(CHAT, {"messages": HELLO, "response_format": {"type": "json_object"}})  # all is loaded
+        start = time.monotonic()
+        response = await server.client.post(path, content=data, headers={"Content-Type": "application/json"})
+        seconds = time.monotonic() - start
+        assert response.status_code == status
+        assert len(error_of(response)["message"]) < 2000
+        assert seconds < 2  # below one on a machine of its own
+        assert (await server.complete(max_tokens=1))["usage"]["completion_tokens"] == 1
+
+
+async def test_what_is_odd_but_right_passes() -> None:
+    async with serving([[65], [EOS]]) as server:
+        for rest in ('"top_k": ' + DIGITS, '"stop": []', '"prompt": "a\\u0000b"', '"x": ' + "[" * 50 + "]" * 50):
+            response = await server.client.post(COMPLETIONS, content=completion(rest))
+            assert response.status_code == 200, response.text
