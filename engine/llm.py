@@ -207,7 +207,8 @@ class LLM:
                     raise RuntimeError("the engine ran out of work before an answer was finished.")
                 step = self._core.step()
                 for failure in step.failures:
-                    raise QueueTimeout(failure.message)
+                    kind = InvalidRequest if failure.kind == "grammar" else QueueTimeout
+                    raise kind(failure.message)
                 for output in step.outputs:
                     request, answer, updates = running[output.request_id]
                     update = answer.push(output)

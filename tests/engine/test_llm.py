@@ -15,6 +15,7 @@ from fakes import BOS, EOS, ByteTokenizer, ScriptedRunner, fake_config, fake_cor
 from hamburger.engine import LLM, SamplingParams
 from hamburger.engine.config import EngineArgs
 from hamburger.engine.errors import InvalidRequest, QueueTimeout
+from hamburger.engine.grammar import json_grammar
 from hamburger.engine.messages import StepOutputs
 from hamburger.engine.request import RequestUpdate
 from reference import CONTEXT, expected, random_case
@@ -230,3 +231,16 @@ def test_random_answers_equal_the_reference(num_blocks: int) -> None:
         assert result.logprobs == (
             None if k is None else [scripted_logprobs(i, token, k) for i, token in enumerate(want.token_ids)]
         )
+
+
+def test_a_grammar_shapes_the_answer() -> None:
+    llm = make_llm(ScriptedRunner({"0": [[*b'{"a"'], [*b": 1} and more"]]}))
+    [result] = llm.generate([[1]], SamplingParams(grammar=json_grammar()), progress=False)
+    assert (result.text, result.finish_reason, result.kv_slots) == ('{"a": 1}', "stop", 2)
+
+
+def test_a_grammar_that_cannot_be_is_refused_and_the_next_call_works() -> None:
+    llm = make_llm(ScriptedRunner())
+    with pytest.raises(InvalidRequest, match="Invalid type"):
+        llm.generate([[1]], SamplingParams(grammar=json_grammar({"type": "foo"})), progress=False)
+    assert len(llm.generate([[1]], SamplingParams(max_tokens=3, seed=0), progress=False)) == 1
