@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from hamburger.model.config import ModelConfig
 from hamburger.model.sources import resolve_source
 from peer import hugging_face
 from real_server import RealServer
+from texts import random_text
 
 
 @pytest.fixture(scope="module")
@@ -118,3 +120,18 @@ def test_the_echoed_text_is_the_prompt(embedded: RealServer) -> None:
     got = nothing["choices"][0]["logprobs"]["token_logprobs"]
     assert got[0] is None
     assert got[1:] == pytest.approx(logprobs["token_logprobs"][1 : told["count"]], abs=0.2)  # bfloat16
+
+
+def test_50_texts_are_scored_as_transformers_does(grafted: RealServer, peer: Any) -> None:
+    draw = random.Random(1)
+    texts = [random_text(draw) * draw.choice([1, 1, 4]) for _ in range(50)]
+    client = OpenAI(base_url=f"{grafted.url}/v1", api_key="none", max_retries=0)
+    for start in range(0, 50, 10):
+        asked = [httpx.post(f"{grafted.url}/tokenize", json={"prompt": t}) for t in texts[start : start + 10]]
+        ids: list[list[int]] = [response.json()["tokens"] for response in asked]
+        answer = client.completions.create(model="burger", prompt=ids, max_tokens=1, echo=True, logprobs=1)
+        for choice, prompt in zip(answer.choices, ids, strict=True):
+            assert choice.logprobs is not None
+            values, _ = expected(peer, prompt)
+            assert choice.logprobs.token_logprobs is not None
+            assert choice.logprobs.token_logprobs[1 : len(prompt)] == pytest.approx(values, abs=1e-3)
