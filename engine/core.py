@@ -99,16 +99,25 @@ class EngineCore:
                 outputs.append(sequence.finish_prompt())
         for sequence, group in zip(emitting, result.groups, strict=True):
             num_prompt_slots -= bool(sequence.groups)  # its newest group's slot is new work, all others are prefill
-            outputs.append(sequence.accept(group.token_ids, group.stop_probs, group.logprobs))
+            output = sequence.accept(group.token_ids, group.stop_probs, group.logprobs)
             if sequence.matcher is not None and (error := sequence.matcher.error) is not None:
-                message = f"The answer cannot follow its grammar any more: {error}."
+                # Its masks allow nothing but an end then: what it chose says nothing.
+                message = f"The grammar became too complex, or the answer left it: {error}."
                 failures.append(RequestFailed(sequence.request_id, "grammar", message))
-                self.abort(AbortRequest(sequence.request_id))
+                self._give_up(sequence)
+            else:
+                outputs.append(output)
         for output in outputs:
             if output.finish_reason is not None:
                 self.abort(AbortRequest(output.request_id))
         group_sizes = [len(output.token_ids) for output in outputs if output.token_ids]
         return StepOutputs(outputs, failures, self._stats(batch, num_prompt_slots, group_sizes, self._clock() - start))
+
+    def _give_up(self, sequence: Sequence) -> None:
+        """End a request whose grammar failed; the next one with the same grammar gets it anew."""
+        if self.grammars is not None and sequence.params.grammar is not None:
+            self.grammars.forget(sequence.params.grammar)
+        self.abort(AbortRequest(sequence.request_id))
 
     def check_integrity(self) -> None:
         """Raise RuntimeError when blocks leaked or a sequence is in the wrong place."""

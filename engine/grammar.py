@@ -10,10 +10,11 @@ import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
-from llguidance import LLMatcher, LLTokenizer
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from llguidance.numpy import fill_next_token_bitmask
 from numpy.typing import NDArray
 
@@ -21,7 +22,11 @@ from hamburger.engine.errors import InvalidRequest
 
 # JSON allows white space without end, and small models like it: one space, or one line break and its indentation.
 WHITE_SPACE = r" ?|\n {0,16}"
-_MAX_CACHED = 256
+_FORMATS = frozenset(["date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"])
+_MAX_CACHED = 64
+# Answers of one compiled grammar share what its lexer has built, up to a limit: so many use it, then it is made anew.
+_MAX_USES = 64
+_MAX_LEXER_STATES = 50_000  # 1 to 2 kB each
 
 
 def json_grammar(schema: Mapping[str, Any] | bool | None = None) -> str:
@@ -31,12 +36,25 @@ def json_grammar(schema: Mapping[str, Any] | bool | None = None) -> str:
     """
     if isinstance(schema, bool):
         schema = {"allOf": [schema]}  # the library reads objects only
-    text = json.dumps({"type": "object"} if schema is None else schema)
+    text = json.dumps({"type": "object"} if schema is None else _without_notes(schema))
     try:
         grammar: str = LLMatcher.grammar_from_json_schema(text, overrides={"whitespace_pattern": WHITE_SPACE})
     except ValueError as error:
         raise InvalidRequest(f"The schema cannot be read: {_shown(str(error))}.", "response_format") from error
     return grammar
+
+
+def _without_notes(schema: Any) -> Any:
+    """A schema without formats that the library does not know: to JSON Schema they are notes, not rules."""
+    if isinstance(schema, list):
+        return [_without_notes(item) for item in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    return {
+        key: value if key in ("const", "enum", "default", "examples") else _without_notes(value)
+        for key, value in schema.items()
+        if not (key == "format" and isinstance(value, str) and value not in _FORMATS)
+    }
 
 
 def regex_grammar(pattern: str) -> str:
@@ -76,31 +94,44 @@ class Grammars:
         self.vocab_size = vocab_size
         self._eos_token_ids = sorted(eos_token_ids)
         self._vocabulary: LLTokenizer | None = None
-        self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
+        self._compiled: OrderedDict[str, _Compiled] = OrderedDict()
         self._lock = threading.Lock()
 
     def compile(self, grammar: str) -> LLMatcher:
         """The grammar before its first token; to be copied, never advanced. May take some 100 ms for a complex one.
 
-        Raises InvalidRequest that says what of it is impossible or not supported.
+        Raises InvalidRequest that says what of it is impossible, not supported or too complex.
         """
         with self._lock:
-            if (found := self._compiled.get(grammar)) is not None:
+            found = self._compiled.get(grammar)
+            if found is not None and found.num_uses < _MAX_USES:
                 self._compiled.move_to_end(grammar)
-                return found
+                return found.matcher
             vocabulary = self._vocabulary = self._vocabulary or self._build()
-        matcher = LLMatcher(vocabulary, grammar, log_level=0)
-        if matcher.is_error():
-            raise InvalidRequest(f"The grammar cannot be used: {_shown(matcher.get_error())}.", "response_format")
+        matcher = LLMatcher(vocabulary, grammar, log_level=0, limits=LLParserLimits(max_lexer_states=_MAX_LEXER_STATES))
+        tried = matcher.deep_copy()
+        tried.compute_bitmask()  # some are too complex only for their first token
+        for error in (matcher.get_error(), tried.get_error()):
+            if error:
+                raise InvalidRequest(f"The grammar cannot be used: {_shown(error)}.", "response_format")
         with self._lock:
-            self._compiled[grammar] = matcher
+            self._compiled[grammar] = _Compiled(matcher)
             while len(self._compiled) > _MAX_CACHED:
                 self._compiled.popitem(last=False)
         return matcher
 
+    def forget(self, grammar: str) -> None:
+        """Compile it anew the next time: what answers share of it is used up."""
+        with self._lock:
+            self._compiled.pop(grammar, None)
+
     def matcher(self, grammar: str) -> Matcher:
         """The grammar for one answer. Raises InvalidRequest as `compile` does."""
-        return Matcher(self.compile(grammar).deep_copy(), self._eos_token_ids)
+        matcher = Matcher(self.compile(grammar).deep_copy(), self._eos_token_ids)
+        with self._lock:
+            if (compiled := self._compiled.get(grammar)) is not None:
+                compiled.num_uses += 1
+        return matcher
 
     def _build(self) -> LLTokenizer:
         if not self._eos_token_ids:
@@ -110,6 +141,12 @@ class Grammars:
             n_vocab=self.vocab_size,
             eos_token=self._eos_token_ids,
         )
+
+
+@dataclass(slots=True)
+class _Compiled:
+    matcher: LLMatcher
+    num_uses: int = 0
 
 
 class Matcher:
@@ -169,4 +206,4 @@ class _Vocabulary:
 
 def _shown(message: str) -> str:
     """The library's message on one line, of a length fit for people."""
-    return " ".join(message.split())[:300].rstrip(".")
+    return " ".join(message.partition("<state>")[0].split())[:300].rstrip(".")

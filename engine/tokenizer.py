@@ -109,6 +109,12 @@ class Tokenizer:
         template = self._templates.get("default")
         return None if template is None else template.source
 
+    @property
+    def tool_template(self) -> str | None:
+        """The source of the template that writes chats with tools; the ordinary one where it has no other."""
+        template = self._templates.get("tool_use")
+        return self.chat_template if template is None else template.source
+
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
         """The token ids of `text`. Special tokens written out in it are recognised.
 

@@ -29,7 +29,7 @@ def create_app(
     metrics: the observer that `engine` was launched with. model_name: what clients call the model.
     """
     grammars = Grammars(lambda: tokenizer, engine.info.vocab_size, engine.info.eos_token_ids)
-    family = settings.tool_parser if settings.tool_parser != "auto" else family_of(tokenizer.chat_template)
+    family = settings.tool_parser if settings.tool_parser != "auto" else family_of(tokenizer.tool_template)
     context = ServerContext(
         engine, tokenizer, metrics, settings, ServedModel(model_name, engine.info), grammars, family
     )

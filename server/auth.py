@@ -18,7 +18,7 @@ def require_api_key(keys: Sequence[str]) -> Callable[[Request], Awaitable[None]]
         if not secrets:
             return
         scheme, _, given = request.headers.get("authorization", "").partition(" ")
-        token = given.strip().encode("latin-1")  # how the header's bytes were decoded
+        token = given.strip(" \t").encode("latin-1")  # how the header's bytes were decoded
         # A list, so that every key is compared whichever one matches.
         matches = [hmac.compare_digest(token, secret) for secret in secrets]
         if scheme.lower() != "bearer" or not any(matches):

@@ -34,6 +34,7 @@ def completion_routes(context: ServerContext) -> APIRouter:
     async def chat_completions(request: Request) -> Response:
         """An answer to a conversation, as JSON or as server-sent events."""
         body = await read_body(request, ChatBody, context.settings.max_body_size)
+        _check_number(context, body, 1)
         tools = body.tool_use(context.tool_family)
         params = await _sampling_params(context, request, body, tools)
         prompt = await encode_chat(
@@ -53,6 +54,7 @@ def completion_routes(context: ServerContext) -> APIRouter:
     async def completions(request: Request) -> Response:
         """The continuation of one or more prompts. Choice index = prompt index x n + choice."""
         body = await read_body(request, CompletionBody, context.settings.max_body_size)
+        _check_number(context, body, len(body.prompt))
         params = await _sampling_params(context, request, body)
         add_special_tokens = body.add_special_tokens is not False
         prompts = [
@@ -79,6 +81,14 @@ def completion_routes(context: ServerContext) -> APIRouter:
         return await _answer(context, request, body, answers, reply)
 
     return router
+
+
+def _check_number(context: ServerContext, body: GenerationBody, num_prompts: int) -> None:
+    """Raise InvalidRequest for more answers than are ever admitted: 429 would have the client try for ever."""
+    number, most = num_prompts * body.num_samples, context.settings.max_queue + context.engine.info.max_num_seqs
+    if number > most:
+        field = "n" if num_prompts == 1 else "prompt"
+        raise InvalidRequest(f"The request asks for {number} answers, but at most {most} are admitted.", field)
 
 
 async def _sampling_params(
@@ -121,10 +131,6 @@ async def _answer(
     answers: list[tuple[list[int], SamplingParams]],
     reply: Reply,
 ) -> Response:
-    most = context.settings.max_queue + context.engine.info.max_num_seqs
-    if len(answers) > most:  # 429 would have the client try again for ever
-        field = "n" if len(answers) == body.num_samples else "prompt"
-        raise InvalidRequest(f"The request asks for {len(answers)} answers, but at most {most} are admitted.", field)
     requests = [
         GenerationRequest(f"{reply.id}-{i}", *answer, priority=body.priority or 0, cache_salt=body.cache_salt or "")
         for i, answer in enumerate(answers)

@@ -39,7 +39,10 @@ def _keys(value: Any) -> Any:
     values = [value] if isinstance(value, str) else value
     if not isinstance(values, list) or not all(isinstance(item, str) for item in values):
         raise ValueError("it must be a text, or several with commas between them")
-    return [key.strip() for item in values for key in item.split(",") if key.strip()]
+    found = [key.strip() for item in values for key in item.split(",") if key.strip()]
+    if not found and value != []:  # an unset variable on the command line must not open the server to everyone
+        raise ValueError("it is given, but empty")
+    return found
 
 
 class ServeSettings(BaseSettings):
@@ -123,7 +126,7 @@ class ServeSettings(BaseSettings):
         if self.api_key_file is None:
             return self.api_key
         try:
-            lines = [line.strip() for line in self.api_key_file.read_text(encoding="utf-8").splitlines()]
+            lines = [line.strip() for line in self.api_key_file.read_text(encoding="utf-8-sig").splitlines()]
         except (OSError, ValueError) as error:
             raise SettingsError(f"api_key_file {self.api_key_file} cannot be read: {error}.") from error
         keys = [line for line in lines if line and not line.startswith("#")]

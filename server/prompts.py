@@ -8,11 +8,11 @@ from typing import Any, TypeVar
 
 from hamburger.engine.errors import InvalidRequest, PromptTooLong, TokenizerError
 from hamburger.server.protocol import Message
-from hamburger.server.tools import messages_with_tools
+from hamburger.server.tools import messages_with_tools, results_as_user
 from hamburger.server.vocabulary import ServerTokenizer
 
 T = TypeVar("T")
-_RESERVED = {"messages", "tools", "add_generation_prompt", "continue_final_message"}
+_RESERVED = {"self", "messages", "tools", "add_generation_prompt", "continue_final_message"}
 _LONG_TEXT = 20_000  # characters: a few ms of tokenizing, which other streams need not wait for
 
 
@@ -50,8 +50,7 @@ async def encode_chat(
     Where the template knows nothing of tools, they are told in the system message.
     """
     written = [message.for_template() for message in messages]
-    if "tools" not in (tokenizer.chat_template or ""):
-        written, tools = messages_with_tools(written, tools or []), None
+    knows_tools = "tools" in (tokenizer.tool_template or "")
     kwargs = dict(template_kwargs or {})
     if reserved := kwargs.keys() & _RESERVED:
         raise InvalidRequest(f"chat_template_kwargs sets {', '.join(sorted(reserved))}.", "chat_template_kwargs")
@@ -62,12 +61,31 @@ async def encode_chat(
     # To continue a message is to ask for no new one.
     ask = not continue_final_message if add_generation_prompt is None else add_generation_prompt
 
-    def render() -> str:
+    def render(chat: list[dict[str, Any]]) -> str:
+        if not knows_tools:
+            chat = messages_with_tools(chat, tools or [])
         return tokenizer.apply_chat_template(
-            written, add_generation_prompt=ask, continue_final_message=continue_final_message, tools=tools, **kwargs
+            chat,
+            add_generation_prompt=ask,
+            continue_final_message=continue_final_message,
+            tools=tools if knows_tools else None,
+            **kwargs,
         )
 
-    text = _naming("messages", render)
+    def render_all() -> str:
+        """Some templates refuse the role `tool`, or leave it out: the model must see what its calls gave."""
+        results = [message["content"] for message in written if message["role"] == "tool"]
+        try:
+            text = render(written)
+        except TokenizerError:
+            if not results or knows_tools:
+                raise
+        else:
+            if knows_tools or all(result.strip() in text for result in results):
+                return text
+        return render(results_as_user(written))
+
+    text = _naming("messages", render_all)
     return await encode_text(
         tokenizer, text, add_special_tokens=add_special_tokens, param="messages", max_tokens=max_tokens
     )

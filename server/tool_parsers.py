@@ -186,7 +186,7 @@ def _calls(text: str, start: int, names: Collection[str] | None) -> _Found:
         at = _skip(text, end)
         if at < len(text) and text[at] in (",;" if not in_list else ","):
             at = _skip(text, at + 1)
-        elif not in_list:
+        elif not in_list and text[at : at + 1] != "{":
             found.end = end
             return found
     if found.calls and not in_list:
@@ -252,7 +252,8 @@ def _string(literal: str) -> str | None:
         value = json.loads(literal, strict=False)
     except ValueError:
         return None
-    return value if isinstance(value, str) else None
+    # An escape can spell half a surrogate pair, which no UTF-8 has.
+    return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace") if isinstance(value, str) else None
 
 
 _STRUCTURE = re.compile(r'"(?:[^"\\]|\\.)*(?P<closed>"?)|[{}\[\]]', re.DOTALL)

@@ -28,6 +28,10 @@ class Function(Schema):
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
 
+    def arguments_schema(self) -> dict[str, Any]:
+        """Arguments are an object, also where the schema does not say so."""
+        return {"type": "object", **(self.parameters or {})}
+
 
 class Tool(Schema):
     type: Literal["function"]
@@ -105,7 +109,7 @@ class ToolUse:
                     f"tool_choice names {choice.function.name!r}, which is no tool here.", "tool_choice"
                 )
             self.is_named = True
-            self.grammar = json_grammar(chosen[0].function.parameters or {"type": "object"})
+            self.grammar = json_grammar(chosen[0].function.arguments_schema())
             self.parser = arguments_parser(choice.function.name)
         elif choice == "required":
             self.grammar = json_grammar(_list_schema(tools, _MOST_CALLS if parallel else 1))
@@ -131,7 +135,7 @@ def _list_schema(tools: Sequence[Tool], most: int) -> dict[str, Any]:
     calls = []
     for i, tool in enumerate(tools):
         root = f"#/$defs/tool{i}"
-        schemas[f"tool{i}"] = _moved(tool.function.parameters or {"type": "object"}, root)
+        schemas[f"tool{i}"] = _moved(tool.function.arguments_schema(), root)
         properties = {"name": {"const": tool.function.name}, "arguments": {"$ref": root}}
         required = ["name", "arguments"]
         calls.append({"type": "object", "properties": properties, "required": required, "additionalProperties": False})
@@ -234,3 +238,15 @@ def messages_with_tools(messages: Sequence[Mapping[str, Any]], tools: Sequence[A
         system = f"{told[0]['content']}\n\n{system}"
         told = told[1:]
     return [{"role": "system", "content": system}, *told]
+
+
+def results_as_user(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """For a chat template that leaves out the role `tool`: its messages come from the user."""
+    names = {call["id"]: call["function"]["name"] for message in messages for call in message.get("tool_calls", ())}
+    told = []
+    for message in messages:
+        if message["role"] == "tool":
+            name = names.get(message.get("tool_call_id"), "the call")
+            message = {"role": "user", "content": f"Result of {name}: {message['content']}"}
+        told.append(dict(message))
+    return told

@@ -41,7 +41,7 @@ class ByteTokenizer:
     bos_token, bos_token_id = "<bos>", BOS
     eos_token, eos_token_id = "<eos>", EOS
     pad_token, pad_token_id = "<pad>", PAD
-    chat_template = "{{ messages }}"
+    chat_template = tool_template = "{{ messages }}"
     streams_bytes = True
 
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:

@@ -243,3 +243,37 @@ def test_an_aborted_answer_leaves_nothing() -> None:
     core.abort(AbortRequest("a"))
     core.check_integrity()
     assert not core.has_work
+
+
+def test_a_grammar_that_failed_is_compiled_anew_for_the_next() -> None:
+    core = fake_core(ScriptedRunner({"a": [[*b"{"], [*b"x"]]}), clock=still)
+    submit(core, "a", json_grammar())
+    assert core.grammars is not None
+    before = core.grammars.compile(json_grammar())
+    assert core.grammars.compile(json_grammar()) is before
+    core.step()
+    step = core.step()
+    assert [output.request_id for output in step.outputs] == []  # what it chose last says nothing
+    assert [failure.kind for failure in step.failures] == ["grammar"]
+    assert core.grammars.compile(json_grammar()) is not before
+
+
+def test_answers_of_one_grammar_share_it_only_so_often() -> None:
+    grammars = Grammars(ByteTokenizer, VOCAB_SIZE, [EOS])
+    first = grammars.compile(json_grammar())
+    for _ in range(64):
+        grammars.matcher(json_grammar())
+    assert grammars.compile(json_grammar()) is not first
+
+
+def test_too_complex_for_its_first_token_is_refused_when_compiled() -> None:
+    for _ in range(2):
+        with pytest.raises(InvalidRequest, match="cannot be used"):
+            BYTES.compile(regex_grammar("(a{1000}){1000}"))
+
+
+def test_formats_that_nobody_knows_are_notes() -> None:
+    schema = {"properties": {"format": {"type": "string", "format": "binary"}}, "const": {"format": "x"}}
+    BYTES.compile(json_grammar({"type": "object", "properties": schema["properties"]}))
+    assert takes(json_grammar({"const": {"format": "x"}}), '{"format": "x"}')
+    assert not takes(json_grammar({"type": "string", "format": "date"}), '"x"')

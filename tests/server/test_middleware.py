@@ -79,7 +79,7 @@ async def test_cors_only_for_the_origins_that_are_set() -> None:
 
 async def test_keys_from_a_file(tmp_path: Path) -> None:
     file = tmp_path / "keys"
-    file.write_text("# who has which\nfrom-file \n\nanother\n")
+    file.write_text("from-file \n# who has which\n\nanother\n", encoding="utf-8-sig")
     async with serving([[65], [EOS]], settings={"api_key_file": file, "api_key": "from-option"}) as server:
         for key, status in (("from-file", 200), ("another", 200), ("from-option", 200), ("# who has which", 401)):
             response = await server.post(COMPLETIONS, {"prompt": "a"}, headers={"Authorization": f"Bearer {key}"})

@@ -132,3 +132,10 @@ def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None
         main(["--version"])
     assert caught.value.code == 0
     assert capsys.readouterr().out.startswith("hamburger ")
+
+
+@pytest.mark.parametrize("value", ["", " ", ",", " , "])
+@pytest.mark.parametrize("name", ["api_key", "cors_origin"])
+def test_a_list_that_is_given_but_empty_is_refused(name: str, value: str) -> None:
+    with pytest.raises(SettingsError, match="empty"):
+        load_settings({name: value})

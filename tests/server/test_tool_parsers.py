@@ -49,6 +49,7 @@ CASES: list[tuple[Family, str, str, list[ToolCall]]] = [
     ("json", f' {{"name": "get_weather", "arguments": {ARGS}}}\n', "", [W]),
     ("json", '```json\n{"name": "add", "arguments": {"a":1}}\n```', "", [A]),
     ("json", '[{"name": "add", "arguments": {"a":1}},{"name": "add", "arguments": {"a":1}}]', "", [A, A]),
+    ("json", '{"name": "add", "arguments": {"a":1}}\n{"name": "add", "arguments": {"a":1}}', "", [A, A]),
     ("json", '{"answer": 42}', '{"answer": 42}', []),
     ("json", "```python\nprint()\n```", "```python\nprint()\n```", []),
     ("json", "[1, 2]", "[1, 2]", []),
@@ -167,3 +168,10 @@ def test_a_forced_list() -> None:
 )
 def test_the_family_is_read_from_the_template(template: str | None, family: Family) -> None:
     assert family_of(template) == family
+
+
+def test_half_a_surrogate_pair_is_replaced() -> None:
+    text = r'<tool_call>{"name": "add", "arguments": "{\"a\": \"\ud83d\"}"}</tool_call>'
+    [call] = parser_of("hermes", NAMES)(text, True).calls
+    assert json.loads(call.arguments) == {"a": "\ufffd"}
+    call.arguments.encode()

@@ -129,7 +129,7 @@ async def test_calls_and_their_results_come_back_as_messages() -> None:
 class Hermes(ByteTokenizer):
     """A tokenizer whose template knows tools, and whose calls begin with a special token."""
 
-    chat_template = "{{ tools }}<tool_call>"
+    tool_template = "{{ tools }}<tool_call>"
 
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
         return [BOS] if text == "<tool_call>" else super().encode(text)
@@ -186,3 +186,29 @@ async def test_the_whole_answer_of_many_choices_keeps_their_calls_apart() -> Non
         answer = await server.chat(tools=[WEATHER], n=2)
     assert ["tool_calls" in choice["message"] for choice in answer["choices"]] == [True, False]
     assert json.loads(answer["choices"][0]["message"]["tool_calls"][0]["function"]["arguments"]) == {"city": "Rom"}
+
+
+class NoToolRole(ByteTokenizer):
+    """A template that leaves out whoever is neither user nor assistant."""
+
+    def apply_chat_template(self, messages: Any, **kwargs: Any) -> str:
+        return super().apply_chat_template(
+            [m for m in messages if m["role"] in ("system", "user", "assistant")], **kwargs
+        )
+
+
+async def test_a_result_is_told_though_the_template_leaves_its_role_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("serving.ByteTokenizer", NoToolRole)
+    made = {"id": "call_1", "function": {"name": "now", "arguments": "{}"}}
+    result = {"role": "tool", "tool_call_id": "call_1", "content": "12:34"}
+    async with serving([[EOS]], **ROOM) as server:
+        await server.chat(messages=[*HELLO, {"role": "assistant", "tool_calls": [made]}, result], tools=[NOW])
+        assert told(server).endswith("user: Result of now: 12:34\nassistant: ")
+
+
+async def test_forced_arguments_are_an_object_though_the_schema_does_not_say_so() -> None:
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"properties": {"a": {"format": "binary"}}}}}
+    named = {"type": "function", "function": {"name": "f"}}
+    async with serving([[*b"5"]], **ROOM) as server:
+        status, _ = await server.refused(CHAT, {"messages": HELLO, "tools": [tool], "tool_choice": named})
+    assert status == 400  # the script writes what the grammar forbids
