@@ -235,6 +235,7 @@ class AsyncEngine:
         life.stopped.set_result(event)
         if not life.ready.done():
             life.ready.set_exception(event.error or EngineDead("The engine ended before it was ready."))
+            return  # nothing was asked of it
         if event.error is None:
             return
         if life is self._life:

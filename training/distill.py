@@ -116,6 +116,7 @@ def run(args: argparse.Namespace) -> int:
         dtype=args.dtype,
         max_num_seqs=args.max_num_seqs,
         max_model_len=args.max_model_len,
+        prefix_cache=False,  # what was computed for one prompt must not round the answer to another
         on_progress=lambda line: console.print(line, markup=False),
     )
     tally = distill(llm, prompts, args.out, settings, model_name=name, console=console)

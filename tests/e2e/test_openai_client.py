@@ -169,7 +169,7 @@ async def test_32_concurrent_streams_give_their_own_answers(grafted: RealServer)
         (openai.BadRequestError, {"max_tokens": -1}),
         (openai.BadRequestError, {"extra_body": {"confidence": 2}}),
         (openai.BadRequestError, {"messages": [{"role": "user", "content": "word " * 60000}]}),
-        (openai.BadRequestError, {"tools": [{"type": "function", "function": {"name": "f", "parameters": {}}}]}),
+        (openai.BadRequestError, {"tools": [{"type": "function", "function": {"name": "not a name"}}]}),
     ],
 )
 def test_errors_are_the_clients_own_exceptions(

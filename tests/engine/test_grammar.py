@@ -208,17 +208,20 @@ def answers(core: EngineCore, grammars: Sequence[str], confidence: float) -> tup
     return texts, sizes
 
 
-@pytest.mark.parametrize("short_list", [None, 120])
-@pytest.mark.parametrize("confidence", [0.0, 0.5, 1.0])
-def test_a_hundred_random_schemas_are_followed_at_every_confidence(confidence: float, short_list: int | None) -> None:
+@pytest.mark.parametrize(
+    ("confidence", "short_list", "number"), [(0.0, None, 100), (0.5, None, 100), (1.0, None, 100), (0.0, 120, 30)]
+)
+def test_random_schemas_are_followed_at_every_confidence(
+    confidence: float, short_list: int | None, number: int
+) -> None:
     draw = random.Random(11)
-    schemas = [random_schema(draw) for _ in range(100)]
+    schemas = [random_schema(draw) for _ in range(number)]
     core = core_with_pieces(short_list, num_blocks=120)  # short of what 16 answers need, so some are preempted
     texts, sizes = answers(core, [json_grammar(schema) for schema in schemas], confidence)
     finished = [(schema, text) for schema, text in zip(schemas, texts, strict=True) if text is not None]
     for schema, text in finished:
         jsonschema.validate(json.loads(text), schema)
-    assert len(finished) > 60
+    assert len(finished) > 0.6 * number
     assert (max(sizes) > 1) == (confidence < 1)
 
 
@@ -264,12 +267,6 @@ def test_answers_of_one_grammar_share_it_only_so_often() -> None:
     for _ in range(64):
         grammars.matcher(json_grammar())
     assert grammars.compile(json_grammar()) is not first
-
-
-def test_too_complex_for_its_first_token_is_refused_when_compiled() -> None:
-    for _ in range(2):
-        with pytest.raises(InvalidRequest, match="cannot be used"):
-            BYTES.compile(regex_grammar("(a{1000}){1000}"))
 
 
 def test_formats_that_nobody_knows_are_notes() -> None:
