@@ -124,7 +124,7 @@ def test_the_echoed_text_is_the_prompt(embedded: RealServer) -> None:
 
 def test_50_texts_are_scored_as_transformers_does(grafted: RealServer, peer: Any) -> None:
     draw = random.Random(1)
-    texts = [random_text(draw) * draw.choice([1, 1, 4]) for _ in range(50)]
+    texts = [random_text(draw) for _ in range(50)]
     client = OpenAI(base_url=f"{grafted.url}/v1", api_key="none", max_retries=0)
     for start in range(0, 50, 10):
         asked = [httpx.post(f"{grafted.url}/tokenize", json={"prompt": t}) for t in texts[start : start + 10]]

@@ -17,7 +17,7 @@ from hamburger.engine.messages import AbortRequest, StepOutputs, SubmitRequest
 from hamburger.engine.sampling_params import SamplingParams
 
 CONTEXT = 48
-QUEUE_SECONDS = 40.0  # a step takes one second
+QUEUE_SECONDS = 15.0  # a step takes one second
 
 
 @dataclass
@@ -35,7 +35,7 @@ class Life:
     seen: Counter[str] = field(default_factory=Counter)
 
     def play(self) -> None:
-        num_requests = self.draw.randint(1, 14)
+        num_requests = self.draw.randint(1, 8)
         arrivals = sorted(self.draw.randint(0, 12) for _ in range(num_requests))
         drains_at = self.draw.randint(1, 40) if self.draw.random() < 0.1 else None
         while arrivals or self.core.has_work:
