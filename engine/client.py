@@ -317,7 +317,7 @@ class AsyncEngine:
         if failure.kind == "queue_timeout":
             return QueueTimeout(failure.message, self._seconds_until_finished(1, self._clock()))
         if failure.kind == "grammar":
-            return InvalidRequest(failure.message, "response_format")
+            return InvalidRequest(failure.message)  # a format, structured_outputs or a tool asked for it
         return EngineDraining(failure.message) if failure.kind == "draining" else EngineDead(failure.message)
 
 

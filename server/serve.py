@@ -231,7 +231,7 @@ def _greeting(settings: ServeSettings, info: EngineInfo, url: str, model_name: s
     else:
         path = "/v1/chat/completions"
         body |= {"messages": [{"role": "user", "content": "Hello!"}], "stream": True}
-    key = " -H 'Authorization: Bearer YOUR_KEY'" if settings.api_keys() else ""
+    key = " -H 'Authorization: Bearer YOUR_KEY'" if settings.api_key or settings.api_key_file else ""
     curl = f"curl -N {url}{path}{key} -H 'Content-Type: application/json' -d {shlex.quote(json.dumps(body))}"
     return (
         f"{indent.join(lines)}\n\nHAMburger serves on {url} (API pages: {url}/docs). Ctrl-C stops it. Try:\n\n{curl}\n"
