@@ -21,7 +21,7 @@ BuildCore = Callable[[], tuple[EngineCore, EngineInfo]]
 
 
 class ThreadHost:
-    """An EngineHost (client.py). The core, and torch, are built inside the thread by `build`."""
+    """An EngineHost (host.py). The core, and torch, are built inside the thread by `build`."""
 
     def __init__(self, build: BuildCore) -> None:
         self._build = build
