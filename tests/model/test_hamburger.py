@@ -12,7 +12,7 @@ from hamburger.engine.messages import SubmitRequest
 from hamburger.model.assemble import assemble
 from hamburger.model.config import ModelConfig
 from hamburger.model.embedder import CompositionalEmbedder
-from hamburger.model.linear import PackedLinear, can_pack
+from hamburger.model.linear import PackedLinear, can_pack, compiled_rows
 from small_models import (
     CPU,
     core_of,
@@ -217,7 +217,7 @@ def test_merging_a_batch_equals_merging_each_group() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("rows", [1, 5, 16, 100])
+@pytest.mark.parametrize("rows", [1, 5, 16, 65, 100, 257])
 def test_packed_linear_equals_linear(dtype: torch.dtype, rows: int) -> None:
     if not can_pack(dtype, CPU):
         pytest.skip("this build of torch has no blocked weights")
@@ -228,4 +228,15 @@ def test_packed_linear_equals_linear(dtype: torch.dtype, rows: int) -> None:
         packed = PackedLinear(linear.weight, linear.bias)(x)
         exact = nn.functional.linear(x.double(), linear.weight.double(), linear.bias.double())
         error = (packed.double() - exact).norm() / exact.norm()
+        several = PackedLinear(linear.weight, linear.bias)(x.expand(3, -1, -1))
+    assert packed.shape == (rows, 40)
     assert error < {torch.float32: 1e-6, torch.bfloat16: 4e-3}[dtype]
+    for part in several:
+        torch.testing.assert_close(part, packed, atol=0.05, rtol=0.01)
+
+
+def test_kernels_are_compiled_for_few_numbers_of_rows() -> None:
+    sizes = {rows: compiled_rows(rows) for rows in range(1025)}
+    assert all(rows <= size <= max(rows, 1.25 * rows) for rows, size in sizes.items())
+    assert all(sizes[rows] == rows for rows in range(65))
+    assert len({size for rows, size in sizes.items() if 64 < rows <= 512}) == 20
