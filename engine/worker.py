@@ -23,11 +23,10 @@ from typing import Any
 
 from hamburger.engine.config import EngineArgs
 from hamburger.engine.core import EngineCore
-from hamburger.engine.errors import InvalidRequest
 from hamburger.engine.events import EngineReady, Message
 from hamburger.engine.grammar import Grammars
 from hamburger.engine.loop import Inbox, run_loop
-from hamburger.engine.messages import EngineInfo, SubmitRequest
+from hamburger.engine.messages import AbortRequest, EngineInfo, SubmitRequest
 from hamburger.engine.wire import Encoder, Ended, Failed, Progress, frames
 from hamburger.model.config import ConfigError
 from hamburger.model.sources import CheckpointError
@@ -63,7 +62,7 @@ def main(argv: list[str]) -> int:
             return _FAILED
         reader = Reader(incoming, inbox, outbox)
         core, info = _builder(argv[2])(args, lambda line: outbox.put(Progress(line)))
-        reader.grammars = core.grammars
+        reader.compile_with(core.grammars)
         threading.Thread(target=_give_memory_back, name="hamburger-memory", daemon=True).start()
         outbox.put(EngineReady(info, core.config))
         run_loop(core, inbox, outbox.put)
@@ -117,15 +116,20 @@ class Reader:
     """Messages into the inbox, from a thread of its own, until the server has gone: then nobody waits for an answer."""
 
     def __init__(self, incoming: Iterator[Any], inbox: Inbox, outbox: Outbox) -> None:
-        self.grammars: Grammars | None = None
+        self._compiler: Compiler | None = None
         self._incoming, self._inbox, self._outbox = incoming, inbox, outbox
         threading.Thread(target=self._read, name="hamburger-inbox", daemon=True).start()
+
+    def compile_with(self, grammars: Grammars | None) -> None:
+        """From now on, compile a request's grammar before the core sees the request, so that no step waits for it."""
+        if grammars is not None:
+            self._compiler = Compiler(grammars, self._inbox)
 
     def _read(self) -> None:
         try:
             for message in self._incoming:
-                self._prepare(message)
-                self._inbox.put(message)
+                if self._compiler is None or not self._compiler.takes(message):
+                    self._inbox.put(message)
         except OSError:
             pass
         except Exception as error:  # who sent it would wait for ever
@@ -134,11 +138,34 @@ class Reader:
         finally:
             os._exit(_FAILED)
 
-    def _prepare(self, message: Message) -> None:
-        """Compile a request's grammar here, so that no step waits for it; the core then finds it compiled."""
-        if self.grammars is not None and isinstance(message, SubmitRequest) and message.params.grammar is not None:
-            with contextlib.suppress(InvalidRequest):  # the core meets it again, and tells
-                self.grammars.compile(message.params.grammar)
+
+class Compiler:
+    """Compiles requests' grammars in a thread of its own, then puts them into the inbox. Others overtake them."""
+
+    def __init__(self, grammars: Grammars, inbox: Inbox) -> None:
+        self._grammars, self._inbox = grammars, inbox
+        self._waiting: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self._ids: set[str] = set()  # of the requests that wait: their aborts must not overtake them
+        threading.Thread(target=self._run, name="hamburger-grammars", daemon=True).start()
+
+    def takes(self, message: Message) -> bool:
+        """Whether it goes this way."""
+        if isinstance(message, SubmitRequest) and message.params.grammar is not None:
+            self._ids.add(message.request_id)
+        elif not (isinstance(message, AbortRequest) and message.request_id in self._ids):
+            return False
+        self._waiting.put(message)
+        return True
+
+    def _run(self) -> None:
+        while True:
+            message = self._waiting.get()
+            if isinstance(message, SubmitRequest) and message.params.grammar is not None:
+                with contextlib.suppress(Exception):  # the core meets it again, and tells
+                    self._grammars.compile(message.params.grammar)
+            self._inbox.put(message)
+            if isinstance(message, SubmitRequest):
+                self._ids.discard(message.request_id)
 
 
 def _give_memory_back() -> None:

@@ -16,6 +16,8 @@ from hamburger.server.context import ServedModel, ServerContext
 from hamburger.server.errors import add_error_handlers
 from hamburger.server.metrics import ServerMetrics
 from hamburger.server.middleware import REQUEST_ID, RequestIds
+from hamburger.server.openapi import document
+from hamburger.server.protocol import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from hamburger.server.routes import model_routes, operation_routes
 from hamburger.server.tool_parsers import family_of
 from hamburger.server.vocabulary import ServerTokenizer
@@ -40,6 +42,7 @@ def create_app(
     app.include_router(completion_routes(context), dependencies=key_needed)
     app.include_router(model_routes(context), dependencies=key_needed)
     app.include_router(operation_routes(context), dependencies=[] if settings.public_operation else key_needed)
+    document(app, ChatBody, CompletionBody, TokenizeBody, DetokenizeBody)
     if settings.cors_origin:
         app.add_middleware(
             CORSMiddleware,

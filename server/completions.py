@@ -14,10 +14,10 @@ from hamburger.engine.sampling_params import SamplingParams
 from hamburger.server.body import read_body
 from hamburger.server.context import ServerContext, choose_confidence
 from hamburger.server.echo import Echo
+from hamburger.server.openapi import REFUSED, STREAM, body_of
 from hamburger.server.prompts import encode_chat, encode_text
 from hamburger.server.protocol import ChatBody, CompletionBody, GenerationBody, named_as_written
 from hamburger.server.responses import ChatReply, CompletionReply, Reply
-from hamburger.server.routes import body_schema
 from hamburger.server.streaming import EventStream, Generation, collect, unless_client_leaves
 from hamburger.server.structured import compiled, grammar_of
 from hamburger.server.tools import ToolStream, ToolUse
@@ -27,10 +27,10 @@ _DEFAULT_TOKENS = 16  # what the OpenAI API says of completions
 
 def completion_routes(context: ServerContext) -> APIRouter:
     """The two endpoints that generate."""
-    router = APIRouter(tags=["generation"])
+    router = APIRouter(tags=["generation"], responses=REFUSED | STREAM)
     tokenizer = context.tokenizer
 
-    @router.post("/v1/chat/completions", openapi_extra=body_schema(ChatBody))
+    @router.post("/v1/chat/completions", openapi_extra=body_of(ChatBody))
     async def chat_completions(request: Request) -> Response:
         """An answer to a conversation, as JSON or as server-sent events."""
         body = await read_body(request, ChatBody, context.settings.max_body_size)
@@ -50,7 +50,7 @@ def completion_routes(context: ServerContext) -> APIRouter:
         reply = ChatReply(body, context.served, tokenizer, len(prompt), len(params), tools=streams)
         return await _answer(context, request, body, [(prompt, choice) for choice in params], reply)
 
-    @router.post("/v1/completions", openapi_extra=body_schema(CompletionBody))
+    @router.post("/v1/completions", openapi_extra=body_of(CompletionBody))
     async def completions(request: Request) -> Response:
         """The continuation of one or more prompts. Choice index = prompt index x n + choice."""
         body = await read_body(request, CompletionBody, context.settings.max_body_size)

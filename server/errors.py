@@ -13,6 +13,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -20,6 +21,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from hamburger.engine.errors import (
     ContextOverflow,
@@ -31,7 +33,8 @@ from hamburger.engine.errors import (
     QueueFull,
     TokenizerError,
 )
-from hamburger.server.middleware import REQUEST_ID
+
+logger = logging.getLogger(__name__)
 
 _RETRY_UNAVAILABLE = 5  # seconds: about what a restart takes
 
@@ -94,9 +97,7 @@ def add_error_handlers(app: FastAPI, on_failure: Callable[[int], None]) -> None:
         return JSONResponse(error_body(error), status_code=error.status, headers=error.headers)
 
     async def known(request: Request, error: Exception) -> JSONResponse:
-        response = respond(to_api_error(error))
-        response.headers.setdefault(REQUEST_ID, request.scope.get("request_id", ""))
-        return response
+        return respond(to_api_error(error))
 
     async def http(request: Request, error: Exception) -> JSONResponse:
         if not isinstance(error, HTTPException):
@@ -118,7 +119,30 @@ def add_error_handlers(app: FastAPI, on_failure: Callable[[int], None]) -> None:
     app.add_exception_handler(HamburgerError, known)
     app.add_exception_handler(HTTPException, http)
     app.add_exception_handler(RequestValidationError, invalid)
-    app.add_exception_handler(Exception, known)  # raised again afterwards: uvicorn logs it
+    app.add_middleware(UnforeseenErrors, respond=lambda error: respond(to_api_error(error)))
+
+
+class UnforeseenErrors:
+    """Answers what nobody caught, inside of all other middleware: this answer gets its id and CORS headers too."""
+
+    def __init__(self, app: ASGIApp, respond: Callable[[Exception], JSONResponse]) -> None:
+        self._app, self._respond = app, respond
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        has_begun = False
+
+        async def watched(message: Message) -> None:
+            nonlocal has_begun
+            has_begun = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, watched)
+        except Exception as error:
+            if has_begun or scope["type"] != "http":
+                raise
+            logger.exception("A request failed.")
+            await self._respond(error)(scope, receive, send)
 
 
 def _type(status: int) -> str:

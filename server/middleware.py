@@ -33,9 +33,6 @@ class RequestIds:
             return
         given = Headers(scope=scope).get(REQUEST_ID, "")
         request_id = given if _USABLE_ID.fullmatch(given) else uuid.uuid4().hex
-        scope["request_id"] = (
-            request_id  # for the answer to an error that nobody foresaw, which is made outside of this
-        )
         start, status, size = time.monotonic(), 499, 0  # 499: the client left before an answer
 
         async def send_with_id(message: Message) -> None:

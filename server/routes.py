@@ -6,16 +6,16 @@ from importlib.metadata import version
 from typing import Any
 
 from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import JSONResponse, PlainTextResponse, Response
 
 from hamburger.engine.client import EngineHealth
 from hamburger.engine.errors import InvalidRequest
 from hamburger.server.body import read_body
 from hamburger.server.context import ServerContext
 from hamburger.server.metrics import CONTENT_TYPE
+from hamburger.server.openapi import REFUSED, body_of
 from hamburger.server.prompts import encode_chat, encode_text
 from hamburger.server.protocol import DetokenizeBody, TokenizeBody
-from hamburger.server.schema import Schema
 
 # A step is one macro-step; the longest that a prefill chunk may take on a slow CPU is far below this.
 HUNG_IN_STEP_SECONDS = 120.0
@@ -23,15 +23,9 @@ HUNG_IN_STEP_SECONDS = 120.0
 HUNG_BETWEEN_STEPS_SECONDS = 30.0
 
 
-def body_schema(schema: type[Schema]) -> dict[str, Any]:
-    """The request body for the OpenAPI pages; the body itself is read and checked by body.py."""
-    content = {"application/json": {"schema": schema.model_json_schema()}}
-    return {"requestBody": {"required": True, "content": content}}
-
-
 def model_routes(context: ServerContext) -> APIRouter:
     """What is served, and its tokenizer."""
-    router = APIRouter(tags=["model"])
+    router = APIRouter(tags=["model"], responses=REFUSED)
     served, tokenizer, info = context.served, context.tokenizer, context.engine.info
 
     @router.get("/v1/models")
@@ -45,7 +39,7 @@ def model_routes(context: ServerContext) -> APIRouter:
         served.confidence_of(model_id)
         return served.card(model_id)
 
-    @router.post("/tokenize", openapi_extra=body_schema(TokenizeBody))
+    @router.post("/tokenize", openapi_extra=body_of(TokenizeBody))
     async def tokenize(request: Request) -> dict[str, Any]:
         """The token ids of a prompt, or of messages as the chat template writes them."""
         body = await read_body(request, TokenizeBody, context.settings.max_body_size)
@@ -70,7 +64,7 @@ def model_routes(context: ServerContext) -> APIRouter:
             "token_strs": texts if body.return_token_strs else None,
         }
 
-    @router.post("/detokenize", openapi_extra=body_schema(DetokenizeBody))
+    @router.post("/detokenize", openapi_extra=body_of(DetokenizeBody))
     async def detokenize(request: Request) -> dict[str, Any]:
         """The text of token ids, special tokens included."""
         body = await read_body(request, DetokenizeBody, context.settings.max_body_size)
@@ -99,13 +93,18 @@ def operation_routes(context: ServerContext) -> APIRouter:
     router = APIRouter(tags=["operation"])
     engine = context.engine
 
-    @router.get("/health")
+    unavailable: dict[int | str, dict[str, Any]] = {
+        "4XX": REFUSED["4XX"],
+        503: {"description": "It is not.", "content": {"application/json": {}}},
+    }
+
+    @router.get("/health", responses=unavailable)
     async def health() -> JSONResponse:
         """Liveness: 503 when the engine is dead or hangs. Draining is alive, and so is a long prefill."""
         fault = liveness_fault(engine.health())
         return _status(fault, "ok")
 
-    @router.get("/ready")
+    @router.get("/ready", responses=unavailable)
     async def ready() -> JSONResponse:
         """Readiness: 503 when new requests should go elsewhere (dead, hanging, draining, queue full)."""
         state = engine.health()
@@ -116,12 +115,12 @@ def operation_routes(context: ServerContext) -> APIRouter:
             fault = f"full: {state.num_waiting} requests wait"
         return _status(fault, "ready")
 
-    @router.get("/metrics")
+    @router.get("/metrics", response_class=PlainTextResponse, responses=REFUSED)
     async def metrics() -> Response:
         """Prometheus text."""
         return Response(context.metrics.render(), headers={"Content-Type": CONTENT_TYPE})
 
-    @router.get("/version")
+    @router.get("/version", responses=REFUSED)
     async def server_version() -> dict[str, str]:
         """The version of this server."""
         return {"version": version("hamburger-serve")}

@@ -17,6 +17,7 @@ from hamburger.engine.config import EngineConfig
 from hamburger.engine.core import EngineCore
 from hamburger.engine.errors import InvalidRequest
 from hamburger.engine.grammar import Grammars, choice_grammar, json_grammar, lark_grammar, regex_grammar
+from hamburger.engine.json_numbers import MAX_DIGITS, DigitTokens, NumberLimit
 from hamburger.engine.messages import AbortRequest, RequestFailed, StepOutputs, SubmitRequest
 from hamburger.engine.runner import Runner
 from hamburger.engine.sampling_params import SamplingParams
@@ -50,6 +51,12 @@ def allowed(matcher: Any) -> Any:
         (json_grammar(), ['{"a": [1, {"b": null}]}', "{}", '{\n    "a": 1\n}'], ["[]", "1", '{"a": 1', '{  "a": 1}']),
         (json_grammar({"type": "array", "items": {"enum": ["ä", 2]}}), ['["ä", 2]', "[]"], ['["b"]', "{}"]),
         (json_grammar(True), ["1", '"x"', "null"], ["x"]),
+        (json_grammar({"format": "time", "type": "string"}), ['"12:30:00.123456789Z"'], ['"12:30:00.1234567891Z"']),
+        (json_grammar({"format": "date-time", "type": "string"}), ['"2024-02-29T12:30:00+01:00"'],
+         ['"2024-01-01T12:30:00.' + "0" * 10 + 'Z"']),
+        (json_grammar({"format": "duration", "type": "string"}), ['"P1Y2M3DT4H5M6S"'], ['"P' + "1" * 10 + 'D"']),
+        (json_grammar({"format": "time", "type": "string", "pattern": "[.]"}),
+         ['"12:30:00.12345678910Z"'], ['"12:30:00Z"']),
         (choice_grammar(["yes", "no (maybe)", "a\nb", ""]), ["yes", "no (maybe)", "a\nb", ""], ["no", "yess", "n"]),
         (regex_grammar("[0-9]{3}-[a-z]+"), ["123-abc"], ["12-abc", "123-"]),
         (lark_grammar('start: "a" NUM\nNUM: /[0-9]+/'), ["a1", "a123"], ["a", "b1"]),
@@ -58,6 +65,46 @@ def allowed(matcher: Any) -> Any:
 def test_texts(grammar: str, good: list[str], bad: list[str]) -> None:
     assert [takes(grammar, text) for text in good] == [True] * len(good)
     assert [takes(grammar, text) for text in bad] == [False] * len(bad)
+
+
+@pytest.mark.parametrize(
+    ("schema", "text", "goes_on"),
+    [
+        ({"type": "number"}, "0." + "3" * MAX_DIGITS, False),
+        ({"type": "number"}, "0." + "3" * (MAX_DIGITS - 1), True),
+        ({"type": "number"}, "-" + "10" * (MAX_DIGITS // 2), False),
+        ({"type": "integer"}, "1" * MAX_DIGITS, False),
+        ({"type": "number"}, "1" * MAX_DIGITS + ".", True),  # a fraction counts for itself, and needs a digit
+        ({"type": "number"}, "0.5e-" + "1" * MAX_DIGITS, False),
+        ({"type": "string"}, '"\\"' + "1" * 60, True),
+        ({"type": "array"}, '["a\\\\", ' + "1" * MAX_DIGITS, False),
+        ({"type": "array"}, '["' + "1" * 30 + '", 1', True),
+    ],
+)
+def test_digits_in_a_row_have_an_end(schema: dict[str, Any], text: str, goes_on: bool) -> None:
+    matcher = BYTES.matcher(json_grammar(schema))
+    for token_id in text.encode():
+        assert allowed(matcher)[token_id]
+        matcher.advance(token_id)
+    assert allowed(matcher)[list(b"0123456789")].any() == goes_on
+    matcher.go_back(1)
+    assert allowed(matcher)[text.encode()[-1]]
+    matcher.go_back(len(text) - 1)
+    assert allowed(matcher)[text.encode()[0]]
+
+
+def test_a_number_that_may_not_end_yet_goes_on() -> None:
+    limit = NumberLimit(DigitTokens([b"1", b"2a", b",", b'"1'], 1))
+    for _ in range(MAX_DIGITS):
+        limit.advance(0)
+    for before, after in ((0b0011, 0b0011), (0b1111, 0b1100), (0b0111, 0b0100), (0, 0)):
+        mask = np.array([before], dtype=np.int32)
+        limit.narrow(mask)
+        assert mask.tolist() == [after]
+
+
+def test_a_regular_expression_has_as_many_digits_as_it_says() -> None:
+    assert takes(regex_grammar("[0-9]+"), "1" * 100)
 
 
 @pytest.mark.parametrize(

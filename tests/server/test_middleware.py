@@ -32,11 +32,15 @@ async def test_a_request_keeps_its_id_or_gets_one() -> None:
             assert re.fullmatch("[0-9a-f]{32}", response.headers["x-request-id"])
 
 
-async def test_an_error_that_nobody_foresaw_has_the_id_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with serving() as server:
+async def test_an_error_that_nobody_foresaw_has_all_headers_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    logged: list[str] = []
+    async with serving(settings={"cors_origin": ["https://a.example"]}) as server:
         monkeypatch.setattr(server.metrics, "render", lambda: 1 / 0)
-        response = await server.client.get("/metrics", headers={"X-Request-Id": "mine"})
+        monkeypatch.setattr("hamburger.server.errors.logger.exception", logged.append)
+        response = await server.client.get("/metrics", headers={"X-Request-Id": "mine", "Origin": "https://a.example"})
     assert response.status_code == 500
+    assert response.headers["access-control-allow-origin"] == "https://a.example"
+    assert len(logged) == 1
     assert response.headers["x-request-id"] == "mine"
     assert "division" not in response.text
 

@@ -1,0 +1,45 @@
+"""The thread of the engine's process that compiles grammars."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from typing import Any, cast
+
+from hamburger.engine.events import Message, Stop
+from hamburger.engine.grammar import Grammars
+from hamburger.engine.messages import AbortRequest, SubmitRequest
+from hamburger.engine.worker import Compiler
+from small_models import params
+
+
+class SlowGrammars:
+    """Compiles when it may, and fails on each."""
+
+    def __init__(self) -> None:
+        self.may_go_on = threading.Event()
+
+    def compile(self, grammar: str) -> Any:
+        assert self.may_go_on.wait(10)
+        raise ValueError(grammar)
+
+
+def submit(request_id: str, grammar: str | None) -> SubmitRequest:
+    return SubmitRequest(request_id, [1], params(grammar=grammar), 0.0)
+
+
+def test_others_overtake_a_grammar_and_its_own_abort_does_not() -> None:
+    grammars, inbox = SlowGrammars(), queue.SimpleQueue[Message]()
+    compiler = Compiler(cast(Grammars, grammars), inbox)
+    slow: list[Message] = [submit("slow", "a"), AbortRequest("slow"), submit("second", "b")]
+    assert all(compiler.takes(message) for message in slow)
+    others: list[Message] = [submit("plain", None), AbortRequest("plain"), Stop()]
+    assert not any(compiler.takes(message) for message in others)
+    assert inbox.empty()
+    grammars.may_go_on.set()
+    # What cannot be compiled goes on as well: the core refuses it.
+    assert [inbox.get(timeout=10) for _ in slow] == slow
+    deadline = threading.Event()
+    while compiler.takes(AbortRequest("second")):  # until the thread has let go of it
+        assert not deadline.wait(0.01)
+        inbox.get(timeout=10)
