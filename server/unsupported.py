@@ -1,4 +1,4 @@
-"""Fields of the OpenAI and vLLM APIs that this server knows but does not serve: a clear 400, never silently ignored.
+"""Fields of the OpenAI, vLLM and llama.cpp APIs that this server knows but does not serve: a clear 400, never silently ignored.
 
 A value that asks for nothing (what the API does anyway) passes, and so does null.
 """
@@ -39,7 +39,28 @@ _COMMON: dict[str, AsksNothing] = {
     "guided_regex": _only(),
     "guided_choice": _only(),
     "guided_grammar": _only(),
+    "guided_whitespace_pattern": _only(),
+    "structural_tag": _only(),
 }
+
+# llama.cpp's own; its cache_prompt, id_slot and the like change no answer.
+_LLAMA_CPP: dict[str, AsksNothing] = {
+    "n_predict": _only(-1),
+    "n_probs": _only(0),
+    "repeat_penalty": _only(1, 1.0),
+    "typical_p": _only(1, 1.0),
+    "mirostat": _only(0),
+    "dynatemp_range": _only(0, 0.0),
+    "dry_multiplier": _only(0, 0.0),
+    "xtc_probability": _only(0, 0.0),
+    "top_n_sigma": _only(-1, -1.0),
+    "t_max_predict_ms": _only(0, -1),
+    "grammar": _EMPTY,
+    "json_schema": _only(),
+    "samplers": _EMPTY,
+    "lora": _EMPTY,
+}
+_COMMON |= _LLAMA_CPP
 
 UNSUPPORTED_CHAT: dict[str, AsksNothing] = _COMMON | {
     "functions": _EMPTY,

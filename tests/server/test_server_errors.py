@@ -23,7 +23,9 @@ BAD_BOTH: list[tuple[str, Any]] = [
     ("stream_options", {"include_usage": True}), ("ignore_eos", 1), ("skip_special_tokens", "no"), ("confidence", 1.1),
     ("confidence", -0.1), ("confidence", "0.5"), ("confidence", True), ("return_groups", 1), ("model", 5), ("user", 1),
     ("store", True), ("service_tier", "flex"),
-    ("echo", "yes"), ("guided_json", {}), ("use_beam_search", True),
+    ("echo", "yes"), ("guided_json", {}), ("use_beam_search", True), ("structural_tag", "x"),
+    ("n_predict", 5), ("repeat_penalty", 1.1), ("grammar", "root ::= x"), ("json_schema", {}), ("mirostat", 2),
+    ("dry_multiplier", 0.8), ("typical_p", 0.9), ("samplers", ["top_k"]),
     ("prompt_logprobs", 1), ("min_tokens", 300), ("model", f"{MODEL}@1.5"), ("model", f"{MODEL}@-1"),
 ]  # fmt: skip
 BAD_CHAT: list[tuple[str, Any]] = [

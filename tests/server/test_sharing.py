@@ -81,8 +81,9 @@ async def test_lower_goes_first() -> None:
 
 
 def _known(server: Served, number: int) -> bool:
+    """Whether the engine has so many requests, and the first of them is in its step."""
     health = server.engine.health()
-    return health.num_running + health.num_waiting >= number
+    return health.num_running + health.num_waiting >= number and health.seconds_in_step is not None
 
 
 @pytest.mark.parametrize("priority", [2**31, -(2**31) - 1, 1.5, "high", True])
