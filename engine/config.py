@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 from hamburger.model.config import ConfigError
+
+Quantization = Literal["auto", "none", "int4"]
+QUANTIZATIONS: tuple[Quantization, ...] = get_args(Quantization)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,6 +23,7 @@ class EngineArgs:
     kv_cache_memory: bytes for the KV pool; None sizes it from free memory. block_size: slots of one block.
     confidence: the default of requests that name none; None takes the checkpoint's.
     max_queue: most requests that may wait. max_queue_seconds: the longest that one may wait.
+    quantization: 4-bit weights on CPU: `none`, `int4`, or `auto` for models whose weights have 4 bits already.
     prefix_cache: prompts that begin alike share the slots of their beginning, while the pool still holds them.
 
     Raises ConfigError that names the field when a value is out of range.
@@ -37,8 +42,11 @@ class EngineArgs:
     max_queue: int = 1024
     max_queue_seconds: float = 600.0
     prefix_cache: bool = True
+    quantization: Quantization = "auto"
 
     def __post_init__(self) -> None:
+        if self.quantization not in QUANTIZATIONS:
+            raise ConfigError(f"quantization is {self.quantization!r}: it must be one of {', '.join(QUANTIZATIONS)}.")
         if self.max_model_len is not None:
             _at_least("max_model_len", self.max_model_len, 2)
         if self.kv_cache_memory is not None:

@@ -9,7 +9,7 @@ import dataclasses
 import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from torch import Tensor
 from hamburger.model.config import ConfigError, GraftConfig, ModelConfig, TrunkConfig, tensor_shapes
 from hamburger.model.gguf_weights import load_gguf
 from hamburger.model.hf_config import parse_trunk_config, read_trunk_config, trunk_config_json
+from hamburger.model.int4 import Adapted
 from hamburger.model.lightning import load_lightning
 from hamburger.model.sources import BUILTIN, CheckpointError, ModelSource, embedded_gguf, read_json
 
@@ -34,10 +35,14 @@ _LINEAR = re.compile(r"(model\.layers\.\d+\.\w+\.\w+_proj|lm_head)\.weight")
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A model's shape and all its tensors, by canonical name; checked to be complete."""
+    """A model's shape and all its tensors, by canonical name; checked to be complete.
+
+    adapted: the parts of those linear weights of `tensors` that an adapter was merged into.
+    """
 
     config: ModelConfig
     tensors: dict[str, Tensor]
+    adapted: Mapping[str, Adapted] = field(default_factory=dict)
 
 
 def load_checkpoint(
@@ -56,7 +61,8 @@ def load_checkpoint(
     except ConfigError as error:
         raise CheckpointError(f"{source.path}: {error}") from error
     tensors = verified(checkpoint.config, checkpoint.tensors, str(source.path))
-    return Checkpoint(checkpoint.config, {name: _cast(tensor, dtype) for name, tensor in tensors.items()})
+    cast = {name: _cast(tensor, dtype) for name, tensor in tensors.items()}
+    return Checkpoint(checkpoint.config, cast, checkpoint.adapted)
 
 
 def verified(config: ModelConfig, tensors: Mapping[str, Tensor], where: str) -> dict[str, Tensor]:
@@ -199,7 +205,12 @@ def _load_ours(source: ModelSource, dtype: torch.dtype, on_progress: Callable[[s
     own = read_files(sorted(source.path.glob("*.safetensors")))
     _check_own(config, own, base is not None, None if adapter is None else adapter[0], str(source.path))
     tensors = own if base is None else base.tensors | own
-    return Checkpoint(config, tensors if adapter is None else _merge_adapter(tensors, *adapter))
+    if adapter is None:
+        return Checkpoint(config, tensors)
+    adapted = _adapted(tensors, *adapter)
+    plain = {name: tensor for name, tensor in tensors.items() if not name.startswith(_ADAPTER)}
+    merged = {name: part.weight.float() + part.up @ part.down for name, part in adapted.items()}
+    return Checkpoint(config, plain | merged, adapted)
 
 
 def _with_end_tokens(trunk: Any, folder: Path, where: str) -> TrunkConfig:
@@ -278,15 +289,15 @@ def _check_own(
     check_shapes(tensors, wanted, where)
 
 
-def _merge_adapter(tensors: Mapping[str, Tensor], rank: int, alpha: float) -> dict[str, Tensor]:
-    """W + alpha / rank * B A for every adapted linear, in float32 (LoRA, arXiv 2106.09685)."""
-    merged = {name: tensor for name, tensor in tensors.items() if not name.startswith(_ADAPTER)}
+def _adapted(tensors: Mapping[str, Tensor], rank: int, alpha: float) -> dict[str, Adapted]:
+    """W + alpha / rank * B A of every adapted linear, its factors in float32 (LoRA, arXiv 2106.09685)."""
+    found = {}
     for name in (name for name in tensors if name.startswith(_ADAPTER) and name.endswith(".lora_A")):
         pair = name.removesuffix(".lora_A")
         target = pair.removeprefix(_ADAPTER) + ".weight"
-        low_rank = tensors[f"{pair}.lora_B"].float() @ tensors[name].float()
-        merged[target] = merged[target].float() + alpha / rank * low_rank
-    return merged
+        up = alpha / rank * tensors[f"{pair}.lora_B"].float()
+        found[target] = Adapted(tensors[target], tensors[name].float(), up)
+    return found
 
 
 def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:

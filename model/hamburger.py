@@ -30,6 +30,7 @@ class HamburgerModel(nn.Module):
     `prepare` must be called once after the weights are in place.
     """
 
+    int4_max_rows: int | None = None  # the largest batch whose trunk reads 4-bit weights (int4.py); None: no such
     rotary: RotaryEmbedding
     short_list: Tensor
     head: Callable[[Tensor], Tensor]

@@ -40,6 +40,7 @@ class PackedLinear(nn.Module):
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         """weight [out, in] and bias [out] are copied."""
         super().__init__()
+        self.in_features = weight.shape[1]
         self.weight: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), _ROWS_HINT)
         self.bias = None if bias is None else bias.detach().clone()
 

@@ -13,7 +13,7 @@ import yaml
 from pydantic import BeforeValidator, Field, ValidationError
 from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
-from hamburger.engine.config import EngineArgs
+from hamburger.engine.config import EngineArgs, Quantization
 
 ENV_PREFIX = "HAMBURGER_"
 _DEFAULTS = EngineArgs()
@@ -78,6 +78,10 @@ class ServeSettings(BaseSettings):
     access_log: bool = Field(False, description="write one line of JSON about each request to stderr, without its text")
     device: str = Field("auto", description="auto, cpu, cuda or cuda:N")
     dtype: Literal["auto", "bfloat16", "float32", "float16"] = Field("auto", description="what the weights become")
+    quantization: Quantization = Field(
+        _DEFAULTS.quantization,
+        description="4-bit weights on CPU: auto for models whose weights have 4 bits already, none, or int4 for any",
+    )
     max_model_len: int | None = Field(None, ge=2, description="most tokens of prompt and answer together")
     max_num_seqs: int = Field(_DEFAULTS.max_num_seqs, ge=1, description="most answers generated at once")
     max_num_batched_slots: int = Field(

@@ -34,7 +34,7 @@ class ServedModel:
         self.name = name
         self.info = info
         self.created = int(time.time())
-        build = f"{version('hamburger-serve')} {info.model} {info.dtype} {info.device}"
+        build = f"{version('hamburger-serve')} {info.model} {info.dtype} {info.quantization} {info.device}"
         self.fingerprint = "fp_" + hashlib.sha256(build.encode()).hexdigest()[:10]
 
     def confidence_of(self, model: str | None) -> float | None:

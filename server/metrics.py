@@ -108,7 +108,15 @@ class ServerMetrics:
         self._gauge("generation_tokens_per_second", "Over the last seconds.", self._recent.tokens_per_second)
         shape = {
             name: str(getattr(info, name))
-            for name in ("block_size", "total_slots", "expected_tokens", "max_model_len", "device", "dtype")
+            for name in (
+                "block_size",
+                "total_slots",
+                "expected_tokens",
+                "max_model_len",
+                "device",
+                "dtype",
+                "quantization",
+            )
         }
         config = Gauge(
             "hamburger_cache_config_info", "The KV pool's shape.", (*_LABELS, *shape), registry=self._registry

@@ -1,4 +1,4 @@
-"""Fields of the OpenAI, vLLM and llama.cpp APIs that this server knows but does not serve: a clear 400, never silently ignored.
+"""Fields of the OpenAI, vLLM and llama.cpp APIs that this server knows and does not serve: a clear 400, never ignored.
 
 A value that asks for nothing (what the API does anyway) passes, and so does null.
 """

@@ -84,6 +84,7 @@ class Answer:
 def load_engine(name: ModelName, options: EngineOptions, on_progress: Callable[[str], None]) -> Engine:
     """Load a model. Raises CheckpointError, ConfigError and TokenizerError."""
     args = EngineArgs(
+        quantization="none",  # what is measured is the checkpoint
         prefix_cache=False,  # what was computed for one prompt must not round the answer to another
         model=name.model,
         base=name.base,

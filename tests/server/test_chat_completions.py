@@ -195,7 +195,8 @@ async def test_messages_become_the_template_s_text() -> None:
 async def test_values_that_ask_for_nothing_and_unknown_fields_pass(caplog: pytest.LogCaptureFixture) -> None:
     nothing = {
         "tools": [], "tool_choice": "auto", "response_format": {"type": "text"}, "echo": False, "store": False,
-        "service_tier": "auto", "repeat_penalty": 1.0, "cache_prompt": True, "modalities": ["text"], "parallel_tool_calls": True, "metadata": {"a": "b"},
+        "service_tier": "auto", "repeat_penalty": 1.0,
+        "cache_prompt": True, "modalities": ["text"], "parallel_tool_calls": True, "metadata": {"a": "b"},
         "user": "me", "chat_template_kwargs": {}, "priority": 0, "continue_final_message": False, "logit_bias": {},
         "stop": [], "max_tokens": None, "temperature": None, "top_k": -1, "stream": False, "stream_options": None,
         "do_sample": True, "until": 7,
