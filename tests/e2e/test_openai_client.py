@@ -83,17 +83,23 @@ def test_builtin_is_the_plain_base_and_says_so() -> None:
         assert answer.usage.model_dump()["tokens_per_kv"] == 1.0
 
 
-def test_completions_with_n_stop_and_seed(embedded: RealServer) -> None:
-    completions = client(embedded).completions
-    one = completions.create(
+def test_completions_with_n_and_stop(embedded: RealServer) -> None:
+    answer = client(embedded).completions.create(
         model=EMBEDDED, prompt="One, two, three,", n=2, seed=7, temperature=0.8, max_tokens=12, stop=[".", "\n"]
     )
-    two = completions.create(
-        model=EMBEDDED, prompt="One, two, three,", n=2, seed=7, temperature=0.8, max_tokens=12, stop=[".", "\n"]
-    )
-    assert [c.index for c in one.choices] == [0, 1]
-    assert [c.text for c in one.choices] == [c.text for c in two.choices]
-    assert all("." not in c.text for c in one.choices)
+    assert [c.index for c in answer.choices] == [0, 1]
+    assert all("." not in c.text for c in answer.choices)
+
+
+def test_a_seed_repeats_all_choices(grafted: RealServer) -> None:
+    """In float32: bfloat16 lets the batch decide near ties, and choices may come into it one step apart."""
+    asked = [
+        client(grafted).completions.create(model="burger", prompt="One, two,", n=2, seed=seed, max_tokens=12)
+        for seed in (7, 7, 8)
+    ]
+    texts = [[c.text for c in answer.choices] for answer in asked]
+    assert texts[0] == texts[1] != texts[2]
+    assert texts[0][0] != texts[0][1]
 
 
 def test_grafted_groups_reach_the_client(grafted: RealServer) -> None:
