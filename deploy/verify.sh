@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
 # Proves the deployment files with the tools that operators use. Not a quick test: it builds an image.
 #
-#     deploy/verify.sh [files] [image] [stack]        without an argument: all three
+#     deploy/verify.sh [lint] [alerts] [image] [stack]        without an argument: all of them
 #
-# files   Dockerfile, compose file, Prometheus' configuration and alerts, the dashboard: linted, and the alerts tested
+# lint    Dockerfile (hadolint), compose file (the compose-spec schema), the dashboard's file
+# alerts  Prometheus' configuration, and when each alert fires (promtool)
 # image   built with buildah, run with podman: without a network, with a read-only root, no capabilities and a memory
 #         limit; it answers, its health check passes, SIGTERM lets a running answer end
 # stack   docker-compose.yml by podman-compose: server and Prometheus come up, a chat is answered, and after some load
-#         every query of the dashboard has data. Grafana is left out.
+#         every query of the dashboard has data; EngineDown fires when the server is stopped. Grafana is left out.
 #
 # needs   hadolint, check-jsonschema, promtool, buildah, podman, podman-compose, curl, and for stand-ins debootstrap
 # BUILD_OPTIONS  more options for buildah: mounts of pip's configuration, --build-arg TORCH_INDEX=...
@@ -56,6 +57,10 @@ chat() { # PORT TOKENS [curl options]
     --header 'Content-Type: application/json' --data "$body, \"max_tokens\": $2${3:-}}"
 }
 
+firing() { # PROMETHEUS ALERT
+  curl --silent --fail "$1/api/v1/alerts" | grep -q "\"alertname\":\"$2\".*\"state\":\"firing\""
+}
+
 image_of() { sed -n "s/^ARG $1=//p" Dockerfile; }
 
 base_image() { # the image that the Dockerfile begins with
@@ -84,16 +89,19 @@ prometheus_image() {
   buildah bud --quiet --format docker --isolation chroot --pull-never --tag "$image" "$context"
 }
 
-verify_files() {
+verify_lint() {
   say "Dockerfile: hadolint"
   hadolint Dockerfile
   say "docker-compose.yml: the compose-spec schema"
   check-jsonschema --builtin-schema vendor.compose-spec docker-compose.yml
+  say "the dashboard is what deploy/dashboard.py writes"
+  python3 deploy/dashboard.py --check
+}
+
+verify_alerts() {
   say "Prometheus: configuration, rules, and when the alerts fire"
   promtool check config deploy/prometheus/prometheus.yml
   (cd deploy/prometheus && promtool test rules alerts_test.yml)
-  say "the dashboard is what deploy/dashboard.py writes"
-  python3 deploy/dashboard.py --check
 }
 
 build() {
@@ -166,6 +174,9 @@ verify_stack() {
   until_ok 120 curl --silent --fail "http://127.0.0.1:$PORT/health" || { stack logs >&2; fail "no health"; }
   until_ok 60 curl --silent --fail "$prometheus/-/ready" || { stack logs >&2; fail "Prometheus is not ready"; }
   chat "$PORT" 16
+  podman inspect --format '{{.HostConfig.ReadonlyRootfs}} {{.EffectiveCaps}} {{.HostConfig.Memory}}' \
+    "$(podman ps --quiet --filter "ancestor=$IMAGE" --filter label=com.docker.compose.service=server)" >"$work/limits"
+  grep -qE '^true \[\] [1-9]' "$work/limits" || fail "read-only, capabilities and memory are: $(cat "$work/limits")"
   say "load, with requests that are refused, until Prometheus has scraped it often enough"
   local end=$((SECONDS + 60))
   while [ "$SECONDS" -lt "$end" ]; do
@@ -175,15 +186,19 @@ verify_stack() {
   done
   sleep 12 # one scrape more
   python3 deploy/check_dashboard.py "$prometheus"
+  say "a server that was stopped: EngineDown fires"
+  stack stop server >/dev/null 2>&1
+  until_ok 180 firing "$prometheus" EngineDown || fail "EngineDown does not fire"
+  echo "it fires"
   stack down --volumes >/dev/null 2>&1
 }
 
 parts=("$@")
-[ $# -gt 0 ] || parts=(files image stack)
+[ $# -gt 0 ] || parts=(lint alerts image stack)
 for part in "${parts[@]}"; do
   case "$part" in
-  files | image | stack) "verify_$part" ;;
-  *) fail "$part is not a part: files, image or stack" ;;
+  lint | alerts | image | stack) "verify_$part" ;;
+  *) fail "$part is not a part: lint, alerts, image or stack" ;;
   esac
 done
 say "verified: ${parts[*]}"
