@@ -15,6 +15,7 @@
 # STAND_INS=1    where no registry of images can be reached: make the base image with debootstrap, and Prometheus'
 #                from the one that is installed here
 # MEMORY         the server's limit in `image` (2g)
+# TOKENS         length of the answer that is drained (400): more for a machine that writes them within a second
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -139,14 +140,14 @@ verify_image() {
   podman rm --force "$name" >/dev/null 2>&1
 
   say "SIGTERM lets a running answer end, and refuses new ones"
-  confined --network host --env HAMBURGER_PORT="$PORT" --env HAMBURGER_DRAIN_SECONDS=60
+  confined --network host --env HAMBURGER_PORT="$PORT" --env HAMBURGER_DRAIN_SECONDS=600
   ready 120 curl --silent --fail "http://127.0.0.1:$PORT/health"
-  chat "$PORT" 400 ', "stream": true' >"$work/stream" &
+  chat "$PORT" "${TOKENS:-400}" ', "stream": true' >"$work/stream" &
   local stream=$! status
   until_ok 30 grep -q '"content"' "$work/stream" || fail "the answer did not begin"
   podman kill --signal TERM "$name" >/dev/null
   sleep 1
-  kill -0 "$stream" 2>/dev/null || fail "the answer was over before the signal could matter: ask for more tokens"
+  kill -0 "$stream" 2>/dev/null || fail "the answer was over before the signal could matter: raise TOKENS"
   status="$(curl --silent --output "$work/refused" --write-out '%{http_code}' "http://127.0.0.1:$PORT/ready")"
   [ "$status" = 503 ] || fail "/ready says $status while it drains"
   wait "$stream" || fail "the answer was cut off"
@@ -175,14 +176,14 @@ verify_stack() {
   until_ok 60 curl --silent --fail "$prometheus/-/ready" || { stack logs >&2; fail "Prometheus is not ready"; }
   chat "$PORT" 16
   podman inspect --format '{{.HostConfig.ReadonlyRootfs}} {{.EffectiveCaps}} {{.HostConfig.Memory}}' \
-    "$(podman ps --quiet --filter "ancestor=$IMAGE" --filter label=com.docker.compose.service=server)" >"$work/limits"
+    hamburger-verify_server_1 >"$work/limits"
   grep -qE '^true \[\] [1-9]' "$work/limits" || fail "read-only, capabilities and memory are: $(cat "$work/limits")"
   say "load, with requests that are refused, until Prometheus has scraped it often enough"
   local end=$((SECONDS + 60))
   while [ "$SECONDS" -lt "$end" ]; do
+    curl --silent --output "$work/refused" --data '{}' "http://127.0.0.1:$PORT/v1/chat/completions"
     stack exec server hamburger bench --concurrency 4 --requests 8 --output-tokens 48 --confidence 0.5 >"$work/bench.log" 2>&1 ||
       { cat "$work/bench.log" >&2; fail "the load failed"; }
-    curl --silent --output "$work/refused" --data '{}' "http://127.0.0.1:$PORT/v1/chat/completions"
   done
   sleep 12 # one scrape more
   python3 deploy/check_dashboard.py "$prometheus"
