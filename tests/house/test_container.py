@@ -1,0 +1,90 @@
+"""What runs inside the image: its entry point and its health check."""
+
+import http.server
+import os
+import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+import healthcheck
+from real_server import free_port
+
+ROOT = Path(__file__).parents[2]
+
+
+@contextmanager
+def answering(status: int) -> Iterator[str]:
+    """A server whose /health answers with a status; gives its port."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status if self.path == "/health" else 404)
+            self.end_headers()
+            self.wfile.write(b'{"status": "the engine is dead"}')
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield str(server.server_port)
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@pytest.mark.parametrize(("status", "code"), [(200, 0), (401, 0), (503, 1), (404, 1)])
+def test_the_health_check_follows_the_servers_health(
+    status: int, code: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")  # it is for the hub, not for the server itself
+    with answering(status) as port:
+        assert healthcheck.main({"HAMBURGER_PORT": port}) == code
+    assert (f"answers {status}: " in capsys.readouterr().err) == bool(code)
+
+
+def test_a_server_that_is_not_there_is_not_healthy(capsys: pytest.CaptureFixture[str]) -> None:
+    assert healthcheck.main({"HAMBURGER_PORT": str(free_port())}) == 1
+    assert "does not answer" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("env", "url"),
+    [
+        ({}, "http://127.0.0.1:8000/health"),
+        ({"HAMBURGER_PORT": ""}, "http://127.0.0.1:8000/health"),
+        ({"HAMBURGER_PORT": "9", "HAMBURGER_SSL_CERTFILE": "/c.pem"}, "https://127.0.0.1:9/health"),
+    ],
+)
+def test_it_asks_where_the_server_listens(env: dict[str, str], url: str) -> None:
+    assert healthcheck.health_url(env) == url
+
+
+@pytest.mark.parametrize(
+    ("env", "expected"),
+    [
+        ({}, "|"),
+        ({"MODEL": "/models/a", "BASE": "b/c"}, "/models/a|b/c"),
+        ({"MODEL": "a", "HAMBURGER_MODEL": "x"}, "x|"),
+    ],
+)
+def test_the_entry_point_takes_the_short_names_and_becomes_the_server(
+    tmp_path: Path, env: dict[str, str], expected: str
+) -> None:
+    recorder = tmp_path / "hamburger"
+    recorder.write_text('#!/bin/sh\necho "$$ $HAMBURGER_MODEL|$HAMBURGER_BASE $*"\n')
+    recorder.chmod(0o755)
+    with subprocess.Popen(
+        [ROOT / "deploy" / "entrypoint.sh", "serve", "--port", "1 2"],
+        env={"PATH": f"{tmp_path}{os.pathsep}{os.defpath}", **env},
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        output, _ = process.communicate(timeout=30)
+    assert output == f"{process.pid} {expected} serve --port 1 2\n"  # the same process: it gets the signals
