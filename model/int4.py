@@ -37,6 +37,8 @@ class Adapted:
     @staticmethod
     def join(parts: Sequence[Adapted]) -> Adapted:
         """One linear that gives the outputs of all parts, of the same input."""
+        if len(parts) == 1:
+            return parts[0]
         return Adapted(
             torch.cat([part.weight for part in parts]),
             torch.cat([part.down for part in parts]),
@@ -73,15 +75,17 @@ def quantize(weight: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor
     low, high = groups.aminmax(dim=-1)
     scales = ((high - low) / (_CODES - 1)).to(dtype)
     zeros = (low + _CODES / 2 * scales.float()).to(dtype)
-    steps = (groups - zeros.float()[..., None]) / scales.float().clamp_min(torch.finfo(torch.float32).tiny)[..., None]
-    codes = (steps + _CODES / 2).round_().clamp_(0, _CODES - 1).to(torch.int32)
+    # In place from here on: new memory for each of 100 million weights would take most of the time.
+    steps = groups - zeros.float()[..., None]
+    steps /= scales.float().clamp_min(torch.finfo(torch.float32).tiny)[..., None]
+    codes = steps.add_(_CODES / 2).round_().clamp_(0, _CODES - 1).to(torch.int32)
     return codes.flatten(-2), scales, zeros
 
 
 def dequantize(codes: Tensor, scales: Tensor, zeros: Tensor) -> Tensor:
     """The weights [out, in], float32, that quantize's result stands for."""
-    groups = codes.unflatten(-1, (-1, GROUP)) - _CODES // 2
-    weight: Tensor = (groups * scales.float()[..., None] + zeros.float()[..., None]).flatten(-2)
+    groups = codes.unflatten(-1, (-1, GROUP)).float().sub_(_CODES / 2)
+    weight: Tensor = groups.mul_(scales.float()[..., None]).add_(zeros.float()[..., None]).flatten(-2)
     return weight
 
 
@@ -141,7 +145,7 @@ def crossover(linears: Sequence[Int4Linear], inputs: Callable[[int], Sequence[Te
         times = [float("inf"), float("inf")]  # for 4 bits and not
         with torch.inference_mode():
             given = inputs(rows)
-            for _ in range(4):  # in turn, so that a busy machine slows both down
+            for _ in range(3):  # in turn, so that a busy machine slows both down
                 for kind, max_rows in enumerate((rows, 0)):
                     start = time.perf_counter()
                     for linear, x in zip(linears, given, strict=True):
