@@ -98,9 +98,8 @@ def _uses_int4(asked: str, checkpoint: Checkpoint, dtype: torch.dtype, device: t
     """`auto` takes what changes no answer but by rounding: a trunk whose weights have 4 bits already."""
     possible = can_quantize(dtype, device)
     if asked == "int4" and not possible:
-        raise ConfigError(
-            f"quantization is int4, which {device} in {str(dtype).removeprefix('torch.')} has no kernels for."
-        )
+        name = str(dtype).removeprefix("torch.")
+        raise ConfigError(f"quantization is int4, which {device} has no kernels for in {name}: use none.")
     if asked != "auto":
         return asked == "int4"
     if not possible or dtype == torch.float32:  # whoever asks for float32 wants its digits

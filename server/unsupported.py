@@ -60,27 +60,33 @@ _LLAMA_CPP: dict[str, AsksNothing] = {
     "samplers": _EMPTY,
     "lora": _EMPTY,
 }
-_COMMON |= _LLAMA_CPP
+UNSUPPORTED_CHAT: dict[str, AsksNothing] = (
+    _COMMON
+    | _LLAMA_CPP
+    | {
+        "functions": _EMPTY,
+        "function_call": _only("none", "auto"),
+        "echo": _OFF,
+        "add_special_tokens": _OFF,
+        "chat_template": _only(),
+        "documents": _EMPTY,
+        "modalities": _only(["text"]),
+        "audio": _only(),
+        "prediction": _only(),
+        "reasoning_effort": _only("none"),
+        "verbosity": _only("medium"),
+        "web_search_options": _only(),
+    }
+)
 
-UNSUPPORTED_CHAT: dict[str, AsksNothing] = _COMMON | {
-    "functions": _EMPTY,
-    "function_call": _only("none", "auto"),
-    "echo": _OFF,
-    "add_special_tokens": _OFF,
-    "chat_template": _only(),
-    "documents": _EMPTY,
-    "modalities": _only(["text"]),
-    "audio": _only(),
-    "prediction": _only(),
-    "reasoning_effort": _only("none"),
-    "verbosity": _only("medium"),
-    "web_search_options": _only(),
-}
-
-UNSUPPORTED_COMPLETION: dict[str, AsksNothing] = _COMMON | {
-    "suffix": _EMPTY,
-    "prompt_embeds": _only(),
-}
+UNSUPPORTED_COMPLETION: dict[str, AsksNothing] = (
+    _COMMON
+    | _LLAMA_CPP
+    | {
+        "suffix": _EMPTY,
+        "prompt_embeds": _only(),
+    }
+)
 
 
 def reject_unsupported(fields: Mapping[str, AsksNothing], body: Mapping[str, Any]) -> None:

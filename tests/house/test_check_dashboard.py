@@ -1,8 +1,6 @@
 """deploy/check_dashboard.py fails where a panel would be empty, a query is refused, or an alert cannot be evaluated."""
 
-import http.server
 import json
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -11,6 +9,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 import check_dashboard
+from http_answers import answering
 
 ALERT = {"name": "A", "health": "ok", "state": "firing"}
 
@@ -19,30 +18,18 @@ ALERT = {"name": "A", "health": "ok", "state": "firing"}
 def prometheus(value: str, missing: str, rules: list[dict[str, Any]]) -> Iterator[str]:
     """Stands for Prometheus: every series has one sample of `value`, but queries with `missing` in them return none."""
 
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            url = urlsplit(self.path)
-            status = 200
-            data: dict[str, Any] = {"groups": [{"rules": rules}]}
-            if url.path.endswith("/query_range"):
-                query = parse_qs(url.query)["query"][0]
-                series = [] if missing and missing in query else [{"values": [[0, value]]}]
-                status, data = 400 if "$" in query else 200, {"result": series}  # Grafana's variables mean nothing here
-            self.send_response(status)
-            self.end_headers()
-            self.wfile.write(json.dumps({"data": data}).encode())
+    def answer(path: str) -> tuple[int, bytes]:
+        url = urlsplit(path)
+        status = 200
+        data: dict[str, Any] = {"groups": [{"rules": rules}]}
+        if url.path.endswith("/query_range"):
+            query = parse_qs(url.query)["query"][0]
+            series = [] if missing and missing in query else [{"values": [[0, value]]}]
+            status, data = 400 if "$" in query else 200, {"result": series}  # Grafana's variables mean nothing here
+        return status, json.dumps({"data": data}).encode()
 
-        def log_message(self, format: str, *args: object) -> None:
-            pass
-
-    with http.server.HTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}"
-        finally:
-            server.shutdown()
-            thread.join()
+    with answering(answer) as port:
+        yield f"http://127.0.0.1:{port}"
 
 
 @pytest.mark.parametrize(

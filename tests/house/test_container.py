@@ -1,42 +1,22 @@
 """What runs inside the image: its entry point and its health check."""
 
-import http.server
 import os
 import subprocess
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import healthcheck
+from http_answers import answering
 from real_server import free_port
 
 ROOT = Path(__file__).parents[2]
 
 
-@contextmanager
-def answering(status: int) -> Iterator[str]:
-    """A server whose /health answers with a status; gives its port."""
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(status if self.path == "/health" else 404)
-            self.end_headers()
-            self.wfile.write(b'{"status": "the engine is dead"}')
-
-        def log_message(self, format: str, *args: object) -> None:
-            pass
-
-    with http.server.HTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            yield str(server.server_port)
-        finally:
-            server.shutdown()
-            thread.join()
+def health(status: int) -> Callable[[str], tuple[int, bytes]]:
+    """A server whose /health answers with a status."""
+    return lambda path: (status if path == "/health" else 404, b'{"status": "the engine is dead"}')
 
 
 @pytest.mark.parametrize(("status", "code"), [(200, 0), (401, 0), (503, 1), (404, 1)])
@@ -44,8 +24,8 @@ def test_the_health_check_follows_the_servers_health(
     status: int, code: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")  # it is for the hub, not for the server itself
-    with answering(status) as port:
-        assert healthcheck.main({"HAMBURGER_PORT": port}) == code
+    with answering(health(status)) as port:
+        assert healthcheck.main({"HAMBURGER_PORT": str(port)}) == code
     assert (f"answers {status}: " in capsys.readouterr().err) == bool(code)
 
 
