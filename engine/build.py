@@ -15,12 +15,12 @@ from hamburger.engine.messages import EngineInfo, SubmitRequest
 from hamburger.engine.runner import Runner
 from hamburger.engine.sampling_params import SamplingParams
 from hamburger.engine.tokenizer import Tokenizer
-from hamburger.model.assemble import assemble, is_int4
-from hamburger.model.checkpoint import Checkpoint, load_checkpoint
+from hamburger.model.assemble import assemble
+from hamburger.model.checkpoint import load_checkpoint
 from hamburger.model.config import ConfigError, ModelConfig
 from hamburger.model.devices import choose_device, choose_dtype
-from hamburger.model.int4 import can_quantize
 from hamburger.model.kv_cache import PagedKVCache, slot_bytes
+from hamburger.model.native import Kernels, layers_fit, load_kernels
 from hamburger.model.sources import resolve_source
 
 
@@ -38,17 +38,18 @@ def build_core(
     checkpoint = load_checkpoint(source, dtype, on_progress=on_progress)
     model_config = checkpoint.config
     max_model_len = _max_model_len(args.max_model_len, model_config)
-    int4 = _uses_int4(args.quantization, checkpoint, dtype, device)
+    kernels = _kernels(args.quantization, model_config, dtype, device)
     model = assemble(
         model_config,
         checkpoint.tensors,
         dtype=dtype,
         device=device,
         max_positions=max_model_len,
-        int4=checkpoint.adapted if int4 else None,
+        kernels=kernels,
+        bits={"int4": 4, "int8": 8}.get(args.quantization),
     )
-    if int4:
-        on_progress(f"4-bit weights in steps of up to {model.int4_max_rows} rows, where they are faster here")
+    if kernels is not None:
+        on_progress(f"weights as {model.quantization}, kernels for {kernels.instructions}")
     del checkpoint
     prefix_cache = args.prefix_cache and model_config.trunk.context_tokens == model_config.trunk.fixed_context_tokens
     if args.prefix_cache and not prefix_cache:
@@ -85,7 +86,7 @@ def build_core(
         max_num_batched_slots=config.max_num_batched_slots,
         device=str(device),
         dtype=str(dtype).removeprefix("torch."),
-        quantization="int4" if int4 else "none",
+        quantization=model.quantization,
     )
     grammars = Grammars(lambda: Tokenizer.load(source.tokenizer_path), info.vocab_size, info.eos_token_ids)
     core = EngineCore(config, Runner(model, cache), grammars=grammars)
@@ -94,17 +95,19 @@ def build_core(
     return core, info
 
 
-def _uses_int4(asked: str, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> bool:
-    """`auto` takes what changes no answer but by rounding: a trunk whose weights have 4 bits already."""
-    possible = can_quantize(dtype, device)
-    if asked == "int4" and not possible:
+def _kernels(asked: str, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> Kernels | None:
+    """The compiled kernels, or None for torch's own; whoever asks for float32 without more wants its digits."""
+    if asked == "none" or (asked == "auto" and dtype == torch.float32):
+        return None
+    possible = device.type == "cpu" and dtype in (torch.bfloat16, torch.float32) and layers_fit(config.trunk)
+    kernels = load_kernels() if possible else None
+    if kernels is None and asked != "auto":
         name = str(dtype).removeprefix("torch.")
-        raise ConfigError(f"quantization is int4, which {device} has no kernels for in {name}: use none.")
-    if asked != "auto":
-        return asked == "int4"
-    if not possible or dtype == torch.float32:  # whoever asks for float32 wants its digits
-        return False
-    return is_int4(checkpoint.config, checkpoint.tensors, checkpoint.adapted)
+        reason = "this processor, or the package was built without a compiler" if possible else f"{name} on {device}"
+        if device.type == "cpu" and not layers_fit(config.trunk):
+            reason = "this model's widths, which must be multiples of 32"
+        raise ConfigError(f"quantization is {asked}, which there are no kernels for with {reason}: use none.")
+    return kernels
 
 
 def _warm_up(core: EngineCore, info: EngineInfo) -> None:

@@ -9,10 +9,8 @@ from torch import Tensor
 
 from hamburger.model.config import ModelConfig, TrunkConfig
 from hamburger.model.hamburger import HamburgerModel
-from hamburger.model.int4 import Adapted, Int4Linear, crossover, fits, is_on_grid
 from hamburger.model.linear import can_pack
-
-_TIMED_LINEARS = 48
+from hamburger.model.native import Kernels
 
 
 def assemble(
@@ -23,13 +21,14 @@ def assemble(
     device: torch.device,
     max_positions: int,
     packed: bool | None = None,
-    int4: Mapping[str, Adapted] | None = None,
+    kernels: Kernels | None = None,
+    bits: int | None = None,
 ) -> HamburgerModel:
     """Build the model from tensors named as `config.tensor_shapes` says (checked by the loader), in `dtype`.
 
     max_positions: the longest sequence to serve, in tokens.
     packed: use the layout of linear.py; None means wherever it can be had.
-    int4: 4-bit weights for the trunk's linears in small batches (int4.py); holds those that have low-rank parts.
+    kernels: run on these instead (native.py). bits: of the trunk's weights; None: 4 where they have no more, else 8.
     """
     with torch.device("meta"):
         model = HamburgerModel(config)
@@ -39,42 +38,9 @@ def assemble(
         state[name] = joined.to(device, dtype if joined.is_floating_point() else joined.dtype)
     model.load_state_dict(state, strict=True, assign=True)
     model.eval().requires_grad_(False)
-    if int4 is not None:
-        _use_int4(model, tensors, int4, dtype)
-    model.prepare(max_positions, packed=can_pack(dtype, device) if packed is None else packed)
+    packed = can_pack(dtype, device) if packed is None else packed
+    model.prepare(max_positions, packed=packed, kernels=kernels, bits=bits)
     return model
-
-
-def is_int4(config: ModelConfig, tensors: Mapping[str, Tensor], adapted: Mapping[str, Adapted]) -> bool:
-    """Whether every linear of the trunk has 4-bit weights already, apart from low-rank parts."""
-    names = [part for parts in _trunk_linears(config).values() for part in parts]
-    return all(is_on_grid(adapted[name].weight if name in adapted else tensors[name]) for name in names)
-
-
-def _trunk_linears(config: ModelConfig) -> dict[str, tuple[str, ...]]:
-    """Those of parts_of that are weights of the trunk's linear layers."""
-    suffix = "_proj.weight"
-    return {k: v for k, v in parts_of(config).items() if k.startswith("trunk.layers.") and k.endswith(suffix)}
-
-
-def _use_int4(
-    model: HamburgerModel, tensors: Mapping[str, Tensor], adapted: Mapping[str, Adapted], dtype: torch.dtype
-) -> None:
-    made: list[Int4Linear] = []
-    for name, parts in _trunk_linears(model.config).items():
-        source = Adapted.join([adapted.get(part) or Adapted.plain(tensors[part]) for part in parts])
-        if fits(source):
-            parent, _, child = name.removesuffix(".weight").rpartition(".")
-            layer = model.get_submodule(parent)
-            made.append(Int4Linear(source, getattr(layer, child).bias, dtype))
-            setattr(layer, child, made[-1])
-    # Of some layers, so that they do not all stay in the processor's cache.
-    timed = made[:_TIMED_LINEARS]
-    widths = [linear.many.in_features for linear in timed]
-    rows = crossover(timed, lambda rows: [torch.randn(rows, width, dtype=dtype) for width in widths])
-    for linear in made:
-        linear.max_rows = rows
-    model.int4_max_rows = rows
 
 
 def parts_of(config: ModelConfig) -> dict[str, tuple[str, ...]]:

@@ -9,7 +9,7 @@ import dataclasses
 import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,6 @@ from torch import Tensor
 from hamburger.model.config import ConfigError, GraftConfig, ModelConfig, TrunkConfig, tensor_shapes
 from hamburger.model.gguf_weights import load_gguf
 from hamburger.model.hf_config import parse_trunk_config, read_trunk_config, trunk_config_json
-from hamburger.model.int4 import Adapted
 from hamburger.model.lightning import load_lightning
 from hamburger.model.sources import BUILTIN, CheckpointError, ModelSource, embedded_gguf, read_json
 
@@ -35,14 +34,10 @@ _LINEAR = re.compile(r"(model\.layers\.\d+\.\w+\.\w+_proj|lm_head)\.weight")
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A model's shape and all its tensors, by canonical name; checked to be complete.
-
-    adapted: the parts of those linear weights of `tensors` that an adapter was merged into.
-    """
+    """A model's shape and all its tensors, by canonical name; checked to be complete."""
 
     config: ModelConfig
     tensors: dict[str, Tensor]
-    adapted: Mapping[str, Adapted] = field(default_factory=dict)
 
 
 def load_checkpoint(
@@ -62,7 +57,7 @@ def load_checkpoint(
         raise CheckpointError(f"{source.path}: {error}") from error
     tensors = verified(checkpoint.config, checkpoint.tensors, str(source.path))
     cast = {name: _cast(tensor, dtype) for name, tensor in tensors.items()}
-    return Checkpoint(checkpoint.config, cast, checkpoint.adapted)
+    return Checkpoint(checkpoint.config, cast)
 
 
 def verified(config: ModelConfig, tensors: Mapping[str, Tensor], where: str) -> dict[str, Tensor]:
@@ -207,10 +202,8 @@ def _load_ours(source: ModelSource, dtype: torch.dtype, on_progress: Callable[[s
     tensors = own if base is None else base.tensors | own
     if adapter is None:
         return Checkpoint(config, tensors)
-    adapted = _adapted(tensors, *adapter)
     plain = {name: tensor for name, tensor in tensors.items() if not name.startswith(_ADAPTER)}
-    merged = {name: part.weight.float() + part.up @ part.down for name, part in adapted.items()}
-    return Checkpoint(config, plain | merged, adapted)
+    return Checkpoint(config, plain | _merged(tensors, *adapter))
 
 
 def _with_end_tokens(trunk: Any, folder: Path, where: str) -> TrunkConfig:
@@ -289,14 +282,14 @@ def _check_own(
     check_shapes(tensors, wanted, where)
 
 
-def _adapted(tensors: Mapping[str, Tensor], rank: int, alpha: float) -> dict[str, Adapted]:
-    """W + alpha / rank * B A of every adapted linear, its factors in float32 (LoRA, arXiv 2106.09685)."""
+def _merged(tensors: Mapping[str, Tensor], rank: int, alpha: float) -> dict[str, Tensor]:
+    """W + alpha / rank * B A of every adapted linear, float32 (LoRA, arXiv 2106.09685)."""
     found = {}
     for name in (name for name in tensors if name.startswith(_ADAPTER) and name.endswith(".lora_A")):
         pair = name.removesuffix(".lora_A")
         target = pair.removeprefix(_ADAPTER) + ".weight"
         up = alpha / rank * tensors[f"{pair}.lora_B"].float()
-        found[target] = Adapted(tensors[target], tensors[name].float(), up)
+        found[target] = torch.addmm(tensors[target].float(), up, tensors[name].float())
     return found
 
 

@@ -16,6 +16,8 @@ from hamburger.model.embedder import CompositionalEmbedder
 from hamburger.model.kv_cache import PagedKVCache
 from hamburger.model.linear import PackedLinear, pack_linears
 from hamburger.model.micro_decoder import MicroCache, MicroStepDecoder, StopHead
+from hamburger.model.native import Kernels
+from hamburger.model.native_modules import NativeLinear, NativeMicroStepDecoder, NativeTrunk, replace_linears
 from hamburger.model.rotary import RotaryEmbedding
 from hamburger.model.sampler import Choice, GroupSampler, token_logprobs
 from hamburger.model.trunk import Trunk
@@ -30,8 +32,9 @@ class HamburgerModel(nn.Module):
     `prepare` must be called once after the weights are in place.
     """
 
-    int4_max_rows: int | None = None  # the largest batch whose trunk reads 4-bit weights (int4.py); None: no such
     rotary: RotaryEmbedding
+    state_dtype: torch.dtype
+    quantization = "none"  # what the trunk's weights are
     short_list: Tensor
     head: Callable[[Tensor], Tensor]
     short_head: Callable[[Tensor], Tensor]
@@ -52,21 +55,41 @@ class HamburgerModel(nn.Module):
             if g.short_list_size is not None:
                 self.register_buffer("short_list", torch.empty(g.short_list_size, dtype=torch.int64))
 
-    def prepare(self, max_positions: int, *, packed: bool) -> None:
+    def prepare(
+        self, max_positions: int, *, packed: bool, kernels: Kernels | None = None, bits: int | None = None
+    ) -> None:
         """Make what follows from the weights; max_positions: the longest sequence in tokens.
 
         packed: lay the linear weights out for CPU inference (linear.py); the parameters are then gone.
+        kernels: run on these instead (native.py); states are float32 then. bits: of the trunk's weights, 4 or 8; None
+            takes 4 for those that have no more.
         """
         weight = self.embed_tokens.weight
         trunk, graft = self.config.trunk, self.config.graft
         if graft is not None:  # the micro decoder counts its own positions
             max_positions = max(max_positions, len(graft.feature_layers) + graft.max_group)
-        self.rotary = RotaryEmbedding(trunk, max_positions, weight.device, weight.dtype)
+        self.state_dtype = weight.dtype if kernels is None else torch.float32
+        self.rotary = RotaryEmbedding(trunk, max_positions, weight.device, self.state_dtype)
         if graft is not None and graft.short_list_size is not None:
-            self.short_head = _head(self.head_weight.detach()[self.short_list], packed)
-        if packed:
+            self.short_head = _head(self.head_weight.detach()[self.short_list], packed, kernels)
+        if kernels is not None:
+            self._use(kernels, bits)
+        elif packed:
             pack_linears(self)
-        self.head = _head(weight, packed) if trunk.tie_word_embeddings else self.lm_head
+        self.head = _head(weight, packed, kernels) if trunk.tie_word_embeddings else self.lm_head
+
+    def _use(self, kernels: Kernels, bits: int | None) -> None:
+        """Trunk, micro decoder and linears become the kernels' own; what is left is small, and float32."""
+        trunk, graft = NativeTrunk(kernels, self.trunk, bits), self.config.graft
+        self.quantization = trunk.quantization
+        self.add_module("trunk", trunk)  # called as the plain one is
+        if graft is not None:
+            native = NativeMicroStepDecoder(kernels, self.micro_decoder, self.config.trunk, graft)
+            self.add_module("micro_decoder", native)
+        replace_linears(kernels, self)
+        for name, child in self.named_children():
+            if name != "embed_tokens":
+                child.float()
 
     @property
     def head_weight(self) -> Tensor:
@@ -87,9 +110,14 @@ class HamburgerModel(nn.Module):
 
     def _embed(self, batch: ForwardBatch) -> Tensor:
         if batch.max_group_size == 1:
-            embedded: Tensor = self.embed_tokens(batch.token_ids[:, 0])
+            embedded: Tensor = self._embedding(batch.token_ids[:, 0])
         else:
-            embedded = self.embedder(self.embed_tokens(batch.token_ids), batch.group_sizes)
+            embedded = self.embedder(self._embedding(batch.token_ids), batch.group_sizes)
+        return embedded
+
+    def _embedding(self, token_ids: Tensor) -> Tensor:
+        """int64 [...] -> [..., D]."""
+        embedded: Tensor = self.embed_tokens(token_ids).to(self.state_dtype)
         return embedded
 
     def _emit(self, hidden: Tensor, features: list[Tensor], batch: ForwardBatch) -> StepOutput:
@@ -146,7 +174,7 @@ class HamburgerModel(nn.Module):
 
     def _micro_step(self, tokens: Tensor, micro: MicroCache) -> tuple[Tensor, Tensor]:
         """tokens [R], the newest of each group -> state [R, D] and logits [R, V]; off the short list they are -inf."""
-        state: Tensor = self.micro_decoder(self.embed_tokens(tokens), micro, self.rotary)
+        state: Tensor = self.micro_decoder(self._embedding(tokens), micro, self.rotary)
         if "short_list" not in self._buffers:
             return state, self.head(state)
         short = self.short_head(state)
@@ -166,8 +194,10 @@ class HamburgerModel(nn.Module):
         return logit
 
 
-def _head(weight: Tensor, packed: bool) -> Callable[[Tensor], Tensor]:
+def _head(weight: Tensor, packed: bool, kernels: Kernels | None) -> Callable[[Tensor], Tensor]:
     """state [..., D] -> logits [..., rows of weight]."""
+    if kernels is not None:
+        return NativeLinear(kernels, weight)
     return PackedLinear(weight) if packed else partial(F.linear, weight=weight)
 
 

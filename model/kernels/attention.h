@@ -1,0 +1,205 @@
+// Attention over paged slots: tiles of query heads of one KV head, and of kTile slots, with a running softmax
+// (arXiv 1805.02867). Keys and values are read where they lie. Included inside a namespace, after the vectors.
+
+constexpr int kTile = 32;         // slots
+constexpr int kMaxQueries = 32;   // query heads in a tile
+constexpr int kMaxHeadDim = 256;
+constexpr float kHidden = -1e30f;
+
+inline F exp(F x) {  // to 2 ulp for x <= 0, the only ones that softmax and SiLU need; 0 far below
+  const F clamped = max(x, set1(-87.0f));
+  const F n = round(clamped * set1(1.44269504f));
+  F r = fma(n, set1(-0.693359375f), clamped);
+  r = fma(n, set1(2.12194440e-4f), r);
+  F p = set1(1.9875691500e-4f);
+  p = fma(p, r, set1(1.3981999507e-3f));
+  p = fma(p, r, set1(8.3334519073e-3f));
+  p = fma(p, r, set1(4.1665795894e-2f));
+  p = fma(p, r, set1(1.6666665459e-1f));
+  p = fma(p, r, set1(5.0000001201e-1f));
+  p = fma(p * r, r, r) + set1(1.0f);
+  return times_power_of_2(p, n);
+}
+
+inline F silu(F x) {
+  const F e = exp(set1(0.0f) - abs(x));  // of -|x|: 1 / (1 + e) for x >= 0, e / (1 + e) below
+  return if_negative(x, x * e, x) / (set1(1.0f) + e);
+}
+
+struct Scratch {  // one thread's, in its own stack frame
+  alignas(64) float keys[kTile / kLanes][kMaxHeadDim][kLanes];
+  alignas(64) float values[kTile * kMaxHeadDim];  // [kTile][head_dim]: as close as they go
+  alignas(64) float scores[kMaxQueries][kTile];
+  alignas(64) float outputs[kMaxQueries][kMaxHeadDim];
+  float most[kMaxQueries], total[kMaxQueries];
+  alignas(64) uint32_t words[kLanes][kLanes];
+};
+
+// Some new slots of one sequence. first_slot: where first_row lies in its sequence; context: where the list of the
+// sequence's slots in the cache begins.
+struct AttentionTile {
+  int64_t first_row, rows, first_slot, context;
+};
+
+struct AttentionPlan {  // the same for all layers
+  std::vector<AttentionTile> tiles;
+  std::vector<int64_t> slots;
+
+  AttentionPlan(const Geometry& g, const Batch& batch) {
+    const int64_t most = std::max<int64_t>(kMaxQueries / (g.heads / g.kv_heads), 1);
+    int64_t row = 0;
+    for (int64_t i = 0; i < batch.sequences; i++) {
+      const int64_t queries = batch.query_slots[i], end = batch.context_slots[i];
+      for (int64_t done = 0; done < queries; done += most) {
+        const int64_t rows = std::min(most, queries - done);
+        tiles.push_back({row + done, rows, end - queries + done, static_cast<int64_t>(slots.size())});
+      }
+      row += queries;
+      const int64_t* block = batch.block_tables + i * batch.table_width;
+      for (int64_t slot = 0; slot < end; block++)
+        for (int64_t at = 0; at < batch.block_size && slot < end; at++, slot++) slots.push_back(*block * batch.block_size + at);
+    }
+  }
+};
+
+inline void transpose_keys(const Bf16* const* rows, int head_dim, Scratch& s, int part) {
+  for (int d = 0; d < head_dim; d += 32) {
+    const uint32_t* words[kLanes];
+    for (int j = 0; j < kLanes; j++) words[j] = reinterpret_cast<const uint32_t*>(rows[j] + d);
+    transpose(words, &s.words[0][0]);
+    for (int i = 0; i < kLanes; i++) split_pairs(s.words[i], s.keys[part][d + 2 * i], s.keys[part][d + 2 * i + 1]);
+  }
+}
+
+inline void transpose_keys(const float* const* rows, int head_dim, Scratch& s, int part) {
+  for (int d = 0; d < head_dim; d += kLanes) {
+    const uint32_t* words[kLanes];
+    for (int j = 0; j < kLanes; j++) words[j] = reinterpret_cast<const uint32_t*>(rows[j] + d);
+    transpose(words, reinterpret_cast<uint32_t*>(&s.keys[part][d][0]));
+  }
+}
+
+template <int count>
+inline void score(const float* const* queries, int head_dim, int part, int first, Scratch& s) {
+  F total[count];
+  for (int i = 0; i < count; i++) total[i] = set1(0.0f);
+  for (int d = 0; d < head_dim; d++) {
+    const F key = load(s.keys[part][d]);
+    for (int i = 0; i < count; i++) total[i] = fma(set1(queries[first + i][d]), key, total[i]);
+  }
+  for (int i = 0; i < count; i++) store(&s.scores[first + i][part * kLanes], total[i]);
+}
+
+inline void score_all(const float* const* queries, int count, int head_dim, int part, Scratch& s) {
+  int i = 0;
+  for (; i + 4 <= count; i += 4) score<4>(queries, head_dim, part, i, s);
+  if (count - i == 3) score<3>(queries, head_dim, part, i, s);
+  if (count - i == 2) score<2>(queries, head_dim, part, i, s);
+  if (count - i == 1) score<1>(queries, head_dim, part, i, s);
+}
+
+template <int count>
+inline void weigh(int head_dim, int first, int slots, Scratch& s) {
+  for (int d = 0; d < head_dim; d += 2 * kLanes) {
+    F a[count], b[count];
+    for (int i = 0; i < count; i++) a[i] = load(&s.outputs[first + i][d]), b[i] = load(&s.outputs[first + i][d + kLanes]);
+    for (int j = 0; j < slots; j++) {
+      const F low = load(s.values + j * head_dim + d), high = load(s.values + j * head_dim + d + kLanes);
+      for (int i = 0; i < count; i++) {
+        const F weight = set1(s.scores[first + i][j]);
+        a[i] = fma(weight, low, a[i]);
+        b[i] = fma(weight, high, b[i]);
+      }
+    }
+    for (int i = 0; i < count; i++) store(&s.outputs[first + i][d], a[i]), store(&s.outputs[first + i][d + kLanes], b[i]);
+  }
+}
+
+inline void weigh_all(int count, int head_dim, int slots, Scratch& s) {
+  int i = 0;
+  for (; i + 4 <= count; i += 4) weigh<4>(head_dim, i, slots, s);
+  if (count - i == 3) weigh<3>(head_dim, i, slots, s);
+  if (count - i == 2) weigh<2>(head_dim, i, slots, s);
+  if (count - i == 1) weigh<1>(head_dim, i, slots, s);
+}
+
+// Scores of one query head over slots start .. start + kTile - 1 become weights; what was gathered before is rescaled.
+inline void soften(int query, int head_dim, float scale, int64_t start, int64_t from, int64_t until, Scratch& s) {
+  F parts[kTile / kLanes];
+  F most = set1(kHidden);
+  for (int p = 0; p < kTile / kLanes; p++) {
+    const int64_t base = start + p * kLanes;
+    const int first = static_cast<int>(std::min<int64_t>(std::max<int64_t>(from - base, 0), kLanes));
+    const int last = static_cast<int>(std::min<int64_t>(std::max<int64_t>(until - base, 0), kLanes));
+    parts[p] = between(first, last, load(&s.scores[query][p * kLanes]) * set1(scale), set1(kHidden));
+    most = max(most, parts[p]);
+  }
+  const float before = s.most[query], now = std::max(before, largest(most));
+  F total = set1(0.0f);
+  for (int p = 0; p < kTile / kLanes; p++) {
+    // A tile in which nothing is seen, before any that is: weights of 0.
+    const F weight = now <= kHidden ? set1(0.0f) : exp(parts[p] - set1(now));
+    const int64_t base = start + p * kLanes;
+    const int first = static_cast<int>(std::min<int64_t>(std::max<int64_t>(from - base, 0), kLanes));
+    const int last = static_cast<int>(std::min<int64_t>(std::max<int64_t>(until - base, 0), kLanes));
+    const F seen = between(first, last, weight, set1(0.0f));
+    store(&s.scores[query][p * kLanes], seen);
+    total = total + seen;
+  }
+  const float kept = now > before ? std::exp(before - now) : 1.0f;
+  s.most[query] = now;
+  s.total[query] = s.total[query] * kept + sum(total);
+  if (kept == 1.0f) return;
+  for (int d = 0; d < head_dim; d += kLanes) store(&s.outputs[query][d], load(&s.outputs[query][d]) * set1(kept));
+}
+
+template <typename Value>
+void attend(const Geometry& g, const Value* kv, const int64_t* slots_of, const AttentionTile& tile, int kv_head, int window,
+            const float* qkv, int64_t width, float* out, Scratch& s) {
+  const int head_dim = g.head_dim, each = g.heads / g.kv_heads, count = static_cast<int>(tile.rows) * each;
+  const float* queries[kMaxQueries];
+  for (int i = 0; i < count; i++) {
+    queries[i] = qkv + (tile.first_row + i / each) * width + (kv_head * each + i % each) * head_dim;
+    s.most[i] = kHidden;
+    s.total[i] = 0;
+    std::memset(s.outputs[i], 0, sizeof(float) * head_dim);
+  }
+  const auto seen_from = [&](int64_t slot) { return window ? std::max<int64_t>(slot - window + 1, 0) : 0; };
+  const int64_t* slot_at = slots_of + tile.context;
+  const int64_t end = tile.first_slot + tile.rows, stride = 2 * g.kv_heads * head_dim;
+  const float scale = 1.0f / std::sqrt(static_cast<float>(head_dim));
+  const auto place = [&](int64_t slot) { return kv + slot_at[slot] * stride + kv_head * head_dim; };
+  const int64_t first_tile = seen_from(tile.first_slot) / kTile * kTile;
+  for (int64_t start = first_tile; start < end; start += kTile) {
+    const int slots = static_cast<int>(std::min<int64_t>(end - start, kTile));
+    const Value* rows[kTile];
+    for (int j = 0; j < kTile; j++) {
+      rows[j] = place(start + std::min(j, slots - 1));  // past the end the last slot again: its scores are hidden
+      if (start + kTile + j < end) {  // the next tile's, which lie scattered
+        const Value* next = place(start + kTile + j);
+        prefetch(next, head_dim);
+        prefetch(next + g.kv_heads * head_dim, head_dim);
+      }
+    }
+    if (start == first_tile)
+      for (int j = 0; j < slots; j++) prefetch(rows[j] + g.kv_heads * head_dim, head_dim);
+    const int parts = (slots + kLanes - 1) / kLanes;
+    for (int p = 0; p < kTile / kLanes; p++) {
+      if (p < parts) transpose_keys(rows + p * kLanes, head_dim, s, p);
+    }
+    for (int j = 0; j < slots; j++)
+      for (int d = 0; d < head_dim; d += kLanes)
+        store(s.values + j * head_dim + d, load(rows[j] + g.kv_heads * head_dim + d));
+    for (int p = 0; p < parts; p++) score_all(queries, count, head_dim, p, s);
+    for (int i = 0; i < count; i++) {
+      const int64_t slot = tile.first_slot + i / each;
+      soften(i, head_dim, scale, start, seen_from(slot), slot + 1, s);
+    }
+    weigh_all(count, head_dim, slots, s);
+  }
+  for (int i = 0; i < count; i++) {
+    float* to = out + (tile.first_row + i / each) * g.heads * head_dim + (kv_head * each + i % each) * head_dim;
+    const F inverse = set1(1.0f / s.total[i]);
+    for (int d = 0; d < head_dim; d += kLanes) store(to + d, load(&s.outputs[i][d]) * inverse);
+  }
+}

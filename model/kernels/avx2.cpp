@@ -1,0 +1,19 @@
+#include <omp.h>
+
+#include <algorithm>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "common.h"
+#pragma GCC target("avx2,fma,f16c")
+namespace avx2 {
+#include "share.h"
+#include "vec_avx2.h"
+#include "linear.h"
+#include "attention.h"
+#include "layers.h"
+}  // namespace avx2
+#define SPACE avx2
+#define NAME(function) hb_##function##_avx2
+#include "entry.h"

@@ -1,0 +1,19 @@
+#include <omp.h>
+
+#include <algorithm>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "common.h"
+#pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")
+namespace avx512 {
+#include "share.h"
+#include "vec_avx512.h"
+#include "linear.h"
+#include "attention.h"
+#include "layers.h"
+}  // namespace avx512
+#define SPACE avx512
+#define NAME(function) hb_##function##_avx512
+#include "entry.h"

@@ -1,0 +1,179 @@
+// Decoder layers over a batch of new slots: all stages of all layers in one parallel region, with a barrier after each
+// stage. Every thread takes a fixed share of a stage. Included inside a namespace, after linear.h and attention.h.
+
+struct Workspace {
+  float *qkv, *attended, *gate_up;
+  Inputs narrow, heads, wide;  // inputs of the linears: [T, hidden], [T, heads * head_dim], [T, intermediate]
+};
+
+inline int64_t qkv_width(const Geometry& g) { return static_cast<int64_t>(g.heads + 2 * g.kv_heads) * g.head_dim; }
+
+inline int64_t aligned(int64_t bytes) { return (bytes + 63) / 64 * 64; }
+
+// Lays the workspace out from `p`; with null, only its size counts.
+inline int64_t lay_out(const Geometry& g, int64_t rows, uint8_t* p, Workspace* w) {
+  const int64_t heads = static_cast<int64_t>(g.heads) * g.head_dim;
+  int64_t at = 0;
+  const auto take = [&](int64_t bytes) {
+    uint8_t* const place = p + at;
+    at += aligned(bytes);
+    return place;
+  };
+  w->qkv = reinterpret_cast<float*>(take(rows * qkv_width(g) * 4));
+  w->attended = reinterpret_cast<float*>(take(rows * heads * 4));
+  w->gate_up = reinterpret_cast<float*>(take(rows * 2 * g.intermediate * 4));
+  w->narrow = inputs_at(take(inputs_bytes(rows, g.hidden)), rows, g.hidden);
+  w->heads = inputs_at(take(inputs_bytes(rows, heads)), rows, heads);
+  w->wide = inputs_at(take(inputs_bytes(rows, g.intermediate)), rows, g.intermediate);
+  return at;
+}
+
+inline float inverse_rms(const float* x, int64_t width, float eps) {
+  F squares = set1(0.0f);
+  int64_t i = 0;
+  for (; i + kLanes <= width; i += kLanes) squares = fma(load(x + i), load(x + i), squares);
+  float total = sum(squares);
+  for (; i < width; i++) total += x[i] * x[i];
+  return 1.0f / std::sqrt(total / static_cast<float>(width) + eps);
+}
+
+// Groups are shared out, not rows: a single row keeps all threads busy.
+inline void norm_inputs(const float* x, const float* weight, float eps, const Inputs& to, int64_t rows, const Share& share) {
+  const int64_t groups = to.groups();
+  const auto [first, last] = share.of(rows * groups);
+  int64_t row = -1;
+  F inverse = set1(0.0f);
+  for (int64_t at = first; at < last; at++) {
+    const int64_t column = at % groups * kGroup;
+    if (at / groups != row) {
+      row = at / groups;
+      inverse = set1(inverse_rms(x + row * to.width, to.width, eps));
+    }
+    const float* from = x + row * to.width + column;
+    quantize(to, at, load(from) * inverse * load(weight + column),
+             load(from + kLanes) * inverse * load(weight + column + kLanes));
+  }
+}
+
+inline void plain_inputs(const float* x, const Inputs& to, int64_t rows, const Share& share) {
+  const auto [first, last] = share.of(rows * to.groups());
+  for (int64_t at = first; at < last; at++) quantize(to, at, load(x + at * kGroup), load(x + at * kGroup + kLanes));
+}
+
+// silu(gate) * up of [T, 2, width].
+inline void gated_inputs(const float* gate_up, const Inputs& to, int64_t rows, const Share& share) {
+  const int64_t groups = to.groups();
+  const auto [first, last] = share.of(rows * groups);
+  for (int64_t at = first; at < last; at++) {
+    const float* gate = gate_up + at / groups * 2 * to.width + at % groups * kGroup;
+    const float* up = gate + to.width;
+    quantize(to, at, silu(load(gate)) * load(up), silu(load(gate + kLanes)) * load(up + kLanes));
+  }
+}
+
+// In place: the norm of one head if it has one, then rotary embedding (rotary.py says how cos and sin are laid out).
+inline void rotate(float* head, const float* norm, const float* cos, const float* sin, const Geometry& g) {
+  const int half = g.head_dim / 2;
+  if (norm) {
+    const F inverse = set1(inverse_rms(head, g.head_dim, g.eps));
+    for (int d = 0; d < g.head_dim; d += kLanes) store(head + d, load(head + d) * inverse * load(norm + d));
+  }
+  for (int d = 0; d < half; d += kLanes) {
+    const F a = load(head + d), b = load(head + half + d);
+    store(head + d, fma(a, load(cos + d), b * load(sin + d)));
+    store(head + half + d, fma(b, load(cos + half + d), a * load(sin + half + d)));
+  }
+}
+
+template <typename Value>
+inline void rotate_and_write(const Geometry& g, const Layer& layer, const Batch& batch, float* qkv, Value* kv, const Share& share) {
+  const int64_t heads = g.heads + 2 * g.kv_heads;
+  const auto [first, last] = share.of(batch.slots * heads);
+  for (int64_t at = first; at < last; at++) {
+    const int64_t row = at / heads, head = at % heads;
+    float* x = qkv + at * g.head_dim;
+    const float *cos = batch.cos + row * g.head_dim, *sin = batch.sin + row * g.head_dim;
+    if (head < g.heads) {
+      rotate(x, layer.q_norm, cos, sin, g);
+      continue;
+    }
+    if (head < g.heads + g.kv_heads) rotate(x, layer.k_norm, cos, sin, g);
+    // A slot holds the keys of all KV heads, then their values: in the order they have here.
+    Value* to = kv + (batch.write_slots[row] * 2 * g.kv_heads + head - g.heads) * g.head_dim;
+    for (int d = 0; d < g.head_dim; d += kLanes) store(to + d, load(x + d));
+  }
+}
+
+template <typename Value>
+void run_layers(const Geometry& g, const Layer* layers, int count, void* const* kv, const Batch& batch, float* x, uint8_t* memory) {
+  Workspace w;
+  lay_out(g, batch.slots, memory, &w);
+  const AttentionPlan plan(g, batch);
+  const int64_t rows = batch.slots, pieces = static_cast<int64_t>(plan.tiles.size()) * g.kv_heads;
+  int64_t taken[kMaxLayersAtOnce] = {};  // pieces of attention differ in length: threads take the next one
+#pragma omp parallel
+  {
+    const Share share = {omp_get_thread_num(), omp_get_num_threads()};
+    const std::unique_ptr<Scratch> scratch(new Scratch);
+    for (int i = 0; i < count; i++) {
+      const Layer& layer = layers[i];
+      auto* const cache = static_cast<Value*>(kv[i]);
+      norm_inputs(x, layer.attn_norm, g.eps, w.narrow, rows, share);
+#pragma omp barrier
+      multiply(layer.qkv, w.narrow, rows, {w.qkv, qkv_width(g), false}, share);
+#pragma omp barrier
+      rotate_and_write(g, layer, batch, w.qkv, cache, share);
+#pragma omp barrier
+      for (int64_t piece; (piece = __atomic_fetch_add(&taken[i], 1, __ATOMIC_RELAXED)) < pieces;) {
+        attend(g, cache, plan.slots.data(), plan.tiles[piece / g.kv_heads], static_cast<int>(piece % g.kv_heads), layer.window,
+               w.qkv, qkv_width(g), w.attended, *scratch);
+      }
+#pragma omp barrier
+      plain_inputs(w.attended, w.heads, rows, share);
+#pragma omp barrier
+      multiply(layer.o, w.heads, rows, {x, g.hidden, true}, share);
+#pragma omp barrier
+      norm_inputs(x, layer.mlp_norm, g.eps, w.narrow, rows, share);
+#pragma omp barrier
+      multiply(layer.gate_up, w.narrow, rows, {w.gate_up, 2 * g.intermediate, false}, share);
+#pragma omp barrier
+      gated_inputs(w.gate_up, w.wide, rows, share);
+#pragma omp barrier
+      multiply(layer.down, w.wide, rows, {x, g.hidden, true}, share);
+#pragma omp barrier
+    }
+  }
+}
+
+inline void linear(const Weight& w, const float* x, int64_t rows, float* y, uint8_t* memory) {
+  const Inputs inputs = inputs_at(memory, rows, w.inputs);
+#pragma omp parallel
+  {
+    const Share share = {omp_get_thread_num(), omp_get_num_threads()};
+    plain_inputs(x, inputs, rows, share);
+#pragma omp barrier
+    multiply(w, inputs, rows, {y, w.outputs, false}, share);
+  }
+}
+
+// weight [outputs, inputs], contiguous, bfloat16 or float -> packed (common.h).
+template <typename Value>
+void pack(int bits, const Value* weight, int64_t outputs, int64_t inputs, uint8_t* to) {
+  const int64_t groups = inputs / kGroup, step = group_bytes(bits);
+#pragma omp parallel
+  {
+    const Share share = {omp_get_thread_num(), omp_get_num_threads()};
+    const auto [first, last] = share.of((outputs + kLanes - 1) / kLanes);
+    for (int64_t block = first; block < last; block++) {
+      for (int64_t g = 0; g < groups; g++) {
+        for (int lane = 0; lane < kLanes; lane++) {
+          const int64_t row = block * kLanes + lane;
+          float values[kGroup] = {};
+          if (row < outputs)
+            for (int k = 0; k < kGroup; k += kLanes) store(values + k, load(weight + row * inputs + g * kGroup + k));
+          pack_group(bits, values, lane, to + (block * groups + g) * step);
+        }
+      }
+    }
+  }
+}

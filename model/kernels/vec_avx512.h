@@ -1,0 +1,99 @@
+// Vectors of 16 lanes for AVX-512 with VNNI. vec_avx2.h offers the same names. Included inside a namespace of its own.
+constexpr int kRowsAtOnce = 8;  // rows that share one unpacking of a weight, as registers allow
+
+struct F { __m512 v; };   // 16 float
+struct I { __m512i v; };  // 16 int32
+struct B { __m512i v; };  // 64 bytes, 4 for each lane
+
+inline F load(const float* p) { return {_mm512_loadu_ps(p)}; }
+inline void store(float* p, F a) { _mm512_storeu_ps(p, a.v); }
+inline F set1(float x) { return {_mm512_set1_ps(x)}; }
+inline F operator+(F a, F b) { return {_mm512_add_ps(a.v, b.v)}; }
+inline F operator-(F a, F b) { return {_mm512_sub_ps(a.v, b.v)}; }
+inline F operator*(F a, F b) { return {_mm512_mul_ps(a.v, b.v)}; }
+inline F operator/(F a, F b) { return {_mm512_div_ps(a.v, b.v)}; }
+inline F fma(F a, F b, F c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
+inline F max(F a, F b) { return {_mm512_max_ps(a.v, b.v)}; }
+inline F min(F a, F b) { return {_mm512_min_ps(a.v, b.v)}; }
+inline F if_negative(F x, F yes, F no) { return {_mm512_mask_blend_ps(_mm512_movepi32_mask(_mm512_castps_si512(x.v)), no.v, yes.v)}; }
+inline F abs(F a) { return {_mm512_abs_ps(a.v)}; }
+inline F round(F a) { return {_mm512_roundscale_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)}; }
+inline F times_power_of_2(F a, F n) { return {_mm512_scalef_ps(a.v, n.v)}; }
+inline float sum(F a) { return _mm512_reduce_add_ps(a.v); }
+inline float largest(F a) { return _mm512_reduce_max_ps(a.v); }
+// Lanes first .. last - 1 of a, the others from b.
+inline F between(int first, int last, F a, F b) {
+  const uint32_t below = (1u << last) - 1, before = (1u << first) - 1;
+  return {_mm512_mask_blend_ps(static_cast<__mmask16>(below & ~before), b.v, a.v)};
+}
+
+inline F load_half(const uint16_t* p) {
+  return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
+}
+inline void store_half(uint16_t* p, F a) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtps_ph(a.v, _MM_FROUND_TO_NEAREST_INT));
+}
+inline F load(const Bf16* p) {
+  const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+  return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16))};
+}
+inline void store(Bf16* p, F a) {  // to nearest, ties to even
+  const __m512i bits = _mm512_castps_si512(a.v);
+  const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+  const __m512i rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded, 16)));
+}
+
+inline I set1(int32_t x) { return {_mm512_set1_epi32(x)}; }
+inline F to_float(I a) { return {_mm512_cvtepi32_ps(a.v)}; }
+inline I operator+(I a, I b) { return {_mm512_add_epi32(a.v, b.v)}; }
+inline int32_t sum(I a) { return _mm512_reduce_add_epi32(a.v); }
+// Whole numbers of [-127, 127] as 16 bytes; their values as lanes.
+inline I store_bytes(int8_t* p, F a) {
+  const __m512i whole = _mm512_cvtps_epi32(a.v);
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(whole));
+  return {whole};
+}
+
+inline B load_bytes(const uint8_t* p) { return {_mm512_loadu_si512(p)}; }
+inline B low_nibbles(B a) { return {_mm512_and_si512(a.v, _mm512_set1_epi8(15))}; }
+inline B high_nibbles(B a) { return {_mm512_and_si512(_mm512_srli_epi16(a.v, 4), _mm512_set1_epi8(15))}; }
+// acc + the dot product of each lane's 4 unsigned bytes with the 4 signed bytes at x. Nibbles may be given to both.
+inline I dot_nibbles(I acc, B weights, const int8_t* x) {
+  int32_t four;
+  std::memcpy(&four, x, 4);
+  return {_mm512_dpbusd_epi32(acc.v, weights.v, _mm512_set1_epi32(four))};
+}
+inline I dot_bytes(I acc, B weights, const int8_t* x) { return dot_nibbles(acc, weights, x); }
+
+// 16 rows of 16 words -> out[16][16], transposed.
+inline void transpose(const uint32_t* const* rows, uint32_t* out) {
+  __m512i r[16], t[16];
+  for (int i = 0; i < 16; i++) r[i] = _mm512_loadu_si512(rows[i]);
+  for (int i = 0; i < 8; i++) {
+    t[2 * i] = _mm512_unpacklo_epi32(r[2 * i], r[2 * i + 1]);
+    t[2 * i + 1] = _mm512_unpackhi_epi32(r[2 * i], r[2 * i + 1]);
+  }
+  for (int i = 0; i < 4; i++) {
+    r[4 * i] = _mm512_unpacklo_epi64(t[4 * i], t[4 * i + 2]);
+    r[4 * i + 1] = _mm512_unpackhi_epi64(t[4 * i], t[4 * i + 2]);
+    r[4 * i + 2] = _mm512_unpacklo_epi64(t[4 * i + 1], t[4 * i + 3]);
+    r[4 * i + 3] = _mm512_unpackhi_epi64(t[4 * i + 1], t[4 * i + 3]);
+  }
+  // r[4 i + c], 128-bit lane l: column 4 l + c of rows 4 i to 4 i + 3.
+  for (int c = 0; c < 4; c++) {
+    const __m512i even = _mm512_shuffle_i32x4(r[c], r[4 + c], 0x88), odd = _mm512_shuffle_i32x4(r[c], r[4 + c], 0xdd);
+    const __m512i even2 = _mm512_shuffle_i32x4(r[8 + c], r[12 + c], 0x88);
+    const __m512i odd2 = _mm512_shuffle_i32x4(r[8 + c], r[12 + c], 0xdd);
+    _mm512_storeu_si512(out + 16 * c, _mm512_shuffle_i32x4(even, even2, 0x88));
+    _mm512_storeu_si512(out + 16 * (4 + c), _mm512_shuffle_i32x4(odd, odd2, 0x88));
+    _mm512_storeu_si512(out + 16 * (8 + c), _mm512_shuffle_i32x4(even, even2, 0xdd));
+    _mm512_storeu_si512(out + 16 * (12 + c), _mm512_shuffle_i32x4(odd, odd2, 0xdd));
+  }
+}
+// Words of two bfloat16 each -> their first and second values.
+inline void split_pairs(const uint32_t* p, float* first, float* second) {
+  const __m512i words = _mm512_loadu_si512(p);
+  _mm512_storeu_si512(first, _mm512_slli_epi32(words, 16));
+  _mm512_storeu_si512(second, _mm512_and_si512(words, _mm512_set1_epi32(static_cast<int>(0xffff0000u))));
+}

@@ -1,0 +1,186 @@
+"""Modules of the model on the compiled kernels (native.py), each with the face of the plain one that it replaces.
+
+States are float32 between them, keys and values in the cache's own dtype.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from hamburger.model.batch import ForwardBatch
+from hamburger.model.config import GraftConfig, TrunkConfig
+from hamburger.model.kv_cache import PagedKVCache
+from hamburger.model.layers import DecoderLayer
+from hamburger.model.micro_decoder import MicroStepDecoder
+from hamburger.model.native import GROUP, Kernels, LayerParts, PackedLayers, PackedWeight, Slots, has_4_bits
+from hamburger.model.rotary import RotaryEmbedding
+from hamburger.model.trunk import Trunk
+
+
+class NativeLinear(nn.Module):
+    """y = x W^T + b."""
+
+    def __init__(self, kernels: Kernels, weight: Tensor, bias: Tensor | None = None) -> None:
+        """weight [out, in], in a multiple of 32."""
+        super().__init__()
+        self._kernels = kernels
+        self.packed = PackedWeight(kernels, weight, bias, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [..., in] -> float32 [..., out]."""
+        rows = x.reshape(-1, x.shape[-1]).float().contiguous()
+        return self._kernels.linear(self.packed, rows).view(*x.shape[:-1], -1)
+
+
+class NativeTrunk(nn.Module):
+    """Trunk; bits: of its weights, None takes 4 for those that have no more, else 8."""
+
+    def __init__(self, kernels: Kernels, trunk: Trunk, bits: int | None = None) -> None:
+        super().__init__()
+        config = trunk.config
+        self.config, self.norm = config, trunk.norm
+        self._kernels = kernels
+        self.layers = pack_layers(kernels, config, trunk.layers, bits, config.sliding_layers)
+        self.quantization = "+".join(f"int{bits}" for bits in sorted({w.bits for w in self.layers.weights}))
+
+    def forward(
+        self,
+        x: Tensor,
+        batch: ForwardBatch,
+        cache: PagedKVCache,
+        rotary: RotaryEmbedding,
+        feature_layers: tuple[int, ...],
+    ) -> tuple[Tensor, list[Tensor]]:
+        """As Trunk.forward; x is overwritten."""
+        cos, sin = rotary(batch.positions, batch.text_lengths)
+        slots = Slots(
+            cos.contiguous(),
+            sin.contiguous(),
+            batch.write_slots,
+            batch.block_tables,
+            batch.context_slots,
+            torch.tensor(batch.query_slots),
+            cache.block_size,
+        )
+        last_layer = self.config.num_layers - 1
+        features: list[Tensor] = []
+        first = 0
+        for layer in (*sorted(set(feature_layers) - {last_layer}), last_layer):
+            self._kernels.layers(self.layers, first, layer + 1, x, slots, cache.data[first : layer + 1])
+            if layer != last_layer:
+                features.append(x.index_select(0, batch.emit))
+            first = layer + 1
+        read = batch.emit if batch.scored is None else torch.cat((batch.emit, batch.scored.rows))
+        hidden: Tensor = self.norm(x.index_select(0, read))
+        if last_layer in feature_layers:
+            features.append(hidden[: len(batch.emit)])
+        return hidden, features
+
+
+class NativeMicroStepDecoder(nn.Module):
+    """MicroStepDecoder for serving: one micro-step at a time."""
+
+    def __init__(self, kernels: Kernels, plain: MicroStepDecoder, trunk: TrunkConfig, graft: GraftConfig) -> None:
+        super().__init__()
+        self._kernels, self._trunk = kernels, trunk
+        self._positions = len(graft.feature_layers) + graft.max_group
+        self.layers = pack_layers(kernels, trunk, plain.layers, 8)
+        self.norm, self.fused = plain.norm, plain.fused
+        if self.fused:
+            self.feature_norm, self.embedding_norm = plain.feature_norm, plain.embedding_norm
+            self.feature_proj = NativeLinear(kernels, plain.feature_proj.weight)
+            self.embedding_proj = NativeLinear(kernels, plain.embedding_proj.weight)
+
+    def start(self, features: Tensor) -> NativeMicroCache:
+        """Begin a group for R rows with features [R, F, D]."""
+        t, rows = self._trunk, len(features)
+        context = self.feature_proj(self.feature_norm(features).flatten(1)) if self.fused else features
+        kv = torch.empty(len(self.layers.weights) // 4, rows, self._positions, 2, t.num_kv_heads, t.head_dim)
+        return NativeMicroCache(context, torch.arange(rows), list(kv), 0)
+
+    def forward(self, embedding: Tensor, cache: NativeMicroCache, rotary: RotaryEmbedding) -> Tensor:
+        """One micro-step: embedding [R, D] of the group's newest token -> state [R, D]; the cache grows."""
+        if self.fused:
+            x = cache.context + self.embedding_proj(self.embedding_norm(embedding))
+            new = 1
+        elif cache.length == 0:
+            x = torch.cat((cache.context, embedding.unsqueeze(1)), dim=1)
+            new = x.shape[1]
+            x = x.flatten(0, 1)
+        else:
+            x, new = embedding.clone(), 1
+        rows = len(embedding)
+        columns = torch.arange(cache.length, cache.length + new)
+        cos, sin = (table.expand(rows, -1, -1, -1).contiguous() for table in rotary(columns))
+        cache.length += new
+        slots = Slots(
+            cos,
+            sin,
+            (cache.rows[:, None] * self._positions + columns).flatten(),
+            cache.rows[:, None].contiguous(),
+            torch.full((rows,), cache.length),
+            torch.full((rows,), new),
+            self._positions,
+        )
+        self._kernels.layers(self.layers, 0, len(cache.kv), x, slots, cache.kv)
+        state = x.view(rows, new, -1)[:, -1]
+        normed: Tensor = state if self.norm is None else self.norm(state)
+        return normed
+
+
+class NativeMicroCache:
+    """Keys and values of the groups being emitted: a block of positions for each row that began.
+
+    rows: int64 [R], which blocks the rows still going on have. context: [R, ...] of these rows.
+    """
+
+    def __init__(self, context: Tensor, rows: Tensor, kv: list[Tensor], length: int) -> None:
+        self.context, self.rows, self.kv, self.length = context, rows, kv, length
+
+    def select(self, rows: Tensor) -> NativeMicroCache:
+        """The cache of some rows only (int64 [R'])."""
+        return NativeMicroCache(
+            self.context.index_select(0, rows), self.rows.index_select(0, rows), self.kv, self.length
+        )
+
+
+def pack_layers(
+    kernels: Kernels,
+    config: TrunkConfig,
+    layers: nn.ModuleList,
+    bits: int | None,
+    sliding: tuple[int, ...] = (),
+) -> PackedLayers:
+    """The layers' weights for the kernels; they leave `layers` as they are packed, so that memory peaks by one."""
+
+    def pack(linear: nn.Linear) -> PackedWeight:
+        return PackedWeight(kernels, linear.weight, linear.bias, bits or (4 if has_4_bits(linear.weight) else 8))
+
+    parts = []
+    for i in range(len(layers)):
+        layer = layers[i]
+        assert isinstance(layer, DecoderLayer)
+        parts.append(
+            LayerParts(
+                attn_norm=layer.attn_norm.weight,
+                mlp_norm=layer.mlp_norm.weight,
+                q_norm=None if layer.q_norm is None else layer.q_norm.weight,
+                k_norm=None if layer.k_norm is None else layer.k_norm.weight,
+                window=(config.sliding_window or 0) if i in sliding else 0,
+                qkv=pack(layer.qkv_proj),
+                o=pack(layer.o_proj),
+                gate_up=pack(layer.gate_up_proj),
+                down=pack(layer.down_proj),
+            )
+        )
+        layers[i] = nn.Identity()
+    return PackedLayers(config, parts)
+
+
+def replace_linears(kernels: Kernels, module: nn.Module) -> None:
+    """Every nn.Linear below `module` whose width the kernels take becomes a NativeLinear, the others float32."""
+    for parent in list(module.modules()):
+        for name, child in list(parent.named_children()):
+            if isinstance(child, nn.Linear) and child.in_features % GROUP == 0:
+                setattr(parent, name, NativeLinear(kernels, child.weight, child.bias))
