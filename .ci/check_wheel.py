@@ -12,6 +12,7 @@ import zipfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+_COMPILED_FROM = (".cpp", ".h")  # the wheel holds what they become
 
 
 def files_on_disk() -> set[str]:
@@ -21,7 +22,7 @@ def files_on_disk() -> set[str]:
         f"{package.replace('.', '/')}/{path.relative_to(ROOT / folder).as_posix()}"
         for package, folder in folders.items()
         for path in (ROOT / folder).rglob("*")
-        if path.is_file() and "__pycache__" not in path.parts
+        if path.is_file() and "__pycache__" not in path.parts and path.suffix not in _COMPILED_FROM
     }
 
 

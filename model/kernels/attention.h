@@ -82,11 +82,14 @@ inline void transpose_keys(const float* const* rows, int head_dim, Scratch& s, i
 template <int count>
 inline void score(const float* const* queries, int head_dim, int part, int first, Scratch& s) {
   F total[count];
+#pragma GCC unroll 8
   for (int i = 0; i < count; i++) total[i] = set1(0.0f);
   for (int d = 0; d < head_dim; d++) {
     const F key = load(s.keys[part][d]);
+#pragma GCC unroll 8
     for (int i = 0; i < count; i++) total[i] = fma(set1(queries[first + i][d]), key, total[i]);
   }
+#pragma GCC unroll 8
   for (int i = 0; i < count; i++) store(&s.scores[first + i][part * kLanes], total[i]);
 }
 
@@ -102,15 +105,18 @@ template <int count>
 inline void weigh(int head_dim, int first, int slots, Scratch& s) {
   for (int d = 0; d < head_dim; d += 2 * kLanes) {
     F a[count], b[count];
+#pragma GCC unroll 8
     for (int i = 0; i < count; i++) a[i] = load(&s.outputs[first + i][d]), b[i] = load(&s.outputs[first + i][d + kLanes]);
     for (int j = 0; j < slots; j++) {
       const F low = load(s.values + j * head_dim + d), high = load(s.values + j * head_dim + d + kLanes);
+#pragma GCC unroll 8
       for (int i = 0; i < count; i++) {
         const F weight = set1(s.scores[first + i][j]);
         a[i] = fma(weight, low, a[i]);
         b[i] = fma(weight, high, b[i]);
       }
     }
+#pragma GCC unroll 8
     for (int i = 0; i < count; i++) store(&s.outputs[first + i][d], a[i]), store(&s.outputs[first + i][d + kLanes], b[i]);
   }
 }
@@ -127,6 +133,7 @@ inline void weigh_all(int count, int head_dim, int slots, Scratch& s) {
 inline void soften(int query, int head_dim, float scale, int64_t start, int64_t from, int64_t until, Scratch& s) {
   F parts[kTile / kLanes];
   F most = set1(kHidden);
+#pragma GCC unroll 8
   for (int p = 0; p < kTile / kLanes; p++) {
     const int64_t base = start + p * kLanes;
     const int first = static_cast<int>(std::min<int64_t>(std::max<int64_t>(from - base, 0), kLanes));
@@ -136,6 +143,7 @@ inline void soften(int query, int head_dim, float scale, int64_t start, int64_t 
   }
   const float before = s.most[query], now = std::max(before, largest(most));
   F total = set1(0.0f);
+#pragma GCC unroll 8
   for (int p = 0; p < kTile / kLanes; p++) {
     // A tile in which nothing is seen, before any that is: weights of 0.
     const F weight = now <= kHidden ? set1(0.0f) : exp(parts[p] - set1(now));

@@ -75,6 +75,7 @@ inline void multiply_block(const Weight& w, int64_t block, const Inputs& x, int6
     // The same group of the next block: while this one is multiplied, memory need not wait.
     if (row == 0) prefetch(data + groups * step, step);
     if constexpr (bits == 4) {
+#pragma GCC unroll 8
       for (int i = 0; i < 4; i++) {
         const B both = load_bytes(data + 64 * i);
         codes[2 * i] = low_nibbles(both);
@@ -83,6 +84,7 @@ inline void multiply_block(const Weight& w, int64_t block, const Inputs& x, int6
       scale = load_half(reinterpret_cast<const uint16_t*>(data + 256));
       zero = load_half(reinterpret_cast<const uint16_t*>(data + 288));
     } else {
+#pragma GCC unroll 8
       for (int i = 0; i < 8; i++) codes[i] = load_bytes(data + 64 * i);
       scale = load_half(reinterpret_cast<const uint16_t*>(data + 512));
     }

@@ -49,7 +49,8 @@ def test_package_is_typed_and_its_data_is_listed(package: str) -> None:
     listed = {
         path for pattern in PYPROJECT["tool"]["setuptools"]["package-data"][package] for path in folder.glob(pattern)
     }
-    data = {path for path in folder.rglob("*") if path.is_file() and path.suffix not in (".py", ".pyc")}
+    compiled = (".py", ".pyc", ".cpp", ".h", ".so")  # setuptools knows of those
+    data = {path for path in folder.rglob("*") if path.is_file() and path.suffix not in compiled}
     assert data == {path for path in listed if path.is_file()}
 
 
@@ -128,3 +129,10 @@ def test_licence_is_the_whole_text() -> None:
     assert "Apache License" in text
     assert "END OF TERMS AND CONDITIONS" in text
     assert len(text) > 11_000
+
+
+def test_every_kernel_source_is_listed() -> None:
+    (extension,) = PYPROJECT["tool"]["setuptools"]["ext-modules"]
+    listed = {ROOT / path for path in (*extension["sources"], *extension["depends"])}
+    assert listed == set((ROOT / "model" / "kernels").iterdir())
+    assert extension["optional"], "who has no compiler gets torch's own"

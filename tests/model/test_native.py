@@ -42,18 +42,21 @@ def dequantized(weight: Tensor, bits: int) -> Tensor:
     if bits == 8:
         scales = half(groups.abs().amax(-1, keepdim=True) / 127)
         codes = (groups / scales.clamp_min(1e-30)).round().clamp(-127, 127)
-        return (codes * scales).flatten(-2)
+        of_8_bits: Tensor = (codes * scales).flatten(-2)
+        return of_8_bits
     low, high = groups.aminmax(dim=-1, keepdim=True)
     scales, zeros = half((high - low) / 15), half(low)
     codes = ((groups - zeros) / scales.clamp_min(1e-30)).round().clamp(0, 15)
-    return (codes * scales + zeros).flatten(-2)
+    of_4_bits: Tensor = (codes * scales + zeros).flatten(-2)
+    return of_4_bits
 
 
 def rounded(x: Tensor) -> Tensor:
     """Inputs as the kernels see them."""
     groups = x.unflatten(-1, (-1, GROUP))
     scales = groups.abs().amax(-1, keepdim=True) / 127
-    return ((groups / scales.clamp_min(1e-30)).round() * scales).flatten(-2)
+    values: Tensor = ((groups / scales.clamp_min(1e-30)).round() * scales).flatten(-2)
+    return values
 
 
 def on_grid(outputs: int, inputs: int, seed: int = 0) -> Tensor:
@@ -61,7 +64,8 @@ def on_grid(outputs: int, inputs: int, seed: int = 0) -> Tensor:
     codes = torch.randint(0, 16, (outputs, inputs // GROUP, GROUP), generator=generator).float()
     codes[..., 0], codes[..., 1] = 0, 15
     scales = torch.rand(outputs, inputs // GROUP, 1, generator=generator) / 50 + 0.01
-    return half(scales).mul(codes).sub(half(8 * scales)).flatten(1)
+    weight: Tensor = half(scales).mul(codes).sub(half(8 * scales)).flatten(1)
+    return weight
 
 
 @settings(max_examples=40, deadline=None)
@@ -119,7 +123,8 @@ class RoundedLinear(nn.Module):
         self.weight, self.bias = dequantized(weight, 8), bias
 
     def forward(self, x: Tensor) -> Tensor:
-        return nn.functional.linear(rounded(x), self.weight, self.bias)
+        y: Tensor = nn.functional.linear(rounded(x), self.weight, self.bias)
+        return y
 
 
 def models(config: ModelConfig, seed: int = 3) -> tuple[HamburgerModel, HamburgerModel]:
@@ -144,7 +149,7 @@ def first_states(model: HamburgerModel, prompts: list[list[int]]) -> dict[str, l
         core_of(model, max_num_batched_slots=48, max_model_len=200),
         {str(i): (ids, params(max_tokens=1, logprobs=5)) for i, ids in enumerate(prompts)},
     )
-    return {name: [value for _, value in groups[0].logprobs[0].top] for name, groups in found.items()}
+    return {name: [value for _, value in (groups[0].logprobs or [])[0].top] for name, groups in found.items()}
 
 
 @pytest.mark.parametrize("shape", SHAPES)
