@@ -55,10 +55,10 @@ def resolve_source(model: str | None, base: str | None = None, *, weights: bool 
     if model is None or model == EMBEDDED_BASE:
         if base is not None:
             raise CheckpointError("base is set, but the embedded model needs none: remove base, or name a model.")
-        weights = embedded_gguf()  # the default needs it too: if it is missing, say so now
+        file = embedded_gguf()  # the default needs it too: if it is missing, say so now
         if model is None:
             return ModelSource("hamburger", EMBEDDED_NAME, BUILTIN_GRAFT, BUILTIN, BUILTIN)
-        return ModelSource("gguf", EMBEDDED_BASE_NAME, weights, BUILTIN, BUILTIN)
+        return ModelSource("gguf", EMBEDDED_BASE_NAME, file, BUILTIN, BUILTIN)
     path = Path(model).expanduser()
     if path.suffix == ".gguf":
         return _gguf(_existing_file(path), base)
