@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import pytest
 
 from hamburger.engine.build import build_core
@@ -19,12 +20,13 @@ from hamburger.engine.plan import Load, Machine, Plan, Shape, make_plan, shape_o
 from hamburger.engine.plan_models import PRESETS, with_graft
 from hamburger.model.checkpoint import save_checkpoint
 from hamburger.model.config import ModelConfig
-from hamburger.model.sources import BUILTIN
+from hamburger.model.sources import BUILTIN, embedded_gguf
 from hamburger.server.cli import main
 from small_models import core_of, graft_config, params, random_model, random_tensors, trunk_config
 
 PLAIN = ModelConfig(trunk=trunk_config())
 GRAFTED = ModelConfig(trunk=trunk_config(), graft=graft_config())
+POOL = ["--kv-cache-memory", "1GiB"]
 
 
 def command(capsys: pytest.CaptureFixture[str], *options: str) -> dict[str, Any]:
@@ -113,6 +115,33 @@ def test_a_folder_needs_no_weights(capsys: pytest.CaptureFixture[str], tmp_path:
     assert command(capsys, str(tmp_path), "--kv-cache-memory", "1GiB")["slot_bytes"] == 2 * 30 * 3 * 64 * 2
 
 
+def test_a_gguf_file_says_its_shape_itself(capsys: pytest.CaptureFixture[str]) -> None:
+    file, builtin = (command(capsys, model, *POOL) for model in (str(embedded_gguf()), "builtin"))
+    assert file.pop("model") != builtin.pop("model")
+    assert file == builtin
+
+
+def test_a_published_checkpoint_does_not(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "published.ckpt").touch()
+    said = refused(capsys, str(tmp_path / "published.ckpt"), "--base", str(BUILTIN), *POOL)
+    assert "export it as a folder" in said
+
+
+def test_of_a_hub_model_only_small_files_are_fetched(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetched: list[str] = []
+
+    def download(repo_id: str, *, allow_patterns: list[str], **kwargs: object) -> str:
+        fetched.extend(allow_patterns)
+        return str(BUILTIN)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    assert command(capsys, "owner/name", *POOL)["model"] == "name"
+    assert fetched
+    assert not any("safetensors" in pattern for pattern in fetched)
+
+
 def test_it_runs_without_torch() -> None:
     code = "import sys; from hamburger.server.cli import main; sys.exit(main(sys.argv[1:]) or 'torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code, "plan", "--kv-cache-memory", "1GiB"], check=True, capture_output=True)
@@ -157,9 +186,6 @@ def test_the_costs_are_those_of_the_published_model() -> None:
     assert reads.plain / 1e6 == pytest.approx(973, abs=1)
     assert reads.head / 1e6 == pytest.approx(263, abs=1)
     assert reads.micro / (reads.plain + reads.head) == pytest.approx(0.41, abs=0.01)
-
-
-POOL = ["--kv-cache-memory", "1GiB"]
 
 
 @pytest.mark.parametrize(
