@@ -50,7 +50,7 @@ lock-clients: ## the same for the programs of test-clients
 	{ head -1 deploy/clients-constraints.txt; build/lock-venv/bin/python -m pip freeze | sed 's/+cpu$$//'; } > build/locked
 	mv build/locked deploy/clients-constraints.txt
 
-verify-deploy: ## prove image, compose file, alerts and dashboard with buildah, podman and Prometheus (minutes)
+verify-deploy: ## prove image, compose file, alerts, dashboard and manifests with the tools of operators (minutes)
 	@exec deploy/verify.sh $(ARGS)
 
 clean: ## remove the venvs and everything that was built

@@ -1,16 +1,20 @@
 #!/usr/bin/env bash
 # Proves the deployment files with the tools that operators use. Not a quick test: it builds an image.
 #
-#     deploy/verify.sh [lint] [alerts] [image] [stack]        without an argument: all of them
+#     deploy/verify.sh [lint] [alerts] [kubernetes] [image] [stack]    without an argument: all of them
 #
 # lint    Dockerfile (hadolint), compose file (the compose-spec schema), the dashboard's file
 # alerts  Prometheus' configuration, and when each alert fires (promtool)
+# kubernetes
+#         every overlay: rendered (kubectl kustomize), valid against the API's schemas (kubernetes-validate), its objects
+#         fit together; the queries of prometheus-adapter's rules (promtool, where it is installed)
 # image   built with buildah, run with podman: without a network, with a read-only root, no capabilities and a memory
 #         limit; it answers, its health check passes, SIGTERM lets a running answer end
 # stack   docker-compose.yml by podman-compose: server and Prometheus come up, a chat is answered, and after some load
 #         every query of the dashboard has data; EngineDown fires when the server is stopped. Grafana is left out.
 #
-# needs   hadolint, check-jsonschema, promtool, buildah, podman, podman-compose, curl, and for stand-ins debootstrap
+# needs   hadolint, check-jsonschema, promtool, kubectl, kubernetes-validate and PyYAML, buildah, podman, podman-compose,
+#         curl, and for stand-ins debootstrap
 # BUILD_OPTIONS  more options for buildah: mounts of pip's configuration, --build-arg TORCH_INDEX=...
 # STAND_INS=1    where no registry of images can be reached: make the base image with debootstrap, and Prometheus'
 #                from the one that is installed here
@@ -105,6 +109,20 @@ verify_alerts() {
   (cd deploy/prometheus && promtool test rules alerts_test.yml)
 }
 
+verify_kubernetes() {
+  local overlay rendered="$work/rendered.yaml"
+  for overlay in deploy/kubernetes/overlays/*/; do
+    say "$overlay: kustomize, the API's schemas, and whether its objects fit together"
+    kubectl kustomize "$overlay" >"$rendered"
+    kubernetes-validate --strict "$rendered" # it knows no schema of ServiceMonitor, which the next line checks
+    python3 deploy/check_kubernetes.py <"$rendered"
+  done
+  command -v promtool >/dev/null || { echo "promtool is not here: the adapter's queries were not checked"; return; }
+  say "prometheus-adapter: its queries"
+  python3 deploy/check_kubernetes.py --queries deploy/kubernetes/prometheus-adapter.yaml >"$work/adapter.yml"
+  promtool check rules "$work/adapter.yml"
+}
+
 build() {
   base_image
   say "build $IMAGE"
@@ -195,11 +213,11 @@ verify_stack() {
 }
 
 parts=("$@")
-[ $# -gt 0 ] || parts=(lint alerts image stack)
+[ $# -gt 0 ] || parts=(lint alerts kubernetes image stack)
 for part in "${parts[@]}"; do
   case "$part" in
-  lint | alerts | image | stack) "verify_$part" ;;
-  *) fail "$part is not a part: lint, alerts, image or stack" ;;
+  lint | alerts | kubernetes | image | stack) "verify_$part" ;;
+  *) fail "$part is not a part: lint, alerts, kubernetes, image or stack" ;;
   esac
 done
 say "verified: ${parts[*]}"

@@ -12,6 +12,7 @@ from hamburger.engine.core import EngineCore
 from hamburger.engine.grammar import Grammars
 from hamburger.engine.memory import pool_bytes
 from hamburger.engine.messages import EngineInfo, SubmitRequest
+from hamburger.engine.pool import blocks_of_pool
 from hamburger.engine.runner import Runner
 from hamburger.engine.sampling_params import SamplingParams
 from hamburger.engine.tokenizer import Tokenizer
@@ -129,15 +130,10 @@ def _max_model_len(asked: int | None, config: ModelConfig) -> int:
 def _num_blocks(
     args: EngineArgs, config: ModelConfig, max_model_len: int, dtype: torch.dtype, device: torch.device
 ) -> int:
-    """Blocks that fit into the pool's memory, but never more than max_num_seqs sequences of max_model_len can use."""
-    block_bytes = slot_bytes(config.trunk, dtype) * args.block_size
-    per_sequence = -(-max_model_len // args.block_size)
-    budget = pool_bytes(device, args.kv_cache_memory)
-    fits = budget // block_bytes
-    if fits < per_sequence:
-        needed = per_sequence * block_bytes
-        raise ConfigError(
-            f"max_model_len is {max_model_len} tokens, whose KV takes {needed / 2**20:.0f} MiB, but the KV pool has "
-            f"{budget / 2**20:.0f} MiB: lower max_model_len or raise kv_cache_memory."
-        )
-    return min(fits, args.max_num_seqs * per_sequence)
+    return blocks_of_pool(
+        pool_bytes(device, args.kv_cache_memory),
+        slot_bytes(config.trunk, dtype),
+        block_size=args.block_size,
+        max_model_len=max_model_len,
+        max_num_seqs=args.max_num_seqs,
+    )

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import torch
 
-# A GPU is there for the server; a CPU machine's memory is shared with everything else on it.
-_GPU_SHARE, _CPU_SHARE = 0.9, 0.4
+from hamburger.engine.pool import pool_share
 
 
 def pool_bytes(device: torch.device, kv_cache_memory: int | None) -> int:
@@ -16,8 +15,8 @@ def pool_bytes(device: torch.device, kv_cache_memory: int | None) -> int:
     if kv_cache_memory is not None:
         return kv_cache_memory
     if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0] * _GPU_SHARE)
-    return int(available_host_bytes() * _CPU_SHARE)
+        return pool_share("cuda", torch.cuda.mem_get_info(device)[0])
+    return pool_share("cpu", available_host_bytes())
 
 
 def available_host_bytes(root: Path = Path("/")) -> int:

@@ -18,14 +18,13 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from hamburger.model.config import ConfigError, GraftConfig, ModelConfig, TrunkConfig, tensor_shapes
+from hamburger.model.config import ConfigError, ModelConfig, tensor_shapes
+from hamburger.model.folder_config import FORMAT_VERSION, read_folder_config
 from hamburger.model.gguf_weights import load_gguf
-from hamburger.model.hf_config import parse_trunk_config, read_trunk_config, trunk_config_json
+from hamburger.model.hf_config import read_trunk_config, trunk_config_json
 from hamburger.model.lightning import load_lightning
 from hamburger.model.sources import BUILTIN, CheckpointError, ModelSource, embedded_gguf, read_json
 
-FORMAT_VERSION = 1
-_CONFIG_KEYS = {"model_type", "format_version", "trunk", "base", "graft", "adapter"}
 _WEIGHTS, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _ADAPTER = "adapter."
 # The trunk's linears, which alone may have an adapter.
@@ -178,25 +177,13 @@ def _save_tensors(folder: Path, tensors: Mapping[str, Tensor], max_file_bytes: i
 
 
 def _load_ours(source: ModelSource, dtype: torch.dtype, on_progress: Callable[[str], None]) -> Checkpoint:
-    where = str(source.path / "config.json")
-    settings = read_json(source.path / "config.json")
-    if unknown := sorted(set(settings) - _CONFIG_KEYS):
-        raise CheckpointError(f"{where}: unknown keys: {', '.join(unknown)}.")
-    if settings.get("format_version") != FORMAT_VERSION:
-        raise CheckpointError(
-            f"{where}: format_version is {settings.get('format_version')!r}; this version reads {FORMAT_VERSION}."
-        )
-    if ("trunk" in settings) == (source.base_path is not None):
-        raise CheckpointError(f"{where}: it must have a trunk or name a base, one of the two.")
-    adapter = _adapter(settings.get("adapter"), where)
+    described = read_folder_config(source.path, base_is_referenced=source.base_path is not None)
+    adapter = described.adapter
     base = None
-    if source.base_path is None:
-        trunk = _with_end_tokens(settings["trunk"], source.path, where)
-    else:
+    if source.base_path is not None:
         # An adapter is merged in float32; without one the base comes in the dtype that is served.
         base = _load_base(source.base_path, dtype if adapter is None else torch.float32, on_progress)
-        trunk = base.config.trunk
-    config = ModelConfig(trunk=trunk, graft=_graft(settings.get("graft"), where))
+    config = described.model(None if base is None else base.config.trunk)
     own = read_files(sorted(source.path.glob("*.safetensors")))
     _check_own(config, own, base is not None, None if adapter is None else adapter[0], str(source.path))
     tensors = own if base is None else base.tensors | own
@@ -206,15 +193,6 @@ def _load_ours(source: ModelSource, dtype: torch.dtype, on_progress: Callable[[s
     return Checkpoint(config, plain | _merged(tensors, *adapter))
 
 
-def _with_end_tokens(trunk: Any, folder: Path, where: str) -> TrunkConfig:
-    """The trunk of our config.json; generation_config.json's end tokens win, as in a Hugging Face folder."""
-    if not isinstance(trunk, dict):
-        raise CheckpointError(f"{where}: trunk must be an object.")
-    path = folder / "generation_config.json"
-    end = read_json(path).get("eos_token_id") if path.is_file() else None
-    return parse_trunk_config(trunk if end is None else {**trunk, "eos_token_id": end}, where)
-
-
 def _load_base(folder: Path, dtype: torch.dtype, on_progress: Callable[[str], None]) -> Checkpoint:
     """A referenced base; a Hugging Face folder comes in its own dtype."""
     if folder == BUILTIN:
@@ -222,48 +200,6 @@ def _load_base(folder: Path, dtype: torch.dtype, on_progress: Callable[[str], No
     else:
         config, tensors = ModelConfig(trunk=read_trunk_config(folder)), read_folder(folder)
     return Checkpoint(config, verified(config, tensors, str(folder)))
-
-
-def _graft(fields: Any, where: str) -> GraftConfig | None:
-    if fields is None:
-        return None
-    if not isinstance(fields, dict):
-        raise CheckpointError(f"{where}: graft must be an object.")
-    if unknown := sorted(set(fields) - {f.name for f in dataclasses.fields(GraftConfig)}):
-        raise CheckpointError(f"{where}: graft has unknown keys: {', '.join(unknown)}.")
-    numbers: dict[str, tuple[type, ...]] = {"micro_norm": (bool,), "short_list_size": (int, type(None))}
-    numbers |= dict.fromkeys(("max_group", "merger_heads", "micro_layers"), (int,))
-    numbers |= dict.fromkeys(("default_confidence", "expected_tokens_per_kv"), (int, float))
-    for name, kinds in numbers.items():
-        if name in fields and type(fields[name]) not in kinds:
-            raise CheckpointError(f"{where}: graft.{name} is {fields[name]!r}, which is not {kinds[0].__name__}.")
-    if fields.get("features", "positions") not in ("positions", "fused"):
-        raise CheckpointError(f"{where}: graft.features is {fields['features']!r}: it must be positions or fused.")
-    layers = fields.get("feature_layers")
-    if not isinstance(layers, list) or not all(type(layer) is int for layer in layers):
-        raise CheckpointError(f"{where}: graft.feature_layers is {layers!r}: it must be a list of layers.")
-    calibration = {name: fields.get(name) for name in ("stop_scale", "stop_bias")}
-    for name, values in calibration.items():
-        if values is not None:
-            if not isinstance(values, list) or not all(type(value) in (int, float) for value in values):
-                raise CheckpointError(f"{where}: graft.{name} is {values!r}: it must be a list of numbers.")
-            calibration[name] = tuple(values)
-    try:
-        return GraftConfig(**{**fields, **calibration, "feature_layers": tuple(layers)})
-    except TypeError as error:  # a field is missing
-        raise CheckpointError(f"{where}: graft: {error}.") from error
-
-
-def _adapter(fields: Any, where: str) -> tuple[int, float] | None:
-    """rank and alpha."""
-    if fields is None:
-        return None
-    if not isinstance(fields, dict) or set(fields) != {"rank", "alpha"}:
-        raise CheckpointError(f"{where}: adapter must be an object of rank and alpha.")
-    rank, alpha = fields["rank"], fields["alpha"]
-    if type(rank) is not int or rank < 1 or type(alpha) not in (int, float):
-        raise CheckpointError(f"{where}: adapter needs a rank of at least 1 and a number alpha.")
-    return rank, float(alpha)
 
 
 def _check_own(

@@ -134,6 +134,15 @@ class TrunkConfig:
                 return max(longest, self.max_position_embeddings)
         return self.max_position_embeddings
 
+    def slot_bytes(self, number_bytes: int) -> int:
+        """Bytes that one KV slot takes over all layers, in numbers of that size."""
+        return kv_slot_bytes(self.num_layers, self.num_kv_heads, self.head_dim, number_bytes)
+
+
+def kv_slot_bytes(num_layers: int, num_kv_heads: int, head_dim: int, number_bytes: int) -> int:
+    """Bytes of one slot's keys and values over all layers."""
+    return 2 * num_layers * num_kv_heads * head_dim * number_bytes
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraftConfig:

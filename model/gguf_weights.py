@@ -75,6 +75,11 @@ def load_gguf(
     return ModelConfig(trunk=trunk if config_folder is None else read_trunk_config(config_folder)), tensors
 
 
+def read_gguf_config(path: Path) -> TrunkConfig:
+    """The trunk that the file's own metadata describes; its weights stay where they are. Raises CheckpointError."""
+    return _trunk_config(path, _open(path))
+
+
 def _open(path: Path) -> gguf.GGUFReader:
     try:
         return gguf.GGUFReader(path)

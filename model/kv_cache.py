@@ -48,4 +48,4 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
 
 def slot_bytes(config: TrunkConfig, dtype: torch.dtype) -> int:
     """Bytes one slot takes over all layers."""
-    return 2 * config.num_layers * config.num_kv_heads * config.head_dim * dtype.itemsize
+    return config.slot_bytes(dtype.itemsize)

@@ -44,20 +44,21 @@ class ModelSource:
     tokenizer_path: Path
 
 
-def resolve_source(model: str | None, base: str | None = None) -> ModelSource:
+def resolve_source(model: str | None, base: str | None = None, *, weights: bool = True) -> ModelSource:
     """Find a model: None (the embedded default), `builtin` (the plain base under it), a folder, a `.gguf` or `.ckpt`
     file, or a hub id `owner/name`.
 
     base: the base model's folder or hub id; needed by `.ckpt` files, and overrides what our own checkpoints name.
+    weights: whether a hub model's weights are fetched, or only its small files.
     Raises CheckpointError.
     """
     if model is None or model == EMBEDDED_BASE:
         if base is not None:
             raise CheckpointError("base is set, but the embedded model needs none: remove base, or name a model.")
-        weights = embedded_gguf()  # the default needs it too: if it is missing, say so now
+        file = embedded_gguf()  # the default needs it too: if it is missing, say so now
         if model is None:
             return ModelSource("hamburger", EMBEDDED_NAME, BUILTIN_GRAFT, BUILTIN, BUILTIN)
-        return ModelSource("gguf", EMBEDDED_BASE_NAME, weights, BUILTIN, BUILTIN)
+        return ModelSource("gguf", EMBEDDED_BASE_NAME, file, BUILTIN, BUILTIN)
     path = Path(model).expanduser()
     if path.suffix == ".gguf":
         return _gguf(_existing_file(path), base)
@@ -70,10 +71,10 @@ def resolve_source(model: str | None, base: str | None = None) -> ModelSource:
             )
         folder = _folder(base, weights=False)
         return ModelSource("lightning", path.stem, file, folder, folder)
-    folder = _folder(model)
+    folder = _folder(model, weights=weights)
     config = read_json(folder / "config.json")
     if config.get("model_type") == "hamburger":
-        return _hamburger(folder, config, base)
+        return _hamburger(folder, config, base, weights)
     if base is not None:
         raise CheckpointError(f"{model} is a whole model, so base has no meaning for it: remove base.")
     return ModelSource("hf", folder_name(model), folder, None, folder)
@@ -112,7 +113,7 @@ def folder_name(model: str) -> str:
     return Path(model).expanduser().resolve().name if Path(model).expanduser().exists() else model.rsplit("/", 1)[-1]
 
 
-def _hamburger(folder: Path, config: dict[str, Any], base: str | None) -> ModelSource:
+def _hamburger(folder: Path, config: dict[str, Any], base: str | None, weights: bool) -> ModelSource:
     """Our folder; the base that it names is looked for beside it first."""
     named = config.get("base")
     if named is None and base is not None:
@@ -124,7 +125,7 @@ def _hamburger(folder: Path, config: dict[str, Any], base: str | None) -> ModelS
         base_path = BUILTIN
     elif named is not None:
         beside = folder / str(named)
-        base_path = beside if beside.is_dir() else _folder(str(named))
+        base_path = beside if beside.is_dir() else _folder(str(named), weights=weights)
     has_tokenizer = (folder / "tokenizer.json").is_file() or base_path is None
     return ModelSource(
         "hamburger", folder.resolve().name, folder, base_path, folder if has_tokenizer else base_path or folder

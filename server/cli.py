@@ -34,6 +34,12 @@ _COMMANDS = (
     _Command("chat", "chat in the terminal", "clients.chat:add_arguments", "clients.chat:run"),
     _Command("bench", "measure a server", "clients.bench:add_arguments", "clients.bench:run"),
     _Command(
+        "plan",
+        "what a machine can serve: slots, requests at once, limits of speed",
+        "server.plan_arguments:add_plan_arguments",
+        "engine.plan_report:run",
+    ),
+    _Command(
         "eval-tasks",
         "score a server on IFEval, GSM8K, ARC-Easy and PIQA",
         "clients.eval_tasks:add_arguments",

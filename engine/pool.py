@@ -1,0 +1,32 @@
+"""How large the KV pool is: the rule that the engine sizes it by, and that `hamburger plan` foretells. No torch."""
+
+from __future__ import annotations
+
+from hamburger.model.config import ConfigError
+
+# A GPU is there for the server; a CPU machine's memory is shared with everything else on it.
+_GPU_SHARE, _CPU_SHARE = 0.9, 0.4
+
+
+def pool_share(device_type: str, free_bytes: int) -> int:
+    """Bytes for the pool of the memory that is free after the weights were loaded; device_type: `cuda` or `cpu`."""
+    return int(free_bytes * (_GPU_SHARE if device_type == "cuda" else _CPU_SHARE))
+
+
+def blocks_of_pool(
+    budget_bytes: int, slot_bytes: int, *, block_size: int, max_model_len: int, max_num_seqs: int | None
+) -> int:
+    """Blocks that fit into the pool's memory, but never more than max_num_seqs sequences of max_model_len can use.
+
+    max_num_seqs: None for any number. Raises ConfigError where not even one such sequence fits, at one slot a token.
+    """
+    block_bytes = slot_bytes * block_size
+    per_sequence = -(-max_model_len // block_size)
+    fits = budget_bytes // block_bytes
+    if fits < per_sequence:
+        needed = per_sequence * block_bytes
+        raise ConfigError(
+            f"max_model_len is {max_model_len} tokens, whose KV takes {needed / 2**20:.0f} MiB, but the KV pool has "
+            f"{budget_bytes / 2**20:.0f} MiB: lower max_model_len or raise kv_cache_memory."
+        )
+    return fits if max_num_seqs is None else min(fits, max_num_seqs * per_sequence)
