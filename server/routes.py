@@ -42,7 +42,7 @@ def model_routes(context: ServerContext) -> APIRouter:
     @router.post("/tokenize", openapi_extra=body_of(TokenizeBody))
     async def tokenize(request: Request) -> dict[str, Any]:
         """The token ids of a prompt, or of messages as the chat template writes them."""
-        body = await read_body(request, TokenizeBody, context.settings.max_body_size)
+        body = await read_body(request, TokenizeBody, context.settings)
         served.confidence_of(body.model)
         if (body.prompt is None) == (body.messages is None):
             raise InvalidRequest("Give either prompt or messages.", "prompt")
@@ -67,7 +67,7 @@ def model_routes(context: ServerContext) -> APIRouter:
     @router.post("/detokenize", openapi_extra=body_of(DetokenizeBody))
     async def detokenize(request: Request) -> dict[str, Any]:
         """The text of token ids, special tokens included."""
-        body = await read_body(request, DetokenizeBody, context.settings.max_body_size)
+        body = await read_body(request, DetokenizeBody, context.settings)
         served.confidence_of(body.model)
         for token_id in body.tokens:
             if not 0 <= token_id < info.vocab_size:
