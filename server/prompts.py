@@ -87,7 +87,8 @@ async def encode_chat(
                 return text
         return render(results_as_user(written))
 
-    is_long = len(written) > _MANY_MESSAGES or sum(len(message.get("content") or "") for message in written) >= _LONG_TEXT
+    num_characters = sum(len(message.get("content") or "") for message in written)
+    is_long = len(written) > _MANY_MESSAGES or num_characters >= _LONG_TEXT
     work = partial(_naming, "messages", render_all)
     text = await asyncio.to_thread(work) if is_long else work()
     return await encode_text(
