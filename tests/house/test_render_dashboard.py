@@ -9,10 +9,11 @@ import pytest
 from PIL import Image
 
 import render_dashboard
+from dashboard import DASHBOARD
 from http_answers import answering
 from render_dashboard import Line, Span, bucket_counts, in_unit
 
-PANELS = [panel for panel in json.loads(render_dashboard.DASHBOARD.read_text())["panels"] if panel["type"] != "row"]
+PANELS = [panel for panel in json.loads(DASHBOARD.read_text())["panels"] if panel["type"] != "row"]
 
 
 @pytest.mark.parametrize("missing", ["", "hamburger_group_size_bucket"])
