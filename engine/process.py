@@ -17,6 +17,7 @@ from typing import Any
 from hamburger.engine.config import EngineArgs
 from hamburger.engine.errors import HamburgerError
 from hamburger.engine.events import EngineStopped, Event, Message
+from hamburger.engine.logs import LogFormat
 from hamburger.engine.wire import LENGTH, Decoder, Encoder, Ended, Failed, Progress, WireError, frame_size
 from hamburger.model.config import ConfigError
 from hamburger.model.sources import CheckpointError
@@ -32,9 +33,9 @@ class EngineProcessError(HamburgerError):
 
 
 class ProcessHost:
-    """An EngineHost (host.py). on_progress gets the lines that building it tells, `log_level` is that of its stderr.
+    """An EngineHost (host.py). on_progress gets the lines that building it tells.
 
-    builder: what builds the core there (worker.py).
+    log_level and log_format are those of its stderr; builder: what builds the core there (worker.py).
     """
 
     def __init__(
@@ -43,8 +44,10 @@ class ProcessHost:
         on_progress: Callable[[str], None] = lambda line: None,
         builder: str = BUILD_CORE,
         log_level: str = "warning",
+        log_format: LogFormat = "text",
     ) -> None:
-        self._args, self._on_progress, self._builder, self._log_level = args, on_progress, builder, log_level
+        self._args, self._on_progress, self._builder = args, on_progress, builder
+        self._logging = [log_level, log_format]
         self._encoder = Encoder()
         self._last: Failed | Ended | None = None
 
@@ -58,7 +61,7 @@ class ProcessHost:
         with theirs:
             # -P: the folder that one serves in is no place to import from.
             command = [sys.executable, "-P", "-m", "hamburger.engine.worker", str(theirs.fileno()), self._builder]
-            command.append(self._log_level)
+            command += self._logging
             # A session of its own: what a terminal sends to this process's group is not meant for the engine.
             self._process = subprocess.Popen(
                 command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, start_new_session=True

@@ -1,4 +1,4 @@
-"""The engine's process: `python -m hamburger.engine.worker FD BUILDER LOG_LEVEL`. ProcessHost (process.py) starts it.
+"""The engine's process: `python -m hamburger.engine.worker FD BUILDER LOG_LEVEL LOG_FORMAT`, started by ProcessHost.
 
 FD is its end of a socket pair, BUILDER names `module:function`, EngineArgs and a progress callback -> core and info.
 It ends with the server, however that ends: the socket's end tells it, and on Linux the kernel kills it.
@@ -19,12 +19,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 from hamburger.engine.config import EngineArgs
 from hamburger.engine.core import EngineCore
 from hamburger.engine.events import EngineReady, Message
 from hamburger.engine.grammar import Grammars
+from hamburger.engine.logs import LogFormat, configure_logging
 from hamburger.engine.loop import Inbox, run_loop
 from hamburger.engine.messages import AbortRequest, EngineInfo, SubmitRequest
 from hamburger.engine.wire import Encoder, Ended, Failed, Progress, frames
@@ -51,7 +52,7 @@ def main(argv: list[str]) -> int:
         signal.signal(number, signal.SIG_IGN)
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1)  # the server's watchdog asks for the stacks of an engine that hangs
-    logging.basicConfig(level=argv[3].upper(), format="%(levelname)s %(name)s: %(message)s")
+    configure_logging(argv[3], cast(LogFormat, argv[4]), logging.StreamHandler())
     incoming = frames(connection)
     outbox = Outbox(connection)
     inbox: Inbox = queue.SimpleQueue()

@@ -5,16 +5,20 @@ FastAPI's own validation is not used: it answers 422, accepts NaN, and puts no b
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from typing import Any, TypeVar
 
 from fastapi import Request
 from pydantic import ValidationError
 from pydantic_core import from_json
+from starlette.requests import ClientDisconnect
 
 from hamburger.engine.errors import InvalidRequest
+from hamburger.server.config import ServeSettings
 from hamburger.server.errors import ApiError
 from hamburger.server.protocol import GenerationBody
+from hamburger.server.request_log import CLIENT_LEFT
 from hamburger.server.schema import Schema
 from hamburger.server.unsupported import reject_unsupported
 
@@ -22,9 +26,9 @@ logger = logging.getLogger(__name__)
 S = TypeVar("S", bound=Schema)
 
 
-async def read_body(request: Request, schema: type[S], max_bytes: int) -> S:
-    """The request's body as `schema`. Raises InvalidRequest or ApiError 413."""
-    body = await _read_json(request, max_bytes)
+async def read_body(request: Request, schema: type[S], settings: ServeSettings) -> S:
+    """The request's body as `schema`. Raises InvalidRequest, or ApiError: 413 too large, 408 too slow, 499 gone."""
+    body = _parse(await _read(request, settings.max_body_size, settings.client_seconds))
     if issubclass(schema, GenerationBody):
         reject_unsupported(schema.unsupported, body)
     if ignored := body.keys() - schema.model_fields.keys():
@@ -38,14 +42,25 @@ async def read_body(request: Request, schema: type[S], max_bytes: int) -> S:
         raise InvalidRequest(f"{_path(first['loc'])}: {message}.", field) from error
 
 
-async def _read_json(request: Request, max_bytes: int) -> dict[str, Any]:
+async def _read(request: Request, max_bytes: int, max_seconds: float) -> bytes:
     data = bytearray()
-    async for chunk in request.stream():
-        data += chunk
-        if len(data) > max_bytes:
-            raise ApiError(413, f"The request's body has more than {max_bytes} bytes (max_body_size).")
     try:
-        body = from_json(bytes(data), allow_inf_nan=False)
+        async with asyncio.timeout(max_seconds):
+            async for chunk in request.stream():
+                data += chunk
+                if len(data) > max_bytes:
+                    raise ApiError(413, f"The request's body has more than {max_bytes} bytes (max_body_size).")
+    except TimeoutError as error:
+        message = f"The request's body took more than {max_seconds:g} s to arrive (client_seconds)."
+        raise ApiError(408, message, headers={"Connection": "close"}) from error
+    except ClientDisconnect as error:  # no fault of ours, and nobody to tell
+        raise ApiError(CLIENT_LEFT, "The client closed the connection.") from error
+    return bytes(data)
+
+
+def _parse(data: bytes) -> dict[str, Any]:
+    try:
+        body = from_json(data, allow_inf_nan=False)
     except ValueError as error:
         raise InvalidRequest(f"The request's body is not valid JSON: {error}.") from error
     if not isinstance(body, dict):

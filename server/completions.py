@@ -14,9 +14,11 @@ from hamburger.engine.sampling_params import SamplingParams
 from hamburger.server.body import read_body
 from hamburger.server.context import ServerContext, choose_confidence
 from hamburger.server.echo import Echo
+from hamburger.server.errors import ApiError
 from hamburger.server.openapi import REFUSED, STREAM, body_of
 from hamburger.server.prompts import encode_chat, encode_text
 from hamburger.server.protocol import ChatBody, CompletionBody, GenerationBody, named_as_written
+from hamburger.server.request_log import entry_of
 from hamburger.server.responses import ChatReply, CompletionReply, Reply
 from hamburger.server.streaming import EventStream, Generation, collect, unless_client_leaves
 from hamburger.server.structured import compiled, grammar_of
@@ -33,7 +35,8 @@ def completion_routes(context: ServerContext) -> APIRouter:
     @router.post("/v1/chat/completions", openapi_extra=body_of(ChatBody))
     async def chat_completions(request: Request) -> Response:
         """An answer to a conversation, as JSON or as server-sent events."""
-        body = await read_body(request, ChatBody, context.settings.max_body_size)
+        body = await read_body(request, ChatBody, context.settings)
+        entry_of(request.scope).asked_for(body.model or context.served.name, bool(body.stream))
         _check_number(context, body, 1)
         tools = body.tool_use(context.tool_family)
         params = await _sampling_params(context, request, body, tools)
@@ -53,7 +56,8 @@ def completion_routes(context: ServerContext) -> APIRouter:
     @router.post("/v1/completions", openapi_extra=body_of(CompletionBody))
     async def completions(request: Request) -> Response:
         """The continuation of one or more prompts. Choice index = prompt index x n + choice."""
-        body = await read_body(request, CompletionBody, context.settings.max_body_size)
+        body = await read_body(request, CompletionBody, context.settings)
+        entry_of(request.scope).asked_for(body.model or context.served.name, bool(body.stream))
         _check_number(context, body, len(body.prompt))
         params = await _sampling_params(context, request, body)
         add_special_tokens = body.add_special_tokens is not False
@@ -139,16 +143,20 @@ async def _answer(
         generation = Generation(context.engine.submit(requests))
     except InvalidRequest as error:
         raise named_as_written(error, body.token_limit()[0], body.prompt_name) from error
-    answered = False
+    answered, entry = False, entry_of(request.scope)
+    entry.counts += [reply.counts, generation.times]
+
+    def on_failure(error: ApiError) -> None:
+        entry.failed(error)
+        context.metrics.on_failure(error.status)
+
     try:
         if not body.stream:
             whole: dict[str, Any] = await unless_client_leaves(request, collect(generation, reply))
             return JSONResponse(whole)
         first = await unless_client_leaves(request, generation.first())
         answered = True
-        return EventStream(
-            first, generation, reply, wants_usage=body.wants_usage, on_failure=context.metrics.on_failure
-        )
+        return EventStream(first, generation, reply, wants_usage=body.wants_usage, on_failure=on_failure)
     finally:
         if not answered:
             generation.abort()  # nothing to free after a whole answer; everything after an error

@@ -14,6 +14,7 @@ from pydantic import BeforeValidator, Field, ValidationError
 from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
 from hamburger.engine.config import EngineArgs, Quantization
+from hamburger.engine.logs import LogFormat
 
 ENV_PREFIX = "HAMBURGER_"
 _DEFAULTS = EngineArgs()
@@ -75,7 +76,6 @@ class ServeSettings(BaseSettings):
     )
     ssl_certfile: Path | None = Field(None, description="certificate chain (PEM) to serve HTTPS with")
     ssl_keyfile: Path | None = Field(None, description="its private key (PEM), if it is not in the same file")
-    access_log: bool = Field(False, description="write one line of JSON about each request to stderr, without its text")
     device: str = Field("auto", description="auto, cpu, cuda or cuda:N")
     dtype: Literal["auto", "bfloat16", "float32", "float16"] = Field("auto", description="what the weights become")
     quantization: Quantization = Field(
@@ -102,6 +102,10 @@ class ServeSettings(BaseSettings):
     max_body_size: Annotated[int, BeforeValidator(parse_bytes)] = Field(
         8 * 2**20, ge=1, description="largest body of a request, such as 8MiB"
     )
+    max_connections: int = Field(2048, ge=1, description="most connections that may be open")
+    client_seconds: float = Field(
+        60, gt=0, allow_inf_nan=False, description="longest that a client may take to send a request, or to read on"
+    )
     max_stop_strings: int = Field(256, ge=0, description="most stop strings of a request")
     tool_parser: Literal["auto", "hermes", "llama3", "mistral", "json"] = Field(
         "auto", description="how the model writes tool calls; auto reads its chat template"
@@ -113,6 +117,8 @@ class ServeSettings(BaseSettings):
         0, ge=0, description="how often an engine that died is started again; 0 ends the server for its supervisor"
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field("warning", description="what is logged to stderr")
+    log_format: LogFormat = Field("text", description="text for people, or json: one object a line")
+    access_log: bool = Field(True, description="log one line about each request, without its text")
 
     @classmethod
     def settings_customise_sources(

@@ -27,6 +27,8 @@ _SHORT_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2
 _COUNTS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000)
 _GROUP_SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16)
 _CONFIDENCES = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0)
+# They begin at 0: of a counter that is not there yet, Prometheus sees no increase when the first ones come.
+_EXPECTED_FAILURES = ("400", "401", "404", "429", "500", "503")
 
 
 class RecentGroups:
@@ -78,6 +80,8 @@ class ServerMetrics:
         for reason in ("stop", "length", "abort"):
             self._success.labels(*self._values, reason)
         self._failure = self._family("request_failure", "Answers with an error, by HTTP status.", "code")
+        for code in _EXPECTED_FAILURES:
+            self._failure.labels(*self._values, code)
         self._preemptions = self._counter("num_preemptions", "Sequences that gave their blocks up for a while.")
         self._cache_queries = self._counter("prefix_cache_queries", "Slots looked up in the prefix cache.")
         self._cache_hits = self._counter("prefix_cache_hits", "Slots found in the prefix cache.")
@@ -103,6 +107,8 @@ class ServerMetrics:
         info = engine.info
         self._gauge("num_requests_running", "Requests that hold KV slots.", lambda: engine.health().num_running)
         self._gauge("num_requests_waiting", "Requests in the queue.", lambda: engine.health().num_waiting)
+        self._gauge("max_requests_running", "Most requests that may run at once.", lambda: engine.info.max_num_seqs)
+        self._gauge("max_requests_waiting", "Most requests that may wait.", lambda: engine.max_queue)
         self._gauge("kv_cache_usage_perc", "Used slots / all slots of the pool, 0 to 1.", lambda: self._used_share)
         self._gauge("tokens_per_kv_ratio", "Tokens / groups over the last minute.", self._recent.tokens_per_kv)
         self._gauge("generation_tokens_per_second", "Over the last seconds.", self._recent.tokens_per_second)

@@ -1,29 +1,28 @@
-"""What wraps every request: its id, and one line of JSON about it. Pure ASGI, so that streams stream."""
+"""What wraps every request: its id, headers for browsers, and its line in the log. Pure ASGI, so streams stream."""
 
 from __future__ import annotations
 
-import json
-import logging
 import re
-import time
 import uuid
-from typing import Any
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from hamburger.server.request_log import open_entry, write
+
 REQUEST_ID = "X-Request-Id"
 _USABLE_ID = re.compile(r"[\x21-\x7e]{1,128}")
-access_logger = logging.getLogger("hamburger.access")
+# An answer is what its type says, never shown inside somebody's page, and kept by no cache.
+_SAFE_HEADERS = {"X-Content-Type-Options": "nosniff", "X-Frame-Options": "DENY", "Cache-Control": "no-store"}
 
 
 class RequestIds:
     """Answers each request with its X-Request-Id: the client's own, if it sent a usable one, else a new one.
 
-    logs: write one line a request to `access_logger` when it has ended: JSON, never with anything of the body.
+    logs: write one line about each request when it has ended (request_log.py).
     """
 
-    def __init__(self, app: ASGIApp, logs: bool = False) -> None:
+    def __init__(self, app: ASGIApp, logs: bool = True) -> None:
         self._app = app
         self._logs = logs
 
@@ -33,37 +32,32 @@ class RequestIds:
             return
         given = Headers(scope=scope).get(REQUEST_ID, "")
         request_id = given if _USABLE_ID.fullmatch(given) else uuid.uuid4().hex
-        start, status, size = time.monotonic(), 499, 0  # 499: the client left before an answer
+        entry = open_entry(scope, request_id)
 
-        async def send_with_id(message: Message) -> None:
-            nonlocal status, size
+        async def noted_receive() -> Message:
+            message = await receive()
+            if message["type"] == "http.disconnect" and not entry.has_ended:
+                entry.client_left = True
+            return message
+
+        async def noted_send(message: Message) -> None:
             if message["type"] == "http.response.start":
-                status = message["status"]
-                MutableHeaders(scope=message)[REQUEST_ID] = request_id
+                entry.status = message["status"]
+                headers = MutableHeaders(scope=message)
+                headers[REQUEST_ID] = request_id
+                for name, value in _SAFE_HEADERS.items():
+                    headers.setdefault(name, value)
             else:
-                size += len(message.get("body", b""))
+                entry.bytes += len(message.get("body", b""))
+                # Before it is sent: a server says "disconnect" as soon as the last byte has left.
+                entry.has_ended = not message.get("more_body", False)
             await send(message)
 
         try:
-            await self._app(scope, receive, send_with_id)
+            await self._app(scope, noted_receive, noted_send)
         except Exception:
-            status = 500
+            entry.status = 500
             raise
         finally:
             if self._logs:
-                access_logger.info(_line(scope, request_id, status, size, time.monotonic() - start))
-
-
-def _line(scope: Scope, request_id: str, status: int, size: int, seconds: float) -> str:
-    client = scope.get("client")
-    fields: dict[str, Any] = {
-        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "request_id": request_id,
-        "client": client[0] if client else None,
-        "method": scope["method"],
-        "path": scope["path"],
-        "status": status,
-        "bytes": size,
-        "seconds": round(seconds, 4),
-    }
-    return json.dumps(fields)
+                write(entry, scope)

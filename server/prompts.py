@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, TypeVar
 
 from hamburger.engine.errors import InvalidRequest, PromptTooLong, TokenizerError
@@ -14,6 +15,7 @@ from hamburger.server.vocabulary import ServerTokenizer
 T = TypeVar("T")
 _RESERVED = {"self", "messages", "tools", "add_generation_prompt", "continue_final_message"}
 _LONG_TEXT = 20_000  # characters: a few ms of tokenizing, which other streams need not wait for
+_MANY_MESSAGES = 200  # the same of the template
 
 
 async def encode_text(
@@ -85,7 +87,10 @@ async def encode_chat(
                 return text
         return render(results_as_user(written))
 
-    text = _naming("messages", render_all)
+    num_characters = sum(len(message.get("content") or "") for message in written)
+    is_long = len(written) > _MANY_MESSAGES or num_characters >= _LONG_TEXT
+    work = partial(_naming, "messages", render_all)
+    text = await asyncio.to_thread(work) if is_long else work()
     return await encode_text(
         tokenizer, text, add_special_tokens=add_special_tokens, param="messages", max_tokens=max_tokens
     )

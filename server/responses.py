@@ -170,6 +170,17 @@ class Reply:
             "prompt_tokens_details": {"cached_tokens": cached_tokens},
         }
 
+    def counts(self) -> dict[str, Any]:
+        """What the log tells of it: the usage of all choices together, and what ended them."""
+        usage = self.usage()
+        reasons = {choice.finish_reason or "abort" for choice in self.choices}
+        return {
+            "choices": len(self.choices),
+            **{name: usage[name] for name in ("prompt_tokens", "completion_tokens", "kv_slots", "tokens_per_kv")},
+            "cached_tokens": usage["prompt_tokens_details"]["cached_tokens"],
+            "finish_reason": ",".join(sorted(reasons)),
+        }
+
     def _prompts(self) -> list[list[Choice]]:
         n = self._samples_a_prompt
         return [self.choices[i : i + n] for i in range(0, len(self.choices), n)]

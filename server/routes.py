@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from functools import partial
 from importlib.metadata import version
 from typing import Any
 
@@ -17,6 +19,8 @@ from hamburger.server.openapi import REFUSED, body_of
 from hamburger.server.prompts import encode_chat, encode_text
 from hamburger.server.protocol import DetokenizeBody, TokenizeBody
 
+MAX_TOKENIZED = 1_000_000  # characters of a text, or tokens of a list: many times what contexts hold
+_MANY_TOKENS = 5_000  # a few ms of spelling them out, which other streams need not wait for
 # A step is one macro-step; the longest that a prefill chunk may take on a slow CPU is far below this.
 HUNG_IN_STEP_SECONDS = 120.0
 # Between steps the engine only takes its messages: it is never here for long while there is work.
@@ -40,13 +44,14 @@ def model_routes(context: ServerContext) -> APIRouter:
         return served.card(model_id)
 
     @router.post("/tokenize", openapi_extra=body_of(TokenizeBody))
-    async def tokenize(request: Request) -> dict[str, Any]:
+    async def tokenize(request: Request) -> Response:
         """The token ids of a prompt, or of messages as the chat template writes them."""
-        body = await read_body(request, TokenizeBody, context.settings.max_body_size)
+        body = await read_body(request, TokenizeBody, context.settings)
         served.confidence_of(body.model)
         if (body.prompt is None) == (body.messages is None):
             raise InvalidRequest("Give either prompt or messages.", "prompt")
         if body.messages is not None:
+            _check_size(sum(len(message.content or "") for message in body.messages), "messages")
             tokens = await encode_chat(
                 tokenizer,
                 body.messages,
@@ -55,20 +60,23 @@ def model_routes(context: ServerContext) -> APIRouter:
             )
         else:
             special = body.add_special_tokens is not False
+            _check_size(len(body.prompt or ""), "prompt")
             tokens = await encode_text(tokenizer, body.prompt or "", add_special_tokens=special, param="prompt")
-        texts = [tokenizer.decode([token], skip_special_tokens=False) for token in tokens]
-        return {
-            "count": len(tokens),
-            "max_model_len": info.max_model_len,
-            "tokens": tokens,
-            "token_strs": texts if body.return_token_strs else None,
-        }
+
+        def told() -> JSONResponse:
+            decode = partial(tokenizer.decode, skip_special_tokens=False)
+            texts = [decode([token]) for token in tokens] if body.return_token_strs else None
+            counted = {"count": len(tokens), "max_model_len": info.max_model_len}
+            return JSONResponse({**counted, "tokens": tokens, "token_strs": texts})
+
+        return told() if len(tokens) < _MANY_TOKENS else await asyncio.to_thread(told)
 
     @router.post("/detokenize", openapi_extra=body_of(DetokenizeBody))
     async def detokenize(request: Request) -> dict[str, Any]:
         """The text of token ids, special tokens included."""
-        body = await read_body(request, DetokenizeBody, context.settings.max_body_size)
+        body = await read_body(request, DetokenizeBody, context.settings)
         served.confidence_of(body.model)
+        _check_size(len(body.tokens), "tokens")
         for token_id in body.tokens:
             if not 0 <= token_id < info.vocab_size:
                 message = f"tokens holds the id {token_id}, but the vocabulary is 0..{info.vocab_size - 1}."
@@ -126,6 +134,12 @@ def operation_routes(context: ServerContext) -> APIRouter:
         return {"version": version("hamburger-serve")}
 
     return router
+
+
+def _check_size(size: int, param: str) -> None:
+    """Raise InvalidRequest for a text (characters) or a list (tokens) that would keep others waiting."""
+    if size > MAX_TOKENIZED:
+        raise InvalidRequest(f"{param} has the length {size}, but at most {MAX_TOKENIZED} is allowed here.", param)
 
 
 def liveness_fault(state: EngineHealth) -> str | None:

@@ -15,8 +15,6 @@ import shlex
 import signal
 import socket
 import ssl
-import sys
-import time
 from collections.abc import Callable, Iterator
 
 import uvicorn
@@ -24,14 +22,17 @@ from fastapi import FastAPI
 
 from hamburger.engine.client import AsyncEngine
 from hamburger.engine.config import EngineArgs
+from hamburger.engine.logs import BackgroundHandler, configure_logging
 from hamburger.engine.messages import EngineInfo
 from hamburger.engine.tokenizer import Tokenizer
 from hamburger.model.sources import resolve_source
 from hamburger.server.app import create_app
 from hamburger.server.config import ServeSettings, SettingsError
+from hamburger.server.connections import allow_open_files, bounded_protocol
 from hamburger.server.metrics import ServerMetrics
-from hamburger.server.middleware import access_logger
+from hamburger.server.request_log import request_logger
 from hamburger.server.supervisor import Supervisor
+from hamburger.server.told import secrets_of, tell_settings, teller
 
 _INTERRUPTED, _DIED = 130, 1
 _CLOSE_SECONDS = 3  # for clients that do not read the end of their answer
@@ -45,11 +46,10 @@ def serve(settings: ServeSettings) -> int:
     args = settings.engine_args()
     settings.api_keys()
     _check_tls(settings)
-    logging.basicConfig(level=settings.log_level.upper(), format="%(levelname)s %(name)s: %(message)s")
-    if settings.access_log:
-        _log_accesses()
-    with _bind(settings.host, settings.port) as listener:
-        progress = _progress()
+    with _logging(settings), _bind(settings.host, settings.port) as listener:
+        allow_open_files(settings.max_connections)
+        progress = teller(settings.log_format)
+        tell_settings(settings, progress)
         progress("finding the model")
         source = resolve_source(args.model, args.base)
         tokenizer = Tokenizer.load(source.tokenizer_path)
@@ -57,7 +57,7 @@ def serve(settings: ServeSettings) -> int:
         try:
             return asyncio.run(_run(settings, args, listener, tokenizer, model_name, progress))
         except KeyboardInterrupt:  # while loading; _stop_on_signals takes over then
-            _say("Stopped while loading.")
+            progress("stopped while loading")
             return _INTERRUPTED
 
 
@@ -70,7 +70,7 @@ async def _run(
     progress: Callable[[str], None],
 ) -> int:
     metrics = ServerMetrics(model_name)
-    supervisor = Supervisor(args, progress, settings.engine_restarts, settings.log_level)
+    supervisor = Supervisor(args, progress, settings.engine_restarts, settings.log_level, settings.log_format)
     engine = await AsyncEngine.launch(supervisor.host, tokenizer, metrics)
     stopping = _stop_on_signals()
     keeping = asyncio.create_task(supervisor.keep(engine))
@@ -78,8 +78,8 @@ async def _run(
     try:
         app = create_app(engine, tokenizer, metrics, settings, model_name)
         greeting = _greeting(settings, engine.info, _url(settings, listener), model_name, tokenizer)
-        server = _Server(_uvicorn_config(app, settings), lambda: progress(greeting))
-        return await _listen(server, listener, engine, settings.drain_seconds, stopping, keeping)
+        server = _Server(uvicorn_config(app, settings), lambda: progress(greeting))
+        return await _listen(server, listener, engine, settings.drain_seconds, stopping, keeping, progress)
     finally:
         watching.cancel()
         keeping.cancel()
@@ -107,6 +107,7 @@ async def _listen(
     drain_seconds: float,
     stopping: asyncio.Event,
     keeping: asyncio.Task[None],
+    say: Callable[[str], None],
 ) -> int:
     """Serve until a signal or until the engine is dead for good; returns the exit code."""
     serving = asyncio.create_task(server.serve(sockets=[listener]))
@@ -116,7 +117,7 @@ async def _listen(
     if keeping.done():
         server.should_exit = True  # whoever waited has been told
     elif not serving.done():
-        _say(f"Stopping: running answers have {drain_seconds:g} s. A second signal stops at once.")
+        say(f"stopping: running answers have {drain_seconds:g} s. A second signal stops at once.")
         await engine.shutdown(drain_seconds)  # new requests are answered 503 meanwhile
         # What is cut off below is cut off on purpose; uvicorn would log a traceback for each.
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
@@ -141,11 +142,12 @@ class _Server(uvicorn.Server):
         self._on_listening()
 
 
-def _uvicorn_config(app: FastAPI, settings: ServeSettings) -> uvicorn.Config:
+def uvicorn_config(app: FastAPI, settings: ServeSettings) -> uvicorn.Config:
+    """How the application is served: uvicorn logs no requests itself."""
     return uvicorn.Config(
         app,
         loop="asyncio",
-        http="h11",
+        http=bounded_protocol(settings.max_connections, settings.client_seconds),
         ws="none",
         lifespan="off",
         log_config=None,
@@ -196,18 +198,18 @@ def _url(settings: ServeSettings, listener: socket.socket) -> str:
     return f"{scheme}://{name}:{listener.getsockname()[1]}"
 
 
-def _log_accesses() -> None:
-    """Lines of JSON and nothing else, whatever the level of the other logs."""
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("%(message)s"))
-    access_logger.addHandler(handler)
-    access_logger.setLevel(logging.INFO)
-    access_logger.propagate = False
-
-
-def _progress() -> Callable[[str], None]:
-    start = time.monotonic()
-    return lambda line: _say(f"[{time.monotonic() - start:5.1f} s] {line}")
+@contextlib.contextmanager
+def _logging(settings: ServeSettings) -> Iterator[None]:
+    """Log lines to stderr, from a thread, until it ends."""
+    handler = BackgroundHandler()
+    configure_logging(settings.log_level, settings.log_format, handler, secrets_of(settings))
+    # Requests are told whatever the level of the other lines; at debug, probes and scrapes too.
+    request_logger.setLevel(logging.DEBUG if settings.log_level == "debug" else logging.INFO)
+    try:
+        yield
+    finally:
+        logging.getLogger().removeHandler(handler)
+        handler.close()
 
 
 def _greeting(settings: ServeSettings, info: EngineInfo, url: str, model_name: str, tokenizer: Tokenizer) -> str:
@@ -236,8 +238,3 @@ def _greeting(settings: ServeSettings, info: EngineInfo, url: str, model_name: s
     return (
         f"{indent.join(lines)}\n\nHAMburger serves on {url} (API pages: {url}/docs). Ctrl-C stops it. Try:\n\n{curl}\n"
     )
-
-
-def _say(text: str) -> None:
-    with contextlib.suppress(OSError):  # nobody reads any more: no reason to stop serving, or to stop without draining
-        print(text, flush=True)

@@ -20,6 +20,7 @@ from starlette.types import Receive, Scope, Send
 from hamburger.engine.client import RequestStream, RequestUpdate
 from hamburger.engine.errors import HamburgerError
 from hamburger.server.errors import ApiError, error_event, to_api_error
+from hamburger.server.request_log import CLIENT_LEFT
 from hamburger.server.responses import Reply
 
 logger = logging.getLogger(__name__)
@@ -47,6 +48,16 @@ class Generation:
     def abort(self) -> None:
         for stream in self._streams:
             stream.abort()
+
+    def times(self) -> dict[str, float | None]:
+        """Seconds from admission until the first choice had slots, and until its first group; None if it never had."""
+        arrival = self._streams[0].request.arrival_time
+        scheduled = [stream.scheduled for stream in self._streams if stream.scheduled is not None]
+        first_token = [stream.first_token for stream in self._streams if stream.first_token is not None]
+        return {
+            "queue_seconds": round(min(scheduled) - arrival, 4) if scheduled else None,
+            "ttft_seconds": round(min(first_token) - arrival, 4) if first_token else None,
+        }
 
     async def _single(self) -> AsyncGenerator[tuple[int, RequestUpdate]]:
         async for update in self._streams[0]:
@@ -87,7 +98,7 @@ async def unless_client_leaves(request: Request, work: Coroutine[Any, Any, T]) -
     try:
         await asyncio.wait({task, watch}, return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
-            raise ApiError(499, "The client closed the connection.")
+            raise ApiError(CLIENT_LEFT, "The client closed the connection.")
         return task.result()
     finally:
         task.cancel()
@@ -120,7 +131,7 @@ class EventStream(EventSourceResponse):
         reply: Reply,
         *,
         wants_usage: bool,
-        on_failure: Callable[[int], None],
+        on_failure: Callable[[ApiError], None],
     ) -> None:
         self._generation = generation
         events = _events(first, generation, reply, wants_usage, on_failure)
@@ -138,7 +149,7 @@ async def _events(
     generation: Generation,
     reply: Reply,
     wants_usage: bool,
-    on_failure: Callable[[int], None],
+    on_failure: Callable[[ApiError], None],
 ) -> AsyncGenerator[bytes]:
     yield _event(reply.chunk(*first))
     try:
@@ -152,8 +163,8 @@ async def _events(
     yield _DONE
 
 
-def _failure(error: ApiError, on_failure: Callable[[int], None]) -> bytes:
-    on_failure(error.status)
+def _failure(error: ApiError, on_failure: Callable[[ApiError], None]) -> bytes:
+    on_failure(error)
     return error_event(error)
 
 

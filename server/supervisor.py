@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from hamburger.engine.client import AsyncEngine
 from hamburger.engine.config import EngineArgs
+from hamburger.engine.logs import LogFormat
 from hamburger.engine.process import ProcessHost
 from hamburger.server.routes import hang
 
@@ -20,9 +21,15 @@ class Supervisor:
     """Holds the engine's host and the restarts that are left. on_progress gets lines for people."""
 
     def __init__(
-        self, args: EngineArgs, on_progress: Callable[[str], None], restarts: int, log_level: str = "warning"
+        self,
+        args: EngineArgs,
+        on_progress: Callable[[str], None],
+        restarts: int,
+        log_level: str = "warning",
+        log_format: LogFormat = "text",
     ) -> None:
-        self._args, self._on_progress, self._restarts, self._log_level = args, on_progress, restarts, log_level
+        self._args, self._on_progress, self._restarts = args, on_progress, restarts
+        self._log_level, self._log_format = log_level, log_format
         self.host = self._new_host()
 
     async def keep(self, engine: AsyncEngine) -> None:
@@ -54,4 +61,4 @@ class Supervisor:
             was_hanging = fault is not None
 
     def _new_host(self) -> ProcessHost:
-        return ProcessHost(self._args, self._on_progress, log_level=self._log_level)
+        return ProcessHost(self._args, self._on_progress, log_level=self._log_level, log_format=self._log_format)

@@ -20,6 +20,7 @@ from hamburger.engine.sequence import Sequence
 from hamburger.server.app import create_app
 from hamburger.server.config import ServeSettings
 from hamburger.server.metrics import ServerMetrics
+from hamburger.server.serve import uvicorn_config
 
 MODEL = "burger"
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -140,13 +141,12 @@ async def serving(
 
 
 @asynccontextmanager
-async def on_port(app: FastAPI) -> AsyncIterator[int]:
-    """The app on a real port of this machine."""
+async def on_port(app: FastAPI, **settings: Any) -> AsyncIterator[int]:
+    """The app on a real port of this machine, as the command serves it with these settings."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
-        config = uvicorn.Config(
-            app, lifespan="off", log_config=None, http="h11", ws="none", timeout_graceful_shutdown=1
-        )
+        config = uvicorn_config(app, ServeSettings(**settings))
+        config.timeout_graceful_shutdown = 1
         server = uvicorn.Server(config)
         task = asyncio.create_task(server.serve(sockets=[listener]))
         await until(lambda: server.started)

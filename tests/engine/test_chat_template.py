@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from hamburger.engine import chat_template
 from hamburger.engine.chat_template import ChatTemplate
 from hamburger.engine.errors import TokenizerError
 
@@ -134,3 +135,35 @@ def test_errors_while_rendering(source: str, match: str) -> None:
 def test_invalid_source() -> None:
     with pytest.raises(TokenizerError, match="not valid jinja"):
         ChatTemplate("{% for %}")
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for i in range(9999) %}{% for j in range(9999) %}{% endfor %}{% endfor %}",
+        "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(90) }}",
+        "{% macro f(n) %}{% if n %}{% call f(n - 1) %}{% endcall %}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(90) }}",
+        "{% for m in [[], []] recursive %}{{ loop([[], []]) }}{% endfor %}",
+        "{% for i in range(9999) %}{{ 'a' * 99999 }}{% endfor %}",
+        "{{ 'a' * 10 ** 12 }}",
+        "{{ 10 ** 12 * [0] }}",
+        "{{ 7 ** 99999999 }}",
+        "{% set text = 'ab' * 1000000 %}{% for i in range(9999) %}{{ text }}{% endfor %}",
+    ],
+)
+def test_a_template_that_never_ends_is_stopped(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat_template, "MAX_TURNS", 20_000)
+    with pytest.raises(TokenizerError, match=r"chat template (refuses|cannot render) these messages"):
+        render(source, [{"role": "user", "content": "a"}])
+
+
+def test_turns_change_nothing_that_a_template_writes() -> None:
+    source = (
+        "{% macro wrap(m) %}<{{ m.content }}>{% endmacro %}"
+        "{% for m in messages if m.content != 'c' %}{{ loop.index }}/{{ loop.length }}{{ wrap(m) }}"
+        "{% if loop.last %}.{% else %},{% endif %}{% else %}none{% endfor %}"
+        "{{ '-' * 3 }}{{ 2 ** 10 }}{{ 6 * 7 }}"
+    )
+    messages = [{"role": "user", "content": text} for text in "abc"]
+    assert render(source, messages) == "1/2<a>,2/2<b>.---102442"
+    assert render(source, messages[2:]) == "none---102442"

@@ -47,13 +47,13 @@ def test_every_variable_is_explained_in_the_example_and_none_is_unused() -> None
 
 
 def test_the_example_changes_no_default_but_these() -> None:
-    """COMPOSE_PROFILES chooses the server; lines of JSON for each request are what an operator wants."""
+    """COMPOSE_PROFILES chooses the server; lines of JSON are what an operator wants."""
     chosen = {
         name
         for name, value in env_example().items()
         if value and name in interpolated() and interpolated()[name] != {value}
     }
-    assert chosen == {"HAMBURGER_ACCESS_LOG"}
+    assert chosen == {"HAMBURGER_LOG_FORMAT"}
 
 
 def test_a_password_is_asked_for_and_never_given() -> None:
@@ -72,9 +72,9 @@ def test_the_servers_environment_is_made_of_settings(service: str, monkeypatch: 
         assert variable in (name, name.removeprefix(ENV_PREFIX))
         monkeypatch.setenv(name, env_example()[variable] or default)
     settings = load_settings({}, None)
-    assert settings.access_log
+    assert settings.log_format == "json"
     assert settings.drain_seconds == 30
-    assert settings.model_copy(update={"access_log": False, "drain_seconds": 5}) == ServeSettings.model_construct()
+    assert settings.model_copy(update={"log_format": "text", "drain_seconds": 5}) == ServeSettings.model_construct()
 
 
 @pytest.mark.parametrize("service", SERVICES)

@@ -9,6 +9,7 @@ from fakes import ByteTokenizer, fake_engine
 from hamburger.server.app import create_app
 from hamburger.server.config import ServeSettings, parse_bytes
 from hamburger.server.metrics import ServerMetrics
+from hamburger.server.request_log import FIELDS
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -59,3 +60,9 @@ async def test_routes_and_their_page_agree() -> None:
     served = {f"{method.upper()} {path}" for path, methods in paths.items() for method in methods}
     documented = set(re.findall(r"`((?:GET|POST) /[^`]*)`", (DOCS / "api.md").read_text()))
     assert documented == {re.sub(r"\{[^}]*\}", "{id}", route) for route in served}
+
+
+def test_fields_of_the_requests_line_and_their_table_agree() -> None:
+    section = (DOCS / "operations.md").read_text().split("## Logs")[1].split("\n## ")[0]
+    cells = re.findall(r"^\| (`[^|]+) \|", section, flags=re.MULTILINE)
+    assert [name for cell in cells for name in re.findall(r"`(\w+)`", cell)] == list(FIELDS)

@@ -33,6 +33,20 @@ def nested(depth: int) -> dict[str, Any]:
     return value
 
 
+def chained(length: int) -> dict[str, Any]:
+    """Each definition refers to the next one: followed by recursion, that ends a process."""
+    places = {f"d{i}": {"type": "array", "items": {"$ref": f"#/$defs/d{i + 1}"}} for i in range(length)}
+    return {"$defs": {**places, f"d{length}": {"type": "string"}}, "$ref": "#/$defs/d0"}
+
+
+def rules(length: int) -> str:
+    return "\n".join(["start: r0", *(f'r{i}: r{i + 1} "x"' for i in range(length)), f'r{length}: "x"'])
+
+
+def tool(parameters: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": "f", "parameters": parameters}}
+
+
 CASES: dict[str, tuple[str, str | bytes, int]] = {
     "10 MB": (COMPLETIONS, json.dumps({"prompt": "a b " * 2_500_000}), 413),
     "a million characters": (COMPLETIONS, json.dumps({"prompt": "a" * 1_000_000}), 400),
@@ -54,6 +68,21 @@ CASES: dict[str, tuple[str, str | bytes, int]] = {
     "10,000 stop strings": (COMPLETIONS, completion('"stop": ' + json.dumps([f"s{i}" for i in range(10_000)])), 400),
     "a million answers": (COMPLETIONS, json.dumps({"prompt": ["a"] * 8_000, "best_of": 128}), 400),
     "a variable for the template that is none": (CHAT, chat(chat_template_kwargs={"self": 1}), 400),
+    "a chain of references": (CHAT, schema(chained(3000)), 400),
+    "a chain of references in a tool": (CHAT, chat(tools=[tool(chained(3000))], tool_choice="required"), 400),
+    "a chain of rules": (COMPLETIONS, completion('"structured_outputs": ' + json.dumps({"grammar": rules(3000)})), 400),
+    "a chain of references in a grammar": (
+        COMPLETIONS,
+        completion('"structured_outputs": ' + json.dumps({"grammar": f"start: %json {json.dumps(chained(3000))}"})),
+        400,
+    ),
+    "a regular expression of brackets": (
+        COMPLETIONS,
+        completion('"structured_outputs": ' + json.dumps({"regex": "(" * 30_000 + ")" * 30_000})),
+        400,
+    ),
+    "129 tools": (CHAT, chat(tools=[tool({})] * 129), 400),
+    "a long salt": (COMPLETIONS, completion('"cache_salt": "' + "a" * 257 + '"'), 400),
     "10,000 prompts": (COMPLETIONS, json.dumps({"prompt": ["a"] * 10_000}), 400),
     "100,000 choices in an enum": (CHAT, schema({"enum": [f"x{i}" for i in range(100_000)]}), 400),
     "empty": (COMPLETIONS, b"", 400),
@@ -73,6 +102,29 @@ async def test_a_clear_refusal_in_under_a_second(name: str) -> None:
         assert len(error_of(response)["message"]) < 2000
         assert seconds < 10  # nothing hangs; on a machine of its own all are below a second or little more
         assert (await server.complete(max_tokens=1))["usage"]["completion_tokens"] == 1
+
+
+async def test_references_within_the_limit_pass() -> None:
+    """Also such as go in circles, or lead to nothing."""
+    async with serving([[*b"[]"], [EOS]]) as server:
+        for value in (chained(300), {"type": "array", "items": {"$ref": "#"}}):
+            response = await server.client.post(CHAT, content=schema(value))
+            assert response.status_code == 200, response.text
+        response = await server.client.post(CHAT, content=schema({"$ref": "#/nothing/7"}))
+        assert response.status_code == 400
+
+
+async def test_tokenize_takes_no_more_than_it_should() -> None:
+    async with serving() as server:
+        for path, body, param in (
+            ("/tokenize", {"prompt": "a" * 1_000_001}, "prompt"),
+            ("/tokenize", {"messages": [{"role": "user", "content": "a" * 1_000_001}]}, "messages"),
+            ("/detokenize", {"tokens": [97] * 1_000_001}, "tokens"),
+        ):
+            status, error = await server.refused(path, body)
+            assert (status, error["param"]) == (400, param)
+        told = await server.ok("/tokenize", {"prompt": "a" * 10_000, "return_token_strs": True})
+        assert told["count"] == len(told["token_strs"]) >= 10_000
 
 
 async def test_what_is_odd_but_right_passes() -> None:

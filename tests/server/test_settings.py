@@ -37,7 +37,8 @@ def test_every_setting_is_an_option_and_reaches_the_engine() -> None:
         "tool_parser": "hermes", "quantization": "none",
         "api_key_file": "keys", "public_operation": "false", "cors_origin": "*", "ssl_certfile": "c",
         "ssl_keyfile": "k", "max_body_size": "1MiB", "max_stop_strings": "5",
-        "access_log": "true", "prefix_cache": "false", "log_level": "debug",
+        "access_log": "false", "log_format": "json",
+        "max_connections": "9", "client_seconds": "7", "prefix_cache": "false", "log_level": "debug",
     }  # fmt: skip
     assert given.keys() == ServeSettings.model_fields.keys()
     options = [part for name, value in given.items() for part in (f"--{name.replace('_', '-')}", value)]

@@ -16,6 +16,7 @@ from fakes import ByteTokenizer, fake_engine
 from hamburger.engine.client import AsyncEngine, GenerationRequest
 from hamburger.engine.config import EngineArgs
 from hamburger.engine.errors import EngineDead
+from hamburger.engine.logs import LogFormat
 from hamburger.engine.process import ProcessHost
 from hamburger.engine.sampling_params import SamplingParams
 from hamburger.server import supervisor as module
@@ -29,8 +30,10 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its engines are those of engine_builders."""
     let_workers_find_builders(monkeypatch)
 
-    def host(args: EngineArgs, on_progress: Callable[[str], None], log_level: str) -> ProcessHost:
-        return ProcessHost(args, on_progress, BUILDER, log_level)
+    def host(
+        args: EngineArgs, on_progress: Callable[[str], None], log_level: str, log_format: LogFormat
+    ) -> ProcessHost:
+        return ProcessHost(args, on_progress, BUILDER, log_level, log_format)
 
     monkeypatch.setattr(module, "ProcessHost", host)
 

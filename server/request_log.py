@@ -1,0 +1,100 @@
+"""One line of the log for each request: what it asked for in counts, how it went and how long it took. Never its text.
+
+The middleware opens an entry and writes it; whoever learns something on the way notes it there. docs/operations.md
+explains the fields; a test compares.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from starlette.types import Scope
+
+request_logger = logging.getLogger("hamburger.request")
+
+CLIENT_LEFT = 499  # no status of HTTP's: the client went away before it could be answered
+FIELDS = (
+    "request_id", "client", "method", "path", "status", "model", "stream", "choices", "prompt_tokens",
+    "completion_tokens", "kv_slots", "tokens_per_kv", "cached_tokens", "finish_reason", "error", "param",
+    "client_left", "queue_seconds", "ttft_seconds", "seconds", "bytes",
+)  # fmt: skip
+# Probes and scrapes come every few seconds: told only at log_level debug, unless they fail.
+_PROBES = frozenset(["/health", "/ready", "/metrics"])
+_KEY = "hamburger.request"
+_MOST_CHARACTERS = 128  # of what a client wrote
+
+
+class Failure(Protocol):
+    """The part of an ApiError that is told: its message may quote the client."""
+
+    status: int
+    param: str | None
+    code: str | None
+
+
+@dataclass(slots=True)
+class RequestEntry:
+    """What is known of a request so far. `counts` are asked when it has ended, for what only is known then."""
+
+    request_id: str
+    status: int = CLIENT_LEFT
+    bytes: int = 0
+    model: str | None = None
+    stream: bool | None = None
+    has_ended: bool = False  # its whole answer was handed over
+    client_left: bool = False
+    failure: Failure | None = None
+    counts: list[Callable[[], Mapping[str, Any]]] = field(default_factory=list)
+    started: float = field(default_factory=time.monotonic)  # time.monotonic() seconds
+
+    def asked_for(self, model: str | None, stream: bool) -> None:
+        self.model, self.stream = model, stream
+
+    def failed(self, failure: Failure) -> None:
+        """It was answered with an error, or its stream ended with one."""
+        self.failure = failure
+
+
+def open_entry(scope: Scope, request_id: str) -> RequestEntry:
+    entry: RequestEntry = scope.setdefault(_KEY, RequestEntry(request_id))
+    return entry
+
+
+def entry_of(scope: Scope) -> RequestEntry:
+    """The entry that the middleware opened."""
+    entry: RequestEntry = scope[_KEY]
+    return entry
+
+
+def write(entry: RequestEntry, scope: Scope) -> None:
+    """Tell a request that has ended."""
+    quiet = scope["path"] in _PROBES and entry.status < 400
+    level = logging.DEBUG if quiet else logging.INFO
+    if request_logger.isEnabledFor(level):
+        request_logger.log(level, "request", extra={"fields": _fields(entry, scope)})
+
+
+def _fields(entry: RequestEntry, scope: Scope) -> dict[str, Any]:
+    client = scope.get("client")
+    known: dict[str, Any] = {
+        "request_id": entry.request_id,
+        "client": client[0] if client else None,
+        "method": scope["method"][:_MOST_CHARACTERS],
+        "path": scope["path"][:_MOST_CHARACTERS],
+        "status": entry.status,
+        "model": entry.model and entry.model[:_MOST_CHARACTERS],
+        "stream": entry.stream,
+        "client_left": entry.client_left or entry.status == CLIENT_LEFT,
+        "seconds": round(time.monotonic() - entry.started, 4),
+        "bytes": entry.bytes,
+    }
+    for count in entry.counts:
+        known |= count()
+    if entry.failure is not None:
+        known |= {"error": entry.failure.code or f"http_{entry.failure.status}", "param": entry.failure.param}
+        known["finish_reason"] = "error" if known.get("finish_reason") == "abort" else known.get("finish_reason")
+    return {name: known.get(name) for name in FIELDS}

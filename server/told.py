@@ -1,0 +1,71 @@
+"""What the server tells of itself while it starts and stops: lines for people on stdout, or records of the JSON log."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from hamburger.engine.logs import MASK, LogFormat, escaped
+from hamburger.server.config import ServeSettings
+
+logger = logging.getLogger("hamburger.start")
+
+# Of the environment: what models of the hub are fetched with.
+SECRET_VARIABLES = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
+
+Tell = Callable[[str], None]
+
+
+def teller(log_format: LogFormat) -> Tell:
+    """Tells a line together with the seconds since now; in JSON as a record of the log, whatever its level."""
+    start = time.monotonic()
+
+    def tell_people(line: str) -> None:
+        _say(f"[{time.monotonic() - start:5.1f} s] {line}")
+
+    def tell_log(line: str) -> None:
+        logger.info(line, extra={"fields": {"uptime_seconds": round(time.monotonic() - start, 1)}})
+
+    if log_format == "text":
+        return tell_people
+    logger.setLevel(logging.INFO)
+    return tell_log
+
+
+def tell_settings(settings: ServeSettings, tell: Tell) -> None:
+    """The configuration, once, with secrets masked: all of it in JSON, for people what differs from the defaults."""
+    if settings.log_format == "json":
+        logger.info("settings", extra={"fields": {"settings": shown_settings(settings, os.environ)}})
+        return
+    changed = {
+        name: value
+        for name, value in shown_settings(settings, os.environ).items()
+        if name not in ServeSettings.model_fields or getattr(settings, name) != ServeSettings.model_fields[name].default
+    }
+    if changed:
+        tell("settings: " + escaped(", ".join(f"{name} {value}" for name, value in changed.items())))
+
+
+def shown_settings(settings: ServeSettings, environment: Mapping[str, str]) -> dict[str, Any]:
+    """All settings as plain values; keys and tokens as ***."""
+    shown: dict[str, Any] = {}
+    for name in ServeSettings.model_fields:
+        value = getattr(settings, name)
+        shown[name] = str(value) if isinstance(value, Path) else value
+    shown["api_key"] = [MASK] * len(settings.api_key)
+    return shown | {name: MASK for name in SECRET_VARIABLES if environment.get(name)}
+
+
+def secrets_of(settings: ServeSettings) -> list[str]:
+    """What no line of the log may hold, whoever writes it. Raises SettingsError."""
+    return [*settings.api_keys(), *(os.environ[name] for name in SECRET_VARIABLES if os.environ.get(name))]
+
+
+def _say(text: str) -> None:
+    with contextlib.suppress(OSError):  # nobody reads any more: no reason to stop serving, or to stop without draining
+        print(text, flush=True)

@@ -1,0 +1,177 @@
+"""Connections that take too much: heads and bodies that never end, readers that do not read, and too many of them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import resource
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, cast
+from unittest.mock import Mock
+
+import pytest
+import uvicorn
+from fastapi import FastAPI
+from starlette.types import Receive, Scope, Send
+from uvicorn.server import ServerState
+
+from hamburger.server.connections import allow_open_files, bounded_protocol
+from serving import COMPLETIONS, ByChoice, Served, on_port, serving, until
+
+POST = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n"
+
+
+@asynccontextmanager
+async def impatient(runner: ByChoice | None = None, **settings: float) -> AsyncIterator[tuple[Served, int]]:
+    """A server that waits a tenth of a second for its clients."""
+    chosen = {"client_seconds": 0.1, **settings}
+    async with serving([[97]], runner=runner, settings=chosen) as server, on_port(server.app, **chosen) as port:
+        yield server, port
+
+
+async def asked(port: int, data: bytes, *more: bytes) -> bytes:
+    """What is answered until the connection is closed; `more` is sent a little later, piece by piece."""
+    answer = b""
+
+    async def read() -> None:
+        nonlocal answer
+        with contextlib.suppress(ConnectionError):  # it was closed on what was still being sent
+            while chunk := await reader.read(1000):
+                answer += chunk
+
+    async with asyncio.timeout(20):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        reading = asyncio.create_task(read())
+        writer.write(data)
+        for piece in more:
+            await asyncio.wait({reading}, timeout=0.02)
+            if not reading.done():
+                writer.write(piece)
+        await reading
+        writer.close()
+    return answer
+
+
+@pytest.mark.parametrize("data", [b"", b"GET", POST, POST + b"X-Slow: a"])
+async def test_a_head_that_never_ends_is_a_408(data: bytes) -> None:
+    async with impatient() as (_, port):
+        head, _, body = (await asked(port, data)).partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 408 ")
+        assert json.loads(body)["error"]["type"] == "invalid_request_error"
+
+
+async def test_dripping_does_not_help() -> None:
+    """Each byte comes in time, the whole request does not."""
+    async with impatient() as (_, port):
+        drip = [b"X-Slow: a\r\n"] * 100
+        assert (await asked(port, POST, *drip)).startswith(b"HTTP/1.1 408 ")
+
+
+async def test_a_body_that_never_ends_is_a_408_in_the_one_shape() -> None:
+    async with impatient() as (server, port):
+        answer = await asked(port, POST + b'Content-Length: 99\r\n\r\n{"prompt"')
+        head, _, body = answer.partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 408 ")
+        assert "client_seconds" in json.loads(body)["error"]["message"]
+        assert server.metric("request_failure_total", code="408") == 1
+
+
+async def test_a_body_that_nobody_reads_ends_the_connection() -> None:
+    async with impatient() as (_, port):
+        answer = await asked(port, b"GET /health HTTP/1.1\r\nHost: x\r\nContent-Length: 99\r\n\r\n", *[b"x"] * 20)
+        assert answer.startswith(b"HTTP/1.1 200 ")  # and then it is closed, or `asked` would wait
+
+
+async def test_a_head_that_is_too_large_is_a_400() -> None:
+    async with impatient() as (_, port):
+        many = b"".join(b"X-%d: a\r\n" % i for i in range(3000))
+        for head in (POST + b"X-Large: " + b"a" * 30_000, POST + many):
+            assert (await asked(port, head)).startswith(b"HTTP/1.1 400 ")
+
+
+async def test_a_reader_that_does_not_read_is_given_up() -> None:
+    """Its request is told that the client has gone, which aborts an answer."""
+    told: list[str] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        for _ in range(1000):
+            await send({"type": "http.response.body", "body": b"x" * 100_000, "more_body": True})
+        while not told or told[-1] != "http.disconnect":
+            told.append((await receive())["type"])
+
+    async with on_port(cast(FastAPI, app), client_seconds=0.1) as port:
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        writer.transport.pause_reading()  # type: ignore[attr-defined]
+        await until(lambda: "http.disconnect" in told)
+        writer.close()
+
+
+def test_a_slow_reader_is_not() -> None:
+    """The time begins anew as long as something was read of what waits."""
+    loop, transport = Mock(), Mock()
+    transport.get_extra_info.return_value = None
+    config = uvicorn.Config(lambda: None, http=bounded_protocol(8, 60), lifespan="off")
+    config.load()
+    protocol = cast(Any, config.http_protocol_class)(config, ServerState(), {}, _loop=loop)
+    protocol.connection_made(transport)
+
+    def run_last_timer() -> None:
+        seconds, work = loop.call_later.call_args.args
+        assert seconds == 60
+        work()
+
+    transport.get_write_buffer_size.return_value = 9000
+    protocol.pause_writing()
+    for left in (8000, 7999, 1):
+        transport.get_write_buffer_size.return_value = left
+        run_last_timer()
+    transport.abort.assert_not_called()
+    run_last_timer()  # nothing was read since
+    transport.abort.assert_called_once()
+
+
+async def test_connections_beyond_the_limit_are_a_503_and_others_go_on() -> None:
+    async with impatient(client_seconds=60, max_connections=2) as (_, port):
+        held = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
+        await until(lambda: True)
+        refused = await asked(port, b"")
+        assert refused.startswith(b"HTTP/1.1 503 ")
+        assert b"Retry-After" in refused
+        reader, writer = held[0]
+        writer.write(b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        assert (await reader.read()).startswith(b"HTTP/1.1 200 ")
+        for _, writer in held:
+            writer.close()
+
+
+async def test_a_request_in_time_is_served_on_the_same_connection_again_and_again() -> None:
+    async with impatient(client_seconds=5) as (server, port):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        for _ in range(3):
+            body = json.dumps({"prompt": "a", "max_tokens": 1}).encode()
+            writer.write(POST + b"Content-Length: %d\r\n\r\n%s" % (len(body), body))
+            assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
+            await reader.readuntil(b"}}}")
+        writer.close()
+        assert len(server.runner.prompts) == 3
+    assert COMPLETIONS.encode() in POST
+
+
+def test_the_limit_of_open_files_holds_the_connections(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    limits = [(1024, 4096)]
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: limits[-1])
+    monkeypatch.setattr(resource, "setrlimit", lambda kind, new: limits.append(new))
+    allow_open_files(500)
+    assert limits == [(1024, 4096)]
+    allow_open_files(2048)
+    assert limits[-1] == (2304, 4096)
+    assert caplog.records == []
+    allow_open_files(10_000)
+    assert limits[-1] == (4096, 4096)
+    assert "max_connections 10000" in caplog.text

@@ -1,0 +1,48 @@
+"""What the server tells of itself: its settings once, with secrets masked, for people and as JSON."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+
+import pytest
+
+from hamburger.engine.logs import JsonFormatter
+from hamburger.server.config import ServeSettings
+from hamburger.server.told import secrets_of, shown_settings, tell_settings, teller
+
+SETTINGS = ServeSettings(api_key=["sk-first", "sk-second"], port=8123, api_key_file=Path("keys"), cors_origin=["*"])
+
+
+def test_people_are_told_what_differs(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf-token")
+    tell_settings(SETTINGS, teller("text"))
+    line = capsys.readouterr().out
+    settings = "port 8123, api_key ['***', '***'], api_key_file keys, cors_origin ['*'], HF_TOKEN ***"
+    assert line.endswith(f"s] settings: {settings}\n")
+    monkeypatch.delenv("HF_TOKEN")
+    tell_settings(ServeSettings(), teller("text"))
+    assert capsys.readouterr().out == ""
+
+
+def test_json_has_all_of_them(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HUGGING_FACE_HUB_TOKEN", "hf-token")
+    settings = SETTINGS.model_copy(update={"log_format": "json"})
+    with caplog.at_level(logging.INFO, logger="hamburger.start"):
+        tell_settings(settings, teller("json"))
+    [record] = caplog.records
+    told = json.loads(JsonFormatter().format(record))["settings"]
+    assert told.keys() == ServeSettings.model_fields.keys() | {"HUGGING_FACE_HUB_TOKEN"}
+    assert (told["port"], told["api_key_file"], told["max_queue"]) == (8123, "keys", 1024)
+    assert "sk-" not in str(told)
+    assert "hf-token" not in str(told)
+
+
+def test_all_keys_and_tokens_are_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf-token")
+    file = tmp_path / "keys"
+    file.write_text("sk-of-the-file\n")
+    settings = SETTINGS.model_copy(update={"api_key_file": file})
+    assert secrets_of(settings) == ["sk-first", "sk-second", "sk-of-the-file", "hf-token"]
+    assert "sk-" not in str(shown_settings(settings, {}))
