@@ -129,7 +129,7 @@ def _num_blocks(
     """Blocks that fit into the pool's memory, but never more than max_num_seqs sequences of max_model_len can use."""
     block_bytes = slot_bytes(config.trunk, dtype) * args.block_size
     per_sequence = -(-max_model_len // args.block_size)
-    budget = pool_bytes(device, args.kv_cache_memory)
+    budget = pool_bytes(device, args.kv_cache_memory, args.num_engines)
     fits = budget // block_bytes
     if fits < per_sequence:
         needed = per_sequence * block_bytes

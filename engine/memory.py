@@ -11,13 +11,23 @@ import torch
 _GPU_SHARE, _CPU_SHARE = 0.9, 0.4
 
 
-def pool_bytes(device: torch.device, kv_cache_memory: int | None) -> int:
-    """Bytes for the KV pool: what the user set, or a share of what is free now (after the weights were loaded)."""
+def pool_bytes(device: torch.device, kv_cache_memory: int | None, num_engines: int = 1) -> int:
+    """Bytes for the KV pool: what the user set, or a share of what is free now (after the weights were loaded).
+
+    num_engines: how many divide that share among them. On a GPU each has its part of the whole memory for weights and
+    pool, so that it does not matter which of them came first, or comes again.
+    """
     if kv_cache_memory is not None:
         return kv_cache_memory
     if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0] * _GPU_SHARE)
-    return int(available_host_bytes() * _CPU_SHARE)
+        free, total = torch.cuda.mem_get_info(device)
+        budget = int(free * _GPU_SHARE)
+        if num_engines > 1:
+            part = int(total * _GPU_SHARE) // num_engines - torch.cuda.memory_reserved(device)
+            budget = max(0, min(budget, part))
+        return budget
+    # The pool of an engine that came before is not yet touched, so it still counts as free here: hence a part each.
+    return int(available_host_bytes() * _CPU_SHARE) // num_engines
 
 
 def available_host_bytes(root: Path = Path("/")) -> int:

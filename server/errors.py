@@ -89,15 +89,15 @@ def error_event(error: ApiError) -> bytes:
     return f"data: {json.dumps(error_body(error))}\n\n".encode()
 
 
-def add_error_handlers(app: FastAPI, on_failure: Callable[[int], None]) -> None:
-    """Answer every exception in the one shape; `on_failure(status)` counts each."""
+def add_error_handlers(app: FastAPI, on_failure: Callable[[Scope, int], None]) -> None:
+    """Answer every exception in the one shape; `on_failure(scope, status)` counts each."""
 
-    def respond(error: ApiError) -> JSONResponse:
-        on_failure(error.status)
+    def respond(scope: Scope, error: ApiError) -> JSONResponse:
+        on_failure(scope, error.status)
         return JSONResponse(error_body(error), status_code=error.status, headers=error.headers)
 
     async def known(request: Request, error: Exception) -> JSONResponse:
-        return respond(to_api_error(error))
+        return respond(request.scope, to_api_error(error))
 
     async def http(request: Request, error: Exception) -> JSONResponse:
         if not isinstance(error, HTTPException):
@@ -110,22 +110,22 @@ def add_error_handlers(app: FastAPI, on_failure: Callable[[int], None]) -> None:
                 message += " without embeddings, images or audio."
         elif error.status_code == 405:
             message = f"{request.url.path} does not answer {request.method}."
-        return respond(ApiError(error.status_code, message, headers=error.headers))
+        return respond(request.scope, ApiError(error.status_code, message, headers=error.headers))
 
     async def invalid(request: Request, error: Exception) -> JSONResponse:
-        return respond(ApiError(400, str(error)))
+        return respond(request.scope, ApiError(400, str(error)))
 
     app.add_exception_handler(ApiError, known)
     app.add_exception_handler(HamburgerError, known)
     app.add_exception_handler(HTTPException, http)
     app.add_exception_handler(RequestValidationError, invalid)
-    app.add_middleware(UnforeseenErrors, respond=lambda error: respond(to_api_error(error)))
+    app.add_middleware(UnforeseenErrors, respond=lambda scope, error: respond(scope, to_api_error(error)))
 
 
 class UnforeseenErrors:
     """Answers what nobody caught, inside of all other middleware: this answer gets its id and CORS headers too."""
 
-    def __init__(self, app: ASGIApp, respond: Callable[[Exception], JSONResponse]) -> None:
+    def __init__(self, app: ASGIApp, respond: Callable[[Scope, Exception], JSONResponse]) -> None:
         self._app, self._respond = app, respond
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -142,7 +142,7 @@ class UnforeseenErrors:
             if has_begun or scope["type"] != "http":
                 raise
             logger.exception("A request failed.")
-            await self._respond(error)(scope, receive, send)
+            await self._respond(scope, error)(scope, receive, send)
 
 
 def _type(status: int) -> str:

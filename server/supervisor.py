@@ -17,12 +17,21 @@ _WATCH_SECONDS = 1.0
 
 
 class Supervisor:
-    """Holds the engine's host and the restarts that are left. on_progress gets lines for people."""
+    """Holds the engine's host and the restarts that are left. on_progress gets lines for people.
+
+    title: what the log calls the engine.
+    """
 
     def __init__(
-        self, args: EngineArgs, on_progress: Callable[[str], None], restarts: int, log_level: str = "warning"
+        self,
+        args: EngineArgs,
+        on_progress: Callable[[str], None],
+        restarts: int,
+        log_level: str = "warning",
+        title: str = "The engine",
     ) -> None:
         self._args, self._on_progress, self._restarts, self._log_level = args, on_progress, restarts, log_level
+        self._title = title
         self.host = self._new_host()
 
     async def keep(self, engine: AsyncEngine) -> None:
@@ -49,7 +58,7 @@ class Supervisor:
             await asyncio.sleep(_WATCH_SECONDS)
             fault = hang(engine.health())
             if fault is not None and not was_hanging:
-                logger.error("The engine hangs: %s. The stacks of its threads follow.", fault)
+                logger.error("%s hangs: %s. The stacks of its threads follow.", self._title, fault)
                 self.host.dump_stacks()
             was_hanging = fault is not None
 
