@@ -34,6 +34,11 @@ def quantiles(title: str, text: str, histogram: str, unit: str = "s") -> Panel:
     return Panel(title, text, queries, unit)
 
 
+def by_model(title: str, text: str, query: str, unit: str = "short") -> Panel:
+    """One line for each model."""
+    return Panel(title, text, ((query, "{{model_name}}"),), unit)
+
+
 def mean(histogram: str) -> str:
     return f"sum(rate({histogram}_sum{{S}}[R])) / sum(rate({histogram}_count{{S}}[R]))"
 
@@ -55,7 +60,8 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
         (
             stat(
                 "Tokens per KV entry",
-                "Generated tokens for one KV slot, over the last minute. A server with one token a slot shows 1.",
+                "Generated tokens for one KV slot, over the last minute; the mean of the chosen models. A server with "
+                "one token a slot shows 1.",
                 "avg(hamburger_tokens_per_kv_ratio{S})",
             ),
             stat(
@@ -73,7 +79,7 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
             stat("Waiting", "Requests in the queue, preempted ones included.", WAITING),
             stat(
                 "KV pool in use",
-                "The fullest of the chosen servers.",
+                "The fullest pool of the chosen models and servers.",
                 "max(hamburger_kv_cache_usage_perc{S})",
                 "percentunit",
             ),
@@ -129,6 +135,46 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
         ),
     ),
     (
+        "Models side by side",
+        (
+            by_model(
+                "Tokens per KV entry, each model",
+                "A plain base has 1. What lies above it is what the groups of the other buy.",
+                "sum by (model_name) (rate(hamburger_generation_tokens_total{S}[R]))"
+                ' / sum by (model_name) (rate(hamburger_kv_slots_total{S, kind="generated"}[R]))',
+            ),
+            by_model(
+                "Tokens/s, each model",
+                "Generated tokens. Compare it beside the running requests: models that work at once share the machine.",
+                "sum by (model_name) (rate(hamburger_generation_tokens_total{S}[R]))",
+            ),
+            by_model(
+                "Running requests, each model",
+                "Requests that hold KV slots.",
+                "sum by (model_name) (hamburger_num_requests_running{S})",
+            ),
+            by_model(
+                "Time to first token, each model",
+                "The 95th percentile, queueing included.",
+                "histogram_quantile(0.95,"
+                " sum by (le, model_name) (rate(hamburger_time_to_first_token_seconds_bucket{S}[R])))",
+                "s",
+            ),
+            by_model(
+                "Time per output token, each model",
+                "The 95th percentile: the gap before a group, shared among its tokens.",
+                "histogram_quantile(0.95,"
+                " sum by (le, model_name) (rate(hamburger_inter_token_latency_seconds_bucket{S}[R])))",
+                "s",
+            ),
+            by_model(
+                "Errors, each model",
+                "Answers a second with an error. One without a name: of requests that named no model of several.",
+                "sum by (model_name) (rate(hamburger_request_failure_total{S}[R]))",
+            ),
+        ),
+    ),
+    (
         "KV pool",
         (
             Panel(
@@ -143,7 +189,7 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
             Panel(
                 "Pool in use",
                 "1 is full: then sequences are preempted and computed again later.",
-                (("hamburger_kv_cache_usage_perc{S}", "{{instance}}"),),
+                (("hamburger_kv_cache_usage_perc{S}", "{{instance}} {{model_name}}"),),
                 "percentunit",
             ),
             Panel(

@@ -131,7 +131,7 @@ def _num_blocks(
     args: EngineArgs, config: ModelConfig, max_model_len: int, dtype: torch.dtype, device: torch.device
 ) -> int:
     return blocks_of_pool(
-        pool_bytes(device, args.kv_cache_memory),
+        pool_bytes(device, args.kv_cache_memory, args.num_engines),
         slot_bytes(config.trunk, dtype),
         block_size=args.block_size,
         max_model_len=max_model_len,

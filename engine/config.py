@@ -26,6 +26,7 @@ class EngineArgs:
     quantization: weights on CPU: `none` keeps the dtype, `int8`, `int4`; `auto` takes 4 bits for weights that have no
         more, 8 for the others, and the dtype where the compiled kernels cannot run.
     prefix_cache: prompts that begin alike share the slots of their beginning, while the pool still holds them.
+    num_engines: how many engines share this machine, this one included: each sizes its pool for its part of it.
 
     Raises ConfigError that names the field when a value is out of range.
     """
@@ -44,6 +45,7 @@ class EngineArgs:
     max_queue_seconds: float = 600.0
     prefix_cache: bool = True
     quantization: Quantization = "auto"
+    num_engines: int = 1
 
     def __post_init__(self) -> None:
         if self.quantization not in QUANTIZATIONS:
@@ -54,6 +56,7 @@ class EngineArgs:
             _at_least("kv_cache_memory", self.kv_cache_memory, 1)
         if self.confidence is not None and not 0 <= self.confidence <= 1:
             raise ConfigError(f"confidence is {self.confidence}: it must be in [0, 1].")
+        _at_least("num_engines", self.num_engines, 1)
         _check_limits(self)
 
 

@@ -10,13 +10,23 @@ import torch
 from hamburger.engine.pool import pool_share
 
 
-def pool_bytes(device: torch.device, kv_cache_memory: int | None) -> int:
-    """Bytes for the KV pool: what the user set, or a share of what is free now (after the weights were loaded)."""
+def pool_bytes(device: torch.device, kv_cache_memory: int | None, num_engines: int = 1) -> int:
+    """Bytes for the KV pool: what the user set, or a share of what is free now (after the weights were loaded).
+
+    num_engines: how many divide that share among them. On a GPU each has its part of the whole memory for weights and
+    pool, so that it does not matter which of them came first, or comes again.
+    """
     if kv_cache_memory is not None:
         return kv_cache_memory
     if device.type == "cuda":
-        return pool_share("cuda", torch.cuda.mem_get_info(device)[0])
-    return pool_share("cpu", available_host_bytes())
+        free, total = torch.cuda.mem_get_info(device)
+        budget = pool_share("cuda", free)
+        if num_engines > 1:
+            part = pool_share("cuda", total) // num_engines - torch.cuda.memory_reserved(device)
+            budget = max(0, min(budget, part))
+        return budget
+    # The pool of an engine that came before is not yet touched, so it still counts as free here: hence a part each.
+    return pool_share("cpu", available_host_bytes()) // num_engines
 
 
 def available_host_bytes(root: Path = Path("/")) -> int:

@@ -1,7 +1,8 @@
-"""create_app: the ASGI application around one engine. It wires; everything else lives beside it."""
+"""create_app: the ASGI application around one engine or several. It wires; everything else lives beside it."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib.metadata import version
 
 from fastapi import Depends, FastAPI
@@ -16,6 +17,7 @@ from hamburger.server.context import ServedModel, ServerContext
 from hamburger.server.errors import add_error_handlers
 from hamburger.server.metrics import ServerMetrics
 from hamburger.server.middleware import REQUEST_ID, RequestIds
+from hamburger.server.models import ServedModels
 from hamburger.server.openapi import document
 from hamburger.server.protocol import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from hamburger.server.routes import model_routes, operation_routes
@@ -26,22 +28,32 @@ from hamburger.server.vocabulary import ServerTokenizer
 def create_app(
     engine: AsyncEngine, tokenizer: ServerTokenizer, metrics: ServerMetrics, settings: ServeSettings, model_name: str
 ) -> FastAPI:
-    """The application for a launched engine, which it uses but does not end.
+    """The application for one launched engine; model_context says what it is given."""
+    return create_app_of([model_context(engine, tokenizer, metrics, settings, model_name)], settings)
+
+
+def model_context(
+    engine: AsyncEngine, tokenizer: ServerTokenizer, metrics: ServerMetrics, settings: ServeSettings, model_name: str
+) -> ServerContext:
+    """What requests to one model need. The engine was launched, and is used but not ended.
 
     metrics: the observer that `engine` was launched with. model_name: what clients call the model.
     """
     grammars = Grammars(lambda: tokenizer, engine.info.vocab_size, engine.info.eos_token_ids)
     family = settings.tool_parser if settings.tool_parser != "auto" else family_of(tokenizer.tool_template)
-    context = ServerContext(
-        engine, tokenizer, metrics, settings, ServedModel(model_name, engine.info), grammars, family
-    )
     metrics.watch(engine)
+    return ServerContext(engine, tokenizer, metrics, settings, ServedModel(model_name, engine.info), grammars, family)
+
+
+def create_app_of(contexts: Sequence[ServerContext], settings: ServeSettings) -> FastAPI:
+    """The application for several models, whose metrics are rendered together. `settings` are the server's own."""
+    models = ServedModels(contexts)
     app = FastAPI(title="HAMburger Serve", version=version("hamburger-serve"))
-    add_error_handlers(app, metrics.on_failure)
+    add_error_handlers(app, models.count_failure)
     key_needed = [Depends(require_api_key(settings.api_keys()))]
-    app.include_router(completion_routes(context), dependencies=key_needed)
-    app.include_router(model_routes(context), dependencies=key_needed)
-    app.include_router(operation_routes(context), dependencies=[] if settings.public_operation else key_needed)
+    app.include_router(completion_routes(models), dependencies=key_needed)
+    app.include_router(model_routes(models), dependencies=key_needed)
+    app.include_router(operation_routes(models), dependencies=[] if settings.public_operation else key_needed)
     document(app, ChatBody, CompletionBody, TokenizeBody, DetokenizeBody)
     if settings.cors_origin:
         app.add_middleware(

@@ -152,8 +152,9 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
         if field.default not in (None, []):
             help_text += f" (default: {field.default})"
         option = f"--{name.replace('_', '-')}"
-        action = "append" if name == "api_key" else "store"
-        parser.add_argument(option, dest=name, action=action, metavar=name.rsplit("_")[-1].upper(), help=help_text)
+        action = "append" if name in ("api_key", "also") else "store"
+        metavar = "NAME=MODEL" if name == "also" else name.rsplit("_")[-1].upper()
+        parser.add_argument(option, dest=name, action=action, metavar=metavar, help=help_text)
 
 
 def _serve(args: argparse.Namespace) -> int:

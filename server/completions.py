@@ -15,6 +15,7 @@ from hamburger.server.body import read_body
 from hamburger.server.context import ServerContext, choose_confidence
 from hamburger.server.echo import Echo
 from hamburger.server.errors import ApiError
+from hamburger.server.models import ServedModels
 from hamburger.server.openapi import REFUSED, STREAM, body_of
 from hamburger.server.prompts import encode_chat, encode_text
 from hamburger.server.protocol import ChatBody, CompletionBody, GenerationBody, named_as_written
@@ -27,21 +28,21 @@ from hamburger.server.tools import ToolStream, ToolUse
 _DEFAULT_TOKENS = 16  # what the OpenAI API says of completions
 
 
-def completion_routes(context: ServerContext) -> APIRouter:
+def completion_routes(models: ServedModels) -> APIRouter:
     """The two endpoints that generate."""
     router = APIRouter(tags=["generation"], responses=REFUSED | STREAM)
-    tokenizer = context.tokenizer
 
     @router.post("/v1/chat/completions", openapi_extra=body_of(ChatBody))
     async def chat_completions(request: Request) -> Response:
         """An answer to a conversation, as JSON or as server-sent events."""
-        body = await read_body(request, ChatBody, context.settings)
+        body = await read_body(request, ChatBody, models.first.settings)
+        context = models.choose(request, body.model)
         entry_of(request.scope).asked_for(body.model or context.served.name, bool(body.stream))
         _check_number(context, body, 1)
         tools = body.tool_use(context.tool_family)
         params = await _sampling_params(context, request, body, tools)
         prompt = await encode_chat(
-            tokenizer,
+            context.tokenizer,
             body.messages,
             add_generation_prompt=body.add_generation_prompt,
             continue_final_message=bool(body.continue_final_message),
@@ -50,13 +51,15 @@ def completion_routes(context: ServerContext) -> APIRouter:
             max_tokens=context.engine.info.max_model_len,
         )
         streams = None if tools is None else _tool_streams(context, tools, params)
-        reply = ChatReply(body, context.served, tokenizer, len(prompt), len(params), tools=streams)
+        reply = ChatReply(body, context.served, context.tokenizer, len(prompt), len(params), tools=streams)
         return await _answer(context, request, body, [(prompt, choice) for choice in params], reply)
 
     @router.post("/v1/completions", openapi_extra=body_of(CompletionBody))
     async def completions(request: Request) -> Response:
         """The continuation of one or more prompts. Choice index = prompt index x n + choice."""
-        body = await read_body(request, CompletionBody, context.settings)
+        body = await read_body(request, CompletionBody, models.first.settings)
+        context = models.choose(request, body.model)
+        tokenizer = context.tokenizer
         entry_of(request.scope).asked_for(body.model or context.served.name, bool(body.stream))
         _check_number(context, body, len(body.prompt))
         params = await _sampling_params(context, request, body)

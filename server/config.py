@@ -15,6 +15,7 @@ from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource
 
 from hamburger.engine.config import EngineArgs, Quantization
 from hamburger.engine.logs import LogFormat
+from hamburger.server.also import NOT_INHERITED, AlsoModel, parse_also
 
 ENV_PREFIX = "HAMBURGER_"
 _DEFAULTS = EngineArgs()
@@ -62,6 +63,11 @@ class ServeSettings(BaseSettings):
         None, description="folder or hub id of the base model, for a checkpoint that holds only a part of it"
     )
     served_model_name: str | None = Field(None, min_length=1, description="name that clients ask for")
+    also: Annotated[list[AlsoModel], NoDecode, BeforeValidator(parse_also)] = Field(
+        [],
+        description="a further model to serve beside it, in an engine of its own: NAME=MODEL[,SETTING=VALUE...], such "
+        "as base=builtin; several as further options, or with ; between them",
+    )
     host: str = Field("127.0.0.1", min_length=1, description="address to listen on")
     port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0 takes a free one")
     api_key: Annotated[list[str], NoDecode, BeforeValidator(_keys)] = Field(
@@ -144,10 +150,30 @@ class ServeSettings(BaseSettings):
             raise SettingsError(f"api_key_file {self.api_key_file} holds no key: write one a line.")
         return [*self.api_key, *keys]
 
-    def engine_args(self) -> EngineArgs:
-        """Raises ConfigError when settings do not fit together."""
-        names = EngineArgs.__dataclass_fields__.keys()
-        return EngineArgs(**{name: getattr(self, name) for name in names})
+    def models(self) -> list[ServeSettings]:
+        """The settings of each model: these, and what they become for each of `also`. Raises SettingsError."""
+        return [self.model_copy(update={"also": []}), *map(self._for_further, self.also)]
+
+    def _for_further(self, further: AlsoModel) -> ServeSettings:
+        shared = {name: getattr(self, name) for name in type(self).model_fields.keys() - NOT_INHERITED}
+        own: dict[str, Any] = {
+            "also": [],
+            "model": further.model,
+            "served_model_name": further.name,
+            **further.settings,
+        }
+        # In full, or the environment would fill the gaps with what it says of the first model.
+        unset = {name: type(self).model_fields[name].default for name in NOT_INHERITED}
+        try:
+            return ServeSettings(**(shared | unset | own))
+        except ValidationError as error:
+            name, value, reason = _first(error)
+            raise SettingsError(f"also {further.name}: {name} is {value!r}: {reason}") from error
+
+    def engine_args(self, num_engines: int = 1) -> EngineArgs:
+        """num_engines: how many share the machine. Raises ConfigError when settings do not fit together."""
+        names = EngineArgs.__dataclass_fields__.keys() - {"num_engines"}
+        return EngineArgs(num_engines=num_engines, **{name: getattr(self, name) for name in names})
 
 
 def load_settings(given: Mapping[str, Any], config_file: str | None = None) -> ServeSettings:
@@ -163,15 +189,20 @@ def load_settings(given: Mapping[str, Any], config_file: str | None = None) -> S
     try:
         return ServeSettings(**chosen)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False)[0]
-        name = str(first["loc"][0])
+        name, given_value, reason = _first(error)
         if name in given:
             written = f"--{name.replace('_', '-')}"
         else:
             written = _variable(name) if name in in_environment else f"{name} in {config_file}"
-        value = "a secret" if name == "api_key" else repr(first["input"])
-        reason = first["msg"].removeprefix("Value error, ")
-        raise SettingsError(f"{written} is {value}: {reason[0].lower()}{reason[1:]}.") from error
+        value = "a secret" if name == "api_key" else repr(given_value)
+        raise SettingsError(f"{written} is {value}: {reason}") from error
+
+
+def _first(error: ValidationError) -> tuple[str, Any, str]:
+    """The setting that is wrong, its value, and why: the end of a sentence."""
+    first = error.errors(include_url=False, include_context=False)[0]
+    reason = first["msg"].removeprefix("Value error, ")
+    return str(first["loc"][0]), first["input"], f"{reason[0].lower()}{reason[1:]}."
 
 
 def _variable(name: str) -> str:

@@ -1,4 +1,4 @@
-"""What every route is given: the engine, the tokenizer, the metrics, the settings, and the model's names."""
+"""What a request to one model is given: its engine, tokenizer, metrics and settings, and its names."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from hamburger.engine.errors import InvalidRequest
 from hamburger.engine.grammar import Grammars
 from hamburger.engine.messages import EngineInfo
 from hamburger.server.config import ServeSettings
-from hamburger.server.errors import ApiError
 from hamburger.server.metrics import ServerMetrics
 from hamburger.server.tool_parsers import Family
 from hamburger.server.vocabulary import ServerTokenizer
@@ -25,7 +24,7 @@ _NUMBER = re.compile(r"-?([0-9]+\.?[0-9]*|\.[0-9]+)")
 
 
 class ServedModel:
-    """The one model that is served, and its aliases NAME@c, which set the confidence of clients that cannot add fields.
+    """A model that is served, and its aliases NAME@c, which set the confidence of clients that cannot add fields.
 
     fingerprint: the `system_fingerprint` of answers; it changes with whatever may change their rounding.
     """
@@ -38,24 +37,21 @@ class ServedModel:
         self.fingerprint = "fp_" + hashlib.sha256(build.encode()).hexdigest()[:10]
 
     def confidence_of(self, model: str | None) -> float | None:
-        """The confidence that a model name asks for; None for the plain name or none at all.
+        """The confidence that a name of this model asks for; None for the plain name or none at all.
 
-        Raises ApiError 404 for a name that is not served, InvalidRequest for an alias outside [0, 1].
+        Raises InvalidRequest for an alias outside [0, 1].
         """
         if model is None or model == self.name:
             return None
-        name, at, number = model.rpartition("@")
-        if not at or name != self.name or not _NUMBER.fullmatch(number):
-            served = f"{self.name} (and {self.name}@c with a confidence c in [0, 1])"
-            raise ApiError(
-                404,
-                f"The model {model!r} does not exist. Served: {served}.",
-                param="model",
-                code="model_not_found",
-            )
+        number = model.rpartition("@")[2]
         if not 0 <= float(number) <= 1:
             raise InvalidRequest(f"model is {model!r}: the confidence after @ must be in [0, 1].", "model")
         return float(number)
+
+    def has_alias(self, model: str) -> bool:
+        """Whether it is NAME@c of this model, whatever number c is."""
+        name, _, number = model.rpartition("@")
+        return name == self.name and _NUMBER.fullmatch(number) is not None
 
     def card(self, model_id: str) -> dict[str, Any]:
         """One entry of /v1/models."""
@@ -91,7 +87,7 @@ def choose_confidence(field: float | None, alias: float | None, headers: Mapping
 
 @dataclass(frozen=True, slots=True)
 class ServerContext:
-    """Made once by create_app; routes hold it and nothing global."""
+    """One for each model; routes are given all of them (models.py), and nothing global. `settings` are the model's."""
 
     engine: AsyncEngine
     tokenizer: ServerTokenizer

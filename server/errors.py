@@ -90,11 +90,11 @@ def error_event(error: ApiError) -> bytes:
     return f"data: {json.dumps(error_body(error))}\n\n".encode()
 
 
-def add_error_handlers(app: FastAPI, on_failure: Callable[[int], None]) -> None:
-    """Answer every exception in the one shape; `on_failure(status)` counts each."""
+def add_error_handlers(app: FastAPI, on_failure: Callable[[Scope, int], None]) -> None:
+    """Answer every exception in the one shape; `on_failure(scope, status)` counts each."""
 
     def respond(scope: Scope, error: ApiError) -> JSONResponse:
-        on_failure(error.status)
+        on_failure(scope, error.status)
         entry_of(scope).failed(error)
         return JSONResponse(error_body(error), status_code=error.status, headers=error.headers)
 

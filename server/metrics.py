@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
@@ -21,6 +22,7 @@ CONTENT_TYPE = CONTENT_TYPE_LATEST
 RATIO_WINDOW_SECONDS = 60.0
 SPEED_WINDOW_SECONDS = 10.0
 _LABELS = ("model_name", "engine")
+M = TypeVar("M", Counter, Gauge, Histogram)
 
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 _SHORT_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.5, 10.0)
@@ -63,10 +65,16 @@ class RecentGroups:
 
 
 class ServerMetrics:
-    """An EngineObserver. `model_name` is the served one; `clock` gives seconds for the gauges over a window."""
+    """An EngineObserver. `model_name` is the served one; `clock` gives seconds for the gauges over a window.
 
-    def __init__(self, model_name: str, clock: Callable[[], float] = time.monotonic) -> None:
-        self._registry = CollectorRegistry()
+    beside: the metrics of another model of the same server. Their families are one, and either renders both.
+    """
+
+    def __init__(
+        self, model_name: str, clock: Callable[[], float] = time.monotonic, *, beside: ServerMetrics | None = None
+    ) -> None:
+        self._registry: CollectorRegistry = CollectorRegistry() if beside is None else beside._registry
+        self._families: dict[str, Any] = {} if beside is None else beside._families
         self._values = (model_name, "0")
         self._recent = RecentGroups(clock)
         self._used_share = 0.0
@@ -124,9 +132,7 @@ class ServerMetrics:
                 "quantization",
             )
         }
-        config = Gauge(
-            "hamburger_cache_config_info", "The KV pool's shape.", (*_LABELS, *shape), registry=self._registry
-        )
+        config = self._once(Gauge, "cache_config_info", "The KV pool's shape.", (*_LABELS, *shape))
         config.labels(*self._values, *shape.values()).set(1)
 
     def render(self) -> bytes:
@@ -136,6 +142,10 @@ class ServerMetrics:
     def on_failure(self, status: int) -> None:
         """An error left the server, as an answer or inside a stream."""
         self._failure.labels(*self._values, str(status)).inc()
+
+    def on_failure_of_no_model(self, status: int) -> None:
+        """The same, of a request that named none of several models: for Prometheus it has no model_name."""
+        self._failure.labels("", self._values[1], str(status)).inc()
 
     def on_step(self, stats: StepStats) -> None:
         self._used_share = stats.used_slots / stats.total_slots
@@ -185,14 +195,20 @@ class ServerMetrics:
         self._decode.observe(timings.finished - timings.first_token)
 
     def _family(self, name: str, text: str, label: str) -> Counter:
-        return Counter(f"hamburger_{name}", text, (*_LABELS, label), registry=self._registry)
+        return self._once(Counter, name, text, (*_LABELS, label))
 
     def _counter(self, name: str, text: str) -> Counter:
-        return Counter(f"hamburger_{name}", text, _LABELS, registry=self._registry).labels(*self._values)
+        return self._once(Counter, name, text).labels(*self._values)
 
     def _gauge(self, name: str, text: str, read: Callable[[], float]) -> None:
-        Gauge(f"hamburger_{name}", text, _LABELS, registry=self._registry).labels(*self._values).set_function(read)
+        self._once(Gauge, name, text).labels(*self._values).set_function(read)
 
     def _histogram(self, name: str, text: str, buckets: Sequence[float]) -> Histogram:
-        family = Histogram(f"hamburger_{name}", text, _LABELS, buckets=buckets, registry=self._registry)
-        return family.labels(*self._values)
+        return self._once(Histogram, name, text, buckets=buckets).labels(*self._values)
+
+    def _once(self, kind: type[M], name: str, text: str, labels: Sequence[str] = _LABELS, **options: Any) -> M:
+        """The family of that name, made by the first model that asks for it."""
+        if name not in self._families:
+            self._families[name] = kind(f"hamburger_{name}", text, labels, registry=self._registry, **options)
+        family: M = self._families[name]
+        return family

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from functools import partial
 from importlib.metadata import version
 from typing import Any
@@ -15,6 +16,7 @@ from hamburger.engine.errors import InvalidRequest
 from hamburger.server.body import read_body
 from hamburger.server.context import ServerContext
 from hamburger.server.metrics import CONTENT_TYPE
+from hamburger.server.models import ServedModels
 from hamburger.server.openapi import REFUSED, body_of
 from hamburger.server.prompts import encode_chat, encode_text
 from hamburger.server.protocol import DetokenizeBody, TokenizeBody
@@ -27,27 +29,29 @@ HUNG_IN_STEP_SECONDS = 120.0
 HUNG_BETWEEN_STEPS_SECONDS = 30.0
 
 
-def model_routes(context: ServerContext) -> APIRouter:
+def model_routes(models: ServedModels) -> APIRouter:
     """What is served, and its tokenizer."""
     router = APIRouter(tags=["model"], responses=REFUSED)
-    served, tokenizer, info = context.served, context.tokenizer, context.engine.info
 
     @router.get("/v1/models")
-    async def models() -> dict[str, Any]:
-        """The served model and its aliases NAME@c."""
-        return {"object": "list", "data": served.cards()}
+    async def list_models() -> dict[str, Any]:
+        """The served models, each with its aliases NAME@c."""
+        return {"object": "list", "data": [card for context in models for card in context.served.cards()]}
 
     @router.get("/v1/models/{model_id:path}")
     async def model(model_id: str) -> dict[str, Any]:
         """One model; any alias NAME@c with c in [0, 1] is one."""
+        served = models.find(model_id).served
         served.confidence_of(model_id)
         return served.card(model_id)
 
     @router.post("/tokenize", openapi_extra=body_of(TokenizeBody))
     async def tokenize(request: Request) -> Response:
         """The token ids of a prompt, or of messages as the chat template writes them."""
-        body = await read_body(request, TokenizeBody, context.settings)
-        served.confidence_of(body.model)
+        body = await read_body(request, TokenizeBody, models.first.settings)
+        context = models.choose(request, body.model)
+        context.served.confidence_of(body.model)
+        tokenizer = context.tokenizer
         if (body.prompt is None) == (body.messages is None):
             raise InvalidRequest("Give either prompt or messages.", "prompt")
         if body.messages is not None:
@@ -66,7 +70,7 @@ def model_routes(context: ServerContext) -> APIRouter:
         def told() -> JSONResponse:
             decode = partial(tokenizer.decode, skip_special_tokens=False)
             texts = [decode([token]) for token in tokens] if body.return_token_strs else None
-            counted = {"count": len(tokens), "max_model_len": info.max_model_len}
+            counted = {"count": len(tokens), "max_model_len": context.engine.info.max_model_len}
             return JSONResponse({**counted, "tokens": tokens, "token_strs": texts})
 
         return told() if len(tokens) < _MANY_TOKENS else await asyncio.to_thread(told)
@@ -74,18 +78,21 @@ def model_routes(context: ServerContext) -> APIRouter:
     @router.post("/detokenize", openapi_extra=body_of(DetokenizeBody))
     async def detokenize(request: Request) -> dict[str, Any]:
         """The text of token ids, special tokens included."""
-        body = await read_body(request, DetokenizeBody, context.settings)
-        served.confidence_of(body.model)
+        body = await read_body(request, DetokenizeBody, models.first.settings)
+        context = models.choose(request, body.model)
+        context.served.confidence_of(body.model)
         _check_size(len(body.tokens), "tokens")
+        vocab_size = context.engine.info.vocab_size
         for token_id in body.tokens:
-            if not 0 <= token_id < info.vocab_size:
-                message = f"tokens holds the id {token_id}, but the vocabulary is 0..{info.vocab_size - 1}."
+            if not 0 <= token_id < vocab_size:
+                message = f"tokens holds the id {token_id}, but the vocabulary is 0..{vocab_size - 1}."
                 raise InvalidRequest(message, "tokens")
-        return {"prompt": tokenizer.decode(body.tokens, skip_special_tokens=False)}
+        return {"prompt": context.tokenizer.decode(body.tokens, skip_special_tokens=False)}
 
     @router.get("/tokenizer_info")
-    async def tokenizer_info() -> dict[str, Any]:
-        """The special tokens and the chat template; null where the model has none."""
+    async def tokenizer_info(model: str | None = None) -> dict[str, Any]:
+        """The special tokens and the chat template; null where the model has none. `model`: the first if not named."""
+        tokenizer = models.find(model).tokenizer
         return {
             "eos_token": tokenizer.eos_token,
             "bos_token": tokenizer.bos_token,
@@ -96,11 +103,9 @@ def model_routes(context: ServerContext) -> APIRouter:
     return router
 
 
-def operation_routes(context: ServerContext) -> APIRouter:
+def operation_routes(models: ServedModels) -> APIRouter:
     """What operators and load balancers ask; open without a key."""
     router = APIRouter(tags=["operation"])
-    engine = context.engine
-
     unavailable: dict[int | str, dict[str, Any]] = {
         "4XX": REFUSED["4XX"],
         503: {"description": "It is not.", "content": {"application/json": {}}},
@@ -108,25 +113,18 @@ def operation_routes(context: ServerContext) -> APIRouter:
 
     @router.get("/health", responses=unavailable)
     async def health() -> JSONResponse:
-        """Liveness: 503 when the engine is dead or hangs. Draining is alive, and so is a long prefill."""
-        fault = liveness_fault(engine.health())
-        return _status(fault, "ok")
+        """Liveness: 503 when an engine is dead or hangs. Draining is alive, and so is a long prefill."""
+        return _status({context.served.name: liveness_fault(context.engine.health()) for context in models}, "ok")
 
     @router.get("/ready", responses=unavailable)
     async def ready() -> JSONResponse:
-        """Readiness: 503 when new requests should go elsewhere (dead, hanging, draining, queue full)."""
-        state = engine.health()
-        fault = liveness_fault(state)
-        if fault is None and state.draining:
-            fault = "draining"
-        if fault is None and state.num_waiting >= context.settings.max_queue:
-            fault = f"full: {state.num_waiting} requests wait"
-        return _status(fault, "ready")
+        """Readiness: 503 when new requests should go elsewhere: an engine is dead, hangs or drains, a queue is full."""
+        return _status({context.served.name: _readiness_fault(context) for context in models}, "ready")
 
     @router.get("/metrics", response_class=PlainTextResponse, responses=REFUSED)
     async def metrics() -> Response:
         """Prometheus text."""
-        return Response(context.metrics.render(), headers={"Content-Type": CONTENT_TYPE})
+        return Response(models.first.metrics.render(), headers={"Content-Type": CONTENT_TYPE})
 
     @router.get("/version", responses=REFUSED)
     async def server_version() -> dict[str, str]:
@@ -162,7 +160,21 @@ def hang(state: EngineHealth) -> str | None:
     return f"no step for {state.seconds_since_step:.0f} s, though requests wait" if hangs else None
 
 
-def _status(fault: str | None, word: str) -> JSONResponse:
-    if fault is None:
-        return JSONResponse({"status": word})
-    return JSONResponse({"status": "unavailable", "reason": fault}, status_code=503)
+def _readiness_fault(context: ServerContext) -> str | None:
+    state = context.engine.health()
+    fault = liveness_fault(state)
+    if fault is None and state.draining:
+        fault = "draining"
+    if fault is None and state.num_waiting >= context.settings.max_queue:
+        fault = f"full: {state.num_waiting} requests wait"
+    return fault
+
+
+def _status(faults: Mapping[str, str | None], word: str) -> JSONResponse:
+    """faults: of each model by its name, None for one that is well. One fault is enough for a 503."""
+    models = {name: fault or word for name, fault in faults.items()}
+    found = {name: fault for name, fault in faults.items() if fault is not None}
+    if not found:
+        return JSONResponse({"status": word, "models": models})
+    reasons = [fault if len(faults) == 1 else f"{name}: {fault}" for name, fault in found.items()]
+    return JSONResponse({"status": "unavailable", "reason": "; ".join(reasons), "models": models}, status_code=503)

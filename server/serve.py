@@ -20,21 +20,17 @@ from collections.abc import Callable, Iterator
 import uvicorn
 from fastapi import FastAPI
 
-from hamburger.engine.client import AsyncEngine
-from hamburger.engine.config import EngineArgs
 from hamburger.engine.logs import BackgroundHandler, configure_logging
-from hamburger.engine.messages import EngineInfo
-from hamburger.engine.tokenizer import Tokenizer
-from hamburger.model.sources import resolve_source
-from hamburger.server.app import create_app
+from hamburger.server.app import create_app_of
 from hamburger.server.config import ServeSettings, SettingsError
 from hamburger.server.connections import allow_open_files, bounded_protocol
-from hamburger.server.metrics import ServerMetrics
+from hamburger.server.context import ServerContext
+from hamburger.server.launch import FoundModel, RunningModel, engine_arguments, find_models, running
 from hamburger.server.request_log import request_logger
-from hamburger.server.supervisor import Supervisor
 from hamburger.server.told import secrets_of, tell_settings, teller
 
 _INTERRUPTED, _DIED = 130, 1
+_INDENT = "\n          "
 _CLOSE_SECONDS = 3  # for clients that do not read the end of their answer
 
 
@@ -43,47 +39,32 @@ def serve(settings: ServeSettings) -> int:
 
     Raises SettingsError, ConfigError, CheckpointError or TokenizerError, whose messages are fit for the user.
     """
-    args = settings.engine_args()
+    arguments = engine_arguments(settings)
     settings.api_keys()
     _check_tls(settings)
     with _logging(settings), _bind(settings.host, settings.port) as listener:
         allow_open_files(settings.max_connections)
         progress = teller(settings.log_format)
         tell_settings(settings, progress)
-        progress("finding the model")
-        source = resolve_source(args.model, args.base)
-        tokenizer = Tokenizer.load(source.tokenizer_path)
-        model_name = settings.served_model_name or source.name
+        progress("finding the model" if len(arguments) == 1 else f"finding {len(arguments)} models")
+        models = find_models(arguments)
         try:
-            return asyncio.run(_run(settings, args, listener, tokenizer, model_name, progress))
+            return asyncio.run(_run(settings, models, listener, progress))
         except KeyboardInterrupt:  # while loading; _stop_on_signals takes over then
             progress("stopped while loading")
             return _INTERRUPTED
 
 
 async def _run(
-    settings: ServeSettings,
-    args: EngineArgs,
-    listener: socket.socket,
-    tokenizer: Tokenizer,
-    model_name: str,
-    progress: Callable[[str], None],
+    settings: ServeSettings, models: list[FoundModel], listener: socket.socket, progress: Callable[[str], None]
 ) -> int:
-    metrics = ServerMetrics(model_name)
-    supervisor = Supervisor(args, progress, settings.engine_restarts, settings.log_level, settings.log_format)
-    engine = await AsyncEngine.launch(supervisor.host, tokenizer, metrics)
-    stopping = _stop_on_signals()
-    keeping = asyncio.create_task(supervisor.keep(engine))
-    watching = asyncio.create_task(supervisor.watch(engine))
-    try:
-        app = create_app(engine, tokenizer, metrics, settings, model_name)
-        greeting = _greeting(settings, engine.info, _url(settings, listener), model_name, tokenizer)
+    async with running(models, progress) as found:
+        stopping = _stop_on_signals()
+        contexts = [model.context for model in found]
+        app = create_app_of(contexts, settings)
+        greeting = _greeting(settings, contexts, _url(settings, listener))
         server = _Server(uvicorn_config(app, settings), lambda: progress(greeting))
-        return await _listen(server, listener, engine, settings.drain_seconds, stopping, keeping, progress)
-    finally:
-        watching.cancel()
-        keeping.cancel()
-        await engine.shutdown(0)
+        return await _listen(server, listener, found, settings.drain_seconds, stopping, progress)
 
 
 def _stop_on_signals() -> asyncio.Event:
@@ -103,27 +84,31 @@ def _stop_on_signals() -> asyncio.Event:
 async def _listen(
     server: _Server,
     listener: socket.socket,
-    engine: AsyncEngine,
+    models: list[RunningModel],
     drain_seconds: float,
     stopping: asyncio.Event,
-    keeping: asyncio.Task[None],
     say: Callable[[str], None],
 ) -> int:
-    """Serve until a signal or until the engine is dead for good; returns the exit code."""
+    """Serve until a signal or until an engine is dead for good; returns the exit code."""
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     stopped = asyncio.create_task(stopping.wait())
-    await asyncio.wait({serving, stopped, keeping}, return_when=asyncio.FIRST_COMPLETED)
+    keeping = [model.keeping for model in models]
+    await asyncio.wait({serving, stopped, *keeping}, return_when=asyncio.FIRST_COMPLETED)
     stopped.cancel()
-    if keeping.done():
-        server.should_exit = True  # whoever waited has been told
-    elif not serving.done():
-        say(f"stopping: running answers have {drain_seconds:g} s. A second signal stops at once.")
-        await engine.shutdown(drain_seconds)  # new requests are answered 503 meanwhile
-        # What is cut off below is cut off on purpose; uvicorn would log a traceback for each.
-        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
+    has_died = any(task.done() for task in keeping)
+    if not serving.done():
+        if not has_died:
+            say(f"stopping: running answers have {drain_seconds:g} s. A second signal stops at once.")
+        elif len(models) > 1:
+            say(f"stopping, for an engine is dead: running answers of the others have {drain_seconds:g} s.")
+        # Of a dead engine, whoever waited has been told. New requests are answered 503 meanwhile.
+        await asyncio.gather(*(model.context.engine.shutdown(drain_seconds) for model in models))
+        if not has_died:
+            # What is cut off below is cut off on purpose; uvicorn would log a traceback for each.
+            logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
         server.should_exit = True
     await serving
-    return _DIED if keeping.done() else 0
+    return _DIED if has_died else 0
 
 
 class _Server(uvicorn.Server):
@@ -212,22 +197,10 @@ def _logging(settings: ServeSettings) -> Iterator[None]:
         handler.close()
 
 
-def _greeting(settings: ServeSettings, info: EngineInfo, url: str, model_name: str, tokenizer: Tokenizer) -> str:
-    indent = "\n          "
-    if info.is_plain_base:
-        kind = "plain base model: 1.0 tokens per KV, every group has one token"
-    else:
-        kind = (
-            f"HAMburger model: groups of up to {info.max_group} tokens, default confidence {info.default_confidence:g}"
-        )
-    lines = [
-        f"ready: {model_name} on {info.device} in {info.dtype}, context {info.max_model_len:,} tokens",
-        kind,
-        f"KV pool: {info.total_slots:,} slots, about {info.expected_tokens:,} tokens; "
-        f"{info.max_num_seqs} answers at once",
-    ]
-    body: dict[str, object] = {"model": model_name}
-    if tokenizer.chat_template is None:
+def _greeting(settings: ServeSettings, models: list[ServerContext], url: str) -> str:
+    first = models[0]
+    body: dict[str, object] = {"model": first.served.name}
+    if first.tokenizer.chat_template is None:
         path = "/v1/completions"
         body |= {"prompt": "Once upon a time", "max_tokens": 64}
     else:
@@ -235,6 +208,23 @@ def _greeting(settings: ServeSettings, info: EngineInfo, url: str, model_name: s
         body |= {"messages": [{"role": "user", "content": "Hello!"}], "stream": True}
     key = " -H 'Authorization: Bearer YOUR_KEY'" if settings.api_key or settings.api_key_file else ""
     curl = f"curl -N {url}{path}{key} -H 'Content-Type: application/json' -d {shlex.quote(json.dumps(body))}"
+    lines = [line for model in models for line in _description(model)]
     return (
-        f"{indent.join(lines)}\n\nHAMburger serves on {url} (API pages: {url}/docs). Ctrl-C stops it. Try:\n\n{curl}\n"
+        f"{_INDENT.join(lines)}\n\nHAMburger serves on {url} (API pages: {url}/docs). Ctrl-C stops it. Try:\n\n{curl}\n"
     )
+
+
+def _description(model: ServerContext) -> list[str]:
+    info = model.engine.info
+    if info.is_plain_base:
+        kind = "plain base model: 1.0 tokens per KV, every group has one token"
+    else:
+        kind = (
+            f"HAMburger model: groups of up to {info.max_group} tokens, default confidence {info.default_confidence:g}"
+        )
+    return [
+        f"ready: {model.served.name} on {info.device} in {info.dtype}, context {info.max_model_len:,} tokens",
+        kind,
+        f"KV pool: {info.total_slots:,} slots, about {info.expected_tokens:,} tokens; "
+        f"{info.max_num_seqs} answers at once",
+    ]

@@ -18,7 +18,10 @@ _WATCH_SECONDS = 1.0
 
 
 class Supervisor:
-    """Holds the engine's host and the restarts that are left. on_progress gets lines for people."""
+    """Holds the engine's host and the restarts that are left. on_progress gets lines for people.
+
+    title: what the log calls the engine.
+    """
 
     def __init__(
         self,
@@ -27,9 +30,11 @@ class Supervisor:
         restarts: int,
         log_level: str = "warning",
         log_format: LogFormat = "text",
+        title: str = "The engine",
     ) -> None:
         self._args, self._on_progress, self._restarts = args, on_progress, restarts
         self._log_level, self._log_format = log_level, log_format
+        self._title = title
         self.host = self._new_host()
 
     async def keep(self, engine: AsyncEngine) -> None:
@@ -56,7 +61,7 @@ class Supervisor:
             await asyncio.sleep(_WATCH_SECONDS)
             fault = hang(engine.health())
             if fault is not None and not was_hanging:
-                logger.error("The engine hangs: %s. The stacks of its threads follow.", fault)
+                logger.error("%s hangs: %s. The stacks of its threads follow.", self._title, fault)
                 self.host.dump_stacks()
             was_hanging = fault is not None
 

@@ -80,7 +80,7 @@ def test_nothing_runs_when_one_prompt_is_bad() -> None:
 
 def test_arguments_are_those_of_the_engine() -> None:
     arguments, fields = inspect.signature(LLM).parameters, inspect.signature(EngineArgs).parameters
-    assert set(arguments) - {"on_progress"} == set(fields) - {"max_queue", "max_queue_seconds"}
+    assert set(arguments) - {"on_progress"} == set(fields) - {"max_queue", "max_queue_seconds", "num_engines"}
     for name in set(arguments) - {"on_progress"}:
         assert arguments[name].default == fields[name].default, name
 

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from hamburger.engine import memory
 from hamburger.engine.memory import available_host_bytes, pool_bytes
 
 MEMINFO = "MemTotal: 1000 kB\nMemFree: 10 kB\nMemAvailable:    800 kB\n"
@@ -62,3 +63,27 @@ def test_without_proc_half_of_the_memory_is_taken_as_free(tmp_path: Path) -> Non
 def test_what_the_user_sets_is_what_the_pool_gets() -> None:
     assert pool_bytes(torch.device("cpu"), 12345) == 12345
     assert 0 < pool_bytes(torch.device("cpu"), None) < available_host_bytes()
+
+
+def test_several_engines_divide_the_share_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "available_host_bytes", lambda: 1200)
+    alone = pool_bytes(torch.device("cpu"), None)
+    assert [pool_bytes(torch.device("cpu"), None, number) for number in (2, 3)] == [alone // 2, alone // 3]
+    assert pool_bytes(torch.device("cpu"), 77, 2) == 77
+
+
+def test_on_a_gpu_each_engine_has_its_part_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights and pool together; what others took or left free does not matter, unless there is less."""
+    gpu, weights = torch.device("cuda:0"), 100
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: weights)
+
+    def pools(free: int, number: int) -> int:
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, 1000))
+        return pool_bytes(gpu, None, number)
+
+    alone = pools(1000 - weights, 1)
+    part = pools(1000 - weights, 2)
+    assert 0 < weights + part <= (alone + weights) // 2
+    assert pools(1000 - 2 * weights - part, 2) == part  # the second one, or one that starts again
+    assert pools(50, 2) < 50
+    assert pools(900, 10) == 0  # the weights alone are more than a tenth

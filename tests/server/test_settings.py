@@ -34,7 +34,7 @@ def test_every_setting_is_an_option_and_reaches_the_engine() -> None:
         "device": "cpu", "dtype": "float32", "max_model_len": "128", "max_num_seqs": "3",
         "max_num_batched_slots": "64", "kv_cache_memory": "2GiB", "block_size": "4", "confidence": "0.5",
         "max_queue": "7", "max_queue_seconds": "1.5", "drain_seconds": "2", "engine_restarts": "1",
-        "tool_parser": "hermes", "quantization": "none",
+        "tool_parser": "hermes", "quantization": "none", "also": "other=x",
         "api_key_file": "keys", "public_operation": "false", "cors_origin": "*", "ssl_certfile": "c",
         "ssl_keyfile": "k", "max_body_size": "1MiB", "max_stop_strings": "5",
         "access_log": "false", "log_format": "json",
@@ -44,6 +44,7 @@ def test_every_setting_is_an_option_and_reaches_the_engine() -> None:
     options = [part for name, value in given.items() for part in (f"--{name.replace('_', '-')}", value)]
     namespace = vars(build_parser().parse_args(["serve", *options]))
     settings = load_settings({name: namespace[name] for name in given})
+    assert [model.name for model in settings.also] == ["other"]
     args = settings.engine_args()
     assert (args.model, args.base, args.device, args.dtype) == ("m", "b", "cpu", "float32")
     assert (args.max_model_len, args.max_num_seqs, args.max_num_batched_slots) == (128, 3, 64)

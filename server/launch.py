@@ -1,0 +1,116 @@
+"""From settings to running models: each found, given a tokenizer and an engine's process, and kept. Knows no HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from hamburger.engine.client import AsyncEngine
+from hamburger.engine.config import EngineArgs
+from hamburger.engine.errors import HamburgerError
+from hamburger.engine.tokenizer import Tokenizer
+from hamburger.model.sources import resolve_source
+from hamburger.server.app import model_context
+from hamburger.server.config import ServeSettings, SettingsError
+from hamburger.server.context import ServerContext
+from hamburger.server.metrics import ServerMetrics
+from hamburger.server.supervisor import Supervisor
+
+
+@dataclass(frozen=True, slots=True)
+class FoundModel:
+    """A model that can be launched: its files are here, and its settings fit together."""
+
+    name: str
+    settings: ServeSettings
+    args: EngineArgs
+    tokenizer: Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class RunningModel:
+    """keeping: ends when its engine is dead for good."""
+
+    context: ServerContext
+    keeping: asyncio.Task[None]
+
+
+def engine_arguments(settings: ServeSettings) -> list[tuple[ServeSettings, EngineArgs]]:
+    """Each model's settings and what its engine is asked for. Raises SettingsError or ConfigError.
+
+    Engines that may be on one device divide its free memory.
+    """
+    models = settings.models()
+    found = []
+    for model in models:
+        sharing = sum("auto" in (model.device, other.device) or model.device == other.device for other in models)
+        try:
+            found.append((model, model.engine_args(sharing)))
+        except ValueError as error:
+            raise _named(model.served_model_name, error, len(models)) from error
+    return found
+
+
+def find_models(arguments: Sequence[tuple[ServeSettings, EngineArgs]]) -> list[FoundModel]:
+    """Raises CheckpointError, TokenizerError, or SettingsError for two models of one name."""
+    found: list[FoundModel] = []
+    tokenizers: dict[Path, Tokenizer] = {}  # a HAMburger and its base have the same: 30 MB that are not needed twice
+    for settings, args in arguments:
+        try:
+            source = resolve_source(args.model, args.base)
+            path = source.tokenizer_path
+            tokenizer = tokenizers[path] = tokenizers.get(path) or Tokenizer.load(path)
+        except (ValueError, HamburgerError) as error:
+            raise _named(settings.served_model_name, error, len(arguments)) from error
+        name = settings.served_model_name or source.name
+        if any(other.name == name for other in found):
+            raise SettingsError(f"two models have the name {name}: give one another, in also or served_model_name.")
+        found.append(FoundModel(name, settings, args, tokenizer))
+    return found
+
+
+@asynccontextmanager
+async def running(models: Sequence[FoundModel], progress: Callable[[str], None]) -> AsyncIterator[list[RunningModel]]:
+    """Launch one engine after another, so that each sees the memory that the ones before took, and measures its
+    kernels undisturbed. At the end all are ended.
+
+    Raises what the first that cannot be launched raises; those before it are ended.
+    """
+    async with AsyncExitStack() as stack:
+        found: list[RunningModel] = []
+        metrics: ServerMetrics | None = None
+        for model in models:
+            several = len(models) > 1
+            tell = _prefixed(progress, model.name) if several else progress
+            metrics = ServerMetrics(model.name, beside=metrics)
+            supervisor = Supervisor(
+                model.args,
+                tell,
+                model.settings.engine_restarts,
+                model.settings.log_level,
+                model.settings.log_format,
+                f"The engine of {model.name}" if several else "The engine",
+            )
+            try:
+                engine = await AsyncEngine.launch(supervisor.host, model.tokenizer, metrics)
+            except (ValueError, HamburgerError) as error:
+                raise _named(model.name, error, len(models)) from error
+            stack.push_async_callback(engine.shutdown, 0)
+            keeping = asyncio.create_task(supervisor.keep(engine))
+            stack.callback(keeping.cancel)
+            stack.callback(asyncio.create_task(supervisor.watch(engine)).cancel)
+            context = model_context(engine, model.tokenizer, metrics, model.settings, model.name)
+            found.append(RunningModel(context, keeping))
+        yield found
+
+
+def _prefixed(progress: Callable[[str], None], name: str) -> Callable[[str], None]:
+    return lambda line: progress(f"{name}: {line}")
+
+
+def _named(name: str | None, error: Exception, num_models: int) -> Exception:
+    """The error, which says of which model it is where there are several."""
+    return error if num_models == 1 else SettingsError(f"{name or 'the first model'}: {error}")

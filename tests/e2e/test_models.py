@@ -1,0 +1,159 @@
+"""A HAMburger and its plain base behind one real server: both answer at once, one dies, all drain."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from processes import is_alive
+from real_server import RealServer
+
+BURGER = "smollm2-135m-hamburger"
+MESSAGES: Any = [{"role": "user", "content": "Name three colours."}]
+SMALL = ("--served-model-name", "a", "--dtype", "float32", "--kv-cache-memory", "64MiB")
+ENDLESS: dict[str, Any] = {"prompt": "Once upon a time", "max_tokens": 300, "ignore_eos": True, "temperature": 0}
+
+
+def engine_pids(server: RealServer) -> list[int]:
+    """In the order in which they were started."""
+    children = Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split()
+    return [int(pid) for pid in children if b"hamburger.engine.worker" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+
+def has_torch(pid: int) -> bool:
+    return "libtorch" in Path(f"/proc/{pid}/maps").read_text()
+
+
+def until(condition: Any, seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it never came to that"
+        time.sleep(0.02)
+
+
+class Stream(threading.Thread):
+    """An open stream of one model; `last` are its last two lines once it is joined."""
+
+    def __init__(self, server: RealServer, model: str) -> None:
+        super().__init__()
+        self.last: list[str] = []
+        self._url, self._body = f"{server.url}/v1/completions", {**ENDLESS, "model": model, "stream": True}
+        self.start()
+
+    def run(self) -> None:
+        with httpx.stream("POST", self._url, json=self._body, timeout=120) as response:
+            self.last = [line for line in response.iter_lines() if line][-2:]
+
+    def ending(self) -> Any:
+        """The last event's JSON; [DONE] must follow it."""
+        self.join(120)
+        assert self.last[1] == "data: [DONE]"
+        return json.loads(self.last[0].removeprefix("data: "))
+
+
+async def test_the_embedded_hamburger_and_its_base_answer_at_once() -> None:
+    options = ("--also", "base=builtin", "--dtype", "float32", "--max-model-len", "256", "--kv-cache-memory", "64MiB")
+    with RealServer(*options) as server:
+        client = openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=120)
+
+        async def ask(model: str) -> Any:
+            return await client.chat.completions.create(
+                model=model,
+                messages=MESSAGES,
+                max_tokens=24,
+                temperature=0,
+                extra_body={"confidence": 0.2, "ignore_eos": True},
+            )
+
+        names = (BURGER, "base")
+        alone = [await ask(name) for name in names]
+        together = await asyncio.gather(*(ask(name) for name in names))
+        for name, first, second in zip(names, alone, together, strict=True):
+            assert first.model == second.model == name
+            assert first.choices[0].message.content == second.choices[0].message.content
+        burger, base = together
+        assert burger.usage.tokens_per_kv > 1.0
+        assert base.usage.tokens_per_kv == 1.0
+        assert burger.system_fingerprint != base.system_fingerprint
+        listed = [model.id for model in (await client.models.list()).data if "@" not in model.id]
+        assert listed == [BURGER, "base"]
+        assert (await client.models.retrieve("base")).id == "base"
+        with pytest.raises(openai.NotFoundError, match=f"{BURGER}, base"):
+            await ask("another")
+        for name in names:
+            label = f'model_name="{name}"'
+            assert server.metric("hamburger_generation_tokens_total", label) == 48
+        assert server.metric("hamburger_macro_steps_total", 'model_name="base"') == 48
+        assert server.metric("hamburger_macro_steps_total", f'model_name="{BURGER}"') < 48
+        first, second = engine_pids(server)
+        assert [has_torch(pid) for pid in (server.pid, first, second)] == [False, True, True]
+        await client.close()
+    assert not is_alive(first)
+    assert not is_alive(second)
+
+
+def test_a_killed_engine_ends_the_server_once_the_others_answers_are_through(grafted_folder: Path) -> None:
+    options = (*SMALL, "--also", f"b={grafted_folder}", "--drain-seconds", "60")
+    with RealServer(str(grafted_folder), *options) as server:
+        streams = [Stream(server, "a@1.0"), Stream(server, "b@1.0")]
+        until(lambda: server.metric("hamburger_num_requests_running") == 2)
+        first, second = engine_pids(server)
+        os.kill(second, signal.SIGKILL)
+        error = streams[1].ending()["error"]
+        assert error["code"] == "engine_unavailable"
+        assert "SIGKILL" in error["message"]
+        assert streams[0].ending()["choices"][0]["finish_reason"] == "length"  # whole: drained, not cut off
+        assert server.wait(30) == 1
+        assert "b: the engine died" in server.log()
+        assert "Traceback" not in server.log()
+        until(lambda: not is_alive(first))
+
+
+def test_one_engine_starts_again_while_the_other_serves(grafted_folder: Path) -> None:
+    options = (*SMALL, "--also", f"b={grafted_folder},confidence=1", "--engine-restarts", "1")
+    with RealServer(str(grafted_folder), *options) as server:
+        body = {**ENDLESS, "max_tokens": 8}
+        before = server.post("/v1/completions", {**body, "model": "b"}).json()
+        assert before["usage"]["tokens_per_kv"] == 1.0  # its own confidence
+        first, second = engine_pids(server)
+        os.kill(second, signal.SIGKILL)
+        until(lambda: httpx.get(f"{server.url}/health").status_code == 503)
+        told = httpx.get(f"{server.url}/health").json()
+        assert told["models"]["a"] == "ok"
+        assert "SIGKILL" in told["models"]["b"]
+        assert server.post("/v1/completions", {**body, "model": "a"}).status_code == 200
+        refused = server.post("/v1/completions", {**body, "model": "b"})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "engine_unavailable")
+        until(lambda: httpx.get(f"{server.url}/health").status_code == 200)
+        after = server.post("/v1/completions", {**body, "model": "b"}).json()
+        assert after["choices"][0]["text"] == before["choices"][0]["text"]
+        assert first in engine_pids(server)
+        assert second not in engine_pids(server)
+
+
+def test_sigterm_drains_all(grafted_folder: Path) -> None:
+    options = (*SMALL, "--also", f"b={grafted_folder}", "--drain-seconds", "60")
+    with RealServer(str(grafted_folder), *options) as server:
+        engines = engine_pids(server)
+        streams = [Stream(server, name) for name in ("a@1.0", "b@1.0") * 2]
+        until(lambda: server.metric("hamburger_num_requests_running") == 4)
+        os.kill(server.pid, signal.SIGTERM)
+        until(lambda: "Stopping" in server.log())
+        for name in ("a", "b"):
+            assert server.post("/v1/completions", {**ENDLESS, "model": name}).status_code == 503
+        told = httpx.get(f"{server.url}/ready").json()
+        assert told["models"] == {"a": "draining", "b": "draining"}
+        for stream in streams:
+            assert stream.ending()["choices"][0]["finish_reason"] == "length"
+        assert server.wait(30) == 0
+        assert not any(is_alive(pid) for pid in engines)

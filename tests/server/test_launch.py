@@ -1,0 +1,110 @@
+"""Several engines, each a process of its own: one cannot be launched, one dies, all are ended."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable
+
+import pytest
+
+from engine_builders import BUILDER
+from hamburger.engine.client import GenerationRequest
+from hamburger.engine.config import EngineArgs
+from hamburger.engine.errors import EngineDead
+from hamburger.engine.process import ProcessHost
+from hamburger.engine.sampling_params import SamplingParams
+from hamburger.engine.tokenizer import Tokenizer
+from hamburger.model.sources import BUILTIN
+from hamburger.server import supervisor as module
+from hamburger.server.config import ServeSettings, SettingsError
+from hamburger.server.launch import FoundModel, running
+from processes import collect, gone, is_alive, let_workers_find_builders
+from serving import until
+
+
+class Hosts:
+    """The hosts that supervisors made, in their order; their engines are those of engine_builders."""
+
+    def __init__(self) -> None:
+        self.made: list[ProcessHost] = []
+
+    def __call__(self, args: EngineArgs, on_progress: Callable[[str], None], log_level: str) -> ProcessHost:
+        self.made.append(ProcessHost(args, on_progress, BUILDER, log_level))
+        return self.made[-1]
+
+
+@pytest.fixture
+def hosts(monkeypatch: pytest.MonkeyPatch) -> Hosts:
+    let_workers_find_builders(monkeypatch)
+    hosts = Hosts()
+    monkeypatch.setattr(module, "ProcessHost", hosts)
+    return hosts
+
+
+def found(name: str, kind: str, restarts: int = 0) -> FoundModel:
+    settings = ServeSettings(engine_restarts=restarts)
+    return FoundModel(name, settings, EngineArgs(model=kind), Tokenizer.load(BUILTIN))
+
+
+def request(name: str, max_tokens: int | None = None) -> GenerationRequest:
+    return GenerationRequest(name, [1], SamplingParams(seed=0, ignore_eos=True, max_tokens=max_tokens))
+
+
+async def test_a_killed_engine_takes_its_own_requests_along_and_no_others(hosts: Hosts) -> None:
+    lines: list[str] = []
+    async with running([found("a", "slow"), found("b", "slow")], lines.append) as [a, b]:
+        assert hosts.made[0].pid != hosts.made[1].pid
+        [cut] = b.context.engine.submit([request("cut")])
+        [whole] = a.context.engine.submit([request("whole", max_tokens=20)])
+        os.kill(hosts.made[1].pid, signal.SIGKILL)
+        with pytest.raises(EngineDead, match="SIGKILL"):
+            await collect(cut)
+        assert sum(len(update.token_ids) for update in await collect(whole)) == 20
+        async with asyncio.timeout(10):
+            await b.keeping
+        assert not a.keeping.done()
+        assert a.context.engine.health().alive
+        assert any(line.startswith("b: the engine died") for line in lines)
+        assert any(line.startswith("a: building") for line in lines)
+    for host in hosts.made:
+        await gone(host.pid)
+
+
+async def test_each_engine_has_its_own_restarts(hosts: Hosts) -> None:
+    async with running([found("a", "slow", 1), found("b", "slow", 1)], lambda line: None) as [a, b]:
+        for killed, model in ((hosts.made[0], a), (hosts.made[1], b)):
+            os.kill(killed.pid, signal.SIGKILL)
+            await model.context.engine.stopped()
+            await until(lambda model=model: model.context.engine.health().alive)  # type: ignore[misc]
+        assert len(hosts.made) == 4
+        assert not a.keeping.done()
+        assert not b.keeping.done()
+
+
+@pytest.mark.parametrize(("kind", "said"), [("no config", "b: max_model_len is 9"), ("no checkpoint", "b: there is")])
+async def test_what_cannot_be_launched_is_named_and_ends_the_others(hosts: Hosts, kind: str, said: str) -> None:
+    with pytest.raises(SettingsError, match=said):
+        async with running([found("a", "slow"), found("b", kind)], lambda line: None):
+            pass
+    assert len(hosts.made) == 2
+    for host in hosts.made:
+        await gone(host.pid)
+
+
+async def test_they_are_launched_one_after_another(hosts: Hosts) -> None:
+    lines: list[str] = []
+    launching = asyncio.create_task(_launch([found("a", "long to load"), found("b", "slow")], lines.append))
+    await until(lambda: bool(lines))
+    assert lines == ["a: building long to load"]
+    assert is_alive(hosts.made[0].pid)
+    launching.cancel()
+    await asyncio.gather(launching, return_exceptions=True)
+    assert len(hosts.made) == 1
+    await gone(hosts.made[0].pid)
+
+
+async def _launch(models: list[FoundModel], progress: Callable[[str], None]) -> None:
+    async with running(models, progress):
+        pass
