@@ -140,6 +140,7 @@ def plot(results: Results, folder: Path) -> None:
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
+    from matplotlib.ticker import LogLocator, StrMethodFormatter
 
     panels = {
         "speed.png": {"tokens_per_second": "tokens/s, with prefill", "decode_tokens_per_second": "tokens/s, decode"},
@@ -162,6 +163,8 @@ def plot(results: Results, folder: Path) -> None:
             if values and min(values) > 0:
                 axis.set_ylim(min(values) / MARGIN, max(values) * MARGIN)
             axis.set_xticks(results.streams, [str(s) for s in results.streams])
+            axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            axis.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
             axis.minorticks_off()
         axes[-1].legend(fontsize="small", loc="center left", bbox_to_anchor=(1, 0.5))
         drawn.savefig(folder / file, dpi=120)
