@@ -32,8 +32,8 @@ class Job:
     ignore_eos: bool = False
     groups: bool = True
 
-    def body(self, prompt: str) -> dict[str, Any]:
-        """The JSON of one request."""
+    def body(self, prompt: str | list[int]) -> dict[str, Any]:
+        """The JSON of one request. Token ids are a prompt of the completions endpoint only."""
         asked = {"messages": [{"role": "user", "content": prompt}]} if self.endpoint == "chat" else {"prompt": prompt}
         return {
             "model": self.model,
@@ -48,7 +48,7 @@ class Job:
         }
 
 
-async def ask(client: httpx.AsyncClient, job: Job, prompt: str) -> Answer:
+async def ask(client: httpx.AsyncClient, job: Job, prompt: str | list[int]) -> Answer:
     """Send one request and read its answer to the end. A failure is the answer's `error`, never an exception."""
     decoder = StreamDecoder()
     clock = time.perf_counter

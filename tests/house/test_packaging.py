@@ -19,9 +19,13 @@ NOT_PACKAGES = {"tests", "deploy", "benchmarks", "docs", "build", "dist"}
 
 
 def requirements(*, dev: bool) -> list[Requirement]:
-    """What users install, extras included, and with dev what developers do."""
+    """What users install, extras included, and with dev what developers do.
+
+    Not the peers of benchmarks/compare.py: nothing of ours imports them, and its results name their versions.
+    """
     project = PYPROJECT["project"]
-    extras = {name: lines for name, lines in project["optional-dependencies"].items() if dev or name != "dev"}
+    left_out = {"bench"} if dev else {"bench", "dev"}
+    extras = {name: lines for name, lines in project["optional-dependencies"].items() if name not in left_out}
     found = [Requirement(line) for line in sum(extras.values(), project["dependencies"])]
     return [requirement for requirement in found if requirement.name != project["name"]]
 

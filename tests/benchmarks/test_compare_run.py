@@ -1,0 +1,330 @@
+"""compare.py's processes and its order: who is measured when, who stands still, who fails, and how a run is resumed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import compare
+from compare_contestants import Launch, NotInstalled, Server, Worker
+from compare_figures import Cell
+from compare_limits import WeightBytes
+from compare_process import ContestantError, ProcessTree
+from compare_roster import Entry, Roster
+from compare_run import Plan, Runner, Workload
+from compare_workload import Lengths, PromptWriter, Request
+from fakes import ByteTokenizer
+from hamburger.clients.figures import Answer
+from processes import is_alive
+from scripted_server import Reply, ScriptedServer, hamburger_stream, serve
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+# A worker whose options say what it does when asked.
+WORKER = """
+import os, sys, time
+sys.path.insert(0, sys.argv[2])
+from peer_wire import Timing, serve
+
+def load(options):
+    if options["does"] == "lack":
+        raise ImportError("No module named 'peer'")
+    def measure(asks, streams):
+        print("libraries print what they like")
+        if options["does"] == "die":
+            os._exit(7)
+        if options["does"] == "raise":
+            raise ValueError("a broken kernel")
+        if options["does"] == "hang":
+            time.sleep(600)
+        timings = []
+        for ask in asks:
+            timing = Timing(len(ask.prompt_ids))
+            for _ in range(ask.output_tokens):
+                timing.add(1, time.perf_counter())
+            timings.append(timing)
+        return timings
+    return measure, {"version": "1"}
+
+serve(load)
+"""
+
+
+def worker(tmp_path: Path, does: str) -> Worker:
+    command = [sys.executable, "-c", WORKER, f'{{"does": "{does}"}}', str(BENCHMARKS)]
+    return Worker(Launch(command, {}, tmp_path / "worker.log", start_seconds=60))
+
+
+@pytest.fixture
+def started(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Worker]:
+    made = worker(tmp_path, getattr(request, "param", "answer"))
+    made.start()
+    yield made
+    made.end()
+
+
+REQUESTS = [Request([1, 2, 3], 4), Request([1], 2)]
+
+
+def test_a_worker_answers_in_order(started: Worker) -> None:
+    answers = started.answer(REQUESTS, 2, None, 60)
+    assert started.facts == {"version": "1"}
+    assert [a.completion_tokens for a in answers] == [4, 2]
+    assert [a.usage and a.usage.prompt_tokens for a in answers] == [3, 1]
+    assert all(a.first and a.ended and a.started <= a.first <= a.ended for a in answers)
+
+
+@pytest.mark.parametrize(
+    ("started", "message"),
+    [
+        ("die", r"ended with exit code 7; .*worker.log says more"),
+        ("raise", "ValueError: a broken kernel"),
+        ("hang", "did not answer within 0.2 s"),
+    ],
+    indirect=["started"],
+)
+def test_a_worker_that_fails_says_how(started: Worker, message: str) -> None:
+    with pytest.raises(ContestantError, match=message):
+        started.answer(REQUESTS, 2, None, 0.2 if "within" in message else 60)
+
+
+def test_a_worker_without_its_package_is_not_installed(tmp_path: Path) -> None:
+    lacking = worker(tmp_path, "lack")
+    with pytest.raises(NotInstalled, match="No module named 'peer'"):
+        lacking.start()
+    lacking.end()
+
+
+def states(pids: Sequence[int]) -> set[str]:
+    return {Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] for pid in pids}
+
+
+def wait_for(condition: Any) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_tree_stands_still_and_ends_with_children_in_other_sessions(tmp_path: Path) -> None:
+    code = (
+        "import subprocess, sys; p = subprocess.Popen(['sleep', '600'], start_new_session=True);"
+        "print(p.pid, flush=True); p.wait()"
+    )
+    tree = ProcessTree([sys.executable, "-c", code], {}, tmp_path / "log")
+    child = int(tree.stdout.readline())
+    try:
+        members = tree.members()
+        assert len(members) == 2
+        assert members[1] == child
+        assert tree.resident_bytes() > 1 << 20
+        tree.pause()
+        wait_for(lambda: states(members) == {"T"})
+        tree.resume()
+        wait_for(lambda: "T" not in states(members))
+        tree.pause()
+    finally:
+        tree.end()
+    wait_for(lambda: not any(is_alive(pid) for pid in members))
+    tree.end()  # again harms nobody
+
+
+def test_a_server_is_asked_by_token_ids(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("HAMBURGER_API_KEY", raising=False)
+    with serve(ScriptedServer()) as scripted:
+        scripted.replies = [Reply(hamburger_stream([("a", 2), ("b", 2)], chat=False))]
+        for ours in (True, False):
+            server = Server(
+                Launch(["true"], {}, tmp_path / "log"), ours=ours, end_tokens=[2], url=scripted.url, model="m"
+            )
+            answers = server.answer([Request([5, 6], 4)] * 3, 2, 0.5 if ours else None, 60)
+            assert [a.completion_tokens for a in answers] == [4, 4, 4]
+            body = scripted.requests[-1]
+            assert body["prompt"] == [5, 6]
+            assert body["max_tokens"] == 4
+            assert ("confidence" in body, "ignore_eos" in body) == (ours, ours)
+            assert body.get("logit_bias") == (None if ours else {"2": -100})
+
+
+class StillTree:
+    """Notes who was let go and who was stopped; asserts that nobody else is going."""
+
+    def __init__(self, log: list[str], name: str) -> None:
+        self.log, self.name = log, name
+
+    def pause(self) -> None:
+        self.log.append(f"{self.name} stands")
+
+    def resume(self) -> None:
+        self.log.append(f"{self.name} goes")
+
+    def watch_memory(self) -> Any:
+        from contextlib import nullcontext
+
+        return nullcontext([1 << 30])
+
+
+@dataclass
+class FakeContestant:
+    """Answers at a fixed speed, or fails from its n-th measurement on."""
+
+    name: str
+    log: list[str]
+    fails_from: int = 10**9
+    starts: bool = True
+    facts: dict[str, Any] = field(default_factory=dict)
+    asked: list[tuple[int, int, float | None]] = field(default_factory=list)
+
+    def start(self) -> None:
+        self.log.append(f"{self.name} starts")
+        if not self.starts:
+            raise ContestantError("it has no model")
+        self.tree: Any = StillTree(self.log, self.name)
+
+    def answer(
+        self, requests: Sequence[Request], streams: int, confidence: float | None, timeout: float
+    ) -> list[Answer]:
+        self.asked.append((streams, len(requests), confidence))
+        if len(self.asked) > self.fails_from:
+            raise ContestantError("it died")
+        return [self._answer(i, request) for i, request in enumerate(requests)]
+
+    def _answer(self, index: int, request: Request) -> Answer:
+        made = Answer(float(index))
+        made.arrivals = [(index + 1 + 0.1 * token, 1) for token in range(request.output_tokens)]
+        made.first, made.last = made.arrivals[0][0], made.arrivals[-1][0]
+        made.ended = made.last
+        return made
+
+    def end(self) -> None:
+        self.log.append(f"{self.name} ends")
+
+
+def runner(*contestants: FakeContestant, said: list[str] | None = None) -> Runner:
+    roster = Roster()
+    for c in contestants:
+        roster.add(c.name, c, Entry(c.name, c.name, None, WeightBytes(10**6)))
+    plan = Plan(streams=[1, 2], rounds=2, requests_per_stream=1, least_requests=2, seed=0, timeout=1)
+    workload = Workload([Lengths("a", 60, 6), Lengths("a", 90, 20)], PromptWriter(ByteTokenizer()), plan)
+    return Runner(roster, plan, workload, lambda: 1e8, (said if said is not None else []).append, [])
+
+
+def test_contestants_take_turns_and_stand_still_meanwhile() -> None:
+    log: list[str] = []
+    a, b = FakeContestant("a", log), FakeContestant("b", log)
+    made = runner(a, b)
+    made.start()
+    found = list(made.cells(set()))
+    made.close()
+    assert [cell.key for cell in found] == [
+        *[(1, 0, "a"), (1, 0, "b"), (1, 1, "b"), (1, 1, "a")],
+        *[(2, 0, "a"), (2, 0, "b"), (2, 1, "b"), (2, 1, "a")],
+    ]
+    turns = ["a goes", "a stands", "b goes", "b stands", "b goes", "b stands", "a goes", "a stands"]
+    assert log == ["a starts", "a stands", "b starts", "b stands", *turns, *turns, "a ends", "b ends"]
+    # At each level a warm-up of as many requests as streams comes first.
+    assert [asked[:2] for asked in a.asked] == [(1, 1), (1, 2), (1, 2), (2, 2), (2, 2), (2, 2)]
+    figures = found[0].figures
+    assert figures is not None
+    assert figures.peak_memory_mib == 1024
+    assert figures.limit_fraction == pytest.approx(1e6 / 1e8 / 0.1)
+
+
+def test_one_that_fails_twice_is_left_out_and_the_others_go_on() -> None:
+    log: list[str] = []
+    said: list[str] = []
+    a, b = FakeContestant("a", log), FakeContestant("b", log, fails_from=2)
+    made = runner(a, b, said=said)
+    made.start()
+    found = list(made.cells(set()))
+    made.close()
+    assert [(cell.key, cell.error) for cell in found if cell.name == "b"] == [
+        ((1, 0, "b"), None),
+        ((1, 1, "b"), "it died"),
+        ((2, 0, "b"), "it died"),
+    ]
+    assert sum(cell.figures is not None for cell in found if cell.name == "a") == 4
+    assert log.count("b starts") == log.count("b ends") == 2  # it was started again after the first
+    assert made.roster.left_out == {"b": "it failed 2 times, at last: it died"}
+    assert "b is left out: it failed 2 times, at last: it died" in said
+
+
+def test_one_that_does_not_start_is_left_out() -> None:
+    log: list[str] = []
+    made = runner(FakeContestant("a", log), FakeContestant("b", log, starts=False))
+    made.start()
+    assert {cell.name for cell in made.cells(set())} == {"a"}
+    assert made.roster.left_out == {"b": "it has no model"}
+
+
+def test_what_is_done_is_not_measured_again() -> None:
+    log: list[str] = []
+    a, b = FakeContestant("a", log), FakeContestant("b", log)
+    made = runner(a, b)
+    everything = {cell.key for cell in runner(FakeContestant("a", []), FakeContestant("b", [])).cells(set())}
+    assert [cell.key for cell in made.cells(everything - {(2, 1, "a")})] == [(2, 1, "a")]
+    assert not b.asked
+
+
+def fake_main(monkeypatch: pytest.MonkeyPatch, contestant: FakeContestant, *arguments: str) -> int:
+    def build(setup: object) -> Roster:
+        roster = Roster(left_out={"peer": "not installed"})
+        roster.add("base", contestant, Entry("base", "base"))
+        return roster
+
+    monkeypatch.setattr(compare, "build_roster", build)
+    monkeypatch.setattr(compare, "measure_bandwidth", lambda threads: 5e9)
+    return compare.main(["--streams", "1", "--rounds", "2", "--context", "128", *arguments])
+
+
+def test_the_command_resumes_where_it_was_ended(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Interrupted(FakeContestant):
+        def answer(self, *args: Any) -> list[Answer]:
+            if len(self.asked) == 2:  # a warm-up and one round
+                raise KeyboardInterrupt
+            return super().answer(*args)
+
+    out = str(tmp_path / "out")
+    log: list[str] = []
+    assert fake_main(monkeypatch, Interrupted("base", log), "--out", out) == 130
+    assert log[-1] == "base ends"
+    again = FakeContestant("base", [])
+    assert fake_main(monkeypatch, again, "--out", out, "--resume") == 0
+    assert len(again.asked) == 2  # its warm-up and the missing round
+    table = (tmp_path / "out" / "table.md").read_text()
+    assert "medians of 2 rounds" in table
+    assert "- peer: not installed" in table
+    assert table in capsys.readouterr().out
+
+
+def test_another_setting_is_not_resumed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = str(tmp_path / "out")
+    assert fake_main(monkeypatch, FakeContestant("base", []), "--out", out) == 0
+    assert fake_main(monkeypatch, FakeContestant("base", []), "--out", out, "--resume", "--seed", "5") == 2
+    assert "was measured with another seed" in capsys.readouterr().err
+
+
+def test_the_driver_loads_no_torch() -> None:
+    """Its threads and memory would stand beside those that it measures."""
+    code = "import compare, sys; print([n for n in ('torch', 'transformers', 'llama_cpp') if n in sys.modules])"
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(BENCHMARKS), os.environ.get("PYTHONPATH", "")])}
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=env, timeout=60, check=True
+    )
+    assert result.stdout.strip() == "[]"
+
+
+def test_cells_survive_json() -> None:
+    cell = Cell(1, 0, "a", None, "no")
+    assert Cell.from_json(cell.to_json()) == cell
