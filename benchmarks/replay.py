@@ -1,0 +1,206 @@
+"""The scheduler under real traces: measure steps of the model, replay hours of requests in seconds, check in real time.
+
+    python benchmarks/replay.py --out docs/results/replay             everything: some minutes
+    python benchmarks/replay.py --costs docs/results/replay.json ...  with costs and groups of an earlier run
+
+1. The cost of a step and the sizes of groups are measured on the real HAMburger and its plain base (replay_measure).
+2. The traces (benchmarks/traces, or --traces FOLDER with longer files) go through the real EngineCore, scheduler,
+   blocks and prefix cache in virtual time (replay_simulator); lengths are scaled to the context, times to what the base
+   can do.
+3. A short replay in real time says how far off that is (replay_live).
+Writes OUT.json, OUT.md and OUT-{slots,load,pool,cost}.png. Needs the train extra (matplotlib).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Callable
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+from hamburger.engine.config import EngineArgs, EngineConfig
+from replay_costs import CostModel
+from replay_report import Target, config_json
+from replay_simulator import DrawnSizes, drawn_with_mean
+from replay_studies import LOADS, USUAL_LOAD, Scenario, Studies
+from replay_traces import SAMPLES, Trace, read_trace, scale
+from replay_write import Pictures, write_report
+
+# Prompts, outputs: Azure's as they are; of Mooncake's prompts, one hash becomes one block of 32 slots.
+TRACES = {
+    "azure_conv": (Fraction(1), Fraction(1)),
+    "azure_code": (Fraction(1), Fraction(1)),
+    "mooncake_conversation": (Fraction(1, 16), Fraction(1, 4)),
+}
+MAX_GROUP = 4
+BLOCK_SIZE = 32
+VARIED_TRACES = ("azure_conv", "mooncake_conversation")
+LIVE_SCALE = Fraction(1, 8)
+
+
+def main() -> int:
+    args = arguments()
+    known = json.loads(args.costs.read_text()) if args.costs else measure_both(args)
+    studies = Studies(engine_config(args), all_scenarios(args, known), Target(args.ttft, args.tpot), say)
+    result: dict[str, Any] = {key: known[key] for key in ("machine", "models")}
+    result |= {"settings": config_json(studies.config), "target": {"ttft": args.ttft, "tpot": args.tpot}}
+    pictures = simulate(args, studies, result)
+    if args.live_requests:
+        result["live"] = check_live(args, known, say)
+    write_report(args.out, result, pictures)
+    return 0
+
+
+def say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, help="writes OUT.json, OUT.md and four OUT-*.png")
+    parser.add_argument("--costs", type=Path, help="an earlier OUT.json: take its costs and groups, measure nothing")
+    parser.add_argument("--traces", type=Path, default=SAMPLES, help="folder of the trace files (default: the samples)")
+    parser.add_argument("--requests", type=int, help="only the first so many of each trace")
+    parser.add_argument("--model", help="the HAMburger (default: the embedded one)")
+    parser.add_argument("--base-model", default="builtin", help="the plain base under it (default: builtin)")
+    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--confidences", type=float, nargs="+", default=[0.8, 0.3], help="at which groups are measured")
+    parser.add_argument("--mean-group", type=float, default=2.0, help="of one more model, whose groups are drawn")
+    parser.add_argument("--max-model-len", type=int, default=8192)
+    parser.add_argument("--seats", type=int, default=64, help="max_num_seqs")
+    parser.add_argument("--budget", type=int, default=512, help="max_num_batched_slots")
+    parser.add_argument("--pool-slots", type=int, default=8 * 8192, help="of the KV pool, where it is not varied")
+    parser.add_argument("--ttft", type=float, default=10.0, help="goodput: most seconds to the first token")
+    parser.add_argument("--tpot", type=float, default=0.5, help="goodput: most seconds a token after it")
+    parser.add_argument("--measure-seconds", type=float, default=60.0, help="to time the steps of each model")
+    parser.add_argument("--answers", type=int, default=16, help="answers whose groups are counted")
+    parser.add_argument("--live-requests", type=int, default=40, help="of the replay in real time; 0: none")
+    parser.add_argument("--live-load", type=float, default=0.7, help="of what the model can do, as simulated")
+    parser.add_argument("--seed", type=int, default=0)
+    return parser.parse_args()
+
+
+def engine_config(args: argparse.Namespace) -> EngineConfig:
+    """Of the simulation; nothing waits too long there."""
+    return EngineConfig(
+        max_model_len=args.max_model_len,
+        max_num_seqs=args.seats,
+        max_num_batched_slots=args.budget,
+        block_size=BLOCK_SIZE,
+        num_blocks=-(-args.pool_slots // BLOCK_SIZE),
+        eos_token_ids=(),
+        max_group=MAX_GROUP,
+        max_queue_seconds=math.inf,
+    )
+
+
+def engine_args(args: argparse.Namespace, model: str | None) -> EngineArgs:
+    return EngineArgs(
+        model=model,
+        dtype=args.dtype,
+        max_model_len=args.max_model_len,
+        max_num_seqs=args.seats,
+        max_num_batched_slots=args.budget,
+        kv_cache_memory=2 << 30,
+        max_queue_seconds=math.inf,
+    )
+
+
+def measure_both(args: argparse.Namespace) -> dict[str, Any]:
+    """Costs and groups of the plain base and of the HAMburger. Imported here because it imports torch."""
+    from replay_measure import machine, measure
+
+    models = {}
+    for name, model in (("base", args.base_model), ("hamburger", args.model)):
+        of = measure(engine_args(args, model), args.confidences, args.measure_seconds, args.answers, say)
+        models[name] = {
+            "model": of.info.model,
+            "dtype": of.info.dtype,
+            "quantization": of.info.quantization,
+            "costs": of.costs.as_json(),
+            "group_shares": {f"{confidence:g}": shares for confidence, shares in of.shares.items()},
+        }
+    found = {"machine": machine(), "models": models}
+    args.out.parent.mkdir(parents=True, exist_ok=True)  # now, for --costs, should what follows be interrupted
+    args.out.with_suffix(".json").write_text(json.dumps(found, indent=1) + "\n")
+    return found
+
+
+def measured_scenarios(known: dict[str, Any], seed: int) -> dict[str, Scenario]:
+    """Confidence -> the HAMburger with the groups that it emitted at it."""
+    found = known["models"]["hamburger"]
+    costs, scenarios = CostModel.from_json(found["costs"]), {}
+    for confidence, shares in found["group_shares"].items():
+        sizes = DrawnSizes(tuple(shares), seed)
+        scenarios[confidence] = Scenario(f"default at {confidence} (g {sizes.mean:.2f})", costs, sizes)
+    return scenarios
+
+
+def all_scenarios(args: argparse.Namespace, known: dict[str, Any]) -> list[Scenario]:
+    """The plain base first, groups of the asked mean last."""
+    base, hamburger = (CostModel.from_json(known["models"][name]["costs"]) for name in ("base", "hamburger"))
+    drawn = drawn_with_mean(args.mean_group, MAX_GROUP, args.seed)
+    return [
+        Scenario("plain base", base, DrawnSizes((1.0,))),
+        *measured_scenarios(known, args.seed).values(),
+        Scenario(f"groups drawn (g {drawn.mean:.2f})", hamburger, drawn),
+    ]
+
+
+def load_trace(args: argparse.Namespace, name: str) -> Trace:
+    whose, kind = name.split("_", 1)
+    paths = sorted(args.traces.glob(f"{whose}*{kind}.jsonl*"))
+    if not paths:
+        raise SystemExit(f"{args.traces} holds no trace {whose}*{kind}.jsonl.gz.")
+    return scale(read_trace(paths[0], args.requests), *TRACES[name], args.max_model_len)
+
+
+def simulate(args: argparse.Namespace, studies: Studies, result: dict[str, Any]) -> Pictures:
+    """Fills `result`, and returns what is only drawn: the slots over time."""
+    traces = {name: load_trace(args, name) for name in TRACES}
+    capacity = {name: studies.capacity(trace) for name, trace in traces.items()}
+    result["traces"] = [
+        {
+            "trace": name,
+            "requests": len(trace.rows),
+            "prompt_tokens": sum(row.prompt_tokens for row in trace.rows) / len(trace.rows),
+            "output_tokens": sum(row.output_tokens for row in trace.rows) / len(trace.rows),
+            "shortened": trace.num_shortened,
+            "base_capacity": capacity[name],
+        }
+        for name, trace in traces.items()
+    ]
+    result["loads"] = [
+        row
+        for name, trace in traces.items()
+        for row in studies.loads(trace, capacity[name], LOADS if name in VARIED_TRACES else (USUAL_LOAD,))
+    ]
+    result["pools"] = [row for name in VARIED_TRACES for row in studies.pools(traces[name], capacity[name])]
+    result["budgets"] = studies.budgets(traces["azure_conv"], capacity["azure_conv"])
+    result["growth"] = studies.growth((1.0, 1.5, 2.0, 3.0), MAX_GROUP)
+    trace, rate = traces["azure_conv"], capacity["azure_conv"]
+    result["costs"] = [row for scenario in studies.scenarios for row in studies.costs(scenario)]
+    moments = {scenario.name: studies.slots_over_time(trace, rate, scenario) for scenario in studies.pair}
+    return Pictures(moments, trace.name, USUAL_LOAD)
+
+
+def check_live(args: argparse.Namespace, known: dict[str, Any], say: Callable[[str], None]) -> dict[str, Any]:
+    """The first requests of azure_conv, shortened, in real time, at a share of what the simulation says is possible;
+    then the same in virtual time."""
+    from replay_live import compare, run_live
+
+    confidence = min(map(float, known["models"]["hamburger"]["group_shares"]))
+    scenario = measured_scenarios(known, args.seed)[f"{confidence:g}"]
+    trace = scale(read_trace(SAMPLES / "azure_conv.jsonl.gz", args.live_requests), LIVE_SCALE, LIVE_SCALE, 1024)
+    studies = Studies(engine_config(args), [scenario], Target(args.ttft, args.tpot), say)
+    timed = trace.at_rate(args.live_load * studies.capacity(trace))
+    run, info = run_live(engine_args(args, args.model), timed, confidence, say)
+    return {"confidence": confidence, "load": args.live_load, **compare(run, info, timed, scenario.costs)}
+
+
+if __name__ == "__main__":
+    sys.exit(main())
