@@ -24,7 +24,7 @@ from fastapi import FastAPI
 
 from hamburger.engine.client import AsyncEngine
 from hamburger.engine.config import EngineArgs
-from hamburger.engine.messages import EngineInfo
+from hamburger.engine.dial import AutoConfidence
 from hamburger.engine.tokenizer import Tokenizer
 from hamburger.model.sources import resolve_source
 from hamburger.server.app import create_app
@@ -44,6 +44,7 @@ def serve(settings: ServeSettings) -> int:
     """
     args = settings.engine_args()
     settings.api_keys()
+    auto = settings.auto_confidence()
     _check_tls(settings)
     logging.basicConfig(level=settings.log_level.upper(), format="%(levelname)s %(name)s: %(message)s")
     if settings.access_log:
@@ -55,7 +56,7 @@ def serve(settings: ServeSettings) -> int:
         tokenizer = Tokenizer.load(source.tokenizer_path)
         model_name = settings.served_model_name or source.name
         try:
-            return asyncio.run(_run(settings, args, listener, tokenizer, model_name, progress))
+            return asyncio.run(_run(settings, args, auto, listener, tokenizer, model_name, progress))
         except KeyboardInterrupt:  # while loading; _stop_on_signals takes over then
             _say("Stopped while loading.")
             return _INTERRUPTED
@@ -64,6 +65,7 @@ def serve(settings: ServeSettings) -> int:
 async def _run(
     settings: ServeSettings,
     args: EngineArgs,
+    auto: AutoConfidence | None,
     listener: socket.socket,
     tokenizer: Tokenizer,
     model_name: str,
@@ -71,13 +73,13 @@ async def _run(
 ) -> int:
     metrics = ServerMetrics(model_name)
     supervisor = Supervisor(args, progress, settings.engine_restarts, settings.log_level)
-    engine = await AsyncEngine.launch(supervisor.host, tokenizer, metrics)
+    engine = await AsyncEngine.launch(supervisor.host, tokenizer, metrics, auto=auto)
     stopping = _stop_on_signals()
     keeping = asyncio.create_task(supervisor.keep(engine))
     watching = asyncio.create_task(supervisor.watch(engine))
     try:
         app = create_app(engine, tokenizer, metrics, settings, model_name)
-        greeting = _greeting(settings, engine.info, _url(settings, listener), model_name, tokenizer)
+        greeting = _greeting(settings, engine, _url(settings, listener), model_name, tokenizer)
         server = _Server(_uvicorn_config(app, settings), lambda: progress(greeting))
         return await _listen(server, listener, engine, settings.drain_seconds, stopping, keeping)
     finally:
@@ -210,14 +212,18 @@ def _progress() -> Callable[[str], None]:
     return lambda line: _say(f"[{time.monotonic() - start:5.1f} s] {line}")
 
 
-def _greeting(settings: ServeSettings, info: EngineInfo, url: str, model_name: str, tokenizer: Tokenizer) -> str:
+def _greeting(settings: ServeSettings, engine: AsyncEngine, url: str, model_name: str, tokenizer: Tokenizer) -> str:
+    info = engine.info
     indent = "\n          "
     if info.is_plain_base:
         kind = "plain base model: 1.0 tokens per KV, every group has one token"
     else:
-        kind = (
-            f"HAMburger model: groups of up to {info.max_group} tokens, default confidence {info.default_confidence:g}"
-        )
+        kind = f"HAMburger model: groups of up to {info.max_group} tokens, "
+        if engine.dial is None:
+            kind += f"default confidence {info.default_confidence:g}"
+        else:
+            high, *_, low = engine.dial.levels
+            kind += f"confidence {high:g}, under load down to {low:g} to hold {settings.target_tpot_ms:g} ms a token"
     lines = [
         f"ready: {model_name} on {info.device} in {info.dtype}, context {info.max_model_len:,} tokens",
         kind,
