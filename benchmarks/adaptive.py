@@ -34,6 +34,7 @@ from hamburger.clients.figures import percentile
 from hamburger.clients.prompts import built_in_prompts
 
 WAYS = ("default", "auto", "floor")
+SETTLE_SECONDS = 16.0  # before each replay: idle time that takes a dial of up to four levels back to its default
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +203,7 @@ def main() -> int:
     with server(args, "--confidence", "auto", "--target-tpot-ms", str(target), *bounds) as url:
         for i in range(args.rounds):
             for way in WAYS if i % 2 == 0 else reversed(WAYS):
-                found[way].append(asyncio.run(replay(url, prompts, offsets, fields[way], 20 if way == "auto" else 0)))
+                found[way].append(asyncio.run(replay(url, prompts, offsets, fields[way], SETTLE_SECONDS)))
                 print(f"round {i + 1}, {way}: {figures(found[way][-1], [])['tpot_ms']}", flush=True)
     result: dict[str, Any] = {
         "target_tpot_ms": target,
