@@ -23,7 +23,7 @@ quick = settings(max_examples=15, deadline=None, phases=[Phase.explicit, Phase.g
 
 def helps(confidence: float) -> float:
     """Time per token over that at 0.8: each tenth takes 15 % off."""
-    return 0.85 ** (10 * (0.8 - confidence))
+    return float(0.85 ** (10 * (0.8 - confidence)))
 
 
 def harms(confidence: float) -> float:
