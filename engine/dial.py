@@ -117,7 +117,7 @@ class ConfidenceDial:
 
     def observe(self, step: DialStep) -> None:
         """Take a step in. What goes unobserved (other answers, idle time) turns the dial back up."""
-        self._rest(step.time)
+        self._rest(step.time - step.seconds)  # a long step is no idle time
         if not step.rows:
             return
         if self._window.start == -math.inf:

@@ -198,6 +198,14 @@ def test_idle_time_turns_it_back_level_by_level() -> None:
     assert values == [0.5, 0.6, 0.7, 0.8, 0.8]
 
 
+def test_a_long_step_is_no_idle_time() -> None:
+    found = plant(helps, 0.001)
+    found.run(120, 8)
+    long = 10 * module.IDLE_SECONDS
+    found.dial.observe(DialStep(found.now + long, long - 0.1, 500, 1, 1, [DialRow(0.5, long, 1)]))
+    assert found.dial.confidence(found.now + long) == 0.5
+
+
 def test_a_burst_after_hours_begins_at_the_default() -> None:
     found = plant(helps, 0.001)
     found.run(120, 8)
