@@ -96,8 +96,11 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
             ),
             Panel(
                 "Confidence in force",
-                "What the requests ran with: their own, or the server's. Mean.",
-                ((mean("hamburger_request_confidence"), "confidence"),),
+                "What a request gets that names none (the lowest server's), and the mean of what finished ones had.",
+                (
+                    ("min(hamburger_confidence_in_force{S})", "in force"),
+                    (mean("hamburger_request_confidence"), "of finished requests"),
+                ),
             ),
         ),
     ),

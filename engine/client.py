@@ -16,13 +16,15 @@ from functools import partial
 
 from hamburger.engine.config import EngineConfig
 from hamburger.engine.detokenizer import TextDecoder
+from hamburger.engine.dial import AutoConfidence, ConfidenceDial
 from hamburger.engine.errors import EngineDead, EngineDraining, HamburgerError, InvalidRequest, QueueFull, QueueTimeout
 from hamburger.engine.events import EngineReady, EngineStopped, Event, StepReport, StepStarted, Stop
 from hamburger.engine.host import EngineHost, Life
 from hamburger.engine.messages import AbortRequest, EngineInfo, GroupOutput, RequestFailed, StepStats
 from hamburger.engine.observer import EndReason, EngineObserver, RequestTimings
-from hamburger.engine.request import Answer, GenerationRequest, RequestUpdate, admit
-from hamburger.engine.stream import RequestStream
+from hamburger.engine.request import Answer, GenerationRequest, RequestUpdate, admit, leaves_confidence
+from hamburger.engine.stream import RequestStream, dial_step
+from hamburger.model.config import ConfigError
 
 logger = logging.getLogger(__name__)
 _STOP_SECONDS = 5.0  # for an engine that was told to stop; its step may be long
@@ -66,6 +68,7 @@ class AsyncEngine:
         self._observer = observer
         self._clock = clock
         self._life = Life(host)
+        self.dial: ConfidenceDial | None = None  # None: requests that name no confidence get the default
         self._idle = asyncio.Event()
         self._idle.set()
         self._draining = False
@@ -85,13 +88,21 @@ class AsyncEngine:
         tokenizer: TextDecoder,
         observer: EngineObserver | None = None,
         clock: Callable[[], float] = time.monotonic,
+        auto: AutoConfidence | None = None,
     ) -> AsyncEngine:
         """Start the host's engine and wait until it is ready; what building it raises is raised here.
 
-        `clock` gives time.monotonic() seconds.
+        `clock` gives time.monotonic() seconds. auto: have a dial choose the confidence of requests that leave it;
+        raises ConfigError where the model gives it nothing to choose.
         """
         engine = cls(host, tokenizer, observer, clock)
         await engine._begin(engine._life)
+        if auto is not None:
+            try:
+                engine.dial = auto.dial(engine.info)
+            except ConfigError:
+                await engine.shutdown(0)
+                raise
         return engine
 
     async def restart(self, host: EngineHost) -> None:
@@ -123,23 +134,31 @@ class AsyncEngine:
         self._step_started, self._step_ended = None, self._clock()
         self.info, self._config = ready.info, ready.config
 
+    def confidence(self) -> float:
+        """What a request that leaves it to the server would get now."""
+        return self.info.default_confidence if self.dial is None else self.dial.confidence(self._clock())
+
     def submit(self, requests: Sequence[GenerationRequest]) -> list[RequestStream]:
         """Admit all or none. Raises PromptTooLong, ContextOverflow, NeverFits, InvalidRequest, QueueFull,
         EngineDraining or EngineDead before any work."""
         self._check_available()
         now = self._clock()
-        admitted = [admit(request, self.info, now) for request in requests]
+        # One value for the whole answer: it can be told, and asked for again.
+        chosen = None if self.dial is None else self.dial.confidence(now)
+        admitted = [admit(request, self.info, now, chosen) for request in requests]
         request_ids = {request.request_id for request in requests}
         if len(request_ids) < len(requests) or not request_ids.isdisjoint(self._streams):
             raise ValueError("request ids must be unique among unfinished requests.")
         self._check_queue(len(admitted), now)
         streams: list[RequestStream] = []
         try:
-            for request in admitted:
+            for asked, request in zip(requests, admitted, strict=True):
                 answer = Answer(self._tokenizer, request.params, self.info.eos_token_ids)
                 self._life.host.send(request)  # what cannot be sent was not counted
                 self._num_sent += 1
-                stream = self._streams[request.request_id] = RequestStream(request, answer, self._num_sent, self._abort)
+                by_dial = chosen is not None and leaves_confidence(asked.params)
+                stream = RequestStream(request, answer, self._num_sent, self._abort, by_dial)
+                self._streams[request.request_id] = stream
                 streams.append(stream)
         except BaseException:
             for stream in streams:
@@ -258,6 +277,8 @@ class AsyncEngine:
         if stats is not None:
             self._num_running, self._num_waiting = stats.num_running, stats.num_waiting
             self._observe(lambda observer: observer.on_step(stats))
+            if self.dial is not None:
+                self.dial.observe(dial_step(report, stats, lambda request_id: self._stream(request_id, report)))
         for output in report.outputs.outputs:
             if (stream := self._stream(output.request_id, report)) is not None:
                 try:

@@ -13,8 +13,13 @@ from hamburger.engine.messages import SubmitRequest
 Inbox = queue.SimpleQueue[Message]
 
 
-def run_loop(core: EngineCore, inbox: Inbox, deliver: Callable[[LoopEvent], None]) -> None:
-    """Run steps while there is work, until Stop. Raises what a step raises."""
+def run_loop(
+    core: EngineCore,
+    inbox: Inbox,
+    deliver: Callable[[LoopEvent], None],
+    clock: Callable[[], float] = time.monotonic,
+) -> None:
+    """Run steps while there is work, until Stop. Raises what a step raises. clock: time.monotonic() seconds."""
     num_received = 0
     while True:
         for message in _messages(inbox, block=not core.has_work):
@@ -23,13 +28,13 @@ def run_loop(core: EngineCore, inbox: Inbox, deliver: Callable[[LoopEvent], None
                 num_received += 1
             elif isinstance(message, Stop):
                 outputs = core.fail_all("draining", "The server is shutting down; the answer was cut short.")
-                deliver(StepReport(outputs, num_received, time.monotonic()))
+                deliver(StepReport(outputs, num_received, clock()))
                 return
             else:
                 core.abort(message)
-        deliver(StepStarted(time.monotonic()))
+        deliver(StepStarted(clock()))
         outputs = core.step()  # also when an abort left nothing to do: its report takes the gauges to zero
-        deliver(StepReport(outputs, num_received, time.monotonic()))
+        deliver(StepReport(outputs, num_received, clock()))
 
 
 def _messages(inbox: Inbox, *, block: bool) -> Iterator[Message]:

@@ -55,9 +55,17 @@ class RequestUpdate:
     cached_tokens: int = 0
 
 
-def admit(request: GenerationRequest, info: EngineInfo, arrival_time: float) -> SubmitRequest:
+def leaves_confidence(params: SamplingParams) -> bool:
+    """Whether the server may choose the confidence: a request that names one, or a seed, wants to be repeatable."""
+    return params.confidence is None and params.seed is None
+
+
+def admit(
+    request: GenerationRequest, info: EngineInfo, arrival_time: float, chosen_confidence: float | None = None
+) -> SubmitRequest:
     """Check a request against the loaded model and fill in what it leaves open: max_tokens, seed and confidence.
 
+    chosen_confidence: what a dial has chosen for requests that leave it; None where all take the default.
     Raises PromptTooLong, ContextOverflow, NeverFits or InvalidRequest, each naming the field at fault.
     """
     params, num_prompt_tokens = request.params, len(request.prompt_ids)
@@ -89,12 +97,15 @@ def admit(request: GenerationRequest, info: EngineInfo, arrival_time: float) -> 
             "or shorten the prompt.",
             "max_tokens",
         )
+    confidence = info.default_confidence if params.confidence is None else params.confidence
+    if chosen_confidence is not None and leaves_confidence(params):
+        confidence = chosen_confidence
     params = replace(
         params,
         max_tokens=max_tokens,
         top_k=min(params.top_k, info.vocab_size),
         seed=secrets.randbits(63) if params.seed is None else params.seed,
-        confidence=info.default_confidence if params.confidence is None else params.confidence,
+        confidence=confidence,
     )
     return SubmitRequest(
         request.request_id, request.prompt_ids, params, arrival_time, request.priority, request.cache_salt

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable
 
+from hamburger.engine.dial import DialRow, DialStep
 from hamburger.engine.errors import HamburgerError
-from hamburger.engine.messages import SubmitRequest
+from hamburger.engine.events import StepReport
+from hamburger.engine.messages import StepStats, SubmitRequest
 from hamburger.engine.request import Answer, RequestUpdate
 
 
@@ -19,18 +21,28 @@ class RequestStream:
     """
 
     def __init__(
-        self, request: SubmitRequest, answer: Answer, number: int, on_abort: Callable[[RequestStream], None]
+        self,
+        request: SubmitRequest,
+        answer: Answer,
+        number: int,
+        on_abort: Callable[[RequestStream], None],
+        by_dial: bool = False,
     ) -> None:
-        """number: how many requests the core has been given when it gets this one."""
+        """number: how many requests the core has been given when it gets this one.
+
+        by_dial: whether the dial chose its confidence.
+        """
         self._on_abort = on_abort
         self.number = number
         self.request = request
         self.answer = answer
+        self.by_dial = by_dial
         # Unbounded, so that a slow consumer never holds up the others; max_tokens bounds it.
         self.updates: asyncio.Queue[RequestUpdate | HamburgerError | None] = asyncio.Queue()
         self.scheduled: float | None = None
         self.first_token: float | None = None
         self.last_group: float | None = None
+        self.last_step: float | None = None  # the end of the step that emitted its newest group, by the engine's clock
 
     async def __aiter__(self) -> AsyncGenerator[RequestUpdate, None]:
         try:
@@ -45,3 +57,18 @@ class RequestStream:
     def abort(self) -> None:
         """Free the request's slots within a step. Idempotent; a finished request is left alone."""
         self._on_abort(self)
+
+
+def dial_step(report: StepReport, stats: StepStats, find: Callable[[str], RequestStream | None]) -> DialStep:
+    """What the dial is told of a step. find: the unfinished request of an id; its last_step is brought up to date."""
+    rows: list[DialRow] = []
+    for output in report.outputs.outputs:
+        stream = find(output.request_id)
+        if stream is None or not stream.by_dial or not output.token_ids:
+            continue
+        if (confidence := stream.request.params.confidence) is not None:
+            gap = None if stream.last_step is None else report.time - stream.last_step
+            rows.append(DialRow(confidence, gap, len(output.token_ids)))
+        stream.last_step = report.time
+    num_tokens = sum(stats.group_sizes)
+    return DialStep(report.time, stats.seconds, stats.prompt_slots, stats.decoded_sequences, num_tokens, rows)

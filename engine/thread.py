@@ -6,6 +6,7 @@ import asyncio
 import logging
 import queue
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -23,8 +24,10 @@ BuildCore = Callable[[], tuple[EngineCore, EngineInfo]]
 class ThreadHost:
     """An EngineHost (host.py). The core, and torch, are built inside the thread by `build`."""
 
-    def __init__(self, build: BuildCore) -> None:
+    def __init__(self, build: BuildCore, clock: Callable[[], float] = time.monotonic) -> None:
+        """clock: of the loop's reports, time.monotonic() seconds."""
         self._build = build
+        self._clock = clock
         self._inbox: Inbox = queue.SimpleQueue()
         self._events: deque[Event] = deque()
         self._is_woken = False
@@ -51,7 +54,7 @@ class ThreadHost:
         try:
             core, info = self._build()
             self._deliver(EngineReady(info, core.config))
-            run_loop(core, self._inbox, self._deliver)
+            run_loop(core, self._inbox, self._deliver, self._clock)
         except BaseException as caught:  # the thread's one boundary: whatever it is, who waits must hear of it
             if core is not None:  # what building raises, launch raises: its caller reports it
                 logger.exception("The engine stopped on an error.")

@@ -12,10 +12,11 @@ from typing import Any
 
 from hamburger.engine.config import EngineArgs
 
+_DIAL = frozenset({"target_tpot_ms", "min_confidence", "max_confidence"})
 # What may differ between models. Everything else belongs to the server that they share.
-OWN_SETTINGS = frozenset(EngineArgs.__dataclass_fields__) - {"model", "num_engines"} | {"tool_parser"}
+OWN_SETTINGS = frozenset(EngineArgs.__dataclass_fields__) - {"model", "num_engines"} | {"tool_parser"} | _DIAL
 # What belongs to a checkpoint: what was set for the first model says nothing about another.
-NOT_INHERITED = frozenset({"base", "confidence", "tool_parser"})
+NOT_INHERITED = frozenset({"base", "confidence", "tool_parser"}) | _DIAL
 
 
 @dataclass(frozen=True, slots=True)

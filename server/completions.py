@@ -143,9 +143,12 @@ async def _answer(
         for i, answer in enumerate(answers)
     ]
     try:
-        generation = Generation(context.engine.submit(requests))
+        streams = context.engine.submit(requests)
     except InvalidRequest as error:
         raise named_as_written(error, body.token_limit()[0], body.prompt_name) from error
+    generation = Generation(streams)
+    if context.engine.dial is not None:
+        reply.confidence = streams[0].request.params.confidence  # that of all choices: they were submitted together
     answered, entry = False, entry_of(request.scope)
     entry.counts += [reply.counts, generation.times]
 

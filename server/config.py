@@ -14,6 +14,7 @@ from pydantic import BeforeValidator, Field, ValidationError
 from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
 from hamburger.engine.config import EngineArgs, Quantization
+from hamburger.engine.dial import AutoConfidence
 from hamburger.engine.logs import LogFormat
 from hamburger.server.also import NOT_INHERITED, AlsoModel, parse_also
 
@@ -35,6 +36,17 @@ def parse_bytes(value: Any) -> Any:
     if match is None or match[2] not in _UNITS:
         raise ValueError("it must be a size such as 4GiB, 512MiB or a number of bytes")
     return int(float(match[1]) * _UNITS[match[2]])
+
+
+def _confidence(value: Any) -> Any:
+    """auto, or what can be read as a number."""
+    try:
+        number = None if value is None or value == "auto" else float(value)
+    except (TypeError, ValueError):
+        number = -1.0
+    if number is not None and not 0 <= number <= 1:
+        raise ValueError("it must be auto or a number in [0, 1]")
+    return value if number is None else number
 
 
 def _keys(value: Any) -> Any:
@@ -97,8 +109,18 @@ class ServeSettings(BaseSettings):
         None, ge=1, description="size of the KV pool, such as 4GiB (default: a share of free memory)"
     )
     block_size: int = Field(_DEFAULTS.block_size, ge=1, description="slots of one block of the pool")
-    confidence: float | None = Field(
-        None, ge=0, le=1, description="confidence of requests that name none (default: the checkpoint's)"
+    confidence: Annotated[float | Literal["auto"] | None, BeforeValidator(_confidence)] = Field(
+        None,
+        description="confidence of requests that name none, or auto to lower it under load (default: the checkpoint's)",
+    )
+    target_tpot_ms: float | None = Field(
+        None, gt=0, allow_inf_nan=False, description="milliseconds a token that confidence auto holds"
+    )
+    min_confidence: float | None = Field(
+        None, ge=0, le=1, description="lowest that confidence auto chooses (default: 0.2 below the highest)"
+    )
+    max_confidence: float | None = Field(
+        None, ge=0, le=1, description="highest that confidence auto chooses (default: the checkpoint's)"
     )
     max_queue: int = Field(_DEFAULTS.max_queue, ge=1, description="most requests that may wait")
     max_queue_seconds: float = Field(_DEFAULTS.max_queue_seconds, gt=0, description="longest that a request may wait")
@@ -172,8 +194,21 @@ class ServeSettings(BaseSettings):
 
     def engine_args(self, num_engines: int = 1) -> EngineArgs:
         """num_engines: how many share the machine. Raises ConfigError when settings do not fit together."""
-        names = EngineArgs.__dataclass_fields__.keys() - {"num_engines"}
-        return EngineArgs(num_engines=num_engines, **{name: getattr(self, name) for name in names})
+        given = {name: getattr(self, name) for name in EngineArgs.__dataclass_fields__.keys() - {"num_engines"}}
+        if self.confidence == "auto":  # its upper bound is what the engine falls back to
+            given["confidence"] = self.max_confidence
+        return EngineArgs(num_engines=num_engines, **given)
+
+    def auto_confidence(self) -> AutoConfidence | None:
+        """What confidence auto is asked to do, None without it. Raises SettingsError for one without the other."""
+        if self.confidence != "auto":
+            for name in ("target_tpot_ms", "min_confidence", "max_confidence"):
+                if getattr(self, name) is not None:
+                    raise SettingsError(f"{name} is given, but confidence is not auto: add --confidence auto.")
+            return None
+        if self.target_tpot_ms is None:
+            raise SettingsError("confidence is auto, but nothing says what for: add --target-tpot-ms.")
+        return AutoConfidence(target_seconds=self.target_tpot_ms / 1000, min_confidence=self.min_confidence)
 
 
 def load_settings(given: Mapping[str, Any], config_file: str | None = None) -> ServeSettings:

@@ -48,6 +48,7 @@ def engine_arguments(settings: ServeSettings) -> list[tuple[ServeSettings, Engin
     for model in models:
         sharing = sum("auto" in (model.device, other.device) or model.device == other.device for other in models)
         try:
+            model.auto_confidence()
             found.append((model, model.engine_args(sharing)))
         except ValueError as error:
             raise _named(model.served_model_name, error, len(models)) from error
@@ -95,7 +96,9 @@ async def running(models: Sequence[FoundModel], progress: Callable[[str], None])
                 f"The engine of {model.name}" if several else "The engine",
             )
             try:
-                engine = await AsyncEngine.launch(supervisor.host, model.tokenizer, metrics)
+                engine = await AsyncEngine.launch(
+                    supervisor.host, model.tokenizer, metrics, auto=model.settings.auto_confidence()
+                )
             except (ValueError, HamburgerError) as error:
                 raise _named(model.name, error, len(models)) from error
             stack.push_async_callback(engine.shutdown, 0)

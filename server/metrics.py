@@ -120,6 +120,7 @@ class ServerMetrics:
         self._gauge("kv_cache_usage_perc", "Used slots / all slots of the pool, 0 to 1.", lambda: self._used_share)
         self._gauge("tokens_per_kv_ratio", "Tokens / groups over the last minute.", self._recent.tokens_per_kv)
         self._gauge("generation_tokens_per_second", "Over the last seconds.", self._recent.tokens_per_second)
+        self._gauge("confidence_in_force", "What a request that leaves it to the server would get.", engine.confidence)
         shape = {
             name: str(getattr(info, name))
             for name in (

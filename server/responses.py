@@ -89,6 +89,7 @@ class Reply:
         tools: for each choice, what finds the calls in its text; None where there are no tools.
         """
         self.id = f"{self.id_prefix}{uuid.uuid4().hex}"
+        self.confidence: float | None = None  # told in the usage, where the server chooses it
         self._tokenizer = tokenizer
         self._skip_special_tokens = body.skip_special_tokens is not False
         self._frame = {
@@ -161,12 +162,14 @@ class Reply:
         kv_slots = sum(choice.kv_slots for choice in self.choices)
         # The choices of one prompt share it: it counts once, and so does what was cached of it before they came.
         cached_tokens = sum(min(choice.cached_tokens for choice in prompt) for prompt in self._prompts())
+        confidence = {} if self.confidence is None else {"confidence": self.confidence}
         return {
             "prompt_tokens": self._prompt_tokens,
             "completion_tokens": completion_tokens,
             "total_tokens": self._prompt_tokens + completion_tokens,
             "kv_slots": kv_slots,
             "tokens_per_kv": round(completion_tokens / kv_slots, 4) if kv_slots else None,
+            **confidence,
             "prompt_tokens_details": {"cached_tokens": cached_tokens},
         }
 

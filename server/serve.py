@@ -219,12 +219,18 @@ def _description(model: ServerContext) -> list[str]:
     if info.is_plain_base:
         kind = "plain base model: 1.0 tokens per KV, every group has one token"
     else:
-        kind = (
-            f"HAMburger model: groups of up to {info.max_group} tokens, default confidence {info.default_confidence:g}"
-        )
+        kind = f"HAMburger model: groups of up to {info.max_group} tokens, {_confidence(model)}"
     return [
         f"ready: {model.served.name} on {info.device} in {info.dtype}, context {info.max_model_len:,} tokens",
         kind,
         f"KV pool: {info.total_slots:,} slots, about {info.expected_tokens:,} tokens; "
         f"{info.max_num_seqs} answers at once",
     ]
+
+
+def _confidence(model: ServerContext) -> str:
+    dial = model.engine.dial
+    if dial is None:
+        return f"default confidence {model.engine.info.default_confidence:g}"
+    high, *_, low = dial.levels
+    return f"confidence {high:g}, under load down to {low:g} to hold {model.settings.target_tpot_ms:g} ms a token"

@@ -23,6 +23,7 @@ from hamburger.engine.batch import BatchResult, GroupResult, ScheduledBatch
 from hamburger.engine.client import AsyncEngine, EngineObserver
 from hamburger.engine.config import EngineConfig
 from hamburger.engine.core import EngineCore
+from hamburger.engine.dial import AutoConfidence
 from hamburger.engine.grammar import Grammars
 from hamburger.engine.messages import EngineInfo, TokenLogprobs
 from hamburger.engine.sequence import Sequence
@@ -295,6 +296,7 @@ async def fake_engine(
     observer: EngineObserver | None = None,
     clock: Callable[[], float] = time.monotonic,
     drain_seconds: float = 0.0,
+    auto: AutoConfidence | None = None,
     info: Mapping[str, Any] | None = None,
     **config: Any,
 ) -> AsyncIterator[AsyncEngine]:
@@ -306,7 +308,7 @@ async def fake_engine(
     resolved = fake_config(**config)
     core = fake_core(runner, resolved, clock)
     engine = await AsyncEngine.launch(
-        ThreadHost(lambda: (core, fake_info(resolved, **(info or {})))), ByteTokenizer(), observer, clock
+        ThreadHost(lambda: (core, fake_info(resolved, **(info or {}))), clock), ByteTokenizer(), observer, clock, auto
     )
     try:
         yield engine

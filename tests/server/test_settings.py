@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from hamburger.engine.dial import AutoConfidence
 from hamburger.server.cli import build_parser, main
 from hamburger.server.config import ServeSettings, SettingsError, load_settings, parse_bytes
 
@@ -37,6 +38,7 @@ def test_every_setting_is_an_option_and_reaches_the_engine() -> None:
         "tool_parser": "hermes", "quantization": "none", "also": "other=x",
         "api_key_file": "keys", "public_operation": "false", "cors_origin": "*", "ssl_certfile": "c",
         "ssl_keyfile": "k", "max_body_size": "1MiB", "max_stop_strings": "5",
+        "target_tpot_ms": "40", "min_confidence": "0.3", "max_confidence": "0.9",
         "access_log": "false", "log_format": "json",
         "max_connections": "9", "client_seconds": "7", "prefix_cache": "false", "log_level": "debug",
     }  # fmt: skip
@@ -54,6 +56,32 @@ def test_every_setting_is_an_option_and_reaches_the_engine() -> None:
     assert "k" not in repr(settings).replace("kv_cache_memory", "").replace("block_size", "").split("api_key")[-1][:5]
 
 
+def test_auto_confidence_gives_the_engine_its_upper_bound() -> None:
+    given = {"confidence": "auto", "target_tpot_ms": "40"}
+    settings = load_settings(given)
+    assert settings.engine_args().confidence is None
+    assert settings.auto_confidence() == AutoConfidence(target_seconds=0.04)
+    settings = load_settings(given | {"min_confidence": "0.3", "max_confidence": "0.9"})
+    assert settings.engine_args().confidence == 0.9
+    assert settings.auto_confidence() == AutoConfidence(target_seconds=0.04, min_confidence=0.3)
+    assert load_settings({"confidence": "0.5"}).auto_confidence() is None
+    assert load_settings({}).auto_confidence() is None
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"confidence": "auto"}, "confidence is auto, but nothing says what for: add --target-tpot-ms"),
+        ({"target_tpot_ms": "40"}, "target_tpot_ms is given, but confidence is not auto"),
+        ({"confidence": "0.5", "min_confidence": "0.3"}, "min_confidence is given, but confidence is not auto"),
+        ({"max_confidence": "0.9"}, "max_confidence is given, but confidence is not auto"),
+    ],
+)
+def test_auto_confidence_and_its_target_go_together(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
+        load_settings(given).auto_confidence()
+
+
 @pytest.mark.parametrize(
     ("text", "size"), [("4GiB", 4 << 30), ("512 MiB", 512 << 20), ("1.5g", 3 << 29), ("1000", 1000), ("2kB", 2000)]
 )
@@ -66,6 +94,9 @@ def test_sizes(text: str, size: int) -> None:
     [
         ({"port": "70000"}, "--port"),
         ({"confidence": "2"}, "--confidence"),
+        ({"confidence": "automatic"}, "--confidence"),
+        ({"target_tpot_ms": "0"}, "--target-tpot-ms"),
+        ({"min_confidence": "-1"}, "--min-confidence"),
         ({"dtype": "int3"}, "--dtype"),
         ({"kv_cache_memory": "much"}, "--kv-cache-memory"),
         ({"max_model_len": "x"}, "--max-model-len"),
@@ -106,7 +137,8 @@ def test_a_secret_is_never_shown() -> None:
 @pytest.mark.parametrize(
     ("argv", "said"),
     [
-        (["serve", "--confidence", "2"], "--confidence is '2'"),
+        (["serve", "--confidence", "2"], "--confidence is '2': it must be auto or a number in [0, 1]"),
+        (["serve", "--confidence", "auto"], "add --target-tpot-ms"),
         (["serve", "--bogus"], "--bogus"),
         (["serve", "a", "--model", "b"], "twice"),
         (["serve", "no/such/model/here"], "no/such/model/here"),
