@@ -61,11 +61,12 @@ class RecentGroups:
 
 
 class ServerMetrics:
-    """An EngineObserver. `model_name` is the served one; `clock` gives seconds for the gauges over a window."""
+    """An EngineObserver. `model_name` is the served one, `engine` tells engines of one model apart; `clock` gives
+    seconds for the gauges over a window."""
 
-    def __init__(self, model_name: str, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, model_name: str, engine: str = "0", clock: Callable[[], float] = time.monotonic) -> None:
         self._registry = CollectorRegistry()
-        self._values = (model_name, "0")
+        self._values = (model_name, engine)
         self._recent = RecentGroups(clock)
         self._used_share = 0.0
         self._prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of finished requests.")
