@@ -175,7 +175,7 @@ async def test_a_replica_whose_engine_dies_is_replaced(cluster: Cluster) -> None
     cluster.wait_for_replicas(2, without={replicas[victim]})
 
 
-async def test_a_rolling_update_fails_no_request(cluster: Cluster) -> None:
+async def test_a_rolling_update_fails_no_request_and_its_limits_hold(cluster: Cluster) -> None:
     before = set(cluster.wait_for_replicas(2).values())
     is_done = asyncio.Event()
 
@@ -194,14 +194,19 @@ async def test_a_rolling_update_fails_no_request(cluster: Cluster) -> None:
     async with client_of(cluster) as client:
         clients = [asyncio.create_task(keep_asking(client, 1000 * i)) for i in range(4)]
         try:
-            await asyncio.to_thread(cluster.deploy, served_model_name="second")
+            few = {"max_ongoing_requests": 2, "max_queued_requests": 4}
+            await asyncio.to_thread(cluster.deploy, served_model_name="second", **few)
             await asyncio.to_thread(cluster.wait_for_replicas, 2, before)
         finally:
             is_done.set()
             answered = await asyncio.gather(*clients)
         assert min(answered) > 2
         names = {(await client.get("/v1/models")).json()["data"][0]["id"] for _ in range(8)}
-    assert names == {"second"}
+        assert names == {"second"}
+        crowd = await asyncio.gather(*(client.post(COMPLETIONS, json=body(number)) for number in range(24)))
+    refused = [response for response in crowd if response.status_code != 200]
+    assert 0 < len(refused) <= len(crowd) - 4  # two at each replica
+    assert {(response.status_code, error_of(response)["code"]) for response in refused} == {(429, "queue_full")}
 
 
 async def test_replicas_follow_the_load(cluster: Cluster) -> None:
