@@ -7,6 +7,7 @@ The only file that imports ray (the extra `scale`), and only where it is used.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import os
@@ -114,7 +115,7 @@ class RayReplicas:
 
     async def send(self, call: Call, key: str | None) -> AsyncGenerator[list[Message]]:
         from ray.exceptions import RayError, RayTaskError
-        from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
+        from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, RayServeException
 
         handle = self._engines.options(method_name="answer", stream=True, session_id=key or "")
         response = handle.remote(call)
@@ -125,10 +126,15 @@ class RayReplicas:
             raise QueueFull(f"{error.message} Try again later.") from error
         except RayTaskError:  # it answered, with a fault of ours
             raise
+        except (asyncio.CancelledError, GeneratorExit) as error:
+            with contextlib.suppress(RayError, RayServeException):  # what it had failed with
+                response.cancel()
+            task = asyncio.current_task()
+            if isinstance(error, GeneratorExit) or task is None or task.cancelling():
+                raise  # our client went away
+            raise ReplicaLost("the replica gave the call up") from error
         except (RayError, DeploymentUnavailableError) as error:  # the actor, its machine or its network is gone
             raise ReplicaLost(f"{type(error).__name__}: {error}") from error
-        finally:
-            response.cancel()
 
     async def ask_all(self, call: Call) -> list[Answer]:
         from ray.serve.exceptions import DeploymentUnavailableError
