@@ -36,7 +36,9 @@ from hamburger.server.streaming import unless_client_leaves
 
 logger = logging.getLogger(__name__)
 _FIRST_PAUSE = 0.1  # seconds before a request is sent again; doubled each time
+_FULL_PAUSE = 0.1  # seconds before one that no replica took is offered again
 _ASK_SECONDS = 10.0
+_RETRY_SECONDS = 5  # what a client is told that nobody took
 _OF_ALL = ("/metrics", "/health", "/ready")
 
 
@@ -44,11 +46,16 @@ class ReplicaLost(Exception):
     """A replica went away before its answer had ended."""
 
 
+class _ReplicaFull(Exception):
+    """A replica did not take the call."""
+
+
 class Replicas(Protocol):
     """What sends calls to replicas."""
 
     def send(self, call: Call, key: str | None) -> AsyncGenerator[list[Message]]:
-        """Replica.answer of one of them, the same for the same key while it can be. Raises ReplicaLost or QueueFull."""
+        """Replica.answer of one of them, the same for the same key while it can be; nothing from one that is full.
+        Raises ReplicaLost or QueueFull."""
 
     async def ask_all(self, call: Call) -> list[Answer]:
         """Replica.whole of each that can be reached; waits for no free place. May raise ReplicaLost if none can."""
@@ -120,7 +127,7 @@ class _Forwarder:
             # A lost replica may still be listed: another key does not insist on it.
             attempt_key = key if key is None or not attempt else f"{key}/{attempt}"
             try:
-                await self._attempt(call, attempt_key, answer, deadline)
+                await self._until_taken(call, attempt_key, answer, deadline)
                 return
             except ReplicaLost as lost:
                 logger.warning("Replica lost (attempt %d of %d): %s", attempt + 1, self._options.retries + 1, lost)
@@ -129,22 +136,36 @@ class _Forwarder:
                     return
         raise EngineDead(f"The request was given to {self._options.retries + 1} replicas, and each was lost.")
 
+    async def _until_taken(self, call: Call, key: str | None, answer: _Begun, deadline: float) -> None:
+        """Raises as _attempt does, but waits for full replicas."""
+        while True:
+            try:
+                await self._attempt(call, key, answer, deadline)
+                return
+            except _ReplicaFull:
+                if time.monotonic() > deadline:
+                    raise self._waited() from None
+                await self._pause(_FULL_PAUSE)
+
     async def _attempt(self, call: Call, key: str | None, answer: _Begun, deadline: float) -> None:
-        """Raises ReplicaLost or QueueTimeout; what was not begun then can be sent again."""
+        """Raises ReplicaLost, _ReplicaFull or QueueTimeout; what was not begun then can be sent again."""
         async with contextlib.aclosing(self._replicas.send(call, key)) as batches:
             try:
                 async with asyncio.timeout(deadline - time.monotonic()):
                     await anext(batches)  # it was taken
             except TimeoutError as error:
-                raise QueueTimeout(f"No replica took the request within {self._wait_seconds:g} s.", 5) from error
+                raise self._waited() from error
             except StopAsyncIteration as error:
-                raise ReplicaLost("it ended without an answer") from error
+                raise _ReplicaFull from error
             answer.forget()
             async for batch in batches:
                 for message in batch:
                     await answer.take(message)
         if not answer.has_ended:
             raise ReplicaLost("its answer has no end")
+
+    def _waited(self) -> QueueTimeout:
+        return QueueTimeout(f"No replica took the request within {self._wait_seconds:g} s.", _RETRY_SECONDS)
 
     async def _ask_all(self, call: Call) -> list[Answer]:
         try:

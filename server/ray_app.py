@@ -2,7 +2,7 @@
 
     HTTP proxy (Ray's) -> router (forwarding.py) -> engine replicas (replica.py), each with its engine process
 
-The only file that imports ray (the extra `scale`), and only where it is used.
+Ray (the extra `scale`) is imported here, only where it is used, and in ray_seats.py.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from ray.serve.handle import DeploymentHandle
 
 logger = logging.getLogger(__name__)
-_STICKY = "ray.serve.experimental.consistent_hash_router.ConsistentHashRouter"
+_ROUTER = "hamburger.server.ray_seats.SeatedRouter"
+_RESERVED = 8  # seats of a replica for what only asks: metrics, health
 _DIED = 1
 
 
@@ -42,7 +43,10 @@ def build(arguments: Mapping[str, Any]) -> Application:
     settings.api_keys()
     most, target = seats(options, settings)
     engine_options: dict[str, Any] = {
-        "max_ongoing_requests": most,
+        "max_ongoing_requests": most + _RESERVED,
+        "request_router_config": RequestRouterConfig(
+            request_router_class=_ROUTER, request_router_kwargs={"reserved": _RESERVED}
+        ),
         "max_queued_requests": options.max_queued_requests,
         "graceful_shutdown_timeout_s": options.drain_seconds,
     }
@@ -58,8 +62,6 @@ def build(arguments: Mapping[str, Any]) -> Application:
         first = options.bundles[0]
         engine_options["placement_group_bundles"] = options.bundles
         engine_options["ray_actor_options"] = {"num_cpus": first.get("CPU", 0), "num_gpus": first.get("GPU", 0)}
-    if options.affinity != "none":
-        engine_options["request_router_config"] = RequestRouterConfig(request_router_class=_STICKY)
     engines = serve.deployment(EngineReplica).options(name="engine", **engine_options)
     router = serve.deployment(serve.ingress()(Router)).options(
         name="router",
@@ -69,23 +71,34 @@ def build(arguments: Mapping[str, Any]) -> Application:
         graceful_shutdown_timeout_s=options.drain_seconds,
         ray_actor_options={"num_cpus": 0},
     )
-    application: Application = router.bind(engines.bind(replica_settings(settings)), options, settings)
+    application: Application = router.bind(engines.bind(replica_settings(settings), most), options, settings)
     return application
 
 
 class EngineReplica:
-    """A deployment: one engine. A replica whose engine is dead for good ends, so that Ray makes another."""
+    """A deployment: one engine. A replica whose engine is dead for good ends, so that Ray makes another.
 
-    async def __init__(self, settings: ServeSettings) -> None:  # type: ignore[misc]  # Ray awaits it
+    most: requests that it takes at once. Ray lets in some more, which are asked for metrics and health.
+    """
+
+    async def __init__(self, settings: ServeSettings, most: int) -> None:  # type: ignore[misc]  # Ray awaits it
         from ray import serve
 
+        self._most, self._num_taken = most, 0
         name = serve.get_replica_context().replica_id.unique_id
         self._replica = await Replica.launch(settings, name, _end)
 
     async def answer(self, call: Call) -> AsyncGenerator[list[Message]]:
-        async with contextlib.aclosing(self._replica.answer(call)) as batches:
-            async for batch in batches:
-                yield batch
+        """Nothing where it is full: routers do not know of each other, and not at once of what they sent themselves."""
+        if self._num_taken >= self._most:
+            return
+        self._num_taken += 1
+        try:
+            async with contextlib.aclosing(self._replica.answer(call)) as batches:
+                async for batch in batches:
+                    yield batch
+        finally:
+            self._num_taken -= 1
 
     async def whole(self, call: Call) -> Answer:
         return await self._replica.whole(call)

@@ -67,7 +67,9 @@ class Cluster:
 
     def running(self) -> dict[str, int]:
         """Answers that each engine generates now."""
-        text = httpx.get(f"{self.url}/metrics", timeout=30).text
+        page = httpx.get(f"{self.url}/metrics", timeout=30)
+        assert page.status_code == 200, page.text
+        text = page.text
         lines = [line for line in text.splitlines() if line.startswith("hamburger_num_requests_running{")]
         return {line.split('engine="')[1].split('"')[0]: int(float(line.rsplit(" ", 1)[1])) for line in lines}
 

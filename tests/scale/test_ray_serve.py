@@ -203,7 +203,11 @@ async def test_a_rolling_update_fails_no_request_and_its_limits_hold(cluster: Cl
         assert min(answered) > 2
         names = {(await client.get("/v1/models")).json()["data"][0]["id"] for _ in range(8)}
         assert names == {"second"}
-        crowd = await asyncio.gather(*(client.post(COMPLETIONS, json=body(number)) for number in range(24)))
+        wishes = [body(number, max_tokens=200) for number in range(24)]
+        asking = [asyncio.create_task(client.post(COMPLETIONS, json=wish)) for wish in wishes]
+        await until(lambda: list(cluster.running().values()) == [2, 2])  # told while both are full
+        assert (await client.get("/health")).status_code == 200
+        crowd = await asyncio.gather(*asking)
     refused = [response for response in crowd if response.status_code != 200]
     assert 0 < len(refused) <= len(crowd) - 4  # two at each replica
     assert {(response.status_code, error_of(response)["code"]) for response in refused} == {(429, "queue_full")}

@@ -36,6 +36,8 @@ class Listed:
         fault = self.faults[attempt] if attempt < len(self.faults) else lambda taken: None
         taken = 0
         async with contextlib.aclosing(self.replicas[attempt % len(self.replicas)].answer(call)) as batches:
+            if isinstance(fault(0), StopAsyncIteration):
+                return  # full
             async for batch in batches:
                 for messages in [[message] for message in batch] or [[]]:
                     if (error := fault(taken)) is not None:
@@ -80,6 +82,7 @@ async def front(
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(forwarding, "_FIRST_PAUSE", 0.0)
+    monkeypatch.setattr(forwarding, "_FULL_PAUSE", 0.0)
 
 
 async def test_every_route_is_a_replicas() -> None:
@@ -169,6 +172,22 @@ async def test_errors_of_the_way_have_our_shape() -> None:
     assert second.status_code == 500
     assert "secret" not in second.text
     assert {r.headers["access-control-allow-origin"] for r in (first, second)} == {"https://a.example"}
+
+
+async def test_a_request_waits_for_full_replicas() -> None:
+    def full(taken: int) -> BaseException:
+        return StopAsyncIteration()
+
+    async with serving(split("hello", 5)) as server:
+        listed = Listed(server, faults=[full] * 5)
+        async with front(listed, retries=0) as client:
+            response = await client.post(COMPLETIONS, json={"prompt": "a"})
+        assert response.json()["choices"][0]["text"] == "hello"
+        assert len(listed.keys) == 6
+        assert len(set(listed.keys)) == 1
+        async with front(Listed(server, faults=[full] * 9), {"max_queue_seconds": 1e-9}) as client:
+            response = await client.post(COMPLETIONS, json={"prompt": "a"})
+    assert (response.status_code, error_of(response)["code"]) == (503, "queue_timeout")
 
 
 async def test_nobody_takes_it() -> None:
