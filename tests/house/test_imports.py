@@ -20,6 +20,7 @@ def loaded_after(statement: str) -> set[str]:
         "hamburger.server.app",
         "hamburger.server.cli",
         "hamburger.server.config",
+        "hamburger.server.ray_app",
         "hamburger.engine.client",
         "hamburger.engine.tokenizer",
         "hamburger.clients.chat",

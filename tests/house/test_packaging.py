@@ -30,8 +30,8 @@ def requirements(*, dev: bool) -> list[Requirement]:
     return [requirement for requirement in found if requirement.name != project["name"]]
 
 
-def pins() -> dict[str, str]:
-    lines = (ROOT / "constraints.txt").read_text().splitlines()
+def pins(*files: str) -> dict[str, str]:
+    lines = [line for file in files or ("constraints.txt",) for line in (ROOT / file).read_text().splitlines()]
     return dict(line.split("==") for line in lines if not line.startswith("#"))
 
 
@@ -89,10 +89,15 @@ def imported(folder: Path) -> set[str]:
     return {name.partition(".")[0] for name in names}
 
 
+def distributions() -> dict[str, list[str]]:
+    """What distributes each top-level name; ray is not installed here (make test-scale), and is its own."""
+    return {"ray": ["ray"], **importlib.metadata.packages_distributions()}
+
+
 @pytest.mark.parametrize("package", FOLDERS)
 def test_every_import_is_a_declared_dependency(package: str) -> None:
     declared = {canonicalize_name(requirement.name) for requirement in requirements(dev=False)}
-    owners = importlib.metadata.packages_distributions()
+    owners = distributions()
     third_party = imported(ROOT / FOLDERS[package]) - set(sys.stdlib_module_names) - {"hamburger"}
     undeclared = {
         name for name in third_party if not declared & {canonicalize_name(owner) for owner in owners.get(name, [])}
@@ -102,16 +107,20 @@ def test_every_import_is_a_declared_dependency(package: str) -> None:
 
 def test_every_dependency_is_used() -> None:
     used = {name for folder in FOLDERS.values() for name in imported(ROOT / folder)}
-    owners = importlib.metadata.packages_distributions()
+    owners = distributions()
     by_owner = {canonicalize_name(owner) for name in used for owner in owners.get(name, [])}
     by_owner.add(canonicalize_name("tensorboard"))  # torch.utils.tensorboard imports it
     assert {canonicalize_name(requirement.name) for requirement in requirements(dev=False)} <= by_owner
 
 
 def test_every_requirement_is_pinned_within_its_range() -> None:
-    held = pins()
+    held = pins("constraints.txt", "deploy/scale-constraints.txt")
     for requirement in requirements(dev=True):
         assert requirement.specifier.contains(held[canonicalize_name(requirement.name)]), str(requirement)
+
+
+def test_the_scaled_environment_is_the_usual_one_and_more() -> None:
+    assert not pins("deploy/scale-constraints.txt").keys() & pins().keys()
 
 
 def test_every_pin_is_exact_and_portable() -> None:

@@ -1,0 +1,103 @@
+"""Options of a server that is scaled out over replicas, beside the settings of each. Knows no ray."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from hamburger.server.config import ServeSettings, SettingsError, load_settings
+
+Affinity = Literal["prefix", "session", "none"]
+_ELSEWHERE = {
+    "host": "http_options.host of the Serve configuration",
+    "port": "http_options.port of the Serve configuration",
+    "ssl_certfile": "http_options.ssl_certfile of the Serve configuration",
+    "ssl_keyfile": "http_options.ssl_keyfile of the Serve configuration",
+    "access_log": "logging_config.enable_access_log of the Serve configuration",
+    "engine_restarts": "nothing: a replica whose engine died is replaced as a whole",
+}
+
+
+class ScaleOptions(BaseModel):
+    """How many replicas there are, what each is given, and how requests reach them."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    replicas: int = Field(1, ge=1, description="engines that run; with max_replicas, the fewest")
+    max_replicas: int | None = Field(None, ge=1, description="most engines: their number follows the load")
+    target_ongoing_requests: float | None = Field(
+        None, gt=0, description="running and waiting requests an engine that the number of engines aims at"
+    )
+    max_ongoing_requests: int | None = Field(None, ge=1, description="most requests that one engine is given at once")
+    max_queued_requests: int = Field(1024, ge=1, description="most requests that wait in one router")
+    routers: int = Field(1, ge=1, description="processes that spread the requests")
+    affinity: Affinity = Field("prefix", description="which requests go to the same engine")
+    retries: int = Field(3, ge=0, description="how often a request is given to another engine after one was lost")
+    drain_seconds: float = Field(
+        300, ge=0, allow_inf_nan=False, description="how long running answers may go on in a replica that is replaced"
+    )
+    cpus: float = Field(1, ge=0, description="CPUs that a replica reserves, and threads of its engine")
+    gpus: float = Field(0, ge=0, le=1, description="GPUs that a replica reserves")
+    bundles: list[dict[str, float]] | None = Field(
+        None, min_length=1, description="placement group of a replica, which runs in the first bundle"
+    )
+    tensor_parallel_size: int = Field(1, ge=1, description="devices of one engine; more than 1 is refused")
+
+    @model_validator(mode="after")
+    def _fit(self) -> ScaleOptions:
+        num_devices = sum(bundle.get("GPU", 0) for bundle in self.bundles or [])
+        if self.tensor_parallel_size > 1 or num_devices > 1:
+            what = "bundles ask for" if self.tensor_parallel_size == 1 else "tensor_parallel_size is"
+            number = num_devices if self.tensor_parallel_size == 1 else self.tensor_parallel_size
+            raise ValueError(f"{what} {number:g} devices an engine, but tensor parallelism is not built: use replicas")
+        if self.max_replicas is not None and self.max_replicas < self.replicas:
+            raise ValueError(f"max_replicas is {self.max_replicas}: it must be at least replicas ({self.replicas})")
+        if self.target_ongoing_requests is not None and self.max_replicas is None:
+            raise ValueError("target_ongoing_requests is given without max_replicas")
+        if self.bundles is not None and not self.model_fields_set.isdisjoint({"cpus", "gpus"}):
+            raise ValueError("bundles and cpus or gpus are given: the first bundle says what a replica has")
+        return self
+
+
+def read_arguments(arguments: Mapping[str, Any]) -> tuple[ScaleOptions, ServeSettings]:
+    """The arguments of the Serve application: fields of ScaleOptions, and settings of `hamburger serve`.
+
+    Settings that are not among them come from the environment and the YAML file as ever. Raises SettingsError.
+    """
+    own = {name: value for name, value in arguments.items() if name in ScaleOptions.model_fields}
+    given = {name: value for name, value in arguments.items() if name not in own}
+    known = [*ScaleOptions.model_fields, *(name for name in ServeSettings.model_fields if name not in _ELSEWHERE)]
+    for name in given:
+        if name in _ELSEWHERE:
+            raise SettingsError(f"{name} is no setting of a replica. What sets it here: {_ELSEWHERE[name]}.")
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f": did you mean {near[0]}?" if near else f". Known are {', '.join(known)}."
+            raise SettingsError(f"there is no option {name!r}{hint}")
+    try:
+        options = ScaleOptions(**own)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False)[0]
+        reason = first["msg"].removeprefix("Value error, ")
+        if not first["loc"]:
+            raise SettingsError(f"{reason}.") from error
+        value = f"{first['loc'][0]} is {first['input']!r}"
+        raise SettingsError(f"{value}: {reason[0].lower()}{reason[1:]}.") from error
+    settings = load_settings(given)
+    if settings.also:
+        raise SettingsError("also is given, but a replica has one engine: deploy an application for each model.")
+    return options, settings
+
+
+def seats(options: ScaleOptions, settings: ServeSettings) -> tuple[int, float]:
+    """(max_ongoing_requests, target_ongoing_requests) of an engine, where they are not set.
+
+    An engine is given a few more requests than run at once, so that a seat which gets free is taken at once. All others
+    wait in the router: there they can still go anywhere. Another engine is wanted before the seats are all taken.
+    """
+    num_seats = settings.max_num_seqs
+    most = options.max_ongoing_requests or num_seats + max(1, num_seats // 4)
+    return most, options.target_ongoing_requests or max(1.0, 0.75 * num_seats)

@@ -1,0 +1,62 @@
+"""Which requests go to the same engine: those of a session, or those that begin alike."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from hamburger.server.affinity import affinity_key
+from hamburger.server.scale import Affinity
+
+SYSTEM, HELLO = {"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello!"}
+
+
+def key(fields: Any, affinity: Affinity = "prefix", **headers: str) -> str | None:
+    return affinity_key({name.replace("_", "-"): value for name, value in headers.items()}, dump(fields), affinity)
+
+
+def dump(fields: Any) -> bytes:
+    return fields if isinstance(fields, bytes) else json.dumps(fields).encode()
+
+
+def test_all_turns_of_a_chat_have_one_key() -> None:
+    first = key({"messages": [SYSTEM, HELLO]})
+    answered = [{"role": "assistant", "content": "Hi."}, {"role": "user", "content": "Bye."}]
+    assert first is not None
+    assert key({"messages": [SYSTEM, HELLO, *answered], "temperature": 0.5}) == first
+    assert key({"messages": [SYSTEM, {**HELLO, "content": "Hola!"}]}) != first
+    assert key({"messages": [HELLO]}) != first
+    assert key({"messages": [SYSTEM, HELLO], "tools": [{"type": "function"}]}) != first
+
+
+def test_a_chat_without_a_user_has_a_key_too() -> None:
+    assert key({"messages": [SYSTEM]}) not in (None, key({"messages": [{**SYSTEM, "content": "?"}]}))
+
+
+def test_completions_that_begin_alike_have_one_key() -> None:
+    long = "x" * 600
+    assert key({"prompt": long + "a"}) == key({"prompt": long + "b"}) == key({"prompt": [long, "other"]})
+    assert key({"prompt": "a" + long}) != key({"prompt": "b" + long})
+    assert key({"prompt": [7] * 130}) == key({"prompt": [7] * 131}) == key({"prompt": [[7] * 131, [8]]})
+    assert key({"prompt": [8, *[7] * 130]}) != key({"prompt": [7] * 131})
+
+
+def test_a_session_comes_first() -> None:
+    session = key({"prompt": "a"}, x_session_id="me")
+    assert session == key({"prompt": "b"}, x_session_id="me") == key(b"", x_session_id="me")
+    assert session not in (key({"prompt": "a"}), key({"prompt": "a"}, x_session_id="you"))
+    assert session == key({"prompt": "b"}, "session", x_session_id="me")
+
+
+@pytest.mark.parametrize(
+    "fields", [b"", b"{", [1], {}, {"prompt": None}, {"messages": "x", "prompt": 7}, b"[" * 100_000]
+)
+def test_what_says_nothing_has_no_key(fields: Any) -> None:
+    assert key(fields) is None
+
+
+def test_other_affinities_look_at_less() -> None:
+    assert key({"prompt": "a"}, "session") is None
+    assert key({"prompt": "a"}, "none", x_session_id="me") is None

@@ -1,0 +1,69 @@
+"""The arguments of the application on Ray Serve: options of the replicas and settings of each, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from hamburger.server.config import SettingsError
+from hamburger.server.ray_app import build
+from hamburger.server.scale import read_arguments, seats
+
+CONFIG = Path(__file__).parents[2] / "deploy/ray-serve.yaml"
+
+
+def test_the_configuration_in_the_repository_is_good() -> None:
+    (application,) = yaml.safe_load(CONFIG.read_text())["applications"]
+    assert application["import_path"] == f"{build.__module__}:{build.__name__}"
+    options, _ = read_arguments(application["args"])
+    assert options.replicas == 2
+
+
+def test_options_and_settings_stand_side_by_side() -> None:
+    options, settings = read_arguments(
+        {"replicas": "3", "max_num_seqs": "8", "kv_cache_memory": "1GiB"}
+    )  # as serve run
+    assert (options.replicas, settings.max_num_seqs, settings.kv_cache_memory) == (3, 8, 2**30)
+
+
+def test_settings_come_from_the_environment_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HAMBURGER_MAX_NUM_SEQS", "5")
+    assert read_arguments({})[1].max_num_seqs == 5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"port": 1}, r"port is no setting of a replica.*http_options\.port"),
+        ({"engine_restarts": 1}, "a replica whose engine died is replaced"),
+        ({"replica": 2}, "no option 'replica': did you mean replicas"),
+        ({"max_num_sqes": 2}, "did you mean max_num_seqs"),
+        ({"colour": 2}, "Known are replicas, "),
+        ({"replicas": 0}, "replicas is 0: "),
+        ({"max_num_seqs": 0}, "max-num-seqs is 0: "),
+        ({"replicas": 3, "max_replicas": 2}, r"max_replicas is 2: it must be at least replicas \(3\)"),
+        ({"target_ongoing_requests": 2}, "without max_replicas"),
+        ({"tensor_parallel_size": 2}, "tensor_parallel_size is 2 devices.*not built"),
+        ({"bundles": [{"GPU": 1}, {"GPU": 1}]}, "bundles ask for 2 devices.*not built"),
+        ({"bundles": [{"CPU": 1}], "cpus": 2}, "the first bundle says"),
+        ({"gpus": 2}, "gpus is 2: "),
+    ],
+)
+def test_what_cannot_be_is_refused(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
+        read_arguments(arguments)
+
+
+def test_bundles_of_one_device_are_passed_on() -> None:
+    bundles = [{"CPU": 4.0, "GPU": 1.0}, {"CPU": 1.0}]
+    assert read_arguments({"bundles": bundles})[0].bundles == bundles
+
+
+def test_an_engine_is_given_a_few_more_than_its_seats() -> None:
+    assert seats(*read_arguments({"max_num_seqs": 8})) == (10, 6.0)
+    assert seats(*read_arguments({"max_num_seqs": 1})) == (2, 1.0)
+    given = {"max_ongoing_requests": 3, "target_ongoing_requests": 2, "max_replicas": 4}
+    assert seats(*read_arguments(given)) == (3, 2.0)
