@@ -12,7 +12,8 @@ FROM ${PYTHON_IMAGE} AS build
 ARG VARIANT=cpu
 ARG TORCH_INDEX=
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
-# For the CPU kernels; the image that is served has no compiler.
+# For the CPU kernels; the image that is served has no compiler. Any version will do.
+# hadolint ignore=DL3008
 RUN apt-get update && apt-get install --yes --no-install-recommends g++ && rm -rf /var/lib/apt/lists/*
 RUN python3 -m venv /opt/hamburger
 ENV PATH=/opt/hamburger/bin:$PATH
