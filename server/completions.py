@@ -36,8 +36,8 @@ def completion_routes(models: ServedModels) -> APIRouter:
     async def chat_completions(request: Request) -> Response:
         """An answer to a conversation, as JSON or as server-sent events."""
         body = await read_body(request, ChatBody, models.first.settings)
+        entry_of(request.scope).asked_for(body.model or models.first.served.name, bool(body.stream))
         context = models.choose(request, body.model)
-        entry_of(request.scope).asked_for(body.model or context.served.name, bool(body.stream))
         _check_number(context, body, 1)
         tools = body.tool_use(context.tool_family)
         params = await _sampling_params(context, request, body, tools)
@@ -58,9 +58,9 @@ def completion_routes(models: ServedModels) -> APIRouter:
     async def completions(request: Request) -> Response:
         """The continuation of one or more prompts. Choice index = prompt index x n + choice."""
         body = await read_body(request, CompletionBody, models.first.settings)
+        entry_of(request.scope).asked_for(body.model or models.first.served.name, bool(body.stream))
         context = models.choose(request, body.model)
         tokenizer = context.tokenizer
-        entry_of(request.scope).asked_for(body.model or context.served.name, bool(body.stream))
         _check_number(context, body, len(body.prompt))
         params = await _sampling_params(context, request, body)
         add_special_tokens = body.add_special_tokens is not False

@@ -65,9 +65,8 @@ def open_entry(scope: Scope, request_id: str) -> RequestEntry:
 
 
 def entry_of(scope: Scope) -> RequestEntry:
-    """The entry that the middleware opened."""
-    entry: RequestEntry = scope[_KEY]
-    return entry
+    """The entry that the middleware opened; where it is not (the router before replicas), one that nobody writes."""
+    return open_entry(scope, "")
 
 
 def write(entry: RequestEntry, scope: Scope) -> None:

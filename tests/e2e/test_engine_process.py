@@ -129,7 +129,7 @@ def test_sigterm_under_load_finishes_what_runs_and_takes_nothing_new(grafted_fol
         streams = Streams(server, 32)  # twice the seats
         until(lambda: server.metric("hamburger_num_requests_waiting") == 16)
         os.kill(server.pid, signal.SIGTERM)
-        until(lambda: "Stopping" in server.log())
+        until(lambda: "stopping: " in server.log())
         refused = server.post("/v1/completions", {**ENDLESS, "stream": False, "max_tokens": 1})
         assert refused.status_code == 503
         assert int(refused.headers["retry-after"]) > 0

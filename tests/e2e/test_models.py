@@ -148,7 +148,7 @@ def test_sigterm_drains_all(grafted_folder: Path) -> None:
         streams = [Stream(server, name) for name in ("a@1.0", "b@1.0") * 2]
         until(lambda: server.metric("hamburger_num_requests_running") == 4)
         os.kill(server.pid, signal.SIGTERM)
-        until(lambda: "Stopping" in server.log())
+        until(lambda: "stopping: " in server.log())
         for name in ("a", "b"):
             assert server.post("/v1/completions", {**ENDLESS, "model": name}).status_code == 503
         told = httpx.get(f"{server.url}/ready").json()

@@ -92,10 +92,11 @@ def test_a_linear_is_the_product_of_the_rounded(
     x[0, :GROUP] = 0
     y = kernels.linear(PackedWeight(kernels, weight, bias, bits), x)
     exact = rounded(x).double() @ dequantized(weight, bits).double().T + (0 if bias is None else bias)
-    # A code or an input that lies between two steps may fall to either side.
     assert y.shape == exact.shape
-    assert (y - exact).norm() <= 2e-3 * exact.norm() + 1e-5
-    assert (y - exact).abs().median() <= 1e-4
+    # A code or an input that lies between two steps may fall to either side.
+    off = (y - exact).abs()
+    assert off.max() <= 0.05
+    assert (off <= 1e-4).double().mean() >= 0.5
 
 
 def test_weights_that_have_4_bits_are_kept_exactly(kernels: Kernels) -> None:

@@ -13,6 +13,7 @@ from engine_builders import BUILDER
 from hamburger.engine.client import GenerationRequest
 from hamburger.engine.config import EngineArgs
 from hamburger.engine.errors import EngineDead
+from hamburger.engine.logs import LogFormat
 from hamburger.engine.process import ProcessHost
 from hamburger.engine.sampling_params import SamplingParams
 from hamburger.engine.tokenizer import Tokenizer
@@ -30,8 +31,10 @@ class Hosts:
     def __init__(self) -> None:
         self.made: list[ProcessHost] = []
 
-    def __call__(self, args: EngineArgs, on_progress: Callable[[str], None], log_level: str) -> ProcessHost:
-        self.made.append(ProcessHost(args, on_progress, BUILDER, log_level))
+    def __call__(
+        self, args: EngineArgs, on_progress: Callable[[str], None], log_level: str, log_format: LogFormat
+    ) -> ProcessHost:
+        self.made.append(ProcessHost(args, on_progress, BUILDER, log_level, log_format))
         return self.made[-1]
 
 
