@@ -56,7 +56,7 @@ def test_hamburger_commands_and_their_options_exist(arguments: list[str]) -> Non
 
 def test_commands_are_found() -> None:
     assert {arguments[0] for arguments in HAMBURGER} == {
-        *("serve", "chat", "bench", "distill", "segment", "inspect", "train", "export", "eval-quality")
+        *("serve", "chat", "bench", "plan", "distill", "segment", "inspect", "train", "export", "eval-quality")
     }
 
 
