@@ -7,6 +7,7 @@ silently missing from the wheel.
 from __future__ import annotations
 
 import sys
+import sysconfig
 import tomllib
 import zipfile
 from pathlib import Path
@@ -22,7 +23,11 @@ def files_on_disk() -> set[str]:
         f"{package.replace('.', '/')}/{path.relative_to(ROOT / folder).as_posix()}"
         for package, folder in folders.items()
         for path in (ROOT / folder).rglob("*")
-        if path.is_file() and "__pycache__" not in path.parts and path.suffix not in _COMPILED_FROM
+        if path.is_file()
+        and "__pycache__" not in path.parts
+        and path.suffix not in _COMPILED_FROM
+        # Of the kernels those of this Python: the tree may hold another's too.
+        and (path.suffix != ".so" or path.name.endswith(str(sysconfig.get_config_var("EXT_SUFFIX"))))
     }
 
 

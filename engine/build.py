@@ -39,7 +39,7 @@ def build_core(
     checkpoint = load_checkpoint(source, dtype, on_progress=on_progress)
     model_config = checkpoint.config
     max_model_len = _max_model_len(args.max_model_len, model_config)
-    kernels = _kernels(args.quantization, model_config, dtype, device)
+    kernels = _kernels(args, model_config, dtype, device)
     model = assemble(
         model_config,
         checkpoint.tensors,
@@ -96,9 +96,10 @@ def build_core(
     return core, info
 
 
-def _kernels(asked: str, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> Kernels | None:
+def _kernels(args: EngineArgs, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> Kernels | None:
     """The compiled kernels, or None for torch's own; whoever asks for float32 without more wants its digits."""
-    if asked == "none" or (asked == "auto" and dtype == torch.float32):
+    asked = args.quantization
+    if asked == "none" or (asked == "auto" and args.dtype == "float32"):
         return None
     possible = device.type == "cpu" and dtype in (torch.bfloat16, torch.float32) and layers_fit(config.trunk)
     kernels = load_kernels() if possible else None
@@ -106,7 +107,7 @@ def _kernels(asked: str, config: ModelConfig, dtype: torch.dtype, device: torch.
         name = str(dtype).removeprefix("torch.")
         reason = "this processor, or the package was built without a compiler" if possible else f"{name} on {device}"
         if device.type == "cpu" and not layers_fit(config.trunk):
-            reason = "this model's widths, which must be multiples of 32"
+            reason = "this model's shape (widths must be multiples of 32)"
         raise ConfigError(f"quantization is {asked}, which there are no kernels for with {reason}: use none.")
     return kernels
 

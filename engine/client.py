@@ -136,7 +136,12 @@ class AsyncEngine:
 
     def confidence(self) -> float:
         """What a request that leaves it to the server would get now."""
-        return self.info.default_confidence if self.dial is None else self.dial.confidence(self._clock())
+        return self.info.default_confidence if self.dial is None else self.dial.confidence(self._dial_time())
+
+    def _dial_time(self) -> float:
+        """For the dial time stands still while a step runs: a long one is no idle time."""
+        now = self._clock()
+        return now if self._step_started is None else min(self._step_started, now)
 
     def submit(self, requests: Sequence[GenerationRequest]) -> list[RequestStream]:
         """Admit all or none. Raises PromptTooLong, ContextOverflow, NeverFits, InvalidRequest, QueueFull,
@@ -144,7 +149,7 @@ class AsyncEngine:
         self._check_available()
         now = self._clock()
         # One value for the whole answer: it can be told, and asked for again.
-        chosen = None if self.dial is None else self.dial.confidence(now)
+        chosen = None if self.dial is None else self.confidence()
         admitted = [admit(request, self.info, now, chosen) for request in requests]
         request_ids = {request.request_id for request in requests}
         if len(request_ids) < len(requests) or not request_ids.isdisjoint(self._streams):

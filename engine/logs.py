@@ -18,9 +18,15 @@ from typing import Any, Literal, TextIO
 
 LogFormat = Literal["text", "json"]
 MASK = "***"
+# Of the environment: what models of the hub are fetched with.
+SECRET_VARIABLES = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 _MIN_SECRET = 8  # characters: to replace shorter ones would spoil ordinary words
 _MAX_WAITING = 10_000  # lines that nobody has read yet
 _CLOSE_SECONDS = 2.0
+
+
+def secrets_of_environment(environment: Mapping[str, str]) -> list[str]:
+    return [environment[name] for name in SECRET_VARIABLES if environment.get(name)]
 
 
 def configure_logging(level: str, log_format: LogFormat, handler: logging.Handler, secrets: Sequence[str] = ()) -> None:

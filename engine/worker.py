@@ -25,7 +25,7 @@ from hamburger.engine.config import EngineArgs
 from hamburger.engine.core import EngineCore
 from hamburger.engine.events import EngineReady, Message
 from hamburger.engine.grammar import Grammars
-from hamburger.engine.logs import LogFormat, configure_logging
+from hamburger.engine.logs import LogFormat, configure_logging, secrets_of_environment
 from hamburger.engine.loop import Inbox, run_loop
 from hamburger.engine.messages import AbortRequest, EngineInfo, SubmitRequest
 from hamburger.engine.wire import Encoder, Ended, Failed, Progress, frames
@@ -52,7 +52,8 @@ def main(argv: list[str]) -> int:
         signal.signal(number, signal.SIG_IGN)
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1)  # the server's watchdog asks for the stacks of an engine that hangs
-    configure_logging(argv[3], cast(LogFormat, argv[4]), logging.StreamHandler())
+    secrets = secrets_of_environment(os.environ)
+    configure_logging(argv[3], cast(LogFormat, argv[4]), logging.StreamHandler(), secrets)
     incoming = frames(connection)
     outbox = Outbox(connection)
     inbox: Inbox = queue.SimpleQueue()

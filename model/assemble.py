@@ -38,6 +38,7 @@ def assemble(
         state[name] = joined.to(device, dtype if joined.is_floating_point() else joined.dtype)
     model.load_state_dict(state, strict=True, assign=True)
     model.eval().requires_grad_(False)
+    del state  # it would keep each weight beside what is made of it
     packed = can_pack(dtype, device) if packed is None else packed
     model.prepare(max_positions, packed=packed, kernels=kernels, bits=bits)
     return model

@@ -20,12 +20,13 @@ from hamburger.model.config import TrunkConfig
 
 InstructionSet = Literal["avx512", "avx2"]
 
+_FORMAT = 1  # of what is passed and packed; supports.cpp says the same
 GROUP = 32
 MAX_HEAD_DIM = 256
 _MAX_QUERY_HEADS = 32  # of one KV head
 _BLOCK = 16  # outputs
 _GROUP_BYTES = {4: 320, 8: 544}  # of a block
-_SAMPLED_ROWS = 64
+_SAMPLED_ROWS = 128
 _OFF_GRID = 0.1  # of a step; bfloat16's rounding of the weights moves them by less
 _SETS: tuple[InstructionSet, ...] = ("avx512", "avx2")
 _pointer, _int32, _int64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
@@ -142,11 +143,12 @@ _ARGUMENTS: dict[str, tuple[type, ...]] = {
 
 
 def has_4_bits(weight: Tensor) -> bool:
-    """Whether each group of 32 inputs of the first rows of [out, in] lies on a grid of 16 even steps, as the weights of
-    a 4-bit GGUF file do."""
+    """Whether each group of 32 inputs lies on a grid of 16 even steps from its least to its greatest value, as the
+    weights of a GGUF Q4_1 file do; [out, in], of which rows from all parts are looked at."""
     if weight.shape[1] % GROUP:
         return False
-    groups = weight[:_SAMPLED_ROWS].float().reshape(-1, GROUP)
+    sample = weight[:: max(1, len(weight) // _SAMPLED_ROWS)]
+    groups = sample.float().reshape(-1, GROUP)
     low, high = groups.aminmax(dim=-1, keepdim=True)
     steps = (groups - low) / ((high - low) / 15).clamp_min(torch.finfo(torch.float32).tiny)
     return bool(((steps - steps.round()).abs() < _OFF_GRID).all())
@@ -217,11 +219,14 @@ def load_kernels(instructions: InstructionSet | None = None) -> Kernels | None:
     if spec is None or spec.origin is None:
         return None
     try:
-        supports = ctypes.CDLL(spec.origin).hb_supports
+        library = ctypes.CDLL(spec.origin)
+        if library.hb_format() != _FORMAT:
+            return None
+        supports = library.hb_supports
         for name in _SETS if instructions is None else (instructions,):
             if supports(name == "avx512"):
                 return Kernels(spec.origin, name)
-    except OSError:  # torch without GNU OpenMP
+    except (OSError, AttributeError):  # torch without GNU OpenMP; a file that an older version left
         return None
     return None
 

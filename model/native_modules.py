@@ -30,7 +30,7 @@ class NativeLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """x [..., in] -> float32 [..., out]."""
         rows = x.reshape(-1, x.shape[-1]).float().contiguous()
-        return self._kernels.linear(self.packed, rows).view(*x.shape[:-1], -1)
+        return self._kernels.linear(self.packed, rows).view(*x.shape[:-1], self.packed.outputs)
 
 
 class NativeTrunk(nn.Module):

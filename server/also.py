@@ -27,6 +27,12 @@ class AlsoModel:
     model: str | None
     settings: Mapping[str, str] = field(default_factory=dict)
 
+    def __str__(self) -> str:
+        """As it is written on the command line."""
+        return ",".join(
+            [f"{self.name}={self.model or ''}", *(f"{name}={value}" for name, value in self.settings.items())]
+        )
+
 
 def parse_also(value: Any) -> Any:
     """Texts, each with one model or several with `;` between them. Raises ValueError that says what is wrong."""

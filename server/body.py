@@ -51,11 +51,15 @@ async def _read(request: Request, max_bytes: int, max_seconds: float) -> bytes:
                 if len(data) > max_bytes:
                     raise ApiError(413, f"The request's body has more than {max_bytes} bytes (max_body_size).")
     except TimeoutError as error:
-        message = f"The request's body took more than {max_seconds:g} s to arrive (client_seconds)."
-        raise ApiError(408, message, headers={"Connection": "close"}) from error
+        raise too_slow(max_seconds) from error
     except ClientDisconnect as error:  # no fault of ours, and nobody to tell
         raise ApiError(CLIENT_LEFT, "The client closed the connection.") from error
     return bytes(data)
+
+
+def too_slow(max_seconds: float) -> ApiError:
+    message = f"The request's body took more than {max_seconds:g} s to arrive (client_seconds)."
+    return ApiError(408, message, headers={"Connection": "close"})
 
 
 def _parse(data: bytes) -> dict[str, Any]:

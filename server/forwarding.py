@@ -21,16 +21,19 @@ from fastapi import FastAPI, Request
 from fastapi.middleware.cors import CORSMiddleware
 from pydantic_core import from_json
 from starlette.datastructures import Headers
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
 from hamburger.engine.errors import EngineDead, QueueTimeout
 from hamburger.server.affinity import affinity_key
+from hamburger.server.body import too_slow
 from hamburger.server.config import ServeSettings
 from hamburger.server.errors import ApiError, add_error_handlers, error_event, to_api_error
 from hamburger.server.middleware import REQUEST_ID
 from hamburger.server.replica import Answer, Call
+from hamburger.server.request_log import CLIENT_LEFT
 from hamburger.server.scale import ScaleOptions
 from hamburger.server.streaming import unless_client_leaves
 
@@ -95,6 +98,7 @@ class _Forwarder:
     ) -> None:
         self._replicas, self._options, self._pause = replicas, options, pause
         self._max_body_size, self._wait_seconds = settings.max_body_size, settings.max_queue_seconds
+        self._client_seconds = settings.client_seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
@@ -110,12 +114,21 @@ class _Forwarder:
                 raise
 
     async def _body(self, request: Request) -> bytes:
-        """The whole body, or so much of one that is too large that a replica refuses it."""
+        """The whole body, or so much of one that is too large that a replica refuses it.
+
+        Raises ApiError: 408 too slow, 499 gone.
+        """
         body = bytearray()
-        async for chunk in request.stream():
-            body += chunk
-            if len(body) > self._max_body_size:
-                break
+        try:
+            async with asyncio.timeout(self._client_seconds):
+                async for chunk in request.stream():
+                    body += chunk
+                    if len(body) > self._max_body_size:
+                        break
+        except TimeoutError as error:
+            raise too_slow(self._client_seconds) from error
+        except ClientDisconnect as error:
+            raise ApiError(CLIENT_LEFT, "The client closed the connection.") from error
         return bytes(body)
 
     async def _forward(self, call: Call, answer: _Begun) -> None:

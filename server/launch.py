@@ -75,8 +75,8 @@ def find_models(arguments: Sequence[tuple[ServeSettings, EngineArgs]]) -> list[F
 
 @asynccontextmanager
 async def running(models: Sequence[FoundModel], progress: Callable[[str], None]) -> AsyncIterator[list[RunningModel]]:
-    """Launch one engine after another, so that each sees the memory that the ones before took, and measures its
-    kernels undisturbed. At the end all are ended.
+    """Launch one engine after another, so that each sees the memory that the ones before took. At the end all are
+    ended.
 
     Raises what the first that cannot be launched raises; those before it are ended.
     """

@@ -96,6 +96,8 @@ class ServerMetrics:
         self._failure = self._family("request_failure", "Answers with an error, by HTTP status.", "code")
         for code in _EXPECTED_FAILURES:
             self._failure.labels(*self._values, code)
+            if beside is not None:
+                self._failure.labels("", engine, code)
         self._preemptions = self._counter("num_preemptions", "Sequences that gave their blocks up for a while.")
         self._cache_queries = self._counter("prefix_cache_queries", "Slots looked up in the prefix cache.")
         self._cache_hits = self._counter("prefix_cache_hits", "Slots found in the prefix cache.")

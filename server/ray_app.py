@@ -41,6 +41,7 @@ def build(arguments: Mapping[str, Any]) -> Application:
     options, settings = read_arguments(arguments)
     settings.engine_args()
     settings.api_keys()
+    settings.auto_confidence()
     most, target = seats(options, settings)
     engine_options: dict[str, Any] = {
         "max_ongoing_requests": most + _RESERVED,

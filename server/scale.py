@@ -17,6 +17,8 @@ _ELSEWHERE = {
     "ssl_certfile": "http_options.ssl_certfile of the Serve configuration",
     "ssl_keyfile": "http_options.ssl_keyfile of the Serve configuration",
     "access_log": "logging_config.enable_access_log of the Serve configuration",
+    "max_connections": "nothing: Ray's proxy holds the connections, max_queued_requests bounds what waits",
+    "log_format": "logging_config.encoding of the Serve configuration",
     "engine_restarts": "nothing: a replica whose engine died is replaced as a whole",
 }
 

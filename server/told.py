@@ -10,13 +10,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from hamburger.engine.logs import MASK, LogFormat, escaped
+from hamburger.engine.logs import MASK, SECRET_VARIABLES, LogFormat, escaped, secrets_of_environment
 from hamburger.server.config import ServeSettings
 
 logger = logging.getLogger("hamburger.start")
-
-# Of the environment: what models of the hub are fetched with.
-SECRET_VARIABLES = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 
 Tell = Callable[[str], None]
 
@@ -58,12 +55,13 @@ def shown_settings(settings: ServeSettings, environment: Mapping[str, str]) -> d
         value = getattr(settings, name)
         shown[name] = str(value) if isinstance(value, Path) else value
     shown["api_key"] = [MASK] * len(settings.api_key)
+    shown["also"] = [str(model) for model in settings.also]
     return shown | {name: MASK for name in SECRET_VARIABLES if environment.get(name)}
 
 
 def secrets_of(settings: ServeSettings) -> list[str]:
     """What no line of the log may hold, whoever writes it. Raises SettingsError."""
-    return [*settings.api_keys(), *(os.environ[name] for name in SECRET_VARIABLES if os.environ.get(name))]
+    return [*settings.api_keys(), *secrets_of_environment(os.environ)]
 
 
 def _say(text: str) -> None:

@@ -26,7 +26,7 @@ inline F silu(F x) {
   return if_negative(x, x * e, x) / (set1(1.0f) + e);
 }
 
-struct Scratch {  // one thread's, in its own stack frame
+struct Scratch {  // one thread's
   alignas(64) float keys[kTile / kLanes][kMaxHeadDim][kLanes];
   alignas(64) float values[kTile * kMaxHeadDim];  // [kTile][head_dim]: as close as they go
   alignas(64) float scores[kMaxQueries][kTile];

@@ -110,7 +110,7 @@ void run_layers(const Geometry& g, const Layer* layers, int count, void* const* 
   lay_out(g, batch.slots, memory, &w);
   const AttentionPlan plan(g, batch);
   const int64_t rows = batch.slots, pieces = static_cast<int64_t>(plan.tiles.size()) * g.kv_heads;
-  int64_t taken[kMaxLayersAtOnce] = {};  // pieces of attention differ in length: threads take the next one
+  std::vector<int64_t> taken(count);  // pieces of attention differ in length: threads take the next one
 #pragma omp parallel
   {
     const Share share = {omp_get_thread_num(), omp_get_num_threads()};

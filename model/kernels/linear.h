@@ -20,8 +20,15 @@ inline Inputs inputs_at(uint8_t* p, int64_t rows, int64_t width) {
           reinterpret_cast<int32_t*>(scales + 2 * groups), width};
 }
 
-// Group `at` of [T, groups], from its 32 numbers.
+// Group `at` of [T, groups], from its 32 numbers. What is not finite makes the group's part of every sum NaN.
 inline void quantize(const Inputs& x, int64_t at, F a, F b) {
+  const float fault = sum((a - a) + (b - b));  // 0, or NaN
+  if (fault != 0.0f) {
+    std::memset(x.values + at * kGroup, 0, kGroup);
+    x.scales[at] = x.sums[at] = fault;
+    x.offsets[at] = 0;
+    return;
+  }
   const float largest_one = largest(max(abs(a), abs(b)));
   const float inverse = largest_one > 0 ? 127.0f / largest_one : 0.0f;
   const I low = store_bytes(x.values + at * kGroup, round(a * set1(inverse)));

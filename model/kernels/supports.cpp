@@ -1,4 +1,6 @@
-// Compiled for any x86-64: which of the others this processor can run.
+// Compiled for any x86-64: what this file's structs are, and which of the others this processor can run.
+extern "C" int hb_format() { return 1; }
+
 extern "C" int hb_supports(int wide) {
   __builtin_cpu_init();
   if (wide)

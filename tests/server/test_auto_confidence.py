@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -39,6 +40,20 @@ class Sized(ByChoice):
         return [97] * self._size(sequence.params.confidence or 0)
 
 
+class Held(Sized):
+    """Its steps wait while `go_on` is cleared, and say that they have begun."""
+
+    def __init__(self) -> None:
+        super().__init__(larger)
+        self.began, self.go_on = threading.Event(), threading.Event()
+        self.go_on.set()
+
+    def run(self, batch: ScheduledBatch) -> BatchResult:
+        self.began.set()
+        self.go_on.wait(10)
+        return super().run(batch)
+
+
 def larger(confidence: float) -> int:
     return 1 if confidence > 0.75 else 2 if confidence > 0.65 else 3
 
@@ -68,6 +83,20 @@ async def test_it_is_lowered_where_that_pays_and_told_in_usage_and_metrics() -> 
         runner.now += 3600
         assert server.metric("confidence_in_force") == 0.8
         assert await answers(server, 1) == [0.8]
+
+
+async def test_who_asks_during_a_long_step_does_not_take_it_for_idle_time() -> None:
+    runner = Held()
+    async with serving(runner=runner, auto=AUTO, clock=lambda: runner.now) as server:
+        await answers(server, 8)
+        runner.began.clear()
+        runner.go_on.clear()
+        answer = asyncio.create_task(server.complete(**LONG))
+        assert await asyncio.to_thread(runner.began.wait, 10)
+        runner.now += 3600
+        assert server.metric("confidence_in_force") == 0.6
+        runner.go_on.set()
+        await answer
 
 
 async def test_it_goes_back_where_that_does_not_pay() -> None:

@@ -26,6 +26,12 @@ def test_people_are_told_what_differs(capsys: pytest.CaptureFixture[str], monkey
     assert capsys.readouterr().out == ""
 
 
+def test_further_models_are_told_as_they_were_written(capsys: pytest.CaptureFixture[str]) -> None:
+    settings = ServeSettings(also=["bold=,confidence=0.3", "base=builtin"])
+    tell_settings(settings, teller("text"))
+    assert capsys.readouterr().out.endswith("also ['bold=,confidence=0.3', 'base=builtin']\n")
+
+
 def test_json_has_all_of_them(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HUGGING_FACE_HUB_TOKEN", "hf-token")
     settings = SETTINGS.model_copy(update={"log_format": "json"})
