@@ -54,6 +54,18 @@ class Held(Sized):
         return super().run(batch)
 
 
+class Stepped(Sized):
+    """It runs as many steps as `allowed` has been released."""
+
+    def __init__(self) -> None:
+        super().__init__(larger)
+        self.allowed = threading.Semaphore(0)
+
+    def run(self, batch: ScheduledBatch) -> BatchResult:
+        self.allowed.acquire(timeout=10)
+        return super().run(batch)
+
+
 def larger(confidence: float) -> int:
     return 1 if confidence > 0.75 else 2 if confidence > 0.65 else 3
 
@@ -147,12 +159,15 @@ async def test_without_a_dial_the_usage_is_silent_and_the_gauge_has_the_default(
 
 
 async def test_an_answer_that_is_aborted_leaves_no_trace_in_the_dial() -> None:
-    async with with_dial() as (server, _):
+    runner = Stepped()
+    async with serving(runner=runner, auto=AUTO, clock=lambda: runner.now) as server:
         request = GenerationRequest("gone", [1, 2], SamplingParams(max_tokens=200, ignore_eos=True))
         [stream] = server.engine.submit([request])
         assert stream.by_dial
+        runner.allowed.release()
         async for _ in stream:
             break
+        runner.allowed.release(1000)  # some steps still have it in them: the abort is on its way
         assert await answers(server, 1) == [0.8]
 
 
