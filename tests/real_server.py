@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import IO, Any
 
 import httpx
+from openai import OpenAI
 
 
 def free_port() -> int:
@@ -38,6 +39,7 @@ class RealServer:
         self._command = [str(Path(sys.executable).parent / "hamburger"), "serve", *arguments, "--port", str(self.port)]
         self._env = {**os.environ, **(env or {})}
         self._log: IO[str] = tempfile.TemporaryFile("w+")  # noqa: SIM115 - lives as long as the server
+        self.client = OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=120)
 
     def __enter__(self) -> RealServer:
         self.process = subprocess.Popen(self._command, env=self._env, stdout=self._log, stderr=subprocess.STDOUT)
@@ -53,6 +55,7 @@ class RealServer:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.stop()
+        self.client.close()  # a socket that is left to the garbage collector is a warning in a later test
         self._log.close()
 
     @property

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 import torch
-from openai import AsyncOpenAI, OpenAI
+from openai import AsyncOpenAI
 
 from hamburger.model.checkpoint import load_checkpoint
 from hamburger.model.config import ModelConfig
@@ -59,10 +59,9 @@ def test_lm_eval_s_request_through_the_openai_client(grafted: RealServer, peer: 
         start = prompt_of(9, seed=7)
         likeliest = int(peer(torch.tensor([start])).logits[0, -1].argmax())
     prompts = [prompt_of(500, seed=1), prompt_of(1, seed=2), [*start, likeliest], prompt_of(40, seed=3)]
-    with OpenAI(base_url=f"{grafted.url}/v1", api_key="unused", max_retries=0) as api:
-        answer = api.completions.create(
-            model="burger", prompt=prompts, temperature=0, max_tokens=1, logprobs=1, seed=1234, echo=True
-        )
+    answer = grafted.client.completions.create(
+        model="burger", prompt=prompts, temperature=0, max_tokens=1, logprobs=1, seed=1234, echo=True
+    )
     assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
     for choice, ids in zip(answer.choices, prompts, strict=True):
         assert choice.logprobs is not None
@@ -125,11 +124,10 @@ def test_the_echoed_text_is_the_prompt(embedded: RealServer) -> None:
 def test_50_texts_are_scored_as_transformers_does(grafted: RealServer, peer: Any) -> None:
     draw = random.Random(1)
     texts = [random_text(draw) for _ in range(50)]
-    client = OpenAI(base_url=f"{grafted.url}/v1", api_key="none", max_retries=0)
     for start in range(0, 50, 10):
         asked = [httpx.post(f"{grafted.url}/tokenize", json={"prompt": t}) for t in texts[start : start + 10]]
         ids: list[list[int]] = [response.json()["tokens"] for response in asked]
-        answer = client.completions.create(model="burger", prompt=ids, max_tokens=1, echo=True, logprobs=1)
+        answer = grafted.client.completions.create(model="burger", prompt=ids, max_tokens=1, echo=True, logprobs=1)
         for choice, prompt in zip(answer.choices, ids, strict=True):
             assert choice.logprobs is not None
             values, _ = expected(peer, prompt)

@@ -7,7 +7,7 @@ from typing import Any
 
 import openai
 import pytest
-from openai import AsyncOpenAI, OpenAI
+from openai import AsyncOpenAI
 
 from real_server import RealServer
 
@@ -15,20 +15,16 @@ MESSAGES: list[Any] = [{"role": "user", "content": "Name three colours."}]
 EMBEDDED = "smollm2-135m-hamburger"
 
 
-def client(server: RealServer) -> OpenAI:
-    return OpenAI(base_url=f"{server.url}/v1", api_key="unused", max_retries=0)
-
-
 def test_models_lists_the_embedded_default(embedded: RealServer) -> None:
-    models = list(client(embedded).models.list())
+    models = list(embedded.client.models.list())
     assert models[0].id == EMBEDDED
     assert models[0].model_dump()["max_model_len"] == 512
-    assert client(embedded).models.retrieve(EMBEDDED).id == EMBEDDED
+    assert embedded.client.models.retrieve(EMBEDDED).id == EMBEDDED
 
 
 def test_chat_is_sensible_and_streams_the_same_text(embedded: RealServer) -> None:
     question: list[Any] = [{"role": "user", "content": "What is the capital of France?"}]
-    chat = client(embedded).chat.completions
+    chat = embedded.client.chat.completions
     whole = chat.create(model=EMBEDDED, messages=question, temperature=0, max_tokens=32)
     text = whole.choices[0].message.content
     assert text is not None
@@ -59,7 +55,7 @@ def test_the_embedded_default_emits_groups_and_says_so_at_start(embedded: RealSe
     assert "curl" in log
     assert embedded.url in log
     question: list[Any] = [{"role": "user", "content": "Count from 1 to 20."}]
-    chat = client(embedded).chat.completions
+    chat = embedded.client.chat.completions
     told: dict[float | None, dict[str, Any]] = {}
     for confidence in (None, 0.3, 1.0):
         extra = {} if confidence is None else {"confidence": confidence}
@@ -76,15 +72,15 @@ def test_builtin_is_the_plain_base_and_says_so() -> None:
         log = server.log()
         assert "plain base model" in log
         assert "1.0 tokens per KV" in log
-        model = next(iter(client(server).models.list()))
+        model = next(iter(server.client.models.list()))
         assert model.id == "smollm2-135m-instruct"
-        answer = client(server).chat.completions.create(model=model.id, messages=MESSAGES, max_tokens=8)
+        answer = server.client.chat.completions.create(model=model.id, messages=MESSAGES, max_tokens=8)
         assert answer.usage is not None
         assert answer.usage.model_dump()["tokens_per_kv"] == 1.0
 
 
 def test_completions_with_n_and_stop(embedded: RealServer) -> None:
-    answer = client(embedded).completions.create(
+    answer = embedded.client.completions.create(
         model=EMBEDDED, prompt="One, two, three,", n=2, seed=7, temperature=0.8, max_tokens=12, stop=[".", "\n"]
     )
     assert [c.index for c in answer.choices] == [0, 1]
@@ -94,7 +90,7 @@ def test_completions_with_n_and_stop(embedded: RealServer) -> None:
 def test_a_seed_repeats_all_choices(grafted: RealServer) -> None:
     """In float32: bfloat16 lets the batch decide near ties, and choices may come into it one step apart."""
     asked = [
-        client(grafted).completions.create(model="burger", prompt="One, two,", n=2, seed=seed, max_tokens=12)
+        grafted.client.completions.create(model="burger", prompt="One, two,", n=2, seed=seed, max_tokens=12)
         for seed in (7, 7, 8)
     ]
     texts = [[c.text for c in answer.choices] for answer in asked]
@@ -103,7 +99,7 @@ def test_a_seed_repeats_all_choices(grafted: RealServer) -> None:
 
 
 def test_grafted_groups_reach_the_client(grafted: RealServer) -> None:
-    answer = client(grafted).chat.completions.create(
+    answer = grafted.client.chat.completions.create(
         model="burger",
         messages=MESSAGES,
         temperature=0,
@@ -117,7 +113,7 @@ def test_grafted_groups_reach_the_client(grafted: RealServer) -> None:
     assert usage["completion_tokens"] == 40
     assert usage["kv_slots"] == 10
     assert usage["tokens_per_kv"] == 4.0
-    careful = client(grafted).chat.completions.create(
+    careful = grafted.client.chat.completions.create(
         model="burger@1.0", messages=MESSAGES, temperature=0, max_tokens=40, extra_body={"ignore_eos": True}
     )
     assert careful.usage is not None
@@ -126,7 +122,7 @@ def test_grafted_groups_reach_the_client(grafted: RealServer) -> None:
 
 def test_logprobs_come_one_a_token_in_grouped_chunks(grafted: RealServer) -> None:
     chunks = list(
-        client(grafted).chat.completions.create(
+        grafted.client.chat.completions.create(
             model="burger",
             messages=MESSAGES,
             temperature=0,
@@ -183,7 +179,7 @@ def test_errors_are_the_clients_own_exceptions(
 ) -> None:
     request: dict[str, Any] = {"model": EMBEDDED, "messages": MESSAGES, "max_tokens": 5, **change}
     with pytest.raises(error) as caught:
-        client(embedded).chat.completions.create(**request)
+        embedded.client.chat.completions.create(**request)
     body: Any = caught.value.body
     assert body["message"]
     assert set(body) == {"message", "type", "param", "code"}

@@ -6,7 +6,7 @@ import json
 from typing import Any, Literal
 
 import pytest
-from openai import OpenAI, pydantic_function_tool
+from openai import pydantic_function_tool
 from pydantic import BaseModel, Field
 
 from real_server import RealServer
@@ -31,14 +31,9 @@ QUESTION: Any = [{"role": "user", "content": "Anna is 34 years old and likes boo
 WEATHER: Any = [{"role": "user", "content": "What will the weather be in Rome in the next 3 days?"}]
 
 
-@pytest.fixture
-def client(embedded: RealServer) -> OpenAI:
-    return OpenAI(base_url=f"{embedded.url}/v1", api_key="none", max_retries=0, timeout=120)
-
-
 @pytest.mark.parametrize("confidence", [0.3, 0.8, 1.0])
-def test_parse_gives_the_model_that_was_asked(client: OpenAI, confidence: float) -> None:
-    answer = client.chat.completions.parse(
+def test_parse_gives_the_model_that_was_asked(embedded: RealServer, confidence: float) -> None:
+    answer = embedded.client.chat.completions.parse(
         model=f"{EMBEDDED}@{confidence}", messages=QUESTION, response_format=Person, temperature=0, max_tokens=200
     )
     [choice] = answer.choices
@@ -46,8 +41,8 @@ def test_parse_gives_the_model_that_was_asked(client: OpenAI, confidence: float)
     assert isinstance(choice.message.parsed, Person)
 
 
-def test_the_streaming_helper_parses_too(client: OpenAI) -> None:
-    with client.chat.completions.stream(
+def test_the_streaming_helper_parses_too(embedded: RealServer) -> None:
+    with embedded.client.chat.completions.stream(
         model=EMBEDDED, messages=QUESTION, response_format=Person, temperature=0, max_tokens=200
     ) as stream:
         kinds = {event.type for event in stream}
@@ -56,12 +51,12 @@ def test_the_streaming_helper_parses_too(client: OpenAI) -> None:
     assert isinstance(final.choices[0].message.parsed, Person)
 
 
-def test_required_and_named_tools(client: OpenAI) -> None:
+def test_required_and_named_tools(embedded: RealServer) -> None:
     tools: Any = [pydantic_function_tool(GetWeather)]
     named: Any = {"type": "function", "function": {"name": "GetWeather"}}
     wanted: list[tuple[Any, str]] = [("required", "tool_calls"), (named, "stop")]
     for choice, reason in wanted:
-        answer = client.chat.completions.create(
+        answer = embedded.client.chat.completions.create(
             model=EMBEDDED, messages=WEATHER, tools=tools, tool_choice=choice, temperature=0, max_tokens=200
         )
         assert answer.choices[0].finish_reason == reason
@@ -71,8 +66,8 @@ def test_required_and_named_tools(client: OpenAI) -> None:
             GetWeather.model_validate_json(call.function.arguments)
 
 
-def test_the_streaming_helper_puts_calls_together(client: OpenAI) -> None:
-    with client.chat.completions.stream(
+def test_the_streaming_helper_puts_calls_together(embedded: RealServer) -> None:
+    with embedded.client.chat.completions.stream(
         model=EMBEDDED,
         messages=WEATHER,
         tools=[pydantic_function_tool(GetWeather)],
@@ -87,7 +82,7 @@ def test_the_streaming_helper_puts_calls_together(client: OpenAI) -> None:
     GetWeather.model_validate(json.loads(event.arguments))
 
 
-def test_a_call_and_its_result_go_back_in(client: OpenAI) -> None:
+def test_a_call_and_its_result_go_back_in(embedded: RealServer) -> None:
     call: Any = {
         "id": "call_1",
         "type": "function",
@@ -98,19 +93,19 @@ def test_a_call_and_its_result_go_back_in(client: OpenAI) -> None:
         {"role": "assistant", "content": None, "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "call_1", "content": "Sunny."},
     ]
-    raw = client.chat.completions.with_raw_response.create(
+    raw = embedded.client.chat.completions.with_raw_response.create(
         model=EMBEDDED, messages=messages, tools=[pydantic_function_tool(GetWeather)], temperature=0, max_tokens=16
     )
     assert raw.status_code == 200
     assert raw.parse().usage is not None
 
 
-def test_the_last_message_is_continued(client: OpenAI) -> None:
+def test_the_last_message_is_continued(embedded: RealServer) -> None:
     messages: Any = [
         {"role": "user", "content": "What is the capital of France?"},
         {"role": "assistant", "content": "The capital of France is"},
     ]
-    answer = client.chat.completions.create(
+    answer = embedded.client.chat.completions.create(
         model=f"{EMBEDDED}@1.0",
         messages=messages,
         temperature=0,
