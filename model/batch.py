@@ -63,6 +63,7 @@ class SamplingBatch:
     end_ids: int64 [M, E], padded with -1: a group ends with the first of these.
     logprobs: int64 [M], how many rivals' log-probabilities are asked; -1 for none at all.
     any_sampled: whether any row has a temperature above 0 (known to the host, so that no device sync is needed).
+    any_filtered: whether a row with a temperature above 0 may have a top_k, top_p or min_p that filters.
     max_logprobs: the largest entry of `logprobs`.
     """
 
@@ -78,6 +79,7 @@ class SamplingBatch:
     max_logprobs: int
     adjustments: Adjustments | None
     constraint: Constraint | None = None
+    any_filtered: bool = True
 
 
 @dataclass(frozen=True, slots=True, eq=False)
