@@ -118,7 +118,8 @@ def _warm_up(core: EngineCore, info: EngineInfo) -> None:
     params = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True, seed=0, confidence=info.default_confidence)
     core.add(SubmitRequest("warm-up", prompt_ids, params, time.monotonic()))
     while core.has_work:
-        core.step()
+        for failure in core.step().failures:
+            raise ConfigError(f"{failure.message} Lower kv_cache_memory, max_num_batched_slots or max_num_seqs.")
 
 
 def _max_model_len(asked: int | None, config: ModelConfig) -> int:

@@ -108,7 +108,8 @@ class ForwardBatch:
     block_tables: int64 [B, N], each sequence's block ids, right-padded with 0.
     context_slots: int64 [B], slots a sequence has in the cache, the new ones included.
     query_slots: B ints, new slots of each sequence; the first `num_single` are 1.
-    context_slots_host: B ints, the values of context_slots on the host.
+    context_slots_host: B ints, the values of context_slots on the host; None where only the device knows them, of a
+        batch of one-slot rows whose tensors stay where they are (CUDA graphs).
     emit: int64 [M], index in T of the last slot of each emitting sequence.
     confidence: float32 [M]. group_limits: int64 [M], most tokens the row may emit now (>= 1).
     max_group_limit: the maximum of group_limits over rows with a confidence below 1, else 1.
@@ -123,7 +124,7 @@ class ForwardBatch:
     block_tables: Tensor
     context_slots: Tensor
     query_slots: list[int]
-    context_slots_host: list[int]
+    context_slots_host: list[int] | None
     num_single: int
     emit: Tensor
     confidence: Tensor
@@ -144,6 +145,10 @@ class Logprobs:
     chosen: Tensor
     top_ids: Tensor
     top: Tensor
+
+    def first(self, rows: int) -> Logprobs:
+        """Those of the first rows."""
+        return Logprobs(self.chosen[:rows], self.top_ids[:rows], self.top[:rows])
 
 
 @dataclass(frozen=True, slots=True, eq=False)

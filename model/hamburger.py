@@ -16,7 +16,7 @@ from hamburger.model.embedder import CompositionalEmbedder
 from hamburger.model.kv_cache import PagedKVCache
 from hamburger.model.linear import PackedLinear, pack_linears
 from hamburger.model.masked import Groups, MaskedStep
-from hamburger.model.micro_cache import GroupCache, MicroCache, StaticMicroCache
+from hamburger.model.micro_cache import GroupCache
 from hamburger.model.micro_decoder import MicroStepDecoder, StopHead
 from hamburger.model.native import Kernels
 from hamburger.model.native_modules import NativeLinear, NativeMicroStepDecoder, NativeTrunk, replace_linears
@@ -116,14 +116,15 @@ class HamburgerModel(nn.Module):
         feature_layers = self.config.graft.feature_layers if self.config.graft else ()
         masked = self.masked and batch.sampling.constraint is None
         emit = self._emit_masked if masked else self._emit
-        hidden, features = self.trunk(self._embed(batch), batch, cache, self.rotary, feature_layers)
+        hidden, features = self.trunk(self.embed(batch), batch, cache, self.rotary, feature_layers)
         if batch.scored is None:
             return emit(hidden, features, batch)
         emitting = len(batch.emit)
         output = emit(hidden[:emitting], features, batch)
         return replace(output, prompt_logprobs=self._score(hidden[emitting:], batch.scored))
 
-    def _embed(self, batch: ForwardBatch) -> Tensor:
+    def embed(self, batch: ForwardBatch) -> Tensor:
+        """What the trunk reads of the batch's slots: [T, D]."""
         if batch.max_group_size == 1:
             embedded: Tensor = self._embedding(batch.token_ids[:, 0])
         else:
@@ -187,21 +188,11 @@ class HamburgerModel(nn.Module):
         state, logits = hidden, self.head(hidden)
         step.take(0, logits, self.stop_logit(state, 0))
         if width > 1:
-            micro = self.static_micro_cache(len(hidden))
-            micro.context = self.micro_decoder.context(torch.stack(features, dim=1))
+            micro = self.micro_decoder.start_static(torch.stack(features, dim=1), width)
         for index in range(1, width):
             state, logits = self.micro_step(groups.newest, micro)
             step.take(index, logits, self.stop_logit(state, index))
         return step.output()
-
-    def static_micro_cache(self, rows: int) -> StaticMicroCache:
-        """For `rows` groups, its context still to be set."""
-        trunk, graft, weight = self.config.trunk, self.config.graft, self.embed_tokens.weight
-        if graft is None:
-            raise ValueError("a plain base model runs no micro-steps.")
-        shape = StaticMicroCache.kv_shape(trunk, graft, rows)
-        kv = torch.zeros(shape, dtype=self.state_dtype, device=weight.device)
-        return StaticMicroCache(kv.new_zeros(rows, 0, trunk.hidden_size), kv)
 
     def _score(self, states: Tensor, scored: ScoredSlots) -> Logprobs:
         """Log-probabilities of the tokens after `states` [S, D], under the trunk alone."""

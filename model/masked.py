@@ -56,7 +56,7 @@ class MaskedStep:
 
     def __init__(self, groups: Groups, sampling: SamplingBatch, confidence: Tensor, group_limits: Tensor) -> None:
         self.groups = groups
-        self._sampling = sampling
+        self.sampling = sampling
         self._confidence = confidence
         self._group_limits = group_limits
         self._penalties = None
@@ -70,7 +70,7 @@ class MaskedStep:
 
     def take(self, index: int, logits: Tensor, stop: Tensor) -> None:
         """Token `index` of every row that goes on, from logits [M, V] (any float dtype) and stop logit float32 [M]."""
-        g, sampling = self.groups, self._sampling
+        g, sampling = self.groups, self.sampling
         tokens, likeliest = self._choose(index, logits)
         g.token_ids[:, index] = torch.where(g.going, tokens, 0)
         g.stop_probs[:, index] = torch.where(g.going, stop.sigmoid(), 0)
@@ -90,7 +90,7 @@ class MaskedStep:
 
     def _choose(self, index: int, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Tokens int64 [M], and whether each is the argmax of the unchanged logits [M, V]."""
-        sampling = self._sampling
+        sampling = self.sampling
         logits = logits.float()
         tokens = likeliest = logits.argmax(-1)
         if self._penalties is not None:
@@ -114,7 +114,7 @@ class MaskedStep:
         return tokens, tokens == likeliest
 
     def _add_logprobs(self, index: int, logits: Tensor, tokens: Tensor, into: Logprobs) -> None:
-        counts = self.groups.going & (self._sampling.logprobs >= 0)
+        counts = self.groups.going & (self.sampling.logprobs >= 0)
         chosen, ids, top = token_logprobs(logits, tokens, into.top.shape[-1])
         into.chosen[:, index] = torch.where(counts, chosen, 0)
         into.top_ids[:, index] = torch.where(counts[:, None], ids, 0)

@@ -7,11 +7,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from hamburger.model.config import GraftConfig, TrunkConfig
-
 
 class GroupCache(Protocol):
-    """What the micro-step decoder reads and extends; context: [R, F or 1, D] (MicroStepDecoder.context)."""
+    """What the micro-step decoder reads and extends; context: [R, F, D], or [R, 1, D] of fused features."""
 
     context: Tensor
 
@@ -53,21 +51,14 @@ class MicroCache:
 class StaticMicroCache:
     """Written by position into tensors that stay where they are, so that a CUDA graph can read them again.
 
-    Only Python knows its length: a captured micro-step is the one of that length. kv: [L, 2, R, most positions,
-    num_kv_heads, head_dim].
+    Only Python knows its length: a captured micro-step is the one of that length.
+    kv: [layers, key and value, R, most positions, num_kv_heads, head_dim].
     """
 
     def __init__(self, context: Tensor, kv: Tensor) -> None:
         self.context = context
         self._kv = kv
         self._lengths = [0] * len(kv)
-
-    @staticmethod
-    def kv_shape(trunk: TrunkConfig, graft: GraftConfig, rows: int) -> tuple[int, ...]:
-        """Of the tensor that holds every position of `rows` groups."""
-        before = len(graft.feature_layers) if graft.features == "positions" else 0
-        positions = before + graft.max_group - 1
-        return graft.micro_layers, 2, rows, positions, trunk.num_kv_heads, trunk.head_dim
 
     @property
     def length(self) -> int:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from hamburger.model.config import GraftConfig, TrunkConfig
 from hamburger.model.layers import DecoderLayer, RMSNorm
-from hamburger.model.micro_cache import GroupCache, MicroCache
+from hamburger.model.micro_cache import GroupCache, MicroCache, StaticMicroCache
 from hamburger.model.rotary import RotaryEmbedding
 
 
@@ -59,9 +59,17 @@ class MicroStepDecoder(nn.Module):
 
     def start(self, features: Tensor) -> MicroCache:
         """Begin a group for R rows with features [R, F, D]."""
-        return MicroCache(self.context(features), [None] * len(self.layers))
+        return MicroCache(self._context(features), [None] * len(self.layers))
 
-    def context(self, features: Tensor) -> Tensor:
+    def start_static(self, features: Tensor, width: int) -> StaticMicroCache:
+        """The same with the memory of groups of up to `width` tokens, which stays where it is."""
+        first = self.layers[0]
+        assert isinstance(first, DecoderLayer)
+        positions = width - 1 if self.fused else features.shape[1] + width - 1
+        kv = features.new_zeros(len(self.layers), 2, len(features), positions, first.num_kv_heads, first.head_dim)
+        return StaticMicroCache(self._context(features), kv)
+
+    def _context(self, features: Tensor) -> Tensor:
         """What all micro-steps of a group read, of features [R, F, D]: those, or [R, 1, D] where they are fused."""
         if self.fused:
             fused: Tensor = self.feature_proj(self.feature_norm(features).flatten(1)).unsqueeze(1)

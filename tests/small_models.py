@@ -160,7 +160,7 @@ def teacher_forced(
     graft = model.config.graft
     assert graft is not None
     with torch.inference_mode():
-        hidden, features = model.trunk(model._embed(batch), batch, cache, model.rotary, graft.feature_layers)
+        hidden, features = model.trunk(model.embed(batch), batch, cache, model.rotary, graft.feature_layers)
         logits, stops = [], []
         for row, group in enumerate(groups):
             state = hidden[row : row + 1]
