@@ -78,6 +78,7 @@ class LLM:
         block_size: int = 32,
         confidence: float | None = None,
         prefix_cache: bool = True,
+        enforce_eager: bool = False,
         quantization: Quantization = "auto",
         on_progress: Callable[[str], None] = lambda line: None,
     ) -> None:
@@ -98,6 +99,7 @@ class LLM:
             block_size=block_size,
             confidence=confidence,
             prefix_cache=prefix_cache,
+            enforce_eager=enforce_eager,
             quantization=quantization,
             max_queue_seconds=math.inf,  # a long list of prompts may take its time
         )

@@ -166,7 +166,7 @@ class ScriptedRunner:
             sequence, start = item.sequence, item.sequence.num_computed_slots
             if sequence in self._may_replay:
                 self._may_replay.remove(sequence)
-                if start < self._computed[sequence]:
+                if start != self._computed[sequence]:
                     self._computed[sequence] = 0
             _check(item.num_slots >= 1, "no slots")
             found = self.shares and not self._computed.get(sequence, 0) and start < sequence.num_slots
