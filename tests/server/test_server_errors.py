@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from fakes import EOS, ScriptedRunner, StepGate
+from fakes import EOS, StepGate
 from hamburger.engine.batch import ScheduledBatch
 from hamburger.engine.client import GenerationRequest
 from hamburger.engine.sampling_params import SamplingParams
@@ -197,7 +197,7 @@ async def test_a_request_that_memory_does_not_hold_is_a_503_and_the_next_is_serv
     def trouble(step: int, batch: ScheduledBatch) -> bool:
         return any(97 in item.sequence.prompt_ids for item in batch.sequences)
 
-    async with serving(runner=ScriptedRunner(out_of_memory=trouble)) as server:
+    async with serving(runner=ByChoice([[EOS]], out_of_memory=trouble)) as server:
         response = await server.post(COMPLETIONS, {"prompt": "a"})
         assert (response.status_code, error_of(response)["code"]) == (503, "out_of_memory")
         assert int(response.headers["retry-after"]) >= 1
