@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 
 import torch
 
 from hamburger.engine.config import EngineArgs, EngineConfig
 from hamburger.engine.core import EngineCore
 from hamburger.engine.grammar import Grammars
-from hamburger.engine.memory import pool_bytes
+from hamburger.engine.memory import decode_graphs, pool_bytes, step_bytes
 from hamburger.engine.messages import EngineInfo, SubmitRequest
 from hamburger.engine.pool import blocks_of_pool
 from hamburger.engine.runner import Runner
@@ -23,6 +24,7 @@ from hamburger.model.devices import choose_device, choose_dtype
 from hamburger.model.kv_cache import PagedKVCache, slot_bytes
 from hamburger.model.native import Kernels, layers_fit, load_kernels
 from hamburger.model.sources import resolve_source
+from hamburger.model.step_memory import CudaMeter
 
 
 def build_core(
@@ -55,13 +57,17 @@ def build_core(
     prefix_cache = args.prefix_cache and model_config.trunk.context_tokens == model_config.trunk.fixed_context_tokens
     if args.prefix_cache and not prefix_cache:
         on_progress("no prefix cache: with dynamic rope scaling a prompt's keys depend on its length")
+    for_steps = 0
+    if device.type == "cuda" and args.kv_cache_memory is None:
+        on_progress("measuring what the largest steps take")
+        for_steps = step_bytes(model, args, max_model_len, torch.cuda.mem_get_info(device)[0], CudaMeter(device))
     on_progress("sizing the KV pool")
     config = EngineConfig(
         max_model_len=max_model_len,
         max_num_seqs=args.max_num_seqs,
         max_num_batched_slots=args.max_num_batched_slots,
         block_size=args.block_size,
-        num_blocks=_num_blocks(args, model_config, max_model_len, dtype, device),
+        num_blocks=_num_blocks(args, model_config, max_model_len, dtype, device, for_steps),
         eos_token_ids=model_config.trunk.eos_token_ids,
         max_group=model_config.max_group,
         max_queue=args.max_queue,
@@ -90,7 +96,11 @@ def build_core(
         quantization=model.quantization,
     )
     grammars = Grammars(lambda: Tokenizer.load(source.tokenizer_path), info.vocab_size, info.eos_token_ids)
-    core = EngineCore(config, Runner(model, cache), grammars=grammars)
+    graphs = None
+    if device.type == "cuda" and not args.enforce_eager:
+        graphs = decode_graphs(model, cache, args, max_model_len)
+        graphs.prepare(partial(_tell_captured, on_progress))
+    core = EngineCore(config, Runner(model, cache, graphs), grammars=grammars)
     on_progress("warming up")
     _warm_up(core, info)
     return core, info
@@ -118,7 +128,8 @@ def _warm_up(core: EngineCore, info: EngineInfo) -> None:
     params = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True, seed=0, confidence=info.default_confidence)
     core.add(SubmitRequest("warm-up", prompt_ids, params, time.monotonic()))
     while core.has_work:
-        core.step()
+        for failure in core.step().failures:
+            raise ConfigError(f"{failure.message} Lower kv_cache_memory, max_num_batched_slots or max_num_seqs.")
 
 
 def _max_model_len(asked: int | None, config: ModelConfig) -> int:
@@ -128,11 +139,22 @@ def _max_model_len(asked: int | None, config: ModelConfig) -> int:
     return asked or limit
 
 
+def _tell_captured(on_progress: Callable[[str], None], done: int, total: int) -> None:
+    """A line for each quarter."""
+    if done == 0 or done * 4 // total > (done - 1) * 4 // total:
+        on_progress(f"capturing CUDA graphs: {done} of {total} batch sizes")
+
+
 def _num_blocks(
-    args: EngineArgs, config: ModelConfig, max_model_len: int, dtype: torch.dtype, device: torch.device
+    args: EngineArgs,
+    config: ModelConfig,
+    max_model_len: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    for_steps: int,
 ) -> int:
     return blocks_of_pool(
-        pool_bytes(device, args.kv_cache_memory, args.num_engines),
+        pool_bytes(device, args.kv_cache_memory, args.num_engines, for_steps),
         slot_bytes(config.trunk, dtype),
         block_size=args.block_size,
         max_model_len=max_model_len,

@@ -17,7 +17,15 @@ from functools import partial
 from hamburger.engine.config import EngineConfig
 from hamburger.engine.detokenizer import TextDecoder
 from hamburger.engine.dial import AutoConfidence, ConfidenceDial
-from hamburger.engine.errors import EngineDead, EngineDraining, HamburgerError, InvalidRequest, QueueFull, QueueTimeout
+from hamburger.engine.errors import (
+    EngineDead,
+    EngineDraining,
+    HamburgerError,
+    InvalidRequest,
+    OutOfMemory,
+    QueueFull,
+    QueueTimeout,
+)
 from hamburger.engine.events import EngineReady, EngineStopped, Event, StepReport, StepStarted, Stop
 from hamburger.engine.host import EngineHost, Life
 from hamburger.engine.messages import AbortRequest, EngineInfo, GroupOutput, RequestFailed, StepStats
@@ -347,6 +355,8 @@ class AsyncEngine:
     def _error(self, failure: RequestFailed) -> HamburgerError:
         if failure.kind == "queue_timeout":
             return QueueTimeout(failure.message, self._seconds_until_finished(1, self._clock()))
+        if failure.kind == "out_of_memory":
+            return OutOfMemory(failure.message, self._seconds_until_finished(1, self._clock()))
         if failure.kind == "grammar":
             return InvalidRequest(failure.message)  # a format, structured_outputs or a tool asked for it
         return EngineDraining(failure.message) if failure.kind == "draining" else EngineDead(failure.message)

@@ -26,6 +26,7 @@ class EngineArgs:
     quantization: weights on CPU: `none` keeps the dtype, `int8`, `int4`; `auto` takes 4 bits for weights that have no
         more, 8 for the others, and the dtype where the compiled kernels cannot run.
     prefix_cache: prompts that begin alike share the slots of their beginning, while the pool still holds them.
+    enforce_eager: on a GPU, launch every operation of a decoding step anew rather than replay CUDA graphs.
     num_engines: how many engines share this machine, this one included: each sizes its pool for its part of it.
 
     Raises ConfigError that names the field when a value is out of range.
@@ -45,6 +46,7 @@ class EngineArgs:
     max_queue_seconds: float = 600.0
     prefix_cache: bool = True
     quantization: Quantization = "auto"
+    enforce_eager: bool = False
     num_engines: int = 1
 
     def __post_init__(self) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from typing import Literal, Protocol
 
 from hamburger.engine.batch import BatchResult, ScheduledBatch
 from hamburger.engine.config import EngineConfig
-from hamburger.engine.errors import InvalidRequest
+from hamburger.engine.errors import InvalidRequest, OutOfMemory
 from hamburger.engine.grammar import Grammars, Matcher
 from hamburger.engine.messages import (
     AbortRequest,
@@ -21,12 +22,17 @@ from hamburger.engine.messages import (
 from hamburger.engine.scheduler import Scheduler
 from hamburger.engine.sequence import Sequence
 
+logger = logging.getLogger(__name__)
+
 
 class Runner(Protocol):
     """What computes a batch. It reads sequences, never changes them, and keeps nothing about them between steps."""
 
     def run(self, batch: ScheduledBatch) -> BatchResult:
-        """Compute the batch's slots, and score the prompt tokens that Sequence.unscored names."""
+        """Compute the batch's slots, and score the prompt tokens that Sequence.unscored names.
+
+        Raises OutOfMemory, and has done nothing then that could not be done again.
+        """
 
 
 class EngineCore:
@@ -84,8 +90,7 @@ class EngineCore:
         start = self._clock()
         failures, self._refused = self._refused, []
         failures += [self._timeout(sequence, start) for sequence in self._scheduler.expire(start)]
-        batch = self._scheduler.schedule(start)
-        result = self._runner.run(batch) if batch.sequences else BatchResult([])
+        batch, result = self._run(self._scheduler.schedule(start), failures)
         outputs: list[GroupOutput] = []
         num_prompt_slots = batch.num_slots
         emitting = [item.sequence for item in batch.sequences if item.emits]
@@ -112,6 +117,29 @@ class EngineCore:
                 self.abort(AbortRequest(output.request_id))
         group_sizes = [len(output.token_ids) for output in outputs if output.token_ids]
         return StepOutputs(outputs, failures, self._stats(batch, num_prompt_slots, group_sizes, self._clock() - start))
+
+    def _run(self, batch: ScheduledBatch, failures: list[RequestFailed]) -> tuple[ScheduledBatch, BatchResult]:
+        """What was computed of the batch: all, or, where the memory did not hold it, nothing.
+
+        The next steps are smaller then, until one fits. A request whose single slot does not is added to `failures`.
+        """
+        if not batch.sequences:
+            return batch, BatchResult([])
+        try:
+            result = self._runner.run(batch)
+        except OutOfMemory as error:
+            logger.warning("A step of %d slots ran out of memory: %s", batch.num_slots, error)
+            preempted = list(batch.preempted)
+            if batch.num_slots > 1:
+                preempted += self._scheduler.shrink(batch)
+            else:
+                request_id = batch.sequences[0].sequence.request_id
+                message = f"Memory does not hold a step of this request alone: {error}"
+                failures.append(RequestFailed(request_id, "out_of_memory", message))
+                self.abort(AbortRequest(request_id))
+            return ScheduledBatch([], preempted, batch.cache_queries, batch.cache_hits), BatchResult([])
+        self._scheduler.recover()
+        return batch, result
 
     def _give_up(self, sequence: Sequence) -> None:
         """End a request whose grammar failed; the next one with the same grammar gets it anew."""

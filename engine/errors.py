@@ -7,7 +7,8 @@ HamburgerError
 │   └── NeverFits               more slots than the whole KV pool holds
 ├── Overloaded(retry_after)     try again later
 │   ├── QueueFull               the waiting queue is at its bound: HTTP 429
-│   └── QueueTimeout            it waited longer than max_queue_seconds: HTTP 503
+│   ├── QueueTimeout            it waited longer than max_queue_seconds: HTTP 503
+│   └── OutOfMemory             the device has no memory left for its step: HTTP 503
 ├── TokenizerError              a text, chat or tokenizer file that the tokenizer cannot take; also a ValueError
 └── EngineUnavailable           nothing can be served: HTTP 503
     ├── EngineDraining          it is shutting down
@@ -55,6 +56,10 @@ class QueueFull(Overloaded):
 
 class QueueTimeout(Overloaded):
     """The request waited longer than the longest allowed time."""
+
+
+class OutOfMemory(Overloaded):
+    """The device ran out of memory in a step; of one request: even in a step of its own."""
 
 
 class TokenizerError(HamburgerError, ValueError):

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol, cast
 from hamburger.engine.config import EngineArgs, Quantization
 from hamburger.engine.core import EngineCore
 from hamburger.engine.detokenizer import TextDecoder
-from hamburger.engine.errors import InvalidRequest, QueueTimeout
+from hamburger.engine.errors import InvalidRequest, OutOfMemory, QueueTimeout
 from hamburger.engine.messages import AbortRequest, EngineInfo, FinishReason, SubmitRequest, TokenLogprobs
 from hamburger.engine.request import Answer, GenerationRequest, RequestUpdate, admit
 from hamburger.engine.sampling_params import SamplingParams
@@ -78,6 +78,7 @@ class LLM:
         block_size: int = 32,
         confidence: float | None = None,
         prefix_cache: bool = True,
+        enforce_eager: bool = False,
         quantization: Quantization = "auto",
         on_progress: Callable[[str], None] = lambda line: None,
     ) -> None:
@@ -98,6 +99,7 @@ class LLM:
             block_size=block_size,
             confidence=confidence,
             prefix_cache=prefix_cache,
+            enforce_eager=enforce_eager,
             quantization=quantization,
             max_queue_seconds=math.inf,  # a long list of prompts may take its time
         )
@@ -208,9 +210,9 @@ class LLM:
                 if not self._core.has_work:
                     raise RuntimeError("the engine ran out of work before an answer was finished.")
                 step = self._core.step()
+                errors = {"grammar": InvalidRequest, "out_of_memory": OutOfMemory}
                 for failure in step.failures:
-                    kind = InvalidRequest if failure.kind == "grammar" else QueueTimeout
-                    raise kind(failure.message)
+                    raise errors.get(failure.kind, QueueTimeout)(failure.message)
                 for output in step.outputs:
                     request, answer, updates = running[output.request_id]
                     update = answer.push(output)

@@ -1,4 +1,7 @@
-"""How much memory the KV pool may take. Linux's own limits are asked, so that a container's limit counts."""
+"""How much memory the KV pool may take, and what a GPU's steps need beside it.
+
+Linux's own limits are asked, so that a container's limit counts.
+"""
 
 from __future__ import annotations
 
@@ -7,26 +10,73 @@ from pathlib import Path
 
 import torch
 
+from hamburger.engine.config import EngineArgs
 from hamburger.engine.pool import pool_share
+from hamburger.engine.sampling_params import MAX_LOGPROBS
+from hamburger.model.capture import CudaCapture, EagerCapture
+from hamburger.model.config import ConfigError
+from hamburger.model.decode_graphs import DecodeGraphs
+from hamburger.model.hamburger import HamburgerModel
+from hamburger.model.kv_cache import PagedKVCache, slot_bytes
+from hamburger.model.step_memory import Largest, Meter, graph_bytes, peak_bytes, small_cache
 
 
-def pool_bytes(device: torch.device, kv_cache_memory: int | None, num_engines: int = 1) -> int:
+def pool_bytes(device: torch.device, kv_cache_memory: int | None, num_engines: int = 1, for_steps: int = 0) -> int:
     """Bytes for the KV pool: what the user set, or a share of what is free now (after the weights were loaded).
 
     num_engines: how many divide that share among them. On a GPU each has its part of the whole memory for weights and
-    pool, so that it does not matter which of them came first, or comes again.
+    pool, so that it does not matter which of them came first, or comes again. for_steps: bytes of a GPU that its steps
+    will need (step_bytes).
     """
     if kv_cache_memory is not None:
         return kv_cache_memory
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
-        budget = pool_share("cuda", free)
+        budget = pool_share("cuda", max(0, free - for_steps))
         if num_engines > 1:
-            part = pool_share("cuda", total) // num_engines - torch.cuda.memory_reserved(device)
+            part = pool_share("cuda", total) // num_engines - torch.cuda.memory_reserved(device) - for_steps
             budget = max(0, min(budget, part))
         return budget
     # The pool of an engine that came before is not yet touched, so it still counts as free here: hence a part each.
     return pool_share("cpu", available_host_bytes()) // num_engines
+
+
+def step_bytes(model: HamburgerModel, args: EngineArgs, max_model_len: int, free_bytes: int, meter: Meter) -> int:
+    """Bytes that the largest steps and, unless args forbid them, CUDA graphs take beside weights and pool: measured.
+
+    free_bytes: of the device, which the pool cannot be larger than. Raises ConfigError where no pool would be left.
+    """
+    trunk = model.config.trunk
+    pool_slots = free_bytes // slot_bytes(trunk, model.state_dtype)
+    largest = Largest(
+        max_slots=args.max_num_batched_slots,
+        max_rows=args.max_num_seqs,
+        max_model_len=max_model_len,
+        context_slots=pool_slots // args.max_num_seqs,
+        max_logprobs=min(MAX_LOGPROBS, trunk.vocab_size),
+        block_size=args.block_size,
+    )
+    try:
+        needed = peak_bytes(model, largest, meter)
+        if not args.enforce_eager:
+            cache = small_cache(model, largest)
+            needed += graph_bytes(lambda: decode_graphs(model, cache, args, max_model_len), args.max_num_seqs, meter)
+            del cache
+    except torch.OutOfMemoryError as error:
+        raise ConfigError(
+            f"max_num_batched_slots is {args.max_num_batched_slots} and max_num_seqs {args.max_num_seqs}, but steps of "
+            f"that size do not fit beside the weights: lower them. ({str(error).splitlines()[0]})"
+        ) from error
+    meter.begin()  # all of it can be had again
+    return needed
+
+
+def decode_graphs(model: HamburgerModel, cache: PagedKVCache, args: EngineArgs, max_model_len: int) -> DecodeGraphs:
+    """For the model's device, nothing captured yet."""
+    device = model.embed_tokens.weight.device
+    capture = CudaCapture(device) if device.type == "cuda" else EagerCapture()
+    columns = -(-max_model_len // args.block_size)
+    return DecodeGraphs(model, cache, capture, max_rows=args.max_num_seqs, max_columns=columns)
 
 
 def available_host_bytes(root: Path = Path("/")) -> int:

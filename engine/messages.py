@@ -68,7 +68,7 @@ class RequestFailed:
     """Core -> client: the request ended without an answer. `kind` picks the error class on the client side."""
 
     request_id: str
-    kind: Literal["queue_timeout", "engine_dead", "draining", "grammar"]
+    kind: Literal["queue_timeout", "engine_dead", "draining", "grammar", "out_of_memory"]
     message: str
 
 

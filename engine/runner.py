@@ -12,33 +12,63 @@ from torch import Tensor
 
 from hamburger.engine.batch import BatchResult, GroupResult, ScheduledBatch
 from hamburger.engine.constraint import GrammarConstraint
+from hamburger.engine.errors import OutOfMemory
 from hamburger.engine.messages import TokenLogprobs
 from hamburger.engine.sequence import Sequence
 from hamburger.model.batch import Adjustments, ForwardBatch, Logprobs, SamplingBatch, ScoredSlots, StepOutput
 from hamburger.model.config import DynamicRopeScaling
+from hamburger.model.decode_graphs import DecodeGraphs
 from hamburger.model.hamburger import HamburgerModel
 from hamburger.model.kv_cache import PagedKVCache
+from hamburger.model.staging import Staging
+
+_NO_HOST_MEMORY = "DefaultCPUAllocator"  # torch raises a plain RuntimeError where the host has none left
 
 
 class Runner:
     """Runs scheduled batches on one model and one KV cache."""
 
-    def __init__(self, model: HamburgerModel, cache: PagedKVCache) -> None:
+    def __init__(self, model: HamburgerModel, cache: PagedKVCache, graphs: DecodeGraphs | None = None) -> None:
+        """graphs: of this model and cache, for the batches that they can take."""
         self._model = model
+        self._step = model.step if graphs is None else graphs.step
         self._cache = cache
         self._device = model.embed_tokens.weight.device
+        self._staging = Staging(self._device)
         self._needs_text_lengths = isinstance(model.config.trunk.rope_scaling, DynamicRopeScaling)
         graft = model.config.graft
         has_short_list = graft is not None and graft.short_list_size is not None
         self._short_list = frozenset(model.short_list.tolist()) if has_short_list else None
 
     def run(self, batch: ScheduledBatch) -> BatchResult:
-        """Compute every scheduled slot, and score the prompt tokens that Sequence.unscored names."""
+        """Compute every scheduled slot, and score the prompt tokens that Sequence.unscored names.
+
+        Raises OutOfMemory where the device has none left; nothing of the sequences has changed then.
+        """
+        try:
+            return self._run(batch)
+        except (torch.OutOfMemoryError, MemoryError) as error:
+            reason = str(error).split("\n")[0]
+        except RuntimeError as error:
+            if _NO_HOST_MEMORY not in str(error):
+                raise
+            reason = str(error).split("\n")[0]
+        # Only here, when the error with its frames, and with it what they held, is gone.
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+        raise OutOfMemory(f"{self._device} has not enough memory: {reason}")
+
+    def _run(self, batch: ScheduledBatch) -> BatchResult:
+        self._staging = Staging(self._device)
         emitting = [item.sequence for item in batch.sequences if item.emits]
         constraint = self._constraint(emitting)
-        output = self._model.step(self._forward_batch(batch, constraint), self._cache)
-        if constraint is not None:
-            constraint.restore()
+        forward = self._forward_batch(batch, constraint)
+        self._staging.send()
+        try:
+            output = self._step(forward, self._cache)
+        finally:
+            if constraint is not None:
+                constraint.restore()
         groups = _group_results(output, emitting)
         scored = output.prompt_logprobs
         return BatchResult(groups) if scored is None else BatchResult(groups, _prompt_results(scored, batch))
@@ -133,6 +163,7 @@ class Runner:
             end_ids=self._padded([sorted(sequence.end_token_ids) for sequence in emitting], -1),
             logprobs=self._ints(logprobs),
             any_sampled=any(not p.is_greedy for p in params),
+            any_filtered=any(not p.is_greedy and (p.top_k > 0 or p.top_p < 1 or p.min_p > 0) for p in params),
             max_logprobs=min(max(logprobs, default=-1), self._model.config.trunk.vocab_size),
             adjustments=self._adjustments(emitting),
             constraint=constraint,
@@ -161,10 +192,10 @@ class Runner:
         )
 
     def _ints(self, values: list[int]) -> Tensor:
-        return torch.tensor(values, dtype=torch.int64, device=self._device)
+        return self._staging.put(values, torch.int64)
 
     def _floats(self, values: list[float]) -> Tensor:
-        return torch.tensor(values, dtype=torch.float32, device=self._device)
+        return self._staging.put(values, torch.float32)
 
     def _padded(self, rows: list[list[int]], fill: int) -> Tensor:
         """int64 [len(rows), longest], right-padded with `fill`."""

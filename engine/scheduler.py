@@ -28,6 +28,8 @@ from hamburger.engine.block_manager import BlockManager
 from hamburger.engine.config import EngineConfig
 from hamburger.engine.sequence import Sequence
 
+_CALM_STEPS = 64  # a step that fails costs one, and replays: not more than one in so many shall find the limit
+
 
 class Scheduler:
     def __init__(self, config: EngineConfig) -> None:
@@ -38,6 +40,9 @@ class Scheduler:
         self._sequences: dict[str, Sequence] = {}
         self._never_ran: OrderedDict[str, Sequence] = OrderedDict()  # by arrival
         self._num_added = 0
+        # Of a step, and so also of running sequences; below the config's only while memory is short.
+        self._max_slots = config.max_num_batched_slots
+        self._num_calm = 0  # steps since then that memory held
 
     @property
     def has_work(self) -> bool:
@@ -79,7 +84,7 @@ class Scheduler:
         """Choose the next step's slots: one for each decoding sequence, and what is left of max_num_batched_slots for
         prompts and replays, in order. `now` marks when a sequence first ran."""
         num_decodes = sum(_is_decode(sequence) for sequence in self.running)
-        step = _Step(self._config.max_num_batched_slots - num_decodes)
+        step = _Step(self._max_slots - num_decodes)
         index, admits = 0, True
         while True:
             head = self.waiting[0] if admits and self.waiting else None
@@ -100,6 +105,22 @@ class Scheduler:
         # Stable: the order stays within both parts.
         scheduled = sorted(step.scheduled, key=lambda item: item.num_slots > 1)
         return ScheduledBatch(scheduled, step.preempted, step.cache_queries, step.cache_hits)
+
+    def shrink(self, batch: ScheduledBatch) -> list[Sequence]:
+        """Memory did not hold a step of this batch's size (above 1 slot): the next ones have half of its slots at most,
+        and the last running sequences that these cannot serve are preempted. Returns those."""
+        self._max_slots, self._num_calm = batch.num_slots // 2, 0
+        step = _Step(0)
+        while len(self.running) > self._max_slots:
+            self._preempt(self.running[-1], step)
+        return step.preempted
+
+    def recover(self) -> None:
+        """Memory held a step: after some of them the next ones may be a little larger, up to what is configured."""
+        self._num_calm += 1
+        if self._num_calm % _CALM_STEPS == 0:
+            more = max(1, self._max_slots // 8)
+            self._max_slots = min(self._max_slots + more, self._config.max_num_batched_slots)
 
     def _grow(self, sequence: Sequence, step: _Step) -> bool:
         """Give a running sequence its blocks, from the last ones that run if need be; the very last may be itself.
@@ -124,7 +145,8 @@ class Scheduler:
             victims = self.running[keep:]
             spare_slots = step.spare_slots + sum(_is_decode(victim) for victim in victims)
             # All blocks of the prompt or replay at once, and one more left free for each that runs.
-            if spare_slots > 0 and keep < self._config.max_num_seqs and self.blocks.fits(head, keep, victims):
+            seats = min(self._config.max_num_seqs, self._max_slots)
+            if spare_slots > 0 and keep < seats and self.blocks.fits(head, keep, victims):
                 for victim in reversed(victims):
                     self._preempt(victim, step)
                 self.blocks.admit(head)

@@ -15,9 +15,9 @@ from hamburger.engine.request import Answer, RequestUpdate
 class RequestStream:
     """One answer's updates as they come; ends after the update that carries a finish_reason, or after abort().
 
-    Iterating raises EngineDead, EngineDraining or QueueTimeout when the engine gives the request up. Leaving the
-    iteration early (break, an exception, cancellation, aclose) aborts the request. One consumer iterates a stream;
-    one that is never iterated runs to its end unless abort() is called.
+    Iterating raises EngineDead, EngineDraining, QueueTimeout or OutOfMemory when the engine gives the request up.
+    Leaving the iteration early (break, an exception, cancellation, aclose) aborts the request. One consumer iterates a
+    stream; one that is never iterated runs to its end unless abort() is called.
     """
 
     def __init__(

@@ -32,27 +32,30 @@ class PagedAttention:
         self.sliding_layers = frozenset(sliding_layers)
         self.write_slots = batch.write_slots
         n = batch.num_single
+        contexts = batch.context_slots_host
+        if contexts is None:
+            raise ValueError("a batch that only the device knows is for StaticAttention.")
         size = cache.block_size
         device = batch.positions.device
         # One-slot rows share a gather padded to the widest, so rows of like width go together, and one long context
         # does not cost the short ones: (rows, or None for all of them, block tables, masks).
-        self.singles: list[tuple[Tensor | None, Tensor, _Masks]] = []
+        self.singles: list[tuple[Tensor | None, Tensor, Masks]] = []
         self.num_single = n
-        for members in _by_width([-(-slots // size) for slots in batch.context_slots_host[:n]]):
-            width = -(-max(batch.context_slots_host[row] for row in members) // size)
+        for members in _by_width([-(-slots // size) for slots in contexts[:n]]):
+            width = -(-max(contexts[row] for row in members) // size)
             index = torch.tensor(members, device=device)
             columns = torch.arange(width * size, device=device)
-            masks = _Masks(columns - batch.context_slots[index, None] + 1, sliding_window, dtype, (1, 1))
+            masks = Masks(columns - batch.context_slots[index, None] + 1, sliding_window, dtype, (1, 1))
             self.singles.append((None if len(members) == n else index, batch.block_tables[index, :width], masks))
         # (first row, last row, block table, masks)
-        self.chunks: list[tuple[int, int, Tensor, _Masks]] = []
+        self.chunks: list[tuple[int, int, Tensor, Masks]] = []
         start = n
         for i in range(n, len(batch.query_slots)):
-            queries, context = batch.query_slots[i], batch.context_slots_host[i]
+            queries, context = batch.query_slots[i], contexts[i]
             width = -(-context // size)
             columns = torch.arange(width * size, device=device)
             rows = torch.arange(context - queries, context, device=device)
-            masks = _Masks(columns - rows[:, None], sliding_window, dtype)
+            masks = Masks(columns - rows[:, None], sliding_window, dtype)
             self.chunks.append((start, start + queries, batch.block_tables[i : i + 1, :width], masks))
             start += queries
 
@@ -87,7 +90,7 @@ class PagedAttention:
         return attended.reshape(len(q), -1)
 
 
-class _Masks:
+class Masks:
     """The additive mask of ordinary layers and that of sliding ones, if there are any."""
 
     def __init__(self, distance: Tensor, window: int | None, dtype: torch.dtype, axes: tuple[int, ...] = ()) -> None:

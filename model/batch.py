@@ -63,6 +63,7 @@ class SamplingBatch:
     end_ids: int64 [M, E], padded with -1: a group ends with the first of these.
     logprobs: int64 [M], how many rivals' log-probabilities are asked; -1 for none at all.
     any_sampled: whether any row has a temperature above 0 (known to the host, so that no device sync is needed).
+    any_filtered: whether a row with a temperature above 0 may have a top_k, top_p or min_p that filters.
     max_logprobs: the largest entry of `logprobs`.
     """
 
@@ -78,6 +79,7 @@ class SamplingBatch:
     max_logprobs: int
     adjustments: Adjustments | None
     constraint: Constraint | None = None
+    any_filtered: bool = True
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -106,7 +108,8 @@ class ForwardBatch:
     block_tables: int64 [B, N], each sequence's block ids, right-padded with 0.
     context_slots: int64 [B], slots a sequence has in the cache, the new ones included.
     query_slots: B ints, new slots of each sequence; the first `num_single` are 1.
-    context_slots_host: B ints, the values of context_slots on the host.
+    context_slots_host: B ints, the values of context_slots on the host; None where only the device knows them, of a
+        batch of one-slot rows whose tensors stay where they are (CUDA graphs).
     emit: int64 [M], index in T of the last slot of each emitting sequence.
     confidence: float32 [M]. group_limits: int64 [M], most tokens the row may emit now (>= 1).
     max_group_limit: the maximum of group_limits over rows with a confidence below 1, else 1.
@@ -121,7 +124,7 @@ class ForwardBatch:
     block_tables: Tensor
     context_slots: Tensor
     query_slots: list[int]
-    context_slots_host: list[int]
+    context_slots_host: list[int] | None
     num_single: int
     emit: Tensor
     confidence: Tensor
@@ -142,6 +145,10 @@ class Logprobs:
     chosen: Tensor
     top_ids: Tensor
     top: Tensor
+
+    def first(self, rows: int) -> Logprobs:
+        """Those of the first rows."""
+        return Logprobs(self.chosen[:rows], self.top_ids[:rows], self.top[:rows])
 
 
 @dataclass(frozen=True, slots=True, eq=False)

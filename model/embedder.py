@@ -29,6 +29,10 @@ class CompositionalEmbedder(nn.Module):
         states = self._merge(embeddings[merged], sizes[merged])
         return embeddings[:, 0].index_copy(0, merged, states)
 
+    def masked(self, embeddings: Tensor, sizes: Tensor) -> Tensor:
+        """The same without asking the device which groups have several tokens: all are merged, some for nothing."""
+        return torch.where((sizes > 1)[:, None], self._merge(embeddings, sizes), embeddings[:, 0])
+
     def _merge(self, e: Tensor, sizes: Tensor) -> Tensor:
         """e [N, W, D], sizes [N] -> [N, D]."""
         n, width, d = e.shape

@@ -15,7 +15,9 @@ from hamburger.model.config import ModelConfig
 from hamburger.model.embedder import CompositionalEmbedder
 from hamburger.model.kv_cache import PagedKVCache
 from hamburger.model.linear import PackedLinear, pack_linears
-from hamburger.model.micro_decoder import MicroCache, MicroStepDecoder, StopHead
+from hamburger.model.masked import Groups, MaskedStep
+from hamburger.model.micro_cache import GroupCache
+from hamburger.model.micro_decoder import MicroStepDecoder, StopHead
 from hamburger.model.native import Kernels
 from hamburger.model.native_modules import NativeLinear, NativeMicroStepDecoder, NativeTrunk, replace_linears
 from hamburger.model.rotary import RotaryEmbedding
@@ -35,6 +37,7 @@ class HamburgerModel(nn.Module):
     rotary: RotaryEmbedding
     state_dtype: torch.dtype
     quantization = "none"  # what the trunk's weights are
+    masked = False
     short_list: Tensor
     head: Callable[[Tensor], Tensor]
     short_head: Callable[[Tensor], Tensor]
@@ -56,15 +59,25 @@ class HamburgerModel(nn.Module):
                 self.register_buffer("short_list", torch.empty(g.short_list_size, dtype=torch.int64))
 
     def prepare(
-        self, max_positions: int, *, packed: bool, kernels: Kernels | None = None, bits: int | None = None
+        self,
+        max_positions: int,
+        *,
+        packed: bool,
+        kernels: Kernels | None = None,
+        bits: int | None = None,
+        masked: bool | None = None,
     ) -> None:
         """Make what follows from the weights; max_positions: the longest sequence in tokens.
 
         packed: lay the linear weights out for CPU inference (linear.py); the parameters are then gone.
         kernels: run on these instead (native.py); states are float32 then. bits: of the trunk's weights, 4 or 8; None
             takes 4 for those that have no more.
+        masked: emit in static shapes (masked.py); None means on a GPU, which would wait for its host otherwise.
         """
         weight = self.embed_tokens.weight
+        self.masked = weight.device.type == "cuda" if masked is None else masked
+        if self.masked and kernels is not None:
+            raise ValueError("the compiled kernels keep only rows that go on: masked is not for them.")
         trunk, graft = self.config.trunk, self.config.graft
         if graft is not None:  # the micro decoder counts its own positions
             max_positions = max(max_positions, len(graft.feature_layers) + graft.max_group)
@@ -101,18 +114,22 @@ class HamburgerModel(nn.Module):
         """Run one macro-step: write every new slot's KV, emit a group for each row of `batch.emit`, score
         `batch.scored`."""
         feature_layers = self.config.graft.feature_layers if self.config.graft else ()
-        hidden, features = self.trunk(self._embed(batch), batch, cache, self.rotary, feature_layers)
+        masked = self.masked and batch.sampling.constraint is None
+        emit = self._emit_masked if masked else self._emit
+        hidden, features = self.trunk(self.embed(batch), batch, cache, self.rotary, feature_layers)
         if batch.scored is None:
-            return self._emit(hidden, features, batch)
+            return emit(hidden, features, batch)
         emitting = len(batch.emit)
-        output = self._emit(hidden[:emitting], features, batch)
+        output = emit(hidden[:emitting], features, batch)
         return replace(output, prompt_logprobs=self._score(hidden[emitting:], batch.scored))
 
-    def _embed(self, batch: ForwardBatch) -> Tensor:
+    def embed(self, batch: ForwardBatch) -> Tensor:
+        """What the trunk reads of the batch's slots: [T, D]."""
         if batch.max_group_size == 1:
             embedded: Tensor = self._embedding(batch.token_ids[:, 0])
         else:
-            embedded = self.embedder(self._embedding(batch.token_ids), batch.group_sizes)
+            merge = self.embedder.masked if self.masked else self.embedder
+            embedded = merge(self._embedding(batch.token_ids), batch.group_sizes)
         return embedded
 
     def _embedding(self, token_ids: Tensor) -> Tensor:
@@ -141,7 +158,7 @@ class HamburgerModel(nn.Module):
                     break
                 rows, state, logits, micro = rows[keep], state[keep], logits[keep], micro.select(keep)
                 choice = Choice(choice.tokens[keep], choice.likeliest[keep])
-            stop = self._stop_logit(state, index)
+            stop = self.stop_logit(state, index)
             group.add(rows, index, choice.tokens, stop, logits, batch.sampling.logprobs[rows] >= 0)
             if index + 1 == width:
                 break
@@ -158,8 +175,24 @@ class HamburgerModel(nn.Module):
                 micro = self.micro_decoder.start(torch.stack(features, dim=1)[keep])
             elif len(keep) < len(on):
                 micro = micro.select(keep)
-            state, logits = self._micro_step(tokens, micro)
+            state, logits = self.micro_step(tokens, micro)
         return group.output()
+
+    def _emit_masked(self, hidden: Tensor, features: list[Tensor], batch: ForwardBatch) -> StepOutput:
+        """The same in static shapes: no row is left out, so nobody waits to learn which go on."""
+        width = batch.max_group_limit
+        groups = Groups.empty(len(hidden), width, hidden.device)
+        step = MaskedStep(groups, batch.sampling, batch.confidence, batch.group_limits)
+        if not len(hidden):
+            return step.output()
+        state, logits = hidden, self.head(hidden)
+        step.take(0, logits, self.stop_logit(state, 0))
+        if width > 1:
+            micro = self.micro_decoder.start_static(torch.stack(features, dim=1), width)
+        for index in range(1, width):
+            state, logits = self.micro_step(groups.newest, micro)
+            step.take(index, logits, self.stop_logit(state, index))
+        return step.output()
 
     def _score(self, states: Tensor, scored: ScoredSlots) -> Logprobs:
         """Log-probabilities of the tokens after `states` [S, D], under the trunk alone."""
@@ -172,7 +205,7 @@ class HamburgerModel(nn.Module):
         chosen, top_ids, top = (torch.cat(part) for part in zip(*parts, strict=True))
         return Logprobs(chosen, top_ids, top)
 
-    def _micro_step(self, tokens: Tensor, micro: MicroCache) -> tuple[Tensor, Tensor]:
+    def micro_step(self, tokens: Tensor, micro: GroupCache) -> tuple[Tensor, Tensor]:
         """tokens [R], the newest of each group -> state [R, D] and logits [R, V]; off the short list they are -inf."""
         state: Tensor = self.micro_decoder(self._embedding(tokens), micro, self.rotary)
         if "short_list" not in self._buffers:
@@ -181,7 +214,7 @@ class HamburgerModel(nn.Module):
         logits = short.new_full((len(tokens), self.config.trunk.vocab_size), float("-inf"))
         return state, logits.index_copy_(1, self.short_list, short)
 
-    def _stop_logit(self, state: Tensor, index: int) -> Tensor:
+    def stop_logit(self, state: Tensor, index: int) -> Tensor:
         """state [R, D] after token `index` of the group -> calibrated float32 [R]; a plain base model always stops."""
         graft = self.config.graft
         if graft is None:

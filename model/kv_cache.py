@@ -1,7 +1,7 @@
 """PagedKVCache: the tensors of the compressed KV cache, addressed by slot. Who owns a slot is the engine's business.
 
-    layer i:  data[i]  [num_blocks, block_size, 2, num_kv_heads, head_dim]
-                        └ block id ┘└ offset ┘ └ key, value
+    layer i:  data[i]  [num_blocks + 1, block_size, 2, num_kv_heads, head_dim]
+                        └  block id  ┘ └ offset ┘ └ key, value
 
 Slot s lies at block s // block_size, offset s % block_size. Key and value of a slot lie side by side, so that one
 gather fetches both.
@@ -19,12 +19,16 @@ from hamburger.model.config import TrunkConfig
 
 
 class PagedKVCache:
-    """KV tensors for `num_blocks` blocks of `block_size` slots."""
+    """KV tensors for `num_blocks` blocks of `block_size` slots.
+
+    scratch_block: one block more, that nobody owns: rows that only fill up a batch write and read there.
+    """
 
     def __init__(
         self, config: TrunkConfig, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
     ) -> None:
-        shape = (num_blocks, block_size, 2, config.num_kv_heads, config.head_dim)
+        self.scratch_block = num_blocks
+        shape = (num_blocks + 1, block_size, 2, config.num_kv_heads, config.head_dim)
         self.block_size = block_size
         self.data = [_zeros(shape, dtype, device) for _ in range(config.num_layers)]
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from hamburger.model.config import GraftConfig, TrunkConfig
 from hamburger.model.layers import DecoderLayer, RMSNorm
+from hamburger.model.micro_cache import GroupCache, MicroCache, StaticMicroCache
 from hamburger.model.rotary import RotaryEmbedding
 
 
@@ -58,20 +59,32 @@ class MicroStepDecoder(nn.Module):
 
     def start(self, features: Tensor) -> MicroCache:
         """Begin a group for R rows with features [R, F, D]."""
-        if self.fused:
-            context = self.feature_proj(self.feature_norm(features).flatten(1)).unsqueeze(1)
-            return MicroCache(context, [None] * len(self.layers))
-        return MicroCache(features, [None] * len(self.layers))
+        return MicroCache(self._context(features), [None] * len(self.layers))
 
-    def forward(self, embedding: Tensor, cache: MicroCache, rotary: RotaryEmbedding) -> Tensor:
+    def start_static(self, features: Tensor, width: int) -> StaticMicroCache:
+        """The same with the memory of groups of up to `width` tokens, which stays where it is."""
+        first = self.layers[0]
+        assert isinstance(first, DecoderLayer)
+        positions = width - 1 if self.fused else features.shape[1] + width - 1
+        kv = features.new_zeros(len(self.layers), 2, len(features), positions, first.num_kv_heads, first.head_dim)
+        return StaticMicroCache(self._context(features), kv)
+
+    def _context(self, features: Tensor) -> Tensor:
+        """What all micro-steps of a group read, of features [R, F, D]: those, or [R, 1, D] where they are fused."""
+        if self.fused:
+            fused: Tensor = self.feature_proj(self.feature_norm(features).flatten(1)).unsqueeze(1)
+            return fused
+        return features
+
+    def forward(self, embedding: Tensor, cache: GroupCache, rotary: RotaryEmbedding) -> Tensor:
         """One micro-step: embedding [R, D] of the group's newest token -> state [R, D]; the cache grows."""
         return self._run(embedding.unsqueeze(1), cache, rotary, last_only=True)[:, 0]
 
-    def teacher_forced(self, embeddings: Tensor, cache: MicroCache, rotary: RotaryEmbedding) -> Tensor:
+    def teacher_forced(self, embeddings: Tensor, cache: GroupCache, rotary: RotaryEmbedding) -> Tensor:
         """Micro-steps 1 to J of groups just begun, at once: embeddings [R, J, D] of tokens 0.. -> states [R, J, D]."""
         return self._run(embeddings, cache, rotary, last_only=False)
 
-    def _run(self, embeddings: Tensor, cache: MicroCache, rotary: RotaryEmbedding, *, last_only: bool) -> Tensor:
+    def _run(self, embeddings: Tensor, cache: GroupCache, rotary: RotaryEmbedding, *, last_only: bool) -> Tensor:
         if self.fused:
             x = cache.context + self.embedding_proj(self.embedding_norm(embeddings))
         elif cache.length == 0:
@@ -89,38 +102,14 @@ class MicroStepDecoder(nn.Module):
         return states
 
 
-class MicroCache:
-    """Keys and values of the groups being emitted: per layer [R, length, num_kv_heads, head_dim]."""
-
-    def __init__(self, context: Tensor, layers: list[tuple[Tensor, Tensor] | None]) -> None:
-        self.context = context
-        self.layers = layers
-
-    @property
-    def length(self) -> int:
-        """Positions held so far."""
-        first = self.layers[0]
-        return 0 if first is None else first[0].shape[1]
-
-    def select(self, rows: Tensor) -> MicroCache:
-        """The cache of some rows only (int64 [R'])."""
-        return MicroCache(
-            self.context.index_select(0, rows),
-            [kv and (kv[0].index_select(0, rows), kv[1].index_select(0, rows)) for kv in self.layers],
-        )
-
-
 class _Attend:
     """Causal attention of n new positions over a layer's cache, which it extends."""
 
-    def __init__(self, cache: MicroCache, layer: int, last_only: bool) -> None:
+    def __init__(self, cache: GroupCache, layer: int, last_only: bool) -> None:
         self.cache, self.layer, self.last_only = cache, layer, last_only
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        held = self.cache.layers[self.layer]
-        if held is not None:
-            k, v = torch.cat((held[0], k), dim=1), torch.cat((held[1], v), dim=1)
-        self.cache.layers[self.layer] = (k, v)
+        k, v = self.cache.extend(self.layer, k, v)
         if self.last_only:
             q = q[:, -1:]
         rows, n = q.shape[:2]

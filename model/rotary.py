@@ -39,11 +39,14 @@ class RotaryEmbedding(nn.Module):
         """
         cos, sin = self.cos[positions], self.sin[positions]
         if text_lengths is not None and isinstance(self.config.rope_scaling, DynamicRopeScaling):
-            long = (text_lengths > self.config.max_position_embeddings).nonzero(as_tuple=True)
-            if len(long[0]):
-                freqs = _dynamic(self.config, self.config.rope_scaling.factor, text_lengths[long])
-                own = self._laid_out(positions[long][:, None].float() * freqs)
-                cos, sin = cos.index_put(long, own[0].to(cos.dtype)), sin.index_put(long, own[1].to(sin.dtype))
+            # For all of them, whether long or not: picking the long ones out would make a GPU's host wait.
+            long, least = text_lengths > self.config.max_position_embeddings, self.config.max_position_embeddings
+            freqs = _dynamic(self.config, self.config.rope_scaling.factor, text_lengths.clamp(min=least).flatten())
+            own = self._laid_out(positions.flatten()[:, None].float() * freqs)
+            cos, sin = (
+                torch.where(long[..., None], table.view_as(kept).to(kept.dtype), kept)
+                for table, kept in zip(own, (cos, sin), strict=True)
+            )
         return cos.unsqueeze(-2), sin.unsqueeze(-2)
 
     def _laid_out(self, angles: Tensor) -> tuple[Tensor, Tensor]:

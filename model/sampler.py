@@ -103,12 +103,14 @@ class GroupSampler:
         for rows, tokens in self._chosen:
             at = torch.searchsorted(rows, of[where])
             history.append(tokens[at][:, None])
-        output_counts = _count(torch.cat(history, dim=1), x.shape[1])
-        seen = (output_counts > 0) | (_count(a.prompt_ids[mine], x.shape[1]) > 0)
-        repetition = a.repetition[mine][:, None]
-        x = torch.where(seen, torch.where(x > 0, x / repetition, x * repetition), x)
-        x -= a.frequency[mine][:, None] * output_counts
-        x -= a.presence[mine][:, None] * (output_counts > 0)
+        x = penalise(
+            x,
+            count(torch.cat(history, dim=1), x.shape[1]),
+            count(a.prompt_ids[mine], x.shape[1]) > 0,
+            a.presence[mine],
+            a.frequency[mine],
+            a.repetition[mine],
+        )
         return logits.index_copy(0, where, x)
 
 
@@ -120,7 +122,20 @@ def _constrain(logits: Tensor, of: Tensor, constraint: Constraint) -> Tensor:
     return logits.index_copy(0, where, logits[where].masked_fill(~constraint.allowed(of[where]), float("-inf")))
 
 
-def _count(ids: Tensor, vocab_size: int) -> Tensor:
+def penalise(
+    logits: Tensor, output_counts: Tensor, in_prompt: Tensor, presence: Tensor, frequency: Tensor, repetition: Tensor
+) -> Tensor:
+    """logits [S, V] under the penalties, each [S], of tokens that came output_counts times [S, V] in the answer, or are
+    in_prompt (bool [S, V])."""
+    seen = (output_counts > 0) | in_prompt
+    factor = repetition[:, None]
+    x = torch.where(seen, torch.where(logits > 0, logits / factor, logits * factor), logits)
+    x -= frequency[:, None] * output_counts
+    x -= presence[:, None] * (output_counts > 0)
+    return x
+
+
+def count(ids: Tensor, vocab_size: int) -> Tensor:
     """How often each token occurs in ids [R, L] (padding -1): float32 [R, vocab_size]."""
     counts = torch.zeros(ids.shape[0], vocab_size, device=ids.device)
     return counts.scatter_add_(1, ids.clamp(min=0), (ids >= 0).float())
@@ -137,24 +152,24 @@ def sample(logits: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, u: Tenso
     plain = (top_k <= 0) & (top_p >= 1) & (min_p <= 0)
     at = plain.nonzero().squeeze(-1)
     if len(at):
-        tokens[at] = _invert(logits[at].softmax(-1).double(), u[at])
+        tokens[at] = invert(logits[at].softmax(-1).double(), u[at])
     at = (~plain).nonzero().squeeze(-1)
     if len(at):
         short = min(SORTED_PREFIX, logits.shape[1])
         values, ids = logits[at].topk(short, dim=-1)
         lse = logits[at].logsumexp(-1)
         whole = short == logits.shape[1]
-        drawn, exact = _filtered_draw(values, lse, top_k[at], top_p[at], min_p[at], u[at], whole=whole)
+        drawn, exact = filtered_draw(values, lse, top_k[at], top_p[at], min_p[at], u[at], whole=whole)
         tokens[at] = ids.gather(1, drawn[:, None]).squeeze(1)
         at, lse = at[~exact], lse[~exact]
         if len(at):
             values, ids = logits[at].sort(dim=-1, descending=True, stable=True)
-            drawn, _ = _filtered_draw(values, lse, top_k[at], top_p[at], min_p[at], u[at], whole=True)
+            drawn, _ = filtered_draw(values, lse, top_k[at], top_p[at], min_p[at], u[at], whole=True)
             tokens[at] = ids.gather(1, drawn[:, None]).squeeze(1)
     return tokens
 
 
-def _filtered_draw(
+def filtered_draw(
     values: Tensor, lse: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, u: Tensor, *, whole: bool
 ) -> tuple[Tensor, Tensor]:
     """Filter and draw from descending logits [R, L] whose full row has logsumexp lse [R].
@@ -172,10 +187,10 @@ def _filtered_draw(
     # The likeliest stays, however small top_p is in float32.
     probs *= (before < (top_p.double() * mass)[:, None]) | (top_p >= 1)[:, None] | (columns == 0)
     exact = bounded | ((probs[:, -1] == 0) & (top_k <= 0) & (min_p <= 0))
-    return _invert(probs, u), exact
+    return invert(probs, u), exact
 
 
-def _invert(weights: Tensor, u: Tensor) -> Tensor:
+def invert(weights: Tensor, u: Tensor) -> Tensor:
     """The first column whose cumulative weight exceeds u x total: weights float64 [R, L], u float64 [R] -> int64 [R].
 
     The target is kept below the total, so a column of weight 0 is never drawn; where no weight is left at all (every

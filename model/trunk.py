@@ -13,6 +13,7 @@ from hamburger.model.config import TrunkConfig
 from hamburger.model.kv_cache import PagedKVCache
 from hamburger.model.layers import DecoderLayer, RMSNorm
 from hamburger.model.rotary import RotaryEmbedding
+from hamburger.model.static_attention import StaticAttention
 
 
 class Trunk(nn.Module):
@@ -39,7 +40,8 @@ class Trunk(nn.Module):
         """
         cos, sin = rotary(batch.positions, batch.text_lengths)
         config = self.config
-        attention = PagedAttention(batch, cache, x.dtype, config.sliding_window, config.sliding_layers)
+        form = PagedAttention if batch.context_slots_host is not None else StaticAttention
+        attention = form(batch, cache, x.dtype, config.sliding_window, config.sliding_layers)
         features: list[Tensor] = []
         for i, layer in enumerate(self.layers):
             x = layer(x, cos, sin, partial(attention, i))

@@ -127,6 +127,7 @@ class ServeSettings(BaseSettings):
     prefix_cache: bool = Field(
         _DEFAULTS.prefix_cache, description="whether prompts that begin alike share the KV slots of their beginning"
     )
+    enforce_eager: bool = Field(_DEFAULTS.enforce_eager, description="whether a GPU decodes without CUDA graphs")
     max_body_size: Annotated[int, BeforeValidator(parse_bytes)] = Field(
         8 * 2**20, ge=1, description="largest body of a request, such as 8MiB"
     )

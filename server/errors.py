@@ -6,6 +6,7 @@
 | PromptTooLong, ContextOverflow   | 400    | context_length_exceeded  |
 | QueueFull                        | 429    | queue_full               |
 | QueueTimeout                     | 503    | queue_timeout            |
+| OutOfMemory                      | 503    | out_of_memory            |
 | EngineDraining, EngineDead       | 503    | engine_unavailable       |
 | ApiError                         | its own                           |
 """
@@ -28,6 +29,7 @@ from hamburger.engine.errors import (
     EngineUnavailable,
     HamburgerError,
     InvalidRequest,
+    OutOfMemory,
     Overloaded,
     PromptTooLong,
     QueueFull,
@@ -68,6 +70,8 @@ def to_api_error(error: Exception) -> ApiError:
             return ApiError(400, message, param=error.param)
         case TokenizerError():
             return ApiError(400, message)
+        case OutOfMemory():
+            return ApiError(503, message, code="out_of_memory", headers={"Retry-After": str(error.retry_after)})
         case Overloaded():
             full = isinstance(error, QueueFull)
             status, code = (429, "queue_full") if full else (503, "queue_timeout")

@@ -24,6 +24,7 @@ from hamburger.engine.client import AsyncEngine, EngineObserver
 from hamburger.engine.config import EngineConfig
 from hamburger.engine.core import EngineCore
 from hamburger.engine.dial import AutoConfidence
+from hamburger.engine.errors import OutOfMemory
 from hamburger.engine.grammar import Grammars
 from hamburger.engine.messages import EngineInfo, TokenLogprobs
 from hamburger.engine.sequence import Sequence
@@ -105,6 +106,7 @@ class ScriptedRunner:
         from `alphabet`, and an end token with chance `eos_chance` a token.
     gate: every step first waits for it. delay_seconds: every step takes so long.
     fail_at_step: this step (from 1) raises RuntimeError.
+    out_of_memory: whether this step's memory does not hold its batch.
     """
 
     def __init__(
@@ -118,6 +120,7 @@ class ScriptedRunner:
         gate: Gate | None = None,
         delay_seconds: float = 0.0,
         fail_at_step: int | None = None,
+        out_of_memory: Callable[[int, ScheduledBatch], bool] = lambda step, batch: False,
     ) -> None:
         self.scripts = dict(scripts or {})
         self.max_group = max_group
@@ -127,6 +130,8 @@ class ScriptedRunner:
         self.gate = gate
         self.delay_seconds = delay_seconds
         self.fail_at_step = fail_at_step
+        self.out_of_memory = out_of_memory
+        self._may_replay: set[Sequence] = set()  # since a step failed: nobody tells a runner whom that preempted
         self.block_size = 0  # set by fake_core
         self.max_batched_slots = 0  # set by fake_core
         self.shares = False  # set by fake_core: whether there is a prefix cache
@@ -148,14 +153,21 @@ class ScriptedRunner:
             time.sleep(self.delay_seconds)
         if self.num_steps == self.fail_at_step:
             raise RuntimeError("scripted failure")
+        for sequence in batch.preempted:
+            self._computed[sequence] = 0
+        if self.out_of_memory(self.num_steps, batch):
+            self._may_replay = {*self._computed}
+            raise OutOfMemory("scripted")
         self.batches.append([(item.sequence.request_id, item.num_slots, item.emits) for item in batch.sequences])
         self._check_sharing(batch)
         _check(batch.num_slots <= self.max_batched_slots, "over the slot budget")
         _check(len({item.sequence.request_id for item in batch.sequences}) == len(batch.sequences), "scheduled twice")
-        for sequence in batch.preempted:
-            self._computed[sequence] = 0
         for item in batch.sequences:
             sequence, start = item.sequence, item.sequence.num_computed_slots
+            if sequence in self._may_replay:
+                self._may_replay.remove(sequence)
+                if start != self._computed[sequence]:
+                    self._computed[sequence] = 0
             _check(item.num_slots >= 1, "no slots")
             found = self.shares and not self._computed.get(sequence, 0) and start < sequence.num_slots
             _check(found or start == self._computed.get(sequence, 0), "slots are not contiguous")

@@ -63,11 +63,16 @@ def random_tensors(config: ModelConfig, seed: int = 0) -> dict[str, Tensor]:
 
 
 def random_model(
-    config: ModelConfig, seed: int = 0, dtype: torch.dtype = torch.float32, packed: bool | None = None
+    config: ModelConfig,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
+    packed: bool | None = None,
+    masked: bool | None = None,
+    device: torch.device = CPU,
 ) -> HamburgerModel:
     length = config.trunk.max_position_embeddings
     tensors = random_tensors(config, seed)
-    return assemble(config, tensors, dtype=dtype, device=CPU, max_positions=length, packed=packed)
+    return assemble(config, tensors, dtype=dtype, device=device, max_positions=length, packed=packed, masked=masked)
 
 
 def core_of(
@@ -155,14 +160,14 @@ def teacher_forced(
     graft = model.config.graft
     assert graft is not None
     with torch.inference_mode():
-        hidden, features = model.trunk(model._embed(batch), batch, cache, model.rotary, graft.feature_layers)
+        hidden, features = model.trunk(model.embed(batch), batch, cache, model.rotary, graft.feature_layers)
         logits, stops = [], []
         for row, group in enumerate(groups):
             state = hidden[row : row + 1]
             micro = model.micro_decoder.start(torch.stack(features, dim=1)[row : row + 1])
             for index, token_id in enumerate(group):
                 logits.append(model.head(state)[0])
-                stops.append(model._stop_logit(state, index)[0])
+                stops.append(model.stop_logit(state, index)[0])
                 if index + 1 < len(group):
                     state = model.micro_decoder(model.embed_tokens(torch.tensor([token_id])), micro, model.rotary)
     return torch.stack(logits), torch.stack(stops)

@@ -14,7 +14,7 @@ import hamburger.engine.llm as llm_module
 from fakes import BOS, EOS, ByteTokenizer, ScriptedRunner, fake_config, fake_core, fake_info, scripted_logprobs
 from hamburger.engine import LLM, SamplingParams
 from hamburger.engine.config import EngineArgs
-from hamburger.engine.errors import InvalidRequest, QueueTimeout
+from hamburger.engine.errors import InvalidRequest, OutOfMemory, QueueTimeout
 from hamburger.engine.grammar import json_grammar
 from hamburger.engine.messages import StepOutputs
 from hamburger.engine.request import RequestUpdate
@@ -114,6 +114,14 @@ def test_time_on_the_list_is_no_time_in_the_queue(monkeypatch: pytest.MonkeyPatc
     core = fake_core(ScriptedRunner(), config, clock=lambda: next(clock))
     results = LLM.from_core(core, fake_info(config), ByteTokenizer()).generate([[1]] * 20, progress=False)
     assert len(results) == 20
+
+
+def test_a_request_that_memory_does_not_hold_raises() -> None:
+    config = fake_config()
+    core = fake_core(ScriptedRunner(out_of_memory=lambda step, batch: True), config)
+    with pytest.raises(OutOfMemory, match="of this request alone"):
+        LLM.from_core(core, fake_info(config), ByteTokenizer()).generate([[1, 2]], progress=False)
+    assert not core.has_work
 
 
 def test_a_request_that_waits_too_long_raises() -> None:

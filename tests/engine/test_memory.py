@@ -87,3 +87,13 @@ def test_on_a_gpu_each_engine_has_its_part_of_the_whole(monkeypatch: pytest.Monk
     assert pools(1000 - 2 * weights - part, 2) == part  # the second one, or one that starts again
     assert pools(50, 2) < 50
     assert pools(900, 10) == 0  # the weights alone are more than a tenth
+
+
+def test_what_steps_need_is_not_the_pools(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = torch.device("cuda:0")
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 100)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (900, 1000))
+    assert pool_bytes(gpu, None, 1, 400) == pool_bytes(gpu, None) * 500 // 900
+    assert pool_bytes(gpu, None, 2, 150) == pool_bytes(gpu, None, 2) - 150
+    assert pool_bytes(gpu, None, 1, 2000) == 0
+    assert pool_bytes(gpu, 77, 1, 2000) == 77

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -10,6 +12,7 @@ from hypothesis import strategies as st
 from hamburger.model.attention import PagedAttention, reference_attention
 from hamburger.model.batch import ForwardBatch, empty_sampling
 from hamburger.model.kv_cache import PagedKVCache, slot_bytes
+from hamburger.model.static_attention import StaticAttention
 from small_models import CPU, trunk_config
 
 BLOCK = 4
@@ -62,6 +65,7 @@ def test_equals_reference_and_touches_only_its_slots(
     generator = torch.Generator().manual_seed(seed)
     batch, tables = batch_of(lengths, seed)
     # Foreign and stale slots hold huge values: reading one would show.
+    assert batch.context_slots_host is not None
     cache.data[0].fill_(1e6)
     for total, table in zip(batch.context_slots_host, tables, strict=True):
         slots = [table[i // BLOCK] * BLOCK + i % BLOCK for i in range(total)]
@@ -84,7 +88,34 @@ def test_equals_reference_and_touches_only_its_slots(
         start += new
 
 
+@pytest.mark.parametrize("window", [None, 1, 6])
+def test_static_attention_equals_the_reference_whatever_lies_beyond_the_contexts(window: int | None) -> None:
+    config = trunk_config(num_layers=1)
+    generator = torch.Generator().manual_seed(3)
+    for seed in range(20):
+        draw = torch.randint(0, 40, (7,), generator=generator).tolist()
+        batch, tables = batch_of([(before, 1) for before in draw], seed)
+        assert batch.context_slots_host is not None
+        cache = PagedKVCache(config, 96, BLOCK, torch.float32, CPU)
+        cache.data[0][:96].fill_(torch.nan)  # of a sequence that went wrong
+        for total, table in zip(batch.context_slots_host, tables, strict=True):
+            for block_id in table[: -(-total // BLOCK)]:
+                cache.data[0][block_id] = torch.randn(BLOCK, 2, 2, 8, generator=generator)
+        wide = torch.randint(0, 96, (7, 12), generator=generator)
+        wide[:, : batch.block_tables.shape[1]] = batch.block_tables
+        rows = torch.arange(batch.block_tables.shape[1]) * BLOCK < batch.context_slots[:, None]
+        wide[:, : rows.shape[1]] = torch.where(rows, batch.block_tables, wide[:, : rows.shape[1]])
+        q, k, v = (torch.randn(7, heads, 8, generator=generator) for heads in (4, 2, 2))
+        static = StaticAttention(
+            replace(batch, block_tables=wide), cache, torch.float32, window, () if window is None else (0,)
+        )
+        out = static(0, q, k, v)
+        for row, (total, table) in enumerate(zip(batch.context_slots_host, tables, strict=True)):
+            expected = reference_attention(q[row : row + 1], cache, 0, table, total, window)
+            torch.testing.assert_close(out[row : row + 1], expected, atol=1e-5, rtol=1e-5)
+
+
 def test_slot_bytes_is_what_the_cache_takes() -> None:
     config = trunk_config()
-    cache = PagedKVCache(config, 6, BLOCK, torch.bfloat16, CPU)
-    assert sum(layer.nbytes for layer in cache.data) == slot_bytes(config, torch.bfloat16) * 6 * BLOCK
+    cache = PagedKVCache(config, 6, BLOCK, torch.bfloat16, CPU)  # and a scratch block
+    assert sum(layer.nbytes for layer in cache.data) == slot_bytes(config, torch.bfloat16) * 7 * BLOCK

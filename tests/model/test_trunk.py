@@ -27,7 +27,7 @@ def test_logits_equal_transformers(shape: str, packed: bool) -> None:
     batch = replace(batch, text_lengths=torch.full((200,), 200))
     cache = PagedKVCache(config.trunk, 1, 200, torch.float32, CPU)
     with torch.inference_mode():
-        ours = model.head(model.trunk(model._embed(batch), batch, cache, model.rotary, ())[0])
+        ours = model.head(model.trunk(model.embed(batch), batch, cache, model.rotary, ())[0])
         theirs = hugging_face(config, tensors)(torch.tensor([ids])).logits[0]
     torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
 

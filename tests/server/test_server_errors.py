@@ -8,6 +8,7 @@ import httpx
 import pytest
 
 from fakes import EOS, StepGate
+from hamburger.engine.batch import ScheduledBatch
 from hamburger.engine.client import GenerationRequest
 from hamburger.engine.sampling_params import SamplingParams
 from serving import CHAT, COMPLETIONS, HELLO, MODEL, ByChoice, error_of, on_port, serving, split, until
@@ -190,6 +191,17 @@ async def test_too_long_in_the_queue_is_a_503_also_for_a_stream(stream: bool) ->
     assert response.status_code == 503
     assert int(response.headers["retry-after"]) >= 1
     assert error_of(response)["code"] == "queue_timeout"
+
+
+async def test_a_request_that_memory_does_not_hold_is_a_503_and_the_next_is_served() -> None:
+    def trouble(step: int, batch: ScheduledBatch) -> bool:
+        return any(97 in item.sequence.prompt_ids for item in batch.sequences)
+
+    async with serving(runner=ByChoice([[EOS]], out_of_memory=trouble)) as server:
+        response = await server.post(COMPLETIONS, {"prompt": "a"})
+        assert (response.status_code, error_of(response)["code"]) == (503, "out_of_memory")
+        assert int(response.headers["retry-after"]) >= 1
+        assert (await server.complete(prompt="b"))["choices"]
 
 
 async def test_draining_is_a_503() -> None:

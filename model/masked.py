@@ -1,0 +1,161 @@
+"""The groups of one macro-step in static shapes: every row goes through every micro-step, masks decide what counts.
+
+Nothing here waits for the device or depends on its values, so a CUDA graph can capture it, and a GPU runs it without a
+graph too. It chooses what the narrowing form chooses (HamburgerModel, GroupSampler), which spares a CPU the rows that
+have ended. Grammars are not for it: their masks are made on the host.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hamburger.model.batch import Adjustments, Logprobs, SamplingBatch, StepOutput
+from hamburger.model.sampler import count, filtered_draw, invert, penalise, token_logprobs, uniform
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Groups:
+    """What M rows have emitted so far, overwritten in place; G is the widest group.
+
+    token_ids: int64 [M, G], right-padded with 0. stop_probs: float32 [M, G]. sizes: int64 [M].
+    newest: int64 [M], the tokens just chosen; of a row that has ended, some token. going: bool [M], what goes on.
+    """
+
+    token_ids: Tensor
+    stop_probs: Tensor
+    sizes: Tensor
+    newest: Tensor
+    going: Tensor
+
+    @classmethod
+    def empty(cls, rows: int, width: int, device: torch.device) -> Groups:
+        return cls(
+            token_ids=torch.zeros(rows, width, dtype=torch.int64, device=device),
+            stop_probs=torch.zeros(rows, width, device=device),
+            sizes=torch.zeros(rows, dtype=torch.int64, device=device),
+            newest=torch.zeros(rows, dtype=torch.int64, device=device),
+            going=torch.ones(rows, dtype=torch.bool, device=device),
+        )
+
+    def begin(self) -> None:
+        """Forget the last macro-step."""
+        self.token_ids.zero_()
+        self.stop_probs.zero_()
+        self.sizes.zero_()
+        self.going.fill_(True)
+
+
+class MaskedStep:
+    """Chooses the tokens of M rows' groups and says which go on.
+
+    confidence: float32 [M]. group_limits: int64 [M]. max_logprobs: -1 where no row asks for log-probabilities.
+    """
+
+    def __init__(self, groups: Groups, sampling: SamplingBatch, confidence: Tensor, group_limits: Tensor) -> None:
+        self.groups = groups
+        self.sampling = sampling
+        self._confidence = confidence
+        self._group_limits = group_limits
+        self._penalties = None
+        if sampling.adjustments is not None:
+            self._penalties = _Penalties(sampling.adjustments, sampling.end_ids)
+        self._logprobs: Logprobs | None = None
+        if sampling.max_logprobs >= 0:
+            chosen = torch.zeros_like(groups.stop_probs)
+            top = chosen.new_zeros(*chosen.shape, sampling.max_logprobs)
+            self._logprobs = Logprobs(chosen, top.long(), top)
+
+    def take(self, index: int, logits: Tensor, stop: Tensor) -> None:
+        """Token `index` of every row that goes on, from logits [M, V] (any float dtype) and stop logit float32 [M]."""
+        g, sampling = self.groups, self.sampling
+        tokens, likeliest = self._choose(index, logits)
+        g.token_ids[:, index] = torch.where(g.going, tokens, 0)
+        g.stop_probs[:, index] = torch.where(g.going, stop.sigmoid(), 0)
+        g.sizes.add_(g.going)
+        if self._logprobs is not None:
+            self._add_logprobs(index, logits, tokens, self._logprobs)
+        # As in the narrowing form: a stop value read before a token that is not the argmax is stale.
+        ended = (tokens[:, None] == sampling.end_ids).any(-1)
+        limits = torch.where(self._confidence < 1, self._group_limits, 1)
+        threshold = torch.logit(self._confidence)
+        g.going.logical_and_((-stop >= threshold) & likeliest & ~ended & (limits > index + 1))
+        g.newest.copy_(tokens)
+
+    def output(self) -> StepOutput:
+        g = self.groups
+        return StepOutput(g.token_ids, g.sizes, g.stop_probs, self._logprobs)
+
+    def _choose(self, index: int, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """Tokens int64 [M], and whether each is the argmax of the unchanged logits [M, V]."""
+        sampling = self.sampling
+        logits = logits.float()
+        tokens = likeliest = logits.argmax(-1)
+        if self._penalties is not None:
+            logits = self._penalties.apply(logits, sampling.output_index + index)
+            tokens = logits.argmax(-1)
+        if sampling.any_sampled:
+            hot = sampling.temperature > 0
+            temperature = torch.where(hot, sampling.temperature, 1)[:, None]
+            drawn = draw(
+                # The likeliest becomes 0 first, so that no temperature above 0 overflows.
+                (logits - logits.amax(-1, keepdim=True)) / temperature,
+                sampling.top_k,
+                sampling.top_p,
+                sampling.min_p,
+                uniform(sampling.seed, sampling.output_index + index),
+                any_filtered=sampling.any_filtered,
+            )
+            tokens = torch.where(hot, drawn, tokens)
+        if self._penalties is not None:
+            self._penalties.add(tokens)
+        return tokens, tokens == likeliest
+
+    def _add_logprobs(self, index: int, logits: Tensor, tokens: Tensor, into: Logprobs) -> None:
+        counts = self.groups.going & (self.sampling.logprobs >= 0)
+        chosen, ids, top = token_logprobs(logits, tokens, into.top.shape[-1])
+        into.chosen[:, index] = torch.where(counts, chosen, 0)
+        into.top_ids[:, index] = torch.where(counts[:, None], ids, 0)
+        into.top[:, index] = torch.where(counts[:, None], top, 0)
+
+
+class _Penalties:
+    """Bans, bias and penalties of the A rows that ask for any; it counts the tokens of their groups."""
+
+    def __init__(self, adjustments: Adjustments, end_ids: Tensor) -> None:
+        self._of = adjustments
+        self._ends = end_ids.index_select(0, adjustments.row)
+        self._output_counts: Tensor | None = None
+        self._in_prompt: Tensor | None = None
+
+    def apply(self, logits: Tensor, output_index: Tensor) -> Tensor:
+        """logits float32 [M, V], output_index int64 [M] -> the changed logits."""
+        a, vocab_size = self._of, logits.shape[1]
+        if self._output_counts is None or self._in_prompt is None:
+            self._output_counts = count(a.output_ids, vocab_size)
+            self._in_prompt = count(a.prompt_ids, vocab_size) > 0
+        x = logits.index_select(0, a.row)
+        forbidden = (output_index.index_select(0, a.row) < a.min_index)[:, None] & (self._ends >= 0)
+        x.scatter_add_(1, self._ends.clamp(min=0), torch.where(forbidden, float("-inf"), 0.0))
+        x.index_put_((a.bias_row, a.bias_id), a.bias, accumulate=True)
+        x = penalise(x, self._output_counts, self._in_prompt, a.presence, a.frequency, a.repetition)
+        return logits.index_copy(0, a.row, x)
+
+    def add(self, tokens: Tensor) -> None:
+        """Every row M has chosen; those that have ended choose nothing that is read."""
+        if self._output_counts is not None:
+            chosen = tokens.index_select(0, self._of.row)[:, None]
+            self._output_counts.scatter_add_(1, chosen, torch.ones_like(chosen, dtype=torch.float32))
+
+
+def draw(logits: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, u: Tensor, *, any_filtered: bool) -> Tensor:
+    """As `sampler.sample`, for all rows alike: where any may have a filter, every row is sorted whole."""
+    tokens = invert(logits.softmax(-1).double(), u)
+    if not any_filtered:
+        return tokens
+    values, ids = logits.sort(dim=-1, descending=True, stable=True)
+    column, _ = filtered_draw(values, logits.logsumexp(-1), top_k, top_p, min_p, u, whole=True)
+    plain = (top_k <= 0) & (top_p >= 1) & (min_p <= 0)
+    return torch.where(plain, tokens, ids.gather(1, column[:, None]).squeeze(1))

@@ -1,0 +1,118 @@
+"""StaticBatch: a ForwardBatch of one-slot rows in tensors that stay where they are, padded to a bucket of rows.
+
+Rows that only fill up the bucket are harmless: they have one slot, in the cache's scratch block, emit a token that
+nobody reads, and go no further.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hamburger.model.batch import ForwardBatch, SamplingBatch
+
+MAX_END_IDS = 16
+# The numbers of a row, one int64 or float32 each, with those of a row that fills up.
+_INTS = {"group_sizes": 1, "positions": 0, "text_lengths": 1, "write_slots": 0, "context_slots": 1, "group_limits": 1}
+_SAMPLING_INTS = {"top_k": 0, "seed": 0, "output_index": 0, "logprobs": -1}
+_SAMPLING_FLOATS = {"temperature": 0.0, "top_p": 1.0, "min_p": 0.0}
+_TABLES = {"token_ids": 0, "block_tables": 0, "end_ids": -1}
+
+
+class StaticBatch:
+    """max_rows: of the largest bucket. max_columns: blocks of the longest sequence. max_group: tokens of a slot."""
+
+    def __init__(
+        self,
+        max_rows: int,
+        max_columns: int,
+        max_group: int,
+        scratch_slot: int,
+        scratch_block: int,
+        device: torch.device,
+        *,
+        has_text_lengths: bool,
+    ) -> None:
+        ints = _INTS | _SAMPLING_INTS | {"write_slots": scratch_slot}
+        if not has_text_lengths:
+            del ints["text_lengths"]
+        floats = {"confidence": 1.0} | _SAMPLING_FLOATS
+        self._names = [*ints], [*floats]
+        self._padding = (
+            torch.tensor([*ints.values()], dtype=torch.int64, device=device)[:, None],
+            torch.tensor([*floats.values()], dtype=torch.float32, device=device)[:, None],
+        )
+        # A row a field, so that each field lies in one piece.
+        self._numbers = tuple(padding.repeat(1, max_rows) for padding in self._padding)
+        widths = {"token_ids": max_group, "block_tables": max_columns, "end_ids": MAX_END_IDS}
+        self._fill = _TABLES | {"block_tables": scratch_block}
+        self._tables = {
+            name: torch.full((max_rows, width), self._fill[name], dtype=torch.int64, device=device)
+            for name, width in widths.items()
+        }
+        self._emit = torch.arange(max_rows, device=device)
+        self._max_group = max_group
+
+    def holds(self, batch: ForwardBatch) -> bool:
+        """Whether the batch has this form, and fits: one slot a row, a group for each, no grammar, nothing scored."""
+        tables = {"token_ids": batch.token_ids, "block_tables": batch.block_tables, "end_ids": batch.sampling.end_ids}
+        return (
+            0 < batch.num_single == len(batch.query_slots) == len(batch.emit) <= len(self._emit)
+            and batch.scored is None
+            and batch.sampling.constraint is None
+            and all(table.shape[1] <= self._tables[name].shape[1] for name, table in tables.items())
+        )
+
+    def load(self, batch: ForwardBatch, bucket: int) -> None:
+        """Take over a batch that it `holds`; the rows after it, up to the bucket, become harmless."""
+        rows = len(batch.emit)
+        for names, numbers, padding in zip(self._names, self._numbers, self._padding, strict=True):
+            numbers[:, :rows] = torch.stack([_of(batch, name) for name in names])
+            numbers[:, rows:bucket] = padding
+        for name, table in self._tables.items():
+            given = _of(batch, name)
+            table[:rows, : given.shape[1]] = given
+            table[rows:bucket] = self._fill[name]
+            if name != "block_tables":  # a table's further columns are beyond its context
+                table[:rows, given.shape[1] :] = self._fill[name]
+
+    def rows(self, bucket: int, *, any_sampled: bool, any_filtered: bool) -> ForwardBatch:
+        """The first rows as a batch: views, with what `load` puts there."""
+        given: dict[str, Any] = {}
+        for names, numbers in zip(self._names, self._numbers, strict=True):
+            given |= zip(names, numbers[:, :bucket].unbind(), strict=True)
+        given |= {name: table[:bucket] for name, table in self._tables.items()}
+        of_sampling = {field.name for field in fields(SamplingBatch)} & given.keys()
+        sampling = SamplingBatch(
+            **{name: given.pop(name) for name in of_sampling},
+            any_sampled=any_sampled,
+            any_filtered=any_filtered,
+            max_logprobs=-1,
+            adjustments=None,
+        )
+        return ForwardBatch(
+            **given,
+            max_group_size=self._max_group,
+            query_slots=[1] * bucket,
+            context_slots_host=None,
+            num_single=bucket,
+            emit=self._emit[:bucket],
+            max_group_limit=self._max_group,
+            sampling=sampling,
+        )
+
+
+def _of(batch: ForwardBatch, name: str) -> Tensor:
+    """A field of the batch or of its sampling."""
+    value = getattr(batch if name in ForwardBatch.__dataclass_fields__ else batch.sampling, name)
+    if not isinstance(value, Tensor):
+        raise TypeError(f"the batch has no {name}.")
+    return value
+
+
+def with_extras(of_rows: SamplingBatch, batch: SamplingBatch) -> SamplingBatch:
+    """The static rows' sampling with what is not static: the batch's penalties, and that it wants log-probabilities."""
+    return replace(of_rows, adjustments=batch.adjustments, max_logprobs=batch.max_logprobs)

@@ -1,0 +1,177 @@
+"""Steps that memory does not hold: the engine goes on in smaller ones, and no answer but a hopeless one is lost."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from fakes import ScriptedRunner, fake_config, fake_core, fake_engine
+from hamburger.engine.batch import ScheduledBatch
+from hamburger.engine.config import EngineConfig
+from hamburger.engine.core import EngineCore
+from hamburger.engine.errors import OutOfMemory
+from hamburger.engine.messages import SubmitRequest
+from hamburger.engine.request import GenerationRequest
+from hamburger.engine.runner import Runner
+from hamburger.engine.sampling_params import SamplingParams
+from hamburger.model.batch import ForwardBatch, StepOutput
+from hamburger.model.config import ModelConfig
+from hamburger.model.kv_cache import PagedKVCache
+from small_models import core_of, graft_config, params, random_model, run_core, tokens_of, trunk_config
+
+Trouble = Callable[[int, ScheduledBatch], bool]
+
+
+def core_on(runner: ScriptedRunner, config: EngineConfig | None = None) -> EngineCore:
+    return fake_core(runner, config, clock=lambda: 0.0)
+
+
+def request(name: str, prompt: list[int], max_tokens: int = 30, priority: int = 0) -> SubmitRequest:
+    return SubmitRequest(name, prompt, SamplingParams(max_tokens=max_tokens, seed=3), 0.0, priority)
+
+
+def play(core: EngineCore, requests: list[SubmitRequest]) -> tuple[dict[str, list[int]], Counter[str]]:
+    """Everybody's tokens, two arriving a step; preemptions and failures by kind."""
+    tokens: dict[str, list[int]] = {}
+    seen: Counter[str] = Counter()
+    waiting = list(requests)
+    while waiting or core.has_work:
+        for each in waiting[:2]:
+            core.add(each)
+        del waiting[:2]
+        step = core.step()
+        core.check_integrity()
+        assert step.stats is not None
+        seen["preemptions"] += step.stats.num_preemptions
+        for output in step.outputs:
+            tokens.setdefault(output.request_id, []).extend(output.token_ids)
+        seen.update(failure.kind for failure in step.failures)
+    return tokens, seen
+
+
+@pytest.mark.parametrize("prefix_cache", [False, True])
+def test_texts_are_the_same_when_steps_fail_here_and_there(prefix_cache: bool) -> None:
+    seen: Counter[str] = Counter()
+    for scenario in range(150):
+        draw = random.Random(scenario)
+        beginnings = [[draw.randrange(4) for _ in range(draw.randint(1, 12))] for _ in range(3)]
+        asked = [
+            request(f"r{i}", [*draw.choice(beginnings), i], draw.randint(1, 40), draw.choice([0, 0, 1]))
+            for i in range(12)
+        ]
+        fails = {draw.randint(1, 60) for _ in range(8)}
+
+        def trouble(step: int, batch: ScheduledBatch, fails: set[int] = fails) -> bool:
+            return step in fails and batch.num_slots > 1
+
+        def core(trouble: Trouble) -> EngineCore:
+            config = fake_config(max_model_len=64, num_blocks=40, max_num_batched_slots=32, prefix_cache=prefix_cache)
+            return core_on(ScriptedRunner(out_of_memory=trouble), config)
+
+        calm, _ = play(core(lambda step, batch: False), asked)
+        troubled, counted = play(core(trouble), asked)
+        assert troubled == calm
+        seen += counted
+    assert seen["preemptions"] > 100
+    assert not seen["out_of_memory"]
+
+
+def test_memory_for_few_slots_serves_everybody_in_small_steps() -> None:
+    asked = [request(f"r{i}", [i] * (20 if i > 9 else 2)) for i in range(20)]
+    runner = ScriptedRunner(out_of_memory=lambda step, batch: batch.num_slots > 5)
+    tokens, seen = play(core_on(runner), asked)
+    assert tokens == play(core_on(ScriptedRunner()), asked)[0]
+    assert max(sum(slots for _, slots, _ in batch) for batch in runner.batches) == 5
+    assert seen["preemptions"] > 0
+
+
+def test_steps_become_large_again_in_calm_times() -> None:
+    runner = ScriptedRunner(out_of_memory=lambda step, batch: step <= 3, eos_chance=0)
+    core = core_on(runner)
+    for i in range(200):
+        core.add(request(f"r{i}", [i] * 60, max_tokens=190))
+    for _ in range(1500):
+        core.step()
+    sizes = [sum(slots for _, slots, _ in batch) for batch in runner.batches]
+    assert sizes[0] == 8  # 64, halved three times
+    assert max(sizes[:64]) == 8
+    assert max(sizes[64:128]) == 9
+    assert max(sizes) > 60
+    core.check_integrity()
+
+
+def test_a_request_that_memory_does_not_hold_alone_fails_and_the_others_live() -> None:
+    def trouble(step: int, batch: ScheduledBatch) -> bool:
+        return any(item.sequence.request_id == "r1" for item in batch.sequences)
+
+    asked = [request(f"r{i}", [i] * 9) for i in range(5)]
+    calm, _ = play(core_on(ScriptedRunner()), asked)
+    tokens, seen = play(core_on(ScriptedRunner(out_of_memory=trouble)), asked)
+    del calm["r1"]
+    assert tokens == calm
+    assert seen["out_of_memory"] == 1
+
+
+async def test_the_client_gets_a_typed_error_and_the_engine_serves_on() -> None:
+    runner = ScriptedRunner(out_of_memory=lambda step, batch: batch.sequences[0].sequence.prompt_ids[0] == 9)
+    async with fake_engine(runner) as engine:
+        [hopeless] = engine.submit([GenerationRequest("bad", [9, 9], SamplingParams())])
+        with pytest.raises(OutOfMemory, match="alone") as error:
+            [update async for update in hopeless]
+        assert error.value.retry_after >= 1
+        [stream] = engine.submit([GenerationRequest("good", [1, 2], SamplingParams(max_tokens=4))])
+        assert [update async for update in stream][-1].finish_reason is not None
+
+
+class Starved(Runner):
+    """A real runner whose device has no memory at chosen steps, when part of the step is done."""
+
+    def __init__(self, runner: Runner, errors: dict[int, Exception]) -> None:
+        self.__dict__ |= runner.__dict__
+        self._errors, self._number, self._computed = errors, 0, self._step
+        self._step = self._starved
+
+    def _starved(self, batch: ForwardBatch, cache: PagedKVCache) -> StepOutput:
+        self._number += 1
+        output = self._computed(batch, cache)
+        if self._number in self._errors:
+            raise self._errors[self._number]
+        return output
+
+
+def test_torchs_errors_become_smaller_steps_of_a_real_model() -> None:
+    model = random_model(ModelConfig(trunk=trunk_config(), graft=graft_config()), seed=4)
+    requests = {
+        str(i): ([2 + i, 7, 9] * (1 + i % 4), params(confidence=0.3, temperature=0.8 * (i % 2), seed=i))
+        for i in range(8)
+    }
+    calm = run_core(core_of(model), requests)
+    core = core_of(model)
+    assert isinstance(core._runner, Runner)
+    host = RuntimeError("[enforce fail at alloc_cpu.cpp:1] . DefaultCPUAllocator: can't allocate memory")
+    core._runner = Starved(core._runner, {1: torch.OutOfMemoryError("no"), 4: MemoryError(), 9: host})
+    troubled = run_core(core, requests)
+    core.check_integrity()
+    assert core._runner._number > 9
+    assert {i: tokens_of(outputs) for i, outputs in troubled.items()} == {
+        i: tokens_of(outputs) for i, outputs in calm.items()
+    }
+
+
+def test_other_errors_stay_what_they_are() -> None:
+    model = random_model(ModelConfig(trunk=trunk_config()))
+    core = core_of(model)
+    assert isinstance(core._runner, Runner)
+    core._runner = Starved(core._runner, {1: RuntimeError("a bug")})
+    core.add(SubmitRequest("r", [3, 4], params(), 0.0))
+    with pytest.raises(RuntimeError, match="a bug"):
+        core.step()
+
+
+def test_torchs_own_message_for_a_host_without_memory_is_known() -> None:
+    with pytest.raises(RuntimeError, match="DefaultCPUAllocator"):
+        torch.empty(2**50, dtype=torch.uint8)

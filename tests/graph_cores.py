@@ -1,0 +1,103 @@
+"""Cores whose decoding steps are CUDA graphs, or the same pieces replayed eagerly, and requests of every kind."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+import torch
+
+from hamburger.engine.config import EngineConfig
+from hamburger.engine.core import EngineCore
+from hamburger.engine.messages import GroupOutput, SubmitRequest
+from hamburger.engine.runner import Runner
+from hamburger.model.capture import Capture
+from hamburger.model.config import ModelConfig
+from hamburger.model.decode_graphs import DecodeGraphs, Form
+from hamburger.model.hamburger import HamburgerModel
+from hamburger.model.kv_cache import PagedKVCache
+from small_models import graft_config, params, trunk_config
+from trunk_shapes import SHAPES as TRUNKS
+
+BLOCK, CONTEXT, ROWS = 4, 128, 11
+MODELS: dict[str, ModelConfig] = {
+    "positions": ModelConfig(trunk=trunk_config(), graft=graft_config()),
+    "fused": ModelConfig(trunk=trunk_config(), graft=graft_config(features="fused", micro_norm=True)),
+    "short_list": ModelConfig(trunk=trunk_config(), graft=graft_config(features="fused", short_list_size=40)),
+    "plain_base": ModelConfig(trunk=trunk_config(tie_word_embeddings=False)),
+    "dynamic_rope": ModelConfig(trunk=trunk_config(**TRUNKS["dynamic_rope"]), graft=graft_config()),
+    "sliding": ModelConfig(trunk=trunk_config(**TRUNKS["qwen2_sliding"]), graft=graft_config()),
+}
+
+
+def graphs_core(
+    model: HamburgerModel, capture: Capture, form: Form, num_blocks: int, *, max_rows: int = ROWS
+) -> EngineCore:
+    config = EngineConfig(
+        max_model_len=CONTEXT,
+        max_num_seqs=max_rows,
+        max_num_batched_slots=32,
+        block_size=BLOCK,
+        num_blocks=num_blocks,
+        eos_token_ids=(1,),
+        max_group=model.config.max_group,
+    )
+    device = model.embed_tokens.weight.device
+    cache = PagedKVCache(model.config.trunk, num_blocks, BLOCK, torch.float32, device)
+    for data in cache.data:  # what nobody has written must not matter
+        data[:num_blocks].fill_(1e4)
+    graphs = DecodeGraphs(model, cache, capture, max_rows=max_rows, max_columns=CONTEXT // BLOCK, form=form)
+    graphs.prepare()
+    return EngineCore(config, Runner(model, cache, graphs), clock=lambda: 0.0)
+
+
+def requests(seed: int, number: int = 14) -> list[SubmitRequest]:
+    """Of every kind: greedy, sampled and filtered, penalties, bias, log-probabilities of answers and prompts."""
+    draw = random.Random(seed)
+    kinds: list[dict[str, Any]] = [
+        {},
+        {"temperature": 0.9},
+        {"temperature": 1.2, "top_p": 0.8, "top_k": 30},
+        {"temperature": 0.7, "min_p": 0.05},
+        {"presence_penalty": 0.5, "frequency_penalty": 0.3},
+        {"repetition_penalty": 1.3, "temperature": 0.8},
+        {"logit_bias": {5: 4.0, 6: -100.0}},
+        {"min_tokens": 12, "max_tokens": 20},
+        {"logprobs": 3},
+        {"logprobs": 0, "temperature": 1.0},
+        {"prompt_logprobs": 2},
+        {"stop_token_ids": tuple(range(40, 60))},
+    ]
+    asked = []
+    for i in range(number):
+        prompt = [draw.randrange(2, 96) for _ in range(draw.randint(1, 30))]
+        how = {"confidence": draw.choice([0.0, 0.3, 0.5, 0.8, 1.0]), "max_tokens": draw.randint(10, 40), "seed": i}
+        asked.append(SubmitRequest(str(i), prompt, params(**{**how, **draw.choice(kinds)}), 0.0))
+    return asked
+
+
+def play(core: EngineCore, asked: list[SubmitRequest], every: int = 1) -> dict[str, list[GroupOutput]]:
+    """One arrives each `every` steps, so that batches grow and shrink."""
+    outputs: dict[str, list[GroupOutput]] = {request.request_id: [] for request in asked}
+    waiting, step = list(asked), 0
+    while waiting or core.has_work:
+        if waiting and step % every == 0:
+            core.add(waiting.pop(0))
+        step += 1
+        for output in core.step().outputs:
+            outputs[output.request_id].append(output)
+        core.check_integrity()
+    return outputs
+
+
+def assert_same(ours: dict[str, list[GroupOutput]], plain: dict[str, list[GroupOutput]]) -> None:
+    for request_id, expected in plain.items():
+        found = ours[request_id]
+        assert [o.token_ids for o in found] == [o.token_ids for o in expected], request_id
+        for a, b in zip(found, expected, strict=True):
+            assert a.stop_probs == pytest.approx(b.stop_probs, abs=1e-5)
+            assert (a.logprobs is None) == (b.logprobs is None)
+            for x, y in zip(a.logprobs or [], b.logprobs or [], strict=True):
+                assert x.logprob == pytest.approx(y.logprob, abs=1e-4)
+                assert [token_id for token_id, _ in x.top] == [token_id for token_id, _ in y.top]

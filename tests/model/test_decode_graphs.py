@@ -1,0 +1,141 @@
+"""DecodeGraphs with eager replay: the static tensors, buckets and pieces of a GPU, and the texts of the plain way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from graph_cores import BLOCK, CONTEXT, MODELS, ROWS, assert_same, graphs_core, play, requests
+from hamburger.engine.messages import SubmitRequest
+from hamburger.engine.runner import Runner
+from hamburger.model.capture import EagerCapture, Work
+from hamburger.model.decode_graphs import FORMS, DecodeGraphs, Form, buckets
+from hamburger.model.kv_cache import PagedKVCache
+from small_models import CPU, core_of, params, random_model
+
+
+class CountingCapture(EagerCapture):
+    """Counts what is captured and replayed, and lets nothing in it wait for the device."""
+
+    def __init__(self, *, waits: bool = False) -> None:
+        self.captured = self.replayed = 0
+        self._waits = waits
+
+    def __call__(self, work: Work) -> Work:
+        self.captured += 1
+
+        def replay() -> None:
+            self.replayed += 1
+            with NoWaiting():  # type: ignore[no-untyped-call]
+                work()
+
+        return replay
+
+
+class NoWaiting(TorchDispatchMode):
+    """Fails on operations whose result's shape, or whose course, depends on the device's numbers."""
+
+    FORBIDDEN = ("nonzero", "_local_scalar_dense", "item", "masked_select", "unique", "is_nonzero", "equal")
+
+    def __torch_dispatch__(
+        self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        name = func.__name__.split(".")[0]
+        assert name not in self.FORBIDDEN, f"{name} waits for the device"
+        if name in ("index", "index_put", "index_put_"):
+            assert all(index is None or index.dtype != torch.bool for index in args[1]), "a mask picks rows out"
+        if name == "repeat_interleave":
+            assert not isinstance(args[-1], Tensor), "the shape depends on numbers"
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("name", MODELS)
+def test_texts_are_those_of_the_plain_way(name: str, form: Form) -> None:
+    if form != "steps" and name not in ("positions", "plain_base"):
+        pytest.skip("how pieces follow each other does not depend on the model's shape")
+    capture = CountingCapture()
+    model = random_model(MODELS[name], seed=2, masked=True)
+    asked = requests(len(name))
+    roomy = play(graphs_core(model, capture, form, 400), asked, every=3)
+    plain = random_model(MODELS[name], seed=2)
+    assert_same(roomy, play(core_of(plain, max_num_seqs=ROWS, max_model_len=CONTEXT, num_blocks=400), asked, every=3))
+    assert capture.replayed > 50
+    if (name, form) != ("positions", "steps"):
+        return
+    tight = play(graphs_core(model, capture, form, CONTEXT // BLOCK + 4), asked)  # with preemptions and replays
+    assert_same(tight, roomy)
+
+
+def test_a_bucket_is_the_next_larger_one() -> None:
+    assert buckets(1) == [1]
+    assert buckets(4) == [1, 2, 4]
+    assert buckets(11) == [1, 2, 4, 8, 11]
+    assert buckets(64) == [1, 2, 4, 8, 16, 24, 32, 40, 48, 56, 64]
+
+
+def test_every_bucket_is_captured_once_the_largest_first() -> None:
+    model = random_model(MODELS["positions"], masked=True)
+    cache = PagedKVCache(model.config.trunk, 8, BLOCK, torch.float32, CPU)
+    capture, seen = CountingCapture(), []
+    graphs = DecodeGraphs(model, cache, capture, max_rows=4, max_columns=8)
+    graphs.prepare(lambda done, total: seen.append((done, total)))
+    assert seen == [(0, 3), (1, 3), (2, 3)]
+    # For each bucket the trunk and 3 micro-steps, and after each a choice of 3 kinds.
+    assert capture.captured == 3 * (4 + 4 * 3)
+    graphs.prepare()
+    assert capture.captured == 3 * (4 + 4 * 3)
+
+
+def test_only_as_many_micro_steps_are_replayed_as_groups_may_need() -> None:
+    model = random_model(MODELS["positions"], seed=2, masked=True)
+    for confidence, max_tokens, form, pieces in (
+        (1.0, 2, "steps", 4),  # two groups, for each the trunk and a choice
+        (0.0, 3, "steps", 6),  # one group: the trunk, two micro-steps, three choices
+        (0.0, 3, "whole", 1),
+    ):
+        capture = CountingCapture()
+        core = graphs_core(model, capture, form, 40)  # type: ignore[arg-type]
+        core.add(SubmitRequest("r", [5, 6, 7], params(confidence=1.0, max_tokens=1, ignore_eos=True), 0.0))
+        core.step()
+        assert capture.replayed == 0  # a prompt of several slots is not for them
+        asked = params(confidence=confidence, max_tokens=max_tokens, ignore_eos=True)
+        core.add(SubmitRequest("s", [5], asked, 0.0))
+        while core.has_work:
+            core.step()
+        assert capture.replayed == pieces, (confidence, max_tokens, form)
+
+
+def test_rows_that_fill_up_write_into_no_sequences_block() -> None:
+    model = random_model(MODELS["positions"], seed=3, masked=True)
+    core = graphs_core(model, CountingCapture(), "steps", 60, max_rows=8)
+    runner = core._runner
+    assert isinstance(runner, Runner)
+    for i in range(5):  # in a bucket of 8
+        core.add(SubmitRequest(str(i), [3 + i, 4], params(ignore_eos=True, max_tokens=9), 0.0))
+    while core.has_work:
+        core.step()
+    for data in runner._cache.data:
+        untouched = (data[:60] == 1e4).flatten(1).all(1)
+        assert untouched.sum() >= 60 - 5 * 3
+        assert (data[60] != 0).any()
+
+
+def test_a_model_that_leaves_rows_out_cannot_be_captured() -> None:
+    model = random_model(MODELS["positions"])
+    cache = PagedKVCache(model.config.trunk, 8, BLOCK, torch.float32, CPU)
+    with pytest.raises(ValueError, match="leaves rows out"):
+        DecodeGraphs(model, cache, EagerCapture(), max_rows=4, max_columns=8)
+
+
+def test_another_cache_is_refused() -> None:
+    model = random_model(MODELS["positions"], masked=True)
+    mine, other = (PagedKVCache(model.config.trunk, 8, BLOCK, torch.float32, CPU) for _ in range(2))
+    graphs = DecodeGraphs(model, mine, EagerCapture(), max_rows=4, max_columns=8)
+    with pytest.raises(ValueError, match="another cache"):
+        graphs.step(None, other)  # type: ignore[arg-type]

@@ -1,0 +1,68 @@
+"""DecodeGraphs on a GPU: real graphs give what the GPU gives without them, and nothing waits between their pieces."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from graph_cores import BLOCK, CONTEXT, MODELS, ROWS, assert_same, graphs_core, play, requests
+from hamburger.engine.config import EngineArgs
+from hamburger.engine.core import EngineCore
+from hamburger.engine.memory import step_bytes
+from hamburger.engine.runner import Runner
+from hamburger.model.batch import empty_sampling
+from hamburger.model.capture import CudaCapture, EagerCapture
+from hamburger.model.decode_graphs import FORMS, DecodeGraphs, Form
+from hamburger.model.kv_cache import PagedKVCache
+from hamburger.model.step_memory import CudaMeter, Largest, largest_decode
+from small_models import random_model
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA GPU"),
+]
+GPU = torch.device("cuda")
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("name", MODELS)
+def test_graphs_give_the_texts_of_the_same_gpu_without_them(name: str, form: Form) -> None:
+    model = random_model(MODELS[name], seed=2, device=GPU)
+    asked = requests(len(name))
+    with_graphs = play(graphs_core(model, CudaCapture(GPU), form, 400), asked, every=3)
+    core = graphs_core(model, EagerCapture(), form, 400)
+    assert isinstance(core._runner, Runner)
+    plain = EngineCore(core.config, Runner(model, core._runner._cache), clock=lambda: 0.0)
+    assert_same(with_graphs, play(plain, asked, every=3))
+
+
+@pytest.mark.parametrize("form", ["steps", "whole"])
+def test_a_step_never_waits_for_the_device(form: Form) -> None:
+    model = random_model(MODELS["positions"], seed=2, device=GPU)
+    cache = PagedKVCache(model.config.trunk, 400, BLOCK, torch.float32, GPU)
+    columns = CONTEXT // BLOCK
+    graphs = DecodeGraphs(model, cache, CudaCapture(GPU), max_rows=ROWS, max_columns=columns, form=form)
+    graphs.prepare()
+    largest = Largest(
+        max_slots=32, max_rows=5, max_model_len=CONTEXT, context_slots=40, max_logprobs=3, block_size=BLOCK
+    )
+    special = largest_decode(model, largest)
+    for batch in (replace(special, sampling=empty_sampling(5, GPU)), special):
+        graphs.step(batch, cache)
+        torch.cuda.synchronize()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            graphs.step(batch, cache)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+
+def test_what_steps_take_is_measured() -> None:
+    model = random_model(MODELS["positions"], device=GPU)
+    free, _ = torch.cuda.mem_get_info(GPU)
+    args = EngineArgs(max_num_seqs=ROWS, max_num_batched_slots=64, block_size=BLOCK)
+    eager = step_bytes(model, replace(args, enforce_eager=True), CONTEXT, free, CudaMeter(GPU))
+    with_graphs = step_bytes(model, args, CONTEXT, free, CudaMeter(GPU))
+    assert 0 < eager < with_graphs < free

@@ -1,0 +1,178 @@
+"""The masked form of a macro-step chooses what the narrowing form chooses, over random batches of every kind of row."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from hamburger.model.batch import Adjustments, ForwardBatch, SamplingBatch, StepOutput
+from hamburger.model.config import ModelConfig
+from hamburger.model.hamburger import HamburgerModel
+from hamburger.model.masked import draw
+from hamburger.model.rotary import RotaryEmbedding
+from hamburger.model.sampler import sample, uniform
+from small_models import CPU, graft_config, one_sequence, random_model, trunk_config
+from trunk_shapes import SHAPES as TRUNKS
+
+GRAFTS: dict[str, dict[str, Any] | None] = {
+    "positions": {},
+    "positions_normed": {"micro_norm": True, "micro_layers": 3, "stop_scale": (1.0, 0.8, 1.2, 1.0)},
+    "fused": {"features": "fused", "micro_norm": True, "stop_bias": (0.1, -0.2, 0.3, 0.0)},
+    "short_list": {"features": "fused", "short_list_size": 40},
+    "wide_groups": {"max_group": 6, "feature_layers": (0, 2)},
+    "plain_base": None,
+}
+VOCAB = 96
+
+
+def model_of(shape: str) -> HamburgerModel:
+    graft = GRAFTS[shape]
+    config = ModelConfig(trunk=trunk_config(), graft=None if graft is None else graft_config(**graft))
+    return random_model(config, seed=len(shape))
+
+
+def random_batch(model: HamburgerModel, draw: random.Random) -> ForwardBatch:
+    """What `_emit` reads of a batch: rows of every kind, some of them rare."""
+    m, most = draw.randint(1, 9), model.config.max_group
+
+    def ints(*values: int) -> Tensor:
+        return torch.tensor(values, dtype=torch.int64)
+
+    def each(*choices: float) -> Tensor:
+        return torch.tensor([float(draw.choice(choices)) for _ in range(m)])
+
+    temperature = each(0, 0, 0.3, 1.0, 2.0) if draw.random() < 0.6 else each(0)
+    filtered = draw.random() < 0.7
+    logprobs = [draw.choice([-1, -1, 0, 3]) for _ in range(m)]
+    confidence, limits = each(0, 0.2, 0.5, 0.6, 1.0), [draw.randint(1, most) for _ in range(m)]
+    sampling = SamplingBatch(
+        temperature=temperature,
+        top_k=each(0, 1, 5, 50).long() if filtered else ints(*[0] * m),
+        top_p=each(0.1, 0.8, 1.0) if filtered else each(1.0),
+        min_p=each(0, 0.05, 0.5) if filtered else each(0.0),
+        seed=ints(*[draw.randrange(-(2**63), 2**63) for _ in range(m)]),
+        output_index=ints(*[draw.randrange(40) for _ in range(m)]),
+        end_ids=torch.tensor([[draw.randrange(-1, VOCAB) for _ in range(4)] for _ in range(m)]),
+        logprobs=ints(*logprobs),
+        any_sampled=bool((temperature > 0).any()),
+        any_filtered=filtered,
+        max_logprobs=max(logprobs),
+        adjustments=random_adjustments(m, draw) if draw.random() < 0.5 else None,
+    )
+    going = [limit for limit, c in zip(limits, confidence.tolist(), strict=True) if c < 1]
+    return replace(
+        one_sequence([[1]] * m, list(range(m)), list(range(m))),
+        confidence=confidence,
+        group_limits=ints(*limits),
+        max_group_limit=max(going, default=1),
+        sampling=sampling,
+    )
+
+
+def random_adjustments(m: int, draw: random.Random) -> Adjustments:
+    rows = sorted(draw.sample(range(m), draw.randint(1, m)))
+
+    def ids(width: int) -> Tensor:
+        values = [[draw.randrange(-1, VOCAB) for _ in range(width)] for _ in rows]
+        return torch.tensor(values, dtype=torch.int64).view(len(rows), width)
+
+    def each(*choices: float) -> Tensor:
+        return torch.tensor([float(draw.choice(choices)) for _ in rows])
+
+    entries = [
+        (i, token_id) for i in range(len(rows)) for token_id in draw.sample(range(VOCAB), draw.choice([0, 0, 2]))
+    ]
+    return Adjustments(
+        row=torch.tensor(rows),
+        prompt_ids=ids(draw.choice([0, 7])),
+        output_ids=ids(draw.choice([0, 30])),
+        presence=each(0, 0.5, -1),
+        frequency=each(0, 0.7),
+        repetition=each(1, 1.3, 0.8),
+        bias_row=torch.tensor([i for i, _ in entries], dtype=torch.int64),
+        bias_id=torch.tensor([token_id for _, token_id in entries], dtype=torch.int64),
+        bias=torch.tensor([draw.choice([-100.0, 2.0, 100.0]) for _ in entries]),
+        min_index=torch.tensor([draw.choice([0, 20, 100]) for _ in rows]),
+    )
+
+
+def emit(model: HamburgerModel, batch: ForwardBatch, seed: int, *, masked: bool) -> StepOutput:
+    generator = torch.Generator().manual_seed(seed)
+    graft, rows = model.config.graft, len(batch.emit)
+    hidden, *features = torch.randn(1 + (len(graft.feature_layers) if graft else 0), rows, 32, generator=generator)
+    with torch.inference_mode():
+        return (model._emit_masked if masked else model._emit)(hidden, features, batch)
+
+
+@pytest.mark.parametrize("shape", GRAFTS)
+def test_masks_choose_what_narrowing_chooses(shape: str) -> None:
+    model, seen = model_of(shape), Counter[str]()
+    for seed in range(150):
+        batch = random_batch(model, random.Random(f"{shape} {seed}"))
+        narrowed, masked = (emit(model, batch, seed, masked=m) for m in (False, True))
+        assert masked.group_sizes.tolist() == narrowed.group_sizes.tolist()
+        assert masked.token_ids.tolist() == narrowed.token_ids.tolist()
+        torch.testing.assert_close(masked.stop_probs, narrowed.stop_probs, atol=2e-6, rtol=1e-5)
+        assert (masked.logprobs is None) == (narrowed.logprobs is None)
+        if masked.logprobs is not None and narrowed.logprobs is not None:
+            seen["logprobs"] += 1
+            torch.testing.assert_close(masked.logprobs.chosen, narrowed.logprobs.chosen, atol=1e-5, rtol=1e-5)
+            torch.testing.assert_close(masked.logprobs.top, narrowed.logprobs.top, atol=1e-5, rtol=1e-5)
+            assert masked.logprobs.top_ids.tolist() == narrowed.logprobs.top_ids.tolist()
+        sizes = narrowed.group_sizes.tolist()
+        seen.update(f"size {size}" for size in sizes)
+        seen["ragged"] += len(set(sizes)) > 1
+        seen["sampled"] += batch.sampling.any_sampled
+        seen["adjusted"] += batch.sampling.adjustments is not None
+    wanted = {f"size {size}" for size in range(1, model.config.max_group + 1)}
+    wanted |= {"logprobs", "sampled", "adjusted"} | ({"ragged"} if model.config.max_group > 1 else set())
+    assert all(seen[what] > 10 for what in wanted), seen  # or the batches prove nothing about them
+
+
+def test_a_draw_without_branches_is_the_draw_with_them() -> None:
+    """Over more tokens than the prefix that `sample` sorts first."""
+    generator = torch.Generator().manual_seed(1)
+    rows = 400
+    logits = torch.randn(rows, 1000, generator=generator) * torch.rand(rows, 1, generator=generator) * 6
+    top_k = torch.tensor([0, 0, 3, 255, 256, 700])[torch.arange(rows) % 6]
+    top_p = torch.tensor([1.0, 0.99, 0.5, 0.01])[torch.arange(rows) % 4]
+    min_p = torch.tensor([0.0, 0.0, 0.2, 1e-4, 0.9])[torch.arange(rows) % 5]
+    u = uniform(torch.arange(rows), torch.arange(rows))
+    expected = sample(logits, top_k, top_p, min_p, u)
+    assert draw(logits, top_k, top_p, min_p, u, any_filtered=True).tolist() == expected.tolist()
+    off = torch.zeros(rows, dtype=torch.int64), torch.ones(rows), torch.zeros(rows)
+    assert draw(logits, *off, u, any_filtered=False).tolist() == sample(logits, *off, u).tolist()
+
+
+def test_merging_without_asking_which_is_merging() -> None:
+    model = model_of("positions")
+    e, sizes = (
+        torch.randn(9, 4, 32, generator=torch.Generator().manual_seed(2)),
+        torch.tensor([1, 2, 3, 4, 1, 4, 2, 2, 3]),
+    )
+    with torch.inference_mode():
+        torch.testing.assert_close(model.embedder.masked(e, sizes), model.embedder(e, sizes), atol=1e-6, rtol=1e-5)
+
+
+def test_dynamic_rope_of_short_and_long_texts_together_is_that_of_each_alone() -> None:
+    rotary = RotaryEmbedding(trunk_config(**TRUNKS["dynamic_rope"]), 256, CPU, torch.float32)
+    positions, lengths = torch.tensor([[3, 60], [200, 70]]), torch.tensor([[4, 64], [201, 90]])
+    together = rotary(positions, lengths)
+    for i, j in ((0, 0), (0, 1), (1, 0), (1, 1)):
+        alone = rotary(positions[i, j : j + 1], lengths[i, j : j + 1])
+        for table, one in zip(together, alone, strict=True):
+            torch.testing.assert_close(table[i, j], one[0], atol=0, rtol=0)
+    within = rotary(positions[0], lengths[0])
+    torch.testing.assert_close(within[0], rotary.cos[positions[0]].unsqueeze(-2), atol=0, rtol=0)
+
+
+def test_the_compiled_kernels_take_no_masks() -> None:
+    model = model_of("positions")
+    with pytest.raises(ValueError, match="masked is not for them"):
+        model.prepare(16, packed=False, kernels=object(), masked=True)  # type: ignore[arg-type]

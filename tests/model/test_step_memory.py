@@ -1,0 +1,114 @@
+"""The largest steps are the largest, and what they and the graphs take is what the meter reads."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from hamburger.engine.config import EngineArgs
+from hamburger.engine.memory import decode_graphs, step_bytes
+from hamburger.model.config import ConfigError, ModelConfig
+from hamburger.model.hamburger import HamburgerModel
+from hamburger.model.kv_cache import slot_bytes
+from hamburger.model.step_memory import (
+    Largest,
+    graph_bytes,
+    largest_decode,
+    largest_prefill,
+    peak_bytes,
+    small_cache,
+)
+from small_models import graft_config, random_model, trunk_config
+from trunk_shapes import SHAPES as TRUNKS
+
+MODELS = {
+    "grafted": ModelConfig(trunk=trunk_config(), graft=graft_config()),
+    "plain_base": ModelConfig(trunk=trunk_config()),
+    "dynamic_rope": ModelConfig(trunk=trunk_config(**TRUNKS["dynamic_rope"]), graft=graft_config()),
+}
+
+
+class ScriptedMeter:
+    """Reads what it was told, and remembers what was asked."""
+
+    def __init__(self, peaks: list[int], used: list[int]) -> None:
+        self.peaks, self.useds, self.asked = peaks, used, list[str]()
+
+    def begin(self) -> None:
+        self.asked.append("begin")
+
+    def peak(self) -> int:
+        self.asked.append("peak")
+        return self.peaks.pop(0)
+
+    def used(self) -> int:
+        self.asked.append("used")
+        return self.useds.pop(0)
+
+
+def largest(**changes: int) -> Largest:
+    fields = {"max_slots": 50, "max_rows": 6, "max_model_len": 40, "context_slots": 30, "max_logprobs": 20}
+    return Largest(**{**fields, "block_size": 4, **changes})
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("name", MODELS)
+def test_the_largest_steps_run_on_the_small_cache(name: str, masked: bool) -> None:
+    model = random_model(MODELS[name], masked=masked)
+    meter = ScriptedMeter([7, 5], [])
+    assert peak_bytes(model, largest(), meter) == 7
+    assert meter.asked == ["begin", "peak"] * 2
+    cache = small_cache(model, largest())
+    assert cache.scratch_block * 4 == 52
+    decode = model.step(largest_decode(model, largest()), cache)
+    assert len(decode.group_sizes) == 6
+    assert decode.logprobs is not None
+    assert torch.isfinite(decode.logprobs.chosen).all()
+
+
+def test_they_are_as_large_as_steps_can_be() -> None:
+    model = random_model(MODELS["grafted"])
+    prefill = largest_prefill(model, largest())
+    assert prefill.query_slots == [40, 10]
+    assert prefill.context_slots_host == [40, 40]
+    assert prefill.token_ids.shape == (50, 4)
+    assert prefill.scored is not None
+    assert len(prefill.scored.rows) == 50
+    assert len({*prefill.write_slots.tolist()}) == 50
+    lonely = largest_prefill(model, largest(max_slots=41))
+    assert (lonely.query_slots, lonely.num_single, lonely.emit.tolist()) == ([1, 40], 1, [0, 40])
+    decode = largest_decode(model, largest())
+    assert (decode.max_group_limit, decode.num_single, decode.context_slots_host) == (4, 6, [30] * 6)
+    assert decode.sampling.adjustments is not None
+    assert largest_decode(model, largest(context_slots=10**9)).context_slots_host == [40] * 6
+
+
+def model_and_args(**changes: int | bool) -> tuple[HamburgerModel, EngineArgs]:
+    fields = {"max_num_seqs": 11, "max_num_batched_slots": 40, "block_size": 4}
+    return random_model(MODELS["grafted"], masked=True), EngineArgs(**{**fields, **changes})  # type: ignore[arg-type]
+
+
+def test_graphs_count_as_the_largest_and_for_each_other_bucket_the_smallest() -> None:
+    model, args = model_and_args()
+    cache = small_cache(model, largest())
+    meter = ScriptedMeter([], [100, 170, 172])
+    assert graph_bytes(lambda: decode_graphs(model, cache, args, 40), 11, meter) == 70 + 2 * 4  # 1, 2, 4, 8 beside 11
+    assert graph_bytes(lambda: decode_graphs(model, cache, args, 40), 1, ScriptedMeter([], [5, 9])) == 4
+
+
+def test_steps_and_graphs_are_kept_free_of_the_pool() -> None:
+    model, args = model_and_args()
+    free = 100 * slot_bytes(model.config.trunk, torch.float32)
+    assert step_bytes(model, args, 40, free, ScriptedMeter([7, 5], [100, 170, 172])) == 7 + 78
+    model, args = model_and_args(enforce_eager=True)
+    assert step_bytes(model, args, 40, free, ScriptedMeter([7, 5], [])) == 7
+
+
+def test_steps_that_do_not_fit_beside_the_weights_are_an_error_that_says_so() -> None:
+    class Full(ScriptedMeter):
+        def peak(self) -> int:
+            raise torch.OutOfMemoryError("CUDA out of memory.\nmore")
+
+    model, args = model_and_args()
+    with pytest.raises(ConfigError, match=r"slots is 40 and max_num_seqs 11.*lower them.*of memory\.\)"):
+        step_bytes(model, args, 40, 10**6, Full([], []))
