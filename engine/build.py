@@ -17,6 +17,7 @@ from hamburger.engine.runner import Runner
 from hamburger.engine.sampling_params import SamplingParams
 from hamburger.engine.tokenizer import Tokenizer
 from hamburger.model.assemble import assemble
+from hamburger.model.backends import choose_backend
 from hamburger.model.checkpoint import load_checkpoint
 from hamburger.model.config import ConfigError, ModelConfig
 from hamburger.model.devices import choose_device, choose_dtype
@@ -40,6 +41,7 @@ def build_core(
     model_config = checkpoint.config
     max_model_len = _max_model_len(args.max_model_len, model_config)
     kernels = _kernels(args, model_config, dtype, device)
+    backend = choose_backend(args.attention_backend, device)
     model = assemble(
         model_config,
         checkpoint.tensors,
@@ -48,6 +50,7 @@ def build_core(
         max_positions=max_model_len,
         kernels=kernels,
         bits={"int4": 4, "int8": 8}.get(args.quantization),
+        backend=backend,
     )
     if kernels is not None:
         on_progress(f"weights as {model.quantization}, kernels for {kernels.instructions}")
@@ -91,7 +94,7 @@ def build_core(
     )
     grammars = Grammars(lambda: Tokenizer.load(source.tokenizer_path), info.vocab_size, info.eos_token_ids)
     core = EngineCore(config, Runner(model, cache), grammars=grammars)
-    on_progress("warming up")
+    on_progress("warming up" if backend == "torch" else "warming up: Triton compiles its kernels, once a machine")
     _warm_up(core, info)
     return core, info
 
@@ -113,9 +116,10 @@ def _kernels(args: EngineArgs, config: ModelConfig, dtype: torch.dtype, device: 
 
 
 def _warm_up(core: EngineCore, info: EngineInfo) -> None:
-    """One short answer, so that the first request does not wait for libraries to prepare their kernels."""
-    prompt_ids = [0] * max(1, min(16, info.max_model_len - 2))
-    params = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True, seed=0, confidence=info.default_confidence)
+    """A whole group and the next, so that the first request does not wait for libraries to prepare their kernels."""
+    max_tokens = min(info.max_group + 1, info.max_model_len - 1)
+    prompt_ids = [0] * min(16, info.max_model_len - max_tokens)
+    params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True, seed=0, confidence=0)
     core.add(SubmitRequest("warm-up", prompt_ids, params, time.monotonic()))
     while core.has_work:
         core.step()

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from hamburger.model.backends import Backend
 from hamburger.model.config import ModelConfig, TrunkConfig
 from hamburger.model.hamburger import HamburgerModel
 from hamburger.model.linear import can_pack
@@ -23,12 +24,14 @@ def assemble(
     packed: bool | None = None,
     kernels: Kernels | None = None,
     bits: int | None = None,
+    backend: Backend = "torch",
 ) -> HamburgerModel:
     """Build the model from tensors named as `config.tensor_shapes` says (checked by the loader), in `dtype`.
 
     max_positions: the longest sequence to serve, in tokens.
     packed: use the layout of linear.py; None means wherever it can be had.
     kernels: run on these instead (native.py). bits: of the trunk's weights; None: 4 where they have no more, else 8.
+    backend: what runs between the matrices, where no kernels do (backends.py).
     """
     with torch.device("meta"):
         model = HamburgerModel(config)
@@ -40,7 +43,7 @@ def assemble(
     model.eval().requires_grad_(False)
     del state  # it would keep each weight beside what is made of it
     packed = can_pack(dtype, device) if packed is None else packed
-    model.prepare(max_positions, packed=packed, kernels=kernels, bits=bits)
+    model.prepare(max_positions, packed=packed, kernels=kernels, bits=bits, backend=backend)
     return model
 
 

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from hamburger.model.backends import Backend
 from hamburger.model.batch import ForwardBatch, Logprobs, ScoredSlots, StepOutput
 from hamburger.model.config import ModelConfig
 from hamburger.model.embedder import CompositionalEmbedder
@@ -56,13 +57,19 @@ class HamburgerModel(nn.Module):
                 self.register_buffer("short_list", torch.empty(g.short_list_size, dtype=torch.int64))
 
     def prepare(
-        self, max_positions: int, *, packed: bool, kernels: Kernels | None = None, bits: int | None = None
+        self,
+        max_positions: int,
+        *,
+        packed: bool,
+        kernels: Kernels | None = None,
+        bits: int | None = None,
+        backend: Backend = "torch",
     ) -> None:
         """Make what follows from the weights; max_positions: the longest sequence in tokens.
 
         packed: lay the linear weights out for CPU inference (linear.py); the parameters are then gone.
         kernels: run on these instead (native.py); states are float32 then. bits: of the trunk's weights, 4 or 8; None
-            takes 4 for those that have no more.
+            takes 4 for those that have no more. backend: what attention and the rest between the matrices run on.
         """
         weight = self.embed_tokens.weight
         trunk, graft = self.config.trunk, self.config.graft
@@ -74,8 +81,11 @@ class HamburgerModel(nn.Module):
             self.short_head = _head(self.head_weight.detach()[self.short_list], packed, kernels)
         if kernels is not None:
             self._use(kernels, bits)
-        elif packed:
-            pack_linears(self)
+        else:
+            if packed:
+                pack_linears(self)
+            if backend == "triton":
+                self._fuse()
         self.head = _head(weight, packed, kernels) if trunk.tie_word_embeddings else self.lm_head
 
     def _use(self, kernels: Kernels, bits: int | None) -> None:
@@ -90,6 +100,15 @@ class HamburgerModel(nn.Module):
         for name, child in self.named_children():
             if name != "embed_tokens":
                 child.float()
+
+    def _fuse(self) -> None:
+        """Trunk and micro decoder on the Triton kernels, whose package may be missing where they are not asked for."""
+        from hamburger.model.fused_modules import FusedMicroStepDecoder, FusedTrunk
+
+        trunk, graft = self.config.trunk, self.config.graft
+        self.add_module("trunk", FusedTrunk(self.trunk))  # called as the plain one is
+        if graft is not None:
+            self.add_module("micro_decoder", FusedMicroStepDecoder(self.micro_decoder, trunk, graft))
 
     @property
     def head_weight(self) -> Tensor:

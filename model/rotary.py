@@ -39,11 +39,12 @@ class RotaryEmbedding(nn.Module):
         """
         cos, sin = self.cos[positions], self.sin[positions]
         if text_lengths is not None and isinstance(self.config.rope_scaling, DynamicRopeScaling):
-            long = (text_lengths > self.config.max_position_embeddings).nonzero(as_tuple=True)
-            if len(long[0]):
-                freqs = _dynamic(self.config, self.config.rope_scaling.factor, text_lengths[long])
-                own = self._laid_out(positions[long][:, None].float() * freqs)
-                cos, sin = cos.index_put(long, own[0].to(cos.dtype)), sin.index_put(long, own[1].to(sin.dtype))
+            # For all, chosen by a mask: to find out how many are long, the host would wait for the device.
+            limit = self.config.max_position_embeddings
+            freqs = _dynamic(self.config, self.config.rope_scaling.factor, text_lengths.clamp_min(limit))
+            own_cos, own_sin = self._laid_out(positions.unsqueeze(-1).float() * freqs)
+            long = (text_lengths > limit).unsqueeze(-1)
+            cos, sin = torch.where(long, own_cos.to(cos.dtype), cos), torch.where(long, own_sin.to(sin.dtype), sin)
         return cos.unsqueeze(-2), sin.unsqueeze(-2)
 
     def _laid_out(self, angles: Tensor) -> tuple[Tensor, Tensor]:
@@ -80,10 +81,10 @@ def _exponents(config: TrunkConfig, device: torch.device | None = None) -> Tenso
 
 
 def _dynamic(config: TrunkConfig, factor: float, lengths: Tensor) -> Tensor:
-    """float32 [n, head_dim / 2] for texts of lengths [n] beyond the pretraining context."""
+    """float32 [..., head_dim / 2] for texts of lengths [...] that the pretraining context does not hold."""
     growth = factor * lengths.float() / config.max_position_embeddings - (factor - 1)
     base = config.rope_theta * growth ** (config.head_dim / (config.head_dim - 2))
-    return 1.0 / base[:, None] ** _exponents(config, lengths.device)
+    return 1.0 / base.unsqueeze(-1) ** _exponents(config, lengths.device)
 
 
 def _yarn_ramp(config: TrunkConfig, s: YarnRopeScaling) -> Tensor:
