@@ -18,6 +18,7 @@ from hamburger.engine.runner import Runner
 from hamburger.engine.sampling_params import SamplingParams
 from hamburger.engine.tokenizer import Tokenizer
 from hamburger.model.assemble import assemble
+from hamburger.model.backends import choose_backend
 from hamburger.model.checkpoint import load_checkpoint
 from hamburger.model.config import ConfigError, ModelConfig
 from hamburger.model.devices import choose_device, choose_dtype
@@ -42,6 +43,7 @@ def build_core(
     model_config = checkpoint.config
     max_model_len = _max_model_len(args.max_model_len, model_config)
     kernels = _kernels(args, model_config, dtype, device)
+    backend = choose_backend(args.attention_backend, device)
     model = assemble(
         model_config,
         checkpoint.tensors,
@@ -50,6 +52,7 @@ def build_core(
         max_positions=max_model_len,
         kernels=kernels,
         bits={"int4": 4, "int8": 8}.get(args.quantization),
+        backend=backend,
     )
     if kernels is not None:
         on_progress(f"weights as {model.quantization}, kernels for {kernels.instructions}")
@@ -101,7 +104,7 @@ def build_core(
         graphs = decode_graphs(model, cache, args, max_model_len)
         graphs.prepare(partial(_tell_captured, on_progress))
     core = EngineCore(config, Runner(model, cache, graphs), grammars=grammars)
-    on_progress("warming up")
+    on_progress("warming up" if backend == "torch" else "warming up: Triton compiles its kernels, once a machine")
     _warm_up(core, info)
     return core, info
 
@@ -123,9 +126,10 @@ def _kernels(args: EngineArgs, config: ModelConfig, dtype: torch.dtype, device: 
 
 
 def _warm_up(core: EngineCore, info: EngineInfo) -> None:
-    """One short answer, so that the first request does not wait for libraries to prepare their kernels."""
-    prompt_ids = [0] * max(1, min(16, info.max_model_len - 2))
-    params = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True, seed=0, confidence=info.default_confidence)
+    """A whole group and the next, so that the first request does not wait for libraries to prepare their kernels."""
+    max_tokens = min(info.max_group + 1, info.max_model_len - 1)
+    prompt_ids = [0] * min(16, info.max_model_len - max_tokens)
+    params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True, seed=0, confidence=0)
     core.add(SubmitRequest("warm-up", prompt_ids, params, time.monotonic()))
     while core.has_work:
         for failure in core.step().failures:

@@ -9,6 +9,7 @@ from typing import Literal, get_args
 from hamburger.model.config import ConfigError
 
 Quantization = Literal["auto", "none", "int8", "int4"]
+AttentionBackend = Literal["auto", "torch", "triton"]
 QUANTIZATIONS: tuple[Quantization, ...] = get_args(Quantization)
 
 
@@ -25,6 +26,8 @@ class EngineArgs:
     max_queue: most requests that may wait. max_queue_seconds: the longest that one may wait.
     quantization: weights on CPU: `none` keeps the dtype, `int8`, `int4`; `auto` takes 4 bits for weights that have no
         more, 8 for the others, and the dtype where the compiled kernels cannot run.
+    attention_backend: what runs attention and all else between the matrices on a GPU; `auto` is `triton` where its
+        kernels can run.
     prefix_cache: prompts that begin alike share the slots of their beginning, while the pool still holds them.
     enforce_eager: on a GPU, launch every operation of a decoding step anew rather than replay CUDA graphs.
     num_engines: how many engines share this machine, this one included: each sizes its pool for its part of it.
@@ -47,6 +50,7 @@ class EngineArgs:
     prefix_cache: bool = True
     quantization: Quantization = "auto"
     enforce_eager: bool = False
+    attention_backend: AttentionBackend = "auto"
     num_engines: int = 1
 
     def __post_init__(self) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, NamedTuple, Protocol, cast
 
-from hamburger.engine.config import EngineArgs, Quantization
+from hamburger.engine.config import AttentionBackend, EngineArgs, Quantization
 from hamburger.engine.core import EngineCore
 from hamburger.engine.detokenizer import TextDecoder
 from hamburger.engine.errors import InvalidRequest, OutOfMemory, QueueTimeout
@@ -80,6 +80,7 @@ class LLM:
         prefix_cache: bool = True,
         enforce_eager: bool = False,
         quantization: Quantization = "auto",
+        attention_backend: AttentionBackend = "auto",
         on_progress: Callable[[str], None] = lambda line: None,
     ) -> None:
         # Imported here because they import torch, which the import of this package must not.
@@ -101,6 +102,7 @@ class LLM:
             prefix_cache=prefix_cache,
             enforce_eager=enforce_eager,
             quantization=quantization,
+            attention_backend=attention_backend,
             max_queue_seconds=math.inf,  # a long list of prompts may take its time
         )
         core, info = build_core(args, on_progress)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from hamburger.model.backends import Backend
 from hamburger.model.config import ModelConfig, TrunkConfig
 from hamburger.model.hamburger import HamburgerModel
 from hamburger.model.linear import can_pack
@@ -24,6 +25,7 @@ def assemble(
     kernels: Kernels | None = None,
     bits: int | None = None,
     masked: bool | None = None,
+    backend: Backend = "torch",
 ) -> HamburgerModel:
     """Build the model from tensors named as `config.tensor_shapes` says (checked by the loader), in `dtype`.
 
@@ -31,6 +33,7 @@ def assemble(
     packed: use the layout of linear.py; None means wherever it can be had.
     kernels: run on these instead (native.py). bits: of the trunk's weights; None: 4 where they have no more, else 8.
     masked: emit in static shapes, as a GPU does; None: on a GPU only.
+    backend: what runs between the matrices, where no kernels do (backends.py).
     """
     with torch.device("meta"):
         model = HamburgerModel(config)
@@ -42,7 +45,7 @@ def assemble(
     model.eval().requires_grad_(False)
     del state  # it would keep each weight beside what is made of it
     packed = can_pack(dtype, device) if packed is None else packed
-    model.prepare(max_positions, packed=packed, kernels=kernels, bits=bits, masked=masked)
+    model.prepare(max_positions, packed=packed, kernels=kernels, bits=bits, masked=masked, backend=backend)
     return model
 
 

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from hamburger.model.backends import Backend
 from hamburger.model.batch import ForwardBatch, Logprobs, ScoredSlots, StepOutput
 from hamburger.model.config import ModelConfig
 from hamburger.model.embedder import CompositionalEmbedder
@@ -66,6 +67,7 @@ class HamburgerModel(nn.Module):
         kernels: Kernels | None = None,
         bits: int | None = None,
         masked: bool | None = None,
+        backend: Backend = "torch",
     ) -> None:
         """Make what follows from the weights; max_positions: the longest sequence in tokens.
 
@@ -73,6 +75,7 @@ class HamburgerModel(nn.Module):
         kernels: run on these instead (native.py); states are float32 then. bits: of the trunk's weights, 4 or 8; None
             takes 4 for those that have no more.
         masked: emit in static shapes (masked.py); None means on a GPU, which would wait for its host otherwise.
+        backend: what attention and the rest between the matrices run on.
         """
         weight = self.embed_tokens.weight
         self.masked = weight.device.type == "cuda" if masked is None else masked
@@ -87,8 +90,11 @@ class HamburgerModel(nn.Module):
             self.short_head = _head(self.head_weight.detach()[self.short_list], packed, kernels)
         if kernels is not None:
             self._use(kernels, bits)
-        elif packed:
-            pack_linears(self)
+        else:
+            if packed:
+                pack_linears(self)
+            if backend == "triton":
+                self._fuse()
         self.head = _head(weight, packed, kernels) if trunk.tie_word_embeddings else self.lm_head
 
     def _use(self, kernels: Kernels, bits: int | None) -> None:
@@ -103,6 +109,15 @@ class HamburgerModel(nn.Module):
         for name, child in self.named_children():
             if name != "embed_tokens":
                 child.float()
+
+    def _fuse(self) -> None:
+        """Trunk and micro decoder on the Triton kernels, whose package may be missing where they are not asked for."""
+        from hamburger.model.fused_modules import FusedMicroStepDecoder, FusedTrunk
+
+        trunk, graft = self.config.trunk, self.config.graft
+        self.add_module("trunk", FusedTrunk(self.trunk))  # called as the plain one is
+        if graft is not None:
+            self.add_module("micro_decoder", FusedMicroStepDecoder(self.micro_decoder, trunk, graft))
 
     @property
     def head_weight(self) -> Tensor:

@@ -83,10 +83,10 @@ def _exponents(config: TrunkConfig, device: torch.device | None = None) -> Tenso
 
 
 def _dynamic(config: TrunkConfig, factor: float, lengths: Tensor) -> Tensor:
-    """float32 [n, head_dim / 2] for texts of lengths [n] beyond the pretraining context."""
+    """float32 [..., head_dim / 2] for texts of lengths [...] that the pretraining context does not hold."""
     growth = factor * lengths.float() / config.max_position_embeddings - (factor - 1)
     base = config.rope_theta * growth ** (config.head_dim / (config.head_dim - 2))
-    return 1.0 / base[:, None] ** _exponents(config, lengths.device)
+    return 1.0 / base.unsqueeze(-1) ** _exponents(config, lengths.device)
 
 
 def _yarn_ramp(config: TrunkConfig, s: YarnRopeScaling) -> Tensor:

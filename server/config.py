@@ -13,7 +13,7 @@ import yaml
 from pydantic import BeforeValidator, Field, ValidationError
 from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
-from hamburger.engine.config import EngineArgs, Quantization
+from hamburger.engine.config import AttentionBackend, EngineArgs, Quantization
 from hamburger.engine.dial import AutoConfidence
 from hamburger.engine.logs import LogFormat
 from hamburger.server.also import NOT_INHERITED, AlsoModel, parse_also
@@ -99,6 +99,10 @@ class ServeSettings(BaseSettings):
     quantization: Quantization = Field(
         _DEFAULTS.quantization,
         description="weights on CPU: auto (4 bits where a trunk has no more, else 8), none, int8 or int4",
+    )
+    attention_backend: AttentionBackend = Field(
+        _DEFAULTS.attention_backend,
+        description="what runs attention on a GPU: auto (triton where its kernels can run), torch or triton",
     )
     max_model_len: int | None = Field(None, ge=2, description="most tokens of prompt and answer together")
     max_num_seqs: int = Field(_DEFAULTS.max_num_seqs, ge=1, description="most answers generated at once")

@@ -95,8 +95,8 @@ def core_of(
         max_group=model.config.max_group,
         prefix_cache=prefix_cache,
     )
-    dtype = model.embed_tokens.weight.dtype
-    cache = PagedKVCache(model.config.trunk, num_blocks, block_size, dtype, CPU)
+    weight = model.embed_tokens.weight
+    cache = PagedKVCache(model.config.trunk, num_blocks, block_size, weight.dtype, weight.device)
     return EngineCore(config, Runner(model, cache), clock=lambda: 0.0)
 
 

@@ -1,7 +1,8 @@
-"""Tiny matrices: one thread computes them faster than two."""
+"""Tiny matrices: one thread computes them faster than two. And where the Triton kernels run."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -14,3 +15,17 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def kernel_device(request: pytest.FixtureRequest) -> torch.device:
+    """The device of a Triton kernel's tensors: the CPU for its interpreter, or a GPU (pytest -m gpu)."""
+    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+    if request.param == "cuda":
+        if not torch.cuda.is_available():
+            pytest.skip("no GPU here")
+        if interpreted:
+            pytest.fail("TRITON_INTERPRET is set, so the kernels would not be compiled: unset it.")
+    elif not interpreted:
+        pytest.skip("this machine has a GPU: pytest -m gpu compiles the kernels and runs them there")
+    return torch.device(request.param)

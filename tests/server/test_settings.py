@@ -35,7 +35,7 @@ def test_every_setting_is_an_option_and_reaches_the_engine() -> None:
         "device": "cpu", "dtype": "float32", "max_model_len": "128", "max_num_seqs": "3",
         "max_num_batched_slots": "64", "kv_cache_memory": "2GiB", "block_size": "4", "confidence": "0.5",
         "max_queue": "7", "max_queue_seconds": "1.5", "drain_seconds": "2", "engine_restarts": "1",
-        "tool_parser": "hermes", "quantization": "none", "also": "other=x",
+        "tool_parser": "hermes", "quantization": "none", "attention_backend": "torch", "also": "other=x",
         "api_key_file": "keys", "public_operation": "false", "cors_origin": "*", "ssl_certfile": "c",
         "ssl_keyfile": "k", "max_body_size": "1MiB", "max_stop_strings": "5",
         "target_tpot_ms": "40", "min_confidence": "0.3", "max_confidence": "0.9",
@@ -53,7 +53,7 @@ def test_every_setting_is_an_option_and_reaches_the_engine() -> None:
     assert (args.max_model_len, args.max_num_seqs, args.max_num_batched_slots) == (128, 3, 64)
     assert (args.kv_cache_memory, args.block_size, args.confidence) == (2 << 30, 4, 0.5)
     assert (args.max_queue, args.max_queue_seconds, args.prefix_cache) == (7, 1.5, False)
-    assert (args.quantization, args.enforce_eager) == ("none", True)
+    assert (args.quantization, args.attention_backend, args.enforce_eager) == ("none", "torch", True)
     assert "k" not in repr(settings).replace("kv_cache_memory", "").replace("block_size", "").split("api_key")[-1][:5]
 
 

@@ -1,0 +1,52 @@
+"""What runs attention and everything else between the matrices: torch's own operations, or the Triton kernels.
+
+torch is the plain reference and the path on CPU. Triton compiles its kernels on the machine that runs them, so it needs
+a C compiler and Python's headers there.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sysconfig
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from hamburger.model.config import ConfigError
+
+Backend = Literal["torch", "triton"]
+
+_COMPILERS = ("cc", "gcc", "clang")
+_CAPABILITY = (8, 0)  # Ampere: the first to multiply bfloat16
+
+
+def choose_backend(name: str, device: torch.device) -> Backend:
+    """`auto` is triton where its kernels can run on `device`, else torch. Raises ConfigError."""
+    if name not in ("auto", "torch", "triton"):
+        raise ConfigError(f"attention_backend is {name!r}: use auto, torch or triton.")
+    if name == "torch":
+        return "torch"
+    reason = why_no_triton(device)
+    if reason is None:
+        return "triton"
+    if name == "triton":
+        raise ConfigError(f"attention_backend is triton, but {reason}: use auto or torch.")
+    return "torch"
+
+
+def why_no_triton(device: torch.device) -> str | None:
+    """What keeps the Triton kernels from running on `device`; None where nothing does."""
+    if device.type != "cuda":
+        return f"the device is {device}"
+    if torch.version.hip is not None or torch.cuda.get_device_capability(device) < _CAPABILITY:
+        return f"{torch.cuda.get_device_name(device)} is not an NVIDIA GPU of compute capability 8.0 or more"
+    if find_spec("triton") is None:
+        return "the package triton is not installed"
+    if "CC" not in os.environ and not any(shutil.which(name) for name in _COMPILERS):
+        return "there is no C compiler, which Triton needs (for example the package gcc, or its path in CC)"
+    if not Path(sysconfig.get_path("include"), "Python.h").exists():
+        return "Python's C headers, which Triton needs, are missing (for example the package python3-dev)"
+    return None

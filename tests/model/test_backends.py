@@ -1,0 +1,76 @@
+"""Who gets the Triton kernels, and that nothing else needs the package."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+import torch
+
+from hamburger.model import backends
+from hamburger.model.backends import choose_backend
+from hamburger.model.config import ConfigError
+from small_models import CPU
+
+CUDA = torch.device("cuda")
+
+
+@pytest.fixture
+def fit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> pytest.MonkeyPatch:
+    """A machine with all that Triton needs."""
+    (tmp_path / "Python.h").touch()
+    monkeypatch.setenv("CC", "/usr/bin/some-compiler")
+    monkeypatch.setattr(torch.version, "hip", None)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Some GPU")
+    monkeypatch.setattr(backends, "find_spec", lambda name: object())
+    monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path))
+    return monkeypatch
+
+
+def test_a_gpu_with_all_it_needs_takes_triton(fit: pytest.MonkeyPatch) -> None:
+    assert choose_backend("auto", CUDA) == choose_backend("triton", CUDA) == "triton"
+    assert choose_backend("torch", CUDA) == "torch"
+    fit.delenv("CC")
+    fit.setattr(shutil, "which", lambda name: "/bin/gcc" if name == "gcc" else None)
+    assert choose_backend("auto", CUDA) == "triton"
+
+
+@pytest.mark.parametrize("lacking", ["capability", "package", "compiler", "headers"])
+def test_what_is_missing_is_named(lacking: str, fit: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    if lacking == "capability":
+        fit.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    elif lacking == "package":
+        fit.setattr(backends, "find_spec", lambda name: None)
+    elif lacking == "compiler":
+        fit.delenv("CC")
+        fit.setattr(shutil, "which", lambda name: None)
+    else:
+        (tmp_path / "Python.h").unlink()
+    said = {
+        "capability": "Some GPU is not an NVIDIA GPU of compute capability 8.0",
+        "package": "the package triton is not installed",
+        "compiler": "no C compiler",
+        "headers": "Python's C headers",
+    }
+    with pytest.raises(ConfigError, match=f"^attention_backend is triton, but .*{said[lacking]}.*: use auto or torch"):
+        choose_backend("triton", CUDA)
+    assert choose_backend("auto", CUDA) == "torch"
+
+
+def test_a_cpu_takes_torch() -> None:
+    assert choose_backend("auto", CPU) == choose_backend("torch", CPU) == "torch"
+    with pytest.raises(ConfigError, match="attention_backend is triton, but the device is cpu"):
+        choose_backend("triton", CPU)
+    with pytest.raises(ConfigError, match="attention_backend is 'flash'"):
+        choose_backend("flash", CPU)
+
+
+def test_an_engine_is_built_without_the_package() -> None:
+    """None in sys.modules makes every import of it fail."""
+    program = "import sys; sys.modules['triton'] = None; import hamburger.engine.build, hamburger.engine.worker"
+    subprocess.run([sys.executable, "-c", program], check=True)

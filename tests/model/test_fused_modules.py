@@ -1,0 +1,152 @@
+"""Whole models on the Triton kernels against the plain ones: prefill in chunks, decoding, groups."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="the package triton is not installed")
+
+from graph_cores import CONTEXT, MODELS, assert_same, graphs_core, play, requests
+from hamburger.model.assemble import assemble
+from hamburger.model.backends import Backend
+from hamburger.model.batch import ForwardBatch, empty_sampling
+from hamburger.model.capture import EagerCapture
+from hamburger.model.config import DynamicRopeScaling, ModelConfig
+from hamburger.model.fused_modules import FusedMicroStepDecoder, FusedTrunk
+from hamburger.model.hamburger import HamburgerModel
+from hamburger.model.kv_cache import PagedKVCache
+from small_models import CPU, core_of, graft_config, params, random_tensors, run_core, trunk_config
+from trunk_shapes import QWEN3, YARN
+
+# (changes to the trunk, to the graft): two layers, so that the interpreter is done in seconds.
+SHAPES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "positions": ({}, {"micro_norm": True}),
+    "fused": (
+        {**QWEN3, "num_heads": 3, "num_kv_heads": 1, "rope_scaling": YARN, "sliding_window": 4, "sliding_layers": (1,)},
+        {"features": "fused", "short_list_size": 40},
+    ),
+    "dynamic": (
+        {
+            "rope_scaling": DynamicRopeScaling(factor=16.0),
+            "max_position_embeddings": 8,
+            "qkv_bias": True,
+            "o_bias": True,
+        },
+        {"features": "fused", "feature_layers": (1,)},
+    ),
+}
+
+
+def config_of(shape: str) -> ModelConfig:
+    trunk, graft = SHAPES[shape]
+    return ModelConfig(
+        trunk=trunk_config(**{"num_layers": 2, **trunk}), graft=graft_config(**{"feature_layers": (0, 1), **graft})
+    )
+
+
+def model_of(config: ModelConfig, backend: Backend, device: torch.device, seed: int = 1) -> HamburgerModel:
+    return assemble(
+        config,
+        random_tensors(config, seed),
+        dtype=torch.float32,
+        device=device,
+        max_positions=64,
+        packed=False,
+        backend=backend,
+    )
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_answers_are_those_of_the_plain_model(shape: str, kernel_device: torch.device) -> None:
+    config = config_of(shape)
+    # One token, a chunk, and a prompt of several chunks; groups of several lengths, of which some end early.
+    requests = {
+        str(n): ([(7 * n + i) % 90 + 2 for i in range(n)], params(confidence=c, max_tokens=6, logprobs=4))
+        for n, c in ((1, 0.0), (5, 0.55), (11, 1.0))
+    }
+    fused = model_of(config, "triton", kernel_device)
+    assert isinstance(fused.trunk, FusedTrunk)
+    assert isinstance(fused.micro_decoder, FusedMicroStepDecoder)
+    wanted, found = (
+        run_core(core_of(model, max_num_seqs=3, max_num_batched_slots=8, max_model_len=64), requests)
+        for model in (model_of(config, "torch", CPU), fused)
+    )
+    assert {len(output.token_ids) for outputs in wanted.values() for output in outputs} > {1}
+    for name, outputs in wanted.items():
+        assert [o.token_ids for o in outputs] == [o.token_ids for o in found[name]]
+        for ours, theirs in zip(found[name], outputs, strict=True):
+            assert ours.stop_probs == pytest.approx(theirs.stop_probs, abs=1e-4)
+            for mine, other in zip(ours.logprobs or [], theirs.logprobs or [], strict=True):
+                assert [p for _, p in mine.top] == pytest.approx([p for _, p in other.top], abs=1e-4)
+
+
+def decoding(contexts: list[int], write: list[int], emit: list[int], device: torch.device) -> ForwardBatch:
+    """One slot for each of the sequences, which have two blocks of 4 each; nothing about them is known to the host."""
+    n = len(contexts)
+    index = torch.arange(n, device=device)
+    return ForwardBatch(
+        token_ids=index[:, None] + 5,
+        group_sizes=torch.ones_like(index),
+        max_group_size=1,
+        positions=index + 3,
+        write_slots=torch.tensor(write, device=device),
+        block_tables=torch.stack((2 * index, 2 * index + 1), dim=1),
+        context_slots=torch.tensor(contexts, device=device),
+        query_slots=[1] * n,
+        context_slots_host=[],
+        num_single=n,
+        emit=torch.tensor(emit, device=device),
+        confidence=torch.ones(len(emit), device=device),
+        group_limits=torch.ones(len(emit), dtype=torch.int64, device=device),
+        max_group_limit=1,
+        sampling=empty_sampling(len(emit), device),
+    )
+
+
+def test_rows_of_padding_change_nothing(kernel_device: torch.device) -> None:
+    """What a CUDA graph of a larger batch replays: rows without context, whatever their write slots say."""
+    model = model_of(config_of("positions"), "triton", kernel_device)
+    cache = PagedKVCache(model.config.trunk, 8, 4, torch.float32, kernel_device)
+    torch.manual_seed(2)
+    for layer in cache.data:
+        layer.copy_(torch.randn(layer.shape))
+    before = [layer.clone() for layer in cache.data]
+    contexts, write = [3, 7], [2, 14]
+    alone = decoding(contexts, write, [0, 1], kernel_device)
+    padded = decoding([*contexts, 0, 0], [*write, 0, -1], [0, 1], kernel_device)
+    tokens, states = [], []
+    for batch in (alone, padded):
+        for layer, old in zip(cache.data, before, strict=True):
+            layer.copy_(old)
+        tokens.append(model.step(batch, cache).token_ids)
+        with torch.inference_mode():
+            hidden, features = model.trunk(model.embed(batch), batch, cache, model.rotary, (0, 1))
+        states.append((hidden, *features))
+        for layer, old in zip(cache.data, before, strict=True):
+            changed = (layer != old).flatten(0, 1).flatten(1).any(-1).nonzero().squeeze(-1)
+            assert changed.tolist() == write
+    assert torch.equal(*tokens)
+    for a, b in zip(*states, strict=True):
+        torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5)
+    finite = model.trunk(model.embed(padded), replace(padded, emit=torch.arange(4, device=kernel_device)), cache,
+                         model.rotary, ())[0]  # fmt: skip
+    assert finite.isfinite().all()
+
+
+@pytest.mark.parametrize("name", ["positions", "short_list"])
+def test_pieces_of_a_decoding_step_on_the_kernels_give_the_plain_texts(name: str) -> None:
+    """What CUDA graphs capture, replayed eagerly: static rows, padding in the scratch block, kernels in between."""
+    config = MODELS[name]
+    asked = requests(3, number=3)
+    tensors = random_tensors(config, 2)
+    model = assemble(
+        config, tensors, dtype=torch.float32, device=CPU, max_positions=CONTEXT, packed=False, masked=True,
+        backend="triton",
+    )  # fmt: skip
+    ours = play(graphs_core(model, EagerCapture(), "steps", 80, max_rows=3), asked)
+    plain = model_of(config, "torch", CPU, seed=2)
+    assert_same(ours, play(core_of(plain, max_num_seqs=3, max_model_len=CONTEXT, num_blocks=80), asked))
