@@ -26,6 +26,8 @@ class EngineArgs:
     quantization: weights on CPU: `none` keeps the dtype, `int8`, `int4`; `auto` takes 4 bits for weights that have no
         more, 8 for the others, and the dtype where the compiled kernels cannot run.
     prefix_cache: prompts that begin alike share the slots of their beginning, while the pool still holds them.
+    tensor_parallel_size: over how many devices the model and its KV pool are split, one process a device; on CPU, over
+        how many processes.
     num_engines: how many engines share this machine, this one included: each sizes its pool for its part of it.
 
     Raises ConfigError that names the field when a value is out of range.
@@ -45,6 +47,7 @@ class EngineArgs:
     max_queue_seconds: float = 600.0
     prefix_cache: bool = True
     quantization: Quantization = "auto"
+    tensor_parallel_size: int = 1
     num_engines: int = 1
 
     def __post_init__(self) -> None:
@@ -56,8 +59,24 @@ class EngineArgs:
             _at_least("kv_cache_memory", self.kv_cache_memory, 1)
         if self.confidence is not None and not 0 <= self.confidence <= 1:
             raise ConfigError(f"confidence is {self.confidence}: it must be in [0, 1].")
+        _at_least("tensor_parallel_size", self.tensor_parallel_size, 1)
+        if self.tensor_parallel_size > 1:
+            self._check_split()
         _at_least("num_engines", self.num_engines, 1)
         _check_limits(self)
+
+    def _check_split(self) -> None:
+        size = self.tensor_parallel_size
+        if self.quantization in ("int8", "int4"):
+            raise ConfigError(
+                f"quantization is {self.quantization}, but tensor_parallel_size is {size}, and the kernels for it run "
+                "whole models only: use none, or tensor_parallel_size 1."
+            )
+        if ":" in self.device:
+            raise ConfigError(
+                f"device is {self.device}, but tensor_parallel_size is {size}, which takes the first {size} GPUs: use "
+                "cuda, and CUDA_VISIBLE_DEVICES to choose among them."
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hamburger.model.batch import ForwardBatch, Logprobs, ScoredSlots, StepOutput
-from hamburger.model.config import ModelConfig
+from hamburger.model.config import ModelConfig, TrunkConfig
 from hamburger.model.embedder import CompositionalEmbedder
 from hamburger.model.kv_cache import PagedKVCache
 from hamburger.model.linear import PackedLinear, pack_linears
@@ -39,9 +39,10 @@ class HamburgerModel(nn.Module):
     head: Callable[[Tensor], Tensor]
     short_head: Callable[[Tensor], Tensor]
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, held: TrunkConfig | None = None) -> None:
+        """held: the trunk's sizes in this process, where others hold the rest of it (parallel.py)."""
         super().__init__()
-        t, g = config.trunk, config.graft
+        t, g = config.trunk if held is None else held, config.graft
         self.config = config
         # Not nn.Embedding(V, D): drawing its initial numbers on the meta device imports torch's compiler for a second.
         self.embed_tokens = nn.Embedding.from_pretrained(torch.empty(t.vocab_size, t.hidden_size), freeze=False)
@@ -71,7 +72,7 @@ class HamburgerModel(nn.Module):
         self.state_dtype = weight.dtype if kernels is None else torch.float32
         self.rotary = RotaryEmbedding(trunk, max_positions, weight.device, self.state_dtype)
         if graft is not None and graft.short_list_size is not None:
-            self.short_head = _head(self.head_weight.detach()[self.short_list], packed, kernels)
+            self.short_head = _head(self.head_weight.detach()[self._short_rows()], packed, kernels)
         if kernels is not None:
             self._use(kernels, bits)
         elif packed:
@@ -90,6 +91,10 @@ class HamburgerModel(nn.Module):
         for name, child in self.named_children():
             if name != "embed_tokens":
                 child.float()
+
+    def _short_rows(self) -> Tensor:
+        """int64 [K]: the rows of head_weight that the micro-steps' head is made of."""
+        return self.short_list
 
     @property
     def head_weight(self) -> Tensor:
@@ -158,7 +163,7 @@ class HamburgerModel(nn.Module):
                 micro = self.micro_decoder.start(torch.stack(features, dim=1)[keep])
             elif len(keep) < len(on):
                 micro = micro.select(keep)
-            state, logits = self._micro_step(tokens, micro)
+            state, logits = self._micro_step(rows, tokens, micro)
         return group.output()
 
     def _score(self, states: Tensor, scored: ScoredSlots) -> Logprobs:
@@ -172,8 +177,11 @@ class HamburgerModel(nn.Module):
         chosen, top_ids, top = (torch.cat(part) for part in zip(*parts, strict=True))
         return Logprobs(chosen, top_ids, top)
 
-    def _micro_step(self, tokens: Tensor, micro: MicroCache) -> tuple[Tensor, Tensor]:
-        """tokens [R], the newest of each group -> state [R, D] and logits [R, V]; off the short list they are -inf."""
+    def _micro_step(self, rows: Tensor, tokens: Tensor, micro: MicroCache) -> tuple[Tensor, Tensor]:
+        """tokens [R] of emitting rows [R], the newest of each group -> state [R, D] and logits [R, V].
+
+        Off the short list the logits are -inf.
+        """
         state: Tensor = self.micro_decoder(self._embedding(tokens), micro, self.rotary)
         if "short_list" not in self._buffers:
             return state, self.head(state)

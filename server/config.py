@@ -100,6 +100,11 @@ class ServeSettings(BaseSettings):
         _DEFAULTS.quantization,
         description="weights on CPU: auto (4 bits where a trunk has no more, else 8), none, int8 or int4",
     )
+    tensor_parallel_size: int = Field(
+        _DEFAULTS.tensor_parallel_size,
+        ge=1,
+        description="over how many GPUs of this machine one model is split; on CPU, over how many processes",
+    )
     max_model_len: int | None = Field(None, ge=2, description="most tokens of prompt and answer together")
     max_num_seqs: int = Field(_DEFAULTS.max_num_seqs, ge=1, description="most answers generated at once")
     max_num_batched_slots: int = Field(
