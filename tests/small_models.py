@@ -78,8 +78,9 @@ def core_of(
     max_num_batched_slots: int = 64,
     max_model_len: int = 256,
     prefix_cache: bool = False,
+    held: TrunkConfig | None = None,
 ) -> EngineCore:
-    """A real core and runner over a model."""
+    """A real core and runner over a model. held: the trunk whose KV the cache has, if not all of it."""
     config = EngineConfig(
         max_model_len=max_model_len,
         max_num_seqs=max_num_seqs,
@@ -91,7 +92,7 @@ def core_of(
         prefix_cache=prefix_cache,
     )
     dtype = model.embed_tokens.weight.dtype
-    cache = PagedKVCache(model.config.trunk, num_blocks, block_size, dtype, CPU)
+    cache = PagedKVCache(held or model.config.trunk, num_blocks, block_size, dtype, CPU)
     return EngineCore(config, Runner(model, cache), clock=lambda: 0.0)
 
 
