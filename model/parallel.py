@@ -38,7 +38,7 @@ def shard_tensor(name: str, tensor: Tensor, rank: int, size: int) -> Tensor:
     """A rank's part of a canonical tensor (config.tensor_shapes)."""
     if name in _VOCABULARY:
         rows = -(-len(tensor) // size)
-        part = tensor[rank * rows : (rank + 1) * rows]
+        part = tensor[rank * rows : (rank + 1) * rows].clone()  # a view would keep the whole tensor
         return part if len(part) == rows else F.pad(part, (0, 0, 0, rows - len(part)))
     if _ROWS.fullmatch(name):
         return tensor.tensor_split(size)[rank]

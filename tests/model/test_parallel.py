@@ -163,7 +163,11 @@ def test_a_rank_holds_its_part_only() -> None:
     for name, tensor in tensors.items():
         padded = 98 if len(tensor) == 97 else len(tensor)  # the vocabulary
         expected = tensor.numel() if name in whole else tensor.numel() // len(tensor) * padded // SIZE
-        assert [shard_tensor(name, tensor, rank, SIZE).numel() for rank in range(SIZE)] == [expected] * SIZE, name
+        parts = [shard_tensor(name, tensor, rank, SIZE) for rank in range(SIZE)]
+        assert [part.numel() for part in parts] == [expected] * SIZE, name
+        if name.endswith(("o_proj.weight", "down_proj.weight", "embed_tokens.weight", "lm_head.weight")):
+            # Nothing else copies these: a view would keep the whole tensor in memory.
+            assert all(part.untyped_storage().nbytes() == part.nbytes for part in parts), name
 
 
 @pytest.mark.parametrize(
