@@ -53,7 +53,7 @@ def test_every_setting_is_an_option_and_reaches_the_engine() -> None:
     assert (args.max_model_len, args.max_num_seqs, args.max_num_batched_slots) == (128, 3, 64)
     assert (args.kv_cache_memory, args.block_size, args.confidence) == (2 << 30, 4, 0.5)
     assert (args.max_queue, args.max_queue_seconds, args.prefix_cache) == (7, 1.5, False)
-    assert args.quantization == "none"
+    assert (args.quantization, args.tensor_parallel_size) == ("none", 2)
     assert "k" not in repr(settings).replace("kv_cache_memory", "").replace("block_size", "").split("api_key")[-1][:5]
 
 
