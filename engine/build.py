@@ -4,80 +4,86 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 
 import torch
 
+from hamburger.engine.build_rank import Leader
 from hamburger.engine.config import EngineArgs, EngineConfig
 from hamburger.engine.core import EngineCore
 from hamburger.engine.grammar import Grammars
-from hamburger.engine.memory import decode_graphs, pool_bytes, step_bytes
+from hamburger.engine.load import find, model_of, rank_pool_bytes
+from hamburger.engine.memory import decode_graphs, step_bytes
 from hamburger.engine.messages import EngineInfo, SubmitRequest
 from hamburger.engine.pool import blocks_of_pool
+from hamburger.engine.ranks import LeadingRunner, OnLost
 from hamburger.engine.runner import Runner
 from hamburger.engine.sampling_params import SamplingParams
 from hamburger.engine.tokenizer import Tokenizer
-from hamburger.model.assemble import assemble
-from hamburger.model.backends import choose_backend
-from hamburger.model.checkpoint import load_checkpoint
 from hamburger.model.config import ConfigError, ModelConfig
-from hamburger.model.devices import choose_device, choose_dtype
 from hamburger.model.kv_cache import PagedKVCache, slot_bytes
-from hamburger.model.native import Kernels, layers_fit, load_kernels
-from hamburger.model.sources import resolve_source
 from hamburger.model.step_memory import CudaMeter
 
 
 def build_core(
-    args: EngineArgs, on_progress: Callable[[str], None] = lambda line: None
+    args: EngineArgs, on_progress: Callable[[str], None] = lambda line: None, on_lost: OnLost | None = None
 ) -> tuple[EngineCore, EngineInfo]:
     """Load the model and size the KV pool. on_progress gets one line for people at the start of each stage.
 
+    on_lost: what to do, in another thread, when one of several ranks ends (ranks.py); None fails the step that runs.
     Raises CheckpointError or ConfigError, whose messages are fit for the user.
     """
-    source = resolve_source(args.model, args.base)
-    device = choose_device(args.device)
-    dtype = choose_dtype(args.dtype, device)
-    on_progress(f"loading {source.name} as {str(dtype).removeprefix('torch.')} on {device}")
-    checkpoint = load_checkpoint(source, dtype, on_progress=on_progress)
-    model_config = checkpoint.config
-    max_model_len = _max_model_len(args.max_model_len, model_config)
-    kernels = _kernels(args, model_config, dtype, device)
-    backend = choose_backend(args.attention_backend, device)
-    model = assemble(
-        model_config,
-        checkpoint.tensors,
-        dtype=dtype,
-        device=device,
-        max_positions=max_model_len,
-        kernels=kernels,
-        bits={"int4": 4, "int8": 8}.get(args.quantization),
-        backend=backend,
-    )
+    with ExitStack() as undo:
+        built = _build(args, on_progress, on_lost, undo)
+        undo.pop_all()
+        return built
+
+
+def _build(
+    args: EngineArgs, on_progress: Callable[[str], None], on_lost: OnLost | None, undo: ExitStack
+) -> tuple[EngineCore, EngineInfo]:
+    found = find(args, on_progress=on_progress)
+    source, device, dtype = found.source, found.device, found.dtype
+    kernels, backend = found.kernels, found.backend
+    model_config, max_model_len = found.checkpoint.config, found.max_model_len
+    leader = Leader(args, on_lost) if args.tensor_parallel_size > 1 else None
+    if leader is not None:
+        undo.callback(leader.ranks.close)
+    model = model_of(found, args, None if leader is None else leader.group)
     if kernels is not None:
         on_progress(f"weights as {model.quantization}, kernels for {kernels.instructions}")
-    del checkpoint
+    del found  # the checkpoint's tensors
     prefix_cache = args.prefix_cache and model_config.trunk.context_tokens == model_config.trunk.fixed_context_tokens
     if args.prefix_cache and not prefix_cache:
         on_progress("no prefix cache: with dynamic rope scaling a prompt's keys depend on its length")
+    captures = leader is None and device.type == "cuda" and not args.enforce_eager
     for_steps = 0
-    if device.type == "cuda" and args.kv_cache_memory is None:
+    if leader is None and device.type == "cuda" and args.kv_cache_memory is None:
         on_progress("measuring what the largest steps take")
         for_steps = step_bytes(model, args, max_model_len, torch.cuda.mem_get_info(device)[0], CudaMeter(device))
     on_progress("sizing the KV pool")
+    budget = rank_pool_bytes(args, device, for_steps) if leader is None else leader.pool_bytes(device)
     config = EngineConfig(
         max_model_len=max_model_len,
         max_num_seqs=args.max_num_seqs,
         max_num_batched_slots=args.max_num_batched_slots,
         block_size=args.block_size,
-        num_blocks=_num_blocks(args, model_config, max_model_len, dtype, device, for_steps),
+        num_blocks=_num_blocks(args, model_config, max_model_len, dtype, budget),
         eos_token_ids=model_config.trunk.eos_token_ids,
         max_group=model_config.max_group,
         max_queue=args.max_queue,
         max_queue_seconds=args.max_queue_seconds,
         prefix_cache=prefix_cache,
     )
-    cache = PagedKVCache(model_config.trunk, config.num_blocks, config.block_size, dtype, device)
+    if leader is None:
+        cache = PagedKVCache(model_config.trunk, config.num_blocks, config.block_size, dtype, device)
+        graphs = decode_graphs(model, cache, args, max_model_len) if captures else None
+        if graphs is not None:
+            graphs.prepare(partial(_tell_captured, on_progress))
+        runner: Runner | LeadingRunner = Runner(model, cache, graphs)
+    else:
+        runner = leader.runner(model, config.num_blocks, dtype, device)
     graft = model_config.graft
     confidence = args.confidence if args.confidence is not None else model_config.default_confidence
     tokens_per_kv = graft.expected_tokens_per_kv if graft and confidence == graft.default_confidence else 1.0
@@ -94,35 +100,15 @@ def build_core(
         expected_tokens=int(config.total_slots * tokens_per_kv),
         max_num_seqs=config.max_num_seqs,
         max_num_batched_slots=config.max_num_batched_slots,
-        device=str(device),
+        device=str(device) if leader is None else f"{args.tensor_parallel_size} x {device.type}",
         dtype=str(dtype).removeprefix("torch."),
         quantization=model.quantization,
     )
     grammars = Grammars(lambda: Tokenizer.load(source.tokenizer_path), info.vocab_size, info.eos_token_ids)
-    graphs = None
-    if device.type == "cuda" and not args.enforce_eager:
-        graphs = decode_graphs(model, cache, args, max_model_len)
-        graphs.prepare(partial(_tell_captured, on_progress))
-    core = EngineCore(config, Runner(model, cache, graphs), grammars=grammars)
-    on_progress("warming up" if backend == "torch" else "warming up: Triton compiles its kernels, once a machine")
+    core = EngineCore(config, runner, grammars=grammars)
+    on_progress("warming up: Triton compiles its kernels, once a machine" if backend == "triton" else "warming up")
     _warm_up(core, info)
     return core, info
-
-
-def _kernels(args: EngineArgs, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> Kernels | None:
-    """The compiled kernels, or None for torch's own; whoever asks for float32 without more wants its digits."""
-    asked = args.quantization
-    if asked == "none" or (asked == "auto" and args.dtype == "float32"):
-        return None
-    possible = device.type == "cpu" and dtype in (torch.bfloat16, torch.float32) and layers_fit(config.trunk)
-    kernels = load_kernels() if possible else None
-    if kernels is None and asked != "auto":
-        name = str(dtype).removeprefix("torch.")
-        reason = "this processor, or the package was built without a compiler" if possible else f"{name} on {device}"
-        if device.type == "cpu" and not layers_fit(config.trunk):
-            reason = "this model's shape (widths must be multiples of 32)"
-        raise ConfigError(f"quantization is {asked}, which there are no kernels for with {reason}: use none.")
-    return kernels
 
 
 def _warm_up(core: EngineCore, info: EngineInfo) -> None:
@@ -136,29 +122,15 @@ def _warm_up(core: EngineCore, info: EngineInfo) -> None:
             raise ConfigError(f"{failure.message} Lower kv_cache_memory, max_num_batched_slots or max_num_seqs.")
 
 
-def _max_model_len(asked: int | None, config: ModelConfig) -> int:
-    limit = config.trunk.context_tokens
-    if asked is not None and asked > limit:
-        raise ConfigError(f"max_model_len is {asked}, but the model was made for {limit} tokens: lower it.")
-    return asked or limit
-
-
 def _tell_captured(on_progress: Callable[[str], None], done: int, total: int) -> None:
     """A line for each quarter."""
     if done == 0 or done * 4 // total > (done - 1) * 4 // total:
         on_progress(f"capturing CUDA graphs: {done} of {total} batch sizes")
 
 
-def _num_blocks(
-    args: EngineArgs,
-    config: ModelConfig,
-    max_model_len: int,
-    dtype: torch.dtype,
-    device: torch.device,
-    for_steps: int,
-) -> int:
+def _num_blocks(args: EngineArgs, config: ModelConfig, max_model_len: int, dtype: torch.dtype, budget: int) -> int:
     return blocks_of_pool(
-        pool_bytes(device, args.kv_cache_memory, args.num_engines, for_steps),
+        budget,
         slot_bytes(config.trunk, dtype),
         block_size=args.block_size,
         max_model_len=max_model_len,

@@ -30,6 +30,8 @@ class EngineArgs:
         kernels can run.
     prefix_cache: prompts that begin alike share the slots of their beginning, while the pool still holds them.
     enforce_eager: on a GPU, launch every operation of a decoding step anew rather than replay CUDA graphs.
+    tensor_parallel_size: over how many devices the model and its KV pool are split, one process a device; on CPU, over
+        how many processes.
     num_engines: how many engines share this machine, this one included: each sizes its pool for its part of it.
 
     Raises ConfigError that names the field when a value is out of range.
@@ -51,6 +53,7 @@ class EngineArgs:
     quantization: Quantization = "auto"
     enforce_eager: bool = False
     attention_backend: AttentionBackend = "auto"
+    tensor_parallel_size: int = 1
     num_engines: int = 1
 
     def __post_init__(self) -> None:
@@ -62,8 +65,24 @@ class EngineArgs:
             _at_least("kv_cache_memory", self.kv_cache_memory, 1)
         if self.confidence is not None and not 0 <= self.confidence <= 1:
             raise ConfigError(f"confidence is {self.confidence}: it must be in [0, 1].")
+        _at_least("tensor_parallel_size", self.tensor_parallel_size, 1)
+        if self.tensor_parallel_size > 1:
+            self._check_split()
         _at_least("num_engines", self.num_engines, 1)
         _check_limits(self)
+
+    def _check_split(self) -> None:
+        size = self.tensor_parallel_size
+        if self.quantization in ("int8", "int4"):
+            raise ConfigError(
+                f"quantization is {self.quantization}, but tensor_parallel_size is {size}, and the kernels for it run "
+                "whole models only: use none, or tensor_parallel_size 1."
+            )
+        if ":" in self.device:
+            raise ConfigError(
+                f"device is {self.device}, but tensor_parallel_size is {size}, which takes the first {size} GPUs: use "
+                "cuda, and CUDA_VISIBLE_DEVICES to choose among them."
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -62,6 +62,8 @@ class LLM:
 
     Arguments are those of EngineArgs; on_progress gets one line for people at the start of each stage of loading.
     Raises what building the engine raises (a wrong model, too little memory). One thread at a time may use it.
+    With a tensor_parallel_size above 1 there are processes beside this one, which end with the LLM. An error or Ctrl-C
+    in the middle of a step ends them, and every later call raises EngineDead.
     """
 
     def __init__(
@@ -81,6 +83,7 @@ class LLM:
         enforce_eager: bool = False,
         quantization: Quantization = "auto",
         attention_backend: AttentionBackend = "auto",
+        tensor_parallel_size: int = 1,
         on_progress: Callable[[str], None] = lambda line: None,
     ) -> None:
         # Imported here because they import torch, which the import of this package must not.
@@ -103,6 +106,7 @@ class LLM:
             enforce_eager=enforce_eager,
             quantization=quantization,
             attention_backend=attention_backend,
+            tensor_parallel_size=tensor_parallel_size,
             max_queue_seconds=math.inf,  # a long list of prompts may take its time
         )
         core, info = build_core(args, on_progress)

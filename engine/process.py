@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
 import socket
 import subprocess
@@ -14,6 +15,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from hamburger.engine.child import how_it_ended
 from hamburger.engine.config import EngineArgs
 from hamburger.engine.errors import HamburgerError
 from hamburger.engine.events import EngineStopped, Event, Message
@@ -78,9 +80,9 @@ class ProcessHost:
             self._transport.write(frame)
 
     def dump_stacks(self) -> None:
-        """Have the engine write the stacks of its threads to stderr, whatever it is doing."""
+        """Have the engine, and its ranks, write the stacks of their threads to stderr, whatever they are doing."""
         if self._process.poll() is None:
-            self._process.send_signal(signal.SIGUSR1)
+            os.killpg(self._process.pid, signal.SIGUSR1)
 
     def abandon(self) -> None:
         if self._process.poll() is None:
@@ -133,15 +135,4 @@ class ProcessHost:
                 return CheckpointError(message)
             case Failed(_, message):
                 return EngineProcessError(message)
-        if code < 0:
-            return EngineProcessError(f"its process {self._process.pid} was ended by {_signal_name(-code)}")
-        return EngineProcessError(f"its process {self._process.pid} ended with code {code}")
-
-
-def _signal_name(number: int) -> str:
-    try:
-        name = signal.Signals(number).name
-    except ValueError:
-        name = f"signal {number}"
-    # The kernel's answer to too little memory looks like anybody's kill.
-    return f"{name} (out of memory, or killed by hand)" if number == signal.SIGKILL else name
+        return EngineProcessError(f"its process {self._process.pid} {how_it_ended(code)}")

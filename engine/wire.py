@@ -19,6 +19,7 @@ from hamburger.engine.config import EngineArgs
 from hamburger.engine.errors import HamburgerError
 from hamburger.engine.events import EngineReady, StepReport, StepStarted, Stop
 from hamburger.engine.messages import AbortRequest, SubmitRequest
+from hamburger.model.shards import StepShape
 
 LENGTH = struct.Struct(">I")
 MAX_FRAME_BYTES = 2**30  # far above any; a length beyond it was never written by the other side
@@ -44,6 +45,29 @@ class Ended:
     """Engine -> server: it was told to stop, and has."""
 
 
+@dataclass(frozen=True, slots=True)
+class RankArgs:
+    """Rank 0 -> rank `rank`: what to build a part of."""
+
+    args: EngineArgs
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class RankLoaded:
+    """Rank -> rank 0: it has its weights. pool_bytes: what it has for its part of the KV pool."""
+
+    pool_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class RankPool:
+    """Rank 0 -> each rank: blocks of the KV pool, and the port of 127.0.0.1 where they all meet."""
+
+    num_blocks: int
+    port: int
+
+
 # A frame's kind is its place here: only ever append.
 _KINDS: tuple[type, ...] = (
     EngineArgs,
@@ -56,6 +80,10 @@ _KINDS: tuple[type, ...] = (
     StepReport,
     Failed,
     Ended,
+    RankArgs,
+    RankLoaded,
+    RankPool,
+    StepShape,
 )
 _NUMBERS = {kind: bytes([i]) for i, kind in enumerate(_KINDS)}
 

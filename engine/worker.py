@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import faulthandler
 import importlib
 import logging
 import os
 import queue
-import signal
 import socket
 import sys
 import threading
@@ -21,6 +19,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, cast
 
+from hamburger.engine.child import FAILED, begin, failure
 from hamburger.engine.config import EngineArgs
 from hamburger.engine.core import EngineCore
 from hamburger.engine.events import EngineReady, Message
@@ -28,30 +27,16 @@ from hamburger.engine.grammar import Grammars
 from hamburger.engine.logs import LogFormat, configure_logging, secrets_of_environment
 from hamburger.engine.loop import Inbox, run_loop
 from hamburger.engine.messages import AbortRequest, EngineInfo, SubmitRequest
+from hamburger.engine.ranks import OnLost
 from hamburger.engine.wire import Encoder, Ended, Failed, Progress, frames
-from hamburger.model.config import ConfigError
-from hamburger.model.sources import CheckpointError
 
-Builder = Callable[[EngineArgs, Callable[[str], None]], tuple[EngineCore, EngineInfo]]
+Builder = Callable[[EngineArgs, Callable[[str], None], OnLost], tuple[EngineCore, EngineInfo]]
 
-_PR_SET_PDEATHSIG = 1
-_FAILED = 1
 _TRIM_SECONDS = 30.0
-_ONEDNN_KERNELS = "512"  # that it keeps, one for each linear shape and number of rows; its own 1,024 take 300 MB
-
-logger = logging.getLogger(__name__)
 
 
 def main(argv: list[str]) -> int:
-    connection = socket.socket(fileno=int(argv[1]))
-    connection.set_inheritable(False)  # a program that is started here must not keep it open
-    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", _ONEDNN_KERNELS)
-    _die_with_the_server()
-    # The server's process decides when to end: a Ctrl-C in its terminal is not the engine's.
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
-    faulthandler.enable()
-    faulthandler.register(signal.SIGUSR1)  # the server's watchdog asks for the stacks of an engine that hangs
+    connection = begin(int(argv[1]))
     secrets = secrets_of_environment(os.environ)
     configure_logging(argv[3], cast(LogFormat, argv[4]), logging.StreamHandler(), secrets)
     incoming = frames(connection)
@@ -61,19 +46,19 @@ def main(argv: list[str]) -> int:
     try:
         args: EngineArgs | None = next(incoming, None)
         if args is None:  # the server has gone already
-            return _FAILED
+            return FAILED
         reader = Reader(incoming, inbox, outbox)
-        core, info = _builder(argv[2])(args, lambda line: outbox.put(Progress(line)))
+        core, info = _builder(argv[2])(args, lambda line: outbox.put(Progress(line)), outbox.die)
         reader.compile_with(core.grammars)
         threading.Thread(target=_give_memory_back, name="hamburger-memory", daemon=True).start()
         outbox.put(EngineReady(info, core.config))
         run_loop(core, inbox, outbox.put)
         last = Ended()
     except BaseException as error:  # whatever it is, who waits must hear of it
-        last = _failure(error)
+        last = failure(error)
     outbox.put(last)
     outbox.close()
-    return 0 if isinstance(last, Ended) else _FAILED
+    return 0 if isinstance(last, Ended) else FAILED
 
 
 class Outbox:
@@ -93,6 +78,12 @@ class Outbox:
         self._values.put(None)
         self._thread.join()
 
+    def die(self, failed: Failed) -> None:
+        """Say one last word and end this process, whatever its other threads are doing. From any thread."""
+        self.put(failed)
+        self.close()
+        os._exit(FAILED)
+
     def _send(self) -> None:
         encoder = Encoder()
         while (value := self._values.get()) is not None:
@@ -109,7 +100,7 @@ class Outbox:
             except Exception as error:  # whoever waits for this value would wait for ever
                 failed = Failed("error", f"{type(value).__name__} cannot be sent: {error}")
                 self._connection.sendall(b"".join([*parts, encoder.frame(failed)]))
-                os._exit(_FAILED)
+                os._exit(FAILED)
             if value is None:
                 return
 
@@ -138,7 +129,7 @@ class Reader:
             self._outbox.put(Failed("error", f"its process was sent what cannot be read: {error}"))
             self._outbox.close()
         finally:
-            os._exit(_FAILED)
+            os._exit(FAILED)
 
 
 class Compiler:
@@ -179,30 +170,10 @@ def _give_memory_back() -> None:
         time.sleep(_TRIM_SECONDS)
 
 
-def _die_with_the_server() -> None:
-    """Have the kernel kill this process when the server's dies, even while a step holds the interpreter."""
-    if sys.platform != "linux":
-        return
-    parent = os.getppid()
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it died meanwhile
-        os._exit(_FAILED)
-
-
 def _builder(name: str) -> Builder:
     module, _, function = name.partition(":")
     builder: Builder = getattr(importlib.import_module(module), function)
     return builder
-
-
-def _failure(error: BaseException) -> Failed:
-    match error:
-        case ConfigError():
-            return Failed("config", str(error))
-        case CheckpointError():
-            return Failed("checkpoint", str(error))
-    logger.error("The engine stopped on an error.", exc_info=error)
-    return Failed("error", f"{type(error).__name__}: {error}")
 
 
 if __name__ == "__main__":

@@ -9,9 +9,11 @@ from torch import Tensor
 
 from hamburger.model.backends import Backend
 from hamburger.model.config import ModelConfig, TrunkConfig
+from hamburger.model.group import Group
 from hamburger.model.hamburger import HamburgerModel
 from hamburger.model.linear import can_pack
 from hamburger.model.native import Kernels
+from hamburger.model.parallel import ParallelModel, shard_tensor
 
 
 def assemble(
@@ -26,6 +28,7 @@ def assemble(
     bits: int | None = None,
     masked: bool | None = None,
     backend: Backend = "torch",
+    group: Group | None = None,
 ) -> HamburgerModel:
     """Build the model from tensors named as `config.tensor_shapes` says (checked by the loader), in `dtype`.
 
@@ -34,12 +37,14 @@ def assemble(
     kernels: run on these instead (native.py). bits: of the trunk's weights; None: 4 where they have no more, else 8.
     masked: emit in static shapes, as a GPU does; None: on a GPU only.
     backend: what runs between the matrices, where no kernels do (backends.py).
+    group: make a ParallelModel of it that holds this rank's part.
     """
     with torch.device("meta"):
-        model = HamburgerModel(config)
+        model = HamburgerModel(config) if group is None else ParallelModel(config, group)
     state = {}
     for name, parts in parts_of(config).items():
-        joined = torch.cat([tensors[part] for part in parts]) if len(parts) > 1 else tensors[parts[0]]
+        held = [tensors[p] if group is None else shard_tensor(p, tensors[p], group.rank, group.size) for p in parts]
+        joined = torch.cat(held) if len(held) > 1 else held[0]
         state[name] = joined.to(device, dtype if joined.is_floating_point() else joined.dtype)
     model.load_state_dict(state, strict=True, assign=True)
     model.eval().requires_grad_(False)

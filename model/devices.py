@@ -24,6 +24,18 @@ def choose_device(name: str) -> torch.device:
     return device
 
 
+def device_of_rank(name: str, rank: int, size: int) -> torch.device:
+    """The device of one of `size` ranks: the CPU for all, or a GPU each. Raises ConfigError, as choose_device."""
+    device = choose_device(name)
+    if size == 1 or device.type == "cpu":
+        return device
+    if torch.cuda.device_count() < size:
+        raise ConfigError(
+            f"tensor_parallel_size is {size}, but torch sees {torch.cuda.device_count()} GPUs here: lower it."
+        )
+    return torch.device("cuda", rank)
+
+
 def choose_dtype(name: str, device: torch.device) -> torch.dtype:
     """`auto` is bfloat16 where the device multiplies it itself, else float32. Raises ConfigError."""
     if name == "auto":

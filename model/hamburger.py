@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from hamburger.model.backends import Backend
 from hamburger.model.batch import ForwardBatch, Logprobs, ScoredSlots, StepOutput
-from hamburger.model.config import ModelConfig
+from hamburger.model.config import ModelConfig, TrunkConfig
 from hamburger.model.embedder import CompositionalEmbedder
 from hamburger.model.kv_cache import PagedKVCache
 from hamburger.model.linear import PackedLinear, pack_linears
@@ -43,9 +43,10 @@ class HamburgerModel(nn.Module):
     head: Callable[[Tensor], Tensor]
     short_head: Callable[[Tensor], Tensor]
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, held: TrunkConfig | None = None) -> None:
+        """held: the trunk's sizes in this process, where others hold the rest of it (parallel.py)."""
         super().__init__()
-        t, g = config.trunk, config.graft
+        t, g = config.trunk if held is None else held, config.graft
         self.config = config
         # Not nn.Embedding(V, D): drawing its initial numbers on the meta device imports torch's compiler for a second.
         self.embed_tokens = nn.Embedding.from_pretrained(torch.empty(t.vocab_size, t.hidden_size), freeze=False)
@@ -87,7 +88,7 @@ class HamburgerModel(nn.Module):
         self.state_dtype = weight.dtype if kernels is None else torch.float32
         self.rotary = RotaryEmbedding(trunk, max_positions, weight.device, self.state_dtype)
         if graft is not None and graft.short_list_size is not None:
-            self.short_head = _head(self.head_weight.detach()[self.short_list], packed, kernels)
+            self.short_head = _head(self.head_weight.detach()[self._short_rows()], packed, kernels)
         if kernels is not None:
             self._use(kernels, bits)
         else:
@@ -118,6 +119,10 @@ class HamburgerModel(nn.Module):
         self.add_module("trunk", FusedTrunk(self.trunk))  # called as the plain one is
         if graft is not None:
             self.add_module("micro_decoder", FusedMicroStepDecoder(self.micro_decoder, trunk, graft))
+
+    def _short_rows(self) -> Tensor:
+        """int64 [K]: the rows of head_weight that the micro-steps' head is made of."""
+        return self.short_list
 
     @property
     def head_weight(self) -> Tensor:
@@ -190,6 +195,7 @@ class HamburgerModel(nn.Module):
                 micro = self.micro_decoder.start(torch.stack(features, dim=1)[keep])
             elif len(keep) < len(on):
                 micro = micro.select(keep)
+            self._go_on(rows, tokens)
             state, logits = self.micro_step(tokens, micro)
         return group.output()
 
@@ -219,6 +225,9 @@ class HamburgerModel(nn.Module):
         ]
         chosen, top_ids, top = (torch.cat(part) for part in zip(*parts, strict=True))
         return Logprobs(chosen, top_ids, top)
+
+    def _go_on(self, rows: Tensor, tokens: Tensor) -> None:
+        """Emitting rows [R] go on with tokens [R]: for a model with other parts, which must know (parallel.py)."""
 
     def micro_step(self, tokens: Tensor, micro: GroupCache) -> tuple[Tensor, Tensor]:
         """tokens [R], the newest of each group -> state [R, D] and logits [R, V]; off the short list they are -inf."""

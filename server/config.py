@@ -104,6 +104,11 @@ class ServeSettings(BaseSettings):
         _DEFAULTS.attention_backend,
         description="what runs attention on a GPU: auto (triton where its kernels can run), torch or triton",
     )
+    tensor_parallel_size: int = Field(
+        _DEFAULTS.tensor_parallel_size,
+        ge=1,
+        description="over how many GPUs of this machine one model is split; on CPU, over how many processes",
+    )
     max_model_len: int | None = Field(None, ge=2, description="most tokens of prompt and answer together")
     max_num_seqs: int = Field(_DEFAULTS.max_num_seqs, ge=1, description="most answers generated at once")
     max_num_batched_slots: int = Field(

@@ -46,13 +46,22 @@ def engine_arguments(settings: ServeSettings) -> list[tuple[ServeSettings, Engin
     models = settings.models()
     found = []
     for model in models:
-        sharing = sum("auto" in (model.device, other.device) or model.device == other.device for other in models)
+        sharing = sum(_may_share(model, other) for other in models)
         try:
             model.auto_confidence()
             found.append((model, model.engine_args(sharing)))
         except ValueError as error:
             raise _named(model.served_model_name, error, len(models)) from error
     return found
+
+
+def _may_share(model: ServeSettings, other: ServeSettings) -> bool:
+    """Whether their engines may be on one device."""
+    devices = {model.device, other.device}
+    if len(devices) == 1 or "auto" in devices:
+        return True
+    # Split ones take the first GPUs, whichever another names.
+    return "cpu" not in devices and max(model.tensor_parallel_size, other.tensor_parallel_size) > 1
 
 
 def find_models(arguments: Sequence[tuple[ServeSettings, EngineArgs]]) -> list[FoundModel]:

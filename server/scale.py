@@ -42,19 +42,15 @@ class ScaleOptions(BaseModel):
         300, ge=0, allow_inf_nan=False, description="how long running answers may go on in a replica that is replaced"
     )
     cpus: float = Field(1, ge=0, description="CPUs that a replica reserves, and threads of its engine")
-    gpus: float = Field(0, ge=0, le=1, description="GPUs that a replica reserves")
+    gpus: float = Field(0, ge=0, description="GPUs that a replica reserves; above 1, one for each rank of its engine")
     bundles: list[dict[str, float]] | None = Field(
         None, min_length=1, description="placement group of a replica, which runs in the first bundle"
     )
-    tensor_parallel_size: int = Field(1, ge=1, description="devices of one engine; more than 1 is refused")
 
     @model_validator(mode="after")
     def _fit(self) -> ScaleOptions:
-        num_devices = sum(bundle.get("GPU", 0) for bundle in self.bundles or [])
-        if self.tensor_parallel_size > 1 or num_devices > 1:
-            what = "bundles ask for" if self.tensor_parallel_size == 1 else "tensor_parallel_size is"
-            number = num_devices if self.tensor_parallel_size == 1 else self.tensor_parallel_size
-            raise ValueError(f"{what} {number:g} devices an engine, but tensor parallelism is not built: use replicas")
+        if any(bundle.get("GPU", 0) for bundle in (self.bundles or [])[1:]):
+            raise ValueError("bundles after the first ask for GPUs, but an engine uses the first one: put them there")
         if self.max_replicas is not None and self.max_replicas < self.replicas:
             raise ValueError(f"max_replicas is {self.max_replicas}: it must be at least replicas ({self.replicas})")
         if self.target_ongoing_requests is not None and self.max_replicas is None:
@@ -91,7 +87,20 @@ def read_arguments(arguments: Mapping[str, Any]) -> tuple[ScaleOptions, ServeSet
     settings = load_settings(given)
     if settings.also:
         raise SettingsError("also is given, but a replica has one engine: deploy an application for each model.")
+    _check_gpus(options, settings)
     return options, settings
+
+
+def _check_gpus(options: ScaleOptions, settings: ServeSettings) -> None:
+    """An engine uses one GPU, or part of one, or one for each of its ranks."""
+    given = options.gpus if options.bundles is None else options.bundles[0].get("GPU", 0)
+    size = settings.tensor_parallel_size
+    if given > 1 and given != size:
+        raise SettingsError(
+            f"a replica reserves {given:g} GPUs, but tensor_parallel_size is {size}: make them equal, or use replicas."
+        )
+    if 0 < given < size:
+        raise SettingsError(f"tensor_parallel_size is {size}, but a replica reserves {given:g} GPUs: make them equal.")
 
 
 def seats(options: ScaleOptions, settings: ServeSettings) -> tuple[int, float]:

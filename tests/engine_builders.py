@@ -13,6 +13,7 @@ from hamburger.engine.batch import BatchResult, ScheduledBatch
 from hamburger.engine.config import EngineArgs
 from hamburger.engine.core import EngineCore
 from hamburger.engine.messages import EngineInfo
+from hamburger.engine.ranks import OnLost
 from hamburger.engine.wire import LENGTH, Encoder
 from hamburger.model.config import ConfigError
 from hamburger.model.sources import CheckpointError
@@ -79,7 +80,7 @@ def break_frames(kind: str, fault: str) -> None:
     Encoder.frame = broken  # type: ignore[method-assign]
 
 
-def build(args: EngineArgs, on_progress: Callable[[str], None]) -> tuple[EngineCore, EngineInfo]:
+def build(args: EngineArgs, on_progress: Callable[[str], None], on_lost: OnLost) -> tuple[EngineCore, EngineInfo]:
     """model: `cases SEED` for the random cases of reference.py, `slow` for endless answers, `frames KIND FAULT` for
     those with broken frames, else a trouble."""
     name = args.model or ""

@@ -83,8 +83,9 @@ def core_of(
     max_num_batched_slots: int = 64,
     max_model_len: int = 256,
     prefix_cache: bool = False,
+    held: TrunkConfig | None = None,
 ) -> EngineCore:
-    """A real core and runner over a model."""
+    """A real core and runner over a model. held: the trunk whose KV the cache has, if not all of it."""
     config = EngineConfig(
         max_model_len=max_model_len,
         max_num_seqs=max_num_seqs,
@@ -96,7 +97,7 @@ def core_of(
         prefix_cache=prefix_cache,
     )
     weight = model.embed_tokens.weight
-    cache = PagedKVCache(model.config.trunk, num_blocks, block_size, weight.dtype, weight.device)
+    cache = PagedKVCache(held or model.config.trunk, num_blocks, block_size, weight.dtype, weight.device)
     return EngineCore(config, Runner(model, cache), clock=lambda: 0.0)
 
 

@@ -14,54 +14,9 @@ from typing import Any
 import httpx
 import pytest
 
+from engines_of_servers import ENDLESS, OPTIONS, Streams, engine_pid, until
 from processes import is_alive
 from real_server import RealServer
-
-OPTIONS = ("--served-model-name", "burger", "--dtype", "float32", "--kv-cache-memory", "64MiB")
-ENDLESS: dict[str, Any] = {
-    "model": "burger",
-    "prompt": "Once upon a time",
-    "max_tokens": 400,
-    "ignore_eos": True,
-    "temperature": 0,
-    "confidence": 1.0,
-    "stream": True,
-}
-
-
-def engine_pid(server: RealServer) -> int:
-    children = Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split()
-    [engine] = [int(pid) for pid in children if b"hamburger.engine.worker" in Path(f"/proc/{pid}/cmdline").read_bytes()]
-    return engine
-
-
-def until(condition: Any, seconds: float = 30) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it never came to that"
-        time.sleep(0.02)
-
-
-class Streams:
-    """Open streams, each read to its end by a thread of its own."""
-
-    def __init__(self, server: RealServer, number: int) -> None:
-        self.endings: list[list[str]] = []
-        self.ended_at: list[float] = []
-        self._server = server
-        self._threads = [threading.Thread(target=self._read) for _ in range(number)]
-        for thread in self._threads:
-            thread.start()
-
-    def _read(self) -> None:
-        with httpx.stream("POST", f"{self._server.url}/v1/completions", json=ENDLESS, timeout=60) as response:
-            lines = [line for line in response.iter_lines() if line]
-        self.ended_at.append(time.monotonic())
-        self.endings.append(lines[-2:])
-
-    def join(self) -> None:
-        for thread in self._threads:
-            thread.join(60)
 
 
 def test_a_killed_engine_is_told_to_32_streams_and_ends_the_server(grafted_folder: Path) -> None:

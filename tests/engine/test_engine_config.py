@@ -21,11 +21,21 @@ from hamburger.model.config import ConfigError
         ("confidence", float("nan")),
         ("max_queue", 0),
         ("max_queue_seconds", 0),
+        ("tensor_parallel_size", 0),
     ],
 )
 def test_bad_arguments_are_named(field: str, value: float) -> None:
     with pytest.raises(ConfigError, match=f"^{field} is {value}"):
         EngineArgs(**{field: value})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "remedy"),
+    [("quantization", "int4", "use none"), ("quantization", "int8", "use none"), ("device", "cuda:1", "use cuda")],
+)
+def test_what_does_not_go_with_ranks(field: str, value: str, remedy: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{field} is {value}, but tensor_parallel_size is 2, .*{remedy}"):
+        EngineArgs(tensor_parallel_size=2, **{field: value})  # type: ignore[arg-type]
 
 
 def test_the_pool_must_hold_one_sequence_of_max_model_len() -> None:

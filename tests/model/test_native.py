@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from hamburger.engine.build import _kernels
 from hamburger.engine.config import EngineArgs, Quantization
+from hamburger.engine.load import _kernels
 from hamburger.model.assemble import assemble
 from hamburger.model.config import ConfigError, ModelConfig
 from hamburger.model.hamburger import HamburgerModel
@@ -265,7 +265,7 @@ def test_who_gets_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
         _kernels(asked_for("int4"), unfit, torch.bfloat16, CPU)
     with pytest.raises(ConfigError, match=r"quantization is int8.*float16"):
         _kernels(asked_for("int8"), fits, torch.float16, CPU)
-    monkeypatch.setattr("hamburger.engine.build.load_kernels", lambda: None)
+    monkeypatch.setattr("hamburger.engine.load.load_kernels", lambda: None)
     assert _kernels(asked_for("auto"), fits, torch.bfloat16, CPU) is None
     with pytest.raises(ConfigError, match="without a compiler"):
         _kernels(asked_for("int4"), fits, torch.bfloat16, CPU)

@@ -113,6 +113,12 @@ def test_engines_that_may_be_on_one_device_divide_its_memory(devices: list[str],
     assert [args.device for _, args in found] == devices
 
 
+def test_a_split_model_may_be_on_any_gpu() -> None:
+    also = ["a=x,device=cuda:1,tensor_parallel_size=1", "b=x,device=cpu"]
+    found = engine_arguments(load_settings({"device": "cuda", "tensor_parallel_size": 2, "also": also}))
+    assert [args.num_engines for _, args in found] == [2, 2, 1]
+
+
 def test_two_models_of_one_name_are_refused() -> None:
     for given in (
         {"model": "builtin", "served_model_name": "base", "also": ["base=builtin"]},

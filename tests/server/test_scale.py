@@ -46,10 +46,13 @@ def test_settings_come_from_the_environment_too(monkeypatch: pytest.MonkeyPatch)
         ({"max_num_seqs": 0}, "max-num-seqs is 0: "),
         ({"replicas": 3, "max_replicas": 2}, r"max_replicas is 2: it must be at least replicas \(3\)"),
         ({"target_ongoing_requests": 2}, "without max_replicas"),
-        ({"tensor_parallel_size": 2}, "tensor_parallel_size is 2 devices.*not built"),
-        ({"bundles": [{"GPU": 1}, {"GPU": 1}]}, "bundles ask for 2 devices.*not built"),
+        ({"bundles": [{"GPU": 1}, {"GPU": 1}]}, "bundles after the first ask for GPUs"),
+        ({"gpus": 2}, "reserves 2 GPUs, but tensor_parallel_size is 1"),
+        ({"bundles": [{"GPU": 2}]}, "reserves 2 GPUs, but tensor_parallel_size is 1"),
+        ({"gpus": 1, "tensor_parallel_size": 2}, "tensor_parallel_size is 2, but a replica reserves 1 GPUs"),
+        ({"gpus": 4, "tensor_parallel_size": 2}, "reserves 4 GPUs, but tensor_parallel_size is 2"),
         ({"bundles": [{"CPU": 1}], "cpus": 2}, "the first bundle says"),
-        ({"gpus": 2}, "gpus is 2: "),
+        ({"gpus": -1}, "gpus is -1: "),
     ],
 )
 def test_what_cannot_be_is_refused(arguments: dict[str, Any], message: str) -> None:
@@ -60,6 +63,11 @@ def test_what_cannot_be_is_refused(arguments: dict[str, Any], message: str) -> N
 def test_bundles_of_one_device_are_passed_on() -> None:
     bundles = [{"CPU": 4.0, "GPU": 1.0}, {"CPU": 1.0}]
     assert read_arguments({"bundles": bundles})[0].bundles == bundles
+
+
+@pytest.mark.parametrize("devices", [{"gpus": 2}, {"bundles": [{"GPU": 2, "CPU": 8}]}, {}])
+def test_a_split_engine_has_a_gpu_for_each_rank_or_none_at_all(devices: dict[str, Any]) -> None:
+    assert read_arguments({"tensor_parallel_size": 2, **devices})[1].tensor_parallel_size == 2
 
 
 def test_an_engine_is_given_a_few_more_than_its_seats() -> None:

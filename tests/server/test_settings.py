@@ -42,6 +42,7 @@ def test_every_setting_is_an_option_and_reaches_the_engine() -> None:
         "access_log": "false", "log_format": "json",
         "max_connections": "9", "client_seconds": "7", "prefix_cache": "false", "log_level": "debug",
         "enforce_eager": "true",
+        "tensor_parallel_size": "2",
     }  # fmt: skip
     assert given.keys() == ServeSettings.model_fields.keys()
     options = [part for name, value in given.items() for part in (f"--{name.replace('_', '-')}", value)]
@@ -54,6 +55,7 @@ def test_every_setting_is_an_option_and_reaches_the_engine() -> None:
     assert (args.kv_cache_memory, args.block_size, args.confidence) == (2 << 30, 4, 0.5)
     assert (args.max_queue, args.max_queue_seconds, args.prefix_cache) == (7, 1.5, False)
     assert (args.quantization, args.attention_backend, args.enforce_eager) == ("none", "torch", True)
+    assert (args.quantization, args.tensor_parallel_size) == ("none", 2)
     assert "k" not in repr(settings).replace("kv_cache_memory", "").replace("block_size", "").split("api_key")[-1][:5]
 
 

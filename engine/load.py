@@ -1,0 +1,105 @@
+"""From EngineArgs to a model on its device: the whole of it, or one rank's part. build.py and build_rank.py use it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from hamburger.engine.config import EngineArgs
+from hamburger.engine.memory import pool_bytes
+from hamburger.model.assemble import assemble
+from hamburger.model.backends import Backend, choose_backend
+from hamburger.model.checkpoint import Checkpoint, load_checkpoint
+from hamburger.model.config import ConfigError, ModelConfig
+from hamburger.model.devices import choose_dtype, device_of_rank
+from hamburger.model.group import Group
+from hamburger.model.hamburger import HamburgerModel
+from hamburger.model.native import Kernels, layers_fit, load_kernels
+from hamburger.model.shards import shard_trunk
+from hamburger.model.sources import ModelSource, resolve_source
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A checkpoint that was read, and that fits the arguments. max_model_len: in tokens."""
+
+    source: ModelSource
+    checkpoint: Checkpoint
+    device: torch.device
+    dtype: torch.dtype
+    max_model_len: int
+    kernels: Kernels | None
+    backend: Backend
+
+
+def find(args: EngineArgs, rank: int = 0, on_progress: Callable[[str], None] = lambda line: None) -> Found:
+    """Read the checkpoint for one rank's device. Raises CheckpointError or ConfigError."""
+    size = args.tensor_parallel_size
+    source = resolve_source(args.model, args.base)
+    device = device_of_rank(args.device, rank, size)
+    dtype = choose_dtype(args.dtype, device)
+    name = str(dtype).removeprefix("torch.")
+    on_progress(f"loading {source.name} as {name} on {device if size == 1 else f'{size} x {device.type}'}")
+    if size > 1:
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        else:  # the ranks share the cores
+            torch.set_num_threads(max(1, torch.get_num_threads() // size))
+    checkpoint = load_checkpoint(source, dtype, on_progress=on_progress)
+    shard_trunk(checkpoint.config.trunk, size)  # before any other work, as it may be refused
+    return Found(
+        source=source,
+        checkpoint=checkpoint,
+        device=device,
+        dtype=dtype,
+        max_model_len=_max_model_len(args.max_model_len, checkpoint.config),
+        kernels=_kernels(args, checkpoint.config, dtype, device),
+        backend=choose_backend(args.attention_backend, device),
+    )
+
+
+def model_of(found: Found, args: EngineArgs, group: Group | None = None) -> HamburgerModel:
+    """The model, or with a group (which may be connected later) this rank's part of it, a ParallelModel."""
+    return assemble(
+        found.checkpoint.config,
+        found.checkpoint.tensors,
+        dtype=found.dtype,
+        device=found.device,
+        max_positions=found.max_model_len,
+        kernels=found.kernels,
+        bits={"int4": 4, "int8": 8}.get(args.quantization),
+        backend=found.backend,
+        group=group,
+    )
+
+
+def rank_pool_bytes(args: EngineArgs, device: torch.device, for_steps: int = 0) -> int:
+    """Bytes that a rank has for its part of the KV pool. for_steps: what a GPU's steps will need (memory.py)."""
+    size = args.tensor_parallel_size
+    asked = None if args.kv_cache_memory is None else args.kv_cache_memory // size
+    return pool_bytes(device, asked, args.num_engines * (size if device.type == "cpu" else 1), for_steps)
+
+
+def _kernels(args: EngineArgs, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> Kernels | None:
+    """The compiled kernels, or None for torch's own; whoever asks for float32 without more wants its digits."""
+    asked = args.quantization
+    if asked == "none" or args.tensor_parallel_size > 1 or (asked == "auto" and args.dtype == "float32"):
+        return None
+    possible = device.type == "cpu" and dtype in (torch.bfloat16, torch.float32) and layers_fit(config.trunk)
+    kernels = load_kernels() if possible else None
+    if kernels is None and asked != "auto":
+        name = str(dtype).removeprefix("torch.")
+        reason = "this processor, or the package was built without a compiler" if possible else f"{name} on {device}"
+        if device.type == "cpu" and not layers_fit(config.trunk):
+            reason = "this model's shape (widths must be multiples of 32)"
+        raise ConfigError(f"quantization is {asked}, which there are no kernels for with {reason}: use none.")
+    return kernels
+
+
+def _max_model_len(asked: int | None, config: ModelConfig) -> int:
+    limit = config.trunk.context_tokens
+    if asked is not None and asked > limit:
+        raise ConfigError(f"max_model_len is {asked}, but the model was made for {limit} tokens: lower it.")
+    return asked or limit
