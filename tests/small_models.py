@@ -11,6 +11,7 @@ from torch import Tensor
 from hamburger.engine.config import EngineConfig
 from hamburger.engine.core import EngineCore
 from hamburger.engine.messages import GroupOutput, SubmitRequest
+from hamburger.engine.overlap import OverlappedCore
 from hamburger.engine.runner import Runner
 from hamburger.engine.sampling_params import SamplingParams
 from hamburger.model.assemble import assemble
@@ -78,6 +79,7 @@ def core_of(
     max_num_batched_slots: int = 64,
     max_model_len: int = 256,
     prefix_cache: bool = False,
+    overlap: bool = False,
 ) -> EngineCore:
     """A real core and runner over a model."""
     config = EngineConfig(
@@ -92,7 +94,7 @@ def core_of(
     )
     dtype = model.embed_tokens.weight.dtype
     cache = PagedKVCache(model.config.trunk, num_blocks, block_size, dtype, CPU)
-    return EngineCore(config, Runner(model, cache), clock=lambda: 0.0)
+    return (OverlappedCore if overlap else EngineCore)(config, Runner(model, cache), clock=lambda: 0.0)
 
 
 def params(**fields: Any) -> SamplingParams:
