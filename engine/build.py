@@ -12,6 +12,7 @@ from hamburger.engine.core import EngineCore
 from hamburger.engine.grammar import Grammars
 from hamburger.engine.memory import pool_bytes
 from hamburger.engine.messages import EngineInfo, SubmitRequest
+from hamburger.engine.overlap import OverlappedCore
 from hamburger.engine.pool import blocks_of_pool
 from hamburger.engine.runner import Runner
 from hamburger.engine.sampling_params import SamplingParams
@@ -90,7 +91,8 @@ def build_core(
         quantization=model.quantization,
     )
     grammars = Grammars(lambda: Tokenizer.load(source.tokenizer_path), info.vocab_size, info.eos_token_ids)
-    core = EngineCore(config, Runner(model, cache), grammars=grammars)
+    core_type = OverlappedCore if _overlaps(args, device) else EngineCore
+    core = core_type(config, Runner(model, cache), grammars=grammars)
     on_progress("warming up")
     _warm_up(core, info)
     return core, info
@@ -110,6 +112,11 @@ def _kernels(args: EngineArgs, config: ModelConfig, dtype: torch.dtype, device: 
             reason = "this model's shape (widths must be multiples of 32)"
         raise ConfigError(f"quantization is {asked}, which there are no kernels for with {reason}: use none.")
     return kernels
+
+
+def _overlaps(args: EngineArgs, device: torch.device) -> bool:
+    """Whether steps overlap. On CPU there is nothing beside which the host could work: docs/performance.md."""
+    return args.overlap_steps == "on" or (args.overlap_steps == "auto" and device.type != "cpu")
 
 
 def _warm_up(core: EngineCore, info: EngineInfo) -> None:

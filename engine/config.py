@@ -10,6 +10,8 @@ from hamburger.model.config import ConfigError
 
 Quantization = Literal["auto", "none", "int8", "int4"]
 QUANTIZATIONS: tuple[Quantization, ...] = get_args(Quantization)
+OverlapSteps = Literal["auto", "on", "off"]
+OVERLAP_STEPS: tuple[OverlapSteps, ...] = get_args(OverlapSteps)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +28,7 @@ class EngineArgs:
     quantization: weights on CPU: `none` keeps the dtype, `int8`, `int4`; `auto` takes 4 bits for weights that have no
         more, 8 for the others, and the dtype where the compiled kernels cannot run.
     prefix_cache: prompts that begin alike share the slots of their beginning, while the pool still holds them.
+    overlap_steps: whether each step is prepared and launched while the one before it runs; `auto` does so on a GPU.
     num_engines: how many engines share this machine, this one included: each sizes its pool for its part of it.
 
     Raises ConfigError that names the field when a value is out of range.
@@ -45,11 +48,14 @@ class EngineArgs:
     max_queue_seconds: float = 600.0
     prefix_cache: bool = True
     quantization: Quantization = "auto"
+    overlap_steps: OverlapSteps = "auto"
     num_engines: int = 1
 
     def __post_init__(self) -> None:
         if self.quantization not in QUANTIZATIONS:
             raise ConfigError(f"quantization is {self.quantization!r}: it must be one of {', '.join(QUANTIZATIONS)}.")
+        if self.overlap_steps not in OVERLAP_STEPS:
+            raise ConfigError(f"overlap_steps is {self.overlap_steps!r}: it must be one of {', '.join(OVERLAP_STEPS)}.")
         if self.max_model_len is not None:
             _at_least("max_model_len", self.max_model_len, 2)
         if self.kv_cache_memory is not None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, NamedTuple, Protocol, cast
 
-from hamburger.engine.config import EngineArgs, Quantization
+from hamburger.engine.config import EngineArgs, OverlapSteps, Quantization
 from hamburger.engine.core import EngineCore
 from hamburger.engine.detokenizer import TextDecoder
 from hamburger.engine.errors import InvalidRequest, QueueTimeout
@@ -79,6 +79,7 @@ class LLM:
         confidence: float | None = None,
         prefix_cache: bool = True,
         quantization: Quantization = "auto",
+        overlap_steps: OverlapSteps = "auto",
         on_progress: Callable[[str], None] = lambda line: None,
     ) -> None:
         # Imported here because they import torch, which the import of this package must not.
@@ -99,6 +100,7 @@ class LLM:
             confidence=confidence,
             prefix_cache=prefix_cache,
             quantization=quantization,
+            overlap_steps=overlap_steps,
             max_queue_seconds=math.inf,  # a long list of prompts may take its time
         )
         core, info = build_core(args, on_progress)

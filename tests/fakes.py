@@ -336,6 +336,7 @@ async def fake_engine(
     clock: Callable[[], float] = time.monotonic,
     drain_seconds: float = 0.0,
     auto: AutoConfidence | None = None,
+    overlap: bool = False,
     info: Mapping[str, Any] | None = None,
     **config: Any,
 ) -> AsyncIterator[AsyncEngine]:
@@ -345,7 +346,7 @@ async def fake_engine(
     """
     runner = runner or ScriptedRunner()
     resolved = fake_config(**config)
-    core = fake_core(runner, resolved, clock)
+    core = fake_core(runner, resolved, clock, overlap)
     engine = await AsyncEngine.launch(
         ThreadHost(lambda: (core, fake_info(resolved, **(info or {}))), clock), ByteTokenizer(), observer, clock, auto
     )

@@ -8,10 +8,11 @@ from dataclasses import replace
 
 import pytest
 
-from fakes import EOS, ScriptedRunner, fake_config, fake_core
+from fakes import EOS, ScriptedRunner, fake_config, fake_core, fake_engine
 from hamburger.engine.core import EngineCore
 from hamburger.engine.grammar import json_grammar
 from hamburger.engine.messages import AbortRequest, GroupOutput, RequestFailed, StepOutputs, StepStats, SubmitRequest
+from hamburger.engine.request import GenerationRequest
 from hamburger.engine.sampling_params import SamplingParams
 
 CONTEXT = 48
@@ -236,6 +237,24 @@ def test_the_seconds_of_steps_add_up_to_the_time_that_passed() -> None:
     while core.has_work:
         seconds += stats(core.step()).seconds
     assert now[0] * 0.5 < seconds <= now[0]
+
+
+async def test_streams_stop_strings_and_disconnects_through_the_whole_engine() -> None:
+    runner = ScriptedRunner({"ends": [[72, 105], [EOS]], "stops": [[65], [66, 67, 68], *[[69]] * 40]}, eos_chance=0)
+    async with fake_engine(runner, overlap=True) as engine:
+        asked = {
+            "ends": SamplingParams(),
+            "stops": SamplingParams(stop=("BC",)),
+            "leaves": SamplingParams(),
+        }
+        streams = engine.submit([GenerationRequest(name, [1, 2], params) for name, params in asked.items()])
+        leaving = aiter(streams[2])
+        await anext(leaving)
+        await leaving.aclose()
+        texts = ["".join([update.text async for update in stream]) for stream in streams[:2]]
+        assert texts == ["Hi", "A"]
+        [last] = engine.submit([GenerationRequest("last", [1], SamplingParams(max_tokens=1))])
+        assert [update.finish_reason async for update in last] == ["length"]
 
 
 @pytest.mark.parametrize("hundred", range(3))

@@ -9,6 +9,8 @@ import pytest
 import torch
 
 from hamburger.engine.batch import BatchResult
+from hamburger.engine.build import _overlaps
+from hamburger.engine.config import OVERLAP_STEPS, EngineArgs
 from hamburger.engine.core import EngineCore
 from hamburger.engine.messages import GroupOutput, SubmitRequest
 from hamburger.engine.running_step import RunningStep
@@ -87,7 +89,7 @@ def logprobs_of(output: GroupOutput) -> list[float]:
 
 
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("confidence", [None, 0.0, 1.0])
+@pytest.mark.parametrize("confidence", [None, 0.0])
 def test_texts_and_log_probabilities_are_those_of_the_plain_order(name: str, confidence: float | None) -> None:
     trunk, graft = MODELS[name]
     config = ModelConfig(trunk=trunk_config(**trunk), graft=graft)
@@ -124,3 +126,12 @@ def test_the_next_step_is_given_to_the_model_before_the_result_is_asked_for(monk
     # Three groups of four tokens; before each result but the last the next step was begun, since a group of one token
     # is possible.
     assert happened == ["step", "step", "result", "step", "result", "step", "result"]
+
+
+def test_steps_overlap_where_they_are_asked_to_or_on_a_gpu() -> None:
+    chosen = {
+        (asked, device): _overlaps(EngineArgs(overlap_steps=asked), torch.device(device))
+        for asked in OVERLAP_STEPS
+        for device in ("cpu", "cuda")
+    }
+    assert [key for key, overlaps in chosen.items() if overlaps] == [("auto", "cuda"), ("on", "cpu"), ("on", "cuda")]

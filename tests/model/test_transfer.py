@@ -1,0 +1,29 @@
+"""Transfers between host and device: every bit arrives."""
+
+import torch
+
+from hamburger.model.transfer import Download, upload
+
+
+def test_what_is_uploaded_arrives() -> None:
+    cpu = torch.device("cpu")
+    assert upload([3, -1, 2**62], torch.int64, cpu).tolist() == [3, -1, 2**62]
+    assert upload([], torch.float32, cpu).shape == (0,)
+    assert upload([0.1], torch.float32, cpu).dtype == torch.float32
+
+
+def test_tensors_of_all_kinds_come_back_in_one_transfer() -> None:
+    tensors = [
+        torch.tensor([[1, -(2**62)], [3, 4]]),
+        torch.tensor([0.1, float("-inf"), -0.0]),
+        torch.zeros(2, 0, 3),
+        torch.tensor([[[1e-40]]], dtype=torch.float64),
+        torch.tensor([1.5, 3e38], dtype=torch.bfloat16),
+        torch.tensor(7),
+    ]
+    arrived = Download(tensors).wait()
+    for tensor, other in zip(tensors, arrived, strict=True):
+        assert (tensor.shape, tensor.dtype) == (other.shape, other.dtype)
+        assert torch.equal(tensor, other)
+        if tensor.is_floating_point():
+            assert torch.equal(tensor.signbit(), other.signbit())
