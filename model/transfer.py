@@ -24,11 +24,10 @@ class Download:
     @torch.inference_mode()
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         """tensors: int64, or of a float type that float64 holds exactly; all on one device."""
-        self._like = [(tensor.shape, tensor.dtype) for tensor in tensors]
-        packed = torch.cat([_as_int64(tensor).flatten() for tensor in tensors])
+        self._tensors = tensors
         self._done: torch.cuda.Event | None = None
-        self._host = packed
-        if packed.device.type == "cuda":
+        if tensors[0].device.type != "cpu":
+            packed = pack(tensors)
             self._host = torch.empty(packed.shape, dtype=packed.dtype, pin_memory=True)
             self._host.copy_(packed, non_blocking=True)
             self._done = torch.cuda.Event()
@@ -37,16 +36,23 @@ class Download:
     @torch.inference_mode()
     def wait(self) -> list[Tensor]:
         """The tensors, on the host."""
-        if self._done is not None:
-            self._done.synchronize()
-        parts = self._host.split([shape.numel() for shape, _ in self._like])
-        return [_from_int64(part, dtype).view(shape) for part, (shape, dtype) in zip(parts, self._like, strict=True)]
+        if self._done is None:
+            return list(self._tensors)
+        self._done.synchronize()
+        return unpack(self._host, self._tensors)
 
 
-def _as_int64(tensor: Tensor) -> Tensor:
-    """The same bits where it has 64 of them, else those of the same number in float64."""
-    return tensor if tensor.dtype == torch.int64 else tensor.double().view(torch.int64)
+def pack(tensors: Sequence[Tensor]) -> Tensor:
+    """int64 [n]: all numbers of these tensors, one after the other; a float as the bits of the same in float64."""
+    return torch.cat(
+        [t.flatten() if t.dtype == torch.int64 else t.double().flatten().view(torch.int64) for t in tensors]
+    )
 
 
-def _from_int64(packed: Tensor, dtype: torch.dtype) -> Tensor:
-    return packed if dtype == torch.int64 else packed.view(torch.float64).to(dtype)
+def unpack(packed: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
+    """What was packed; like: tensors of its shapes and dtypes, in order."""
+    parts = zip(packed.split([tensor.numel() for tensor in like]), like, strict=True)
+    return [
+        (part if of.dtype == torch.int64 else part.view(torch.float64).to(of.dtype)).view(of.shape)
+        for part, of in parts
+    ]

@@ -2,7 +2,7 @@
 
 import torch
 
-from hamburger.model.transfer import Download, upload
+from hamburger.model.transfer import Download, pack, unpack, upload
 
 
 def test_what_is_uploaded_arrives() -> None:
@@ -21,8 +21,12 @@ def test_tensors_of_all_kinds_come_back_in_one_transfer() -> None:
         torch.tensor([1.5, 3e38], dtype=torch.bfloat16),
         torch.tensor(7),
     ]
-    arrived = Download(tensors).wait()
-    for tensor, other in zip(tensors, arrived, strict=True):
+    packed = pack(tensors)
+    assert (packed.shape, packed.dtype) == ((11,), torch.int64)
+    for tensor, other in [
+        *zip(tensors, unpack(packed, tensors), strict=True),
+        *zip(tensors, Download(tensors).wait(), strict=True),
+    ]:
         assert (tensor.shape, tensor.dtype) == (other.shape, other.dtype)
         assert torch.equal(tensor, other)
         if tensor.is_floating_point():
