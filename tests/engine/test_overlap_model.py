@@ -18,6 +18,7 @@ from hamburger.model.assemble import assemble
 from hamburger.model.batch import ForwardBatch, StepOutput
 from hamburger.model.config import DynamicRopeScaling, GraftConfig, ModelConfig
 from hamburger.model.hamburger import HamburgerModel
+from hamburger.model.native import load_kernels
 from small_models import CPU, core_of, graft_config, params, random_model, random_tensors, trunk_config
 
 CONTEXT = 64
@@ -102,6 +103,25 @@ def test_texts_and_log_probabilities_are_those_of_the_plain_order(name: str, con
         found, preemptions = play(core, asked)
         assert_same(found, plain)
         assert preemptions > 0
+
+
+def test_texts_stay_on_the_compiled_kernels() -> None:
+    kernels = load_kernels()
+    if kernels is None:
+        pytest.skip("this processor, or the package was built without a compiler")
+    wide = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 32}
+    config = ModelConfig(trunk=trunk_config(**wide), graft=graft_config())
+    model = assemble(
+        config, random_tensors(config, 5), dtype=torch.float32, device=CPU, max_positions=CONTEXT, kernels=kernels
+    )
+    # At 0.99 most steps have groups of one token only, in a batch with room for more.
+    for confidence in (0.5, 0.99):
+        asked = requests(11, confidence)[:8]
+        plain, _ = play(core_of(model, max_model_len=CONTEXT), asked)
+        found, _ = play(core_of(model, max_model_len=CONTEXT, overlap=True), asked)
+        assert {name: [o.token_ids for o in outputs] for name, outputs in found.items()} == {
+            name: [o.token_ids for o in outputs] for name, outputs in plain.items()
+        }
 
 
 def test_the_next_step_is_given_to_the_model_before_the_result_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
