@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from hamburger.engine.messages import TokenLogprobs
 from hamburger.engine.sequence import Sequence
@@ -59,3 +60,13 @@ class BatchResult:
 
     groups: list[GroupResult]
     prompt_logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)
+
+
+class LaunchedStep(Protocol):
+    """A batch that the device works on, or has in its queue: what it is computed from was taken over already."""
+
+    def result(self) -> BatchResult:
+        """Wait for it."""
+
+    def then(self, batch: ScheduledBatch) -> LaunchedStep:
+        """Launch another batch behind it. A sequence that awaits its group of this step brings that group's slot."""

@@ -80,11 +80,16 @@ class BlockManager:
         sequence.block_ids += [self._take() for _ in range(missing)]
         return True
 
-    def computed(self, sequence: Sequence) -> None:
-        """Its slots up to num_computed_slots are in the pool: the full blocks among them can be read from now on."""
+    def can_grow(self, sequences: Collection[Sequence]) -> bool:
+        """Whether there are blocks for all slots of all these sequences at once."""
+        missing = sum(-(-s.num_slots // self.block_size) - len(s.block_ids) for s in sequences)
+        return missing <= self.num_free_blocks
+
+    def computed(self, sequence: Sequence, num_slots: int) -> None:
+        """Its first `num_slots` slots are in the pool: the full blocks among them can be read from now on."""
         if not self._prefix_cache:
             return
-        for index in range(sequence.num_known_blocks, sequence.num_computed_slots // self.block_size):
+        for index in range(sequence.num_known_blocks, num_slots // self.block_size):
             key, block_id = sequence.block_key(index, self.block_size), sequence.block_ids[index]
             if key not in self._known:  # else two computed the same at once, and the other's is known
                 self._known[key], self._keys[block_id] = block_id, key

@@ -16,6 +16,7 @@ from hamburger.engine.grammar import Grammars
 from hamburger.engine.load import find, model_of, rank_pool_bytes
 from hamburger.engine.memory import decode_graphs, step_bytes
 from hamburger.engine.messages import EngineInfo, SubmitRequest
+from hamburger.engine.overlap import OverlappedCore
 from hamburger.engine.pool import blocks_of_pool
 from hamburger.engine.ranks import LeadingRunner, OnLost
 from hamburger.engine.runner import Runner
@@ -105,10 +106,18 @@ def _build(
         quantization=model.quantization,
     )
     grammars = Grammars(lambda: Tokenizer.load(source.tokenizer_path), info.vocab_size, info.eos_token_ids)
-    core = EngineCore(config, runner, grammars=grammars)
+    if isinstance(runner, Runner) and _overlaps(args, device):
+        core: EngineCore = OverlappedCore(config, runner, grammars=grammars)
+    else:
+        core = EngineCore(config, runner, grammars=grammars)
     on_progress("warming up: Triton compiles its kernels, once a machine" if backend == "triton" else "warming up")
     _warm_up(core, info)
     return core, info
+
+
+def _overlaps(args: EngineArgs, device: torch.device) -> bool:
+    """Whether steps overlap. On CPU there is nothing beside which the host could work: docs/performance.md."""
+    return args.overlap_steps == "on" or (args.overlap_steps == "auto" and device.type != "cpu")
 
 
 def _warm_up(core: EngineCore, info: EngineInfo) -> None:

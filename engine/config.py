@@ -11,6 +11,8 @@ from hamburger.model.config import ConfigError
 Quantization = Literal["auto", "none", "int8", "int4"]
 AttentionBackend = Literal["auto", "torch", "triton"]
 QUANTIZATIONS: tuple[Quantization, ...] = get_args(Quantization)
+OverlapSteps = Literal["auto", "on", "off"]
+OVERLAP_STEPS: tuple[OverlapSteps, ...] = get_args(OverlapSteps)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +34,7 @@ class EngineArgs:
     enforce_eager: on a GPU, launch every operation of a decoding step anew rather than replay CUDA graphs.
     tensor_parallel_size: over how many devices the model and its KV pool are split, one process a device; on CPU, over
         how many processes.
+    overlap_steps: whether each step is prepared and launched while the one before it runs; `auto` does so on a GPU.
     num_engines: how many engines share this machine, this one included: each sizes its pool for its part of it.
 
     Raises ConfigError that names the field when a value is out of range.
@@ -54,11 +57,14 @@ class EngineArgs:
     enforce_eager: bool = False
     attention_backend: AttentionBackend = "auto"
     tensor_parallel_size: int = 1
+    overlap_steps: OverlapSteps = "auto"
     num_engines: int = 1
 
     def __post_init__(self) -> None:
         if self.quantization not in QUANTIZATIONS:
             raise ConfigError(f"quantization is {self.quantization!r}: it must be one of {', '.join(QUANTIZATIONS)}.")
+        if self.overlap_steps not in OVERLAP_STEPS:
+            raise ConfigError(f"overlap_steps is {self.overlap_steps!r}: it must be one of {', '.join(OVERLAP_STEPS)}.")
         if self.max_model_len is not None:
             _at_least("max_model_len", self.max_model_len, 2)
         if self.kv_cache_memory is not None:

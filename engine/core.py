@@ -88,22 +88,47 @@ class EngineCore:
     def step(self) -> StepOutputs:
         """One macro-step of everything that is scheduled. With nothing to schedule it only reports the state."""
         start = self._clock()
-        failures, self._refused = self._refused, []
-        failures += [self._timeout(sequence, start) for sequence in self._scheduler.expire(start)]
+        failures = self._expire(start)
         batch, result = self._run(self._scheduler.schedule(start), failures)
-        outputs: list[GroupOutput] = []
-        num_prompt_slots = batch.num_slots
-        emitting = [item.sequence for item in batch.sequences if item.emits]
-        if len(result.groups) != len(emitting):
-            raise RuntimeError(f"the runner gave {len(result.groups)} groups for {len(emitting)} sequences.")
+        return self._accept(batch, self._advance(batch), result, failures, start)
+
+    def _expire(self, now: float) -> list[RequestFailed]:
+        """The requests that end before they run."""
+        failures, self._refused = self._refused, []
+        return failures + [self._timeout(sequence, now) for sequence in self._scheduler.expire(now)]
+
+    def _advance(self, batch: ScheduledBatch) -> list[int]:
+        """The batch's slots will be in the pool before any step that is launched from here on. Returns how many slots
+        each of its sequences has there."""
         for item in batch.sequences:
-            sequence = item.sequence
-            sequence.advance(item.num_slots, result.prompt_logprobs.get(sequence.request_id, ()))
-            self._scheduler.blocks.computed(sequence)
-            if sequence.is_prompt_only and sequence.num_computed_slots == sequence.num_slots:
+            item.sequence.num_computed_slots += item.num_slots
+        return [item.sequence.num_computed_slots for item in batch.sequences]
+
+    def _accept(
+        self, batch: ScheduledBatch, ends: list[int], result: BatchResult, failures: list[RequestFailed], start: float
+    ) -> StepOutputs:
+        """Give each sequence its group, and end those that are finished. ends: what _advance returned for the batch.
+
+        A sequence that ended since the batch was launched gets nothing: its group is nobody's.
+        """
+        outputs: list[GroupOutput] = []
+        num_emits = sum(item.emits for item in batch.sequences)
+        if len(result.groups) != num_emits:
+            raise RuntimeError(f"the runner gave {len(result.groups)} groups for {num_emits} sequences.")
+        groups = iter(result.groups)
+        num_prompt_slots = batch.num_slots
+        for item, end in zip(batch.sequences, ends, strict=True):
+            sequence, group = item.sequence, next(groups) if item.emits else None
+            # Its newest group's slot is new work, all others are prefill.
+            num_prompt_slots -= item.emits and end > len(sequence.prompt_ids)
+            if not self._scheduler.holds(sequence):
+                continue
+            sequence.score(result.prompt_logprobs.get(sequence.request_id, ()))
+            self._scheduler.blocks.computed(sequence, end)
+            if sequence.is_prompt_only and end == sequence.num_slots:
                 outputs.append(sequence.finish_prompt())
-        for sequence, group in zip(emitting, result.groups, strict=True):
-            num_prompt_slots -= bool(sequence.groups)  # its newest group's slot is new work, all others are prefill
+            if group is None:
+                continue
             output = sequence.accept(group.token_ids, group.stop_probs, group.logprobs)
             if sequence.matcher is not None and (error := sequence.matcher.error) is not None:
                 # Its masks allow nothing but an end then: what it chose says nothing.
@@ -128,18 +153,22 @@ class EngineCore:
         try:
             result = self._runner.run(batch)
         except OutOfMemory as error:
-            logger.warning("A step of %d slots ran out of memory: %s", batch.num_slots, error)
-            preempted = list(batch.preempted)
-            if batch.num_slots > 1:
-                preempted += self._scheduler.shrink(batch)
-            else:
-                request_id = batch.sequences[0].sequence.request_id
-                message = f"Memory does not hold a step of this request alone: {error}"
-                failures.append(RequestFailed(request_id, "out_of_memory", message))
-                self.abort(AbortRequest(request_id))
-            return ScheduledBatch([], preempted, batch.cache_queries, batch.cache_hits), BatchResult([])
+            return self._shrink(batch, error, failures), BatchResult([])
         self._scheduler.recover()
         return batch, result
+
+    def _shrink(self, batch: ScheduledBatch, error: OutOfMemory, failures: list[RequestFailed]) -> ScheduledBatch:
+        """What is left of a batch that memory does not hold: no slots, and whom it preempts."""
+        logger.warning("A step of %d slots ran out of memory: %s", batch.num_slots, error)
+        preempted = list(batch.preempted)
+        if batch.num_slots > 1:
+            preempted += self._scheduler.shrink(batch)
+        else:
+            request_id = batch.sequences[0].sequence.request_id
+            message = f"Memory does not hold a step of this request alone: {error}"
+            failures.append(RequestFailed(request_id, "out_of_memory", message))
+            self.abort(AbortRequest(request_id))
+        return ScheduledBatch([], preempted, batch.cache_queries, batch.cache_hits)
 
     def _give_up(self, sequence: Sequence) -> None:
         """End a request whose grammar failed; the next one with the same grammar gets it anew."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, NamedTuple, Protocol, cast
 
-from hamburger.engine.config import AttentionBackend, EngineArgs, Quantization
+from hamburger.engine.config import AttentionBackend, EngineArgs, OverlapSteps, Quantization
 from hamburger.engine.core import EngineCore
 from hamburger.engine.detokenizer import TextDecoder
 from hamburger.engine.errors import InvalidRequest, OutOfMemory, QueueTimeout
@@ -84,6 +84,7 @@ class LLM:
         quantization: Quantization = "auto",
         attention_backend: AttentionBackend = "auto",
         tensor_parallel_size: int = 1,
+        overlap_steps: OverlapSteps = "auto",
         on_progress: Callable[[str], None] = lambda line: None,
     ) -> None:
         # Imported here because they import torch, which the import of this package must not.
@@ -107,6 +108,7 @@ class LLM:
             quantization=quantization,
             attention_backend=attention_backend,
             tensor_parallel_size=tensor_parallel_size,
+            overlap_steps=overlap_steps,
             max_queue_seconds=math.inf,  # a long list of prompts may take its time
         )
         core, info = build_core(args, on_progress)

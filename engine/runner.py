@@ -1,21 +1,23 @@
-"""Runner: ScheduledBatch -> ForwardBatch -> StepOutput -> groups. The only engine file that computes with tensors.
+"""Runner: ScheduledBatch -> ForwardBatch -> StepOutput -> groups (running_step.py).
 
-It keeps nothing about requests between steps: what a step needs is read from the sequences.
+It keeps nothing about requests between steps: what a step needs is read from the sequences, and of a step that still
+runs, from its RunningStep.
 """
 
 from __future__ import annotations
 
-from itertools import islice
+from itertools import accumulate
 
 import torch
 from torch import Tensor
 
-from hamburger.engine.batch import BatchResult, GroupResult, ScheduledBatch
+from hamburger.engine.batch import BatchResult, ScheduledBatch
 from hamburger.engine.constraint import GrammarConstraint
 from hamburger.engine.errors import OutOfMemory
-from hamburger.engine.messages import TokenLogprobs
+from hamburger.engine.running_step import RunningStep
 from hamburger.engine.sequence import Sequence
-from hamburger.model.batch import Adjustments, ForwardBatch, Logprobs, SamplingBatch, ScoredSlots, StepOutput
+from hamburger.model.batch import Adjustments, ForwardBatch, SamplingBatch, ScoredSlots
+from hamburger.model.chain import Links, Tail, chained
 from hamburger.model.config import DynamicRopeScaling
 from hamburger.model.decode_graphs import DecodeGraphs
 from hamburger.model.hamburger import HamburgerModel
@@ -45,8 +47,17 @@ class Runner:
 
         Raises OutOfMemory where the device has none left; nothing of the sequences has changed then.
         """
+        return self.launch(batch).result()
+
+    def launch(self, batch: ScheduledBatch) -> RunningStep:
+        """The same, without waiting for it where the model does not wait for the device itself. Memory is taken here,
+        none by the result."""
+        return self.launch_behind(None, batch)
+
+    def launch_behind(self, previous: RunningStep | None, batch: ScheduledBatch) -> RunningStep:
+        """Launch a batch whose chained rows (RunningStep) the previous step feeds. Raises OutOfMemory."""
         try:
-            return self._run(batch)
+            return self._launch(previous, batch)
         except (torch.OutOfMemoryError, MemoryError) as error:
             reason = str(error).split("\n")[0]
         except RuntimeError as error:
@@ -58,20 +69,36 @@ class Runner:
             torch.cuda.empty_cache()
         raise OutOfMemory(f"{self._device} has not enough memory: {reason}")
 
-    def _run(self, batch: ScheduledBatch) -> BatchResult:
+    def _launch(self, previous: RunningStep | None, batch: ScheduledBatch) -> RunningStep:
         self._staging = Staging(self._device)
         emitting = [item.sequence for item in batch.sequences if item.emits]
         constraint = self._constraint(emitting)
         forward = self._forward_batch(batch, constraint)
+        tokens_left = self._ints([sequence.num_tokens_left for sequence in emitting])
+        links = None if previous is None else self._links(batch, previous.emitting)
         self._staging.send()
+        if previous is not None and links is not None:
+            forward, tokens_left = chained(forward, tokens_left, links, previous.tail, self._model.config.max_group)
         try:
             output = self._step(forward, self._cache)
         finally:
             if constraint is not None:
                 constraint.restore()
-        groups = _group_results(output, emitting)
-        scored = output.prompt_logprobs
-        return BatchResult(groups) if scored is None else BatchResult(groups, _prompt_results(scored, batch))
+        return RunningStep(self.launch_behind, batch, Tail(forward, output, tokens_left))
+
+    def _links(self, batch: ScheduledBatch, sources: list[Sequence]) -> Links | None:
+        """The chained rows of a batch; sources: the emitting rows of the step before. None where no row is."""
+        source_of = {sequence: row for row, sequence in enumerate(sources)}
+        # A chained row brings one slot, so it comes before all that bring several: its slot and its row have its index.
+        chained_rows = [row for row, item in enumerate(batch.sequences) if item.sequence.awaits_group]
+        if not chained_rows:
+            return None
+        emitting_before = list(accumulate((item.emits for item in batch.sequences), initial=0))
+        return Links(
+            slots=self._ints(chained_rows),
+            rows=self._ints([emitting_before[row] for row in chained_rows]),
+            sources=self._ints([source_of[batch.sequences[row].sequence] for row in chained_rows]),
+        )
 
     def _constraint(self, emitting: list[Sequence]) -> GrammarConstraint | None:
         """The rows with a grammar; None when no row has one."""
@@ -91,8 +118,12 @@ class Runner:
             sequence = item.sequence
             first = sequence.num_computed_slots
             for slot in range(first, first + item.num_slots):
-                tokens.append(list(sequence.slot_tokens(slot)))
-                positions.append(sequence.slot_position(slot))
+                if sequence.awaits_group:  # it is filled in on the device (chain.py)
+                    tokens.append([0])
+                    positions.append(0)
+                else:
+                    tokens.append(list(sequence.slot_tokens(slot)))
+                    positions.append(sequence.slot_position(slot))
                 if self._needs_text_lengths:
                     text_lengths.append(max(len(sequence.prompt_ids), positions[-1] + 1))
                 write_slots.append(sequence.block_ids[slot // size] * size + slot % size)
@@ -171,7 +202,7 @@ class Runner:
 
     def _adjustments(self, emitting: list[Sequence]) -> Adjustments | None:
         """The rows that ask for penalties, bias or min_tokens; None when no row does."""
-        rows = [i for i, sequence in enumerate(emitting) if _adjusts(sequence)]
+        rows = [i for i, sequence in enumerate(emitting) if sequence.adjusts_logits]
         if not rows:
             return None
         chosen = [emitting[i] for i in rows]
@@ -209,49 +240,3 @@ def _confidence(sequence: Sequence) -> float:
     if sequence.params.confidence is None:
         raise RuntimeError(f"{sequence.request_id} reached the runner without a confidence.")
     return sequence.params.confidence
-
-
-def _adjusts(sequence: Sequence) -> bool:
-    p = sequence.params
-    # min_tokens only matters until it is reached.
-    return bool(
-        p.presence_penalty
-        or p.frequency_penalty
-        or p.repetition_penalty != 1
-        or p.logit_bias
-        or sequence.num_output_tokens < p.min_tokens
-    )
-
-
-def _group_results(output: StepOutput, emitting: list[Sequence]) -> list[GroupResult]:
-    """Cut the padding and turn tensors into plain values: one device-to-host copy a field."""
-    if not emitting:
-        return []
-    sizes, tokens, stop_probs = output.group_sizes.tolist(), output.token_ids.tolist(), output.stop_probs.tolist()
-    results = [GroupResult(t[:n], p[:n]) for n, t, p in zip(sizes, tokens, stop_probs, strict=True)]
-    lp = output.logprobs
-    if lp is None:
-        return results
-    chosen, top_ids, top = lp.chosen.tolist(), lp.top_ids.tolist(), lp.top.tolist()
-    for row, sequence in enumerate(emitting):
-        k = sequence.params.logprobs
-        if k is None:
-            continue
-        entries = [_entry(chosen[row][i], top_ids[row][i], top[row][i], k) for i in range(sizes[row])]
-        results[row] = GroupResult(results[row].token_ids, results[row].stop_probs, entries)
-    return results
-
-
-def _prompt_results(scored: Logprobs, batch: ScheduledBatch) -> dict[str, list[TokenLogprobs]]:
-    """The scored tokens, in the batch's order, as entries of their requests."""
-    tokens = zip(scored.chosen.tolist(), scored.top_ids.tolist(), scored.top.tolist(), strict=True)
-    results = {}
-    for item in batch.sequences:
-        k = item.sequence.params.prompt_logprobs or 0
-        mine = islice(tokens, len(item.sequence.unscored(item.num_slots)))
-        results[item.sequence.request_id] = [_entry(chosen, ids, top, k) for chosen, ids, top in mine]
-    return results
-
-
-def _entry(logprob: float, top_ids: list[int], top: list[float], k: int) -> TokenLogprobs:
-    return TokenLogprobs(logprob, list(zip(top_ids[:k], top[:k], strict=True)))

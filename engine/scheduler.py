@@ -52,6 +52,17 @@ class Scheduler:
         """All unfinished requests."""
         return list(self._sequences)
 
+    def holds(self, sequence: Sequence) -> bool:
+        """Whether it is unfinished, and not another one that has its id meanwhile."""
+        return self._sequences.get(sequence.request_id) is sequence
+
+    def preempts_nobody(self) -> bool:
+        """Whether it is certain that `schedule` takes no blocks and no seat from who runs."""
+        if self.waiting and self.running and self.waiting[0].rank < self.running[-1].rank:
+            return False
+        # Who is admitted leaves a block free for each that runs.
+        return self.blocks.can_grow(self.running)
+
     def add(self, sequence: Sequence) -> None:
         if sequence.request_id in self._sequences:
             raise ValueError(f"request id {sequence.request_id} is in use.")

@@ -22,7 +22,9 @@ class Sequence:
     """One request's state. Only the scheduler, the block manager and `accept` change it; the runner reads it.
 
     groups: the emitted groups, trimmed. output_ids: the same tokens, flat.
-    num_computed_slots: slots whose KV is in the pool, always a prefix. block_ids: where they are, in order.
+    num_computed_slots: slots whose KV is in the pool, or will be before any step that is launched from now on; always a
+        prefix. block_ids: where they are, in order.
+    awaits_group: a step that still runs emits its next group, and the slot of that group is being planned (overlap.py).
     num_known_blocks: the first of them whose content the block manager knows.
     num_cached_slots: prompt slots that were found in the pool when it first ran.
     prompt_logprobs: entries of the prompt's first tokens, as far as known (a replay keeps them); None if not asked.
@@ -45,6 +47,7 @@ class Sequence:
         self.groups: list[list[int]] = []
         self.output_ids: list[int] = []
         self.num_computed_slots = 0
+        self.awaits_group = False
         self.prompt_logprobs: list[TokenLogprobs | None] | None = None if params.prompt_logprobs is None else [None]
         self.num_known_blocks = 0
         self.num_cached_slots = 0
@@ -57,8 +60,9 @@ class Sequence:
 
     @property
     def num_slots(self) -> int:
-        """Slots of all tokens so far; the newest group's slot is computed by the next macro-step."""
-        return len(self.prompt_ids) + len(self.groups)
+        """Slots of all tokens so far, and of the group that it awaits; the newest group's slot is computed by the next
+        macro-step."""
+        return len(self.prompt_ids) + len(self.groups) + self.awaits_group
 
     @property
     def num_output_tokens(self) -> int:
@@ -70,8 +74,9 @@ class Sequence:
 
     @property
     def num_tokens_left(self) -> int:
-        """Most tokens that the next group may keep: what max_tokens and the context leave."""
-        return self._max_output_tokens - len(self.output_ids)
+        """Most tokens that the next group may keep: what max_tokens and the context leave. A group that it awaits takes
+        at least one."""
+        return self._max_output_tokens - len(self.output_ids) - self.awaits_group
 
     def slot_tokens(self, slot: int) -> SequenceOf[int]:
         """The tokens that feed a slot: one prompt token, or a whole group."""
@@ -104,6 +109,18 @@ class Sequence:
         return self.prompt_logprobs is not None and len(self.prompt_logprobs) < len(self.prompt_ids)
 
     @property
+    def adjusts_logits(self) -> bool:
+        """It asks for penalties or bias, or has not reached min_tokens, which only matters until then."""
+        p = self.params
+        return bool(
+            p.presence_penalty
+            or p.frequency_penalty
+            or p.repetition_penalty != 1
+            or p.logit_bias
+            or self.num_output_tokens < p.min_tokens
+        )
+
+    @property
     def is_prompt_only(self) -> bool:
         """It asks for no token (max_tokens is 0): it ends with its last prompt slot and never emits."""
         return self._max_output_tokens == 0
@@ -115,16 +132,15 @@ class Sequence:
         # Slot i predicts token i + 1.
         return range(len(self.prompt_logprobs), min(self.num_computed_slots + num_slots + 1, len(self.prompt_ids)))
 
-    def advance(self, num_slots: int, prompt_logprobs: SequenceOf[TokenLogprobs]) -> None:
-        """The next `num_slots` slots are in the pool; prompt_logprobs: entries of the tokens in `unscored`."""
-        if len(prompt_logprobs) != len(self.unscored(num_slots)):
+    def score(self, prompt_logprobs: SequenceOf[TokenLogprobs]) -> None:
+        """Entries of the prompt tokens that the slots computed so far predict, as far as they were unknown."""
+        if len(prompt_logprobs) != len(self.unscored(0)):
             raise RuntimeError(
                 f"{self.request_id} got {len(prompt_logprobs)} prompt log-probabilities, not those of "
-                f"{self.unscored(num_slots)}."
+                f"{self.unscored(0)}."
             )
         if self.prompt_logprobs is not None:
             self.prompt_logprobs += prompt_logprobs
-        self.num_computed_slots += num_slots
 
     def finish_prompt(self) -> GroupOutput:
         """The only output of a sequence that is_prompt_only, once all its slots are computed."""
@@ -140,6 +156,7 @@ class Sequence:
         An end or stop token ends it once min_tokens tokens came before; so do the token that completes its grammar,
         max_tokens and the context. A token that does both is reported as a stop.
         """
+        self.awaits_group = False
         if not token_ids or self.num_tokens_left < 1:
             raise RuntimeError(f"{self.request_id} cannot take the group {token_ids}: empty, or after the end.")
         kept = 0

@@ -35,10 +35,12 @@ class CompositionalEmbedder(nn.Module):
 
     def _merge(self, e: Tensor, sizes: Tensor) -> Tensor:
         """e [N, W, D], sizes [N] -> [N, D]."""
+        # Always to the full width: how sums over it round must not depend on how wide the batch's widest group is.
+        e = F.pad(e, (0, 0, 0, len(self.pos) - e.shape[1]))
         n, width, d = e.shape
         visible = torch.arange(width, device=e.device) < sizes[:, None]  # [N, W]
         mean = e.masked_fill(~visible[..., None], 0).sum(1) / sizes[:, None].to(e.dtype)
-        joined = torch.cat((e, self.pos[:width].expand(n, -1, -1)), dim=-1)
+        joined = torch.cat((e, self.pos.expand(n, -1, -1)), dim=-1)
         q = self.q_proj(mean).view(n, self.heads, 1, -1)
         k, v = (proj(joined).view(n, width, self.heads, -1).transpose(1, 2) for proj in (self.k_proj, self.v_proj))
         out = F.scaled_dot_product_attention(q, k, v, attn_mask=visible[:, None, None, :])

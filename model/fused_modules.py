@@ -18,6 +18,7 @@ from hamburger.model.kv_cache import PagedKVCache
 from hamburger.model.layers import DecoderLayer
 from hamburger.model.micro_decoder import MicroStepDecoder
 from hamburger.model.rotary import RotaryEmbedding
+from hamburger.model.transfer import upload
 from hamburger.model.triton_attention import attend_chunks, attend_singles, chunk_tiles, num_splits
 from hamburger.model.triton_layers import add_rms_norm, gated, rotate_into_cache
 from hamburger.model.triton_micro import micro_attention
@@ -58,7 +59,7 @@ class FusedAttention:
             row += queries
         if chunks:
             per_kv = config.num_heads // config.num_kv_heads
-            self._tiles = _to_device(chunk_tiles(chunks, per_kv, rotary.cos.dtype), data.device)
+            self._tiles = upload(chunk_tiles(chunks, per_kv, rotary.cos.dtype), data.device)
 
     def __call__(self, index: int, layer: DecoderLayer, qkv: Tensor) -> Tensor:
         """qkv of layer `index`, [T, (num_heads + 2 * kv_heads) * head_dim] -> [T, num_heads * head_dim]."""
@@ -216,13 +217,6 @@ def _angles(config: TrunkConfig, rotary: RotaryEmbedding, batch: ForwardBatch) -
         return (rotary.cos, rotary.sin), batch.positions
     cos, sin = rotary(batch.positions, batch.text_lengths)
     return (cos.squeeze(-2), sin.squeeze(-2)), torch.arange(len(cos), device=cos.device)
-
-
-def _to_device(rows: list[list[int]], device: torch.device) -> Tensor:
-    """int64 [len(rows), *]; from pinned memory, so that the host does not wait for what the device still computes."""
-    if device.type != "cuda":
-        return torch.tensor(rows, device=device)
-    return torch.tensor(rows, pin_memory=True).to(device, non_blocking=True)
 
 
 def _processors(device: torch.device) -> int:

@@ -53,6 +53,7 @@ class NativeTrunk(nn.Module):
         feature_layers: tuple[int, ...],
     ) -> tuple[Tensor, list[Tensor]]:
         """As Trunk.forward; x is overwritten."""
+        x = x.contiguous()  # one-token groups of a batch that had room for more are a view with gaps
         cos, sin = rotary(batch.positions, batch.text_lengths)
         slots = Slots(
             cos.contiguous(),

@@ -73,9 +73,7 @@ class ParallelModel(HamburgerModel):
     ) -> None:
         """As HamburgerModel's; kernels and bits must be None. Rows that ended are always left out, never masked."""
         if kernels is not None or masked:
-            raise ValueError(
-                "a split model runs on no compiled kernels, and emits in no static shapes."
-            )
+            raise ValueError("a split model runs on no compiled kernels, and emits in no static shapes.")
         super().prepare(max_positions, packed=packed, masked=False, backend=backend)
         self.head = _GatheredHead(self.head, self.group, torch.arange(self.config.trunk.vocab_size))
         graft = self.config.graft

@@ -13,7 +13,7 @@ import yaml
 from pydantic import BeforeValidator, Field, ValidationError
 from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
-from hamburger.engine.config import AttentionBackend, EngineArgs, Quantization
+from hamburger.engine.config import AttentionBackend, EngineArgs, OverlapSteps, Quantization
 from hamburger.engine.dial import AutoConfidence
 from hamburger.engine.logs import LogFormat
 from hamburger.server.also import NOT_INHERITED, AlsoModel, parse_also
@@ -47,6 +47,11 @@ def _confidence(value: Any) -> Any:
     if number is not None and not 0 <= number <= 1:
         raise ValueError("it must be auto or a number in [0, 1]")
     return value if number is None else number
+
+
+def _on_or_off(value: Any) -> Any:
+    """What YAML makes of a plain `on` or `off` is true or false."""
+    return {True: "on", False: "off"}[value] if isinstance(value, bool) else value
 
 
 def _keys(value: Any) -> Any:
@@ -137,6 +142,10 @@ class ServeSettings(BaseSettings):
         _DEFAULTS.prefix_cache, description="whether prompts that begin alike share the KV slots of their beginning"
     )
     enforce_eager: bool = Field(_DEFAULTS.enforce_eager, description="whether a GPU decodes without CUDA graphs")
+    overlap_steps: Annotated[OverlapSteps, BeforeValidator(_on_or_off)] = Field(
+        _DEFAULTS.overlap_steps,
+        description="whether a step is prepared while the one before it runs: auto (on a GPU), on or off",
+    )
     max_body_size: Annotated[int, BeforeValidator(parse_bytes)] = Field(
         8 * 2**20, ge=1, description="largest body of a request, such as 8MiB"
     )

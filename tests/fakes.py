@@ -27,6 +27,7 @@ from hamburger.engine.dial import AutoConfidence
 from hamburger.engine.errors import OutOfMemory
 from hamburger.engine.grammar import Grammars
 from hamburger.engine.messages import EngineInfo, TokenLogprobs
+from hamburger.engine.overlap import OverlappedCore
 from hamburger.engine.sequence import Sequence
 from hamburger.engine.thread import ThreadHost
 
@@ -147,12 +148,23 @@ class ScriptedRunner:
 
     def run(self, batch: ScheduledBatch) -> BatchResult:
         self.num_steps += 1
+        self._wait(self.num_steps)
+        return self._compute(batch)
+
+    def launch(self, batch: ScheduledBatch) -> ScriptedStep:
+        """Its groups are known to this runner at once, and to the core when it asks for them."""
+        self.num_steps += 1
+        return ScriptedStep(self, self.num_steps, self._compute(batch))
+
+    def _wait(self, step: int) -> None:
         if self.gate is not None:
             self.gate.wait()
         if self.delay_seconds:
             time.sleep(self.delay_seconds)
-        if self.num_steps == self.fail_at_step:
+        if step == self.fail_at_step:
             raise RuntimeError("scripted failure")
+
+    def _compute(self, batch: ScheduledBatch) -> BatchResult:
         for sequence in batch.preempted:
             self._computed[sequence] = 0
         if self.out_of_memory(self.num_steps, batch):
@@ -182,7 +194,7 @@ class ScriptedRunner:
 
     def script(self, sequence: Sequence) -> list[int]:
         """The group that this sequence emits next."""
-        index = len(sequence.groups)
+        index = len(self._emitted.get(sequence, ()))
         groups = self.scripts.get(sequence.request_id)
         if groups is not None:
             return groups[index] if index < len(groups) else [EOS]
@@ -195,10 +207,11 @@ class ScriptedRunner:
             written = self._pool.get(self._physical(sequence, slot))
             _check(written == self._content(sequence, slot), f"slot {slot} is stale")
         emitted = self.emitted[sequence.request_id] = self._emitted.setdefault(sequence, [])
-        _check(sequence.groups == emitted, "groups were lost, changed or emitted again")
+        known = len(emitted) - sequence.awaits_group
+        _check(sequence.groups == emitted[:known], "groups were lost, changed or emitted again")
+        first = sum(map(len, emitted))
         group = self.script(sequence)
         emitted.append(group)
-        first = sequence.num_output_tokens
         stop_probs = [scripted_stop_prob(first + i, token_id) for i, token_id in enumerate(group)]
         if sequence.params.logprobs is None:
             return GroupResult(group, stop_probs)
@@ -229,16 +242,38 @@ class ScriptedRunner:
 
     def _content(self, sequence: Sequence, slot: int) -> object:
         """What a slot's KV depends on."""
-        fed = tuple(sequence.slot_tokens(slot))
+        fed, position = self._fed(sequence, slot)
         if not self.shares:
-            return sequence, slot, sequence.slot_position(slot), fed
+            return sequence, slot, position, fed
         chain = self._chains.setdefault(sequence, [])
         for i in range(len(chain), slot + 1):
-            chain.append(hash((chain[-1] if chain else 0, *sequence.slot_tokens(i))))
-        return sequence.cache_salt, sequence.slot_position(slot), chain[slot]
+            chain.append(hash((chain[-1] if chain else 0, *self._fed(sequence, i)[0])))
+        return sequence.cache_salt, position, chain[slot]
+
+    def _fed(self, sequence: Sequence, slot: int) -> tuple[tuple[int, ...], int]:
+        """A slot's tokens and position. Of a group that is awaited they are those that this runner itself emitted."""
+        if slot < len(sequence.prompt_ids) + len(sequence.groups):
+            return tuple(sequence.slot_tokens(slot)), sequence.slot_position(slot)
+        emitted = self._emitted[sequence]
+        _check(sequence.awaits_group and len(emitted) == len(sequence.groups) + 1, "an unknown group is fed")
+        return tuple(emitted[-1]), sequence.num_tokens - 1 + len(emitted[-1])
 
     def _physical(self, sequence: Sequence, slot: int) -> int:
         return sequence.block_ids[slot // self.block_size] * self.block_size + slot % self.block_size
+
+
+class ScriptedStep:
+    """A LaunchedStep: it ran when it was launched, as on a device that is never behind; result() waits for the gate."""
+
+    def __init__(self, runner: ScriptedRunner, number: int, result: BatchResult) -> None:
+        self._runner, self._number, self._result = runner, number, result
+
+    def result(self) -> BatchResult:
+        self._runner._wait(self._number)
+        return self._result
+
+    def then(self, batch: ScheduledBatch) -> ScriptedStep:
+        return self._runner.launch(batch)
 
 
 def scripted_stop_prob(output_index: int, token_id: int) -> float:
@@ -293,12 +328,16 @@ def fake_info(config: EngineConfig, **changes: Any) -> EngineInfo:
 
 
 def fake_core(
-    runner: ScriptedRunner, config: EngineConfig | None = None, clock: Callable[[], float] = time.monotonic
+    runner: ScriptedRunner,
+    config: EngineConfig | None = None,
+    clock: Callable[[], float] = time.monotonic,
+    overlap: bool = False,
 ) -> EngineCore:
     config = config or fake_config()
     runner.block_size, runner.max_batched_slots = config.block_size, config.max_num_batched_slots
     runner.shares = config.prefix_cache
-    return EngineCore(config, runner, clock, Grammars(ByteTokenizer, VOCAB_SIZE, config.eos_token_ids))
+    core = OverlappedCore if overlap else EngineCore
+    return core(config, runner, clock, Grammars(ByteTokenizer, VOCAB_SIZE, config.eos_token_ids))
 
 
 @asynccontextmanager
@@ -309,6 +348,7 @@ async def fake_engine(
     clock: Callable[[], float] = time.monotonic,
     drain_seconds: float = 0.0,
     auto: AutoConfidence | None = None,
+    overlap: bool = False,
     info: Mapping[str, Any] | None = None,
     **config: Any,
 ) -> AsyncIterator[AsyncEngine]:
@@ -318,7 +358,7 @@ async def fake_engine(
     """
     runner = runner or ScriptedRunner()
     resolved = fake_config(**config)
-    core = fake_core(runner, resolved, clock)
+    core = fake_core(runner, resolved, clock, overlap)
     engine = await AsyncEngine.launch(
         ThreadHost(lambda: (core, fake_info(resolved, **(info or {}))), clock), ByteTokenizer(), observer, clock, auto
     )

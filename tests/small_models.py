@@ -11,6 +11,7 @@ from torch import Tensor
 from hamburger.engine.config import EngineConfig
 from hamburger.engine.core import EngineCore
 from hamburger.engine.messages import GroupOutput, SubmitRequest
+from hamburger.engine.overlap import OverlappedCore
 from hamburger.engine.runner import Runner
 from hamburger.engine.sampling_params import SamplingParams
 from hamburger.model.assemble import assemble
@@ -84,6 +85,7 @@ def core_of(
     max_model_len: int = 256,
     prefix_cache: bool = False,
     held: TrunkConfig | None = None,
+    overlap: bool = False,
 ) -> EngineCore:
     """A real core and runner over a model. held: the trunk whose KV the cache has, if not all of it."""
     config = EngineConfig(
@@ -98,7 +100,7 @@ def core_of(
     )
     weight = model.embed_tokens.weight
     cache = PagedKVCache(held or model.config.trunk, num_blocks, block_size, weight.dtype, weight.device)
-    return EngineCore(config, Runner(model, cache), clock=lambda: 0.0)
+    return (OverlappedCore if overlap else EngineCore)(config, Runner(model, cache), clock=lambda: 0.0)
 
 
 def params(**fields: Any) -> SamplingParams:

@@ -38,6 +38,11 @@ def test_what_does_not_go_with_ranks(field: str, value: str, remedy: str) -> Non
         EngineArgs(tensor_parallel_size=2, **{field: value})  # type: ignore[arg-type]
 
 
+def test_overlap_steps_is_one_of_three() -> None:
+    with pytest.raises(ConfigError, match="overlap_steps is 'maybe': it must be one of auto, on, off"):
+        EngineArgs(overlap_steps="maybe")  # type: ignore[arg-type]
+
+
 def test_the_pool_must_hold_one_sequence_of_max_model_len() -> None:
     assert fake_config(max_model_len=64, block_size=4, num_blocks=16).total_slots == 64
     with pytest.raises(ConfigError, match="65 tokens, but the KV pool holds 64 slots"):

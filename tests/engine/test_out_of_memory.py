@@ -26,8 +26,8 @@ from small_models import core_of, graft_config, params, random_model, run_core, 
 Trouble = Callable[[int, ScheduledBatch], bool]
 
 
-def core_on(runner: ScriptedRunner, config: EngineConfig | None = None) -> EngineCore:
-    return fake_core(runner, config, clock=lambda: 0.0)
+def core_on(runner: ScriptedRunner, config: EngineConfig | None = None, overlap: bool = False) -> EngineCore:
+    return fake_core(runner, config, clock=lambda: 0.0, overlap=overlap)
 
 
 def request(name: str, prompt: list[int], max_tokens: int = 30, priority: int = 0) -> SubmitRequest:
@@ -53,8 +53,8 @@ def play(core: EngineCore, requests: list[SubmitRequest]) -> tuple[dict[str, lis
     return tokens, seen
 
 
-@pytest.mark.parametrize("prefix_cache", [False, True])
-def test_texts_are_the_same_when_steps_fail_here_and_there(prefix_cache: bool) -> None:
+@pytest.mark.parametrize(("prefix_cache", "overlap"), [(False, False), (True, False), (False, True), (True, True)])
+def test_texts_are_the_same_when_steps_fail_here_and_there(prefix_cache: bool, overlap: bool) -> None:
     seen: Counter[str] = Counter()
     for scenario in range(150):
         draw = random.Random(scenario)
@@ -70,7 +70,7 @@ def test_texts_are_the_same_when_steps_fail_here_and_there(prefix_cache: bool) -
 
         def core(trouble: Trouble) -> EngineCore:
             config = fake_config(max_model_len=64, num_blocks=40, max_num_batched_slots=32, prefix_cache=prefix_cache)
-            return core_on(ScriptedRunner(out_of_memory=trouble), config)
+            return core_on(ScriptedRunner(out_of_memory=trouble), config, overlap)
 
         calm, _ = play(core(lambda step, batch: False), asked)
         troubled, counted = play(core(trouble), asked)
@@ -80,10 +80,11 @@ def test_texts_are_the_same_when_steps_fail_here_and_there(prefix_cache: bool) -
     assert not seen["out_of_memory"]
 
 
-def test_memory_for_few_slots_serves_everybody_in_small_steps() -> None:
+@pytest.mark.parametrize("overlap", [False, True])
+def test_memory_for_few_slots_serves_everybody_in_small_steps(overlap: bool) -> None:
     asked = [request(f"r{i}", [i] * (20 if i > 9 else 2)) for i in range(20)]
     runner = ScriptedRunner(out_of_memory=lambda step, batch: batch.num_slots > 5)
-    tokens, seen = play(core_on(runner), asked)
+    tokens, seen = play(core_on(runner, overlap=overlap), asked)
     assert tokens == play(core_on(ScriptedRunner()), asked)[0]
     assert max(sum(slots for _, slots, _ in batch) for batch in runner.batches) == 5
     assert seen["preemptions"] > 0

@@ -102,7 +102,7 @@ class Life:
         return flat[: min(end, request.params.max_tokens or CONTEXT)]
 
 
-def life(scenario: int) -> Life:
+def life(scenario: int, *, overlap: bool) -> Life:
     draw = random.Random(scenario)
     block_size = draw.choice([1, 2, 4, 8])
     max_num_seqs = draw.randint(1, 6)
@@ -117,16 +117,17 @@ def life(scenario: int) -> Life:
     )
     now = [0.0]
     runner = ScriptedRunner(seed=scenario, eos_chance=0.01)
-    core = fake_core(runner, config, clock=lambda: now[0])
+    core = fake_core(runner, config, lambda: now[0], overlap)
     beginnings = [[draw.randrange(4) for _ in range(draw.randint(0, 14))] for _ in range(3)]
     return Life(core, runner, draw, now, beginnings)
 
 
+@pytest.mark.parametrize("overlap", [False, True], ids=["plain", "overlapped"])
 @pytest.mark.parametrize("thousand", range(10))
-def test_nothing_leaks_and_every_answer_is_right(thousand: int) -> None:
+def test_nothing_leaks_and_every_answer_is_right(thousand: int, overlap: bool) -> None:
     seen: Counter[str] = Counter()
     for scenario in range(thousand * 1000, thousand * 1000 + 1000):
-        this = life(scenario)
+        this = life(scenario, overlap=overlap)
         this.play()
         seen += this.seen
     # or the scenarios prove nothing about them

@@ -1,0 +1,113 @@
+"""OverlappedCore: step k + 1 is scheduled, prepared and launched while step k still runs on the device.
+
+A decoding sequence grows by exactly one slot a macro-step, whatever its group's size is. So the next step can be
+planned without the groups of this one; what it lacks of them (tokens, sizes, positions) never leaves the device.
+
+    host      launch k   launch k+1        result k, accept          launch k+2        result k+1, accept
+    device    [-------------- step k --------------][----------------- step k+1 -----------------][---
+
+Blocks. A step that is launched later runs later: a device works off one stream, in order. So what a sequence that ends
+with step k has in the running step k + 1 is freed at once: whoever gets its blocks is launched behind the step that
+still writes them. Nobody takes that slot for its own: a block is made known only when the step was accepted that filled
+it, and then only if its sequence had not ended before.
+
+Between two calls of `step` a sequence's groups and slots are as in EngineCore, but for the newest slot, which counts as
+computed and is being computed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from hamburger.engine.batch import BatchResult, LaunchedStep, ScheduledBatch
+from hamburger.engine.config import EngineConfig
+from hamburger.engine.core import EngineCore, Runner
+from hamburger.engine.errors import OutOfMemory
+from hamburger.engine.grammar import Grammars
+from hamburger.engine.messages import StepOutputs
+from hamburger.engine.sequence import Sequence
+
+
+class LaunchingRunner(Runner, Protocol):
+    """A runner that need not wait for what it launches."""
+
+    def launch(self, batch: ScheduledBatch) -> LaunchedStep:
+        """Begin to compute the batch's slots."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Flight:
+    """A step that is launched and not accepted. ends: the slots that its sequences have in the pool after it."""
+
+    batch: ScheduledBatch
+    ends: list[int]
+    running: LaunchedStep
+
+
+class OverlappedCore(EngineCore):
+    """EngineCore in another order, with the same texts. One call of `step` still reports one step."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        runner: LaunchingRunner,
+        clock: Callable[[], float] = time.monotonic,
+        grammars: Grammars | None = None,
+    ) -> None:
+        super().__init__(config, runner, clock, grammars)
+        self._launching = runner
+        self._flight: _Flight | None = None
+        self._reported = 0.0  # when the last step was
+
+    def step(self) -> StepOutputs:
+        """Accept the step that runs (begun here if none does), after the next one was launched behind it."""
+        start = self._clock()
+        failures = self._expire(start)
+        flight, self._flight = self._flight, None
+        if flight is not None and any(self._scheduler.holds(item.sequence) for item in flight.batch.sequences):
+            began = self._reported
+        else:  # nothing runs, or nothing that anybody still waits for
+            batch = self._scheduler.schedule(start)
+            if not batch.sequences:
+                return self._accept(batch, [], BatchResult([]), failures, start)
+            try:
+                flight, began = self._launched(batch, self._launching.launch), start
+            except OutOfMemory as error:
+                return self._accept(self._shrink(batch, error, failures), [], BatchResult([]), failures, start)
+        self._flight = self._launch_behind(flight, start)
+        outputs = self._accept(flight.batch, flight.ends, flight.running.result(), failures, began)
+        self._reported = self._clock()
+        return outputs
+
+    def _launch_behind(self, flight: _Flight, now: float) -> _Flight | None:
+        """Launch the step after `flight`, or nothing where it must know the groups first."""
+        items = [item for item in flight.batch.sequences if self._scheduler.holds(item.sequence)]
+        # One token more ends an answer that has only one left: it takes no part in the next step.
+        awaiting = [item.sequence for item in items if item.emits and item.sequence.num_tokens_left > 1]
+        if any(_is_needed(sequence) for sequence in awaiting) or any(item.sequence.needs_all_slots for item in items):
+            return None
+        for sequence in awaiting:
+            sequence.awaits_group = True  # until it accepts it
+        # A sequence whose newest group is unknown cannot be replayed; and this step may end some and free blocks.
+        batch = self._scheduler.schedule(now) if self._scheduler.preempts_nobody() else None
+        if batch is not None and batch.sequences:
+            # Where memory does not hold it, it is planned anew behind nothing: only then may it preempt.
+            with contextlib.suppress(OutOfMemory):
+                return self._launched(batch, flight.running.then)
+        for sequence in awaiting:
+            sequence.awaits_group = False
+        return None
+
+    def _launched(self, batch: ScheduledBatch, launch: Callable[[ScheduledBatch], LaunchedStep]) -> _Flight:
+        running = launch(batch)
+        self._scheduler.recover()
+        return _Flight(batch, self._advance(batch), running)
+
+
+def _is_needed(sequence: Sequence) -> bool:
+    """Whether the host must know its group before the next one can be chosen."""
+    return sequence.matcher is not None or sequence.adjusts_logits
