@@ -71,6 +71,9 @@ class _Batch(ctypes.Structure):
         ("table_width", _int64),
         ("block_size", _int64),
         ("kv_is_float", _int32),
+        ("emit", _pointer),
+        ("emitting", _int64),
+        ("features", _pointer),
     )
 
 
@@ -125,21 +128,27 @@ class Kernels:
         return y
 
     def layers(
-        self, layers: PackedLayers, first: int, last: int, x: Tensor, slots: Slots, kv: Sequence[Tensor]
-    ) -> None:
-        """Layers first .. last - 1 on x, float32 [T, D], contiguous, in place; they write the slots' keys and values.
+        self, layers: PackedLayers, x: Tensor, slots: Slots, kv: Sequence[Tensor], emit: Tensor, read: Sequence[int]
+    ) -> list[Tensor]:
+        """All layers on x, float32 [T, D], contiguous, in place; they write the slots' keys and values.
 
-        kv: of each of these layers [blocks, block_size, 2, kv_heads, head_dim], bfloat16 or float32.
+        kv: of each layer [blocks, block_size, 2, kv_heads, head_dim], bfloat16 or float32.
+        Returns the states of rows emit, int64 [M], after each of the layers `read`: float32 [M, D].
         """
         tensors = (slots.cos, slots.sin, slots.write_slots, slots.block_tables, slots.context_slots, slots.query_slots)
+        features = [torch.empty(len(emit), x.shape[1]) for _ in read]
+        places = (_pointer * len(kv))()
+        for layer, states in zip(read, features, strict=True):
+            places[layer] = states.data_ptr()
         batch = _Batch(
             len(x), len(slots.query_slots), *(tensor.data_ptr() for tensor in tensors),
             slots.block_tables.shape[1], slots.block_size, kv[0].dtype == torch.float32,
+            emit.data_ptr(), len(emit), ctypes.addressof(places),
         )  # fmt: skip
         memory = self.working_memory(self._layers_memory(layers.geometry, len(x)))
         pointers = (_pointer * len(kv))(*(tensor.data_ptr() for tensor in kv))
-        start = ctypes.byref(layers.structs, first * ctypes.sizeof(LayerStruct))
-        self._layers(layers.geometry, start, last - first, pointers, ctypes.byref(batch), x.data_ptr(), memory)
+        self._layers(layers.geometry, layers.structs, len(kv), pointers, ctypes.byref(batch), x.data_ptr(), memory)
+        return features
 
     def working_memory(self, size: int) -> int:
         """The address of so many bytes, until the next call."""

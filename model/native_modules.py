@@ -64,13 +64,8 @@ class NativeTrunk(nn.Module):
             cache.block_size,
         )
         last_layer = self.config.num_layers - 1
-        features: list[Tensor] = []
-        first = 0
-        for layer in (*sorted(set(feature_layers) - {last_layer}), last_layer):
-            self._kernels.layers(self.layers, first, layer + 1, x, slots, cache.data[first : layer + 1])
-            if layer != last_layer:
-                features.append(x.index_select(0, batch.emit))
-            first = layer + 1
+        between = [layer for layer in feature_layers if layer != last_layer]
+        features = self._kernels.layers(self.layers, x, slots, cache.data, batch.emit, between)
         read = batch.emit if batch.scored is None else torch.cat((batch.emit, batch.scored.rows))
         hidden: Tensor = self.norm(x.index_select(0, read))
         if last_layer in feature_layers:

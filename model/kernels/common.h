@@ -43,6 +43,9 @@ struct Batch {
   const int64_t* query_slots;     // [B]
   int64_t table_width, block_size;
   int32_t kv_is_float;            // else bfloat16
+  const int64_t* emit;            // [M], the slots whose states are read between layers
+  int64_t emitting;
+  float* const* features;         // of each layer [M, D], to be written, or null; null: none at all
 };
 
 // What emits groups: the head, and where there is a graft (count > 0) its stop head and micro decoder.

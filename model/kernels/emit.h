@@ -49,7 +49,7 @@ struct MicroStep {
       sin.insert(sin.end(), graft.sin + first, graft.sin + last);
     }
     batch = {rows * positions, rows, cos.data(), sin.data(), write_slots.data(), blocks, context_slots.data(), query_slots.data(),
-             1, graft.positions, 1};
+             1, graft.positions, 1, nullptr, 0, nullptr};
     plan.reset(new AttentionPlan(graft.geometry, batch));
   }
 };

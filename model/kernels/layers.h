@@ -144,8 +144,14 @@ void run_layers(const Geometry& g, const Layer* layers, int count, void* const* 
   {
     const Share share = {omp_get_thread_num(), omp_get_num_threads()};
     const std::unique_ptr<Scratch> scratch(new Scratch);
-    for (int i = 0; i < count; i++)
+    const auto [first, last] = share.of(batch.emitting);
+    for (int i = 0; i < count; i++) {
       run_layer(g, layers[i], static_cast<Value*>(kv[i]), batch, plan, &taken[i], x, w, *scratch, share);
+      float* const to = batch.features ? batch.features[i] : nullptr;
+      // The next layer changes x only after barriers.
+      for (int64_t m = first; to && m < last; m++)
+        std::memcpy(to + m * g.hidden, x + batch.emit[m] * g.hidden, sizeof(float) * g.hidden);
+    }
   }
 }
 
