@@ -17,6 +17,7 @@ from hamburger.model.kv_cache import PagedKVCache
 from hamburger.model.linear import PackedLinear, pack_linears
 from hamburger.model.micro_decoder import MicroCache, MicroStepDecoder, StopHead
 from hamburger.model.native import Kernels
+from hamburger.model.native_embedder import NativeEmbedder, merger_fits
 from hamburger.model.native_graft import MicroParts, NativeEmitter
 from hamburger.model.native_modules import (
     NativeLinear,
@@ -116,6 +117,8 @@ class HamburgerModel(nn.Module):
         if graft is not None:
             self.add_module("micro_decoder", NativeMicroStepDecoder(self.emitter, self.config.trunk, graft))
             self.add_module("stop_head", NativeStopHead(self.emitter))
+            if merger_fits(self.embedder):
+                self.add_module("embedder", NativeEmbedder(kernels, self.embedder))
         if not self.config.trunk.tie_word_embeddings:
             del self.lm_head
         replace_linears(kernels, self)

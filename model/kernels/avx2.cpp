@@ -15,6 +15,7 @@ namespace avx2 {
 #include "attention.h"
 #include "layers.h"
 #include "emit.h"
+#include "merge.h"
 }  // namespace avx2
 #define SPACE avx2
 #define NAME(function) hb_##function##_avx2

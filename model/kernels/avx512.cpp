@@ -15,6 +15,7 @@ namespace avx512 {
 #include "attention.h"
 #include "layers.h"
 #include "emit.h"
+#include "merge.h"
 }  // namespace avx512
 #define SPACE avx512
 #define NAME(function) hb_##function##_avx512

@@ -9,6 +9,7 @@ struct Bf16 { uint16_t bits; };
 
 constexpr int kLanes = 16;  // outputs that one block of a packed weight holds
 constexpr int kGroup = 32;  // inputs that share a scale
+constexpr int kMaxGroup = 64;  // tokens that one slot merges
 
 // y = W x + bias, W [outputs, inputs] in blocks of 16 outputs; for each group of 32 inputs a block holds
 //   4 bits: 4 x 64 bytes of codes 0 to 15, then 16 scales and 16 zeros in half precision: w = code * scale + zero
@@ -46,6 +47,13 @@ struct Batch {
   const int64_t* emit;            // [M], the slots whose states are read between layers
   int64_t emitting;
   float* const* features;         // of each layer [M, D], to be written, or null; null: none at all
+};
+
+// The compositional embedder. pos: [most tokens of a group, D / 2].
+struct Merger {
+  Weight q, k, v, out;
+  const float* pos;
+  int32_t hidden, heads;
 };
 
 // What emits groups: the head, and where there is a graft (count > 0) its stop head and micro decoder.

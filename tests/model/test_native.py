@@ -16,8 +16,10 @@ from hamburger.engine.config import EngineArgs, Quantization
 from hamburger.model.assemble import assemble
 from hamburger.model.batch import ForwardBatch, empty_sampling
 from hamburger.model.config import ConfigError, ModelConfig
+from hamburger.model.embedder import CompositionalEmbedder
 from hamburger.model.hamburger import HamburgerModel
 from hamburger.model.native import GROUP, InstructionSet, Kernels, PackedWeight, has_4_bits, layers_fit, load_kernels
+from hamburger.model.native_embedder import NativeEmbedder, merger_fits
 from hamburger.model.native_graft import NativeEmitter
 from hamburger.model.native_modules import NativeLinear, NativeTrunk
 from small_models import CPU, core_of, graft_config, params, random_tensors, run_core, trunk_config
@@ -235,6 +237,32 @@ def test_one_call_and_its_parts_agree_to_the_bit(
     assert found == in_one_call
     sizes = {len(tokens) for of in found.values() for tokens, _ in of}
     assert len(sizes) > 2  # rows leave after different tokens
+
+
+@pytest.mark.parametrize("heads", [1, 4, 32])
+@pytest.mark.parametrize("groups", [1, 2, 9])
+def test_groups_are_merged_as_the_plain_embedder_does(heads: int, groups: int, kernels: Kernels) -> None:
+    torch.manual_seed(heads + groups)
+    plain = CompositionalEmbedder(64, 4, heads).requires_grad_(False)
+    plain.pos.normal_()
+    native = NativeEmbedder(kernels, plain)
+    for name in ("q", "k", "v", "out"):
+        linear = getattr(plain, f"{name}_proj")
+        setattr(plain, f"{name}_proj", RoundedLinear(linear.weight, linear.bias))
+    embeddings, sizes = torch.randn(groups, 4, 64), torch.arange(groups) % 4 + 1
+    sizes[0] = 3
+    wanted, found = plain(embeddings, sizes), native(embeddings, sizes)
+    off = (wanted - found).abs()
+    assert off.max() < 0.02
+    assert (off < 1e-5).double().mean() > 0.5
+    assert torch.equal(found[:1], native(embeddings[:1], sizes[:1]))
+    assert torch.equal(found[:1], native(embeddings[:1, :3], sizes[:1]))  # what pads a group is not seen
+
+
+def test_a_merger_of_other_widths_stays_plain() -> None:
+    assert merger_fits(CompositionalEmbedder(64, 4, 4))
+    assert not merger_fits(CompositionalEmbedder(96, 4, 4))  # positions of 48
+    assert not merger_fits(CompositionalEmbedder(64, 65, 4))
 
 
 def test_what_the_one_call_chooses_is_what_torch_would(kernels: Kernels) -> None:
