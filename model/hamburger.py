@@ -20,7 +20,16 @@ from hamburger.model.masked import Groups, MaskedStep
 from hamburger.model.micro_cache import GroupCache
 from hamburger.model.micro_decoder import MicroStepDecoder, StopHead
 from hamburger.model.native import Kernels
-from hamburger.model.native_modules import NativeLinear, NativeMicroStepDecoder, NativeTrunk, replace_linears
+from hamburger.model.native_embedder import NativeEmbedder, merger_fits
+from hamburger.model.native_graft import MicroParts, NativeEmitter
+from hamburger.model.native_modules import (
+    NativeLinear,
+    NativeMicroStepDecoder,
+    NativeStopHead,
+    NativeTrunk,
+    pack_layers,
+    replace_linears,
+)
 from hamburger.model.rotary import RotaryEmbedding
 from hamburger.model.sampler import Choice, GroupSampler, token_logprobs
 from hamburger.model.trunk import Trunk
@@ -39,6 +48,7 @@ class HamburgerModel(nn.Module):
     state_dtype: torch.dtype
     quantization = "none"  # what the trunk's weights are
     masked = False
+    emitter: NativeEmitter | None = None
     short_list: Tensor
     head: Callable[[Tensor], Tensor]
     short_head: Callable[[Tensor], Tensor]
@@ -87,25 +97,49 @@ class HamburgerModel(nn.Module):
             max_positions = max(max_positions, len(graft.feature_layers) + graft.max_group)
         self.state_dtype = weight.dtype if kernels is None else torch.float32
         self.rotary = RotaryEmbedding(trunk, max_positions, weight.device, self.state_dtype)
-        if graft is not None and graft.short_list_size is not None:
-            self.short_head = _head(self.head_weight.detach()[self._short_rows()], packed, kernels)
         if kernels is not None:
             self._use(kernels, bits)
-        else:
-            if packed:
-                pack_linears(self)
-            if backend == "triton":
-                self._fuse()
-        self.head = _head(weight, packed, kernels) if trunk.tie_word_embeddings else self.lm_head
+            return
+        if graft is not None and graft.short_list_size is not None:
+            self.short_head = _head(self.head_weight.detach()[self._short_rows()], packed)
+        if packed:
+            pack_linears(self)
+        if backend == "triton":
+            self._fuse()
+        self.head = _head(weight, packed) if trunk.tie_word_embeddings else self.lm_head
 
     def _use(self, kernels: Kernels, bits: int | None) -> None:
-        """Trunk, micro decoder and linears become the kernels' own; what is left is small, and float32."""
+        """Trunk, graft and linears become the kernels' own; what is left is small, and float32."""
         trunk, graft = NativeTrunk(kernels, self.trunk, bits), self.config.graft
         self.quantization = trunk.quantization
         self.add_module("trunk", trunk)  # called as the plain one is
+        weight = self.head_weight.detach()
+        self.head = head = NativeLinear(kernels, weight)
+        micro, short_list = None, None
         if graft is not None:
-            native = NativeMicroStepDecoder(kernels, self.micro_decoder, self.config.trunk, graft)
-            self.add_module("micro_decoder", native)
+            if graft.short_list_size is not None:
+                short_list = self.short_list = self.short_list.sort().values  # of equal logits the first id wins
+                self.short_head = short_head = NativeLinear(kernels, weight[short_list])
+                head_of_micro_steps = short_head.packed
+            else:
+                head_of_micro_steps = head.packed
+            micro = MicroParts(
+                self.micro_decoder,
+                self.stop_head,
+                pack_layers(kernels, self.config.trunk, self.micro_decoder.layers, 8),
+                head_of_micro_steps,
+                short_list,
+                self.embed_tokens.weight,
+                self.rotary,
+            )
+        self.emitter = NativeEmitter(kernels, self.config, head.packed, micro)
+        if graft is not None:
+            self.add_module("micro_decoder", NativeMicroStepDecoder(self.emitter, self.config.trunk, graft))
+            self.add_module("stop_head", NativeStopHead(self.emitter))
+            if merger_fits(self.embedder):
+                self.add_module("embedder", NativeEmbedder(kernels, self.embedder))
+        if not self.config.trunk.tie_word_embeddings:
+            del self.lm_head
         replace_linears(kernels, self)
         for name, child in self.named_children():
             if name != "embed_tokens":
@@ -134,9 +168,12 @@ class HamburgerModel(nn.Module):
         """Run one macro-step: write every new slot's KV, emit a group for each row of `batch.emit`, score
         `batch.scored`."""
         feature_layers = self.config.graft.feature_layers if self.config.graft else ()
-        masked = self.masked and batch.sampling.constraint is None
-        emit = self._emit_masked if masked else self._emit
         hidden, features = self.trunk(self.embed(batch), batch, cache, self.rotary, feature_layers)
+        emit = self._emit
+        if self.masked and batch.sampling.constraint is None:
+            emit = self._emit_masked
+        elif self.emitter is not None and self.emitter.takes(batch.sampling):
+            emit = self.emitter.emit
         if batch.scored is None:
             return emit(hidden, features, batch)
         emitting = len(batch.emit)
@@ -251,10 +288,8 @@ class HamburgerModel(nn.Module):
         return logit
 
 
-def _head(weight: Tensor, packed: bool, kernels: Kernels | None) -> Callable[[Tensor], Tensor]:
+def _head(weight: Tensor, packed: bool) -> Callable[[Tensor], Tensor]:
     """state [..., D] -> logits [..., rows of weight]."""
-    if kernels is not None:
-        return NativeLinear(kernels, weight)
     return PackedLinear(weight) if packed else partial(F.linear, weight=weight)
 
 

@@ -11,7 +11,7 @@ import ctypes
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Literal
+from typing import Literal, Self
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ from hamburger.model.config import TrunkConfig
 
 InstructionSet = Literal["avx512", "avx2"]
 
-_FORMAT = 1  # of what is passed and packed; supports.cpp says the same
+_FORMAT = 2  # of what is passed and packed; supports.cpp says the same
 GROUP = 32
 MAX_HEAD_DIM = 256
 _MAX_QUERY_HEADS = 32  # of one KV head
@@ -32,23 +32,35 @@ _SETS: tuple[InstructionSet, ...] = ("avx512", "avx2")
 _pointer, _int32, _int64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
 
 
-class _Weight(ctypes.Structure):
+class WeightStruct(ctypes.Structure):
+    """kernels/common.h says what these are."""
+
     _fields_ = (("data", _pointer), ("bias", _pointer), ("outputs", _int32), ("inputs", _int32), ("bits", _int32))
 
 
-class _Layer(ctypes.Structure):
+class LayerStruct(ctypes.Structure):
+    """As in kernels/common.h."""
+
     _fields_ = (
         *((name, _pointer) for name in ("attn_norm", "mlp_norm", "q_norm", "k_norm")),
-        *((name, _Weight) for name in ("qkv", "o", "gate_up", "down")),
+        *((name, WeightStruct) for name in ("qkv", "o", "gate_up", "down")),
         ("window", _int32),
     )
 
 
-class _Geometry(ctypes.Structure):
+class GeometryStruct(ctypes.Structure):
+    """As in kernels/common.h."""
+
     _fields_ = (
         *((name, _int32) for name in ("hidden", "heads", "kv_heads", "head_dim", "intermediate")),
         ("eps", ctypes.c_float),
     )
+
+    @classmethod
+    def of(cls, config: TrunkConfig) -> Self:
+        """A trunk's."""
+        widths = (config.hidden_size, config.num_heads, config.num_kv_heads, config.head_dim, config.intermediate_size)
+        return cls(*widths, config.rms_norm_eps)
 
 
 class _Batch(ctypes.Structure):
@@ -59,6 +71,9 @@ class _Batch(ctypes.Structure):
         ("table_width", _int64),
         ("block_size", _int64),
         ("kv_is_float", _int32),
+        ("emit", _pointer),
+        ("emitting", _int64),
+        ("features", _pointer),
     )
 
 
@@ -81,16 +96,18 @@ class Kernels:
     def __init__(self, path: str, instructions: InstructionSet) -> None:
         library = ctypes.CDLL(path)  # finds the OpenMP of torch, which is loaded for all: one pool of threads
         self.instructions = instructions
-        self._layers = self._function(library, "layers", None)
-        self._layers_memory = self._function(library, "layers_memory", _int64)
-        self._linear = self._function(library, "linear", None)
-        self._linear_memory = self._function(library, "linear_memory", _int64)
-        self._pack = self._function(library, "pack", None)
+        self._library = library
+        self._layers = self.function("layers", _pointer, _pointer, ctypes.c_int, *4 * (_pointer,))
+        self._layers_memory = self.function("layers_memory", _pointer, _int64)
+        self._linear = self.function("linear", _pointer, _pointer, _int64, _pointer, _pointer)
+        self._linear_memory = self.function("linear_memory", _pointer, _int64)
+        self._pack = self.function("pack", ctypes.c_int, ctypes.c_int, _pointer, _int64, _int64, _pointer)
         self._memory = torch.empty(0, dtype=torch.uint8)
 
-    def _function(self, library: ctypes.CDLL, name: str, result: type[ctypes.c_int64] | None) -> Callable[..., int]:
-        function = getattr(library, f"hb_{name}_{self.instructions}")
-        function.restype, function.argtypes = result, _ARGUMENTS[name]
+    def function(self, name: str, *arguments: type) -> Callable[..., int]:
+        """hb_NAME for this instruction set; those that tell a size are named *_memory."""
+        function = getattr(self._library, f"hb_{name}_{self.instructions}")
+        function.restype, function.argtypes = _int64 if name.endswith("_memory") else None, arguments
         typed: Callable[..., int] = function
         return typed
 
@@ -106,40 +123,38 @@ class Kernels:
     def linear(self, weight: PackedWeight, x: Tensor) -> Tensor:
         """x float32 [rows, inputs], contiguous -> float32 [rows, outputs]."""
         y = torch.empty(len(x), weight.outputs)
-        memory = self._working_memory(self._linear_memory(weight.reference, len(x)))
+        memory = self.working_memory(self._linear_memory(weight.reference, len(x)))
         self._linear(weight.reference, x.data_ptr(), len(x), y.data_ptr(), memory)
         return y
 
     def layers(
-        self, layers: PackedLayers, first: int, last: int, x: Tensor, slots: Slots, kv: Sequence[Tensor]
-    ) -> None:
-        """Layers first .. last - 1 on x, float32 [T, D], contiguous, in place; they write the slots' keys and values.
+        self, layers: PackedLayers, x: Tensor, slots: Slots, kv: Sequence[Tensor], emit: Tensor, read: Sequence[int]
+    ) -> list[Tensor]:
+        """All layers on x, float32 [T, D], contiguous, in place; they write the slots' keys and values.
 
-        kv: of each of these layers [blocks, block_size, 2, kv_heads, head_dim], bfloat16 or float32.
+        kv: of each layer [blocks, block_size, 2, kv_heads, head_dim], bfloat16 or float32.
+        Returns the states of rows emit, int64 [M], after each of the layers `read`: float32 [M, D].
         """
         tensors = (slots.cos, slots.sin, slots.write_slots, slots.block_tables, slots.context_slots, slots.query_slots)
+        features = [torch.empty(len(emit), x.shape[1]) for _ in read]
+        places = (_pointer * len(kv))()
+        for layer, states in zip(read, features, strict=True):
+            places[layer] = states.data_ptr()
         batch = _Batch(
             len(x), len(slots.query_slots), *(tensor.data_ptr() for tensor in tensors),
             slots.block_tables.shape[1], slots.block_size, kv[0].dtype == torch.float32,
+            emit.data_ptr(), len(emit), ctypes.addressof(places),
         )  # fmt: skip
-        memory = self._working_memory(self._layers_memory(layers.geometry, len(x)))
+        memory = self.working_memory(self._layers_memory(layers.geometry, len(x)))
         pointers = (_pointer * len(kv))(*(tensor.data_ptr() for tensor in kv))
-        start = ctypes.byref(layers.structs, first * ctypes.sizeof(_Layer))
-        self._layers(layers.geometry, start, last - first, pointers, ctypes.byref(batch), x.data_ptr(), memory)
+        self._layers(layers.geometry, layers.structs, len(kv), pointers, ctypes.byref(batch), x.data_ptr(), memory)
+        return features
 
-    def _working_memory(self, size: int) -> int:
+    def working_memory(self, size: int) -> int:
+        """The address of so many bytes, until the next call."""
         if self._memory.numel() < size:
             self._memory = torch.empty(size, dtype=torch.uint8)
         return self._memory.data_ptr()
-
-
-_ARGUMENTS: dict[str, tuple[type, ...]] = {
-    "layers": (_pointer, _pointer, ctypes.c_int, _pointer, _pointer, _pointer, _pointer),
-    "layers_memory": (_pointer, _int64),
-    "linear": (_pointer, _pointer, _int64, _pointer, _pointer),
-    "linear_memory": (_pointer, _int64),
-    "pack": (ctypes.c_int, ctypes.c_int, _pointer, _int64, _int64, _pointer),
-}
 
 
 def has_4_bits(weight: Tensor) -> bool:
@@ -163,7 +178,7 @@ class PackedWeight:
         self._data = kernels.pack(weight, bits)
         self._bias = None if bias is None else bias.detach().float().contiguous()
         bias_at = None if self._bias is None else self._bias.data_ptr()
-        self.struct = _Weight(self._data.data_ptr(), bias_at, self.outputs, self.inputs, bits)
+        self.struct = WeightStruct(self._data.data_ptr(), bias_at, self.outputs, self.inputs, bits)
         self.reference = ctypes.byref(self.struct)
 
     @property
@@ -191,19 +206,16 @@ class PackedLayers:
     """Decoder layers, as the kernels read them."""
 
     def __init__(self, config: TrunkConfig, parts: Sequence[LayerParts]) -> None:
-        self._geometry = _Geometry(
-            config.hidden_size, config.num_heads, config.num_kv_heads, config.head_dim, config.intermediate_size,
-            config.rms_norm_eps,
-        )  # fmt: skip
+        self._geometry = GeometryStruct.of(config)
         self.geometry = ctypes.byref(self._geometry)
         self.weights = [weight for part in parts for weight in (part.qkv, part.o, part.gate_up, part.down)]
         self._norms: list[Tensor] = []  # keeps them alive
-        self.structs = (_Layer * len(parts))(*(self._layer(part) for part in parts))
+        self.structs = (LayerStruct * len(parts))(*(self._layer(part) for part in parts))
 
-    def _layer(self, part: LayerParts) -> _Layer:
+    def _layer(self, part: LayerParts) -> LayerStruct:
         norms = [self._at(norm) for norm in (part.attn_norm, part.mlp_norm, part.q_norm, part.k_norm)]
         linears = [weight.struct for weight in (part.qkv, part.o, part.gate_up, part.down)]
-        return _Layer(*norms, *linears, part.window)
+        return LayerStruct(*norms, *linears, part.window)
 
     def _at(self, norm: Tensor | None) -> int | None:
         if norm is None:

@@ -12,8 +12,8 @@ from hamburger.model.batch import ForwardBatch
 from hamburger.model.config import GraftConfig, TrunkConfig
 from hamburger.model.kv_cache import PagedKVCache
 from hamburger.model.layers import DecoderLayer
-from hamburger.model.micro_decoder import MicroStepDecoder
 from hamburger.model.native import GROUP, Kernels, LayerParts, PackedLayers, PackedWeight, Slots, has_4_bits
+from hamburger.model.native_graft import NativeEmitter
 from hamburger.model.rotary import RotaryEmbedding
 from hamburger.model.trunk import Trunk
 
@@ -65,13 +65,8 @@ class NativeTrunk(nn.Module):
             cache.block_size,
         )
         last_layer = self.config.num_layers - 1
-        features: list[Tensor] = []
-        first = 0
-        for layer in (*sorted(set(feature_layers) - {last_layer}), last_layer):
-            self._kernels.layers(self.layers, first, layer + 1, x, slots, cache.data[first : layer + 1])
-            if layer != last_layer:
-                features.append(x.index_select(0, batch.emit))
-            first = layer + 1
+        between = [layer for layer in feature_layers if layer != last_layer]
+        features = self._kernels.layers(self.layers, x, slots, cache.data, batch.emit, between)
         read = batch.emit if batch.scored is None else torch.cat((batch.emit, batch.scored.rows))
         hidden: Tensor = self.norm(x.index_select(0, read))
         if last_layer in feature_layers:
@@ -79,61 +74,46 @@ class NativeTrunk(nn.Module):
         return hidden, features
 
 
+class NativeStopHead(nn.Module):
+    """StopHead."""
+
+    def __init__(self, emitter: NativeEmitter) -> None:
+        super().__init__()
+        self._emitter = emitter
+
+    def forward(self, state: Tensor) -> Tensor:
+        """state float32 [R, D] -> stop logit [R, 1]."""
+        return self._emitter.stop_logits(state.contiguous())
+
+
 class NativeMicroStepDecoder(nn.Module):
     """MicroStepDecoder for serving: one micro-step at a time."""
 
-    def __init__(self, kernels: Kernels, plain: MicroStepDecoder, trunk: TrunkConfig, graft: GraftConfig) -> None:
+    def __init__(self, emitter: NativeEmitter, trunk: TrunkConfig, graft: GraftConfig) -> None:
         super().__init__()
-        self._kernels, self._trunk = kernels, trunk
-        self._positions = len(graft.feature_layers) + graft.max_group
-        self.layers = pack_layers(kernels, trunk, plain.layers, 8)
-        self.norm, self.fused = plain.norm, plain.fused
-        if self.fused:
-            self.feature_norm, self.embedding_norm = plain.feature_norm, plain.embedding_norm
-            self.feature_proj = NativeLinear(kernels, plain.feature_proj.weight)
-            self.embedding_proj = NativeLinear(kernels, plain.embedding_proj.weight)
+        self._emitter = emitter
+        self._features = 0 if graft.features == "fused" else len(graft.feature_layers)  # each in a position of its own
+        positions = len(graft.feature_layers) + graft.max_group
+        self._kv_shape = (positions, 2, trunk.num_kv_heads, trunk.head_dim)
+        self._layers = graft.micro_layers
 
     def start(self, features: Tensor) -> NativeMicroCache:
         """Begin a group for R rows with features [R, F, D]."""
-        t, rows = self._trunk, len(features)
-        context = self.feature_proj(self.feature_norm(features).flatten(1)) if self.fused else features
-        kv = torch.empty(len(self.layers.weights) // 4, rows, self._positions, 2, t.num_kv_heads, t.head_dim)
-        return NativeMicroCache(context, torch.arange(rows), list(kv), 0)
+        rows = len(features)
+        kv = torch.empty(self._layers, rows, *self._kv_shape)
+        return NativeMicroCache(self._emitter.begin(features), torch.arange(rows), list(kv), 0)
 
     def forward(self, embedding: Tensor, cache: NativeMicroCache, rotary: RotaryEmbedding) -> Tensor:
         """One micro-step: embedding [R, D] of the group's newest token -> state [R, D]; the cache grows."""
-        if self.fused:
-            x = cache.context + self.embedding_proj(self.embedding_norm(embedding))
-            new = 1
-        elif cache.length == 0:
-            x = torch.cat((cache.context, embedding.unsqueeze(1)), dim=1)
-            new = x.shape[1]
-            x = x.flatten(0, 1)
-        else:
-            x, new = embedding.clone(), 1
-        rows = len(embedding)
-        columns = torch.arange(cache.length, cache.length + new)
-        cos, sin = (table.expand(rows, -1, -1, -1).contiguous() for table in rotary(columns))
-        cache.length += new
-        slots = Slots(
-            cos,
-            sin,
-            (cache.rows[:, None] * self._positions + columns).flatten(),
-            cache.rows[:, None].contiguous(),
-            torch.full((rows,), cache.length),
-            torch.full((rows,), new),
-            self._positions,
-        )
-        self._kernels.layers(self.layers, 0, len(cache.kv), x, slots, cache.kv)
-        state = x.view(rows, new, -1)[:, -1]
-        normed: Tensor = state if self.norm is None else self.norm(state)
-        return normed
+        state = self._emitter.state(embedding.contiguous(), cache.context, cache.rows, cache.length, cache.kv)
+        cache.length += 1 if cache.length else self._features + 1
+        return state
 
 
 class NativeMicroCache:
     """Keys and values of the groups being emitted: a block of positions for each row that began.
 
-    rows: int64 [R], which blocks the rows still going on have. context: [R, ...] of these rows.
+    rows: int64 [R], which blocks the rows still going on have. context: what begin() gave, of all rows that began.
     """
 
     def __init__(self, context: Tensor, rows: Tensor, kv: list[Tensor], length: int) -> None:
@@ -141,9 +121,7 @@ class NativeMicroCache:
 
     def select(self, rows: Tensor) -> NativeMicroCache:
         """The cache of some rows only (int64 [R'])."""
-        return NativeMicroCache(
-            self.context.index_select(0, rows), self.rows.index_select(0, rows), self.kv, self.length
-        )
+        return NativeMicroCache(self.context, self.rows.index_select(0, rows), self.kv, self.length)
 
 
 def pack_layers(

@@ -1,6 +1,7 @@
 #include <omp.h>
 
 #include <algorithm>
+#include <limits>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -13,6 +14,8 @@ namespace avx512 {
 #include "linear.h"
 #include "attention.h"
 #include "layers.h"
+#include "emit.h"
+#include "merge.h"
 }  // namespace avx512
 #define SPACE avx512
 #define NAME(function) hb_##function##_avx512

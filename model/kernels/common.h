@@ -9,6 +9,7 @@ struct Bf16 { uint16_t bits; };
 
 constexpr int kLanes = 16;  // outputs that one block of a packed weight holds
 constexpr int kGroup = 32;  // inputs that share a scale
+constexpr int kMaxGroup = 64;  // tokens that one slot merges
 
 // y = W x + bias, W [outputs, inputs] in blocks of 16 outputs; for each group of 32 inputs a block holds
 //   4 bits: 4 x 64 bytes of codes 0 to 15, then 16 scales and 16 zeros in half precision: w = code * scale + zero
@@ -43,6 +44,47 @@ struct Batch {
   const int64_t* query_slots;     // [B]
   int64_t table_width, block_size;
   int32_t kv_is_float;            // else bfloat16
+  const int64_t* emit;            // [M], the slots whose states are read between layers
+  int64_t emitting;
+  float* const* features;         // of each layer [M, D], to be written, or null; null: none at all
+};
+
+// The compositional embedder. pos: [most tokens of a group, D / 2].
+struct Merger {
+  Weight q, k, v, out;
+  const float* pos;
+  int32_t hidden, heads;
+};
+
+// What emits groups: the head, and where there is a graft (count > 0) its stop head and micro decoder.
+struct Graft {
+  Geometry geometry;
+  Weight head;                  // of first tokens
+  const Layer* layers;          // the micro decoder's
+  int32_t count, features, positions, fused;  // positions: that a group has at most in the micro decoder
+  const float *feature_norm;    // [features, D]; null unless fused, as the next three
+  const float *embedding_norm;  // [D]
+  Weight feature_proj, embedding_proj;
+  const float* norm;            // [D], or null
+  Weight stop[3];
+  const float *stop_scale, *stop_bias;  // [most tokens of a group]
+  Weight micro_head;            // of further tokens
+  const int64_t* short_list;    // the ids that micro_head chooses from, ascending; null: all
+  const void* embedding;        // [V, D]
+  int32_t embedding_is_float;   // else bfloat16
+  const float *cos, *sin;       // [positions, head_dim]
+};
+
+// M rows that emit, all greedy. thresholds: a group goes on while -stop >= threshold.
+struct Emission {
+  int64_t rows, width, ends;       // width: most tokens of a group; ends: of each row
+  const float* hidden;             // [M, D]
+  const float* const* features;    // of each feature layer [M, D]
+  const int64_t* limits;           // [M]
+  const float* thresholds;         // [M]
+  const int64_t* end_ids;          // [M, ends]
+  int64_t *token_ids, *sizes;      // [M, width], zeros; [M]
+  float* stops;                    // [M, width], the stop logits; -inf where there is no token
 };
 
 inline int64_t group_bytes(int bits) { return bits == 4 ? 4 * 64 + 64 : 8 * 64 + 32; }

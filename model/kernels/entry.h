@@ -17,4 +17,24 @@ void NAME(pack)(int bits, int is_float, const void* weight, int64_t outputs, int
   if (is_float) SPACE::pack(bits, static_cast<const float*>(weight), outputs, inputs, to);
   else SPACE::pack(bits, static_cast<const Bf16*>(weight), outputs, inputs, to);
 }
+int64_t NAME(emit_memory)(const Graft* graft, int64_t rows) { return SPACE::emit_memory(*graft, rows); }
+void NAME(emit)(const Graft* graft, const Emission* emission, uint8_t* memory) { SPACE::emit(*graft, *emission, memory); }
+// The parts of emit() for rows that choose otherwise; memory is as large.
+void NAME(stop_logits)(const Graft* graft, const float* states, int64_t rows, float* stops, uint8_t* memory) {
+  SPACE::stop_logits(*graft, states, rows, stops, memory);
+}
+void NAME(micro_begin)(const Graft* graft, const float* const* features, int64_t rows, float* context, uint8_t* memory) {
+  SPACE::micro_begin(*graft, features, rows, context, memory);
+}
+void NAME(micro_state)(const Graft* graft, const float* context, const float* embedded, const int64_t* blocks, int64_t rows,
+                       int64_t held, float* const* kv, float* states, uint8_t* memory) {
+  SPACE::micro_state(*graft, context, embedded, blocks, rows, held, kv, states, memory);
+}
+int64_t NAME(merge_memory)(const Merger* m, int64_t groups, int64_t width) {
+  SPACE::MergeSpace s;
+  return SPACE::lay_out(*m, groups, width, nullptr, &s);
+}
+void NAME(merge)(const Merger* m, const float* e, const int64_t* sizes, int64_t groups, int64_t width, float* to, uint8_t* memory) {
+  SPACE::merge(*m, e, sizes, groups, width, to, memory);
+}
 }

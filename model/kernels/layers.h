@@ -104,43 +104,53 @@ inline void rotate_and_write(const Geometry& g, const Layer& layer, const Batch&
   }
 }
 
+// One layer, by all threads. taken: 0 at first; pieces of attention differ in length, so threads take the next one.
+template <typename Value>
+void run_layer(const Geometry& g, const Layer& layer, Value* cache, const Batch& batch, const AttentionPlan& plan, int64_t* taken,
+               float* x, const Workspace& w, Scratch& scratch, const Share& share) {
+  const int64_t rows = batch.slots, pieces = static_cast<int64_t>(plan.tiles.size()) * g.kv_heads;
+  norm_inputs(x, layer.attn_norm, g.eps, w.narrow, rows, share);
+#pragma omp barrier
+  multiply(layer.qkv, w.narrow, rows, {w.qkv, qkv_width(g), false}, share);
+#pragma omp barrier
+  rotate_and_write(g, layer, batch, w.qkv, cache, share);
+#pragma omp barrier
+  for (int64_t piece; (piece = __atomic_fetch_add(taken, 1, __ATOMIC_RELAXED)) < pieces;) {
+    attend(g, cache, plan.slots.data(), plan.tiles[piece / g.kv_heads], static_cast<int>(piece % g.kv_heads), layer.window,
+           w.qkv, qkv_width(g), w.attended, scratch);
+  }
+#pragma omp barrier
+  plain_inputs(w.attended, w.heads, rows, share);
+#pragma omp barrier
+  multiply(layer.o, w.heads, rows, {x, g.hidden, true}, share);
+#pragma omp barrier
+  norm_inputs(x, layer.mlp_norm, g.eps, w.narrow, rows, share);
+#pragma omp barrier
+  multiply(layer.gate_up, w.narrow, rows, {w.gate_up, 2 * g.intermediate, false}, share);
+#pragma omp barrier
+  gated_inputs(w.gate_up, w.wide, rows, share);
+#pragma omp barrier
+  multiply(layer.down, w.wide, rows, {x, g.hidden, true}, share);
+#pragma omp barrier
+}
+
 template <typename Value>
 void run_layers(const Geometry& g, const Layer* layers, int count, void* const* kv, const Batch& batch, float* x, uint8_t* memory) {
   Workspace w;
   lay_out(g, batch.slots, memory, &w);
   const AttentionPlan plan(g, batch);
-  const int64_t rows = batch.slots, pieces = static_cast<int64_t>(plan.tiles.size()) * g.kv_heads;
-  std::vector<int64_t> taken(count);  // pieces of attention differ in length: threads take the next one
+  std::vector<int64_t> taken(count);
 #pragma omp parallel
   {
     const Share share = {omp_get_thread_num(), omp_get_num_threads()};
     const std::unique_ptr<Scratch> scratch(new Scratch);
+    const auto [first, last] = share.of(batch.emitting);
     for (int i = 0; i < count; i++) {
-      const Layer& layer = layers[i];
-      auto* const cache = static_cast<Value*>(kv[i]);
-      norm_inputs(x, layer.attn_norm, g.eps, w.narrow, rows, share);
-#pragma omp barrier
-      multiply(layer.qkv, w.narrow, rows, {w.qkv, qkv_width(g), false}, share);
-#pragma omp barrier
-      rotate_and_write(g, layer, batch, w.qkv, cache, share);
-#pragma omp barrier
-      for (int64_t piece; (piece = __atomic_fetch_add(&taken[i], 1, __ATOMIC_RELAXED)) < pieces;) {
-        attend(g, cache, plan.slots.data(), plan.tiles[piece / g.kv_heads], static_cast<int>(piece % g.kv_heads), layer.window,
-               w.qkv, qkv_width(g), w.attended, *scratch);
-      }
-#pragma omp barrier
-      plain_inputs(w.attended, w.heads, rows, share);
-#pragma omp barrier
-      multiply(layer.o, w.heads, rows, {x, g.hidden, true}, share);
-#pragma omp barrier
-      norm_inputs(x, layer.mlp_norm, g.eps, w.narrow, rows, share);
-#pragma omp barrier
-      multiply(layer.gate_up, w.narrow, rows, {w.gate_up, 2 * g.intermediate, false}, share);
-#pragma omp barrier
-      gated_inputs(w.gate_up, w.wide, rows, share);
-#pragma omp barrier
-      multiply(layer.down, w.wide, rows, {x, g.hidden, true}, share);
-#pragma omp barrier
+      run_layer(g, layers[i], static_cast<Value*>(kv[i]), batch, plan, &taken[i], x, w, *scratch, share);
+      float* const to = batch.features ? batch.features[i] : nullptr;
+      // The next layer changes x only after barriers.
+      for (int64_t m = first; to && m < last; m++)
+        std::memcpy(to + m * g.hidden, x + batch.emit[m] * g.hidden, sizeof(float) * g.hidden);
     }
   }
 }

@@ -50,10 +50,11 @@ struct Output {
   float* y;
   int64_t stride;
   bool add;  // to what y holds
+  int64_t first = 0;  // the output that y begins with
 };
 
 inline void write(const Output& out, const Weight& w, int64_t row, int64_t block, F value) {
-  float* y = out.y + row * out.stride + block * kLanes;
+  float* y = out.y + row * out.stride + block * kLanes - out.first;
   const int64_t valid = w.outputs - block * kLanes;
   float held[kLanes];
   if (valid >= kLanes) {

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -13,9 +14,13 @@ from torch import Tensor, nn
 from hamburger.engine.config import EngineArgs, Quantization
 from hamburger.engine.load import _kernels
 from hamburger.model.assemble import assemble
+from hamburger.model.batch import ForwardBatch, empty_sampling
 from hamburger.model.config import ConfigError, ModelConfig
+from hamburger.model.embedder import CompositionalEmbedder
 from hamburger.model.hamburger import HamburgerModel
 from hamburger.model.native import GROUP, InstructionSet, Kernels, PackedWeight, has_4_bits, layers_fit, load_kernels
+from hamburger.model.native_embedder import NativeEmbedder, merger_fits
+from hamburger.model.native_graft import NativeEmitter
 from hamburger.model.native_modules import NativeLinear, NativeTrunk
 from small_models import CPU, core_of, graft_config, params, random_tensors, run_core, trunk_config
 from trunk_shapes import SHAPES
@@ -209,9 +214,78 @@ def test_groups_are_those_of_the_plain_model(features: str, short_list: int | No
     assert all(a[0] == pytest.approx(b[0], abs=0.01) for a, b in probs)
 
 
-def test_the_batch_changes_no_bit() -> None:
+@pytest.mark.parametrize("features", ["positions", "fused"])
+@pytest.mark.parametrize("micro_norm", [False, True])
+@pytest.mark.parametrize("short_list", [None, 40])
+def test_one_call_and_its_parts_agree_to_the_bit(
+    features: str, micro_norm: bool, short_list: int | None, kernels: Kernels
+) -> None:
+    calibration = {"stop_scale": (0.9, 1.1, 1.3, 1.0), "stop_bias": (0.2, -0.1, 0.3, 0.0)}
+    graft = graft_config(features=features, micro_norm=micro_norm, short_list_size=short_list, **calibration)
+    config = ModelConfig(trunk=trunk_config(**WIDE, eos_token_ids=(9, 11)), graft=graft)
+    _, native = models(config, seed=11, kernels=kernels)
+    confidences = (1.0, 0.6, 0.5, 0.4, 0.3, 0.2, 0.0)
+    for asked in (0, 3):  # log-probabilities: such a batch goes by parts
+        prompts = {
+            str(i): ([5 + i] * (1 + i), params(max_tokens=25, confidence=c, logprobs=asked or None))
+            for i, c in enumerate(confidences)
+        }
+        groups = run_core(core_of(native), prompts)
+        found = {name: [(group.token_ids, group.stop_probs) for group in of] for name, of in groups.items()}
+        if not asked:
+            in_one_call = found
+    assert found == in_one_call
+    sizes = {len(tokens) for of in found.values() for tokens, _ in of}
+    assert len(sizes) > 2  # rows leave after different tokens
+
+
+@pytest.mark.parametrize("heads", [1, 4, 32])
+@pytest.mark.parametrize("groups", [1, 2, 9])
+def test_groups_are_merged_as_the_plain_embedder_does(heads: int, groups: int, kernels: Kernels) -> None:
+    torch.manual_seed(heads + groups)
+    plain = CompositionalEmbedder(64, 4, heads).requires_grad_(False)
+    plain.pos.normal_()
+    native = NativeEmbedder(kernels, plain)
+    for name in ("q", "k", "v", "out"):
+        linear = getattr(plain, f"{name}_proj")
+        setattr(plain, f"{name}_proj", RoundedLinear(linear.weight, linear.bias))
+    embeddings, sizes = torch.randn(groups, 4, 64), torch.arange(groups) % 4 + 1
+    sizes[0] = 3
+    wanted, found = plain(embeddings, sizes), native(embeddings, sizes)
+    off = (wanted - found).abs()
+    assert off.max() < 0.02
+    assert (off < 1e-5).double().mean() > 0.5
+    assert torch.equal(found[:1], native(embeddings[:1], sizes[:1]))
+    assert torch.equal(found[:1], native(embeddings[:1, :3], sizes[:1]))  # what pads a group is not seen
+
+
+def test_a_merger_of_other_widths_stays_plain() -> None:
+    assert merger_fits(CompositionalEmbedder(64, 4, 4))
+    assert not merger_fits(CompositionalEmbedder(96, 4, 4))  # positions of 48
+    assert not merger_fits(CompositionalEmbedder(64, 65, 4))
+
+
+def test_what_the_one_call_chooses_is_what_torch_would(kernels: Kernels) -> None:
+    """Equal logits, and logits that are no numbers."""
+    _, native = models(ModelConfig(trunk=trunk_config(**WIDE)), kernels=kernels)
+    weight = torch.randn(100, 64)
+    weight[[17, 40, 41, 99]] = 4 * torch.sign(torch.randn(64))
+    emitter = NativeEmitter(kernels, native.config, PackedWeight(kernels, weight, None, 8), None)
+    hidden = torch.cat((weight[17:18], -weight[17:18], torch.randn(3, 64), torch.full((1, 64), float("nan"))))
+    logits = kernels.linear(PackedWeight(kernels, weight, None, 8), hidden)
+    batch = SimpleNamespace(
+        max_group_limit=1, confidence=torch.ones(6), group_limits=torch.ones(6).long(), sampling=empty_sampling(6, CPU)
+    )
+    output = emitter.emit(hidden, [], cast(ForwardBatch, batch))
+    assert output.token_ids[:, 0].tolist() == logits.argmax(-1).tolist()
+    assert output.token_ids[0] == 17
+    assert output.stop_probs.tolist() == [[1.0]] * 6
+
+
+@pytest.mark.parametrize("asked", [None, 3])  # log-probabilities: without them a batch goes in one call
+def test_the_batch_changes_no_bit(asked: int | None) -> None:
     _, native = models(ModelConfig(trunk=trunk_config(**WIDE), graft=graft_config()))
-    prompts = {str(i): ([5 + i] * (3 + 9 * i), params(max_tokens=20, confidence=0.5, logprobs=3)) for i in range(5)}
+    prompts = {str(i): ([5 + i] * (3 + 9 * i), params(max_tokens=20, confidence=0.5, logprobs=asked)) for i in range(5)}
     together = run_core(core_of(native), prompts)
     for name, prompt in prompts.items():
         alone = run_core(core_of(native, max_num_seqs=4, max_num_batched_slots=7), {name: prompt})
