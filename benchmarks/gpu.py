@@ -108,7 +108,7 @@ def _setup(args: argparse.Namespace, budget: Budget) -> Setup:
     if not 2 <= args.group <= 16:
         raise ValueError(f"group is {args.group}: it must be in [2, 16].")
     sizes = sizes_of(args.geometry, args.minutes)
-    known = [stage.name for stage in stages(sizes)]
+    known = [stage.name for stage in stages(sizes, args.device)]
     if unknown := [name for name in args.only if name not in known]:
         raise ValueError(f"only names {', '.join(unknown)}: choose from {', '.join(known)}.")
     return Setup(
@@ -141,7 +141,7 @@ def _run(args: argparse.Namespace, setup: Setup, results: Results, budget: Budge
         command = [sys.executable, str(HERE / "gpu_model.py"), str(setup.models), "--geometry", args.geometry]
         command += ["--group", str(args.group), "--dtype", args.dtype, "--device", args.device]
         subprocess.run(command, timeout=budget.part(CELL_SHARE), check=True, stdout=sys.stderr)
-    wanted = [stage for stage in stages(setup.sizes) if stage.name in args.only or not args.only]
+    wanted = [stage for stage in stages(setup.sizes, setup.device) if stage.name in args.only or not args.only]
     processes, results.left_out = contestants(setup)
     if todo := [stage for stage in wanted if not results.is_done(stage)]:
         _measure(todo, setup, processes, results, budget, args.out)

@@ -54,10 +54,15 @@ def shapes(geometry: str, group: int) -> dict[str, ModelConfig]:
     return found
 
 
-def weight_bytes(config: ModelConfig, number_bytes: int) -> WeightBytes:
-    """What a macro-step reads of weights held in numbers of that size."""
+def weight_bytes(config: ModelConfig, number_bytes: int, *, float8: bool = False) -> WeightBytes:
+    """What a macro-step reads of weights held in numbers of that size; float8: as `quantization: fp8` holds them,
+    without its scales."""
     trunk, graft = config.trunk, config.graft
-    sizes = {name: prod(shape) * number_bytes for name, shape in tensor_shapes(config).items() if name != "short_list"}
+    sizes = {
+        name: prod(shape) * (1 if float8 and name.endswith("_proj.weight") and "layers." in name else number_bytes)
+        for name, shape in tensor_shapes(config).items()
+        if name != "short_list"
+    }
     embedding = sizes["model.embed_tokens.weight"]
     head = embedding if trunk.tie_word_embeddings else sizes["lm_head.weight"]
     step = sum(size for name, size in sizes.items() if name.startswith(("model.", "lm_head.")))
@@ -69,6 +74,7 @@ def weight_bytes(config: ModelConfig, number_bytes: int) -> WeightBytes:
         prefix: sum(size for name, size in sizes.items() if name.startswith(prefix))
         for prefix in ("embedder.", "micro_decoder.", "stop_head.")
     }
+    head = head // number_bytes if float8 else head
     listed = head * (graft.short_list_size or trunk.vocab_size) // trunk.vocab_size
     return WeightBytes(
         step=step + part["stop_head."],

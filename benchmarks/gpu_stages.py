@@ -21,7 +21,9 @@ from gpu_model import BASE, DTYPE_BYTES, GEOMETRIES, shapes, weight_bytes
 HERE = Path(__file__).parent
 BLOCK = 32  # slots
 OURS, FUSED, PLAIN, PEER = "hamburger", "hamburger fused", "base", "transformers"
-FOLDERS = {OURS: "published", FUSED: "fused", PLAIN: BASE}
+OURS_8, PLAIN_8 = "hamburger fp8", "base fp8"
+FOLDERS = {OURS: "published", FUSED: "fused", PLAIN: BASE, OURS_8: "published", PLAIN_8: BASE}
+FLOAT8 = (OURS_8, PLAIN_8)
 LEAST_OUTPUT = 16
 
 
@@ -58,7 +60,7 @@ class Stage:
     rounds: int = 1
 
 
-def stages(sizes: Sizes) -> list[Stage]:
+def stages(sizes: Sizes, device: str) -> list[Stage]:
     """The most important first; stages with the same contestants follow each other, so that few processes start."""
 
     def stage(name: str, streams: int, prompt: int, *contestants: str, rounds: int = 1) -> Stage:
@@ -67,7 +69,7 @@ def stages(sizes: Sizes) -> list[Stage]:
     many = [stage(f"{n} streams", n, sizes.prompt, OURS, PLAIN) for n in sizes.streams]
     # A context's answer counts towards it.
     far = [stage(f"context {n}", 1, n - sizes.output, OURS, PLAIN) for n in sizes.contexts]
-    return [
+    found = [
         stage("1 stream", 1, sizes.prompt, OURS, PLAIN, rounds=2),
         many[0],
         far[0],
@@ -76,6 +78,9 @@ def stages(sizes: Sizes) -> list[Stage]:
         stage("beside transformers", 1, sizes.prompt, OURS, PLAIN, PEER),
         stage("a cheaper graft", 1, sizes.prompt, FUSED, PLAIN),
     ]
+    if device != "cpu":  # which does not multiply it
+        found.append(stage("8-bit weights", 1, sizes.prompt, OURS, OURS_8, PLAIN, PLAIN_8))
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +135,7 @@ def roster_of(stage: Stage, setup: Setup, processes: dict[str, Contestant]) -> R
     for name in stage.contestants:
         if name in processes:
             config = configs[FOLDERS.get(name, BASE)]
-            weights = weight_bytes(config, size)
+            weights = weight_bytes(config, size, float8=name in FLOAT8)
             slots = stage.prompt + stage.output // (2 * config.max_group)  # in the middle of an answer
             cache = stage.streams * slots * config.trunk.slot_bytes(size)
             all_bytes = WeightBytes(weights.step + cache, weights.merge, weights.micro_step)
@@ -155,7 +160,7 @@ def _ours(setup: Setup, name: str) -> Worker:
         "max_num_seqs": max(sizes.streams),
         "max_num_batched_slots": sizes.batched_slots,
         "block_size": BLOCK,
-        "quantization": "none",
+        "quantization": "fp8" if name in FLOAT8 else "none",
     }
     options = {
         "model": str(setup.models / FOLDERS[name]),

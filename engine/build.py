@@ -20,6 +20,7 @@ from hamburger.model.assemble import assemble
 from hamburger.model.checkpoint import load_checkpoint
 from hamburger.model.config import ConfigError, ModelConfig
 from hamburger.model.devices import choose_device, choose_dtype
+from hamburger.model.float8 import CAPABILITY
 from hamburger.model.kv_cache import PagedKVCache, slot_bytes
 from hamburger.model.native import Kernels, layers_fit, load_kernels
 from hamburger.model.sources import resolve_source
@@ -48,7 +49,10 @@ def build_core(
         max_positions=max_model_len,
         kernels=kernels,
         bits={"int4": 4, "int8": 8}.get(args.quantization),
+        float8=_float8(args, dtype, device),
     )
+    if model.quantization == "fp8":
+        on_progress("weights as fp8")
     if kernels is not None:
         on_progress(f"weights as {model.quantization}, kernels for {kernels.instructions}")
     del checkpoint
@@ -99,7 +103,7 @@ def build_core(
 def _kernels(args: EngineArgs, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> Kernels | None:
     """The compiled kernels, or None for torch's own; whoever asks for float32 without more wants its digits."""
     asked = args.quantization
-    if asked == "none" or (asked == "auto" and args.dtype == "float32"):
+    if asked in ("none", "fp8") or (asked == "auto" and args.dtype == "float32"):
         return None
     possible = device.type == "cpu" and dtype in (torch.bfloat16, torch.float32) and layers_fit(config.trunk)
     kernels = load_kernels() if possible else None
@@ -110,6 +114,22 @@ def _kernels(args: EngineArgs, config: ModelConfig, dtype: torch.dtype, device: 
             reason = "this model's shape (widths must be multiples of 32)"
         raise ConfigError(f"quantization is {asked}, which there are no kernels for with {reason}: use none.")
     return kernels
+
+
+def _float8(args: EngineArgs, dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether weights are to be fp8. Raises ConfigError where nothing multiplies it."""
+    if args.quantization != "fp8":
+        return False
+    if device.type != "cuda":
+        raise ConfigError("quantization is fp8, which needs a GPU: use auto, int8 or int4 on CPU.")
+    if (capability := torch.cuda.get_device_capability(device)) < CAPABILITY:
+        have, need = (".".join(map(str, pair)) for pair in (capability, CAPABILITY))
+        raise ConfigError(
+            f"quantization is fp8, which needs a GPU of compute capability {need}, and this has {have}: use none."
+        )
+    if dtype != torch.bfloat16:
+        raise ConfigError("quantization is fp8, whose results are bfloat16: set dtype to auto or bfloat16.")
+    return True
 
 
 def _warm_up(core: EngineCore, info: EngineInfo) -> None:

@@ -23,12 +23,14 @@ def assemble(
     packed: bool | None = None,
     kernels: Kernels | None = None,
     bits: int | None = None,
+    float8: bool = False,
 ) -> HamburgerModel:
     """Build the model from tensors named as `config.tensor_shapes` says (checked by the loader), in `dtype`.
 
     max_positions: the longest sequence to serve, in tokens.
     packed: use the layout of linear.py; None means wherever it can be had.
     kernels: run on these instead (native.py). bits: of the trunk's weights; None: 4 where they have no more, else 8.
+    float8: 8-bit floating point (float8.py).
     """
     with torch.device("meta"):
         model = HamburgerModel(config)
@@ -39,8 +41,8 @@ def assemble(
     model.load_state_dict(state, strict=True, assign=True)
     model.eval().requires_grad_(False)
     del state  # it would keep each weight beside what is made of it
-    packed = can_pack(dtype, device) if packed is None else packed
-    model.prepare(max_positions, packed=packed, kernels=kernels, bits=bits)
+    packed = can_pack(dtype, device) and not float8 if packed is None else packed
+    model.prepare(max_positions, packed=packed, kernels=kernels, bits=bits, float8=float8)
     return model
 
 

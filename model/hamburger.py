@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from hamburger.model.batch import ForwardBatch, Logprobs, ScoredSlots, StepOutput
 from hamburger.model.config import ModelConfig
 from hamburger.model.embedder import CompositionalEmbedder
+from hamburger.model.float8 import Float8Linear, fits, use_float8
 from hamburger.model.kv_cache import PagedKVCache
 from hamburger.model.linear import PackedLinear, pack_linears
 from hamburger.model.micro_decoder import MicroCache, MicroStepDecoder, StopHead
@@ -37,6 +38,7 @@ class HamburgerModel(nn.Module):
     quantization = "none"  # what the trunk's weights are
     short_list: Tensor
     head: Callable[[Tensor], Tensor]
+    micro_head: Callable[[Tensor], Tensor] | None  # of micro-steps over all ids, where they have one of their own
     short_head: Callable[[Tensor], Tensor]
 
     def __init__(self, config: ModelConfig) -> None:
@@ -56,13 +58,21 @@ class HamburgerModel(nn.Module):
                 self.register_buffer("short_list", torch.empty(g.short_list_size, dtype=torch.int64))
 
     def prepare(
-        self, max_positions: int, *, packed: bool, kernels: Kernels | None = None, bits: int | None = None
+        self,
+        max_positions: int,
+        *,
+        packed: bool,
+        kernels: Kernels | None = None,
+        bits: int | None = None,
+        float8: bool = False,
     ) -> None:
         """Make what follows from the weights; max_positions: the longest sequence in tokens.
 
         packed: lay the linear weights out for CPU inference (linear.py); the parameters are then gone.
         kernels: run on these instead (native.py); states are float32 then. bits: of the trunk's weights, 4 or 8; None
             takes 4 for those that have no more.
+        float8: the linears of trunk and micro decoder and the micro-steps' head in 8-bit floating point (float8.py);
+            first tokens, stop head and embedder keep the dtype.
         """
         weight = self.embed_tokens.weight
         trunk, graft = self.config.trunk, self.config.graft
@@ -71,12 +81,16 @@ class HamburgerModel(nn.Module):
         self.state_dtype = weight.dtype if kernels is None else torch.float32
         self.rotary = RotaryEmbedding(trunk, max_positions, weight.device, self.state_dtype)
         if graft is not None and graft.short_list_size is not None:
-            self.short_head = _head(self.head_weight.detach()[self.short_list], packed, kernels)
+            self.short_head = _head(self.head_weight.detach()[self.short_list], packed, kernels, float8)
         if kernels is not None:
             self._use(kernels, bits)
+        elif float8:
+            self._use_float8()
         elif packed:
             pack_linears(self)
         self.head = _head(weight, packed, kernels) if trunk.tie_word_embeddings else self.lm_head
+        has_own = float8 and graft is not None and graft.short_list_size is None
+        self.micro_head = _head(self.head_weight.detach(), packed, kernels, float8) if has_own else None
 
     def _use(self, kernels: Kernels, bits: int | None) -> None:
         """Trunk, micro decoder and linears become the kernels' own; what is left is small, and float32."""
@@ -90,6 +104,12 @@ class HamburgerModel(nn.Module):
         for name, child in self.named_children():
             if name != "embed_tokens":
                 child.float()
+
+    def _use_float8(self) -> None:
+        use_float8(self.trunk)
+        if self.config.graft is not None:
+            use_float8(self.micro_decoder)
+        self.quantization = "fp8"
 
     @property
     def head_weight(self) -> Tensor:
@@ -176,7 +196,7 @@ class HamburgerModel(nn.Module):
         """tokens [R], the newest of each group -> state [R, D] and logits [R, V]; off the short list they are -inf."""
         state: Tensor = self.micro_decoder(self._embedding(tokens), micro, self.rotary)
         if "short_list" not in self._buffers:
-            return state, self.head(state)
+            return state, (self.micro_head or self.head)(state)
         short = self.short_head(state)
         logits = short.new_full((len(tokens), self.config.trunk.vocab_size), float("-inf"))
         return state, logits.index_copy_(1, self.short_list, short)
@@ -194,10 +214,12 @@ class HamburgerModel(nn.Module):
         return logit
 
 
-def _head(weight: Tensor, packed: bool, kernels: Kernels | None) -> Callable[[Tensor], Tensor]:
+def _head(weight: Tensor, packed: bool, kernels: Kernels | None, float8: bool = False) -> Callable[[Tensor], Tensor]:
     """state [..., D] -> logits [..., rows of weight]."""
     if kernels is not None:
         return NativeLinear(kernels, weight)
+    if float8 and fits(weight):
+        return Float8Linear(weight)
     return PackedLinear(weight) if packed else partial(F.linear, weight=weight)
 
 

@@ -98,7 +98,7 @@ class ServeSettings(BaseSettings):
     dtype: Literal["auto", "bfloat16", "float32", "float16"] = Field("auto", description="what the weights become")
     quantization: Quantization = Field(
         _DEFAULTS.quantization,
-        description="weights on CPU: auto (4 bits where a trunk has no more, else 8), none, int8 or int4",
+        description="weights: none; on CPU auto (4 bits where a trunk has no more, else 8), int8, int4; on a GPU fp8",
     )
     max_model_len: int | None = Field(None, ge=2, description="most tokens of prompt and answer together")
     max_num_seqs: int = Field(_DEFAULTS.max_num_seqs, ge=1, description="most answers generated at once")

@@ -126,14 +126,27 @@ def test_a_stage_is_done_when_all_who_are_there_were_measured() -> None:
     assert not results.done(stage)
     results.left_out[PEER] = "transformers is not installed"
     assert not results.is_done(stage)
-    assert not results.is_done(stages(sizes_of("llama-3.2-1b", 8))[0])
+    assert not results.is_done(stages(sizes_of("llama-3.2-1b", 8), "cuda")[0])
+
+
+def test_eight_bit_weights_are_half_of_what_they_are_in_bfloat16() -> None:
+    """Llama-3.2-1B: 973 M parameters of layers, a head of 263 M; a published graft has four layers like the trunk's."""
+    configs = shapes("llama-3.2-1b", 2)
+    plain, small = (weight_bytes(configs[BASE], 2, float8=float8).step for float8 in (False, True))
+    assert plain == pytest.approx(2 * (973e6 + 263e6), rel=1e-3)
+    assert small == pytest.approx(973e6 + 2 * 263e6, rel=1e-3)
+    micro, small_micro = (weight_bytes(configs["published"], 2, float8=f).micro_step for f in (False, True))
+    assert micro == pytest.approx(2 * (243e6 + 263e6 + 8.4e6), rel=1e-2)
+    assert small_micro == pytest.approx(243e6 + 263e6 + 2 * 8.4e6, rel=1e-2)
+    on_gpu = {stage.name for stage in stages(sizes_of("llama-3.2-1b", 8), "cuda")}
+    assert on_gpu - {stage.name for stage in stages(sizes_of("llama-3.2-1b", 8), "cpu")} == {"8-bit weights"}
 
 
 def test_answers_shrink_with_the_time() -> None:
     assert sizes_of("llama-3.2-1b", 8).output == 512
     assert sizes_of("llama-3.2-1b", 20).output == 512
     assert sizes_of("llama-3.2-1b", 2).output == 128
-    assert all(stage.prompt + stage.output <= 32768 for stage in stages(sizes_of("llama-3.2-1b", 8)))
+    assert all(stage.prompt + stage.output <= 32768 for stage in stages(sizes_of("llama-3.2-1b", 8), "cuda"))
 
 
 @pytest.mark.parametrize(
