@@ -24,18 +24,20 @@ fi
 source "$(dirname "${BASH_SOURCE[0]}")/gpu_env.sh"
 need torch numpy safetensors tokenizers jinja2 yaml rich pydantic pydantic_core pydantic_settings gguf accelerate peft \
   tensorboard matplotlib
+# Every step gets what is left of the time, and one that is asked to end (SIGTERM) keeps what it has: a whole minute is
+# left for that. The signal is for the step alone, so that nothing ends before it.
+seconds="$(python3 -c 'import sys; print(max(1, round(60 * float(sys.argv[1]) - 60)))' "$minutes")"
+export DEADLINE="$(($(date +%s) + seconds))"
 cat > "$links/hamburger-command" <<'EOF'
 #!/usr/bin/env bash
-exec python3 -c 'import sys; from hamburger.server.cli import main; sys.exit(main())' "$@"
+left="$((DEADLINE - $(date +%s)))"
+exec timeout --kill-after=50 "$((left > 1 ? left : 1))" \
+  python3 -c 'import sys; from hamburger.server.cli import main; sys.exit(main())' "$@"
 EOF
 chmod +x "$links/hamburger-command"
-
-# A step that is asked to end (SIGTERM) keeps what it has; a whole minute is left for that.
-seconds="$(python3 -c 'import sys; print(max(1, round(60 * float(sys.argv[1]) - 60)))' "$minutes")"
 code=0
-HAMBURGER="$links/hamburger-command" timeout --kill-after=50 "$seconds" \
-  bash "$root/training/embedded.sh" "${paths[@]}" || code=$?
-if [ "$code" -eq 124 ]; then
+HAMBURGER="$links/hamburger-command" bash "$root/training/embedded.sh" "${paths[@]}" || code=$?
+if [ "$code" -eq 124 ] || [ "$code" -eq 137 ]; then
   echo "the time is over: the same call goes on from here" >&2
   exit 75
 fi
