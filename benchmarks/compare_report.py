@@ -76,8 +76,8 @@ class Results:
             "medians": rows,
             "ratios": [asdict(ratio) for ratio in self.ratios()],
         }
-        _replace(folder / RESULTS, json.dumps(value, indent=1))
-        _replace(folder / TABLE, self.table())
+        replace_file(folder / RESULTS, json.dumps(value, indent=1))
+        replace_file(folder / TABLE, self.table())
 
     def table(self) -> str:
         """Markdown: figures, ratios, who is missing and what failed."""
@@ -106,23 +106,23 @@ class Results:
 
     def _figures(self, streams: int) -> str:
         heads = [heading for heading, _, _ in COLUMNS.values()]
-        lines = [_row([f"{streams} stream{'s' * (streams > 1)}", *heads]), _row(["---", *["---:"] * len(heads)])]
+        lines = [row([f"{streams} stream{'s' * (streams > 1)}", *heads]), row(["---", *["---:"] * len(heads)])]
         for name in self.names:
             cells = self.of(streams, name)
             if any(cell.figures for cell in cells):
                 found = medians(cells)
-                lines.append(_row([name, *(_number(found[key], *COLUMNS[key][1:]) for key in COLUMNS)]))
+                lines.append(row([name, *(number(found[key], *COLUMNS[key][1:]) for key in COLUMNS)]))
         return "\n".join(lines)
 
     def _ratios(self, figure: str, words: str) -> str:
         found = {(r.streams, r.name, r.other): r for r in ratios(self.cells, self.ours, self.names, figure)}
         others = [name for name in self.names if any(key[2] == name for key in found)]
-        lines = [_row([f"ratio, {words}", "streams", *others]), _row(["---", "---:", *["---"] * len(others)])]
+        lines = [row([f"ratio, {words}", "streams", *others]), row(["---", "---:", *["---"] * len(others)])]
         for streams in self.streams:
             for name in self.ours:
                 if any(key[:2] == (streams, name) for key in found):
                     cells = [_ratio(found.get((streams, name, other))) for other in others]
-                    lines.append(_row([name, str(streams), *cells]))
+                    lines.append(row([name, str(streams), *cells]))
         return "\n".join(lines)
 
 
@@ -171,11 +171,11 @@ def plot(results: Results, folder: Path) -> None:
         pyplot.close(drawn)
 
 
-def _row(cells: Sequence[str]) -> str:
+def row(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def _number(value: float | None, factor: float, decimals: int) -> str:
+def number(value: float | None, factor: float, decimals: int) -> str:
     return "" if value is None else f"{value * factor:.{decimals}f}" + (" %" if factor == 100 else "")
 
 
@@ -186,7 +186,7 @@ def _ratio(ratio: Ratio | None) -> str:
     return f"{ratio.median:.2f}{spread}"
 
 
-def _replace(file: Path, text: str) -> None:
+def replace_file(file: Path, text: str) -> None:
     beside = file.with_suffix(".new")
     beside.write_text(text, encoding="utf-8")
     beside.replace(file)

@@ -13,7 +13,7 @@ from compare_contestants import Contestant
 from compare_figures import Cell, figures_of, step_seconds
 from compare_process import ContestantError
 from compare_roster import Entry, Roster
-from compare_workload import Lengths, PromptWriter, Request, draw
+from compare_workload import Lengths, Request, Writer, draw
 
 MOST_FAILURES = 2  # of one contestant, after which it is left out of the rest
 WARM_UP_OUTPUT = 8  # tokens
@@ -40,7 +40,7 @@ class Workload:
     """The same lengths for all rounds of a level, and texts that no round and no contestant has seen before."""
 
     lengths: Sequence[Lengths]
-    writer: PromptWriter
+    writer: Writer
     plan: Plan
 
     def requests(self, streams: int, round_: int) -> list[Request]:
@@ -88,6 +88,13 @@ class Runner:
                 self._ready(name)
             except ContestantError as error:
                 self._leave_out(name, str(error))
+
+    def use(self, roster: Roster, plan: Plan, workload: Workload) -> None:
+        """Go on with other measurements. Processes that the new roster lacks are ended, the others stay as they are."""
+        for name in sorted(self._running - roster.processes.keys()):
+            self._end(name)
+        self.roster, self.plan, self.workload = roster, plan, workload
+        self._warm.clear()
 
     def close(self) -> None:
         """End all processes. Safe to call again."""

@@ -45,6 +45,10 @@ class ChatTokenizer(Protocol):
     def apply_chat_template(self, messages: list[dict[str, str]]) -> str: ...
 
 
+class Writer(Protocol):
+    def requests(self, lengths: Sequence[Lengths], seed: int) -> list[Request]: ...
+
+
 def read_lengths(path: Path, sources: Sequence[str] = ()) -> list[Lengths]:
     """The rows of a JSON Lines file with source, prompt_tokens and output_tokens; of these sources, if any are named.
 

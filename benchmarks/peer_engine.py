@@ -54,9 +54,10 @@ def load(options: dict[str, Any]) -> tuple[Measure, dict[str, Any]]:
             max_model_len=options["context"],
             kv_cache_memory=options["kv_cache_memory"],
             prefix_cache=False,
+            **options.get("engine", {}),
         )
     )
-    facts = {"model": info.model, "dtype": info.dtype, "quantization": info.quantization}
+    facts = {"model": info.model, "device": info.device, "dtype": info.dtype, "quantization": info.quantization}
     return Engine(core, info).answer, facts
 
 

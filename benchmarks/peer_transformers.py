@@ -41,8 +41,10 @@ def load_model(base: str, dtype: str) -> Any:
 
 
 class Generate:
-    def __init__(self, model: Any) -> None:
-        self._model = model
+    """options: further ones of `generate`."""
+
+    def __init__(self, model: Any, **options: Any) -> None:
+        self._model, self._options = model, options
 
     def answer(self, asks: Sequence[Ask], streams: int) -> list[Timing]:
         batches = [asks[i : i + streams] for i in range(0, len(asks), streams)]
@@ -53,9 +55,10 @@ class Generate:
 
         timings = [Timing(len(ask.prompt_ids)) for ask in asks]
         width = max(timing.prompt_tokens for timing in timings)
-        ids = torch.tensor([[0] * (width - len(ask.prompt_ids)) + ask.prompt_ids for ask in asks])
-        lengths = torch.tensor([timing.prompt_tokens for timing in timings])
-        mask = (torch.arange(width)[None] >= width - lengths[:, None]).long()
+        device = self._model.device
+        ids = torch.tensor([[0] * (width - len(ask.prompt_ids)) + ask.prompt_ids for ask in asks], device=device)
+        lengths = torch.tensor([timing.prompt_tokens for timing in timings], device=device)
+        mask = (torch.arange(width, device=device)[None] >= width - lengths[:, None]).long()
 
         def note(tokens: torch.Tensor, scores: object, **_: object) -> torch.Tensor:
             """Called after each token; returns which rows are done."""
@@ -63,7 +66,8 @@ class Generate:
             for ask, timing in zip(asks, timings, strict=True):
                 if timing.tokens < ask.output_tokens:
                     timing.add(1, now)
-            return torch.tensor([t.tokens >= ask.output_tokens for ask, t in zip(asks, timings, strict=True)])
+            done = [t.tokens >= ask.output_tokens for ask, t in zip(asks, timings, strict=True)]
+            return torch.tensor(done, device=device)
 
         with torch.inference_mode():
             self._model.generate(
@@ -74,6 +78,7 @@ class Generate:
                 eos_token_id=None,
                 pad_token_id=0,
                 stopping_criteria=[note],
+                **self._options,
             )
         return timings
 

@@ -8,7 +8,7 @@ from typing import Literal, get_args
 
 from hamburger.model.config import ConfigError
 
-Quantization = Literal["auto", "none", "int8", "int4"]
+Quantization = Literal["auto", "none", "int8", "int4", "fp8"]
 AttentionBackend = Literal["auto", "torch", "triton"]
 QUANTIZATIONS: tuple[Quantization, ...] = get_args(Quantization)
 OverlapSteps = Literal["auto", "on", "off"]
@@ -26,8 +26,8 @@ class EngineArgs:
     kv_cache_memory: bytes for the KV pool; None sizes it from free memory. block_size: slots of one block.
     confidence: the default of requests that name none; None takes the checkpoint's.
     max_queue: most requests that may wait. max_queue_seconds: the longest that one may wait.
-    quantization: weights on CPU: `none` keeps the dtype, `int8`, `int4`; `auto` takes 4 bits for weights that have no
-        more, 8 for the others, and the dtype where the compiled kernels cannot run.
+    quantization: `none` keeps the weights' dtype. On CPU `int8`, `int4`; `auto` takes 4 bits for weights that have no
+        more, 8 for the others, and the dtype where the compiled kernels cannot run. On a GPU `fp8`; `auto` is `none`.
     attention_backend: what runs attention and all else between the matrices on a GPU; `auto` is `triton` where its
         kernels can run.
     prefix_cache: prompts that begin alike share the slots of their beginning, while the pool still holds them.
@@ -79,7 +79,7 @@ class EngineArgs:
 
     def _check_split(self) -> None:
         size = self.tensor_parallel_size
-        if self.quantization in ("int8", "int4"):
+        if self.quantization not in ("auto", "none"):
             raise ConfigError(
                 f"quantization is {self.quantization}, but tensor_parallel_size is {size}, and the kernels for it run "
                 "whole models only: use none, or tensor_parallel_size 1."

@@ -1,5 +1,6 @@
 """Grammars: what an answer must look like, token by token. The only file that knows llguidance; no torch.
 
+The library is loaded with the first grammar: an engine that serves none works without it (benchmarks/gpu.sh).
 A grammar crosses from client to core as llguidance's own text (SamplingParams.grammar); the functions below write it.
 """
 
@@ -11,15 +12,16 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer
-from llguidance.numpy import fill_next_token_bitmask
 from numpy.typing import NDArray
 
 from hamburger.engine.errors import InvalidRequest
 from hamburger.engine.json_numbers import DigitTokens, NumberLimit
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
 
 # JSON allows white space without end, and small models like it: one space, or one line break and its indentation.
 WHITE_SPACE = r" ?|\n {0,16}"
@@ -42,6 +44,8 @@ def json_grammar(schema: Mapping[str, Any] | bool | None = None) -> str:
 
     Raises InvalidRequest for one that is nested too deeply to be read.
     """
+    from llguidance import LLMatcher
+
     if isinstance(schema, bool):
         schema = {"allOf": [schema]}  # the library reads objects only
     if schema is not None and (levels := _levels(schema)) > MAX_LEVELS:
@@ -114,6 +118,8 @@ def _at(schema: Any, pointer: str) -> Any:
 
 def regex_grammar(pattern: str) -> str:
     """Text that a regular expression (Rust's regex syntax) matches as a whole."""
+    from llguidance import LLMatcher
+
     grammar: str = LLMatcher.grammar_from_regex(pattern)
     return grammar
 
@@ -131,6 +137,8 @@ def lark_grammar(text: str) -> str:
             "allowed.",
             "structured_outputs",
         )
+    from llguidance import LLMatcher
+
     grammar: str = LLMatcher.grammar_from_lark(text)
     return grammar
 
@@ -164,6 +172,8 @@ class Grammars:
 
         Raises InvalidRequest that says what of it is impossible, not supported or too complex.
         """
+        from llguidance import LLMatcher, LLParserLimits
+
         with self._lock:
             found = self._compiled.get(grammar)
             if found is not None and found.num_uses < _MAX_USES:
@@ -200,6 +210,8 @@ class Grammars:
     def _build(self) -> LLTokenizer:
         if not self._eos_token_ids:
             raise InvalidRequest("The model has no end token, without which no grammar works.", "response_format")
+        from llguidance import LLTokenizer
+
         vocabulary = _Vocabulary(self._load(), self.vocab_size, self._eos_token_ids[0])
         self._digits = DigitTokens(vocabulary.tokens, -(-self.vocab_size // 32))
         return LLTokenizer(
@@ -238,6 +250,8 @@ class Matcher:
 
     def allow(self, masks: NDArray[np.int32], row: int) -> None:
         """Write the bit mask of the tokens that may come next into masks[row], int32 [ceil(vocab_size / 32)]."""
+        from llguidance.numpy import fill_next_token_bitmask
+
         fill_next_token_bitmask(self._matcher, masks, row)
         if self._number_limit is not None:
             self._number_limit.narrow(masks[row])

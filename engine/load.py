@@ -14,6 +14,7 @@ from hamburger.model.backends import Backend, choose_backend
 from hamburger.model.checkpoint import Checkpoint, load_checkpoint
 from hamburger.model.config import ConfigError, ModelConfig
 from hamburger.model.devices import choose_dtype, device_of_rank
+from hamburger.model.float8 import CAPABILITY
 from hamburger.model.group import Group
 from hamburger.model.hamburger import HamburgerModel
 from hamburger.model.native import Kernels, layers_fit, load_kernels
@@ -32,6 +33,7 @@ class Found:
     max_model_len: int
     kernels: Kernels | None
     backend: Backend
+    float8: bool
 
 
 def find(args: EngineArgs, rank: int = 0, on_progress: Callable[[str], None] = lambda line: None) -> Found:
@@ -57,6 +59,7 @@ def find(args: EngineArgs, rank: int = 0, on_progress: Callable[[str], None] = l
         max_model_len=_max_model_len(args.max_model_len, checkpoint.config),
         kernels=_kernels(args, checkpoint.config, dtype, device),
         backend=choose_backend(args.attention_backend, device),
+        float8=_float8(args, dtype, device),
     )
 
 
@@ -71,6 +74,7 @@ def model_of(found: Found, args: EngineArgs, group: Group | None = None) -> Hamb
         kernels=found.kernels,
         bits={"int4": 4, "int8": 8}.get(args.quantization),
         backend=found.backend,
+        float8=found.float8,
         group=group,
     )
 
@@ -85,7 +89,7 @@ def rank_pool_bytes(args: EngineArgs, device: torch.device, for_steps: int = 0) 
 def _kernels(args: EngineArgs, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> Kernels | None:
     """The compiled kernels, or None for torch's own; whoever asks for float32 without more wants its digits."""
     asked = args.quantization
-    if asked == "none" or args.tensor_parallel_size > 1 or (asked == "auto" and args.dtype == "float32"):
+    if asked in ("none", "fp8") or args.tensor_parallel_size > 1 or (asked == "auto" and args.dtype == "float32"):
         return None
     possible = device.type == "cpu" and dtype in (torch.bfloat16, torch.float32) and layers_fit(config.trunk)
     kernels = load_kernels() if possible else None
@@ -96,6 +100,22 @@ def _kernels(args: EngineArgs, config: ModelConfig, dtype: torch.dtype, device: 
             reason = "this model's shape (widths must be multiples of 32)"
         raise ConfigError(f"quantization is {asked}, which there are no kernels for with {reason}: use none.")
     return kernels
+
+
+def _float8(args: EngineArgs, dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether weights are to be fp8. Raises ConfigError where nothing multiplies it."""
+    if args.quantization != "fp8":
+        return False
+    if device.type != "cuda":
+        raise ConfigError("quantization is fp8, which needs a GPU: use auto, int8 or int4 on CPU.")
+    if (capability := torch.cuda.get_device_capability(device)) < CAPABILITY:
+        have, need = (".".join(map(str, pair)) for pair in (capability, CAPABILITY))
+        raise ConfigError(
+            f"quantization is fp8, which needs a GPU of compute capability {need}, and this has {have}: use none."
+        )
+    if dtype != torch.bfloat16:
+        raise ConfigError("quantization is fp8, whose results are bfloat16: set dtype to auto or bfloat16.")
+    return True
 
 
 def _max_model_len(asked: int | None, config: ModelConfig) -> int:

@@ -17,7 +17,6 @@ import tokenizers
 
 from hamburger.engine.chat_template import ChatTemplate
 from hamburger.engine.errors import TokenizerError as TokenizerError
-from hamburger.engine.gguf_tokenizer import read_gguf_tokenizer
 
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
@@ -70,6 +69,8 @@ class Tokenizer:
         if (folder / "tokenizer.json").is_file():
             return cls._load_folder(folder)
         if path.suffix == ".gguf":
+            from hamburger.engine.gguf_tokenizer import read_gguf_tokenizer  # the library, for such files alone
+
             found = read_gguf_tokenizer(path)
             templates = {} if found.chat_template is None else {"default": found.chat_template}
             return cls(found.backend, special_tokens=found.special_tokens, chat_templates=templates)

@@ -29,6 +29,7 @@ def assemble(
     masked: bool | None = None,
     backend: Backend = "torch",
     group: Group | None = None,
+    float8: bool = False,
 ) -> HamburgerModel:
     """Build the model from tensors named as `config.tensor_shapes` says (checked by the loader), in `dtype`.
 
@@ -38,6 +39,7 @@ def assemble(
     masked: emit in static shapes, as a GPU does; None: on a GPU only.
     backend: what runs between the matrices, where no kernels do (backends.py).
     group: make a ParallelModel of it that holds this rank's part.
+    float8: 8-bit floating point (float8.py).
     """
     with torch.device("meta"):
         model = HamburgerModel(config) if group is None else ParallelModel(config, group)
@@ -49,8 +51,10 @@ def assemble(
     model.load_state_dict(state, strict=True, assign=True)
     model.eval().requires_grad_(False)
     del state  # it would keep each weight beside what is made of it
-    packed = can_pack(dtype, device) if packed is None else packed
-    model.prepare(max_positions, packed=packed, kernels=kernels, bits=bits, masked=masked, backend=backend)
+    packed = can_pack(dtype, device) and not float8 if packed is None else packed
+    model.prepare(
+        max_positions, packed=packed, kernels=kernels, bits=bits, masked=masked, backend=backend, float8=float8
+    )
     return model
 
 

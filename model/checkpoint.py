@@ -20,7 +20,6 @@ from torch import Tensor
 
 from hamburger.model.config import ConfigError, ModelConfig, tensor_shapes
 from hamburger.model.folder_config import FORMAT_VERSION, read_folder_config
-from hamburger.model.gguf_weights import load_gguf
 from hamburger.model.hf_config import read_trunk_config, trunk_config_json
 from hamburger.model.lightning import load_lightning
 from hamburger.model.sources import BUILTIN, CheckpointError, ModelSource, embedded_gguf, read_json
@@ -49,6 +48,8 @@ def load_checkpoint(
         elif source.kind == "lightning":
             checkpoint = Checkpoint(*load_lightning(source))
         elif source.kind == "gguf":
+            from hamburger.model.gguf_weights import load_gguf  # the library, for such files alone
+
             checkpoint = Checkpoint(*load_gguf(source.path, source.base_path, dtype, on_progress))
         else:
             checkpoint = Checkpoint(ModelConfig(trunk=read_trunk_config(source.path)), read_folder(source.path))
@@ -196,6 +197,8 @@ def _load_ours(source: ModelSource, dtype: torch.dtype, on_progress: Callable[[s
 def _load_base(folder: Path, dtype: torch.dtype, on_progress: Callable[[str], None]) -> Checkpoint:
     """A referenced base; a Hugging Face folder comes in its own dtype."""
     if folder == BUILTIN:
+        from hamburger.model.gguf_weights import load_gguf
+
         config, tensors = load_gguf(embedded_gguf(), BUILTIN, dtype, on_progress)
     else:
         config, tensors = ModelConfig(trunk=read_trunk_config(folder)), read_folder(folder)

@@ -14,6 +14,7 @@ from hamburger.model.backends import Backend
 from hamburger.model.batch import ForwardBatch, Logprobs, ScoredSlots, StepOutput
 from hamburger.model.config import ModelConfig, TrunkConfig
 from hamburger.model.embedder import CompositionalEmbedder
+from hamburger.model.float8 import Float8Linear, fits, use_float8
 from hamburger.model.kv_cache import PagedKVCache
 from hamburger.model.linear import PackedLinear, pack_linears
 from hamburger.model.masked import Groups, MaskedStep
@@ -51,6 +52,7 @@ class HamburgerModel(nn.Module):
     emitter: NativeEmitter | None = None
     short_list: Tensor
     head: Callable[[Tensor], Tensor]
+    micro_head: Callable[[Tensor], Tensor] | None = None  # if micro-steps have one of their own, over all ids
     short_head: Callable[[Tensor], Tensor]
 
     def __init__(self, config: ModelConfig, held: TrunkConfig | None = None) -> None:
@@ -79,6 +81,7 @@ class HamburgerModel(nn.Module):
         bits: int | None = None,
         masked: bool | None = None,
         backend: Backend = "torch",
+        float8: bool = False,
     ) -> None:
         """Make what follows from the weights; max_positions: the longest sequence in tokens.
 
@@ -87,6 +90,8 @@ class HamburgerModel(nn.Module):
             takes 4 for those that have no more.
         masked: emit in static shapes (masked.py); None means on a GPU, which would wait for its host otherwise.
         backend: what attention and the rest between the matrices run on.
+        float8: the linears of trunk and micro decoder and the micro-steps' head in 8-bit floating point (float8.py);
+            first tokens, stop head and embedder keep the dtype.
         """
         weight = self.embed_tokens.weight
         self.masked = weight.device.type == "cuda" if masked is None else masked
@@ -101,12 +106,16 @@ class HamburgerModel(nn.Module):
             self._use(kernels, bits)
             return
         if graft is not None and graft.short_list_size is not None:
-            self.short_head = _head(self.head_weight.detach()[self._short_rows()], packed)
-        if packed:
+            self.short_head = _head(self.head_weight.detach()[self._short_rows()], packed, float8)
+        if float8:
+            self._use_float8()
+        elif packed:
             pack_linears(self)
         if backend == "triton":
             self._fuse()
         self.head = _head(weight, packed) if trunk.tie_word_embeddings else self.lm_head
+        if float8 and graft is not None and graft.short_list_size is None:
+            self.micro_head = _head(self.head_weight.detach(), packed, float8)
 
     def _use(self, kernels: Kernels, bits: int | None) -> None:
         """Trunk, graft and linears become the kernels' own; what is left is small, and float32."""
@@ -157,6 +166,12 @@ class HamburgerModel(nn.Module):
     def _short_rows(self) -> Tensor:
         """int64 [K]: the rows of head_weight that the micro-steps' head is made of."""
         return self.short_list
+
+    def _use_float8(self) -> None:
+        use_float8(self.trunk)
+        if self.config.graft is not None:
+            use_float8(self.micro_decoder)
+        self.quantization = "fp8"
 
     @property
     def head_weight(self) -> Tensor:
@@ -270,7 +285,7 @@ class HamburgerModel(nn.Module):
         """tokens [R], the newest of each group -> state [R, D] and logits [R, V]; off the short list they are -inf."""
         state: Tensor = self.micro_decoder(self._embedding(tokens), micro, self.rotary)
         if "short_list" not in self._buffers:
-            return state, self.head(state)
+            return state, (self.micro_head or self.head)(state)
         short = self.short_head(state)
         logits = short.new_full((len(tokens), self.config.trunk.vocab_size), float("-inf"))
         return state, logits.index_copy_(1, self.short_list, short)
@@ -288,8 +303,10 @@ class HamburgerModel(nn.Module):
         return logit
 
 
-def _head(weight: Tensor, packed: bool) -> Callable[[Tensor], Tensor]:
+def _head(weight: Tensor, packed: bool, float8: bool = False) -> Callable[[Tensor], Tensor]:
     """state [..., D] -> logits [..., rows of weight]."""
+    if float8 and fits(weight):
+        return Float8Linear(weight)
     return PackedLinear(weight) if packed else partial(F.linear, weight=weight)
 
 

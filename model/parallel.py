@@ -70,10 +70,11 @@ class ParallelModel(HamburgerModel):
         bits: int | None = None,
         masked: bool | None = None,
         backend: Backend = "torch",
+        float8: bool = False,
     ) -> None:
-        """As HamburgerModel's; kernels and bits must be None. Rows that ended are always left out, never masked."""
-        if kernels is not None or masked:
-            raise ValueError("a split model runs on no compiled kernels, and emits in no static shapes.")
+        """As HamburgerModel's; kernels and bits must be None, float8 False. Ended rows are left out, not masked."""
+        if kernels is not None or masked or float8:
+            raise ValueError("a split model has no packed weights, and emits in no static shapes.")
         super().prepare(max_positions, packed=packed, masked=False, backend=backend)
         self.head = _GatheredHead(self.head, self.group, torch.arange(self.config.trunk.vocab_size))
         graft = self.config.graft

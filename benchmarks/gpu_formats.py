@@ -1,0 +1,137 @@
+"""What fp8 weights cost in quality: the embedded default and its base against themselves in float32, on given texts.
+
+    PYTHONPATH=... python benchmarks/gpu_formats.py TEXTS.jsonl.gz --tokens 600
+
+TEXTS holds rows with prompt and response. Each token of a response is predicted by the trunk, and by one micro-step
+whose trunk has not read the token before it; no groups are merged. Runs on the CPU, where float8.py spells the GPU's
+product out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hamburger.clients.arguments import count
+from hamburger.model.sources import EMBEDDED_BASE, resolve_source
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from hamburger.model.hamburger import HamburgerModel
+
+# name -> dtype, whether the linears of trunk and micro decoder and the micro-steps' head are fp8
+FORMATS = {"float32": ("float32", False), "bfloat16": ("bfloat16", False), "fp8": ("bfloat16", True)}
+
+
+def read_texts(file: Path, tokenizer: Any, tokens: int) -> Iterator[tuple[list[int], int]]:
+    """(ids, how many of them are the prompt) of the first texts, until their responses have so many tokens."""
+    with gzip.open(file, "rt", encoding="utf-8") as lines:
+        for line in lines:
+            row = json.loads(line)
+            chat = tokenizer.apply_chat_template([{"role": "user", "content": row["prompt"]}])
+            prompt, response = tokenizer.encode(chat), tokenizer.encode(row["response"])[:tokens]
+            if len(response) < 3:
+                continue
+            yield [*prompt, *response], len(prompt)
+            tokens -= len(response)
+            if tokens <= 0:
+                return
+
+
+def load(model: str | None, dtype: str, float8: bool) -> HamburgerModel:
+    import torch
+
+    from hamburger.model.assemble import assemble
+    from hamburger.model.checkpoint import load_checkpoint
+
+    kind = getattr(torch, dtype)
+    checkpoint = load_checkpoint(resolve_source(model), kind)
+    return assemble(
+        checkpoint.config, checkpoint.tensors, dtype=kind, device=torch.device("cpu"), max_positions=2048, float8=float8
+    )
+
+
+def predict(model: HamburgerModel, ids: list[int], prompt: int) -> dict[str, Tensor]:
+    """float32 log-probabilities of each token of the response by the trunk [n, V], and by a micro-step from the third
+    token on [n - 1, V'], with the probability that the group goes on after it."""
+    import torch
+
+    from hamburger.model.batch import ForwardBatch, empty_sampling
+    from hamburger.model.kv_cache import PagedKVCache
+
+    n, device = len(ids), torch.device("cpu")
+    emit = torch.arange(prompt - 1, n - 1)
+    batch = ForwardBatch(
+        token_ids=torch.tensor(ids)[:, None],
+        group_sizes=torch.ones(n, dtype=torch.int64),
+        max_group_size=1,
+        positions=torch.arange(n),
+        write_slots=torch.arange(n),
+        block_tables=torch.tensor([[0]]),
+        context_slots=torch.tensor([n]),
+        query_slots=[n],
+        context_slots_host=[n],
+        num_single=0,
+        emit=emit,
+        confidence=torch.ones(len(emit)),
+        group_limits=torch.ones(len(emit), dtype=torch.int64),
+        max_group_limit=1,
+        sampling=empty_sampling(len(emit), device),
+    )
+    cache = PagedKVCache(model.config.trunk, 1, n, model.state_dtype, device)
+    graft = model.config.graft
+    layers = graft.feature_layers if graft else ()
+    with torch.inference_mode():
+        hidden, features = model.trunk(model.embed(batch), batch, cache, model.rotary, layers)
+        found = {"trunk": model.head(hidden).float().log_softmax(-1)}
+        if graft is not None:
+            # The trunk at one token, the token after it given: the micro-step foresees the one after that.
+            micro = model.micro_decoder.start(torch.stack(features, dim=1)[:-1])
+            state, logits = model.micro_step(torch.tensor(ids[prompt:-1]), micro)
+            listed = logits[:, model.short_list] if "short_list" in model._buffers else logits
+            found["micro-step"] = listed.float().log_softmax(-1)
+            found["going on"] = (-model.stop_logit(state, 1)).sigmoid()
+    return found
+
+
+def compare(wanted: Tensor, found: Tensor) -> str:
+    """Mean KL divergence in nats and the share of changed arg-maxes."""
+    kl = (wanted.exp() * (wanted - found)).nan_to_num(0.0).sum(-1).mean()
+    changed = (wanted.argmax(-1) != found.argmax(-1)).float().mean()
+    return f"KL {float(kl):.4f}, arg-max changed {float(changed):.1%}"
+
+
+def main() -> None:
+    import torch
+
+    from hamburger.engine.tokenizer import Tokenizer
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("texts", type=Path)
+    parser.add_argument("--tokens", type=count, default=600)
+    args = parser.parse_args()
+    texts = list(read_texts(args.texts, Tokenizer.load(resolve_source(None).tokenizer_path), args.tokens))
+    print(f"{len(texts)} texts, {sum(len(ids) - prompt for ids, prompt in texts)} tokens")
+    for name, source in (("base", EMBEDDED_BASE), ("default", None)):
+        predicted: dict[str, dict[str, Tensor]] = {}
+        for format_, (dtype, float8) in FORMATS.items():
+            model = load(source, dtype, float8)
+            parts = [predict(model, *text) for text in texts]
+            predicted[format_] = {key: torch.cat([part[key] for part in parts]) for key in parts[0]}
+        ids = torch.cat([torch.tensor(ids[prompt:]) for ids, prompt in texts])
+        for format_, values in predicted.items():
+            loss = -values["trunk"].gather(1, ids[:, None]).mean()
+            print(f"{name}, {format_}: negative log-likelihood {float(loss):.4f}")
+            for key in values:
+                wanted = predicted["float32"][key]
+                moved = (wanted - values[key]).abs().mean() if key == "going on" else None
+                print(f"  {key}: {compare(wanted, values[key])}" if moved is None else f"  {key}: moved by {moved:.4f}")
+
+
+if __name__ == "__main__":
+    main()

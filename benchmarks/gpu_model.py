@@ -1,0 +1,142 @@
+"""The models that gpu.py measures: published shapes with random weights, and the bytes that a step of them reads.
+
+Speed does not depend on what the weights say, but for how long groups are. So the graft has a max_group of g and a
+default confidence of 0: at 0 every group goes on to its end, so each has exactly g tokens.
+Run as a script it writes the folders; the driver itself never imports torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import replace
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from compare_limits import WeightBytes
+from hamburger.engine.plan_models import PRESETS, GraftName, with_graft
+from hamburger.model.config import ModelConfig, TrunkConfig, tensor_shapes
+from hamburger.model.hf_config import trunk_config_json
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+TINY = TrunkConfig(
+    vocab_size=16384,
+    hidden_size=64,
+    intermediate_size=128,
+    num_layers=4,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=16,
+    rms_norm_eps=1e-5,
+    rope_theta=10000.0,
+    tie_word_embeddings=True,
+    max_position_embeddings=2048,
+)
+GEOMETRIES: dict[str, TrunkConfig] = {"llama-3.2-1b": PRESETS["llama-3.2-1b"], "tiny": TINY}
+BASE = "base"
+GRAFTS: tuple[GraftName, ...] = ("published", "fused")
+MADE = "made.json"
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
+
+
+def shapes(geometry: str, group: int) -> dict[str, ModelConfig]:
+    """The plain base, and a HAMburger for each kind of graft, with groups of `group` tokens."""
+    trunk = GEOMETRIES[geometry]
+    found = {BASE: ModelConfig(trunk=trunk)}
+    for name in GRAFTS:
+        graft = with_graft(trunk, name).graft
+        assert graft is not None
+        forced = replace(graft, max_group=group, default_confidence=0.0, expected_tokens_per_kv=float(group))
+        found[name] = ModelConfig(trunk=trunk, graft=forced)
+    return found
+
+
+def weight_bytes(config: ModelConfig, number_bytes: int, *, float8: bool = False) -> WeightBytes:
+    """What a macro-step reads of weights held in numbers of that size; float8: as `quantization: fp8` holds them,
+    without its scales."""
+    trunk, graft = config.trunk, config.graft
+    sizes = {
+        name: prod(shape) * (1 if float8 and name.endswith("_proj.weight") and "layers." in name else number_bytes)
+        for name, shape in tensor_shapes(config).items()
+        if name != "short_list"
+    }
+    embedding = sizes["model.embed_tokens.weight"]
+    head = embedding if trunk.tie_word_embeddings else sizes["lm_head.weight"]
+    step = sum(size for name, size in sizes.items() if name.startswith(("model.", "lm_head.")))
+    if not trunk.tie_word_embeddings:
+        step -= embedding  # only rows of it are read
+    if graft is None:
+        return WeightBytes(step)
+    part = {
+        prefix: sum(size for name, size in sizes.items() if name.startswith(prefix))
+        for prefix in ("embedder.", "micro_decoder.", "stop_head.")
+    }
+    head = head // number_bytes if float8 else head
+    listed = head * (graft.short_list_size or trunk.vocab_size) // trunk.vocab_size
+    return WeightBytes(
+        step=step + part["stop_head."],
+        merge=part["embedder."],
+        micro_step=part["micro_decoder."] + part["stop_head."] + listed,
+    )
+
+
+def write_models(folder: Path, geometry: str, group: int, dtype: str, device: str) -> None:
+    """Write the folders base, published and fused. The grafts' name the base beside them."""
+    from safetensors.torch import save_file
+
+    from hamburger.model.checkpoint import save_checkpoint
+
+    configs = shapes(geometry, group)
+    base = tensor_shapes(configs[BASE])
+    (folder / BASE).mkdir(parents=True, exist_ok=True)
+    tensors = {name: _draw(name, shape, configs[BASE], dtype, device) for name, shape in base.items()}
+    save_file(tensors, folder / BASE / "model.safetensors", metadata={"format": "pt"})
+    text = json.dumps(trunk_config_json(configs[BASE].trunk))
+    (folder / BASE / "config.json").write_text(text, encoding="utf-8")
+    for name in GRAFTS:
+        config = configs[name]
+        own = {key: shape for key, shape in tensor_shapes(config).items() if key not in base}
+        drawn = {key: _draw(key, shape, config, dtype, device) for key, shape in own.items()}
+        save_checkpoint(folder / name, config, drawn, base=f"../{BASE}")
+    settings = {"geometry": geometry, "group": group, "dtype": dtype}
+    (folder / MADE).write_text(json.dumps(settings), encoding="utf-8")
+
+
+def is_made(folder: Path, geometry: str, group: int, dtype: str) -> bool:
+    """Whether the folder already holds these models, whole."""
+    file = folder / MADE
+    wanted = {"geometry": geometry, "group": group, "dtype": dtype}
+    return file.is_file() and json.loads(file.read_text(encoding="utf-8")) == wanted
+
+
+def _draw(name: str, shape: tuple[int, ...], config: ModelConfig, dtype: str, device: str) -> Tensor:
+    import torch
+
+    if name == "short_list":
+        return torch.randperm(config.trunk.vocab_size)[: shape[0]].sort().values
+    kind = getattr(torch, dtype)
+    if "norm" in name:
+        return torch.ones(shape, dtype=kind)
+    drawn: Tensor = torch.randn(shape, dtype=kind, device=device) * float(shape[-1]) ** -0.5
+    return drawn.cpu()
+
+
+def main() -> None:
+    import torch
+
+    parser = argparse.ArgumentParser(description="Writes models of a published shape with random weights.")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--geometry", choices=GEOMETRIES, required=True)
+    parser.add_argument("--group", type=int, required=True)
+    parser.add_argument("--dtype", choices=DTYPE_BYTES, required=True)
+    parser.add_argument("--device", required=True)
+    args = parser.parse_args()
+    torch.manual_seed(0)
+    write_models(args.folder, args.geometry, args.group, args.dtype, args.device)
+
+
+if __name__ == "__main__":
+    main()
