@@ -122,6 +122,7 @@ def life(scenario: int) -> Life:
     return Life(core, runner, draw, now, beginnings)
 
 
+@pytest.mark.no_cover  # it would take thrice as long, and other tests run the same lines
 @pytest.mark.parametrize("thousand", range(10))
 def test_nothing_leaks_and_every_answer_is_right(thousand: int) -> None:
     seen: Counter[str] = Counter()
