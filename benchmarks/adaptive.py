@@ -18,7 +18,6 @@ import json
 import os
 import random
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -32,6 +31,7 @@ import httpx
 
 from hamburger.clients.figures import percentile
 from hamburger.clients.prompts import built_in_prompts
+from machine import free_port
 
 WAYS = ("default", "auto", "floor")
 SETTLE_SECONDS = 16.0  # before each replay: idle time that takes a dial of up to four levels back to its default
@@ -113,9 +113,7 @@ async def replay(
 @contextmanager
 def server(args: argparse.Namespace, *options: str) -> Iterator[str]:
     """A real server; its address. No prefix cache: each way replays the same prompts."""
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = str(s.getsockname()[1])
+    port = str(free_port())
     command = [str(Path(sys.executable).parent / "hamburger"), "serve", *([args.model] if args.model else [])]
     common = ["--port", port, "--prefix-cache", "false", "--max-num-seqs", str(args.seats), "--max-model-len", "2048"]
     url = f"http://127.0.0.1:{port}"

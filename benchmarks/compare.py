@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import platform
-import re
 import signal
 import subprocess
 import sys
@@ -30,6 +28,7 @@ from hamburger.clients.arguments import count, list_of, positive, unit_interval,
 from hamburger.engine.tokenizer import Tokenizer
 from hamburger.model.sources import EMBEDDED_BASE, CheckpointError, resolve_source
 from hamburger.server.config import parse_bytes
+from machine import processor
 
 NOT_COMPARED = ("out", "resume", "timeout", "only")  # settings that do not change what a cell means
 
@@ -180,9 +179,7 @@ def _plain(value: Any) -> Any:
 
 
 def _machine(threads: int) -> dict[str, Any]:
-    text = Path("/proc/cpuinfo").read_text(encoding="utf-8") if Path("/proc/cpuinfo").is_file() else ""
-    name = re.search(r"^model name\s*: (.+)$", text, flags=re.MULTILINE)
-    found: dict[str, Any] = {"CPU": name[1] if name else platform.processor(), "threads": threads}
+    found: dict[str, Any] = {"CPU": processor(), "threads": threads}
     for package in ("torch", "transformers", "llama-cpp-python"):
         try:
             found[package] = version(package)

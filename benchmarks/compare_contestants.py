@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import queue
-import socket
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -20,6 +19,7 @@ from compare_workload import Request
 from hamburger.clients.figures import Answer
 from hamburger.clients.load import Job, ask
 from hamburger.clients.wire import RequestError, Usage, client_options, first_model
+from machine import free_port
 
 
 class NotInstalled(ContestantError):
@@ -134,9 +134,7 @@ class Server:
     model: str = ""
 
     def start(self) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        port = free_port()
         self.url = f"http://127.0.0.1:{port}"
         command = [part.replace("{port}", str(port)) for part in self.launch.command]
         self.tree = ProcessTree(command, self.launch.env, self.launch.log)

@@ -13,7 +13,8 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
@@ -59,20 +60,23 @@ def serve(load: Callable[[dict[str, Any]], tuple[Measure, dict[str, Any]]]) -> N
         out.write(json.dumps(message) + "\n")
         out.flush()
 
-    try:
+    @contextmanager
+    def telling() -> Iterator[None]:
+        """The process's one boundary: whatever a peer raises ends this worker, and the driver says why and goes on."""
+        try:
+            yield
+        except ImportError as error:
+            say({"missing": str(error)})
+            sys.exit(EXIT_MISSING)
+        except Exception as error:
+            say({"error": f"{type(error).__name__}: {error}"})
+            raise
+
+    with telling():
         measure, facts = load(json.loads(sys.argv[1]))
-    except ImportError as error:
-        say({"missing": str(error)})
-        sys.exit(EXIT_MISSING)
-    except Exception as error:  # whatever it is, the driver says it and goes on without this worker
-        say({"error": f"{type(error).__name__}: {error}"})
-        raise
     say({"ready": facts})
     for line in sys.stdin:
         message = json.loads(line)
         requests = [Ask(ids, tokens) for ids, tokens in message["requests"]]
-        try:
+        with telling():
             say({"answers": [asdict(timing) for timing in measure(requests, message["streams"])]})
-        except Exception as error:
-            say({"error": f"{type(error).__name__}: {error}"})
-            raise

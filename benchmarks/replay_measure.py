@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import gc
 import os
-import platform
 import random
 import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,6 +24,7 @@ from hamburger.engine.runner import Runner
 from hamburger.engine.sequence import Sequence
 from hamburger.engine.tokenizer import Tokenizer
 from hamburger.model.sources import resolve_source
+from machine import processor
 from replay_costs import CostModel, StepWork, fit, work_of
 
 PROMPT_WORDS = 60
@@ -96,19 +95,13 @@ def measure(
 def machine() -> dict[str, Any]:
     """Where it was measured, and how busy that was with other things."""
     return {
-        "processor": _processor(),
+        "processor": processor(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "timed": "processor time of the one thread" if torch.get_num_threads() == 1 else "wall time",
         "load_average": os.getloadavg()[0],
         "torch": torch.__version__,
     }
-
-
-def _processor() -> str:
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
 
 
 def _group_shares(llm: LLM, confidence: float, num_answers: int) -> tuple[float, ...]:

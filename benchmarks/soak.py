@@ -21,7 +21,6 @@ import os
 import random
 import re
 import signal
-import socket
 import statistics
 import subprocess
 import sys
@@ -32,6 +31,8 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+
+from machine import free_port
 
 WORDS = ["the", "a", "of", "river", "stone", "light", "under", "seven", "nine", "carries", "question", "city", "green"]
 SAMPLE_SECONDS = 5.0
@@ -199,9 +200,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, required=True, help="writes OUT.json and OUT.png")
     args = parser.parse_args()
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = str(s.getsockname()[1])
+    port = str(free_port())
     command = [str(Path(sys.executable).parent / "hamburger"), "serve", *([args.model] if args.model else [])]
     options = ["--port", port, "--max-num-seqs", str(args.seats), "--max-model-len", args.max_model_len]
     options += ["--kv-cache-memory", args.kv_cache_memory]

@@ -11,7 +11,6 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 from hamburger.engine.config import EngineConfig
@@ -27,6 +26,7 @@ from hamburger.engine.errors import (
     QueueTimeout,
 )
 from hamburger.engine.events import EngineReady, EngineStopped, Event, StepReport, StepStarted, Stop
+from hamburger.engine.health import EngineHealth
 from hamburger.engine.host import EngineHost, Life
 from hamburger.engine.messages import AbortRequest, EngineInfo, GroupOutput, RequestFailed, StepStats
 from hamburger.engine.observer import EndReason, EngineObserver, RequestTimings
@@ -40,7 +40,6 @@ _STOP_SECONDS = 5.0  # for an engine that was told to stop; its step may be long
 __all__ = [
     "AsyncEngine",
     "EndReason",
-    "EngineHealth",
     "EngineHost",
     "EngineObserver",
     "GenerationRequest",
@@ -48,19 +47,6 @@ __all__ = [
     "RequestTimings",
     "RequestUpdate",
 ]
-
-
-@dataclass(frozen=True, slots=True)
-class EngineHealth:
-    """alive: the loop runs. seconds_in_step: None between steps. seconds_since_step: since the last step's end."""
-
-    alive: bool
-    draining: bool
-    num_running: int
-    num_waiting: int
-    seconds_in_step: float | None
-    seconds_since_step: float
-    error: str | None
 
 
 class AsyncEngine:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from importlib.metadata import version
 
 from fastapi import Depends, FastAPI
-from fastapi.middleware.cors import CORSMiddleware
 
 from hamburger.engine.client import AsyncEngine
 from hamburger.engine.grammar import Grammars
@@ -16,7 +15,7 @@ from hamburger.server.config import ServeSettings
 from hamburger.server.context import ServedModel, ServerContext
 from hamburger.server.errors import add_error_handlers
 from hamburger.server.metrics import ServerMetrics
-from hamburger.server.middleware import REQUEST_ID, RequestIds
+from hamburger.server.middleware import RequestIds, allow_origins
 from hamburger.server.models import ServedModels
 from hamburger.server.openapi import document
 from hamburger.server.protocol import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
@@ -55,13 +54,6 @@ def create_app_of(contexts: Sequence[ServerContext], settings: ServeSettings) ->
     app.include_router(model_routes(models), dependencies=key_needed)
     app.include_router(operation_routes(models), dependencies=[] if settings.public_operation else key_needed)
     document(app, ChatBody, CompletionBody, TokenizeBody, DetokenizeBody)
-    if settings.cors_origin:
-        app.add_middleware(
-            CORSMiddleware,
-            allow_origins=settings.cors_origin,
-            allow_methods=["*"],
-            allow_headers=["*"],
-            expose_headers=[REQUEST_ID, "Retry-After"],
-        )
+    allow_origins(app, settings.cors_origin)
     app.add_middleware(RequestIds, logs=settings.access_log)  # the last one added is the outermost
     return app

@@ -28,7 +28,10 @@ S = TypeVar("S", bound=Schema)
 
 async def read_body(request: Request, schema: type[S], settings: ServeSettings) -> S:
     """The request's body as `schema`. Raises InvalidRequest, or ApiError: 413 too large, 408 too slow, 499 gone."""
-    body = _parse(await _read(request, settings.max_body_size, settings.client_seconds))
+    data = await read_whole(request, settings)
+    if len(data) > settings.max_body_size:
+        raise ApiError(413, f"The request's body has more than {settings.max_body_size} bytes (max_body_size).")
+    body = _parse(data)
     if issubclass(schema, GenerationBody):
         reject_unsupported(schema.unsupported, body)
     if ignored := body.keys() - schema.model_fields.keys():
@@ -42,24 +45,23 @@ async def read_body(request: Request, schema: type[S], settings: ServeSettings) 
         raise InvalidRequest(f"{_path(first['loc'])}: {message}.", field) from error
 
 
-async def _read(request: Request, max_bytes: int, max_seconds: float) -> bytes:
+async def read_whole(request: Request, settings: ServeSettings) -> bytes:
+    """The whole body, or so much of one larger than max_body_size that it shows. Raises ApiError: 408 too slow, 499
+    gone.
+    """
     data = bytearray()
     try:
-        async with asyncio.timeout(max_seconds):
+        async with asyncio.timeout(settings.client_seconds):
             async for chunk in request.stream():
                 data += chunk
-                if len(data) > max_bytes:
-                    raise ApiError(413, f"The request's body has more than {max_bytes} bytes (max_body_size).")
+                if len(data) > settings.max_body_size:
+                    break
     except TimeoutError as error:
-        raise too_slow(max_seconds) from error
+        message = f"The request's body took more than {settings.client_seconds:g} s to arrive (client_seconds)."
+        raise ApiError(408, message, headers={"Connection": "close"}) from error
     except ClientDisconnect as error:  # no fault of ours, and nobody to tell
         raise ApiError(CLIENT_LEFT, "The client closed the connection.") from error
     return bytes(data)
-
-
-def too_slow(max_seconds: float) -> ApiError:
-    message = f"The request's body took more than {max_seconds:g} s to arrive (client_seconds)."
-    return ApiError(408, message, headers={"Connection": "close"})
 
 
 def _parse(data: bytes) -> dict[str, Any]:

@@ -208,7 +208,7 @@ class ServeSettings(BaseSettings):
         try:
             return ServeSettings(**(shared | unset | own))
         except ValidationError as error:
-            name, value, reason = _first(error)
+            name, value, reason = first_fault(error)
             raise SettingsError(f"also {further.name}: {name} is {value!r}: {reason}") from error
 
     def engine_args(self, num_engines: int = 1) -> EngineArgs:
@@ -243,7 +243,7 @@ def load_settings(given: Mapping[str, Any], config_file: str | None = None) -> S
     try:
         return ServeSettings(**chosen)
     except ValidationError as error:
-        name, given_value, reason = _first(error)
+        name, given_value, reason = first_fault(error)
         if name in given:
             written = f"--{name.replace('_', '-')}"
         else:
@@ -252,11 +252,11 @@ def load_settings(given: Mapping[str, Any], config_file: str | None = None) -> S
         raise SettingsError(f"{written} is {value}: {reason}") from error
 
 
-def _first(error: ValidationError) -> tuple[str, Any, str]:
-    """The setting that is wrong, its value, and why: the end of a sentence."""
+def first_fault(error: ValidationError) -> tuple[str, Any, str]:
+    """The setting that is wrong, its value, and why: the end of a sentence. "" where they do not fit together."""
     first = error.errors(include_url=False, include_context=False)[0]
     reason = first["msg"].removeprefix("Value error, ")
-    return str(first["loc"][0]), first["input"], f"{reason[0].lower()}{reason[1:]}."
+    return str(first["loc"][0] if first["loc"] else ""), first["input"], f"{reason[0].lower()}{reason[1:]}."
 
 
 def _variable(name: str) -> str:

@@ -18,20 +18,18 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import Protocol
 
 from fastapi import FastAPI, Request
-from fastapi.middleware.cors import CORSMiddleware
 from pydantic_core import from_json
 from starlette.datastructures import Headers
-from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
 from hamburger.engine.errors import EngineDead, QueueTimeout
 from hamburger.server.affinity import affinity_key
-from hamburger.server.body import too_slow
+from hamburger.server.body import read_whole
 from hamburger.server.config import ServeSettings
 from hamburger.server.errors import ApiError, add_error_handlers, error_event, to_api_error
-from hamburger.server.middleware import REQUEST_ID
+from hamburger.server.middleware import REQUEST_ID, allow_origins
 from hamburger.server.replica import Answer, Call
 from hamburger.server.request_log import CLIENT_LEFT
 from hamburger.server.scale import ScaleOptions
@@ -72,14 +70,7 @@ def create_front(replicas: Replicas, options: ScaleOptions, settings: ServeSetti
     app = FastAPI(openapi_url=None)  # the documents are the replicas', like everything else
     add_error_handlers(app, lambda scope, status: None)
     app.router.routes.append(Route("/{path:path}", _Forwarder(replicas, options, settings)))
-    if settings.cors_origin:
-        app.add_middleware(
-            CORSMiddleware,
-            allow_origins=settings.cors_origin,
-            allow_methods=["*"],
-            allow_headers=["*"],
-            expose_headers=[REQUEST_ID, "Retry-After"],
-        )
+    allow_origins(app, settings.cors_origin)
     return app
 
 
@@ -96,13 +87,12 @@ class _Forwarder:
         settings: ServeSettings,
         pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        self._replicas, self._options, self._pause = replicas, options, pause
-        self._max_body_size, self._wait_seconds = settings.max_body_size, settings.max_queue_seconds
-        self._client_seconds = settings.client_seconds
+        self._replicas, self._options, self._settings, self._pause = replicas, options, settings, pause
+        self._wait_seconds = settings.max_queue_seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
-        call = Call.of(scope, await self._body(request))
+        call = Call.of(scope, await read_whole(request, self._settings))  # what is too large, a replica refuses
         if request.method == "GET" and request.url.path in _OF_ALL:
             await _response(request.url.path, await self._ask_all(call))(scope, receive, send)
             return
@@ -110,26 +100,8 @@ class _Forwarder:
         try:
             await unless_client_leaves(request, self._forward(call, answer))
         except ApiError as error:
-            if error.status != 499 or not answer.has_begun:
+            if error.status != CLIENT_LEFT or not answer.has_begun:
                 raise
-
-    async def _body(self, request: Request) -> bytes:
-        """The whole body, or so much of one that is too large that a replica refuses it.
-
-        Raises ApiError: 408 too slow, 499 gone.
-        """
-        body = bytearray()
-        try:
-            async with asyncio.timeout(self._client_seconds):
-                async for chunk in request.stream():
-                    body += chunk
-                    if len(body) > self._max_body_size:
-                        break
-        except TimeoutError as error:
-            raise too_slow(self._client_seconds) from error
-        except ClientDisconnect as error:
-            raise ApiError(CLIENT_LEFT, "The client closed the connection.") from error
-        return bytes(body)
 
     async def _forward(self, call: Call, answer: _Begun) -> None:
         key = affinity_key(Headers(raw=call.scope["headers"]), call.body, self._options.affinity)

@@ -32,10 +32,11 @@ class FoundModel:
 
 @dataclass(frozen=True, slots=True)
 class RunningModel:
-    """keeping: ends when its engine is dead for good."""
+    """keeping: ends when its engine is dead for good. watching: has one that hangs write its stacks."""
 
     context: ServerContext
     keeping: asyncio.Task[None]
+    watching: asyncio.Task[None]
 
 
 def engine_arguments(settings: ServeSettings) -> list[tuple[ServeSettings, EngineArgs]]:
@@ -96,27 +97,36 @@ async def running(models: Sequence[FoundModel], progress: Callable[[str], None])
             several = len(models) > 1
             tell = _prefixed(progress, model.name) if several else progress
             metrics = ServerMetrics(model.name, beside=metrics)
-            supervisor = Supervisor(
-                model.args,
-                tell,
-                model.settings.engine_restarts,
-                model.settings.log_level,
-                model.settings.log_format,
-                f"The engine of {model.name}" if several else "The engine",
-            )
             try:
-                engine = await AsyncEngine.launch(
-                    supervisor.host, model.tokenizer, metrics, auto=model.settings.auto_confidence()
+                launched = await launch(
+                    model, tell, metrics, title=f"The engine of {model.name}" if several else "The engine"
                 )
             except (ValueError, HamburgerError) as error:
                 raise _named(model.name, error, len(models)) from error
-            stack.push_async_callback(engine.shutdown, 0)
-            keeping = asyncio.create_task(supervisor.keep(engine))
-            stack.callback(keeping.cancel)
-            stack.callback(asyncio.create_task(supervisor.watch(engine)).cancel)
-            context = model_context(engine, model.tokenizer, metrics, model.settings, model.name)
-            found.append(RunningModel(context, keeping))
+            stack.push_async_callback(launched.context.engine.shutdown, 0)
+            stack.callback(launched.keeping.cancel)
+            stack.callback(launched.watching.cancel)
+            found.append(launched)
         yield found
+
+
+async def launch(
+    model: FoundModel, progress: Callable[[str], None], metrics: ServerMetrics, *, title: str = "The engine"
+) -> RunningModel:
+    """Start the model's engine in a process of its own; whoever asked for it ends it. Raises what building it raises.
+
+    metrics: its observer. title: what the log calls the engine.
+    """
+    settings = model.settings
+    supervisor = Supervisor(
+        model.args, progress, settings.engine_restarts, settings.log_level, settings.log_format, title
+    )
+    engine = await AsyncEngine.launch(supervisor.host, model.tokenizer, metrics, auto=settings.auto_confidence())
+    return RunningModel(
+        model_context(engine, model.tokenizer, metrics, settings, model.name),
+        keeping=asyncio.create_task(supervisor.keep(engine)),
+        watching=asyncio.create_task(supervisor.watch(engine)),
+    )
 
 
 def _prefixed(progress: Callable[[str], None], name: str) -> Callable[[str], None]:

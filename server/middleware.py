@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import re
 import uuid
+from collections.abc import Sequence
 
+from fastapi import FastAPI
+from fastapi.middleware.cors import CORSMiddleware
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -61,3 +64,15 @@ class RequestIds:
         finally:
             if self._logs:
                 write(entry, scope)
+
+
+def allow_origins(app: FastAPI, origins: Sequence[str]) -> None:
+    """Let web pages of these origins ask the application, and read the headers that clients go by."""
+    if origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=origins,
+            allow_methods=["*"],
+            allow_headers=["*"],
+            expose_headers=[REQUEST_ID, "Retry-After"],
+        )

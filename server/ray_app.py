@@ -20,6 +20,7 @@ from starlette.types import Message
 from hamburger.engine.errors import QueueFull
 from hamburger.server.config import ServeSettings
 from hamburger.server.forwarding import ReplicaLost, create_front, replica_settings
+from hamburger.server.launch import engine_arguments
 from hamburger.server.replica import Answer, Call, Replica
 from hamburger.server.scale import ScaleOptions, read_arguments, seats
 
@@ -39,9 +40,8 @@ def build(arguments: Mapping[str, Any]) -> Application:
     from ray.serve.config import AutoscalingConfig, RequestRouterConfig
 
     options, settings = read_arguments(arguments)
-    settings.engine_args()
+    engine_arguments(settings)
     settings.api_keys()
-    settings.auto_confidence()
     most, target = seats(options, settings)
     engine_options: dict[str, Any] = {
         "max_ongoing_requests": most + _RESERVED,

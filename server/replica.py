@@ -16,13 +16,11 @@ from typing import Any
 from starlette.types import ASGIApp, Message, Scope
 
 from hamburger.engine.client import AsyncEngine
-from hamburger.engine.tokenizer import Tokenizer
-from hamburger.model.sources import resolve_source
-from hamburger.server.app import create_app
+from hamburger.engine.health import liveness_fault
+from hamburger.server.app import create_app_of
 from hamburger.server.config import ServeSettings
+from hamburger.server.launch import engine_arguments, find_models, launch
 from hamburger.server.metrics import ServerMetrics
-from hamburger.server.routes import liveness_fault
-from hamburger.server.supervisor import Supervisor
 
 logger = logging.getLogger(__name__)
 _PASSED_ON = ("type", "http_version", "method", "scheme", "path", "raw_path", "query_string", "root_path", "headers")
@@ -57,7 +55,7 @@ class Replica:
 
     def __init__(self, app: ASGIApp, engine: AsyncEngine) -> None:
         self._app, self._engine = app, engine
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks: list[asyncio.Task[None]] = []  # held here: the event loop alone would forget them
 
     @classmethod
     async def launch(cls, settings: ServeSettings, name: str, on_death: Callable[[], None]) -> Replica:
@@ -66,20 +64,15 @@ class Replica:
         name: the label `engine` of its metrics. Raises what cannot be used: SettingsError, ConfigError,
         CheckpointError, TokenizerError.
         """
-        args = settings.engine_args()
-        source = await asyncio.to_thread(resolve_source, args.model, args.base)
-        tokenizer = await asyncio.to_thread(Tokenizer.load, source.tokenizer_path)
-        model_name = settings.served_model_name or source.name
-        metrics = ServerMetrics(model_name, name)
-        supervisor = Supervisor(args, logger.info, settings.engine_restarts, settings.log_level, settings.log_format)
-        engine = await AsyncEngine.launch(supervisor.host, tokenizer, metrics, auto=settings.auto_confidence())
-        replica = cls(create_app(engine, tokenizer, metrics, settings, model_name), engine)
+        [found] = await asyncio.to_thread(find_models, engine_arguments(settings))
+        model = await launch(found, logger.info, ServerMetrics(found.name, name))
+        replica = cls(create_app_of([model.context], settings), model.context.engine)
 
-        async def keep() -> None:
-            await supervisor.keep(engine)
+        async def wait_for_death() -> None:
+            await model.keeping
             on_death()
 
-        replica._tasks = [asyncio.create_task(keep()), asyncio.create_task(supervisor.watch(engine))]
+        replica._tasks = [asyncio.create_task(wait_for_death()), model.watching]
         return replica
 
     def fault(self) -> str | None:
@@ -116,12 +109,6 @@ class Replica:
                     else:
                         body += message.get("body", b"")
         return Answer(status, headers, bytes(body))
-
-    async def close(self) -> None:
-        """End the engine and whatever it still does."""
-        for task in self._tasks:
-            task.cancel()
-        await self._engine.shutdown(0)
 
     async def _run(self, call: Call, messages: asyncio.Queue[Message | None]) -> None:
         was_read = False

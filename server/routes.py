@@ -11,8 +11,8 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 
-from hamburger.engine.client import EngineHealth
 from hamburger.engine.errors import InvalidRequest
+from hamburger.engine.health import liveness_fault
 from hamburger.server.body import read_body
 from hamburger.server.context import ServerContext
 from hamburger.server.metrics import CONTENT_TYPE
@@ -23,10 +23,6 @@ from hamburger.server.protocol import DetokenizeBody, TokenizeBody
 
 MAX_TOKENIZED = 1_000_000  # characters of a text, or tokens of a list: many times what contexts hold
 _MANY_TOKENS = 5_000  # a few ms of spelling them out, which other streams need not wait for
-# A step is one macro-step; the longest that a prefill chunk may take on a slow CPU is far below this.
-HUNG_IN_STEP_SECONDS = 120.0
-# Between steps the engine only takes its messages: it is never here for long while there is work.
-HUNG_BETWEEN_STEPS_SECONDS = 30.0
 
 
 def model_routes(models: ServedModels) -> APIRouter:
@@ -138,26 +134,6 @@ def _check_size(size: int, param: str) -> None:
     """Raise InvalidRequest for a text (characters) or a list (tokens) that would keep others waiting."""
     if size > MAX_TOKENIZED:
         raise InvalidRequest(f"{param} has the length {size}, but at most {MAX_TOKENIZED} is allowed here.", param)
-
-
-def liveness_fault(state: EngineHealth) -> str | None:
-    """Why the process should be restarted, or None."""
-    if not state.alive:
-        return f"the engine is dead: {state.error}" if state.error else "the engine has stopped"
-    return hang(state)
-
-
-def hang(state: EngineHealth) -> str | None:
-    """How a living engine hangs, or None: it may be busy in a long step, but not for ever."""
-    if not state.alive:
-        return None
-    if not state.num_running and not state.num_waiting:
-        return None
-    if state.seconds_in_step is not None:
-        hangs = state.seconds_in_step > HUNG_IN_STEP_SECONDS
-        return f"one step has taken {state.seconds_in_step:.0f} s" if hangs else None
-    hangs = state.seconds_since_step > HUNG_BETWEEN_STEPS_SECONDS
-    return f"no step for {state.seconds_since_step:.0f} s, though requests wait" if hangs else None
 
 
 def _readiness_fault(context: ServerContext) -> str | None:

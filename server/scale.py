@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from hamburger.server.config import ServeSettings, SettingsError, load_settings
+from hamburger.server.config import ServeSettings, SettingsError, first_fault, load_settings
 
 Affinity = Literal["prefix", "session", "none"]
 _ELSEWHERE = {
@@ -78,12 +78,8 @@ def read_arguments(arguments: Mapping[str, Any]) -> tuple[ScaleOptions, ServeSet
     try:
         options = ScaleOptions(**own)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False)[0]
-        reason = first["msg"].removeprefix("Value error, ")
-        if not first["loc"]:
-            raise SettingsError(f"{reason}.") from error
-        value = f"{first['loc'][0]} is {first['input']!r}"
-        raise SettingsError(f"{value}: {reason[0].lower()}{reason[1:]}.") from error
+        name, value, reason = first_fault(error)
+        raise SettingsError(f"{name} is {value!r}: {reason}" if name else reason) from error
     settings = load_settings(given)
     if settings.also:
         raise SettingsError("also is given, but a replica has one engine: deploy an application for each model.")

@@ -8,9 +8,9 @@ from collections.abc import Callable
 
 from hamburger.engine.client import AsyncEngine
 from hamburger.engine.config import EngineArgs
+from hamburger.engine.health import hang
 from hamburger.engine.logs import LogFormat
 from hamburger.engine.process import ProcessHost
-from hamburger.server.routes import hang
 
 logger = logging.getLogger(__name__)
 

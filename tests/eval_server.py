@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import argparse
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 
+from hamburger.clients import eval_tasks
 from scripted_server import Reply, ScriptedServer, error_body
+
+DATA = Path(__file__).parent / "data" / "eval"
 
 
 def byte_logprob(token: int) -> float:
@@ -65,3 +71,17 @@ class EvalServer(ScriptedServer):
         tokens = list(prompt.encode()) if isinstance(prompt, str) else prompt
         logprobs = [None, *map(byte_logprob, tokens[1:]), -0.5]
         return {"index": index, "text": "...", "finish_reason": "length", "logprobs": {"token_logprobs": logprobs}}
+
+
+def evaluate(server: EvalServer, out: Path, *arguments: str) -> int:
+    """Run the command on the small task files; returns its exit code."""
+    parser = argparse.ArgumentParser()
+    eval_tasks.add_arguments(parser)
+    options = ["--base-url", server.url, "--data", str(DATA), "--out", str(out), "--resamples", "50", *arguments]
+    return eval_tasks.run(parser.parse_args(options))
+
+
+def report(out: Path) -> dict[str, Any]:
+    """What it wrote."""
+    found: dict[str, Any] = json.loads(out.read_text())
+    return found

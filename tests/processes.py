@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from engine_builders import BUILDER
-from hamburger.engine.client import RequestStream, RequestUpdate
 from hamburger.engine.config import EngineArgs
 from hamburger.engine.process import ProcessHost
 
@@ -36,7 +35,3 @@ async def gone(pid: int) -> None:
     async with asyncio.timeout(20):
         while is_alive(pid):  # noqa: ASYNC110 - nothing announces it
             await asyncio.sleep(0.01)
-
-
-async def collect(stream: RequestStream) -> list[RequestUpdate]:
-    return [update async for update in stream]

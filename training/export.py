@@ -19,15 +19,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hamburger.model.assemble import assemble
 from hamburger.model.checkpoint import load_checkpoint, read_files, save_checkpoint
 from hamburger.model.config import GraftConfig, ModelConfig
-from hamburger.model.devices import choose_device, choose_dtype
 from hamburger.model.sources import ModelSource, read_json, resolve_source
 from hamburger.training import calibrate
 from hamburger.training.arguments_quality import CONFIDENCES
 from hamburger.training.dataset import Example, SegmentedDataset
 from hamburger.training.errors import TrainingError
+from hamburger.training.loading import load_model
 from hamburger.training.model_card import CardFacts, model_card, read_run
 from hamburger.training.prompts import is_kept_back
 from hamburger.training.recipe import read_recipe
@@ -231,19 +230,14 @@ def _calibrated(
 ) -> tuple[GraftConfig, str]:
     """Fit the dial of the weights as they will be served."""
     data = SegmentedDataset(options.calibrate or Path())
-    device = choose_device(options.device)
-    dtype = choose_dtype(options.dtype, device)
-    checkpoint = load_checkpoint(resolve_source(str(folder)), dtype, on_progress=on_progress)
-    trunk, graft = checkpoint.config.trunk, checkpoint.config.graft
+    source = resolve_source(str(folder))
+    model = load_model(source, device=options.device, dtype=options.dtype, packed=False, on_progress=on_progress)
+    trunk, graft = model.config.trunk, model.config.graft
     if graft is None or data.meta.max_group > graft.max_group or data.meta.vocab_size != trunk.vocab_size:
         raise TrainingError(
             f"{data.folder} has groups of up to {data.meta.max_group} tokens and a vocabulary of "
             f"{data.meta.vocab_size}, which is not this model's: segment with its base and --max-group."
         )
-    length = trunk.fixed_context_tokens
-    model = assemble(
-        checkpoint.config, checkpoint.tensors, dtype=dtype, device=device, max_positions=length, packed=False
-    )
     chosen = list(range(len(data))) if share is None else held_back(data, share)
     on_progress("calibrating the dial")
     decisions = calibrate.collect(model, _spread(data, chosen, options.calibrate_tokens), options.calibrate_tokens)

@@ -14,10 +14,7 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from hamburger.model.assemble import assemble
-from hamburger.model.checkpoint import load_checkpoint
 from hamburger.model.config import GraftConfig
-from hamburger.model.devices import choose_device, choose_dtype
 from hamburger.model.hamburger import HamburgerModel
 from hamburger.model.sources import resolve_source
 from hamburger.training.batches import NO_TARGET, TrainBatch, collate, passes
@@ -25,6 +22,7 @@ from hamburger.training.calibrate import Calibration, identity
 from hamburger.training.dataset import DatasetMeta, DatasetWriter, Example, SegmentedDataset
 from hamburger.training.errors import TrainingError
 from hamburger.training.group_report import group_report
+from hamburger.training.loading import load_model
 from hamburger.training.objective import Objective, Outcome, TrainingNetwork
 from hamburger.training.progress import token_bar
 from hamburger.training.prompts import unit_hash
@@ -35,20 +33,16 @@ def run(args: argparse.Namespace) -> int:
     err = Console(stderr=True, highlight=False)
     data = [SegmentedDataset(folder) for folder in args.data]
     source = resolve_source(args.model, args.base)
-    device = choose_device(args.device)
-    dtype = choose_dtype(args.dtype, device)
-    checkpoint = load_checkpoint(source, dtype, on_progress=lambda line: err.print(line, markup=False))
-    trunk, graft = checkpoint.config.trunk, checkpoint.config.graft
+    model = load_model(
+        source,
+        device=args.device,
+        dtype=args.dtype,
+        packed=False,
+        on_progress=lambda line: err.print(line, markup=False),
+    )
+    trunk, graft = model.config.trunk, model.config.graft
     if graft is None:
         raise TrainingError(f"{source.name} has no graft, so it makes no groups: name a HAMburger.")
-    model = assemble(
-        checkpoint.config,
-        checkpoint.tensors,
-        dtype=dtype,
-        device=device,
-        max_positions=trunk.fixed_context_tokens,
-        packed=False,
-    )
     low, high = args.confidence[0], args.confidence[-1]
     meta = _meta(data, trunk.vocab_size, graft, f"{source.name} at {low:g} to {high:g}, seed {args.seed}")
     with DatasetWriter(args.out, meta) as writer:

@@ -9,12 +9,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hamburger.model.assemble import assemble
-from hamburger.model.checkpoint import load_checkpoint
-from hamburger.model.devices import choose_device, choose_dtype
 from hamburger.model.hamburger import HamburgerModel
 from hamburger.model.sources import resolve_source
 from hamburger.training.errors import TrainingError
+from hamburger.training.loading import load_model
 from hamburger.training.network import Slots, trunk_states
 
 _SLOTS_A_PASS = 2048
@@ -61,12 +59,8 @@ class Scorer:
         on_progress: Callable[[str], None] = lambda line: None,
     ) -> Scorer:
         """Load any checkpoint's trunk; None is the embedded base. Raises CheckpointError or ConfigError."""
-        where = choose_device(device)
-        kind = choose_dtype(dtype, where)
-        checkpoint = load_checkpoint(resolve_source(model, base), kind, on_progress=on_progress)
-        length = checkpoint.config.trunk.fixed_context_tokens
-        built = assemble(checkpoint.config, checkpoint.tensors, dtype=kind, device=where, max_positions=length)
-        return cls(built, length)
+        built = load_model(resolve_source(model, base), device=device, dtype=dtype, on_progress=on_progress)
+        return cls(built, built.config.trunk.fixed_context_tokens)
 
     def score(
         self,

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from eval_server import EvalServer
 from scripted_server import ScriptedServer, serve
 
 
@@ -14,4 +15,13 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[ScriptedServer]:
     monkeypatch.delenv("HAMBURGER_API_KEY", raising=False)
     monkeypatch.setenv("COLUMNS", "120")
     with serve(ScriptedServer()) as running:
+        yield running
+
+
+@pytest.fixture
+def eval_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[EvalServer]:
+    monkeypatch.delenv("HAMBURGER_API_KEY", raising=False)
+    monkeypatch.setenv("COLUMNS", "80")
+    running = EvalServer()
+    with serve(running):
         yield running

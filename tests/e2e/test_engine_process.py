@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import signal
 import threading
@@ -65,17 +66,17 @@ def test_http_answers_during_a_long_prefill_and_has_no_torch(grafted_folder: Pat
         assert "libtorch" not in Path(f"/proc/{server.pid}/maps").read_text()
         assert "libtorch" in Path(f"/proc/{engine_pid(server)}/maps").read_text()
         prompt = [[5] * 500] * 40
+        num_steps = math.ceil(40 * 500 / 4096)
         body = {"model": "burger", "prompt": prompt, "max_tokens": 1, "temperature": 0, "logprobs": 5, "echo": True}
         asked = threading.Thread(target=lambda: server.post("/v1/completions", body))
         asked.start()
         until(lambda: server.metric("hamburger_num_requests_running") > 0)
-        times = []
-        while asked.is_alive():
-            start = time.monotonic()
-            assert httpx.get(f"{server.url}/health", timeout=10).status_code == 200
-            times.append(time.monotonic() - start)
-        assert times
-        assert sorted(times)[len(times) // 2] < 0.2  # most of it is this client's own
+        num_answers = 0
+        with httpx.Client(base_url=server.url, timeout=10) as client:
+            while asked.is_alive():
+                assert client.get("/health").status_code == 200
+                num_answers += 1
+        assert num_answers > 4 * num_steps  # who waits for the engine has one a step
 
 
 def test_sigterm_under_load_finishes_what_runs_and_takes_nothing_new(grafted_folder: Path) -> None:

@@ -15,6 +15,7 @@ from dataclasses import replace
 
 import pytest
 
+from async_engine import collect
 from fakes import ByteTokenizer
 from hamburger.engine.client import AsyncEngine, GenerationRequest
 from hamburger.engine.errors import EngineDead, EngineDraining
@@ -22,7 +23,7 @@ from hamburger.engine.process import EngineProcessError, ProcessHost
 from hamburger.engine.sampling_params import SamplingParams
 from hamburger.model.config import ConfigError
 from hamburger.model.sources import CheckpointError
-from processes import collect, gone, host_of, is_alive, let_workers_find_builders
+from processes import gone, host_of, is_alive, let_workers_find_builders
 from reference import expected, random_case
 
 LONG = SamplingParams(seed=0, ignore_eos=True)

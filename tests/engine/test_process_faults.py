@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from async_engine import collect
 from engine_builders import break_frames
 from fakes import ByteTokenizer
 from hamburger.engine.client import AsyncEngine, GenerationRequest
@@ -14,7 +15,7 @@ from hamburger.engine.errors import EngineDead
 from hamburger.engine.process import EngineProcessError, ProcessHost
 from hamburger.engine.sampling_params import SamplingParams
 from hamburger.engine.wire import Encoder
-from processes import collect, gone, host_of, let_workers_find_builders
+from processes import gone, host_of, let_workers_find_builders
 
 UNREADABLE = ("no MessagePack", "another type", "unknown kind", "huge")
 SUDDEN = ("not encodable", "cut", "exit before")

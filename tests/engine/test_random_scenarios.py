@@ -123,6 +123,7 @@ def life(scenario: int, *, overlap: bool) -> Life:
 
 
 @pytest.mark.parametrize("overlap", [False, True], ids=["plain", "overlapped"])
+@pytest.mark.no_cover  # it would take thrice as long, and other tests run the same lines
 @pytest.mark.parametrize("thousand", range(10))
 def test_nothing_leaks_and_every_answer_is_right(thousand: int, overlap: bool) -> None:
     seen: Counter[str] = Counter()

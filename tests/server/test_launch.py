@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
+from async_engine import collect
 from engine_builders import BUILDER
 from hamburger.engine.client import GenerationRequest
 from hamburger.engine.config import EngineArgs
@@ -21,7 +22,7 @@ from hamburger.model.sources import BUILTIN
 from hamburger.server import supervisor as module
 from hamburger.server.config import ServeSettings, SettingsError
 from hamburger.server.launch import FoundModel, running
-from processes import collect, gone, is_alive, let_workers_find_builders
+from processes import gone, is_alive, let_workers_find_builders
 from serving import until
 
 

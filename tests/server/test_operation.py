@@ -8,9 +8,8 @@ import httpx
 import pytest
 
 from fakes import EOS, StepGate
-from hamburger.engine.client import EngineHealth
+from hamburger.engine.health import EngineHealth, liveness_fault
 from hamburger.server.metrics import RecentGroups
-from hamburger.server.routes import liveness_fault
 from serving import CHAT, COMPLETIONS, HELLO, MODEL, ByChoice, Served, error_of, on_port, serving, split, until
 
 KEYS = {"api_key": "first,second"}

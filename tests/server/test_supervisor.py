@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from async_engine import collect
 from engine_builders import BUILDER
 from fakes import ByteTokenizer, fake_engine
 from hamburger.engine.client import AsyncEngine, GenerationRequest
@@ -21,7 +22,7 @@ from hamburger.engine.process import ProcessHost
 from hamburger.engine.sampling_params import SamplingParams
 from hamburger.server import supervisor as module
 from hamburger.server.supervisor import Supervisor
-from processes import collect, let_workers_find_builders
+from processes import let_workers_find_builders
 from serving import until
 
 

