@@ -6,10 +6,10 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 
-from hamburger.engine.build_rank import Leader
 from hamburger.engine.config import EngineArgs, EngineConfig
 from hamburger.engine.core import EngineCore
 from hamburger.engine.grammar import Grammars
@@ -18,13 +18,16 @@ from hamburger.engine.memory import decode_graphs, step_bytes
 from hamburger.engine.messages import EngineInfo, SubmitRequest
 from hamburger.engine.overlap import OverlappedCore
 from hamburger.engine.pool import blocks_of_pool
-from hamburger.engine.ranks import LeadingRunner, OnLost
 from hamburger.engine.runner import Runner
 from hamburger.engine.sampling_params import SamplingParams
 from hamburger.engine.tokenizer import Tokenizer
 from hamburger.model.config import ConfigError, ModelConfig
 from hamburger.model.kv_cache import PagedKVCache, slot_bytes
 from hamburger.model.step_memory import CudaMeter
+
+if TYPE_CHECKING:
+    from hamburger.engine.build_rank import Leader
+    from hamburger.engine.ranks import LeadingRunner, OnLost
 
 
 def build_core(
@@ -48,7 +51,7 @@ def _build(
     source, device, dtype = found.source, found.device, found.dtype
     kernels, backend = found.kernels, found.backend
     model_config, max_model_len = found.checkpoint.config, found.max_model_len
-    leader = Leader(args, on_lost) if args.tensor_parallel_size > 1 else None
+    leader = _leader(args, on_lost) if args.tensor_parallel_size > 1 else None
     if leader is not None:
         undo.callback(leader.ranks.close)
     model = model_of(found, args, None if leader is None else leader.group)
@@ -115,6 +118,13 @@ def _build(
     on_progress("warming up: Triton compiles its kernels, once a machine" if backend == "triton" else "warming up")
     _warm_up(core, info)
     return core, info
+
+
+def _leader(args: EngineArgs, on_lost: OnLost | None) -> Leader:
+    """Imported only here: an engine of one process needs no msgspec (benchmarks/gpu.sh has none)."""
+    from hamburger.engine.build_rank import Leader
+
+    return Leader(args, on_lost)
 
 
 def _overlaps(args: EngineArgs, device: torch.device) -> bool:

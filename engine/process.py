@@ -6,6 +6,7 @@ It imports no torch. The engine ends with this process, however that ends (worke
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
@@ -27,6 +28,7 @@ from hamburger.model.sources import CheckpointError
 logger = logging.getLogger(__name__)
 
 BUILD_CORE = "hamburger.engine.build:build_core"
+_RECEIVED_BYTES = 2**18  # at once, at most
 _END_SECONDS = 5.0  # for a process that said its last words
 
 
@@ -68,16 +70,12 @@ class ProcessHost:
             self._process = subprocess.Popen(
                 command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, start_new_session=True
             )
-        self._transport: asyncio.WriteTransport | None = None
-        self._waiting = [self._encoder.frame(self._args)]
+        self._outgoing: asyncio.Queue[bytes] = asyncio.Queue()
+        self._outgoing.put_nowait(self._encoder.frame(self._args))
         self._reading = asyncio.create_task(self._read(mine), name="hamburger-engine")
 
     def send(self, message: Message) -> None:
-        frame = self._encoder.frame(message)
-        if self._transport is None:
-            self._waiting.append(frame)
-        elif not self._transport.is_closing():
-            self._transport.write(frame)
+        self._outgoing.put_nowait(self._encoder.frame(message))
 
     def dump_stacks(self) -> None:
         """Have the engine, and its ranks, write the stacks of their threads to stderr, whatever they are doing."""
@@ -92,21 +90,24 @@ class ProcessHost:
         await self._reading
 
     async def _read(self, connection: socket.socket) -> None:
-        reader, writer = await asyncio.open_unix_connection(sock=connection)
-        writer.write(b"".join(self._waiting))
-        self._transport = writer.transport
-        decoder = Decoder()
+        # Not by a transport: one that fails to write, or whose other side left something unread, forgets what has
+        # arrived, and with it an engine's last words.
+        connection.setblocking(False)
+        writing = asyncio.create_task(_write(connection, self._outgoing), name="hamburger-to-engine")
+        decoder, received = Decoder(), bytearray()
         try:
             while self._last is None:  # an engine that has said its last words may not manage to exit
-                size = frame_size(await reader.readexactly(LENGTH.size))
-                self._take(decoder.value(await reader.readexactly(size)))
-        except (asyncio.IncompleteReadError, ConnectionError):
+                size = frame_size(await _exactly(connection, received, LENGTH.size))
+                self._take(decoder.value(await _exactly(connection, received, size)))
+        except (EOFError, ConnectionError):
             pass
         except WireError as error:  # nothing can be asked of it any more
             self._last = Failed("error", f"its process sent what cannot be read: {error}")
             self.abandon()
         finally:
-            writer.close()
+            writing.cancel()
+            await asyncio.wait([writing])
+            connection.close()
             stopped = EngineStopped(await self._error())
             asyncio.get_running_loop().call_soon(self._on_event, stopped)
 
@@ -136,3 +137,22 @@ class ProcessHost:
             case Failed(_, message):
                 return EngineProcessError(message)
         return EngineProcessError(f"its process {self._process.pid} {how_it_ended(code)}")
+
+
+async def _write(connection: socket.socket, frames: asyncio.Queue[bytes]) -> None:
+    """Until the other side is gone. What is sent after that is for nobody."""
+    with contextlib.suppress(OSError):
+        while True:
+            await asyncio.get_running_loop().sock_sendall(connection, await frames.get())
+
+
+async def _exactly(connection: socket.socket, received: bytearray, size: int) -> bytes:
+    """Take `size` bytes of what has come and still comes. Raises EOFError or ConnectionError at the end."""
+    while len(received) < size:
+        part = await asyncio.get_running_loop().sock_recv(connection, _RECEIVED_BYTES)
+        if not part:
+            raise EOFError
+        received += part
+    taken = bytes(received[:size])
+    del received[:size]
+    return taken

@@ -15,6 +15,7 @@ from hamburger.model.batch import ForwardBatch, Logprobs, ScoredSlots, StepOutpu
 from hamburger.model.config import ModelConfig, TrunkConfig
 from hamburger.model.embedder import CompositionalEmbedder
 from hamburger.model.float8 import Float8Linear, fits, use_float8
+from hamburger.model.growing_groups import GrowingGroups
 from hamburger.model.kv_cache import PagedKVCache
 from hamburger.model.linear import PackedLinear, pack_linears
 from hamburger.model.masked import Groups, MaskedStep
@@ -52,7 +53,7 @@ class HamburgerModel(nn.Module):
     emitter: NativeEmitter | None = None
     short_list: Tensor
     head: Callable[[Tensor], Tensor]
-    micro_head: Callable[[Tensor], Tensor] | None = None  # if micro-steps have one of their own, over all ids
+    micro_head: Callable[[Tensor], Tensor] | None  # the micro-steps' own over all ids, if they have one
     short_head: Callable[[Tensor], Tensor]
 
     def __init__(self, config: ModelConfig, held: TrunkConfig | None = None) -> None:
@@ -60,6 +61,7 @@ class HamburgerModel(nn.Module):
         super().__init__()
         t, g = config.trunk if held is None else held, config.graft
         self.config = config
+        self.micro_head = None  # not in the class, where it would hide a module of that name
         # Not nn.Embedding(V, D): drawing its initial numbers on the meta device imports torch's compiler for a second.
         self.embed_tokens = nn.Embedding.from_pretrained(torch.empty(t.vocab_size, t.hidden_size), freeze=False)
         self.trunk = Trunk(t)
@@ -212,7 +214,7 @@ class HamburgerModel(nn.Module):
     def _emit(self, hidden: Tensor, features: list[Tensor], batch: ForwardBatch) -> StepOutput:
         """First tokens from the trunk's state [M, D], then micro-steps for the rows whose groups go on."""
         m, width, device = hidden.shape[0], batch.max_group_limit, hidden.device
-        group = _Group(m, width, batch.sampling.max_logprobs, device)
+        group = GrowingGroups(m, width, batch.sampling.max_logprobs, device)
         if not m:
             return group.output()
         sampler = GroupSampler(batch.sampling)
@@ -308,33 +310,3 @@ def _head(weight: Tensor, packed: bool, float8: bool = False) -> Callable[[Tenso
     if float8 and fits(weight):
         return Float8Linear(weight)
     return PackedLinear(weight) if packed else partial(F.linear, weight=weight)
-
-
-class _Group:
-    """Collects the groups of one macro-step, token by token."""
-
-    def __init__(self, rows: int, width: int, max_logprobs: int, device: torch.device) -> None:
-        self.token_ids = torch.zeros(rows, width, dtype=torch.int64, device=device)
-        self.stop_probs = torch.zeros(rows, width, device=device)
-        self.sizes = torch.zeros(rows, dtype=torch.int64, device=device)
-        self.logprobs: Logprobs | None = None
-        if max_logprobs >= 0:
-            top = torch.zeros(rows, width, max_logprobs, device=device)
-            self.logprobs = Logprobs(torch.zeros(rows, width, device=device), top.long(), top)
-
-    def add(self, rows: Tensor, index: int, tokens: Tensor, stop: Tensor, logits: Tensor, asked: Tensor) -> None:
-        """Token `index` of rows [R]; log-probabilities only for the rows in `asked` (bool [R])."""
-        self.token_ids[rows, index] = tokens
-        self.stop_probs[rows, index] = stop.sigmoid()
-        self.sizes[rows] = index + 1
-        if self.logprobs is None:
-            return
-        at = asked.nonzero().squeeze(-1)
-        if len(at):
-            chosen, ids, top = token_logprobs(logits[at], tokens[at], self.logprobs.top.shape[-1])
-            self.logprobs.chosen[rows[at], index] = chosen
-            self.logprobs.top_ids[rows[at], index] = ids
-            self.logprobs.top[rows[at], index] = top
-
-    def output(self) -> StepOutput:
-        return StepOutput(self.token_ids, self.sizes, self.stop_probs, self.logprobs)

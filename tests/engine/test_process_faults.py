@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import subprocess
+import sys
 import time
 
 import pytest
@@ -12,9 +15,11 @@ from engine_builders import break_frames
 from fakes import ByteTokenizer
 from hamburger.engine.client import AsyncEngine, GenerationRequest
 from hamburger.engine.errors import EngineDead
+from hamburger.engine.events import EngineStopped
+from hamburger.engine.messages import AbortRequest
 from hamburger.engine.process import EngineProcessError, ProcessHost
 from hamburger.engine.sampling_params import SamplingParams
-from hamburger.engine.wire import Encoder
+from hamburger.engine.wire import Encoder, Failed, Progress
 from processes import gone, host_of, let_workers_find_builders
 
 UNREADABLE = ("no MessagePack", "another type", "unknown kind", "huge")
@@ -90,3 +95,23 @@ async def test_a_frame_of_the_server(kind: str, fault: str) -> None:
         with pytest.raises((EngineDead, EngineProcessError), match=r"cannot be read|4294967295 bytes"):
             await life(host)
         await gone(host.pid)
+
+
+async def test_last_words_are_heard_of_an_engine_that_has_left_messages_unread() -> None:
+    """The kernel then resets the connection behind what was sent, and nothing can be written any more."""
+    host = host_of("slow")
+    mine, theirs = socket.socketpair()
+    host._process = await asyncio.to_thread(subprocess.Popen, [sys.executable, "-c", "raise SystemExit(1)"])
+    host._outgoing = asyncio.Queue()
+    stopped: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+    host._on_event = stopped.set_result
+    host.send(AbortRequest("a"))
+    reading = asyncio.create_task(host._read(mine))
+    await asyncio.sleep(0.05)  # until what was sent lies there
+    theirs.sendall(b"".join(Encoder().frame(value) for value in (Progress("line"), Failed("error", "why it ends"))))
+    theirs.close()
+    host.send(AbortRequest("b"))  # before it knows
+    await asyncio.wait_for(reading, 30)
+    event = await stopped
+    assert isinstance(event, EngineStopped)
+    assert str(event.error) == "why it ends"

@@ -141,7 +141,8 @@ def test_rows_of_padding_change_nothing(kernel_device: torch.device) -> None:
 def test_pieces_of_a_decoding_step_on_the_kernels_give_the_plain_texts(name: str) -> None:
     """What CUDA graphs capture, replayed eagerly: static rows, padding in the scratch block, kernels in between."""
     config = MODELS[name]
-    asked = requests(3, number=3)
+    # The interpreter is slow: few tokens each.
+    asked = [replace(r, params=replace(r.params, max_tokens=8, min_tokens=0)) for r in requests(3, number=3)]
     tensors = random_tensors(config, 2)
     model = assemble(
         config, tensors, dtype=torch.float32, device=CPU, max_positions=CONTEXT, packed=False, masked=True,
