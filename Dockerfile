@@ -12,7 +12,7 @@ FROM ${PYTHON_IMAGE} AS build
 ARG VARIANT=cpu
 ARG TORCH_INDEX=
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
-# For the CPU kernels; the image that is served has no compiler. Any version will do.
+# For the CPU kernels. Any version will do.
 # hadolint ignore=DL3008
 RUN apt-get update && apt-get install --yes --no-install-recommends g++ && rm -rf /var/lib/apt/lists/*
 RUN python3 -m venv /opt/hamburger
@@ -39,6 +39,12 @@ COPY training training
 RUN --mount=type=cache,target=/root/.cache/pip pip install --constraint constraints.txt .
 
 FROM ${PYTHON_IMAGE}
+ARG VARIANT=cpu
+# Triton compiles its kernels where they run, with a C compiler. Any version will do.
+# hadolint ignore=DL3008
+RUN if [ "$VARIANT" = cuda ]; then \
+      apt-get update && apt-get install --yes --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/*; \
+    fi
 RUN useradd --uid 10001 --user-group --no-create-home --home-dir /tmp hamburger \
     && install -d -o hamburger -g hamburger /cache /models
 COPY --from=build /opt/hamburger /opt/hamburger
@@ -52,6 +58,7 @@ ENV PATH=/opt/hamburger/bin:$PATH \
     HOME=/tmp \
     XDG_CACHE_HOME=/cache \
     HF_HOME=/cache/huggingface \
+    TRITON_CACHE_DIR=/cache/triton \
     HAMBURGER_HOST=0.0.0.0
 USER 10001:10001
 WORKDIR /models

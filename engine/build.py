@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -63,11 +64,18 @@ def _build(
     prefix_cache = args.prefix_cache and model_config.trunk.context_tokens == model_config.trunk.fixed_context_tokens
     if args.prefix_cache and not prefix_cache:
         on_progress("no prefix cache: with dynamic rope scaling a prompt's keys depend on its length")
-    captures = leader is None and device.type == "cuda" and not args.enforce_eager
+    # torch's attention would gather max_model_len slots of every row in each captured step, at 64 rows gigabytes.
+    captures = leader is None and device.type == "cuda" and backend == "triton" and not args.enforce_eager
     for_steps = 0
     if leader is None and device.type == "cuda" and args.kv_cache_memory is None:
         on_progress("measuring what the largest steps take")
-        for_steps = step_bytes(model, args, max_model_len, torch.cuda.mem_get_info(device)[0], CudaMeter(device))
+        for_steps = step_bytes(
+            model,
+            replace(args, enforce_eager=not captures),
+            max_model_len,
+            torch.cuda.mem_get_info(device)[0],
+            CudaMeter(device),
+        )
     on_progress("sizing the KV pool")
     budget = rank_pool_bytes(args, device, for_steps) if leader is None else leader.pool_bytes(device)
     config = EngineConfig(
@@ -83,10 +91,16 @@ def _build(
         prefix_cache=prefix_cache,
     )
     if leader is None:
-        cache = PagedKVCache(model_config.trunk, config.num_blocks, config.block_size, dtype, device)
-        graphs = decode_graphs(model, cache, args, max_model_len) if captures else None
-        if graphs is not None:
-            graphs.prepare(partial(_tell_captured, on_progress))
+        try:
+            cache = PagedKVCache(model_config.trunk, config.num_blocks, config.block_size, dtype, device)
+            graphs = decode_graphs(model, cache, args, max_model_len) if captures else None
+            if graphs is not None:
+                graphs.prepare(partial(_tell_captured, on_progress))
+        except torch.OutOfMemoryError as error:
+            raise ConfigError(
+                "The KV pool and the CUDA graphs do not fit beside the weights: lower kv_cache_memory or max_num_seqs, "
+                f"or set enforce_eager. ({str(error).splitlines()[0]})"
+            ) from error
         runner: Runner | LeadingRunner = Runner(model, cache, graphs)
     else:
         runner = leader.runner(model, config.num_blocks, dtype, device)

@@ -84,6 +84,11 @@ class EngineArgs:
                 f"quantization is {self.quantization}, but tensor_parallel_size is {size}, and the kernels for it run "
                 "whole models only: use none, or tensor_parallel_size 1."
             )
+        if self.overlap_steps == "on":
+            raise ConfigError(
+                f"overlap_steps is on, but tensor_parallel_size is {size}, and steps of several ranks do not "
+                "overlap: use auto or off."
+            )
         if ":" in self.device:
             raise ConfigError(
                 f"device is {self.device}, but tensor_parallel_size is {size}, which takes the first {size} GPUs: use "

@@ -10,7 +10,7 @@ import torch
 from hamburger.engine.config import EngineArgs
 from hamburger.engine.memory import pool_bytes
 from hamburger.model.assemble import assemble
-from hamburger.model.backends import Backend, choose_backend
+from hamburger.model.backends import Backend, choose_backend, why_no_triton
 from hamburger.model.checkpoint import Checkpoint, load_checkpoint
 from hamburger.model.config import ConfigError, ModelConfig
 from hamburger.model.devices import choose_dtype, device_of_rank
@@ -44,11 +44,14 @@ def find(args: EngineArgs, rank: int = 0, on_progress: Callable[[str], None] = l
     dtype = choose_dtype(args.dtype, device)
     name = str(dtype).removeprefix("torch.")
     on_progress(f"loading {source.name} as {name} on {device if size == 1 else f'{size} x {device.type}'}")
-    if size > 1:
-        if device.type == "cuda":
-            torch.cuda.set_device(device)
-        else:  # the ranks share the cores
-            torch.set_num_threads(max(1, torch.get_num_threads() // size))
+    if device.index is not None:
+        torch.cuda.set_device(device)  # Triton launches on the current one
+    if device.type == "cpu" and size > 1:  # the ranks share the cores
+        torch.set_num_threads(max(1, torch.get_num_threads() // size))
+    backend, float8 = choose_backend(args.attention_backend, device), _float8(args, dtype, device)
+    if device.type == "cuda":
+        reason = why_no_triton(device) if args.attention_backend == "auto" else None
+        on_progress(f"attention by {backend}" + (f": no Triton, as {reason}" if reason else ""))
     checkpoint = load_checkpoint(source, dtype, on_progress=on_progress)
     shard_trunk(checkpoint.config.trunk, size)  # before any other work, as it may be refused
     return Found(
@@ -58,8 +61,8 @@ def find(args: EngineArgs, rank: int = 0, on_progress: Callable[[str], None] = l
         dtype=dtype,
         max_model_len=_max_model_len(args.max_model_len, checkpoint.config),
         kernels=_kernels(args, checkpoint.config, dtype, device),
-        backend=choose_backend(args.attention_backend, device),
-        float8=_float8(args, dtype, device),
+        backend=backend,
+        float8=float8,
     )
 
 

@@ -17,10 +17,10 @@ computed and is being computed.
 
 from __future__ import annotations
 
-import contextlib
+import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from hamburger.engine.batch import BatchResult, LaunchedStep, ScheduledBatch
@@ -30,6 +30,10 @@ from hamburger.engine.errors import OutOfMemory
 from hamburger.engine.grammar import Grammars
 from hamburger.engine.messages import StepOutputs
 from hamburger.engine.sequence import Sequence
+
+logger = logging.getLogger(__name__)
+
+_CALM_STEPS = 64  # after one that failed ahead, before the next is tried
 
 
 class LaunchingRunner(Runner, Protocol):
@@ -49,7 +53,10 @@ class _Flight:
 
 
 class OverlappedCore(EngineCore):
-    """EngineCore in another order, with the same texts. One call of `step` still reports one step."""
+    """EngineCore in another order: one call of `step` still reports one step.
+
+    The texts are the same in float32; in bfloat16 other batches round otherwise.
+    """
 
     def __init__(
         self,
@@ -62,6 +69,8 @@ class OverlappedCore(EngineCore):
         self._launching = runner
         self._flight: _Flight | None = None
         self._reported = 0.0  # when the last step was
+        self._num_alone = 0  # steps that nothing is launched behind, as memory did not hold that
+        self._uncounted = (0, 0)  # cache_queries and cache_hits of a batch that memory did not hold
 
     def step(self) -> StepOutputs:
         """Accept the step that runs (begun here if none does), after the next one was launched behind it."""
@@ -72,6 +81,8 @@ class OverlappedCore(EngineCore):
             began = self._reported
         else:  # nothing runs, or nothing that anybody still waits for
             batch = self._scheduler.schedule(start)
+            (queries, hits), self._uncounted = self._uncounted, (0, 0)
+            batch = replace(batch, cache_queries=batch.cache_queries + queries, cache_hits=batch.cache_hits + hits)
             if not batch.sequences:
                 return self._accept(batch, [], BatchResult([]), failures, start)
             try:
@@ -84,7 +95,10 @@ class OverlappedCore(EngineCore):
         return outputs
 
     def _launch_behind(self, flight: _Flight, now: float) -> _Flight | None:
-        """Launch the step after `flight`, or nothing where it must know the groups first."""
+        """Launch the step after `flight`; nothing where it must know the groups first, or memory does not hold it."""
+        if self._num_alone:
+            self._num_alone -= 1
+            return None
         items = [item for item in flight.batch.sequences if self._scheduler.holds(item.sequence)]
         # One token more ends an answer that has only one left: it takes no part in the next step.
         awaiting = [item.sequence for item in items if item.emits and item.sequence.num_tokens_left > 1]
@@ -95,9 +109,12 @@ class OverlappedCore(EngineCore):
         # A sequence whose newest group is unknown cannot be replayed; and this step may end some and free blocks.
         batch = self._scheduler.schedule(now) if self._scheduler.preempts_nobody() else None
         if batch is not None and batch.sequences:
-            # Where memory does not hold it, it is planned anew behind nothing: only then may it preempt.
-            with contextlib.suppress(OutOfMemory):
+            try:
                 return self._launched(batch, flight.running.then)
+            except OutOfMemory as error:  # it is planned anew, behind nothing: only then may it preempt
+                logger.warning("A step of %d slots launched ahead ran out of memory: %s", batch.num_slots, error)
+                self._num_alone = _CALM_STEPS
+                self._uncounted = batch.cache_queries, batch.cache_hits
         for sequence in awaiting:
             sequence.awaits_group = False
         return None

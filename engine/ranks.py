@@ -23,7 +23,7 @@ from hamburger.engine.batch import BatchResult, ScheduledBatch
 from hamburger.engine.child import how_it_ended
 from hamburger.engine.config import EngineArgs
 from hamburger.engine.core import Runner
-from hamburger.engine.errors import EngineDead
+from hamburger.engine.errors import EngineDead, OutOfMemory
 from hamburger.engine.wire import Encoder, Failed, RankArgs, RankLoaded, RankPool, WireError, frames
 from hamburger.model.config import ConfigError
 from hamburger.model.shards import StepShape
@@ -106,6 +106,10 @@ class LeadingRunner:
             # A dead rank shows as an error of the collective first; who died says more.
             lost = self._ranks.loss(_END_SECONDS) if isinstance(error, (RuntimeError, OSError)) else None
             self._ranks.close()
+            if isinstance(error, OutOfMemory):
+                remedy = "lower max_num_batched_slots, max_num_seqs or kv_cache_memory"
+                self._broken = f"{error} An engine of several ranks cannot go on: {remedy}."
+                raise EngineDead(self._broken) from error
             if lost is None:
                 raise
             self._broken = lost.message

@@ -47,6 +47,9 @@ class CudaCapture:
         with torch.cuda.stream(self._stream):
             work()
         current.wait_stream(self._stream)
+        # What it took lies with the side stream, where nothing else can use it.
+        torch.cuda.synchronize(self._device)
+        torch.cuda.empty_cache()
 
     def __call__(self, work: Work) -> Work:
         graph = torch.cuda.CUDAGraph()

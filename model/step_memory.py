@@ -84,8 +84,8 @@ def peak_bytes(model: HamburgerModel, largest: Largest, meter: Meter) -> int:
 def graph_bytes(make: Callable[[], DecodeGraphs], max_rows: int, meter: Meter) -> int:
     """What the graphs that `make` makes take once they are all prepared.
 
-    Of two buckets, the largest and the smallest, what they take is measured. The largest brings the memory that all
-    share; each other one is taken for what the smallest adds to it.
+    Of the two largest buckets, what they take is measured. The largest brings the memory that all share; each other
+    one is taken for what the second adds to it.
     """
     meter.begin()
     before = meter.used()
@@ -93,11 +93,11 @@ def graph_bytes(make: Callable[[], DecodeGraphs], max_rows: int, meter: Meter) -
     graphs.prepare(only=max_rows)
     largest = meter.used() - before
     sizes = buckets(max_rows)
-    smallest = 0
+    second = 0
     if len(sizes) > 1:
-        graphs.prepare(only=sizes[0])
-        smallest = meter.used() - before - largest
-    return largest + smallest * (len(sizes) - 1)
+        graphs.prepare(only=sizes[-2])
+        second = meter.used() - before - largest
+    return largest + second * (len(sizes) - 1)
 
 
 def largest_prefill(model: HamburgerModel, largest: Largest) -> ForwardBatch:
@@ -157,7 +157,7 @@ def _batch(
         positions=slots % largest.max_model_len,
         write_slots=slots,
         # The same blocks again and again: so much is read, but so much there need not be.
-        block_tables=(columns % -(-largest.max_slots // size)).expand(len(queries), -1),
+        block_tables=(columns % -(-largest.max_slots // size)).repeat(len(queries), 1),
         context_slots=ints(contexts),
         query_slots=queries,
         context_slots_host=list(contexts),

@@ -50,7 +50,8 @@ def _keys_of(tables, row, table_width, slots, seen, kv_head, columns, BLOCK_SIZE
     return (places[:, None] * (2 * KV_HEADS) + kv_head) * HEAD_DIM + columns[None, :]
 
 
-@triton.jit(do_not_specialize=["table_width", "splits"])
+# Pointers into a step's staged numbers have any alignment: each would be compiled anew, while others wait.
+@triton.jit(do_not_specialize=["table_width", "splits"], do_not_specialize_on_alignment=["tables", "contexts"])
 def _decode(
     q, data, tables, contexts, out, partial, sums, table_width, splits, scale,
     WINDOW: tl.constexpr, BLOCK_SIZE: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr,
@@ -102,7 +103,7 @@ def _decode(
             tl.store(out + heads[:, None] * HEAD_DIM + columns[None, :], result.to(out.dtype.element_ty), mask=inside)
 
 
-@triton.jit(do_not_specialize=["splits"])
+@triton.jit(do_not_specialize=["splits"], do_not_specialize_on_alignment=["contexts"])
 def _merge(
     contexts, partial, sums, out, splits,
     WINDOW: tl.constexpr, HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, MOST: tl.constexpr,
@@ -124,7 +125,7 @@ def _merge(
     tl.store(to, result.to(out.dtype.element_ty), mask=columns < HEAD_DIM)
 
 
-@triton.jit(do_not_specialize=["table_width"])
+@triton.jit(do_not_specialize=["table_width"], do_not_specialize_on_alignment=["tables"])
 def _chunks(
     q, data, tables, tiles, out, table_width, scale,
     WINDOW: tl.constexpr, BLOCK_SIZE: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr,
@@ -190,6 +191,7 @@ def attend_singles(
     int64 [at least n, N]. contexts: int64 [n], the slots that each row sees; 0 is padding, whose output is 0. splits:
     as num_splits says. window: slots that a row sees at most.
     """
+    tables = tables.contiguous()  # of an expanded one only the first row would lie there
     n, heads = len(contexts), q.shape[1]
     block_size, _, kv_heads, head_dim = data.shape[1:]
     group = heads // kv_heads
@@ -232,6 +234,7 @@ def attend_chunks(
     q and out: [T, num_heads, head_dim]. data and tables as for attend_singles, [B, N]. tiles: int64 [tiles, 4], on the
     device, as chunk_tiles gives them.
     """
+    tables = tables.contiguous()
     heads = q.shape[1]
     block_size, _, kv_heads, head_dim = data.shape[1:]
     group = heads // kv_heads

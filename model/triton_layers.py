@@ -80,7 +80,8 @@ def scale_of_norm(a, b, eps, HEAD_DIM: tl.constexpr):
     return tl.rsqrt(tl.sum(a * a + b * b, 1, keep_dims=True) / HEAD_DIM + eps)
 
 
-@triton.jit(do_not_specialize=["singles"])
+# at, write_slots and context_slots lie anywhere (triton_attention.py).
+@triton.jit(do_not_specialize=["singles"], do_not_specialize_on_alignment=["at", "write_slots", "context_slots"])
 def _rotary(
     qkv, cos, sin, at, q_weight, k_weight, write_slots, context_slots, cache, q_out, singles, eps,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,

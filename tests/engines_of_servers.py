@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from pathlib import Path
@@ -32,9 +33,10 @@ def children(pid: int, module: str) -> list[int]:
     """The processes that any thread of `pid` has started to run a module."""
     found = []
     for task in Path(f"/proc/{pid}/task").iterdir():
-        for child in (task / "children").read_text().split():
-            if module.encode() in Path(f"/proc/{child}/cmdline").read_bytes():
-                found.append(int(child))
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a thread or a process that ends meanwhile
+            for child in (task / "children").read_text().split():
+                if module.encode() in Path(f"/proc/{child}/cmdline").read_bytes():
+                    found.append(int(child))
     return found
 
 

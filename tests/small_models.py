@@ -15,6 +15,7 @@ from hamburger.engine.overlap import OverlappedCore
 from hamburger.engine.runner import Runner
 from hamburger.engine.sampling_params import SamplingParams
 from hamburger.model.assemble import assemble
+from hamburger.model.backends import Backend
 from hamburger.model.batch import ForwardBatch, empty_sampling
 from hamburger.model.config import GraftConfig, ModelConfig, TrunkConfig, tensor_shapes
 from hamburger.model.hamburger import HamburgerModel
@@ -70,10 +71,13 @@ def random_model(
     packed: bool | None = None,
     masked: bool | None = None,
     device: torch.device = CPU,
+    backend: Backend = "torch",
 ) -> HamburgerModel:
     length = config.trunk.max_position_embeddings
-    tensors = random_tensors(config, seed)
-    return assemble(config, tensors, dtype=dtype, device=device, max_positions=length, packed=packed, masked=masked)
+    return assemble(
+        config, random_tensors(config, seed), dtype=dtype, device=device, max_positions=length, packed=packed,
+        masked=masked, backend=backend,
+    )  # fmt: skip
 
 
 def core_of(

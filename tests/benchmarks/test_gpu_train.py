@@ -92,11 +92,11 @@ def test_a_file_arrives_whole_or_not_at_all(tmp_path: Path) -> None:
     file, folder, joined = tmp_path / "model.bin", tmp_path / "pieces", tmp_path / "joined.bin"
     file.write_bytes(bytes(range(256)) * 40)
     assert pieces("split", file, folder, "3000").returncode == 0
-    assert [path.stat().st_size for path in sorted(folder.glob("*.0?"))] == [3000, 3000, 3000, 1240]
+    assert [path.stat().st_size for path in sorted(folder.glob("*.00?"))] == [3000, 3000, 3000, 1240]
     assert pieces("join", folder / "model.bin", joined).returncode == 0
     assert joined.read_bytes() == file.read_bytes()
     joined.unlink()
-    (folder / "model.bin.02").write_bytes(bytes(3000))
+    (folder / "model.bin.002").write_bytes(bytes(3000))
     broken = pieces("join", folder / "model.bin", joined)
     assert broken.returncode == 1
     assert "do not make the file" in broken.stderr

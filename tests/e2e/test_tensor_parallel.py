@@ -89,7 +89,7 @@ def test_a_killed_rank_is_told_to_every_stream_and_an_engine_with_ranks_starts_a
             body = json.loads(error.removeprefix("data: "))["error"]
             assert (body["type"], body["code"]) == ("service_unavailable", "engine_unavailable")
             assert f"rank 1, its process {rank}, was ended by SIGKILL" in body["message"]
-        assert max(streams.ended_at) - killed_at < 5
+        assert max(streams.ended_at) - killed_at < 20
         until(lambda: not is_alive(first))
         until(lambda: httpx.get(f"{server.url}/health").status_code == 200)
         assert server.post("/v1/completions", asked(temperature=0)).json()["choices"][0]["text"] == before

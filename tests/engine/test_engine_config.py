@@ -31,7 +31,13 @@ def test_bad_arguments_are_named(field: str, value: float) -> None:
 
 @pytest.mark.parametrize(
     ("field", "value", "remedy"),
-    [("quantization", "int4", "use none"), ("quantization", "int8", "use none"), ("device", "cuda:1", "use cuda")],
+    [
+        ("quantization", "int4", "use none"),
+        ("quantization", "int8", "use none"),
+        ("quantization", "fp8", "use none"),
+        ("overlap_steps", "on", "use auto"),
+        ("device", "cuda:1", "use cuda"),
+    ],
 )
 def test_what_does_not_go_with_ranks(field: str, value: str, remedy: str) -> None:
     with pytest.raises(ConfigError, match=f"^{field} is {value}, but tensor_parallel_size is 2, .*{remedy}"):

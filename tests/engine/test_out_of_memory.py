@@ -90,6 +90,36 @@ def test_memory_for_few_slots_serves_everybody_in_small_steps(overlap: bool) -> 
     assert seen["preemptions"] > 0
 
 
+def test_a_step_that_memory_does_not_hold_behind_another_waits_for_it() -> None:
+    failed: list[int] = []
+
+    def trouble(step: int, batch: ScheduledBatch) -> bool:
+        if any(item.sequence.awaits_group for item in batch.sequences):
+            failed.append(step)
+            return True
+        return False
+
+    asked = [request(f"r{i}", [7] * 9, max_tokens=190) for i in range(6)]
+    config = fake_config(max_model_len=256, num_blocks=400, prefix_cache=True)
+    runner = ScriptedRunner(out_of_memory=trouble, eos_chance=0)
+    core = core_on(runner, config, overlap=True)
+    counted: Counter[str] = Counter()
+    tokens: dict[str, list[int]] = {}
+    waiting = list(asked)
+    while waiting or core.has_work:
+        if waiting:
+            core.add(waiting.pop())
+        step = core.step()
+        core.check_integrity()
+        assert step.stats is not None
+        counted.update(queries=step.stats.cache_queries, steps=1)
+        for output in step.outputs:
+            tokens.setdefault(output.request_id, []).extend(output.token_ids)
+    assert tokens == play(core_on(ScriptedRunner(eos_chance=0), config), asked)[0]
+    assert 1 <= len(failed) <= 1 + counted["steps"] // 64  # not in every step
+    assert counted["queries"] == 6 * 9  # also of those that came in with a step that failed
+
+
 def test_steps_become_large_again_in_calm_times() -> None:
     runner = ScriptedRunner(out_of_memory=lambda step, batch: step <= 3, eos_chance=0)
     core = core_on(runner)

@@ -107,7 +107,7 @@ async def test_last_words_are_heard_of_an_engine_that_has_left_messages_unread()
     host._on_event = stopped.set_result
     host.send(AbortRequest("a"))
     reading = asyncio.create_task(host._read(mine))
-    await asyncio.sleep(0.05)  # until what was sent lies there
+    await asyncio.to_thread(theirs.recv, 1, socket.MSG_PEEK)  # what was sent lies there, and stays
     theirs.sendall(b"".join(Encoder().frame(value) for value in (Progress("line"), Failed("error", "why it ends"))))
     theirs.close()
     host.send(AbortRequest("b"))  # before it knows

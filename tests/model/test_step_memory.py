@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
 from hamburger.engine.config import EngineArgs
 from hamburger.engine.memory import decode_graphs, step_bytes
+from hamburger.model.batch import ForwardBatch
 from hamburger.model.config import ConfigError, ModelConfig
 from hamburger.model.hamburger import HamburgerModel
 from hamburger.model.kv_cache import slot_bytes
@@ -66,6 +69,25 @@ def test_the_largest_steps_run_on_the_small_cache(name: str, masked: bool) -> No
     assert torch.isfinite(decode.logprobs.chosen).all()
 
 
+@pytest.mark.parametrize("step", [largest_decode, largest_prefill])
+def test_the_kernels_read_every_row_s_own_table(step: Callable[[HamburgerModel, Largest], ForwardBatch]) -> None:
+    """All rows of a largest step read the same blocks: so equal rows must come out of it, and the plain ones."""
+    pytest.importorskip("triton", reason="the package triton is not installed")
+    models = [random_model(MODELS["grafted"], masked=True, backend=b) for b in ("torch", "triton")]
+    outputs = []
+    for model in models:
+        cache = small_cache(model, largest())
+        for layer, data in enumerate(cache.data):
+            data.copy_(torch.randn(data.shape, generator=torch.Generator().manual_seed(layer)))
+        outputs.append(model.step(step(model, largest()), cache))
+    plain, ours = outputs
+    assert torch.equal(plain.token_ids, ours.token_ids)
+    for a, b in ((plain.logprobs, ours.logprobs), (plain.prompt_logprobs, ours.prompt_logprobs)):
+        assert (a is None) == (b is None)
+        if a is not None and b is not None:
+            torch.testing.assert_close(a.chosen, b.chosen, atol=1e-4, rtol=0)
+
+
 def test_they_are_as_large_as_steps_can_be() -> None:
     model = random_model(MODELS["grafted"])
     prefill = largest_prefill(model, largest())
@@ -88,7 +110,7 @@ def model_and_args(**changes: int | bool) -> tuple[HamburgerModel, EngineArgs]:
     return random_model(MODELS["grafted"], masked=True), EngineArgs(**{**fields, **changes})  # type: ignore[arg-type]
 
 
-def test_graphs_count_as_the_largest_and_for_each_other_bucket_the_smallest() -> None:
+def test_graphs_count_as_the_largest_and_for_each_other_bucket_the_second() -> None:
     model, args = model_and_args()
     cache = small_cache(model, largest())
     meter = ScriptedMeter([], [100, 170, 172])
