@@ -33,25 +33,32 @@ class RealServer:
         self, *arguments: str, env: dict[str, str] | None = None, trusted: ssl.SSLContext | None = None
     ) -> None:
         """trusted: what to check an HTTPS server's certificate with."""
-        self.port = free_port()
-        self.url = f"{'http' if trusted is None else 'https'}://127.0.0.1:{self.port}"
         self._trusted = trusted
-        self._command = [str(Path(sys.executable).parent / "hamburger"), "serve", *arguments, "--port", str(self.port)]
+        self._command = [str(Path(sys.executable).parent / "hamburger"), "serve", *arguments, "--port"]
         self._env = {**os.environ, **(env or {})}
         self._log: IO[str] = tempfile.TemporaryFile("w+")  # noqa: SIM115 - lives as long as the server
-        self.client = OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=120)
 
     def __enter__(self) -> RealServer:
-        self.process = subprocess.Popen(self._command, env=self._env, stdout=self._log, stderr=subprocess.STDOUT)
+        while not self._starts():
+            if f"port {self.port}: Address already in use" not in self.log():
+                raise RuntimeError(f"the server did not become healthy:\n{self.log()}")
+        self.client = OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=120)
+        return self
+
+    def _starts(self) -> bool:
+        self.port = free_port()  # which tests in another process may take first
+        self.url = f"{'http' if self._trusted is None else 'https'}://127.0.0.1:{self.port}"
+        command = [*self._command, str(self.port)]
+        self.process = subprocess.Popen(command, env=self._env, stdout=self._log, stderr=subprocess.STDOUT)
         deadline = time.monotonic() + 120
         while time.monotonic() < deadline and self.process.poll() is None:
             try:
                 if httpx.get(f"{self.url}/health", verify=self._trusted or True).status_code == 200:
-                    return self
+                    return True
             except httpx.TransportError:
                 time.sleep(0.1)
         self.stop()
-        raise RuntimeError(f"the server did not become healthy:\n{self.log()}")
+        return False
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.stop()
