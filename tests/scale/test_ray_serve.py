@@ -76,8 +76,8 @@ def client_of(cluster: Cluster) -> httpx.AsyncClient:
 
 def test_the_surface_is_ours(cluster: Cluster) -> None:
     with httpx.Client(base_url=cluster.url, timeout=60) as client:
-        assert client.get("/health").json() == {"status": "ok"}
-        assert client.get("/ready").json() == {"status": "ready"}
+        assert client.get("/health").json()["status"] == "ok"
+        assert client.get("/ready").json()["status"] == "ready"
         model = client.get("/v1/models").json()["data"][0]["id"]
         chat = {"model": model, "messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 4}
         answer = client.post(CHAT, json=chat, headers={"X-Request-Id": "mine"})
@@ -235,3 +235,17 @@ async def test_replicas_follow_the_load(cluster: Cluster) -> None:
             is_done.set()
             await asyncio.gather(*clients)
     await asyncio.to_thread(cluster.wait_for_replicas, 1)
+
+
+async def test_a_replica_of_three_ranks_answers_as_a_whole_one(cluster: Cluster) -> None:
+    """On CPU; on GPUs a replica reserves as many."""
+    texts = []
+    for ranks in (1, 3):  # the embedded model's KV heads
+        before = await asyncio.to_thread(cluster.replicas)
+        one = {"replicas": 1, "max_replicas": 1, "tensor_parallel_size": ranks, "served_model_name": f"of {ranks}"}
+        await asyncio.to_thread(cluster.deploy, **one)
+        await asyncio.to_thread(cluster.wait_for_replicas, 1, before.values())
+        async with client_of(cluster) as client:
+            assert (await client.get("/v1/models")).json()["data"][0]["id"] == f"of {ranks}"
+            texts.append([await text_of(client, body(number)) for number in range(3)])
+    assert texts[0] == texts[1]
