@@ -106,8 +106,10 @@ class ProcessHost:
             self.abandon()
         finally:
             writing.cancel()
-            await asyncio.wait([writing])
-            connection.close()
+            try:
+                await asyncio.wait([writing])
+            finally:
+                connection.close()
             stopped = EngineStopped(await self._error())
             asyncio.get_running_loop().call_soon(self._on_event, stopped)
 

@@ -122,6 +122,7 @@ async def test_a_cancelled_launch_ends_the_process() -> None:
     with pytest.raises(asyncio.CancelledError):
         await task
     await gone(host.pid)
+    await host.join()  # so that it was waited for
 
 
 async def test_draining_ends_what_is_left() -> None:
