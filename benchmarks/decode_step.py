@@ -25,6 +25,7 @@ from hamburger.model.batch import ForwardBatch, StepOutput, empty_sampling
 from hamburger.model.capture import CudaCapture, EagerCapture
 from hamburger.model.config import GraftConfig, ModelConfig, TrunkConfig, tensor_shapes
 from hamburger.model.decode_graphs import FORMS, DecodeGraphs
+from hamburger.model.execution import Execution
 from hamburger.model.hamburger import HamburgerModel
 from hamburger.model.kv_cache import PagedKVCache
 from hamburger.model.step_memory import Largest, largest_decode
@@ -70,7 +71,14 @@ def random_model(name: str, graft: str, context: int, device: torch.device) -> H
             continue
         drawn = torch.randn(shape, generator=generator, device=device, dtype=dtype)
         tensors[tensor] = 1 + 0.1 * drawn if "norm" in tensor else drawn * shape[-1] ** -0.5
-    return assemble(config, tensors, dtype=dtype, device=device, max_positions=context + 64, packed=False, masked=True)
+    return assemble(
+        config,
+        tensors,
+        dtype=dtype,
+        device=device,
+        max_positions=context + 64,
+        how=Execution(packed=False, masked=True),
+    )
 
 
 def measure(model: HamburgerModel, rows: int, context: int, confidence: float, repeats: int) -> dict[str, object]:

@@ -48,11 +48,17 @@ def load(model: str | None, dtype: str, float8: bool) -> HamburgerModel:
 
     from hamburger.model.assemble import assemble
     from hamburger.model.checkpoint import load_checkpoint
+    from hamburger.model.execution import Execution
 
     kind = getattr(torch, dtype)
     checkpoint = load_checkpoint(resolve_source(model), kind)
     return assemble(
-        checkpoint.config, checkpoint.tensors, dtype=kind, device=torch.device("cpu"), max_positions=2048, float8=float8
+        checkpoint.config,
+        checkpoint.tensors,
+        dtype=kind,
+        device=torch.device("cpu"),
+        max_positions=2048,
+        how=Execution(float8=float8),
     )
 
 

@@ -14,6 +14,7 @@ from hamburger.model.backends import Backend, choose_backend, why_no_triton
 from hamburger.model.checkpoint import Checkpoint, load_checkpoint
 from hamburger.model.config import ConfigError, ModelConfig
 from hamburger.model.devices import choose_dtype, device_of_rank
+from hamburger.model.execution import Execution
 from hamburger.model.float8 import CAPABILITY
 from hamburger.model.group import Group
 from hamburger.model.hamburger import HamburgerModel
@@ -74,10 +75,12 @@ def model_of(found: Found, args: EngineArgs, group: Group | None = None) -> Hamb
         dtype=found.dtype,
         device=found.device,
         max_positions=found.max_model_len,
-        kernels=found.kernels,
-        bits={"int4": 4, "int8": 8}.get(args.quantization),
-        backend=found.backend,
-        float8=found.float8,
+        how=Execution(
+            kernels=found.kernels,
+            bits={"int4": 4, "int8": 8}.get(args.quantization),
+            backend=found.backend,
+            float8=found.float8,
+        ),
         group=group,
     )
 

@@ -7,12 +7,10 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from hamburger.model.backends import Backend
 from hamburger.model.config import ModelConfig, TrunkConfig
+from hamburger.model.execution import DEFAULT, Execution
 from hamburger.model.group import Group
 from hamburger.model.hamburger import HamburgerModel
-from hamburger.model.linear import can_pack
-from hamburger.model.native import Kernels
 from hamburger.model.parallel import ParallelModel, shard_tensor
 
 
@@ -23,23 +21,13 @@ def assemble(
     dtype: torch.dtype,
     device: torch.device,
     max_positions: int,
-    packed: bool | None = None,
-    kernels: Kernels | None = None,
-    bits: int | None = None,
-    masked: bool | None = None,
-    backend: Backend = "torch",
+    how: Execution = DEFAULT,
     group: Group | None = None,
-    float8: bool = False,
 ) -> HamburgerModel:
     """Build the model from tensors named as `config.tensor_shapes` says (checked by the loader), in `dtype`.
 
     max_positions: the longest sequence to serve, in tokens.
-    packed: use the layout of linear.py; None means wherever it can be had.
-    kernels: run on these instead (native.py). bits: of the trunk's weights; None: 4 where they have no more, else 8.
-    masked: emit in static shapes, as a GPU does; None: on a GPU only.
-    backend: what runs between the matrices, where no kernels do (backends.py).
-    group: make a ParallelModel of it that holds this rank's part.
-    float8: 8-bit floating point (float8.py).
+    how: what computes it (execution.py). group: make a ParallelModel of it that holds this rank's part.
     """
     with torch.device("meta"):
         model = HamburgerModel(config) if group is None else ParallelModel(config, group)
@@ -51,10 +39,7 @@ def assemble(
     model.load_state_dict(state, strict=True, assign=True)
     model.eval().requires_grad_(False)
     del state  # it would keep each weight beside what is made of it
-    packed = can_pack(dtype, device) and not float8 if packed is None else packed
-    model.prepare(
-        max_positions, packed=packed, kernels=kernels, bits=bits, masked=masked, backend=backend, float8=float8
-    )
+    model.prepare(max_positions, how)
     return model
 
 

@@ -10,14 +10,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hamburger.model.backends import Backend
 from hamburger.model.batch import ForwardBatch, Logprobs, ScoredSlots, StepOutput
 from hamburger.model.config import ModelConfig, TrunkConfig
 from hamburger.model.embedder import CompositionalEmbedder
+from hamburger.model.execution import Execution
 from hamburger.model.float8 import Float8Linear, fits, use_float8
 from hamburger.model.growing_groups import GrowingGroups
 from hamburger.model.kv_cache import PagedKVCache
-from hamburger.model.linear import PackedLinear, pack_linears
+from hamburger.model.linear import PackedLinear, can_pack, pack_linears
 from hamburger.model.masked import Groups, MaskedStep
 from hamburger.model.micro_cache import GroupCache
 from hamburger.model.micro_decoder import MicroStepDecoder, StopHead
@@ -74,50 +74,37 @@ class HamburgerModel(nn.Module):
             if g.short_list_size is not None:
                 self.register_buffer("short_list", torch.empty(g.short_list_size, dtype=torch.int64))
 
-    def prepare(
-        self,
-        max_positions: int,
-        *,
-        packed: bool,
-        kernels: Kernels | None = None,
-        bits: int | None = None,
-        masked: bool | None = None,
-        backend: Backend = "torch",
-        float8: bool = False,
-    ) -> None:
+    def prepare(self, max_positions: int, how: Execution) -> None:
         """Make what follows from the weights; max_positions: the longest sequence in tokens.
 
-        packed: lay the linear weights out for CPU inference (linear.py); the parameters are then gone.
-        kernels: run on these instead (native.py); states are float32 then. bits: of the trunk's weights, 4 or 8; None
-            takes 4 for those that have no more.
-        masked: emit in static shapes (masked.py); None means on a GPU, which would wait for its host otherwise.
-        backend: what attention and the rest between the matrices run on.
-        float8: the linears of trunk and micro decoder and the micro-steps' head in 8-bit floating point (float8.py);
-            first tokens, stop head and embedder keep the dtype.
+        Raises ValueError where parts of `how` exclude each other.
         """
         weight = self.embed_tokens.weight
-        self.masked = weight.device.type == "cuda" if masked is None else masked
-        if self.masked and kernels is not None:
+        packed = how.packed
+        if packed is None:
+            packed = can_pack(weight.dtype, weight.device) and not how.float8
+        self.masked = weight.device.type == "cuda" if how.masked is None else how.masked
+        if self.masked and how.kernels is not None:
             raise ValueError("the compiled kernels keep only rows that go on: masked is not for them.")
         trunk, graft = self.config.trunk, self.config.graft
         if graft is not None:  # the micro decoder counts its own positions
             max_positions = max(max_positions, len(graft.feature_layers) + graft.max_group)
-        self.state_dtype = weight.dtype if kernels is None else torch.float32
+        self.state_dtype = weight.dtype if how.kernels is None else torch.float32
         self.rotary = RotaryEmbedding(trunk, max_positions, weight.device, self.state_dtype)
-        if kernels is not None:
-            self._use(kernels, bits)
+        if how.kernels is not None:
+            self._use(how.kernels, how.bits)
             return
         if graft is not None and graft.short_list_size is not None:
-            self.short_head = _head(self.head_weight.detach()[self._short_rows()], packed, float8)
-        if float8:
+            self.short_head = _head(self.head_weight.detach()[self._short_rows()], packed, how.float8)
+        if how.float8:
             self._use_float8()
         elif packed:
             pack_linears(self)
-        if backend == "triton":
+        if how.backend == "triton":
             self._fuse()
         self.head = _head(weight, packed) if trunk.tie_word_embeddings else self.lm_head
-        if float8 and graft is not None and graft.short_list_size is None:
-            self.micro_head = _head(self.head_weight.detach(), packed, float8)
+        if how.float8 and graft is not None and graft.short_list_size is None:
+            self.micro_head = _head(self.head_weight.detach(), packed, how.float8)
 
     def _use(self, kernels: Kernels, bits: int | None) -> None:
         """Trunk, graft and linears become the kernels' own; what is left is small, and float32."""

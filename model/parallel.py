@@ -12,19 +12,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hamburger.model.backends import Backend
 from hamburger.model.batch import ForwardBatch, ScoredSlots, StepOutput, empty_sampling
 from hamburger.model.config import ModelConfig
+from hamburger.model.execution import Execution
 from hamburger.model.group import Group
 from hamburger.model.hamburger import SCORED_ROWS_AT_ONCE, HamburgerModel
 from hamburger.model.kv_cache import PagedKVCache
 from hamburger.model.layers import DecoderLayer
-from hamburger.model.native import Kernels
 from hamburger.model.shards import StepShape, shard_trunk
 
 _NOT_ON = -1
@@ -61,21 +61,11 @@ class ParallelModel(HamburgerModel):
         self.rows_held = held.vocab_size  # of embedding and head
         self._num_emitting = 0  # in the step that runs
 
-    def prepare(
-        self,
-        max_positions: int,
-        *,
-        packed: bool,
-        kernels: Kernels | None = None,
-        bits: int | None = None,
-        masked: bool | None = None,
-        backend: Backend = "torch",
-        float8: bool = False,
-    ) -> None:
-        """As HamburgerModel's; kernels and bits must be None, float8 False. Ended rows are left out, not masked."""
-        if kernels is not None or masked or float8:
+    def prepare(self, max_positions: int, how: Execution) -> None:
+        """As HamburgerModel's, without kernels and float8. Ended rows are left out, not masked."""
+        if how.kernels is not None or how.masked or how.float8:
             raise ValueError("a split model has no packed weights, and emits in no static shapes.")
-        super().prepare(max_positions, packed=packed, masked=False, backend=backend)
+        super().prepare(max_positions, replace(how, masked=False))
         self.head = _GatheredHead(self.head, self.group, torch.arange(self.config.trunk.vocab_size))
         graft = self.config.graft
         if graft is not None and graft.short_list_size is not None:

@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import random
 import re
-import threading
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from collections.abc import Sequence as SequenceOf
 from contextlib import asynccontextmanager
-from typing import Any, Protocol
+from typing import Any
 
+from gates import Gate
 from hamburger.engine.batch import BatchResult, GroupResult, ScheduledBatch
 from hamburger.engine.client import AsyncEngine, EngineObserver
 from hamburger.engine.config import EngineConfig
@@ -66,33 +66,6 @@ class ByteTokenizer:
     def apply_chat_template(self, messages: SequenceOf[Mapping[str, Any]], **kwargs: Any) -> str:
         text = "".join(f"{message['role']}: {message['content']}\n" for message in messages)
         return text + ("assistant: " if kwargs.get("add_generation_prompt", True) else "")
-
-
-class Gate(Protocol):
-    """Holds a runner's steps up. A threading.Event is one, StepGate another."""
-
-    def wait(self) -> object: ...
-    def set(self) -> None:
-        """Let everything through from now on."""
-
-
-class StepGate:
-    """A gate that lets one step through for each call of `step`."""
-
-    def __init__(self) -> None:
-        self._permits = threading.Semaphore(0)
-        self._is_open = False
-
-    def wait(self) -> None:
-        if not self._is_open:
-            self._permits.acquire()
-
-    def step(self) -> None:
-        self._permits.release()
-
-    def set(self) -> None:
-        self._is_open = True
-        self._permits.release()
 
 
 class ScriptedRunner:

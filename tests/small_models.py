@@ -18,6 +18,7 @@ from hamburger.model.assemble import assemble
 from hamburger.model.backends import Backend
 from hamburger.model.batch import ForwardBatch, empty_sampling
 from hamburger.model.config import GraftConfig, ModelConfig, TrunkConfig, tensor_shapes
+from hamburger.model.execution import Execution
 from hamburger.model.hamburger import HamburgerModel
 from hamburger.model.kv_cache import PagedKVCache
 
@@ -75,9 +76,13 @@ def random_model(
 ) -> HamburgerModel:
     length = config.trunk.max_position_embeddings
     return assemble(
-        config, random_tensors(config, seed), dtype=dtype, device=device, max_positions=length, packed=packed,
-        masked=masked, backend=backend,
-    )  # fmt: skip
+        config,
+        random_tensors(config, seed),
+        dtype=dtype,
+        device=device,
+        max_positions=length,
+        how=Execution(packed=packed, masked=masked, backend=backend),
+    )
 
 
 def core_of(

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from hamburger.model.assemble import assemble
 from hamburger.model.checkpoint import load_checkpoint
 from hamburger.model.devices import choose_device, choose_dtype
+from hamburger.model.execution import Execution
 from hamburger.model.hamburger import HamburgerModel
 from hamburger.model.sources import ModelSource
 
@@ -28,5 +29,10 @@ def load_model(
     checkpoint = load_checkpoint(source, kind, on_progress=on_progress)
     length = checkpoint.config.trunk.fixed_context_tokens
     return assemble(
-        checkpoint.config, checkpoint.tensors, dtype=kind, device=where, max_positions=length, packed=packed
+        checkpoint.config,
+        checkpoint.tensors,
+        dtype=kind,
+        device=where,
+        max_positions=length,
+        how=Execution(packed=packed),
     )

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from hamburger.model.assemble import assemble, parts_of
 from hamburger.model.checkpoint import load_checkpoint, read_files, save_checkpoint
 from hamburger.model.config import ModelConfig, tensor_shapes
+from hamburger.model.execution import Execution
 from hamburger.model.hamburger import HamburgerModel
 from hamburger.model.sources import BUILTIN, EMBEDDED_BASE, ModelSource, read_json, resolve_source
 from hamburger.training.errors import TrainingError
@@ -151,7 +152,12 @@ def build(
         adapter = chosen
     plain = {name: t for name, t in tensors.items() if not name.startswith("adapter.")}
     model = assemble(
-        origin.config, plain, dtype=torch.float32, device=device, max_positions=max_positions, packed=False
+        origin.config,
+        plain,
+        dtype=torch.float32,
+        device=device,
+        max_positions=max_positions,
+        how=Execution(packed=False),
     )
     if adapter is not None:
         _inject(model, adapter, recipe.trunk.dropout, recipe.seed)

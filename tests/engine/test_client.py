@@ -9,15 +9,8 @@ from typing import Any
 import pytest
 
 from async_engine import Recorder, collect, request, until
-from fakes import (
-    EOS,
-    VOCAB_SIZE,
-    ScriptedRunner,
-    StepGate,
-    fake_engine,
-    scripted_logprobs,
-    scripted_stop_prob,
-)
+from fakes import EOS, VOCAB_SIZE, ScriptedRunner, fake_engine, scripted_logprobs, scripted_stop_prob
+from gates import StepGate
 from hamburger.engine.client import GenerationRequest, RequestTimings, RequestUpdate
 from hamburger.engine.errors import (
     ContextOverflow,

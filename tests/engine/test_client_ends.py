@@ -8,16 +8,8 @@ import threading
 import pytest
 
 from async_engine import Recorder, collect, request, until
-from fakes import (
-    EOS,
-    ByteTokenizer,
-    ScriptedRunner,
-    StepGate,
-    fake_config,
-    fake_core,
-    fake_engine,
-    fake_info,
-)
+from fakes import EOS, ByteTokenizer, ScriptedRunner, fake_config, fake_core, fake_engine, fake_info
+from gates import StepGate
 from hamburger.engine.client import AsyncEngine
 from hamburger.engine.core import EngineCore
 from hamburger.engine.errors import (

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from fakes import EOS, ByteTokenizer, ScriptedRunner, StepGate, fake_config, fake_core, fake_engine, fake_info
+from fakes import EOS, ByteTokenizer, ScriptedRunner, fake_config, fake_core, fake_engine, fake_info
+from gates import StepGate
 from hamburger.engine.batch import BatchResult, ScheduledBatch
 from hamburger.engine.client import AsyncEngine, GenerationRequest, RequestStream
 from hamburger.engine.core import EngineCore

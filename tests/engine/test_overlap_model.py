@@ -17,6 +17,7 @@ from hamburger.engine.running_step import RunningStep
 from hamburger.model.assemble import assemble
 from hamburger.model.batch import ForwardBatch, StepOutput
 from hamburger.model.config import DynamicRopeScaling, GraftConfig, ModelConfig
+from hamburger.model.execution import Execution
 from hamburger.model.hamburger import HamburgerModel
 from hamburger.model.native import load_kernels
 from small_models import CPU, core_of, graft_config, params, random_model, random_tensors, trunk_config
@@ -112,7 +113,12 @@ def test_texts_stay_on_the_compiled_kernels() -> None:
     wide = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 32}
     config = ModelConfig(trunk=trunk_config(**wide), graft=graft_config())
     model = assemble(
-        config, random_tensors(config, 5), dtype=torch.float32, device=CPU, max_positions=CONTEXT, kernels=kernels
+        config,
+        random_tensors(config, 5),
+        dtype=torch.float32,
+        device=CPU,
+        max_positions=CONTEXT,
+        how=Execution(kernels=kernels),
     )
     # At 0.99 most steps have groups of one token only, in a batch with room for more.
     for confidence in (0.5, 0.99):

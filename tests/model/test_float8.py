@@ -10,6 +10,7 @@ from hamburger.engine.config import EngineArgs
 from hamburger.engine.load import _float8, _kernels
 from hamburger.model.assemble import assemble
 from hamburger.model.config import ConfigError, ModelConfig
+from hamburger.model.execution import Execution
 from hamburger.model.float8 import Float8Linear, fits, plain_product, scaled_product, to_float8, use_float8
 from hamburger.model.hamburger import HamburgerModel
 from small_models import CPU, core_of, graft_config, params, random_tensors, run_core, tokens_of, trunk_config
@@ -85,7 +86,9 @@ def test_only_what_fits_is_replaced() -> None:
 
 def model(config: ModelConfig, float8: bool) -> HamburgerModel:
     tensors = random_tensors(config)
-    return assemble(config, tensors, dtype=torch.bfloat16, device=CPU, max_positions=256, packed=False, float8=float8)
+    return assemble(
+        config, tensors, dtype=torch.bfloat16, device=CPU, max_positions=256, how=Execution(packed=False, float8=float8)
+    )
 
 
 @pytest.mark.parametrize("short_list_size", [None, 32])

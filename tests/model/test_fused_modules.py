@@ -16,6 +16,7 @@ from hamburger.model.backends import Backend
 from hamburger.model.batch import ForwardBatch, empty_sampling
 from hamburger.model.capture import EagerCapture
 from hamburger.model.config import DynamicRopeScaling, ModelConfig
+from hamburger.model.execution import Execution
 from hamburger.model.fused_modules import FusedMicroStepDecoder, FusedTrunk
 from hamburger.model.hamburger import HamburgerModel
 from hamburger.model.kv_cache import PagedKVCache
@@ -55,8 +56,7 @@ def model_of(config: ModelConfig, backend: Backend, device: torch.device, seed: 
         dtype=torch.float32,
         device=device,
         max_positions=64,
-        packed=False,
-        backend=backend,
+        how=Execution(packed=False, backend=backend),
     )
 
 
@@ -145,9 +145,13 @@ def test_pieces_of_a_decoding_step_on_the_kernels_give_the_plain_texts(name: str
     asked = [replace(r, params=replace(r.params, max_tokens=8, min_tokens=0)) for r in requests(3, number=3)]
     tensors = random_tensors(config, 2)
     model = assemble(
-        config, tensors, dtype=torch.float32, device=CPU, max_positions=CONTEXT, packed=False, masked=True,
-        backend="triton",
-    )  # fmt: skip
+        config,
+        tensors,
+        dtype=torch.float32,
+        device=CPU,
+        max_positions=CONTEXT,
+        how=Execution(packed=False, masked=True, backend="triton"),
+    )
     ours = play(graphs_core(model, EagerCapture(), "steps", 80, max_rows=3), asked)
     plain = model_of(config, "torch", CPU, seed=2)
     assert_same(ours, play(core_of(plain, max_num_seqs=3, max_model_len=CONTEXT, num_blocks=80), asked))

@@ -11,6 +11,7 @@ import torch
 
 from hamburger.model.assemble import assemble
 from hamburger.model.checkpoint import load_checkpoint
+from hamburger.model.execution import Execution
 from hamburger.model.hamburger import HamburgerModel
 from hamburger.model.sources import ModelSource
 from small_models import CPU, core_of, params, run_core, teacher_forced
@@ -31,7 +32,7 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         dtype=torch.float32,
         device=CPU,
         max_positions=checkpoint.config.trunk.max_position_embeddings,
-        packed=request.param,
+        how=Execution(packed=request.param),
     )
 
 

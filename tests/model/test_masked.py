@@ -13,6 +13,7 @@ from torch import Tensor
 
 from hamburger.model.batch import Adjustments, ForwardBatch, SamplingBatch, StepOutput
 from hamburger.model.config import ModelConfig
+from hamburger.model.execution import Execution
 from hamburger.model.hamburger import HamburgerModel
 from hamburger.model.masked import draw
 from hamburger.model.rotary import RotaryEmbedding
@@ -175,4 +176,4 @@ def test_dynamic_rope_of_short_and_long_texts_together_is_that_of_each_alone() -
 def test_the_compiled_kernels_take_no_masks() -> None:
     model = model_of("positions")
     with pytest.raises(ValueError, match="masked is not for them"):
-        model.prepare(16, packed=False, kernels=object(), masked=True)  # type: ignore[arg-type]
+        model.prepare(16, Execution(kernels=object(), masked=True))  # type: ignore[arg-type]

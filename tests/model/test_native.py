@@ -17,6 +17,7 @@ from hamburger.model.assemble import assemble
 from hamburger.model.batch import ForwardBatch, empty_sampling
 from hamburger.model.config import ConfigError, ModelConfig
 from hamburger.model.embedder import CompositionalEmbedder
+from hamburger.model.execution import Execution
 from hamburger.model.hamburger import HamburgerModel
 from hamburger.model.native import GROUP, InstructionSet, Kernels, PackedWeight, has_4_bits, layers_fit, load_kernels
 from hamburger.model.native_embedder import NativeEmbedder, merger_fits
@@ -152,7 +153,9 @@ def models(
     """A plain model with its linears rounded in torch, and one on the kernels. bits: of the trunk."""
     tensors = random_tensors(config, seed)
     length = max(config.trunk.max_position_embeddings, 200)
-    plain = assemble(config, tensors, dtype=torch.float32, device=CPU, max_positions=length, packed=False)
+    plain = assemble(
+        config, tensors, dtype=torch.float32, device=CPU, max_positions=length, how=Execution(packed=False)
+    )
     trunk = set(plain.trunk.modules())
     for parent in list(plain.modules()):
         for name, child in list(parent.named_children()):
@@ -167,8 +170,7 @@ def models(
         dtype=torch.float32,
         device=CPU,
         max_positions=length,
-        kernels=kernels or load_kernels(),
-        bits=bits,
+        how=Execution(kernels=kernels or load_kernels(), bits=bits),
     )
     return plain, native
 
@@ -307,8 +309,7 @@ def test_bits_are_what_was_asked() -> None:
             dtype=torch.bfloat16,
             device=CPU,
             max_positions=64,
-            kernels=kernels,
-            bits=bits,
+            how=Execution(kernels=kernels, bits=bits),
         )
         assert model.quantization == name
         assert isinstance(model.trunk, NativeTrunk)

@@ -9,6 +9,7 @@ import torch
 
 from hamburger.model.assemble import assemble
 from hamburger.model.config import ModelConfig
+from hamburger.model.execution import Execution
 from hamburger.model.kv_cache import PagedKVCache
 from hamburger.model.rotary import RotaryEmbedding, inverse_frequencies
 from peer import greedy, hugging_face
@@ -21,7 +22,7 @@ from trunk_shapes import SHAPES
 def test_logits_equal_transformers(shape: str, packed: bool) -> None:
     config = ModelConfig(trunk=trunk_config(**SHAPES[shape]))
     tensors = random_tensors(config, seed=3)
-    model = assemble(config, tensors, dtype=torch.float32, device=CPU, max_positions=512, packed=packed)
+    model = assemble(config, tensors, dtype=torch.float32, device=CPU, max_positions=512, how=Execution(packed=packed))
     ids = torch.randint(2, 96, (200,), generator=torch.Generator().manual_seed(1)).tolist()
     batch = one_sequence([[i] for i in ids], list(range(200)), emit=list(range(200)))
     batch = replace(batch, text_lengths=torch.full((200,), 200))

@@ -7,7 +7,8 @@ from typing import Any
 import httpx
 import pytest
 
-from fakes import EOS, StepGate
+from fakes import EOS
+from gates import StepGate
 from hamburger.engine.health import EngineHealth, liveness_fault
 from hamburger.server.metrics import RecentGroups
 from serving import CHAT, COMPLETIONS, HELLO, MODEL, ByChoice, Served, error_of, on_port, serving, split, until

@@ -9,7 +9,8 @@ from typing import Any
 
 from starlette.types import Message
 
-from fakes import EOS, StepGate
+from fakes import EOS
+from gates import StepGate
 from hamburger.server.replica import Call, Replica
 from serving import COMPLETIONS, ByChoice, events, serving, split, until
 

@@ -12,7 +12,8 @@ from urllib.parse import quote
 import httpx
 import pytest
 
-from fakes import EOS, StepGate
+from fakes import EOS
+from gates import StepGate
 from hamburger.engine.logs import JsonFormatter, TextFormatter
 from hamburger.server.request_log import FIELDS
 from serving import CHAT, COMPLETIONS, HELLO, MODEL, ByChoice, on_port, serving, split, until

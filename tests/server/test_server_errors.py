@@ -7,7 +7,8 @@ from typing import Any
 import httpx
 import pytest
 
-from fakes import EOS, StepGate
+from fakes import EOS
+from gates import StepGate
 from hamburger.engine.batch import ScheduledBatch
 from hamburger.engine.client import GenerationRequest
 from hamburger.engine.sampling_params import SamplingParams

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from fakes import EOS, StepGate
+from fakes import EOS
+from gates import StepGate
 from serving import CHAT, COMPLETIONS, ByChoice, Served, serving, until
 
 CACHED: dict[str, Any] = {"prefix_cache": True, "block_size": 4}

@@ -18,6 +18,7 @@ from hamburger.engine import LLM, SamplingParams
 from hamburger.model.assemble import assemble
 from hamburger.model.checkpoint import load_checkpoint, save_checkpoint
 from hamburger.model.config import ConfigError, ModelConfig, tensor_shapes
+from hamburger.model.execution import Execution
 from hamburger.model.hamburger import HamburgerModel
 from hamburger.model.hf_config import trunk_config_json
 from hamburger.model.sources import CheckpointError, resolve_source
@@ -90,7 +91,12 @@ def assert_equal(ours: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
 def model_of(folder: Path) -> HamburgerModel:
     checkpoint = load_checkpoint(resolve_source(str(folder)), torch.float32)
     return assemble(
-        checkpoint.config, checkpoint.tensors, dtype=torch.float32, device=CPU, max_positions=256, packed=False
+        checkpoint.config,
+        checkpoint.tensors,
+        dtype=torch.float32,
+        device=CPU,
+        max_positions=256,
+        how=Execution(packed=False),
     )
 
 

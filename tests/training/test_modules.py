@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from hamburger.model.assemble import assemble
 from hamburger.model.checkpoint import load_checkpoint
 from hamburger.model.config import tensor_shapes
+from hamburger.model.execution import Execution
 from hamburger.model.sources import resolve_source
 from hamburger.training.errors import TrainingError
 from hamburger.training.grafts import likeliest_ids
@@ -161,7 +162,7 @@ def test_canonical_tensors_are_the_inverse_of_assemble(tmp_path: Path) -> None:
     made = trainable(recipe(write_base(tmp_path / "base", tie_word_embeddings=False)))
     config = made.model.config
     tensors = random_tensors(config, seed=3)
-    model = assemble(config, tensors, dtype=torch.float32, device=CPU, max_positions=32, packed=False)
+    model = assemble(config, tensors, dtype=torch.float32, device=CPU, max_positions=32, how=Execution(packed=False))
     back = canonical_tensors(config, model.state_dict())
     assert back.keys() == tensor_shapes(config).keys()
     assert all(torch.equal(back[name], tensors[name]) for name in tensors)

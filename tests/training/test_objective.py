@@ -15,6 +15,7 @@ from examples import MadeExample, example, random_example
 from hamburger.model.assemble import assemble
 from hamburger.model.checkpoint import load_checkpoint
 from hamburger.model.config import ModelConfig
+from hamburger.model.execution import Execution
 from hamburger.model.sources import ModelSource
 from hamburger.training.batches import TrainBatch, collate, collate_states
 from hamburger.training.network import trunk_states
@@ -59,7 +60,9 @@ def test_the_reference_numbers(tmp_path: Path) -> None:
     source = ModelSource("lightning", "tiny", DATA / "reference-tiny.ckpt", tmp_path, tmp_path)
     checkpoint = load_checkpoint(source, torch.float32)
     tensors = checkpoint.tensors
-    model = assemble(checkpoint.config, tensors, dtype=torch.float32, device=CPU, max_positions=512, packed=False)
+    model = assemble(
+        checkpoint.config, tensors, dtype=torch.float32, device=CPU, max_positions=512, how=Execution(packed=False)
+    )
     net = TrainingNetwork(model, Objective())
     cases = json.loads((DATA / "golden.json").read_text())["forward"]
     batch = collate([golden_example(**case) for case in cases], 4)
