@@ -9,7 +9,6 @@ import asyncio
 import logging
 import math
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -26,6 +25,7 @@ from hamburger.engine.errors import (
     QueueTimeout,
 )
 from hamburger.engine.events import EngineReady, EngineStopped, Event, StepReport, StepStarted, Stop
+from hamburger.engine.finish_rate import FinishRate
 from hamburger.engine.health import EngineHealth
 from hamburger.engine.host import EngineHost, Life
 from hamburger.engine.messages import AbortRequest, EngineInfo, GroupOutput, RequestFailed, StepStats
@@ -73,7 +73,7 @@ class AsyncEngine:
         self._num_received = 0
         self._num_running = 0
         self._num_waiting = 0
-        self._finish_times: deque[float] = deque(maxlen=64)
+        self._finish_rate = FinishRate()
 
     @classmethod
     async def launch(
@@ -231,12 +231,8 @@ class AsyncEngine:
         return self._num_waiting + self._num_sent - self._num_received
 
     def _seconds_until_finished(self, num_requests: int, now: float) -> int:
-        """Estimate how long it takes until so many requests have left, from the rate at which the last ones did."""
-        if len(self._finish_times) > 1:
-            seconds = num_requests * (now - self._finish_times[0]) / (len(self._finish_times) - 1)
-        else:  # nothing to go by: what has taken so long will take as long again
-            oldest = next(iter(self._streams.values()), None)
-            seconds = 0.0 if oldest is None else now - oldest.request.arrival_time
+        oldest = next((stream.request.arrival_time for stream in self._streams.values()), None)
+        seconds = self._finish_rate.seconds_until(num_requests, now, oldest)
         return math.ceil(min(max(1.0, seconds), self._config.max_queue_seconds))
 
     def _on_event(self, life: Life, event: Event) -> None:
@@ -323,7 +319,7 @@ class AsyncEngine:
         request, now = stream.request, self._clock()
         del self._streams[request.request_id]
         stream.updates.put_nowait(error)
-        self._finish_times.append(now)
+        self._finish_rate.add(now)
         if not self._streams:
             self._idle.set()
         timings = RequestTimings(request.arrival_time, stream.scheduled, stream.first_token, now)

@@ -77,20 +77,6 @@ def requests(seed: int, number: int = 14) -> list[SubmitRequest]:
     return asked
 
 
-def play(core: EngineCore, asked: list[SubmitRequest], every: int = 1) -> dict[str, list[GroupOutput]]:
-    """One arrives each `every` steps, so that batches grow and shrink."""
-    outputs: dict[str, list[GroupOutput]] = {request.request_id: [] for request in asked}
-    waiting, step = list(asked), 0
-    while waiting or core.has_work:
-        if waiting and step % every == 0:
-            core.add(waiting.pop(0))
-        step += 1
-        for output in core.step().outputs:
-            outputs[output.request_id].append(output)
-        core.check_integrity()
-    return outputs
-
-
 def assert_same(ours: dict[str, list[GroupOutput]], plain: dict[str, list[GroupOutput]]) -> None:
     for request_id, expected in plain.items():
         found = ours[request_id]

@@ -21,6 +21,7 @@ from hamburger.engine.sampling_params import SamplingParams
 from hamburger.model.batch import ForwardBatch, StepOutput
 from hamburger.model.config import ModelConfig
 from hamburger.model.kv_cache import PagedKVCache
+from playing import play
 from small_models import core_of, graft_config, params, random_model, run_core, tokens_of, trunk_config
 
 Trouble = Callable[[int, ScheduledBatch], bool]
@@ -32,25 +33,6 @@ def core_on(runner: ScriptedRunner, config: EngineConfig | None = None, overlap:
 
 def request(name: str, prompt: list[int], max_tokens: int = 30, priority: int = 0) -> SubmitRequest:
     return SubmitRequest(name, prompt, SamplingParams(max_tokens=max_tokens, seed=3), 0.0, priority)
-
-
-def play(core: EngineCore, requests: list[SubmitRequest]) -> tuple[dict[str, list[int]], Counter[str]]:
-    """Everybody's tokens, two arriving a step; preemptions and failures by kind."""
-    tokens: dict[str, list[int]] = {}
-    seen: Counter[str] = Counter()
-    waiting = list(requests)
-    while waiting or core.has_work:
-        for each in waiting[:2]:
-            core.add(each)
-        del waiting[:2]
-        step = core.step()
-        core.check_integrity()
-        assert step.stats is not None
-        seen["preemptions"] += step.stats.num_preemptions
-        for output in step.outputs:
-            tokens.setdefault(output.request_id, []).extend(output.token_ids)
-        seen.update(failure.kind for failure in step.failures)
-    return tokens, seen
 
 
 @pytest.mark.parametrize(("prefix_cache", "overlap"), [(False, False), (True, False), (False, True), (True, True)])
@@ -72,10 +54,10 @@ def test_texts_are_the_same_when_steps_fail_here_and_there(prefix_cache: bool, o
             config = fake_config(max_model_len=64, num_blocks=40, max_num_batched_slots=32, prefix_cache=prefix_cache)
             return core_on(ScriptedRunner(out_of_memory=trouble), config, overlap)
 
-        calm, _ = play(core(lambda step, batch: False), asked)
-        troubled, counted = play(core(trouble), asked)
-        assert troubled == calm
-        seen += counted
+        calm = play(core(lambda step, batch: False), asked)
+        troubled = play(core(trouble), asked)
+        assert troubled.tokens == calm.tokens
+        seen += troubled.seen
     assert seen["preemptions"] > 100
     assert not seen["out_of_memory"]
 
@@ -84,10 +66,10 @@ def test_texts_are_the_same_when_steps_fail_here_and_there(prefix_cache: bool, o
 def test_memory_for_few_slots_serves_everybody_in_small_steps(overlap: bool) -> None:
     asked = [request(f"r{i}", [i] * (20 if i > 9 else 2)) for i in range(20)]
     runner = ScriptedRunner(out_of_memory=lambda step, batch: batch.num_slots > 5)
-    tokens, seen = play(core_on(runner, overlap=overlap), asked)
-    assert tokens == play(core_on(ScriptedRunner()), asked)[0]
+    found = play(core_on(runner, overlap=overlap), asked)
+    assert found.tokens == play(core_on(ScriptedRunner()), asked).tokens
     assert max(sum(slots for _, slots, _ in batch) for batch in runner.batches) == 5
-    assert seen["preemptions"] > 0
+    assert found.seen["preemptions"] > 0
 
 
 def test_a_step_that_memory_does_not_hold_behind_another_waits_for_it() -> None:
@@ -102,22 +84,10 @@ def test_a_step_that_memory_does_not_hold_behind_another_waits_for_it() -> None:
     asked = [request(f"r{i}", [7] * 9, max_tokens=190) for i in range(6)]
     config = fake_config(max_model_len=256, num_blocks=400, prefix_cache=True)
     runner = ScriptedRunner(out_of_memory=trouble, eos_chance=0)
-    core = core_on(runner, config, overlap=True)
-    counted: Counter[str] = Counter()
-    tokens: dict[str, list[int]] = {}
-    waiting = list(asked)
-    while waiting or core.has_work:
-        if waiting:
-            core.add(waiting.pop())
-        step = core.step()
-        core.check_integrity()
-        assert step.stats is not None
-        counted.update(queries=step.stats.cache_queries, steps=1)
-        for output in step.outputs:
-            tokens.setdefault(output.request_id, []).extend(output.token_ids)
-    assert tokens == play(core_on(ScriptedRunner(eos_chance=0), config), asked)[0]
-    assert 1 <= len(failed) <= 1 + counted["steps"] // 64  # not in every step
-    assert counted["queries"] == 6 * 9  # also of those that came in with a step that failed
+    found = play(core_on(runner, config, overlap=True), asked, at_once=1)
+    assert found.tokens == play(core_on(ScriptedRunner(eos_chance=0), config), asked).tokens
+    assert 1 <= len(failed) <= 1 + found.seen["steps"] // 64  # not in every step
+    assert found.seen["cache_queries"] == 6 * 9  # also of those that came in with a step that failed
 
 
 def test_steps_become_large_again_in_calm_times() -> None:
@@ -140,11 +110,11 @@ def test_a_request_that_memory_does_not_hold_alone_fails_and_the_others_live() -
         return any(item.sequence.request_id == "r1" for item in batch.sequences)
 
     asked = [request(f"r{i}", [i] * 9) for i in range(5)]
-    calm, _ = play(core_on(ScriptedRunner()), asked)
-    tokens, seen = play(core_on(ScriptedRunner(out_of_memory=trouble)), asked)
+    calm = play(core_on(ScriptedRunner()), asked).tokens
+    found = play(core_on(ScriptedRunner(out_of_memory=trouble)), asked)
     del calm["r1"]
-    assert tokens == calm
-    assert seen["out_of_memory"] == 1
+    assert found.tokens == calm
+    assert found.seen["out_of_memory"] == 1
 
 
 async def test_the_client_gets_a_typed_error_and_the_engine_serves_on() -> None:

@@ -11,7 +11,6 @@ import torch
 from hamburger.engine.batch import BatchResult
 from hamburger.engine.build import _overlaps
 from hamburger.engine.config import OVERLAP_STEPS, EngineArgs
-from hamburger.engine.core import EngineCore
 from hamburger.engine.messages import GroupOutput, SubmitRequest
 from hamburger.engine.running_step import RunningStep
 from hamburger.model.assemble import assemble
@@ -20,6 +19,7 @@ from hamburger.model.config import DynamicRopeScaling, GraftConfig, ModelConfig
 from hamburger.model.execution import Execution
 from hamburger.model.hamburger import HamburgerModel
 from hamburger.model.native import load_kernels
+from playing import play
 from small_models import CPU, core_of, graft_config, params, random_model, random_tensors, trunk_config
 
 CONTEXT = 64
@@ -58,24 +58,6 @@ def requests(seed: int, confidence: float | None) -> list[SubmitRequest]:
     return asked
 
 
-def play(core: EngineCore, asked: list[SubmitRequest]) -> tuple[dict[str, list[GroupOutput]], int]:
-    """They arrive two a step. Returns what everybody got, and how often one was preempted."""
-    answers: dict[str, list[GroupOutput]] = {request.request_id: [] for request in asked}
-    preemptions = 0
-    waiting = list(asked)
-    while waiting or core.has_work:
-        for request in waiting[:2]:
-            core.add(request)
-        del waiting[:2]
-        step = core.step()
-        core.check_integrity()
-        assert step.stats is not None
-        preemptions += step.stats.num_preemptions
-        for output in step.outputs:
-            answers[output.request_id].append(output)
-    return answers, preemptions
-
-
 def assert_same(found: dict[str, list[GroupOutput]], wanted: dict[str, list[GroupOutput]]) -> None:
     for name, outputs in wanted.items():
         assert [o.token_ids for o in found[name]] == [o.token_ids for o in outputs], name
@@ -97,13 +79,13 @@ def test_texts_and_log_probabilities_are_those_of_the_plain_order(name: str, con
     config = ModelConfig(trunk=trunk_config(**trunk), graft=graft)
     model = assemble(config, random_tensors(config, 5), dtype=torch.float32, device=CPU, max_positions=CONTEXT)
     asked = requests(11, confidence)
-    plain, _ = play(core_of(model, num_blocks=400, max_model_len=CONTEXT), asked)
+    plain = play(core_of(model, num_blocks=400, max_model_len=CONTEXT), asked).outputs
     for num_blocks, prefix_cache in ((400, False), (2 * CONTEXT // 4, name != "dynamic rope")):
         small = {"num_blocks": num_blocks, "prefix_cache": prefix_cache, "max_model_len": CONTEXT}
         core = core_of(model, max_num_seqs=8, max_num_batched_slots=20, overlap=True, **small)  # type: ignore[arg-type]
-        found, preemptions = play(core, asked)
-        assert_same(found, plain)
-        assert preemptions > 0
+        found = play(core, asked)
+        assert_same(found.outputs, plain)
+        assert found.seen["preemptions"] > 0
 
 
 def test_texts_stay_on_the_compiled_kernels() -> None:
@@ -123,8 +105,8 @@ def test_texts_stay_on_the_compiled_kernels() -> None:
     # At 0.99 most steps have groups of one token only, in a batch with room for more.
     for confidence in (0.5, 0.99):
         asked = requests(11, confidence)[:8]
-        plain, _ = play(core_of(model, max_model_len=CONTEXT), asked)
-        found, _ = play(core_of(model, max_model_len=CONTEXT, overlap=True), asked)
+        plain = play(core_of(model, max_model_len=CONTEXT), asked).outputs
+        found = play(core_of(model, max_model_len=CONTEXT, overlap=True), asked).outputs
         assert {name: [o.token_ids for o in outputs] for name, outputs in found.items()} == {
             name: [o.token_ids for o in outputs] for name, outputs in plain.items()
         }

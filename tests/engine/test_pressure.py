@@ -6,9 +6,9 @@ import random
 
 import pytest
 
-from hamburger.engine.core import EngineCore
 from hamburger.engine.messages import SubmitRequest
 from hamburger.model.config import ModelConfig
+from playing import play
 from small_models import core_of, graft_config, params, random_model, trunk_config
 
 CONTEXT = 96
@@ -36,39 +36,18 @@ def requests(confidence: float | None) -> list[SubmitRequest]:
     return asked
 
 
-def play(core: EngineCore, asked: list[SubmitRequest]) -> tuple[dict[str, list[list[int]]], int]:
-    """They arrive two a step. Returns everybody's groups, and how often one was preempted."""
-    groups: dict[str, list[list[int]]] = {request.request_id: [] for request in asked}
-    ends: set[str] = set()
-    preemptions = 0
-    waiting = list(asked)
-    while waiting or core.has_work:
-        for request in waiting[:2]:
-            core.add(request)
-        del waiting[:2]
-        step = core.step()
-        core.check_integrity()
-        assert step.stats is not None
-        preemptions += step.stats.num_preemptions
-        for output in step.outputs:
-            groups[output.request_id].append(output.token_ids)
-            if output.finish_reason is not None:
-                ends.add(output.request_id)
-    assert ends == groups.keys()
-    return groups, preemptions
-
-
 @pytest.mark.parametrize(("confidence", "prefix_cache"), [*((c, True) for c in CONFIDENCES), (None, False)])
 def test_fifty_finish_in_a_pool_for_two_with_the_texts_of_a_large_one(
     confidence: float | None, prefix_cache: bool
 ) -> None:
     model = random_model(ModelConfig(trunk=trunk_config(), graft=graft_config()), seed=5)
     asked = requests(confidence)
-    large, calm = play(core_of(model, num_blocks=2000, max_num_seqs=50), asked)
+    large = play(core_of(model, num_blocks=2000, max_num_seqs=50), asked)
     small = core_of(
         model, num_blocks=2 * CONTEXT // 4, max_num_seqs=16, max_model_len=CONTEXT, prefix_cache=prefix_cache
     )
-    tight, preemptions = play(small, asked)
-    assert calm == 0
-    assert preemptions >= 3  # each puts a sequence back that has emitted groups
-    assert tight == large
+    tight = play(small, asked)
+    assert large.ended == tight.ended == {request.request_id for request in asked}
+    assert large.seen["preemptions"] == 0
+    assert tight.seen["preemptions"] >= 3  # each puts a sequence back that has emitted groups
+    assert tight.groups == large.groups

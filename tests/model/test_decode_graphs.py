@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from graph_cores import BLOCK, CONTEXT, MODELS, ROWS, assert_same, graphs_core, play, requests
+from graph_cores import BLOCK, CONTEXT, MODELS, ROWS, assert_same, graphs_core, requests
 from hamburger.engine.messages import SubmitRequest
 from hamburger.engine.runner import Runner
 from hamburger.model.capture import EagerCapture, Work
 from hamburger.model.decode_graphs import FORMS, DecodeGraphs, Form, buckets
 from hamburger.model.kv_cache import PagedKVCache
+from playing import play
 from small_models import CPU, core_of, params, random_model
 
 
@@ -63,13 +64,20 @@ def test_texts_are_those_of_the_plain_way(name: str, form: Form) -> None:
     capture = CountingCapture()
     model = random_model(MODELS[name], seed=2, masked=True)
     asked = requests(len(name))
-    roomy = play(graphs_core(model, capture, form, 400), asked, every=3)
+    roomy = play(graphs_core(model, capture, form, 400), asked, at_once=1, every=3).outputs
     plain = random_model(MODELS[name], seed=2)
-    assert_same(roomy, play(core_of(plain, max_num_seqs=ROWS, max_model_len=CONTEXT, num_blocks=400), asked, every=3))
+    assert_same(
+        roomy,
+        play(
+            core_of(plain, max_num_seqs=ROWS, max_model_len=CONTEXT, num_blocks=400), asked, at_once=1, every=3
+        ).outputs,
+    )
     assert capture.replayed > 50
     if (name, form) != ("positions", "steps"):
         return
-    tight = play(graphs_core(model, capture, form, CONTEXT // BLOCK + 4), asked)  # with preemptions and replays
+    tight = play(
+        graphs_core(model, capture, form, CONTEXT // BLOCK + 4), asked, at_once=1
+    ).outputs  # with preemptions and replays
     assert_same(tight, roomy)
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from graph_cores import BLOCK, CONTEXT, MODELS, ROWS, assert_same, graphs_core, play, requests
+from graph_cores import BLOCK, CONTEXT, MODELS, ROWS, assert_same, graphs_core, requests
 from hamburger.engine.config import EngineArgs
 from hamburger.engine.core import EngineCore
 from hamburger.engine.memory import step_bytes
@@ -17,6 +17,7 @@ from hamburger.model.capture import CudaCapture, EagerCapture
 from hamburger.model.decode_graphs import FORMS, DecodeGraphs, Form
 from hamburger.model.kv_cache import PagedKVCache
 from hamburger.model.step_memory import CudaMeter, Largest, largest_decode
+from playing import play
 from small_models import random_model
 
 pytestmark = [
@@ -31,11 +32,11 @@ GPU = torch.device("cuda")
 def test_graphs_give_the_texts_of_the_same_gpu_without_them(name: str, form: Form) -> None:
     model = random_model(MODELS[name], seed=2, device=GPU)
     asked = requests(len(name))
-    with_graphs = play(graphs_core(model, CudaCapture(GPU), form, 400), asked, every=3)
+    with_graphs = play(graphs_core(model, CudaCapture(GPU), form, 400), asked, at_once=1, every=3).outputs
     core = graphs_core(model, EagerCapture(), form, 400)
     assert isinstance(core._runner, Runner)
     plain = EngineCore(core.config, Runner(model, core._runner._cache), clock=lambda: 0.0)
-    assert_same(with_graphs, play(plain, asked, every=3))
+    assert_same(with_graphs, play(plain, asked, at_once=1, every=3).outputs)
 
 
 @pytest.mark.parametrize("form", ["steps", "whole"])

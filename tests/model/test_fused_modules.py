@@ -10,7 +10,7 @@ import torch
 
 pytest.importorskip("triton", reason="the package triton is not installed")
 
-from graph_cores import CONTEXT, MODELS, assert_same, graphs_core, play, requests
+from graph_cores import CONTEXT, MODELS, assert_same, graphs_core, requests
 from hamburger.model.assemble import assemble
 from hamburger.model.backends import Backend
 from hamburger.model.batch import ForwardBatch, empty_sampling
@@ -20,6 +20,7 @@ from hamburger.model.execution import Execution
 from hamburger.model.fused_modules import FusedMicroStepDecoder, FusedTrunk
 from hamburger.model.hamburger import HamburgerModel
 from hamburger.model.kv_cache import PagedKVCache
+from playing import play
 from small_models import CPU, core_of, graft_config, params, random_tensors, run_core, trunk_config
 from trunk_shapes import QWEN3, YARN
 
@@ -152,6 +153,8 @@ def test_pieces_of_a_decoding_step_on_the_kernels_give_the_plain_texts(name: str
         max_positions=CONTEXT,
         how=Execution(packed=False, masked=True, backend="triton"),
     )
-    ours = play(graphs_core(model, EagerCapture(), "steps", 80, max_rows=3), asked)
+    ours = play(graphs_core(model, EagerCapture(), "steps", 80, max_rows=3), asked, at_once=1).outputs
     plain = model_of(config, "torch", CPU, seed=2)
-    assert_same(ours, play(core_of(plain, max_num_seqs=3, max_model_len=CONTEXT, num_blocks=80), asked))
+    assert_same(
+        ours, play(core_of(plain, max_num_seqs=3, max_model_len=CONTEXT, num_blocks=80), asked, at_once=1).outputs
+    )
