@@ -167,6 +167,14 @@ class StepOutput:
     prompt_logprobs: Logprobs | None = None
 
 
+def stop_probability(stop: Tensor) -> Tensor:
+    """sigmoid(stop logit), float32 of any shape, the same bits wherever in a batch a row lies.
+
+    torch's own rounds a tensor's last elements otherwise than those before, where the processor has no AVX-512.
+    """
+    return torch.reciprocal(1 + torch.exp(-stop))
+
+
 def empty_sampling(rows: int, device: torch.device) -> SamplingBatch:
     """Greedy choice for `rows` rows without end tokens: what golden numbers and scoring use."""
     f = torch.zeros(rows, device=device)

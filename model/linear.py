@@ -17,8 +17,8 @@ def can_pack(dtype: torch.dtype, device: torch.device) -> bool:
     """Whether blocked weights exist for this dtype and device in this build of torch."""
     return (
         device.type == "cpu"
-        and dtype in (torch.float32, torch.bfloat16)
         and torch.backends.mkldnn.is_available()
+        and (dtype == torch.float32 or (dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported()))
         and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
         and hasattr(torch.ops.mkldnn, "_linear_pointwise")
     )

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hamburger.model.batch import Adjustments, Logprobs, SamplingBatch, StepOutput
+from hamburger.model.batch import Adjustments, Logprobs, SamplingBatch, StepOutput, stop_probability
 from hamburger.model.sampler import count, filtered_draw, invert, penalise, token_logprobs, uniform
 
 
@@ -73,7 +73,7 @@ class MaskedStep:
         g, sampling = self.groups, self.sampling
         tokens, likeliest = self._choose(index, logits)
         g.token_ids[:, index] = torch.where(g.going, tokens, 0)
-        g.stop_probs[:, index] = torch.where(g.going, stop.sigmoid(), 0)
+        g.stop_probs[:, index] = torch.where(g.going, stop_probability(stop), 0)
         g.sizes.add_(g.going)
         if self._logprobs is not None:
             self._add_logprobs(index, logits, tokens, self._logprobs)

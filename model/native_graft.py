@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from hamburger.model.batch import ForwardBatch, SamplingBatch, StepOutput
+from hamburger.model.batch import ForwardBatch, SamplingBatch, StepOutput, stop_probability
 from hamburger.model.config import GraftConfig, ModelConfig
 from hamburger.model.micro_decoder import MicroStepDecoder, StopHead
 from hamburger.model.native import GeometryStruct, Kernels, PackedLayers, PackedWeight, WeightStruct
@@ -138,7 +138,7 @@ class NativeEmitter:
             rows, width, ends.shape[1], hidden.data_ptr(), ctypes.addressof(states), *(t.data_ptr() for t in tensors)
         )
         self._emit(self._reference, ctypes.byref(emission), self._working_memory(rows))
-        return StepOutput(tokens, sizes, stops.sigmoid_(), None)
+        return StepOutput(tokens, sizes, stop_probability(stops), None)
 
     def stop_logits(self, states: Tensor) -> Tensor:
         """float32 [R, D], contiguous -> float32 [R, 1], not calibrated."""

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from hamburger.model.batch import stop_probability
 from hamburger.model.config import ModelConfig
 from hamburger.model.sampler import sample, token_logprobs, uniform
 from small_models import core_of, graft_config, params, random_model, run_core, tokens_of, trunk_config
@@ -225,3 +226,11 @@ def test_token_logprobs_equal_log_softmax() -> None:
     torch.testing.assert_close(chosen, expected[range(3), tokens])
     torch.testing.assert_close(top, expected.sort(descending=True).values[:, :3])
     torch.testing.assert_close(expected.gather(1, ids), top)
+
+
+@pytest.mark.parametrize("size", [1, 7, 8, 15, 33])
+def test_stop_probabilities_are_the_same_bits_wherever_a_row_lies(size: int) -> None:
+    stops = torch.cat((torch.randn(200, generator=torch.Generator().manual_seed(3)) * 6, torch.tensor([-200.0, 200.0])))
+    found = torch.cat([stop_probability(part) for part in stops.split(size)])
+    assert torch.equal(found, stop_probability(stops))
+    torch.testing.assert_close(found, stops.sigmoid(), atol=2e-7, rtol=2e-6)
