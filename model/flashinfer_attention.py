@@ -82,25 +82,27 @@ class FlashInferChunks:
         row_starts, page_starts = self._host(table.row_starts), self._host(table.page_starts)
         last_page_slots, contexts = self._host(table.last_page_slots), self._host(table.contexts)
         config = self._config
-        for window, wrapper in self._wrappers.items():
-            wrapper.plan(
-                row_starts,
-                page_starts,
-                pages,
-                last_page_slots,
-                config.num_heads,
-                config.num_kv_heads,
-                config.head_dim,
-                block_size,
-                causal=True,
-                window_left=window - 1,  # slots before a query's own; -1 is all of them
-                q_data_type=self._dtype,
-                kv_data_type=self._dtype,
-                seq_lens=contexts,  # or they would be computed into memory that is not pinned, and the copy waits
-            )
-        if self._device.type == "cuda":
-            self._copied = torch.cuda.Event()
-            self._copied.record(torch.cuda.current_stream(self._device))
+        try:
+            for window, wrapper in self._wrappers.items():
+                wrapper.plan(
+                    row_starts,
+                    page_starts,
+                    pages,
+                    last_page_slots,
+                    config.num_heads,
+                    config.num_kv_heads,
+                    config.head_dim,
+                    block_size,
+                    causal=True,
+                    window_left=window - 1,  # slots before a query's own; -1 is all of them
+                    q_data_type=self._dtype,
+                    kv_data_type=self._dtype,
+                    seq_lens=contexts,  # or they would be computed into memory that is not pinned, and the copy waits
+                )
+        finally:  # a plan that runs out of memory may have begun to copy, too
+            if self._device.type == "cuda":
+                self._copied = torch.cuda.Event()
+                self._copied.record(torch.cuda.current_stream(self._device))
         first = chunks[0].first_row
 
         def attend(q: Tensor, data: Tensor, out: Tensor, window: int | None) -> None:
