@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import random
+import statistics
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -22,7 +23,15 @@ HERE = Path(__file__).parent
 BLOCK = 32  # slots
 OURS, FUSED, PLAIN, PEER = "hamburger", "hamburger fused", "base", "transformers"
 OURS_8, PLAIN_8 = "hamburger fp8", "base fp8"
-FOLDERS = {OURS: "published", FUSED: "fused", PLAIN: BASE, OURS_8: "published", PLAIN_8: BASE}
+FLASHINFER = "hamburger FlashInfer"
+FOLDERS = {
+    OURS: "published",
+    FUSED: "fused",
+    PLAIN: BASE,
+    OURS_8: "published",
+    PLAIN_8: BASE,
+    FLASHINFER: "published",
+}
 FLOAT8 = (OURS_8, PLAIN_8)
 LEAST_OUTPUT = 16
 
@@ -78,8 +87,10 @@ def stages(sizes: Sizes, device: str) -> list[Stage]:
         stage("beside transformers", 1, sizes.prompt, OURS, PLAIN, PEER),
         stage("a cheaper graft", 1, sizes.prompt, FUSED, PLAIN),
     ]
-    if device != "cpu":  # which does not multiply it
+    if device != "cpu":  # which has neither
         found.append(stage("8-bit weights", 1, sizes.prompt, OURS, OURS_8, PLAIN, PLAIN_8))
+        long = statistics.median_low(sizes.contexts) - LEAST_OUTPUT  # its TTFT is what the stage is for
+        found.append(Stage("prompts by FlashInfer", 4, long, LEAST_OUTPUT, (OURS, FLASHINFER), rounds=2))
     return found
 
 
@@ -115,8 +126,12 @@ class Setup:
 def contestants(setup: Setup) -> tuple[dict[str, Contestant], dict[str, str]]:
     """Everybody who can take part, and who cannot, with the reason."""
     found: dict[str, Contestant] = {name: _ours(setup, name) for name in FOLDERS}
-    if importlib.util.find_spec("transformers") is None:
-        return found, {PEER: "transformers is not installed"}
+    absent: dict[str, str] = {}
+    if not _has("flashinfer"):
+        del found[FLASHINFER]
+        absent[FLASHINFER] = "flashinfer is not installed"
+    if not _has("transformers"):
+        return found, absent | {PEER: "transformers is not installed"}
     options = {
         "folder": str(setup.models / BASE),
         "device": setup.device,
@@ -124,7 +139,7 @@ def contestants(setup: Setup) -> tuple[dict[str, Contestant], dict[str, str]]:
         "compiled": setup.device != "cpu",
         "context": setup.sizes.prompt + setup.sizes.output,
     }
-    return found | {PEER: _worker(setup, PEER, "peer_static.py", options)}, {}
+    return found | {PEER: _worker(setup, PEER, "peer_static.py", options)}, absent
 
 
 def roster_of(stage: Stage, setup: Setup, processes: dict[str, Contestant]) -> Roster:
@@ -162,6 +177,8 @@ def _ours(setup: Setup, name: str) -> Worker:
         "block_size": BLOCK,
         "quantization": "fp8" if name in FLOAT8 else "none",
     }
+    if setup.device != "cpu" and _has("flashinfer"):  # `auto` would try it in every process, which may compile it
+        engine["attention_backend"] = "flashinfer" if name == FLASHINFER else "triton"
     options = {
         "model": str(setup.models / FOLDERS[name]),
         "context": longest,
@@ -169,6 +186,10 @@ def _ours(setup: Setup, name: str) -> Worker:
         "engine": engine,
     }
     return _worker(setup, name, "peer_engine.py", options)
+
+
+def _has(package: str) -> bool:
+    return importlib.util.find_spec(package) is not None
 
 
 def _worker(setup: Setup, name: str, script: str, options: dict[str, Any]) -> Worker:

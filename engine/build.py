@@ -65,7 +65,7 @@ def _build(
     if args.prefix_cache and not prefix_cache:
         on_progress("no prefix cache: with dynamic rope scaling a prompt's keys depend on its length")
     # torch's attention would gather max_model_len slots of every row in each captured step, at 64 rows gigabytes.
-    captures = leader is None and device.type == "cuda" and backend == "triton" and not args.enforce_eager
+    captures = leader is None and device.type == "cuda" and backend != "torch" and not args.enforce_eager
     for_steps = 0
     if leader is None and device.type == "cuda" and args.kv_cache_memory is None:
         on_progress("measuring what the largest steps take")
@@ -129,7 +129,7 @@ def _build(
         core: EngineCore = OverlappedCore(config, runner, grammars=grammars)
     else:
         core = EngineCore(config, runner, grammars=grammars)
-    on_progress("warming up: Triton compiles its kernels, once a machine" if backend == "triton" else "warming up")
+    on_progress("warming up: Triton compiles its kernels, once a machine" if backend != "torch" else "warming up")
     _warm_up(core, info)
     return core, info
 

@@ -9,7 +9,7 @@ from typing import Literal, get_args
 from hamburger.model.config import ConfigError
 
 Quantization = Literal["auto", "none", "int8", "int4", "fp8"]
-AttentionBackend = Literal["auto", "torch", "triton"]
+AttentionBackend = Literal["auto", "torch", "triton", "flashinfer"]
 QUANTIZATIONS: tuple[Quantization, ...] = get_args(Quantization)
 OverlapSteps = Literal["auto", "on", "off"]
 OVERLAP_STEPS: tuple[OverlapSteps, ...] = get_args(OverlapSteps)
@@ -28,8 +28,8 @@ class EngineArgs:
     max_queue: most requests that may wait. max_queue_seconds: the longest that one may wait.
     quantization: `none` keeps the weights' dtype. On CPU `int8`, `int4`; `auto` takes 4 bits for weights that have no
         more, 8 for the others, and the dtype where the compiled kernels cannot run. On a GPU `fp8`; `auto` is `none`.
-    attention_backend: what runs attention and all else between the matrices on a GPU; `auto` is `triton` where its
-        kernels can run.
+    attention_backend: what runs attention and all else between the matrices on a GPU; `flashinfer` is `triton` but
+        for prompts. `auto` is `triton` where its kernels can run, `flashinfer` where that was faster at the start.
     prefix_cache: prompts that begin alike share the slots of their beginning, while the pool still holds them.
     enforce_eager: on a GPU, launch every operation of a decoding step anew rather than replay CUDA graphs.
     tensor_parallel_size: over how many devices the model and its KV pool are split, one process a device; on CPU, over

@@ -12,7 +12,8 @@ from hamburger.engine.memory import pool_bytes
 from hamburger.model.assemble import assemble
 from hamburger.model.backends import Backend, choose_backend, why_no_triton
 from hamburger.model.checkpoint import Checkpoint, load_checkpoint
-from hamburger.model.config import ConfigError, ModelConfig
+from hamburger.model.chunk_race import PromptStep, Trial, cuda_timer, settle_backend, try_flashinfer
+from hamburger.model.config import ConfigError, ModelConfig, TrunkConfig
 from hamburger.model.devices import choose_dtype, device_of_rank
 from hamburger.model.execution import Execution
 from hamburger.model.float8 import CAPABILITY
@@ -50,17 +51,19 @@ def find(args: EngineArgs, rank: int = 0, on_progress: Callable[[str], None] = l
     if device.type == "cpu" and size > 1:  # the ranks share the cores
         torch.set_num_threads(max(1, torch.get_num_threads() // size))
     backend, float8 = choose_backend(args.attention_backend, device), _float8(args, dtype, device)
-    if device.type == "cuda":
-        reason = why_no_triton(device) if args.attention_backend == "auto" else None
-        on_progress(f"attention by {backend}" + (f": no Triton, as {reason}" if reason else ""))
     checkpoint = load_checkpoint(source, dtype, on_progress=on_progress)
-    shard_trunk(checkpoint.config.trunk, size)  # before any other work, as it may be refused
+    held = shard_trunk(checkpoint.config.trunk, size)  # before any other work, as it may be refused
+    max_model_len = _max_model_len(args.max_model_len, checkpoint.config)
+    if device.type == "cuda":
+        step = PromptStep(max_slots=args.max_num_batched_slots, max_model_len=max_model_len, block_size=args.block_size)
+        backend, remark = _settled(args, backend, held, dtype, device, step, on_progress)
+        on_progress(f"attention by {backend}" + (f": {remark}" if remark else ""))
     return Found(
         source=source,
         checkpoint=checkpoint,
         device=device,
         dtype=dtype,
-        max_model_len=_max_model_len(args.max_model_len, checkpoint.config),
+        max_model_len=max_model_len,
         kernels=_kernels(args, checkpoint.config, dtype, device),
         backend=backend,
         float8=float8,
@@ -106,6 +109,32 @@ def _kernels(args: EngineArgs, config: ModelConfig, dtype: torch.dtype, device: 
             reason = "this model's shape (widths must be multiples of 32)"
         raise ConfigError(f"quantization is {asked}, which there are no kernels for with {reason}: use none.")
     return kernels
+
+
+def _settled(
+    args: EngineArgs,
+    backend: Backend,
+    held: TrunkConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    step: PromptStep,
+    on_progress: Callable[[str], None],
+) -> tuple[Backend, str | None]:
+    """The backend on a GPU, and a remark about it. Raises ConfigError for one that is asked for in vain."""
+    asked = args.attention_backend
+    if backend == "torch":
+        reason = why_no_triton(device) if asked == "auto" else None
+        return backend, None if reason is None else f"no Triton, as {reason}"
+    if asked == "auto" and args.tensor_parallel_size > 1:
+        return backend, None  # ranks that raced could settle differently
+
+    def trial() -> Trial:
+        on_progress("trying FlashInfer, which may compile its kernels, once a machine")
+        return try_flashinfer(held, dtype, device, step, cuda_timer(device))
+
+    settled = settle_backend(asked, backend, held, dtype, trial)
+    torch.cuda.empty_cache()
+    return settled
 
 
 def _float8(args: EngineArgs, dtype: torch.dtype, device: torch.device) -> bool:

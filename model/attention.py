@@ -148,8 +148,8 @@ def reference_attention(
     per_kv = q.shape[1] // both.shape[2]
     keys, values = (both[:, i].repeat_interleave(per_kv, dim=1) for i in (0, 1))
     scores = torch.einsum("nhd,lhd->hnl", q.float(), keys) / q.shape[-1] ** 0.5
-    rows = torch.arange(context_slots - q.shape[0], context_slots)[:, None]
-    distance = torch.arange(context_slots)[None, :] - rows
+    columns = torch.arange(context_slots, device=q.device)
+    distance = columns[None, :] - columns[context_slots - q.shape[0] :, None]
     hidden = (distance > 0) | (distance <= -(context_slots if window is None else window))
     scores = scores.masked_fill(hidden, float("-inf"))
     return torch.einsum("hnl,lhd->nhd", scores.softmax(-1), values).flatten(1)

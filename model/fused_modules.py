@@ -13,13 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from hamburger.model.batch import ForwardBatch
+from hamburger.model.chunk_attention import ChunkAttention, chunks_of, window_of
 from hamburger.model.config import DynamicRopeScaling, GraftConfig, TrunkConfig
 from hamburger.model.kv_cache import PagedKVCache
 from hamburger.model.layers import DecoderLayer
 from hamburger.model.micro_decoder import MicroStepDecoder
 from hamburger.model.rotary import RotaryEmbedding
-from hamburger.model.transfer import upload
-from hamburger.model.triton_attention import attend_chunks, attend_singles, chunk_tiles, num_splits
+from hamburger.model.triton_attention import attend_singles, num_splits
 from hamburger.model.triton_layers import add_rms_norm, gated, rotate_into_cache
 from hamburger.model.triton_micro import micro_attention
 from hamburger.model.trunk import Trunk
@@ -40,26 +40,16 @@ class FusedAttention:
         batch: ForwardBatch,
         cache: PagedKVCache,
         rotary: RotaryEmbedding,
+        chunk_attention: ChunkAttention,
         processors: int,
     ) -> None:
         """processors: multiprocessors of the device, which long contexts are split for."""
         self._config, self._batch, self._cache = config, batch, cache
-        self._sliding = frozenset(config.sliding_layers)
         self._tables, self._at = _angles(config, rotary, batch)
-        n = batch.num_single
-        data = cache.data[0]
         longest = batch.block_tables.shape[1] * cache.block_size
-        self._splits = num_splits(n, data.shape[3], longest, processors)
-        self._tiles: Tensor | None = None
-        chunks, row = [], n
-        for sequence in range(n, len(batch.query_slots)):
-            assert batch.context_slots_host is not None  # only one-slot rows may lack it
-            queries = batch.query_slots[sequence]
-            chunks.append((sequence, row, queries, batch.context_slots_host[sequence] - queries))
-            row += queries
-        if chunks:
-            per_kv = config.num_heads // config.num_kv_heads
-            self._tiles = upload(chunk_tiles(chunks, per_kv, rotary.cos.dtype), data.device)
+        self._splits = num_splits(batch.num_single, cache.data[0].shape[3], longest, processors)
+        chunks = chunks_of(batch)
+        self._chunks = chunk_attention.plan(chunks, batch.block_tables, cache.block_size) if chunks else None
 
     def __call__(self, index: int, layer: DecoderLayer, qkv: Tensor) -> Tensor:
         """qkv of layer `index`, [T, (num_heads + 2 * kv_heads) * head_dim] -> [T, num_heads * head_dim]."""
@@ -69,19 +59,20 @@ class FusedAttention:
             batch.context_slots, batch.num_single, layer.num_heads,
         )  # fmt: skip
         out = torch.empty_like(q)
-        window = self._config.sliding_window if index in self._sliding else None
+        window = window_of(self._config, index)
         if n := batch.num_single:
             attend_singles(q, data, batch.block_tables, batch.context_slots[:n], out, self._splits, window)
-        if self._tiles is not None:
-            attend_chunks(q, data, batch.block_tables, self._tiles, out, window)
+        if self._chunks is not None:
+            self._chunks(q, data, out, window)
         return out.flatten(1)
 
 
 class FusedTrunk(nn.Module):
-    """Trunk."""
+    """Trunk. chunk_attention: what runs the attention of prompts' chunks."""
 
-    def __init__(self, plain: Trunk) -> None:
+    def __init__(self, plain: Trunk, chunk_attention: ChunkAttention) -> None:
         super().__init__()
+        self._chunk_attention = chunk_attention
         self.config, self.layers, self.norm = plain.config, plain.layers, plain.norm
 
     def forward(
@@ -93,7 +84,8 @@ class FusedTrunk(nn.Module):
         feature_layers: tuple[int, ...],
     ) -> tuple[Tensor, list[Tensor]]:
         """As Trunk.forward."""
-        attention = FusedAttention(self.config, batch, cache, rotary, _processors(x.device))
+        chunks, processors = self._chunk_attention, _processors(x.device)
+        attention = FusedAttention(self.config, batch, cache, rotary, chunks, processors)
         last_layer = len(self.layers) - 1
         features: list[Tensor] = []
         delta: Tensor | None = None

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from hamburger.model.backends import Backend, chunk_attention_of
 from hamburger.model.batch import ForwardBatch, Logprobs, ScoredSlots, StepOutput
 from hamburger.model.config import ModelConfig, TrunkConfig
 from hamburger.model.embedder import CompositionalEmbedder
@@ -100,8 +101,8 @@ class HamburgerModel(nn.Module):
             self._use_float8()
         elif packed:
             pack_linears(self)
-        if how.backend == "triton":
-            self._fuse()
+        if how.backend != "torch":
+            self._fuse(how.backend)
         self.head = _head(weight, packed) if trunk.tie_word_embeddings else self.lm_head
         if how.float8 and graft is not None and graft.short_list_size is None:
             self.micro_head = _head(self.head_weight.detach(), packed, how.float8)
@@ -143,12 +144,13 @@ class HamburgerModel(nn.Module):
             if name != "embed_tokens":
                 child.float()
 
-    def _fuse(self) -> None:
+    def _fuse(self, backend: Backend) -> None:
         """Trunk and micro decoder on the Triton kernels, whose package may be missing where they are not asked for."""
         from hamburger.model.fused_modules import FusedMicroStepDecoder, FusedTrunk
 
         trunk, graft = self.config.trunk, self.config.graft
-        self.add_module("trunk", FusedTrunk(self.trunk))  # called as the plain one is
+        chunks = chunk_attention_of(backend, self.trunk.config, self.state_dtype, self.embed_tokens.weight.device)
+        self.add_module("trunk", FusedTrunk(self.trunk, chunks))  # called as the plain one is
         if graft is not None:
             self.add_module("micro_decoder", FusedMicroStepDecoder(self.micro_decoder, trunk, graft))
 

@@ -14,6 +14,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from hamburger.model.chunk_attention import AttendChunks, Chunk
+from hamburger.model.config import TrunkConfig
+from hamburger.model.transfer import upload
+
 LOG2_E = 1.4426950408889634
 MAX_SPLITS = 64
 _PROGRAMS_PER_PROCESSOR = 4
@@ -212,8 +216,24 @@ def attend_singles(
         _merge[(n, heads)](contexts, split_out, sums, out, splits, HEADS=heads, MOST=MAX_SPLITS, num_warps=4, **shape)
 
 
+class TritonChunks:
+    """ChunkAttention by the kernel of this file. dtype: of the queries."""
+
+    def __init__(self, config: TrunkConfig, dtype: torch.dtype) -> None:
+        self._per_kv, self._dtype = config.num_heads // config.num_kv_heads, dtype
+
+    def plan(self, chunks: Sequence[Chunk], tables: Tensor, block_size: int) -> AttendChunks:
+        """As ChunkAttention.plan."""
+        tiles = upload(chunk_tiles(chunks, self._per_kv, self._dtype), tables.device)
+
+        def attend(q: Tensor, data: Tensor, out: Tensor, window: int | None) -> None:
+            attend_chunks(q, data, tables, tiles, out, window)
+
+        return attend
+
+
 def chunk_tiles(chunks: Sequence[tuple[int, int, int, int]], per_kv: int, dtype: torch.dtype) -> list[list[int]]:
-    """Tiles of chunks (sequence, first row in T, queries, slot of the first query), the longest contexts first.
+    """Tiles of chunks (as Chunk has them), the longest contexts first.
 
     per_kv: query heads of a KV head. dtype: of the queries.
     """

@@ -107,7 +107,7 @@ class ServeSettings(BaseSettings):
     )
     attention_backend: AttentionBackend = Field(
         _DEFAULTS.attention_backend,
-        description="what runs attention on a GPU: auto (triton where its kernels can run), torch or triton",
+        description="what runs attention on a GPU: auto, torch, triton, or flashinfer (for prompts; else triton)",
     )
     tensor_parallel_size: int = Field(
         _DEFAULTS.tensor_parallel_size,

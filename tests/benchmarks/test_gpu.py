@@ -12,11 +12,13 @@ import pytest
 from safetensors import safe_open
 
 import gpu
+import gpu_stages
+from compare_contestants import Worker
 from compare_figures import Cell
 from gpu_model import BASE, GRAFTS, is_made, shapes, weight_bytes, write_models
 from gpu_parity import marked_files, run_tests
 from gpu_report import Results, load_results
-from gpu_stages import PEER, Stage, sizes_of, stages
+from gpu_stages import FLASHINFER, FOLDERS, PEER, Setup, Stage, contestants, sizes_of, stages
 
 ROOT = Path(__file__).parents[2]
 # What a machine lacks that has torch and transformers but none of our own packages.
@@ -139,7 +141,27 @@ def test_eight_bit_weights_are_half_of_what_they_are_in_bfloat16() -> None:
     assert micro == pytest.approx(2 * (243e6 + 263e6 + 8.4e6), rel=1e-2)
     assert small_micro == pytest.approx(243e6 + 263e6 + 2 * 8.4e6, rel=1e-2)
     on_gpu = {stage.name for stage in stages(sizes_of("llama-3.2-1b", 8), "cuda")}
-    assert on_gpu - {stage.name for stage in stages(sizes_of("llama-3.2-1b", 8), "cpu")} == {"8-bit weights"}
+    assert on_gpu - {stage.name for stage in stages(sizes_of("llama-3.2-1b", 8), "cpu")} == {
+        "8-bit weights",
+        "prompts by FlashInfer",
+    }
+
+
+def test_flashinfer_takes_part_where_it_is_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it is, nobody else tries it: each is told what attends."""
+    sizes = sizes_of("llama-3.2-1b", 8)
+    setup = Setup(tmp_path, tmp_path, "llama-3.2-1b", 2, "cuda", "bfloat16", 1, sizes, 60)
+    for installed in (False, True):
+        monkeypatch.setattr(gpu_stages, "_has", lambda package, installed=installed: installed)
+        found, left_out = contestants(setup)
+        assert (FLASHINFER in found) == installed == (FLASHINFER not in left_out)
+        told = {}
+        for name in FOLDERS.keys() & found.keys():
+            worker = found[name]
+            assert isinstance(worker, Worker)
+            told[name] = json.loads(worker.launch.command[-1])["engine"].get("attention_backend")
+        assert set(told.values()) == ({"triton", "flashinfer"} if installed else {None})
+        assert told.get(FLASHINFER) == ("flashinfer" if installed else None)
 
 
 def test_answers_shrink_with_the_time() -> None:

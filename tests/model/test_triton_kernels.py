@@ -29,6 +29,7 @@ from hamburger.model.triton_attention import (
 )
 from hamburger.model.triton_layers import add_rms_norm, gated, rotate_into_cache
 from hamburger.model.triton_micro import micro_attention
+from poisoned_caches import NAN, check, poisoned_cache
 from small_models import trunk_config
 
 # (query heads, KV heads, head_dim, window, dtype): odd groups, one query head, widths that are no power of 2.
@@ -39,40 +40,12 @@ HEADS = [
     (7, 1, 64, 5, torch.float16),
     (2, 2, 128, None, torch.bfloat16),
 ]
-NAN = float("nan")
 LEAST_SHARED_MEMORY = 99 * 1024  # bytes a program may have on the smallest GPUs from Ampere on
-
-
-def check(ours: Tensor, exact: Tensor, dtype: torch.dtype) -> None:
-    """float32 digit by digit, half precision by relative norm; NaN never passes."""
-    if dtype == torch.float32:
-        torch.testing.assert_close(ours, exact.to(ours.dtype), atol=1e-5, rtol=1e-5)
-    else:
-        error = (ours.double() - exact.double()).norm() / exact.double().norm()
-        assert error < {torch.bfloat16: 1e-2, torch.float16: 1e-3}[dtype]
 
 
 def norms_of(head_dim: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
     q_weight, k_weight = torch.randn(2, head_dim, device=device).to(dtype)
     return q_weight, k_weight
-
-
-def poisoned_cache(
-    totals: list[int], kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device, block: int
-) -> tuple[PagedKVCache, list[list[int]], Tensor]:
-    """One layer, whose blocks lie shuffled, NaN where no sequence has a slot; each one's blocks, and all as a table."""
-    needed = [-(-total // block) for total in totals]
-    config = trunk_config(num_layers=1, num_heads=kv_heads, num_kv_heads=kv_heads, head_dim=head_dim)
-    cache = PagedKVCache(config, sum(needed) + 3, block, dtype, device)
-    cache.data[0].fill_(NAN)
-    order = (torch.randperm(sum(needed) + 2) + 1).tolist()  # block 0, which pads the table, stays poisoned
-    blocks = [[order.pop() for _ in range(n)] for n in needed]
-    for total, own in zip(totals, blocks, strict=True):
-        slots = torch.tensor([own[i // block] * block + i % block for i in range(total)], dtype=torch.int64)
-        cache.data[0].flatten(0, 1)[slots.to(device)] = torch.randn(total, 2, kv_heads, head_dim).to(device, dtype)
-    width = max(needed) + 1
-    table = torch.tensor([own + [0] * (width - len(own)) for own in blocks], device=device)
-    return cache, blocks, table
 
 
 @pytest.mark.parametrize("splits", [1, 4])

@@ -1,0 +1,44 @@
+"""Paged caches in which only what sequences own can be read unnoticed, and how attention over them is compared."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from hamburger.model.kv_cache import PagedKVCache
+from small_models import trunk_config
+
+NAN = float("nan")
+
+
+def check(ours: Tensor, exact: Tensor, dtype: torch.dtype) -> None:
+    """float32 digit by digit, half precision by relative norm; NaN never passes."""
+    if dtype == torch.float32:
+        torch.testing.assert_close(ours, exact.to(ours.dtype), atol=1e-5, rtol=1e-5)
+    else:
+        error = (ours.double() - exact.double()).norm() / exact.double().norm()
+        assert error < {torch.bfloat16: 1e-2, torch.float16: 1e-3}[dtype]
+
+
+def poisoned_cache(
+    totals: list[int],
+    kv_heads: int,
+    head_dim: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    block: int,
+    poison: float = NAN,
+) -> tuple[PagedKVCache, list[list[int]], Tensor]:
+    """One layer, whose blocks lie shuffled, poisoned where nobody has a slot; each one's blocks, and all as a table."""
+    needed = [-(-total // block) for total in totals]
+    config = trunk_config(num_layers=1, num_heads=kv_heads, num_kv_heads=kv_heads, head_dim=head_dim)
+    cache = PagedKVCache(config, sum(needed) + 3, block, dtype, device)
+    cache.data[0].fill_(poison)
+    order = (torch.randperm(sum(needed) + 2) + 1).tolist()  # block 0, which pads the table, stays poisoned
+    blocks = [[order.pop() for _ in range(n)] for n in needed]
+    for total, own in zip(totals, blocks, strict=True):
+        slots = torch.tensor([own[i // block] * block + i % block for i in range(total)], dtype=torch.int64)
+        cache.data[0].flatten(0, 1)[slots.to(device)] = torch.randn(total, 2, kv_heads, head_dim).to(device, dtype)
+    width = max(needed) + 1
+    table = torch.tensor([own + [0] * (width - len(own)) for own in blocks], device=device)
+    return cache, blocks, table
