@@ -1,10 +1,10 @@
-"""What fp8 weights cost in quality: the embedded default and its base against themselves in float32, on given texts.
+"""What fp8 and int8 weights cost in quality: the embedded default and its base against themselves in float32.
 
     PYTHONPATH=... python benchmarks/gpu_formats.py TEXTS.jsonl.gz --tokens 600
 
 TEXTS holds rows with prompt and response. Each token of a response is predicted by the trunk, and by one micro-step
-whose trunk has not read the token before it; no groups are merged. Runs on the CPU, where float8.py spells the GPU's
-product out.
+whose trunk has not read the token before it; no groups are merged. Runs on the CPU, where float8.py and int8.py spell
+the GPU's products out.
 """
 
 from __future__ import annotations
@@ -24,8 +24,15 @@ if TYPE_CHECKING:
 
     from hamburger.model.hamburger import HamburgerModel
 
-# name -> dtype, whether the linears of trunk and micro decoder and the micro-steps' head are fp8
-FORMATS = {"float32": ("float32", False), "bfloat16": ("bfloat16", False), "fp8": ("bfloat16", True)}
+CPU = "the CPU's int8"  # of its compiled kernels: all linears
+# name -> dtype, and what the linears of trunk and micro decoder and the micro-steps' head are
+FORMATS = {
+    "float32": ("float32", "none"),
+    "bfloat16": ("bfloat16", "none"),
+    "fp8": ("bfloat16", "fp8"),
+    "int8": ("bfloat16", "int8"),
+    CPU: ("bfloat16", CPU),
+}
 
 
 def read_texts(file: Path, tokenizer: Any, tokens: int) -> Iterator[tuple[list[int], int]]:
@@ -43,22 +50,30 @@ def read_texts(file: Path, tokenizer: Any, tokens: int) -> Iterator[tuple[list[i
                 return
 
 
-def load(model: str | None, dtype: str, float8: bool) -> HamburgerModel:
+def load(model: str | None, dtype: str, weights: str) -> HamburgerModel:
+    """weights: as in FORMATS."""
     import torch
 
     from hamburger.model.assemble import assemble
     from hamburger.model.checkpoint import load_checkpoint
     from hamburger.model.execution import Execution
+    from hamburger.model.native import load_kernels
 
     kind = getattr(torch, dtype)
     checkpoint = load_checkpoint(resolve_source(model), kind)
+    formats: dict[str, Execution] = {
+        "none": Execution(packed=False),
+        "fp8": Execution(packed=False, eight_bits="fp8"),
+        "int8": Execution(packed=False, eight_bits="int8"),
+        CPU: Execution(packed=False, kernels=load_kernels(), bits=8),
+    }
     return assemble(
         checkpoint.config,
         checkpoint.tensors,
         dtype=kind,
         device=torch.device("cpu"),
         max_positions=2048,
-        how=Execution(float8=float8),
+        how=formats[weights],
     )
 
 
@@ -116,6 +131,7 @@ def main() -> None:
     import torch
 
     from hamburger.engine.tokenizer import Tokenizer
+    from hamburger.model.native import load_kernels
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("texts", type=Path)
@@ -125,8 +141,10 @@ def main() -> None:
     print(f"{len(texts)} texts, {sum(len(ids) - prompt for ids, prompt in texts)} tokens")
     for name, source in (("base", EMBEDDED_BASE), ("default", None)):
         predicted: dict[str, dict[str, Tensor]] = {}
-        for format_, (dtype, float8) in FORMATS.items():
-            model = load(source, dtype, float8)
+        for format_, (dtype, weights) in FORMATS.items():
+            if weights == CPU and load_kernels() is None:
+                continue  # built without a compiler, or for another processor
+            model = load(source, dtype, weights)
             parts = [predict(model, *text) for text in texts]
             predicted[format_] = {key: torch.cat([part[key] for part in parts]) for key in parts[0]}
         ids = torch.cat([torch.tensor(ids[prompt:]) for ids, prompt in texts])

@@ -54,12 +54,12 @@ def shapes(geometry: str, group: int) -> dict[str, ModelConfig]:
     return found
 
 
-def weight_bytes(config: ModelConfig, number_bytes: int, *, float8: bool = False) -> WeightBytes:
-    """What a macro-step reads of weights held in numbers of that size; float8: as `quantization: fp8` holds them,
-    without its scales."""
+def weight_bytes(config: ModelConfig, number_bytes: int, *, eight_bits: bool = False) -> WeightBytes:
+    """What a macro-step reads of weights held in numbers of that size; eight_bits: as `quantization` fp8 or int8
+    holds them, without scales."""
     trunk, graft = config.trunk, config.graft
     sizes = {
-        name: prod(shape) * (1 if float8 and name.endswith("_proj.weight") and "layers." in name else number_bytes)
+        name: prod(shape) * (1 if eight_bits and name.endswith("_proj.weight") and "layers." in name else number_bytes)
         for name, shape in tensor_shapes(config).items()
         if name != "short_list"
     }
@@ -74,7 +74,7 @@ def weight_bytes(config: ModelConfig, number_bytes: int, *, float8: bool = False
         prefix: sum(size for name, size in sizes.items() if name.startswith(prefix))
         for prefix in ("embedder.", "micro_decoder.", "stop_head.")
     }
-    head = head // number_bytes if float8 else head
+    head = head // number_bytes if eight_bits else head
     listed = head * (graft.short_list_size or trunk.vocab_size) // trunk.vocab_size
     return WeightBytes(
         step=step + part["stop_head."],

@@ -22,17 +22,14 @@ from gpu_model import BASE, DTYPE_BYTES, GEOMETRIES, shapes, weight_bytes
 HERE = Path(__file__).parent
 BLOCK = 32  # slots
 OURS, FUSED, PLAIN, PEER = "hamburger", "hamburger fused", "base", "transformers"
-OURS_8, PLAIN_8 = "hamburger fp8", "base fp8"
+OURS_FP8, PLAIN_FP8, OURS_INT8, PLAIN_INT8 = "hamburger fp8", "base fp8", "hamburger int8", "base int8"
 FLASHINFER = "hamburger FlashInfer"
 FOLDERS = {
-    OURS: "published",
-    FUSED: "fused",
-    PLAIN: BASE,
-    OURS_8: "published",
-    PLAIN_8: BASE,
+    OURS: "published", FUSED: "fused", PLAIN: BASE,
+    OURS_FP8: "published", PLAIN_FP8: BASE, OURS_INT8: "published", PLAIN_INT8: BASE,
     FLASHINFER: "published",
-}
-FLOAT8 = (OURS_8, PLAIN_8)
+}  # fmt: skip
+QUANTIZATION = {OURS_FP8: "fp8", PLAIN_FP8: "fp8", OURS_INT8: "int8", PLAIN_INT8: "int8"}  # "none" for all others
 LEAST_OUTPUT = 16
 
 
@@ -87,8 +84,10 @@ def stages(sizes: Sizes, device: str) -> list[Stage]:
         stage("beside transformers", 1, sizes.prompt, OURS, PLAIN, PEER),
         stage("a cheaper graft", 1, sizes.prompt, FUSED, PLAIN),
     ]
-    if device != "cpu":  # which has neither
-        found.append(stage("8-bit weights", 1, sizes.prompt, OURS, OURS_8, PLAIN, PLAIN_8))
+    if device != "cpu":  # which has none of it
+        # One after the other: more processes at once would not fit into the GPU's memory.
+        found.append(stage("8-bit weights", 1, sizes.prompt, OURS, OURS_FP8, PLAIN, PLAIN_FP8))
+        found.append(stage("int8 weights", 1, sizes.prompt, OURS, OURS_INT8, PLAIN, PLAIN_INT8))
         long = statistics.median_low(sizes.contexts) - LEAST_OUTPUT  # its TTFT is what the stage is for
         found.append(Stage("prompts by FlashInfer", 4, long, LEAST_OUTPUT, (OURS, FLASHINFER), rounds=2))
     return found
@@ -150,7 +149,7 @@ def roster_of(stage: Stage, setup: Setup, processes: dict[str, Contestant]) -> R
     for name in stage.contestants:
         if name in processes:
             config = configs[FOLDERS.get(name, BASE)]
-            weights = weight_bytes(config, size, float8=name in FLOAT8)
+            weights = weight_bytes(config, size, eight_bits=name in QUANTIZATION)
             slots = stage.prompt + stage.output // (2 * config.max_group)  # in the middle of an answer
             cache = stage.streams * slots * config.trunk.slot_bytes(size)
             all_bytes = WeightBytes(weights.step + cache, weights.merge, weights.micro_step)
@@ -175,7 +174,7 @@ def _ours(setup: Setup, name: str) -> Worker:
         "max_num_seqs": max(sizes.streams),
         "max_num_batched_slots": sizes.batched_slots,
         "block_size": BLOCK,
-        "quantization": "fp8" if name in FLOAT8 else "none",
+        "quantization": QUANTIZATION.get(name, "none"),
     }
     if setup.device != "cpu" and _has("flashinfer"):  # `auto` would try it in every process, which may compile it
         engine["attention_backend"] = "flashinfer" if name == FLASHINFER else "triton"

@@ -56,8 +56,8 @@ def _build(
     if leader is not None:
         undo.callback(leader.ranks.close)
     model = model_of(found, args, None if leader is None else leader.group)
-    if model.quantization == "fp8":
-        on_progress("weights as fp8")
+    if found.eight_bits is not None:
+        on_progress(f"weights as {found.eight_bits}")
     if kernels is not None:
         on_progress(f"weights as {model.quantization}, kernels for {kernels.instructions}")
     del found  # the checkpoint's tensors

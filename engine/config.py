@@ -27,7 +27,8 @@ class EngineArgs:
     confidence: the default of requests that name none; None takes the checkpoint's.
     max_queue: most requests that may wait. max_queue_seconds: the longest that one may wait.
     quantization: `none` keeps the weights' dtype. On CPU `int8`, `int4`; `auto` takes 4 bits for weights that have no
-        more, 8 for the others, and the dtype where the compiled kernels cannot run. On a GPU `fp8`; `auto` is `none`.
+        more, 8 for the others, and the dtype where the compiled kernels cannot run. On a GPU `int8`, `fp8`; `auto` is
+        `none`.
     attention_backend: what runs attention and all else between the matrices on a GPU; `flashinfer` is `triton` but
         for prompts. `auto` is `triton` where its kernels can run, `flashinfer` where that was faster at the start.
     prefix_cache: prompts that begin alike share the slots of their beginning, while the pool still holds them.

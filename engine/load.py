@@ -15,6 +15,7 @@ from hamburger.model.checkpoint import Checkpoint, load_checkpoint
 from hamburger.model.chunk_race import PromptStep, Trial, cuda_timer, settle_backend, try_flashinfer
 from hamburger.model.config import ConfigError, ModelConfig, TrunkConfig
 from hamburger.model.devices import choose_dtype, device_of_rank
+from hamburger.model.eight_bits import EightBits
 from hamburger.model.execution import Execution
 from hamburger.model.float8 import CAPABILITY
 from hamburger.model.group import Group
@@ -35,7 +36,7 @@ class Found:
     max_model_len: int
     kernels: Kernels | None
     backend: Backend
-    float8: bool
+    eight_bits: EightBits | None
 
 
 def find(args: EngineArgs, rank: int = 0, on_progress: Callable[[str], None] = lambda line: None) -> Found:
@@ -50,7 +51,7 @@ def find(args: EngineArgs, rank: int = 0, on_progress: Callable[[str], None] = l
         torch.cuda.set_device(device)  # Triton launches on the current one
     if device.type == "cpu" and size > 1:  # the ranks share the cores
         torch.set_num_threads(max(1, torch.get_num_threads() // size))
-    backend, float8 = choose_backend(args.attention_backend, device), _float8(args, dtype, device)
+    backend, eight_bits = choose_backend(args.attention_backend, device), _eight_bits(args, dtype, device)
     checkpoint = load_checkpoint(source, dtype, on_progress=on_progress)
     held = shard_trunk(checkpoint.config.trunk, size)  # before any other work, as it may be refused
     max_model_len = _max_model_len(args.max_model_len, checkpoint.config)
@@ -66,7 +67,7 @@ def find(args: EngineArgs, rank: int = 0, on_progress: Callable[[str], None] = l
         max_model_len=max_model_len,
         kernels=_kernels(args, checkpoint.config, dtype, device),
         backend=backend,
-        float8=float8,
+        eight_bits=eight_bits,
     )
 
 
@@ -82,7 +83,7 @@ def model_of(found: Found, args: EngineArgs, group: Group | None = None) -> Hamb
             kernels=found.kernels,
             bits={"int4": 4, "int8": 8}.get(args.quantization),
             backend=found.backend,
-            float8=found.float8,
+            eight_bits=found.eight_bits,
         ),
         group=group,
     )
@@ -99,6 +100,8 @@ def _kernels(args: EngineArgs, config: ModelConfig, dtype: torch.dtype, device: 
     """The compiled kernels, or None for torch's own; whoever asks for float32 without more wants its digits."""
     asked = args.quantization
     if asked in ("none", "fp8") or args.tensor_parallel_size > 1 or (asked == "auto" and args.dtype == "float32"):
+        return None
+    if asked == "int8" and device.type == "cuda":  # which has kernels of its own: _eight_bits
         return None
     possible = device.type == "cpu" and dtype in (torch.bfloat16, torch.float32) and layers_fit(config.trunk)
     kernels = load_kernels() if possible else None
@@ -137,20 +140,38 @@ def _settled(
     return settled
 
 
-def _float8(args: EngineArgs, dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether weights are to be fp8. Raises ConfigError where nothing multiplies it."""
-    if args.quantization != "fp8":
-        return False
+def _eight_bits(args: EngineArgs, dtype: torch.dtype, device: torch.device) -> EightBits | None:
+    """Which weights of 8 bits a GPU is to have. Raises ConfigError where it cannot multiply them."""
+    if args.quantization == "fp8":
+        _check_fp8(dtype, device)
+        return "fp8"
+    if args.quantization == "int8" and device.type == "cuda":
+        _check_int8(dtype, device)
+        return "int8"
+    return None
+
+
+def _check_fp8(dtype: torch.dtype, device: torch.device) -> None:
     if device.type != "cuda":
         raise ConfigError("quantization is fp8, which needs a GPU: use auto, int8 or int4 on CPU.")
     if (capability := torch.cuda.get_device_capability(device)) < CAPABILITY:
         have, need = (".".join(map(str, pair)) for pair in (capability, CAPABILITY))
         raise ConfigError(
-            f"quantization is fp8, which needs a GPU of compute capability {need}, and this has {have}: use none."
+            f"quantization is fp8, which needs a GPU of compute capability {need}, and this has {have}: use int8 or "
+            "none."
         )
     if dtype != torch.bfloat16:
         raise ConfigError("quantization is fp8, whose results are bfloat16: set dtype to auto or bfloat16.")
-    return True
+
+
+def _check_int8(dtype: torch.dtype, device: torch.device) -> None:
+    if (reason := why_no_triton(device)) is not None:
+        raise ConfigError(f"quantization is int8, which needs Triton on a GPU, but {reason}: use none.")
+    if dtype not in (torch.bfloat16, torch.float16):
+        raise ConfigError(
+            "quantization is int8, which a GPU multiplies with inputs of 16 bits: set dtype to auto, bfloat16 or "
+            "float16."
+        )
 
 
 def _max_model_len(asked: int | None, config: ModelConfig) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hamburger.model.backends import Backend
+from hamburger.model.eight_bits import EightBits
 from hamburger.model.native import Kernels
 
 
@@ -18,7 +19,7 @@ class Execution:
         them, 4 or 8; None takes 4 for those that have no more.
     masked: emit in static shapes (masked.py); None means on a GPU, which would wait for its host otherwise.
     backend: what attention and the rest between the matrices run on, where no kernels do (backends.py).
-    float8: the linears of trunk and micro decoder and the micro-steps' head in 8-bit floating point (float8.py); first
+    eight_bits: of the linears of trunk and micro decoder and the micro-steps' head on a GPU (eight_bits.py); first
         tokens, stop head and embedder keep the dtype.
     """
 
@@ -27,7 +28,7 @@ class Execution:
     bits: int | None = None
     masked: bool | None = None
     backend: Backend = "torch"
-    float8: bool = False
+    eight_bits: EightBits | None = None
 
 
 DEFAULT = Execution()

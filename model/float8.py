@@ -61,11 +61,3 @@ class Float8Linear(nn.Module):
 def fits(weight: Tensor) -> bool:
     """Whether a weight's widths allow it."""
     return all(width % WIDTH == 0 for width in weight.shape)
-
-
-def use_float8(module: nn.Module) -> None:
-    """Every nn.Linear below `module` that fits becomes a Float8Linear, one at a time, so that memory peaks by one."""
-    for parent in list(module.modules()):
-        for name, child in list(parent.named_children()):
-            if isinstance(child, nn.Linear) and fits(child.weight):
-                setattr(parent, name, Float8Linear(child.weight, child.bias))

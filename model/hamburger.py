@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from hamburger.model.backends import Backend, chunk_attention_of
 from hamburger.model.batch import ForwardBatch, Logprobs, ScoredSlots, StepOutput
 from hamburger.model.config import ModelConfig, TrunkConfig
+from hamburger.model.eight_bits import EightBits, eight_bit_linear, use_eight_bits
 from hamburger.model.embedder import CompositionalEmbedder
 from hamburger.model.execution import Execution
-from hamburger.model.float8 import Float8Linear, fits, use_float8
 from hamburger.model.growing_groups import GrowingGroups
 from hamburger.model.kv_cache import PagedKVCache
 from hamburger.model.linear import PackedLinear, can_pack, pack_linears
@@ -83,7 +83,7 @@ class HamburgerModel(nn.Module):
         weight = self.embed_tokens.weight
         packed = how.packed
         if packed is None:
-            packed = can_pack(weight.dtype, weight.device) and not how.float8
+            packed = can_pack(weight.dtype, weight.device) and how.eight_bits is None
         self.masked = weight.device.type == "cuda" if how.masked is None else how.masked
         if self.masked and how.kernels is not None:
             raise ValueError("the compiled kernels keep only rows that go on: masked is not for them.")
@@ -96,16 +96,16 @@ class HamburgerModel(nn.Module):
             self._use(how.kernels, how.bits)
             return
         if graft is not None and graft.short_list_size is not None:
-            self.short_head = _head(self.head_weight.detach()[self._short_rows()], packed, how.float8)
-        if how.float8:
-            self._use_float8()
+            self.short_head = _head(self.head_weight.detach()[self._short_rows()], packed, how.eight_bits)
+        if how.eight_bits is not None:
+            self._use_eight_bits(how.eight_bits)
         elif packed:
             pack_linears(self)
         if how.backend != "torch":
             self._fuse(how.backend)
         self.head = _head(weight, packed) if trunk.tie_word_embeddings else self.lm_head
-        if how.float8 and graft is not None and graft.short_list_size is None:
-            self.micro_head = _head(self.head_weight.detach(), packed, how.float8)
+        if how.eight_bits is not None and graft is not None and graft.short_list_size is None:
+            self.micro_head = _head(self.head_weight.detach(), packed, how.eight_bits)
 
     def _use(self, kernels: Kernels, bits: int | None) -> None:
         """Trunk, graft and linears become the kernels' own; what is left is small, and float32."""
@@ -158,11 +158,11 @@ class HamburgerModel(nn.Module):
         """int64 [K]: the rows of head_weight that the micro-steps' head is made of."""
         return self.short_list
 
-    def _use_float8(self) -> None:
-        use_float8(self.trunk)
+    def _use_eight_bits(self, kind: EightBits) -> None:
+        use_eight_bits(self.trunk, kind)
         if self.config.graft is not None:
-            use_float8(self.micro_decoder)
-        self.quantization = "fp8"
+            use_eight_bits(self.micro_decoder, kind)
+        self.quantization = kind
 
     @property
     def head_weight(self) -> Tensor:
@@ -294,8 +294,8 @@ class HamburgerModel(nn.Module):
         return logit
 
 
-def _head(weight: Tensor, packed: bool, float8: bool = False) -> Callable[[Tensor], Tensor]:
+def _head(weight: Tensor, packed: bool, kind: EightBits | None = None) -> Callable[[Tensor], Tensor]:
     """state [..., D] -> logits [..., rows of weight]."""
-    if float8 and fits(weight):
-        return Float8Linear(weight)
+    if kind is not None and (linear := eight_bit_linear(weight, None, kind)) is not None:
+        return linear
     return PackedLinear(weight) if packed else partial(F.linear, weight=weight)

@@ -62,8 +62,8 @@ class ParallelModel(HamburgerModel):
         self._num_emitting = 0  # in the step that runs
 
     def prepare(self, max_positions: int, how: Execution) -> None:
-        """As HamburgerModel's, without kernels and float8. Ended rows are left out, not masked."""
-        if how.kernels is not None or how.masked or how.float8:
+        """As HamburgerModel's, without kernels and weights of 8 bits. Ended rows are left out, not masked."""
+        if how.kernels is not None or how.masked or how.eight_bits is not None:
             raise ValueError("a split model has no packed weights, and emits in no static shapes.")
         super().prepare(max_positions, replace(how, masked=False))
         self.head = _GatheredHead(self.head, self.group, torch.arange(self.config.trunk.vocab_size))

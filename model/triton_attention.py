@@ -30,7 +30,7 @@ TILE_FIELDS = 4  # sequence, first row in T, queries, slot of the first query
 
 
 @triton.jit
-def _dot(a, b):
+def dot(a, b):
     if _INTERPRETED:  # the interpreter would multiply the bits of bfloat16 as integers
         a, b = a.to(tl.float32), b.to(tl.float32)
     return tl.dot(a, b, input_precision="ieee")
@@ -86,7 +86,7 @@ def _decode(
             if GROUP == 1:
                 scores = tl.sum(keys.to(tl.float32) * query.to(tl.float32), 1)[None, :]
             else:
-                scores = _dot(query, tl.trans(keys.to(query.dtype)))
+                scores = dot(query, tl.trans(keys.to(query.dtype)))
             scores = tl.where(seen[None, :], scores * scale, float("-inf"))
             higher = tl.maximum(highest, tl.max(scores, 1))
             weights = tl.exp2(scores - higher[:, None])
@@ -95,7 +95,7 @@ def _decode(
             if GROUP == 1:
                 step = tl.sum(tl.trans(weights) * values.to(tl.float32), 0)[None, :]
             else:
-                step = _dot(weights.to(query.dtype), values.to(query.dtype))
+                step = dot(weights.to(query.dtype), values.to(query.dtype))
             sum_of_values = sum_of_values * shrink[:, None] + step
             highest = higher
         result = sum_of_values / tl.where(total > 0, total, 1.0)[:, None]  # 0 for a row without context
@@ -158,7 +158,7 @@ def _chunks(
         read = held[:, None] & (columns < HEAD_DIM)[None, :]
         keys = tl.load(data + at, mask=read, other=0.0)
         values = tl.load(data + at + KV_HEADS * HEAD_DIM, mask=read, other=0.0)
-        scores = _dot(query, tl.trans(keys.to(query.dtype))) * scale
+        scores = dot(query, tl.trans(keys.to(query.dtype))) * scale
         visible = slots[None, :] <= own[:, None]
         if WINDOW > 0:
             visible = visible & (slots[None, :] > own[:, None] - WINDOW)
@@ -169,7 +169,7 @@ def _chunks(
         weights = tl.exp2(scores - base[:, None])
         shrink = tl.exp2(highest - base)
         total = total * shrink + tl.sum(weights, 1)
-        step = _dot(weights.to(query.dtype), values.to(query.dtype))
+        step = dot(weights.to(query.dtype), values.to(query.dtype))
         sum_of_values = sum_of_values * shrink[:, None] + step
         highest = higher
     result = sum_of_values / tl.where(total > 0, total, 1.0)[:, None]

@@ -103,7 +103,8 @@ class ServeSettings(BaseSettings):
     dtype: Literal["auto", "bfloat16", "float32", "float16"] = Field("auto", description="what the weights become")
     quantization: Quantization = Field(
         _DEFAULTS.quantization,
-        description="weights: none; on CPU auto (4 bits where a trunk has no more, else 8), int8, int4; on a GPU fp8",
+        description="weights: none; on CPU auto (4 bits where a trunk has no more, else 8), int8, int4; on a GPU int8, "
+        "fp8",
     )
     attention_backend: AttentionBackend = Field(
         _DEFAULTS.attention_backend,

@@ -14,13 +14,15 @@ from typing import Any
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
 
-from hamburger.model import triton_attention, triton_layers, triton_micro
+from hamburger.model import triton_attention, triton_int8, triton_layers, triton_micro
 
 _INTEGERS = {
     "at": "*i64", "write_slots": "*i64", "context_slots": "*i64", "tables": "*i64", "contexts": "*i64",
     "tiles": "*i64", "rows": "*i64", "table_width": "i32", "singles": "i32", "splits": "i32", "length": "i32",
     "eps": "fp32", "scale": "fp32", "partial": "*fp32", "sums": "*fp32",
+    "codes": "*i8", "scales": "*fp32", "num_rows": "i32", "outputs": "i32", "inputs": "i32", "steps": "i32",
 }  # fmt: skip
+_MULTIPLES_OF_16 = ("outputs", "inputs")  # which kernels are compiled for where they are
 
 
 def cases() -> Iterator[tuple[str, Any, dict[str, int], dict[str, int]]]:
@@ -50,6 +52,12 @@ def cases() -> Iterator[tuple[str, Any, dict[str, int], dict[str, int]]]:
     norm = {"SIZE": 2048, "BLOCK": 2048, "WEIGHTS": 1, "ADDS": True}
     yield "norm", triton_layers._add_rms_norm, norm, {"num_warps": 4}
     yield "gated", triton_layers._gated, {"SIZE": 8192, "BLOCK": 1024}, {}
+    for form, split in zip(triton_int8.FORMS, (True, False, False), strict=True):
+        multiply = {"IS_SPLIT": split, "HAS_BIAS": not split, "BLOCK_R": form.block_rows,
+                    "BLOCK_N": form.block_outputs, "BLOCK_K": form.block_inputs}  # fmt: skip
+        options = {"num_warps": form.num_warps, "num_stages": form.num_stages}
+        yield f"int8 for {form.rows} rows", triton_int8._multiply, multiply, options
+    yield "int8 parts", triton_int8._add_parts, {"HAS_BIAS": True, "BLOCK_N": 256}, {"num_warps": 2}
 
 
 def main(capabilities: list[str]) -> None:
@@ -61,8 +69,8 @@ def main(capabilities: list[str]) -> None:
             }
             aligned = {
                 (i,): [["tt.divisibility", 16]]  # as torch's memory is
-                for i, kind in enumerate(signature.values())
-                if kind.startswith("*")
+                for i, (parameter, kind) in enumerate(signature.items())
+                if kind.startswith("*") or parameter in _MULTIPLES_OF_16
             }
             source = ASTSource(kernel, signature, constants, aligned)
             compiled = compile(source, target=GPUTarget("cuda", capability, 32), options=options)

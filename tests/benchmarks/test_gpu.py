@@ -134,15 +134,16 @@ def test_a_stage_is_done_when_all_who_are_there_were_measured() -> None:
 def test_eight_bit_weights_are_half_of_what_they_are_in_bfloat16() -> None:
     """Llama-3.2-1B: 973 M parameters of layers, a head of 263 M; a published graft has four layers like the trunk's."""
     configs = shapes("llama-3.2-1b", 2)
-    plain, small = (weight_bytes(configs[BASE], 2, float8=float8).step for float8 in (False, True))
+    plain, small = (weight_bytes(configs[BASE], 2, eight_bits=small).step for small in (False, True))
     assert plain == pytest.approx(2 * (973e6 + 263e6), rel=1e-3)
     assert small == pytest.approx(973e6 + 2 * 263e6, rel=1e-3)
-    micro, small_micro = (weight_bytes(configs["published"], 2, float8=f).micro_step for f in (False, True))
+    micro, small_micro = (weight_bytes(configs["published"], 2, eight_bits=f).micro_step for f in (False, True))
     assert micro == pytest.approx(2 * (243e6 + 263e6 + 8.4e6), rel=1e-2)
     assert small_micro == pytest.approx(243e6 + 263e6 + 2 * 8.4e6, rel=1e-2)
     on_gpu = {stage.name for stage in stages(sizes_of("llama-3.2-1b", 8), "cuda")}
     assert on_gpu - {stage.name for stage in stages(sizes_of("llama-3.2-1b", 8), "cpu")} == {
         "8-bit weights",
+        "int8 weights",
         "prompts by FlashInfer",
     }
 

@@ -38,7 +38,9 @@ def test_a_wrong_line_is_named(tmp_path: Path, data: bytes, message: str) -> Non
         list(read_rows(path))
 
 
-@pytest.mark.parametrize("data", [b"no gzip", gzip.compress(b'{"a": 1}\n' * 99)[:-12]])
+@pytest.mark.parametrize(
+    "data", [b"no gzip", gzip.compress(b'{"a": 1}\n' * 99)[:-12]], ids=["not gzip", "cut off"]
+)  # named: a gzip header holds the time, and each process collects the tests by itself
 def test_a_broken_gzip_file_is_named(tmp_path: Path, data: bytes) -> None:
     path = tmp_path / "x.jsonl.gz"
     path.write_bytes(data)
