@@ -29,7 +29,7 @@ from hamburger.server.affinity import affinity_key
 from hamburger.server.body import read_whole
 from hamburger.server.config import ServeSettings
 from hamburger.server.errors import ApiError, add_error_handlers, error_event, to_api_error
-from hamburger.server.middleware import REQUEST_ID, allow_origins
+from hamburger.server.middleware import REQUEST_ID, SafeHeaders, allow_origins
 from hamburger.server.replica import Answer, Call
 from hamburger.server.request_log import CLIENT_LEFT
 from hamburger.server.scale import ScaleOptions
@@ -71,6 +71,7 @@ def create_front(replicas: Replicas, options: ScaleOptions, settings: ServeSetti
     add_error_handlers(app, lambda scope, status: None)
     app.router.routes.append(Route("/{path:path}", _Forwarder(replicas, options, settings)))
     allow_origins(app, settings.cors_origin)
+    app.add_middleware(SafeHeaders)
     return app
 
 

@@ -48,8 +48,7 @@ class RequestIds:
                 entry.status = message["status"]
                 headers = MutableHeaders(scope=message)
                 headers[REQUEST_ID] = request_id
-                for name, value in _SAFE_HEADERS.items():
-                    headers.setdefault(name, value)
+                _make_safe(headers)
             else:
                 entry.bytes += len(message.get("body", b""))
                 # Before it is sent: a server says "disconnect" as soon as the last byte has left.
@@ -64,6 +63,26 @@ class RequestIds:
         finally:
             if self._logs:
                 write(entry, scope)
+
+
+class SafeHeaders:
+    """What RequestIds says to browsers, for an application whose requests are named by another server in front of it."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def safe_send(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                _make_safe(MutableHeaders(scope=message))
+            await send(message)
+
+        await self._app(scope, receive, safe_send)
+
+
+def _make_safe(headers: MutableHeaders) -> None:
+    for name, value in _SAFE_HEADERS.items():
+        headers.setdefault(name, value)
 
 
 def allow_origins(app: FastAPI, origins: Sequence[str]) -> None:
