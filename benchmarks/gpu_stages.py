@@ -22,8 +22,14 @@ HERE = Path(__file__).parent
 BLOCK = 32  # slots
 OURS, FUSED, PLAIN, PEER = "hamburger", "hamburger fused", "base", "transformers"
 OURS_8, PLAIN_8 = "hamburger fp8", "base fp8"
-FOLDERS = {OURS: "published", FUSED: "fused", PLAIN: BASE, OURS_8: "published", PLAIN_8: BASE}
+OURS_COMPILED, PLAIN_COMPILED = "hamburger compiled", "base compiled"
+FOLDERS = {
+    OURS: "published", FUSED: "fused", PLAIN: BASE, OURS_8: "published", PLAIN_8: BASE,
+    OURS_COMPILED: "published", PLAIN_COMPILED: BASE,
+}  # fmt: skip
 FLOAT8 = (OURS_8, PLAIN_8)
+COMPILED = (OURS_COMPILED, PLAIN_COMPILED)
+COMPILED_STAGE = "torch.compile"
 LEAST_OUTPUT = 16
 
 
@@ -78,7 +84,8 @@ def stages(sizes: Sizes, device: str) -> list[Stage]:
         stage("beside transformers", 1, sizes.prompt, OURS, PLAIN, PEER),
         stage("a cheaper graft", 1, sizes.prompt, FUSED, PLAIN),
     ]
-    if device != "cpu":  # which does not multiply it
+    if device != "cpu":  # which captures no steps, and does not multiply fp8
+        found.append(stage(COMPILED_STAGE, 1, sizes.prompt, OURS, OURS_COMPILED, PLAIN, PLAIN_COMPILED, rounds=2))
         found.append(stage("8-bit weights", 1, sizes.prompt, OURS, OURS_8, PLAIN, PLAIN_8))
     return found
 
@@ -161,6 +168,7 @@ def _ours(setup: Setup, name: str) -> Worker:
         "max_num_batched_slots": sizes.batched_slots,
         "block_size": BLOCK,
         "quantization": "fp8" if name in FLOAT8 else "none",
+        "compile_num_seqs": int(name in COMPILED),
     }
     options = {
         "model": str(setup.models / FOLDERS[name]),

@@ -41,7 +41,7 @@ class Compiling:
     """That the pieces of some buckets go through torch.compile (compiled_pieces.py), and how long that took.
 
     rows: the largest such bucket. backend: of their attention. seconds: of each bucket that was compiled, by its rows,
-    each piece's first run included.
+    with the first run of its pieces.
     """
 
     rows: int
@@ -132,7 +132,8 @@ class DecodeGraphs:
         with while_compiling() if compiling else nullcontext():
             step.warm(self._capture)
         if compiling is not None:
-            compiling.seconds[bucket] = time.perf_counter() - started
+            before = compiling.seconds.get(bucket, 0.0)
+            compiling.seconds[bucket] = before + time.perf_counter() - started
         step.capture(self._capture)
         return step
 

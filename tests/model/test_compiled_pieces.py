@@ -1,11 +1,11 @@
-"""Pieces made for torch.compile: the plain way's texts, with the functions left as they are, and once compiled for real.
-"""
+"""Pieces for torch.compile give the plain way's texts: with functions that are left as they are, and compiled for real."""
 
 from __future__ import annotations
 
 import os
 import shutil
-import warnings
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,13 +14,12 @@ from typing import Any, TypeVar
 import pytest
 
 from graph_cores import CONTEXT, MODELS, ROWS, assert_same, graphs_core, requests
-from hamburger.model.backends import Backend
 from hamburger.model.capture import EagerCapture
-from hamburger.model.compiled_pieces import CACHE_VARIABLE, compile_cache, inductor
+from hamburger.model.compiled_pieces import CACHE_VARIABLE, compile_cache
 from hamburger.model.config import ConfigError, ModelConfig
 from hamburger.model.decode_graphs import Compiling
 from playing import play
-from small_models import CPU, core_of, graft_config, random_model, trunk_config
+from small_models import core_of, graft_config, random_model, trunk_config
 
 _Function = TypeVar("_Function", bound=Callable[..., object])
 
@@ -51,3 +50,57 @@ def test_texts_are_those_of_the_plain_way(name: str) -> None:
     assert compiling.seconds.keys() == {1, 2, 4}
     assert compiler.calls["_between"] == 3 * compiler.calls["_begin"]
     assert ("_further_micro" in compiler.calls) == (name != "plain_base")
+
+
+def test_texts_are_the_same_over_the_attention_kernels() -> None:
+    pytest.importorskip("triton", reason="the package triton is not installed")
+    if os.environ.get("TRITON_INTERPRET") != "1":
+        pytest.skip("this machine has a GPU: test_decode_graphs_gpu.py runs it there")
+    # The interpreter is slow: few tokens each.
+    asked = [replace(r, params=replace(r.params, max_tokens=8, min_tokens=0)) for r in requests(3, number=3)]
+    compiler = Counting()
+    model = random_model(MODELS["sliding"], seed=2, masked=True, packed=False, backend="triton")
+    core = graphs_core(model, EagerCapture(), "steps", 80, max_rows=3, compiling=Compiling(3, "triton", compiler))
+    plain = core_of(random_model(MODELS["sliding"], seed=2), max_num_seqs=3, max_model_len=CONTEXT, num_blocks=80)
+    assert_same(play(core, asked, at_once=1).outputs, play(plain, asked, at_once=1).outputs)
+    assert compiler.calls["_between"] > 3
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="there is no C++ compiler")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's own modules, when it imports its compiler
+def test_texts_are_the_same_once_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each function compiled for one row: a layer's, a micro-step's, both choices of a group of two."""
+    import torch._inductor.config
+
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))
+    monkeypatch.setattr(torch._inductor.config, "compile_threads", 1)  # other processes would load torch first
+    config = ModelConfig(
+        trunk=trunk_config(num_layers=2), graft=graft_config(max_group=2, micro_layers=1, feature_layers=(0, 1))
+    )
+    asked = requests(3, number=6)
+    model = random_model(config, seed=2, masked=True, packed=False)
+    compiling = Compiling(1, "torch")
+    core = graphs_core(model, EagerCapture(), "steps", 400, max_rows=1, compiling=compiling)
+    found = play(core, asked, at_once=1, every=3).outputs
+    plain = core_of(random_model(config, seed=2), max_num_seqs=1, max_model_len=CONTEXT, num_blocks=400)
+    expected = play(plain, asked, at_once=1, every=3).outputs
+    assert_same(found, expected)
+    assert {len(output.token_ids) for outputs in expected.values() for output in outputs} == {1, 2}
+    assert any(output.logprobs for outputs in expected.values() for output in outputs)
+    assert [*tmp_path.rglob("*.so")]  # it was compiled, and is kept where it was told to be
+
+
+def test_what_was_compiled_has_a_folder_of_its_own(tmp_path: Path) -> None:
+    folder = compile_cache({"XDG_CACHE_HOME": str(tmp_path / "cache")})
+    assert folder == tmp_path / "cache" / "hamburger" / "compiled"
+    assert folder.stat().st_mode & 0o777 == 0o700
+    named = {CACHE_VARIABLE: str(tmp_path / "named"), "XDG_CACHE_HOME": "/nowhere"}
+    assert compile_cache(named) == tmp_path / "named"
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=f"^compile_num_seqs is given, but .*file/x .*another folder in {CACHE_VARIABLE}"):
+        compile_cache({CACHE_VARIABLE: str(tmp_path / "file" / "x")})
+
+
+def test_nothing_of_the_compiler_is_loaded_before_it_is_asked_for() -> None:
+    program = "import sys, hamburger.engine.build; sys.exit('torch._inductor.compile_fx' in sys.modules)"
+    subprocess.run([sys.executable, "-c", program], check=True)
