@@ -2,9 +2,11 @@
 
     python benchmarks/decode_step.py --model llama-3.2-1b --rows 1,8,64 --context 1024
 
-It decides which form is the default (model/decode_graphs.py). A form that stops early gains only where groups end by
-themselves, so every number of rows is measured at several confidences; the tokens per group are printed beside it. All
-forms of one line are timed alternately. On a CPU graphs are replayed eagerly: that proves this script, and no speed.
+It decides which form is the default (model/decode_graphs.py). `conditional` is one graph whose micro-steps lie in
+conditional nodes (conditional_step.py), where torch can capture them; where not, a line on stderr says why. A form that
+stops early gains only where groups end by themselves, so every number of rows is measured at several confidences; the
+tokens per group are printed beside it. All forms of one line are timed alternately. On a CPU graphs are replayed
+eagerly: that proves this script, and no speed.
 """
 
 from __future__ import annotations
@@ -12,12 +14,14 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
 
 import torch
 
+from conditional_step import ConditionalStep, why_not
 from hamburger.engine.memory import pool_bytes
 from hamburger.engine.plan_models import PRESETS, with_graft
 from hamburger.model.assemble import assemble
@@ -48,6 +52,8 @@ def main() -> None:
     args = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model = random_model(args.model, args.graft, args.context, device)
+    if why := why_not(device):
+        print(f"no form `conditional`: {why}", file=sys.stderr)
     for rows in map(int, args.rows.split(",")):
         for confidence in map(float, args.confidences.split(",")):
             figures = measure(model, rows, args.context, confidence, args.repeats)
@@ -96,6 +102,11 @@ def measure(model: HamburgerModel, rows: int, context: int, confidence: float, r
         graphs = DecodeGraphs(model, cache, capture, max_rows=rows, max_columns=columns, form=form)
         graphs.prepare(only=rows)
         steps[form] = graphs.step
+    if why_not(device) is None:
+        try:
+            steps["conditional"] = ConditionalStep(model, cache, rows, columns).step
+        except RuntimeError as error:
+            print(f"no form `conditional`: {str(error).splitlines()[0]}", file=sys.stderr)
     times: dict[str, list[float]] = {name: [] for name in steps}
     sizes = {name: step(batch, cache).group_sizes.float().mean().item() for name, step in steps.items()}
     for _ in range(repeats):

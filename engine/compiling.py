@@ -38,7 +38,9 @@ def prepare(
 
     def tell(done: int, total: int) -> None:
         if compiling is not None and sizes[done] <= compiling.rows:
-            on_progress(f"compiling decoding steps of {_sequences(sizes[done])}: {done} of {total} batch sizes are done")
+            on_progress(
+                f"compiling decoding steps of {_sequences(sizes[done])}: {done} of {total} batch sizes are done"
+            )
         elif done == 0 or done * 4 // total > (done - 1) * 4 // total:
             on_progress(f"capturing CUDA graphs: {done} of {total} batch sizes")
 

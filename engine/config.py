@@ -32,8 +32,8 @@ class EngineArgs:
         kernels can run.
     prefix_cache: prompts that begin alike share the slots of their beginning, while the pool still holds them.
     enforce_eager: on a GPU, launch every operation of a decoding step anew rather than replay CUDA graphs.
-    compile_num_seqs: decoding steps of at most so many sequences are compiled by torch.compile instead of fused by hand;
-        0 compiles none. Each batch size takes long at the first start. It needs CUDA graphs.
+    compile_num_seqs: decoding steps of at most so many sequences are compiled by torch.compile instead of fused by
+        hand; 0 compiles none. Each batch size takes long at the first start. It needs CUDA graphs.
     tensor_parallel_size: over how many devices the model and its KV pool are split, one process a device; on CPU, over
         how many processes.
     overlap_steps: whether each step is prepared and launched while the one before it runs; `auto` does so on a GPU.
@@ -77,8 +77,8 @@ class EngineArgs:
         _at_least("compile_num_seqs", self.compile_num_seqs, 0)
         if self.compile_num_seqs and self.enforce_eager:
             raise ConfigError(
-                f"compile_num_seqs is {self.compile_num_seqs}, but enforce_eager is on, and only the steps of CUDA graphs "
-                "are compiled: use 0, or turn enforce_eager off."
+                f"compile_num_seqs is {self.compile_num_seqs}, but enforce_eager is on, and only the steps of CUDA "
+                "graphs are compiled: use 0, or turn enforce_eager off."
             )
         _at_least("tensor_parallel_size", self.tensor_parallel_size, 1)
         if self.tensor_parallel_size > 1:
@@ -95,8 +95,8 @@ class EngineArgs:
             )
         if self.compile_num_seqs:
             raise ConfigError(
-                f"compile_num_seqs is {self.compile_num_seqs}, but tensor_parallel_size is {size}, and steps of several "
-                "ranks are not compiled: use 0, or tensor_parallel_size 1."
+                f"compile_num_seqs is {self.compile_num_seqs}, but tensor_parallel_size is {size}, and steps of "
+                "several ranks are not compiled: use 0, or tensor_parallel_size 1."
             )
         if self.overlap_steps == "on":
             raise ConfigError(

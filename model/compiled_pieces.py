@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
+from itertools import pairwise
 from pathlib import Path
 from typing import Protocol, TypeVar
 
@@ -124,7 +125,7 @@ class CompiledPieces(Pieces):
         layers = [layer for layer in model.trunk.layers if isinstance(layer, DecoderLayer)]
         self._features = []
         x, cos, sin, q, kv = self._begin(model, layers[0], batch)
-        for i, (layer, following) in enumerate(zip(layers, layers[1:], strict=False)):
+        for i, (layer, following) in enumerate(pairwise(layers)):
             x, q, kv = self._between(layer, following, x, attend(i, q, kv), cos, sin)
             if i in feature_layers:
                 self._features.append(x)  # every static row emits, in its order
@@ -149,9 +150,7 @@ class CompiledPieces(Pieces):
             from hamburger.model.fused_modules import SinglesAttention
 
             return SinglesAttention(config, batch, cache)
-        attention = StaticAttention(
-            batch, cache, self._model.state_dtype, config.sliding_window, config.sliding_layers
-        )
+        attention = StaticAttention(batch, cache, self._model.state_dtype, config.sliding_window, config.sliding_layers)
         return lambda layer, q, kv: attention(layer, q, kv[:, 0], kv[:, 1])
 
 

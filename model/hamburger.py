@@ -270,14 +270,12 @@ class HamburgerModel(nn.Module):
     def _go_on(self, rows: Tensor, tokens: Tensor) -> None:
         """Emitting rows [R] go on with tokens [R]: for a model with other parts, which must know (parallel.py)."""
 
-    def micro_step(
-        self, tokens: Tensor, micro: GroupCache, decoder: nn.Module | None = None
-    ) -> tuple[Tensor, Tensor]:
+    def micro_step(self, tokens: Tensor, micro: GroupCache, decoder: nn.Module | None = None) -> tuple[Tensor, Tensor]:
         """tokens [R], the newest of each group -> state [R, D] and logits [R, V]; off the short list they are -inf.
 
-        decoder: another form of micro_decoder, which the cache is of.
+        decoder: another form of micro_decoder, whose cache `micro` is.
         """
-        state: Tensor = (self.micro_decoder if decoder is None else decoder)(self._embedding(tokens), micro, self.rotary)
+        state: Tensor = (decoder or self.micro_decoder)(self._embedding(tokens), micro, self.rotary)
         if "short_list" not in self._buffers:
             return state, (self.micro_head or self.head)(state)
         short = self.short_head(state)

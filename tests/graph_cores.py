@@ -32,7 +32,12 @@ MODELS: dict[str, ModelConfig] = {
 
 
 def graphs_core(
-    model: HamburgerModel, capture: Capture, form: Form, num_blocks: int, *, max_rows: int = ROWS,
+    model: HamburgerModel,
+    capture: Capture,
+    form: Form,
+    num_blocks: int,
+    *,
+    max_rows: int = ROWS,
     compiling: Compiling | None = None,
 ) -> EngineCore:
     config = EngineConfig(

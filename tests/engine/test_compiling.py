@@ -44,5 +44,5 @@ def test_without_being_asked_nothing_is_compiled() -> None:
 
 
 def test_a_cpu_has_no_steps_to_compile() -> None:
-    with pytest.raises(ConfigError, match="^compile_num_seqs is 3, but only steps that become CUDA graphs .* use 0"):
+    with pytest.raises(ConfigError, match=r"^compile_num_seqs is 3, but only steps that become CUDA graphs .* use 0"):
         build_core(EngineArgs(model="builtin", device="cpu", compile_num_seqs=3))

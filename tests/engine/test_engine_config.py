@@ -47,7 +47,7 @@ def test_what_does_not_go_with_ranks(field: str, value: str | int, remedy: str) 
 
 
 def test_steps_that_are_not_captured_are_not_compiled() -> None:
-    with pytest.raises(ConfigError, match="^compile_num_seqs is 2, but enforce_eager is on, .*use 0"):
+    with pytest.raises(ConfigError, match=r"^compile_num_seqs is 2, but enforce_eager is on, .*use 0"):
         EngineArgs(enforce_eager=True, compile_num_seqs=2)
 
 

@@ -1,4 +1,4 @@
-"""Pieces for torch.compile give the plain way's texts: with functions that are left as they are, and compiled for real."""
+"""Pieces for torch.compile give the plain way's texts: their functions left as they are, and compiled for real."""
 
 from __future__ import annotations
 
@@ -97,7 +97,9 @@ def test_what_was_compiled_has_a_folder_of_its_own(tmp_path: Path) -> None:
     named = {CACHE_VARIABLE: str(tmp_path / "named"), "XDG_CACHE_HOME": "/nowhere"}
     assert compile_cache(named) == tmp_path / "named"
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match=f"^compile_num_seqs is given, but .*file/x .*another folder in {CACHE_VARIABLE}"):
+    with pytest.raises(
+        ConfigError, match=f"^compile_num_seqs is given, but .*file/x .*another folder in {CACHE_VARIABLE}"
+    ):
         compile_cache({CACHE_VARIABLE: str(tmp_path / "file" / "x")})
 
 
