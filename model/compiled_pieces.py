@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from itertools import pairwise
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -48,8 +48,7 @@ def inductor(function: _Function) -> _Function:
     """As torch.compile does for shapes that never change; a function that it cannot take whole is an error."""
     # With it a product with a single row becomes a reduction, which reaches a GPU's bandwidth more often than cuBLAS.
     options: dict[str, str | int | bool | Callable[..., object]] = {"coordinate_descent_tuning": True}
-    compiled: _Function = torch.compile(function, fullgraph=True, dynamic=False, options=options)
-    return compiled
+    return cast(_Function, torch.compile(function, fullgraph=True, dynamic=False, options=options))
 
 
 def while_compiling() -> AbstractContextManager[None]:

@@ -63,7 +63,7 @@ class MicroStepDecoder(nn.Module):
 
     def start_static(self, features: Tensor, width: int) -> StaticMicroCache:
         """The same with the memory of groups of up to `width` tokens, which stays where it is."""
-        kv = features.new_zeros(self.cache_shape(*features.shape[:2], width))
+        kv = features.new_zeros(self.cache_shape(features.shape[0], features.shape[1], width))
         return StaticMicroCache(self.context_of(features), kv)
 
     def cache_shape(self, rows: int, features: int, width: int) -> tuple[int, ...]:

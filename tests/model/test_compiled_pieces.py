@@ -9,9 +9,10 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import pytest
+import torch
 
 from graph_cores import CONTEXT, MODELS, ROWS, assert_same, graphs_core, requests
 from hamburger.model.capture import EagerCapture
@@ -66,14 +67,30 @@ def test_texts_are_the_same_over_the_attention_kernels() -> None:
     assert compiler.calls["_between"] > 3
 
 
+@pytest.mark.parametrize("name", sorted(MODELS.keys() - {"positions"}))
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_every_function_is_taken_whole(name: str) -> None:
+    """torch's tracer leaves no operation of any kind of model to Python: what it traced is run as it is."""
+
+    def traced(function: _Function) -> _Function:
+        return cast(_Function, torch.compile(function, fullgraph=True, dynamic=False, backend="eager"))
+
+    model = random_model(MODELS[name], seed=2, masked=True, packed=False)
+    asked = [replace(r, params=replace(r.params, max_tokens=8, min_tokens=0)) for r in requests(3, number=3)]
+    compiling = Compiling(2, "torch", traced)
+    core = graphs_core(model, EagerCapture(), "steps", 80, max_rows=2, compiling=compiling)
+    plain = core_of(random_model(MODELS[name], seed=2), max_num_seqs=2, max_model_len=CONTEXT, num_blocks=80)
+    assert_same(play(core, asked, at_once=1).outputs, play(plain, asked, at_once=1).outputs)
+
+
 @pytest.mark.skipif(shutil.which("g++") is None, reason="there is no C++ compiler")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's own modules, when it imports its compiler
 def test_texts_are_the_same_once_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each function compiled for one row: a layer's, a micro-step's, both choices of a group of two."""
-    import torch._inductor.config
+    from torch._inductor import config as inductor_config
 
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))
-    monkeypatch.setattr(torch._inductor.config, "compile_threads", 1)  # other processes would load torch first
+    monkeypatch.setattr(inductor_config, "compile_threads", 1)  # other processes would load torch first
     config = ModelConfig(
         trunk=trunk_config(num_layers=2), graft=graft_config(max_group=2, micro_layers=1, feature_layers=(0, 1))
     )
