@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from hamburger.engine.config import EngineArgs
 from hamburger.model.backends import Backend
-from hamburger.model.compiled_pieces import CACHE_VARIABLE, compile_cache
+from hamburger.model.compiled_pieces import CACHE_VARIABLE, compile_cache, release_compilers
 from hamburger.model.config import ConfigError
 from hamburger.model.decode_graphs import Compiling, DecodeGraphs, buckets
 
@@ -46,6 +46,7 @@ def prepare(
 
     graphs.prepare(tell)
     if compiling is not None:
+        release_compilers()
         seconds = sum(compiling.seconds.values())
         rows = ", ".join(map(str, sorted(compiling.seconds)))
         on_progress(f"decoding steps of {rows} sequences are compiled: {seconds:.1f} s; {compile_cache()} keeps them")

@@ -13,6 +13,7 @@ sum in an order that decides, so they are left as they are.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from itertools import pairwise
@@ -79,6 +80,12 @@ def compile_cache(environment: Mapping[str, str] = os.environ) -> Path:
             f"{CACHE_VARIABLE}."
         ) from error
     return folder
+
+
+def release_compilers() -> None:
+    """End the processes that torch started to compile, if any: each holds its own copy of torch."""
+    if loaded := sys.modules.get("torch._inductor.async_compile"):
+        loaded.shutdown_compile_workers()
 
 
 class CompiledPieces(Pieces):

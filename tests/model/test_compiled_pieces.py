@@ -16,7 +16,7 @@ import torch
 
 from graph_cores import CONTEXT, MODELS, ROWS, assert_same, graphs_core, requests
 from hamburger.model.capture import EagerCapture
-from hamburger.model.compiled_pieces import CACHE_VARIABLE, compile_cache
+from hamburger.model.compiled_pieces import CACHE_VARIABLE, compile_cache, release_compilers
 from hamburger.model.config import ConfigError, ModelConfig
 from hamburger.model.decode_graphs import Compiling
 from playing import play
@@ -104,6 +104,8 @@ def test_texts_are_the_same_once_compiled(tmp_path: Path, monkeypatch: pytest.Mo
     assert_same(found, expected)
     assert {len(output.token_ids) for outputs in expected.values() for output in outputs} == {1, 2}
     assert any(output.logprobs for outputs in expected.values() for output in outputs)
+    release_compilers()  # without a fault, and what is compiled still runs
+    assert_same(play(core, asked[:1], at_once=1).outputs, {"0": expected["0"]})
     assert [*tmp_path.rglob("*.so")]  # it was compiled, and is kept where it was told to be
 
 
