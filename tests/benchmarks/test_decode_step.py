@@ -10,7 +10,8 @@ import torch
 import conditional_step
 import decode_step
 from conditional_step import ConditionalStep, why_not
-from hamburger.model.decode_graphs import FORMS
+from hamburger.model.backends import Backend
+from hamburger.model.decode_graphs import FORMS, Compiling
 from hamburger.model.kv_cache import PagedKVCache
 from small_models import CPU
 
@@ -27,6 +28,20 @@ def test_a_line_for_each_number_of_rows_and_confidence(
     ]  # fmt: skip
     assert all(line["milliseconds"].keys() == {"eager", *FORMS, "conditional"} for line in lines)
     assert all(value > 0 for line in lines for value in line["milliseconds"].values())
+
+
+def test_compiled_steps_are_timed_where_they_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Compiling] = []
+
+    def uncompiled(rows: int, backend: Backend) -> Compiling:
+        made.append(Compiling(rows, backend, lambda function: function))
+        return made[-1]
+
+    monkeypatch.setattr(decode_step, "Compiling", uncompiled)
+    model = decode_step.random_model("tiny", "published", 70, CPU)
+    figures = decode_step.measure(model, 2, 70, 0.0, 1, compiled=True)
+    assert figures["milliseconds"].keys() == {"eager", *FORMS, "compiled", "conditional"}  # type: ignore[attr-defined]
+    assert [compiling.seconds.keys() for compiling in made] == [{2}]
 
 
 def test_a_step_that_stops_by_itself_gives_the_groups_of_the_others() -> None:
