@@ -2,9 +2,11 @@
 
     python benchmarks/decode_step.py --model llama-3.2-1b --rows 1,8,64 --context 1024
 
-It decides which form is the default (model/decode_graphs.py). A form that stops early gains only where groups end by
-themselves, so every number of rows is measured at several confidences; the tokens per group are printed beside it. All
-forms of one line are timed alternately. On a CPU graphs are replayed eagerly: that proves this script, and no speed.
+It decides which form is the default (model/decode_graphs.py). `conditional` is one graph whose micro-steps lie in
+conditional nodes (conditional_step.py), where torch can capture them; where not, a line on stderr says why. A form that
+stops early gains only where groups end by themselves, so every number of rows is measured at several confidences; the
+tokens per group are printed beside it. All forms of one line are timed alternately. On a CPU graphs are replayed
+eagerly: that proves this script, and no speed.
 """
 
 from __future__ import annotations
@@ -12,19 +14,22 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
 
 import torch
 
+from conditional_step import ConditionalStep, why_not
 from hamburger.engine.memory import pool_bytes
 from hamburger.engine.plan_models import PRESETS, with_graft
 from hamburger.model.assemble import assemble
+from hamburger.model.backends import choose_backend
 from hamburger.model.batch import ForwardBatch, StepOutput, empty_sampling
 from hamburger.model.capture import CudaCapture, EagerCapture
 from hamburger.model.config import GraftConfig, ModelConfig, TrunkConfig, tensor_shapes
-from hamburger.model.decode_graphs import FORMS, DecodeGraphs
+from hamburger.model.decode_graphs import FORMS, Compiling, DecodeGraphs, Form
 from hamburger.model.execution import Execution
 from hamburger.model.hamburger import HamburgerModel
 from hamburger.model.kv_cache import PagedKVCache
@@ -45,12 +50,15 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=1024, help="slots of each")
     parser.add_argument("--confidences", default="0,0.5,1")
     parser.add_argument("--repeats", type=int, default=30)
+    parser.add_argument("--compiled", action="store_true", help="also the pieces compiled by torch.compile (minutes)")
     args = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model = random_model(args.model, args.graft, args.context, device)
+    if why := why_not(device):
+        print(f"no form `conditional`: {why}", file=sys.stderr)
     for rows in map(int, args.rows.split(",")):
         for confidence in map(float, args.confidences.split(",")):
-            figures = measure(model, rows, args.context, confidence, args.repeats)
+            figures = measure(model, rows, args.context, confidence, args.repeats, compiled=args.compiled)
             print(json.dumps({"device": _name(device), "rows": rows, "context": args.context, **figures}), flush=True)
 
 
@@ -77,11 +85,13 @@ def random_model(name: str, graft: str, context: int, device: torch.device) -> H
         dtype=dtype,
         device=device,
         max_positions=context + 64,
-        how=Execution(packed=False, masked=True),
+        how=Execution(packed=False, masked=True, backend=choose_backend("auto", device)),
     )
 
 
-def measure(model: HamburgerModel, rows: int, context: int, confidence: float, repeats: int) -> dict[str, object]:
+def measure(
+    model: HamburgerModel, rows: int, context: int, confidence: float, repeats: int, *, compiled: bool = False
+) -> dict[str, object]:
     """Median milliseconds of a step in each form, and the tokens of its groups."""
     device = model.embed_tokens.weight.device
     columns = -(-context // BLOCK)
@@ -91,11 +101,19 @@ def measure(model: HamburgerModel, rows: int, context: int, confidence: float, r
     cache = PagedKVCache(model.config.trunk, num_blocks, BLOCK, model.state_dtype, device)
     batch = decoding(model, rows, context, columns, confidence)
     steps: dict[str, Callable[[ForwardBatch, PagedKVCache], StepOutput]] = {"eager": model.step}
-    for form in FORMS:
+    wanted: list[tuple[str, Form, Compiling | None]] = [(form, form, None) for form in FORMS]
+    if compiled:
+        wanted.append(("compiled", "steps", Compiling(rows, choose_backend("auto", device))))
+    for name, form, compiling in wanted:
         capture = CudaCapture(device) if device.type == "cuda" else EagerCapture()
-        graphs = DecodeGraphs(model, cache, capture, max_rows=rows, max_columns=columns, form=form)
+        graphs = DecodeGraphs(model, cache, capture, max_rows=rows, max_columns=columns, form=form, compiling=compiling)
         graphs.prepare(only=rows)
-        steps[form] = graphs.step
+        steps[name] = graphs.step
+    if why_not(device) is None:
+        try:
+            steps["conditional"] = ConditionalStep(model, cache, rows, columns).step
+        except RuntimeError as error:
+            print(f"no form `conditional`: {str(error).splitlines()[0]}", file=sys.stderr)
     times: dict[str, list[float]] = {name: [] for name in steps}
     sizes = {name: step(batch, cache).group_sizes.float().mean().item() for name, step in steps.items()}
     for _ in range(repeats):

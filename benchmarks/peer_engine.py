@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -55,7 +56,8 @@ def load(options: dict[str, Any]) -> tuple[Measure, dict[str, Any]]:
             kv_cache_memory=options["kv_cache_memory"],
             prefix_cache=False,
             **options.get("engine", {}),
-        )
+        ),
+        lambda line: print(line, file=sys.stderr, flush=True),
     )
     facts = {"model": info.model, "device": info.device, "dtype": info.dtype, "quantization": info.quantization}
     return Engine(core, info).answer, facts

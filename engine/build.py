@@ -6,11 +6,11 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 
+from hamburger.engine.compiling import compiling_of, prepare
 from hamburger.engine.config import EngineArgs, EngineConfig
 from hamburger.engine.core import EngineCore
 from hamburger.engine.grammar import Grammars
@@ -52,6 +52,11 @@ def _build(
     source, device, dtype = found.source, found.device, found.dtype
     kernels, backend = found.kernels, found.backend
     model_config, max_model_len = found.checkpoint.config, found.max_model_len
+    # torch's attention would gather max_model_len slots of every row in each captured step, at 64 rows gigabytes.
+    captures = (
+        args.tensor_parallel_size == 1 and device.type == "cuda" and backend != "torch" and not args.enforce_eager
+    )
+    compiling = compiling_of(args, backend, captures=captures)
     leader = _leader(args, on_lost) if args.tensor_parallel_size > 1 else None
     if leader is not None:
         undo.callback(leader.ranks.close)
@@ -64,8 +69,6 @@ def _build(
     prefix_cache = args.prefix_cache and model_config.trunk.context_tokens == model_config.trunk.fixed_context_tokens
     if args.prefix_cache and not prefix_cache:
         on_progress("no prefix cache: with dynamic rope scaling a prompt's keys depend on its length")
-    # torch's attention would gather max_model_len slots of every row in each captured step, at 64 rows gigabytes.
-    captures = leader is None and device.type == "cuda" and backend != "torch" and not args.enforce_eager
     for_steps = 0
     if leader is None and device.type == "cuda" and args.kv_cache_memory is None:
         on_progress("measuring what the largest steps take")
@@ -75,6 +78,7 @@ def _build(
             max_model_len,
             torch.cuda.mem_get_info(device)[0],
             CudaMeter(device),
+            compiling,
         )
     on_progress("sizing the KV pool")
     budget = rank_pool_bytes(args, device, for_steps) if leader is None else leader.pool_bytes(device)
@@ -93,9 +97,9 @@ def _build(
     if leader is None:
         try:
             cache = PagedKVCache(model_config.trunk, config.num_blocks, config.block_size, dtype, device)
-            graphs = decode_graphs(model, cache, args, max_model_len) if captures else None
+            graphs = decode_graphs(model, cache, args, max_model_len, compiling) if captures else None
             if graphs is not None:
-                graphs.prepare(partial(_tell_captured, on_progress))
+                prepare(graphs, args.max_num_seqs, compiling, on_progress)
         except torch.OutOfMemoryError as error:
             raise ConfigError(
                 "The KV pool and the CUDA graphs do not fit beside the weights: lower kv_cache_memory or max_num_seqs, "
@@ -155,12 +159,6 @@ def _warm_up(core: EngineCore, info: EngineInfo) -> None:
     while core.has_work:
         for failure in core.step().failures:
             raise ConfigError(f"{failure.message} Lower kv_cache_memory, max_num_batched_slots or max_num_seqs.")
-
-
-def _tell_captured(on_progress: Callable[[str], None], done: int, total: int) -> None:
-    """A line for each quarter."""
-    if done == 0 or done * 4 // total > (done - 1) * 4 // total:
-        on_progress(f"capturing CUDA graphs: {done} of {total} batch sizes")
 
 
 def _num_blocks(args: EngineArgs, config: ModelConfig, max_model_len: int, dtype: torch.dtype, budget: int) -> int:

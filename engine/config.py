@@ -33,6 +33,8 @@ class EngineArgs:
         for prompts. `auto` is `triton` where its kernels can run, `flashinfer` where that was faster at the start.
     prefix_cache: prompts that begin alike share the slots of their beginning, while the pool still holds them.
     enforce_eager: on a GPU, launch every operation of a decoding step anew rather than replay CUDA graphs.
+    compile_num_seqs: decoding steps of at most so many sequences are compiled by torch.compile instead of fused by
+        hand; 0 compiles none. Each batch size takes long at the first start. It needs CUDA graphs.
     tensor_parallel_size: over how many devices the model and its KV pool are split, one process a device; on CPU, over
         how many processes.
     overlap_steps: whether each step is prepared and launched while the one before it runs; `auto` does so on a GPU.
@@ -57,6 +59,7 @@ class EngineArgs:
     quantization: Quantization = "auto"
     enforce_eager: bool = False
     attention_backend: AttentionBackend = "auto"
+    compile_num_seqs: int = 0
     tensor_parallel_size: int = 1
     overlap_steps: OverlapSteps = "auto"
     num_engines: int = 1
@@ -72,6 +75,12 @@ class EngineArgs:
             _at_least("kv_cache_memory", self.kv_cache_memory, 1)
         if self.confidence is not None and not 0 <= self.confidence <= 1:
             raise ConfigError(f"confidence is {self.confidence}: it must be in [0, 1].")
+        _at_least("compile_num_seqs", self.compile_num_seqs, 0)
+        if self.compile_num_seqs and self.enforce_eager:
+            raise ConfigError(
+                f"compile_num_seqs is {self.compile_num_seqs}, but enforce_eager is on, and only the steps of CUDA "
+                "graphs are compiled: use 0, or turn enforce_eager off."
+            )
         _at_least("tensor_parallel_size", self.tensor_parallel_size, 1)
         if self.tensor_parallel_size > 1:
             self._check_split()
@@ -84,6 +93,11 @@ class EngineArgs:
             raise ConfigError(
                 f"quantization is {self.quantization}, but tensor_parallel_size is {size}, and the kernels for it run "
                 "whole models only: use none, or tensor_parallel_size 1."
+            )
+        if self.compile_num_seqs:
+            raise ConfigError(
+                f"compile_num_seqs is {self.compile_num_seqs}, but tensor_parallel_size is {size}, and steps of "
+                "several ranks are not compiled: use 0, or tensor_parallel_size 1."
             )
         if self.overlap_steps == "on":
             raise ConfigError(

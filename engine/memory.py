@@ -6,6 +6,7 @@ Linux's own limits are asked, so that a container's limit counts.
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -15,7 +16,7 @@ from hamburger.engine.pool import pool_share
 from hamburger.engine.sampling_params import MAX_LOGPROBS
 from hamburger.model.capture import CudaCapture, EagerCapture
 from hamburger.model.config import ConfigError
-from hamburger.model.decode_graphs import DecodeGraphs
+from hamburger.model.decode_graphs import Compiling, DecodeGraphs
 from hamburger.model.hamburger import HamburgerModel
 from hamburger.model.kv_cache import PagedKVCache, slot_bytes
 from hamburger.model.step_memory import Largest, Meter, graph_bytes, peak_bytes, small_cache
@@ -41,7 +42,14 @@ def pool_bytes(device: torch.device, kv_cache_memory: int | None, num_engines: i
     return pool_share("cpu", available_host_bytes()) // num_engines
 
 
-def step_bytes(model: HamburgerModel, args: EngineArgs, max_model_len: int, free_bytes: int, meter: Meter) -> int:
+def step_bytes(
+    model: HamburgerModel,
+    args: EngineArgs,
+    max_model_len: int,
+    free_bytes: int,
+    meter: Meter,
+    compiling: Compiling | None = None,
+) -> int:
     """Bytes that the largest steps and, unless args forbid them, CUDA graphs take beside weights and pool: measured.
 
     free_bytes: of the device, which the pool cannot be larger than. Raises ConfigError where no pool would be left.
@@ -60,8 +68,9 @@ def step_bytes(model: HamburgerModel, args: EngineArgs, max_model_len: int, free
         needed = peak_bytes(model, largest, meter)
         if not args.enforce_eager:
             cache = small_cache(model, largest)
-            needed += graph_bytes(lambda: decode_graphs(model, cache, args, max_model_len), args.max_num_seqs, meter)
-            del cache
+            make = partial(decode_graphs, model, cache, args, max_model_len, compiling)
+            needed += graph_bytes(make, args.max_num_seqs, meter)
+            del cache, make
     except torch.OutOfMemoryError as error:
         raise ConfigError(
             f"max_num_batched_slots is {args.max_num_batched_slots} and max_num_seqs {args.max_num_seqs}, but steps of "
@@ -71,12 +80,18 @@ def step_bytes(model: HamburgerModel, args: EngineArgs, max_model_len: int, free
     return needed
 
 
-def decode_graphs(model: HamburgerModel, cache: PagedKVCache, args: EngineArgs, max_model_len: int) -> DecodeGraphs:
+def decode_graphs(
+    model: HamburgerModel,
+    cache: PagedKVCache,
+    args: EngineArgs,
+    max_model_len: int,
+    compiling: Compiling | None = None,
+) -> DecodeGraphs:
     """For the model's device, nothing captured yet."""
     device = model.embed_tokens.weight.device
     capture = CudaCapture(device) if device.type == "cuda" else EagerCapture()
     columns = -(-max_model_len // args.block_size)
-    return DecodeGraphs(model, cache, capture, max_rows=args.max_num_seqs, max_columns=columns)
+    return DecodeGraphs(model, cache, capture, max_rows=args.max_num_seqs, max_columns=columns, compiling=compiling)
 
 
 def available_host_bytes(root: Path = Path("/")) -> int:

@@ -10,28 +10,44 @@ the model's own way.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal, get_args
 
 import torch
-from torch import Tensor
 
+from hamburger.model.backends import Backend
 from hamburger.model.batch import ForwardBatch, StepOutput
 from hamburger.model.capture import Capture, Work
+from hamburger.model.compiled_pieces import CompiledPieces, Compiler, inductor, while_compiling
 from hamburger.model.config import DynamicRopeScaling
+from hamburger.model.decode_pieces import KINDS, Kind, Pieces
 from hamburger.model.hamburger import HamburgerModel
 from hamburger.model.kv_cache import PagedKVCache
 from hamburger.model.masked import Groups, MaskedStep
-from hamburger.model.micro_cache import StaticMicroCache
 from hamburger.model.static_batch import StaticBatch, with_extras
 
 # steps: graphs of the pieces, as many as the widest group needs. early_exit: the host also waits for each choice, and
 # stops where no group goes on. whole: one graph with every micro-step there is.
 Form = Literal["steps", "early_exit", "whole"]
 FORMS: tuple[Form, ...] = get_args(Form)
-# (any_sampled, any_filtered): what a choice has to compute.
-_Kind = tuple[bool, bool]
-_KINDS: tuple[_Kind, ...] = ((False, False), (True, False), (True, True))
+
+
+@dataclass(slots=True)
+class Compiling:
+    """That the pieces of some buckets go through torch.compile (compiled_pieces.py), and how long that took.
+
+    rows: the largest such bucket. backend: of their attention. seconds: of each bucket that was compiled, by its rows,
+    with the first run of its pieces.
+    """
+
+    rows: int
+    backend: Backend
+    compiler: Compiler = inductor
+    seconds: dict[int, float] = field(default_factory=dict)
 
 
 def buckets(max_rows: int) -> list[int]:
@@ -40,7 +56,10 @@ def buckets(max_rows: int) -> list[int]:
 
 
 class DecodeGraphs:
-    """max_rows: rows of the largest decoding batch. max_columns: blocks of the longest sequence."""
+    """max_rows: rows of the largest decoding batch. max_columns: blocks of the longest sequence.
+
+    compiling: which buckets are compiled; None for none. The others compute by the model's own modules.
+    """
 
     def __init__(
         self,
@@ -51,12 +70,13 @@ class DecodeGraphs:
         max_rows: int,
         max_columns: int,
         form: Form = "steps",
+        compiling: Compiling | None = None,
     ) -> None:
         if not model.masked:
             raise ValueError("a model that leaves rows out (prepare: masked) has no shape that could be captured.")
         trunk, device = model.config.trunk, model.embed_tokens.weight.device
         self._model, self._cache, self._capture, self._form = model, cache, capture, form
-        self._width = model.config.max_group
+        self._width, self._compiling = model.config.max_group, compiling
         self._batch = StaticBatch(
             max_rows,
             max_columns,
@@ -100,128 +120,89 @@ class DecodeGraphs:
     def _prepared(self, bucket: int) -> _BucketStep:
         groups, logits, stop = self._shared
         rows = Groups(**{name: getattr(groups, name)[:bucket] for name in Groups.__dataclass_fields__})
-        batches = {kind: self._batch.rows(bucket, any_sampled=kind[0], any_filtered=kind[1]) for kind in _KINDS}
-        step = _BucketStep(self._model, self._cache, batches, rows, logits[:bucket], stop[:bucket], self._form)
+        batches = {kind: self._batch.rows(bucket, any_sampled=kind[0], any_filtered=kind[1]) for kind in KINDS}
+        given = self._model, self._cache, batches, rows, logits[:bucket], stop[:bucket]
+        compiling = self._compiling if self._compiling and bucket <= self._compiling.rows else None
+        if compiling is None:
+            step = _BucketStep(Pieces(*given), self._form)
+        else:
+            pieces = CompiledPieces(*given, backend=compiling.backend, compiler=compiling.compiler)
+            step = _BucketStep(pieces, self._form)
+        started = time.perf_counter()
+        with while_compiling() if compiling else nullcontext():
+            step.warm(self._capture)
+        if compiling is not None:
+            before = compiling.seconds.get(bucket, 0.0)
+            compiling.seconds[bucket] = before + time.perf_counter() - started
         step.capture(self._capture)
         return step
 
 
 class _BucketStep:
-    """The macro-step of one number of rows, cut into pieces."""
+    """The macro-step of one number of rows: its pieces, captured, in the order that a batch needs."""
 
-    def __init__(
-        self,
-        model: HamburgerModel,
-        cache: PagedKVCache,
-        batches: dict[_Kind, ForwardBatch],
-        groups: Groups,
-        logits: Tensor,
-        stop: Tensor,
-        form: Form,
-    ) -> None:
-        """batches: the static rows, the same for each kind of choice. logits [B, V] and stop [B]: where pieces leave
-        them for the choice."""
-        self._model, self._cache, self._form = model, cache, form
-        self._batch = batches[False, False]
-        self._width = self._batch.max_group_limit
-        self._groups, self._logits, self._stop = groups, logits, stop
-        self._choices = {
-            kind: MaskedStep(groups, b.sampling, b.confidence, b.group_limits) for kind, b in batches.items()
-        }
-        self._features: list[Tensor] = []
-        self._micro: StaticMicroCache | None = None
+    def __init__(self, pieces: Pieces, form: Form) -> None:
+        self._pieces, self._form = pieces, form
         self._compute: list[Work] = []
-        self._choose: dict[_Kind, list[Work]] = {}
-        self._whole: dict[_Kind, Work] = {}
+        self._choose: dict[Kind, list[Work]] = {kind: [] for kind in KINDS}
+        self._whole: dict[Kind, Work] = {}
         # What one piece leaves for the next, for as long as there are graphs: it must not become others' memory.
         self._kept: list[object] = []
 
-    def capture(self, capture: Capture) -> None:
-        """All pieces in the order of a step."""
-        width = range(self._width)
-        compute = [self._computing(index) for index in width]
-        choose = {kind: [self._choosing(kind, index) for index in width] for kind in self._choices}
+    def warm(self, capture: Capture) -> None:
+        """All pieces once."""
 
         def all_pieces() -> None:
-            for index in width:
-                compute[index]()
-                for kind in choose:
-                    choose[kind][index]()
+            for index in range(self._pieces.width):
+                self._pieces.compute(index)
+                for kind in KINDS:
+                    self._pieces.choose(kind, index)
 
         capture.warm(all_pieces)
-        self._choose = {kind: [] for kind in choose}
-        for index in width:
-            self._compute.append(capture(compute[index]))
-            for kind, pieces in choose.items():
-                self._choose[kind].append(capture(pieces[index]))
-        self._kept += [self._features, self._micro]
-        if self._form == "whole" and self._width > 1:
-            for kind, pieces in choose.items():
-                self._whole[kind] = capture(_in_turn(compute, pieces))
-                self._kept += [self._features, self._micro]
+
+    def capture(self, capture: Capture) -> None:
+        """All pieces in the order of a step."""
+        pieces = self._pieces
+        for index in range(pieces.width):
+            self._compute.append(capture(partial(pieces.compute, index)))
+            for kind in KINDS:
+                self._choose[kind].append(capture(partial(pieces.choose, kind, index)))
+        self._kept += pieces.left()
+        if self._form == "whole" and pieces.width > 1:
+            for kind in KINDS:
+                self._whole[kind] = capture(partial(_all_in_turn, pieces, kind))
+                self._kept += pieces.left()
 
     def run(self, batch: ForwardBatch) -> StepOutput:
         """The step of a batch whose numbers were loaded into the static rows."""
-        rows, sampling = len(batch.emit), batch.sampling
+        rows, sampling, pieces = len(batch.emit), batch.sampling, self._pieces
         kind = (sampling.any_sampled, sampling.any_sampled and sampling.any_filtered)
         special = sampling.adjustments is not None or sampling.max_logprobs >= 0
-        width = min(batch.max_group_limit, self._width)
-        choice = self._choices[kind]
+        width = min(batch.max_group_limit, pieces.width)
+        choice = pieces.choices[kind]
         if special:
             extended = with_extras(choice.sampling, sampling)
-            choice = MaskedStep(self._groups, extended, self._batch.confidence, self._batch.group_limits)
+            choice = MaskedStep(pieces.groups, extended, pieces.batch.confidence, pieces.batch.group_limits)
         elif width > 1 and kind in self._whole:
             self._whole[kind]()
             return _first(choice.output(), rows)
         for index in range(width):
-            if index and self._form == "early_exit" and not bool(self._groups.going.any()):
+            if index and self._form == "early_exit" and not bool(pieces.groups.going.any()):
                 break
             self._compute[index]()
             if special:
                 if index == 0:
-                    self._groups.begin()
-                choice.take(index, self._logits, self._stop)
+                    pieces.groups.begin()
+                choice.take(index, pieces.logits, pieces.stop)
             else:
                 self._choose[kind][index]()
         return _first(choice.output(), rows)
 
-    def _computing(self, index: int) -> Work:
-        return self._trunk if index == 0 else lambda: self._micro_step(index)
 
-    def _choosing(self, kind: _Kind, index: int) -> Work:
-        def choose() -> None:
-            if index == 0:
-                self._groups.begin()
-            self._choices[kind].take(index, self._logits, self._stop)
-
-        return choose
-
-    def _trunk(self) -> None:
-        model, graft = self._model, self._model.config.graft
-        layers = graft.feature_layers if graft else ()
-        hidden, self._features = model.trunk(model.embed(self._batch), self._batch, self._cache, model.rotary, layers)
-        self._leave(hidden, model.head(hidden), 0)
-
-    def _micro_step(self, index: int) -> None:
-        if index == 1:
-            self._micro = self._model.micro_decoder.start_static(torch.stack(self._features, dim=1), self._width)
-        if self._micro is None:
-            raise RuntimeError("a group goes on that never began.")
-        state, logits = self._model.micro_step(self._groups.newest, self._micro)
-        self._leave(state, logits, index)
-
-    def _leave(self, state: Tensor, logits: Tensor, index: int) -> None:
-        self._logits.copy_(logits)
-        self._stop.copy_(self._model.stop_logit(state, index))
-
-
-def _in_turn(compute: list[Work], choose: list[Work]) -> Work:
-    def work() -> None:
-        for first, then in zip(compute, choose, strict=True):
-            first()
-            then()
-
-    return work
+def _all_in_turn(pieces: Pieces, kind: Kind) -> None:
+    for index in range(pieces.width):
+        pieces.compute(index)
+        pieces.choose(kind, index)
 
 
 def _first(output: StepOutput, rows: int) -> StepOutput:

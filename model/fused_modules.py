@@ -67,6 +67,27 @@ class FusedAttention:
         return out.flatten(1)
 
 
+class SinglesAttention:
+    """Attention alone, of a batch of one-slot rows whose q, k and v are made elsewhere (compiled_pieces.py)."""
+
+    def __init__(self, config: TrunkConfig, batch: ForwardBatch, cache: PagedKVCache) -> None:
+        self._batch, self._cache = batch, cache
+        self._window, self._sliding = config.sliding_window, frozenset(config.sliding_layers)
+        data = cache.data[0]
+        longest = batch.block_tables.shape[1] * cache.block_size
+        self._splits = num_splits(batch.num_single, data.shape[3], longest, _processors(data.device))
+
+    def __call__(self, index: int, q: Tensor, both: Tensor) -> Tensor:
+        """q of layer `index`, [T, num_heads, head_dim], its keys and values [T, 2, kv_heads, head_dim], all contiguous
+        -> [T, num_heads * head_dim]. A row's slot is written whatever its context is."""
+        batch, data = self._batch, self._cache.data[index]
+        self._cache.put(index, batch.write_slots, both)
+        out = torch.empty_like(q)
+        window = self._window if index in self._sliding else None
+        attend_singles(q, data, batch.block_tables, batch.context_slots, out, self._splits, window)
+        return out.flatten(1)
+
+
 class FusedTrunk(nn.Module):
     """Trunk. chunk_attention: what runs the attention of prompts' chunks."""
 
@@ -107,6 +128,7 @@ class FusedMicroStepDecoder(nn.Module):
 
     def __init__(self, plain: MicroStepDecoder, trunk: TrunkConfig, graft: GraftConfig) -> None:
         super().__init__()
+        self.plain = plain  # whose parts these are
         self._config = trunk
         self._max_group = graft.max_group
         self.layers, self.norm, self.fused = plain.layers, plain.norm, plain.fused

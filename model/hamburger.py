@@ -272,9 +272,12 @@ class HamburgerModel(nn.Module):
     def _go_on(self, rows: Tensor, tokens: Tensor) -> None:
         """Emitting rows [R] go on with tokens [R]: for a model with other parts, which must know (parallel.py)."""
 
-    def micro_step(self, tokens: Tensor, micro: GroupCache) -> tuple[Tensor, Tensor]:
-        """tokens [R], the newest of each group -> state [R, D] and logits [R, V]; off the short list they are -inf."""
-        state: Tensor = self.micro_decoder(self._embedding(tokens), micro, self.rotary)
+    def micro_step(self, tokens: Tensor, micro: GroupCache, decoder: nn.Module | None = None) -> tuple[Tensor, Tensor]:
+        """tokens [R], the newest of each group -> state [R, D] and logits [R, V]; off the short list they are -inf.
+
+        decoder: another form of micro_decoder, whose cache `micro` is.
+        """
+        state: Tensor = (decoder or self.micro_decoder)(self._embedding(tokens), micro, self.rotary)
         if "short_list" not in self._buffers:
             return state, (self.micro_head or self.head)(state)
         short = self.short_head(state)

@@ -49,15 +49,21 @@ class DecoderLayer(nn.Module):
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend, last_only: bool = False) -> Tensor:
         """x [..., D] -> [..., D]; with last_only, x [R, n, D] -> [R, 1, D], and attend gives only that position."""
+        attended = attend(*self.heads(x, cos, sin))
+        return self.finish(x[:, -1:] if last_only else x, attended)
+
+    def heads(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """What `attend` is given for x [..., D]: q, k and v, the first two rotated."""
         qkv = self.qkv_proj(self.attn_norm(x)).unflatten(-1, (-1, self.head_dim))
         heads = qkv[..., : self.num_heads + self.num_kv_heads, :]
         if self.q_norm is not None and self.k_norm is not None:
             q, k = heads.split((self.num_heads, self.num_kv_heads), dim=-2)
             heads = torch.cat((self.q_norm(q), self.k_norm(k)), dim=-2)
         q, k = rotate(heads, cos, sin).split((self.num_heads, self.num_kv_heads), dim=-2)
-        attended = attend(q, k, qkv[..., self.num_heads + self.num_kv_heads :, :])
-        if last_only:
-            x = x[:, -1:]
+        return q, k, qkv[..., self.num_heads + self.num_kv_heads :, :]
+
+    def finish(self, x: Tensor, attended: Tensor) -> Tensor:
+        """The layer's result [..., D] of its input x and of what the heads saw, [..., num_heads * head_dim]."""
         x = x + self.o_proj(attended)
         gate, up = self.gate_up_proj(self.mlp_norm(x)).chunk(2, dim=-1)
         out: Tensor = x + self.down_proj(F.silu(gate) * up)

@@ -110,6 +110,11 @@ class ServeSettings(BaseSettings):
         _DEFAULTS.attention_backend,
         description="what runs attention on a GPU: auto, torch, triton, or flashinfer (for prompts; else triton)",
     )
+    compile_num_seqs: int = Field(
+        _DEFAULTS.compile_num_seqs,
+        ge=0,
+        description="decoding steps of at most so many answers are compiled by torch.compile on a GPU (default: none)",
+    )
     tensor_parallel_size: int = Field(
         _DEFAULTS.tensor_parallel_size,
         ge=1,

@@ -66,7 +66,7 @@ class RequestIds:
 
 
 class SafeHeaders:
-    """What RequestIds says to browsers, for an application whose requests are named by another server in front of it."""
+    """What RequestIds says to browsers, for an application whose requests are named by the server in front of it."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

@@ -14,7 +14,7 @@ from hamburger.engine.messages import GroupOutput, SubmitRequest
 from hamburger.engine.runner import Runner
 from hamburger.model.capture import Capture
 from hamburger.model.config import ModelConfig
-from hamburger.model.decode_graphs import DecodeGraphs, Form
+from hamburger.model.decode_graphs import Compiling, DecodeGraphs, Form
 from hamburger.model.hamburger import HamburgerModel
 from hamburger.model.kv_cache import PagedKVCache
 from small_models import graft_config, params, trunk_config
@@ -32,7 +32,13 @@ MODELS: dict[str, ModelConfig] = {
 
 
 def graphs_core(
-    model: HamburgerModel, capture: Capture, form: Form, num_blocks: int, *, max_rows: int = ROWS
+    model: HamburgerModel,
+    capture: Capture,
+    form: Form,
+    num_blocks: int,
+    *,
+    max_rows: int = ROWS,
+    compiling: Compiling | None = None,
 ) -> EngineCore:
     config = EngineConfig(
         max_model_len=CONTEXT,
@@ -47,7 +53,9 @@ def graphs_core(
     cache = PagedKVCache(model.config.trunk, num_blocks, BLOCK, torch.float32, device)
     for data in cache.data:  # what nobody has written must not matter
         data[:num_blocks].fill_(1e4)
-    graphs = DecodeGraphs(model, cache, capture, max_rows=max_rows, max_columns=CONTEXT // BLOCK, form=form)
+    graphs = DecodeGraphs(
+        model, cache, capture, max_rows=max_rows, max_columns=CONTEXT // BLOCK, form=form, compiling=compiling
+    )
     graphs.prepare()
     return EngineCore(config, Runner(model, cache, graphs), clock=lambda: 0.0)
 

@@ -22,6 +22,7 @@ from hamburger.model.config import ConfigError
         ("max_queue", 0),
         ("max_queue_seconds", 0),
         ("tensor_parallel_size", 0),
+        ("compile_num_seqs", -1),
     ],
 )
 def test_bad_arguments_are_named(field: str, value: float) -> None:
@@ -37,11 +38,17 @@ def test_bad_arguments_are_named(field: str, value: float) -> None:
         ("quantization", "fp8", "use none"),
         ("overlap_steps", "on", "use auto"),
         ("device", "cuda:1", "use cuda"),
+        ("compile_num_seqs", 1, "use 0"),
     ],
 )
-def test_what_does_not_go_with_ranks(field: str, value: str, remedy: str) -> None:
+def test_what_does_not_go_with_ranks(field: str, value: str | int, remedy: str) -> None:
     with pytest.raises(ConfigError, match=f"^{field} is {value}, but tensor_parallel_size is 2, .*{remedy}"):
         EngineArgs(tensor_parallel_size=2, **{field: value})  # type: ignore[arg-type]
+
+
+def test_steps_that_are_not_captured_are_not_compiled() -> None:
+    with pytest.raises(ConfigError, match=r"^compile_num_seqs is 2, but enforce_eager is on, .*use 0"):
+        EngineArgs(enforce_eager=True, compile_num_seqs=2)
 
 
 def test_overlap_steps_is_one_of_three() -> None:

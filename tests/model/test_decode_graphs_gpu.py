@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,7 +15,8 @@ from hamburger.engine.memory import step_bytes
 from hamburger.engine.runner import Runner
 from hamburger.model.batch import empty_sampling
 from hamburger.model.capture import CudaCapture, EagerCapture
-from hamburger.model.decode_graphs import FORMS, DecodeGraphs, Form
+from hamburger.model.compiled_pieces import CACHE_VARIABLE
+from hamburger.model.decode_graphs import FORMS, Compiling, DecodeGraphs, Form
 from hamburger.model.kv_cache import PagedKVCache
 from hamburger.model.step_memory import CudaMeter, Largest, largest_decode
 from playing import play
@@ -37,6 +39,18 @@ def test_graphs_give_the_texts_of_the_same_gpu_without_them(name: str, form: For
     assert isinstance(core._runner, Runner)
     plain = EngineCore(core.config, Runner(model, core._runner._cache), clock=lambda: 0.0)
     assert_same(with_graphs, play(plain, asked, at_once=1, every=3).outputs)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's own modules, when it imports its compiler
+def test_compiled_steps_give_the_texts_of_the_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton", reason="the package triton is not installed")
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))
+    model = random_model(MODELS["positions"], seed=2, device=GPU, backend="triton")
+    asked, compiling = requests(5, number=6), Compiling(1, "triton")
+    compiled = graphs_core(model, CudaCapture(GPU), "steps", 400, max_rows=1, compiling=compiling)
+    fused = graphs_core(model, CudaCapture(GPU), "steps", 400, max_rows=1)
+    assert_same(play(compiled, asked, at_once=1).outputs, play(fused, asked, at_once=1).outputs)
+    assert compiling.seconds.keys() == {1}
 
 
 @pytest.mark.parametrize("form", ["steps", "whole"])

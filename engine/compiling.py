@@ -1,0 +1,56 @@
+"""The start of an engine whose decoding steps are compiled: whether they can be, where that is kept, what is told."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+from hamburger.engine.config import EngineArgs
+from hamburger.model.backends import Backend
+from hamburger.model.compiled_pieces import CACHE_VARIABLE, compile_cache, release_compilers
+from hamburger.model.config import ConfigError
+from hamburger.model.decode_graphs import Compiling, DecodeGraphs, buckets
+
+
+def compiling_of(args: EngineArgs, backend: Backend, *, captures: bool) -> Compiling | None:
+    """What args.compile_num_seqs asks for; None for 0. captures: whether decoding steps become CUDA graphs.
+
+    From now on this process and those that compile for it keep what they compile in compile_cache(). Raises
+    ConfigError.
+    """
+    if not args.compile_num_seqs:
+        return None
+    if not captures:
+        raise ConfigError(
+            f"compile_num_seqs is {args.compile_num_seqs}, but only steps that become CUDA graphs are compiled, and "
+            "without a GPU and attention_backend triton there are none: use 0."
+        )
+    # torch reads its folder from here alone, and so do the processes that it starts.
+    os.environ[CACHE_VARIABLE] = str(compile_cache())
+    return Compiling(args.compile_num_seqs, backend)
+
+
+def prepare(
+    graphs: DecodeGraphs, max_rows: int, compiling: Compiling | None, on_progress: Callable[[str], None]
+) -> None:
+    """Capture all graphs. on_progress gets a line for each quarter of them, and one for each that is compiled."""
+    sizes = buckets(max_rows)[::-1]
+
+    def tell(done: int, total: int) -> None:
+        if compiling is not None and sizes[done] <= compiling.rows:
+            on_progress(
+                f"compiling decoding steps of {_sequences(sizes[done])}: {done} of {total} batch sizes are done"
+            )
+        elif done == 0 or done * 4 // total > (done - 1) * 4 // total:
+            on_progress(f"capturing CUDA graphs: {done} of {total} batch sizes")
+
+    graphs.prepare(tell)
+    if compiling is not None:
+        release_compilers()
+        seconds = sum(compiling.seconds.values())
+        rows = ", ".join(map(str, sorted(compiling.seconds)))
+        on_progress(f"decoding steps of {rows} sequences are compiled: {seconds:.1f} s; {compile_cache()} keeps them")
+
+
+def _sequences(number: int) -> str:
+    return f"{number} sequence{'s' * (number != 1)}"
