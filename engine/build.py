@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -21,6 +22,7 @@ from hamburger.engine.overlap import OverlappedCore
 from hamburger.engine.pool import blocks_of_pool
 from hamburger.engine.runner import Runner
 from hamburger.engine.sampling_params import SamplingParams
+from hamburger.engine.threads import StepThreads
 from hamburger.engine.tokenizer import Tokenizer
 from hamburger.model.config import ConfigError, ModelConfig
 from hamburger.model.kv_cache import PagedKVCache, slot_bytes
@@ -105,7 +107,7 @@ def _build(
                 "The KV pool and the CUDA graphs do not fit beside the weights: lower kv_cache_memory or max_num_seqs, "
                 f"or set enforce_eager. ({str(error).splitlines()[0]})"
             ) from error
-        runner: Runner | LeadingRunner = Runner(model, cache, graphs)
+        runner: Runner | LeadingRunner = Runner(model, cache, graphs, None if kernels is None else _step_threads())
     else:
         runner = leader.runner(model, config.num_blocks, dtype, device)
     graft = model_config.graft
@@ -159,6 +161,12 @@ def _warm_up(core: EngineCore, info: EngineInfo) -> None:
     while core.has_work:
         for failure in core.step().failures:
             raise ConfigError(f"{failure.message} Lower kv_cache_memory, max_num_batched_slots or max_num_seqs.")
+
+
+def _step_threads() -> StepThreads | None:
+    """For our kernels, whose results do not depend on it; None where there is one, or somebody said how many."""
+    most = torch.get_num_threads()
+    return None if most == 1 or "OMP_NUM_THREADS" in os.environ else StepThreads(most, torch.set_num_threads)
 
 
 def _num_blocks(args: EngineArgs, config: ModelConfig, max_model_len: int, dtype: torch.dtype, budget: int) -> int:

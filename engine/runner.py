@@ -6,6 +6,7 @@ runs, from its RunningStep.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from itertools import accumulate
 
 import torch
@@ -16,6 +17,7 @@ from hamburger.engine.constraint import GrammarConstraint
 from hamburger.engine.errors import OutOfMemory
 from hamburger.engine.running_step import RunningStep
 from hamburger.engine.sequence import Sequence
+from hamburger.engine.threads import StepThreads
 from hamburger.model.batch import Adjustments, ForwardBatch, SamplingBatch, ScoredSlots
 from hamburger.model.chain import Links, Tail, chained
 from hamburger.model.config import DynamicRopeScaling
@@ -30,11 +32,17 @@ _NO_HOST_MEMORY = "DefaultCPUAllocator"  # torch raises a plain RuntimeError whe
 class Runner:
     """Runs scheduled batches on one model and one KV cache."""
 
-    def __init__(self, model: HamburgerModel, cache: PagedKVCache, graphs: DecodeGraphs | None = None) -> None:
-        """graphs: of this model and cache, for the batches that they can take."""
+    def __init__(
+        self,
+        model: HamburgerModel,
+        cache: PagedKVCache,
+        graphs: DecodeGraphs | None = None,
+        threads: StepThreads | None = None,
+    ) -> None:
+        """graphs: of this model and cache, for the batches that they can take. threads: of a CPU; None leaves them."""
         self._model = model
         self._step = model.step if graphs is None else graphs.step
-        self._cache = cache
+        self._cache, self._threads = cache, threads
         self._device = model.embed_tokens.weight.device
         self._staging = Staging(self._device)
         self._needs_text_lengths = isinstance(model.config.trunk.rope_scaling, DynamicRopeScaling)
@@ -79,8 +87,10 @@ class Runner:
         self._staging.send()
         if previous is not None and links is not None:
             forward, tokens_left = chained(forward, tokens_left, links, previous.tail, self._model.config.max_group)
+        decodes = forward.num_single == len(forward.query_slots)
         try:
-            output = self._step(forward, self._cache)
+            with nullcontext() if self._threads is None else self._threads.step(decodes=decodes):
+                output = self._step(forward, self._cache)
         finally:
             if constraint is not None:
                 constraint.restore()

@@ -344,3 +344,18 @@ def test_who_gets_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     assert _kernels(asked_for("auto"), fits, torch.bfloat16, CPU) is None
     with pytest.raises(ConfigError, match="without a compiler"):
         _kernels(asked_for("int4"), fits, torch.bfloat16, CPU)
+
+
+@pytest.mark.parametrize("asked", [None, 3])
+def test_the_number_of_threads_changes_no_bit(asked: int | None) -> None:
+    """So engine/threads.py may change it between two steps."""
+    _, native = models(ModelConfig(trunk=trunk_config(**WIDE), graft=graft_config()))
+    prompts = {str(i): ([5 + i] * (3 + 9 * i), params(max_tokens=20, confidence=0.5, logprobs=asked)) for i in range(5)}
+    found, before = [], torch.get_num_threads()
+    try:
+        for number in (1, 2, 3):
+            torch.set_num_threads(number)
+            found.append(run_core(core_of(native), prompts))
+    finally:
+        torch.set_num_threads(before)
+    assert found[0] == found[1] == found[2]

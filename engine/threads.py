@@ -1,0 +1,133 @@
+"""How many threads the steps of a CPU take, where other programs want its cores, too. Knows no model.
+
+The threads of a step wait for each other some hundred times. Where another program keeps a core busy, each wait may
+last until the system lets the thread on that core run again, and one thread less is several times as fast. So when the
+system takes cores away from this process, fewer threads are tried, in turns with the present number, and the faster
+number stays; from time to time one more is tried. Results do not depend on it: an output is one thread's work.
+"""
+
+from __future__ import annotations
+
+import logging
+import resource
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+logger = logging.getLogger(__name__)
+
+_WINDOW_SECONDS = 0.3  # of steps, over which lost cores are counted
+_SWITCHES_A_SECOND = 10.0  # a machine of one's own has about one, a core shared with a busy program some hundred
+_TURN_STEPS = 4
+_TURNS = 10  # of both numbers together
+_GAIN = 0.93  # of the time that a step took before; less is noise
+_HOPELESS = 1.5  # after a turn of each
+_FIRST_REST, _LONGEST_REST = 5.0, 120.0  # seconds until a trial that changed nothing is made again
+
+
+def lost_cores() -> int:
+    """How often the system has taken a core from a thread of this process that wanted to go on."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
+
+
+class _Trial:
+    """Steps in turns: some with the present number of threads, some with one more or less (`change`), and so on."""
+
+    def __init__(self, change: int) -> None:
+        self.change = change
+        self._steps = 0
+        self._seconds = [0.0, 0.0]  # of both, added up
+
+    @property
+    def present_change(self) -> int:
+        """0 or `change`: of the next step."""
+        return self.change if self._is_others_turn else 0
+
+    @property
+    def _is_others_turn(self) -> bool:
+        return self._steps // _TURN_STEPS % 2 == 1
+
+    def add(self, seconds: float) -> None:
+        self._seconds[self._is_others_turn] += seconds
+        self._steps += 1
+
+    @property
+    def ratio(self) -> float:
+        """The other number's time over the present one's."""
+        return self._seconds[1] / self._seconds[0]
+
+    @property
+    def has_ended(self) -> bool:
+        whole_turns, rest = divmod(self._steps, _TURN_STEPS)
+        is_even = not rest and whole_turns > 0 and not whole_turns % 2
+        return is_even and (whole_turns == _TURNS or self.ratio > _HOPELESS)
+
+
+class StepThreads:
+    """Chooses the number of threads, 1 to `most`, of each step. For one thread that runs steps one after the other."""
+
+    def __init__(
+        self,
+        most: int,
+        apply: Callable[[int], object],
+        *,
+        clock: Callable[[], float] = time.perf_counter,
+        switches: Callable[[], int] = lost_cores,
+    ) -> None:
+        """apply: has steps take so many threads from now on; `most` are in force when this begins."""
+        self.number = most
+        self._most, self._apply, self._clock, self._switches = most, apply, clock, switches
+        self._in_force = most
+        self._trial: _Trial | None = None
+        self._rest = {-1: _FIRST_REST, 1: _FIRST_REST}
+        self._not_before = {-1: float("-inf"), 1: float("-inf")}
+        self._begin_window()
+
+    @contextmanager
+    def step(self, *, decodes: bool) -> Iterator[None]:
+        """Around a step. decodes: it computes no prompt, and so takes about as long as others do."""
+        trial = self._trial
+        wanted = self.number + (0 if trial is None else trial.present_change)
+        if wanted != self._in_force:
+            self._apply(wanted)
+            self._in_force = wanted
+        began, switches_before = self._clock(), self._switches()
+        yield
+        seconds = self._clock() - began
+        if trial is None:
+            self._watch(seconds, self._switches() - switches_before)
+        elif decodes:
+            trial.add(seconds)
+            if trial.has_ended:
+                self._settle(trial)
+
+    def _begin_window(self) -> None:
+        self._window_seconds, self._window_switches = 0.0, 0
+
+    def _watch(self, seconds: float, switches: int) -> None:
+        self._window_seconds += seconds
+        self._window_switches += switches
+        if self._window_seconds < _WINDOW_SECONDS:
+            return
+        is_disturbed = self._window_switches > _SWITCHES_A_SECOND * self._window_seconds
+        self._begin_window()
+        now = self._clock()
+        if is_disturbed and self.number > 1 and now >= self._not_before[-1]:
+            self._trial = _Trial(-1)
+        elif self.number < self._most and now >= self._not_before[1]:
+            self._trial = _Trial(1)
+
+    def _settle(self, trial: _Trial) -> None:
+        self._trial = None
+        change, now = trial.change, self._clock()
+        if trial.ratio < _GAIN:
+            self.number += change
+            self._rest = {-1: _FIRST_REST, 1: _FIRST_REST}
+            self._not_before = {change: now, -change: now + _FIRST_REST}
+            logger.info(
+                "Steps now take %d of %d threads, which makes them %.1f times as fast.",
+                self.number, self._most, 1 / trial.ratio,
+            )  # fmt: skip
+        else:
+            self._not_before[change] = now + self._rest[change]
+            self._rest[change] = min(2 * self._rest[change], _LONGEST_REST)

@@ -1,0 +1,112 @@
+"""StepThreads on a scripted machine: what a step takes with so many threads, alone and beside another program."""
+
+from __future__ import annotations
+
+import pytest
+
+from hamburger.engine.threads import StepThreads, lost_cores
+
+ALONE = {1: 0.010, 2: 0.006, 3: 0.005, 4: 0.004}
+
+
+class Machine:
+    """Runs steps. beside: seconds of a step while another program runs; a core is lost 100 times a second then."""
+
+    def __init__(self, most: int, beside: dict[int, float] | None = None) -> None:
+        self.now, self.switches, self.beside = 0.0, 0.0, beside
+        self.is_busy = False
+        self.applied: list[int] = []
+        self.in_force = most
+        self.taken = dict.fromkeys(range(1, most + 1), 0.0)
+        self.threads = StepThreads(most, self._apply, clock=lambda: self.now, switches=lambda: int(self.switches))
+
+    def _apply(self, number: int) -> None:
+        assert number != self.in_force
+        self.applied.append(number)
+        self.in_force = number
+
+    def run(self, seconds: float, *, decodes: bool = True) -> None:
+        end = self.now + seconds
+        while self.now < end:
+            with self.threads.step(decodes=decodes):
+                disturbed = self.is_busy and self.beside is not None
+                took = (self.beside if disturbed and self.beside else ALONE)[self.in_force]
+                self.now += took
+                self.taken[self.in_force] += took
+                self.switches += took * (100 if disturbed and self.in_force > 1 else 1)
+
+
+def test_a_machine_of_its_own_keeps_all_threads() -> None:
+    machine = Machine(4)
+    machine.run(60)
+    assert (machine.threads.number, machine.applied) == (4, [])
+
+
+@pytest.mark.parametrize("most", [2, 4])
+def test_a_busy_core_is_left_alone_and_taken_again_when_it_is_free(most: int) -> None:
+    beside = {number: seconds * (4 if number == most else 1) for number, seconds in ALONE.items()}
+    machine = Machine(most, beside)
+    machine.run(5)
+    machine.is_busy = True
+    machine.run(3)
+    assert machine.threads.number == most - 1
+    machine.run(600)
+    assert machine.threads.number == most - 1
+    assert machine.taken[most] < 5 + 0.03 * 603  # trials that come to nothing are few and short
+    machine.is_busy = False
+    machine.run(125)  # the longest rest before it looks again
+    assert machine.threads.number == most
+
+
+def test_it_goes_down_as_far_as_helps() -> None:
+    machine = Machine(4, {1: 0.010, 2: 0.008, 3: 0.020, 4: 0.080})
+    machine.is_busy = True
+    machine.run(20)
+    assert machine.threads.number == 2
+
+
+def test_fewer_threads_that_do_not_help_are_tried_less_and_less() -> None:
+    """Such as beside the HTTP server's own process, which takes a core for a moment only."""
+    machine = Machine(2, {1: 0.010, 2: 0.0062})
+    machine.is_busy = True
+    machine.run(300)
+    assert machine.threads.number == 2
+    assert machine.taken[1] < 0.01 * 300
+    assert machine.applied[::2] == [1] * (len(machine.applied) // 2)
+    assert machine.in_force == 2
+
+
+def test_what_is_gained_must_be_more_than_noise() -> None:
+    machine = Machine(2, {1: 0.0099, 2: 0.0100})
+    machine.is_busy = True
+    machine.run(30)
+    assert machine.threads.number == 2
+
+
+def test_steps_with_prompts_do_not_count_in_a_trial() -> None:
+    machine = Machine(2, {1: 0.010, 2: 0.040})
+    machine.is_busy = True
+    machine.run(30, decodes=False)
+    assert machine.threads.number == 2
+    machine.run(1)
+    assert machine.threads.number == 1
+
+
+def test_a_step_that_fails_leaves_no_trace() -> None:
+    machine = Machine(2, {1: 0.010, 2: 0.040})
+    machine.is_busy = True
+
+    def fail() -> None:
+        with machine.threads.step(decodes=True):
+            machine.now += 100
+            raise RuntimeError("step")
+
+    for _ in range(3):
+        with pytest.raises(RuntimeError, match="step"):
+            fail()
+    machine.run(5)
+    assert machine.threads.number == 1
+
+
+def test_the_system_counts_the_cores_that_it_takes() -> None:
+    assert 0 <= lost_cores() <= lost_cores()
