@@ -74,10 +74,9 @@ class StepThreads:
         clock: Callable[[], float] = time.perf_counter,
         switches: Callable[[], int] = lost_cores,
     ) -> None:
-        """apply: has steps take so many threads from now on; `most` are in force when this begins."""
+        """apply: has what follows take so many threads; outside of steps `most` are in force."""
         self.number = most
         self._most, self._apply, self._clock, self._switches = most, apply, clock, switches
-        self._in_force = most
         self._trial: _Trial | None = None
         self._rest = {-1: _FIRST_REST, 1: _FIRST_REST}
         self._not_before = {-1: float("-inf"), 1: float("-inf")}
@@ -88,11 +87,15 @@ class StepThreads:
         """Around a step. decodes: it computes no prompt, and so takes about as long as others do."""
         trial = self._trial
         wanted = self.number + (0 if trial is None else trial.present_change)
-        if wanted != self._in_force:
-            self._apply(wanted)
-            self._in_force = wanted
         began, switches_before = self._clock(), self._switches()
-        yield
+        if wanted == self._most:
+            yield
+        else:
+            self._apply(wanted)
+            try:
+                yield
+            finally:
+                self._apply(self._most)
         seconds = self._clock() - began
         if trial is None:
             self._watch(seconds, self._switches() - switches_before)
