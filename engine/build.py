@@ -165,8 +165,9 @@ def _warm_up(core: EngineCore, info: EngineInfo) -> None:
 
 def _step_threads() -> StepThreads | None:
     """For our kernels, whose results do not depend on it; None where there is one, or somebody said how many."""
-    most = torch.get_num_threads()
-    return None if most == 1 or "OMP_NUM_THREADS" in os.environ else StepThreads(most, torch.set_num_threads)
+    if torch.get_num_threads() == 1 or os.environ.get("OMP_NUM_THREADS"):
+        return None
+    return StepThreads(torch.get_num_threads, torch.set_num_threads)
 
 
 def _num_blocks(args: EngineArgs, config: ModelConfig, max_model_len: int, dtype: torch.dtype, budget: int) -> int:

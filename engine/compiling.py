@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from hamburger.engine.config import EngineArgs
 from hamburger.model.backends import Backend
-from hamburger.model.compiled_pieces import CACHE_VARIABLE, compile_cache, release_compilers
+from hamburger.model.compiled_pieces import CACHE_VARIABLE, compile_cache, is_of_compiler, release_compilers
 from hamburger.model.config import ConfigError
 from hamburger.model.decode_graphs import Compiling, DecodeGraphs, buckets
 
@@ -23,7 +23,7 @@ def compiling_of(args: EngineArgs, backend: Backend, *, captures: bool) -> Compi
     if not captures:
         raise ConfigError(
             f"compile_num_seqs is {args.compile_num_seqs}, but only steps that become CUDA graphs are compiled, and "
-            "without a GPU and attention_backend triton there are none: use 0."
+            "without a GPU and the Triton kernels (attention_backend auto, triton or flashinfer) there are none: use 0."
         )
     # torch reads its folder from here alone, and so do the processes that it starts.
     os.environ[CACHE_VARIABLE] = str(compile_cache())
@@ -33,7 +33,10 @@ def compiling_of(args: EngineArgs, backend: Backend, *, captures: bool) -> Compi
 def prepare(
     graphs: DecodeGraphs, max_rows: int, compiling: Compiling | None, on_progress: Callable[[str], None]
 ) -> None:
-    """Capture all graphs. on_progress gets a line for each quarter of them, and one for each that is compiled."""
+    """Capture all graphs. on_progress gets a line for each quarter of them, and one for each that is compiled.
+
+    Raises ConfigError where torch.compile fails.
+    """
     sizes = buckets(max_rows)[::-1]
 
     def tell(done: int, total: int) -> None:
@@ -44,9 +47,18 @@ def prepare(
         elif done == 0 or done * 4 // total > (done - 1) * 4 // total:
             on_progress(f"capturing CUDA graphs: {done} of {total} batch sizes")
 
-    graphs.prepare(tell)
-    if compiling is not None:
+    try:
+        graphs.prepare(tell)
+    except Exception as error:
+        if compiling is None or not is_of_compiler(error):
+            raise
+        raise ConfigError(
+            f"compile_num_seqs is {compiling.rows}, but torch.compile fails on this machine: use 0. "
+            f"({str(error).strip().splitlines()[0]})"
+        ) from error
+    finally:
         release_compilers()
+    if compiling is not None:
         seconds = sum(compiling.seconds.values())
         rows = ", ".join(map(str, sorted(compiling.seconds)))
         on_progress(f"decoding steps of {rows} sequences are compiled: {seconds:.1f} s; {compile_cache()} keeps them")

@@ -83,6 +83,7 @@ class LLM:
         enforce_eager: bool = False,
         quantization: Quantization = "auto",
         attention_backend: AttentionBackend = "auto",
+        compile_num_seqs: int = 0,
         tensor_parallel_size: int = 1,
         overlap_steps: OverlapSteps = "auto",
         on_progress: Callable[[str], None] = lambda line: None,
@@ -107,6 +108,7 @@ class LLM:
             enforce_eager=enforce_eager,
             quantization=quantization,
             attention_backend=attention_backend,
+            compile_num_seqs=compile_num_seqs,
             tensor_parallel_size=tensor_parallel_size,
             overlap_steps=overlap_steps,
             max_queue_seconds=math.inf,  # a long list of prompts may take its time

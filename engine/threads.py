@@ -31,7 +31,8 @@ def lost_cores() -> int:
 
 
 class _Trial:
-    """Steps in turns: some with the present number of threads, some with one more or less (`change`), and so on."""
+    """Steps in turns: of the present number of threads, two of one more or less (`change`), two of the present one, and
+    so on, so that batches which grow or shrink meanwhile favour neither."""
 
     def __init__(self, change: int) -> None:
         self.change = change
@@ -45,7 +46,7 @@ class _Trial:
 
     @property
     def _is_others_turn(self) -> bool:
-        return self._steps // _TURN_STEPS % 2 == 1
+        return (self._steps // _TURN_STEPS + 1) // 2 % 2 == 1
 
     def add(self, seconds: float) -> None:
         self._seconds[self._is_others_turn] += seconds
@@ -64,19 +65,20 @@ class _Trial:
 
 
 class StepThreads:
-    """Chooses the number of threads, 1 to `most`, of each step. For one thread that runs steps one after the other."""
+    """Chooses the number of threads of each step. For one thread that runs steps one after the other."""
 
     def __init__(
         self,
-        most: int,
-        apply: Callable[[int], object],
+        get_number: Callable[[], int],
+        set_number: Callable[[int], object],
         *,
         clock: Callable[[], float] = time.perf_counter,
         switches: Callable[[], int] = lost_cores,
     ) -> None:
-        """apply: has what follows take so many threads; outside of steps `most` are in force."""
-        self.number = most
-        self._most, self._apply, self._clock, self._switches = most, apply, clock, switches
+        """What get_number gives outside of steps is the most that steps take; it is in force again after each."""
+        self._get_number, self._set_number = get_number, set_number
+        self._clock, self._switches = clock, switches
+        self.number = self._most = get_number()
         self._trial: _Trial | None = None
         self._rest = {-1: _FIRST_REST, 1: _FIRST_REST}
         self._not_before = {-1: float("-inf"), 1: float("-inf")}
@@ -85,21 +87,25 @@ class StepThreads:
     @contextmanager
     def step(self, *, decodes: bool) -> Iterator[None]:
         """Around a step. decodes: it computes no prompt, and so takes about as long as others do."""
-        trial = self._trial
+        most = self._get_number()
+        if most != self._most:
+            self.number = self._most = most
+            self._trial = None
+        trial = self._trial if decodes else None
         wanted = self.number + (0 if trial is None else trial.present_change)
         began, switches_before = self._clock(), self._switches()
-        if wanted == self._most:
+        if wanted == most:
             yield
         else:
-            self._apply(wanted)
+            self._set_number(wanted)
             try:
                 yield
             finally:
-                self._apply(self._most)
+                self._set_number(most)
         seconds = self._clock() - began
-        if trial is None:
+        if self._trial is None:
             self._watch(seconds, self._switches() - switches_before)
-        elif decodes:
+        elif trial is not None:
             trial.add(seconds)
             if trial.has_ended:
                 self._settle(trial)

@@ -82,6 +82,13 @@ def compile_cache(environment: Mapping[str, str] = os.environ) -> Path:
     return folder
 
 
+def is_of_compiler(error: Exception) -> bool:
+    """Whether torch.compile itself, or what it compiles with, raised this."""
+    import torch._dynamo.exc
+
+    return isinstance(error, torch._dynamo.exc.TorchDynamoException)
+
+
 def release_compilers() -> None:
     """End the processes that torch started to compile, if any: each holds its own copy of torch."""
     if loaded := sys.modules.get("torch._inductor.async_compile"):

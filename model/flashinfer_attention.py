@@ -16,7 +16,19 @@ from torch import Tensor
 from hamburger.model.chunk_attention import AttendChunks, Chunk, window_of
 from hamburger.model.config import TrunkConfig
 
-WORKSPACE_BYTES = 128 * 2**20  # what FlashInfer recommends; partial results of contexts that it splits
+_RECOMMENDED_BYTES = 128 * 2**20
+_TILE_ROWS, _TILES_A_PROCESSOR = 128, 2  # at most, of queries, in its kernels
+
+
+def workspace_bytes(config: TrunkConfig, processors: int) -> int:
+    """For the partial results of contexts that FlashInfer splits: it raises where a step needs more.
+
+    Its planner makes as many tiles as run at once on the multiprocessors, and keeps an output and a sum of exponentials
+    for each of their rows, in float32.
+    """
+    group = config.num_heads // config.num_kv_heads
+    rows = _TILES_A_PROCESSOR * processors * _TILE_ROWS * group
+    return max(_RECOMMENDED_BYTES, rows * (config.head_dim + 1) * 4)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +74,8 @@ class FlashInferChunks:
         import flashinfer
 
         self._config, self._dtype, self._device = config, dtype, device
-        workspace = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
+        size = workspace_bytes(config, _processors(device))
+        workspace = torch.zeros(size, dtype=torch.uint8, device=device)
         windows = sorted({window_of(config, layer) or 0 for layer in range(config.num_layers)})
         # A plan is made for one window; 0 is none. They may share the workspace: they run one after the other.
         self._wrappers = {
@@ -114,3 +127,7 @@ class FlashInferChunks:
     def _host(self, values: Sequence[int]) -> Tensor:
         """int32 [len(values)], pinned for a GPU, which then fetches it in its own time."""
         return torch.tensor(values, dtype=torch.int32, pin_memory=self._device.type == "cuda")
+
+
+def _processors(device: torch.device) -> int:
+    return int(torch.cuda.get_device_properties(device).multi_processor_count) if device.type == "cuda" else 1

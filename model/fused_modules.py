@@ -71,8 +71,7 @@ class SinglesAttention:
     """Attention alone, of a batch of one-slot rows whose q, k and v are made elsewhere (compiled_pieces.py)."""
 
     def __init__(self, config: TrunkConfig, batch: ForwardBatch, cache: PagedKVCache) -> None:
-        self._batch, self._cache = batch, cache
-        self._window, self._sliding = config.sliding_window, frozenset(config.sliding_layers)
+        self._config, self._batch, self._cache = config, batch, cache
         data = cache.data[0]
         longest = batch.block_tables.shape[1] * cache.block_size
         self._splits = num_splits(batch.num_single, data.shape[3], longest, _processors(data.device))
@@ -83,7 +82,7 @@ class SinglesAttention:
         batch, data = self._batch, self._cache.data[index]
         self._cache.put(index, batch.write_slots, both)
         out = torch.empty_like(q)
-        window = self._window if index in self._sliding else None
+        window = window_of(self._config, index)
         attend_singles(q, data, batch.block_tables, batch.context_slots, out, self._splits, window)
         return out.flatten(1)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -12,6 +13,7 @@ from hamburger.engine.config import EngineArgs
 from hamburger.engine.memory import decode_graphs
 from hamburger.model.compiled_pieces import CACHE_VARIABLE
 from hamburger.model.config import ConfigError, ModelConfig
+from hamburger.model.decode_graphs import Compiling, DecodeGraphs
 from hamburger.model.kv_cache import PagedKVCache
 from small_models import graft_config, random_model, trunk_config
 
@@ -46,3 +48,21 @@ def test_without_being_asked_nothing_is_compiled() -> None:
 def test_a_cpu_has_no_steps_to_compile() -> None:
     with pytest.raises(ConfigError, match=r"^compile_num_seqs is 3, but only steps that become CUDA graphs .* use 0"):
         build_core(EngineArgs(model="builtin", device="cpu", compile_num_seqs=3))
+
+
+def test_a_compiler_that_fails_is_told_in_one_line() -> None:
+    from torch._dynamo.exc import TorchDynamoException
+
+    class Failing:
+        def __init__(self, error: Exception) -> None:
+            self.error = error
+
+        def prepare(self, tell: object) -> None:
+            raise self.error
+
+    compiling = Compiling(4, "triton")
+    with pytest.raises(ConfigError, match=r"^compile_num_seqs is 4, but torch.compile fails .*: use 0. \(no cc\)$"):
+        prepare(cast(DecodeGraphs, Failing(TorchDynamoException("\nno cc\nand more"))), 8, compiling, print)
+    for known in (compiling, None):  # what is no compiler's stays what it is
+        with pytest.raises(KeyError):
+            prepare(cast(DecodeGraphs, Failing(KeyError("other"))), 8, known, print)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import resource
+
 import pytest
 
 from hamburger.engine.threads import StepThreads, lost_cores
@@ -15,12 +17,15 @@ class Machine:
     def __init__(self, most: int, beside: dict[int, float] | None = None) -> None:
         self.now, self.switches, self.beside = 0.0, 0.0, beside
         self.is_busy = False
+        self.load = self.growth = 1.0  # of a batch: how long its steps are, and what a step makes of that
         self.applied: list[int] = []
         self.in_force = most
         self.taken = dict.fromkeys(range(1, most + 1), 0.0)
-        self.threads = StepThreads(most, self._apply, clock=lambda: self.now, switches=lambda: int(self.switches))
+        self.threads = StepThreads(
+            lambda: self.in_force, self._set, clock=lambda: self.now, switches=lambda: int(self.switches)
+        )
 
-    def _apply(self, number: int) -> None:
+    def _set(self, number: int) -> None:
         assert number != self.in_force
         self.applied += [number] * (number != len(self.taken))
         self.in_force = number
@@ -28,10 +33,15 @@ class Machine:
     def run(self, seconds: float, *, decodes: bool = True) -> None:
         end = self.now + seconds
         while self.now < end:
+            self.steps(1, decodes=decodes)
+
+    def steps(self, number: int, *, decodes: bool = True) -> None:
+        for _ in range(number):
             assert self.in_force == len(self.taken)  # outside of steps nothing is changed
             with self.threads.step(decodes=decodes):
                 disturbed = self.is_busy and self.beside is not None
-                took = (self.beside if disturbed and self.beside else ALONE)[self.in_force]
+                took = self.load * (self.beside if disturbed and self.beside else ALONE)[self.in_force]
+                self.load *= self.growth
                 self.now += took
                 self.taken[self.in_force] += took
                 self.switches += took * (100 if disturbed and self.in_force > 1 else 1)
@@ -82,13 +92,40 @@ def test_what_is_gained_must_be_more_than_noise() -> None:
     assert machine.threads.number == 2
 
 
-def test_steps_with_prompts_do_not_count_in_a_trial() -> None:
+def test_steps_with_prompts_take_no_part_in_a_trial() -> None:
     machine = Machine(2, {1: 0.010, 2: 0.040})
     machine.is_busy = True
     machine.run(30, decodes=False)
-    assert machine.threads.number == 2
+    assert (machine.threads.number, machine.applied) == (2, [])
+    machine.run(0.2)  # into the other number's turn
+    assert machine.applied
+    tried = len(machine.applied)
+    machine.run(30, decodes=False)
+    assert (machine.threads.number, len(machine.applied)) == (2, tried)
     machine.run(1)
     assert machine.threads.number == 1
+
+
+@pytest.mark.parametrize("growth", [0.98, 1.02])
+def test_batches_that_shrink_or_grow_favour_neither_number(growth: float) -> None:
+    machine = Machine(2, {1: 0.010, 2: 0.010})
+    machine.is_busy = True
+    machine.run(0.295)
+    machine.growth = growth
+    machine.steps(60)
+    assert machine.applied
+    assert machine.threads.number == 2
+
+
+def test_whoever_sets_another_number_meanwhile_is_followed() -> None:
+    machine = Machine(4, {1: 0.010, 2: 0.008, 3: 0.020, 4: 0.080})
+    machine.is_busy = True
+    machine.run(20)
+    assert machine.threads.number == 2
+    machine.in_force = 1
+    with machine.threads.step(decodes=True):
+        assert machine.in_force == 1
+    assert (machine.threads.number, machine.in_force) == (1, 1)
 
 
 def test_a_step_that_fails_leaves_no_trace() -> None:
@@ -112,4 +149,6 @@ def test_a_step_that_fails_leaves_no_trace() -> None:
 
 
 def test_the_system_counts_the_cores_that_it_takes() -> None:
-    assert 0 <= lost_cores() <= lost_cores()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
+    found = lost_cores()
+    assert before <= found <= resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw

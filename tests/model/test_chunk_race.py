@@ -13,7 +13,17 @@ from hamburger.engine import load
 from hamburger.engine.config import EngineArgs
 from hamburger.model import chunk_race
 from hamburger.model.backends import Backend
-from hamburger.model.chunk_race import ROUNDS, PromptStep, Timer, Trial, Work, medians, settle_backend, try_flashinfer
+from hamburger.model.chunk_race import (
+    ROUNDS,
+    FlashInferFails,
+    PromptStep,
+    Timer,
+    Trial,
+    Work,
+    medians,
+    settle_backend,
+    try_flashinfer,
+)
 from hamburger.model.config import ConfigError, TrunkConfig
 from small_models import CPU, trunk_config
 
@@ -72,14 +82,13 @@ def failing(error: Exception) -> Callable[[], Trial]:
         (
             FIT,
             HALF,
-            failing(RuntimeError("ninja: failed\nand more")),
+            failing(FlashInferFails("ninja: failed")),
             "FlashInfer fails on this machine (ninja: failed)",
         ),
-        (FIT, HALF, failing(ImportError()), "FlashInfer fails on this machine (ImportError)"),
         (FIT, HALF, trial(2.0, 1.0, difference=0.25), "its numbers differ from Triton's by 0.25"),
         (FIT, HALF, trial(2.0, 1.0, difference=float("nan")), "its numbers differ from Triton's by nan"),
     ],
-    ids=["head_dim", "dtype", "compiler", "import", "numbers", "nan"],
+    ids=["head_dim", "dtype", "compiler", "numbers", "nan"],
 )
 def test_what_speaks_against_it_is_named(
     trunk: TrunkConfig, dtype: torch.dtype, run: Callable[[], Trial], reason: str, installed: pytest.MonkeyPatch
@@ -124,6 +133,42 @@ def test_both_attend_the_same_step(max_model_len: int, monkeypatch: pytest.Monke
     )
     assert found.milliseconds == {"triton": 4, "flashinfer": 2}
     assert 0 < found.difference < 1e-2
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [(RuntimeError("ninja: failed\nand more"), "ninja: failed"), (AssertionError(), "AssertionError")],
+)
+def test_what_fails_in_flashinfer_is_its_own(error: Exception, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton", reason="the package triton is not installed")
+    fake_flashinfer.install(monkeypatch)
+    step = PromptStep(max_slots=32, max_model_len=64, block_size=4)
+
+    def fail(*args: object, **options: object) -> None:
+        raise error
+
+    monkeypatch.setattr(fake_flashinfer.BatchPrefillWithPagedKVCacheWrapper, "plan", fail)
+    with pytest.raises(FlashInferFails, match=f"^{said}$"):
+        try_flashinfer(trunk_config(head_dim=16), HALF, CPU, step, scripted([]))
+    monkeypatch.setattr(chunk_race, "chunk_attention_of", fail)  # Triton's comes first
+    with pytest.raises(type(error)):
+        try_flashinfer(trunk_config(head_dim=16), HALF, CPU, step, scripted([]))
+
+
+@pytest.mark.parametrize("sliding_layers", [(0,), (1,)])
+def test_every_window_is_compared(sliding_layers: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton", reason="the package triton is not installed")
+    fake_flashinfer.install(monkeypatch)
+    plan = fake_flashinfer.BatchPrefillWithPagedKVCacheWrapper.plan
+    monkeypatch.setattr(
+        fake_flashinfer.BatchPrefillWithPagedKVCacheWrapper,
+        "plan",
+        lambda *args, **options: plan(*args, **options | {"window_left": -1}),
+    )
+    monkeypatch.setattr(chunk_race, "ROUNDS", 1)
+    trunk = trunk_config(num_layers=2, head_dim=16, sliding_window=6, sliding_layers=sliding_layers)
+    step = PromptStep(max_slots=32, max_model_len=64, block_size=4)
+    assert try_flashinfer(trunk, HALF, CPU, step, scripted([1, 1, 1, 1])).difference > 0.1
 
 
 def scripted(times: list[float]) -> Timer:

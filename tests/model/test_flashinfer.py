@@ -15,7 +15,7 @@ from hamburger.model.batch import ForwardBatch, empty_sampling
 from hamburger.model.chunk_attention import Chunk, chunks_of
 from hamburger.model.config import ModelConfig
 from hamburger.model.execution import Execution
-from hamburger.model.flashinfer_attention import FlashInferChunks, PageTable, page_table
+from hamburger.model.flashinfer_attention import FlashInferChunks, PageTable, page_table, workspace_bytes
 from poisoned_caches import NAN, check, poisoned_cache
 from small_models import CPU, core_of, graft_config, params, random_tensors, run_core, trunk_config
 from trunk_shapes import SHAPES as TRUNKS
@@ -150,3 +150,11 @@ def test_whole_models_answer_as_the_plain_one(shape: dict[str, Any], monkeypatch
             assert ours.stop_probs == pytest.approx(theirs.stop_probs, abs=1e-4)
             for mine, other in zip(ours.logprobs or [], theirs.logprobs or [], strict=True):
                 assert [p for _, p in mine.top] == pytest.approx([p for _, p in other.top], abs=1e-4)
+
+
+def test_the_workspace_holds_what_the_planner_may_split() -> None:
+    """132 multiprocessors: 33,792 rows of tiles for each query head of a KV head."""
+    small = trunk_config(num_heads=8, num_kv_heads=4, head_dim=64)
+    assert workspace_bytes(small, 132) == 128 * 2**20
+    large = trunk_config(num_heads=64, num_kv_heads=8, head_dim=128)
+    assert workspace_bytes(large, 132) == 33_792 * 8 * 129 * 4 > 138.4e6

