@@ -73,7 +73,7 @@ def _build(
         on_progress("no prefix cache: with dynamic rope scaling a prompt's keys depend on its length")
     for_steps = 0
     if leader is None and device.type == "cuda" and args.kv_cache_memory is None:
-        on_progress("measuring what the largest steps take")
+        on_progress("measuring what steps take" + (", which compiles some of them" if compiling is not None else ""))
         for_steps = step_bytes(
             model,
             replace(args, enforce_eager=not captures),

@@ -69,7 +69,7 @@ def step_bytes(
         if not args.enforce_eager:
             cache = small_cache(model, largest)
             make = partial(decode_graphs, model, cache, args, max_model_len, compiling)
-            needed += graph_bytes(make, args.max_num_seqs, meter)
+            needed += graph_bytes(make, args.max_num_seqs, meter, 0 if compiling is None else compiling.rows)
             del cache, make
     except torch.OutOfMemoryError as error:
         raise ConfigError(

@@ -81,11 +81,12 @@ def peak_bytes(model: HamburgerModel, largest: Largest, meter: Meter) -> int:
     return max(peaks)
 
 
-def graph_bytes(make: Callable[[], DecodeGraphs], max_rows: int, meter: Meter) -> int:
+def graph_bytes(make: Callable[[], DecodeGraphs], max_rows: int, meter: Meter, compiled_rows: int = 0) -> int:
     """What the graphs that `make` makes take once they are all prepared.
 
     Of the two largest buckets, what they take is measured. The largest brings the memory that all share; each other
-    one is taken for what the second adds to it.
+    one is taken for what the second adds to it. Buckets of up to compiled_rows, which torch compiles, are taken for what
+    the largest of them adds, where that is more.
     """
     meter.begin()
     before = meter.used()
@@ -97,7 +98,11 @@ def graph_bytes(make: Callable[[], DecodeGraphs], max_rows: int, meter: Meter) -
     if len(sizes) > 1:
         graphs.prepare(only=sizes[-2])
         second = meter.used() - before - largest
-    return largest + second * (len(sizes) - 1)
+    more = 0
+    if compiled := [rows for rows in sizes[:-2] if rows <= compiled_rows]:
+        graphs.prepare(only=compiled[-1])
+        more = max(0, meter.used() - before - largest - second - second) * len(compiled)
+    return largest + second * (len(sizes) - 1) + more
 
 
 def largest_prefill(model: HamburgerModel, largest: Largest) -> ForwardBatch:
