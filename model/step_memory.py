@@ -85,8 +85,8 @@ def graph_bytes(make: Callable[[], DecodeGraphs], max_rows: int, meter: Meter, c
     """What the graphs that `make` makes take once they are all prepared.
 
     Of the two largest buckets, what they take is measured. The largest brings the memory that all share; each other
-    one is taken for what the second adds to it. Buckets of up to compiled_rows, which torch compiles, are taken for what
-    the largest of them adds, where that is more.
+    one is taken for what the second adds to it. Buckets of up to compiled_rows, which torch compiles, are taken for
+    what the largest of them adds, where that is more.
     """
     meter.begin()
     before = meter.used()
