@@ -18,10 +18,10 @@ logger = logging.getLogger(__name__)
 
 _WINDOW_SECONDS = 0.3  # of steps, over which lost cores are counted
 _SWITCHES_A_SECOND = 10.0  # a machine of one's own has about one, a core shared with a busy program some hundred
-_TURN_STEPS = 4
-_TURNS = 10  # of both numbers together
+_TURN_STEPS = 3
+_TURNS = 12  # of both numbers together
 _GAIN = 0.93  # of the time that a step took before; less is noise
-_HOPELESS = 1.5  # after a turn of each
+_CLEAR = 1.5  # times as long, either way: as many turns of both tell enough
 _FIRST_REST, _LONGEST_REST = 5.0, 120.0  # seconds until a trial that changed nothing is made again
 
 
@@ -61,7 +61,7 @@ class _Trial:
     def has_ended(self) -> bool:
         whole_turns, rest = divmod(self._steps, _TURN_STEPS)
         is_even = not rest and whole_turns > 0 and not whole_turns % 2
-        return is_even and (whole_turns == _TURNS or self.ratio > _HOPELESS)
+        return is_even and (whole_turns == _TURNS or not 1 / _CLEAR < self.ratio < _CLEAR)
 
 
 class StepThreads:

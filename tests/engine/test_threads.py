@@ -93,7 +93,7 @@ def test_what_is_gained_must_be_more_than_noise() -> None:
 
 
 def test_steps_with_prompts_take_no_part_in_a_trial() -> None:
-    machine = Machine(2, {1: 0.010, 2: 0.040})
+    machine = Machine(2, {1: 0.010, 2: 0.012})
     machine.is_busy = True
     machine.run(30, decodes=False)
     assert (machine.threads.number, machine.applied) == (2, [])
@@ -103,6 +103,14 @@ def test_steps_with_prompts_take_no_part_in_a_trial() -> None:
     machine.run(30, decodes=False)
     assert (machine.threads.number, len(machine.applied)) == (2, tried)
     machine.run(1)
+    assert machine.threads.number == 1
+
+
+def test_what_is_clear_is_settled_soon() -> None:
+    """Six steps: with two threads next to a busy program one may take a second."""
+    machine = Machine(2, {1: 0.010, 2: 0.8})
+    machine.is_busy = True
+    machine.steps(1 + 6)
     assert machine.threads.number == 1
 
 
