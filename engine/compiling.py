@@ -57,7 +57,8 @@ def prepare(
             f"({str(error).strip().splitlines()[0]})"
         ) from error
     finally:
-        release_compilers()
+        if compiling is not None:  # or they would be somebody else's
+            release_compilers()
     if compiling is not None:
         seconds = sum(compiling.seconds.values())
         rows = ", ".join(map(str, sorted(compiling.seconds)))

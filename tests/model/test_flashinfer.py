@@ -17,6 +17,7 @@ from hamburger.model.config import ModelConfig
 from hamburger.model.execution import Execution
 from hamburger.model.flashinfer_attention import FlashInferChunks, PageTable, page_table, workspace_bytes
 from poisoned_caches import NAN, check, poisoned_cache
+from same_groups import assert_same_groups
 from small_models import CPU, core_of, graft_config, params, random_tensors, run_core, trunk_config
 from trunk_shapes import SHAPES as TRUNKS
 
@@ -144,12 +145,7 @@ def test_whole_models_answer_as_the_plain_one(shape: dict[str, Any], monkeypatch
         for backend in ("torch", "flashinfer")
     )
     assert planned >= 2
-    for name, outputs in wanted.items():
-        assert [o.token_ids for o in outputs] == [o.token_ids for o in found[name]]
-        for ours, theirs in zip(found[name], outputs, strict=True):
-            assert ours.stop_probs == pytest.approx(theirs.stop_probs, abs=1e-4)
-            for mine, other in zip(ours.logprobs or [], theirs.logprobs or [], strict=True):
-                assert [p for _, p in mine.top] == pytest.approx([p for _, p in other.top], abs=1e-4)
+    assert_same_groups(found, wanted)
 
 
 def test_the_workspace_holds_what_the_planner_may_split() -> None:

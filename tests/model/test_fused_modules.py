@@ -21,6 +21,7 @@ from hamburger.model.fused_modules import FusedMicroStepDecoder, FusedTrunk
 from hamburger.model.hamburger import HamburgerModel
 from hamburger.model.kv_cache import PagedKVCache
 from playing import play
+from same_groups import assert_same_groups
 from small_models import CPU, core_of, graft_config, params, random_tensors, run_core, trunk_config
 from trunk_shapes import QWEN3, YARN
 
@@ -77,12 +78,7 @@ def test_answers_are_those_of_the_plain_model(shape: str, kernel_device: torch.d
         for model in (model_of(config, "torch", CPU), fused)
     )
     assert {len(output.token_ids) for outputs in wanted.values() for output in outputs} > {1}
-    for name, outputs in wanted.items():
-        assert [o.token_ids for o in outputs] == [o.token_ids for o in found[name]]
-        for ours, theirs in zip(found[name], outputs, strict=True):
-            assert ours.stop_probs == pytest.approx(theirs.stop_probs, abs=1e-4)
-            for mine, other in zip(ours.logprobs or [], theirs.logprobs or [], strict=True):
-                assert [p for _, p in mine.top] == pytest.approx([p for _, p in other.top], abs=1e-4)
+    assert_same_groups(found, wanted)
 
 
 def decoding(contexts: list[int], write: list[int], emit: list[int], device: torch.device) -> ForwardBatch:

@@ -31,6 +31,7 @@ from hamburger.model.triton_int8 import (
     written_out,
 )
 from quantised import norm_error, numbers
+from same_groups import assert_same_groups
 from small_models import core_of, graft_config, params, random_tensors, run_core, trunk_config
 
 NAN = float("nan")
@@ -210,12 +211,7 @@ def test_answers_of_a_whole_model_are_those_of_the_reference(
     found, wanted = (
         run_core(core_of(m, max_num_seqs=3, max_num_batched_slots=8, max_model_len=64), requests) for m in (ours, plain)
     )
-    for name, outputs in wanted.items():
-        assert [o.token_ids for o in outputs] == [o.token_ids for o in found[name]]
-        for mine, other in zip(found[name], outputs, strict=True):
-            assert mine.stop_probs == pytest.approx(other.stop_probs, abs=1e-4)
-            for here, there in zip(mine.logprobs or [], other.logprobs or [], strict=True):
-                assert [p for _, p in here.top] == pytest.approx([p for _, p in there.top], abs=1e-4)
+    assert_same_groups(found, wanted)
 
 
 @pytest.mark.gpu

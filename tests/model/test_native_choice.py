@@ -1,0 +1,68 @@
+"""Which models the compiled kernels serve, and with how many bits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from hamburger.engine.config import EngineArgs, Quantization
+from hamburger.engine.load import _kernels
+from hamburger.model.assemble import assemble
+from hamburger.model.config import ConfigError, ModelConfig
+from hamburger.model.execution import Execution
+from hamburger.model.native import layers_fit, load_kernels
+from hamburger.model.native_modules import NativeLinear, NativeTrunk
+from small_models import CPU, random_tensors, trunk_config
+
+WIDE: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 32}
+pytestmark = pytest.mark.skipif(load_kernels() is None, reason="built without a compiler, or for another processor")
+
+
+def test_bits_are_what_was_asked() -> None:
+    config = ModelConfig(trunk=trunk_config(**WIDE))
+    kernels = load_kernels()
+    for bits, name in ((4, "int4"), (8, "int8"), (None, "int8")):
+        model = assemble(
+            config,
+            random_tensors(config),
+            dtype=torch.bfloat16,
+            device=CPU,
+            max_positions=64,
+            how=Execution(kernels=kernels, bits=bits),
+        )
+        assert model.quantization == name
+        assert isinstance(model.trunk, NativeTrunk)
+        assert isinstance(model.head, NativeLinear)
+        assert not any(isinstance(m, nn.Linear) for m in model.modules())
+
+
+def asked_for(quantization: Quantization, dtype: str = "auto") -> EngineArgs:
+    return EngineArgs(quantization=quantization, dtype=dtype)
+
+
+def test_who_gets_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    fits, unfit = ModelConfig(trunk=trunk_config(**WIDE)), ModelConfig(trunk=trunk_config())
+    assert layers_fit(fits.trunk)
+    assert not layers_fit(unfit.trunk)
+    assert _kernels(asked_for("auto"), fits, torch.bfloat16, CPU) is not None
+    assert _kernels(asked_for("auto"), fits, torch.float32, CPU) is not None  # what a CPU without bfloat16 gets
+    assert _kernels(asked_for("int8", "float32"), fits, torch.float32, CPU) is not None
+    for config, dtype, device in (
+        (fits, torch.float16, CPU),
+        (unfit, torch.bfloat16, CPU),
+        (fits, torch.bfloat16, torch.device("meta")),
+    ):
+        assert _kernels(asked_for("auto"), config, dtype, device) is None
+    assert _kernels(asked_for("none"), fits, torch.bfloat16, CPU) is None
+    assert _kernels(asked_for("auto", "float32"), fits, torch.float32, CPU) is None
+    with pytest.raises(ConfigError, match=r"quantization is int4.*multiples of 32"):
+        _kernels(asked_for("int4"), unfit, torch.bfloat16, CPU)
+    with pytest.raises(ConfigError, match=r"quantization is int8.*float16"):
+        _kernels(asked_for("int8"), fits, torch.float16, CPU)
+    monkeypatch.setattr("hamburger.engine.load.load_kernels", lambda: None)
+    assert _kernels(asked_for("auto"), fits, torch.bfloat16, CPU) is None
+    with pytest.raises(ConfigError, match="without a compiler"):
+        _kernels(asked_for("int4"), fits, torch.bfloat16, CPU)
