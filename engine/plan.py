@@ -122,7 +122,7 @@ def shape_of(name: str, config: ModelConfig, dtype: str) -> Shape:
     def of(*prefixes: str) -> int:
         return sum(size for tensor, size in sizes.items() if tensor.startswith(prefixes))
 
-    plain = of("model.layers.", "model.norm.")
+    plain, grafted = of("model.layers.", "model.norm."), of("embedder.", "merge_adapter.", "stop_head.")
     # The short list's head is a copy of some rows of the whole one.
     short_head = ids * trunk.hidden_size
     micro = of("micro_decoder.", "stop_head.") + (short_head or head) if graft else 0
@@ -138,7 +138,7 @@ def shape_of(name: str, config: ModelConfig, dtype: str) -> Shape:
         max_model_len=trunk.context_tokens,
         max_group=config.max_group,
         tokens_per_kv=graft.expected_tokens_per_kv if graft else 1.0,
-        reads=WeightReads(trunk=plain + of("embedder.", "stop_head."), head=head, micro=micro, plain=plain),
+        reads=WeightReads(trunk=plain + grafted, head=head, micro=micro, plain=plain),
     )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from hamburger.model.config import ModelConfig, TrunkConfig
+from hamburger.model.config import ModelConfig, TrunkConfig, tensor_shapes
 from hamburger.model.execution import DEFAULT, Execution
 from hamburger.model.group import Group
 from hamburger.model.hamburger import HamburgerModel
@@ -59,6 +59,8 @@ def parts_of(config: ModelConfig) -> dict[str, tuple[str, ...]]:
     for i in range(graft.micro_layers):
         names |= _layer(f"micro_decoder.layers.{i}.", f"micro_decoder.layers.{i}.", config.trunk)
     same = [f"embedder.{p}_proj.{kind}" for p in ("q", "k", "v", "out") for kind in ("weight", "bias")]
+    if graft.merge_adapter_width:
+        same += [name for name in tensor_shapes(config) if name.startswith("merge_adapter.")]
     same += ["embedder.pos"] + [f"stop_head.{i}.{kind}" for i in (0, 2, 4) for kind in ("weight", "bias")]
     if graft.micro_norm:
         same.append("micro_decoder.norm.weight")

@@ -21,17 +21,17 @@ class CompositionalEmbedder(nn.Module):
         self.k_proj, self.v_proj = nn.Linear(wide, d), nn.Linear(wide, d)
         self.pos = nn.Parameter(torch.empty(max_group, hidden_size // 2))
 
-    def forward(self, embeddings: Tensor, sizes: Tensor) -> Tensor:
-        """embeddings [T, W, D] of the tokens of each slot (padding ignored), sizes int64 [T] -> states [T, D]."""
-        merged = (sizes > 1).nonzero().squeeze(-1)
-        if not len(merged):
-            return embeddings[:, 0]
-        states = self._merge(embeddings[merged], sizes[merged])
-        return embeddings[:, 0].index_copy(0, merged, states)
+    def forward(self, embeddings: Tensor, sizes: Tensor, rows: Tensor | None) -> Tensor:
+        """embeddings [T, W, D] of the tokens of each slot (padding ignored), sizes int64 [T] -> states [T, D].
 
-    def masked(self, embeddings: Tensor, sizes: Tensor) -> Tensor:
-        """The same without asking the device which groups have several tokens: all are merged, some for nothing."""
-        return torch.where((sizes > 1)[:, None], self._merge(embeddings, sizes), embeddings[:, 0])
+        rows: int64 [N], the slots of several tokens; None where the device alone knows them, so that all are merged,
+        some for nothing.
+        """
+        if rows is None:
+            return torch.where((sizes > 1)[:, None], self._merge(embeddings, sizes), embeddings[:, 0])
+        if not len(rows):
+            return embeddings[:, 0]
+        return embeddings[:, 0].index_copy(0, rows, self._merge(embeddings[rows], sizes[rows]))
 
     def _merge(self, e: Tensor, sizes: Tensor) -> Tensor:
         """e [N, W, D], sizes [N] -> [N, D]."""

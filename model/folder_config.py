@@ -93,7 +93,8 @@ def _graft(fields: Any, where: str) -> GraftConfig | None:
     if unknown := sorted(set(fields) - {f.name for f in dataclasses.fields(GraftConfig)}):
         raise CheckpointError(f"{where}: graft has unknown keys: {', '.join(unknown)}.")
     numbers: dict[str, tuple[type, ...]] = {"micro_norm": (bool,), "short_list_size": (int, type(None))}
-    numbers |= dict.fromkeys(("max_group", "merger_heads", "micro_layers"), (int,))
+    whole = ("max_group", "merger_heads", "micro_layers", "merge_adapter_width", "merge_code_size")
+    numbers |= dict.fromkeys(whole, (int,))
     numbers |= dict.fromkeys(("default_confidence", "expected_tokens_per_kv"), (int, float))
     for name, kinds in numbers.items():
         if name in fields and type(fields[name]) not in kinds:

@@ -17,6 +17,7 @@ from hamburger.model.chunk_attention import ChunkAttention, chunks_of, window_of
 from hamburger.model.config import DynamicRopeScaling, GraftConfig, TrunkConfig
 from hamburger.model.kv_cache import PagedKVCache
 from hamburger.model.layers import DecoderLayer
+from hamburger.model.merge_adapter import Embedded
 from hamburger.model.micro_decoder import MicroStepDecoder
 from hamburger.model.rotary import RotaryEmbedding
 from hamburger.model.triton_attention import attend_singles, num_splits
@@ -97,13 +98,14 @@ class FusedTrunk(nn.Module):
 
     def forward(
         self,
-        x: Tensor,
+        embedded: Embedded,
         batch: ForwardBatch,
         cache: PagedKVCache,
         rotary: RotaryEmbedding,
         feature_layers: tuple[int, ...],
     ) -> tuple[Tensor, list[Tensor]]:
         """As Trunk.forward."""
+        x, merged = embedded.x, embedded.merged
         chunks, processors = self._chunk_attention, _processors(x.device)
         attention = FusedAttention(self.config, batch, cache, rotary, chunks, processors)
         last_layer = len(self.layers) - 1
@@ -111,6 +113,8 @@ class FusedTrunk(nn.Module):
         delta: Tensor | None = None
         for i, layer in enumerate(self.layers):
             assert isinstance(layer, DecoderLayer)
+            if merged is not None:
+                x, delta = merged.enter(i, x if delta is None else x + delta), None
             x, delta = _layer(layer, x, delta, partial(attention, i, layer))
             if i in feature_layers and i != last_layer:
                 features.append(x.index_select(0, batch.emit) + delta.index_select(0, batch.emit))

@@ -20,6 +20,7 @@ from hamburger.model.growing_groups import GrowingGroups
 from hamburger.model.kv_cache import PagedKVCache
 from hamburger.model.linear import PackedLinear, can_pack, pack_linears
 from hamburger.model.masked import Groups, MaskedStep
+from hamburger.model.merge_adapter import Embedded, MergeAdapter
 from hamburger.model.micro_cache import GroupCache
 from hamburger.model.micro_decoder import MicroStepDecoder, StopHead
 from hamburger.model.native import Kernels
@@ -70,6 +71,8 @@ class HamburgerModel(nn.Module):
             self.lm_head = nn.Linear(t.hidden_size, t.vocab_size, bias=False)
         if g is not None:
             self.embedder = CompositionalEmbedder(t.hidden_size, g.max_group, g.merger_heads)
+            if g.merge_adapter_width:
+                self.merge_adapter = MergeAdapter(t, g)
             self.micro_decoder = MicroStepDecoder(t, g)
             self.stop_head = StopHead(t.hidden_size)
             if g.short_list_size is not None:
@@ -186,14 +189,14 @@ class HamburgerModel(nn.Module):
         output = emit(hidden[:emitting], features, batch)
         return replace(output, prompt_logprobs=self._score(hidden[emitting:], batch.scored))
 
-    def embed(self, batch: ForwardBatch) -> Tensor:
-        """What the trunk reads of the batch's slots: [T, D]."""
+    def embed(self, batch: ForwardBatch) -> Embedded:
+        """What the trunk reads of the batch's T slots."""
         if batch.max_group_size == 1:
-            embedded: Tensor = self._embedding(batch.token_ids[:, 0])
-        else:
-            merge = self.embedder.masked if self.masked else self.embedder
-            embedded = merge(self._embedding(batch.token_ids), batch.group_sizes)
-        return embedded
+            return Embedded(self._embedding(batch.token_ids[:, 0]))
+        tokens, sizes = self._embedding(batch.token_ids), batch.group_sizes
+        rows = None if self.masked else (sizes > 1).nonzero().squeeze(-1)
+        merged = self.merge_adapter(tokens, sizes, rows) if "merge_adapter" in self._modules else None
+        return Embedded(self.embedder(tokens, sizes, rows), merged)
 
     def _embedding(self, token_ids: Tensor) -> Tensor:
         """int64 [...] -> [..., D]."""

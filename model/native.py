@@ -20,7 +20,7 @@ from hamburger.model.config import TrunkConfig
 
 InstructionSet = Literal["avx512", "avx2"]
 
-_FORMAT = 2  # of what is passed and packed; supports.cpp says the same
+_FORMAT = 3  # of what is passed and packed; supports.cpp says the same
 GROUP = 32
 MAX_HEAD_DIM = 256
 _MAX_QUERY_HEADS = 32  # of one KV head
@@ -63,6 +63,12 @@ class GeometryStruct(ctypes.Structure):
         return cls(*widths, config.rms_norm_eps)
 
 
+class MergedStruct(ctypes.Structure):
+    """As in kernels/common.h."""
+
+    _fields_ = (("count", _int64), *((name, _pointer) for name in ("rows", "shifts", "down", "up")))
+
+
 class _Batch(ctypes.Structure):
     _fields_ = (
         ("slots", _int64),
@@ -74,6 +80,7 @@ class _Batch(ctypes.Structure):
         ("emit", _pointer),
         ("emitting", _int64),
         ("features", _pointer),
+        ("merged", MergedStruct),
     )
 
 
@@ -98,7 +105,7 @@ class Kernels:
         self.instructions = instructions
         self._library = library
         self._layers = self.function("layers", _pointer, _pointer, ctypes.c_int, *4 * (_pointer,))
-        self._layers_memory = self.function("layers_memory", _pointer, _int64)
+        self._layers_memory = self.function("layers_memory", _pointer, *3 * (_int64,))
         self._linear = self.function("linear", _pointer, _pointer, _int64, _pointer, _pointer)
         self._linear_memory = self.function("linear_memory", _pointer, _int64)
         self._pack = self.function("pack", ctypes.c_int, ctypes.c_int, _pointer, _int64, _int64, _pointer)
@@ -128,7 +135,14 @@ class Kernels:
         return y
 
     def layers(
-        self, layers: PackedLayers, x: Tensor, slots: Slots, kv: Sequence[Tensor], emit: Tensor, read: Sequence[int]
+        self,
+        layers: PackedLayers,
+        x: Tensor,
+        slots: Slots,
+        kv: Sequence[Tensor],
+        emit: Tensor,
+        read: Sequence[int],
+        merged: PackedMerges | None = None,
     ) -> list[Tensor]:
         """All layers on x, float32 [T, D], contiguous, in place; they write the slots' keys and values.
 
@@ -144,8 +158,10 @@ class Kernels:
             len(x), len(slots.query_slots), *(tensor.data_ptr() for tensor in tensors),
             slots.block_tables.shape[1], slots.block_size, kv[0].dtype == torch.float32,
             emit.data_ptr(), len(emit), ctypes.addressof(places),
+            MergedStruct() if merged is None else merged.struct,
         )  # fmt: skip
-        memory = self.working_memory(self._layers_memory(layers.geometry, len(x)))
+        merges = (0, 0) if merged is None else (len(merged.rows), merged.shifts.shape[-1])
+        memory = self.working_memory(self._layers_memory(layers.geometry, len(x), *merges))
         pointers = (_pointer * len(kv))(*(tensor.data_ptr() for tensor in kv))
         self._layers(layers.geometry, layers.structs, len(kv), pointers, ctypes.byref(batch), x.data_ptr(), memory)
         return features
@@ -222,6 +238,19 @@ class PackedLayers:
             return None
         self._norms.append(norm.detach().float().contiguous())
         return self._norms[-1].data_ptr()
+
+
+class PackedMerges:
+    """The slots of several tokens in one batch, and their adapter (merge_adapter.py), as the kernels read them.
+
+    down, up: of each layer, [width, D] and [D, width]. rows: int64 [N]. shifts: float32 [layers, N, width], contiguous.
+    """
+
+    def __init__(self, down: Sequence[PackedWeight], up: Sequence[PackedWeight], rows: Tensor, shifts: Tensor) -> None:
+        self.rows, self.shifts = rows, shifts
+        self._linears = [(WeightStruct * len(part))(*(weight.struct for weight in part)) for part in (down, up)]
+        addresses = (ctypes.addressof(structs) for structs in self._linears)
+        self.struct = MergedStruct(len(rows), rows.data_ptr(), shifts.data_ptr(), *addresses)
 
 
 def load_kernels(instructions: InstructionSet | None = None) -> Kernels | None:

@@ -12,7 +12,17 @@ from hamburger.model.batch import ForwardBatch
 from hamburger.model.config import GraftConfig, TrunkConfig
 from hamburger.model.kv_cache import PagedKVCache
 from hamburger.model.layers import DecoderLayer
-from hamburger.model.native import GROUP, Kernels, LayerParts, PackedLayers, PackedWeight, Slots, has_4_bits
+from hamburger.model.merge_adapter import Embedded, MergedSlots
+from hamburger.model.native import (
+    GROUP,
+    Kernels,
+    LayerParts,
+    PackedLayers,
+    PackedMerges,
+    PackedWeight,
+    Slots,
+    has_4_bits,
+)
 from hamburger.model.native_graft import NativeEmitter
 from hamburger.model.rotary import RotaryEmbedding
 from hamburger.model.trunk import Trunk
@@ -46,14 +56,14 @@ class NativeTrunk(nn.Module):
 
     def forward(
         self,
-        x: Tensor,
+        embedded: Embedded,
         batch: ForwardBatch,
         cache: PagedKVCache,
         rotary: RotaryEmbedding,
         feature_layers: tuple[int, ...],
     ) -> tuple[Tensor, list[Tensor]]:
-        """As Trunk.forward; x is overwritten."""
-        x = x.contiguous()  # one-token groups of a batch that had room for more are a view with gaps
+        """As Trunk.forward; the embedded states are overwritten."""
+        x = embedded.x.contiguous()  # one-token groups of a batch that had room for more are a view with gaps
         cos, sin = rotary(batch.positions, batch.text_lengths)
         slots = Slots(
             cos.contiguous(),
@@ -66,12 +76,27 @@ class NativeTrunk(nn.Module):
         )
         last_layer = self.config.num_layers - 1
         between = [layer for layer in feature_layers if layer != last_layer]
-        features = self._kernels.layers(self.layers, x, slots, cache.data, batch.emit, between)
+        merges = None if embedded.merged is None else _packed(embedded.merged)
+        features = self._kernels.layers(self.layers, x, slots, cache.data, batch.emit, between, merges)
         read = batch.emit if batch.scored is None else torch.cat((batch.emit, batch.scored.rows))
         hidden: Tensor = self.norm(x.index_select(0, read))
         if last_layer in feature_layers:
             features.append(hidden[: len(batch.emit)])
         return hidden, features
+
+
+def _packed(merged: MergedSlots) -> PackedMerges | None:
+    if merged.rows is None or not len(merged.rows):
+        return None
+    layers = merged.adapter.layers
+    down, up = ([_weight(layer.get_submodule(name)) for layer in layers] for name in ("down", "up"))
+    return PackedMerges(down, up, merged.rows, merged.shifts)
+
+
+def _weight(linear: nn.Module) -> PackedWeight:
+    if not isinstance(linear, NativeLinear):
+        raise TypeError(f"{type(linear).__name__} is not packed for the kernels.")
+    return linear.packed
 
 
 class NativeStopHead(nn.Module):

@@ -12,6 +12,7 @@ from hamburger.model.batch import ForwardBatch
 from hamburger.model.config import TrunkConfig
 from hamburger.model.kv_cache import PagedKVCache
 from hamburger.model.layers import DecoderLayer, RMSNorm
+from hamburger.model.merge_adapter import Embedded
 from hamburger.model.rotary import RotaryEmbedding
 from hamburger.model.static_attention import StaticAttention
 
@@ -27,13 +28,13 @@ class Trunk(nn.Module):
 
     def forward(
         self,
-        x: Tensor,
+        embedded: Embedded,
         batch: ForwardBatch,
         cache: PagedKVCache,
         rotary: RotaryEmbedding,
         feature_layers: tuple[int, ...],
     ) -> tuple[Tensor, list[Tensor]]:
-        """x [T, D] -> final normed states [M + S, D], and the states after feature_layers, each [M, D].
+        """The batch's T slots -> final normed states [M + S, D], and the states after feature_layers, each [M, D].
 
         The states are those of the M emitting rows, then of the S scored slots (none without batch.scored). A feature
         layer that is the last layer means the final normed state.
@@ -41,9 +42,12 @@ class Trunk(nn.Module):
         cos, sin = rotary(batch.positions, batch.text_lengths)
         config = self.config
         form = PagedAttention if batch.context_slots_host is not None else StaticAttention
-        attention = form(batch, cache, x.dtype, config.sliding_window, config.sliding_layers)
+        attention = form(batch, cache, embedded.x.dtype, config.sliding_window, config.sliding_layers)
         features: list[Tensor] = []
+        x, merged = embedded.x, embedded.merged
         for i, layer in enumerate(self.layers):
+            if merged is not None:
+                x = merged.enter(i, x)
             x = layer(x, cos, sin, partial(attention, i))
             if i in feature_layers and i != len(self.layers) - 1:
                 features.append(x.index_select(0, batch.emit))

@@ -49,6 +49,10 @@ def graft_config(**changes: Any) -> GraftConfig:
     return GraftConfig(**{**fields, **changes})
 
 
+# A graft whose slots of several tokens have an adapter of their own (merge_adapter.py).
+ADAPTED: dict[str, Any] = {"merge_adapter_width": 32, "merge_code_size": 64}
+
+
 def random_tensors(config: ModelConfig, seed: int = 0) -> dict[str, Tensor]:
     """Canonical tensors whose logits are spread enough that greedy choices are not near ties."""
     generator = torch.Generator().manual_seed(seed)

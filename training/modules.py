@@ -18,6 +18,7 @@ from hamburger.model.hamburger import HamburgerModel
 from hamburger.model.sources import BUILTIN, EMBEDDED_BASE, ModelSource, read_json, resolve_source
 from hamburger.training.errors import TrainingError
 from hamburger.training.grafts import new_graft
+from hamburger.training.network import is_of_merges
 from hamburger.training.recipe import Recipe
 
 Mode = Literal["frozen", "adapter", "full"]
@@ -164,7 +165,7 @@ def build(
         if origin.adapter is not None:
             _load_adapter(model, tensors)
     for name, parameter in model.named_parameters():
-        never_merged = recipe.groups.kind == "single" and name.startswith("embedder.")
+        never_merged = recipe.groups.kind == "single" and is_of_merges(name)
         parameter.requires_grad_(_is_trained(name, mode) and not never_merged)
     for module in model.modules():
         # Embedding and norms stay float32, and so does the residual stream.
@@ -175,7 +176,7 @@ def build(
 
 def is_graft(name: str) -> bool:
     """Whether a parameter of HamburgerModel belongs to the graft."""
-    return name.startswith(("embedder.", "micro_decoder.", "stop_head."))
+    return name.startswith(("embedder.", "merge_adapter.", "micro_decoder.", "stop_head."))
 
 
 def canonical_tensors(config: ModelConfig, state: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -76,13 +76,20 @@ def trunk_states(
     checkpointing: keep only each layer's input for the backward pass, which then computes the layer once more.
     """
     embedded = model.embed_tokens(slots.token_ids)
-    x = embedded[:, 0] if embedded.shape[1] == 1 else model.embedder(embedded, slots.group_sizes)
+    x, merged = embedded[:, 0], None
+    if embedded.shape[1] > 1:
+        rows = (slots.group_sizes > 1).nonzero().squeeze(-1)
+        x = model.embedder(embedded, slots.group_sizes, rows)
+        if has_merge_adapter(model):
+            merged = model.merge_adapter(embedded, slots.group_sizes, rows)
     cos, sin = model.rotary(slots.positions)
     config, last = model.config.trunk, len(model.trunk.layers) - 1
     whole, sliding = PackedAttend(slots.lengths), PackedAttend(slots.lengths, config.sliding_window)
     features: list[Tensor] = []
     for i, layer in enumerate(model.trunk.layers):
         attend = sliding if i in config.sliding_layers else whole
+        if merged is not None:
+            x = merged.enter(i, x)
         if checkpointing and torch.is_grad_enabled():
             x = checkpoint(layer, x, cos, sin, attend, use_reentrant=False)
         else:
@@ -110,6 +117,15 @@ def micro_head(model: HamburgerModel) -> Tensor:
     """The weight of micro-steps' logits: [V, D], or [S, D] over the short list if the model has one."""
     weight = model.head_weight
     return weight.index_select(0, model.short_list) if has_short_list(model) else weight
+
+
+def is_of_merges(name: str) -> bool:
+    """Whether a parameter of HamburgerModel is used for slots of several tokens alone."""
+    return name.startswith(("embedder.", "merge_adapter."))
+
+
+def has_merge_adapter(model: nn.Module) -> bool:
+    return "merge_adapter" in model._modules
 
 
 def has_short_list(model: nn.Module) -> bool:

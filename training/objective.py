@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from hamburger.model.hamburger import HamburgerModel
 from hamburger.training.batches import NO_TARGET, TrainBatch
-from hamburger.training.network import has_short_list, micro_head, micro_states, trunk_states
+from hamburger.training.network import has_short_list, is_of_merges, micro_head, micro_states, trunk_states
 from hamburger.training.recipe import ObjectiveWeights
 from hamburger.training.token_loss import token_losses, wanted
 
@@ -125,8 +125,9 @@ class TrainingNetwork(nn.Module):
         token = self._tokens(states[row, step], batch.targets[at, place], teacher.at(at, place), head)
         token_loss = token_loss + self.objective.micro_weight * token.loss
         predicted[at, place], base_probs[at, place] = token.predicted, token.base_probs
-        # The same for the merger, which runs only where there are merged groups.
-        token_loss = token_loss + 0 * sum(p.sum() for p in self.model.embedder.parameters() if p.requires_grad)
+        # The same for what runs only where there are merged groups.
+        mergers = [p for name, p in self.model.named_parameters() if is_of_merges(name) and p.requires_grad]
+        token_loss = token_loss + 0 * sum(p.sum() for p in mergers)
         stop_loss = self._stop_loss(stop_logits, base_probs, batch)
         return Outcome(token_loss, stop_loss, predicted, stop_logits.detach(), base_probs)
 

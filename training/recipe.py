@@ -42,6 +42,8 @@ class GraftShape(_Part):
     features: Literal["positions", "fused"] = "positions"
     micro_norm: bool = False
     short_list_size: Count | None = None
+    merge_adapter_width: Annotated[int, Field(ge=0)] = 0
+    merge_code_size: Annotated[int, Field(ge=0)] = 0
 
     def config(self, trunk: TrunkConfig) -> GraftConfig:
         """The graft's configuration over a trunk. Raises TrainingError."""

@@ -34,6 +34,14 @@ struct Geometry {
   float eps;
 };
 
+// What slots of several tokens add to their states before each layer (merge_adapter.py).
+struct Merged {
+  int64_t count;                  // N such slots; 0: none, or no adapter
+  const int64_t* rows;            // [N], their places in T
+  const float* shifts;            // [layers, N, width]
+  const Weight *down, *up;        // of each layer, [width, D] and [D, width]
+};
+
 // T new slots of B sequences, as ForwardBatch has them (batch.py).
 struct Batch {
   int64_t slots, sequences;
@@ -47,6 +55,7 @@ struct Batch {
   const int64_t* emit;            // [M], the slots whose states are read between layers
   int64_t emitting;
   float* const* features;         // of each layer [M, D], to be written, or null; null: none at all
+  Merged merged;
 };
 
 // The compositional embedder. pos: [most tokens of a group, D / 2].

@@ -3,6 +3,7 @@
 
 struct Workspace {
   float *qkv, *attended, *gate_up;
+  uint8_t* bottleneck;  // of merged slots: [N, width] float, then [N, hidden] float, then inputs [N, width]
   Inputs narrow, heads, wide;  // inputs of the linears: [T, hidden], [T, heads * head_dim], [T, intermediate]
 };
 
@@ -11,7 +12,8 @@ inline int64_t qkv_width(const Geometry& g) { return static_cast<int64_t>(g.head
 inline int64_t aligned(int64_t bytes) { return (bytes + 63) / 64 * 64; }
 
 // Lays the workspace out from `p`; with null, only its size counts.
-inline int64_t lay_out(const Geometry& g, int64_t rows, uint8_t* p, Workspace* w) {
+// merged: N slots of several tokens, and the width of their adapter.
+inline int64_t lay_out(const Geometry& g, int64_t rows, uint8_t* p, Workspace* w, int64_t merged = 0, int64_t width = 0) {
   const int64_t heads = static_cast<int64_t>(g.heads) * g.head_dim;
   int64_t at = 0;
   const auto take = [&](int64_t bytes) {
@@ -25,6 +27,7 @@ inline int64_t lay_out(const Geometry& g, int64_t rows, uint8_t* p, Workspace* w
   w->narrow = inputs_at(take(inputs_bytes(rows, g.hidden)), rows, g.hidden);
   w->heads = inputs_at(take(inputs_bytes(rows, heads)), rows, heads);
   w->wide = inputs_at(take(inputs_bytes(rows, g.intermediate)), rows, g.intermediate);
+  w->bottleneck = take(aligned(merged * width * 4) + aligned(merged * g.hidden * 4) + inputs_bytes(merged, width));
   return at;
 }
 
@@ -134,10 +137,47 @@ void run_layer(const Geometry& g, const Layer& layer, Value* cache, const Batch&
 #pragma omp barrier
 }
 
+// Before layer `index`: merged slots go through their adapter, x += up(silu(down(x / rms(x)) + shift)).
+inline void enter(const Geometry& g, const Merged& m, int index, float* x, const Workspace& w, const Share& share) {
+  const Weight &down = m.down[index], &up = m.up[index];
+  const int64_t width = down.outputs, groups = g.hidden / kGroup;
+  float* const inside = reinterpret_cast<float*>(w.bottleneck);
+  float* const added = reinterpret_cast<float*>(w.bottleneck + aligned(m.count * width * 4));
+  const Inputs inputs =
+      inputs_at(w.bottleneck + aligned(m.count * width * 4) + aligned(m.count * g.hidden * 4), m.count, width);
+  const auto [first, last] = share.of(m.count * groups);
+  for (int64_t at = first; at < last; at++) {
+    const float* row = x + m.rows[at / groups] * g.hidden;
+    const float* from = row + at % groups * kGroup;
+    const F inverse = set1(inverse_rms(row, g.hidden, g.eps));
+    quantize(w.narrow, at, load(from) * inverse, load(from + kLanes) * inverse);
+  }
+#pragma omp barrier
+  multiply(down, w.narrow, m.count, {inside, width, false}, share);
+#pragma omp barrier
+  const float* const shifts = m.shifts + index * m.count * width;
+  const auto [from, until] = share.of(m.count * inputs.groups());
+  for (int64_t at = from; at < until; at++) {
+    const float *a = inside + at * kGroup, *b = shifts + at * kGroup;
+    quantize(inputs, at, silu(load(a) + load(b)), silu(load(a + kLanes) + load(b + kLanes)));
+  }
+#pragma omp barrier
+  multiply(up, inputs, m.count, {added, g.hidden, false}, share);
+#pragma omp barrier
+  for (int64_t at = first; at < last; at++) {
+    float* to = x + m.rows[at / groups] * g.hidden + at % groups * kGroup;
+    const float* more = added + at * kGroup;
+    store(to, load(to) + load(more));
+    store(to + kLanes, load(to + kLanes) + load(more + kLanes));
+  }
+#pragma omp barrier
+}
+
 template <typename Value>
 void run_layers(const Geometry& g, const Layer* layers, int count, void* const* kv, const Batch& batch, float* x, uint8_t* memory) {
   Workspace w;
-  lay_out(g, batch.slots, memory, &w);
+  const Merged& merged = batch.merged;
+  lay_out(g, batch.slots, memory, &w, merged.count, merged.count ? merged.down[0].outputs : 0);
   const AttentionPlan plan(g, batch);
   std::vector<int64_t> taken(count);
 #pragma omp parallel
@@ -146,6 +186,7 @@ void run_layers(const Geometry& g, const Layer* layers, int count, void* const* 
     const std::unique_ptr<Scratch> scratch(new Scratch);
     const auto [first, last] = share.of(batch.emitting);
     for (int i = 0; i < count; i++) {
+      if (merged.count) enter(g, merged, i, x, w, share);
       run_layer(g, layers[i], static_cast<Value*>(kv[i]), batch, plan, &taken[i], x, w, *scratch, share);
       float* const to = batch.features ? batch.features[i] : nullptr;
       // The next layer changes x only after barriers.

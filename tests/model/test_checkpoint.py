@@ -16,7 +16,7 @@ from hamburger.model.checkpoint import Checkpoint, load_checkpoint, save_checkpo
 from hamburger.model.config import ModelConfig, tensor_shapes
 from hamburger.model.hf_config import trunk_config_json
 from hamburger.model.sources import CheckpointError, resolve_source
-from small_models import graft_config, random_tensors, trunk_config
+from small_models import ADAPTED, graft_config, random_tensors, trunk_config
 
 Tensors = dict[str, Tensor]
 PLAIN = ModelConfig(trunk=trunk_config())
@@ -165,6 +165,7 @@ def test_no_weights_at_all(tmp_path: Path) -> None:
         graft_config(micro_norm=True, micro_layers=1, feature_layers=(3,)),
         graft_config(short_list_size=96, default_confidence=1, expected_tokens_per_kv=1.7),
         graft_config(stop_scale=(0.5, 1.25, 2.0, 1.0), stop_bias=(0.1, -0.25, 0.0, 3e38)),
+        graft_config(**ADAPTED),
     ],
 )
 @pytest.mark.parametrize("tied", [True, False])

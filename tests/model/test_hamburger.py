@@ -14,6 +14,7 @@ from hamburger.model.config import ModelConfig
 from hamburger.model.embedder import CompositionalEmbedder
 from hamburger.model.linear import PackedLinear, can_pack, compiled_rows
 from small_models import (
+    ADAPTED,
     CPU,
     core_of,
     graft_config,
@@ -32,6 +33,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "fused_one_layer": {"features": "fused", "micro_layers": 1, "feature_layers": (3,)},
     "short_list": {"features": "fused", "short_list_size": 40},
     "wide_groups": {"max_group": 6, "feature_layers": (0, 2)},
+    "merge_adapter": {**ADAPTED, "features": "fused", "max_group": 3},
 }
 
 
@@ -209,9 +211,10 @@ def test_merging_a_batch_equals_merging_each_group() -> None:
     nn.init.normal_(embedder.pos)
     embeddings, sizes = torch.randn(9, 4, 16), torch.tensor([1, 2, 3, 4, 1, 4, 2, 2, 3])
     with torch.no_grad():
-        together = embedder(embeddings, sizes)
+        together = embedder(embeddings, sizes, (sizes > 1).nonzero().squeeze(-1))
         for row, size in enumerate(sizes.tolist()):
-            alone = embedder(embeddings[row : row + 1, :size], sizes[row : row + 1])
+            rows = torch.arange(int(size > 1))
+            alone = embedder(embeddings[row : row + 1, :size], sizes[row : row + 1], rows)
             torch.testing.assert_close(together[row], alone[0], atol=1e-6, rtol=1e-5)
     torch.testing.assert_close(together[0], embeddings[0, 0], atol=0, rtol=0)
 

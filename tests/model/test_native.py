@@ -17,10 +17,21 @@ from hamburger.model.config import ModelConfig
 from hamburger.model.embedder import CompositionalEmbedder
 from hamburger.model.execution import Execution
 from hamburger.model.hamburger import HamburgerModel
+from hamburger.model.kv_cache import PagedKVCache
 from hamburger.model.native import GROUP, InstructionSet, Kernels, PackedWeight, has_4_bits, load_kernels
 from hamburger.model.native_embedder import NativeEmbedder, merger_fits
 from hamburger.model.native_graft import NativeEmitter
-from small_models import CPU, core_of, graft_config, params, random_tensors, run_core, trunk_config
+from small_models import (
+    ADAPTED,
+    CPU,
+    core_of,
+    graft_config,
+    one_sequence,
+    params,
+    random_tensors,
+    run_core,
+    trunk_config,
+)
 from trunk_shapes import SHAPES
 
 SETS: tuple[InstructionSet, ...] = ("avx512", "avx2")
@@ -199,10 +210,29 @@ def test_every_kind_of_trunk_is_near_the_plain_one(shape: str, bits: int, kernel
     assert any(near[len(short) :])
 
 
+def test_slots_of_several_tokens_pass_their_adapter(kernels: Kernels) -> None:
+    config = ModelConfig(trunk=trunk_config(**WIDE), graft=graft_config(**ADAPTED))
+    off = []
+    for seed in range(12):
+        plain, native = models(config, seed=seed, kernels=kernels)
+        slots = [[5 + seed, 6, 7], [8], [9 + seed, 10], [11, 12, 13, 14]]
+        batch = one_sequence(slots, [2, 3, 5, 9], emit=[0, 1, 2, 3])
+        states = []
+        for model in (plain, native):
+            cache = PagedKVCache(config.trunk, 1, len(slots), torch.float32, CPU)
+            with torch.inference_mode():
+                hidden, features = model.trunk(model.embed(batch), batch, cache, model.rotary, (1, 2))
+            states.append(torch.stack([hidden, *features]))
+        off.append(float((states[0] - states[1]).abs().max()))
+    assert all(value < 0.5 for value in off)  # an input between two steps may be rounded to either side
+    assert sum(value < 1e-3 for value in off) >= 4
+
+
 @pytest.mark.parametrize("features", ["positions", "fused"])
 @pytest.mark.parametrize("short_list", [None, 40])
-def test_groups_are_those_of_the_plain_model(features: str, short_list: int | None) -> None:
-    graft = graft_config(features=features, short_list_size=short_list)
+@pytest.mark.parametrize("adapter", [{}, ADAPTED])
+def test_groups_are_those_of_the_plain_model(features: str, short_list: int | None, adapter: dict[str, int]) -> None:
+    graft = graft_config(features=features, short_list_size=short_list, **adapter)
     plain, native = models(ModelConfig(trunk=trunk_config(**WIDE), graft=graft), seed=11)
     prompts = {str(i): ([5 + i, 6, 7], params(max_tokens=12, confidence=0.3)) for i in range(6)}
     wanted, found = (run_core(core_of(m), prompts) for m in (plain, native))
@@ -250,12 +280,13 @@ def test_groups_are_merged_as_the_plain_embedder_does(heads: int, groups: int, k
         setattr(plain, f"{name}_proj", RoundedLinear(linear.weight, linear.bias))
     embeddings, sizes = torch.randn(groups, 4, 64), torch.arange(groups) % 4 + 1
     sizes[0] = 3
-    wanted, found = plain(embeddings, sizes), native(embeddings, sizes)
+    rows, first = (sizes > 1).nonzero().squeeze(-1), torch.tensor([0])
+    wanted, found = plain(embeddings, sizes, rows), native(embeddings, sizes, rows)
     off = (wanted - found).abs()
     assert off.max() < 0.02
     assert (off < 1e-5).double().mean() > 0.5
-    assert torch.equal(found[:1], native(embeddings[:1], sizes[:1]))
-    assert torch.equal(found[:1], native(embeddings[:1, :3], sizes[:1]))  # what pads a group is not seen
+    assert torch.equal(found[:1], native(embeddings[:1], sizes[:1], first))
+    assert torch.equal(found[:1], native(embeddings[:1, :3], sizes[:1], first))  # what pads a group is not seen
 
 
 def test_a_merger_of_other_widths_stays_plain() -> None:
@@ -283,7 +314,7 @@ def test_what_the_one_call_chooses_is_what_torch_would(kernels: Kernels) -> None
 
 @pytest.mark.parametrize("asked", [None, 3])  # log-probabilities: without them a batch goes in one call
 def test_the_batch_changes_no_bit(asked: int | None) -> None:
-    _, native = models(ModelConfig(trunk=trunk_config(**WIDE), graft=graft_config()))
+    _, native = models(ModelConfig(trunk=trunk_config(**WIDE), graft=graft_config(**ADAPTED)))
     prompts = {str(i): ([5 + i] * (3 + 9 * i), params(max_tokens=20, confidence=0.5, logprobs=asked)) for i in range(5)}
     together = run_core(core_of(native), prompts)
     for name, prompt in prompts.items():
@@ -299,7 +330,7 @@ def test_the_batch_changes_no_bit(asked: int | None) -> None:
 @pytest.mark.parametrize("asked", [None, 3])
 def test_the_number_of_threads_changes_no_bit(asked: int | None) -> None:
     """So engine/threads.py may change it between two steps."""
-    _, native = models(ModelConfig(trunk=trunk_config(**WIDE), graft=graft_config()))
+    _, native = models(ModelConfig(trunk=trunk_config(**WIDE), graft=graft_config(**ADAPTED)))
     prompts = {str(i): ([5 + i] * (3 + 9 * i), params(max_tokens=20, confidence=0.5, logprobs=asked)) for i in range(5)}
     found, before = [], torch.get_num_threads()
     try:
