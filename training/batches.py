@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from hamburger.training.errors import TrainingError
+from hamburger.training.merged_states import Unmerged, after_merges
 from hamburger.training.network import Slots
 
 NO_TARGET = -100
@@ -52,6 +53,7 @@ class TrainBatch:
     teacher_ids: int64 [M, W, k] and teacher_logprobs: float32 [M, W, k], the base's likeliest ids for each target
         (probability 0 where there is no target), or None.
     states: [M, F, D], what the trunk gives for these rows, where it was computed beforehand; else None.
+    unmerged: the same text as the base reads it, for a trunk that is held to the base's states; else None.
     """
 
     slots: Slots
@@ -61,6 +63,7 @@ class TrainBatch:
     teacher_ids: Tensor | None
     teacher_logprobs: Tensor | None
     states: Tensor | None = None
+    unmerged: Unmerged | None = None
 
     def to(self, device: torch.device) -> TrainBatch:
         ids, logprobs, states = self.teacher_ids, self.teacher_logprobs, self.states
@@ -72,12 +75,35 @@ class TrainBatch:
             None if ids is None else ids.to(device),
             None if logprobs is None else logprobs.to(device),
             None if states is None else states.to(device),
+            None if self.unmerged is None else self.unmerged.to(device),
         )
 
 
 def collate(examples: Sequence[Example], max_group: int, groups: Sequence[Tensor] | None = None) -> TrainBatch:
     """Pack examples one after the other; `groups` (as Example.group_sizes) replaces their own group sizes."""
     return _collate(examples, max_group, [e.group_sizes for e in examples] if groups is None else groups)
+
+
+def collate_with_base(examples: Sequence[Example], max_group: int, groups: Sequence[Tensor]) -> TrainBatch:
+    """The same beside the unmerged text, with the rows from each first merged group on; where none is, with all."""
+    batch = _collate(examples, max_group, groups)
+    unmerged = _collate(examples, max_group, [torch.ones_like(e.group_sizes) for e in examples]).slots
+    unmerged = replace(unmerged, token_ids=unmerged.token_ids[:, :1])
+    slots, each = batch.slots, torch.tensor(batch.slots.lengths)
+    starts = torch.tensor([0, *unmerged.lengths[:-1]]).cumsum(0).repeat_interleave(each)
+    batch = replace(batch, unmerged=Unmerged(unmerged, starts + slots.positions))
+    kept = after_merges(slots)[batch.emit].nonzero().squeeze(-1)
+    if not len(kept):
+        return batch
+    ids, logprobs = batch.teacher_ids, batch.teacher_logprobs
+    return replace(
+        batch,
+        emit=batch.emit[kept],
+        targets=batch.targets[kept],
+        next_sizes=batch.next_sizes[kept],
+        teacher_ids=None if ids is None else ids[kept],
+        teacher_logprobs=None if logprobs is None else logprobs[kept],
+    )
 
 
 def collate_states(examples: Sequence[Example], max_group: int) -> TrainBatch:

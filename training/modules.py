@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from hamburger.model.assemble import assemble, parts_of
 from hamburger.model.checkpoint import load_checkpoint, read_files, save_checkpoint
-from hamburger.model.config import ModelConfig, tensor_shapes
+from hamburger.model.config import GraftConfig, ModelConfig, tensor_shapes
 from hamburger.model.execution import Execution
 from hamburger.model.hamburger import HamburgerModel
 from hamburger.model.sources import BUILTIN, EMBEDDED_BASE, ModelSource, read_json, resolve_source
@@ -116,6 +116,9 @@ def with_graft(origin: Origin, recipe: Recipe, short_list: Callable[[int], Tenso
     """
     wanted = recipe.graft.config(origin.config.trunk)
     own = origin.config.graft
+    if own is not None and wanted.merge_adapter_width and not own.merge_adapter_width:
+        origin = _with_merge_adapter(origin, wanted, recipe.seed)
+        own = origin.config.graft
     if own is not None:
         for name in type(recipe.graft).model_fields:
             if getattr(own, name) != getattr(wanted, name):
@@ -130,6 +133,18 @@ def with_graft(origin: Origin, recipe: Recipe, short_list: Callable[[int], Tenso
     ids = None if wanted.short_list_size is None else short_list(wanted.short_list_size)
     graft = new_graft(config, origin.tensors, ids, recipe.seed)
     return Origin(config, origin.tensors | graft, None, origin.base, origin.tokenizer)
+
+
+def _with_merge_adapter(origin: Origin, wanted: GraftConfig, seed: int) -> Origin:
+    """A HAMburger's origin with a new merge adapter, which adds nothing yet."""
+    graft = origin.config.graft
+    assert graft is not None
+    width, code_size = wanted.merge_adapter_width, wanted.merge_code_size
+    graft = replace(graft, merge_adapter_width=width, merge_code_size=code_size)
+    config = replace(origin.config, graft=graft)
+    drawn = new_graft(config, origin.tensors, origin.tensors.get("short_list"), seed)
+    added = {name: tensor for name, tensor in drawn.items() if name.startswith("merge_adapter.")}
+    return replace(origin, config=config, tensors=origin.tensors | added)
 
 
 def build(
@@ -165,8 +180,7 @@ def build(
         if origin.adapter is not None:
             _load_adapter(model, tensors)
     for name, parameter in model.named_parameters():
-        never_merged = recipe.groups.kind == "single" and is_of_merges(name)
-        parameter.requires_grad_(_is_trained(name, mode) and not never_merged)
+        parameter.requires_grad_(_is_trained(name, mode) and not _is_left(name, recipe))
     for module in model.modules():
         # Embedding and norms stay float32, and so does the residual stream.
         if isinstance(module, nn.Linear) and not module.weight.requires_grad:
@@ -255,6 +269,13 @@ def _merged(origin: Origin) -> dict[str, Tensor]:
 
 def _is_trained(name: str, mode: Mode) -> bool:
     return mode == "full" or is_graft(name) or (mode == "adapter" and ".lora_" in name)
+
+
+def _is_left(name: str, recipe: Recipe) -> bool:
+    """Whether no loss of the recipe depends on a parameter of the graft."""
+    if is_of_merges(name):
+        return recipe.groups.kind == "single"
+    return is_graft(name) and recipe.objective.micro_weight == 0
 
 
 def _referenced(source: ModelSource, named: str | None) -> str | None:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from hamburger.model.hamburger import HamburgerModel
+from hamburger.model.merge_adapter import MergedSlots
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -67,6 +68,16 @@ def _expand(x: Tensor, times: int) -> Tensor:
     return x if times == 1 else x.repeat_interleave(times, dim=1)
 
 
+def embed(model: HamburgerModel, slots: Slots) -> tuple[Tensor, MergedSlots | None]:
+    """What the trunk reads of T slots: states [T, D], and what those of several tokens add to theirs later."""
+    embedded: Tensor = model.embed_tokens(slots.token_ids)
+    if embedded.shape[1] == 1:
+        return embedded[:, 0], None
+    rows = (slots.group_sizes > 1).nonzero().squeeze(-1)
+    merged = model.merge_adapter(embedded, slots.group_sizes, rows) if "merge_adapter" in model._modules else None
+    return model.embedder(embedded, slots.group_sizes, rows), merged
+
+
 def trunk_states(
     model: HamburgerModel, slots: Slots, feature_layers: tuple[int, ...] = (), *, checkpointing: bool = False
 ) -> tuple[Tensor, Tensor]:
@@ -75,13 +86,7 @@ def trunk_states(
     Works on plain and on packed linear weights; a feature layer that is the last layer means the final normed state.
     checkpointing: keep only each layer's input for the backward pass, which then computes the layer once more.
     """
-    embedded = model.embed_tokens(slots.token_ids)
-    x, merged = embedded[:, 0], None
-    if embedded.shape[1] > 1:
-        rows = (slots.group_sizes > 1).nonzero().squeeze(-1)
-        x = model.embedder(embedded, slots.group_sizes, rows)
-        if has_merge_adapter(model):
-            merged = model.merge_adapter(embedded, slots.group_sizes, rows)
+    x, merged = embed(model, slots)
     cos, sin = model.rotary(slots.positions)
     config, last = model.config.trunk, len(model.trunk.layers) - 1
     whole, sliding = PackedAttend(slots.lengths), PackedAttend(slots.lengths, config.sliding_window)
@@ -122,10 +127,6 @@ def micro_head(model: HamburgerModel) -> Tensor:
 def is_of_merges(name: str) -> bool:
     """Whether a parameter of HamburgerModel is used for slots of several tokens alone."""
     return name.startswith(("embedder.", "merge_adapter."))
-
-
-def has_merge_adapter(model: nn.Module) -> bool:
-    return "merge_adapter" in model._modules
 
 
 def has_short_list(model: nn.Module) -> bool:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from hamburger.model.hamburger import HamburgerModel
 from hamburger.training.batches import NO_TARGET, TrainBatch
+from hamburger.training.merged_states import after_merges, merged_states
 from hamburger.training.network import has_short_list, is_of_merges, micro_head, micro_states, trunk_states
 from hamburger.training.recipe import ObjectiveWeights
 from hamburger.training.token_loss import token_losses, wanted
@@ -27,6 +28,8 @@ class Objective(ObjectiveWeights):
         place = torch.arange(valid.shape[1], device=valid.device)
         if self.lookahead == "group":
             valid = valid & (place < batch.next_sizes[:, None])
+        if not self.micro_weight:
+            valid = valid & (place == 0)
         return valid if self.first_token else valid & (place > 0)
 
     def stop_mask(self, batch: TrainBatch) -> Tensor:
@@ -44,15 +47,17 @@ class Objective(ObjectiveWeights):
         return F.pad(1 - base_probs[:, 1:], (0, 1))
 
     def counts(self, batch: TrainBatch) -> Tensor:
-        """float32 [2]: how many token losses and how many stop losses a batch has."""
-        return torch.stack((self.token_mask(batch).sum(), self.stop_mask(batch).sum())).float()
+        """float32 [3]: how many token losses, stop losses and slots to match a batch has."""
+        matched = after_merges(batch.slots) if batch.unmerged is not None else batch.emit.new_zeros(1)
+        return torch.stack((self.token_mask(batch).sum(), self.stop_mask(batch).sum(), matched.sum())).float()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Outcome:
     """Loss sums of one batch, and what validation reads (detached).
 
-    token_loss, stop_loss: float32 [] sums over `Objective.counts` entries, weights included.
+    token_loss, stop_loss, matching_loss: float32 [] sums over `Objective.counts` entries, weights included but that of
+        the stop head.
     predicted: int64 [M, W], the likeliest id at each position; -1 where nothing was computed.
     stop_logits: float32 [M, W]. base_probs: float32 [M, W], the base's probability of `predicted` (0 without teacher).
     """
@@ -62,10 +67,16 @@ class Outcome:
     predicted: Tensor
     stop_logits: Tensor
     base_probs: Tensor
+    matching_loss: Tensor
 
     def loss(self, counts: Tensor, stop_weight: float) -> Tensor:
-        """The objective's value given the counts (float32 [2]) of everything that is averaged together."""
-        return self.token_loss / counts[0].clamp(min=1) + stop_weight * self.stop_loss / counts[1].clamp(min=1)
+        """The objective's value given the counts (float32 [3]) of everything that is averaged together."""
+        token, stop, matching = (self.losses() / counts.clamp(min=1)).unbind()
+        return token + stop_weight * stop + matching
+
+    def losses(self) -> Tensor:
+        """float32 [3]: the sums."""
+        return torch.stack((self.token_loss, self.stop_loss, self.matching_loss))
 
 
 class TrainingNetwork(nn.Module):
@@ -93,12 +104,16 @@ class TrainingNetwork(nn.Module):
         if batch.states is not None:  # the last feature is the final normed state
             features = batch.states.to(self.model.head_weight.dtype)
             return self._outcome(features[:, -1], features, batch)
+        if batch.unmerged is not None:
+            merged = merged_states(self.model, batch.slots, batch.unmerged, self.graft.feature_layers)
+            matching = self.objective.matching * merged.distance
+            return self._outcome(merged.hidden[batch.emit], merged.features[batch.emit], batch, matching)
         hidden, features = trunk_states(
             self.model, batch.slots, self.graft.feature_layers, checkpointing=self.checkpointing
         )
         return self._outcome(hidden[batch.emit], features[batch.emit], batch)
 
-    def _outcome(self, hidden: Tensor, features: Tensor, batch: TrainBatch) -> Outcome:
+    def _outcome(self, hidden: Tensor, features: Tensor, batch: TrainBatch, matching: Tensor | None = None) -> Outcome:
         """From the trunk's states of the emitting rows: hidden [M, D], features [M, F, D]."""
         m, width = batch.targets.shape
         mask = self.objective.token_mask(batch)
@@ -129,7 +144,8 @@ class TrainingNetwork(nn.Module):
         mergers = [p for name, p in self.model.named_parameters() if is_of_merges(name) and p.requires_grad]
         token_loss = token_loss + 0 * sum(p.sum() for p in mergers)
         stop_loss = self._stop_loss(stop_logits, base_probs, batch)
-        return Outcome(token_loss, stop_loss, predicted, stop_logits.detach(), base_probs)
+        matching = torch.zeros_like(stop_loss) if matching is None else matching
+        return Outcome(token_loss, stop_loss, predicted, stop_logits.detach(), base_probs, matching)
 
     def _stop_loss(self, stop_logits: Tensor, base_probs: Tensor, batch: TrainBatch) -> Tensor:
         mask, wanted = self.objective.stop_mask(batch), self.objective.stop_targets(batch, base_probs)

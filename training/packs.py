@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hamburger.model.config import TrunkConfig
 from hamburger.training import batches
-from hamburger.training.batches import TrainBatch, collate, collate_states
+from hamburger.training.batches import TrainBatch, collate, collate_states, collate_with_base
 from hamburger.training.errors import TrainingError
 from hamburger.training.grafts import likeliest_ids
 from hamburger.training.recipe import Grouping, Recipe
@@ -134,10 +134,13 @@ class Pack:
     def num_response_tokens(self) -> int:
         return sum(int(e.response.sum()) for e in self.examples)
 
-    def collate(self, max_group: int, *, cached_states: bool = False) -> TrainBatch:
-        """The batch to run; cached_states: with the trunk's states as the data set holds them."""
+    def collate(self, max_group: int, *, cached_states: bool = False, with_base: bool = False) -> TrainBatch:
+        """The batch to run; cached_states: with the trunk's states as the data set holds them; with_base: beside the
+        unmerged text."""
         if cached_states:
             return collate_states(self.examples, max_group)
+        if with_base:
+            return collate_with_base(self.examples, max_group, self.groups)
         return collate(self.examples, max_group, self.groups)
 
 

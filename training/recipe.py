@@ -83,8 +83,10 @@ class ObjectiveWeights(_Part):
         the data's groups are.
     stop_target: "boundary" is 1 at the data's last token of a group; "agreement" is the base model's probability that
         the next micro-step's likeliest token is wrong, which makes the dial a probability. It needs a teacher.
-    micro_weight: weight of a micro-step's token beside the trunk's.
+    micro_weight: weight of a micro-step's token beside the trunk's; 0 leaves micro decoder and stop head as they are.
     first_token: whether the trunk's own token is trained; off saves its head where the trunk is frozen.
+    matching: weight of how far the trunk's states are, from each answer's first merged group on, from those that the
+        base has after the same tokens (merged_states.py). Then the loss is of these slots alone. Needs a frozen trunk.
     """
 
     cross_entropy: Weight = 1.0
@@ -94,6 +96,7 @@ class ObjectiveWeights(_Part):
     stop_target: Literal["boundary", "agreement"] = "boundary"
     micro_weight: Weight = 1.0
     first_token: bool = True
+    matching: Weight = 0.0
 
     @property
     def needs_teacher(self) -> bool:
@@ -176,6 +179,13 @@ class Recipe(_Part):
             )
         if self.groups.kind == "single" and self.objective.lookahead == "group":
             raise ValueError("groups.kind single trains micro-steps only with objective.lookahead dense")
+        if self.objective.matching and (self.trunk.mode != "frozen" or self.gradient_checkpointing):
+            raise ValueError(
+                "objective.matching holds the trunk to its own states before training: it needs trunk.mode frozen, and "
+                "no gradient_checkpointing"
+            )
+        if self.objective.micro_weight == 0 and self.objective.stop > 0:
+            raise ValueError("objective.micro_weight 0 leaves the stop head as it is: set objective.stop to 0 as well")
         if self.cached_states and (self.groups.kind != "single" or self.trunk.mode != "frozen" or self.init):
             raise ValueError(
                 "cached_states are the untouched base's, unmerged: they need trunk.mode frozen, groups.kind "

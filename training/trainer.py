@@ -124,26 +124,28 @@ class Trainer:
         packs = self.parts.stream.packs(self.step)
         torch.manual_seed(((self.recipe.seed * 1_000_003 + self.step) * 1009 + rank) % 2**63)  # of dropout
         max_group, cached = self.core.graft.max_group, self.recipe.cached_states
-        batches = [pack.collate(max_group, cached_states=cached) for pack in packs[rank::world]]
+        matched = self.recipe.objective.matching > 0
+        batches = [p.collate(max_group, cached_states=cached, with_base=matched) for p in packs[rank::world]]
         counts, stopped = self._agree(batches, stop)
-        sums = torch.zeros(2, device=self.accelerator.device)
+        sums = torch.zeros(3, device=self.accelerator.device)
         for batch in batches:
             with nullcontext() if batch is batches[-1] else self.accelerator.no_sync(self.network):
                 with self._amp():
                     outcome = self.network(batch.to(self.accelerator.device))
                 # Processes average their gradients; the loss is a sum over all of them.
                 (outcome.loss(counts, self.recipe.objective.stop) * world).backward()
-            sums += torch.stack((outcome.token_loss, outcome.stop_loss)).detach()
-        token, stop_loss = (self.accelerator.reduce(sums, "sum") / counts.clamp(min=1)).tolist()
+            sums += outcome.losses().detach()
+        token, stop_loss, matching = (self.accelerator.reduce(sums, "sum") / counts.clamp(min=1)).tolist()
         trained = [p for p in self.network.parameters() if p.requires_grad]
         norm = float(self.accelerator.clip_grad_norm_(trained, self.recipe.clip))
         rate = rate_factor(self.step, self.total_steps, self.recipe)
-        self._update(rate, math.isfinite(norm) and math.isfinite(token + stop_loss))
+        self._update(rate, math.isfinite(norm) and math.isfinite(token + stop_loss + matching))
         tokens = sum(pack.num_response_tokens for pack in packs)
         return stopped, {
-            "loss": token + self.recipe.objective.stop * stop_loss,
+            "loss": token + self.recipe.objective.stop * stop_loss + matching,
             "token_loss": token,
             "stop_loss": stop_loss,
+            **({"matching_loss": matching} if matched else {}),
             "grad_norm": norm,
             "trunk_lr": rate * self.recipe.trunk_lr,
             "graft_lr": rate * self.recipe.graft_lr,
@@ -175,7 +177,7 @@ class Trainer:
         counts = torch.stack([self.core.objective.counts(batch) for batch in batches]).sum(0)
         mine = torch.cat((counts, torch.tensor([float(stop)]))).to(self.accelerator.device)
         total: Tensor = self.accelerator.reduce(mine, "sum")
-        return total[:2], bool(total[2] > 0)
+        return total[:-1], bool(total[-1] > 0)
 
     def _amp(self) -> torch.autocast:
         kind = self.parts.compute

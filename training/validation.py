@@ -37,7 +37,13 @@ class Validator:
             report = self._losses(network, core, amp)
             # Every token of every answer starts a group here, and every micro-step is run.
             seen = core.objective.model_copy(
-                update={"cross_entropy": 0.0, "distillation": 0.0, "lookahead": "dense", "first_token": True}
+                update={
+                    "cross_entropy": 0.0,
+                    "distillation": 0.0,
+                    "lookahead": "dense",
+                    "first_token": True,
+                    "micro_weight": 1.0,
+                }
             )
             with _swapped(core, seen):
                 return report | self._dial(network, core, amp)
@@ -53,7 +59,7 @@ class Validator:
             right = (((outcome.stop_logits > 0) == (wanted > 0.5)) & mask).sum()
             losses = torch.stack((outcome.token_loss, outcome.stop_loss)).double()
             others = torch.cat((torch.stack((right, mask.sum())), readings(batch, outcome))).double()
-            sums += torch.cat((losses, core.objective.counts(batch).double(), others)) * counted
+            sums += torch.cat((losses, core.objective.counts(batch)[:2].double(), others)) * counted
         token, stop, tokens, stops, right_stops, seen, *read = self._total(sums).tolist()
         token, stop = token / max(tokens, 1), stop / max(stops, 1)
         report: dict[str, Any] = {}

@@ -20,7 +20,7 @@ from hamburger.training.grafts import likeliest_ids
 from hamburger.training.modules import Trainable, build, canonical_tensors, read_base, read_hamburger, with_graft
 from hamburger.training.network import Slots, micro_states, trunk_states
 from hamburger.training.recipe import Recipe
-from small_models import CPU, random_tensors, teacher_forced
+from small_models import ADAPTED, CPU, random_tensors, teacher_forced
 from training_runs import FUSED, GRAFT, recipe, write_base
 from trunk_shapes import SHAPES
 
@@ -46,7 +46,11 @@ def shake(made: Trainable) -> None:
 
 
 @pytest.mark.parametrize("trunk", MODES, ids=lambda trunk: trunk["mode"])
-@pytest.mark.parametrize("graft", [GRAFT, {**FUSED, "short_list_size": 60}], ids=["positions", "fused"])
+@pytest.mark.parametrize(
+    "graft",
+    [GRAFT, {**FUSED, "short_list_size": 60}, {**GRAFT, **ADAPTED}],
+    ids=["positions", "fused", "merge_adapter"],
+)
 def test_the_served_model_computes_what_was_trained(
     tmp_path: Path, trunk: dict[str, Any], graft: dict[str, Any]
 ) -> None:

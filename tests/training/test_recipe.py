@@ -14,20 +14,35 @@ from hamburger.training.recipe import BUILTIN_RECIPES, GraftShape, Recipe, read_
 from small_models import trunk_config
 
 
-@pytest.mark.parametrize("name", ["published", "frozen", "adapter"])
+@pytest.mark.parametrize("name", ["published", "frozen", "adapter", "merges"])
 def test_ours(name: str) -> None:
     recipe = read_recipe(name)
-    assert recipe.trunk.mode == {"published": "full"}.get(name, name)
+    assert recipe.trunk.mode == {"published": "full", "merges": "frozen"}.get(name, name)
     assert recipe.graft.config(trunk_config(num_layers=30, hidden_size=576)).feature_layers[-1] == 29
     assert json.loads(json.dumps(recipe.shaping())) == recipe.shaping()
 
 
 def test_each_of_our_files_is_tested() -> None:
-    assert {path.stem for path in BUILTIN_RECIPES.iterdir()} == {"published", "frozen", "adapter"}
+    assert {path.stem for path in BUILTIN_RECIPES.iterdir()} == {"published", "frozen", "adapter", "merges"}
 
 
 def test_stage_two_goes_on_with_the_graft_of_stage_one() -> None:
     assert read_recipe("frozen").graft == read_recipe("adapter").graft
+    without = {"merge_adapter_width": 0, "merge_code_size": 0}  # which it adds
+    assert read_recipe("frozen").graft == read_recipe("merges").graft.model_copy(update=without)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("trunk.mode=full", "objective.matching .* needs trunk.mode frozen"),
+        ("gradient_checkpointing=true", "no gradient_checkpointing"),
+        ("objective.stop=0.5", "objective.micro_weight 0 .* set objective.stop to 0"),
+    ],
+)
+def test_what_a_run_for_merges_cannot_have(override: str, message: str) -> None:
+    with pytest.raises(TrainingError, match=message):
+        read_recipe("merges", [override])
 
 
 def test_the_published_shape() -> None:
@@ -75,7 +90,7 @@ def test_files_that_hold_no_recipe(tmp_path: Path, text: str, message: str | Non
     path.write_bytes(text.encode("latin-1"))
     with pytest.raises(TrainingError, match=message or "not a text"):
         read_recipe(str(path))
-    with pytest.raises(TrainingError, match=r"no recipe of ours \(adapter, frozen, published\)"):
+    with pytest.raises(TrainingError, match=r"no recipe of ours \(adapter, frozen, merges, published\)"):
         read_recipe("missing")
 
 

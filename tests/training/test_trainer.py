@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import signal
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from rich.console import Console
+from safetensors.torch import load_file
 
 from hamburger.training.errors import TrainingError
 from hamburger.training.network import Slots, trunk_states
@@ -22,6 +24,7 @@ from training_runs import (
     AGREEMENT,
     FUSED,
     GRAFT,
+    MERGES,
     MadeRecord,
     MadeSource,
     losses,
@@ -77,8 +80,9 @@ def test_it_learns_a_repetitive_text_and_its_groups_grow(tmp_path: Path) -> None
         {},
         {"graft": FUSED, "trunk": ADAPTER, "objective": AGREEMENT, "groups": {"kind": "jitter", "single_share": 0.3}},
         {"graft": {**FUSED, "short_list_size": 50}, "trunk": {"mode": "frozen"}, "gradient_checkpointing": True},
+        MERGES,
     ],
-    ids=["full", "adapter", "frozen"],
+    ids=["full", "adapter", "frozen", "merges"],
 )
 def test_a_run_that_is_stopped_and_resumed_takes_the_same_course(tmp_path: Path, changes: dict[str, Any]) -> None:
     data = random_source(8)
@@ -90,6 +94,35 @@ def test_a_run_that_is_stopped_and_resumed_takes_the_same_course(tmp_path: Path,
     assert losses(tmp_path / "parts") == losses(tmp_path / "whole")
     weights = [(tmp_path / run / "step-000005" / "model.safetensors").read_bytes() for run in ("whole", "parts")]
     assert weights[0] == weights[1]
+
+
+def test_merges_are_learned_beside_a_graft_that_stays(tmp_path: Path) -> None:
+    """Stage 1, then merges alone: the merge adapter comes in, and nothing else but the merger moves."""
+    data = repetitive_source(8)
+    base = write_base(tmp_path / "base")
+    first = recipe(base, graft=FUSED, trunk={"mode": "frozen"}, objective=AGREEMENT, max_steps=1, checkpoint_every=1)
+    assert train(first, data, tmp_path / "stage1")
+    init = str(tmp_path / "stage1" / "step-000001")
+    # The made text's teacher is not the base, whose states alone are learned here.
+    merges = {**MERGES, "groups": {"kind": "data"}, "objective": {**MERGES["objective"], "distillation": 0.0}}
+    second = recipe(base, init=init, graft_lr=2e-3, max_steps=40, slots_per_pack=120, packs_per_step=1,
+                    validation_every=1000, checkpoint_every=1000, **merges)  # fmt: skip
+    assert train(second, data, tmp_path / "stage2", validation=[repetitive_source(4)])
+    steps = [json.loads(line) for line in (tmp_path / "stage2" / "metrics.jsonl").read_text().splitlines()]
+    curve = [step["matching_loss"] for step in steps if "matching_loss" in step]
+    assert len(curve) == 40
+    assert sum(curve[-5:]) < 0.7 * sum(curve[:5])
+    before, after = (load_file(Path(folder) / "model.safetensors") for folder in
+                     (init, tmp_path / "stage2" / "step-000040"))  # fmt: skip
+    added = {name for name in after if name not in before}
+    assert added
+    assert all(name.startswith("merge_adapter.") for name in added)
+    moved = {name for name in before if not torch.equal(before[name], after[name])}
+    assert moved
+    assert all(name.startswith("embedder.") for name in moved)
+    [report] = validations(tmp_path / "stage2")
+    assert report["agreement_after"].keys() == {"merged", "single"}
+    assert len(report["base_agreement"]) == 4  # of the micro-steps too, though none was trained
 
 
 def test_a_run_that_is_killed_between_checkpoints_repeats_the_lost_steps(

@@ -28,7 +28,7 @@ def outcome_of(batch: TrainBatch, goes_on: list[list[float]], predicted: torch.T
     assert batch.teacher_logprobs is not None
     base = (batch.teacher_logprobs.exp() * (batch.teacher_ids == predicted[..., None])).sum(-1)
     zero = torch.zeros(())
-    return Outcome(zero, zero, predicted, stop, base)
+    return Outcome(zero, zero, predicted, stop, base, zero)
 
 
 def test_a_walk_along_two_answers() -> None:
