@@ -186,10 +186,9 @@ class Recipe(_Part):
             )
         if self.objective.micro_weight == 0 and self.objective.stop > 0:
             raise ValueError("objective.micro_weight 0 leaves the stop head as it is: set objective.stop to 0 as well")
-        if self.cached_states and (self.groups.kind != "single" or self.trunk.mode != "frozen" or self.init):
+        if self.cached_states and (self.groups.kind != "single" or self.trunk.mode != "frozen"):
             raise ValueError(
-                "cached_states are the untouched base's, unmerged: they need trunk.mode frozen, groups.kind "
-                "single and no init"
+                "cached_states are the untouched base's, unmerged: they need trunk.mode frozen and groups.kind single"
             )
         return self
 

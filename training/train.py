@@ -99,6 +99,10 @@ class Job:
         vocab = origin.config.trunk.vocab_size
         for examples in (chosen.train, chosen.held_out):
             examples.check(recipe, origin.config.trunk)
+        if recipe.cached_states and (origin.adapter is not None or origin.base is None):
+            raise TrainingError(
+                f"cached_states are the untouched base's, but {start} has a trunk of its own: leave out cached_states."
+            )
         origin = with_graft(origin, recipe, lambda size: chosen.train.likeliest_ids(size, vocab))
         compute = choose_dtype(recipe.precision, self.accelerator.device)
         longest = max(chosen.train.longest, chosen.held_out.longest)

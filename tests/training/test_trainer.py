@@ -270,6 +270,11 @@ def test_a_frozen_trunks_states_can_come_from_the_data(tmp_path: Path) -> None:
     elsewhere = MadeSource(stored.records, (0, 2))  # as many layers, but others
     with pytest.raises(TrainingError, match=r"those of \[0, 2\]"):
         train(cached, elsewhere, tmp_path / "elsewhere")
+    train(cached.model_copy(update={"init": str(tmp_path / "stored" / "step-000003")}), stored, tmp_path / "further")
+    train(recipe(base, graft=FUSED, trunk=ADAPTER, max_steps=1), data, tmp_path / "adapted")
+    changed = cached.model_copy(update={"init": str(tmp_path / "adapted" / "step-000001")})
+    with pytest.raises(TrainingError, match=r"cached_states .* step-000001 has a trunk of its own: leave out"):
+        train(changed, stored, tmp_path / "changed")
 
 
 def states_of(base: Path, record: MadeRecord) -> torch.Tensor:
