@@ -85,7 +85,7 @@ def hamburger_bytes(source: ModelSource, base: GgufSizes) -> WeightBytes:
                     size *= length
                 if name.startswith("micro_decoder."):
                     micro += size
-                elif name.startswith(("embedder.", "merge_adapter.")):
+                elif name.startswith("embedder."):
                     merge += size
                 else:
                     step += size

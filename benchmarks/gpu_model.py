@@ -72,13 +72,13 @@ def weight_bytes(config: ModelConfig, number_bytes: int, *, eight_bits: bool = F
         return WeightBytes(step)
     part = {
         prefix: sum(size for name, size in sizes.items() if name.startswith(prefix))
-        for prefix in ("embedder.", "merge_adapter.", "micro_decoder.", "stop_head.")
+        for prefix in ("embedder.", "adapter.", "micro_decoder.", "stop_head.")
     }
     head = head // number_bytes if eight_bits else head
     listed = head * (graft.short_list_size or trunk.vocab_size) // trunk.vocab_size
     return WeightBytes(
         step=step + part["stop_head."],
-        merge=part["embedder."] + part["merge_adapter."],
+        merge=part["embedder."] + part["adapter."],
         micro_step=part["micro_decoder."] + part["stop_head."] + listed,
     )
 

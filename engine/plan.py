@@ -122,7 +122,7 @@ def shape_of(name: str, config: ModelConfig, dtype: str) -> Shape:
     def of(*prefixes: str) -> int:
         return sum(size for tensor, size in sizes.items() if tensor.startswith(prefixes))
 
-    plain, grafted = of("model.layers.", "model.norm."), of("embedder.", "merge_adapter.", "stop_head.")
+    plain, grafted = of("model.layers.", "model.norm."), of("embedder.", "adapter.", "stop_head.")
     # The short list's head is a copy of some rows of the whole one.
     short_head = ids * trunk.hidden_size
     micro = of("micro_decoder.", "stop_head.") + (short_head or head) if graft else 0

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from hamburger.model.config import ModelConfig, TrunkConfig, tensor_shapes
+from hamburger.model.config import JOINED, ModelConfig, TrunkConfig
 from hamburger.model.execution import DEFAULT, Execution
 from hamburger.model.group import Group
 from hamburger.model.hamburger import HamburgerModel
@@ -53,14 +53,14 @@ def parts_of(config: ModelConfig) -> dict[str, tuple[str, ...]]:
         names["lm_head.weight"] = ("lm_head.weight",)
     for i in range(config.trunk.num_layers):
         names |= _layer(f"trunk.layers.{i}.", f"model.layers.{i}.", config.trunk)
+        if config.merge_rank:
+            names |= _adapter(f"trunk.layers.{i}.", f"adapter.model.layers.{i}.")
     graft = config.graft
     if graft is None:
         return names
     for i in range(graft.micro_layers):
         names |= _layer(f"micro_decoder.layers.{i}.", f"micro_decoder.layers.{i}.", config.trunk)
     same = [f"embedder.{p}_proj.{kind}" for p in ("q", "k", "v", "out") for kind in ("weight", "bias")]
-    if graft.merge_adapter_width:
-        same += [name for name in tensor_shapes(config) if name.startswith("merge_adapter.")]
     same += ["embedder.pos"] + [f"stop_head.{i}.{kind}" for i in (0, 2, 4) for kind in ("weight", "bias")]
     if graft.micro_norm:
         same.append("micro_decoder.norm.weight")
@@ -73,19 +73,24 @@ def parts_of(config: ModelConfig) -> dict[str, tuple[str, ...]]:
     return names | {name: (name,) for name in same}
 
 
+def _adapter(ours: str, theirs: str) -> dict[str, tuple[str, ...]]:
+    """Joined linears share one lora_A (checkpoint.py sees to it)."""
+    parts: dict[str, tuple[str, ...]] = {}
+    for name, joined in JOINED.items():
+        parts[f"{ours}{name}_adapter.down.weight"] = (f"{theirs}{joined[0]}.lora_A",)
+        parts[f"{ours}{name}_adapter.up.weight"] = tuple(f"{theirs}{part}.lora_B" for part in joined)
+    return parts
+
+
 def _layer(ours: str, theirs: str, trunk: TrunkConfig) -> dict[str, tuple[str, ...]]:
     parts: dict[str, tuple[str, ...]] = {
         "attn_norm.weight": ("input_layernorm.weight",),
         "mlp_norm.weight": ("post_attention_layernorm.weight",),
     }
-    for name, joined, has_bias in (
-        ("qkv_proj", ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), trunk.qkv_bias),
-        ("o_proj", ("self_attn.o_proj",), trunk.o_bias),
-        ("gate_up_proj", ("mlp.gate_proj", "mlp.up_proj"), trunk.mlp_bias),
-        ("down_proj", ("mlp.down_proj",), trunk.mlp_bias),
-    ):
-        for kind in ("weight", "bias") if has_bias else ("weight",):
-            parts[f"{name}.{kind}"] = tuple(f"{part}.{kind}" for part in joined)
+    has_bias = {"qkv": trunk.qkv_bias, "o": trunk.o_bias, "gate_up": trunk.mlp_bias, "down": trunk.mlp_bias}
+    for name, joined in JOINED.items():
+        for kind in ("weight", "bias") if has_bias[name] else ("weight",):
+            parts[f"{name}_proj.{kind}"] = tuple(f"{part}.{kind}" for part in joined)
     if trunk.qk_norm:
         parts |= {f"{name}_norm.weight": (f"self_attn.{name}_norm.weight",) for name in ("q", "k")}
     return {ours + name: tuple(theirs + part for part in joined) for name, joined in parts.items()}

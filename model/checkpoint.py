@@ -18,8 +18,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from hamburger.model.config import ConfigError, ModelConfig, tensor_shapes
-from hamburger.model.folder_config import FORMAT_VERSION, read_folder_config
+from hamburger.model.config import ConfigError, ModelConfig, shared_lora_a, tensor_shapes
+from hamburger.model.folder_config import FORMAT_VERSION, Adapter, read_folder_config
 from hamburger.model.hf_config import read_trunk_config, trunk_config_json
 from hamburger.model.lightning import load_lightning
 from hamburger.model.sources import BUILTIN, CheckpointError, ModelSource, embedded_gguf, read_json
@@ -132,13 +132,14 @@ def save_checkpoint(
     tensors: Mapping[str, Tensor],
     *,
     base: str | None = None,
-    adapter: tuple[int, float] | None = None,
+    adapter: Adapter | None = None,
     max_file_bytes: int = 5 * 10**9,
 ) -> None:
     """Write our format: config.json and model.safetensors. Raises CheckpointError for tensors that do not fit.
 
-    tensors: canonical tensors; with `base` (a folder, hub id or "builtin") only the graft's, and with `adapter`
-    (rank, alpha) also `adapter.<linear>.lora_A` [rank, in] and `.lora_B` [out, rank].
+    tensors: canonical tensors; with `base` (a folder, hub id or "builtin") only the graft's, and with `adapter`, which
+    is to be merged, also `adapter.<linear>.lora_A` [rank, in] and `.lora_B` [out, rank]. One for merged slots is part
+    of config and canonical tensors.
     max_file_bytes: more than that is written as shards with an index, as Hugging Face does.
     """
     settings: dict[str, Any] = {"model_type": "hamburger", "format_version": FORMAT_VERSION}
@@ -146,8 +147,10 @@ def save_checkpoint(
     if config.graft is not None:
         settings["graft"] = dataclasses.asdict(config.graft)
     if adapter is not None:
-        settings["adapter"] = {"rank": adapter[0], "alpha": adapter[1]}
-    _check_own(config, tensors, base is not None, None if adapter is None else adapter[0], str(folder))
+        settings["adapter"] = {"rank": adapter.rank, "alpha": adapter.alpha}
+    elif config.merge_rank:
+        settings["adapter"] = {"rank": config.merge_rank, "alpha": config.merge_rank, "slots": "merged"}
+    _check_own(config, tensors, base is not None, adapter, str(folder))
     folder.mkdir(parents=True, exist_ok=True)
     _save_tensors(folder, tensors, max_file_bytes)
     (folder / "config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
@@ -180,18 +183,21 @@ def _save_tensors(folder: Path, tensors: Mapping[str, Tensor], max_file_bytes: i
 def _load_ours(source: ModelSource, dtype: torch.dtype, on_progress: Callable[[str], None]) -> Checkpoint:
     described = read_folder_config(source.path, base_is_referenced=source.base_path is not None)
     adapter = described.adapter
+    is_merged = adapter is not None and not adapter.is_for_merges
     base = None
     if source.base_path is not None:
         # An adapter is merged in float32; without one the base comes in the dtype that is served.
-        base = _load_base(source.base_path, dtype if adapter is None else torch.float32, on_progress)
+        base = _load_base(source.base_path, torch.float32 if is_merged else dtype, on_progress)
     config = described.model(None if base is None else base.config.trunk)
     own = read_files(sorted(source.path.glob("*.safetensors")))
-    _check_own(config, own, base is not None, None if adapter is None else adapter[0], str(source.path))
+    _check_own(config, own, base is not None, adapter, str(source.path))
     tensors = own if base is None else base.tensors | own
     if adapter is None:
         return Checkpoint(config, tensors)
+    if adapter.is_for_merges:
+        return Checkpoint(config, tensors | _for_merges(config, own, adapter, str(source.path)))
     plain = {name: tensor for name, tensor in tensors.items() if not name.startswith(_ADAPTER)}
-    return Checkpoint(config, plain | _merged(tensors, *adapter))
+    return Checkpoint(config, plain | _merged(tensors, adapter))
 
 
 def _load_base(folder: Path, dtype: torch.dtype, on_progress: Callable[[str], None]) -> Checkpoint:
@@ -206,28 +212,47 @@ def _load_base(folder: Path, dtype: torch.dtype, on_progress: Callable[[str], No
 
 
 def _check_own(
-    config: ModelConfig, tensors: Mapping[str, Tensor], base_is_referenced: bool, rank: int | None, where: str
+    config: ModelConfig,
+    tensors: Mapping[str, Tensor],
+    base_is_referenced: bool,
+    adapter: Adapter | None,
+    where: str,
 ) -> None:
     """A folder of our format holds its graft, its trunk unless that is referenced, and whole adapter pairs."""
     trunk = tensor_shapes(ModelConfig(trunk=config.trunk))
     wanted = {n: s for n, s in tensor_shapes(config).items() if not (base_is_referenced and n in trunk)}
     adapted = {name.rpartition(".")[0] for name in tensors if name.startswith(_ADAPTER)}
-    for pair in sorted(adapted) if rank is not None else ():
-        target = pair.removeprefix(_ADAPTER) + ".weight"
-        if target in trunk and _LINEAR.fullmatch(target):
-            wanted |= {f"{pair}.lora_A": (rank or 0, trunk[target][1]), f"{pair}.lora_B": (trunk[target][0], rank or 0)}
-    if rank is not None and not adapted:
+    if adapter is not None and not adapted:
         raise CheckpointError(f"{where}: config.json has an adapter, but there are no tensors adapter.*.")
+    if adapter is not None and not adapter.is_for_merges:
+        rank = adapter.rank
+        for pair in sorted(adapted):
+            target = pair.removeprefix(_ADAPTER) + ".weight"
+            if target in trunk and _LINEAR.fullmatch(target):
+                wanted |= {f"{pair}.lora_A": (rank, trunk[target][1]), f"{pair}.lora_B": (trunk[target][0], rank)}
     check_shapes(tensors, wanted, where)
 
 
-def _merged(tensors: Mapping[str, Tensor], rank: int, alpha: float) -> dict[str, Tensor]:
+def _for_merges(config: ModelConfig, tensors: Mapping[str, Tensor], adapter: Adapter, where: str) -> dict[str, Tensor]:
+    """The pairs with alpha / rank in lora_B. Raises CheckpointError where linears that are joined share no lora_A."""
+    found = {name: tensor for name, tensor in tensors.items() if name.startswith(_ADAPTER)}
+    for name, shared in shared_lora_a(config).items():
+        if not all(torch.equal(found[name], found[other]) for other in shared):
+            raise CheckpointError(
+                f"{where}: {name} and {', '.join(shared)} differ: an adapter for merged slots has one for all of them."
+            )
+    for name in (name for name in found if name.endswith(".lora_B")):
+        found[name] = found[name] * (adapter.alpha / adapter.rank)
+    return found
+
+
+def _merged(tensors: Mapping[str, Tensor], adapter: Adapter) -> dict[str, Tensor]:
     """W + alpha / rank * B A of every adapted linear, float32 (LoRA, arXiv 2106.09685)."""
     found = {}
     for name in (name for name in tensors if name.startswith(_ADAPTER) and name.endswith(".lora_A")):
         pair = name.removesuffix(".lora_A")
         target = pair.removeprefix(_ADAPTER) + ".weight"
-        up = alpha / rank * tensors[f"{pair}.lora_B"].float()
+        up = adapter.alpha / adapter.rank * tensors[f"{pair}.lora_B"].float()
         found[target] = torch.addmm(tensors[target].float(), up, tensors[name].float())
     return found
 

@@ -31,7 +31,7 @@ from hamburger.model.hamburger import HamburgerModel
 from hamburger.model.kv_cache import PagedKVCache
 from hamburger.model.layers import DecoderLayer
 from hamburger.model.masked import Groups, MaskedStep
-from hamburger.model.merge_adapter import LayerEntry, MergedSlots
+from hamburger.model.merge_adapter import MergedSlots
 from hamburger.model.micro_cache import StaticMicroCache
 from hamburger.model.micro_decoder import MicroStepDecoder
 from hamburger.model.static_attention import StaticAttention
@@ -140,12 +140,12 @@ class CompiledPieces(Pieces):
         self._features = []
         x, cos, sin, q, kv, merged = self._begin(model, layers[0], batch)
         for i, (layer, following) in enumerate(pairwise(layers)):
-            entry = None if merged is None else merged.at(i + 1)
-            left, x, q, kv = self._between(layer, following, entry, x, attend(i, q, kv), cos, sin)
+            x, q, kv = self._between(layer, following, merged, x, attend(i, q, kv), cos, sin)
             if i in feature_layers:
-                self._features.append(left)  # every static row emits, in its order
+                self._features.append(x)  # every static row emits, in its order
         last = len(layers) - 1
-        hidden = self._end(model, layers[-1], model.trunk.norm, x, attend(last, q, kv), self.logits, self.stop)
+        out = self.logits, self.stop
+        hidden = self._end(model, layers[-1], model.trunk.norm, merged, x, attend(last, q, kv), *out)
         if last in feature_layers:
             self._features.append(hidden)
 
@@ -175,32 +175,31 @@ class CompiledPieces(Pieces):
 def _begin(
     model: HamburgerModel, layer: DecoderLayer, batch: ForwardBatch
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, MergedSlots | None]:
-    """x [B, D], cos and sin, the first layer's q and kv, and what slots of several tokens add."""
+    """x [B, D], cos and sin, the first layer's q and kv, and which slots pass adapters."""
     embedded = model.embed(batch)
-    merged = embedded.merged
-    x = embedded.x if merged is None else merged.enter(0, embedded.x)
+    x, merged = embedded.x, embedded.merged
     cos, sin = model.rotary(batch.positions, batch.text_lengths)
-    return x, cos, sin, *_heads(layer, x, cos, sin), merged
+    return x, cos, sin, *_heads(layer, merged, x, cos, sin), merged
 
 
 def _between(
     layer: DecoderLayer,
     following: DecoderLayer,
-    entry: LayerEntry | None,
+    merged: MergedSlots | None,
     x: Tensor,
     attended: Tensor,
     cos: Tensor,
     sin: Tensor,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """x [B, D] after a layer, of x before it and of what its heads saw; x as it enters the following one; that
-    layer's q and kv."""
-    left = layer.finish(x, attended)
-    x = left if entry is None else entry(left)
-    return left, x, *_heads(following, x, cos, sin)
+) -> tuple[Tensor, Tensor, Tensor]:
+    """x [B, D] after a layer, of x before it and of what its heads saw; the following layer's q and kv."""
+    x = layer.finish(x, attended, merged)
+    return x, *_heads(following, merged, x, cos, sin)
 
 
-def _heads(layer: DecoderLayer, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    q, k, v = layer.heads(x, cos, sin)
+def _heads(
+    layer: DecoderLayer, merged: MergedSlots | None, x: Tensor, cos: Tensor, sin: Tensor
+) -> tuple[Tensor, Tensor]:
+    q, k, v = layer.heads(x, cos, sin, merged)
     return q.contiguous(), torch.stack((k, v), dim=1)
 
 
@@ -208,13 +207,14 @@ def _end(
     model: HamburgerModel,
     layer: DecoderLayer,
     norm: nn.Module,
+    merged: MergedSlots | None,
     x: Tensor,
     attended: Tensor,
     logits: Tensor,
     stop: Tensor,
 ) -> Tensor:
     """The final normed state [B, D]; logits and stop are written."""
-    hidden: Tensor = norm(layer.finish(x, attended))
+    hidden: Tensor = norm(layer.finish(x, attended, merged))
     logits.copy_(model.head(hidden))
     stop.copy_(model.stop_logit(hidden, 0))
     return hidden

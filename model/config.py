@@ -12,6 +12,14 @@ from typing import Literal
 
 _FLOAT32_MAX = 3.4e38
 
+# The linears that are joined, and what DecoderLayer (layers.py) calls them.
+JOINED = {
+    "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "o": ("self_attn.o_proj",),
+    "gate_up": ("mlp.gate_proj", "mlp.up_proj"),
+    "down": ("mlp.down_proj",),
+}
+
 
 class ConfigError(ValueError):
     """A model configuration that cannot be served; the message names the field and the remedy."""
@@ -159,8 +167,6 @@ class GraftConfig:
     micro_norm: an RMS norm of the micro decoder's output before head and stop head (the published form has none).
     short_list_size: None, or how many vocabulary ids the micro-steps' head is restricted to; the ids are the
         checkpoint's tensor `short_list`. A token off the list starts a new group.
-    merge_adapter_width: of the bottleneck before each trunk layer that slots of several tokens alone pass
-        (merge_adapter.py); 0: there is none. merge_code_size: of what it knows of the group's tokens.
     default_confidence: what a request gets that names none.
     expected_tokens_per_kv: what was measured at default_confidence when the graft was trained; only for reports.
     stop_scale, stop_bias: the dial's calibration, one entry for each token of a group: the stop logit z after token j
@@ -174,8 +180,6 @@ class GraftConfig:
     features: Literal["positions", "fused"] = "positions"
     micro_norm: bool = False
     short_list_size: int | None = None
-    merge_adapter_width: int = 0
-    merge_code_size: int = 0
     default_confidence: float = 0.8
     expected_tokens_per_kv: float = 1.0
     stop_scale: tuple[float, ...] | None = None
@@ -184,13 +188,22 @@ class GraftConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """A trunk and, unless it is a plain base model, its graft."""
+    """A trunk and, unless it is a plain base model, its graft.
+
+    merge_rank: of the adapter that slots of several tokens alone pass (merge_adapter.py); 0: there is none.
+    """
 
     trunk: TrunkConfig
     graft: GraftConfig | None = None
+    merge_rank: int = 0
 
     def __post_init__(self) -> None:
         graft, trunk = self.graft, self.trunk
+        if self.merge_rank and (graft is None or self.merge_rank < 0 or self.merge_rank % 32):
+            raise ConfigError(
+                f"the rank of an adapter for merged slots is {self.merge_rank}: it must be a multiple of 32, and needs "
+                "a graft."
+            )
         if graft is None:
             return
         if not 2 <= graft.max_group <= 16:
@@ -213,12 +226,6 @@ class ModelConfig:
         if graft.short_list_size is not None and not 1 <= graft.short_list_size <= trunk.vocab_size:
             raise ConfigError(
                 f"short_list_size is {graft.short_list_size}: it must be in 1..{trunk.vocab_size} (vocab_size)."
-            )
-        sizes = graft.merge_adapter_width, graft.merge_code_size
-        if min(sizes) < 0 or any(size % 32 for size in sizes) or (0 in sizes and any(sizes)):
-            raise ConfigError(
-                f"merge_adapter_width is {sizes[0]} and merge_code_size {sizes[1]}: they must be multiples of 32, or "
-                "both 0."
             )
         for name, values in (("stop_scale", graft.stop_scale), ("stop_bias", graft.stop_bias)):
             if values is None:
@@ -245,7 +252,8 @@ def tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Every tensor a checkpoint of this shape holds: canonical name -> shape. Nothing more, nothing less is loaded.
 
     Canonical names are the Hugging Face Llama names for the trunk (`model.*`, `lm_head.weight` only when untied) and
-    `embedder.*`, `merge_adapter.*`, `micro_decoder.*`, `stop_head.*`, `short_list` for the graft.
+    `embedder.*`, `micro_decoder.*`, `stop_head.*`, `short_list` for the graft. An adapter for merged slots has a pair
+    `adapter.<linear>.lora_A` and `.lora_B` for each linear of the trunk's layers.
     """
     t, d = config.trunk, config.trunk.hidden_size
     shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (t.vocab_size, d), "model.norm.weight": (d,)}
@@ -259,13 +267,11 @@ def tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     for proj, width in (("q_proj", d), ("k_proj", d + d // 2), ("v_proj", d + d // 2), ("out_proj", d)):
         shapes |= {f"embedder.{proj}.weight": (d, width), f"embedder.{proj}.bias": (d,)}
     shapes["embedder.pos"] = (g.max_group, d // 2)
-    if width := g.merge_adapter_width:
-        for name, outputs, inputs in (("code_in", d, g.max_group * d), ("code_out", g.merge_code_size, d)):
-            shapes |= {f"merge_adapter.{name}.weight": (outputs, inputs), f"merge_adapter.{name}.bias": (outputs,)}
-        shapes["merge_adapter.shift.weight"] = (t.num_layers * width, g.merge_code_size)
-        for i in range(t.num_layers):
-            shapes[f"merge_adapter.layers.{i}.down.weight"] = (width, d)
-            shapes[f"merge_adapter.layers.{i}.up.weight"] = (d, width)
+    if rank := config.merge_rank:
+        for name, shape in list(shapes.items()):
+            if name.startswith("model.layers.") and name.endswith("_proj.weight"):
+                pair = f"adapter.{name.removesuffix('.weight')}"
+                shapes |= {f"{pair}.lora_A": (rank, shape[1]), f"{pair}.lora_B": (shape[0], rank)}
     for i in range(g.micro_layers):
         shapes |= {f"micro_decoder.layers.{i}.{name}": shape for name, shape in layer_shapes(t).items()}
     if g.micro_norm:
@@ -283,6 +289,17 @@ def tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     if g.short_list_size is not None:
         shapes["short_list"] = (g.short_list_size,)
     return shapes
+
+
+def shared_lora_a(config: ModelConfig) -> dict[str, tuple[str, ...]]:
+    """The lora_A of the first of joined linears -> those of the others, which are the same."""
+    return {
+        f"adapter.model.layers.{i}.{joined[0]}.lora_A": tuple(
+            f"adapter.model.layers.{i}.{part}.lora_A" for part in joined[1:]
+        )
+        for i in range(config.trunk.num_layers)
+        for joined in JOINED.values()
+    }
 
 
 def layer_shapes(t: TrunkConfig) -> dict[str, tuple[int, ...]]:

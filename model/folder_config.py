@@ -19,19 +19,32 @@ _CONFIG_KEYS = {"model_type", "format_version", "trunk", "base", "graft", "adapt
 
 
 @dataclass(frozen=True, slots=True)
+class Adapter:
+    """Low-rank adapters on the trunk's linears; they add alpha / rank * B A to a weight.
+
+    is_for_merges: slots of several tokens alone pass them (merge_adapter.py); else they are merged into the weights.
+    """
+
+    rank: int
+    alpha: float
+    is_for_merges: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class FolderConfig:
-    """config.json of our format. trunk: None where a base is referenced. adapter: rank and alpha."""
+    """config.json of our format. trunk: None where a base is referenced."""
 
     trunk: TrunkConfig | None
     graft: GraftConfig | None
-    adapter: tuple[int, float] | None
+    adapter: Adapter | None
 
     def model(self, base: TrunkConfig | None) -> ModelConfig:
         """The whole model's shape; base: the trunk that is referenced."""
         trunk = base if self.trunk is None else self.trunk
         if trunk is None:
             raise CheckpointError("config.json refers to a base, which was not found.")
-        return ModelConfig(trunk=trunk, graft=self.graft)
+        rank = self.adapter.rank if self.adapter is not None and self.adapter.is_for_merges else 0
+        return ModelConfig(trunk=trunk, graft=self.graft, merge_rank=rank)
 
 
 def read_folder_config(folder: Path, *, base_is_referenced: bool) -> FolderConfig:
@@ -93,8 +106,7 @@ def _graft(fields: Any, where: str) -> GraftConfig | None:
     if unknown := sorted(set(fields) - {f.name for f in dataclasses.fields(GraftConfig)}):
         raise CheckpointError(f"{where}: graft has unknown keys: {', '.join(unknown)}.")
     numbers: dict[str, tuple[type, ...]] = {"micro_norm": (bool,), "short_list_size": (int, type(None))}
-    whole = ("max_group", "merger_heads", "micro_layers", "merge_adapter_width", "merge_code_size")
-    numbers |= dict.fromkeys(whole, (int,))
+    numbers |= dict.fromkeys(("max_group", "merger_heads", "micro_layers"), (int,))
     numbers |= dict.fromkeys(("default_confidence", "expected_tokens_per_kv"), (int, float))
     for name, kinds in numbers.items():
         if name in fields and type(fields[name]) not in kinds:
@@ -116,13 +128,14 @@ def _graft(fields: Any, where: str) -> GraftConfig | None:
         raise CheckpointError(f"{where}: graft: {error}.") from error
 
 
-def _adapter(fields: Any, where: str) -> tuple[int, float] | None:
-    """rank and alpha."""
+def _adapter(fields: Any, where: str) -> Adapter | None:
     if fields is None:
         return None
-    if not isinstance(fields, dict) or set(fields) != {"rank", "alpha"}:
-        raise CheckpointError(f"{where}: adapter must be an object of rank and alpha.")
-    rank, alpha = fields["rank"], fields["alpha"]
+    if not isinstance(fields, dict) or not {"rank", "alpha"} <= set(fields) <= {"rank", "alpha", "slots"}:
+        raise CheckpointError(f"{where}: adapter must be an object of rank and alpha, and slots where not all pass it.")
+    rank, alpha, slots = fields["rank"], fields["alpha"], fields.get("slots", "all")
+    if slots not in ("all", "merged"):
+        raise CheckpointError(f"{where}: adapter.slots is {slots!r}: it must be all or merged.")
     if type(rank) is not int or rank < 1 or type(alpha) not in (int, float):
         raise CheckpointError(f"{where}: adapter needs a rank of at least 1 and a number alpha.")
-    return rank, float(alpha)
+    return Adapter(rank, float(alpha), slots == "merged")

@@ -17,7 +17,7 @@ from hamburger.model.chunk_attention import ChunkAttention, chunks_of, window_of
 from hamburger.model.config import DynamicRopeScaling, GraftConfig, TrunkConfig
 from hamburger.model.kv_cache import PagedKVCache
 from hamburger.model.layers import DecoderLayer
-from hamburger.model.merge_adapter import Embedded
+from hamburger.model.merge_adapter import Embedded, MergedSlots
 from hamburger.model.micro_decoder import MicroStepDecoder
 from hamburger.model.rotary import RotaryEmbedding
 from hamburger.model.triton_attention import attend_singles, num_splits
@@ -113,9 +113,7 @@ class FusedTrunk(nn.Module):
         delta: Tensor | None = None
         for i, layer in enumerate(self.layers):
             assert isinstance(layer, DecoderLayer)
-            if merged is not None:
-                x, delta = merged.enter(i, x if delta is None else x + delta), None
-            x, delta = _layer(layer, x, delta, partial(attention, i, layer))
+            x, delta = _layer(layer, x, delta, partial(attention, i, layer), merged=merged)
             if i in feature_layers and i != last_layer:
                 features.append(x.index_select(0, batch.emit) + delta.index_select(0, batch.emit))
         read = batch.emit if batch.scored is None else torch.cat((batch.emit, batch.scored.rows))
@@ -209,17 +207,18 @@ def _layer(
     delta: Tensor | None,
     attend: Callable[[Tensor], Tensor],
     keep: tuple[int, int] | None = None,
+    merged: MergedSlots | None = None,
 ) -> tuple[Tensor, Tensor]:
     """DecoderLayer.forward on x + delta, its own last addition left to whoever reads the result next.
 
     attend: qkv -> what the heads saw. keep: (rows, positions) where attend gives the last position of each row only.
     """
     x, normed = add_rms_norm(x, delta, layer.attn_norm.weight, layer.attn_norm.eps)
-    attended = layer.o_proj(attend(layer.qkv_proj(normed)))
+    attended = layer.project("o", attend(layer.project("qkv", normed, merged)), merged)
     if keep is not None:
         x = x.unflatten(0, keep)[:, -1]
     x, normed = add_rms_norm(x, attended, layer.mlp_norm.weight, layer.mlp_norm.eps)
-    return x, layer.down_proj(gated(layer.gate_up_proj(normed)))
+    return x, layer.project("down", gated(layer.project("gate_up", normed, merged)), merged)
 
 
 def _norms(layer: DecoderLayer) -> tuple[Tensor, Tensor] | None:

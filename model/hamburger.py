@@ -20,7 +20,7 @@ from hamburger.model.growing_groups import GrowingGroups
 from hamburger.model.kv_cache import PagedKVCache
 from hamburger.model.linear import PackedLinear, can_pack, pack_linears
 from hamburger.model.masked import Groups, MaskedStep
-from hamburger.model.merge_adapter import Embedded, MergeAdapter
+from hamburger.model.merge_adapter import Embedded, MergedSlots
 from hamburger.model.micro_cache import GroupCache
 from hamburger.model.micro_decoder import MicroStepDecoder, StopHead
 from hamburger.model.native import Kernels
@@ -66,13 +66,11 @@ class HamburgerModel(nn.Module):
         self.micro_head = None  # not in the class, where it would hide a module of that name
         # Not nn.Embedding(V, D): drawing its initial numbers on the meta device imports torch's compiler for a second.
         self.embed_tokens = nn.Embedding.from_pretrained(torch.empty(t.vocab_size, t.hidden_size), freeze=False)
-        self.trunk = Trunk(t)
+        self.trunk = Trunk(t, config.merge_rank)
         if not t.tie_word_embeddings:
             self.lm_head = nn.Linear(t.hidden_size, t.vocab_size, bias=False)
         if g is not None:
             self.embedder = CompositionalEmbedder(t.hidden_size, g.max_group, g.merger_heads)
-            if g.merge_adapter_width:
-                self.merge_adapter = MergeAdapter(t, g)
             self.micro_decoder = MicroStepDecoder(t, g)
             self.stop_head = StopHead(t.hidden_size)
             if g.short_list_size is not None:
@@ -195,8 +193,8 @@ class HamburgerModel(nn.Module):
             return Embedded(self._embedding(batch.token_ids[:, 0]))
         tokens, sizes = self._embedding(batch.token_ids), batch.group_sizes
         rows = None if self.masked else (sizes > 1).nonzero().squeeze(-1)
-        merged = self.merge_adapter(tokens, sizes, rows) if "merge_adapter" in self._modules else None
-        return Embedded(self.embedder(tokens, sizes, rows), merged)
+        merged = MergedSlots(rows, (sizes > 1)[:, None] if rows is None else None)
+        return Embedded(self.embedder(tokens, sizes, rows), merged if self.config.merge_rank else None)
 
     def _embedding(self, token_ids: Tensor) -> Tensor:
         """int64 [...] -> [..., D]."""

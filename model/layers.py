@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hamburger.model.config import TrunkConfig
+from hamburger.model.merge_adapter import LowRank, MergedSlots
 from hamburger.model.rotary import rotate
 
 # (q [..., num_heads, head_dim], k and v [..., num_kv_heads, head_dim]) -> [..., num_heads * head_dim]
@@ -33,7 +34,8 @@ class RMSNorm(nn.Module):
 class DecoderLayer(nn.Module):
     """One layer with fused q/k/v and gate/up projections; biases, and norms of q and k, where its kind has them."""
 
-    def __init__(self, config: TrunkConfig) -> None:
+    def __init__(self, config: TrunkConfig, adapter_rank: int = 0) -> None:
+        """adapter_rank: of the adapters that slots of several tokens pass; 0: there are none."""
         super().__init__()
         d, ff = config.hidden_size, config.intermediate_size
         self.num_heads, self.num_kv_heads, self.head_dim = config.num_heads, config.num_kv_heads, config.head_dim
@@ -46,15 +48,42 @@ class DecoderLayer(nn.Module):
         self.mlp_norm = RMSNorm(d, config.rms_norm_eps)
         self.gate_up_proj = nn.Linear(d, 2 * ff, bias=config.mlp_bias)
         self.down_proj = nn.Linear(ff, d, bias=config.mlp_bias)
+        if adapter_rank:
+            for name in ("qkv", "o", "gate_up", "down"):
+                linear = self.get_submodule(f"{name}_proj")
+                assert isinstance(linear, nn.Linear)
+                self.add_module(f"{name}_adapter", LowRank(linear.in_features, linear.out_features, adapter_rank))
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend, last_only: bool = False) -> Tensor:
-        """x [..., D] -> [..., D]; with last_only, x [R, n, D] -> [R, 1, D], and attend gives only that position."""
-        attended = attend(*self.heads(x, cos, sin))
-        return self.finish(x[:, -1:] if last_only else x, attended)
+    def forward(
+        self,
+        x: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        attend: Attend,
+        last_only: bool = False,
+        merged: MergedSlots | None = None,
+    ) -> Tensor:
+        """x [..., D] -> [..., D]; with last_only, x [R, n, D] -> [R, 1, D], and attend gives only that position.
 
-    def heads(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        merged: the slots of x [T, D] that pass the layer's adapters.
+        """
+        attended = attend(*self.heads(x, cos, sin, merged))
+        return self.finish(x[:, -1:] if last_only else x, attended, merged)
+
+    def project(self, name: str, x: Tensor, merged: MergedSlots | None) -> Tensor:
+        """One of the linears: qkv, o, gate_up or down."""
+        y: Tensor = self._modules[f"{name}_proj"](x)  # type: ignore[misc]  # it is there
+        if merged is None:
+            return y
+        adapter = self._modules[f"{name}_adapter"]
+        assert isinstance(adapter, LowRank)
+        return merged.add(adapter, x, y)
+
+    def heads(
+        self, x: Tensor, cos: Tensor, sin: Tensor, merged: MergedSlots | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """What `attend` is given for x [..., D]: q, k and v, the first two rotated."""
-        qkv = self.qkv_proj(self.attn_norm(x)).unflatten(-1, (-1, self.head_dim))
+        qkv = self.project("qkv", self.attn_norm(x), merged).unflatten(-1, (-1, self.head_dim))
         heads = qkv[..., : self.num_heads + self.num_kv_heads, :]
         if self.q_norm is not None and self.k_norm is not None:
             q, k = heads.split((self.num_heads, self.num_kv_heads), dim=-2)
@@ -62,9 +91,8 @@ class DecoderLayer(nn.Module):
         q, k = rotate(heads, cos, sin).split((self.num_heads, self.num_kv_heads), dim=-2)
         return q, k, qkv[..., self.num_heads + self.num_kv_heads :, :]
 
-    def finish(self, x: Tensor, attended: Tensor) -> Tensor:
+    def finish(self, x: Tensor, attended: Tensor, merged: MergedSlots | None = None) -> Tensor:
         """The layer's result [..., D] of its input x and of what the heads saw, [..., num_heads * head_dim]."""
-        x = x + self.o_proj(attended)
-        gate, up = self.gate_up_proj(self.mlp_norm(x)).chunk(2, dim=-1)
-        out: Tensor = x + self.down_proj(F.silu(gate) * up)
-        return out
+        x = x + self.project("o", attended, merged)
+        gate, up = self.project("gate_up", self.mlp_norm(x), merged).chunk(2, dim=-1)
+        return x + self.project("down", F.silu(gate) * up, merged)

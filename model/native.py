@@ -45,6 +45,7 @@ class LayerStruct(ctypes.Structure):
         *((name, _pointer) for name in ("attn_norm", "mlp_norm", "q_norm", "k_norm")),
         *((name, WeightStruct) for name in ("qkv", "o", "gate_up", "down")),
         ("window", _int32),
+        ("adapters", WeightStruct * 8),
     )
 
 
@@ -66,7 +67,7 @@ class GeometryStruct(ctypes.Structure):
 class MergedStruct(ctypes.Structure):
     """As in kernels/common.h."""
 
-    _fields_ = (("count", _int64), *((name, _pointer) for name in ("rows", "shifts", "down", "up")))
+    _fields_ = (("count", _int64), ("rows", _pointer), ("rank", _int64))
 
 
 class _Batch(ctypes.Structure):
@@ -105,7 +106,7 @@ class Kernels:
         self.instructions = instructions
         self._library = library
         self._layers = self.function("layers", _pointer, _pointer, ctypes.c_int, *4 * (_pointer,))
-        self._layers_memory = self.function("layers_memory", _pointer, *3 * (_int64,))
+        self._layers_memory = self.function("layers_memory", _pointer, *2 * (_int64,))
         self._linear = self.function("linear", _pointer, _pointer, _int64, _pointer, _pointer)
         self._linear_memory = self.function("linear_memory", _pointer, _int64)
         self._pack = self.function("pack", ctypes.c_int, ctypes.c_int, _pointer, _int64, _int64, _pointer)
@@ -142,11 +143,12 @@ class Kernels:
         kv: Sequence[Tensor],
         emit: Tensor,
         read: Sequence[int],
-        merged: PackedMerges | None = None,
+        merged: Tensor | None = None,
     ) -> list[Tensor]:
         """All layers on x, float32 [T, D], contiguous, in place; they write the slots' keys and values.
 
         kv: of each layer [blocks, block_size, 2, kv_heads, head_dim], bfloat16 or float32.
+        merged: int64 [N], the rows that pass the layers' adapters.
         Returns the states of rows emit, int64 [M], after each of the layers `read`: float32 [M, D].
         """
         tensors = (slots.cos, slots.sin, slots.write_slots, slots.block_tables, slots.context_slots, slots.query_slots)
@@ -158,10 +160,9 @@ class Kernels:
             len(x), len(slots.query_slots), *(tensor.data_ptr() for tensor in tensors),
             slots.block_tables.shape[1], slots.block_size, kv[0].dtype == torch.float32,
             emit.data_ptr(), len(emit), ctypes.addressof(places),
-            MergedStruct() if merged is None else merged.struct,
+            MergedStruct() if merged is None else MergedStruct(len(merged), merged.data_ptr(), layers.rank),
         )  # fmt: skip
-        merges = (0, 0) if merged is None else (len(merged.rows), merged.shifts.shape[-1])
-        memory = self.working_memory(self._layers_memory(layers.geometry, len(x), *merges))
+        memory = self.working_memory(self._layers_memory(layers.geometry, len(x), layers.rank))
         pointers = (_pointer * len(kv))(*(tensor.data_ptr() for tensor in kv))
         self._layers(layers.geometry, layers.structs, len(kv), pointers, ctypes.byref(batch), x.data_ptr(), memory)
         return features
@@ -205,7 +206,10 @@ class PackedWeight:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerParts:
-    """One decoder layer (layers.py): norms [D] or [head_dim], linears, and how many slots a slot sees (0: all)."""
+    """One decoder layer (layers.py): norms [D] or [head_dim], linears, and how many slots a slot sees (0: all).
+
+    adapters: down and up of qkv, o, gate_up and down; or none.
+    """
 
     attn_norm: Tensor
     mlp_norm: Tensor
@@ -216,6 +220,7 @@ class LayerParts:
     gate_up: PackedWeight
     down: PackedWeight
     window: int
+    adapters: Sequence[PackedWeight]
 
 
 class PackedLayers:
@@ -225,32 +230,22 @@ class PackedLayers:
         self._geometry = GeometryStruct.of(config)
         self.geometry = ctypes.byref(self._geometry)
         self.weights = [weight for part in parts for weight in (part.qkv, part.o, part.gate_up, part.down)]
+        self._held = [part.adapters for part in parts]
+        self.rank = parts[0].adapters[0].outputs if parts[0].adapters else 0
         self._norms: list[Tensor] = []  # keeps them alive
         self.structs = (LayerStruct * len(parts))(*(self._layer(part) for part in parts))
 
     def _layer(self, part: LayerParts) -> LayerStruct:
         norms = [self._at(norm) for norm in (part.attn_norm, part.mlp_norm, part.q_norm, part.k_norm)]
         linears = [weight.struct for weight in (part.qkv, part.o, part.gate_up, part.down)]
-        return LayerStruct(*norms, *linears, part.window)
+        adapters = (WeightStruct * 8)(*(weight.struct for weight in part.adapters))
+        return LayerStruct(*norms, *linears, part.window, adapters)
 
     def _at(self, norm: Tensor | None) -> int | None:
         if norm is None:
             return None
         self._norms.append(norm.detach().float().contiguous())
         return self._norms[-1].data_ptr()
-
-
-class PackedMerges:
-    """The slots of several tokens in one batch, and their adapter (merge_adapter.py), as the kernels read them.
-
-    down, up: of each layer, [width, D] and [D, width]. rows: int64 [N]. shifts: float32 [layers, N, width], contiguous.
-    """
-
-    def __init__(self, down: Sequence[PackedWeight], up: Sequence[PackedWeight], rows: Tensor, shifts: Tensor) -> None:
-        self.rows, self.shifts = rows, shifts
-        self._linears = [(WeightStruct * len(part))(*(weight.struct for weight in part)) for part in (down, up)]
-        addresses = (ctypes.addressof(structs) for structs in self._linears)
-        self.struct = MergedStruct(len(rows), rows.data_ptr(), shifts.data_ptr(), *addresses)
 
 
 def load_kernels(instructions: InstructionSet | None = None) -> Kernels | None:

@@ -12,13 +12,12 @@ from hamburger.model.batch import ForwardBatch
 from hamburger.model.config import GraftConfig, TrunkConfig
 from hamburger.model.kv_cache import PagedKVCache
 from hamburger.model.layers import DecoderLayer
-from hamburger.model.merge_adapter import Embedded, MergedSlots
+from hamburger.model.merge_adapter import Embedded, LowRank
 from hamburger.model.native import (
     GROUP,
     Kernels,
     LayerParts,
     PackedLayers,
-    PackedMerges,
     PackedWeight,
     Slots,
     has_4_bits,
@@ -76,27 +75,13 @@ class NativeTrunk(nn.Module):
         )
         last_layer = self.config.num_layers - 1
         between = [layer for layer in feature_layers if layer != last_layer]
-        merges = None if embedded.merged is None else _packed(embedded.merged)
-        features = self._kernels.layers(self.layers, x, slots, cache.data, batch.emit, between, merges)
+        merged = None if embedded.merged is None else embedded.merged.rows
+        features = self._kernels.layers(self.layers, x, slots, cache.data, batch.emit, between, merged)
         read = batch.emit if batch.scored is None else torch.cat((batch.emit, batch.scored.rows))
         hidden: Tensor = self.norm(x.index_select(0, read))
         if last_layer in feature_layers:
             features.append(hidden[: len(batch.emit)])
         return hidden, features
-
-
-def _packed(merged: MergedSlots) -> PackedMerges | None:
-    if merged.rows is None or not len(merged.rows):
-        return None
-    layers = merged.adapter.layers
-    down, up = ([_weight(layer.get_submodule(name)) for layer in layers] for name in ("down", "up"))
-    return PackedMerges(down, up, merged.rows, merged.shifts)
-
-
-def _weight(linear: nn.Module) -> PackedWeight:
-    if not isinstance(linear, NativeLinear):
-        raise TypeError(f"{type(linear).__name__} is not packed for the kernels.")
-    return linear.packed
 
 
 class NativeStopHead(nn.Module):
@@ -165,6 +150,7 @@ def pack_layers(
     for i in range(len(layers)):
         layer = layers[i]
         assert isinstance(layer, DecoderLayer)
+        adapters = [child for child in layer.children() if isinstance(child, LowRank)]
         parts.append(
             LayerParts(
                 attn_norm=layer.attn_norm.weight,
@@ -176,6 +162,11 @@ def pack_layers(
                 o=pack(layer.o_proj),
                 gate_up=pack(layer.gate_up_proj),
                 down=pack(layer.down_proj),
+                adapters=[
+                    PackedWeight(kernels, linear.weight, None, 8)
+                    for adapter in adapters
+                    for linear in (adapter.down, adapter.up)
+                ],
             )
         )
         layers[i] = nn.Identity()

@@ -28,8 +28,8 @@ from hamburger.model.layers import DecoderLayer
 from hamburger.model.shards import StepShape, shard_trunk
 
 _NOT_ON = -1
-_ROWS = re.compile(r".*\.(self_attn\.[qkv]_proj|mlp\.(gate|up)_proj)\.(weight|bias)")
-_COLUMNS = re.compile(r".*\.(self_attn\.o_proj|mlp\.down_proj)\.weight")
+_ROWS = re.compile(r".*\.(self_attn\.[qkv]_proj|mlp\.(gate|up)_proj)\.(weight|bias|lora_B)")
+_COLUMNS = re.compile(r".*\.(self_attn\.o_proj|mlp\.down_proj)\.(weight|lora_A)")
 _ADDED_ONCE = re.compile(r".*\.(self_attn\.o_proj|mlp\.down_proj)\.bias")
 _VOCABULARY = ("model.embed_tokens.weight", "lm_head.weight")
 
@@ -73,6 +73,9 @@ class ParallelModel(HamburgerModel):
         for layer in [module for module in self.modules() if isinstance(module, DecoderLayer)]:
             layer.add_module("o_proj", _Reduced(layer.o_proj, self.group))
             layer.add_module("down_proj", _Reduced(layer.down_proj, self.group))
+            for adapter in (layer._modules.get("o_adapter"), layer._modules.get("down_adapter")):
+                if adapter is not None:
+                    adapter.add_module("down", _Reduced(adapter.get_submodule("down"), self.group))
 
     def lead(self, announce: Callable[[StepShape], None]) -> None:
         """Rank 0: `announce` tells the other ranks' hosts of each step; they must `follow` then."""

@@ -20,10 +20,11 @@ from hamburger.model.static_attention import StaticAttention
 class Trunk(nn.Module):
     """Decoder layers and final norm. Embedding and head belong to HamburgerModel, which shares them."""
 
-    def __init__(self, config: TrunkConfig) -> None:
+    def __init__(self, config: TrunkConfig, merge_rank: int = 0) -> None:
+        """merge_rank: of the adapters that slots of several tokens pass."""
         super().__init__()
         self.config = config
-        self.layers = nn.ModuleList(DecoderLayer(config) for _ in range(config.num_layers))
+        self.layers = nn.ModuleList(DecoderLayer(config, merge_rank) for _ in range(config.num_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
     def forward(
@@ -46,9 +47,7 @@ class Trunk(nn.Module):
         features: list[Tensor] = []
         x, merged = embedded.x, embedded.merged
         for i, layer in enumerate(self.layers):
-            if merged is not None:
-                x = merged.enter(i, x)
-            x = layer(x, cos, sin, partial(attention, i))
+            x = layer(x, cos, sin, partial(attention, i), merged=merged)
             if i in feature_layers and i != len(self.layers) - 1:
                 features.append(x.index_select(0, batch.emit))
         read = batch.emit if batch.scored is None else torch.cat((batch.emit, batch.scored.rows))

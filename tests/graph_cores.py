@@ -17,7 +17,7 @@ from hamburger.model.config import ModelConfig
 from hamburger.model.decode_graphs import Compiling, DecodeGraphs, Form
 from hamburger.model.hamburger import HamburgerModel
 from hamburger.model.kv_cache import PagedKVCache
-from small_models import ADAPTED, graft_config, params, trunk_config
+from small_models import graft_config, grafted, params, trunk_config
 from trunk_shapes import SHAPES as TRUNKS
 
 BLOCK, CONTEXT, ROWS = 4, 128, 11
@@ -27,7 +27,7 @@ MODELS: dict[str, ModelConfig] = {
     "short_list": ModelConfig(trunk=trunk_config(), graft=graft_config(features="fused", short_list_size=40)),
     "plain_base": ModelConfig(trunk=trunk_config(tie_word_embeddings=False)),
     "dynamic_rope": ModelConfig(trunk=trunk_config(**TRUNKS["dynamic_rope"]), graft=graft_config()),
-    "merge_adapter": ModelConfig(trunk=trunk_config(), graft=graft_config(**ADAPTED)),
+    "merge_adapter": grafted(merge_rank=32),
     "sliding": ModelConfig(trunk=trunk_config(**TRUNKS["qwen2_sliding"]), graft=graft_config()),
 }
 

@@ -17,7 +17,7 @@ from hamburger.engine.sampling_params import SamplingParams
 from hamburger.model.assemble import assemble
 from hamburger.model.backends import Backend
 from hamburger.model.batch import ForwardBatch, empty_sampling
-from hamburger.model.config import GraftConfig, ModelConfig, TrunkConfig, tensor_shapes
+from hamburger.model.config import GraftConfig, ModelConfig, TrunkConfig, shared_lora_a, tensor_shapes
 from hamburger.model.execution import Execution
 from hamburger.model.hamburger import HamburgerModel
 from hamburger.model.kv_cache import PagedKVCache
@@ -49,8 +49,9 @@ def graft_config(**changes: Any) -> GraftConfig:
     return GraftConfig(**{**fields, **changes})
 
 
-# A graft whose slots of several tokens have an adapter of their own (merge_adapter.py).
-ADAPTED: dict[str, Any] = {"merge_adapter_width": 32, "merge_code_size": 64}
+def grafted(trunk: TrunkConfig | None = None, merge_rank: int = 0, **graft: Any) -> ModelConfig:
+    """A small model with a graft; merge_rank: of an adapter for its slots of several tokens (merge_adapter.py)."""
+    return ModelConfig(trunk=trunk or trunk_config(), graft=graft_config(**graft), merge_rank=merge_rank)
 
 
 def random_tensors(config: ModelConfig, seed: int = 0) -> dict[str, Tensor]:
@@ -65,6 +66,8 @@ def random_tensors(config: ModelConfig, seed: int = 0) -> dict[str, Tensor]:
             tensors[name] = 1 + 0.1 * torch.randn(shape, generator=generator)
         else:
             tensors[name] = torch.randn(shape, generator=generator) * (shape[-1] ** -0.5 if len(shape) > 1 else 0.1)
+    for name, shared in shared_lora_a(config).items() if config.merge_rank else ():
+        tensors |= {part: tensors[name].clone() for part in shared}
     tensors["model.embed_tokens.weight"] *= config.trunk.hidden_size**0.5 / 2
     return tensors
 

@@ -20,7 +20,7 @@ from hamburger.model.group import Group
 from hamburger.model.kv_cache import PagedKVCache
 from hamburger.model.parallel import ParallelModel
 from hamburger.model.shards import shard_trunk
-from small_models import ADAPTED, CPU, graft_config, random_tensors, trunk_config
+from small_models import CPU, graft_config, grafted, random_tensors, trunk_config
 
 SIZE, BLOCK_SIZE = 2, 4
 _BIASED = trunk_config(qkv_bias=True, o_bias=True, mlp_bias=True)
@@ -32,7 +32,7 @@ CASES = {
     "short list": ModelConfig(trunk=_UNTIED, graft=graft_config(features="fused", short_list_size=20)),
     "short list of one rank": ModelConfig(trunk=trunk_config(), graft=graft_config(short_list_size=9)),
     "qk norms": ModelConfig(trunk=trunk_config(qk_norm=True, head_dim=16), graft=graft_config(feature_layers=(0, 2))),
-    "merge adapter": ModelConfig(trunk=trunk_config(), graft=graft_config(**ADAPTED)),
+    "merge adapter": grafted(merge_rank=32),
     "sliding": ModelConfig(trunk=trunk_config(sliding_window=5, sliding_layers=(1, 2)), graft=graft_config()),
     "plain": ModelConfig(trunk=trunk_config(num_kv_heads=4)),
     "plain, untied": ModelConfig(trunk=_UNTIED),

@@ -24,8 +24,8 @@ GRAFT: dict[str, Any] = {"max_group": 4, "merger_heads": 4, "micro_layers": 1, "
 FUSED: dict[str, Any] = {**GRAFT, "features": "fused", "micro_norm": True}
 # Merger and merge adapter alone, held to the base's states.
 MERGES: dict[str, Any] = {
-    "graft": {**FUSED, "merge_adapter_width": 32, "merge_code_size": 32},
-    "trunk": {"mode": "frozen"},
+    "graft": FUSED,
+    "trunk": {"mode": "merges", "rank": 32},
     "objective": {"cross_entropy": 0.0, "distillation": 1.0, "stop": 0.0, "stop_target": "agreement",
                   "micro_weight": 0.0, "matching": 2.0},
     "groups": {"kind": "jitter"},

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from hamburger.model.checkpoint import load_checkpoint, read_files, save_checkpoint
 from hamburger.model.config import GraftConfig, ModelConfig
+from hamburger.model.folder_config import Adapter
 from hamburger.model.sources import ModelSource, read_json, resolve_source
 from hamburger.training import calibrate
 from hamburger.training.arguments_quality import CONFIDENCES
@@ -143,10 +144,12 @@ def _write(
     if source.kind == "hamburger" and source.base_path is not None and not options.merge:
         settings = read_json(source.path / "config.json")
         base = _base_reference(options.base or settings["base"], source, out)
-        if "adapter" in settings:
-            adapter = settings["adapter"]["rank"], float(settings["adapter"]["alpha"])
+        if "adapter" in settings and not config.merge_rank:
+            adapter = Adapter(settings["adapter"]["rank"], float(settings["adapter"]["alpha"]))
         own = read_files(sorted(source.path.glob("*.safetensors")))
         tensors = {name: t.to(dtype) if t.is_floating_point() else t for name, t in own.items()}
+        if config.merge_rank:  # as they were loaded, with alpha / rank in them
+            tensors |= {name: t for name, t in checkpoint.tensors.items() if name.startswith("adapter.")}
     _check_finite(tensors, options.dtype)
     on_progress(f"writing {out}")
     save_checkpoint(folder, config, tensors, base=base, adapter=adapter)

@@ -110,9 +110,7 @@ def merged_states(
     for i, layer in enumerate(model.trunk.layers):
         if i:
             distance = distance + _distance(layer.get_submodule("attn_norm")(x), base.normed[i - 1][same])
-        if merged is not None:
-            x = merged.enter(i, x)
-        x = layer(x, cos, sin, _Tail(lengths, before, starts, base.heads[i], _window(model, i)))
+        x = layer(x, cos, sin, _Tail(lengths, before, starts, base.heads[i], _window(model, i)), merged=merged)
         if i in feature_layers and i != last:
             features.append(x)
     final = model.trunk.norm(x)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from hamburger.model.config import ModelConfig, tensor_shapes
+from hamburger.model.folder_config import Adapter
 from hamburger.training.dataset import SegmentedDataset
 
 
@@ -46,7 +47,7 @@ class CardFacts:
     is_whole: bool
     dtype: str
     config: ModelConfig
-    adapter: tuple[int, float] | None
+    adapter: Adapter | None
     num_adapter_parameters: int
     weight_bytes: int
     data: Sequence[Path] = ()
@@ -130,22 +131,24 @@ def _base(facts: CardFacts) -> str:
 def _shape(facts: CardFacts) -> str:
     trunk, graft = facts.config.trunk, facts.config.graft
     own = tensor_shapes(ModelConfig(trunk=trunk))
-    counts = [sum(math.prod(s) for n, s in tensor_shapes(facts.config).items() if (n in own) == t) for t in (1, 0)]
-    held = "trunk and graft" if facts.is_whole else "the graft" if facts.adapter is None else "graft and adapter"
+    sizes = {n: math.prod(s) for n, s in tensor_shapes(facts.config).items() if not n.startswith("adapter.")}
+    counts = [sum(size for name, size in sizes.items() if (name in own) == of_trunk) for of_trunk in (True, False)]
+    adapter = facts.adapter
+    if rank := facts.config.merge_rank:
+        adapter = Adapter(rank, rank, is_for_merges=True)
+    held = ["trunk"] * facts.is_whole + ["graft"] + ["adapter"] * (adapter is not None)
     rows = {
         "base model": facts.base or "unknown: the source does not name it",
         "made from": f"`{facts.source}`",
         "written by": f"hamburger export {version('hamburger-serve')}",
-        "weights in this folder": f"{held}, {facts.dtype}, {facts.weight_bytes / 1e6:,.1f} MB",
+        "weights in this folder": f"{' and '.join(held)}, {facts.dtype}, {facts.weight_bytes / 1e6:,.1f} MB",
         "trunk": f"{counts[0] / 1e6:,.1f} M parameters, {trunk.num_layers} layers, width {trunk.hidden_size}, "
         f"vocabulary {trunk.vocab_size}, context {trunk.context_tokens} tokens",
         "graft": f"{counts[1] / 1e6:,.1f} M parameters",
     }
-    if facts.adapter is not None:
-        rows["adapter"] = (
-            f"{facts.num_adapter_parameters / 1e6:,.1f} M parameters, rank {facts.adapter[0]}, "
-            f"alpha {facts.adapter[1]:g}"
-        )
+    if adapter is not None:
+        passed = ", passed by slots of several tokens alone" if adapter.is_for_merges else f", alpha {adapter.alpha:g}"
+        rows["adapter"] = f"{facts.num_adapter_parameters / 1e6:,.1f} M parameters, rank {adapter.rank}{passed}"
     if graft is not None:
         layers = ", ".join(map(str, graft.feature_layers))
         rows["micro decoder"] = (

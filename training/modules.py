@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from hamburger.model.assemble import assemble, parts_of
 from hamburger.model.checkpoint import load_checkpoint, read_files, save_checkpoint
-from hamburger.model.config import GraftConfig, ModelConfig, tensor_shapes
+from hamburger.model.config import ModelConfig, shared_lora_a, tensor_shapes
 from hamburger.model.execution import Execution
+from hamburger.model.folder_config import Adapter
 from hamburger.model.hamburger import HamburgerModel
 from hamburger.model.sources import BUILTIN, EMBEDDED_BASE, ModelSource, read_json, resolve_source
 from hamburger.training.errors import TrainingError
@@ -21,7 +22,7 @@ from hamburger.training.grafts import new_graft
 from hamburger.training.network import is_of_merges
 from hamburger.training.recipe import Recipe
 
-Mode = Literal["frozen", "adapter", "full"]
+Mode = Literal["frozen", "merges", "adapter", "full"]
 ADAPTED = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
 _TRUNK = ("model.", "lm_head.")
 _LORA = {"lora_A": ".lora_A.default.weight", "lora_B": ".lora_B.default.weight"}
@@ -34,19 +35,12 @@ _TOKENIZER_FILES = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Adapter:
-    """Low-rank adapters on the trunk's linears; they add alpha / rank * B A to a weight."""
-
-    rank: int
-    alpha: float
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Origin:
     """What training starts from, on the host in float32.
 
-    tensors: canonical tensors, without the adapter, and `adapter.*` pairs. base: what a checkpoint names as its base,
+    tensors: canonical tensors, and `adapter.*` pairs. adapter: of these, unless they are for merged slots alone
+    (config.merge_rank). base: what a checkpoint names as its base,
     None if it holds its trunk. tokenizer: the folder whose tokenizer files go along.
     """
 
@@ -72,8 +66,7 @@ class Trainable:
         tensors = canonical_tensors(config, state)
         if self.base is not None:
             tensors = {name: t for name, t in tensors.items() if not name.startswith(_TRUNK)}
-        adapter = None if self.adapter is None else (self.adapter.rank, self.adapter.alpha)
-        save_checkpoint(folder, config, tensors, base=self.base, adapter=adapter)
+        save_checkpoint(folder, config, tensors, base=self.base, adapter=self.adapter)
         for name in _TOKENIZER_FILES:
             if (self.tokenizer / name).is_file():
                 (folder / name).write_bytes((self.tokenizer / name).read_bytes())
@@ -101,11 +94,14 @@ def read_hamburger(name: str) -> Origin:
     settings = read_json(source.path / "config.json")
     base = _referenced(source, settings.get("base"))
     tensors, adapter = checkpoint.tensors, None
-    if "adapter" in settings:
+    if "adapter" in settings and not checkpoint.config.merge_rank:
         adapter = Adapter(settings["adapter"]["rank"], float(settings["adapter"]["alpha"]))
         trunk = {} if base is None else read_base(base).tensors
         own = read_files(sorted(source.path.glob("*.safetensors")))
         tensors = trunk | {n: t.float() if t.is_floating_point() else t for n, t in own.items()}
+    # Aligned as new ones are: products of unaligned memory may round otherwise, and a run that goes on must not.
+    aligned = {name: tensor.clone() for name, tensor in tensors.items() if not name.startswith(_TRUNK)}
+    tensors = tensors | aligned
     return Origin(checkpoint.config, tensors, adapter, base, source.tokenizer_path)
 
 
@@ -116,9 +112,6 @@ def with_graft(origin: Origin, recipe: Recipe, short_list: Callable[[int], Tenso
     """
     wanted = recipe.graft.config(origin.config.trunk)
     own = origin.config.graft
-    if own is not None and wanted.merge_adapter_width and not own.merge_adapter_width:
-        origin = _with_merge_adapter(origin, wanted, recipe.seed)
-        own = origin.config.graft
     if own is not None:
         for name in type(recipe.graft).model_fields:
             if getattr(own, name) != getattr(wanted, name):
@@ -135,16 +128,26 @@ def with_graft(origin: Origin, recipe: Recipe, short_list: Callable[[int], Tenso
     return Origin(config, origin.tensors | graft, None, origin.base, origin.tokenizer)
 
 
-def _with_merge_adapter(origin: Origin, wanted: GraftConfig, seed: int) -> Origin:
-    """A HAMburger's origin with a new merge adapter, which adds nothing yet."""
-    graft = origin.config.graft
-    assert graft is not None
-    width, code_size = wanted.merge_adapter_width, wanted.merge_code_size
-    graft = replace(graft, merge_adapter_width=width, merge_code_size=code_size)
-    config = replace(origin.config, graft=graft)
-    drawn = new_graft(config, origin.tensors, origin.tensors.get("short_list"), seed)
-    added = {name: tensor for name, tensor in drawn.items() if name.startswith("merge_adapter.")}
-    return replace(origin, config=config, tensors=origin.tensors | added)
+def _with_merge_adapter(origin: Origin, recipe: Recipe) -> Origin:
+    """The origin with an adapter for merged slots: its own, which must have the recipe's rank, or a new one, which adds
+    nothing yet. Raises TrainingError."""
+    rank, own = recipe.trunk.rank, origin.config.merge_rank
+    if origin.adapter is not None or origin.base is None:
+        raise TrainingError(
+            "trunk.mode merges leaves the trunk to the base, but the model to begin from has changed it: begin from a "
+            "graft over the untouched base."
+        )
+    if own:
+        if own != rank:
+            raise TrainingError(f"trunk.rank is {rank}, but the model to begin from has {own}: make them agree.")
+        return origin
+    config = replace(origin.config, merge_rank=rank)
+    shapes, generator = tensor_shapes(config), torch.Generator().manual_seed(recipe.seed)
+    pairs = {name: torch.zeros(shape) for name, shape in shapes.items() if name.startswith("adapter.")}
+    for name, shared in shared_lora_a(config).items():
+        drawn = torch.randn(shapes[name], generator=generator) / shapes[name][1] ** 0.5
+        pairs |= {part: drawn.clone() for part in (name, *shared)}
+    return replace(origin, config=config, tensors=origin.tensors | pairs)
 
 
 def build(
@@ -154,8 +157,15 @@ def build(
 
     Raises TrainingError when the origin's adapter does not fit the recipe.
     """
-    mode, adapter = recipe.trunk.mode, origin.adapter
-    tensors = origin.tensors
+    mode = recipe.trunk.mode
+    if mode == "merges":
+        origin = _with_merge_adapter(origin, recipe)
+    elif mode != "frozen" and origin.config.merge_rank:
+        raise TrainingError(
+            f"trunk.mode is {mode}, but the model to begin from has an adapter for merged slots alone: use trunk.mode "
+            "merges or frozen."
+        )
+    tensors, adapter = origin.tensors, origin.adapter
     if mode == "full":
         tensors, adapter = _merged(origin), None
     elif mode == "adapter":
@@ -166,7 +176,8 @@ def build(
                 f"adapter of {adapter.rank} and {adapter.alpha}: make them agree, or use trunk.mode full."
             )
         adapter = chosen
-    plain = {name: t for name, t in tensors.items() if not name.startswith("adapter.")}
+    is_held = bool(origin.config.merge_rank)  # else peft's modules take the pairs
+    plain = {name: t for name, t in tensors.items() if is_held or not name.startswith("adapter.")}
     model = assemble(
         origin.config,
         plain,
@@ -190,7 +201,7 @@ def build(
 
 def is_graft(name: str) -> bool:
     """Whether a parameter of HamburgerModel belongs to the graft."""
-    return name.startswith(("embedder.", "merge_adapter.", "micro_decoder.", "stop_head."))
+    return name.startswith(("embedder.", "micro_decoder.", "stop_head."))
 
 
 def canonical_tensors(config: ModelConfig, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -211,6 +222,8 @@ def canonical_tensors(config: ModelConfig, state: Mapping[str, Tensor]) -> dict[
                 pair = f"adapter.{part.removesuffix('.weight')}"
                 tensors[f"{pair}.lora_A"] = _host(state[linear + _LORA["lora_A"]])
                 tensors[f"{pair}.lora_B"] = _host(b)
+    for name, shared in shared_lora_a(config).items() if config.merge_rank else ():
+        tensors |= {part: tensors[name].clone() for part in shared}
     return tensors
 
 
@@ -268,6 +281,8 @@ def _merged(origin: Origin) -> dict[str, Tensor]:
 
 
 def _is_trained(name: str, mode: Mode) -> bool:
+    if mode == "merges" and "_adapter." in name:
+        return True
     return mode == "full" or is_graft(name) or (mode == "adapter" and ".lora_" in name)
 
 

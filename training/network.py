@@ -69,12 +69,12 @@ def _expand(x: Tensor, times: int) -> Tensor:
 
 
 def embed(model: HamburgerModel, slots: Slots) -> tuple[Tensor, MergedSlots | None]:
-    """What the trunk reads of T slots: states [T, D], and what those of several tokens add to theirs later."""
+    """What the trunk reads of T slots: states [T, D], and which slots pass adapters."""
     embedded: Tensor = model.embed_tokens(slots.token_ids)
     if embedded.shape[1] == 1:
         return embedded[:, 0], None
     rows = (slots.group_sizes > 1).nonzero().squeeze(-1)
-    merged = model.merge_adapter(embedded, slots.group_sizes, rows) if "merge_adapter" in model._modules else None
+    merged = MergedSlots(rows, None) if model.config.merge_rank else None
     return model.embedder(embedded, slots.group_sizes, rows), merged
 
 
@@ -93,12 +93,10 @@ def trunk_states(
     features: list[Tensor] = []
     for i, layer in enumerate(model.trunk.layers):
         attend = sliding if i in config.sliding_layers else whole
-        if merged is not None:
-            x = merged.enter(i, x)
         if checkpointing and torch.is_grad_enabled():
-            x = checkpoint(layer, x, cos, sin, attend, use_reentrant=False)
+            x = checkpoint(layer, x, cos, sin, attend, False, merged, use_reentrant=False)
         else:
-            x = layer(x, cos, sin, attend)
+            x = layer(x, cos, sin, attend, merged=merged)
         if i in feature_layers and i != last:
             features.append(x)
     hidden: Tensor = model.trunk.norm(x)
@@ -126,7 +124,7 @@ def micro_head(model: HamburgerModel) -> Tensor:
 
 def is_of_merges(name: str) -> bool:
     """Whether a parameter of HamburgerModel is used for slots of several tokens alone."""
-    return name.startswith(("embedder.", "merge_adapter."))
+    return name.startswith("embedder.") or "_adapter." in name
 
 
 def has_short_list(model: nn.Module) -> bool:

@@ -42,8 +42,6 @@ class GraftShape(_Part):
     features: Literal["positions", "fused"] = "positions"
     micro_norm: bool = False
     short_list_size: Count | None = None
-    merge_adapter_width: Annotated[int, Field(ge=0)] = 0
-    merge_code_size: Annotated[int, Field(ge=0)] = 0
 
     def config(self, trunk: TrunkConfig) -> GraftConfig:
         """The graft's configuration over a trunk. Raises TrainingError."""
@@ -62,12 +60,13 @@ def spaced_layers(count: int, num_layers: int) -> tuple[int, ...]:
 
 
 class TrunkTraining(_Part):
-    """mode: `frozen`, `adapter` (low-rank adapters on every linear of the trunk, arXiv 2106.09685) or `full`.
+    """mode: `frozen`, `adapter` (low-rank adapters on every linear of the trunk, arXiv 2106.09685), `merges` (the same,
+    passed by slots of several tokens alone, so that single ones stay the base's), or `full`.
 
     rank, alpha, dropout: of the adapter; it adds alpha / rank * B A to a weight.
     """
 
-    mode: Literal["frozen", "adapter", "full"] = "full"
+    mode: Literal["frozen", "merges", "adapter", "full"] = "full"
     rank: Count = 32
     alpha: Annotated[float, Field(gt=0)] = 64.0
     dropout: Rate = 0.0
@@ -86,7 +85,7 @@ class ObjectiveWeights(_Part):
     micro_weight: weight of a micro-step's token beside the trunk's; 0 leaves micro decoder and stop head as they are.
     first_token: whether the trunk's own token is trained; off saves its head where the trunk is frozen.
     matching: weight of how far the trunk's states are, from each answer's first merged group on, from those that the
-        base has after the same tokens (merged_states.py). Then the loss is of these slots alone. Needs a frozen trunk.
+        base has after the same tokens (merged_states.py). Then the loss is of these slots alone.
     """
 
     cross_entropy: Weight = 1.0
@@ -179,11 +178,13 @@ class Recipe(_Part):
             )
         if self.groups.kind == "single" and self.objective.lookahead == "group":
             raise ValueError("groups.kind single trains micro-steps only with objective.lookahead dense")
-        if self.objective.matching and (self.trunk.mode != "frozen" or self.gradient_checkpointing):
+        if self.objective.matching and (self.trunk.mode not in ("frozen", "merges") or self.gradient_checkpointing):
             raise ValueError(
-                "objective.matching holds the trunk to its own states before training: it needs trunk.mode frozen, and "
-                "no gradient_checkpointing"
+                "objective.matching holds merged slots to the base's states: it needs trunk.mode merges (or frozen), "
+                "and no gradient_checkpointing"
             )
+        if self.trunk.mode == "merges" and (self.trunk.rank % 32 or self.trunk.dropout):
+            raise ValueError("trunk.mode merges needs a trunk.rank that is a multiple of 32, and has no dropout")
         if self.objective.micro_weight == 0 and self.objective.stop > 0:
             raise ValueError("objective.micro_weight 0 leaves the stop head as it is: set objective.stop to 0 as well")
         if self.cached_states and (self.groups.kind != "single" or self.trunk.mode != "frozen"):

@@ -27,6 +27,7 @@ struct Layer {
   const float *q_norm, *k_norm;       // [head_dim], or null
   Weight qkv, o, gate_up, down;
   int32_t window;  // slots that a slot sees, itself included; 0: all before it
+  struct { Weight down, up; } adapters[4];  // of qkv, o, gate_up and down, for merged slots; or without data
 };
 
 struct Geometry {
@@ -34,12 +35,11 @@ struct Geometry {
   float eps;
 };
 
-// What slots of several tokens add to their states before each layer (merge_adapter.py).
+// The slots of several tokens, which pass the layers' adapters (merge_adapter.py).
 struct Merged {
-  int64_t count;                  // N such slots; 0: none, or no adapter
-  const int64_t* rows;            // [N], their places in T
-  const float* shifts;            // [layers, N, width]
-  const Weight *down, *up;        // of each layer, [width, D] and [D, width]
+  int64_t count;        // N; 0: none, or no adapters
+  const int64_t* rows;  // [N], their places in T
+  int64_t rank;
 };
 
 // T new slots of B sequences, as ForwardBatch has them (batch.py).

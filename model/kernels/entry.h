@@ -5,9 +5,9 @@ void NAME(layers)(const Geometry* g, const Layer* layers, int count, void* const
   if (batch->kv_is_float) SPACE::run_layers<float>(*g, layers, count, kv, *batch, x, memory);
   else SPACE::run_layers<Bf16>(*g, layers, count, kv, *batch, x, memory);
 }
-int64_t NAME(layers_memory)(const Geometry* g, int64_t rows, int64_t merged, int64_t width) {
+int64_t NAME(layers_memory)(const Geometry* g, int64_t rows, int64_t rank) {
   SPACE::Workspace w;
-  return SPACE::lay_out(*g, rows, nullptr, &w, merged, width);
+  return SPACE::lay_out(*g, rows, nullptr, &w, rank);
 }
 void NAME(linear)(const Weight* w, const float* x, int64_t rows, float* y, uint8_t* memory) {
   SPACE::linear(*w, x, rows, y, memory);

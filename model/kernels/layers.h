@@ -3,8 +3,9 @@
 
 struct Workspace {
   float *qkv, *attended, *gate_up;
-  uint8_t* bottleneck;  // of merged slots: [N, width] float, then [N, hidden] float, then inputs [N, width]
+  float* low;        // [T, rank], of which merged slots are used, as of low_inputs
   Inputs narrow, heads, wide;  // inputs of the linears: [T, hidden], [T, heads * head_dim], [T, intermediate]
+  Inputs low_inputs;
 };
 
 inline int64_t qkv_width(const Geometry& g) { return static_cast<int64_t>(g.heads + 2 * g.kv_heads) * g.head_dim; }
@@ -12,8 +13,8 @@ inline int64_t qkv_width(const Geometry& g) { return static_cast<int64_t>(g.head
 inline int64_t aligned(int64_t bytes) { return (bytes + 63) / 64 * 64; }
 
 // Lays the workspace out from `p`; with null, only its size counts.
-// merged: N slots of several tokens, and the width of their adapter.
-inline int64_t lay_out(const Geometry& g, int64_t rows, uint8_t* p, Workspace* w, int64_t merged = 0, int64_t width = 0) {
+// rank: of the adapters that some slots pass; 0: none do.
+inline int64_t lay_out(const Geometry& g, int64_t rows, uint8_t* p, Workspace* w, int64_t rank = 0) {
   const int64_t heads = static_cast<int64_t>(g.heads) * g.head_dim;
   int64_t at = 0;
   const auto take = [&](int64_t bytes) {
@@ -27,7 +28,8 @@ inline int64_t lay_out(const Geometry& g, int64_t rows, uint8_t* p, Workspace* w
   w->narrow = inputs_at(take(inputs_bytes(rows, g.hidden)), rows, g.hidden);
   w->heads = inputs_at(take(inputs_bytes(rows, heads)), rows, heads);
   w->wide = inputs_at(take(inputs_bytes(rows, g.intermediate)), rows, g.intermediate);
-  w->bottleneck = take(aligned(merged * width * 4) + aligned(merged * g.hidden * 4) + inputs_bytes(merged, width));
+  w->low = reinterpret_cast<float*>(take(rows * rank * 4));
+  w->low_inputs = inputs_at(take(inputs_bytes(rows, rank)), rows, rank);
   return at;
 }
 
@@ -107,6 +109,32 @@ inline void rotate_and_write(const Geometry& g, const Layer& layer, const Batch&
   }
 }
 
+// Some rows only.
+inline void multiply_rows(const Weight& w, const Inputs& x, const Merged& rows, const Output& out, const Share& share) {
+  const auto [first, last] = share.of((w.outputs + kLanes - 1) / kLanes);
+  for (int64_t block = first; block < last; block++)
+    for (int64_t i = 0; i < rows.count; i++) multiply_block<8, 1>(w, block, x, rows.rows[i], out);
+}
+
+// y = W x, and for merged slots y += up(down(x)). A thread adds to the outputs that it has made.
+inline void project(const Weight& weight, const Layer& layer, int which, const Inputs& x, const Batch& batch, const Output& out,
+                    const Workspace& w, const Share& share) {
+  multiply(weight, x, batch.slots, out, share);
+  const Merged& m = batch.merged;
+  if (!m.count) return;
+  const auto& [down, up] = layer.adapters[which];
+  multiply_rows(down, x, m, {w.low, m.rank, false}, share);
+#pragma omp barrier
+  const int64_t groups = m.rank / kGroup;
+  const auto [first, last] = share.of(m.count * groups);
+  for (int64_t i = first; i < last; i++) {
+    const int64_t at = m.rows[i / groups] * groups + i % groups;
+    quantize(w.low_inputs, at, load(w.low + at * kGroup), load(w.low + at * kGroup + kLanes));
+  }
+#pragma omp barrier
+  multiply_rows(up, w.low_inputs, m, {out.y, out.stride, true}, share);
+}
+
 // One layer, by all threads. taken: 0 at first; pieces of attention differ in length, so threads take the next one.
 template <typename Value>
 void run_layer(const Geometry& g, const Layer& layer, Value* cache, const Batch& batch, const AttentionPlan& plan, int64_t* taken,
@@ -114,7 +142,7 @@ void run_layer(const Geometry& g, const Layer& layer, Value* cache, const Batch&
   const int64_t rows = batch.slots, pieces = static_cast<int64_t>(plan.tiles.size()) * g.kv_heads;
   norm_inputs(x, layer.attn_norm, g.eps, w.narrow, rows, share);
 #pragma omp barrier
-  multiply(layer.qkv, w.narrow, rows, {w.qkv, qkv_width(g), false}, share);
+  project(layer.qkv, layer, 0, w.narrow, batch, {w.qkv, qkv_width(g), false}, w, share);
 #pragma omp barrier
   rotate_and_write(g, layer, batch, w.qkv, cache, share);
 #pragma omp barrier
@@ -125,59 +153,22 @@ void run_layer(const Geometry& g, const Layer& layer, Value* cache, const Batch&
 #pragma omp barrier
   plain_inputs(w.attended, w.heads, rows, share);
 #pragma omp barrier
-  multiply(layer.o, w.heads, rows, {x, g.hidden, true}, share);
+  project(layer.o, layer, 1, w.heads, batch, {x, g.hidden, true}, w, share);
 #pragma omp barrier
   norm_inputs(x, layer.mlp_norm, g.eps, w.narrow, rows, share);
 #pragma omp barrier
-  multiply(layer.gate_up, w.narrow, rows, {w.gate_up, 2 * g.intermediate, false}, share);
+  project(layer.gate_up, layer, 2, w.narrow, batch, {w.gate_up, 2 * g.intermediate, false}, w, share);
 #pragma omp barrier
   gated_inputs(w.gate_up, w.wide, rows, share);
 #pragma omp barrier
-  multiply(layer.down, w.wide, rows, {x, g.hidden, true}, share);
-#pragma omp barrier
-}
-
-// Before layer `index`: merged slots go through their adapter, x += up(silu(down(x / rms(x)) + shift)).
-inline void enter(const Geometry& g, const Merged& m, int index, float* x, const Workspace& w, const Share& share) {
-  const Weight &down = m.down[index], &up = m.up[index];
-  const int64_t width = down.outputs, groups = g.hidden / kGroup;
-  float* const inside = reinterpret_cast<float*>(w.bottleneck);
-  float* const added = reinterpret_cast<float*>(w.bottleneck + aligned(m.count * width * 4));
-  const Inputs inputs =
-      inputs_at(w.bottleneck + aligned(m.count * width * 4) + aligned(m.count * g.hidden * 4), m.count, width);
-  const auto [first, last] = share.of(m.count * groups);
-  for (int64_t at = first; at < last; at++) {
-    const float* row = x + m.rows[at / groups] * g.hidden;
-    const float* from = row + at % groups * kGroup;
-    const F inverse = set1(inverse_rms(row, g.hidden, g.eps));
-    quantize(w.narrow, at, load(from) * inverse, load(from + kLanes) * inverse);
-  }
-#pragma omp barrier
-  multiply(down, w.narrow, m.count, {inside, width, false}, share);
-#pragma omp barrier
-  const float* const shifts = m.shifts + index * m.count * width;
-  const auto [from, until] = share.of(m.count * inputs.groups());
-  for (int64_t at = from; at < until; at++) {
-    const float *a = inside + at * kGroup, *b = shifts + at * kGroup;
-    quantize(inputs, at, silu(load(a) + load(b)), silu(load(a + kLanes) + load(b + kLanes)));
-  }
-#pragma omp barrier
-  multiply(up, inputs, m.count, {added, g.hidden, false}, share);
-#pragma omp barrier
-  for (int64_t at = first; at < last; at++) {
-    float* to = x + m.rows[at / groups] * g.hidden + at % groups * kGroup;
-    const float* more = added + at * kGroup;
-    store(to, load(to) + load(more));
-    store(to + kLanes, load(to + kLanes) + load(more + kLanes));
-  }
+  project(layer.down, layer, 3, w.wide, batch, {x, g.hidden, true}, w, share);
 #pragma omp barrier
 }
 
 template <typename Value>
 void run_layers(const Geometry& g, const Layer* layers, int count, void* const* kv, const Batch& batch, float* x, uint8_t* memory) {
   Workspace w;
-  const Merged& merged = batch.merged;
-  lay_out(g, batch.slots, memory, &w, merged.count, merged.count ? merged.down[0].outputs : 0);
+  lay_out(g, batch.slots, memory, &w, batch.merged.count ? batch.merged.rank : 0);
   const AttentionPlan plan(g, batch);
   std::vector<int64_t> taken(count);
 #pragma omp parallel
@@ -186,7 +177,6 @@ void run_layers(const Geometry& g, const Layer* layers, int count, void* const* 
     const std::unique_ptr<Scratch> scratch(new Scratch);
     const auto [first, last] = share.of(batch.emitting);
     for (int i = 0; i < count; i++) {
-      if (merged.count) enter(g, merged, i, x, w, share);
       run_layer(g, layers[i], static_cast<Value*>(kv[i]), batch, plan, &taken[i], x, w, *scratch, share);
       float* const to = batch.features ? batch.features[i] : nullptr;
       // The next layer changes x only after barriers.

@@ -14,9 +14,10 @@ from torch import Tensor
 
 from hamburger.model.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from hamburger.model.config import ModelConfig, tensor_shapes
+from hamburger.model.folder_config import Adapter
 from hamburger.model.hf_config import trunk_config_json
 from hamburger.model.sources import CheckpointError, resolve_source
-from small_models import ADAPTED, graft_config, random_tensors, trunk_config
+from small_models import graft_config, grafted, random_tensors, trunk_config
 
 Tensors = dict[str, Tensor]
 PLAIN = ModelConfig(trunk=trunk_config())
@@ -165,7 +166,7 @@ def test_no_weights_at_all(tmp_path: Path) -> None:
         graft_config(micro_norm=True, micro_layers=1, feature_layers=(3,)),
         graft_config(short_list_size=96, default_confidence=1, expected_tokens_per_kv=1.7),
         graft_config(stop_scale=(0.5, 1.25, 2.0, 1.0), stop_bias=(0.1, -0.25, 0.0, 3e38)),
-        graft_config(**ADAPTED),
+        graft_config(micro_layers=3),
     ],
 )
 @pytest.mark.parametrize("tied", [True, False])
@@ -218,8 +219,41 @@ def test_a_whole_folders_own_generation_config_gives_the_end_tokens(tmp_path: Pa
 def grafts_on_base(tmp_path: Path, extra: Tensors, adapter: tuple[int, float] | None) -> tuple[Path, Tensors]:
     tensors = random_tensors(GRAFTED)
     save_hf(tmp_path / "base", PLAIN, {n: t for n, t in tensors.items() if n in tensor_shapes(PLAIN)})
-    save_checkpoint(tmp_path / "grafts", GRAFTED, graft_only(tensors) | extra, base="../base", adapter=adapter)
+    given = None if adapter is None else Adapter(*adapter)
+    save_checkpoint(tmp_path / "grafts", GRAFTED, graft_only(tensors) | extra, base="../base", adapter=given)
     return tmp_path / "grafts", tensors
+
+
+def test_an_adapter_for_merged_slots_is_kept_apart(tmp_path: Path) -> None:
+    config = grafted(merge_rank=32)
+    tensors = random_tensors(config)
+    save_hf(tmp_path / "base", PLAIN, {n: t for n, t in tensors.items() if n in tensor_shapes(PLAIN)})
+    own = {n: t for n, t in tensors.items() if n not in tensor_shapes(PLAIN)}
+    folder = tmp_path / "grafts"
+    save_checkpoint(folder, config, own, base="../base")
+    settings = json.loads((folder / "config.json").read_text())
+    assert settings["adapter"] == {"rank": 32, "alpha": 32, "slots": "merged"}
+    loaded = load(folder)
+    assert loaded.config == config
+    assert_equal(loaded.tensors, tensors)
+    edit_config(folder, adapter={"rank": 32, "alpha": 64.0, "slots": "merged"})
+    pair = "adapter.model.layers.1.mlp.down_proj"
+    scaled = load(folder).tensors
+    assert torch.equal(scaled[f"{pair}.lora_B"], 2 * tensors[f"{pair}.lora_B"])
+    assert torch.equal(scaled[f"{pair}.lora_A"], tensors[f"{pair}.lora_A"])
+    assert torch.equal(scaled["model.layers.1.mlp.down_proj.weight"], tensors["model.layers.1.mlp.down_proj.weight"])
+    edit_config(folder, adapter={"rank": 32, "alpha": 64.0, "slots": "all"})
+    assert load(folder).config == grafted()  # in the weights of all slots
+    edit_config(folder, adapter={"rank": 32, "alpha": 64.0, "slots": "some"})
+    with pytest.raises(CheckpointError, match=r"adapter\.slots is 'some': it must be all or merged"):
+        load(folder)
+    other = {**own, "adapter.model.layers.2.self_attn.v_proj.lora_A": torch.randn(32, 32)}
+    save_checkpoint(folder, config, other, base="../base")
+    with pytest.raises(CheckpointError, match=r"layers.2.self_attn.q_proj.lora_A and .* differ"):
+        load(folder)
+    del other["adapter.model.layers.2.self_attn.v_proj.lora_A"]
+    with pytest.raises(CheckpointError, match=r"missing.*v_proj.lora_A"):
+        save_checkpoint(folder, config, other, base="../base")
 
 
 def adapter_pair(name: str = LINEAR, rank: int = 3, rows: int = 16) -> Tensors:

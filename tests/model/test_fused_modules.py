@@ -22,7 +22,7 @@ from hamburger.model.hamburger import HamburgerModel
 from hamburger.model.kv_cache import PagedKVCache
 from playing import play
 from same_groups import assert_same_groups
-from small_models import ADAPTED, CPU, core_of, graft_config, params, random_tensors, run_core, trunk_config
+from small_models import CPU, core_of, grafted, params, random_tensors, run_core, trunk_config
 from trunk_shapes import QWEN3, YARN
 
 # (changes to the trunk, to the graft): two layers, so that the interpreter is done in seconds.
@@ -41,15 +41,13 @@ SHAPES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         },
         {"features": "fused", "feature_layers": (1,)},
     ),
-    "merge_adapter": ({}, ADAPTED),
+    "merge_adapter": ({}, {"merge_rank": 32}),
 }
 
 
 def config_of(shape: str) -> ModelConfig:
     trunk, graft = SHAPES[shape]
-    return ModelConfig(
-        trunk=trunk_config(**{"num_layers": 2, **trunk}), graft=graft_config(**{"feature_layers": (0, 1), **graft})
-    )
+    return grafted(trunk_config(**{"num_layers": 2, **trunk}), **{"feature_layers": (0, 1), **graft})
 
 
 def model_of(config: ModelConfig, backend: Backend, device: torch.device, seed: int = 1) -> HamburgerModel:

@@ -14,10 +14,10 @@ from hamburger.model.config import ModelConfig
 from hamburger.model.embedder import CompositionalEmbedder
 from hamburger.model.linear import PackedLinear, can_pack, compiled_rows
 from small_models import (
-    ADAPTED,
     CPU,
     core_of,
     graft_config,
+    grafted,
     params,
     random_model,
     random_tensors,
@@ -33,12 +33,12 @@ SHAPES: dict[str, dict[str, Any]] = {
     "fused_one_layer": {"features": "fused", "micro_layers": 1, "feature_layers": (3,)},
     "short_list": {"features": "fused", "short_list_size": 40},
     "wide_groups": {"max_group": 6, "feature_layers": (0, 2)},
-    "merge_adapter": {**ADAPTED, "features": "fused", "max_group": 3},
+    "merge_adapter": {"merge_rank": 32, "features": "fused", "max_group": 3},
 }
 
 
 def config_of(shape: str) -> ModelConfig:
-    return ModelConfig(trunk=trunk_config(), graft=graft_config(**SHAPES[shape]))
+    return grafted(**SHAPES[shape])
 
 
 def prompts(n: int, seed: int = 5) -> list[list[int]]:

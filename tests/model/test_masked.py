@@ -18,7 +18,7 @@ from hamburger.model.hamburger import HamburgerModel
 from hamburger.model.masked import draw
 from hamburger.model.rotary import RotaryEmbedding
 from hamburger.model.sampler import sample, uniform
-from small_models import ADAPTED, CPU, graft_config, one_sequence, random_model, trunk_config
+from small_models import CPU, grafted, one_sequence, random_model, trunk_config
 from trunk_shapes import SHAPES as TRUNKS
 
 GRAFTS: dict[str, dict[str, Any] | None] = {
@@ -27,7 +27,7 @@ GRAFTS: dict[str, dict[str, Any] | None] = {
     "fused": {"features": "fused", "micro_norm": True, "stop_bias": (0.1, -0.2, 0.3, 0.0)},
     "short_list": {"features": "fused", "short_list_size": 40},
     "wide_groups": {"max_group": 6, "feature_layers": (0, 2)},
-    "merge_adapter": ADAPTED,
+    "merge_adapter": {"merge_rank": 32},
     "plain_base": None,
 }
 VOCAB = 96
@@ -35,7 +35,7 @@ VOCAB = 96
 
 def model_of(shape: str) -> HamburgerModel:
     graft = GRAFTS[shape]
-    config = ModelConfig(trunk=trunk_config(), graft=None if graft is None else graft_config(**graft))
+    config = ModelConfig(trunk=trunk_config()) if graft is None else grafted(**graft)
     return random_model(config, seed=len(shape))
 
 

@@ -22,10 +22,10 @@ from hamburger.model.native import GROUP, InstructionSet, Kernels, PackedWeight,
 from hamburger.model.native_embedder import NativeEmbedder, merger_fits
 from hamburger.model.native_graft import NativeEmitter
 from small_models import (
-    ADAPTED,
     CPU,
     core_of,
     graft_config,
+    grafted,
     one_sequence,
     params,
     random_tensors,
@@ -211,7 +211,7 @@ def test_every_kind_of_trunk_is_near_the_plain_one(shape: str, bits: int, kernel
 
 
 def test_slots_of_several_tokens_pass_their_adapter(kernels: Kernels) -> None:
-    config = ModelConfig(trunk=trunk_config(**WIDE), graft=graft_config(**ADAPTED))
+    config = grafted(trunk_config(**WIDE), merge_rank=32)
     off = []
     for seed in range(12):
         plain, native = models(config, seed=seed, kernels=kernels)
@@ -230,10 +230,10 @@ def test_slots_of_several_tokens_pass_their_adapter(kernels: Kernels) -> None:
 
 @pytest.mark.parametrize("features", ["positions", "fused"])
 @pytest.mark.parametrize("short_list", [None, 40])
-@pytest.mark.parametrize("adapter", [{}, ADAPTED])
-def test_groups_are_those_of_the_plain_model(features: str, short_list: int | None, adapter: dict[str, int]) -> None:
-    graft = graft_config(features=features, short_list_size=short_list, **adapter)
-    plain, native = models(ModelConfig(trunk=trunk_config(**WIDE), graft=graft), seed=11)
+@pytest.mark.parametrize("merge_rank", [0, 32])
+def test_groups_are_those_of_the_plain_model(features: str, short_list: int | None, merge_rank: int) -> None:
+    config = grafted(trunk_config(**WIDE), merge_rank, features=features, short_list_size=short_list)
+    plain, native = models(config, seed=11)
     prompts = {str(i): ([5 + i, 6, 7], params(max_tokens=12, confidence=0.3)) for i in range(6)}
     wanted, found = (run_core(core_of(m), prompts) for m in (plain, native))
     first = [(wanted[name][0].token_ids, found[name][0].token_ids) for name in prompts]
@@ -314,7 +314,7 @@ def test_what_the_one_call_chooses_is_what_torch_would(kernels: Kernels) -> None
 
 @pytest.mark.parametrize("asked", [None, 3])  # log-probabilities: without them a batch goes in one call
 def test_the_batch_changes_no_bit(asked: int | None) -> None:
-    _, native = models(ModelConfig(trunk=trunk_config(**WIDE), graft=graft_config(**ADAPTED)))
+    _, native = models(grafted(trunk_config(**WIDE), merge_rank=32))
     prompts = {str(i): ([5 + i] * (3 + 9 * i), params(max_tokens=20, confidence=0.5, logprobs=asked)) for i in range(5)}
     together = run_core(core_of(native), prompts)
     for name, prompt in prompts.items():
@@ -330,7 +330,7 @@ def test_the_batch_changes_no_bit(asked: int | None) -> None:
 @pytest.mark.parametrize("asked", [None, 3])
 def test_the_number_of_threads_changes_no_bit(asked: int | None) -> None:
     """So engine/threads.py may change it between two steps."""
-    _, native = models(ModelConfig(trunk=trunk_config(**WIDE), graft=graft_config(**ADAPTED)))
+    _, native = models(grafted(trunk_config(**WIDE), merge_rank=32))
     prompts = {str(i): ([5 + i] * (3 + 9 * i), params(max_tokens=20, confidence=0.5, logprobs=asked)) for i in range(5)}
     found, before = [], torch.get_num_threads()
     try:

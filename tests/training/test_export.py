@@ -19,6 +19,7 @@ from hamburger.model.assemble import assemble
 from hamburger.model.checkpoint import load_checkpoint, save_checkpoint
 from hamburger.model.config import ConfigError, ModelConfig, tensor_shapes
 from hamburger.model.execution import Execution
+from hamburger.model.folder_config import Adapter
 from hamburger.model.hamburger import HamburgerModel
 from hamburger.model.hf_config import trunk_config_json
 from hamburger.model.sources import CheckpointError, resolve_source
@@ -66,7 +67,7 @@ def step(tmp_path: Path) -> Path:
         f"{pair}.lora_B": torch.randn(32, 2, generator=generator),
     }
     folder = tmp_path / "run" / "step-000020"
-    save_checkpoint(folder, CONFIG, own, base="../../base", adapter=(2, 4.0))
+    save_checkpoint(folder, CONFIG, own, base="../../base", adapter=Adapter(2, 4.0))
     (folder / "training").mkdir()
     (folder / "training" / "state.pt").write_bytes(b"")
     words_tokenizer(96).save(str(folder / "tokenizer.json"))

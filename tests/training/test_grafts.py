@@ -9,7 +9,7 @@ from hamburger.model.assemble import assemble
 from hamburger.model.config import ModelConfig, tensor_shapes
 from hamburger.training.errors import TrainingError
 from hamburger.training.grafts import likeliest_ids, new_graft
-from small_models import ADAPTED, CPU, graft_config, random_tensors, trunk_config
+from small_models import CPU, graft_config, random_tensors, trunk_config
 
 FUSED = {"features": "fused", "micro_norm": True, "short_list_size": 5}
 LIST = torch.tensor([9, 3, 5, 7, 2])
@@ -56,19 +56,3 @@ def test_the_seed_decides_and_a_wrong_list_is_an_error() -> None:
 def test_the_likeliest_ids_are_those_seen_most() -> None:
     seen = [torch.tensor([7, 7, 3]), torch.tensor([[3, 7], [9, 1]])]
     assert likeliest_ids(iter(seen), 3, 12).tolist() == [1, 3, 7]
-
-
-def test_a_new_merge_adapter_adds_nothing_yet() -> None:
-    config = ModelConfig(trunk=trunk_config(), graft=graft_config(**ADAPTED))
-    base = random_tensors(ModelConfig(trunk=trunk_config()))
-    graft = new_graft(config, base, None, seed=1)
-    model = assemble(config, base | graft, dtype=torch.float32, device=CPU, max_positions=64)
-    sizes = torch.tensor([1, 3, 2])
-    with torch.inference_mode():
-        tokens = model.embed_tokens(torch.arange(12).view(3, 4))
-        merged = model.get_submodule("merge_adapter")(tokens, sizes, torch.tensor([1, 2]))
-        inside = model.get_submodule("merge_adapter.layers.2.down")(torch.randn(200, 32))
-        x = torch.randn(3, 32)
-        assert torch.equal(merged.enter(2, x), x)
-    assert 0.3 < merged.shifts.std() < 3  # what its up projection learns from is neither lost nor loud
-    assert 0.3 < inside.std() < 3

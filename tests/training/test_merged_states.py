@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 import torch.nn.functional as F
 
 from examples import MadeExample, example, random_example
-from hamburger.model.config import ModelConfig
 from hamburger.model.hamburger import HamburgerModel
 from hamburger.training.batches import TrainBatch, collate, collate_with_base
 from hamburger.training.merged_states import after_merges, base_states, merged_states
-from hamburger.training.network import trunk_states
+from hamburger.training.network import is_of_merges, trunk_states
 from hamburger.training.objective import Objective, TrainingNetwork
-from small_models import ADAPTED, graft_config, random_model, trunk_config
+from small_models import grafted, random_model, trunk_config
 from trunk_shapes import SHAPES
 
 LAYERS = (1, 2, 3)
@@ -24,11 +21,11 @@ OBJECTIVE = Objective(
 )
 
 
-def model_of(graft: dict[str, Any], trunk: str | None = None) -> HamburgerModel:
-    config = ModelConfig(trunk=trunk_config(**(SHAPES[trunk] if trunk else {})), graft=graft_config(**graft))
+def model_of(merge_rank: int = 32, trunk: str | None = None) -> HamburgerModel:
+    config = grafted(trunk_config(**(SHAPES[trunk] if trunk else {})), merge_rank)
     model = random_model(config, packed=False)
     for name, parameter in model.named_parameters():
-        parameter.requires_grad_(name.startswith(("embedder.", "merge_adapter.")))
+        parameter.requires_grad_(is_of_merges(name))
     return model
 
 
@@ -46,10 +43,10 @@ def with_base(examples: list[MadeExample]) -> TrainBatch:
     return collate_with_base(examples, 4, [e.group_sizes for e in examples])
 
 
-@pytest.mark.parametrize("graft", [{}, ADAPTED], ids=["embedder", "adapter"])
+@pytest.mark.parametrize("merge_rank", [0, 32])
 @pytest.mark.parametrize("trunk", [None, "qwen2_sliding", "qwen3"])
-def test_the_states_and_gradients_are_those_of_one_pass(graft: dict[str, Any], trunk: str | None) -> None:
-    model, batch = model_of(graft, trunk), with_base(made())
+def test_the_states_and_gradients_are_those_of_one_pass(merge_rank: int, trunk: str | None) -> None:
+    model, batch = model_of(merge_rank, trunk), with_base(made())
     assert batch.unmerged is not None
     hidden, features = trunk_states(model, batch.slots, LAYERS)
     found = merged_states(model, batch.slots, batch.unmerged, LAYERS)
@@ -69,8 +66,8 @@ def test_the_states_and_gradients_are_those_of_one_pass(graft: dict[str, Any], t
 @pytest.mark.parametrize("num_layers", [1, 3])
 @torch.no_grad()
 def test_the_distance_is_to_the_base_at_each_slots_last_token(num_layers: int) -> None:
-    graft = graft_config(**ADAPTED, feature_layers=(0,))
-    model = random_model(ModelConfig(trunk=trunk_config(num_layers=num_layers), graft=graft), packed=False)
+    config = grafted(trunk_config(num_layers=num_layers), merge_rank=32, feature_layers=(0,))
+    model = random_model(config, packed=False)
     examples = made()
     batch = with_base(examples)
     assert batch.unmerged is not None
@@ -96,7 +93,7 @@ def test_the_distance_is_to_the_base_at_each_slots_last_token(num_layers: int) -
 
 @torch.no_grad()
 def test_the_bases_states_are_the_trunks_own() -> None:
-    model, batch = model_of({}), with_base(made())
+    model, batch = model_of(0), with_base(made())
     assert batch.unmerged is not None
     base = base_states(model, batch.unmerged.slots, LAYERS)
     hidden, features = trunk_states(model, batch.unmerged.slots, LAYERS)
@@ -122,7 +119,7 @@ def test_a_batch_beside_its_base_has_the_rows_that_can_learn() -> None:
 
 
 def test_the_loss_is_of_first_tokens_and_distances_alone() -> None:
-    model, batch = model_of(ADAPTED), with_base(made())
+    model, batch = model_of(), with_base(made())
     net = TrainingNetwork(model, OBJECTIVE)
     outcome, counts = net(batch), OBJECTIVE.counts(batch)
     assert counts.tolist() == [len(batch.emit), 0, int(after_merges(batch.slots).sum())]
@@ -140,11 +137,15 @@ def test_the_loss_is_of_first_tokens_and_distances_alone() -> None:
     torch.testing.assert_close(outcome.loss(counts, 0.0), loss, rtol=1e-4, atol=1e-4)
     outcome.loss(counts, 0.0).backward()
     trained = {name for name, p in model.named_parameters() if p.grad is not None and p.grad.abs().sum() > 0}
-    assert {"merge_adapter.layers.3.up.weight", "merge_adapter.code_in.weight", "embedder.out_proj.weight"} <= trained
+    assert {
+        "trunk.layers.3.down_adapter.up.weight",
+        "trunk.layers.0.qkv_adapter.down.weight",
+        "embedder.out_proj.weight",
+    } <= trained
 
 
 def test_examples_that_merge_nothing_train_nothing_and_do_no_harm() -> None:
-    model = model_of(ADAPTED)
+    model = model_of()
     net = TrainingNetwork(model, OBJECTIVE)
     batch = with_base([random_example(2, teacher_k=8, max_group=1)])
     net(batch).loss(OBJECTIVE.counts(batch), 0.0).backward()

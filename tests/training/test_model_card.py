@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from hamburger.model.config import GraftConfig, ModelConfig
+from hamburger.model.folder_config import Adapter
 from hamburger.training.model_card import CardFacts, RunFacts, model_card, read_run
 from small_models import graft_config, trunk_config
 
@@ -20,7 +21,7 @@ FACTS = CardFacts(
     is_whole=False,
     dtype="bfloat16",
     config=ModelConfig(trunk=trunk_config(), graft=graft_config()),
-    adapter=(8, 16.0),
+    adapter=Adapter(8, 16.0),
     num_adapter_parameters=1_500_000,
     weight_bytes=3_250_000,
 )

@@ -105,7 +105,7 @@ def test_merges_are_learned_beside_a_graft_that_stays(tmp_path: Path) -> None:
     init = str(tmp_path / "stage1" / "step-000001")
     # The made text's teacher is not the base, whose states alone are learned here.
     merges = {**MERGES, "groups": {"kind": "data"}, "objective": {**MERGES["objective"], "distillation": 0.0}}
-    second = recipe(base, init=init, graft_lr=2e-3, max_steps=40, slots_per_pack=120, packs_per_step=1,
+    second = recipe(base, init=init, trunk_lr=2e-3, graft_lr=2e-3, max_steps=40, slots_per_pack=120, packs_per_step=1,
                     validation_every=1000, checkpoint_every=1000, **merges)  # fmt: skip
     assert train(second, data, tmp_path / "stage2", validation=[repetitive_source(4)])
     steps = [json.loads(line) for line in (tmp_path / "stage2" / "metrics.jsonl").read_text().splitlines()]
@@ -116,7 +116,7 @@ def test_merges_are_learned_beside_a_graft_that_stays(tmp_path: Path) -> None:
                      (init, tmp_path / "stage2" / "step-000040"))  # fmt: skip
     added = {name for name in after if name not in before}
     assert added
-    assert all(name.startswith("merge_adapter.") for name in added)
+    assert all(name.startswith("adapter.") for name in added)
     moved = {name for name in before if not torch.equal(before[name], after[name])}
     assert moved
     assert all(name.startswith("embedder.") for name in moved)
@@ -273,7 +273,7 @@ def test_a_frozen_trunks_states_can_come_from_the_data(tmp_path: Path) -> None:
     train(cached.model_copy(update={"init": str(tmp_path / "stored" / "step-000003")}), stored, tmp_path / "further")
     train(recipe(base, graft=FUSED, trunk=ADAPTER, max_steps=1), data, tmp_path / "adapted")
     changed = cached.model_copy(update={"init": str(tmp_path / "adapted" / "step-000001")})
-    with pytest.raises(TrainingError, match=r"cached_states .* step-000001 has a trunk of its own: leave out"):
+    with pytest.raises(TrainingError, match=r"cached_states are .*step-000001 has a trunk of its own: leave out"):
         train(changed, stored, tmp_path / "changed")
 
 
