@@ -75,6 +75,9 @@ def hamburger_bytes(source: ModelSource, base: GgufSizes) -> WeightBytes:
     """A graft (and its adapter) in `source`'s folder over a GGUF base."""
     from safetensors import safe_open
 
+    settings = read_json(source.path / "config.json")
+    graft, slots = settings["graft"], settings.get("adapter", {}).get("slots", "all")
+    of_merges = ("embedder.", "adapter.") if slots == "merged" else ("embedder.",)
     micro = merge = step = 0
     for file in sorted(source.path.glob("*.safetensors")):
         with safe_open(file, framework="numpy") as tensors:
@@ -85,11 +88,10 @@ def hamburger_bytes(source: ModelSource, base: GgufSizes) -> WeightBytes:
                     size *= length
                 if name.startswith("micro_decoder."):
                     micro += size
-                elif name.startswith("embedder."):
+                elif name.startswith(of_merges):
                     merge += size
                 else:
                     step += size
-    graft = read_json(source.path / "config.json")["graft"]
     micro += base.head_bytes * min(graft.get("short_list_size") or base.vocabulary, base.vocabulary) // base.vocabulary
     return WeightBytes(base.bytes + step, merge, micro)
 

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from hamburger.model.float8 import Float8Linear, fits
 from hamburger.model.int8 import Int8Linear
+from hamburger.model.merge_adapter import LowRank
 
 EightBits = Literal["fp8", "int8"]
 
@@ -20,8 +21,13 @@ def eight_bit_linear(weight: Tensor, bias: Tensor | None, kind: EightBits) -> nn
 
 
 def use_eight_bits(module: nn.Module, kind: EightBits) -> None:
-    """Every nn.Linear below `module` that can becomes one of that kind, one at a time, so that memory peaks by one."""
+    """Every nn.Linear below `module` that can becomes one of that kind, one at a time, so that memory peaks by one.
+
+    Adapters of merged slots keep their numbers: they are small, and the kernels are made for wider matrices.
+    """
     for parent in list(module.modules()):
+        if isinstance(parent, LowRank):
+            continue
         for name, child in list(parent.named_children()):
             if isinstance(child, nn.Linear):
                 packed = eight_bit_linear(child.weight, child.bias, kind)

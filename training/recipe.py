@@ -63,7 +63,7 @@ class TrunkTraining(_Part):
     """mode: `frozen`, `adapter` (low-rank adapters on every linear of the trunk, arXiv 2106.09685), `merges` (the same,
     passed by slots of several tokens alone, so that single ones stay the base's), or `full`.
 
-    rank, alpha, dropout: of the adapter; it adds alpha / rank * B A to a weight.
+    rank, alpha, dropout: of the adapter; it adds alpha / rank * B A to a weight, for `merges` B A alone.
     """
 
     mode: Literal["frozen", "merges", "adapter", "full"] = "full"

@@ -19,7 +19,7 @@ from hamburger.model.float8 import Float8Linear, fits
 from hamburger.model.hamburger import HamburgerModel
 from hamburger.model.int8 import Int8Linear
 from quantised import norm_error
-from small_models import CPU, core_of, graft_config, params, random_tensors, run_core, tokens_of, trunk_config
+from small_models import CPU, core_of, graft_config, grafted, params, random_tensors, run_core, tokens_of, trunk_config
 
 CUDA = torch.device("cuda", 0)
 WIDE = {"hidden_size": 64, "intermediate_size": 96, "num_heads": 4, "num_kv_heads": 2, "head_dim": 16}
@@ -63,6 +63,15 @@ def test_a_whole_model(short_list_size: int | None, kind: EightBits) -> None:
     requests = {"a": ([5, 9, 13, 2], params(confidence=0.0, ignore_eos=True)), "b": ([7], params(ignore_eos=True))}
     answers = run_core(core_of(ours), requests)
     assert len(tokens_of(answers["a"])) == len(tokens_of(answers["b"])) == 16
+    assert max(len(output.token_ids) for output in answers["a"]) == 4
+
+
+@pytest.mark.parametrize("kind", LINEARS)
+def test_adapters_of_merged_slots_keep_their_numbers(kind: EightBits) -> None:
+    ours = model(grafted(trunk_config(**WIDE), merge_rank=32), kind)
+    for name, module in ours.trunk.named_modules():
+        assert isinstance(module, nn.Linear) == name.endswith((".down", ".up"))
+    answers = run_core(core_of(ours), {"a": ([5, 9, 13, 2], params(confidence=0.0, ignore_eos=True))})
     assert max(len(output.token_ids) for output in answers["a"]) == 4
 
 

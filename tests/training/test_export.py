@@ -30,7 +30,7 @@ from hamburger.training.errors import TrainingError
 from hamburger.training.export import ExportOptions, export, held_back, latest_checkpoint, run
 from hamburger.training.recipe import Recipe
 from hamburger.training.train import _split
-from small_models import CPU, core_of, graft_config, params, random_tensors, run_core, tokens_of, trunk_config
+from small_models import CPU, core_of, graft_config, grafted, params, random_tensors, run_core, tokens_of, trunk_config
 from training_runs import dataset_meta, words_tokenizer
 
 DATA = Path(__file__).parent.parent / "data" / "golden-tiny"
@@ -99,6 +99,21 @@ def model_of(folder: Path) -> HamburgerModel:
         max_positions=256,
         how=Execution(packed=False),
     )
+
+
+@pytest.mark.parametrize("is_whole", [False, True])
+def test_an_adapter_for_merged_slots_keeps_its_scale(step: Path, tmp_path: Path, is_whole: bool) -> None:
+    config = grafted(CONFIG.trunk, merge_rank=32)
+    own = {name: t for name, t in random_tensors(config).items() if name not in TRUNK_NAMES}
+    save_checkpoint(step, config, own, base="../../base")
+    settings = json.loads((step / "config.json").read_text())
+    settings["adapter"]["alpha"] = 64.0
+    (step / "config.json").write_text(json.dumps(settings))
+    out = tmp_path / "exported"
+    export(options(step, out, merge=is_whole))
+    assert_equal(tensors_of(out), tensors_of(step))
+    assert json.loads((out / "config.json").read_text())["adapter"]["slots"] == "merged"
+    assert "passed by slots of several tokens alone" in (out / "MODEL_CARD.md").read_text()
 
 
 def test_the_published_checkpoint_gives_the_reference_groups(published: Path, tmp_path: Path) -> None:
