@@ -5,11 +5,28 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from hamburger.engine.errors import InvalidRequest
 
 MAX_LOGPROBS = 20
 MAX_SEED = 2**63 - 1
+# Lowest and highest value, both allowed; None is not checked.
+RANGES: Mapping[str, tuple[float, float]] = MappingProxyType(
+    {
+        "min_tokens": (0, math.inf),
+        "temperature": (0, 100),
+        "top_k": (0, math.inf),
+        "min_p": (0, 1),
+        "seed": (0, MAX_SEED),
+        "presence_penalty": (-2, 2),
+        "frequency_penalty": (-2, 2),
+        "repetition_penalty": (1e-3, 1e3),  # beyond that float32 logits overflow
+        "logprobs": (0, MAX_LOGPROBS),
+        "prompt_logprobs": (0, MAX_LOGPROBS),
+        "confidence": (0, 1),
+    }
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,38 +76,26 @@ class SamplingParams:
     def __post_init__(self) -> None:
         if self.max_tokens is not None:
             _in_range("max_tokens", self.max_tokens, 1 if self.prompt_logprobs is None else 0, math.inf)
-        _in_range("min_tokens", self.min_tokens, 0, math.inf)
+        for name, (low, high) in RANGES.items():
+            if (value := getattr(self, name)) is not None:
+                _in_range(name, value, low, high)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidRequest(
                 f"min_tokens is {self.min_tokens}, but max_tokens is {self.max_tokens}: lower min_tokens.", "min_tokens"
             )
-        _in_range("temperature", self.temperature, 0, 100)
         if not 0 < self.top_p <= 1:
             raise InvalidRequest(f"top_p is {self.top_p}: it must be in (0, 1].", "top_p")
-        _in_range("top_k", self.top_k, 0, math.inf)
-        _in_range("min_p", self.min_p, 0, 1)
-        if self.seed is not None:
-            _in_range("seed", self.seed, 0, MAX_SEED)
-        _in_range("presence_penalty", self.presence_penalty, -2, 2)
-        _in_range("frequency_penalty", self.frequency_penalty, -2, 2)
-        _in_range("repetition_penalty", self.repetition_penalty, 1e-3, 1e3)  # beyond that float32 logits overflow
         for token_id, bias in self.logit_bias.items():
             if token_id < 0 or not -100 <= bias <= 100:
                 raise InvalidRequest(
                     f"logit_bias[{token_id}] is {bias}: keys are token ids, values lie in [-100, 100].", "logit_bias"
                 )
-        if self.logprobs is not None:
-            _in_range("logprobs", self.logprobs, 0, MAX_LOGPROBS)
-        if self.prompt_logprobs is not None:
-            _in_range("prompt_logprobs", self.prompt_logprobs, 0, MAX_LOGPROBS)
         if any(not s for s in self.stop):
             raise InvalidRequest("stop holds an empty string: remove it.", "stop")
         if any(t < 0 for t in self.stop_token_ids):
             raise InvalidRequest("stop_token_ids holds a negative id.", "stop_token_ids")
         if self.grammar is not None and self.min_tokens:
             raise InvalidRequest("min_tokens does not go with a grammar, which ends the answer itself.", "min_tokens")
-        if self.confidence is not None:
-            _in_range("confidence", self.confidence, 0, 1)
 
     @property
     def is_greedy(self) -> bool:

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from hamburger.engine.errors import InvalidRequest, PromptTooLong, TokenizerError
-from hamburger.server.protocol import Message
+from hamburger.server.message import Message
 from hamburger.server.tools import messages_with_tools, results_as_user
 from hamburger.server.vocabulary import ServerTokenizer
 

@@ -6,41 +6,30 @@ SamplingParams; a field that is known but not served is unsupported.py's busines
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar
 
-from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
+from pydantic import BeforeValidator, Field, GetJsonSchemaHandler, WithJsonSchema
+from pydantic_core import CoreSchema
 
 from hamburger.engine.errors import InvalidRequest
-from hamburger.engine.sampling_params import MAX_LOGPROBS, MAX_SEED, SamplingParams
+from hamburger.engine.sampling_params import MAX_LOGPROBS, MAX_SEED, RANGES, SamplingParams
+from hamburger.server.message import Message
 from hamburger.server.schema import Schema
 from hamburger.server.structured import ResponseFormat, StructuredOutputs
 from hamburger.server.tool_parsers import Family
-from hamburger.server.tools import MadeCall, Tool, ToolChoice, ToolUse
+from hamburger.server.tools import Tool, ToolChoice, ToolUse
 from hamburger.server.unsupported import UNSUPPORTED_CHAT, UNSUPPORTED_COMPLETION, AsksNothing
 
 MAX_CHOICES = 128
+_RANGES = {**RANGES, "n": (1, MAX_CHOICES), "top_k": (-1, math.inf), "top_logprobs": RANGES["logprobs"]}
 
 
 def _strings(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
-
-
-def _text(content: Any) -> Any:
-    """A message's content as one text; text parts are joined by line breaks."""
-    if not isinstance(content, list):
-        return content
-    texts = []
-    for part in content:
-        kind = part.get("type") if isinstance(part, dict) else None
-        if kind != "text":
-            raise ValueError(f"only text parts are supported, not {kind!r}")
-        if not isinstance(part.get("text"), str):
-            raise ValueError("a text part needs a string `text`")
-        texts.append(part["text"])
-    return "\n".join(texts)
 
 
 def _prompts(value: Any) -> Any:
@@ -62,7 +51,6 @@ Strings = Annotated[
     BeforeValidator(_strings),
     WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}),
 ]
-Content = Annotated[str | None, BeforeValidator(_text), WithJsonSchema({"type": ["string", "array", "null"]})]
 Prompts = Annotated[list[Any], BeforeValidator(_prompts), WithJsonSchema({"type": ["string", "array"]})]
 
 
@@ -71,39 +59,6 @@ class StreamOptions(Schema):
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
-
-
-class Message(Schema):
-    """One chat message."""
-
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Content = None
-    name: str | None = None
-    tool_calls: list[MadeCall] | None = None
-    tool_call_id: str | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _only_text(cls, message: Any) -> Any:
-        for name in ("function_call", "audio") if isinstance(message, dict) else ():
-            if message.get(name):
-                raise ValueError(f"{name} is not supported by this server")
-        return message
-
-    @model_validator(mode="after")
-    def _has_content(self) -> Self:
-        if self.tool_calls and self.role != "assistant":
-            raise ValueError("only an assistant makes tool_calls")
-        if self.content is None and not self.tool_calls:
-            raise ValueError("content is missing")
-        return self
-
-    def for_template(self) -> dict[str, Any]:
-        """What the chat template reads; a developer is a system."""
-        message = self.model_dump(exclude_none=True, exclude={"tool_calls"})
-        if self.tool_calls:
-            message |= {"content": self.content or "", "tool_calls": [call.for_template() for call in self.tool_calls]}
-        return message | {"role": "system"} if self.role == "developer" else message
 
 
 class GenerationBody(Schema):
@@ -144,6 +99,18 @@ class GenerationBody(Schema):
         None, description="In [0, 1]: how sure each further token of a group must be. Higher is safer and slower."
     )
     return_groups: bool | None = Field(None, description="Show which tokens were emitted by one macro-step.")
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        """The OpenAPI document shows the ranges, which SamplingParams checks."""
+        schema = handler.resolve_ref_schema(handler(core))
+        for name in _RANGES.keys() & schema["properties"].keys():
+            low, high = _RANGES[name]
+            value = schema["properties"][name]["anyOf"][0]
+            if value["type"] != "boolean":  # a chat's logprobs
+                value |= {"minimum": low} if high == math.inf else {"minimum": low, "maximum": high}
+        schema["properties"]["top_p"]["anyOf"][0] |= {"exclusiveMinimum": 0, "maximum": 1}
+        return schema
 
     @property
     def num_choices(self) -> int:

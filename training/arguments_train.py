@@ -8,7 +8,8 @@ from pathlib import Path
 
 def add_train_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `hamburger train`; training/train.py reads them."""
-    parser.add_argument("recipe", metavar="RECIPE", help="YAML file, or one of ours: published, adapter, frozen")
+    ours = "published, frozen, adapter, merges, dial"
+    parser.add_argument("recipe", metavar="RECIPE", help=f"YAML file, or one of ours: {ours}")
     parser.add_argument(
         "--data", type=Path, nargs="+", required=True, metavar="FOLDER", help="data sets that `segment` wrote"
     )

@@ -287,9 +287,9 @@ def _is_trained(name: str, mode: Mode) -> bool:
 
 
 def _is_left(name: str, recipe: Recipe) -> bool:
-    """Whether no loss of the recipe depends on a parameter of the graft."""
+    """Whether the recipe leaves a parameter of the graft as it is."""
     if is_of_merges(name):
-        return recipe.groups.kind == "single"
+        return recipe.groups.kind == "single" or recipe.objective.stop_target == "fidelity"
     return is_graft(name) and recipe.objective.micro_weight == 0
 
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from hamburger.model.hamburger import HamburgerModel
 from hamburger.training.batches import NO_TARGET, TrainBatch
+from hamburger.training.fidelity import UNSEEN, merge_fidelity
 from hamburger.training.merged_states import after_merges, merged_states
 from hamburger.training.network import has_short_list, is_of_merges, micro_head, micro_states, trunk_states
 from hamburger.training.recipe import ObjectiveWeights
@@ -39,12 +40,19 @@ class Objective(ObjectiveWeights):
             return inside & (batch.targets != NO_TARGET)
         return F.pad(self.token_mask(batch)[:, 1:], (0, 1), value=False)
 
-    def stop_targets(self, batch: TrainBatch, base_probs: Tensor) -> Tensor:
-        """float32 [M, W]: what the stop values should be, given Outcome.base_probs; they count where stop_mask says."""
+    def stop_targets(self, batch: TrainBatch, base_probs: Tensor, fidelity: Tensor | None = None) -> Tensor:
+        """float32 [M, W]: what the stop values should be, given Outcome.base_probs; they count where stop_mask says.
+
+        fidelity: float32 [M] of merge_fidelity, for that target.
+        """
+        place = torch.arange(batch.targets.shape[1], device=batch.targets.device)
         if self.stop_target == "boundary":
-            ends = torch.arange(batch.targets.shape[1], device=batch.targets.device) == batch.next_sizes[:, None] - 1
-            return ends.float()
-        return F.pad(1 - base_probs[:, 1:], (0, 1))
+            return (place == batch.next_sizes[:, None] - 1).float()
+        right = base_probs[:, 1:]
+        if fidelity is not None:
+            went_on = place[:-1] < batch.next_sizes[:, None] - 1
+            right = right * torch.where(went_on & fidelity.isfinite()[:, None], fidelity[:, None], UNSEEN)
+        return F.pad(1 - right, (0, 1))
 
     def counts(self, batch: TrainBatch) -> Tensor:
         """float32 [3]: how many token losses, stop losses and slots to match a batch has."""
@@ -59,13 +67,15 @@ class Outcome:
     token_loss, stop_loss, matching_loss: float32 [] sums over `Objective.counts` entries, weights included but that of
         the stop head.
     predicted: int64 [M, W], the likeliest id at each position; -1 where nothing was computed.
-    stop_logits: float32 [M, W]. base_probs: float32 [M, W], the base's probability of `predicted` (0 without teacher).
+    stop_logits, stop_targets: float32 [M, W], what the stop head said and should have said. base_probs: float32 [M, W],
+        the base's probability of `predicted` (0 without teacher).
     """
 
     token_loss: Tensor
     stop_loss: Tensor
     predicted: Tensor
     stop_logits: Tensor
+    stop_targets: Tensor
     base_probs: Tensor
     matching_loss: Tensor
 
@@ -143,13 +153,12 @@ class TrainingNetwork(nn.Module):
         # The same for what runs only where there are merged groups.
         mergers = [p for name, p in self.model.named_parameters() if is_of_merges(name) and p.requires_grad]
         token_loss = token_loss + 0 * sum(p.sum() for p in mergers)
-        stop_loss = self._stop_loss(stop_logits, base_probs, batch)
+        measured = self.objective.stop_target == "fidelity"
+        fidelity = merge_fidelity(hidden, self.model.head_weight, batch) if measured else None
+        stops, stop_mask = self.objective.stop_targets(batch, base_probs, fidelity), self.objective.stop_mask(batch)
+        stop_loss = F.binary_cross_entropy_with_logits(stop_logits[stop_mask], stops[stop_mask], reduction="sum")
         matching = torch.zeros_like(stop_loss) if matching is None else matching
-        return Outcome(token_loss, stop_loss, predicted, stop_logits.detach(), base_probs, matching)
-
-    def _stop_loss(self, stop_logits: Tensor, base_probs: Tensor, batch: TrainBatch) -> Tensor:
-        mask, wanted = self.objective.stop_mask(batch), self.objective.stop_targets(batch, base_probs)
-        return F.binary_cross_entropy_with_logits(stop_logits[mask], wanted[mask], reduction="sum")
+        return Outcome(token_loss, stop_loss, predicted, stop_logits.detach(), stops, base_probs, matching)
 
     def _tokens(self, states: Tensor, targets: Tensor, teacher: tuple[Tensor, Tensor] | None, head: _Head) -> _Tokens:
         """Token losses of states [R, D] with targets [R]."""

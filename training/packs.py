@@ -81,8 +81,8 @@ class Examples:
             )
         if objective.needs_teacher and 0 in self.teacher_sizes:
             raise TrainingError(
-                "objective.distillation and stop_target agreement need the base's likeliest tokens, which the data "
-                "lacks: segment it with --top-k 16."
+                "objective.distillation and all stop_target but boundary need the base's likeliest tokens, which the "
+                "data lacks: segment it with --top-k 16."
             )
         if len(self.teacher_sizes) > 1:
             raise TrainingError(

@@ -81,7 +81,9 @@ class ObjectiveWeights(_Part):
     lookahead: "group" trains the tokens of the data's next group; "dense" all of the next max_group tokens, whatever
         the data's groups are.
     stop_target: "boundary" is 1 at the data's last token of a group; "agreement" is the base model's probability that
-        the next micro-step's likeliest token is wrong, which makes the dial a probability. It needs a teacher.
+        the next micro-step's likeliest token is wrong, which makes the dial a probability; "fidelity" counts as right
+        only what the merge keeps of it: that times exp(-KL) of the base's next token from the model's after the group
+        (fidelity.py). It leaves what merges do as it is. Both need a teacher.
     micro_weight: weight of a micro-step's token beside the trunk's; 0 leaves micro decoder and stop head as they are.
     first_token: whether the trunk's own token is trained; off saves its head where the trunk is frozen.
     matching: weight of how far the trunk's states are, from each answer's first merged group on, from those that the
@@ -92,14 +94,14 @@ class ObjectiveWeights(_Part):
     distillation: Weight = 0.0
     stop: Weight = 0.5
     lookahead: Literal["group", "dense"] = "group"
-    stop_target: Literal["boundary", "agreement"] = "boundary"
+    stop_target: Literal["boundary", "agreement", "fidelity"] = "boundary"
     micro_weight: Weight = 1.0
     first_token: bool = True
     matching: Weight = 0.0
 
     @property
     def needs_teacher(self) -> bool:
-        return self.distillation > 0 or self.stop_target == "agreement"
+        return self.distillation > 0 or self.stop_target != "boundary"
 
 
 class Grouping(_Part):
@@ -187,6 +189,11 @@ class Recipe(_Part):
             raise ValueError("trunk.mode merges needs a trunk.rank that is a multiple of 32, and has no dropout")
         if self.objective.micro_weight == 0 and self.objective.stop > 0:
             raise ValueError("objective.micro_weight 0 leaves the stop head as it is: set objective.stop to 0 as well")
+        if self.objective.stop_target == "fidelity" and (self.trunk.mode != "frozen" or self.groups.kind == "single"):
+            raise ValueError(
+                "objective.stop_target fidelity measures what merges cost, which must not change meanwhile: it needs "
+                "trunk.mode frozen, and groups of several tokens (groups.kind data or jitter)"
+            )
         if self.cached_states and (self.groups.kind != "single" or self.trunk.mode != "frozen"):
             raise ValueError(
                 "cached_states are the untouched base's, unmerged: they need trunk.mode frozen and groups.kind single"
@@ -199,7 +206,7 @@ class Recipe(_Part):
 
 
 def read_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
-    """A recipe from a YAML file, or one of ours by name (`published`, `adapter`, `frozen`).
+    """A recipe from a YAML file, or one of ours by name (`published`, `adapter`, `frozen`, `merges`, `dial`).
 
     overrides: `key=value` or `part.key=value`, the value in YAML. Raises TrainingError that names key and remedy.
     """

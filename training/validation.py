@@ -55,7 +55,7 @@ class Validator:
         for batch, counted in self._batches(self._grouped, core.graft.max_group):
             with amp:
                 outcome: Outcome = network(batch)
-            mask, wanted = core.objective.stop_mask(batch), core.objective.stop_targets(batch, outcome.base_probs)
+            mask, wanted = core.objective.stop_mask(batch), outcome.stop_targets
             right = (((outcome.stop_logits > 0) == (wanted > 0.5)) & mask).sum()
             losses = torch.stack((outcome.token_loss, outcome.stop_loss)).double()
             others = torch.cat((torch.stack((right, mask.sum())), readings(batch, outcome))).double()

@@ -13,22 +13,24 @@ from hamburger.training.errors import TrainingError
 from hamburger.training.recipe import BUILTIN_RECIPES, GraftShape, Recipe, read_recipe
 from small_models import trunk_config
 
+OURS = {"published": "full", "frozen": "frozen", "adapter": "adapter", "merges": "merges", "dial": "frozen"}
 
-@pytest.mark.parametrize("name", ["published", "frozen", "adapter", "merges"])
+
+@pytest.mark.parametrize("name", OURS)
 def test_ours(name: str) -> None:
     recipe = read_recipe(name)
-    assert recipe.trunk.mode == {"published": "full"}.get(name, name)
+    assert recipe.trunk.mode == OURS[name]
     assert recipe.graft.config(trunk_config(num_layers=30, hidden_size=576)).feature_layers[-1] == 29
     assert json.loads(json.dumps(recipe.shaping())) == recipe.shaping()
 
 
 def test_each_of_our_files_is_tested() -> None:
-    assert {path.stem for path in BUILTIN_RECIPES.iterdir()} == {"published", "frozen", "adapter", "merges"}
+    assert {path.stem for path in BUILTIN_RECIPES.iterdir()} == set(OURS)
 
 
-def test_stage_two_goes_on_with_the_graft_of_stage_one() -> None:
-    assert read_recipe("frozen").graft == read_recipe("adapter").graft
-    assert read_recipe("frozen").graft == read_recipe("merges").graft
+def test_later_stages_go_on_with_the_graft_of_stage_one() -> None:
+    for later in ("adapter", "merges", "dial"):
+        assert read_recipe("frozen").graft == read_recipe(later).graft
 
 
 @pytest.mark.parametrize(
@@ -43,6 +45,12 @@ def test_stage_two_goes_on_with_the_graft_of_stage_one() -> None:
 def test_what_a_run_for_merges_cannot_have(override: str, message: str) -> None:
     with pytest.raises(TrainingError, match=message):
         read_recipe("merges", [override])
+
+
+@pytest.mark.parametrize("override", ["trunk.mode=merges", "trunk.mode=full", "groups.kind=single"])
+def test_what_a_run_that_measures_merges_cannot_have(override: str) -> None:
+    with pytest.raises(TrainingError, match=r"stop_target fidelity .* needs trunk.mode frozen, and groups of several"):
+        read_recipe("dial", [override])
 
 
 def test_the_published_shape() -> None:
@@ -90,7 +98,7 @@ def test_files_that_hold_no_recipe(tmp_path: Path, text: str, message: str | Non
     path.write_bytes(text.encode("latin-1"))
     with pytest.raises(TrainingError, match=message or "not a text"):
         read_recipe(str(path))
-    with pytest.raises(TrainingError, match=r"no recipe of ours \(adapter, frozen, merges, published\)"):
+    with pytest.raises(TrainingError, match=r"no recipe of ours \(adapter, dial, frozen, merges, published\)"):
         read_recipe("missing")
 
 

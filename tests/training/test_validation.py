@@ -28,7 +28,7 @@ def outcome_of(batch: TrainBatch, goes_on: list[list[float]], predicted: torch.T
     assert batch.teacher_logprobs is not None
     base = (batch.teacher_logprobs.exp() * (batch.teacher_ids == predicted[..., None])).sum(-1)
     zero = torch.zeros(())
-    return Outcome(zero, zero, predicted, stop, base, zero)
+    return Outcome(zero, zero, predicted, stop, zero, base, zero)
 
 
 def test_a_walk_along_two_answers() -> None:
@@ -79,7 +79,14 @@ def test_readings_part_the_trunks_tokens_by_the_group_before_them() -> None:
     assert readings(batch, outcome).tolist() == [1, 2, 2, 2]
 
 
-@pytest.mark.parametrize("objective", [Objective(), Objective(distillation=1.0, stop_target="agreement")])
+@pytest.mark.parametrize(
+    "objective",
+    [
+        Objective(),
+        Objective(distillation=1.0, stop_target="agreement"),
+        Objective(distillation=1.0, stop_target="fidelity"),
+    ],
+)
 def test_a_report(objective: Objective, tmp_path: Path) -> None:
     model = random_model(ModelConfig(trunk=trunk_config(), graft=graft_config()), packed=False)
     core = TrainingNetwork(model, objective)
@@ -95,7 +102,7 @@ def test_a_report(objective: Objective, tmp_path: Path) -> None:
         whole = core(batch)
     assert report["loss"] == pytest.approx(float(whole.loss(objective.counts(batch), 0.5)), rel=1e-5)
     mask = objective.stop_mask(batch)
-    right = ((whole.stop_logits > 0) == (objective.stop_targets(batch, whole.base_probs) > 0.5))[mask]
+    right = ((whole.stop_logits > 0) == (whole.stop_targets > 0.5))[mask]
     assert report["stop_accuracy"] == pytest.approx(float(right.float().mean()))
     assert [point["confidence"] for point in report["dial"]] == list(CONFIDENCES)
     sizes = [point["tokens_per_kv"] for point in report["dial"]]
