@@ -20,12 +20,13 @@ _SHORT_LIST_ID_BYTES = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightReads:
-    """Parameters that a step reads. trunk: by one macro-step, without a head; head: for its one token; micro: by one
-    micro-step, its head included. plain: as `trunk`, of the plain base.
+    """Parameters that a step reads. trunk: by one macro-step, without a head; head: for its one token; merge: besides,
+    where it reads a slot of several tokens; micro: by one micro-step, head included. plain: as `trunk`, of the base.
     """
 
     trunk: int
     head: int
+    merge: int
     micro: int
     plain: int
 
@@ -122,7 +123,7 @@ def shape_of(name: str, config: ModelConfig, dtype: str) -> Shape:
     def of(*prefixes: str) -> int:
         return sum(size for tensor, size in sizes.items() if tensor.startswith(prefixes))
 
-    plain, grafted = of("model.layers.", "model.norm."), of("embedder.", "adapter.", "stop_head.")
+    plain, stop = of("model.layers.", "model.norm."), of("stop_head.")
     # The short list's head is a copy of some rows of the whole one.
     short_head = ids * trunk.hidden_size
     micro = of("micro_decoder.", "stop_head.") + (short_head or head) if graft else 0
@@ -138,7 +139,7 @@ def shape_of(name: str, config: ModelConfig, dtype: str) -> Shape:
         max_model_len=trunk.context_tokens,
         max_group=config.max_group,
         tokens_per_kv=graft.expected_tokens_per_kv if graft else 1.0,
-        reads=WeightReads(trunk=plain + grafted, head=head, micro=micro, plain=plain),
+        reads=WeightReads(trunk=plain + stop, head=head, merge=of("embedder.", "adapter."), micro=micro, plain=plain),
     )
 
 
@@ -238,9 +239,11 @@ def _speed(shape: Shape, bandwidth: float, load: Load, ratio: float, at_once: in
 
     def tokens_per_second(streams: int, tokens: float, trunk: int) -> float:
         # Averaged over its steps, half of an answer lies in the pool. A batch runs a micro-step if any of its groups
-        # goes on, so tokens - 1 is the least that it runs.
+        # goes on, so tokens - 1 is the least that it runs, in the fewest steps if these groups are full.
         slots = load.prompt_tokens + load.output_tokens / tokens / 2
-        weights = (trunk + reads.head + (tokens - 1) * reads.micro) * shape.number_bytes
+        more = tokens - 1
+        merging = more / (shape.max_group - 1) * reads.merge if more and shape.max_group else 0
+        weights = (trunk + reads.head + more * reads.micro + merging) * shape.number_bytes
         return streams * tokens * bandwidth / (weights + streams * slots * shape.slot_bytes)
 
     return Speed(

@@ -7,6 +7,7 @@ import math
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -172,12 +173,22 @@ def test_bounds_of_speed_follow_from_bytes() -> None:
     assert found is not None
     head = 96 * 32
     assert shape.reads.head == head
-    step = 4 * (shape.reads.trunk + head + shape.reads.micro) + shape.slot_bytes * (100 + 60 / 2 / 2)
+    # Two tokens a slot are reached with a third of the groups full (4 tokens) and the others alone.
+    weights = shape.reads.trunk + head + shape.reads.merge / 3 + shape.reads.micro
+    step = 4 * weights + shape.slot_bytes * (100 + 60 / 2 / 2)
     assert found.one_stream == pytest.approx(2 * 1e9 / step)
     plain = 4 * (shape.reads.plain + head) + shape.slot_bytes * (100 + 60 / 2)
     assert found.one_stream_plain == pytest.approx(1e9 / plain)
     assert found.all_requests > found.one_stream
     assert plan(shape, kv_cache_memory=2**20).speed is None
+
+
+def test_an_adapter_of_merged_slots_is_read_with_the_merger() -> None:
+    plain, adapted = (shape_of("m", replace(GRAFTED, merge_rank=rank), "float32").reads for rank in (0, 32))
+    assert plain is not None
+    assert adapted is not None
+    assert adapted.merge > plain.merge
+    assert replace(adapted, merge=plain.merge) == plain
 
 
 def test_the_costs_are_those_of_the_published_model() -> None:

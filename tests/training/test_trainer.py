@@ -123,8 +123,8 @@ def test_merges_are_learned_beside_a_graft_that_stays(tmp_path: Path) -> None:
     [report] = validations(tmp_path / "stage2")
     assert report["agreement_after"].keys() == {"merged", "single"}
     assert len(report["base_agreement"]) == 4  # of the micro-steps too, though none was trained
-    third = recipe(base, init=str(tmp_path / "stage2" / "step-000040"), graft=FUSED, trunk={"mode": "frozen"},
-                   objective={**AGREEMENT, "stop_target": "fidelity"}, groups={"kind": "data"}, max_steps=2)  # fmt: skip
+    dial = {"trunk": {"mode": "frozen"}, "objective": {**AGREEMENT, "stop_target": "fidelity"}}
+    third = recipe(base, init=str(tmp_path / "stage2" / "step-000040"), graft=FUSED, max_steps=2, **dial)
     assert train(third, data, tmp_path / "stage3")
     last = load_file(tmp_path / "stage3" / "step-000002" / "model.safetensors")
     moved = {name.partition(".")[0] for name in after if not torch.equal(after[name], last[name])}
