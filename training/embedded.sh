@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Trains the embedded default from prompts alone: answers, groups, two stages of training, export, quality. It needs no
+# Trains the embedded default from prompts alone: answers, groups, three stages of training, export, quality. It needs no
 # network. Whatever ends it, call it again with the same arguments: every step goes on where it was.
 #
 #   training/embedded.sh PROMPTS WORK      PROMPTS: folder of prompt files (*.jsonl.gz); WORK: folder for all it makes
 #
-# ANSWERS=20000     answers to write              DISTILL=... STAGE1=... STAGE2=... QUALITY=...   further options of a step
+# ANSWERS=20000     answers to write              DISTILL=... STAGE1=... STAGE2=... STAGE3=... QUALITY=...   further options
 # HAMBURGER=...     the command                   FILES="code gsm8k_train"   only these prompt files
 set -euo pipefail
 
@@ -32,8 +32,9 @@ train() {
   train stage1 frozen data --set cached_states=true ${STAGE1:-}
   stage1="$work/stage1/$(cat "$work/stage1/latest")"
   "$hamburger" regroup "$work/data" --model "$stage1" --confidence 0.15,0.7 --out "$work/own"
-  train stage2 adapter own --init "$stage1" ${STAGE2:-}
-  "$hamburger" export "$work/stage2" --out "$work/export" --calibrate "$work/own" --held-back --data "$work/data" \
+  train stage2 merges own --init "$stage1" ${STAGE2:-}
+  train stage3 dial own --init "$work/stage2/$(cat "$work/stage2/latest")" ${STAGE3:-}
+  "$hamburger" export "$work/stage3" --out "$work/export" --calibrate "$work/own" --held-back --data "$work/data" \
     --overwrite
   "$hamburger" eval-quality --model "$work/export" --prompts "${files[@]}" --out "$work/quality" ${QUALITY:-}
 }

@@ -13,7 +13,7 @@ RECORDER = """#!/usr/bin/env bash
 # Stands for `hamburger`: notes its arguments, and leaves a run's pointer as `train` does.
 printf '%q ' "$@" >> "$LOG"; echo >> "$LOG"
 if [ "$1" = train ] && [ -n "${STOPPED:-}" ]; then exit 130; fi
-if [ "$1" = train ]; then mkdir -p "$WORK"/stage1 "$WORK"/stage2; echo step-000007 > "$WORK/$(basename "$6")/latest"; fi
+if [ "$1" = train ]; then mkdir -p "$WORK"/stage1 "$WORK"/stage2 "$WORK"/stage3; echo step-000007 > "$WORK/$(basename "$6")/latest"; fi
 """
 
 
@@ -37,15 +37,16 @@ def calls(tmp_path: Path, **extra: str) -> list[list[str]]:
 
 def test_each_command_parses_and_a_second_call_resumes(tmp_path: Path) -> None:
     first, second = calls(tmp_path), calls(tmp_path)
-    names = ["distill", "segment", "train", "regroup", "train", "export", "eval-quality"]
+    names = ["distill", "segment", "train", "regroup", "train", "train", "export", "eval-quality"]
     assert [call[0] for call in first] == [call[0] for call in second] == names
     for call in first + second:
         args = build_parser().parse_args(call)
         if args.command == "train":
             read_recipe(args.recipe, args.overrides)
     assert first[4][-4:] == ["--init", str(tmp_path / "work" / "stage1" / "step-000007"), "--set", "seed=3"]
+    assert first[5][-2:] == ["--init", str(tmp_path / "work" / "stage2" / "step-000007")]
     assert not any("--resume" in call for call in first)
-    assert [call[-1] for call in second if call[0] == "train"] == ["--resume", "--resume"]
+    assert [call[-1] for call in second if call[0] == "train"] == ["--resume"] * 3
 
 
 def test_nothing_follows_a_run_that_was_stopped(tmp_path: Path) -> None:
