@@ -13,7 +13,7 @@ RECORDER = """#!/usr/bin/env bash
 # Stands for `hamburger`: notes its arguments, and leaves a run's pointer as `train` does.
 printf '%q ' "$@" >> "$LOG"; echo >> "$LOG"
 if [ "$1" = train ] && [ -n "${STOPPED:-}" ]; then exit 130; fi
-if [ "$1" = train ]; then mkdir -p "$WORK"/stage1 "$WORK"/stage2 "$WORK"/stage3; echo step-000007 > "$WORK/$(basename "$6")/latest"; fi
+if [ "$1" = train ]; then mkdir -p "$WORK"/stage{1,2,3}; echo step-000007 > "$WORK/$(basename "$6")/latest"; fi
 """
 
 
