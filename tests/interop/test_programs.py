@@ -47,7 +47,7 @@ def test_llm_command(clients: Clients, burger: RealServer, tmp_path: Path) -> No
         f"- model_id: burger\n  model_name: {MODEL}\n  api_base: {burger.url}/v1\n  api_key_name: none\n"
         "  supports_schema: true\n"
     )
-    question, options = "What is the capital of France?", ("-o", "temperature", "0", "-o", "max_tokens", "32")
+    question, options = "Name the capital of France.", ("-o", "temperature", "0", "-o", "max_tokens", "32")
     here = {"LLM_USER_PATH": str(tmp_path)}
     streamed = clients.run("llm", "-m", "burger", "--key", "none", question, *options, **here)
     assert "Paris" in streamed

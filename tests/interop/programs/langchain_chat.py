@@ -23,7 +23,7 @@ def weather(city: str) -> str:
 
 url, name = sys.argv[1:]
 model = ChatOpenAI(base_url=url, api_key="none", model=name, temperature=0, max_tokens=32)
-question = "What is the capital of France?"
+question = "Name the capital of France."
 
 whole = model.invoke(question)
 chunks = list(model.stream(question, stream_usage=True))

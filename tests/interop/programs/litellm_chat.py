@@ -9,7 +9,7 @@ import litellm
 url, name = sys.argv[1:]
 at = {"api_base": url, "api_key": "none", "num_retries": 0}
 asked = {"model": f"openai/{name}", "temperature": 0, "max_tokens": 32, **at}
-messages = [{"role": "user", "content": "What is the capital of France?"}]
+messages = [{"role": "user", "content": "Name the capital of France."}]
 
 
 async def four() -> list[str]:
