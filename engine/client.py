@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from hamburger.engine.admission import Admission
 from hamburger.engine.config import EngineConfig
 from hamburger.engine.detokenizer import TextDecoder
 from hamburger.engine.dial import AutoConfidence, ConfidenceDial
@@ -21,11 +21,9 @@ from hamburger.engine.errors import (
     HamburgerError,
     InvalidRequest,
     OutOfMemory,
-    QueueFull,
     QueueTimeout,
 )
 from hamburger.engine.events import EngineReady, EngineStopped, Event, StepReport, StepStarted, Stop
-from hamburger.engine.finish_rate import FinishRate
 from hamburger.engine.health import EngineHealth
 from hamburger.engine.host import EngineHost, Life
 from hamburger.engine.messages import AbortRequest, EngineInfo, GroupOutput, RequestFailed, StepStats
@@ -69,11 +67,7 @@ class AsyncEngine:
         self._step_started: float | None = None
         self._step_ended = clock()
         self._streams: dict[str, RequestStream] = {}
-        self._num_sent = 0
-        self._num_received = 0
-        self._num_running = 0
-        self._num_waiting = 0
-        self._finish_rate = FinishRate()
+        self._admission = Admission()
 
     @classmethod
     async def launch(
@@ -111,7 +105,7 @@ class AsyncEngine:
             await life.stopped
             await host.join()
             raise EngineDraining("The server is shutting down and starts no engine.")
-        self._num_sent = self._num_received = self._num_running = self._num_waiting = 0
+        self._admission.reset()
         self._life = life
 
     async def stopped(self) -> BaseException | None:
@@ -148,15 +142,15 @@ class AsyncEngine:
         request_ids = {request.request_id for request in requests}
         if len(request_ids) < len(requests) or not request_ids.isdisjoint(self._streams):
             raise ValueError("request ids must be unique among unfinished requests.")
-        self._check_queue(len(admitted), now)
+        self._admission.check(len(admitted), self._config, now, self._oldest_arrival())
         streams: list[RequestStream] = []
         try:
             for asked, request in zip(requests, admitted, strict=True):
                 answer = Answer(self._tokenizer, request.params, self.info.eos_token_ids)
                 self._life.host.send(request)  # what cannot be sent was not counted
-                self._num_sent += 1
+                number = self._admission.send()
                 by_dial = chosen is not None and leaves_confidence(asked.params)
-                stream = RequestStream(request, answer, self._num_sent, self._abort, by_dial)
+                stream = RequestStream(request, answer, number, self._abort, by_dial)
                 self._streams[request.request_id] = stream
                 streams.append(stream)
         except BaseException:
@@ -177,8 +171,8 @@ class AsyncEngine:
         return EngineHealth(
             alive=not stopped,
             draining=self._draining,
-            num_running=self._num_running,
-            num_waiting=self._waiting(),
+            num_running=self._admission.num_running,
+            num_waiting=self._admission.num_waiting,
             seconds_in_step=None if started is None else max(0.0, now - started),
             seconds_since_step=max(0.0, now - self._step_ended),
             error=_describe(self._life.stopped.result().error) if stopped else None,
@@ -215,25 +209,9 @@ class AsyncEngine:
         if self._draining:
             raise EngineDraining("The server is shutting down and takes no new requests.")
 
-    def _check_queue(self, num_requests: int, now: float) -> None:
-        """Raise QueueFull unless the waiting queue, with the seats that are free now, has room for all of them."""
-        free_seats = max(0, self._config.max_num_seqs - self._num_running)
-        room = self._config.max_queue + free_seats - self._waiting()
-        if num_requests > room:
-            raise QueueFull(
-                f"{self._waiting()} requests wait and {self._num_running} run: the queue has no room for "
-                f"{num_requests} more (max_queue is {self._config.max_queue}). Try again later.",
-                self._seconds_until_finished(num_requests - room, now),
-            )
-
-    def _waiting(self) -> int:
-        """Requests that wait: those of the last report, and those that the core had not been given then."""
-        return self._num_waiting + self._num_sent - self._num_received
-
-    def _seconds_until_finished(self, num_requests: int, now: float) -> int:
-        oldest = next((stream.request.arrival_time for stream in self._streams.values()), None)
-        seconds = self._finish_rate.seconds_until(num_requests, now, oldest)
-        return math.ceil(min(max(1.0, seconds), self._config.max_queue_seconds))
+    def _oldest_arrival(self) -> float | None:
+        """When the oldest unfinished request came; in seconds of the clock."""
+        return next((stream.request.arrival_time for stream in self._streams.values()), None)
 
     def _on_event(self, life: Life, event: Event) -> None:
         match event:
@@ -259,18 +237,16 @@ class AsyncEngine:
             return
         if life is self._life:
             self._step_started = None
-            self._num_running = self._num_waiting = 0
-            self._num_received = self._num_sent
+            self._admission.reset()
             idle = StepStats(0, 0, 0, 0, self._config.total_slots, 0, 0, [], 0.0)
             self._observe(lambda observer: observer.on_step(idle))
             for stream in list(self._streams.values()):
                 self._finish(stream, "error", EngineDead(_dead_message(event.error)))
 
     def _on_step(self, report: StepReport) -> None:
-        self._num_received = report.num_received
         stats = report.outputs.stats
+        self._admission.report(report.num_received, stats)
         if stats is not None:
-            self._num_running, self._num_waiting = stats.num_running, stats.num_waiting
             self._observe(lambda observer: observer.on_step(stats))
             if self.dial is not None:
                 self.dial.observe(dial_step(report, stats, lambda request_id: self._stream(request_id, report)))
@@ -319,7 +295,7 @@ class AsyncEngine:
         request, now = stream.request, self._clock()
         del self._streams[request.request_id]
         stream.updates.put_nowait(error)
-        self._finish_rate.add(now)
+        self._admission.finish(now)
         if not self._streams:
             self._idle.set()
         timings = RequestTimings(request.arrival_time, stream.scheduled, stream.first_token, now)
@@ -335,10 +311,9 @@ class AsyncEngine:
                 logger.exception("The observer failed.")
 
     def _error(self, failure: RequestFailed) -> HamburgerError:
-        if failure.kind == "queue_timeout":
-            return QueueTimeout(failure.message, self._seconds_until_finished(1, self._clock()))
-        if failure.kind == "out_of_memory":
-            return OutOfMemory(failure.message, self._seconds_until_finished(1, self._clock()))
+        if failure.kind in ("queue_timeout", "out_of_memory"):
+            seconds = self._admission.retry_after(1, self._config, self._clock(), self._oldest_arrival())
+            return (QueueTimeout if failure.kind == "queue_timeout" else OutOfMemory)(failure.message, seconds)
         if failure.kind == "grammar":
             return InvalidRequest(failure.message)  # a format, structured_outputs or a tool asked for it
         return EngineDraining(failure.message) if failure.kind == "draining" else EngineDead(failure.message)

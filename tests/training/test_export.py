@@ -5,38 +5,26 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
-from torch import Tensor
 
+from exported_runs import CONFIG, TRUNK_NAMES, assert_equal, model_of, options, tensors_of, write_step
 from hamburger.engine import LLM, SamplingParams
-from hamburger.model.assemble import assemble
 from hamburger.model.checkpoint import load_checkpoint, save_checkpoint
-from hamburger.model.config import ConfigError, ModelConfig, tensor_shapes
-from hamburger.model.execution import Execution
-from hamburger.model.folder_config import Adapter
-from hamburger.model.hamburger import HamburgerModel
-from hamburger.model.hf_config import trunk_config_json
+from hamburger.model.config import ConfigError, ModelConfig
 from hamburger.model.sources import CheckpointError, resolve_source
 from hamburger.training.arguments_export import add_export_arguments
-from hamburger.training.calibrate import collect
-from hamburger.training.dataset import DatasetWriter, Example, SegmentedDataset
 from hamburger.training.errors import TrainingError
-from hamburger.training.export import ExportOptions, export, held_back, latest_checkpoint, run
-from hamburger.training.recipe import Recipe
-from hamburger.training.train import _split
-from small_models import CPU, core_of, graft_config, grafted, params, random_tensors, run_core, tokens_of, trunk_config
-from training_runs import dataset_meta, words_tokenizer
+from hamburger.training.export import ExportOptions, export, latest_checkpoint, run
+from small_models import core_of, grafted, params, random_tensors, run_core
+from training_runs import words_tokenizer
 
 DATA = Path(__file__).parent.parent / "data" / "golden-tiny"
 GOLDEN = json.loads((DATA / "golden.json").read_text())["generate"]
-CONFIG = ModelConfig(trunk=trunk_config(), graft=graft_config(features="fused", short_list_size=40))
-TRUNK_NAMES = set(tensor_shapes(ModelConfig(trunk=CONFIG.trunk)))
 
 
 @pytest.fixture
@@ -52,53 +40,7 @@ def published(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def step(tmp_path: Path) -> Path:
-    """A run's checkpoint: graft and adapter over a base that lies beside the run, in float32."""
-    tensors = random_tensors(CONFIG)
-    base = tmp_path / "base"
-    base.mkdir()
-    (base / "config.json").write_text(json.dumps(trunk_config_json(CONFIG.trunk)))
-    save_file({name: tensors[name] for name in TRUNK_NAMES}, base / "model.safetensors")
-    words_tokenizer(96).save(str(base / "tokenizer.json"))
-    own = {name: t for name, t in tensors.items() if name not in TRUNK_NAMES}
-    generator = torch.Generator().manual_seed(3)
-    pair = "adapter.model.layers.2.mlp.down_proj"
-    own |= {
-        f"{pair}.lora_A": torch.randn(2, 48, generator=generator),
-        f"{pair}.lora_B": torch.randn(32, 2, generator=generator),
-    }
-    folder = tmp_path / "run" / "step-000020"
-    save_checkpoint(folder, CONFIG, own, base="../../base", adapter=Adapter(2, 4.0))
-    (folder / "training").mkdir()
-    (folder / "training" / "state.pt").write_bytes(b"")
-    words_tokenizer(96).save(str(folder / "tokenizer.json"))
-    (folder.parent / "recipe.yaml").write_text("seed: 12\nvalidation_share: 0.3\n")
-    (folder.parent / "latest").write_text("step-000020\n")
-    return folder
-
-
-def options(checkpoint: Path, out: Path, **changes: Any) -> ExportOptions:
-    return ExportOptions(checkpoint=checkpoint, out=out, **{"dtype": "float32", **changes})
-
-
-def tensors_of(folder: Path, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
-    return load_checkpoint(resolve_source(str(folder)), dtype).tensors
-
-
-def assert_equal(ours: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
-    assert ours.keys() == expected.keys()
-    assert [name for name in expected if not torch.equal(ours[name], expected[name])] == []
-
-
-def model_of(folder: Path) -> HamburgerModel:
-    checkpoint = load_checkpoint(resolve_source(str(folder)), torch.float32)
-    return assemble(
-        checkpoint.config,
-        checkpoint.tensors,
-        dtype=torch.float32,
-        device=CPU,
-        max_positions=256,
-        how=Execution(packed=False),
-    )
+    return write_step(tmp_path)
 
 
 @pytest.mark.parametrize("is_whole", [False, True])
@@ -266,70 +208,6 @@ def test_a_run_names_its_latest_checkpoint(step: Path) -> None:
         (step.parent / "latest").write_text(wrong)
         with pytest.raises(TrainingError, match="latest names no checkpoint"):
             latest_checkpoint(step.parent)
-
-
-def data_set(folder: Path, step: Path, number: int = 40, max_group: int = 4) -> SegmentedDataset:
-    """The model's own answers in its own groups; how sure the base is of a token depends on the token."""
-    model = model_of(step)
-    sampling = params(confidence=0.0, ignore_eos=True, max_tokens=16)
-    requests = {str(i): ([2 + i, 5 + i, 3], sampling) for i in range(number)}
-    examples = []
-    for i, outputs in run_core(core_of(model), requests).items():
-        answer = tokens_of(outputs)
-        ids = torch.tensor([*requests[i][0], *answer])
-        sure = 0.05 + 0.9 * (ids[3:] % 7) / 7
-        rivals = torch.stack((ids[3:], (ids[3:] + 1) % 96), 1)
-        sizes = [1, 1, 1] + [s for o in outputs for s in (len(o.token_ids), *[0] * (len(o.token_ids) - 1))]
-        response = torch.arange(len(ids)) >= 3
-        logprobs = torch.stack((sure, 1 - sure), 1).log().half()
-        group_sizes = torch.tensor(sizes, dtype=torch.uint8)
-        entropy = torch.zeros(len(ids))
-        examples.append(Example(i, i, ids.int(), response, entropy, group_sizes, rivals.int(), logprobs))
-    with DatasetWriter(folder, dataset_meta(max_group=max_group)) as writer:
-        writer.write(examples)
-    return SegmentedDataset(folder)
-
-
-def test_calibration_makes_the_dial_true(step: Path, tmp_path: Path) -> None:
-    data_set(tmp_path / "data", step)
-    out = tmp_path / "exported"
-    text = export(options(step, out, calibrate=tmp_path / "data", data=[tmp_path / "data"], device="cpu"))
-    assert text is not None
-    checkpoint = load_checkpoint(resolve_source(str(out)), torch.float32)
-    graft = checkpoint.config.graft
-    assert graft is not None
-    assert graft.stop_scale is not None
-    assert graft.stop_bias is not None
-    decisions = collect(model_of(out), SegmentedDataset(tmp_path / "data").examples())
-    dial = 1 - (decisions.logits * torch.tensor(graft.stop_scale[:3]) + torch.tensor(graft.stop_bias[:3])).sigmoid()
-    assert decisions.decided.all()
-    torch.testing.assert_close(dial.mean(0), decisions.base_probs.mean(0), atol=0.01, rtol=0)
-    card = (out / "MODEL_CARD.md").read_text()
-    assert text in card
-    assert "40 conversations, 640 answer tokens; scored by tiny" in card
-    # Weights and everything else are those of an export without it.
-    assert_equal(checkpoint.tensors, tensors_of(step))
-    assert replace(graft, stop_scale=None, stop_bias=None) == CONFIG.graft
-
-
-def test_calibrating_on_what_a_run_kept_back(step: Path, tmp_path: Path) -> None:
-    data = data_set(tmp_path / "data", step)
-    kept = held_back(data, 0.3)
-    expected = _split(Recipe(validation_share=0.3), [data], None).held_out
-    assert [data.example(i).id for i in kept] == [example.id for example in expected]
-    assert 0 < len(kept) < len(data)
-    text = export(options(step, tmp_path / "exported", calibrate=tmp_path / "data", held_back=True))
-    assert text is not None
-    assert f"| 1 | {4 * len(kept)} |" in text
-    (step.parent / "recipe.yaml").unlink()
-    with pytest.raises(TrainingError, match="--held-back needs the run's recipe"):
-        export(options(step, tmp_path / "again", calibrate=tmp_path / "data", held_back=True))
-
-
-def test_data_of_another_model_do_not_calibrate(step: Path, tmp_path: Path) -> None:
-    data_set(tmp_path / "data", step, number=2, max_group=5)
-    with pytest.raises(TrainingError, match="groups of up to 5 tokens"):
-        export(options(step, tmp_path / "exported", calibrate=tmp_path / "data"))
 
 
 def test_the_command(step: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,57 @@
+"""Admission: whether the waiting queue has room for more requests, and when it will have. No asyncio."""
+
+from __future__ import annotations
+
+import math
+
+from hamburger.engine.config import EngineConfig
+from hamburger.engine.errors import QueueFull
+from hamburger.engine.finish_rate import FinishRate
+from hamburger.engine.messages import StepStats
+
+
+class Admission:
+    """What was sent to an engine, and what its last report said of it. Times are seconds of one clock."""
+
+    def __init__(self) -> None:
+        self._finish_rate = FinishRate()
+        self.reset()
+
+    def reset(self) -> None:
+        """The engine has died, or another takes its place: nothing was sent to it yet."""
+        self.num_sent = self.num_running = self._num_received = self._num_waiting = 0
+
+    def send(self) -> int:
+        """Count a request that was sent: its number, from 1."""
+        self.num_sent += 1
+        return self.num_sent
+
+    def report(self, num_received: int, stats: StepStats | None) -> None:
+        """After a step: how many requests the core had been given before it, and what it counted, if it did."""
+        self._num_received = num_received
+        if stats is not None:
+            self.num_running, self._num_waiting = stats.num_running, stats.num_waiting
+
+    def finish(self, now: float) -> None:
+        self._finish_rate.add(now)
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait: those of the last report, and those that the core had not been given then."""
+        return self._num_waiting + self.num_sent - self._num_received
+
+    def check(self, num_requests: int, config: EngineConfig, now: float, oldest_arrival: float | None) -> None:
+        """Raise QueueFull unless the waiting queue, with the seats that are free now, has room for all of them."""
+        free_seats = max(0, config.max_num_seqs - self.num_running)
+        room = config.max_queue + free_seats - self.num_waiting
+        if num_requests > room:
+            raise QueueFull(
+                f"{self.num_waiting} requests wait and {self.num_running} run: the queue has no room for "
+                f"{num_requests} more (max_queue is {config.max_queue}). Try again later.",
+                self.retry_after(num_requests - room, config, now, oldest_arrival),
+            )
+
+    def retry_after(self, num_requests: int, config: EngineConfig, now: float, oldest_arrival: float | None) -> int:
+        """Whole seconds until so many more requests should have left; oldest_arrival: of those that are here."""
+        seconds = self._finish_rate.seconds_until(num_requests, now, oldest_arrival)
+        return math.ceil(min(max(1.0, seconds), config.max_queue_seconds))

@@ -1,0 +1,90 @@
+"""Export with --calibrate: the dial becomes true, on data that fit the model."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from exported_runs import CONFIG, assert_equal, model_of, options, tensors_of, write_step
+from hamburger.model.checkpoint import load_checkpoint
+from hamburger.model.sources import resolve_source
+from hamburger.training.calibrate import collect
+from hamburger.training.dataset import DatasetWriter, Example, SegmentedDataset
+from hamburger.training.errors import TrainingError
+from hamburger.training.export import export, held_back
+from hamburger.training.recipe import Recipe
+from hamburger.training.train import _split
+from small_models import core_of, params, run_core, tokens_of
+from training_runs import dataset_meta
+
+
+@pytest.fixture
+def step(tmp_path: Path) -> Path:
+    return write_step(tmp_path)
+
+
+def data_set(folder: Path, step: Path, number: int = 40, max_group: int = 4) -> SegmentedDataset:
+    """The model's own answers in its own groups; how sure the base is of a token depends on the token."""
+    model = model_of(step)
+    sampling = params(confidence=0.0, ignore_eos=True, max_tokens=16)
+    requests = {str(i): ([2 + i, 5 + i, 3], sampling) for i in range(number)}
+    examples = []
+    for i, outputs in run_core(core_of(model), requests).items():
+        answer = tokens_of(outputs)
+        ids = torch.tensor([*requests[i][0], *answer])
+        sure = 0.05 + 0.9 * (ids[3:] % 7) / 7
+        rivals = torch.stack((ids[3:], (ids[3:] + 1) % 96), 1)
+        sizes = [1, 1, 1] + [s for o in outputs for s in (len(o.token_ids), *[0] * (len(o.token_ids) - 1))]
+        response = torch.arange(len(ids)) >= 3
+        logprobs = torch.stack((sure, 1 - sure), 1).log().half()
+        group_sizes = torch.tensor(sizes, dtype=torch.uint8)
+        entropy = torch.zeros(len(ids))
+        examples.append(Example(i, i, ids.int(), response, entropy, group_sizes, rivals.int(), logprobs))
+    with DatasetWriter(folder, dataset_meta(max_group=max_group)) as writer:
+        writer.write(examples)
+    return SegmentedDataset(folder)
+
+
+def test_calibration_makes_the_dial_true(step: Path, tmp_path: Path) -> None:
+    data_set(tmp_path / "data", step)
+    out = tmp_path / "exported"
+    text = export(options(step, out, calibrate=tmp_path / "data", data=[tmp_path / "data"], device="cpu"))
+    assert text is not None
+    checkpoint = load_checkpoint(resolve_source(str(out)), torch.float32)
+    graft = checkpoint.config.graft
+    assert graft is not None
+    assert graft.stop_scale is not None
+    assert graft.stop_bias is not None
+    decisions = collect(model_of(out), SegmentedDataset(tmp_path / "data").examples())
+    dial = 1 - (decisions.logits * torch.tensor(graft.stop_scale[:3]) + torch.tensor(graft.stop_bias[:3])).sigmoid()
+    assert decisions.decided.all()
+    torch.testing.assert_close(dial.mean(0), decisions.base_probs.mean(0), atol=0.01, rtol=0)
+    card = (out / "MODEL_CARD.md").read_text()
+    assert text in card
+    assert "40 conversations, 640 answer tokens; scored by tiny" in card
+    # Weights and everything else are those of an export without it.
+    assert_equal(checkpoint.tensors, tensors_of(step))
+    assert replace(graft, stop_scale=None, stop_bias=None) == CONFIG.graft
+
+
+def test_calibrating_on_what_a_run_kept_back(step: Path, tmp_path: Path) -> None:
+    data = data_set(tmp_path / "data", step)
+    kept = held_back(data, 0.3)
+    expected = _split(Recipe(validation_share=0.3), [data], None).held_out
+    assert [data.example(i).id for i in kept] == [example.id for example in expected]
+    assert 0 < len(kept) < len(data)
+    text = export(options(step, tmp_path / "exported", calibrate=tmp_path / "data", held_back=True))
+    assert text is not None
+    assert f"| 1 | {4 * len(kept)} |" in text
+    (step.parent / "recipe.yaml").unlink()
+    with pytest.raises(TrainingError, match="--held-back needs the run's recipe"):
+        export(options(step, tmp_path / "again", calibrate=tmp_path / "data", held_back=True))
+
+
+def test_data_of_another_model_do_not_calibrate(step: Path, tmp_path: Path) -> None:
+    data_set(tmp_path / "data", step, number=2, max_group=5)
+    with pytest.raises(TrainingError, match="groups of up to 5 tokens"):
+        export(options(step, tmp_path / "exported", calibrate=tmp_path / "data"))
