@@ -51,7 +51,7 @@ def _build(
     args: EngineArgs, on_progress: Callable[[str], None], on_lost: OnLost | None, undo: ExitStack
 ) -> tuple[EngineCore, EngineInfo]:
     found = find(args, on_progress=on_progress)
-    source, device, dtype = found.source, found.device, found.dtype
+    source, device, dtype, kv_dtype = found.source, found.device, found.dtype, found.kv_dtype
     kernels, backend = found.kernels, found.backend
     model_config, max_model_len = found.checkpoint.config, found.max_model_len
     # torch's attention would gather max_model_len slots of every row in each captured step, at 64 rows gigabytes.
@@ -89,7 +89,7 @@ def _build(
         max_num_seqs=args.max_num_seqs,
         max_num_batched_slots=args.max_num_batched_slots,
         block_size=args.block_size,
-        num_blocks=_num_blocks(args, model_config, max_model_len, dtype, budget),
+        num_blocks=_num_blocks(args, model_config, max_model_len, kv_dtype, budget),
         eos_token_ids=model_config.trunk.eos_token_ids,
         max_group=model_config.max_group,
         max_queue=args.max_queue,
@@ -98,7 +98,7 @@ def _build(
     )
     if leader is None:
         try:
-            cache = PagedKVCache(model_config.trunk, config.num_blocks, config.block_size, dtype, device)
+            cache = PagedKVCache(model_config.trunk, config.num_blocks, config.block_size, kv_dtype, device)
             graphs = decode_graphs(model, cache, args, max_model_len, compiling) if captures else None
             if graphs is not None:
                 prepare(graphs, args.max_num_seqs, compiling, on_progress)
@@ -109,7 +109,7 @@ def _build(
             ) from error
         runner: Runner | LeadingRunner = Runner(model, cache, graphs, None if kernels is None else _step_threads())
     else:
-        runner = leader.runner(model, config.num_blocks, dtype, device)
+        runner = leader.runner(model, config.num_blocks, kv_dtype, device)
     graft = model_config.graft
     confidence = args.confidence if args.confidence is not None else model_config.default_confidence
     tokens_per_kv = graft.expected_tokens_per_kv if graft and confidence == graft.default_confidence else 1.0

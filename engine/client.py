@@ -220,7 +220,7 @@ class AsyncEngine:
             case StepStarted():
                 self._step_started = event.time
             case StepReport():
-                self._step_started, self._step_ended = None, event.time
+                self._step_started, self._step_ended = event.time if event.goes_on else None, event.time
                 self._on_step(event)
             case EngineReady():
                 if not life.ready.done():

@@ -26,7 +26,7 @@ class EngineReady:
 
 @dataclass(frozen=True, slots=True)
 class StepStarted:
-    """time: time.monotonic() seconds."""
+    """A step begins after a pause. time: time.monotonic() seconds."""
 
     time: float
 
@@ -35,12 +35,13 @@ class StepStarted:
 class StepReport:
     """One step. num_received: how many requests the core had been given when it ended, since the start.
 
-    time: time.monotonic() seconds when it ended.
+    time: time.monotonic() seconds when it ended. goes_on: the next one begins at once, of which nothing else is told.
     """
 
     outputs: StepOutputs
     num_received: int
     time: float
+    goes_on: bool
 
 
 LoopEvent = EngineReady | StepStarted | StepReport

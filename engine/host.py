@@ -13,8 +13,8 @@ class EngineHost(Protocol):
     """Where the engine's loop runs: ThreadHost or ProcessHost."""
 
     def start(self, on_event: Callable[[Event], None]) -> None:
-        """Begin; `on_event` is called on the running event loop: EngineReady once, StepStarted and StepReport for each
-        step, and EngineStopped at the end, whatever ends it."""
+        """Begin; `on_event` is called on the running event loop: EngineReady once, StepReport for each step,
+        StepStarted before one that comes after a pause, and EngineStopped at the end, whatever ends it."""
 
     def send(self, message: Message) -> None:
         """Hand a message to the core before its next step. Never blocks; an engine that has stopped ignores it."""

@@ -27,12 +27,13 @@ from hamburger.model.sources import ModelSource, resolve_source
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A checkpoint that was read, and that fits the arguments. max_model_len: in tokens."""
+    """A checkpoint that was read, and that fits the arguments. max_model_len: in tokens. kv_dtype: of the KV cache."""
 
     source: ModelSource
     checkpoint: Checkpoint
     device: torch.device
     dtype: torch.dtype
+    kv_dtype: torch.dtype
     max_model_len: int
     kernels: Kernels | None
     backend: Backend
@@ -59,13 +60,16 @@ def find(args: EngineArgs, rank: int = 0, on_progress: Callable[[str], None] = l
         step = PromptStep(max_slots=args.max_num_batched_slots, max_model_len=max_model_len, block_size=args.block_size)
         backend, remark = _settled(args, backend, held, dtype, device, step, on_progress)
         on_progress(f"attention by {backend}" + (f": {remark}" if remark else ""))
+    kernels = _kernels(args, checkpoint.config, dtype, device)
     return Found(
         source=source,
         checkpoint=checkpoint,
         device=device,
         dtype=dtype,
+        # Attention waits for memory, and the kernels read bfloat16 on any processor.
+        kv_dtype=torch.bfloat16 if kernels is not None and args.dtype == "auto" else dtype,
         max_model_len=max_model_len,
-        kernels=_kernels(args, checkpoint.config, dtype, device),
+        kernels=kernels,
         backend=backend,
         eight_bits=eight_bits,
     )

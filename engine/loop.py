@@ -20,7 +20,7 @@ def run_loop(
     clock: Callable[[], float] = time.monotonic,
 ) -> None:
     """Run steps while there is work, until Stop. Raises what a step raises. clock: time.monotonic() seconds."""
-    num_received = 0
+    num_received, goes_on = 0, False
     while True:
         for message in _messages(inbox, block=not core.has_work):
             if isinstance(message, SubmitRequest):
@@ -28,13 +28,15 @@ def run_loop(
                 num_received += 1
             elif isinstance(message, Stop):
                 outputs = core.fail_all("draining", "The server is shutting down; the answer was cut short.")
-                deliver(StepReport(outputs, num_received, clock()))
+                deliver(StepReport(outputs, num_received, clock(), goes_on=False))
                 return
             else:
                 core.abort(message)
-        deliver(StepStarted(clock()))
+        if not goes_on:
+            deliver(StepStarted(clock()))
         outputs = core.step()  # also when an abort left nothing to do: its report takes the gauges to zero
-        deliver(StepReport(outputs, num_received, clock()))
+        goes_on = core.has_work
+        deliver(StepReport(outputs, num_received, clock(), goes_on))
 
 
 def _messages(inbox: Inbox, *, block: bool) -> Iterator[Message]:

@@ -21,7 +21,7 @@ from hamburger.engine.config import EngineArgs
 from hamburger.engine.errors import HamburgerError
 from hamburger.engine.events import EngineStopped, Event, Message
 from hamburger.engine.logs import LogFormat
-from hamburger.engine.wire import LENGTH, Decoder, Encoder, Ended, Failed, Progress, WireError, frame_size
+from hamburger.engine.wire import Decoder, Encoder, Ended, Failed, Progress, Received, WireError
 from hamburger.model.config import ConfigError
 from hamburger.model.sources import CheckpointError
 
@@ -94,12 +94,15 @@ class ProcessHost:
         # arrived, and with it an engine's last words.
         connection.setblocking(False)
         writing = asyncio.create_task(_write(connection, self._outgoing), name="hamburger-to-engine")
-        decoder, received = Decoder(), bytearray()
+        decoder, received = Decoder(), Received()
         try:
             while self._last is None:  # an engine that has said its last words may not manage to exit
-                size = frame_size(await _exactly(connection, received, LENGTH.size))
-                self._take(decoder.value(await _exactly(connection, received, size)))
-        except (EOFError, ConnectionError):
+                part = await asyncio.get_running_loop().sock_recv(connection, _RECEIVED_BYTES)
+                if not part:
+                    break
+                for rest in received.frames(part):
+                    self._take(decoder.value(rest))
+        except ConnectionError:
             pass
         except WireError as error:  # nothing can be asked of it any more
             self._last = Failed("error", f"its process sent what cannot be read: {error}")
@@ -147,14 +150,3 @@ async def _write(connection: socket.socket, frames: asyncio.Queue[bytes]) -> Non
         while True:
             await asyncio.get_running_loop().sock_sendall(connection, await frames.get())
 
-
-async def _exactly(connection: socket.socket, received: bytearray, size: int) -> bytes:
-    """Take `size` bytes of what has come and still comes. Raises EOFError or ConnectionError at the end."""
-    while len(received) < size:
-        part = await asyncio.get_running_loop().sock_recv(connection, _RECEIVED_BYTES)
-        if not part:
-            raise EOFError
-        received += part
-    taken = bytes(received[:size])
-    del received[:size]
-    return taken

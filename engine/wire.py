@@ -117,6 +117,25 @@ class Decoder:
             raise WireError(f"a frame of {len(rest)} bytes cannot be read: {error}") from error
 
 
+class Received:
+    """Bytes as they come -> whole frames."""
+
+    def __init__(self) -> None:
+        self._bytes = bytearray()
+
+    def frames(self, part: bytes) -> Iterator[bytes]:
+        """The rest of each frame, after its length, that `part` ends. Raises WireError."""
+        self._bytes += part
+        at = 0
+        while len(self._bytes) >= at + LENGTH.size:
+            end = at + LENGTH.size + frame_size(self._bytes[at : at + LENGTH.size])
+            if len(self._bytes) < end:
+                break
+            yield bytes(self._bytes[at + LENGTH.size : end])
+            at = end
+        del self._bytes[:at]
+
+
 def frame_size(head: bytes) -> int:
     """How many bytes follow a frame's length. Raises WireError."""
     size: int = LENGTH.unpack(head)[0]

@@ -24,6 +24,7 @@ from hamburger.model.merge_adapter import Embedded, MergedSlots
 from hamburger.model.micro_cache import GroupCache
 from hamburger.model.micro_decoder import MicroStepDecoder, StopHead
 from hamburger.model.native import Kernels
+from hamburger.model.native_head import PackedHead
 from hamburger.model.native_embedder import NativeEmbedder, merger_fits
 from hamburger.model.native_graft import MicroParts, NativeEmitter
 from hamburger.model.native_modules import (
@@ -115,14 +116,15 @@ class HamburgerModel(nn.Module):
         self.add_module("trunk", trunk)  # called as the plain one is
         weight = self.head_weight.detach()
         self.head = head = NativeLinear(kernels, weight)
+        head_of_trunk = PackedHead(kernels, head.packed, weight)
         micro, short_list = None, None
         if graft is not None:
             if graft.short_list_size is not None:
                 short_list = self.short_list = self.short_list.sort().values  # of equal logits the first id wins
                 self.short_head = short_head = NativeLinear(kernels, weight[short_list])
-                head_of_micro_steps = short_head.packed
+                head_of_micro_steps = PackedHead(kernels, short_head.packed, weight[short_list])
             else:
-                head_of_micro_steps = head.packed
+                head_of_micro_steps = head_of_trunk
             micro = MicroParts(
                 self.micro_decoder,
                 self.stop_head,
@@ -132,7 +134,7 @@ class HamburgerModel(nn.Module):
                 self.embed_tokens.weight,
                 self.rotary,
             )
-        self.emitter = NativeEmitter(kernels, self.config, head.packed, micro)
+        self.emitter = NativeEmitter(kernels, self.config, head_of_trunk, micro)
         if graft is not None:
             self.add_module("micro_decoder", NativeMicroStepDecoder(self.emitter, self.config.trunk, graft))
             self.add_module("stop_head", NativeStopHead(self.emitter))

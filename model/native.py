@@ -20,11 +20,11 @@ from hamburger.model.config import TrunkConfig
 
 InstructionSet = Literal["avx512", "avx2"]
 
-_FORMAT = 3  # of what is passed and packed; supports.cpp says the same
+_FORMAT = 4  # of what is passed and packed; supports.cpp says the same
 GROUP = 32
 MAX_HEAD_DIM = 256
 _MAX_QUERY_HEADS = 32  # of one KV head
-_BLOCK = 16  # outputs
+BLOCK = 16  # outputs
 _GROUP_BYTES = {4: 320, 8: 544}  # of a block
 _SAMPLED_ROWS = 128
 _OFF_GRID = 0.1  # of a step; bfloat16's rounding of the weights moves them by less
@@ -81,6 +81,10 @@ class _Batch(ctypes.Structure):
         ("emit", _pointer),
         ("emitting", _int64),
         ("features", _pointer),
+        ("norm", _pointer),
+        ("read", _pointer),
+        ("reading", _int64),
+        ("states", _pointer),
         ("merged", MergedStruct),
     )
 
@@ -123,7 +127,7 @@ class Kernels:
         """[outputs, inputs], bfloat16 or float32, inputs a multiple of 32 -> uint8, as kernels/common.h says."""
         outputs, inputs = weight.shape
         weight = weight.detach().contiguous()
-        packed = torch.empty(-(-outputs // _BLOCK) * (inputs // GROUP) * _GROUP_BYTES[bits], dtype=torch.uint8)
+        packed = torch.empty(-(-outputs // BLOCK) * (inputs // GROUP) * _GROUP_BYTES[bits], dtype=torch.uint8)
         is_float = weight.dtype == torch.float32
         self._pack(bits, is_float, weight.data_ptr(), outputs, inputs, packed.data_ptr())
         return packed
@@ -142,30 +146,35 @@ class Kernels:
         slots: Slots,
         kv: Sequence[Tensor],
         emit: Tensor,
-        read: Sequence[int],
+        feature_layers: Sequence[int],
+        norm: Tensor,
+        read: Tensor,
         merged: Tensor | None = None,
-    ) -> list[Tensor]:
+    ) -> tuple[Tensor, list[Tensor]]:
         """All layers on x, float32 [T, D], contiguous, in place; they write the slots' keys and values.
 
-        kv: of each layer [blocks, block_size, 2, kv_heads, head_dim], bfloat16 or float32.
-        merged: int64 [N], the rows that pass the layers' adapters.
-        Returns the states of rows emit, int64 [M], after each of the layers `read`: float32 [M, D].
+        kv: of each layer [blocks, block_size, 2, kv_heads, head_dim], bfloat16 or float32. norm: of the last states,
+        float32 [D]. merged: int64 [N], the rows that pass the layers' adapters.
+        Returns the normed states of rows read, int64 [S], float32 [S, D], and the states of rows emit, int64 [M], after
+        each of feature_layers, float32 [M, D].
         """
         tensors = (slots.cos, slots.sin, slots.write_slots, slots.block_tables, slots.context_slots, slots.query_slots)
-        features = [torch.empty(len(emit), x.shape[1]) for _ in read]
+        final = torch.empty(len(read), x.shape[1])
+        features = [torch.empty(len(emit), x.shape[1]) for _ in feature_layers]
         places = (_pointer * len(kv))()
-        for layer, states in zip(read, features, strict=True):
+        for layer, states in zip(feature_layers, features, strict=True):
             places[layer] = states.data_ptr()
         batch = _Batch(
             len(x), len(slots.query_slots), *(tensor.data_ptr() for tensor in tensors),
             slots.block_tables.shape[1], slots.block_size, kv[0].dtype == torch.float32,
             emit.data_ptr(), len(emit), ctypes.addressof(places),
+            norm.data_ptr(), read.data_ptr(), len(read), final.data_ptr(),
             MergedStruct() if merged is None else MergedStruct(len(merged), merged.data_ptr(), layers.rank),
         )  # fmt: skip
         memory = self.working_memory(self._layers_memory(layers.geometry, len(x), layers.rank))
         pointers = (_pointer * len(kv))(*(tensor.data_ptr() for tensor in kv))
         self._layers(layers.geometry, layers.structs, len(kv), pointers, ctypes.byref(batch), x.data_ptr(), memory)
-        return features
+        return final, features
 
     def working_memory(self, size: int) -> int:
         """The address of so many bytes, until the next call."""

@@ -16,6 +16,7 @@ from hamburger.model.batch import ForwardBatch, SamplingBatch, StepOutput, stop_
 from hamburger.model.config import GraftConfig, ModelConfig
 from hamburger.model.micro_decoder import MicroStepDecoder, StopHead
 from hamburger.model.native import GeometryStruct, Kernels, PackedLayers, PackedWeight, WeightStruct
+from hamburger.model.native_head import HeadStruct, PackedHead
 from hamburger.model.rotary import RotaryEmbedding
 
 _pointer, _int32, _int64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
@@ -24,7 +25,7 @@ _pointer, _int32, _int64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
 class _Graft(ctypes.Structure):
     _fields_ = (
         ("geometry", GeometryStruct),
-        ("head", WeightStruct),
+        ("head", HeadStruct),
         ("layers", _pointer),
         *((name, _int32) for name in ("count", "features", "positions", "fused")),
         *((name, _pointer) for name in ("feature_norm", "embedding_norm")),
@@ -32,7 +33,7 @@ class _Graft(ctypes.Structure):
         ("norm", _pointer),
         ("stop", WeightStruct * 3),
         *((name, _pointer) for name in ("stop_scale", "stop_bias")),
-        ("micro_head", WeightStruct),
+        ("micro_head", HeadStruct),
         ("short_list", _pointer),
         ("embedding", _pointer),
         ("embedding_is_float", _int32),
@@ -58,7 +59,7 @@ class MicroParts:
     decoder: MicroStepDecoder
     stop_head: StopHead
     layers: PackedLayers
-    head: PackedWeight
+    head: PackedHead
     short_list: Tensor | None
     embedding: Tensor
     rotary: RotaryEmbedding
@@ -67,7 +68,7 @@ class MicroParts:
 class NativeEmitter:
     """Heads, stop head and micro decoder, as the kernels read them."""
 
-    def __init__(self, kernels: Kernels, config: ModelConfig, head: PackedWeight, micro: MicroParts | None) -> None:
+    def __init__(self, kernels: Kernels, config: ModelConfig, head: PackedHead, micro: MicroParts | None) -> None:
         """head: of first tokens. micro: what the graft adds; None for a plain base model."""
         self._kernels, self.config = kernels, config
         self._emit = kernels.function("emit", *3 * (_pointer,))

@@ -48,7 +48,8 @@ class NativeTrunk(nn.Module):
     def __init__(self, kernels: Kernels, trunk: Trunk, bits: int | None = None) -> None:
         super().__init__()
         config = trunk.config
-        self.config, self.norm = config, trunk.norm
+        self.config = config
+        self._norm = trunk.norm.weight.detach().float().contiguous()
         self._kernels = kernels
         self.layers = pack_layers(kernels, config, trunk.layers, bits, config.sliding_layers)
         self.quantization = "+".join(f"int{bits}" for bits in sorted({w.bits for w in self.layers.weights}))
@@ -76,9 +77,10 @@ class NativeTrunk(nn.Module):
         last_layer = self.config.num_layers - 1
         between = [layer for layer in feature_layers if layer != last_layer]
         merged = None if embedded.merged is None else embedded.merged.rows
-        features = self._kernels.layers(self.layers, x, slots, cache.data, batch.emit, between, merged)
         read = batch.emit if batch.scored is None else torch.cat((batch.emit, batch.scored.rows))
-        hidden: Tensor = self.norm(x.index_select(0, read))
+        hidden, features = self._kernels.layers(
+            self.layers, x, slots, cache.data, batch.emit, between, self._norm, read, merged
+        )
         if last_layer in feature_layers:
             features.append(hidden[: len(batch.emit)])
         return hidden, features

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import json
 import logging
 import os
@@ -64,6 +65,7 @@ async def _run(
         app = create_app_of(contexts, settings)
         greeting = _greeting(settings, contexts, _url(settings, listener))
         server = _Server(uvicorn_config(app, settings), lambda: progress(greeting))
+        gc.freeze()  # all of this stays: whoever is served later need not wait while it is looked through
         return await _listen(server, listener, found, settings.drain_seconds, stopping, progress)
 
 

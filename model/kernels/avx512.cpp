@@ -14,6 +14,7 @@ namespace avx512 {
 #include "linear.h"
 #include "attention.h"
 #include "layers.h"
+#include "head.h"
 #include "emit.h"
 #include "merge.h"
 }  // namespace avx512

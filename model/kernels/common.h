@@ -55,6 +55,10 @@ struct Batch {
   const int64_t* emit;            // [M], the slots whose states are read between layers
   int64_t emitting;
   float* const* features;         // of each layer [M, D], to be written, or null; null: none at all
+  const float* norm;              // [D], the final norm
+  const int64_t* read;            // [S], the slots whose final states are read
+  int64_t reading;
+  float* states;                  // [S, D], to be written: those states, normed
   Merged merged;
 };
 
@@ -65,10 +69,16 @@ struct Merger {
   int32_t hidden, heads;
 };
 
+// A head in 8 bits, its copy in 4 bits, and what that is off by (head.h).
+struct Head {
+  Weight weight, coarse;
+  const float* errors;  // [outputs, to a whole block]
+};
+
 // What emits groups: the head, and where there is a graft (count > 0) its stop head and micro decoder.
 struct Graft {
   Geometry geometry;
-  Weight head;                  // of first tokens
+  Head head;                    // of first tokens
   const Layer* layers;          // the micro decoder's
   int32_t count, features, positions, fused;  // positions: that a group has at most in the micro decoder
   const float *feature_norm;    // [features, D]; null unless fused, as the next three
@@ -77,7 +87,7 @@ struct Graft {
   const float* norm;            // [D], or null
   Weight stop[3];
   const float *stop_scale, *stop_bias;  // [most tokens of a group]
-  Weight micro_head;            // of further tokens
+  Head micro_head;              // of further tokens
   const int64_t* short_list;    // the ids that micro_head chooses from, ascending; null: all
   const void* embedding;        // [V, D]
   int32_t embedding_is_float;   // else bfloat16

@@ -1,34 +1,5 @@
 // Groups of tokens in one call: head and stop head on the trunk's states, then micro-steps for the rows that go on.
-// The stages are those of layers.h, for all threads with barriers. Included inside a namespace, after layers.h.
-
-constexpr int64_t kChunk = 16;  // blocks of a head's outputs that a thread looks through at a time
-
-struct Best {
-  float value;
-  int64_t output;
-};
-
-// The best of this thread's outputs of each row -> best [rows], the first where several are. chunk: [rows, kChunk * kLanes].
-inline void multiply_best(const Weight& w, const Inputs& x, int64_t rows, float* chunk, Best* best, const Share& share) {
-  constexpr int64_t width = kChunk * kLanes;
-  const auto [first, last] = share.of((w.outputs + kLanes - 1) / kLanes);
-  for (int64_t row = 0; row < rows; row++) best[row] = {-std::numeric_limits<float>::infinity(), 0};
-  for (int64_t block = first; block < last; block += kChunk) {
-    const int64_t end = std::min(block + kChunk, last), from = block * kLanes;
-    const int64_t count = std::min<int64_t>(end * kLanes, w.outputs) - from;
-    const Output out = {chunk, width, false, from};
-    if (w.bits == 4) multiply_blocks<4>(w, block, end, x, rows, out);
-    else multiply_blocks<8>(w, block, end, x, rows, out);
-    for (int64_t row = 0; row < rows; row++) {
-      float* y = chunk + row * width;
-      for (int64_t i = count; i % kLanes; i++) y[i] = -std::numeric_limits<float>::infinity();
-      F most = load(y);
-      for (int64_t i = kLanes; i < count; i += kLanes) most = max(most, load(y + i));
-      const float value = largest(most);
-      if (value > best[row].value) best[row] = {value, from + (std::find(y, y + count, value) - y)};
-    }
-  }
-}
+// The stages are those of layers.h, for all threads with barriers. Included inside a namespace, after head.h.
 
 // A micro-step of R rows that hold `held` positions each, in the blocks of the cache that `blocks` names.
 struct MicroStep {
@@ -49,7 +20,7 @@ struct MicroStep {
       sin.insert(sin.end(), graft.sin + first, graft.sin + last);
     }
     batch = {rows * positions, rows, cos.data(), sin.data(), write_slots.data(), blocks, context_slots.data(), query_slots.data(),
-             1, graft.positions, 1, nullptr, 0, nullptr};
+             1, graft.positions, 1, nullptr, 0, nullptr, nullptr, nullptr, 0, nullptr, {}};
     plan.reset(new AttentionPlan(graft.geometry, batch));
   }
 };
@@ -240,7 +211,7 @@ inline int64_t emit_memory(const Graft& graft, int64_t rows) {
   const Geometry& g = graft.geometry;
   const int64_t context = graft.fused ? g.hidden : graft.features * g.hidden;
   const int64_t kv = 2 * static_cast<int64_t>(graft.count) * graft.positions * g.kv_heads * g.head_dim;
-  return lay_out(graft, rows, nullptr, &s) + rows * (context + kv) * 4;
+  return lay_out(graft, rows, nullptr, &s) + rows * (context + kv + padded_outputs(graft.head.weight)) * 4;
 }
 
 inline void emit(const Graft& graft, const Emission& e, uint8_t* memory) {
@@ -253,6 +224,7 @@ inline void emit(const Graft& graft, const Emission& e, uint8_t* memory) {
     layer = at;
     at += 2 * e.rows * graft.positions * g.kv_heads * g.head_dim;
   }
+  float* const logits = at;
   Going going;
   going.rows.resize(e.rows);
   for (int64_t row = 0; row < e.rows; row++) going.rows[row] = row;
@@ -262,7 +234,6 @@ inline void emit(const Graft& graft, const Emission& e, uint8_t* memory) {
   {
     const Share share = {omp_get_thread_num(), omp_get_num_threads()};
     const std::unique_ptr<Scratch> scratch(new Scratch);
-    std::vector<float> chunk(e.rows * kChunk * kLanes);
 #pragma omp single
     going.best.resize(e.rows * share.threads);
     for (int64_t index = 0; index < e.width && !going.rows.empty(); index++) {
@@ -280,7 +251,7 @@ inline void emit(const Graft& graft, const Emission& e, uint8_t* memory) {
       }
       plain_inputs(index == 0 ? e.hidden : s.states, s.state, rows, share);
 #pragma omp barrier
-      multiply_best(index == 0 ? graft.head : graft.micro_head, s.state, rows, chunk.data(), &going.best[share.thread * e.rows], share);
+      multiply_best(index == 0 ? graft.head : graft.micro_head, s.state, rows, logits, going.best.data(), e.rows, share);
       if (graft.count) stop_stages(graft, rows, going.stops.data(), s, share);
 #pragma omp barrier
 #pragma omp single

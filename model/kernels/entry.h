@@ -17,6 +17,7 @@ void NAME(pack)(int bits, int is_float, const void* weight, int64_t outputs, int
   if (is_float) SPACE::pack(bits, static_cast<const float*>(weight), outputs, inputs, to);
   else SPACE::pack(bits, static_cast<const Bf16*>(weight), outputs, inputs, to);
 }
+void NAME(head_errors)(const Head* head, float* errors) { SPACE::head_errors(*head, errors); }
 int64_t NAME(emit_memory)(const Graft* graft, int64_t rows) { return SPACE::emit_memory(*graft, rows); }
 void NAME(emit)(const Graft* graft, const Emission* emission, uint8_t* memory) { SPACE::emit(*graft, *emission, memory); }
 // The parts of emit() for rows that choose otherwise; memory is as large.

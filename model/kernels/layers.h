@@ -1,11 +1,16 @@
 // Decoder layers over a batch of new slots: all stages of all layers in one parallel region, with a barrier after each
 // stage. Every thread takes a fixed share of a stage. Included inside a namespace, after linear.h and attention.h.
 
+constexpr int64_t kFewRows = 2;  // of which each thread makes all inputs for itself, sooner than it would wait for others
+
 struct Workspace {
   float *qkv, *attended, *gate_up;
   float* low;        // [T, rank], of which merged slots are used, as of low_inputs
   Inputs narrow, heads, wide;  // inputs of the linears: [T, hidden], [T, heads * head_dim], [T, intermediate]
   Inputs low_inputs;
+  bool few;         // each thread has narrow, heads and wide of its own
+  uint8_t* inputs;  // where they begin
+  int64_t inputs_each;
 };
 
 inline int64_t qkv_width(const Geometry& g) { return static_cast<int64_t>(g.heads + 2 * g.kv_heads) * g.head_dim; }
@@ -25,12 +30,22 @@ inline int64_t lay_out(const Geometry& g, int64_t rows, uint8_t* p, Workspace* w
   w->qkv = reinterpret_cast<float*>(take(rows * qkv_width(g) * 4));
   w->attended = reinterpret_cast<float*>(take(rows * heads * 4));
   w->gate_up = reinterpret_cast<float*>(take(rows * 2 * g.intermediate * 4));
-  w->narrow = inputs_at(take(inputs_bytes(rows, g.hidden)), rows, g.hidden);
-  w->heads = inputs_at(take(inputs_bytes(rows, heads)), rows, heads);
-  w->wide = inputs_at(take(inputs_bytes(rows, g.intermediate)), rows, g.intermediate);
   w->low = reinterpret_cast<float*>(take(rows * rank * 4));
   w->low_inputs = inputs_at(take(inputs_bytes(rows, rank)), rows, rank);
+  w->few = rows <= kFewRows;
+  w->inputs_each = aligned(inputs_bytes(rows, g.hidden)) + aligned(inputs_bytes(rows, heads)) + aligned(inputs_bytes(rows, g.intermediate));
+  w->inputs = take(w->inputs_each * (w->few ? omp_get_max_threads() : 1));
   return at;
+}
+
+// The workspace with the inputs that a thread makes and reads.
+inline Workspace of_thread(const Geometry& g, int64_t rows, Workspace w, const Share& share) {
+  const int64_t heads = static_cast<int64_t>(g.heads) * g.head_dim;
+  uint8_t* p = w.inputs + (w.few ? share.thread * w.inputs_each : 0);
+  w.narrow = inputs_at(p, rows, g.hidden);
+  w.heads = inputs_at(p += aligned(inputs_bytes(rows, g.hidden)), rows, heads);
+  w.wide = inputs_at(p += aligned(inputs_bytes(rows, heads)), rows, g.intermediate);
+  return w;
 }
 
 inline float inverse_rms(const float* x, int64_t width, float eps) {
@@ -138,10 +153,16 @@ inline void project(const Weight& weight, const Layer& layer, int which, const I
 // One layer, by all threads. taken: 0 at first; pieces of attention differ in length, so threads take the next one.
 template <typename Value>
 void run_layer(const Geometry& g, const Layer& layer, Value* cache, const Batch& batch, const AttentionPlan& plan, int64_t* taken,
-               float* x, const Workspace& w, Scratch& scratch, const Share& share) {
+               float* x, const Workspace& shared, Scratch& scratch, const Share& share) {
   const int64_t rows = batch.slots, pieces = static_cast<int64_t>(plan.tiles.size()) * g.kv_heads;
-  norm_inputs(x, layer.attn_norm, g.eps, w.narrow, rows, share);
+  const Workspace w = of_thread(g, rows, shared, share);
+  const Share inputs = w.few ? Share{0, 1} : share;
+  const auto inputs_are_made = [&] {
+    if (w.few) return;
 #pragma omp barrier
+  };
+  norm_inputs(x, layer.attn_norm, g.eps, w.narrow, rows, inputs);
+  inputs_are_made();
   project(layer.qkv, layer, 0, w.narrow, batch, {w.qkv, qkv_width(g), false}, w, share);
 #pragma omp barrier
   rotate_and_write(g, layer, batch, w.qkv, cache, share);
@@ -151,18 +172,29 @@ void run_layer(const Geometry& g, const Layer& layer, Value* cache, const Batch&
            w.qkv, qkv_width(g), w.attended, scratch);
   }
 #pragma omp barrier
-  plain_inputs(w.attended, w.heads, rows, share);
-#pragma omp barrier
+  plain_inputs(w.attended, w.heads, rows, inputs);
+  inputs_are_made();
   project(layer.o, layer, 1, w.heads, batch, {x, g.hidden, true}, w, share);
 #pragma omp barrier
-  norm_inputs(x, layer.mlp_norm, g.eps, w.narrow, rows, share);
-#pragma omp barrier
+  norm_inputs(x, layer.mlp_norm, g.eps, w.narrow, rows, inputs);
+  inputs_are_made();
   project(layer.gate_up, layer, 2, w.narrow, batch, {w.gate_up, 2 * g.intermediate, false}, w, share);
 #pragma omp barrier
-  gated_inputs(w.gate_up, w.wide, rows, share);
-#pragma omp barrier
+  gated_inputs(w.gate_up, w.wide, rows, inputs);
+  inputs_are_made();
   project(layer.down, layer, 3, w.wide, batch, {x, g.hidden, true}, w, share);
 #pragma omp barrier
+}
+
+// to [rows, D]: the rows `of` x, normed.
+inline void norm_rows(const float* x, const float* weight, float eps, const int64_t* of, int64_t rows, int64_t width, float* to,
+                      const Share& share) {
+  const auto [first, last] = share.of(rows);
+  for (int64_t i = first; i < last; i++) {
+    const float* from = x + of[i] * width;
+    const F inverse = set1(inverse_rms(from, width, eps));
+    for (int64_t d = 0; d < width; d += kLanes) store(to + i * width + d, load(from + d) * inverse * load(weight + d));
+  }
 }
 
 template <typename Value>
@@ -183,6 +215,7 @@ void run_layers(const Geometry& g, const Layer* layers, int count, void* const* 
       for (int64_t m = first; to && m < last; m++)
         std::memcpy(to + m * g.hidden, x + batch.emit[m] * g.hidden, sizeof(float) * g.hidden);
     }
+    norm_rows(x, batch.norm, g.eps, batch.read, batch.reading, g.hidden, batch.states, share);
   }
 }
 

@@ -69,54 +69,51 @@ inline void write(const Output& out, const Weight& w, int64_t row, int64_t block
   }
 }
 
+// f(0) to f(n - 1), written out before anything else is decided: what f indexes can stay in registers.
+template <typename Function, int... i>
+__attribute__((always_inline)) inline void write_out(std::integer_sequence<int, i...>, const Function& f) {
+  (f(std::integral_constant<int, i>()), ...);
+}
+template <int n, typename Function>
+__attribute__((always_inline)) inline void unrolled(const Function& f) {
+  write_out(std::make_integer_sequence<int, n>(), f);
+}
+
 template <int bits, int rows>
 inline void multiply_block(const Weight& w, int64_t block, const Inputs& x, int64_t row, const Output& out) {
   constexpr int64_t step = bits == 4 ? 4 * 64 + 64 : 8 * 64 + 32;
   const int64_t groups = x.groups();
   const uint8_t* data = w.data + block * groups * step;
   F total[rows];
-#pragma GCC unroll 8
-  for (int r = 0; r < rows; r++) total[r] = set1(0.0f);
+  const int8_t* inputs[rows];
+  unrolled<rows>([&](auto r) __attribute__((always_inline)) {
+    total[r] = set1(0.0f);
+    inputs[r] = x.values + (row + r) * x.width;
+  });
   for (int64_t g = 0; g < groups; g++, data += step) {
-    B codes[8];
-    F scale, zero;
     // The same group of the next block: while this one is multiplied, memory need not wait.
     if (row == 0) prefetch(data + groups * step, step);
-    if constexpr (bits == 4) {
-#pragma GCC unroll 8
-      for (int i = 0; i < 4; i++) {
-        const B both = load_bytes(data + 64 * i);
-        codes[2 * i] = low_nibbles(both);
-        codes[2 * i + 1] = high_nibbles(both);
-      }
-      scale = load_half(reinterpret_cast<const uint16_t*>(data + 256));
-      zero = load_half(reinterpret_cast<const uint16_t*>(data + 288));
-    } else {
-#pragma GCC unroll 8
-      for (int i = 0; i < 8; i++) codes[i] = load_bytes(data + 64 * i);
-      scale = load_half(reinterpret_cast<const uint16_t*>(data + 512));
-    }
-#pragma GCC unroll 8
-    for (int r = 0; r < rows; r++) {
+    Sums<bits> sums[rows];
+    unrolled<4>([&](auto i) __attribute__((always_inline)) {
+      B even = load_bytes(data + (bits == 4 ? 64 : 128) * i), odd = even;
+      if constexpr (bits == 4) even = low_nibbles(even), odd = high_nibbles(odd);
+      else odd = load_bytes(data + 128 * i + 64);
+      unrolled<rows>([&](auto r) __attribute__((always_inline)) {
+        const int8_t* values = inputs[r] + g * kGroup + 8 * i;
+        sums[r].add(even, values, 0);
+        sums[r].add(odd, values + 4, 1);
+      });
+    });
+    const F scale = load_half(reinterpret_cast<const uint16_t*>(data + (bits == 4 ? 256 : 512)));
+    F zero = scale;
+    if constexpr (bits == 4) zero = load_half(reinterpret_cast<const uint16_t*>(data + 288));
+    unrolled<rows>([&](auto r) __attribute__((always_inline)) {
       const int64_t at = (row + r) * groups + g;
-      const int8_t* values = x.values + at * kGroup;
-      I even = set1(bits == 4 ? 0 : x.offsets[at]), odd = set1(0);
-#pragma GCC unroll 4
-      for (int i = 0; i < 8; i += 2) {
-        if constexpr (bits == 4) {
-          even = dot_nibbles(even, codes[i], values + 4 * i);
-          odd = dot_nibbles(odd, codes[i + 1], values + 4 * i + 4);
-        } else {
-          even = dot_bytes(even, codes[i], values + 4 * i);
-          odd = dot_bytes(odd, codes[i + 1], values + 4 * i + 4);
-        }
-      }
-      total[r] = fma(to_float(even + odd) * scale, set1(x.scales[at]), total[r]);
+      total[r] = fma(to_float(sums[r].all(x.offsets[at])) * scale, set1(x.scales[at]), total[r]);
       if constexpr (bits == 4) total[r] = fma(zero, set1(x.sums[at]), total[r]);
-    }
+    });
   }
-#pragma GCC unroll 8
-  for (int r = 0; r < rows; r++) write(out, w, row + r, block, total[r]);
+  unrolled<rows>([&](auto r) { write(out, w, row + r, block, total[r]); });
 }
 
 template <int bits>

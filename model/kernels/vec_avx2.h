@@ -97,18 +97,55 @@ inline B low_nibbles(B x) {
   return {_mm256_and_si256(x.a, _mm256_set1_epi8(15)), _mm256_and_si256(x.b, _mm256_set1_epi8(15))};
 }
 inline B high_nibbles(B x) { return low_nibbles(B{_mm256_srli_epi16(x.a, 4), _mm256_srli_epi16(x.b, 4)}); }
-// Nibbles keep the 16-bit sums of two products below 15 * 127 * 2; whole bytes would saturate them.
-inline I dot_nibbles(I acc, B weights, const int8_t* x) {
-  int32_t four;
-  std::memcpy(&four, x, 4);
-  const __m256i values = _mm256_set1_epi32(four), ones = _mm256_set1_epi16(1);
-  return {_mm256_add_epi32(acc.a, _mm256_madd_epi16(_mm256_maddubs_epi16(weights.a, values), ones)),
-          _mm256_add_epi32(acc.b, _mm256_madd_epi16(_mm256_maddubs_epi16(weights.b, values), ones))};
-}
-inline I dot_bytes(I acc, B weights, const int8_t* x) {
-  const I high = dot_nibbles(set1(0), high_nibbles(weights), x);
-  return dot_nibbles(acc, low_nibbles(weights), x) + I{_mm256_slli_epi32(high.a, 4), _mm256_slli_epi32(high.b, 4)};
-}
+// Else GCC makes a tree of many sums, which needs more registers than there are.
+inline void keep_order(__m256i& a, __m256i& b) { asm("" : "+x"(a), "+x"(b)); }
+
+// The products of a group's 32 codes with its inputs, summed for each lane; 4 codes a time. Exact.
+template <int bits>
+struct Sums;
+
+// Sixteen bits hold all eight sums of two products of a nibble: 8 * 2 * 15 * 127 < 2^15.
+template <>
+struct Sums<4> {
+  B sums;
+
+  Sums() : sums{_mm256_setzero_si256(), _mm256_setzero_si256()} {}
+
+  void add(B codes, const int8_t* x, int) {
+    int32_t four;
+    std::memcpy(&four, x, 4);
+    const __m256i values = _mm256_set1_epi32(four);
+    sums.a = _mm256_add_epi16(sums.a, _mm256_maddubs_epi16(codes.a, values));
+    sums.b = _mm256_add_epi16(sums.b, _mm256_maddubs_epi16(codes.b, values));
+    keep_order(sums.a, sums.b);
+  }
+  I all(int32_t) const {
+    const __m256i ones = _mm256_set1_epi16(1);
+    return {_mm256_madd_epi16(sums.a, ones), _mm256_madd_epi16(sums.b, ones)};
+  }
+};
+
+// |code - 128| times an input of its sign: two products are below 2^15, which 128 * 127 * 2 of the codes as they are is not.
+template <>
+struct Sums<8> {
+  I sums;
+
+  Sums() : sums{_mm256_setzero_si256(), _mm256_setzero_si256()} {}
+
+  void add(B codes, const int8_t* x, int) {
+    int32_t four;
+    std::memcpy(&four, x, 4);
+    const __m256i values = _mm256_set1_epi32(four);
+    sums = {_mm256_add_epi32(sums.a, products(codes.a, values)), _mm256_add_epi32(sums.b, products(codes.b, values))};
+    keep_order(sums.a, sums.b);
+  }
+  static __m256i products(__m256i codes, __m256i values) {
+    const __m256i whole = _mm256_xor_si256(codes, _mm256_set1_epi8(-128));
+    const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(whole), _mm256_sign_epi8(values, whole));
+    return _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+  }
+  I all(int32_t) const { return sums; }
+};
 
 // 8 rows of 8 words -> out[8][16] (half a row of 16), transposed.
 inline void transpose8(const uint32_t* const* rows, int column, uint32_t* out) {

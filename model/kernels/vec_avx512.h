@@ -58,13 +58,22 @@ inline I store_bytes(int8_t* p, F a) {
 inline B load_bytes(const uint8_t* p) { return {_mm512_loadu_si512(p)}; }
 inline B low_nibbles(B a) { return {_mm512_and_si512(a.v, _mm512_set1_epi8(15))}; }
 inline B high_nibbles(B a) { return {_mm512_and_si512(_mm512_srli_epi16(a.v, 4), _mm512_set1_epi8(15))}; }
-// acc + the dot product of each lane's 4 unsigned bytes with the 4 signed bytes at x. Nibbles may be given to both.
-inline I dot_nibbles(I acc, B weights, const int8_t* x) {
-  int32_t four;
-  std::memcpy(&four, x, 4);
-  return {_mm512_dpbusd_epi32(acc.v, weights.v, _mm512_set1_epi32(four))};
-}
-inline I dot_bytes(I acc, B weights, const int8_t* x) { return dot_nibbles(acc, weights, x); }
+// The products of a group's 32 codes with its inputs, summed for each lane; 4 codes a time, to one of two sums, so that
+// neither waits for itself. Exact.
+template <int bits>
+struct Sums {
+  I sums[2];
+
+  Sums() : sums{{_mm512_setzero_si512()}, {_mm512_setzero_si512()}} {}
+
+  void add(B codes, const int8_t* x, int which) {
+    int32_t four;
+    std::memcpy(&four, x, 4);
+    sums[which] = {_mm512_dpbusd_epi32(sums[which].v, codes.v, _mm512_set1_epi32(four))};
+  }
+  // offset: -128 times the sum of the inputs, which codes of 8 bits stand above their weights.
+  I all(int32_t offset) const { return sums[0] + sums[1] + set1(bits == 4 ? 0 : offset); }
+};
 
 // 16 rows of 16 words -> out[16][16], transposed.
 inline void transpose(const uint32_t* const* rows, uint32_t* out) {

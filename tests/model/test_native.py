@@ -21,6 +21,7 @@ from hamburger.model.kv_cache import PagedKVCache
 from hamburger.model.native import GROUP, InstructionSet, Kernels, PackedWeight, has_4_bits, load_kernels
 from hamburger.model.native_embedder import NativeEmbedder, merger_fits
 from hamburger.model.native_graft import NativeEmitter
+from hamburger.model.native_head import PackedHead
 from small_models import (
     CPU,
     core_of,
@@ -300,7 +301,8 @@ def test_what_the_one_call_chooses_is_what_torch_would(kernels: Kernels) -> None
     _, native = models(ModelConfig(trunk=trunk_config(**WIDE)), kernels=kernels)
     weight = torch.randn(100, 64)
     weight[[17, 40, 41, 99]] = 4 * torch.sign(torch.randn(64))
-    emitter = NativeEmitter(kernels, native.config, PackedWeight(kernels, weight, None, 8), None)
+    head = PackedHead(kernels, PackedWeight(kernels, weight, None, 8), weight)
+    emitter = NativeEmitter(kernels, native.config, head, None)
     hidden = torch.cat((weight[17:18], -weight[17:18], torch.randn(3, 64), torch.full((1, 64), float("nan"))))
     logits = kernels.linear(PackedWeight(kernels, weight, None, 8), hidden)
     batch = SimpleNamespace(
@@ -310,6 +312,39 @@ def test_what_the_one_call_chooses_is_what_torch_would(kernels: Kernels) -> None
     assert output.token_ids[:, 0].tolist() == logits.argmax(-1).tolist()
     assert output.token_ids[0] == 17
     assert output.stop_probs.tolist() == [[1.0]] * 6
+
+
+@pytest.mark.parametrize("rows", [1, 7, 64])
+def test_the_coarse_head_hides_no_likeliest_token(kernels: Kernels, rows: int) -> None:
+    """Many outputs are all but equal, so that 4 bits alone choose wrongly."""
+    _, native = models(ModelConfig(trunk=trunk_config(**WIDE)), kernels=kernels)
+    weight = torch.randn(40, 64).repeat_interleave(80, 0) + 0.02 * torch.randn(3200, 64)
+    packed = PackedWeight(kernels, weight, None, 8)
+    emitter = NativeEmitter(kernels, native.config, PackedHead(kernels, packed, weight), None)
+    num_wrong = 0
+    for scale in (1.0, 30.0, 1e-3, 0.0):
+        hidden = torch.randn(rows, 64) * scale
+        hidden[:, 5] *= 20
+        logits = kernels.linear(packed, hidden)
+        batch = SimpleNamespace(
+            max_group_limit=1,
+            confidence=torch.ones(rows),
+            group_limits=torch.ones(rows).long(),
+            sampling=empty_sampling(rows, CPU),
+        )
+        chosen = emitter.emit(hidden, [], cast(ForwardBatch, batch)).token_ids[:, 0]
+        assert torch.equal(chosen, logits.argmax(-1))
+        num_wrong += int((kernels.linear(PackedWeight(kernels, weight, None, 4), hidden).argmax(-1) != chosen).sum())
+    assert num_wrong > rows  # else nothing was tried
+
+
+def test_the_errors_of_a_coarse_head_are_those_of_its_weights(kernels: Kernels) -> None:
+    weight = torch.randn(70, 64)
+    unit = torch.eye(64)
+    fine, coarse = (kernels.linear(PackedWeight(kernels, weight, None, bits), unit).T for bits in (8, 4))
+    head = PackedHead(kernels, PackedWeight(kernels, weight, None, 8), weight)
+    torch.testing.assert_close(head.errors[:70], (fine - coarse).norm(dim=1), rtol=1e-4, atol=1e-5)
+    assert not head.errors[70:].any()
 
 
 @pytest.mark.parametrize("asked", [None, 3])  # log-probabilities: without them a batch goes in one call

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,8 +10,9 @@ import torch
 from torch import nn
 
 from hamburger.engine.config import EngineArgs, Quantization
-from hamburger.engine.load import _kernels
+from hamburger.engine.load import _kernels, find
 from hamburger.model.assemble import assemble
+from hamburger.model.checkpoint import save_checkpoint
 from hamburger.model.config import ConfigError, ModelConfig
 from hamburger.model.execution import Execution
 from hamburger.model.native import layers_fit, load_kernels
@@ -66,3 +68,17 @@ def test_who_gets_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     assert _kernels(asked_for("auto"), fits, torch.bfloat16, CPU) is None
     with pytest.raises(ConfigError, match="without a compiler"):
         _kernels(asked_for("int4"), fits, torch.bfloat16, CPU)
+
+
+def test_the_cache_is_bfloat16_unless_somebody_asked_for_other_digits(tmp_path: Path) -> None:
+    config = ModelConfig(trunk=trunk_config(**WIDE))
+    save_checkpoint(tmp_path, config, random_tensors(config))
+
+    def kv_dtype(quantization: Quantization, dtype: str) -> torch.dtype:
+        args = EngineArgs(model=str(tmp_path), quantization=quantization, dtype=dtype, device="cpu", max_model_len=32)
+        return find(args).kv_dtype
+
+    assert kv_dtype("auto", "auto") == torch.bfloat16  # also where states are float32
+    assert kv_dtype("int8", "float32") == torch.float32
+    assert kv_dtype("none", "float32") == torch.float32
+    assert kv_dtype("auto", "bfloat16") == torch.bfloat16

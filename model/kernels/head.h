@@ -1,0 +1,100 @@
+// The likeliest token of each row: a head in 8 bits is only read where its coarse copy in 4 bits leaves the choice open.
+// Included inside a namespace, after layers.h.
+
+// A coarse logit is off by the product of the inputs and the 4-bit weights' errors. Signs of errors are as good as random, so
+// that is a sum with deviation |errors| |x| / sqrt(width), and beyond 8 of these once in 10^15.
+constexpr float kDeviations = 8.0f;
+constexpr float kLeastError = 1e-4f;  // of an output's weights: what sums of floats are off by, and more
+
+// One lane's weight in a group of a packed block.
+inline float weight_at(const Weight& w, const uint8_t* group, int64_t lane, int64_t k) {
+  const auto* scales = reinterpret_cast<const uint16_t*>(group + (w.bits == 4 ? 256 : 512));
+  const auto number = [](uint16_t half) {
+    uint16_t halves[kLanes] = {half};
+    float exact[kLanes];
+    store(exact, load_half(halves));
+    return exact[0];
+  };
+  if (w.bits == 8) return (group[64 * (k / 4) + 4 * lane + k % 4] - 128) * number(scales[lane]);
+  const uint8_t both = group[64 * (k / 8) + 4 * lane + k % 4];
+  return (k % 8 < 4 ? both & 15 : both >> 4) * number(scales[lane]) + number(scales[kLanes + lane]);
+}
+
+// |weights - coarse weights| of each output -> errors [outputs].
+inline void head_errors(const Head& head, float* errors) {
+  const Weight &w = head.weight, &coarse = head.coarse;
+  const int64_t groups = w.inputs / kGroup;
+#pragma omp parallel
+  {
+    const Share share = {omp_get_thread_num(), omp_get_num_threads()};
+    const auto [first, last] = share.of(w.outputs);
+    for (int64_t i = first; i < last; i++) {
+      float error = 0, norm = 0;
+      for (int64_t g = 0; g < groups; g++) {
+        const int64_t at = i / kLanes * groups + g;
+        for (int64_t k = 0; k < kGroup; k++) {
+          const float exact = weight_at(w, w.data + at * group_bytes(w.bits), i % kLanes, k);
+          const float off = exact - weight_at(coarse, coarse.data + at * group_bytes(coarse.bits), i % kLanes, k);
+          error += off * off;
+          norm += exact * exact;
+        }
+      }
+      errors[i] = std::max(std::sqrt(error), kLeastError * std::sqrt(norm));
+    }
+  }
+}
+
+// By how much a coarse logit of this row may be off, for each unit of an output's error.
+inline float slack(const Inputs& x, int64_t row) {
+  float squares = 0;
+  for (int64_t g = row * x.groups(); g < (row + 1) * x.groups(); g++) {
+    int32_t whole = 0;
+    for (int64_t k = 0; k < kGroup; k++) whole += x.values[g * kGroup + k] * x.values[g * kGroup + k];
+    squares += x.scales[g] * x.scales[g] * static_cast<float>(whole);
+  }
+  return kDeviations * std::sqrt(squares / static_cast<float>(x.width));
+}
+
+inline int64_t padded_outputs(const Weight& w) { return (w.outputs + kLanes - 1) / kLanes * kLanes; }
+
+// What threads learn of each row: the best that they have seen, and how good the likeliest output is at least.
+struct Best {
+  float value;
+  int64_t output;
+  float least;
+};
+
+// The best of this thread's outputs of each row -> best[thread * stride + row], the first where several are. By all threads.
+// logits: [rows, padded outputs], to work in.
+inline void multiply_best(const Head& head, const Inputs& x, int64_t rows, float* logits, Best* best, int64_t stride,
+                          const Share& share) {
+  constexpr float lowest = -std::numeric_limits<float>::infinity();
+  const Weight& w = head.weight;
+  const int64_t width = padded_outputs(w);
+  const auto [first, last] = share.of(width / kLanes);
+  const Output out = {logits, width, false};
+  multiply_blocks<4>(head.coarse, first, last, x, rows, out);
+  Best* const mine = best + share.thread * stride;
+  for (int64_t row = 0; row < rows; row++) {
+    float* const y = logits + row * width;
+    if (last * kLanes > w.outputs) std::fill(y + w.outputs, y + width, lowest);
+    const F by = set1(slack(x, row));
+    F least = set1(lowest);
+    for (int64_t i = first * kLanes; i < last * kLanes; i += kLanes) least = max(least, load(y + i) - load(head.errors + i) * by);
+    mine[row] = {lowest, 0, largest(least)};
+  }
+#pragma omp barrier
+  for (int64_t row = 0; row < rows; row++) {
+    float* const y = logits + row * width;
+    const F by = set1(slack(x, row));
+    float least = mine[row].least;
+    for (int t = 0; t < share.threads; t++) least = std::max(least, best[t * stride + row].least);
+    for (int64_t block = first; block < last; block++) {
+      const int64_t i = block * kLanes;
+      if (!(largest(fma(load(head.errors + i), by, load(y + i))) >= least)) continue;
+      multiply_block<8, 1>(w, block, x, row, out);
+      for (int64_t j = i; j < std::min<int64_t>(i + kLanes, w.outputs); j++)
+        if (y[j] > mine[row].value) mine[row].value = y[j], mine[row].output = j;
+    }
+  }
+}
