@@ -149,4 +149,3 @@ async def _write(connection: socket.socket, frames: asyncio.Queue[bytes]) -> Non
     with contextlib.suppress(OSError):
         while True:
             await asyncio.get_running_loop().sock_sendall(connection, await frames.get())
-

@@ -136,7 +136,7 @@ class Received:
         del self._bytes[:at]
 
 
-def frame_size(head: bytes) -> int:
+def frame_size(head: bytes | bytearray) -> int:
     """How many bytes follow a frame's length. Raises WireError."""
     size: int = LENGTH.unpack(head)[0]
     if size > MAX_FRAME_BYTES:

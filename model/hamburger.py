@@ -24,9 +24,9 @@ from hamburger.model.merge_adapter import Embedded, MergedSlots
 from hamburger.model.micro_cache import GroupCache
 from hamburger.model.micro_decoder import MicroStepDecoder, StopHead
 from hamburger.model.native import Kernels
-from hamburger.model.native_head import PackedHead
-from hamburger.model.native_embedder import NativeEmbedder, merger_fits
+from hamburger.model.native_embedder import NativeEmbedding, merger_fits
 from hamburger.model.native_graft import MicroParts, NativeEmitter
+from hamburger.model.native_head import PackedHead
 from hamburger.model.native_modules import (
     NativeLinear,
     NativeMicroStepDecoder,
@@ -64,7 +64,8 @@ class HamburgerModel(nn.Module):
         super().__init__()
         t, g = config.trunk if held is None else held, config.graft
         self.config = config
-        self.micro_head = None  # not in the class, where it would hide a module of that name
+        self.micro_head = None  # not in the class, where it would hide a module of that name; so the next
+        self.native_embedding: NativeEmbedding | None = None
         # Not nn.Embedding(V, D): drawing its initial numbers on the meta device imports torch's compiler for a second.
         self.embed_tokens = nn.Embedding.from_pretrained(torch.empty(t.vocab_size, t.hidden_size), freeze=False)
         self.trunk = Trunk(t, config.merge_rank)
@@ -135,11 +136,14 @@ class HamburgerModel(nn.Module):
                 self.rotary,
             )
         self.emitter = NativeEmitter(kernels, self.config, head_of_trunk, micro)
+        if graft is None or merger_fits(self.embedder):
+            merger = None if graft is None else self.embedder
+            self.native_embedding = NativeEmbedding(kernels, self.embed_tokens.weight.detach(), merger)
+            if merger is not None:
+                del self.embedder
         if graft is not None:
             self.add_module("micro_decoder", NativeMicroStepDecoder(self.emitter, self.config.trunk, graft))
             self.add_module("stop_head", NativeStopHead(self.emitter))
-            if merger_fits(self.embedder):
-                self.add_module("embedder", NativeEmbedder(kernels, self.embedder))
         if not self.config.trunk.tie_word_embeddings:
             del self.lm_head
         replace_linears(kernels, self)
@@ -191,6 +195,9 @@ class HamburgerModel(nn.Module):
 
     def embed(self, batch: ForwardBatch) -> Embedded:
         """What the trunk reads of the batch's T slots."""
+        if self.native_embedding is not None:
+            x, rows = self.native_embedding(batch.token_ids.contiguous(), batch.group_sizes)
+            return Embedded(x, MergedSlots(rows, None) if self.config.merge_rank and len(rows) else None)
         if batch.max_group_size == 1:
             return Embedded(self._embedding(batch.token_ids[:, 0]))
         tokens, sizes = self._embedding(batch.token_ids), batch.group_sizes

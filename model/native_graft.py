@@ -16,6 +16,7 @@ from hamburger.model.batch import ForwardBatch, SamplingBatch, StepOutput, stop_
 from hamburger.model.config import GraftConfig, ModelConfig
 from hamburger.model.micro_decoder import MicroStepDecoder, StopHead
 from hamburger.model.native import GeometryStruct, Kernels, PackedLayers, PackedWeight, WeightStruct
+from hamburger.model.native_embedder import EmbeddingStruct
 from hamburger.model.native_head import HeadStruct, PackedHead
 from hamburger.model.rotary import RotaryEmbedding
 
@@ -35,8 +36,7 @@ class _Graft(ctypes.Structure):
         *((name, _pointer) for name in ("stop_scale", "stop_bias")),
         ("micro_head", HeadStruct),
         ("short_list", _pointer),
-        ("embedding", _pointer),
-        ("embedding_is_float", _int32),
+        ("embedding", EmbeddingStruct),
         *((name, _pointer) for name in ("cos", "sin")),
     )
 
@@ -98,7 +98,7 @@ class NativeEmitter:
         s.stop_scale = self._at(torch.tensor(graft.stop_scale or (1.0,) * graft.max_group))
         s.stop_bias = self._at(torch.tensor(graft.stop_bias or (0.0,) * graft.max_group))
         s.micro_head = micro.head.struct
-        s.embedding, s.embedding_is_float = micro.embedding.data_ptr(), micro.embedding.dtype == torch.float32
+        s.embedding = EmbeddingStruct.of(micro.embedding)
         s.cos = self._at(micro.rotary.cos[: s.positions])
         s.sin = self._at(micro.rotary.sin[: s.positions])
         if micro.short_list is not None:

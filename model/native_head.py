@@ -1,4 +1,4 @@
-"""A head for greedy rows, on the compiled kernels: a coarse copy says which outputs can be the likeliest (kernels/head.h)."""
+"""A head for greedy rows, on the compiled kernels: a coarse copy says which outputs to compute (kernels/head.h)."""
 
 from __future__ import annotations
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from hamburger.engine.config import QUANTIZATIONS
 from hamburger.training.argument_types import confidences, number, whole
 from hamburger.training.prompts import HELD_OUT
 
@@ -29,6 +30,12 @@ def add_eval_quality_arguments(parser: argparse.ArgumentParser) -> None:
     )
     models.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (default: auto)")
     models.add_argument("--dtype", default="auto", help="auto, bfloat16 or float32 (default: auto)")
+    models.add_argument(
+        "--quantization",
+        choices=QUANTIZATIONS,
+        default="none",
+        help="as of `serve`; `none` measures the checkpoint itself, `auto` what is served (default: none)",
+    )
     models.add_argument(
         "--max-num-seqs", type=whole(1), default=64, metavar="N", help="answers generated at once (default: 64)"
     )

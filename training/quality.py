@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import gc
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -104,7 +104,8 @@ def _job(args: argparse.Namespace, say: Callable[[str], None]) -> _Job:
     # What `auto` means here, so that a folder that goes on elsewhere mixes no two machines' figures.
     device = choose_device(args.device)
     machine = (str(device), str(choose_dtype(args.dtype, device)))
-    engine = (*machine, args.max_tokens)
+    as_served = () if args.quantization == "none" else (args.quantization,)
+    engine = (*machine, args.max_tokens, *as_served)
     return _Job(
         args=args,
         say=say,
@@ -115,7 +116,11 @@ def _job(args: argparse.Namespace, say: Callable[[str], None]) -> _Job:
         scorer_print=fingerprint(base, *machine),
         prompts=prompts,
         options=EngineOptions(
-            args.device, args.dtype, args.max_num_seqs, longest + max(args.max_tokens, args.speed_tokens)
+            args.device,
+            args.dtype,
+            args.quantization,
+            args.max_num_seqs,
+            longest + max(args.max_tokens, args.speed_tokens),
         ),
     )
 
@@ -224,6 +229,7 @@ def _settings(job: _Job, info: EngineInfo) -> dict[str, Any]:
         **{name: getattr(job.args, name) for name in SHOWN_SETTINGS},
         "device": info.device,
         "dtype": info.dtype,
+        "weights": info.dtype if info.quantization == "none" else info.quantization,
         "threads": torch.get_num_threads(),
         "model_fingerprint": job.model_print,
         "base_fingerprint": job.base_print,
@@ -241,8 +247,8 @@ def _write(folder: Path, e: Evaluation) -> None:
 
 def _load(name: ModelName, job: _Job, max_num_seqs: int | None = None) -> Engine:
     _release_memory()
-    o = job.options
-    return load_engine(name, EngineOptions(o.device, o.dtype, max_num_seqs or o.max_num_seqs, o.max_model_len), job.say)
+    options = replace(job.options, max_num_seqs=max_num_seqs or job.options.max_num_seqs)
+    return load_engine(name, options, job.say)
 
 
 def _release_memory() -> None:

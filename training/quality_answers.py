@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 
 from hamburger.engine.build import build_core
-from hamburger.engine.config import EngineArgs
+from hamburger.engine.config import EngineArgs, Quantization
 from hamburger.engine.core import EngineCore
 from hamburger.engine.llm import LLM, GenerationResult
 from hamburger.engine.sampling_params import SamplingParams
@@ -54,6 +54,7 @@ class EngineOptions:
 
     device: str
     dtype: str
+    quantization: Quantization
     max_num_seqs: int
     max_model_len: int
 
@@ -84,7 +85,7 @@ class Answer:
 def load_engine(name: ModelName, options: EngineOptions, on_progress: Callable[[str], None]) -> Engine:
     """Load a model. Raises CheckpointError, ConfigError and TokenizerError."""
     args = EngineArgs(
-        quantization="none",  # what is measured is the checkpoint
+        quantization=options.quantization,
         prefix_cache=False,  # what was computed for one prompt must not round the answer to another
         model=name.model,
         base=name.base,

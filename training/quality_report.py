@@ -108,7 +108,7 @@ def _curve_table(e: Evaluation) -> Iterator[str]:
         yield (
             f"Decoding was timed one answer at a time, model and base in turns, prompt work left out "
             f"({e.settings['speed_prompts']} prompts, {e.settings['threads']} threads, {e.settings['device']}, "
-            f"{e.settings['dtype']})."
+            f"weights as {e.settings['weights']})."
         )
         yield ""
 

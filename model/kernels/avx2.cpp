@@ -14,9 +14,9 @@ namespace avx2 {
 #include "linear.h"
 #include "attention.h"
 #include "layers.h"
+#include "merge.h"
 #include "head.h"
 #include "emit.h"
-#include "merge.h"
 }  // namespace avx2
 #define SPACE avx2
 #define NAME(function) hb_##function##_avx2

@@ -14,9 +14,9 @@ namespace avx512 {
 #include "linear.h"
 #include "attention.h"
 #include "layers.h"
+#include "merge.h"
 #include "head.h"
 #include "emit.h"
-#include "merge.h"
 }  // namespace avx512
 #define SPACE avx512
 #define NAME(function) hb_##function##_avx512

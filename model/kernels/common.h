@@ -69,6 +69,12 @@ struct Merger {
   int32_t hidden, heads;
 };
 
+// [V, D], bfloat16 or float.
+struct Embedding {
+  const void* rows;
+  int32_t is_float, width;
+};
+
 // A head in 8 bits, its copy in 4 bits, and what that is off by (head.h).
 struct Head {
   Weight weight, coarse;
@@ -89,8 +95,7 @@ struct Graft {
   const float *stop_scale, *stop_bias;  // [most tokens of a group]
   Head micro_head;              // of further tokens
   const int64_t* short_list;    // the ids that micro_head chooses from, ascending; null: all
-  const void* embedding;        // [V, D]
-  int32_t embedding_is_float;   // else bfloat16
+  Embedding embedding;
   const float *cos, *sin;       // [positions, head_dim]
 };
 

@@ -169,13 +169,6 @@ inline void micro_state(const Graft& graft, const float* context, const float* e
   }
 }
 
-inline void embed(const Graft& graft, int64_t token, float* to) {
-  const int64_t d = graft.geometry.hidden, from = token * d;
-  for (int64_t i = 0; i < d; i += kLanes)
-    store(to + i, graft.embedding_is_float ? load(static_cast<const float*>(graft.embedding) + from + i)
-                                           : load(static_cast<const Bf16*>(graft.embedding) + from + i));
-}
-
 // The rows whose groups have not ended, and what they choose.
 struct Going {
   std::vector<int64_t> rows, tokens;
@@ -241,7 +234,7 @@ inline void emit(const Graft& graft, const Emission& e, uint8_t* memory) {
       if (index > 0) {
         if (index == 1) begin_stages(graft, e.features, going.rows.data(), rows, context, s.x, s, share);
         const auto [first, last] = share.of(rows);
-        for (int64_t i = first; i < last; i++) embed(graft, going.tokens[i], s.embedded + i * g.hidden);
+        for (int64_t i = first; i < last; i++) embed(graft.embedding, going.tokens[i], s.embedded + i * g.hidden);
 #pragma omp single
         {
           const int64_t held = index == 1 ? 0 : graft.fused ? index - 1 : graft.features + index - 1;

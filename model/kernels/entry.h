@@ -31,11 +31,9 @@ void NAME(micro_state)(const Graft* graft, const float* context, const float* em
                        int64_t held, float* const* kv, float* states, uint8_t* memory) {
   SPACE::micro_state(*graft, context, embedded, blocks, rows, held, kv, states, memory);
 }
-int64_t NAME(merge_memory)(const Merger* m, int64_t groups, int64_t width) {
-  SPACE::MergeSpace s;
-  return SPACE::lay_out(*m, groups, width, nullptr, &s);
-}
-void NAME(merge)(const Merger* m, const float* e, const int64_t* sizes, int64_t groups, int64_t width, float* to, uint8_t* memory) {
-  SPACE::merge(*m, e, sizes, groups, width, to, memory);
+int64_t NAME(embed_memory)(const Merger* m, int64_t merged, int64_t width) { return SPACE::embed_memory(*m, merged, width); }
+void NAME(embed)(const Embedding* table, const Merger* m, const int64_t* tokens, const int64_t* sizes, int64_t slots, int64_t width,
+                 float* x, int64_t* merged, int64_t* count, uint8_t* memory) {
+  *count = SPACE::embed_slots(*table, *m, tokens, sizes, slots, width, x, merged, memory);
 }
 }

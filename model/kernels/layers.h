@@ -124,11 +124,21 @@ inline void rotate_and_write(const Geometry& g, const Layer& layer, const Batch&
   }
 }
 
-// Some rows only.
+// Some rows only, ascending; those that follow each other at once.
 inline void multiply_rows(const Weight& w, const Inputs& x, const Merged& rows, const Output& out, const Share& share) {
   const auto [first, last] = share.of((w.outputs + kLanes - 1) / kLanes);
-  for (int64_t block = first; block < last; block++)
-    for (int64_t i = 0; i < rows.count; i++) multiply_block<8, 1>(w, block, x, rows.rows[i], out);
+  for (int64_t block = first; block < last; block++) {
+    for (int64_t i = 0; i < rows.count;) {
+      const int64_t row = rows.rows[i];
+      if (i + 4 <= rows.count && rows.rows[i + 3] == row + 3) {
+        multiply_block<8, 4>(w, block, x, row, out);
+        i += 4;
+      } else {
+        multiply_block<8, 1>(w, block, x, row, out);
+        i++;
+      }
+    }
+  }
 }
 
 // y = W x, and for merged slots y += up(down(x)). A thread adds to the outputs that it has made.

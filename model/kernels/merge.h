@@ -1,6 +1,13 @@
 // The compositional embedder: groups of tokens become the one input of their slot (model/embedder.py says how).
 // Included inside a namespace, after layers.h.
 
+inline void embed(const Embedding& table, int64_t token, float* to) {
+  const int64_t d = table.width, from = token * d;
+  for (int64_t i = 0; i < d; i += kLanes)
+    store(to + i, table.is_float ? load(static_cast<const float*>(table.rows) + from + i)
+                                 : load(static_cast<const Bf16*>(table.rows) + from + i));
+}
+
 struct MergeSpace {
   float *q, *k, *v, *attended;
   Inputs mean, joined;  // [N, D], [N * W, D + D / 2]
@@ -85,4 +92,30 @@ inline void merge(const Merger& m, const float* e, const int64_t* sizes, int64_t
 #pragma omp barrier
     multiply(m.out, s.mean, groups, {to, d, true}, share);
   }
+}
+
+inline int64_t embed_memory(const Merger& m, int64_t merged, int64_t width) {
+  MergeSpace s;
+  return lay_out(m, merged, width, nullptr, &s) + aligned(merged * (width + 1) * m.hidden * 4);
+}
+
+// Slots of tokens [T, W], of which sizes[T] count -> x [T, D]. merged [T]: the slots of several come first; returns how many.
+inline int64_t embed_slots(const Embedding& table, const Merger& m, const int64_t* tokens, const int64_t* sizes, int64_t slots,
+                           int64_t width, float* x, int64_t* merged, uint8_t* memory) {
+  const int64_t d = table.width;
+  int64_t count = 0;
+  for (int64_t i = 0; i < slots; i++) {
+    if (sizes[i] > 1) merged[count++] = i;
+    else embed(table, tokens[i * width], x + i * d);
+  }
+  if (!count) return 0;
+  float *const e = reinterpret_cast<float*>(memory), *const states = e + count * width * d;
+  std::vector<int64_t> sizes_of(count);
+  for (int64_t i = 0; i < count; i++) {
+    sizes_of[i] = sizes[merged[i]];
+    for (int64_t j = 0; j < width; j++) embed(table, tokens[merged[i] * width + j], e + (i * width + j) * d);
+  }
+  merge(m, e, sizes_of.data(), count, width, states, memory + aligned(count * (width + 1) * d * 4));
+  for (int64_t i = 0; i < count; i++) std::memcpy(x + merged[i] * d, states + i * d, sizeof(float) * d);
+  return count;
 }

@@ -19,7 +19,7 @@ from hamburger.model.execution import Execution
 from hamburger.model.hamburger import HamburgerModel
 from hamburger.model.kv_cache import PagedKVCache
 from hamburger.model.native import GROUP, InstructionSet, Kernels, PackedWeight, has_4_bits, load_kernels
-from hamburger.model.native_embedder import NativeEmbedder, merger_fits
+from hamburger.model.native_embedder import NativeEmbedding, merger_fits
 from hamburger.model.native_graft import NativeEmitter
 from hamburger.model.native_head import PackedHead
 from small_models import (
@@ -275,19 +275,32 @@ def test_groups_are_merged_as_the_plain_embedder_does(heads: int, groups: int, k
     torch.manual_seed(heads + groups)
     plain = CompositionalEmbedder(64, 4, heads).requires_grad_(False)
     plain.pos.normal_()
-    native = NativeEmbedder(kernels, plain)
+    table, tokens = torch.randn(4 * groups, 64), torch.arange(4 * groups).view(groups, 4)
+    native = NativeEmbedding(kernels, table, plain)
     for name in ("q", "k", "v", "out"):
         linear = getattr(plain, f"{name}_proj")
         setattr(plain, f"{name}_proj", RoundedLinear(linear.weight, linear.bias))
-    embeddings, sizes = torch.randn(groups, 4, 64), torch.arange(groups) % 4 + 1
+    sizes = torch.arange(groups) % 4 + 1
     sizes[0] = 3
-    rows, first = (sizes > 1).nonzero().squeeze(-1), torch.tensor([0])
-    wanted, found = plain(embeddings, sizes, rows), native(embeddings, sizes, rows)
+    rows = (sizes > 1).nonzero().squeeze(-1)
+    wanted = plain(table[tokens], sizes, rows)
+    found, merged = native(tokens, sizes)
+    assert torch.equal(merged, rows)
     off = (wanted - found).abs()
     assert off.max() < 0.02
     assert (off < 1e-5).double().mean() > 0.5
-    assert torch.equal(found[:1], native(embeddings[:1], sizes[:1], first))
-    assert torch.equal(found[:1], native(embeddings[:1, :3], sizes[:1], first))  # what pads a group is not seen
+    assert torch.equal(found[sizes == 1], table[tokens[sizes == 1, 0]])
+    assert torch.equal(found[:1], native(tokens[:1], sizes[:1])[0])
+    assert torch.equal(found[:1], native(tokens[:1, :3].contiguous(), sizes[:1])[0])  # what pads a group is not seen
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_single_tokens_are_their_embeddings(dtype: torch.dtype, kernels: Kernels) -> None:
+    table = torch.randn(11, 64, dtype=dtype)
+    tokens = torch.tensor([[3], [0], [10]])
+    found, merged = NativeEmbedding(kernels, table, None)(tokens, torch.ones(3, dtype=torch.int64))
+    assert torch.equal(found, table[tokens[:, 0]].float())
+    assert not len(merged)
 
 
 def test_a_merger_of_other_widths_stays_plain() -> None:

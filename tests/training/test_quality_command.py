@@ -12,7 +12,7 @@ import pytest
 
 import hamburger.training.quality as quality
 from hamburger.model.checkpoint import save_checkpoint
-from hamburger.model.config import ModelConfig, tensor_shapes
+from hamburger.model.config import ConfigError, ModelConfig, tensor_shapes
 from hamburger.model.sources import BUILTIN, CheckpointError
 from hamburger.training.arguments_quality import CONFIDENCES, add_eval_quality_arguments
 from hamburger.training.errors import TrainingError
@@ -219,3 +219,15 @@ def test_arguments_have_the_issue_s_defaults(capsys: pytest.CaptureFixture[str])
         with pytest.raises(SystemExit):
             parser.parse_args(["--prompts", "a", "--out", "o", f"{option}={value}"])
         assert option in capsys.readouterr().err
+
+
+def test_the_model_runs_as_it_would_be_served_where_that_is_asked(folder: Path, tmp_path: Path) -> None:
+    plain, served = (
+        quality._job(arguments(folder, tmp_path, *more), print) for more in ((), ("--quantization", "int8"))
+    )
+    assert (plain.options.quantization, served.options.quantization) == ("none", "int8")
+    assert plain.model_print != served.model_print  # their answers are never mixed
+    assert plain.base_print != served.base_print
+    assert plain.scorer_print == served.scorer_print  # who scores is not what is measured
+    with pytest.raises(ConfigError, match="quantization is int8"):  # too narrow for the kernels
+        quality.run(arguments(folder, tmp_path, "--quantization", "int8"))
