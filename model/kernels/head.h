@@ -6,40 +6,33 @@
 constexpr float kDeviations = 8.0f;
 constexpr float kLeastError = 1e-4f;  // of an output's weights: what sums of floats are off by, and more
 
-// One lane's weight in a group of a packed block.
-inline float weight_at(const Weight& w, const uint8_t* group, int64_t lane, int64_t k) {
-  const auto* scales = reinterpret_cast<const uint16_t*>(group + (w.bits == 4 ? 256 : 512));
-  const auto number = [](uint16_t half) {
-    uint16_t halves[kLanes] = {half};
-    float exact[kLanes];
-    store(exact, load_half(halves));
-    return exact[0];
-  };
-  if (w.bits == 8) return (group[64 * (k / 4) + 4 * lane + k % 4] - 128) * number(scales[lane]);
-  const uint8_t both = group[64 * (k / 8) + 4 * lane + k % 4];
-  return (k % 8 < 4 ? both & 15 : both >> 4) * number(scales[lane]) + number(scales[kLanes + lane]);
-}
-
-// |weights - coarse weights| of each output -> errors [outputs].
+// |weights - coarse weights| of each output -> errors [outputs, to a whole block].
 inline void head_errors(const Head& head, float* errors) {
-  const Weight &w = head.weight, &coarse = head.coarse;
-  const int64_t groups = w.inputs / kGroup;
+  const int64_t groups = head.weight.inputs / kGroup;
 #pragma omp parallel
   {
     const Share share = {omp_get_thread_num(), omp_get_num_threads()};
-    const auto [first, last] = share.of(w.outputs);
-    for (int64_t i = first; i < last; i++) {
-      float error = 0, norm = 0;
+    const auto [first, last] = share.of((head.weight.outputs + kLanes - 1) / kLanes);
+    for (int64_t block = first; block < last; block++) {
+      float squares[kLanes] = {}, norms[kLanes] = {}, scales[kLanes], coarse_scales[kLanes], zeros[kLanes];
       for (int64_t g = 0; g < groups; g++) {
-        const int64_t at = i / kLanes * groups + g;
+        const uint8_t* codes = head.weight.data + (block * groups + g) * group_bytes(8);
+        const uint8_t* coarse = head.coarse.data + (block * groups + g) * group_bytes(4);
+        store(scales, load_half(reinterpret_cast<const uint16_t*>(codes + 512)));
+        store(coarse_scales, load_half(reinterpret_cast<const uint16_t*>(coarse + 256)));
+        store(zeros, load_half(reinterpret_cast<const uint16_t*>(coarse + 288)));
         for (int64_t k = 0; k < kGroup; k++) {
-          const float exact = weight_at(w, w.data + at * group_bytes(w.bits), i % kLanes, k);
-          const float off = exact - weight_at(coarse, coarse.data + at * group_bytes(coarse.bits), i % kLanes, k);
-          error += off * off;
-          norm += exact * exact;
+          for (int64_t lane = 0; lane < kLanes; lane++) {
+            const uint8_t both = coarse[64 * (k / 8) + 4 * lane + k % 4];
+            const float exact = (codes[64 * (k / 4) + 4 * lane + k % 4] - 128) * scales[lane];
+            const float off = exact - (k % 8 < 4 ? both & 15 : both >> 4) * coarse_scales[lane] - zeros[lane];
+            squares[lane] += off * off;
+            norms[lane] += exact * exact;
+          }
         }
       }
-      errors[i] = std::max(std::sqrt(error), kLeastError * std::sqrt(norm));
+      for (int64_t lane = 0; lane < kLanes; lane++)
+        errors[block * kLanes + lane] = std::max(std::sqrt(squares[lane]), kLeastError * std::sqrt(norms[lane]));
     }
   }
 }
