@@ -24,11 +24,14 @@ BLOCK = 32  # slots
 OURS, FUSED, PLAIN, PEER = "hamburger", "hamburger fused", "base", "transformers"
 OURS_FP8, PLAIN_FP8, OURS_INT8, PLAIN_INT8 = "hamburger fp8", "base fp8", "hamburger int8", "base int8"
 OURS_COMPILED, PLAIN_COMPILED = "hamburger compiled", "base compiled"
+FUSED_SINGLE = "hamburger fused, one kernel"
+SINGLE_STAGE = "one kernel a micro-step"
 FLASHINFER = "hamburger FlashInfer"
 FOLDERS = {
     OURS: "published", FUSED: "fused", PLAIN: BASE,
     OURS_FP8: "published", PLAIN_FP8: BASE, OURS_INT8: "published", PLAIN_INT8: BASE,
     OURS_COMPILED: "published", PLAIN_COMPILED: BASE, FLASHINFER: "published",
+    FUSED_SINGLE: "fused",
 }  # fmt: skip
 QUANTIZATION = {OURS_FP8: "fp8", PLAIN_FP8: "fp8", OURS_INT8: "int8", PLAIN_INT8: "int8"}  # "none" for all others
 COMPILED = (OURS_COMPILED, PLAIN_COMPILED)
@@ -89,6 +92,7 @@ def stages(sizes: Sizes, device: str) -> list[Stage]:
     ]
     if device != "cpu":  # which captures no steps, and has neither fp8, nor this int8, nor FlashInfer
         found.append(stage(COMPILED_STAGE, 1, sizes.prompt, OURS, OURS_COMPILED, PLAIN, PLAIN_COMPILED, rounds=2))
+        found.append(stage(SINGLE_STAGE, 1, sizes.prompt, FUSED, FUSED_SINGLE, PLAIN, rounds=2))
         # One after the other: more processes at once would not fit into the GPU's memory.
         found.append(stage("8-bit weights", 1, sizes.prompt, OURS, OURS_FP8, PLAIN, PLAIN_FP8))
         found.append(stage("int8 weights", 1, sizes.prompt, OURS, OURS_INT8, PLAIN, PLAIN_INT8))
@@ -180,6 +184,7 @@ def _ours(setup: Setup, name: str) -> Worker:
         "block_size": BLOCK,
         "quantization": QUANTIZATION.get(name, "none"),
         "compile_num_seqs": int(name in COMPILED),
+        "micro_step_kernel": name == FUSED_SINGLE,
     }
     if setup.device != "cpu" and _has("flashinfer"):  # `auto` would try it in every process, which may compile it
         engine["attention_backend"] = "flashinfer" if name == FLASHINFER else "triton"

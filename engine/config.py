@@ -35,6 +35,7 @@ class EngineArgs:
     enforce_eager: on a GPU, launch every operation of a decoding step anew rather than replay CUDA graphs.
     compile_num_seqs: decoding steps of at most so many sequences are compiled by torch.compile instead of fused by
         hand; 0 compiles none. Each batch size takes long at the first start. It needs CUDA graphs.
+    micro_step_kernel: on a GPU, each micro-step of few sequences runs all its layers in one launch of Triton.
     tensor_parallel_size: over how many devices the model and its KV pool are split, one process a device; on CPU, over
         how many processes.
     overlap_steps: whether each step is prepared and launched while the one before it runs; `auto` does so on a GPU.
@@ -60,6 +61,7 @@ class EngineArgs:
     enforce_eager: bool = False
     attention_backend: AttentionBackend = "auto"
     compile_num_seqs: int = 0
+    micro_step_kernel: bool = False
     tensor_parallel_size: int = 1
     overlap_steps: OverlapSteps = "auto"
     num_engines: int = 1
@@ -98,6 +100,11 @@ class EngineArgs:
             raise ConfigError(
                 f"compile_num_seqs is {self.compile_num_seqs}, but tensor_parallel_size is {size}, and steps of "
                 "several ranks are not compiled: use 0, or tensor_parallel_size 1."
+            )
+        if self.micro_step_kernel:
+            raise ConfigError(
+                f"micro_step_kernel is on, but tensor_parallel_size is {size}, and the kernel reads whole weights: "
+                "turn it off, or use tensor_parallel_size 1."
             )
         if self.overlap_steps == "on":
             raise ConfigError(

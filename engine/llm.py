@@ -84,6 +84,7 @@ class LLM:
         quantization: Quantization = "auto",
         attention_backend: AttentionBackend = "auto",
         compile_num_seqs: int = 0,
+        micro_step_kernel: bool = False,
         tensor_parallel_size: int = 1,
         overlap_steps: OverlapSteps = "auto",
         on_progress: Callable[[str], None] = lambda line: None,
@@ -109,6 +110,7 @@ class LLM:
             quantization=quantization,
             attention_backend=attention_backend,
             compile_num_seqs=compile_num_seqs,
+            micro_step_kernel=micro_step_kernel,
             tensor_parallel_size=tensor_parallel_size,
             overlap_steps=overlap_steps,
             max_queue_seconds=math.inf,  # a long list of prompts may take its time

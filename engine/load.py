@@ -53,6 +53,7 @@ def find(args: EngineArgs, rank: int = 0, on_progress: Callable[[str], None] = l
     if device.type == "cpu" and size > 1:  # the ranks share the cores
         torch.set_num_threads(max(1, torch.get_num_threads() // size))
     backend, eight_bits = choose_backend(args.attention_backend, device), _eight_bits(args, dtype, device)
+    _check_micro_step(args, backend, eight_bits, device)
     checkpoint = load_checkpoint(source, dtype, on_progress=on_progress)
     held = shard_trunk(checkpoint.config.trunk, size)  # before any other work, as it may be refused
     max_model_len = _max_model_len(args.max_model_len, checkpoint.config)
@@ -88,6 +89,7 @@ def model_of(found: Found, args: EngineArgs, group: Group | None = None) -> Hamb
             bits={"int4": 4, "int8": 8}.get(args.quantization),
             backend=found.backend,
             eight_bits=found.eight_bits,
+            micro_step_kernel=args.micro_step_kernel,
         ),
         group=group,
     )
@@ -175,6 +177,19 @@ def _check_int8(dtype: torch.dtype, device: torch.device) -> None:
         raise ConfigError(
             "quantization is int8, which a GPU multiplies with inputs of 16 bits: set dtype to auto, bfloat16 or "
             "float16."
+        )
+
+
+def _check_micro_step(args: EngineArgs, backend: Backend, eight_bits: EightBits | None, device: torch.device) -> None:
+    if not args.micro_step_kernel:
+        return
+    if backend == "torch":
+        reason = why_no_triton(device) or "attention_backend is torch"
+        raise ConfigError(f"micro_step_kernel is on, which needs Triton on a GPU, but {reason}: turn it off.")
+    if eight_bits is not None:
+        raise ConfigError(
+            f"micro_step_kernel is on, but quantization is {eight_bits}, and the kernel reads whole weights: turn it "
+            "off, or use quantization none."
         )
 
 

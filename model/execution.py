@@ -21,6 +21,7 @@ class Execution:
     backend: what attention and the rest between the matrices run on, where no kernels do (backends.py).
     eight_bits: of the linears of trunk and micro decoder and the micro-steps' head on a GPU (eight_bits.py); first
         tokens, stop head and embedder keep the dtype.
+    micro_step_kernel: a micro-step of few rows is one launch, with a backend other than torch (triton_micro_step.py).
     """
 
     packed: bool | None = None
@@ -29,6 +30,7 @@ class Execution:
     masked: bool | None = None
     backend: Backend = "torch"
     eight_bits: EightBits | None = None
+    micro_step_kernel: bool = False
 
 
 DEFAULT = Execution()

@@ -23,6 +23,7 @@ from hamburger.model.rotary import RotaryEmbedding
 from hamburger.model.triton_attention import attend_singles, num_splits
 from hamburger.model.triton_layers import add_rms_norm, gated, rotate_into_cache
 from hamburger.model.triton_micro import micro_attention
+from hamburger.model.triton_micro_step import MOST_ROWS, MicroStepKernel
 from hamburger.model.trunk import Trunk
 
 _CPU_PROCESSORS = 4  # Triton's interpreter: enough that long contexts are split
@@ -127,7 +128,10 @@ class FusedTrunk(nn.Module):
 class FusedMicroStepDecoder(nn.Module):
     """MicroStepDecoder for serving: one micro-step at a time."""
 
-    def __init__(self, plain: MicroStepDecoder, trunk: TrunkConfig, graft: GraftConfig) -> None:
+    def __init__(
+        self, plain: MicroStepDecoder, trunk: TrunkConfig, graft: GraftConfig, *, single_kernel: bool = False
+    ) -> None:
+        """single_kernel: a micro-step of one position and few rows is one launch (triton_micro_step.py)."""
         super().__init__()
         self.plain = plain  # whose parts these are
         self._config = trunk
@@ -136,26 +140,33 @@ class FusedMicroStepDecoder(nn.Module):
         if self.fused:
             self.feature_norm, self.embedding_norm = plain.feature_norm, plain.embedding_norm
             self.feature_proj, self.embedding_proj = plain.feature_proj, plain.embedding_proj
+        self.kernel: MicroStepKernel | None = None
+        if single_kernel:
+            layers = [layer for layer in self.layers if isinstance(layer, DecoderLayer)]
+            processors = _processors(layers[0].qkv_proj.weight.device)
+            self.kernel = MicroStepKernel(layers, trunk.rms_norm_eps, processors)  # after this, layers hold views
 
     def start(self, features: Tensor) -> FusedMicroCache:
         """Begin a group for R rows with features [R, F, D]."""
         return self.start_static(features, self._max_group)
 
     def start_static(self, features: Tensor, width: int) -> FusedMicroCache:
-        """The same for groups of up to `width` tokens."""
+        """The same for groups of up to `width` tokens, in a cache of the one size that the kernels are compiled for."""
         context = features
         if self.fused:
             _, normed = add_rms_norm(features, None, self.feature_norm.weight, self.feature_norm.eps)
             context = self.feature_proj(normed.flatten(1))
         first = self.layers[0]
         assert isinstance(first, DecoderLayer)
-        positions = width - 1 if self.fused else features.shape[1] + width - 1
+        positions = self._max_group - 1 if self.fused else features.shape[1] + self._max_group - 1
         kv = features.new_empty(len(self.layers), len(features), positions, 2, first.num_kv_heads, first.head_dim)
         return FusedMicroCache(context, torch.arange(len(features), device=features.device), kv, 0)
 
     def forward(self, embedding: Tensor, cache: FusedMicroCache, rotary: RotaryEmbedding) -> Tensor:
         """One micro-step: embedding [R, D] of the group's newest token -> state [R, D]; the cache grows."""
         rows, new = len(embedding), 1
+        if self.kernel is not None and 0 < rows <= MOST_ROWS and (self.fused or cache.length > 0):
+            return self._single(self.kernel, embedding, cache, rotary)
         x = embedding
         if self.fused:
             _, normed = add_rms_norm(embedding, None, self.embedding_norm.weight, self.embedding_norm.eps)
@@ -182,6 +193,14 @@ class FusedMicroStepDecoder(nn.Module):
         if self.norm is None:
             return x + delta
         return add_rms_norm(x, delta, self.norm.weight, self.norm.eps)[1]
+
+    def _single(
+        self, kernel: MicroStepKernel, embedding: Tensor, cache: FusedMicroCache, rotary: RotaryEmbedding
+    ) -> Tensor:
+        fusion = (self.embedding_norm.weight, self.embedding_proj.weight, cache.context) if self.fused else None
+        x = kernel(embedding, fusion, (rotary.cos, rotary.sin), cache.kv, cache.rows, cache.length)
+        cache.length += 1
+        return x if self.norm is None else add_rms_norm(x, None, self.norm.weight, self.norm.eps)[1]
 
 
 class FusedMicroCache:

@@ -90,6 +90,8 @@ class HamburgerModel(nn.Module):
         self.masked = weight.device.type == "cuda" if how.masked is None else how.masked
         if self.masked and how.kernels is not None:
             raise ValueError("the compiled kernels keep only rows that go on: masked is not for them.")
+        if how.micro_step_kernel and (how.backend == "torch" or how.eight_bits is not None or packed):
+            raise ValueError("the micro-step kernel reads whole weights, beside the Triton kernels only.")
         trunk, graft = self.config.trunk, self.config.graft
         if graft is not None:  # the micro decoder counts its own positions
             max_positions = max(max_positions, len(graft.feature_layers) + graft.max_group)
@@ -105,7 +107,7 @@ class HamburgerModel(nn.Module):
         elif packed:
             pack_linears(self)
         if how.backend != "torch":
-            self._fuse(how.backend)
+            self._fuse(how.backend, how.micro_step_kernel)
         self.head = _head(weight, packed) if trunk.tie_word_embeddings else self.lm_head
         if how.eight_bits is not None and graft is not None and graft.short_list_size is None:
             self.micro_head = _head(self.head_weight.detach(), packed, how.eight_bits)
@@ -151,7 +153,7 @@ class HamburgerModel(nn.Module):
             if name != "embed_tokens":
                 child.float()
 
-    def _fuse(self, backend: Backend) -> None:
+    def _fuse(self, backend: Backend, micro_step_kernel: bool) -> None:
         """Trunk and micro decoder on the Triton kernels, whose package may be missing where they are not asked for."""
         from hamburger.model.fused_modules import FusedMicroStepDecoder, FusedTrunk
 
@@ -159,7 +161,10 @@ class HamburgerModel(nn.Module):
         chunks = chunk_attention_of(backend, self.trunk.config, self.state_dtype, self.embed_tokens.weight.device)
         self.add_module("trunk", FusedTrunk(self.trunk, chunks))  # called as the plain one is
         if graft is not None:
-            self.add_module("micro_decoder", FusedMicroStepDecoder(self.micro_decoder, trunk, graft))
+            self.add_module(
+                "micro_decoder",
+                FusedMicroStepDecoder(self.micro_decoder, trunk, graft, single_kernel=micro_step_kernel),
+            )
 
     def _short_rows(self) -> Tensor:
         """int64 [K]: the rows of head_weight that the micro-steps' head is made of."""

@@ -115,6 +115,10 @@ class ServeSettings(BaseSettings):
         ge=0,
         description="decoding steps of at most so many answers are compiled by torch.compile on a GPU (default: none)",
     )
+    micro_step_kernel: bool = Field(
+        _DEFAULTS.micro_step_kernel,
+        description="whether a GPU runs each micro-step of few answers as one Triton kernel (default: off)",
+    )
     tensor_parallel_size: int = Field(
         _DEFAULTS.tensor_parallel_size,
         ge=1,

@@ -14,12 +14,13 @@ from typing import Any
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
 
-from hamburger.model import triton_attention, triton_int8, triton_layers, triton_micro
+from hamburger.model import triton_attention, triton_int8, triton_layers, triton_micro, triton_micro_step
 
 _INTEGERS = {
     "at": "*i64", "write_slots": "*i64", "context_slots": "*i64", "tables": "*i64", "contexts": "*i64",
     "tiles": "*i64", "rows": "*i64", "table_width": "i32", "singles": "i32", "splits": "i32", "length": "i32",
     "eps": "fp32", "scale": "fp32", "partial": "*fp32", "sums": "*fp32",
+    "arrived": "*i64", "places": "i32", "first": "i32", "last": "i32",
     "codes": "*i8", "scales": "*fp32", "num_rows": "i32", "outputs": "i32", "inputs": "i32", "steps": "i32",
 }  # fmt: skip
 _MULTIPLES_OF_16 = ("outputs", "inputs")  # which kernels are compiled for where they are
@@ -49,6 +50,17 @@ def cases() -> Iterator[tuple[str, Any, dict[str, int], dict[str, int]]]:
         micro = {"NEW": new, "FIRST": new - 1, "POSITIONS": 8, **heads, "BLOCK_G": block_g, "BLOCK_P": 8,
                  "BLOCK_HALF": half, "NORMS": norms}  # fmt: skip
         yield f"micro {name}", triton_micro._micro, micro, {"num_warps": 2}
+        fused = new == 1
+        whole = {"SIZE": 2048, "WIDE": 8192, **{k: v for k, v in micro.items() if k not in ("NEW", "FIRST", "NORMS")},
+                 "FUSED": fused, "QK_NORMS": norms, "QKV_BIAS": norms, "O_BIAS": norms, "MLP_BIAS": norms,
+                 "WAITS": True, "STAGES": 5, "BLOCK_R": triton_micro_step.MOST_ROWS, "BLOCK_N": 16,
+                 "BLOCK_K": 256}  # fmt: skip
+        together = {"num_warps": 4, "num_stages": 4, "launch_cooperative_grid": True}
+        yield f"micro-step {name}", triton_micro_step._micro_step, whole, together
+    whole |= {"SIZE": 576, "WIDE": 1536, "KV_HEADS": 3, "GROUP": 3, "HEAD_DIM": 64, "POSITIONS": 3, "BLOCK_G": 4,
+              "BLOCK_P": 4, "BLOCK_HALF": 32, "QK_NORMS": False, "QKV_BIAS": False, "O_BIAS": False,
+              "MLP_BIAS": False}  # fmt: skip
+    yield "micro-step of the embedded default", triton_micro_step._micro_step, whole, together
     norm = {"SIZE": 2048, "BLOCK": 2048, "WEIGHTS": 1, "ADDS": True}
     yield "norm", triton_layers._add_rms_norm, norm, {"num_warps": 4}
     yield "gated", triton_layers._gated, {"SIZE": 8192, "BLOCK": 1024}, {}

@@ -143,6 +143,7 @@ def test_eight_bit_weights_are_half_of_what_they_are_in_bfloat16() -> None:
     on_gpu, on_cpu = ({s.name for s in stages(sizes_of("llama-3.2-1b", 8), device)} for device in ("cuda", "cpu"))
     assert on_gpu - on_cpu == {
         "torch.compile",
+        "one kernel a micro-step",
         "8-bit weights",
         "int8 weights",
         "prompts by FlashInfer",

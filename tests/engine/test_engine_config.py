@@ -51,6 +51,11 @@ def test_steps_that_are_not_captured_are_not_compiled() -> None:
         EngineArgs(enforce_eager=True, compile_num_seqs=2)
 
 
+def test_the_micro_step_kernel_does_not_go_with_ranks() -> None:
+    with pytest.raises(ConfigError, match=r"^micro_step_kernel is on, but tensor_parallel_size is 2, .*turn it off"):
+        EngineArgs(tensor_parallel_size=2, micro_step_kernel=True)
+
+
 def test_overlap_steps_is_one_of_three() -> None:
     with pytest.raises(ConfigError, match="overlap_steps is 'maybe': it must be one of auto, on, off"):
         EngineArgs(overlap_steps="maybe")  # type: ignore[arg-type]

@@ -41,6 +41,22 @@ def test_graphs_give_the_texts_of_the_same_gpu_without_them(name: str, form: For
     assert_same(with_graphs, play(plain, asked, at_once=1, every=3).outputs)
 
 
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("name", ["positions", "short_list"])
+def test_captured_micro_steps_of_one_kernel_give_the_texts_of_the_parts(name: str, form: Form) -> None:
+    """Graphs of several numbers of rows, and steps with prompts between them, share one counter."""
+    pytest.importorskip("triton", reason="the package triton is not installed")
+    asked = requests(len(name))
+    single, parts = (
+        play(graphs_core(model, CudaCapture(GPU), form, 400), asked, at_once=1, every=3).outputs
+        for model in (
+            random_model(MODELS[name], seed=2, device=GPU, backend="triton", micro_step_kernel=True),
+            random_model(MODELS[name], seed=2, device=GPU, backend="triton"),
+        )
+    )
+    assert_same(single, parts)
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's own modules, when it imports its compiler
 def test_compiled_steps_give_the_texts_of_the_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("triton", reason="the package triton is not installed")

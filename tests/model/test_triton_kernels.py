@@ -235,7 +235,7 @@ def test_they_compile_to_machine_code(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, program, "90"], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert all(int(line.rsplit(" ", 3)[1]) <= LEAST_SHARED_MEMORY for line in done.stdout.splitlines())
-    assert len(done.stdout.splitlines()) == 16
+    assert len(done.stdout.splitlines()) == 19
 
 
 @pytest.mark.gpu

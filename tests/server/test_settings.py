@@ -41,7 +41,7 @@ def test_every_setting_is_an_option_and_reaches_the_engine() -> None:
         "target_tpot_ms": "40", "min_confidence": "0.3", "max_confidence": "0.9",
         "access_log": "false", "log_format": "json",
         "max_connections": "9", "client_seconds": "7", "prefix_cache": "false", "log_level": "debug",
-        "enforce_eager": "true", "compile_num_seqs": "0",
+        "enforce_eager": "true", "compile_num_seqs": "0", "micro_step_kernel": "false",
         "tensor_parallel_size": "2",
         "overlap_steps": "off",
     }  # fmt: skip
