@@ -13,9 +13,10 @@ import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
+import msgspec
 from fastapi import Request
 from sse_starlette import EventSourceResponse
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from hamburger.engine.client import RequestStream, RequestUpdate
 from hamburger.engine.errors import HamburgerError
@@ -143,6 +144,10 @@ class EventStream(EventSourceResponse):
         finally:
             self._generation.abort()
 
+    async def _send_with_timeout(self, send: Send, message: Message) -> None:
+        """Without the library's cancel scope an event: no timeout is set here, and it costs more than the event."""
+        await send(message)
+
 
 async def _events(
     first: tuple[int, RequestUpdate],
@@ -169,5 +174,7 @@ def _failure(error: ApiError, on_failure: Callable[[ApiError], None]) -> bytes:
 
 
 def _event(chunk: dict[str, Any]) -> bytes:
-    # ASCII, because clients split lines at more than \n (Python's splitlines at U+2028, for one).
-    return b"data: " + json.dumps(chunk, separators=(",", ":")).encode() + b"\n\n"
+    data = msgspec.json.encode(chunk)
+    if not data.isascii():  # clients split lines at more than \n (Python's splitlines at U+2028, for one)
+        data = json.dumps(chunk, separators=(",", ":")).encode()
+    return b"data: " + data + b"\n\n"

@@ -161,6 +161,53 @@ async def test_a_request_in_time_is_served_on_the_same_connection_again_and_agai
     assert COMPLETIONS.encode() in POST
 
 
+def ask_for_one_token(*headers: bytes) -> bytes:
+    body = b'{"prompt": "a", "max_tokens": 1}'
+    return POST + b"".join(header + b"\r\n" for header in (*headers, b"Content-Length: %d" % len(body), b"")) + body
+
+
+async def test_requests_sent_at_once_are_answered_one_after_the_other() -> None:
+    async with impatient(client_seconds=5) as (server, port):
+        answer = await asked(port, ask_for_one_token() * 2 + ask_for_one_token(b"Connection: close"))
+        assert answer.count(b"HTTP/1.1 200 ") == 3
+        assert len(server.runner.prompts) == 3
+
+
+async def test_the_next_request_that_never_ends_does_not_disturb_the_answer_before_it() -> None:
+    """Neither a slow head nor one that is too large: nothing is written into the answer that is being given."""
+    for rest in (POST, POST + b"X-Large: " + b"a" * 30_000, POST + b"Content-Length: 99\r\n\r\n{"):
+        asks = asyncio.Event()
+        go_on = asyncio.Event()
+
+        async def app(scope: Scope, receive: Receive, send: Send, asks: Any = asks, go_on: Any = go_on) -> None:
+            asks.set()
+            await go_on.wait()
+            await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"4")]})
+            await send({"type": "http.response.body", "body": b"text"})
+
+        async with on_port(cast(FastAPI, app), client_seconds=0.1) as port:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" + rest)
+            await asks.wait()
+            await asyncio.sleep(1.5)  # longer than a request may take to arrive
+            go_on.set()
+            assert (await reader.readuntil(b"text")).startswith(b"HTTP/1.1 200 ")
+            writer.close()
+
+
+async def test_an_offer_of_http_2_is_left_aside() -> None:
+    """Java's HTTP client offers it with every request."""
+    offer = (b"Connection: Upgrade, HTTP2-Settings", b"Upgrade: h2c", b"HTTP2-Settings: AAEAAEAAAAIAAAAB")
+    async with impatient(client_seconds=5) as (server, port):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        for count in (1, 2):
+            writer.write(ask_for_one_token(*offer))
+            assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
+            await reader.readuntil(b"}}}")
+            assert len(server.runner.prompts) == count
+        writer.close()
+
+
 def test_the_limit_of_open_files_holds_the_connections(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
