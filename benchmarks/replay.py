@@ -23,7 +23,9 @@ from pathlib import Path
 from typing import Any
 
 from hamburger.engine.config import EngineArgs, EngineConfig
+from hamburger.engine.dial import levels_between
 from replay_costs import CostModel
+from replay_dial import dial_study
 from replay_report import Target, config_json
 from replay_simulator import DrawnSizes, drawn_with_mean
 from replay_studies import LOADS, USUAL_LOAD, Scenario, Studies
@@ -48,9 +50,11 @@ def main() -> int:
     studies = Studies(engine_config(args), all_scenarios(args, known), Target(args.ttft, args.tpot), say)
     result: dict[str, Any] = {key: known[key] for key in ("machine", "models")}
     result |= {"settings": config_json(studies.config), "target": {"ttft": args.ttft, "tpot": args.tpot}}
-    pictures = simulate(args, studies, result)
+    pictures = simulate(args, known, studies, result)
     if args.live_requests:
         result["live"] = check_live(args, known, say)
+    elif "live" in known:
+        result["live"] = known["live"]
     write_report(args.out, result, pictures)
     return 0
 
@@ -68,7 +72,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--model", help="the HAMburger (default: the embedded one)")
     parser.add_argument("--base-model", default="builtin", help="the plain base under it (default: builtin)")
     parser.add_argument("--dtype", default="auto")
-    parser.add_argument("--confidences", type=float, nargs="+", default=[0.8, 0.3], help="at which groups are measured")
+    parser.add_argument("--confidences", type=float, nargs="+", default=[0.8, 0.3], help="of the replayed models")
+    parser.add_argument("--dial-target", type=float, default=0.1, help="of confidence auto, seconds a token")
     parser.add_argument("--mean-group", type=float, default=2.0, help="of one more model, whose groups are drawn")
     parser.add_argument("--max-model-len", type=int, default=8192)
     parser.add_argument("--seats", type=int, default=64, help="max_num_seqs")
@@ -116,7 +121,7 @@ def measure_both(args: argparse.Namespace) -> dict[str, Any]:
 
     models = {}
     for name, model in (("base", args.base_model), ("hamburger", args.model)):
-        of = measure(engine_args(args, model), args.confidences, args.measure_seconds, args.answers, say)
+        of = measure(engine_args(args, model), measured_at(args), args.measure_seconds, args.answers, say)
         models[name] = {
             "model": of.info.model,
             "dtype": of.info.dtype,
@@ -128,6 +133,11 @@ def measure_both(args: argparse.Namespace) -> dict[str, Any]:
     args.out.parent.mkdir(parents=True, exist_ok=True)  # now, for --costs, should what follows be interrupted
     args.out.with_suffix(".json").write_text(json.dumps(found, indent=1) + "\n")
     return found
+
+
+def measured_at(args: argparse.Namespace) -> list[float]:
+    """The confidences at which groups are counted: those that are replayed, and the dial's levels between them."""
+    return sorted({*args.confidences, *levels_between(min(args.confidences), max(args.confidences))}, reverse=True)
 
 
 def measured_scenarios(known: dict[str, Any], seed: int) -> dict[str, Scenario]:
@@ -144,9 +154,12 @@ def all_scenarios(args: argparse.Namespace, known: dict[str, Any]) -> list[Scena
     """The plain base first, groups of the asked mean last."""
     base, hamburger = (CostModel.from_json(known["models"][name]["costs"]) for name in ("base", "hamburger"))
     drawn = drawn_with_mean(args.mean_group, MAX_GROUP, args.seed)
+    measured = measured_scenarios(known, args.seed)
+    if lacking := [f"{c:g}" for c in measured_at(args) if f"{c:g}" not in measured]:
+        raise SystemExit(f"{args.costs} tells of no groups at {', '.join(lacking)}: measure again, without --costs.")
     return [
         Scenario("plain base", base, DrawnSizes((1.0,))),
-        *measured_scenarios(known, args.seed).values(),
+        *[measured[f"{confidence:g}"] for confidence in args.confidences],
         Scenario(f"groups drawn (g {drawn.mean:.2f})", hamburger, drawn),
     ]
 
@@ -159,7 +172,7 @@ def load_trace(args: argparse.Namespace, name: str) -> Trace:
     return scale(read_trace(paths[0], args.requests), *TRACES[name], args.max_model_len)
 
 
-def simulate(args: argparse.Namespace, studies: Studies, result: dict[str, Any]) -> Pictures:
+def simulate(args: argparse.Namespace, known: dict[str, Any], studies: Studies, result: dict[str, Any]) -> Pictures:
     """Fills `result`, and returns what is only drawn: the slots over time."""
     traces = {name: load_trace(args, name) for name in TRACES}
     capacity = {name: studies.capacity(trace) for name, trace in traces.items()}
@@ -182,6 +195,16 @@ def simulate(args: argparse.Namespace, studies: Studies, result: dict[str, Any])
     result["pools"] = [row for name in VARIED_TRACES for row in studies.pools(traces[name], capacity[name])]
     result["budgets"] = studies.budgets(traces["azure_conv"], capacity["azure_conv"])
     result["growth"] = studies.growth((1.0, 1.5, 2.0, 3.0), MAX_GROUP)
+    measured = measured_scenarios(known, args.seed)
+    sizes = {c: measured[f"{c:g}"].sizes for c in levels_between(min(args.confidences), max(args.confidences))}
+    result["dial"] = [
+        row
+        for name in (VARIED_TRACES if len(sizes) > 1 else ())
+        for row in dial_study(
+            studies, traces[name], capacity[name], measured[f"{args.confidences[0]:g}"], sizes, args.dial_target
+        )
+    ]
+    result["dial_target"] = args.dial_target
     trace, rate = traces["azure_conv"], capacity["azure_conv"]
     result["costs"] = [row for scenario in studies.scenarios for row in studies.costs(scenario)]
     moments = {scenario.name: studies.slots_over_time(trace, rate, scenario) for scenario in studies.pair}

@@ -17,7 +17,8 @@ from typing import Protocol
 from hamburger.engine.batch import BatchResult, GroupResult, ScheduledBatch
 from hamburger.engine.config import EngineConfig
 from hamburger.engine.core import EngineCore
-from hamburger.engine.messages import SubmitRequest
+from hamburger.engine.dial import ConfidenceDial, DialRow, DialStep
+from hamburger.engine.messages import StepStats, SubmitRequest
 from hamburger.engine.sampling_params import SamplingParams
 from replay_costs import CostModel, work_of
 from replay_traces import Trace, TraceRow
@@ -59,6 +60,28 @@ class ScriptedSizes:
     def size(self, request_id: str, index: int) -> int:
         sizes = self.sizes[request_id]
         return sizes[index] if index < len(sizes) else 1
+
+
+@dataclass(frozen=True, slots=True)
+class Dialled:
+    """Each request's confidence is what the dial has in force when the request arrives; its groups are drawn as they
+    are at that confidence. by_confidence: one entry for each of the dial's levels."""
+
+    dial: ConfidenceDial
+    by_confidence: Mapping[float, DrawnSizes]
+    chosen: dict[str, float] = field(default_factory=dict)
+
+    def size(self, request_id: str, index: int) -> int:
+        return self.by_confidence[self.chosen[request_id]].size(request_id, index)
+
+    def submit(self, request_id: str, now: float) -> None:
+        self.chosen[request_id] = self.dial.confidence(now)
+
+    def observe(self, stats: StepStats, now: float, rows: Sequence[tuple[str, float | None, int]]) -> None:
+        """rows: of each group its request, the seconds since that request's last group, its number of tokens."""
+        told = [DialRow(self.chosen[request_id], gap, num_tokens) for request_id, gap, num_tokens in rows]
+        num_tokens = sum(stats.group_sizes)
+        self.dial.observe(DialStep(now, stats.seconds, stats.prompt_slots, stats.decoded_sequences, num_tokens, told))
 
 
 def drawn_with_mean(mean: float, max_group: int, seed: int = 0) -> DrawnSizes:
@@ -201,6 +224,7 @@ def _group(outcome: Outcome, size: int) -> GroupResult:
 
 def replay(trace: Trace, config: EngineConfig, costs: CostModel, sizes: GroupSizes) -> Replay:
     """Replay a whole trace. Raises RuntimeError when the core loses a request, a token or a block."""
+    dialled = sizes if isinstance(sizes, Dialled) else None
     clock = VirtualClock()
     runner = SimulatedRunner(costs, sizes, clock)
     core = EngineCore(config, runner, clock)
@@ -213,19 +237,24 @@ def replay(trace: Trace, config: EngineConfig, costs: CostModel, sizes: GroupSiz
             row = pending[num_added]
             outcome = runner.outcomes[row.request_id] = Outcome(row, row.arrival)
             result.outcomes.append(outcome)
+            if dialled is not None:
+                dialled.submit(row.request_id, clock.now)
             core.add(_submission(trace, row))
             num_added += 1
         outputs = core.step()
         num_steps += 1
         if outputs.failures:
             raise RuntimeError(f"the core gave requests up: {outputs.failures}")
+        rows: list[tuple[str, float | None, int]] = []
         for output in outputs.outputs:
             outcome = runner.outcomes[output.request_id]
-            if not outcome.tokens:
+            gap = clock.now - outcome.last_group if outcome.tokens else None
+            rows.append((output.request_id, gap, len(output.token_ids)))
+            if gap is None:
                 outcome.scheduled, outcome.first_token = output.scheduled_time, clock.now
                 outcome.cached_slots = output.cached_slots
             else:
-                outcome.longest_gap = max(outcome.longest_gap, clock.now - outcome.last_group)
+                outcome.longest_gap = max(outcome.longest_gap, gap)
             outcome.tokens += len(output.token_ids)
             outcome.last_group = clock.now
             if output.finish_reason is not None:
@@ -235,6 +264,8 @@ def replay(trace: Trace, config: EngineConfig, costs: CostModel, sizes: GroupSiz
             result.prompt_slots += stats.prompt_slots
             state = stats.used_slots, runner.answer_slots, stats.num_running, stats.num_waiting
             result.moments.append(Moment(clock.now, *state))
+            if dialled is not None:
+                dialled.observe(stats, clock.now, rows)
         if num_steps % CHECK_EVERY == 0:
             core.check_integrity()
     core.check_integrity()

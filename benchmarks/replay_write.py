@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from replay_dial import dial_tables
 from replay_plots import plot_costs, plot_loads, plot_pools, plot_slots
 from replay_report import table
 from replay_simulator import Moment
@@ -72,6 +73,7 @@ def markdown(result: Mapping[str, Any], pictures: Mapping[str, str]) -> str:
         f"![pool]({pictures['pool']})",
         "## The step's slot budget",
         table(result["budgets"], {"model": "model", "budget": "slots a step", **_LATENCY_COLUMNS}),
+        dial_tables(result["dial"], result["dial_target"]),
         "## One request alone",
         table(result["growth"], {"mean_group": "g", "slots_a_token": "pool slots a token", "one_over_g": "1/g"}),
         *([_live(result["live"])] if "live" in result else []),

@@ -2,9 +2,10 @@
 
 It decides; it does no IO and has no clock: it is told of every step, and asked for the value in force at a time.
 
-    level      0      1      2           above the target: one level down, if the last one down has paid
-    value     0.8    0.7    0.6          below it, and the level above would be too: one up
-               default ──► floor         one that does not pay: one up, and not again for a while
+    level      0      1      2           above the target: down to the next level that is known to pay, or to try one
+    value     0.8    0.7    0.6          tried, and shows too little either way: one further down
+               default ──► floor         that costs time, or shows nothing down to the floor: back, and not again soon
+                                         below the target, and where it came from would be too: back there
                                          idle: one up every few seconds
 """
 
@@ -23,11 +24,9 @@ DEFAULT_RANGE = 0.2  # of a dial whose lower bound is not given
 WINDOW_SECONDS, WINDOW_GROUPS = 1.0, 48  # each decision looks at so much, all of it at the level in force
 MARGIN = 0.1  # below the target, before the confidence is raised
 MIN_GAIN = 0.02  # of time per token, for a level to pay
-ASSUMED_RATIO = 0.9  # time per token of a level over that of the one above it, where it is not known
 IDLE_SECONDS = 5.0  # without an answer, for each level up
 TRIAL_SECONDS = 120.0  # for a level to show that it pays
 RETRY_SECONDS, MAX_RETRY_SECONDS = 60.0, 3600.0  # until one that did not pay is tried again; doubled each time
-_PURE = 0.75  # share of a step's rows that ran at one level, for the step to tell of it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +91,14 @@ class _Window:
                 self.load += step.num_rows
 
 
+@dataclass(frozen=True, slots=True)
+class _Gain:
+    """What a level that pays was compared with, and its time per token over that one's."""
+
+    above: int
+    ratio: float
+
+
 class ConfidenceDial:
     """Times are seconds of one clock that never goes back."""
 
@@ -104,9 +111,9 @@ class ConfidenceDial:
         self._measured = TimePerToken()
         self._window = _Window(-math.inf)
         self._last_seen = -math.inf
-        self._pays = [False] * len(self.levels)
-        self._ratio = [ASSUMED_RATIO] * len(self.levels)
-        self._tried_seconds = [0.0] * len(self.levels)
+        self._above = 0  # the level that the present one is compared with: the next above it that pays, or the default
+        self._pays: dict[int, _Gain] = {}
+        self._tried_seconds = 0.0
         self._retry_at = [-math.inf] * len(self.levels)
         self._retry_seconds = [RETRY_SECONDS] * len(self.levels)
 
@@ -129,58 +136,78 @@ class ConfidenceDial:
             self._decide(step.time)
 
     def _measure(self, step: DialStep) -> None:
-        """Steps with prompts in them tell of the prompts."""
-        if step.prompt_slots or step.seconds <= 0:
-            return
-        counts = dict.fromkeys((row.confidence for row in step.rows), 0)
+        """Steps with prompts in them tell of groups alone: how long they took was the prompts'."""
         for row in step.rows:
-            counts[row.confidence] += 1
-        confidence, count = max(counts.items(), key=lambda item: item[1])
-        if count >= _PURE * step.num_rows:
-            self._measured.add(
-                self._numbers[confidence], step.time, step.seconds, step.num_rows, max(step.num_tokens, 1)
-            )
+            self._measured.add_group(self._numbers[row.confidence], row.num_tokens)
+        if step.num_rows and step.seconds > 0:
+            is_timed = not step.prompt_slots
+            self._measured.add_step(step.seconds, step.num_rows, step.num_tokens, is_timed=is_timed)
 
     def _decide(self, now: float) -> None:
         window, level = self._window, self._level
-        load = window.load / window.groups
+        load, felt = window.load / window.groups, window.seconds / window.tokens
         self._window = _Window(now)
-        if level and not self._is_worth_it(level, load, now - window.start):
+        if level and not self._may_stay(load, now - window.start, now):
+            return
+        if felt > self.target_seconds:
+            self._go_down(load, now)
+        elif level and felt / self._pays[level].ratio < self.target_seconds * (1 - MARGIN):
+            self._go_back()
+
+    def _may_stay(self, load: float, seconds: float, now: float) -> bool:
+        """Whether the present level pays; where it does not, or not yet, what follows is done here."""
+        level = self._level
+        ratio = self._measured.ratio(level, self._above, load)
+        if level in self._pays:
+            # What has paid is given up only once it costs, so that noise does not turn the dial to and fro.
+            if ratio is not None and ratio > 1:
+                self._give_up(now)
+                return False
+            self._pays[level] = _Gain(self._above, ratio or self._pays[level].ratio)
+            return True
+        self._tried_seconds += seconds
+        if ratio is None:
+            if self._tried_seconds >= TRIAL_SECONDS:
+                self._give_up(now)
+        elif ratio <= 1 - MIN_GAIN:
+            self._pays[level] = _Gain(self._above, ratio)
+            self._retry_seconds[self._above + 1 : level + 1] = [RETRY_SECONDS] * (level - self._above)
+            return True
+        elif ratio <= 1 + MIN_GAIN and self._may_try(level + 1, now):
+            # Neighbours can be too alike to tell them apart: the next one shows more, for better or worse.
+            self._level, self._tried_seconds = level + 1, 0.0
+        else:
+            self._give_up(now)
+        return False
+
+    def _may_try(self, level: int, now: float) -> bool:
+        return level < len(self.levels) and now >= self._retry_at[level]
+
+    def _go_down(self, load: float, now: float) -> None:
+        """To the next level that is known to pay, or to try one."""
+        known = [level for level, gain in self._pays.items() if gain.above == self._level]
+        if known or (self._may_try(self._level + 1, now) and self._measured.is_known(self._level, load)):
+            self._level, self._above = min(known, default=self._level + 1), self._level
+            self._tried_seconds = 0.0
+
+    def _give_up(self, now: float) -> None:
+        """Back to the level above, and for a while neither here again nor on the way here."""
+        for level in {self._above + 1, self._level}:
             self._retry_at[level] = now + self._retry_seconds[level]
             self._retry_seconds[level] = min(2 * self._retry_seconds[level], MAX_RETRY_SECONDS)
-            self._tried_seconds[level], self._pays[level] = 0.0, False
+        for level in range(self._above + 1, self._level + 1):
             self._measured.forget(level)
-            self._level -= 1
-            return
-        felt = window.seconds / window.tokens
-        if felt > self.target_seconds:
-            if self._may_go_below(level, load, now):
-                self._level += 1
-        elif level and felt / self._ratio[level] < self.target_seconds * (1 - MARGIN):
-            self._level -= 1
+        self._pays = {level: gain for level, gain in self._pays.items() if level <= self._above}
+        self._go_back()
 
-    def _may_go_below(self, level: int, load: float, now: float) -> bool:
-        if level + 1 == len(self.levels) or now < self._retry_at[level + 1] or (level and not self._pays[level]):
-            return False
-        return self._pays[level + 1] or self._measured.is_known(level, load, now)
-
-    def _is_worth_it(self, level: int, load: float, seconds: float) -> bool:
-        """Whether this level may go on: it pays, has paid and nothing says otherwise, or still has time to show it."""
-        ratio = self._measured.ratio(level, level - 1, load)
-        if ratio is None:
-            self._tried_seconds[level] += seconds
-            return self._pays[level] or self._tried_seconds[level] < TRIAL_SECONDS
-        self._tried_seconds[level] = 0.0
-        # What has paid is given up only once it costs, so that noise does not turn the dial to and fro.
-        pays = ratio <= (1 if self._pays[level] else 1 - MIN_GAIN)
-        if pays:
-            self._pays[level], self._ratio[level], self._retry_seconds[level] = True, min(ratio, 1.0), RETRY_SECONDS
-        return pays
+    def _go_back(self) -> None:
+        self._level = self._above
+        self._above = self._pays[self._level].above if self._level else 0
 
     def _rest(self, now: float) -> None:
         """One level up for every IDLE_SECONDS in which no answer of the dial's was running."""
         while self._level and now - self._last_seen >= IDLE_SECONDS:
-            self._level -= 1
+            self._go_back()
             self._last_seen += IDLE_SECONDS
             self._window = _Window(now)
         if now - self._last_seen >= IDLE_SECONDS:

@@ -8,14 +8,16 @@ from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import replay as command
 from hamburger.engine.config import EngineConfig
+from hamburger.engine.dial import ConfidenceDial
 from hamburger.engine.messages import EngineInfo
 from replay_live import LiveRun, compare
 from replay_report import Target, latencies, summary, table
-from replay_simulator import DrawnSizes, Outcome, Replay, drawn_with_mean, replay
+from replay_simulator import Dialled, DrawnSizes, Outcome, Replay, drawn_with_mean, replay
 from replay_studies import Scenario, Studies
 from replay_traces import SAMPLES, Trace, TraceError, TraceRow, known_prefix_tokens, read_trace, scale
 from replayed import BY_ROWS, ONE_SECOND, engine_config
@@ -212,24 +214,47 @@ def test_the_studies_compare_the_models_that_they_are_given() -> None:
         assert row["slots_a_token"] == pytest.approx(row["one_over_g"], rel=0.1)
 
 
+def test_the_dial_holds_its_target_under_load_and_leaves_the_confidence_alone_without() -> None:
+    """Steps take time by their rows, so further tokens cost nothing: a lower confidence always pays."""
+    sizes = {0.8: DrawnSizes((0.9, 0.1)), 0.7: DrawnSizes((0.6, 0.4)), 0.6: DrawnSizes((0.2, 0.8))}
+    config = engine_config()
+    crowded = azure(60, rate=1e9)
+    felt = {c: float(np.mean([o.tpot for o in replay(crowded, config, BY_ROWS, sizes[c]).outcomes])) for c in sizes}
+    assert felt[0.6] < felt[0.7] < felt[0.8]
+    for target, expected in ((2 * felt[0.8], {0.8}), (felt[0.6] / 2, {0.8, 0.7, 0.6})):
+        dialled = Dialled(ConfidenceDial(0.6, 0.8, target), sizes)
+        trace = azure(300, rate=2.0)
+        assert len(replay(trace, config, BY_ROWS, dialled).outcomes) == len(dialled.chosen) == 300
+        assert set(dialled.chosen.values()) == expected
+
+
 def test_the_command_writes_its_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     models = {
         name: {"model": name, "dtype": "d", "costs": BY_ROWS.as_json(), "group_shares": shares}
-        for name, shares in (("base", {}), ("hamburger", {"0.5": [0.5, 0.5]}))
+        for name, shares in (("base", {}), ("hamburger", {"0.5": [0.5, 0.5], "0.4": [0.2, 0.8]}))
     }
     known = tmp_path / "known.json"
     known.write_text(json.dumps({"machine": {"cores": 1}, "models": models}))
     options = "--requests 6 --live-requests 0 --max-model-len 512 --seats 8 --budget 64 --pool-slots 1024"
     out = tmp_path / "made" / "report"
-    monkeypatch.setattr(sys, "argv", ["replay.py", "--costs", str(known), "--out", str(out), *options.split()])
+    argv = ["replay.py", "--costs", str(known), "--out", str(out), *options.split()]
+    monkeypatch.setattr(sys, "argv", [*argv, "--confidences", "0.5", "0.3"])
+    with pytest.raises(SystemExit, match=r"tells of no groups at 0\.3: measure again"):
+        command.main()
+    monkeypatch.setattr(sys, "argv", [*argv, "--confidences", "0.5", "0.4"])
     assert command.main() == 0
     result = json.loads(out.with_suffix(".json").read_text())
     assert {row["model"] for row in result["loads"]} == {
         "plain base",
         "default at 0.5 (g 1.50)",
+        "default at 0.4 (g 1.80)",
         "groups drawn (g 2.00)",
     }
+    assert {(row["load"], row["way"]) for row in result["dial"]} == {
+        (load, way) for load in (0.7, 0.85, 1.0) for way in ("default, 0.5", "auto, 0.5 to 0.4", "floor, 0.4")
+    }
     text = out.with_suffix(".md").read_text()
+    assert "auto, 0.5 to 0.4" in text
     pictures = sorted(path.name for path in out.parent.glob("*.png"))
     assert pictures == [f"report-{name}.png" for name in ("cost", "load", "pool", "slots")]
     assert all(f"({name})" in text for name in pictures)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pytest
@@ -13,7 +12,7 @@ from hypothesis import strategies as st
 from fakes import fake_config, fake_info
 from hamburger.engine import dial as module
 from hamburger.engine.dial import AutoConfidence, ConfidenceDial, DialRow, DialStep, levels_between
-from hamburger.engine.time_per_token import MIN_STEPS, PAIRED_SECONDS, TimePerToken
+from hamburger.engine.time_per_token import MIN_GROUPS, MIN_STEPS, TimePerToken
 from hamburger.model.config import ConfigError
 
 ANSWER_TOKENS = 40
@@ -21,33 +20,29 @@ ANSWER_TOKENS = 40
 quick = settings(max_examples=15, deadline=None, phases=[Phase.explicit, Phase.generate])
 
 
-def helps(confidence: float) -> float:
-    """Time per token over that at 0.8: each tenth takes 15 % off."""
-    return float(0.85 ** (10 * (0.8 - confidence)))
+# What one more token a row adds to a step of single tokens, as a share of it.
+HELPS, HARMS, CHANGES_NOTHING = 0.1, 1.5, 1.0
 
 
-def harms(confidence: float) -> float:
-    return 1 + (0.8 - confidence)
-
-
-def changes_nothing(confidence: float) -> float:
-    return 1.0
+def mean_group(confidence: float) -> float:
+    return 1 + 2 * (0.8 - confidence)
 
 
 @dataclass
 class Plant:
     """A server with a fixed number of answers running, each of which keeps the confidence that it began with.
 
-    A step takes 40 ms and 4 ms a row at 0.8; `tpot` says what becomes of the time per token below it. A lower
-    confidence gives larger groups and longer steps. noise: the step time varies by so much. pinned: rows of answers
-    that the dial has no say in.
+    A step of single tokens takes 40 ms and 4 ms a row; `cost` of that is what one more token a row adds. noise: the
+    step time varies by so much. pinned: rows of answers that the dial has no say in, of one token each. prompts:
+    whether each step computes a prompt as well.
     """
 
     dial: ConfidenceDial
-    tpot: Callable[[float], float]
+    cost: float
     noise: float = 0.0
     pinned: int = 0
     seed: int = 0
+    prompts: bool = False
     now: float = 100.0
     seen: list[float] = field(default_factory=list)  # the value in force after each step
     _answers: list[list[float]] = field(default_factory=list)  # confidence, tokens, end of its last step, rest
@@ -60,30 +55,29 @@ class Plant:
                 begun = draw.randrange(ANSWER_TOKENS) if not self.seen else 0  # so that they do not all end at once
                 self._answers.append([self.dial.confidence(self.now), begun, float("nan"), draw.random()])
             del self._answers[rows:]
-            sizes = [1 + (0.8 - confidence) for confidence, *_ in self._answers]
-            mean = sum(sizes) / rows
-            factor = sum(map(self.tpot, (c for c, *_ in self._answers))) / rows
-            seconds_a_step = (0.04 + 0.004 * rows) * factor * mean * draw.uniform(1 - self.noise, 1 + self.noise)
+            sizes = []
+            for answer in self._answers:
+                answer[3] += mean_group(answer[0])
+                sizes.append(int(answer[3]))
+                answer[3] -= sizes[-1]
+            total, tokens = rows + self.pinned, sum(sizes) + self.pinned
+            seconds_a_step = (0.04 + 0.004 * rows) * (1 + self.cost * (tokens / total - 1))
+            seconds_a_step *= draw.uniform(1 - self.noise, 1 + self.noise)
             self.now += seconds_a_step
             groups = []
             for answer, size in zip(self._answers, sizes, strict=True):
-                answer[3] += size
-                whole = int(answer[3])
-                answer[3] -= whole
                 gap = None if answer[2] != answer[2] else self.now - answer[2]
-                groups.append(DialRow(answer[0], gap, whole))
-                answer[1] += whole
+                groups.append(DialRow(answer[0], gap, size))
+                answer[1] += size
                 answer[2] = self.now
-            tokens = sum(row.num_tokens for row in groups)
-            total = rows + self.pinned
-            step = DialStep(self.now, seconds_a_step, 0, total, tokens + self.pinned, groups)
-            self.dial.observe(step)
+            self.dial.observe(DialStep(self.now, seconds_a_step, 100 * self.prompts, total, tokens, groups))
             self._answers = [answer for answer in self._answers if answer[1] < ANSWER_TOKENS]
             self.seen.append(self.dial.confidence(self.now))
 
     def felt(self, rows: int, confidence: float) -> float:
         """The time per token once all answers run at a confidence."""
-        return (0.04 + 0.004 * rows) * self.tpot(confidence)
+        size = mean_group(confidence)
+        return (0.04 + 0.004 * rows) * (1 + self.cost * (size - 1)) / size
 
     @property
     def moves(self) -> list[float]:
@@ -91,8 +85,8 @@ class Plant:
         return [b - a for a, b in zip(self.seen, self.seen[1:], strict=False) if a != b]
 
 
-def plant(tpot: Callable[[float], float], target: float, **options: float) -> Plant:
-    return Plant(ConfidenceDial(0.5, 0.8, target), tpot, **options)  # type: ignore[arg-type]
+def plant(cost: float, target: float, **options: float) -> Plant:
+    return Plant(ConfidenceDial(0.5, 0.8, target), cost, **options)  # type: ignore[arg-type]
 
 
 # Bounds
@@ -122,7 +116,7 @@ rows = st.builds(DialRow, st.just(0.0), st.none() | st.floats(1e-6, 100), st.int
     st.lists(st.tuples(st.floats(0, 400), st.floats(0, 5), st.integers(0, 9), st.lists(rows, max_size=9)), max_size=40),
     st.randoms(use_true_random=False),
 )
-def test_whatever_it_is_told_it_stays_in_its_bounds_and_moves_by_one_level(
+def test_whatever_it_is_told_it_stays_in_its_bounds(
     a: float, b: float, target: float, steps: list[tuple[float, float, int, list[DialRow]]], draw: random.Random
 ) -> None:
     low, high = min(a, b), max(a, b)
@@ -135,13 +129,10 @@ def test_whatever_it_is_told_it_stays_in_its_bounds_and_moves_by_one_level(
     now = 0.0
     for gap, seconds, prompt_slots, found in steps:
         now += gap
-        before = dial.levels.index(dial.confidence(now))
         told = [DialRow(draw.choice(dial.levels), row.gap_seconds, row.num_tokens) for row in found]
         tokens = sum(row.num_tokens for row in told)
         dial.observe(DialStep(now, seconds, prompt_slots, len(told), tokens, told))
-        after = dial.confidence(now)
-        assert low <= after <= high
-        assert abs(dial.levels.index(after) - before) <= 1
+        assert dial.confidence(now) in dial.levels
     assert dial.confidence(now + 10 * module.IDLE_SECONDS * len(dial.levels)) == high
 
 
@@ -154,7 +145,7 @@ def test_it_goes_straight_to_the_confidence_that_holds_the_target_and_rests_ther
     load: int, wanted: float, noise: float, seed: int
 ) -> None:
     """The target lies in the middle between what `wanted` takes and what the level above it takes."""
-    found = plant(helps, 0, noise=noise, seed=seed)
+    found = plant(HELPS, 0, noise=noise, seed=seed)
     found.dial.target_seconds = (found.felt(load, wanted) + found.felt(load, wanted + 0.1)) / 2
     found.run(120, load)
     assert found.moves == [pytest.approx(-0.1)] * round(10 * (0.8 - wanted))
@@ -162,14 +153,14 @@ def test_it_goes_straight_to_the_confidence_that_holds_the_target_and_rests_ther
 
 
 def test_a_target_that_cannot_be_held_leaves_it_at_the_lower_bound() -> None:
-    found = plant(helps, 0.001)
+    found = plant(HELPS, 0.001)
     found.run(120, 8)
     assert set(found.seen[-100:]) == {0.5}
     assert len(found.moves) == 3
 
 
 def test_a_load_within_the_target_leaves_it_at_the_default() -> None:
-    found = plant(helps, 1.0)
+    found = plant(HELPS, 1.0)
     found.run(60, 8)
     assert found.moves == []
 
@@ -177,7 +168,7 @@ def test_a_load_within_the_target_leaves_it_at_the_default() -> None:
 @quick
 @given(st.sampled_from([0.93, 0.79, 0.66]), st.integers(0, 99))
 def test_it_recovers_when_the_load_falls(share: float, seed: int) -> None:
-    found = plant(helps, 0, seed=seed)
+    found = plant(HELPS, 0, seed=seed)
     found.dial.target_seconds = share * found.felt(12, 0.8)
     found.run(120, 12)
     assert found.seen[-1] < 0.8
@@ -191,7 +182,7 @@ def test_it_recovers_when_the_load_falls(share: float, seed: int) -> None:
 
 
 def test_idle_time_turns_it_back_level_by_level() -> None:
-    found = plant(helps, 0.001)
+    found = plant(HELPS, 0.001)
     found.run(120, 8)
     end = found.now
     values = [found.dial.confidence(end + module.IDLE_SECONDS * i + 0.01) for i in range(5)]
@@ -199,7 +190,7 @@ def test_idle_time_turns_it_back_level_by_level() -> None:
 
 
 def test_a_long_step_is_no_idle_time() -> None:
-    found = plant(helps, 0.001)
+    found = plant(HELPS, 0.001)
     found.run(120, 8)
     long = 10 * module.IDLE_SECONDS
     found.dial.observe(DialStep(found.now + long, long - 0.1, 500, 1, 1, [DialRow(0.5, long, 1)]))
@@ -207,7 +198,7 @@ def test_a_long_step_is_no_idle_time() -> None:
 
 
 def test_a_burst_after_hours_begins_at_the_default() -> None:
-    found = plant(helps, 0.001)
+    found = plant(HELPS, 0.001)
     found.run(120, 8)
     found.now += 7200
     assert found.dial.confidence(found.now) == 0.8
@@ -217,31 +208,56 @@ def test_a_burst_after_hours_begins_at_the_default() -> None:
 
 
 @quick
-@given(st.sampled_from([harms, changes_nothing]), st.integers(1, 12), st.floats(0, 0.02), st.integers(0, 99))
-def test_where_a_lower_confidence_does_not_help_it_goes_back_and_tries_ever_less(
-    tpot: Callable[[float], float], load: int, noise: float, seed: int
+@given(st.integers(1, 12), st.floats(0, 0.02), st.integers(0, 99))
+def test_where_a_lower_confidence_costs_time_it_goes_back_and_tries_ever_less(
+    load: int, noise: float, seed: int
 ) -> None:
-    found = plant(tpot, 1e-6, noise=noise, seed=seed)
+    found = plant(HARMS, 1e-6, noise=noise, seed=seed)
     found.run(400, load)
-    assert min(found.seen) == 0.7  # one level is tried, never a second below one that did not pay
+    assert min(found.seen) == 0.7  # one level is tried, never one below what has cost time
     down = [i for i, (a, b) in enumerate(zip(found.seen, found.seen[1:], strict=False)) if b < a]
     assert 1 <= len(down) <= 3  # after 60 s, 120 s, 240 s
     assert found.seen.count(0.8) > 0.75 * len(found.seen)
 
 
-def test_where_others_name_their_confidence_nothing_can_be_shown_and_it_goes_back() -> None:
-    """Half of the rows are not the dial's: no step tells of one confidence, and so no lower one is ever tried."""
-    found = plant(helps, 0.001, pinned=8)
-    found.run(200, 8)
-    assert found.moves == []
+@quick
+@given(st.integers(2, 12), st.floats(0, 0.02), st.integers(0, 99))
+def test_where_nothing_changes_it_looks_down_to_the_bound_and_goes_back(load: int, noise: float, seed: int) -> None:
+    found = plant(CHANGES_NOTHING, 1e-6, noise=noise, seed=seed)
+    found.run(500, load)
+    down = [a for a, b in zip(found.seen, found.seen[1:], strict=False) if a == 0.8 > b]
+    assert 1 <= len(down) <= 4  # after 60 s, 120 s, 240 s
+    assert found.seen.count(0.8) > 0.75 * len(found.seen)
+
+
+def test_a_gain_that_neighbours_do_not_show_is_found_further_down() -> None:
+    """Each level takes a little less time than the one above, too little for one step to tell."""
+    found = plant(0.89, 1e-6)
+    assert found.felt(8, 0.7) / found.felt(8, 0.8) > 1 - module.MIN_GAIN
+    assert found.felt(8, 0.6) / found.felt(8, 0.8) < 1 - module.MIN_GAIN
+    found.run(60, 8)
+    assert found.seen[-1] <= 0.6
+    found.dial.target_seconds = 1.0
+    found.run(20, 8)
+    assert 0.7 not in found.seen[-100:]  # back to where it came from, not to a level that gained nothing
+    assert found.seen[-1] == 0.8
+
+
+def test_answers_whose_confidence_others_named_are_no_trouble() -> None:
+    found = plant(HELPS, 0.001, pinned=8)
+    found.run(120, 8)
+    assert found.seen[-1] == 0.5
 
 
 def test_a_trial_that_shows_nothing_ends() -> None:
-    """The load of the trial is one that the default was never measured at."""
-    found = plant(helps, 0.001)
-    found.run(4, 2)
+    """What further tokens cost is not known before there are any, and not from steps with prompts either."""
+    found = plant(HELPS, 0.001)
+    while not found.moves:
+        found.run(1, 8)
     assert found.seen[-1] == 0.7
-    found.run(module.TRIAL_SECONDS + 20, 12)
+    found.dial._measured._cells.clear()
+    found.prompts = True
+    found.run(module.TRIAL_SECONDS + 20, 8)
     assert found.seen.count(0.5) == found.seen.count(0.6) == 0
     assert found.seen[-1] == 0.8
 
@@ -257,32 +273,76 @@ def test_steps_with_prompts_are_felt_but_tell_nothing_of_a_confidence() -> None:
 # What was measured
 
 
-def test_only_like_loads_of_the_same_minutes_are_compared() -> None:
+def shown(measured: TimePerToken, seconds: float, rows: int, most: int, cost: float = 0.5, times: int = 600) -> None:
+    """Steps of `rows` to `most` tokens in any order. A further token a row adds `cost` of a step of single ones: three
+    quarters at once, the rest to the next step."""
+    draw, last = random.Random(rows), 0.0
+    for _ in range(times):
+        tokens = draw.randint(rows, most)
+        extra = tokens / rows - 1
+        measured.add_step(seconds * (1 + cost * (0.75 * extra + 0.25 * last)), rows, tokens)
+        last = extra
+
+
+def count(measured: TimePerToken, *sizes: int) -> None:
+    """Groups at the levels 0, 1, ..., all of one size."""
+    for level, size in enumerate(sizes):
+        for _ in range(2 * MIN_GROUPS):
+            measured.add_group(level, size)
+
+
+def test_what_further_tokens_cost_is_read_off_steps_that_have_more_of_them() -> None:
     measured = TimePerToken()
-    for i in range(2 * MIN_STEPS):
-        measured.add(0, i / 10, 0.02, 4, 4)
-        measured.add(1, i / 10, 0.03, 4, 6)
-        measured.add(1, i / 10, 9.0, 32, 32)  # another load, another time
-    assert measured.ratio(1, 0, 4) == pytest.approx(1.0)
-    assert measured.ratio(1, 0, 32) is None
-    for i in range(2 * MIN_STEPS):
-        measured.add(1, PAIRED_SECONDS + 10 + i, 0.03, 4, 6)
-    assert measured.ratio(1, 0, 4) is None
-    assert not measured.is_known(0, 4, PAIRED_SECONDS + 20)
-    assert measured.is_known(1, 4, PAIRED_SECONDS + 10)
+    count(measured, 1, 2, 4)
+    assert measured.ratio(1, 0, 8) is None
+    shown(measured, 0.02, 8, 24)
+    shown(measured, 0.09, 9, 27)  # steps of other loads have other times and the same cost
+    assert measured.ratio(1, 0, 8) == pytest.approx(1.5 / 2, rel=0.02)
+    assert measured.ratio(2, 0, 8) == pytest.approx(2.5 / 4, rel=0.03)
+    assert measured.ratio(2, 1, 8) == pytest.approx(2.5 / 4 / (1.5 / 2), rel=0.02)
+    assert measured.is_known(1, 8)
     measured.forget(1)
-    assert not measured.is_known(1, 4, PAIRED_SECONDS + 10)
+    assert not measured.is_known(1, 8)
+    assert measured.ratio(1, 0, 8) is None
+
+
+def test_evidence_of_a_far_load_counts_only_where_there_is_none_nearer() -> None:
+    measured = TimePerToken()
+    count(measured, 1, 2)
+    shown(measured, 0.02, 4, 12)
+    assert measured.ratio(1, 0, 16) == pytest.approx(1.5 / 2, rel=0.02)
+    assert measured.ratio(1, 0, 64) is None
+    shown(measured, 0.02, 16, 48, cost=1.0)
+    assert measured.ratio(1, 0, 16) == pytest.approx(1, rel=0.02)
+
+
+def test_noise_that_hides_the_answer_is_no_answer() -> None:
+    measured, draw = TimePerToken(), random.Random(0)
+    count(measured, 1, 2)
+    for _ in range(MIN_STEPS + 1):
+        measured.add_step(0.02 * draw.uniform(0.3, 2), 8, draw.randint(8, 9))
+    assert measured.ratio(1, 0, 8) is None
+    shown(measured, 0.02, 8, 24, times=2000)
+    assert measured.ratio(1, 0, 8) == pytest.approx(1.5 / 2, abs=0.05)
 
 
 def test_one_stalled_step_hardly_counts_and_old_steps_fade() -> None:
     measured = TimePerToken()
-    for i in range(400):
-        measured.add(0, i / 100, 0.02, 8, 8)
-        measured.add(1, i / 100, 2.0 if i == 200 else 0.02, 8, 8)
-    assert measured.ratio(1, 0, 8) == pytest.approx(1.0, abs=0.02)
-    for i in range(4000):
-        measured.add(1, 4 + i / 100, 0.01, 8, 8)
-    assert measured.ratio(1, 0, 8) == pytest.approx(0.5, abs=0.01)
+    count(measured, 1, 2)
+    shown(measured, 0.02, 8, 24)
+    measured.add_step(5.0, 8, 24)
+    assert measured.ratio(1, 0, 8) == pytest.approx(1.5 / 2, abs=0.03)
+    shown(measured, 0.02, 8, 24, cost=0.0, times=10_000)
+    assert measured.ratio(1, 0, 8) == pytest.approx(1 / 2, abs=0.01)
+
+
+def test_steps_with_prompts_are_not_timed() -> None:
+    measured = TimePerToken()
+    count(measured, 1, 2)
+    for i in range(2 * MIN_STEPS):
+        measured.add_step(0.02, 8, 8 + i % 3, is_timed=False)
+    assert not measured.is_known(0, 8)
+    assert measured.ratio(1, 0, 8) is None
 
 
 # What the operator asks for
