@@ -132,7 +132,7 @@ def _run(args: argparse.Namespace, setup: Setup, results: Results, budget: Budge
     parity_runs = args.device != "cpu"
     if parity_runs and (results.parity is None or not results.parity.is_done):
         _say("parity tests")
-        results.parity = run_tests(marked_files(args.tests), args.out, budget.part(PARITY_SHARE))
+        results.parity = run_tests(marked_files(args.tests), args.out, budget.part(PARITY_SHARE), results.parity)
         results.write(args.out)
     elif not parity_runs:
         results.parity = Parity(error="they need a GPU")

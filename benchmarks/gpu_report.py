@@ -98,9 +98,9 @@ class Results:
         parity = self.parity
         if parity is None:
             return "Parity tests: not run."
-        if parity.error is not None:
-            return f"Parity tests: {parity.error}."
         said = f"Parity tests: {parity.passed} passed, {parity.failed} failed, {parity.skipped} skipped."
+        if parity.error is not None:
+            said = f"Parity tests: {parity.error}." if not parity.finished else f"{said} More to come: {parity.error}."
         return "\n".join([said, *(f"- {line}" for line in parity.failures)])
 
     def _stage(self, name: str) -> str:

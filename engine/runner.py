@@ -26,7 +26,13 @@ from hamburger.model.hamburger import HamburgerModel
 from hamburger.model.kv_cache import PagedKVCache
 from hamburger.model.staging import Staging
 
-_NO_HOST_MEMORY = "DefaultCPUAllocator"  # torch raises a plain RuntimeError where the host has none left
+# What plain RuntimeErrors say where the host has no memory left, or a library or a kernel finds none on the GPU.
+_NO_MEMORY = (
+    "DefaultCPUAllocator",
+    "CUDA error: out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "Triton Error [CUDA]: out of memory",
+)
 
 
 class Runner:
@@ -69,7 +75,7 @@ class Runner:
         except (torch.OutOfMemoryError, MemoryError) as error:
             reason = str(error).split("\n")[0]
         except RuntimeError as error:
-            if _NO_HOST_MEMORY not in str(error):
+            if not any(text in str(error) for text in _NO_MEMORY):
                 raise
             reason = str(error).split("\n")[0]
         # Only here, when the error with its frames, and with it what they held, is gone.

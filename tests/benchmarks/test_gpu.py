@@ -114,11 +114,38 @@ def test_only_tests_marked_gpu_are_run(tmp_path: Path) -> None:
     parity = run_tests(files, tmp_path, 120)
     assert (parity.passed, parity.failed, parity.skipped, parity.error) == (1, 1, 1, None)
     assert parity.failures == ["test_wrong: assert 1 == 2"]
+    assert [Path(name).name for name in parity.finished] == ["test_marked.py"]
     assert run_tests([], tmp_path, 120).error == "no test is marked gpu"
     (tmp_path / "test_marked.py").write_text("import no_such_module  # mark.gpu\n")
     broken = run_tests(files, tmp_path, 120)
-    assert broken.error is not None
-    assert "exit code" in broken.error
+    assert (broken.passed, broken.failed, broken.error) == (0, 1, None)
+    assert "test_marked.py: pytest ended with exit code 2" in broken.failures[0]
+
+
+def test_parity_tests_go_on_where_the_time_was_over(tmp_path: Path) -> None:
+    (tmp_path / "logs").mkdir()
+    mark = "import time\nimport pytest\n\n@pytest.mark.gpu\n@pytest.mark.timeout(9)\ndef test_it():\n    "
+    (tmp_path / "test_a.py").write_text(mark + "pass\n")
+    (tmp_path / "test_b.py").write_text(mark + "time.sleep(60)\n")
+    files = marked_files(tmp_path)
+    first = run_tests(files, tmp_path, 8)
+    assert (first.passed, len(first.finished)) == (1, 1)
+    assert first.error is not None
+    assert "test_b.py did not end within 8 s" in first.error
+    (tmp_path / "test_a.py").write_text(mark + "assert False\n")  # is not run again
+    (tmp_path / "test_b.py").write_text(mark + "pass\n")
+    second = run_tests(files, tmp_path, 120, first)
+    assert (second.passed, second.failed, second.error) == (2, 0, None)
+
+
+def test_every_file_with_tests_for_a_gpu_is_among_them() -> None:
+    names = {file.name for file in marked_files(gpu.ROOT / "tests")}
+    assert {
+        "test_triton_kernels.py",
+        "test_triton_micro_step.py",
+        "test_fused_modules.py",
+        "test_triton_int8.py",
+    } <= names
 
 
 def test_a_stage_is_done_when_all_who_are_there_were_measured() -> None:

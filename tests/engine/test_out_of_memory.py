@@ -151,16 +151,20 @@ def test_torchs_errors_become_smaller_steps_of_a_real_model() -> None:
         for i in range(8)
     }
     calm = run_core(core_of(model), requests)
-    core = core_of(model)
-    assert isinstance(core._runner, Runner)
     host = RuntimeError("[enforce fail at alloc_cpu.cpp:1] . DefaultCPUAllocator: can't allocate memory")
-    core._runner = Starved(core._runner, {1: torch.OutOfMemoryError("no"), 4: MemoryError(), 9: host})
-    troubled = run_core(core, requests)
-    core.check_integrity()
-    assert core._runner._number > 9
-    assert {i: tokens_of(outputs) for i, outputs in troubled.items()} == {
-        i: tokens_of(outputs) for i, outputs in calm.items()
-    }
+    library = RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`")
+    kernel = RuntimeError("Triton Error [CUDA]: out of memory")
+    lazy = RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported")
+    for errors in ([torch.OutOfMemoryError("no"), MemoryError(), host], [library, kernel, lazy]):
+        core = core_of(model)
+        assert isinstance(core._runner, Runner)
+        core._runner = Starved(core._runner, dict(zip((1, 4, 9), errors, strict=True)))
+        troubled = run_core(core, requests)
+        core.check_integrity()
+        assert core._runner._number > 9
+        assert {i: tokens_of(outputs) for i, outputs in troubled.items()} == {
+            i: tokens_of(outputs) for i, outputs in calm.items()
+        }
 
 
 def test_other_errors_stay_what_they_are() -> None:
