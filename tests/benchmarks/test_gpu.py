@@ -139,7 +139,7 @@ def test_parity_tests_go_on_where_the_time_was_over(tmp_path: Path) -> None:
 
 
 def test_every_file_with_tests_for_a_gpu_is_among_them() -> None:
-    names = {file.name for file in marked_files(gpu.ROOT / "tests")}
+    names = {file.name for file in marked_files(ROOT / "tests")}
     assert {
         "test_triton_kernels.py",
         "test_triton_micro_step.py",
