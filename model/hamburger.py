@@ -221,7 +221,7 @@ class HamburgerModel(nn.Module):
         group = GrowingGroups(m, width, batch.sampling.max_logprobs, device)
         if not m:
             return group.output()
-        sampler = GroupSampler(batch.sampling)
+        sampler = GroupSampler(batch.sampling, None if self.emitter is None else self.emitter.draw)
         rows = torch.arange(m, device=device)
         limits = torch.where(batch.confidence < 1, batch.group_limits, 1)
         threshold = torch.logit(batch.confidence)

@@ -7,6 +7,7 @@ counter-based function of (seed, output token index), so that neither batch-mate
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +17,9 @@ from hamburger.model.batch import Adjustments, Constraint, SamplingBatch
 
 # Filters need sorted logits; the 256 likeliest nearly always hold the nucleus. Rows where they do not are sorted whole.
 SORTED_PREFIX = 256
+
+
+Draw = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
 @dataclass(slots=True, eq=False)
@@ -33,8 +37,10 @@ class Choice:
 class GroupSampler:
     """Chooses the tokens of one macro-step's M groups; remembers what it chose, for the penalties."""
 
-    def __init__(self, params: SamplingBatch) -> None:
+    def __init__(self, params: SamplingBatch, draw: Draw | None = None) -> None:
+        """draw: what `sample` does, in another way."""
         self.params = params
+        self._draw = draw or sample
         self._chosen: list[tuple[Tensor, Tensor]] = []  # (rows, tokens) of this group so far
 
     def choose(self, logits: Tensor, rows: Tensor, index: int) -> Choice:
@@ -70,7 +76,7 @@ class GroupSampler:
         hot = (temperature > 0).nonzero().squeeze(-1)
         if len(hot):
             of_hot, warm = of[hot], _select(picked, hot)
-            chosen[hot] = sample(
+            chosen[hot] = self._draw(
                 # The likeliest becomes 0 first, so that no temperature above 0 overflows.
                 (warm - warm.gather(1, chosen[hot, None])) / temperature[hot, None],
                 p.top_k[of_hot],

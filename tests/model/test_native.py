@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -244,11 +245,22 @@ def test_groups_are_those_of_the_plain_model(features: str, short_list: int | No
     assert all(a[0] == pytest.approx(b[0], abs=0.01) for a, b in probs)
 
 
+def greedy(i: int) -> dict[str, Any]:
+    return {}
+
+
+def sampled(i: int) -> dict[str, Any]:
+    """Request i of many: each fourth is greedy, and the others filter in every way."""
+    filters = ({}, {"top_k": 5}, {"top_p": 0.8}, {"min_p": 0.1}, {"top_k": 9, "top_p": 0.9, "min_p": 0.01})
+    return {"temperature": (0.3, 0.6, 1.2, 0.0)[i % 4], "seed": i, **filters[i % 5]}
+
+
 @pytest.mark.parametrize("features", ["positions", "fused"])
 @pytest.mark.parametrize("micro_norm", [False, True])
 @pytest.mark.parametrize("short_list", [None, 40])
+@pytest.mark.parametrize("how", [greedy, sampled])
 def test_one_call_and_its_parts_agree_to_the_bit(
-    features: str, micro_norm: bool, short_list: int | None, kernels: Kernels
+    features: str, micro_norm: bool, short_list: int | None, how: Callable[[int], dict[str, Any]], kernels: Kernels
 ) -> None:
     calibration = {"stop_scale": (0.9, 1.1, 1.3, 1.0), "stop_bias": (0.2, -0.1, 0.3, 0.0)}
     graft = graft_config(features=features, micro_norm=micro_norm, short_list_size=short_list, **calibration)
@@ -257,7 +269,7 @@ def test_one_call_and_its_parts_agree_to_the_bit(
     confidences = (1.0, 0.6, 0.5, 0.4, 0.3, 0.2, 0.0)
     for asked in (0, 3):  # log-probabilities: such a batch goes by parts
         prompts = {
-            str(i): ([5 + i] * (1 + i), params(max_tokens=25, confidence=c, logprobs=asked or None))
+            str(i): ([5 + i] * (1 + i), params(max_tokens=25, confidence=c, logprobs=asked or None, **how(i)))
             for i, c in enumerate(confidences)
         }
         groups = run_core(core_of(native), prompts)
@@ -360,10 +372,17 @@ def test_the_errors_of_a_coarse_head_are_those_of_its_weights(kernels: Kernels) 
     assert not head.errors[70:].any()
 
 
+def prompts_of(number: int, asked: int | None) -> dict[str, tuple[list[int], Any]]:
+    return {
+        str(i): ([5 + i] * (3 + 9 * i), params(max_tokens=20, confidence=0.5, logprobs=asked, **sampled(i)))
+        for i in range(number)
+    }
+
+
 @pytest.mark.parametrize("asked", [None, 3])  # log-probabilities: without them a batch goes in one call
 def test_the_batch_changes_no_bit(asked: int | None) -> None:
     _, native = models(grafted(trunk_config(**WIDE), merge_rank=32))
-    prompts = {str(i): ([5 + i] * (3 + 9 * i), params(max_tokens=20, confidence=0.5, logprobs=asked)) for i in range(5)}
+    prompts = prompts_of(5, asked)
     together = run_core(core_of(native), prompts)
     for name, prompt in prompts.items():
         alone = run_core(core_of(native, max_num_seqs=4, max_num_batched_slots=7), {name: prompt})
@@ -379,7 +398,7 @@ def test_the_batch_changes_no_bit(asked: int | None) -> None:
 def test_the_number_of_threads_changes_no_bit(asked: int | None) -> None:
     """So engine/threads.py may change it between two steps."""
     _, native = models(grafted(trunk_config(**WIDE), merge_rank=32))
-    prompts = {str(i): ([5 + i] * (3 + 9 * i), params(max_tokens=20, confidence=0.5, logprobs=asked)) for i in range(5)}
+    prompts = prompts_of(5, asked)
     found, before = [], torch.get_num_threads()
     try:
         for number in (1, 2, 3):
