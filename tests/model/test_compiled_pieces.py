@@ -58,7 +58,7 @@ def test_texts_are_the_same_over_the_attention_kernels() -> None:
     if os.environ.get("TRITON_INTERPRET") != "1":
         pytest.skip("this machine has a GPU: test_decode_graphs_gpu.py runs it there")
     # The interpreter is slow: few tokens each.
-    asked = [replace(r, params=replace(r.params, max_tokens=8, min_tokens=0)) for r in requests(3, number=3)]
+    asked = [replace(r, params=replace(r.params, max_tokens=4, min_tokens=0)) for r in requests(3, number=3)]
     compiler = Counting()
     model = random_model(MODELS["sliding"], seed=2, masked=True, packed=False, backend="triton")
     core = graphs_core(model, EagerCapture(), "steps", 80, max_rows=3, compiling=Compiling(3, "triton", compiler))
