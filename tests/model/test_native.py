@@ -251,7 +251,13 @@ def greedy(i: int) -> dict[str, Any]:
 
 def sampled(i: int) -> dict[str, Any]:
     """Request i of many: each fourth is greedy, and the others filter in every way."""
-    filters = ({}, {"top_k": 5}, {"top_p": 0.8}, {"min_p": 0.1}, {"top_k": 9, "top_p": 0.9, "min_p": 0.01})
+    filters: tuple[dict[str, Any], ...] = (
+        {},
+        {"top_k": 5},
+        {"top_p": 0.8},
+        {"min_p": 0.1},
+        {"top_k": 9, "top_p": 0.9, "min_p": 0.01},
+    )
     return {"temperature": (0.3, 0.6, 1.2, 0.0)[i % 4], "seed": i, **filters[i % 5]}
 
 
