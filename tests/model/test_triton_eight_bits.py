@@ -10,7 +10,7 @@ from typing import Any, get_args
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -44,6 +44,7 @@ from hamburger.model.triton_eight_bits import (
     steps_of_part,
     written_out,
 )
+from kernel_checks import any_shapes
 from quantised import norm_error, numbers
 from same_groups import assert_same_groups
 from small_models import core_of, graft_config, params, random_tensors, run_core, trunk_config
@@ -125,7 +126,7 @@ def test_products(
 
 
 @pytest.mark.usefixtures("poisoned")
-@settings(max_examples=20, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@any_shapes(20)
 @given(
     rows=st.integers(1, 90),
     outputs=st.integers(1, 300),
@@ -228,7 +229,7 @@ def test_who_multiplies_e4m3(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @needs_float8
-@settings(max_examples=10, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@any_shapes(10)
 @given(st.integers(1, 20), st.integers(1, 3000), st.sampled_from([torch.bfloat16, torch.float16, torch.float32]))
 def test_inputs_are_rounded_to_e4m3(kernel_device: torch.device, rows: int, width: int, dtype: torch.dtype) -> None:
     x = numbers(rows, width, width).to(kernel_device, dtype)
