@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 
 pytest.importorskip("triton", reason="the package triton is not installed")
@@ -17,6 +19,7 @@ from hamburger.model.execution import Execution
 from hamburger.model.fused_modules import FusedMicroStepDecoder
 from hamburger.model.hamburger import HamburgerModel
 from hamburger.model.triton_micro_step import MOST_ROWS
+from kernel_checks import any_shapes
 from quantised import norm_error
 from same_groups import assert_same_groups
 from small_models import CPU, core_of, grafted, params, random_tensors, run_core, trunk_config
@@ -38,8 +41,11 @@ SHAPES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 def config_of(shape: str, **changes: Any) -> ModelConfig:
     """changes: to the graft."""
     trunk, graft = SHAPES[shape]
-    graft = {"feature_layers": (0, 1), "micro_layers": 2, **graft, **changes}
-    return grafted(trunk_config(**{"num_layers": 2, **trunk}), **graft)
+    return config_with(trunk, {**graft, **changes})
+
+
+def config_with(trunk: dict[str, Any], graft: dict[str, Any]) -> ModelConfig:
+    return grafted(trunk_config(**{"num_layers": 2, **trunk}), **{"feature_layers": (0, 1), "micro_layers": 2, **graft})
 
 
 def model_of(config: ModelConfig, device: torch.device, dtype: torch.dtype, how: Execution) -> HamburgerModel:
@@ -98,7 +104,10 @@ def states(model: HamburgerModel, rows: int) -> list[Tensor]:
 def test_states_are_those_of_the_plain_decoder(
     shape: str, rows: int, dtype: torch.dtype, kernel_device: torch.device
 ) -> None:
-    config = config_of(shape)
+    check_states(config_of(shape), rows, dtype, kernel_device)
+
+
+def check_states(config: ModelConfig, rows: int, dtype: torch.dtype, kernel_device: torch.device) -> None:
     exact = states(model_of(config, CPU, torch.float32, PLAIN), rows)
     found = states(model_of(config, kernel_device, dtype, SINGLE), rows)
     for a, b in zip(found, exact, strict=True):
@@ -109,6 +118,29 @@ def test_states_are_those_of_the_plain_decoder(
         else:
             # The interpreter cuts bfloat16 off where it should round.
             assert norm_error(a.float().cpu(), b) < (2e-2 if kernel_device.type == "cuda" else 3e-2)
+
+
+@st.composite
+def configs(draw: st.DrawFn) -> ModelConfig:
+    """Widths that are no multiples of a tile's."""
+    kv_heads = draw(st.integers(1, 2))
+    trunk = {
+        "hidden_size": 4 * draw(st.integers(2, 30)),
+        "intermediate_size": draw(st.integers(1, 150)),
+        "num_heads": kv_heads * draw(st.integers(1, 3)),
+        "num_kv_heads": kv_heads,
+        "head_dim": 2 * draw(st.integers(2, 20)),
+        **{name: draw(st.booleans()) for name in ("qk_norm", *BIASED)},
+    }
+    features = draw(st.sampled_from(["fused", "positions"]))
+    return config_with(trunk, {"features": features, "micro_layers": draw(st.integers(1, 2)), "merger_heads": 4})
+
+
+@pytest.mark.usefixtures("poisoned")
+@any_shapes(3)
+@given(configs(), st.integers(1, 9), st.sampled_from([torch.float32, torch.bfloat16]))
+def test_states_of_any_shape(kernel_device: torch.device, config: ModelConfig, rows: int, dtype: torch.dtype) -> None:
+    check_states(config, rows, dtype, kernel_device)
 
 
 def test_more_rows_take_the_parts(kernel_device: torch.device) -> None:
