@@ -1,9 +1,10 @@
 """What a token takes at each confidence, from what steps and groups have shown. Knows no target and no clock.
 
 A lower confidence emits more tokens a step and makes the step longer. Both are measured: how many tokens a group has at
-a confidence, by counting; and what further tokens cost, by how much longer steps of the same number of rows take that
-happen to have more of them. So steps of answers at several confidences tell as much as others, and a machine whose
-speed drifts is no trouble.
+a confidence, by counting; and what further tokens cost, by how much longer a step takes than the one before it, of the
+same number of rows, when it happens to have more of them. So steps of answers at several confidences tell as much as
+others. Only neighbours are compared, because the dial turns when steps become slower: beside steps of long ago, the
+tokens that it then adds would be blamed.
 """
 
 from __future__ import annotations
@@ -15,32 +16,47 @@ MIN_STEPS = 64  # without prompts, at about the present load
 MIN_GROUPS = 64  # at a level
 SURE = 0.02  # a ratio that is known to so much, or whose distance from 1 is twice its error, counts as known
 _MEMORY_STEPS, _MEMORY_GROUPS = 1024, 4096
-_STALL = 3.0  # a step counts as at most so many times the mean of its kind
+_LATE_STEPS = 32
+_LEAST_EXTRA = 1e-9  # of squares of tokens a row, for a cost to be looked for
+_ALIKE = 1e-6  # of a product of two sums: by how little they differ that always go together
+_STALL = 1.0  # two steps differ by at most so much of a step
 _BINS_AN_OCTAVE = 8  # up to 12 rows each number is a bin of its own, above that they are 9 % wide
 _OCTAVES = (1.0, 2.0, 3.0)  # how far from the present load evidence may lie: the nearest that suffices
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """One without prompts. extra: tokens a row beyond the first; before: those of the step before it."""
+
+    bin: int
+    seconds: float
+    extra: float
+    before: float
+
+
 class _Cell:
-    """Steps of about one number of rows, the older ones fading: sums for a regression of seconds on extra tokens."""
+    """Pairs of neighbouring steps of about one number of rows, the older ones fading.
 
-    steps: float = 0.0
-    x: float = 0.0  # tokens a row beyond the first, the mean of this step and the one before
-    y: float = 0.0  # seconds
-    xx: float = 0.0
-    xy: float = 0.0
-    yy: float = 0.0
+    a: by how many extra tokens two steps differ, b: by how many the steps before them, as a further token costs a
+    micro-step now and a merge in the next step. y: by how much time, as a share of the mean of late, which had m extra
+    tokens. So y (1 + cost m) = c a + d b, and cost = c + d. `sums`: of products, by their names.
+    """
 
-    def add(self, x: float, y: float) -> None:
-        if self.steps >= 16:
-            y = min(y, _STALL * self.y / self.steps)
+    def __init__(self, first: _Step) -> None:
+        self.seconds, self.m = first.seconds, first.extra
+        self.pairs = 0.0
+        self.sums = [0.0] * 10  # aa, ab, bb, ay, by, amy, bmy, yy, myy, mmyy
+
+    def add(self, last: _Step, step: _Step) -> None:
+        a, b = step.extra - last.extra, step.before - last.before
+        y = max(-_STALL, min((step.seconds - last.seconds) / self.seconds, _STALL))
+        my = self.m * y
+        products = (a * a, a * b, b * b, a * y, b * y, a * my, b * my, y * y, my * y, my * my)
         kept = 1 - 1 / _MEMORY_STEPS
-        self.steps = self.steps * kept + 1
-        self.x = self.x * kept + x
-        self.y = self.y * kept + y
-        self.xx = self.xx * kept + x * x
-        self.xy = self.xy * kept + x * y
-        self.yy = self.yy * kept + y * y
+        self.sums = [old * kept + new for old, new in zip(self.sums, products, strict=True)]
+        self.pairs = self.pairs * kept + 1
+        self.seconds += (step.seconds - self.seconds) / _LATE_STEPS
+        self.m += (step.extra - self.m) / _LATE_STEPS
 
 
 @dataclass(slots=True)
@@ -63,6 +79,7 @@ class TimePerToken:
         self._cells: dict[int, _Cell] = {}  # bin of rows -> steps
         self._groups: dict[int, _Groups] = {}  # level -> groups
         self._last_extra: float | None = None
+        self._last_step: _Step | None = None  # that was timed
 
     def add_group(self, level: int, num_tokens: int) -> None:
         self._groups.setdefault(level, _Groups()).add(num_tokens)
@@ -70,14 +87,14 @@ class TimePerToken:
     def add_step(self, seconds: float, rows: int, tokens: int, *, is_timed: bool = True) -> None:
         """`rows` sequences emitted `tokens` tokens in `seconds`. is_timed: whether the seconds were theirs alone, that
         is, without a prompt's.
-
-        A further token costs a micro-step now and a merge in the next step, so the seconds are put beside the mean of
-        two steps: its slope is the sum of both costs, however alike the two steps are.
         """
         extra, last = max(tokens / rows - 1, 0.0), self._last_extra
         self._last_extra = extra
         if is_timed and last is not None:
-            self._cells.setdefault(_bin(rows), _Cell()).add((extra + last) / 2, seconds)
+            before, step = self._last_step, _Step(_bin(rows), seconds, extra, last)
+            self._last_step = step
+            if before is not None and before.bin == step.bin:
+                self._cells.setdefault(step.bin, _Cell(before)).add(before, step)
 
     def ratio(self, level: int, other: int, load: float) -> float | None:
         """Time per token at `level` over that at `other`, at about `load` rows a step; None: too little is known.
@@ -105,7 +122,7 @@ class TimePerToken:
     def is_known(self, level: int, load: float) -> bool:
         """Whether enough tells of a level, and of steps at about this load, to compare another level with it."""
         return self._group_size(level) is not None and any(
-            sum(cell.steps for cell in self._near(load, octaves)) >= MIN_STEPS for octaves in _OCTAVES
+            sum(cell.pairs for cell in self._near(load, octaves)) >= MIN_STEPS for octaves in _OCTAVES
         )
 
     def forget(self, level: int) -> None:
@@ -124,24 +141,26 @@ class TimePerToken:
         """How much longer, as a share, a step is for one more token a row; and its standard error."""
         for octaves in _OCTAVES:
             cells = self._near(load, octaves)
-            steps = sum(cell.steps for cell in cells)
-            if steps < MIN_STEPS:
+            pairs = sum(cell.pairs for cell in cells)
+            if pairs < MIN_STEPS:
                 continue
-            # Each cell's numbers are relative to its own mean, so that cells of several loads can be pooled.
-            xx = xy = yy = extra = 0.0
-            for cell in cells:
-                n, y = cell.steps, cell.y / cell.steps
-                xx += cell.xx - cell.x * cell.x / n
-                xy += (cell.xy - cell.x * cell.y / n) / y
-                yy += (cell.yy - cell.y * cell.y / n) / (y * y)
-                extra += cell.x
-            if xx <= 1e-9 * steps or steps <= len(cells) + 1:
+            aa, ab, bb, ay, by, amy, bmy, yy, myy, mmyy = map(sum, zip(*(cell.sums for cell in cells), strict=True))
+            # a and b are the instruments of a regression on a - m y and b - m y, as the noise of y is on both sides:
+            # (p q; r s) (c d) = (ay by).
+            p, q, r, s = aa - amy, ab - amy, ab - bmy, bb - bmy
+            det, both = p * s - q * r, p + q + r + s
+            if abs(det) > _ALIKE * aa * bb:
+                u, v = (s - r) / det, (p - q) / det
+                c, d = (s * ay - q * by) / det, (p * by - r * ay) / det
+            elif both > _LEAST_EXTRA * pairs:  # c and d cannot be told apart, only their sum
+                u = v = 2 / both
+                c = d = (ay + by) / both
+            else:
                 continue
-            slope = xy / xx  # of a mean step
-            error = math.sqrt(max(yy - slope * xy, 0.0) / (steps - len(cells) - 1) / xx)
-            single = 1 - slope * extra / steps  # of a mean step, what one of single tokens takes
-            if single > 0.05:
-                return slope / single, error / single
+            cost = u * ay + v * by
+            squares = yy + 2 * cost * myy + cost * cost * mmyy - 2 * (c * (ay + cost * amy) + d * (by + cost * bmy))
+            squares += c * c * aa + 2 * c * d * ab + d * d * bb
+            return cost, math.sqrt(max(squares, 0.0) / (pairs - 1) * (u * u * aa + 2 * u * v * ab + v * v * bb))
         return None
 
     def _near(self, load: float, octaves: float) -> list[_Cell]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pytest
@@ -36,7 +37,8 @@ class Plant:
 
     A step of single tokens takes 40 ms and 4 ms a row; `cost` of that is what one more token a row adds. noise: the
     step time varies by so much. pinned: rows of answers that the dial has no say in, of one token each. prompts:
-    whether each step computes a prompt as well.
+    whether each step computes a prompt as well. regular: each answer's groups come near to their mean as fast as they
+    can; else their sizes are drawn. slowness: of the machine, by the time.
     """
 
     dial: ConfidenceDial
@@ -45,6 +47,8 @@ class Plant:
     pinned: int = 0
     seed: int = 0
     prompts: bool = False
+    regular: bool = True
+    slowness: Callable[[float], float] = lambda now: 1.0
     now: float = 100.0
     seen: list[float] = field(default_factory=list)  # the value in force after each step
     _answers: list[list[float]] = field(default_factory=list)  # confidence, tokens, end of its last step, rest
@@ -59,12 +63,12 @@ class Plant:
             del self._answers[rows:]
             sizes = []
             for answer in self._answers:
-                answer[3] += mean_group(answer[0])
+                answer[3] = mean_group(answer[0]) + (answer[3] if self.regular else draw.random())
                 sizes.append(int(answer[3]))
                 answer[3] -= sizes[-1]
             total, tokens = rows + self.pinned, sum(sizes) + self.pinned
             seconds_a_step = (0.04 + 0.004 * rows) * (1 + self.cost * (tokens / total - 1))
-            seconds_a_step *= draw.uniform(1 - self.noise, 1 + self.noise)
+            seconds_a_step *= self.slowness(self.now) * draw.uniform(1 - self.noise, 1 + self.noise)
             self.now += seconds_a_step
             groups = []
             for answer, size in zip(self._answers, sizes, strict=True):
@@ -230,6 +234,31 @@ def test_where_nothing_changes_it_looks_down_to_the_bound_and_goes_back(load: in
     down = [a for a, b in zip(found.seen, found.seen[1:], strict=False) if a == 0.8 > b]
     assert 1 <= len(down) <= 4  # after 60 s, 120 s, 240 s
     assert found.seen.count(0.8) > 0.75 * len(found.seen)
+
+
+def twice_as_slow(now: float) -> float:
+    return 1.0 if now < 130 else 2.0
+
+
+def ever_slower(now: float) -> float:
+    return 1 + 2 * min(1.0, max(0.0, (now - 110) / 120))
+
+
+@pytest.mark.parametrize("slowness", [twice_as_slow, ever_slower])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_slowdown_at_which_it_acts_is_not_blamed_on_the_tokens_that_it_adds(
+    slowness: Callable[[float], float], seed: int
+) -> None:
+    for cost in (HELPS, HARMS):
+        dial = ConfidenceDial(0.5, 0.8, 0.19)  # a step of 32 rows takes 0.17 s until then
+        found = Plant(dial, cost, noise=0.05, regular=False, seed=seed, slowness=slowness)
+        found.run(10, 32)
+        assert set(found.seen) == {0.8}
+        found.run(50, 32)
+        begun = len(found.seen)
+        found.run(300, 32)
+        at_default = found.seen[begun:].count(0.8) / len(found.seen[begun:])
+        assert at_default == 0 if cost == HELPS else at_default > 0.7
 
 
 def test_a_gain_that_neighbours_do_not_show_is_found_further_down() -> None:
