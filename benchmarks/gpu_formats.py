@@ -3,8 +3,8 @@
     PYTHONPATH=... python benchmarks/gpu_formats.py TEXTS.jsonl.gz --tokens 600
 
 TEXTS holds rows with prompt and response. Each token of a response is predicted by the trunk, and by one micro-step
-whose trunk has not read the token before it; no groups are merged. Runs on the CPU, where float8.py and int8.py spell
-the GPU's products out.
+whose trunk has not read the token before it; no groups are merged. Runs on the CPU, where eight_bits.py spells
+the GPU's products out: those of few rows, and those of fp8 with many rows where the GPU multiplies e4m3.
 """
 
 from __future__ import annotations
@@ -25,11 +25,13 @@ if TYPE_CHECKING:
     from hamburger.model.hamburger import HamburgerModel
 
 CPU = "the CPU's int8"  # of its compiled kernels: all linears
+MANY_ROWS = "fp8, many rows"
 # name -> dtype, and what the linears of trunk and micro decoder and the micro-steps' head are
 FORMATS = {
     "float32": ("float32", "none"),
     "bfloat16": ("bfloat16", "none"),
     "fp8": ("bfloat16", "fp8"),
+    MANY_ROWS: ("bfloat16", MANY_ROWS),
     "int8": ("bfloat16", "int8"),
     CPU: ("bfloat16", CPU),
 }
@@ -56,6 +58,7 @@ def load(model: str | None, dtype: str, weights: str) -> HamburgerModel:
 
     from hamburger.model.assemble import assemble
     from hamburger.model.checkpoint import load_checkpoint
+    from hamburger.model.eight_bits import EightBitLinear, plain_float8_product
     from hamburger.model.execution import Execution
     from hamburger.model.native import load_kernels
 
@@ -64,10 +67,11 @@ def load(model: str | None, dtype: str, weights: str) -> HamburgerModel:
     formats: dict[str, Execution] = {
         "none": Execution(packed=False),
         "fp8": Execution(packed=False, eight_bits="fp8"),
+        MANY_ROWS: Execution(packed=False, eight_bits="fp8"),
         "int8": Execution(packed=False, eight_bits="int8"),
         CPU: Execution(packed=False, kernels=load_kernels(), bits=8),
     }
-    return assemble(
+    made = assemble(
         checkpoint.config,
         checkpoint.tensors,
         dtype=kind,
@@ -75,6 +79,10 @@ def load(model: str | None, dtype: str, weights: str) -> HamburgerModel:
         max_positions=2048,
         how=formats[weights],
     )
+    for part in made.modules() if weights == MANY_ROWS else ():
+        if isinstance(part, EightBitLinear):
+            part.product = plain_float8_product
+    return made
 
 
 def predict(model: HamburgerModel, ids: list[int], prompt: int) -> dict[str, Tensor]:

@@ -2,10 +2,11 @@
 
     python benchmarks/gpu_linear.py --shapes 3072x2048,2048x8192 --rows 1,16,64,256,512,1024
 
-A shape is outputs x inputs (these are Llama-3.2-1B's). `int8 kernels` reads the codes, `int8 written out` writes the
-weight in bfloat16 and lets cuBLAS multiply: where the two meet, model/triton_int8.py should change from one to the
-other (MOST_ROWS). The GPU's cache is emptied between calls, since a model's weights do not fit into it.
-On a CPU the products are those spelt out, which proves this script and no speed.
+A shape is outputs x inputs (these are Llama-3.2-1B's). `kernels` reads the codes, `written out` writes the weight in
+bfloat16 and lets cuBLAS multiply, `in e4m3` rounds the inputs and multiplies as torch does: where they meet,
+model/triton_eight_bits.py should change from the first to the others (MOST_ROWS). The GPU's cache is emptied between
+calls, since a model's weights do not fit into it. On a CPU the products are those spelt out, which proves this script
+and no speed.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ import json
 import statistics
 import time
 from collections.abc import Callable
+from typing import get_args
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hamburger.model.float8 import Float8Linear, fits
-from hamburger.model.int8 import Int8Linear
+from hamburger.model.eight_bits import FLOAT8_CAPABILITY, EightBitLinear, EightBits
 
 SHAPES = "3072x2048,2048x2048,16384x2048,2048x8192"
 ROWS = "1,2,4,8,16,32,64,128,256,512,1024,2048,4096"
@@ -30,24 +31,33 @@ REPEATS = 5  # on a CPU
 
 def forms_of(weight: Tensor, rows: int) -> dict[str, Callable[[Tensor], Tensor]]:
     """What is timed with so many rows, by name."""
-    int8 = Int8Linear(weight)
     forms: dict[str, Callable[[Tensor], Tensor]] = {"bfloat16": lambda x: F.linear(x, weight)}
-    if fits(weight) and (not weight.is_cuda or torch.cuda.get_device_capability() >= (8, 9)):
-        forms["fp8"] = Float8Linear(weight)
-    if not weight.is_cuda:
-        return forms | {"int8 spelt out": int8}
-    from hamburger.model.triton_int8 import MOST_ROWS, into, written_out
+    for kind in get_args(EightBits):
+        forms |= {f"{kind} {how}": form for how, form in products(EightBitLinear(weight, None, kind), rows).items()}
+    return forms
 
-    processors = torch.cuda.get_device_properties(weight.device).multi_processor_count
+
+def products(linear: EightBitLinear, rows: int) -> dict[str, Callable[[Tensor], Tensor]]:
+    """What could compute a linear of 8 bits."""
+    codes, scales = linear.codes, linear.scales
+    if not codes.is_cuda:
+        return {"spelt out": linear}
+    from hamburger.model.triton_eight_bits import MOST_ROWS, float8_product, into, multiplies_float8, written_out
+
+    processors = torch.cuda.get_device_properties(codes.device).multi_processor_count
 
     def by_kernels(x: Tensor) -> Tensor:
-        y = x.new_empty(len(x), len(weight))
-        into(y, x, int8.codes, int8.scales, None, processors)
+        y = x.new_empty(len(x), len(codes))
+        into(y, x, codes, scales, None, processors)
         return y
 
+    found: dict[str, Callable[[Tensor], Tensor]] = {"written out": lambda x: written_out(x, codes, scales, None)}
     if rows <= MOST_ROWS:
-        forms["int8 kernels"] = by_kernels
-    return forms | {"int8 written out": lambda x: written_out(x, int8.codes, int8.scales, None)}
+        found["kernels"] = by_kernels
+    has_float8 = linear.kind == "fp8" and torch.cuda.get_device_capability() >= FLOAT8_CAPABILITY
+    if has_float8 and multiplies_float8(torch.bfloat16, codes):
+        found["in e4m3"] = lambda x: float8_product(x, codes, scales, None)
+    return found
 
 
 def milliseconds(work: Callable[[], Tensor], on_gpu: bool) -> float:

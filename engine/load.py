@@ -17,7 +17,6 @@ from hamburger.model.config import ConfigError, ModelConfig, TrunkConfig
 from hamburger.model.devices import choose_dtype, device_of_rank
 from hamburger.model.eight_bits import EightBits
 from hamburger.model.execution import Execution
-from hamburger.model.float8 import CAPABILITY
 from hamburger.model.group import Group
 from hamburger.model.hamburger import HamburgerModel
 from hamburger.model.native import Kernels, layers_fit, load_kernels
@@ -148,36 +147,19 @@ def _settled(
 
 def _eight_bits(args: EngineArgs, dtype: torch.dtype, device: torch.device) -> EightBits | None:
     """Which weights of 8 bits a GPU is to have. Raises ConfigError where it cannot multiply them."""
-    if args.quantization == "fp8":
-        _check_fp8(dtype, device)
-        return "fp8"
-    if args.quantization == "int8" and device.type == "cuda":
-        _check_int8(dtype, device)
-        return "int8"
-    return None
-
-
-def _check_fp8(dtype: torch.dtype, device: torch.device) -> None:
-    if device.type != "cuda":
+    asked = args.quantization
+    if asked == "fp8" and device.type != "cuda":
         raise ConfigError("quantization is fp8, which needs a GPU: use auto, int8 or int4 on CPU.")
-    if (capability := torch.cuda.get_device_capability(device)) < CAPABILITY:
-        have, need = (".".join(map(str, pair)) for pair in (capability, CAPABILITY))
-        raise ConfigError(
-            f"quantization is fp8, which needs a GPU of compute capability {need}, and this has {have}: use int8 or "
-            "none."
-        )
-    if dtype != torch.bfloat16:
-        raise ConfigError("quantization is fp8, whose results are bfloat16: set dtype to auto or bfloat16.")
-
-
-def _check_int8(dtype: torch.dtype, device: torch.device) -> None:
+    if device.type != "cuda" or asked not in ("fp8", "int8"):
+        return None
     if (reason := why_no_triton(device)) is not None:
-        raise ConfigError(f"quantization is int8, which needs Triton on a GPU, but {reason}: use none.")
+        raise ConfigError(f"quantization is {asked}, which needs Triton on a GPU, but {reason}: use none.")
     if dtype not in (torch.bfloat16, torch.float16):
         raise ConfigError(
-            "quantization is int8, which a GPU multiplies with inputs of 16 bits: set dtype to auto, bfloat16 or "
+            f"quantization is {asked}, which a GPU multiplies with inputs of 16 bits: set dtype to auto, bfloat16 or "
             "float16."
         )
+    return asked
 
 
 def _check_micro_step(args: EngineArgs, backend: Backend, eight_bits: EightBits | None, device: torch.device) -> None:

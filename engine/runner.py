@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, chain
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -34,6 +35,7 @@ _NO_MEMORY = (
     "CUBLAS_STATUS_ALLOC_FAILED",
     "Triton Error [CUDA]: out of memory",
 )
+_LARGE_TABLE = 1024  # entries
 
 
 class Runner:
@@ -254,8 +256,20 @@ class Runner:
     def _padded(self, rows: list[list[int]], fill: int) -> Tensor:
         """int64 [len(rows), longest], right-padded with `fill`."""
         width = max((len(row) for row in rows), default=0)
+        if len(rows) * width > _LARGE_TABLE:
+            return self._staging.put(_filled_up(rows, width, fill).ravel(), torch.int64).view(len(rows), width)
         flat = [value for row in rows for value in (*row, *[fill] * (width - len(row)))]
         return self._ints(flat).view(len(rows), width)
+
+
+def _filled_up(rows: list[list[int]], width: int, fill: int) -> np.ndarray:
+    """int64 [len(rows), width]: what block tables of many long sequences need a third of the time for."""
+    lengths = np.fromiter(map(len, rows), dtype=np.int64, count=len(rows))
+    table = np.full((len(rows), width), fill)
+    table[np.arange(width) < lengths[:, None]] = np.fromiter(
+        chain.from_iterable(rows), dtype=np.int64, count=int(lengths.sum())
+    )
+    return table
 
 
 def _confidence(sequence: Sequence) -> float:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from hamburger.model.backends import Backend, chunk_attention_of
 from hamburger.model.batch import ForwardBatch, Logprobs, ScoredSlots, StepOutput
 from hamburger.model.config import ModelConfig, TrunkConfig
-from hamburger.model.eight_bits import EightBits, eight_bit_linear, use_eight_bits
+from hamburger.model.eight_bits import EightBitLinear, EightBits, use_eight_bits
 from hamburger.model.embedder import CompositionalEmbedder
 from hamburger.model.execution import Execution
 from hamburger.model.growing_groups import GrowingGroups
@@ -232,7 +232,7 @@ class HamburgerModel(nn.Module):
         group = GrowingGroups(m, width, batch.sampling.max_logprobs, device)
         if not m:
             return group.output()
-        sampler = GroupSampler(batch.sampling)
+        sampler = GroupSampler(batch.sampling, None if self.emitter is None else self.emitter.draw)
         rows = torch.arange(m, device=device) if only is None else only
         limits = torch.where(batch.confidence < 1, batch.group_limits, 1)
         threshold = torch.logit(batch.confidence)
@@ -325,6 +325,6 @@ class HamburgerModel(nn.Module):
 
 def _head(weight: Tensor, packed: bool, kind: EightBits | None = None) -> Callable[[Tensor], Tensor]:
     """state [..., D] -> logits [..., rows of weight]."""
-    if kind is not None and (linear := eight_bit_linear(weight, None, kind)) is not None:
-        return linear
+    if kind is not None:
+        return EightBitLinear(weight, None, kind)
     return PackedLinear(weight) if packed else partial(F.linear, weight=weight)

@@ -19,6 +19,7 @@ from hamburger.model.native import GeometryStruct, Kernels, PackedLayers, Packed
 from hamburger.model.native_embedder import EmbeddingStruct
 from hamburger.model.native_head import HeadStruct, PackedHead
 from hamburger.model.rotary import RotaryEmbedding
+from hamburger.model.sampler import uniform
 
 _pointer, _int32, _int64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
 
@@ -45,6 +46,7 @@ class _Emission(ctypes.Structure):
     _fields_ = (
         *((name, _int64) for name in ("rows", "width", "ends")),
         *((name, _pointer) for name in ("hidden", "features", "limits", "thresholds", "end_ids")),
+        *((name, _pointer) for name in ("temperatures", "top_k", "top_p", "min_p", "u")),
         *((name, _pointer) for name in ("token_ids", "sizes", "stops")),
     )
 
@@ -73,6 +75,7 @@ class NativeEmitter:
         self._kernels, self.config = kernels, config
         self._emit = kernels.function("emit", *3 * (_pointer,))
         self._memory = kernels.function("emit_memory", _pointer, _int64)
+        self._draw = kernels.function("draw", _pointer, _int64, _int64, *5 * (_pointer,))
         self._stop = kernels.function("stop_logits", _pointer, _pointer, _int64, _pointer, _pointer)
         self._begin = kernels.function("micro_begin", _pointer, _pointer, _int64, _pointer, _pointer)
         self._state = kernels.function("micro_state", *4 * (_pointer,), _int64, _int64, *3 * (_pointer,))
@@ -116,13 +119,8 @@ class NativeEmitter:
         return packed.struct
 
     def takes(self, sampling: SamplingBatch) -> bool:
-        """Whether all rows choose the likeliest token, and nobody asks how likely it was."""
-        return (
-            not sampling.any_sampled
-            and sampling.max_logprobs < 0
-            and sampling.adjustments is None
-            and sampling.constraint is None
-        )
+        """Whether no row changes its logits, and nobody asks how likely a token was."""
+        return sampling.max_logprobs < 0 and sampling.adjustments is None and sampling.constraint is None
 
     def emit(self, hidden: Tensor, features: Sequence[Tensor], batch: ForwardBatch) -> StepOutput:
         """hidden and each of features float32 [M, D]: the groups of M rows, for a batch that it takes."""
@@ -134,12 +132,25 @@ class NativeEmitter:
         thresholds = torch.logit(batch.confidence)
         ends = batch.sampling.end_ids.contiguous()
         states = _pointers(features)
-        tensors = (limits, thresholds, ends, tokens, sizes, stops)
-        emission = _Emission(
-            rows, width, ends.shape[1], hidden.data_ptr(), ctypes.addressof(states), *(t.data_ptr() for t in tensors)
-        )
+        s = batch.sampling
+        choosing: Sequence[Tensor | None] = 5 * (None,)
+        if s.any_sampled:
+            u = uniform(s.seed[:, None], s.output_index[:, None] + torch.arange(width))
+            choosing = s.temperature, s.top_k, s.top_p, s.min_p, u
+        tensors = (limits, thresholds, ends, *choosing, tokens, sizes, stops)
+        pointers = (None if t is None else t.data_ptr() for t in tensors)
+        emission = _Emission(rows, width, ends.shape[1], hidden.data_ptr(), ctypes.addressof(states), *pointers)
         self._emit(self._reference, ctypes.byref(emission), self._working_memory(rows))
         return StepOutput(tokens, sizes, stop_probability(stops), None)
+
+    def draw(self, logits: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, u: Tensor) -> Tensor:
+        """What sampler.sample draws, up to rounding; 0 is each row's largest logit. To the bit what `emit` draws."""
+        rows, vocabulary = logits.shape
+        tokens = torch.empty(rows, dtype=torch.int64)
+        given = tuple(t.contiguous() for t in (top_k, top_p, min_p, u))
+        logits = logits.contiguous()
+        self._draw(logits.data_ptr(), rows, vocabulary, *(t.data_ptr() for t in given), tokens.data_ptr())
+        return tokens
 
     def stop_logits(self, states: Tensor) -> Tensor:
         """float32 [R, D], contiguous -> float32 [R, 1], not calibrated."""

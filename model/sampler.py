@@ -7,6 +7,7 @@ counter-based function of (seed, output token index), so that neither batch-mate
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +17,9 @@ from hamburger.model.batch import Adjustments, Constraint, SamplingBatch
 
 # Filters need sorted logits; the 256 likeliest nearly always hold the nucleus. Rows where they do not are sorted whole.
 SORTED_PREFIX = 256
+
+
+Draw = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
 @dataclass(slots=True, eq=False)
@@ -33,8 +37,10 @@ class Choice:
 class GroupSampler:
     """Chooses the tokens of one macro-step's M groups; remembers what it chose, for the penalties."""
 
-    def __init__(self, params: SamplingBatch) -> None:
+    def __init__(self, params: SamplingBatch, draw: Draw | None = None) -> None:
+        """draw: what `sample` does, in another way."""
         self.params = params
+        self._draw = draw or sample
         self._chosen: list[tuple[Tensor, Tensor]] = []  # (rows, tokens) of this group so far
 
     def choose(self, logits: Tensor, rows: Tensor, index: int) -> Choice:
@@ -58,20 +64,21 @@ class GroupSampler:
         at = special.nonzero().squeeze(-1)
         if not len(at):
             return Choice(likeliest, torch.ones_like(special))
-        picked, of = logits[at], rows[at]
+        picked, of = _select(logits, at), rows[at]
         output_index = p.output_index[of] + index
         if p.adjustments is not None:
             picked = self._adjust(picked, of, output_index, p.adjustments)
         if p.constraint is not None:
             picked = _constrain(picked, of, p.constraint)
-        chosen = picked.argmax(-1)
+        changed = p.adjustments is not None or p.constraint is not None
+        chosen = picked.argmax(-1) if changed else likeliest[at]
         temperature = p.temperature[of]
         hot = (temperature > 0).nonzero().squeeze(-1)
         if len(hot):
-            of_hot = of[hot]
-            chosen[hot] = sample(
+            of_hot, warm = of[hot], _select(picked, hot)
+            chosen[hot] = self._draw(
                 # The likeliest becomes 0 first, so that no temperature above 0 overflows.
-                (picked[hot] - picked[hot].amax(-1, keepdim=True)) / temperature[hot, None],
+                (warm - warm.gather(1, chosen[hot, None])) / temperature[hot, None],
                 p.top_k[of_hot],
                 p.top_p[of_hot],
                 p.min_p[of_hot],
@@ -114,6 +121,11 @@ class GroupSampler:
         return logits.index_copy(0, where, x)
 
 
+def _select(x: Tensor, rows: Tensor) -> Tensor:
+    """x[rows] for ascending rows; x itself where these are all, as a copy of logits takes longer than what follows."""
+    return x if len(rows) == len(x) else x[rows]
+
+
 def _constrain(logits: Tensor, of: Tensor, constraint: Constraint) -> Tensor:
     """logits [S, V] of batch rows `of` [S], -inf where a row's grammar does not allow a token."""
     where = torch.isin(of, constraint.rows).nonzero().squeeze(-1)
@@ -152,12 +164,13 @@ def sample(logits: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, u: Tenso
     plain = (top_k <= 0) & (top_p >= 1) & (min_p <= 0)
     at = plain.nonzero().squeeze(-1)
     if len(at):
-        tokens[at] = invert(logits[at].softmax(-1).double(), u[at])
+        tokens[at] = invert(_select(logits, at).softmax(-1).double(), u[at])
     at = (~plain).nonzero().squeeze(-1)
     if len(at):
         short = min(SORTED_PREFIX, logits.shape[1])
-        values, ids = logits[at].topk(short, dim=-1)
-        lse = logits[at].logsumexp(-1)
+        filtered = _select(logits, at)
+        values, ids = filtered.topk(short, dim=-1)
+        lse = filtered.logsumexp(-1)
         whole = short == logits.shape[1]
         drawn, exact = filtered_draw(values, lse, top_k[at], top_p[at], min_p[at], u[at], whole=whole)
         tokens[at] = ids.gather(1, drawn[:, None]).squeeze(1)

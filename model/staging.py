@@ -23,13 +23,13 @@ class Staging:
         self._used = num_bytes  # of the last piece
         self.num_sent = 0  # transfers
 
-    def put(self, values: Sequence[float], dtype: torch.dtype) -> Tensor:
-        """int64 or float32 [len(values)]."""
+    def put(self, values: Sequence[float] | np.ndarray, dtype: torch.dtype) -> Tensor:
+        """int64 or float32 [len(values)]; an array has one dimension."""
         # A step makes some twenty of these; torch.tensor takes several times as long for a short list.
         given = torch.from_numpy(np.array(values, dtype=_NUMPY_DTYPES[dtype]))
         if self._device.type == "cpu":
             return given
-        return self._take(given) if values else given.to(self._device)
+        return self._take(given) if len(values) else given.to(self._device)
 
     def _take(self, given: Tensor) -> Tensor:
         needed = -(-given.nbytes // _ALIGNMENT) * _ALIGNMENT

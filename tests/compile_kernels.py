@@ -1,94 +1,182 @@
 """Compiles every Triton kernel down to machine code for NVIDIA GPUs, without one: the interpreter checks no types.
 
-    python tests/compile_kernels.py 80 90     # compute capabilities; one line for each kernel
+    python tests/compile_kernels.py 80,86,89,90 bfloat16,float16,float32 [PATTERN OF NAMES]
 
-Run without TRITON_INTERPRET, so in a process of its own.
+One line for each kernel, compute capability and dtype. Ends with 1 where one wants more shared memory than a program
+may have there. Run without TRITON_INTERPRET, so in a process of its own.
 """
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
+import torch
+from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
 
-from hamburger.model import triton_attention, triton_int8, triton_layers, triton_micro, triton_micro_step
+from hamburger.model import triton_attention, triton_eight_bits, triton_layers, triton_micro, triton_micro_step
+from hamburger.model.eight_bits import FLOAT8, FLOAT8_CAPABILITY
+from hamburger.model.layers import DecoderLayer
+from small_models import trunk_config
 
-_INTEGERS = {
-    "at": "*i64", "write_slots": "*i64", "context_slots": "*i64", "tables": "*i64", "contexts": "*i64",
-    "tiles": "*i64", "rows": "*i64", "table_width": "i32", "singles": "i32", "splits": "i32", "length": "i32",
-    "eps": "fp32", "scale": "fp32", "partial": "*fp32", "sums": "*fp32",
-    "arrived": "*i64", "places": "i32", "first": "i32", "last": "i32",
-    "codes": "*i8", "scales": "*fp32", "num_rows": "i32", "outputs": "i32", "inputs": "i32", "steps": "i32",
+MODULES = triton_attention, triton_eight_bits, triton_layers, triton_micro, triton_micro_step
+# Bytes of shared memory that a program may have, by compute capability.
+SHARED = {80: 163 * 1024, 86: 99 * 1024, 89: 99 * 1024, 90: 227 * 1024}
+_TYPES = {
+    torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32", torch.int64: "*i64", torch.int8: "*i8",
+    FLOAT8: "*fp8e4nv",
 }  # fmt: skip
-_MULTIPLES_OF_16 = ("outputs", "inputs")  # which kernels are compiled for where they are
+# (query heads, KV heads, head_dim, window)
+GROUPS, SINGLE = (32, 8, 64, None), (8, 8, 80, 128)  # one query head for a KV head
+WIDE = (32, 4, 128, None), (8, 4, 256, 512)
+EMBEDDED = (9, 3, 64, None)  # the default model's
+Launch = tuple[Any, tuple[Any, ...], dict[str, Any]]  # kernel, its arguments, its constants and options
 
 
-def cases() -> Iterator[tuple[str, Any, dict[str, int], dict[str, int]]]:
-    """(name, kernel, constants, options of the launch), as the wrappers launch them for bfloat16."""
-    for group, head_dim, window, splits, norms, new in (
-        (4, 64, 0, 8, False, 5),
-        (1, 80, 128, 1, True, 1),
-    ):
-        half, block_d = 1 << (head_dim // 2 - 1).bit_length(), 1 << (head_dim - 1).bit_length()
-        block_g = 1 << (group - 1).bit_length()
-        name = f"groups of {group}, head_dim {head_dim}"
-        heads = {"KV_HEADS": 8, "GROUP": group, "HEAD_DIM": head_dim}
-        paged = {"WINDOW": window, "BLOCK_SIZE": 32, **heads, "BLOCK_D": block_d, "BLOCK_N": 64}
-        decode = {**paged, "IS_SPLIT": splits > 1, "BLOCK_G": 1 if group == 1 else 16}
-        yield f"decode {name}", triton_attention._decode, decode, {"num_warps": 4, "num_stages": 3}
-        chunks = {**paged, "FIELDS": triton_attention.TILE_FIELDS, "BLOCK_M": 64}
-        yield f"chunks {name}", triton_attention._chunks, chunks, {"num_warps": 4, "num_stages": 2}
-        merge = {"WINDOW": window, "HEADS": 8 * group, "HEAD_DIM": head_dim, "BLOCK_D": block_d, "BLOCK_N": 64,
-                 "MOST": triton_attention.MAX_SPLITS}  # fmt: skip
-        yield f"merge {name}", triton_attention._merge, merge, {"num_warps": 4}
-        rotary = {"HEADS": 8 * group, "KV_HEADS": 8, "HEAD_DIM": head_dim, "BLOCK_HEADS": 16, "BLOCK_HALF": half,
-                  "NORMS": norms}  # fmt: skip
-        yield f"rotary {name}", triton_layers._rotary, rotary, {"num_warps": 2}
-        micro = {"NEW": new, "FIRST": new - 1, "POSITIONS": 8, **heads, "BLOCK_G": block_g, "BLOCK_P": 8,
-                 "BLOCK_HALF": half, "NORMS": norms}  # fmt: skip
-        yield f"micro {name}", triton_micro._micro, micro, {"num_warps": 2}
-        fused = new == 1
-        whole = {"SIZE": 2048, "WIDE": 8192, **{k: v for k, v in micro.items() if k not in ("NEW", "FIRST", "NORMS")},
-                 "FUSED": fused, "QK_NORMS": norms, "QKV_BIAS": norms, "O_BIAS": norms, "MLP_BIAS": norms,
-                 "WAITS": True, "STAGES": 5, "BLOCK_R": triton_micro_step.MOST_ROWS, "BLOCK_N": 16,
-                 "BLOCK_K": 256}  # fmt: skip
-        together = {"num_warps": 4, "num_stages": 4, "launch_cooperative_grid": True}
-        yield f"micro-step {name}", triton_micro_step._micro_step, whole, together
-    whole |= {"SIZE": 576, "WIDE": 1536, "KV_HEADS": 3, "GROUP": 3, "HEAD_DIM": 64, "POSITIONS": 3, "BLOCK_G": 4,
-              "BLOCK_P": 4, "BLOCK_HALF": 32, "QK_NORMS": False, "QKV_BIAS": False, "O_BIAS": False,
-              "MLP_BIAS": False}  # fmt: skip
-    yield "micro-step of the embedded default", triton_micro_step._micro_step, whole, together
-    norm = {"SIZE": 2048, "BLOCK": 2048, "WEIGHTS": 1, "ADDS": True}
-    yield "norm", triton_layers._add_rms_norm, norm, {"num_warps": 4}
-    yield "gated", triton_layers._gated, {"SIZE": 8192, "BLOCK": 1024}, {}
-    for form, split in zip(triton_int8.FORMS, (True, False, False), strict=True):
-        multiply = {"IS_SPLIT": split, "HAS_BIAS": not split, "BLOCK_R": form.block_rows,
-                    "BLOCK_N": form.block_outputs, "BLOCK_K": form.block_inputs}  # fmt: skip
-        options = {"num_warps": form.num_warps, "num_stages": form.num_stages}
-        yield f"int8 for {form.rows} rows", triton_int8._multiply, multiply, options
-    yield "int8 parts", triton_int8._add_parts, {"HAS_BIAS": True, "BLOCK_N": 256}, {"num_warps": 2}
+class _Recorder:
+    """In place of a kernel: keeps what it is launched with."""
+
+    def __init__(self, kernel: Any, found: list[Launch]) -> None:
+        self._kernel, self._found = kernel, found
+
+    def __getitem__(self, grid: object) -> _Recorder:
+        return self
+
+    def __call__(self, *args: Any, **named: Any) -> None:
+        self._found.append((self._kernel, args, named))
 
 
-def main(capabilities: list[str]) -> None:
-    for capability in map(int, capabilities):
-        for name, kernel, constants, options in cases():
-            signature = {
-                parameter: "constexpr" if parameter in constants else _INTEGERS.get(parameter, "*bf16")
-                for parameter in kernel.arg_names
-            }
-            aligned = {
-                (i,): [["tt.divisibility", 16]]  # as torch's memory is
-                for i, (parameter, kind) in enumerate(signature.items())
-                if kind.startswith("*") or parameter in _MULTIPLES_OF_16
-            }
-            source = ASTSource(kernel, signature, constants, aligned)
-            compiled = compile(source, target=GPUTarget("cuda", capability, 32), options=options)
-            shared, code = compiled.metadata.shared, len(compiled.asm["cubin"])
-            print(f"sm_{capability} {name}: {code} bytes of code, {shared} bytes shared")
+@contextmanager
+def recorded() -> Iterator[list[Launch]]:
+    """All launches in this context, none of which runs."""
+    found: list[Launch] = []
+    kernels = [
+        (module, name, value) for module in MODULES for name, value in vars(module).items() if hasattr(value, "fn")
+    ]
+    for module, name, kernel in kernels:
+        setattr(module, name, _Recorder(kernel, found))
+    try:
+        yield found
+    finally:
+        for module, name, kernel in kernels:
+            setattr(module, name, kernel)
+
+
+def launch_all(dtype: torch.dtype) -> Iterator[str]:
+    """Call what launches kernels, as for a model of that dtype; yields a name after each call."""
+
+    def new(*shape: int, of: torch.dtype = dtype) -> Tensor:
+        return torch.empty(shape, dtype=of, device="meta")
+
+    def whole(*shape: int) -> Tensor:
+        return new(*shape, of=torch.int64)
+
+    for heads, kv_heads, head_dim, window in (GROUPS, SINGLE, *WIDE):
+        shape = f"{heads}/{kv_heads} heads of {head_dim}"
+        data, tables, tokens = new(9, 32, 2, kv_heads, head_dim), whole(2, 4), new(8, heads, head_dim)
+        for splits in (1, 8):
+            triton_attention.attend_singles(tokens, data, tables, whole(2), tokens, splits, window)
+            yield f"decode {shape}, {splits} splits"
+        triton_attention.attend_chunks(tokens, data, tables, whole(3, triton_attention.TILE_FIELDS), tokens, window)
+        yield f"chunks {shape}"
+    for (heads, kv_heads, head_dim, window), size in ((GROUPS, 2048), (SINGLE, 2048), (EMBEDDED, 576)):
+        shape, normed = f"{heads}/{kv_heads} heads of {head_dim}", window is not None
+        data = new(9, 32, 2, kv_heads, head_dim)
+        turns = new(64, head_dim), new(64, head_dim)
+        norms = (new(head_dim), new(head_dim)) if normed else None
+        qkv = new(10, (heads + 2 * kv_heads) * head_dim)
+        triton_layers.rotate_into_cache(qkv, turns, whole(10), norms, 1e-5, data, whole(10), whole(2), 2, heads)
+        yield f"rotary {shape}"
+        kv = new(2, 8, 2, kv_heads, head_dim)
+        for length, positions in ((0, 5), (5, 1)):
+            triton_micro.micro_attention(
+                qkv[: 2 * positions], turns, norms, 1e-5, kv, whole(2), length, positions, heads, last_only=length == 0
+            )
+            yield f"micro {shape}, {positions} positions"
+        config = trunk_config(
+            hidden_size=size, intermediate_size=4 * size, num_heads=heads, num_kv_heads=kv_heads, head_dim=head_dim,
+            qk_norm=normed, qkv_bias=normed, o_bias=normed, mlp_bias=normed,
+        )  # fmt: skip
+        with torch.device("meta"):
+            layers = [DecoderLayer(config).to(dtype) for _ in range(2)]
+        kernel = triton_micro_step.MicroStepKernel(layers, 1e-5, 132)
+        x = new(2, size)
+        fusion = None if normed else (new(size), new(size, size), x)
+        kernel(x, fusion, turns, new(2, 2, 8, 2, kv_heads, head_dim), whole(2), 1)
+        yield f"micro-step {shape}"
+    triton_layers.add_rms_norm(new(2, 2048), new(2, 2048), new(2048), 1e-5)
+    yield "norm"
+    triton_layers.gated(new(2, 2 * 8192))
+    yield "gated"
+    for kind in (torch.int8, FLOAT8):
+        for rows in triton_eight_bits.ROWS_OF_ALL:
+            triton_eight_bits.into(
+                new(rows, 2048), new(rows, 8192), new(2048, 8192, of=kind), new(2048, 1, of=torch.float32),
+                new(2048) if rows == 1 else None, 132,
+            )  # fmt: skip
+            yield f"{str(kind).removeprefix('torch.')} for {rows} rows"
+    triton_eight_bits.rounded(new(600, 8192))
+    yield "inputs in float8"
+
+
+def cases(dtype: torch.dtype) -> list[tuple[str, Launch]]:
+    """Every launch that is compiled anew, by name."""
+    cases: dict[tuple[object, ...], tuple[str, Launch]] = {}
+    with recorded() as found:
+        for name in launch_all(dtype):
+            for kernel, args, named in found:
+                key = kernel.__name__, *map(_kind, args), *named.items()
+                cases.setdefault(key, (f"{kernel.__name__.strip('_')}: {name}", (kernel, args, named)))
+            found.clear()
+    return list(cases.values())
+
+
+def _kind(argument: object) -> str:
+    if isinstance(argument, Tensor):
+        return _TYPES[argument.dtype]
+    return "i32" if isinstance(argument, int) else "fp32"
+
+
+def compiled(launch: Launch, capability: int) -> tuple[int, int]:
+    """Bytes of code, and of shared memory."""
+    kernel, args, named = launch
+    constants = {name: named[name] for name in kernel.arg_names if name in named}
+    options = {name: value for name, value in named.items() if name not in constants}
+    given = dict(zip([name for name in kernel.arg_names if name not in constants], args, strict=True))
+    signature = {name: _kind(given[name]) if name in given else "constexpr" for name in kernel.arg_names}
+    aligned = {}
+    for parameter in kernel.params:  # as torch's memory is
+        argument = given.get(parameter.name)
+        if isinstance(argument, Tensor):
+            is_aligned = not parameter.do_not_specialize_on_alignment
+        else:
+            is_aligned = isinstance(argument, int) and not parameter.do_not_specialize and argument % 16 == 0
+        if is_aligned:
+            aligned[(parameter.num,)] = [["tt.divisibility", 16]]
+    made = compile(
+        ASTSource(kernel, signature, constants, aligned), target=GPUTarget("cuda", capability, 32), options=options
+    )
+    return len(made.asm["cubin"]), made.metadata.shared
+
+
+def main(capabilities: str, dtypes: str = "bfloat16", names: str = "") -> int:
+    too_large = 0
+    for dtype in dtypes.split(","):
+        for name, launch in cases(getattr(torch, dtype)):
+            for capability in map(int, capabilities.split(",")):
+                if not re.search(names, name) or ("in float8" in name and divmod(capability, 10) < FLOAT8_CAPABILITY):
+                    continue
+                code, shared = compiled(launch, capability)
+                too_large += shared > SHARED[capability]
+                remark = "" if shared <= SHARED[capability] else ": TOO MUCH"
+                print(f"sm_{capability} {dtype} {name}: {code} bytes of code, {shared} shared{remark}", flush=True)
+    return int(too_large > 0)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    sys.exit(main(*sys.argv[1:]))

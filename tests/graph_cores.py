@@ -26,6 +26,8 @@ from small_models import graft_config, grafted, params, trunk_config
 from trunk_shapes import SHAPES as TRUNKS
 
 BLOCK, CONTEXT, ROWS = 4, 128, 11
+# What torch's compiler says on a machine with a GPU (true float32 is meant), for pytest.mark.filterwarnings.
+TF32 = "ignore:TensorFloat32 tensor cores for float32 matrix multiplication available but not enabled:UserWarning"
 MODELS: dict[str, ModelConfig] = {
     "positions": ModelConfig(trunk=trunk_config(), graft=graft_config()),
     "fused": ModelConfig(trunk=trunk_config(), graft=graft_config(features="fused", micro_norm=True)),

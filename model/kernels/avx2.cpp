@@ -13,6 +13,7 @@ namespace avx2 {
 #include "vec_avx2.h"
 #include "linear.h"
 #include "attention.h"
+#include "draw.h"
 #include "layers.h"
 #include "merge.h"
 #include "head.h"

@@ -13,6 +13,7 @@ namespace avx512 {
 #include "vec_avx512.h"
 #include "linear.h"
 #include "attention.h"
+#include "draw.h"
 #include "layers.h"
 #include "merge.h"
 #include "head.h"

@@ -99,7 +99,8 @@ struct Graft {
   const float *cos, *sin;       // [positions, head_dim]
 };
 
-// M rows that emit, all greedy. thresholds: a group goes on while -stop >= threshold.
+// M rows that emit. thresholds: a group goes on while -stop >= threshold. temperatures: null where all are greedy, as then the
+// next four.
 struct Emission {
   int64_t rows, width, ends;       // width: most tokens of a group; ends: of each row
   const float* hidden;             // [M, D]
@@ -107,6 +108,10 @@ struct Emission {
   const int64_t* limits;           // [M]
   const float* thresholds;         // [M]
   const int64_t* end_ids;          // [M, ends]
+  const float* temperatures;       // [M]
+  const int64_t* top_k;            // [M]
+  const float *top_p, *min_p;      // [M]
+  const double* u;                 // [M, width]
   int64_t *token_ids, *sizes;      // [M, width], zeros; [M]
   float* stops;                    // [M, width], the stop logits; -inf where there is no token
 };

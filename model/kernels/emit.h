@@ -169,29 +169,63 @@ inline void micro_state(const Graft& graft, const float* context, const float* e
   }
 }
 
+// What a row has chosen: an output of the head, and whether it is the likeliest.
+struct Choice {
+  int64_t output;
+  bool likeliest;
+};
+
 // The rows whose groups have not ended, and what they choose.
 struct Going {
   std::vector<int64_t> rows, tokens;
+  std::vector<Choice> choices;  // where rows are sampled, else `best`
   std::vector<float> stops;
   std::vector<Best> best;  // [threads, rows at first]
   std::unique_ptr<MicroStep> step;
 };
+
+// All logits of each row, in whole vectors, and what it chooses. By all threads; y: [R, padded outputs], to work in.
+inline void choose_stages(const Emission& e, const Weight& head, const Inputs& x, int64_t index, float* y, Going& going,
+                          Drawing& drawing, const Share& share) {
+  const auto rows = static_cast<int64_t>(going.rows.size()), width = padded_outputs(head);
+  multiply(head, x, rows, {y, width, false}, share);
+#pragma omp barrier
+  const auto [first, last] = share.of(rows);
+  for (int64_t i = first; i < last; i++) {
+    float* const logits = y + i * width;
+    std::fill(logits + head.outputs, logits + width, -std::numeric_limits<float>::infinity());
+    const int64_t best = likeliest_of(logits, width), row = going.rows[i];
+    const Choosing how = {e.temperatures[row], e.top_k[row], e.top_p[row], e.min_p[row], e.u[row * e.width + index]};
+    going.choices[i] = {std::max<int64_t>(best, 0), true};
+    if (best < 0 || how.temperature <= 0) continue;
+    const F most = set1(logits[best]), temperature = set1(how.temperature);
+    for (int64_t at = 0; at < width; at += kLanes) store(logits + at, (load(logits + at) - most) / temperature);
+    const int64_t drawn = draw(logits, width, how, drawing);
+    going.choices[i] = {drawn, drawn == best};
+  }
+}
+
+inline Choice best_of(const Going& going, int64_t i, int64_t stride, int threads) {
+  Best best = going.best[i];
+  for (int t = 1; t < threads; t++)
+    if (going.best[t * stride + i].value > best.value) best = going.best[t * stride + i];
+  return {best.output, true};
+}
 
 // One thread: each row's token `index` joins its group; `going` keeps the rows that go on.
 inline void decide(const Graft& graft, const Emission& e, int64_t index, int threads, Going& going) {
   size_t kept = 0;
   for (size_t i = 0; i < going.rows.size(); i++) {
     const int64_t row = going.rows[i];
-    Best best = going.best[i];
-    for (int t = 1; t < threads; t++)
-      if (going.best[t * e.rows + i].value > best.value) best = going.best[t * e.rows + i];
-    const int64_t token = index > 0 && graft.short_list ? graft.short_list[best.output] : best.output;
+    const Choice choice = e.temperatures ? going.choices[i] : best_of(going, i, e.rows, threads);
+    const int64_t token = index > 0 && graft.short_list ? graft.short_list[choice.output] : choice.output;
     const float stop = graft.count ? calibrated(graft, going.stops[i], index) : std::numeric_limits<float>::infinity();
     e.token_ids[row * e.width + index] = token;
     e.stops[row * e.width + index] = stop;
     e.sizes[row] = index + 1;
     const int64_t* ends = e.end_ids + row * e.ends;
-    if (-stop >= e.thresholds[row] && e.limits[row] > index + 1 && std::find(ends, ends + e.ends, token) == ends + e.ends) {
+    // A stop value read before a token that is not the likeliest is stale.
+    if (choice.likeliest && -stop >= e.thresholds[row] && e.limits[row] > index + 1 && std::find(ends, ends + e.ends, token) == ends + e.ends) {
       going.rows[kept] = row;
       going.tokens[kept++] = token;
     }
@@ -223,10 +257,12 @@ inline void emit(const Graft& graft, const Emission& e, uint8_t* memory) {
   for (int64_t row = 0; row < e.rows; row++) going.rows[row] = row;
   going.tokens.resize(e.rows);
   going.stops.resize(e.rows);
+  going.choices.resize(e.rows);
 #pragma omp parallel
   {
     const Share share = {omp_get_thread_num(), omp_get_num_threads()};
     const std::unique_ptr<Scratch> scratch(new Scratch);
+    Drawing drawing;
 #pragma omp single
     going.best.resize(e.rows * share.threads);
     for (int64_t index = 0; index < e.width && !going.rows.empty(); index++) {
@@ -244,7 +280,9 @@ inline void emit(const Graft& graft, const Emission& e, uint8_t* memory) {
       }
       plain_inputs(index == 0 ? e.hidden : s.states, s.state, rows, share);
 #pragma omp barrier
-      multiply_best(index == 0 ? graft.head : graft.micro_head, s.state, rows, logits, going.best.data(), e.rows, share);
+      const Head& head = index == 0 ? graft.head : graft.micro_head;
+      if (e.temperatures) choose_stages(e, head.weight, s.state, index, logits, going, drawing, share);
+      else multiply_best(head, s.state, rows, logits, going.best.data(), e.rows, share);
       if (graft.count) stop_stages(graft, rows, going.stops.data(), s, share);
 #pragma omp barrier
 #pragma omp single

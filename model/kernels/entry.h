@@ -20,6 +20,10 @@ void NAME(pack)(int bits, int is_float, const void* weight, int64_t outputs, int
 void NAME(head_errors)(const Head* head, float* errors) { SPACE::head_errors(*head, errors); }
 int64_t NAME(emit_memory)(const Graft* graft, int64_t rows) { return SPACE::emit_memory(*graft, rows); }
 void NAME(emit)(const Graft* graft, const Emission* emission, uint8_t* memory) { SPACE::emit(*graft, *emission, memory); }
+void NAME(draw)(const float* x, int64_t rows, int64_t outputs, const int64_t* top_k, const float* top_p, const float* min_p,
+                const double* u, int64_t* tokens) {
+  SPACE::draw_rows(x, rows, outputs, top_k, top_p, min_p, u, tokens);
+}
 // The parts of emit() for rows that choose otherwise; memory is as large.
 void NAME(stop_logits)(const Graft* graft, const float* states, int64_t rows, float* stops, uint8_t* memory) {
   SPACE::stop_logits(*graft, states, rows, stops, memory);

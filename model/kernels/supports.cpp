@@ -1,5 +1,5 @@
 // Compiled for any x86-64: what this file's structs are, and which of the others this processor can run.
-extern "C" int hb_format() { return 4; }
+extern "C" int hb_format() { return 5; }
 
 extern "C" int hb_supports(int wide) {
   __builtin_cpu_init();

@@ -45,6 +45,7 @@ inline void store(Bf16* p, F a) {  // to nearest, ties to even
 }
 
 inline I set1(int32_t x) { return {_mm512_set1_epi32(x)}; }
+inline I truncated(F a) { return {_mm512_cvttps_epi32(a.v)}; }
 inline F to_float(I a) { return {_mm512_cvtepi32_ps(a.v)}; }
 inline I operator+(I a, I b) { return {_mm512_add_epi32(a.v, b.v)}; }
 inline int32_t sum(I a) { return _mm512_reduce_add_epi32(a.v); }

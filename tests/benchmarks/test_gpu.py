@@ -144,7 +144,7 @@ def test_every_file_with_tests_for_a_gpu_is_among_them() -> None:
         "test_triton_kernels.py",
         "test_triton_micro_step.py",
         "test_fused_modules.py",
-        "test_triton_int8.py",
+        "test_triton_eight_bits.py",
     } <= names
 
 

@@ -13,5 +13,5 @@ def test_each_shape_and_number_of_rows_is_a_line(capsys: pytest.CaptureFixture[s
     main(["--shapes", "32x64,40x16", "--rows", "1,3"])
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [(line["shape"], line["rows"]) for line in lines] == [("32x64", 1), ("32x64", 3), ("40x16", 1), ("40x16", 3)]
-    named = {line["shape"]: set(line["milliseconds"]) for line in lines}
-    assert named == {"32x64": {"bfloat16", "fp8", "int8 spelt out"}, "40x16": {"bfloat16", "int8 spelt out"}}
+    for line in lines:
+        assert set(line["milliseconds"]) == {"bfloat16", "fp8 spelt out", "int8 spelt out"}

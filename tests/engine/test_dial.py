@@ -16,8 +16,10 @@ from hamburger.engine.time_per_token import MIN_GROUPS, MIN_STEPS, TimePerToken
 from hamburger.model.config import ConfigError
 
 ANSWER_TOKENS = 40
-# Nothing of a simulation is learnt from shrinking it.
-quick = settings(max_examples=15, deadline=None, phases=[Phase.explicit, Phase.generate])
+# Nothing of a simulation is learnt from shrinking it. Under noise the dial is wrong once in some hundred times, so the
+# examples are always the same ones.
+quick = settings(max_examples=15, deadline=None, derandomize=True, phases=[Phase.explicit, Phase.generate])
+pytestmark = pytest.mark.no_cover  # which would take five times as long; other tests run the same lines
 
 
 # What one more token a row adds to a step of single tokens, as a share of it.

@@ -122,15 +122,16 @@ def life(scenario: int, *, overlap: bool) -> Life:
     return Life(core, runner, draw, now, beginnings)
 
 
-@pytest.mark.parametrize("overlap", [False, True], ids=["plain", "overlapped"])
 @pytest.mark.no_cover  # it would take thrice as long, and other tests run the same lines
 @pytest.mark.parametrize("thousand", range(10))
-def test_nothing_leaks_and_every_answer_is_right(thousand: int, overlap: bool) -> None:
-    seen: Counter[str] = Counter()
+def test_nothing_leaks_and_every_answer_is_right(thousand: int) -> None:
+    """In every second life steps overlap."""
+    seen: dict[bool, Counter[str]] = {False: Counter(), True: Counter()}
     for scenario in range(thousand * 1000, thousand * 1000 + 1000):
+        overlap = scenario % 2 == 1
         this = life(scenario, overlap=overlap)
         this.play()
-        seen += this.seen
+        seen[overlap] += this.seen
     # or the scenarios prove nothing about them
     for what in ("answers", "aborts", "preemptions", "cache hits", "queue_timeout", "draining", "drains"):
-        assert seen[what] > 30, what
+        assert min(seen[overlap][what] for overlap in seen) > 15, what

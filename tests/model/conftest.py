@@ -1,4 +1,4 @@
-"""Tiny matrices: one thread computes them faster than two. And where the Triton kernels run."""
+"""Tiny matrices: one thread computes them faster than two. And which kernels there are, and where they run."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+
+from hamburger.model.native import Kernels, load_kernels
+from native_models import SETS
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -29,3 +32,11 @@ def kernel_device(request: pytest.FixtureRequest) -> torch.device:
     elif not interpreted:
         pytest.skip("this machine has a GPU: pytest -m gpu compiles the kernels and runs them there")
     return torch.device(request.param)
+
+
+@pytest.fixture(params=SETS)
+def kernels(request: pytest.FixtureRequest) -> Kernels:
+    loaded = load_kernels(request.param)
+    if loaded is None:
+        pytest.skip(f"this processor has no {request.param}")
+    return loaded

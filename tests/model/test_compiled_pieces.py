@@ -14,7 +14,7 @@ from typing import Any, TypeVar, cast
 import pytest
 import torch
 
-from graph_cores import CONTEXT, MODELS, ROWS, assert_same, graphs_core, requests
+from graph_cores import CONTEXT, MODELS, ROWS, TF32, assert_same, graphs_core, requests
 from hamburger.model.capture import EagerCapture
 from hamburger.model.compiled_pieces import CACHE_VARIABLE, compile_cache, release_compilers
 from hamburger.model.config import ConfigError, ModelConfig
@@ -58,7 +58,7 @@ def test_texts_are_the_same_over_the_attention_kernels() -> None:
     if os.environ.get("TRITON_INTERPRET") != "1":
         pytest.skip("this machine has a GPU: test_decode_graphs_gpu.py runs it there")
     # The interpreter is slow: few tokens each.
-    asked = [replace(r, params=replace(r.params, max_tokens=8, min_tokens=0)) for r in requests(3, number=3)]
+    asked = [replace(r, params=replace(r.params, max_tokens=4, min_tokens=0)) for r in requests(3, number=3)]
     compiler = Counting()
     model = random_model(MODELS["sliding"], seed=2, masked=True, packed=False, backend="triton")
     core = graphs_core(model, EagerCapture(), "steps", 80, max_rows=3, compiling=Compiling(3, "triton", compiler))
@@ -85,6 +85,7 @@ def test_every_function_is_taken_whole(name: str) -> None:
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="there is no C++ compiler")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's own modules, when it imports its compiler
+@pytest.mark.filterwarnings(TF32)
 def test_texts_are_the_same_once_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each function compiled for one row: a layer's, a micro-step's, both choices of a group of two."""
     from torch._inductor import config as inductor_config

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from graph_cores import BLOCK, CONTEXT, MODELS, ROWS, ascii_grammars, assert_same, graphs_core, guided, requests
+from graph_cores import BLOCK, CONTEXT, MODELS, ROWS, TF32, ascii_grammars, assert_same, graphs_core, guided, requests
 from hamburger.engine.config import EngineArgs
 from hamburger.engine.core import EngineCore
 from hamburger.engine.memory import step_bytes
@@ -58,6 +58,7 @@ def test_captured_micro_steps_of_one_kernel_give_the_texts_of_the_parts(name: st
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's own modules, when it imports its compiler
+@pytest.mark.filterwarnings(TF32)
 def test_compiled_steps_give_the_texts_of_the_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("triton", reason="the package triton is not installed")
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))

@@ -43,15 +43,17 @@ def ask(core: EngineCore, name: str, prompt: list[int], **how: object) -> None:
     core.add(SubmitRequest(name, prompt, params(**fields), 0.0))
 
 
-@pytest.mark.parametrize("overlap", [False, True])
-@pytest.mark.parametrize(
-    ("name", "form"), [(name, "auto") for name in MODELS] + [("positions", form) for form in FORMS if form != "auto"]
-)
+# Neither how pieces follow each other nor overlap depends on the model's shape.
+CASES: list[tuple[str, Form, bool]] = [
+    *((name, "auto", False) for name in MODELS),
+    *(("positions", form, overlap) for form in FORMS for overlap in (False, True) if form != "auto" or overlap),
+]
+
+
+@pytest.mark.parametrize(("name", "form", "overlap"), CASES)
 def test_batches_with_prompts_and_grammars_give_the_texts_of_the_plain_way(
     name: str, form: Form, overlap: bool
 ) -> None:
-    if overlap and name not in ("positions", "short_list"):
-        pytest.skip("overlap does not depend on the model's shape")
     longest = MODELS[name].trunk.max_position_embeddings
     asked = [
         replace(r, params=replace(r.params, max_tokens=min(r.params.max_tokens or 0, longest - len(r.prompt_ids))))

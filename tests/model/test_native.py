@@ -3,76 +3,36 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import Tensor
 
-from hamburger.model.assemble import assemble
 from hamburger.model.batch import ForwardBatch, empty_sampling
 from hamburger.model.config import ModelConfig
 from hamburger.model.embedder import CompositionalEmbedder
-from hamburger.model.execution import Execution
 from hamburger.model.hamburger import HamburgerModel
 from hamburger.model.kv_cache import PagedKVCache
 from hamburger.model.native import GROUP, InstructionSet, Kernels, PackedWeight, has_4_bits, load_kernels
 from hamburger.model.native_embedder import NativeEmbedding, merger_fits
 from hamburger.model.native_graft import NativeEmitter
 from hamburger.model.native_head import PackedHead
+from native_models import SETS, WIDE, RoundedLinear, dequantized, half, models, rounded
 from small_models import (
     CPU,
     core_of,
-    graft_config,
     grafted,
     one_sequence,
     params,
-    random_tensors,
     run_core,
     trunk_config,
 )
 from trunk_shapes import SHAPES
 
-SETS: tuple[InstructionSet, ...] = ("avx512", "avx2")
-WIDE: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 32}
 pytestmark = pytest.mark.skipif(load_kernels() is None, reason="built without a compiler, or for another processor")
-
-
-@pytest.fixture(params=SETS)
-def kernels(request: pytest.FixtureRequest) -> Kernels:
-    loaded = load_kernels(request.param)
-    if loaded is None:
-        pytest.skip(f"this processor has no {request.param}")
-    return loaded
-
-
-def half(x: Tensor) -> Tensor:
-    return x.half().float()
-
-
-def dequantized(weight: Tensor, bits: int) -> Tensor:
-    """What kernels/common.h says a packed weight stands for."""
-    groups = weight.float().unflatten(-1, (-1, GROUP))
-    if bits == 8:
-        scales = half(groups.abs().amax(-1, keepdim=True) / 127)
-        codes = (groups / scales.clamp_min(1e-30)).round().clamp(-127, 127)
-        of_8_bits: Tensor = (codes * scales).flatten(-2)
-        return of_8_bits
-    low, high = groups.aminmax(dim=-1, keepdim=True)
-    scales, zeros = half((high - low) / 15), half(low)
-    codes = ((groups - zeros) / scales.clamp_min(1e-30)).round().clamp(0, 15)
-    of_4_bits: Tensor = (codes * scales + zeros).flatten(-2)
-    return of_4_bits
-
-
-def rounded(x: Tensor) -> Tensor:
-    """Inputs as the kernels see them."""
-    groups = x.unflatten(-1, (-1, GROUP))
-    scales = groups.abs().amax(-1, keepdim=True) / 127
-    values: Tensor = ((groups / scales.clamp_min(1e-30)).round() * scales).flatten(-2)
-    return values
 
 
 def on_grid(outputs: int, inputs: int, seed: int = 0) -> Tensor:
@@ -144,46 +104,6 @@ def test_only_an_even_grid_has_4_bits() -> None:
     assert has_4_bits(torch.full((16, 32), 0.5))
 
 
-class RoundedLinear(nn.Module):
-    """What a packed linear computes, spelled out in torch."""
-
-    def __init__(self, weight: Tensor, bias: Tensor | None = None, bits: int = 8) -> None:
-        super().__init__()
-        self.weight, self.bias = dequantized(weight, bits), bias
-
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = nn.functional.linear(rounded(x), self.weight, self.bias)
-        return y
-
-
-def models(
-    config: ModelConfig, seed: int = 3, kernels: Kernels | None = None, bits: int = 8
-) -> tuple[HamburgerModel, HamburgerModel]:
-    """A plain model with its linears rounded in torch, and one on the kernels. bits: of the trunk."""
-    tensors = random_tensors(config, seed)
-    length = max(config.trunk.max_position_embeddings, 200)
-    plain = assemble(
-        config, tensors, dtype=torch.float32, device=CPU, max_positions=length, how=Execution(packed=False)
-    )
-    trunk = set(plain.trunk.modules())
-    for parent in list(plain.modules()):
-        for name, child in list(parent.named_children()):
-            if isinstance(child, nn.Linear):
-                setattr(parent, name, RoundedLinear(child.weight, child.bias, bits if child in trunk else 8))
-    plain.head = RoundedLinear(plain.head_weight)
-    if "short_list" in plain._buffers:
-        plain.short_head = RoundedLinear(plain.head_weight[plain.short_list])
-    native = assemble(
-        config,
-        tensors,
-        dtype=torch.float32,
-        device=CPU,
-        max_positions=length,
-        how=Execution(kernels=kernels or load_kernels(), bits=bits),
-    )
-    return plain, native
-
-
 def first_states(model: HamburgerModel, prompts: list[list[int]]) -> dict[str, list[float]]:
     """The log-probabilities of each first token's rivals: how far the whole step is off."""
     found = run_core(
@@ -227,46 +147,6 @@ def test_slots_of_several_tokens_pass_their_adapter(kernels: Kernels) -> None:
         off.append(float((states[0] - states[1]).abs().max()))
     assert all(value < 0.5 for value in off)  # an input between two steps may be rounded to either side
     assert sum(value < 1e-3 for value in off) >= 4
-
-
-@pytest.mark.parametrize("features", ["positions", "fused"])
-@pytest.mark.parametrize("short_list", [None, 40])
-@pytest.mark.parametrize("merge_rank", [0, 32])
-def test_groups_are_those_of_the_plain_model(features: str, short_list: int | None, merge_rank: int) -> None:
-    config = grafted(trunk_config(**WIDE), merge_rank, features=features, short_list_size=short_list)
-    plain, native = models(config, seed=11)
-    prompts = {str(i): ([5 + i, 6, 7], params(max_tokens=12, confidence=0.3)) for i in range(6)}
-    wanted, found = (run_core(core_of(m), prompts) for m in (plain, native))
-    first = [(wanted[name][0].token_ids, found[name][0].token_ids) for name in prompts]
-    assert any(len(group) > 1 for group, _ in first)
-    assert all(a == b for a, b in first)
-    probs = [(wanted[n][0].stop_probs, found[n][0].stop_probs) for n in prompts]
-    assert all(a[0] == pytest.approx(b[0], abs=0.01) for a, b in probs)
-
-
-@pytest.mark.parametrize("features", ["positions", "fused"])
-@pytest.mark.parametrize("micro_norm", [False, True])
-@pytest.mark.parametrize("short_list", [None, 40])
-def test_one_call_and_its_parts_agree_to_the_bit(
-    features: str, micro_norm: bool, short_list: int | None, kernels: Kernels
-) -> None:
-    calibration = {"stop_scale": (0.9, 1.1, 1.3, 1.0), "stop_bias": (0.2, -0.1, 0.3, 0.0)}
-    graft = graft_config(features=features, micro_norm=micro_norm, short_list_size=short_list, **calibration)
-    config = ModelConfig(trunk=trunk_config(**WIDE, eos_token_ids=(9, 11)), graft=graft)
-    _, native = models(config, seed=11, kernels=kernels)
-    confidences = (1.0, 0.6, 0.5, 0.4, 0.3, 0.2, 0.0)
-    for asked in (0, 3):  # log-probabilities: such a batch goes by parts
-        prompts = {
-            str(i): ([5 + i] * (1 + i), params(max_tokens=25, confidence=c, logprobs=asked or None))
-            for i, c in enumerate(confidences)
-        }
-        groups = run_core(core_of(native), prompts)
-        found = {name: [(group.token_ids, group.stop_probs) for group in of] for name, of in groups.items()}
-        if not asked:
-            in_one_call = found
-    assert found == in_one_call
-    sizes = {len(tokens) for of in found.values() for tokens, _ in of}
-    assert len(sizes) > 2  # rows leave after different tokens
 
 
 @pytest.mark.parametrize("heads", [1, 4, 32])
@@ -358,33 +238,3 @@ def test_the_errors_of_a_coarse_head_are_those_of_its_weights(kernels: Kernels) 
     head = PackedHead(kernels, PackedWeight(kernels, weight, None, 8), weight)
     torch.testing.assert_close(head.errors[:70], (fine - coarse).norm(dim=1), rtol=1e-4, atol=1e-5)
     assert not head.errors[70:].any()
-
-
-@pytest.mark.parametrize("asked", [None, 3])  # log-probabilities: without them a batch goes in one call
-def test_the_batch_changes_no_bit(asked: int | None) -> None:
-    _, native = models(grafted(trunk_config(**WIDE), merge_rank=32))
-    prompts = {str(i): ([5 + i] * (3 + 9 * i), params(max_tokens=20, confidence=0.5, logprobs=asked)) for i in range(5)}
-    together = run_core(core_of(native), prompts)
-    for name, prompt in prompts.items():
-        alone = run_core(core_of(native, max_num_seqs=4, max_num_batched_slots=7), {name: prompt})
-        for ours, theirs in zip(alone[name], together[name], strict=True):
-            assert (ours.token_ids, ours.stop_probs, ours.logprobs) == (
-                theirs.token_ids,
-                theirs.stop_probs,
-                theirs.logprobs,
-            )
-
-
-@pytest.mark.parametrize("asked", [None, 3])
-def test_the_number_of_threads_changes_no_bit(asked: int | None) -> None:
-    """So engine/threads.py may change it between two steps."""
-    _, native = models(grafted(trunk_config(**WIDE), merge_rank=32))
-    prompts = {str(i): ([5 + i] * (3 + 9 * i), params(max_tokens=20, confidence=0.5, logprobs=asked)) for i in range(5)}
-    found, before = [], torch.get_num_threads()
-    try:
-        for number in (1, 2, 3):
-            torch.set_num_threads(number)
-            found.append(run_core(core_of(native), prompts))
-    finally:
-        torch.set_num_threads(before)
-    assert found[0] == found[1] == found[2]

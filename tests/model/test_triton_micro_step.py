@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 
 pytest.importorskip("triton", reason="the package triton is not installed")
@@ -17,6 +19,7 @@ from hamburger.model.execution import Execution
 from hamburger.model.fused_modules import FusedMicroStepDecoder
 from hamburger.model.hamburger import HamburgerModel
 from hamburger.model.triton_micro_step import MOST_ROWS
+from kernel_checks import any_shapes
 from quantised import norm_error
 from same_groups import assert_same_groups
 from small_models import CPU, core_of, grafted, params, random_tensors, run_core, trunk_config
@@ -35,8 +38,13 @@ SHAPES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
-def config_of(shape: str) -> ModelConfig:
+def config_of(shape: str, **changes: Any) -> ModelConfig:
+    """changes: to the graft."""
     trunk, graft = SHAPES[shape]
+    return config_with(trunk, {**graft, **changes})
+
+
+def config_with(trunk: dict[str, Any], graft: dict[str, Any]) -> ModelConfig:
     return grafted(trunk_config(**{"num_layers": 2, **trunk}), **{"feature_layers": (0, 1), "micro_layers": 2, **graft})
 
 
@@ -83,13 +91,23 @@ def states(model: HamburgerModel, rows: int) -> list[Tensor]:
 
 
 @pytest.mark.usefixtures("poisoned")
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("rows", [3, MOST_ROWS])
+@pytest.mark.parametrize(
+    ("rows", "dtype"),
+    [
+        (MOST_ROWS, torch.float32),
+        (3, torch.bfloat16),
+        pytest.param(3, torch.float32, marks=pytest.mark.gpu),  # the interpreter takes seconds for each
+        pytest.param(MOST_ROWS, torch.bfloat16, marks=pytest.mark.gpu),
+    ],
+)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_states_are_those_of_the_plain_decoder(
     shape: str, rows: int, dtype: torch.dtype, kernel_device: torch.device
 ) -> None:
-    config = config_of(shape)
+    check_states(config_of(shape), rows, dtype, kernel_device)
+
+
+def check_states(config: ModelConfig, rows: int, dtype: torch.dtype, kernel_device: torch.device) -> None:
     exact = states(model_of(config, CPU, torch.float32, PLAIN), rows)
     found = states(model_of(config, kernel_device, dtype, SINGLE), rows)
     for a, b in zip(found, exact, strict=True):
@@ -102,8 +120,31 @@ def test_states_are_those_of_the_plain_decoder(
             assert norm_error(a.float().cpu(), b) < (2e-2 if kernel_device.type == "cuda" else 3e-2)
 
 
+@st.composite
+def configs(draw: st.DrawFn) -> ModelConfig:
+    """Widths that are no multiples of a tile's."""
+    kv_heads = draw(st.integers(1, 2))
+    trunk = {
+        "hidden_size": 4 * draw(st.integers(2, 30)),
+        "intermediate_size": draw(st.integers(1, 150)),
+        "num_heads": kv_heads * draw(st.integers(1, 3)),
+        "num_kv_heads": kv_heads,
+        "head_dim": 2 * draw(st.integers(2, 20)),
+        **{name: draw(st.booleans()) for name in ("qk_norm", *BIASED)},
+    }
+    features = draw(st.sampled_from(["fused", "positions"]))
+    return config_with(trunk, {"features": features, "micro_layers": draw(st.integers(1, 2)), "merger_heads": 4})
+
+
+@pytest.mark.usefixtures("poisoned")
+@any_shapes(3)
+@given(configs(), st.integers(1, 9), st.sampled_from([torch.float32, torch.bfloat16]))
+def test_states_of_any_shape(kernel_device: torch.device, config: ModelConfig, rows: int, dtype: torch.dtype) -> None:
+    check_states(config, rows, dtype, kernel_device)
+
+
 def test_more_rows_take_the_parts(kernel_device: torch.device) -> None:
-    config = config_of("fused")
+    config = config_of("fused", micro_layers=1)
     single, parts = (model_of(config, kernel_device, torch.float32, how) for how in (SINGLE, PARTS))
     for a, b in zip(states(single, MOST_ROWS + 1), states(parts, MOST_ROWS + 1), strict=True):
         torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5)
@@ -147,9 +188,9 @@ def test_many_launches_stay_in_step(kernel_device: torch.device) -> None:
     decoder = model.micro_decoder
     assert isinstance(decoder, FusedMicroStepDecoder)
     assert decoder.kernel is not None
-    first = states(model, 5)
+    first = states(model, 2)
     for _ in range(1000 if kernel_device.type == "cuda" else 1):
-        for a, b in zip(states(model, 5), first, strict=True):
+        for a, b in zip(states(model, 2), first, strict=True):
             assert torch.equal(a, b)
     assert decoder.kernel.arrived.item() % decoder.kernel.programs == 0
 

@@ -1,0 +1,111 @@
+"""Groups of the compiled kernels: the plain model's, the same bits in one call or by parts, in any batch, on any number
+of threads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from hamburger.model.config import ModelConfig
+from hamburger.model.native import Kernels, load_kernels
+from native_models import WIDE, models
+from small_models import core_of, graft_config, grafted, params, run_core, trunk_config
+
+pytestmark = pytest.mark.skipif(load_kernels() is None, reason="built without a compiler, or for another processor")
+
+
+@pytest.mark.parametrize("features", ["positions", "fused"])
+@pytest.mark.parametrize("short_list", [None, 40])
+@pytest.mark.parametrize("merge_rank", [0, 32])
+def test_groups_are_those_of_the_plain_model(features: str, short_list: int | None, merge_rank: int) -> None:
+    config = grafted(trunk_config(**WIDE), merge_rank, features=features, short_list_size=short_list)
+    plain, native = models(config, seed=11)
+    prompts = {str(i): ([5 + i, 6, 7], params(max_tokens=12, confidence=0.3)) for i in range(6)}
+    wanted, found = (run_core(core_of(m), prompts) for m in (plain, native))
+    first = [(wanted[name][0].token_ids, found[name][0].token_ids) for name in prompts]
+    assert any(len(group) > 1 for group, _ in first)
+    assert all(a == b for a, b in first)
+    probs = [(wanted[n][0].stop_probs, found[n][0].stop_probs) for n in prompts]
+    assert all(a[0] == pytest.approx(b[0], abs=0.01) for a, b in probs)
+
+
+def greedy(i: int) -> dict[str, Any]:
+    return {}
+
+
+def sampled(i: int) -> dict[str, Any]:
+    """Request i of many: each fourth is greedy, and the others filter in every way."""
+    filters: tuple[dict[str, Any], ...] = (
+        {},
+        {"top_k": 5},
+        {"top_p": 0.8},
+        {"min_p": 0.1},
+        {"top_k": 9, "top_p": 0.9, "min_p": 0.01},
+    )
+    return {"temperature": (0.3, 0.6, 1.2, 0.0)[i % 4], "seed": i, **filters[i % 5]}
+
+
+@pytest.mark.parametrize("features", ["positions", "fused"])
+@pytest.mark.parametrize("micro_norm", [False, True])
+@pytest.mark.parametrize("short_list", [None, 40])
+@pytest.mark.parametrize("how", [greedy, sampled])
+def test_one_call_and_its_parts_agree_to_the_bit(
+    features: str, micro_norm: bool, short_list: int | None, how: Callable[[int], dict[str, Any]], kernels: Kernels
+) -> None:
+    calibration = {"stop_scale": (0.9, 1.1, 1.3, 1.0), "stop_bias": (0.2, -0.1, 0.3, 0.0)}
+    graft = graft_config(features=features, micro_norm=micro_norm, short_list_size=short_list, **calibration)
+    config = ModelConfig(trunk=trunk_config(**WIDE, eos_token_ids=(9, 11)), graft=graft)
+    _, native = models(config, seed=11, kernels=kernels)
+    confidences = (1.0, 0.6, 0.5, 0.4, 0.3, 0.2, 0.0)
+    for asked in (0, 3):  # log-probabilities: such a batch goes by parts
+        prompts = {
+            str(i): ([5 + i] * (1 + i), params(max_tokens=25, confidence=c, logprobs=asked or None, **how(i)))
+            for i, c in enumerate(confidences)
+        }
+        groups = run_core(core_of(native), prompts)
+        found = {name: [(group.token_ids, group.stop_probs) for group in of] for name, of in groups.items()}
+        if not asked:
+            in_one_call = found
+    assert found == in_one_call
+    sizes = {len(tokens) for of in found.values() for tokens, _ in of}
+    assert len(sizes) > 2  # rows leave after different tokens
+
+
+def prompts_of(number: int, asked: int | None) -> dict[str, tuple[list[int], Any]]:
+    return {
+        str(i): ([5 + i] * (3 + 9 * i), params(max_tokens=20, confidence=0.5, logprobs=asked, **sampled(i)))
+        for i in range(number)
+    }
+
+
+@pytest.mark.parametrize("asked", [None, 3])  # log-probabilities: without them a batch goes in one call
+def test_the_batch_changes_no_bit(asked: int | None) -> None:
+    _, native = models(grafted(trunk_config(**WIDE), merge_rank=32))
+    prompts = prompts_of(5, asked)
+    together = run_core(core_of(native), prompts)
+    for name, prompt in prompts.items():
+        alone = run_core(core_of(native, max_num_seqs=4, max_num_batched_slots=7), {name: prompt})
+        for ours, theirs in zip(alone[name], together[name], strict=True):
+            assert (ours.token_ids, ours.stop_probs, ours.logprobs) == (
+                theirs.token_ids,
+                theirs.stop_probs,
+                theirs.logprobs,
+            )
+
+
+@pytest.mark.parametrize("asked", [None, 3])
+def test_the_number_of_threads_changes_no_bit(asked: int | None) -> None:
+    """So engine/threads.py may change it between two steps."""
+    _, native = models(grafted(trunk_config(**WIDE), merge_rank=32))
+    prompts = prompts_of(5, asked)
+    found, before = [], torch.get_num_threads()
+    try:
+        for number in (1, 2, 3):
+            torch.set_num_threads(number)
+            found.append(run_core(core_of(native), prompts))
+    finally:
+        torch.set_num_threads(before)
+    assert found[0] == found[1] == found[2]
