@@ -15,10 +15,9 @@ from torch import Tensor
 
 from hamburger.model.batch import ForwardBatch, StepOutput
 from hamburger.model.capture import CudaCapture, EagerCapture
-from hamburger.model.decode_pieces import GREEDY, KINDS, Pieces
+from hamburger.model.decode_pieces import GREEDY, KINDS, Handover, Pieces
 from hamburger.model.hamburger import HamburgerModel
 from hamburger.model.kv_cache import PagedKVCache
-from hamburger.model.masked import Groups
 from hamburger.model.static_batch import StaticBatch
 
 If = Callable[[Tensor, Callable[[], None]], None]  # (bool [], what is done where it is True)
@@ -46,7 +45,7 @@ class ConditionalStep:
 
     @torch.inference_mode()
     def __init__(self, model: HamburgerModel, cache: PagedKVCache, rows: int, max_columns: int) -> None:
-        trunk, device, width = model.config.trunk, model.embed_tokens.weight.device, model.config.max_group
+        device, width = model.embed_tokens.weight.device, model.config.max_group
         self._rows = rows
         scratch_slot = cache.scratch_block * cache.block_size
         self._static = StaticBatch(
@@ -57,9 +56,7 @@ class ConditionalStep:
             model,
             cache,
             dict.fromkeys(KINDS, batch),
-            Groups.empty(rows, width, device),
-            torch.empty(rows, trunk.vocab_size, dtype=model.state_dtype, device=device),
-            torch.empty(rows, device=device),
+            Handover.empty(model, rows),
         )
         on_gpu = device.type == "cuda"
         capture = CudaCapture(device) if on_gpu else EagerCapture()

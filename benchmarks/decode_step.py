@@ -2,11 +2,11 @@
 
     python benchmarks/decode_step.py --model llama-3.2-1b --rows 1,8,64 --context 1024
 
-It decides which form is the default (model/decode_graphs.py). `conditional` is one graph whose micro-steps lie in
-conditional nodes (conditional_step.py), where torch can capture them; where not, a line on stderr says why. A form that
-stops early gains only where groups end by themselves, so every number of rows is measured at several confidences; the
-tokens per group are printed beside it. All forms of one line are timed alternately. On a CPU graphs are replayed
-eagerly: that proves this script, and no speed.
+It says which form is fastest (model/decode_graphs.py). `auto` chooses between two of them, and is not timed.
+`conditional` is one graph whose micro-steps lie in conditional nodes (conditional_step.py), where torch can capture
+them; where not, a line on stderr says why. A form that stops early gains only where groups end by themselves, so every
+number of rows is measured at several confidences; the tokens per group are printed beside it. All forms of one line
+are timed alternately. On a CPU graphs are replayed eagerly: that proves this script, and no speed.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def measure(
     cache = PagedKVCache(model.config.trunk, num_blocks, BLOCK, model.state_dtype, device)
     batch = decoding(model, rows, context, columns, confidence)
     steps: dict[str, Callable[[ForwardBatch, PagedKVCache], StepOutput]] = {"eager": model.step}
-    wanted: list[tuple[str, Form, Compiling | None]] = [(form, form, None) for form in FORMS]
+    wanted: list[tuple[str, Form, Compiling | None]] = [(form, form, None) for form in FORMS if form != "auto"]
     if compiled:
         wanted.append(("compiled", "steps", Compiling(rows, choose_backend("auto", device))))
     for name, form, compiling in wanted:

@@ -13,6 +13,8 @@ AttentionBackend = Literal["auto", "torch", "triton", "flashinfer"]
 QUANTIZATIONS: tuple[Quantization, ...] = get_args(Quantization)
 OverlapSteps = Literal["auto", "on", "off"]
 OVERLAP_STEPS: tuple[OverlapSteps, ...] = get_args(OverlapSteps)
+DecodeGraphForm = Literal["auto", "steps", "early_exit", "whole"]
+DECODE_GRAPH_FORMS: tuple[DecodeGraphForm, ...] = get_args(DecodeGraphForm)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +35,9 @@ class EngineArgs:
         for prompts. `auto` is `triton` where its kernels can run, `flashinfer` where that was faster at the start.
     prefix_cache: prompts that begin alike share the slots of their beginning, while the pool still holds them.
     enforce_eager: on a GPU, launch every operation of a decoding step anew rather than replay CUDA graphs.
+    decode_graph_form: which of a step's CUDA graphs are replayed. `steps`: all micro-steps that its limits allow.
+        `early_exit`: until no group goes on, which the host asks after each token. `auto`: whichever of the two is
+        expected to cost less, by what was measured at the start and seen since. `whole`: all micro-steps, in one graph.
     compile_num_seqs: decoding steps of at most so many sequences are compiled by torch.compile instead of fused by
         hand; 0 compiles none. Each batch size takes long at the first start. It needs CUDA graphs.
     micro_step_kernel: on a GPU, each micro-step of few sequences runs all its layers in one launch of Triton.
@@ -59,6 +64,7 @@ class EngineArgs:
     prefix_cache: bool = True
     quantization: Quantization = "auto"
     enforce_eager: bool = False
+    decode_graph_form: DecodeGraphForm = "auto"
     attention_backend: AttentionBackend = "auto"
     compile_num_seqs: int = 0
     micro_step_kernel: bool = False
@@ -71,6 +77,9 @@ class EngineArgs:
             raise ConfigError(f"quantization is {self.quantization!r}: it must be one of {', '.join(QUANTIZATIONS)}.")
         if self.overlap_steps not in OVERLAP_STEPS:
             raise ConfigError(f"overlap_steps is {self.overlap_steps!r}: it must be one of {', '.join(OVERLAP_STEPS)}.")
+        if self.decode_graph_form not in DECODE_GRAPH_FORMS:
+            forms = ", ".join(DECODE_GRAPH_FORMS)
+            raise ConfigError(f"decode_graph_form is {self.decode_graph_form!r}: it must be one of {forms}.")
         if self.max_model_len is not None:
             _at_least("max_model_len", self.max_model_len, 2)
         if self.kv_cache_memory is not None:

@@ -91,7 +91,15 @@ def decode_graphs(
     device = model.embed_tokens.weight.device
     capture = CudaCapture(device) if device.type == "cuda" else EagerCapture()
     columns = -(-max_model_len // args.block_size)
-    return DecodeGraphs(model, cache, capture, max_rows=args.max_num_seqs, max_columns=columns, compiling=compiling)
+    return DecodeGraphs(
+        model,
+        cache,
+        capture,
+        max_rows=args.max_num_seqs,
+        max_columns=columns,
+        form=args.decode_graph_form,
+        compiling=compiling,
+    )
 
 
 def available_host_bytes(root: Path = Path("/")) -> int:

@@ -7,6 +7,7 @@ runs, from its RunningStep.
 from __future__ import annotations
 
 from contextlib import nullcontext
+from functools import partial
 from itertools import accumulate, chain
 
 import numpy as np
@@ -19,7 +20,7 @@ from hamburger.engine.errors import OutOfMemory
 from hamburger.engine.running_step import RunningStep
 from hamburger.engine.sequence import Sequence
 from hamburger.engine.threads import StepThreads
-from hamburger.model.batch import Adjustments, ForwardBatch, SamplingBatch, ScoredSlots
+from hamburger.model.batch import Adjustments, ForwardBatch, SamplingBatch, ScoredSlots, StepOutput
 from hamburger.model.chain import Links, Tail, chained
 from hamburger.model.config import DynamicRopeScaling
 from hamburger.model.decode_graphs import DecodeGraphs
@@ -49,7 +50,7 @@ class Runner:
     ) -> None:
         """graphs: of this model and cache, for the batches that they can take. threads: of a CPU; None leaves them."""
         self._model = model
-        self._step = model.step if graphs is None else graphs.step
+        self._graphs = graphs
         self._cache, self._threads = cache, threads
         self._device = model.embed_tokens.weight.device
         self._staging = Staging(self._device)
@@ -98,11 +99,17 @@ class Runner:
         decodes = forward.num_single == len(forward.query_slots)
         try:
             with nullcontext() if self._threads is None else self._threads.step(decodes=decodes):
-                output = self._step(forward, self._cache)
+                output = self._step(forward, behind=previous is not None)
         finally:
             if constraint is not None:
                 constraint.restore()
-        return RunningStep(self.launch_behind, batch, Tail(forward, output, tokens_left))
+        saw = None if self._graphs is None else partial(self._graphs.saw, len(emitting), forward.max_group_limit)
+        return RunningStep(self.launch_behind, batch, Tail(forward, output, tokens_left), saw)
+
+    def _step(self, batch: ForwardBatch, *, behind: bool) -> StepOutput:
+        if self._graphs is None:
+            return self._model.step(batch, self._cache)
+        return self._graphs.step(batch, self._cache, behind=behind)
 
     def _links(self, batch: ScheduledBatch, sources: list[Sequence]) -> Links | None:
         """The chained rows of a batch; sources: the emitting rows of the step before. None where no row is."""

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from hamburger.model.backends import Backend
 from hamburger.model.batch import ForwardBatch
 from hamburger.model.config import ConfigError
-from hamburger.model.decode_pieces import GREEDY, Kind, Pieces
+from hamburger.model.decode_pieces import GREEDY, Handover, Kind, Pieces
 from hamburger.model.hamburger import HamburgerModel
 from hamburger.model.kv_cache import PagedKVCache
 from hamburger.model.layers import DecoderLayer
@@ -104,30 +104,29 @@ class CompiledPieces(Pieces):
         model: HamburgerModel,
         cache: PagedKVCache,
         batches: dict[Kind, ForwardBatch],
-        groups: Groups,
-        logits: Tensor,
-        stop: Tensor,
+        handover: Handover,
         *,
         backend: Backend,
         compiler: Compiler,
     ) -> None:
-        super().__init__(model, cache, batches, groups, logits, stop)
+        super().__init__(model, cache, batches, handover)
         self._backend: Backend = backend
         self._begin, self._between, self._end = compiler(_begin), compiler(_between), compiler(_end)
         self._first_micro, self._further_micro = compiler(_first_micro), compiler(_further_micro)
         self._choose = compiler(_choose)
         self._context: Tensor | None = None
-        if graft := model.config.graft:
+        if model.config.graft:
             self._decoder = _plain(model.micro_decoder)
-            shape = self._decoder.cache_shape(len(stop), len(graft.feature_layers), self.width)
-            self._kv = torch.zeros(shape, dtype=model.state_dtype, device=stop.device)
+            features = handover.features
+            shape = self._decoder.cache_shape(len(features), features.shape[1], self.width)
+            self._kv = torch.zeros(shape, dtype=features.dtype, device=features.device)
 
     def left(self) -> list[object]:
-        return [self._features, self._context]
+        return [self._context]
 
     def choose(self, kind: Kind, index: int) -> None:
         if kind == GREEDY:
-            self._choose(self.choices[kind], self.groups, index, self.logits, self.stop)
+            self._choose(self.choices[kind], self.groups, index, self.handover.logits, self.handover.stop)
         else:
             super().choose(kind, index)
 
@@ -137,22 +136,26 @@ class CompiledPieces(Pieces):
         feature_layers = graft.feature_layers if graft else ()
         attend = self._attention()
         layers = [layer for layer in model.trunk.layers if isinstance(layer, DecoderLayer)]
-        self._features = []
+        features: list[Tensor] = []
         x, cos, sin, q, kv, merged = self._begin(model, layers[0], batch)
         for i, (layer, following) in enumerate(pairwise(layers)):
             x, q, kv = self._between(layer, following, merged, x, attend(i, q, kv), cos, sin)
             if i in feature_layers:
-                self._features.append(x)  # every static row emits, in its order
+                features.append(x)  # every static row emits, in its order
         last = len(layers) - 1
-        out = self.logits, self.stop
+        to = self.handover
+        out = to.logits, to.stop
         hidden = self._end(model, layers[-1], model.trunk.norm, merged, x, attend(last, q, kv), *out)
         if last in feature_layers:
-            self._features.append(hidden)
+            features.append(hidden)
+        to.hidden.copy_(hidden)
+        if features:
+            torch.stack(features, dim=1, out=to.features)
 
     def _micro_step(self, index: int) -> None:
-        model, tokens, leave = self._model, self.groups.newest, (self.logits, self.stop)
+        model, tokens, leave = self._model, self.groups.newest, (self.handover.logits, self.handover.stop)
         if index == 1:
-            self._context = self._first_micro(model, self._decoder, tokens, self._features, self._kv, *leave)
+            self._context = self._first_micro(model, self._decoder, tokens, self.handover.features, self._kv, *leave)
             return
         if self._context is None:
             raise RuntimeError("a group goes on that never began.")
@@ -224,13 +227,13 @@ def _first_micro(
     model: HamburgerModel,
     decoder: MicroStepDecoder,
     tokens: Tensor,
-    features: list[Tensor],
+    features: Tensor,
     kv: Tensor,
     logits: Tensor,
     stop: Tensor,
 ) -> Tensor:
-    """Micro-step 1, of features [B, D] each; returns the context that the further ones read."""
-    context = decoder.context_of(torch.stack(features, dim=1))
+    """Micro-step 1, of features [B, F, D]; returns the context that the further ones read."""
+    context = decoder.context_of(features)
     state, scores = model.micro_step(tokens, StaticMicroCache(context, kv), decoder)
     logits.copy_(scores)
     stop.copy_(model.stop_logit(state, 1))

@@ -3,9 +3,10 @@
     batch ──load──► static tensors ──replay──► logits ──choose 0──► micro-step 1 ──► logits ──choose 1──► ... ──► groups
 
 A bucket's step is cut into pieces, each a graph: the trunk, each micro-step, and each choice of a token. The host
-replays as many as the batch's widest group may need, and knows that beforehand. Penalties and log-probabilities are
-chosen without a graph, between the graphs of the pieces that compute. Other batches (prompts, grammars, scores) take
-the model's own way.
+replays as many as the batch's widest group may need, and knows that beforehand, or stops where no group goes on
+(early_exit.py decides). Penalties and log-probabilities are chosen without a graph, between the graphs of the pieces
+that compute. With prompts or scores in it a batch's trunk is the model's own, and the pieces after it are replayed.
+Rows with a grammar are emitted the model's own way, after the replays for the others.
 """
 
 from __future__ import annotations
@@ -13,26 +14,28 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
 import torch
+from torch import Tensor
 
 from hamburger.model.backends import Backend
 from hamburger.model.batch import ForwardBatch, StepOutput
-from hamburger.model.capture import Capture, Work
+from hamburger.model.bucket_step import BucketStep
+from hamburger.model.capture import Capture
 from hamburger.model.compiled_pieces import CompiledPieces, Compiler, inductor, while_compiling
 from hamburger.model.config import DynamicRopeScaling
-from hamburger.model.decode_pieces import KINDS, Kind, Pieces
+from hamburger.model.decode_pieces import KINDS, Handover, Pieces
+from hamburger.model.early_exit import EarlyExit
 from hamburger.model.hamburger import HamburgerModel
 from hamburger.model.kv_cache import PagedKVCache
-from hamburger.model.masked import Groups, MaskedStep
-from hamburger.model.static_batch import StaticBatch, with_extras
+from hamburger.model.static_batch import StaticBatch
 
-# steps: graphs of the pieces, as many as the widest group needs. early_exit: the host also waits for each choice, and
-# stops where no group goes on. whole: one graph with every micro-step there is.
-Form = Literal["steps", "early_exit", "whole"]
+# steps: graphs of the pieces, as many as the widest group may need. early_exit: the host also waits for each choice,
+# and stops where no group goes on. auto: whichever of the two is expected to cost less. whole: one graph with every
+# micro-step there is.
+Form = Literal["auto", "steps", "early_exit", "whole"]
 FORMS: tuple[Form, ...] = get_args(Form)
 
 
@@ -69,29 +72,29 @@ class DecodeGraphs:
         *,
         max_rows: int,
         max_columns: int,
-        form: Form = "steps",
+        form: Form = "auto",
         compiling: Compiling | None = None,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         if not model.masked:
             raise ValueError("a model that leaves rows out (prepare: masked) has no shape that could be captured.")
         trunk, device = model.config.trunk, model.embed_tokens.weight.device
         self._model, self._cache, self._capture, self._form = model, cache, capture, form
-        self._width, self._compiling = model.config.max_group, compiling
+        self._compiling, self._clock = compiling, clock
         self._batch = StaticBatch(
             max_rows,
             max_columns,
-            self._width,
+            model.config.max_group,
             cache.scratch_block * cache.block_size,
             cache.scratch_block,
             device,
             has_text_lengths=isinstance(trunk.rope_scaling, DynamicRopeScaling),
         )
         self._buckets = buckets(max_rows)
-        self._steps: dict[int, _BucketStep] = {}
-        groups = Groups.empty(max_rows, self._width, device)
-        shared = torch.empty(max_rows, trunk.vocab_size, dtype=model.state_dtype, device=device)
-        stop = torch.empty(max_rows, device=device)
-        self._shared = groups, shared, stop
+        self._steps: dict[int, BucketStep] = {}
+        self._handover = Handover.empty(model, max_rows)
+        self._early_exit = EarlyExit(model.config.max_group)
+        self._seen: float | None = None  # when the numbers of a step came to the host, if no step began since then
 
     @torch.inference_mode()
     def prepare(self, on_progress: Callable[[int, int], None] = lambda done, total: None, only: int = 0) -> None:
@@ -102,112 +105,97 @@ class DecodeGraphs:
             on_progress(done, len(wanted))
             if bucket not in self._steps:
                 self._steps[bucket] = self._prepared(bucket)
+                if self._form == "auto" and self._model.config.max_group > 1:
+                    self._early_exit.measured(bucket, self._steps[bucket].costs(self._clock))
 
     @torch.inference_mode()
-    def step(self, batch: ForwardBatch, cache: PagedKVCache) -> StepOutput:
-        """As HamburgerModel.step, of the cache that these graphs were made for."""
+    def step(self, batch: ForwardBatch, cache: PagedKVCache, *, behind: bool = False) -> StepOutput:
+        """As HamburgerModel.step, of the cache that these graphs were made for. behind: while another step runs."""
         if cache is not self._cache:
             raise ValueError("these graphs read and write another cache.")
-        bucket = next((size for size in self._steps_in_order() if size >= len(batch.emit)), None)
-        if bucket is None or not self._batch.holds(batch):
+        if behind and self._seen is not None:
+            self._early_exit.saw_host(self._clock() - self._seen)
+        self._seen = None
+        bucket = self._bucket(len(batch.emit))
+        if bucket is None or not self._batch.holds_choices(batch):
             return self._model.step(batch, cache)
-        self._batch.load(batch, bucket)
-        return self._steps[bucket].run(batch)
+        pieces = self._steps[bucket].pieces
+        if not self._batch.holds(batch):
 
-    def _steps_in_order(self) -> list[int]:
-        return [bucket for bucket in self._buckets if bucket in self._steps]
+            def emit(hidden: Tensor, features: list[Tensor], batch: ForwardBatch) -> StepOutput:
+                self._batch.load_choices(_unconstrained(batch), bucket)
+                pieces.take_over(hidden, features)
+                return self._emit(batch, bucket, behind=behind)
 
-    def _prepared(self, bucket: int) -> _BucketStep:
-        groups, logits, stop = self._shared
-        rows = Groups(**{name: getattr(groups, name)[:bucket] for name in Groups.__dataclass_fields__})
+            return self._model.step_with(emit, batch, cache)
+        self._batch.load(_unconstrained(batch), bucket)
+        if self._form == "whole" and (output := self._steps[bucket].whole(batch)) is not None:
+            return output
+        self._steps[bucket].trunk()
+        return self._emit(batch, bucket, behind=behind)
+
+    def saw(self, rows: int, width: int, longest: int) -> None:
+        """The numbers of a step came to the host: of so many rows, groups of up to `width` tokens, the longest of
+        those without a grammar of `longest`."""
+        self._seen = self._clock()
+        if (bucket := self._bucket(rows)) is not None:
+            self._early_exit.saw(bucket, width, longest)
+
+    def _emit(self, batch: ForwardBatch, bucket: int, *, behind: bool) -> StepOutput:
+        """The groups of a batch whose choices are loaded, and whose trunk has run."""
+        step, constraint, rows = self._steps[bucket], batch.sampling.constraint, len(batch.emit)
+        if constraint is None or len(constraint.rows) < rows:
+            exits = self._form == "early_exit" or self._early_exit.pays(bucket, batch.max_group_limit, behind=behind)
+            output = step.groups(batch, exits=exits)
+            if constraint is None:
+                return output
+        # After the replays, as it waits for the device: what they compute goes on while the host makes masks.
+        of_rows = step.pieces.handover.first(rows)
+        guided = self._model.emit_narrowing(of_rows.hidden, [*of_rows.features.unbind(1)], batch, constraint.rows)
+        return guided if len(constraint.rows) == rows else _with_rows(output, guided, constraint.rows)
+
+    def _bucket(self, rows: int) -> int | None:
+        """The smallest that was captured and holds so many rows."""
+        return next((bucket for bucket in self._buckets if bucket >= rows and bucket in self._steps), None)
+
+    def _prepared(self, bucket: int) -> BucketStep:
         batches = {kind: self._batch.rows(bucket, any_sampled=kind[0], any_filtered=kind[1]) for kind in KINDS}
-        given = self._model, self._cache, batches, rows, logits[:bucket], stop[:bucket]
+        given = self._model, self._cache, batches, self._handover.first(bucket)
         compiling = self._compiling if self._compiling and bucket <= self._compiling.rows else None
         if compiling is None:
-            step = _BucketStep(Pieces(*given), self._form)
+            step = BucketStep(Pieces(*given))
         else:
             pieces = CompiledPieces(*given, backend=compiling.backend, compiler=compiling.compiler)
-            step = _BucketStep(pieces, self._form)
+            step = BucketStep(pieces)
         started = time.perf_counter()
         with while_compiling() if compiling else nullcontext():
             step.warm(self._capture)
         if compiling is not None:
             before = compiling.seconds.get(bucket, 0.0)
             compiling.seconds[bucket] = before + time.perf_counter() - started
-        step.capture(self._capture)
+        step.capture(self._capture, whole=self._form == "whole")
         return step
 
 
-class _BucketStep:
-    """The macro-step of one number of rows: its pieces, captured, in the order that a batch needs."""
-
-    def __init__(self, pieces: Pieces, form: Form) -> None:
-        self._pieces, self._form = pieces, form
-        self._compute: list[Work] = []
-        self._choose: dict[Kind, list[Work]] = {kind: [] for kind in KINDS}
-        self._whole: dict[Kind, Work] = {}
-        # What one piece leaves for the next, for as long as there are graphs: it must not become others' memory.
-        self._kept: list[object] = []
-
-    def warm(self, capture: Capture) -> None:
-        """All pieces once."""
-
-        def all_pieces() -> None:
-            for index in range(self._pieces.width):
-                self._pieces.compute(index)
-                for kind in KINDS:
-                    self._pieces.choose(kind, index)
-
-        capture.warm(all_pieces)
-
-    def capture(self, capture: Capture) -> None:
-        """All pieces in the order of a step."""
-        pieces = self._pieces
-        for index in range(pieces.width):
-            self._compute.append(capture(partial(pieces.compute, index)))
-            for kind in KINDS:
-                self._choose[kind].append(capture(partial(pieces.choose, kind, index)))
-        self._kept += pieces.left()
-        if self._form == "whole" and pieces.width > 1:
-            for kind in KINDS:
-                self._whole[kind] = capture(partial(_all_in_turn, pieces, kind))
-                self._kept += pieces.left()
-
-    def run(self, batch: ForwardBatch) -> StepOutput:
-        """The step of a batch whose numbers were loaded into the static rows."""
-        rows, sampling, pieces = len(batch.emit), batch.sampling, self._pieces
-        kind = (sampling.any_sampled, sampling.any_sampled and sampling.any_filtered)
-        special = sampling.adjustments is not None or sampling.max_logprobs >= 0
-        width = min(batch.max_group_limit, pieces.width)
-        choice = pieces.choices[kind]
-        if special:
-            extended = with_extras(choice.sampling, sampling)
-            choice = MaskedStep(pieces.groups, extended, pieces.batch.confidence, pieces.batch.group_limits)
-        elif width > 1 and kind in self._whole:
-            self._whole[kind]()
-            return _first(choice.output(), rows)
-        for index in range(width):
-            if index and self._form == "early_exit" and not bool(pieces.groups.going.any()):
-                break
-            self._compute[index]()
-            if special:
-                if index == 0:
-                    pieces.groups.begin()
-                choice.take(index, pieces.logits, pieces.stop)
-            else:
-                self._choose[kind][index]()
-        return _first(choice.output(), rows)
+def _unconstrained(batch: ForwardBatch) -> ForwardBatch:
+    """Its rows with a grammar ask for no second token: what the graphs choose for them is not read."""
+    constraint = batch.sampling.constraint
+    if constraint is None:
+        return batch
+    return replace(batch, confidence=batch.confidence.index_fill(0, constraint.rows, 1.0))
 
 
-def _all_in_turn(pieces: Pieces, kind: Kind) -> None:
-    for index in range(pieces.width):
-        pieces.compute(index)
-        pieces.choose(kind, index)
+def _with_rows(output: StepOutput, other: StepOutput, rows: Tensor) -> StepOutput:
+    """`output` with some rows of `other`, whose groups may be narrower; it is changed."""
 
+    def put(into: Tensor, values: Tensor) -> None:
+        into[:, : values.shape[1]].index_copy_(0, rows, values.index_select(0, rows))
 
-def _first(output: StepOutput, rows: int) -> StepOutput:
-    """Copies of the first rows: the next step overwrites what they were made of."""
-    return StepOutput(
-        output.token_ids[:rows].clone(), output.group_sizes[:rows].clone(), output.stop_probs[:rows].clone(),
-        None if output.logprobs is None else output.logprobs.first(rows),
-    )  # fmt: skip
+    output.group_sizes.index_copy_(0, rows, other.group_sizes.index_select(0, rows))
+    put(output.token_ids, other.token_ids)
+    put(output.stop_probs, other.stop_probs)
+    if output.logprobs is not None and other.logprobs is not None:
+        put(output.logprobs.chosen, other.logprobs.chosen)
+        put(output.logprobs.top_ids, other.logprobs.top_ids)
+        put(output.logprobs.top, other.logprobs.top)
+    return output

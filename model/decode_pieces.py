@@ -1,9 +1,12 @@
 """The pieces that a decoding macro-step of static rows is cut into: the trunk, each micro-step, each choice of a token.
 
-Each leaves what the next reads in tensors that stay where they are; decode_graphs.py captures and replays them.
+Each leaves what the next reads in tensors that stay where they are; decode_graphs.py captures and replays them. What
+the trunk leaves may also come from elsewhere (`take_over`): from a step with prompts, which no graph holds.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -20,29 +23,58 @@ GREEDY: Kind = (False, False)
 KINDS: tuple[Kind, ...] = (GREEDY, (True, False), (True, True))
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Handover:
+    """What pieces leave for each other, of M rows; G is the widest group.
+
+    hidden [M, D] and features [M, F, D] are the trunk's, of the model's state dtype. logits [M, V], of the same, and
+    stop, float32 [M], are of the newest state. groups: what was chosen.
+    """
+
+    groups: Groups
+    hidden: Tensor
+    features: Tensor
+    logits: Tensor
+    stop: Tensor
+
+    @classmethod
+    def empty(cls, model: HamburgerModel, rows: int) -> Handover:
+        trunk, graft, device = model.config.trunk, model.config.graft, model.embed_tokens.weight.device
+        num_features = len(graft.feature_layers) if graft else 0
+
+        def zeros(*shape: int) -> Tensor:
+            return torch.zeros(rows, *shape, dtype=model.state_dtype, device=device)
+
+        return cls(
+            Groups.empty(rows, model.config.max_group, device),
+            zeros(trunk.hidden_size),
+            zeros(num_features, trunk.hidden_size),
+            zeros(trunk.vocab_size),
+            torch.zeros(rows, device=device),
+        )
+
+    def first(self, rows: int) -> Handover:
+        """That of the first rows: views."""
+        return Handover(
+            self.groups.first(rows), self.hidden[:rows], self.features[:rows], self.logits[:rows], self.stop[:rows]
+        )
+
+
 class Pieces:
     """Those of one number of rows, by the model's own modules.
 
-    batches: the static rows, the same for each kind of choice. logits [B, V] and stop [B]: where a piece leaves them
-    for the choice.
+    batches: the static rows, the same for each kind of choice.
     """
 
     def __init__(
-        self,
-        model: HamburgerModel,
-        cache: PagedKVCache,
-        batches: dict[Kind, ForwardBatch],
-        groups: Groups,
-        logits: Tensor,
-        stop: Tensor,
+        self, model: HamburgerModel, cache: PagedKVCache, batches: dict[Kind, ForwardBatch], handover: Handover
     ) -> None:
         self._model, self._cache = model, cache
-        self.batch, self.groups, self.logits, self.stop = batches[GREEDY], groups, logits, stop
+        self.batch, self.handover, self.groups = batches[GREEDY], handover, handover.groups
         self.width = self.batch.max_group_limit
         self.choices = {
-            kind: MaskedStep(groups, b.sampling, b.confidence, b.group_limits) for kind, b in batches.items()
+            kind: MaskedStep(self.groups, b.sampling, b.confidence, b.group_limits) for kind, b in batches.items()
         }
-        self._features: list[Tensor] = []
         self._micro: GroupCache | None = None
 
     def compute(self, index: int) -> None:
@@ -52,30 +84,36 @@ class Pieces:
         else:
             self._micro_step(index)
 
+    def take_over(self, hidden: Tensor, features: list[Tensor]) -> None:
+        """In place of compute(0): the states [R, D] and features [R, D] each of the first rows, computed elsewhere."""
+        rows, to = len(hidden), self.handover
+        to.hidden[:rows] = hidden
+        to.logits[:rows] = self._model.head(hidden)
+        to.stop[:rows] = self._model.stop_logit(hidden, 0)
+        if features:
+            torch.stack(features, dim=1, out=to.features[:rows])
+
     def choose(self, kind: Kind, index: int) -> None:
         """Token `index` of the groups."""
         if index == 0:
             self.groups.begin()
-        self.choices[kind].take(index, self.logits, self.stop)
+        self.choices[kind].take(index, self.handover.logits, self.handover.stop)
 
     def left(self) -> list[object]:
-        """What the last pieces left for each other: as long as their graphs are replayed it must not be freed."""
-        return [self._features, self._micro]
+        """What the last pieces left for each other beside the handover: it must live as long as their graphs."""
+        return [self._micro]
 
     def _trunk(self) -> None:
         model, graft = self._model, self._model.config.graft
         layers = graft.feature_layers if graft else ()
-        hidden, self._features = model.trunk(model.embed(self.batch), self.batch, self._cache, model.rotary, layers)
-        self._leave(hidden, model.head(hidden), 0)
+        hidden, features = model.trunk(model.embed(self.batch), self.batch, self._cache, model.rotary, layers)
+        self.take_over(hidden, features)
 
     def _micro_step(self, index: int) -> None:
         if index == 1:
-            self._micro = self._model.micro_decoder.start_static(torch.stack(self._features, dim=1), self.width)
+            self._micro = self._model.micro_decoder.start_static(self.handover.features, self.width)
         if self._micro is None:
             raise RuntimeError("a group goes on that never began.")
         state, logits = self._model.micro_step(self.groups.newest, self._micro)
-        self._leave(state, logits, index)
-
-    def _leave(self, state: Tensor, logits: Tensor, index: int) -> None:
-        self.logits.copy_(logits)
-        self.stop.copy_(self._model.stop_logit(state, index))
+        self.handover.logits.copy_(logits)
+        self.handover.stop.copy_(self._model.stop_logit(state, index))

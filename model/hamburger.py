@@ -39,6 +39,8 @@ from hamburger.model.rotary import RotaryEmbedding
 from hamburger.model.sampler import Choice, GroupSampler, token_logprobs
 from hamburger.model.trunk import Trunk
 
+# The states [M, D] and features [M, D] each of a batch's emitting rows -> their groups.
+Emit = Callable[[Tensor, list[Tensor], ForwardBatch], StepOutput]
 # Logits of a long prompt are never held at once: float32 rows of a 128k vocabulary take 64 MiB this way.
 SCORED_ROWS_AT_ONCE = 128
 
@@ -185,13 +187,17 @@ class HamburgerModel(nn.Module):
     def step(self, batch: ForwardBatch, cache: PagedKVCache) -> StepOutput:
         """Run one macro-step: write every new slot's KV, emit a group for each row of `batch.emit`, score
         `batch.scored`."""
-        feature_layers = self.config.graft.feature_layers if self.config.graft else ()
-        hidden, features = self.trunk(self.embed(batch), batch, cache, self.rotary, feature_layers)
-        emit = self._emit
+        emit: Emit = self.emit_narrowing
         if self.masked and batch.sampling.constraint is None:
             emit = self._emit_masked
         elif self.emitter is not None and self.emitter.takes(batch.sampling):
             emit = self.emitter.emit
+        return self.step_with(emit, batch, cache)
+
+    def step_with(self, emit: Emit, batch: ForwardBatch, cache: PagedKVCache) -> StepOutput:
+        """A macro-step whose groups `emit` makes."""
+        feature_layers = self.config.graft.feature_layers if self.config.graft else ()
+        hidden, features = self.trunk(self.embed(batch), batch, cache, self.rotary, feature_layers)
         if batch.scored is None:
             return emit(hidden, features, batch)
         emitting = len(batch.emit)
@@ -215,17 +221,22 @@ class HamburgerModel(nn.Module):
         embedded: Tensor = self.embed_tokens(token_ids).to(self.state_dtype)
         return embedded
 
-    def _emit(self, hidden: Tensor, features: list[Tensor], batch: ForwardBatch) -> StepOutput:
-        """First tokens from the trunk's state [M, D], then micro-steps for the rows whose groups go on."""
+    def emit_narrowing(
+        self, hidden: Tensor, features: list[Tensor], batch: ForwardBatch, only: Tensor | None = None
+    ) -> StepOutput:
+        """First tokens from the trunk's state [M, D], then micro-steps for the rows whose groups go on.
+
+        only: int64 [R], ascending, the rows that emit; the others' groups are empty. None for all.
+        """
         m, width, device = hidden.shape[0], batch.max_group_limit, hidden.device
         group = GrowingGroups(m, width, batch.sampling.max_logprobs, device)
         if not m:
             return group.output()
         sampler = GroupSampler(batch.sampling, None if self.emitter is None else self.emitter.draw)
-        rows = torch.arange(m, device=device)
+        rows = torch.arange(m, device=device) if only is None else only
         limits = torch.where(batch.confidence < 1, batch.group_limits, 1)
         threshold = torch.logit(batch.confidence)
-        state, micro = hidden, None
+        state, micro = hidden if only is None else hidden[only], None
         logits = self.head(state)
         for index in range(width):
             choice = sampler.choose(logits, rows, index)
@@ -250,7 +261,7 @@ class HamburgerModel(nn.Module):
                 break
             rows, tokens = rows[keep], choice.tokens[keep]
             if micro is None:
-                micro = self.micro_decoder.start(torch.stack(features, dim=1)[keep])
+                micro = self.micro_decoder.start(torch.stack(features, dim=1)[rows])
             elif len(keep) < len(on):
                 micro = micro.select(keep)
             self._go_on(rows, tokens)

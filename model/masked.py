@@ -40,6 +40,12 @@ class Groups:
             going=torch.ones(rows, dtype=torch.bool, device=device),
         )
 
+    def first(self, rows: int) -> Groups:
+        """Those of the first rows: views."""
+        return Groups(
+            self.token_ids[:rows], self.stop_probs[:rows], self.sizes[:rows], self.newest[:rows], self.going[:rows]
+        )
+
     def begin(self) -> None:
         """Forget the last macro-step."""
         self.token_ids.zero_()

@@ -88,9 +88,11 @@ class ParallelModel(HamburgerModel):
         self.group.broadcast(torch.cat([part.flatten() for part in _parts(batch)]))
         return super().step(batch, cache)
 
-    def _emit(self, hidden: Tensor, features: list[Tensor], batch: ForwardBatch) -> StepOutput:
+    def emit_narrowing(
+        self, hidden: Tensor, features: list[Tensor], batch: ForwardBatch, only: Tensor | None = None
+    ) -> StepOutput:
         self._num_emitting = len(hidden)
-        output = super()._emit(hidden, features, batch)
+        output = super().emit_narrowing(hidden, features, batch, only)
         if len(hidden) and batch.max_group_limit > 1:
             self.group.broadcast(batch.emit.new_full((len(hidden),), _NOT_ON))
         return output

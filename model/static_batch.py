@@ -15,10 +15,11 @@ from torch import Tensor
 from hamburger.model.batch import ForwardBatch, SamplingBatch
 
 MAX_END_IDS = 16
-# The numbers of a row, one int64 or float32 each, with those of a row that fills up.
-_INTS = {"group_sizes": 1, "positions": 0, "text_lengths": 1, "write_slots": 0, "context_slots": 1, "group_limits": 1}
-_SAMPLING_INTS = {"top_k": 0, "seed": 0, "output_index": 0, "logprobs": -1}
-_SAMPLING_FLOATS = {"temperature": 0.0, "top_p": 1.0, "min_p": 0.0}
+# The numbers of a row, one int64 or float32 each, with those of a row that fills up: what the trunk reads, and what the
+# choices of tokens do.
+_SLOT_INTS = {"group_sizes": 1, "positions": 0, "text_lengths": 1, "write_slots": 0, "context_slots": 1}
+_CHOICE_INTS = {"group_limits": 1, "top_k": 0, "seed": 0, "output_index": 0, "logprobs": -1}
+_CHOICE_FLOATS = {"confidence": 1.0, "temperature": 0.0, "top_p": 1.0, "min_p": 0.0}
 _TABLES = {"token_ids": 0, "block_tables": 0, "end_ids": -1}
 
 
@@ -36,10 +37,11 @@ class StaticBatch:
         *,
         has_text_lengths: bool,
     ) -> None:
-        ints = _INTS | _SAMPLING_INTS | {"write_slots": scratch_slot}
+        slots = _SLOT_INTS | {"write_slots": scratch_slot}
         if not has_text_lengths:
-            del ints["text_lengths"]
-        floats = {"confidence": 1.0} | _SAMPLING_FLOATS
+            del slots["text_lengths"]
+        self._num_slot_ints = len(slots)
+        ints, floats = slots | _CHOICE_INTS, _CHOICE_FLOATS
         self._names = [*ints], [*floats]
         self._padding = (
             torch.tensor([*ints.values()], dtype=torch.int64, device=device)[:, None],
@@ -57,23 +59,33 @@ class StaticBatch:
         self._max_group = max_group
 
     def holds(self, batch: ForwardBatch) -> bool:
-        """Whether the batch has this form, and fits: one slot a row, a group for each, no grammar, nothing scored."""
-        tables = {"token_ids": batch.token_ids, "block_tables": batch.block_tables, "end_ids": batch.sampling.end_ids}
+        """Whether the whole batch has this form, and fits: one slot a row, a group for each, nothing scored."""
         return (
-            0 < batch.num_single == len(batch.query_slots) == len(batch.emit) <= len(self._emit)
+            self.holds_choices(batch)
+            and batch.num_single == len(batch.query_slots) == len(batch.emit)
             and batch.scored is None
-            and batch.sampling.constraint is None
-            and all(table.shape[1] <= self._tables[name].shape[1] for name, table in tables.items())
+            and all(_of(batch, name).shape[1] <= self._tables[name].shape[1] for name in ("token_ids", "block_tables"))
         )
+
+    def holds_choices(self, batch: ForwardBatch) -> bool:
+        """Whether its emitting rows fit, whatever their slots are."""
+        return 0 < len(batch.emit) <= len(self._emit) and batch.sampling.end_ids.shape[1] <= MAX_END_IDS
 
     def load(self, batch: ForwardBatch, bucket: int) -> None:
         """Take over a batch that it `holds`; the rows after it, up to the bucket, become harmless."""
-        rows = len(batch.emit)
-        for names, numbers, padding in zip(self._names, self._numbers, self._padding, strict=True):
-            numbers[:, :rows] = torch.stack([_of(batch, name) for name in names])
-            numbers[:, rows:bucket] = padding
-        for name, table in self._tables.items():
-            given = _of(batch, name)
+        self._load(batch, bucket, 0, [*self._tables])
+
+    def load_choices(self, batch: ForwardBatch, bucket: int) -> None:
+        """The same of what is read after the trunk, of a batch whose choices it holds."""
+        self._load(batch, bucket, self._num_slot_ints, ["end_ids"])
+
+    def _load(self, batch: ForwardBatch, bucket: int, first_int: int, tables: list[str]) -> None:
+        rows, firsts = len(batch.emit), (first_int, 0)
+        for names, numbers, padding, first in zip(self._names, self._numbers, self._padding, firsts, strict=True):
+            numbers[first:, :rows] = torch.stack([_of(batch, name) for name in names[first:]])
+            numbers[first:, rows:bucket] = padding[first:]
+        for name in tables:
+            table, given = self._tables[name], _of(batch, name)
             table[:rows, : given.shape[1]] = given
             table[rows:bucket] = self._fill[name]
             if name != "block_tables":  # a table's further columns are beyond its context

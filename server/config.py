@@ -13,7 +13,7 @@ import yaml
 from pydantic import BeforeValidator, Field, ValidationError
 from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
-from hamburger.engine.config import AttentionBackend, EngineArgs, OverlapSteps, Quantization
+from hamburger.engine.config import AttentionBackend, DecodeGraphForm, EngineArgs, OverlapSteps, Quantization
 from hamburger.engine.dial import AutoConfidence
 from hamburger.engine.logs import LogFormat
 from hamburger.server.also import NOT_INHERITED, AlsoModel, parse_also
@@ -152,6 +152,10 @@ class ServeSettings(BaseSettings):
         _DEFAULTS.prefix_cache, description="whether prompts that begin alike share the KV slots of their beginning"
     )
     enforce_eager: bool = Field(_DEFAULTS.enforce_eager, description="whether a GPU decodes without CUDA graphs")
+    decode_graph_form: DecodeGraphForm = Field(
+        _DEFAULTS.decode_graph_form,
+        description="which CUDA graphs of a decoding step are replayed: auto, steps, early_exit or whole",
+    )
     overlap_steps: Annotated[OverlapSteps, BeforeValidator(_on_or_off)] = Field(
         _DEFAULTS.overlap_steps,
         description="whether a step is prepared while the one before it runs: auto (on a GPU), on or off",

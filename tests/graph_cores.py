@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import random
+import time
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +13,9 @@ import torch
 
 from hamburger.engine.config import EngineConfig
 from hamburger.engine.core import EngineCore
+from hamburger.engine.grammar import Grammars, choice_grammar, json_grammar, regex_grammar
 from hamburger.engine.messages import GroupOutput, SubmitRequest
+from hamburger.engine.overlap import OverlappedCore
 from hamburger.engine.runner import Runner
 from hamburger.model.capture import Capture
 from hamburger.model.config import ModelConfig
@@ -42,7 +47,10 @@ def graphs_core(
     *,
     max_rows: int = ROWS,
     compiling: Compiling | None = None,
+    overlap: bool = False,
+    clocks: tuple[Callable[[], float], Callable[[], float]] = (lambda: 0.0, time.perf_counter),
 ) -> EngineCore:
+    """clocks: of the core and of the graphs."""
     config = EngineConfig(
         max_model_len=CONTEXT,
         max_num_seqs=max_rows,
@@ -57,10 +65,50 @@ def graphs_core(
     for data in cache.data:  # what nobody has written must not matter
         data[:num_blocks].fill_(1e4)
     graphs = DecodeGraphs(
-        model, cache, capture, max_rows=max_rows, max_columns=CONTEXT // BLOCK, form=form, compiling=compiling
+        model,
+        cache,
+        capture,
+        max_rows=max_rows,
+        max_columns=CONTEXT // BLOCK,
+        form=form,
+        compiling=compiling,
+        clock=clocks[1],
     )
     graphs.prepare()
-    return EngineCore(config, Runner(model, cache, graphs), clock=lambda: 0.0)
+    return (OverlappedCore if overlap else EngineCore)(
+        config, Runner(model, cache, graphs), clocks[0], ascii_grammars()
+    )
+
+
+class Ascii:
+    """The models' 96 tokens: two special ones and the characters from space to }."""
+
+    vocab_size = 96
+
+    def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
+        return [ord(character) - 30 for character in text]
+
+    def token_bytes(self, token_id: int, *, first: bool = False) -> bytes:
+        return b"" if token_id < 2 else bytes([token_id + 30])
+
+    def is_special(self, token_id: int) -> bool:
+        return token_id < 2
+
+
+def ascii_grammars() -> Grammars:
+    return Grammars(Ascii, Ascii.vocab_size, (1,))
+
+
+def guided(asked: list[SubmitRequest], every: int = 3) -> list[SubmitRequest]:
+    """One in `every` of the requests gets a grammar; it keeps its other wishes, but for min_tokens."""
+    grammars = [json_grammar(), regex_grammar("[a-f ]{30,60}"), choice_grammar(["yes, of course", "yes", "never"])]
+    found = []
+    for i, request in enumerate(asked):
+        if i % every == 0:
+            changed = replace(request.params, grammar=grammars[i // every % len(grammars)], min_tokens=0)
+            request = replace(request, params=changed)
+        found.append(request)
+    return found
 
 
 def requests(seed: int, number: int = 14) -> list[SubmitRequest]:

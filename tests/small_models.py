@@ -10,6 +10,7 @@ from torch import Tensor
 
 from hamburger.engine.config import EngineConfig
 from hamburger.engine.core import EngineCore
+from hamburger.engine.grammar import Grammars
 from hamburger.engine.messages import GroupOutput, SubmitRequest
 from hamburger.engine.overlap import OverlappedCore
 from hamburger.engine.runner import Runner
@@ -103,6 +104,7 @@ def core_of(
     prefix_cache: bool = False,
     held: TrunkConfig | None = None,
     overlap: bool = False,
+    grammars: Grammars | None = None,
 ) -> EngineCore:
     """A real core and runner over a model. held: the trunk whose KV the cache has, if not all of it."""
     config = EngineConfig(
@@ -117,7 +119,7 @@ def core_of(
     )
     weight = model.embed_tokens.weight
     cache = PagedKVCache(held or model.config.trunk, num_blocks, block_size, weight.dtype, weight.device)
-    return (OverlappedCore if overlap else EngineCore)(config, Runner(model, cache), clock=lambda: 0.0)
+    return (OverlappedCore if overlap else EngineCore)(config, Runner(model, cache), lambda: 0.0, grammars)
 
 
 def params(**fields: Any) -> SamplingParams:

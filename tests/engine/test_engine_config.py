@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from fakes import fake_config
-from hamburger.engine.config import EngineArgs
+from hamburger.engine.config import DECODE_GRAPH_FORMS, EngineArgs
 from hamburger.model.config import ConfigError
+from hamburger.model.decode_graphs import FORMS
 
 
 @pytest.mark.parametrize(
@@ -59,6 +60,14 @@ def test_the_micro_step_kernel_does_not_go_with_ranks() -> None:
 def test_overlap_steps_is_one_of_three() -> None:
     with pytest.raises(ConfigError, match="overlap_steps is 'maybe': it must be one of auto, on, off"):
         EngineArgs(overlap_steps="maybe")  # type: ignore[arg-type]
+
+
+def test_decode_graph_form_is_one_of_those_that_the_graphs_have() -> None:
+    assert DECODE_GRAPH_FORMS == FORMS
+    with pytest.raises(
+        ConfigError, match="decode_graph_form is 'all': it must be one of auto, steps, early_exit, whole"
+    ):
+        EngineArgs(decode_graph_form="all")  # type: ignore[arg-type]
 
 
 def test_the_pool_must_hold_one_sequence_of_max_model_len() -> None:

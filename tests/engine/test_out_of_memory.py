@@ -20,7 +20,6 @@ from hamburger.engine.runner import Runner
 from hamburger.engine.sampling_params import SamplingParams
 from hamburger.model.batch import ForwardBatch, StepOutput
 from hamburger.model.config import ModelConfig
-from hamburger.model.kv_cache import PagedKVCache
 from playing import play
 from small_models import core_of, graft_config, params, random_model, run_core, tokens_of, trunk_config
 
@@ -133,12 +132,11 @@ class Starved(Runner):
 
     def __init__(self, runner: Runner, errors: dict[int, Exception]) -> None:
         self.__dict__ |= runner.__dict__
-        self._errors, self._number, self._computed = errors, 0, self._step
-        self._step = self._starved
+        self._errors, self._number = errors, 0
 
-    def _starved(self, batch: ForwardBatch, cache: PagedKVCache) -> StepOutput:
+    def _step(self, batch: ForwardBatch, *, behind: bool) -> StepOutput:
         self._number += 1
-        output = self._computed(batch, cache)
+        output = super()._step(batch, behind=behind)
         if self._number in self._errors:
             raise self._errors[self._number]
         return output

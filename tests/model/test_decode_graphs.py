@@ -92,7 +92,7 @@ def test_every_bucket_is_captured_once_the_largest_first() -> None:
     model = random_model(MODELS["positions"], masked=True)
     cache = PagedKVCache(model.config.trunk, 8, BLOCK, torch.float32, CPU)
     capture, seen = CountingCapture(), []
-    graphs = DecodeGraphs(model, cache, capture, max_rows=4, max_columns=8)
+    graphs = DecodeGraphs(model, cache, capture, max_rows=4, max_columns=8, form="steps")
     graphs.prepare(lambda done, total: seen.append((done, total)))
     assert seen == [(0, 3), (1, 3), (2, 3)]
     # For each bucket the trunk and 3 micro-steps, and after each a choice of 3 kinds.
@@ -112,7 +112,8 @@ def test_only_as_many_micro_steps_are_replayed_as_groups_may_need() -> None:
         core = graphs_core(model, capture, form, 40)  # type: ignore[arg-type]
         core.add(SubmitRequest("r", [5, 6, 7], params(confidence=1.0, max_tokens=1, ignore_eos=True), 0.0))
         core.step()
-        assert capture.replayed == 0  # a prompt of several slots is not for them
+        assert capture.replayed == 1  # the trunk of a prompt of several slots is not for them, the choice after it is
+        capture.replayed = 0
         asked = params(confidence=confidence, max_tokens=max_tokens, ignore_eos=True)
         core.add(SubmitRequest("s", [5], asked, 0.0))
         while core.has_work:

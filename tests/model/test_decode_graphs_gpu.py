@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from graph_cores import BLOCK, CONTEXT, MODELS, ROWS, TF32, assert_same, graphs_core, requests
+from graph_cores import BLOCK, CONTEXT, MODELS, ROWS, TF32, ascii_grammars, assert_same, graphs_core, guided, requests
 from hamburger.engine.config import EngineArgs
 from hamburger.engine.core import EngineCore
 from hamburger.engine.memory import step_bytes
@@ -33,11 +33,11 @@ GPU = torch.device("cuda")
 @pytest.mark.parametrize("name", MODELS)
 def test_graphs_give_the_texts_of_the_same_gpu_without_them(name: str, form: Form) -> None:
     model = random_model(MODELS[name], seed=2, device=GPU)
-    asked = requests(len(name))
+    asked = guided(requests(len(name)))
     with_graphs = play(graphs_core(model, CudaCapture(GPU), form, 400), asked, at_once=1, every=3).outputs
     core = graphs_core(model, EagerCapture(), form, 400)
     assert isinstance(core._runner, Runner)
-    plain = EngineCore(core.config, Runner(model, core._runner._cache), clock=lambda: 0.0)
+    plain = EngineCore(core.config, Runner(model, core._runner._cache), lambda: 0.0, ascii_grammars())
     assert_same(with_graphs, play(plain, asked, at_once=1, every=3).outputs)
 
 

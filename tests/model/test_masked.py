@@ -40,7 +40,7 @@ def model_of(shape: str) -> HamburgerModel:
 
 
 def random_batch(model: HamburgerModel, draw: random.Random) -> ForwardBatch:
-    """What `_emit` reads of a batch: rows of every kind, some of them rare."""
+    """What `emit_narrowing` reads of a batch: rows of every kind, some of them rare."""
     m, most = draw.randint(1, 9), model.config.max_group
 
     def ints(*values: int) -> Tensor:
@@ -109,7 +109,7 @@ def emit(model: HamburgerModel, batch: ForwardBatch, seed: int, *, masked: bool)
     graft, rows = model.config.graft, len(batch.emit)
     hidden, *features = torch.randn(1 + (len(graft.feature_layers) if graft else 0), rows, 32, generator=generator)
     with torch.inference_mode():
-        return (model._emit_masked if masked else model._emit)(hidden, features, batch)
+        return (model._emit_masked if masked else model.emit_narrowing)(hidden, features, batch)
 
 
 @pytest.mark.parametrize("shape", GRAFTS)
