@@ -6,23 +6,35 @@ import os
 import queue
 import shutil
 import signal
+import socket
+import threading
 import time
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from engines_of_servers import children, until
 from fakes import ScriptedRunner
+from hamburger.engine import build_rank
 from hamburger.engine.batch import BatchResult, ScheduledBatch
+from hamburger.engine.build_rank import RankBuild
 from hamburger.engine.config import EngineArgs
-from hamburger.engine.errors import EngineDead
+from hamburger.engine.errors import EngineDead, OutOfMemory
 from hamburger.engine.llm import LLM
+from hamburger.engine.load import find, model_of
+from hamburger.engine.memory import step_bytes
 from hamburger.engine.ranks import LeadingRunner, Ranks
 from hamburger.engine.sampling_params import SamplingParams
-from hamburger.engine.wire import Failed
+from hamburger.engine.wire import Failed, RankMeet, RankPool
 from hamburger.model.checkpoint import save_checkpoint
 from hamburger.model.config import ConfigError, ModelConfig
+from hamburger.model.group import Group
+from hamburger.model.kv_cache import slot_bytes
+from hamburger.model.parallel import ParallelModel
+from hamburger.model.shards import StepShape
 from hamburger.model.sources import BUILTIN, CheckpointError
 from processes import is_alive
 from small_models import graft_config, random_tensors, trunk_config
@@ -126,9 +138,95 @@ def test_a_step_that_was_broken_off_is_the_last() -> None:
         runner.run(ScheduledBatch([]))
 
 
-def test_ranks_that_ran_out_of_memory_say_so_to_the_end() -> None:
-    inner = ScriptedRunner(out_of_memory=lambda step, batch: True)
-    runner = LeadingRunner(inner, Ranks(EngineArgs(), lambda failed: None))
+def test_memory_that_does_not_hold_a_step_ends_nothing() -> None:
+    runner = LeadingRunner(
+        ScriptedRunner(out_of_memory=lambda step, batch: step < 3), Ranks(EngineArgs(), lambda failed: None)
+    )
     for _ in range(2):
-        with pytest.raises(EngineDead, match="scripted An engine of several ranks cannot go on: lower max_num_batched"):
+        with pytest.raises(OutOfMemory, match="scripted"):
             runner.run(ScheduledBatch([]))
+    assert runner.run(ScheduledBatch([])) == BatchResult([])
+
+
+class _Dying(Ranks):
+    """Ranks of which one ends when it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__(EngineArgs(), lambda failed: None)
+
+    def lose_one(self) -> None:
+        self._watch.loss(Failed("error", "rank 1 has ended"))
+
+
+class _Aborted(ScriptedRunner):
+    """A rank ends during the second step, whose calls are aborted: they end without an error."""
+
+    def __init__(self, ranks: _Dying, **options: Any) -> None:
+        super().__init__(**options)
+        self._ranks = ranks
+
+    def run(self, batch: ScheduledBatch) -> BatchResult:
+        if self.num_steps == 1:
+            self._ranks.lose_one()
+        return super().run(batch)
+
+
+@pytest.mark.parametrize("has_memory", [True, False])
+def test_nothing_of_a_step_that_a_rank_did_not_survive_is_believed(has_memory: bool) -> None:
+    ranks = _Dying()
+    runner = LeadingRunner(_Aborted(ranks, out_of_memory=lambda step, batch: step > 1 and not has_memory), ranks)
+    assert runner.run(ScheduledBatch([])) == BatchResult([])
+    for _ in range(2):
+        with pytest.raises(EngineDead, match="rank 1 has ended"):
+            runner.run(ScheduledBatch([]))
+
+
+class _ScriptedMeter:
+    """Reads what it was told."""
+
+    def __init__(self, *peaks: int) -> None:
+        self._peaks, self.began = [*peaks], 0
+
+    def begin(self) -> None:
+        self.began += 1
+
+    def peak(self) -> int:
+        return self._peaks.pop(0)
+
+    def used(self) -> int:
+        raise NotImplementedError  # of graphs, which ranks do not have
+
+
+def test_all_ranks_run_the_largest_steps_together_and_measure_their_own(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 1 is a thread here."""
+    args = EngineArgs(
+        model=str(folder),
+        device="cpu",
+        dtype="float32",
+        tensor_parallel_size=2,
+        max_num_batched_slots=40,
+        max_num_seqs=8,
+    )
+    threads, found = torch.get_num_threads(), []
+    monkeypatch.setattr(build_rank, "rank_pool_bytes", lambda args, device, for_steps: 1000 - for_steps)
+    ranks, group, told = [RankBuild(args, 1)], Group(0, 2), queue.SimpleQueue[StepShape]()
+    checkpoint = find(args)
+    model = model_of(checkpoint, args, group)
+    assert isinstance(model, ParallelModel)
+    torch.set_num_threads(threads)
+    theirs, ours = _ScriptedMeter(500, 300), _ScriptedMeter(200, 700)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        meet = RankMeet(listener.getsockname()[1], 2)
+        follower = threading.Thread(target=lambda: found.append(ranks[0].meet(meet, told.get, theirs)), daemon=True)
+        follower.start()
+        group.host(torch.device("cpu"), listener)
+    model.lead(told.put)
+    free = 1000 * slot_bytes(model.held, torch.float32)
+    assert step_bytes(model, replace(args, enforce_eager=True), 64, free, ours) == 700
+    follower.join(60)
+    assert found == [500]
+    assert (ours.began, theirs.began) == (3, 3)
+    cache = ranks[0].cache(RankPool(7))
+    assert cache.data[0].shape == (8, args.block_size, 2, model.config.trunk.num_kv_heads // 2, 8)
