@@ -75,7 +75,7 @@ class ParallelModel(HamburgerModel):
         if how.kernels is not None or how.masked or how.eight_bits is not None:
             raise ValueError("a split model has no packed weights, and emits in no static shapes.")
         super().prepare(max_positions, replace(how, masked=False))
-        self.calls = StepCalls(self.group, self._call_sizes(), self.state_dtype, self.embed_tokens.weight.device)
+        self.calls = StepCalls(self.group, self._call_sizes(), self.embed_tokens.weight)
         self.head = _GatheredHead(self.head, self.calls, torch.arange(self.config.trunk.vocab_size))
         graft = self.config.graft
         if graft is not None and graft.short_list_size is not None:

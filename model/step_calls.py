@@ -3,8 +3,8 @@
     batch ─► embedding ─► o, down of each layer ─► head ─► rows that go on ─► micro-step's ─► ... ─► scores ─► flags
 
 A rank that makes fewer calls than the others leaves them waiting for ever. So one whose memory ends in the middle of a
-step computes no more, but makes every call that is left, with zeros, which the others' arithmetic survives. The last
-call tells all of them whose memory that was; then rank 0 throws the step away.
+step computes no more, but makes every call that is left, with zeros or weights, which the others' arithmetic survives.
+The last call tells all of them whose memory that was; then rank 0 throws the step away.
 """
 
 from __future__ import annotations
@@ -45,13 +45,14 @@ class CallSizes:
 
 
 class StepCalls:
-    """One rank's. dtype: of states and logits. device: of the model, and of all tensors here.
+    """One rank's. weights: some of the model's, with the dtype of states and logits.
 
     A call that is not the next of the step is a mistake in the model or in this file: a RuntimeError.
     """
 
-    def __init__(self, group: Group, sizes: CallSizes, dtype: torch.dtype, device: torch.device) -> None:
-        self._group, self._sizes, self._dtype, self._device = group, sizes, dtype, device
+    def __init__(self, group: Group, sizes: CallSizes, weights: Tensor) -> None:
+        self._group, self._sizes, self._weights = group, sizes, weights.detach().flatten()
+        device = self._device = weights.device
         self._flags = torch.zeros(group.size, dtype=torch.int64, device=device)  # later there may be no memory for it
         self._ahead: deque[Call] = deque()
         self._told: Tensor | None = None  # who goes on, until `go_on` is called
@@ -115,7 +116,7 @@ class StepCalls:
     def gather(self, x: Tensor) -> Tensor:
         """Rank 0: all ranks' x [..., k] side by side, [..., size * k]. The others get their own x back."""
         x = x.contiguous()
-        parts = self._parts(x)
+        parts = [] if self.rank else [torch.empty_like(x) for _ in range(self._group.size)]
         self._next("gather", x)
         self._group.gather(x, parts)
         return torch.cat(parts, dim=-1) if parts else x
@@ -129,7 +130,7 @@ class StepCalls:
         return [rank for rank, flag in enumerate(flags) if flag]
 
     def abandon(self) -> list[int]:
-        """Make the calls that are left of a step, if any, with zeros, and agree. The step's own tensors should be gone.
+        """Make the calls that are left of a step, if any, and agree. The step's own tensors should be gone.
 
         Raises GroupError where there is no memory for a call's own values.
         """
@@ -158,19 +159,12 @@ class StepCalls:
             case "rows":  # of rank 0: nobody goes on
                 self.share_rows(torch.full((number,), NOT_ON, device=self._device))
             case "reduce":
-                self.all_reduce(self._zeros(number))
-            case "gather":
-                x = self._zeros(number)
-                parts = self._parts(x)
+                self.all_reduce(self._weights.new_zeros(number))
+            case "gather":  # of logits, the largest tensors of all; nobody believes these, if they are finite
+                x = self._weights[:number] if number <= len(self._weights) else self._weights.new_zeros(number)
+                parts = [] if self.rank else [torch.empty_like(x)] * self._group.size  # upon each other
                 self._next("gather", x)
                 self._group.gather(x, parts)
-
-    def _zeros(self, number: int) -> Tensor:
-        return torch.zeros(number, dtype=self._dtype, device=self._device)
-
-    def _parts(self, x: Tensor) -> list[Tensor]:
-        """Where rank 0 gathers."""
-        return [] if self.rank else [torch.empty_like(x) for _ in range(self._group.size)]
 
     def _next(self, kind: Kind, x: Tensor) -> None:
         """A call is made now: whatever it needs is there, so it will take place."""
