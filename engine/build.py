@@ -71,8 +71,10 @@ def _build(
     prefix_cache = args.prefix_cache and model_config.trunk.context_tokens == model_config.trunk.fixed_context_tokens
     if args.prefix_cache and not prefix_cache:
         on_progress("no prefix cache: with dynamic rope scaling a prompt's keys depend on its length")
-    for_steps = 0
-    if leader is None and device.type == "cuda" and args.kv_cache_memory is None:
+    measures, for_steps = device.type == "cuda" and args.kv_cache_memory is None, 0
+    if leader is not None:
+        leader.meet(model, device, measures=measures)
+    if measures:
         on_progress("measuring what steps take" + (", which compiles some of them" if compiling is not None else ""))
         for_steps = step_bytes(
             model,
@@ -83,7 +85,9 @@ def _build(
             compiling,
         )
     on_progress("sizing the KV pool")
-    budget = rank_pool_bytes(args, device, for_steps) if leader is None else leader.pool_bytes(device)
+    budget = rank_pool_bytes(args, device, for_steps)
+    if leader is not None:
+        budget = leader.pool_bytes(budget)
     config = EngineConfig(
         max_model_len=max_model_len,
         max_num_seqs=args.max_num_seqs,
@@ -96,20 +100,21 @@ def _build(
         max_queue_seconds=args.max_queue_seconds,
         prefix_cache=prefix_cache,
     )
-    if leader is None:
-        try:
-            cache = PagedKVCache(model_config.trunk, config.num_blocks, config.block_size, kv_dtype, device)
-            graphs = decode_graphs(model, cache, args, max_model_len, compiling) if captures else None
-            if graphs is not None:
-                prepare(graphs, args.max_num_seqs, compiling, on_progress)
-        except torch.OutOfMemoryError as error:
-            raise ConfigError(
-                "The KV pool and the CUDA graphs do not fit beside the weights: lower kv_cache_memory or max_num_seqs, "
-                f"or set enforce_eager. ({str(error).splitlines()[0]})"
-            ) from error
-        runner: Runner | LeadingRunner = Runner(model, cache, graphs, None if kernels is None else _step_threads())
+    try:
+        cache = PagedKVCache(model.held, config.num_blocks, config.block_size, kv_dtype, device)
+        graphs = decode_graphs(model, cache, args, max_model_len, compiling) if captures else None
+        if graphs is not None:
+            prepare(graphs, args.max_num_seqs, compiling, on_progress)
+    except torch.OutOfMemoryError as error:
+        raise ConfigError(
+            "The KV pool and the CUDA graphs do not fit beside the weights: lower kv_cache_memory or max_num_seqs, "
+            f"or set enforce_eager. ({str(error).splitlines()[0]})"
+        ) from error
+    runner: Runner | LeadingRunner
+    if leader is not None:
+        runner = leader.runner(model, cache, config.num_blocks)
     else:
-        runner = leader.runner(model, config.num_blocks, kv_dtype, device)
+        runner = Runner(model, cache, graphs, None if kernels is None else _step_threads())
     graft = model_config.graft
     confidence = args.confidence if args.confidence is not None else model_config.default_confidence
     tokens_per_kv = graft.expected_tokens_per_kv if graft and confidence == graft.default_confidence else 1.0

@@ -1,14 +1,16 @@
 """What tensor parallelism adds to building an engine: rank 0's side, and the whole of every other rank's.
 
-    rank 0          read the checkpoint, start the ranks, take its part, size the pool ─► share it ─► meet ─► lead
-    other ranks     read the checkpoint, take their part, tell what they have for the pool ──────► meet ─► follow
+    rank 0          start the ranks, read the checkpoint, take its part ─► meet ─► measure ─► size the pool ─► lead
+    other ranks                      read the checkpoint, take their part ─► meet ─► measure ─► tell ─► cache ─► follow
 
-Each rank reads the files itself and moves only its part to its device. Torch is imported here.
+Each rank reads the files itself and moves only its part to its device. On GPUs all of them measure what the largest
+steps take of their own memory, in steps that they run together. Torch is imported here.
 """
 
 from __future__ import annotations
 
 import socket
+from collections.abc import Callable
 
 import torch
 
@@ -16,13 +18,14 @@ from hamburger.engine.config import EngineArgs
 from hamburger.engine.load import find, model_of, rank_pool_bytes
 from hamburger.engine.ranks import LeadingRunner, OnLost, Ranks
 from hamburger.engine.runner import Runner
-from hamburger.engine.wire import RankPool
-from hamburger.model.config import TrunkConfig
+from hamburger.engine.wire import RankMeet, RankPool
+from hamburger.model.config import ConfigError
 from hamburger.model.group import Group
 from hamburger.model.hamburger import HamburgerModel
 from hamburger.model.kv_cache import PagedKVCache
 from hamburger.model.parallel import ParallelModel
-from hamburger.model.shards import shard_trunk
+from hamburger.model.shards import StepShape
+from hamburger.model.step_memory import NUM_LARGEST, CudaMeter, Meter, most_bytes, small_cache
 
 
 class Leader:
@@ -33,27 +36,27 @@ class Leader:
         self.group = group = Group(0, args.tensor_parallel_size)
         self.ranks = Ranks(args, on_lost or (lambda failed: group.abort()))
 
-    def pool_bytes(self, device: torch.device) -> int:
-        """Bytes for the whole pool, by the rank that has least. Waits until every rank has its weights, and raises
-        what kept one from it."""
-        return self._args.tensor_parallel_size * min(self.ranks.loaded(), rank_pool_bytes(self._args, device))
-
-    def runner(self, model: HamburgerModel, num_blocks: int, dtype: torch.dtype, device: torch.device) -> LeadingRunner:
-        """Share the pool, meet the other ranks, and lead them from now on."""
-        parallel = _parallel(model)
+    def meet(self, model: HamburgerModel, device: torch.device, *, measures: bool) -> None:
+        """Meet the other ranks, and lead them from now on. Waits until every rank has its weights, and raises what kept
+        one from it. measures: the first steps are those that step_bytes (memory.py) measures."""
+        self.ranks.loaded()
         with socket.create_server(("127.0.0.1", 0)) as listener:
-            self.ranks.share(RankPool(num_blocks, listener.getsockname()[1]))
+            self.ranks.tell(RankMeet(listener.getsockname()[1], NUM_LARGEST if measures else 0))
             self.group.host(device, listener)
-        parallel.lead(self.ranks.announce)
-        cache = _cache(model.config.trunk, self._args, num_blocks, dtype, device)
-        return LeadingRunner(Runner(parallel, cache), self.ranks)
+        _parallel(model).lead(self.ranks.tell)
+
+    def pool_bytes(self, own: int) -> int:
+        """Bytes for the whole pool, by the rank that has least; own: what this one has."""
+        return self._args.tensor_parallel_size * min(self.ranks.memory(), own)
+
+    def runner(self, model: HamburgerModel, cache: PagedKVCache, num_blocks: int) -> LeadingRunner:
+        """cache: this rank's part of the pool, of num_blocks; the others make theirs now."""
+        self.ranks.tell(RankPool(num_blocks))
+        return LeadingRunner(Runner(model, cache), self.ranks)
 
 
 class RankBuild:
-    """Another rank's part of the weights. pool_bytes: what it has for its part of the KV pool.
-
-    Raises CheckpointError or ConfigError.
-    """
+    """Another rank's part of the weights. Raises CheckpointError or ConfigError."""
 
     def __init__(self, args: EngineArgs, rank: int) -> None:
         self._args = args
@@ -61,21 +64,35 @@ class RankBuild:
         found = find(args, rank)
         self._device, self._dtype = found.device, found.dtype
         self.model = _parallel(model_of(found, args, self._group))
-        self.pool_bytes = rank_pool_bytes(args, found.device)
 
-    def meet(self, pool: RankPool) -> PagedKVCache:
-        """Meet the others, and make this rank's KV cache."""
-        self._group.join(self._device, pool.port)
-        return _cache(self.model.config.trunk, self._args, pool.num_blocks, self._dtype, self._device)
+    def meet(self, told: RankMeet, next_shape: Callable[[], StepShape], meter: Meter | None = None) -> int:
+        """Meet the others. Bytes for this rank's part of the KV pool, after the steps that are to be measured.
+
+        meter: a GPU's unless it is given."""
+        self._group.join(self._device, told.port)
+        for_steps = 0
+        if told.num_measured:
+            meter = meter or CudaMeter(self._device)
+            for_steps = self._measured(told.num_measured, next_shape, meter)
+            meter.begin()  # all of it can be had again
+        return rank_pool_bytes(self._args, self._device, for_steps)
+
+    def _measured(self, number: int, next_shape: Callable[[], StepShape], meter: Meter) -> int:
+        cache = small_cache(self.model, self._args.max_num_batched_slots, self._args.block_size)
+        return most_bytes(number, lambda: self.model.follow(next_shape(), cache), meter)
+
+    def cache(self, pool: RankPool) -> PagedKVCache:
+        """This rank's part of the pool. Raises ConfigError."""
+        try:
+            return PagedKVCache(self.model.held, pool.num_blocks, self._args.block_size, self._dtype, self._device)
+        except torch.OutOfMemoryError as error:
+            raise ConfigError(
+                f"The KV pool does not fit beside the weights on {self._device}: lower kv_cache_memory. "
+                f"({str(error).splitlines()[0]})"
+            ) from error
 
 
 def _parallel(model: HamburgerModel) -> ParallelModel:
     if not isinstance(model, ParallelModel):
         raise TypeError("a model that was made with a group is a ParallelModel.")
     return model
-
-
-def _cache(
-    trunk: TrunkConfig, args: EngineArgs, num_blocks: int, dtype: torch.dtype, device: torch.device
-) -> PagedKVCache:
-    return PagedKVCache(shard_trunk(trunk, args.tensor_parallel_size), num_blocks, args.block_size, dtype, device)

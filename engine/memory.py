@@ -54,20 +54,19 @@ def step_bytes(
 
     free_bytes: of the device, which the pool cannot be larger than. Raises ConfigError where no pool would be left.
     """
-    trunk = model.config.trunk
-    pool_slots = free_bytes // slot_bytes(trunk, model.state_dtype)
+    pool_slots = free_bytes // slot_bytes(model.held, model.state_dtype)
     largest = Largest(
         max_slots=args.max_num_batched_slots,
         max_rows=args.max_num_seqs,
         max_model_len=max_model_len,
         context_slots=pool_slots // args.max_num_seqs,
-        max_logprobs=min(MAX_LOGPROBS, trunk.vocab_size),
+        max_logprobs=min(MAX_LOGPROBS, model.config.trunk.vocab_size),
         block_size=args.block_size,
     )
     try:
         needed = peak_bytes(model, largest, meter)
         if not args.enforce_eager:
-            cache = small_cache(model, largest)
+            cache = small_cache(model, args.max_num_batched_slots, args.block_size)
             make = partial(decode_graphs, model, cache, args, max_model_len, compiling)
             needed += graph_bytes(make, args.max_num_seqs, meter, 0 if compiling is None else compiling.rows)
             del cache, make

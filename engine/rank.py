@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from hamburger.engine.child import FAILED, begin, failure
-from hamburger.engine.wire import Encoder, Failed, RankArgs, RankLoaded, frames
+from hamburger.engine.wire import Encoder, Failed, RankArgs, RankLoaded, RankMemory, frames
 
 
 def main(argv: list[str]) -> int:
@@ -42,8 +42,9 @@ def _follow(connection: socket.socket, hello: RankArgs, values: queue.SimpleQueu
     from hamburger.engine.build_rank import RankBuild  # it imports torch, for seconds, in which rank 0 may die
 
     build = RankBuild(hello.args, hello.rank)
-    _send(connection, RankLoaded(build.pool_bytes))
-    cache = build.meet(values.get())
+    _send(connection, RankLoaded())
+    _send(connection, RankMemory(build.meet(values.get(), values.get)))
+    cache = build.cache(values.get())
     while True:
         build.model.follow(values.get(), cache)
 

@@ -24,7 +24,17 @@ from hamburger.engine.child import how_it_ended
 from hamburger.engine.config import EngineArgs
 from hamburger.engine.core import Runner
 from hamburger.engine.errors import EngineDead, OutOfMemory
-from hamburger.engine.wire import Encoder, Failed, RankArgs, RankLoaded, RankPool, WireError, frames
+from hamburger.engine.wire import (
+    Encoder,
+    Failed,
+    RankArgs,
+    RankLoaded,
+    RankMeet,
+    RankMemory,
+    RankPool,
+    WireError,
+    frames,
+)
 from hamburger.model.config import ConfigError
 from hamburger.model.shards import StepShape
 from hamburger.model.sources import CheckpointError
@@ -52,27 +62,19 @@ class Ranks:
             ).start()
         self._finalizer = weakref.finalize(self, _close, self._sockets, self._watch)
 
-    def loaded(self) -> int:
-        """Wait until each has its part of the weights. The least that one has for its part of the KV pool, in bytes.
+    def loaded(self) -> None:
+        """Wait until each has its part of the weights. Raises what kept one from it."""
+        self._answers()
 
-        Raises what kept one from it.
-        """
-        found = []
-        for _ in self._sockets:
-            told = self._watch.told.get()
-            if isinstance(told, Failed):
-                self.close()
-                raise _error(told)
-            found.append(told.pool_bytes)
-        return min(found)
+    def memory(self) -> int:
+        """Wait until each has told its RankMemory; the least of them. Raises what kept one from it."""
+        return min(answer.pool_bytes for answer in self._answers() if isinstance(answer, RankMemory))
 
-    def share(self, pool: RankPool) -> None:
-        """Tell each its pool, and where they all meet."""
-        self._send(pool)
-
-    def announce(self, shape: StepShape) -> None:
-        """Tell each of the step that begins."""
-        self._send(shape)
+    def tell(self, value: RankMeet | RankPool | StepShape) -> None:
+        """Each of them: the next thing to do."""
+        frame = self._encoder.frame(value)
+        for connection in self._sockets:
+            connection.sendall(frame)
 
     def loss(self, seconds: float) -> Failed | None:
         """The first rank's end; waits so long for one."""
@@ -83,35 +85,52 @@ class Ranks:
         """End them all."""
         self._finalizer()
 
-    def _send(self, value: object) -> None:
-        frame = self._encoder.frame(value)
-        for connection in self._sockets:
-            connection.sendall(frame)
+    def _answers(self) -> list[RankLoaded | RankMemory]:
+        """One of each rank, to the same question."""
+        found = []
+        for _ in self._sockets:
+            told = self._watch.told.get()
+            if isinstance(told, Failed):
+                self.close()
+                raise _error(told)
+            found.append(told)
+        return found
 
 
 class LeadingRunner:
-    """A Runner (core.py) of a model that the ranks share. A step that ends early leaves them out of step: for good."""
+    """A Runner (core.py) of a model that the ranks share. A step that ends early leaves them out of step: for good.
+
+    One that memory does not hold ends on all of them (ParallelModel), so the next may run.
+    """
 
     def __init__(self, runner: Runner, ranks: Ranks) -> None:
         self._runner, self._ranks = runner, ranks
         self._broken: str | None = None
 
     def run(self, batch: ScheduledBatch) -> BatchResult:
+        """As Runner. Raises EngineDead where a rank has ended."""
         if self._broken is not None:
             raise EngineDead(self._broken)
+        result, lack = BatchResult([]), None
         try:
-            return self._runner.run(batch)
+            result = self._runner.run(batch)
+        except OutOfMemory as error:
+            lack = error
         except BaseException as error:
             self._broken = "a step of its ranks was broken off, so it cannot go on: build it anew."
             # A dead rank shows as an error of the collective first; who died says more.
-            lost = self._ranks.loss(_END_SECONDS) if isinstance(error, (RuntimeError, OSError)) else None
-            self._ranks.close()
-            if isinstance(error, OutOfMemory):
-                remedy = "lower max_num_batched_slots, max_num_seqs or kv_cache_memory"
-                self._broken = f"{error} An engine of several ranks cannot go on: {remedy}."
-                raise EngineDead(self._broken) from error
-            if lost is None:
-                raise
+            self._end(self._ranks.loss(_END_SECONDS) if isinstance(error, (RuntimeError, OSError)) else None, error)
+            raise
+        # The calls of a group that was aborted may end without an error, with anything in their tensors.
+        if (lost := self._ranks.loss(0)) is not None:
+            self._end(lost, lack)
+        if lack is not None:
+            raise lack
+        return result
+
+    def _end(self, lost: Failed | None, error: BaseException | None) -> None:
+        self._ranks.close()
+        if lost is not None:
             self._broken = lost.message
             raise EngineDead(lost.message) from error
 
@@ -120,7 +139,7 @@ class _Watch:
     """What the ranks' threads have seen. It knows nothing of Ranks, whose end is to end them."""
 
     def __init__(self, on_lost: OnLost) -> None:
-        self.told: queue.SimpleQueue[RankLoaded | Failed] = queue.SimpleQueue()
+        self.told: queue.SimpleQueue[RankLoaded | RankMemory | Failed] = queue.SimpleQueue()
         self.lost = threading.Event()
         self.first: Failed | None = None
         self.closing = False
@@ -155,7 +174,7 @@ def _keep(rank: int, mine: socket.socket, theirs: socket.socket, hello: bytes, w
     with contextlib.suppress(OSError, WireError):
         mine.sendall(hello)
         for value in frames(mine):
-            if isinstance(value, RankLoaded):
+            if isinstance(value, (RankLoaded, RankMemory)):
                 watch.told.put(value)
             elif isinstance(value, Failed):
                 last = value

@@ -26,15 +26,9 @@ from hamburger.model.config import DynamicRopeScaling
 from hamburger.model.decode_graphs import DecodeGraphs
 from hamburger.model.hamburger import HamburgerModel
 from hamburger.model.kv_cache import PagedKVCache
+from hamburger.model.no_memory import let_go, no_memory
 from hamburger.model.staging import Staging
 
-# What plain RuntimeErrors say where the host has no memory left, or a library or a kernel finds none on the GPU.
-_NO_MEMORY = (
-    "DefaultCPUAllocator",
-    "CUDA error: out of memory",
-    "CUBLAS_STATUS_ALLOC_FAILED",
-    "Triton Error [CUDA]: out of memory",
-)
 _LARGE_TABLE = 1024  # entries
 
 
@@ -75,16 +69,12 @@ class Runner:
         """Launch a batch whose chained rows (RunningStep) the previous step feeds. Raises OutOfMemory."""
         try:
             return self._launch(previous, batch)
-        except (torch.OutOfMemoryError, MemoryError) as error:
-            reason = str(error).split("\n")[0]
-        except RuntimeError as error:
-            if not any(text in str(error) for text in _NO_MEMORY):
+        except Exception as error:
+            reason = no_memory(error)
+            if reason is None:
                 raise
-            reason = str(error).split("\n")[0]
-        # Only here, when the error with its frames, and with it what they held, is gone.
-        if self._device.type == "cuda":
-            torch.cuda.empty_cache()
-        raise OutOfMemory(f"{self._device} has not enough memory: {reason}")
+        let_go(self._device)  # only here, when the error with its frames, and with it what they held, is gone
+        raise OutOfMemory(f"The device has not enough memory: {reason}")
 
     def _launch(self, previous: RunningStep | None, batch: ScheduledBatch) -> RunningStep:
         self._staging = Staging(self._device)

@@ -55,17 +55,29 @@ class RankArgs:
 
 @dataclass(frozen=True, slots=True)
 class RankLoaded:
-    """Rank -> rank 0: it has its weights. pool_bytes: what it has for its part of the KV pool."""
+    """Rank -> rank 0: it has its weights."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankMeet:
+    """Rank 0 -> each rank: the port of 127.0.0.1 where they all meet, and how many steps they measure then."""
+
+    port: int
+    num_measured: int
+
+
+@dataclass(frozen=True, slots=True)
+class RankMemory:
+    """Rank -> rank 0: bytes that it has for its part of the KV pool, beside its weights and what steps take."""
 
     pool_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class RankPool:
-    """Rank 0 -> each rank: blocks of the KV pool, and the port of 127.0.0.1 where they all meet."""
+    """Rank 0 -> each rank: blocks of the KV pool. Then come the steps."""
 
     num_blocks: int
-    port: int
 
 
 # A frame's kind is its place here: only ever append.
@@ -84,6 +96,8 @@ _KINDS: tuple[type, ...] = (
     RankLoaded,
     RankPool,
     StepShape,
+    RankMeet,
+    RankMemory,
 )
 _NUMBERS = {kind: bytes([i]) for i, kind in enumerate(_KINDS)}
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, Protocol, cast
 
@@ -22,6 +24,10 @@ _MEET = timedelta(minutes=2)
 _WAIT = timedelta(hours=1)
 
 
+class GroupError(ConnectionError):
+    """A call of the group failed. The ranks are out of step then, for good."""
+
+
 class _Collectives(Protocol):
     """What is used of torch's process groups, which declare it nowhere."""
 
@@ -32,7 +38,10 @@ class _Collectives(Protocol):
 
 
 class Group:
-    """Rank `rank` of `size`. Every rank must make the same calls in the same order, with tensors of like shape."""
+    """Rank `rank` of `size`. Every rank makes the same calls in the same order, with contiguous tensors of like shape.
+
+    The calls raise GroupError, whatever it was that failed.
+    """
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size = rank, size
@@ -70,25 +79,21 @@ class Group:
 
     def all_reduce(self, x: Tensor) -> Tensor:
         """The sum of all ranks' x, which is overwritten."""
-        x = x.contiguous()
-        self._connected.allreduce([x]).wait()
+        with _errors():
+            self._connected.allreduce([x]).wait()
         return x
 
-    def gather(self, x: Tensor) -> Tensor:
-        """Rank 0: all ranks' x [..., k] side by side, [..., size * k]. The others get their own x back."""
-        x = x.contiguous()
+    def gather(self, x: Tensor, parts: list[Tensor]) -> None:
+        """All ranks' x, into rank 0's parts, one of x's shape for each rank. The others have none."""
         options = dist.GatherOptions()
         options.rootRank = 0
-        if self.rank:
-            self._connected.gather([], [x], options).wait()
-            return x
-        parts = [torch.empty_like(x) for _ in range(self.size)]
-        self._connected.gather([parts], [x], options).wait()
-        return torch.cat(parts, dim=-1)
+        with _errors():
+            self._connected.gather([parts] if parts else [], [x], options).wait()
 
     def broadcast(self, x: Tensor) -> Tensor:
         """Rank 0's x, into every rank's."""
-        self._connected.broadcast(x, 0).wait()
+        with _errors():
+            self._connected.broadcast(x, 0).wait()
         return x
 
     @property
@@ -96,3 +101,12 @@ class Group:
         if self._ranks is None:
             raise RuntimeError("the ranks have not met yet: call host or join first.")
         return self._ranks
+
+
+@contextmanager
+def _errors() -> Iterator[None]:
+    """Also an error that says there is no memory: nobody knows which ranks made that call."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise GroupError(f"a call of the ranks' group failed: {error}") from error

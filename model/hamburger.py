@@ -64,8 +64,9 @@ class HamburgerModel(nn.Module):
     def __init__(self, config: ModelConfig, held: TrunkConfig | None = None) -> None:
         """held: the trunk's sizes in this process, where others hold the rest of it (parallel.py)."""
         super().__init__()
-        t, g = config.trunk if held is None else held, config.graft
         self.config = config
+        self.held = t = config.trunk if held is None else held
+        g = config.graft
         self.micro_head = None  # not in the class, where it would hide a module of that name; so the next
         self.native_embedding: NativeEmbedding | None = None
         # Not nn.Embedding(V, D): drawing its initial numbers on the meta device imports torch's compiler for a second.
@@ -264,7 +265,7 @@ class HamburgerModel(nn.Module):
                 micro = self.micro_decoder.start(torch.stack(features, dim=1)[rows])
             elif len(keep) < len(on):
                 micro = micro.select(keep)
-            self._go_on(rows, tokens)
+            self._go_on(rows, tokens, m)
             state, logits = self.micro_step(tokens, micro)
         return group.output()
 
@@ -295,8 +296,9 @@ class HamburgerModel(nn.Module):
         chosen, top_ids, top = (torch.cat(part) for part in zip(*parts, strict=True))
         return Logprobs(chosen, top_ids, top)
 
-    def _go_on(self, rows: Tensor, tokens: Tensor) -> None:
-        """Emitting rows [R] go on with tokens [R]: for a model with other parts, which must know (parallel.py)."""
+    def _go_on(self, rows: Tensor, tokens: Tensor, num_emitting: int) -> None:
+        """Rows [R] of M emitting ones go on with tokens [R]: for a model with other parts, which must know
+        (parallel.py)."""
 
     def micro_step(self, tokens: Tensor, micro: GroupCache, decoder: nn.Module | None = None) -> tuple[Tensor, Tensor]:
         """tokens [R], the newest of each group -> state [R, D] and logits [R, V]; off the short list they are -inf.

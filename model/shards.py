@@ -17,10 +17,12 @@ from hamburger.model.config import ConfigError, TrunkConfig
 class StepShape:
     """What a rank's host must know of a ForwardBatch (batch.py) before its tensors come; fields as there.
 
-    num_slots: T. num_emitting: M. table_width: N of block_tables. num_scored: S. Sampling is rank 0's alone.
+    num_slots: T. num_merged: those of several tokens, where an adapter is theirs alone. num_emitting: M.
+    table_width: N of block_tables. num_scored: S. Sampling is rank 0's alone.
     """
 
     num_slots: int
+    num_merged: int
     max_group_size: int
     query_slots: list[int]
     context_slots_host: list[int]
@@ -30,6 +32,13 @@ class StepShape:
     max_group_limit: int
     num_scored: int
     has_text_lengths: bool
+
+    @property
+    def part_sizes(self) -> tuple[int, ...]:
+        """Values of each tensor of the batch, as they lie behind each other on their way to the ranks (parallel.py)."""
+        t, b, m = self.num_slots, len(self.query_slots), self.num_emitting
+        lengths = t if self.has_text_lengths else 0
+        return t * self.max_group_size, t, t, t, b * self.table_width, b, m, self.num_scored, lengths
 
 
 def shard_trunk(trunk: TrunkConfig, size: int) -> TrunkConfig:

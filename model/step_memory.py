@@ -63,20 +63,28 @@ class Largest:
     block_size: int
 
 
-def small_cache(model: HamburgerModel, largest: Largest) -> PagedKVCache:
-    """Just large enough for what one step writes."""
-    blocks = -(-largest.max_slots // largest.block_size)
-    device = model.embed_tokens.weight.device
-    return PagedKVCache(model.config.trunk, blocks, largest.block_size, model.state_dtype, device)
+NUM_LARGEST = 2  # steps that peak_bytes runs
+
+
+def small_cache(model: HamburgerModel, max_slots: int, block_size: int) -> PagedKVCache:
+    """Just large enough for what one step of max_slots writes."""
+    blocks = -(-max_slots // block_size)
+    return PagedKVCache(model.held, blocks, block_size, model.state_dtype, model.embed_tokens.weight.device)
 
 
 def peak_bytes(model: HamburgerModel, largest: Largest, meter: Meter) -> int:
     """Of the largest prefill step and of the largest decoding step, whichever takes more."""
-    cache = small_cache(model, largest)
+    cache = small_cache(model, largest.max_slots, largest.block_size)
+    batches = iter((largest_prefill(model, largest), largest_decode(model, largest)))
+    return most_bytes(NUM_LARGEST, lambda: model.step(next(batches), cache), meter)
+
+
+def most_bytes(number: int, step: Callable[[], object], meter: Meter) -> int:
+    """That one of so many calls of `step` takes."""
     peaks = []
-    for batch in (largest_prefill(model, largest), largest_decode(model, largest)):
+    for _ in range(number):
         meter.begin()
-        model.step(batch, cache)
+        step()
         peaks.append(meter.peak())
     return max(peaks)
 

@@ -1,7 +1,7 @@
 """Rank 1 of test_parallel.py's models: `python split_models.py FD`. One process serves one model after another.
 
-Frames on FD: RankPool (num_blocks, and the port where both meet) begins a case, Progress before it names it; then come
-the shapes of its steps.
+Frames on FD: RankMeet has the port where both meet. Progress names a case, RankPool begins it; then come the shapes of
+its steps. `starve N M ...` before it: memory ends before these calls of the group.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from hamburger.engine.wire import Progress, RankPool, frames
+from hamburger.engine.wire import Progress, RankMeet, RankPool, frames
 from hamburger.model.assemble import assemble
 from hamburger.model.config import DynamicRopeScaling, ModelConfig
 from hamburger.model.group import Group
 from hamburger.model.kv_cache import PagedKVCache
 from hamburger.model.parallel import ParallelModel
 from hamburger.model.shards import shard_trunk
+from hamburger.model.step_calls import Kind, StepCalls
 from small_models import CPU, graft_config, grafted, random_tensors, trunk_config
 
 SIZE, BLOCK_SIZE = 2, 4
@@ -56,16 +57,51 @@ def model_of(case: str, group: Group | None) -> ParallelModel:
     return model
 
 
+class Starving(StepCalls):
+    """Memory ends before some of the calls, counted over all steps from 0; those of an abandoned step do not count."""
+
+    def __init__(self, model: ParallelModel, starved: set[int]) -> None:
+        self.__dict__ |= model.calls.__dict__
+        self.number, self._starved, self._suspended = 0, starved, False
+        for module in (model, *model.modules()):
+            for name in ("calls", "_calls"):
+                if name in module.__dict__:
+                    module.__dict__[name] = self
+        for head in (model.head, getattr(model, "short_head", None)):
+            if head is not None:
+                head.__dict__["_calls"] = self
+
+    def abandon(self) -> list[int]:
+        self._suspended = True
+        lacking = super().abandon()
+        self._suspended = False
+        return lacking
+
+    def _next(self, kind: Kind, x: Tensor) -> None:
+        if not self._suspended and (kind, self.rank) != ("batch", 0):  # which needs no memory
+            self.number += 1
+            if self.number - 1 in self._starved:
+                raise torch.OutOfMemoryError("starved")
+        super()._next(kind, x)
+
+
 def main() -> None:
     group, case = Group(1, SIZE), ""
     torch.set_num_threads(1)
+    starved: set[int] = set()
     for value in frames(socket.socket(fileno=int(sys.argv[1]))):
         if isinstance(value, Progress):
-            case = value.line
+            word, *numbers = value.line.split()
+            if word == "starve":
+                starved = set(map(int, numbers))
+            else:
+                case = value.line
+        elif isinstance(value, RankMeet):
+            group.join(CPU, value.port)
         elif isinstance(value, RankPool):
-            if value.port:  # 0: they have met
-                group.join(CPU, value.port)
             model = model_of(case, group)
+            Starving(model, starved)
+            starved = set()
             cache = PagedKVCache(shard_trunk(CASES[case].trunk, SIZE), value.num_blocks, BLOCK_SIZE, torch.float32, CPU)
         else:
             model.follow(value, cache)

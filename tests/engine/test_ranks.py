@@ -2,36 +2,55 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import queue
+import resource
 import shutil
 import signal
+import socket
+import sys
+import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from engines_of_servers import children, until
 from fakes import ScriptedRunner
+from hamburger.engine import build_rank
 from hamburger.engine.batch import BatchResult, ScheduledBatch
+from hamburger.engine.build_rank import RankBuild
 from hamburger.engine.config import EngineArgs
-from hamburger.engine.errors import EngineDead
+from hamburger.engine.errors import EngineDead, OutOfMemory
 from hamburger.engine.llm import LLM
+from hamburger.engine.load import find, model_of
+from hamburger.engine.memory import step_bytes
 from hamburger.engine.ranks import LeadingRunner, Ranks
 from hamburger.engine.sampling_params import SamplingParams
-from hamburger.engine.wire import Failed
+from hamburger.engine.wire import Failed, RankMeet, RankPool
 from hamburger.model.checkpoint import save_checkpoint
 from hamburger.model.config import ConfigError, ModelConfig
+from hamburger.model.group import Group
+from hamburger.model.kv_cache import slot_bytes
+from hamburger.model.parallel import ParallelModel
+from hamburger.model.shards import StepShape
 from hamburger.model.sources import BUILTIN, CheckpointError
 from processes import is_alive
 from small_models import graft_config, random_tensors, trunk_config
+from split_models import Starving
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("split")
-    config = ModelConfig(trunk=trunk_config(vocab_size=49152, eos_token_ids=(2,)), graft=graft_config())
+    return made(tmp_path_factory.mktemp("split"))
+
+
+def made(folder: Path, **trunk: Any) -> Path:
+    """A model in a folder."""
+    config = ModelConfig(trunk=trunk_config(vocab_size=49152, eos_token_ids=(2,), **trunk), graft=graft_config())
     save_checkpoint(folder, config, random_tensors(config, seed=1))
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(BUILTIN / name, folder / name)
@@ -76,6 +95,42 @@ def test_an_llm_on_two_ranks(folder: Path) -> None:
         with pytest.raises(EngineDead, match=f"rank 1, its process {process}, was ended by SIGKILL"):
             two.generate(prompts, params, progress=False)
     assert time.monotonic() - began < 20
+
+
+class _Lift(logging.Handler):
+    """Lifts a process's limit of memory when the first step has failed."""
+
+    def __init__(self, process: int) -> None:
+        super().__init__()
+        self._process = process
+
+    def emit(self, record: logging.LogRecord) -> None:
+        _, most = resource.prlimit(self._process, resource.RLIMIT_AS)
+        resource.prlimit(self._process, resource.RLIMIT_AS, (most, most))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="prlimit is Linux's")
+def test_a_rank_whose_memory_ends(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Really: its process may take 11 MiB more, and its half of 128 scored slots' logits takes 12."""
+    params = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True, prompt_logprobs=0)
+    prompts = [" ".join(f"word{i}" for i in range(60))]
+    folder = made(tmp_path, hidden_size=128)
+    expected = llm(folder, 1).generate(prompts, params, progress=False)
+    two = llm(folder, 2)
+    [process] = rank_processes()
+    pages = int(Path(f"/proc/{process}/statm").read_text().split()[0])
+    _, most = resource.prlimit(process, resource.RLIMIT_AS)
+    resource.prlimit(process, resource.RLIMIT_AS, (pages * resource.getpagesize() + 11 * 2**20, most))
+    lift = _Lift(process)
+    logging.getLogger("hamburger.engine.core").addHandler(lift)
+    try:
+        answers = two.generate(prompts, params, progress=False)
+    finally:
+        logging.getLogger("hamburger.engine.core").removeHandler(lift)
+    assert "ran out of memory: The device has not enough memory: rank 1" in caplog.text
+    assert [answer.groups for answer in answers] == [answer.groups for answer in expected]
+    os.kill(process, signal.SIGKILL)  # what was logged has the engine in its frames
+    until(lambda: not rank_processes())
 
 
 def test_ranks_end_with_their_llm(folder: Path) -> None:
@@ -126,9 +181,117 @@ def test_a_step_that_was_broken_off_is_the_last() -> None:
         runner.run(ScheduledBatch([]))
 
 
-def test_ranks_that_ran_out_of_memory_say_so_to_the_end() -> None:
-    inner = ScriptedRunner(out_of_memory=lambda step, batch: True)
-    runner = LeadingRunner(inner, Ranks(EngineArgs(), lambda failed: None))
+def test_memory_that_does_not_hold_a_step_ends_nothing() -> None:
+    runner = LeadingRunner(
+        ScriptedRunner(out_of_memory=lambda step, batch: step < 3), Ranks(EngineArgs(), lambda failed: None)
+    )
     for _ in range(2):
-        with pytest.raises(EngineDead, match="scripted An engine of several ranks cannot go on: lower max_num_batched"):
+        with pytest.raises(OutOfMemory, match="scripted"):
             runner.run(ScheduledBatch([]))
+    assert runner.run(ScheduledBatch([])) == BatchResult([])
+
+
+class _Dying(Ranks):
+    """Ranks of which one ends when it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__(EngineArgs(), lambda failed: None)
+
+    def lose_one(self) -> None:
+        self._watch.loss(Failed("error", "rank 1 has ended"))
+
+
+class _Aborted(ScriptedRunner):
+    """A rank ends during the second step, whose calls are aborted: they end without an error."""
+
+    def __init__(self, ranks: _Dying, **options: Any) -> None:
+        super().__init__(**options)
+        self._ranks = ranks
+
+    def run(self, batch: ScheduledBatch) -> BatchResult:
+        if self.num_steps == 1:
+            self._ranks.lose_one()
+        return super().run(batch)
+
+
+@pytest.mark.parametrize("has_memory", [True, False])
+def test_nothing_of_a_step_that_a_rank_did_not_survive_is_believed(has_memory: bool) -> None:
+    ranks = _Dying()
+    runner = LeadingRunner(_Aborted(ranks, out_of_memory=lambda step, batch: step > 1 and not has_memory), ranks)
+    assert runner.run(ScheduledBatch([])) == BatchResult([])
+    for _ in range(2):
+        with pytest.raises(EngineDead, match="rank 1 has ended"):
+            runner.run(ScheduledBatch([]))
+
+
+class _ScriptedMeter:
+    """Reads what it was told."""
+
+    def __init__(self, *peaks: int) -> None:
+        self._peaks, self.began = [*peaks], 0
+
+    def begin(self) -> None:
+        self.began += 1
+
+    def peak(self) -> int:
+        return self._peaks.pop(0)
+
+    def used(self) -> int:
+        raise NotImplementedError  # of graphs, which ranks do not have
+
+
+class _Two:
+    """Rank 0, and rank 1 in a thread, which measures `steps` steps."""
+
+    def __init__(self, folder: Path, meter: _ScriptedMeter, steps: int, starved: set[int]) -> None:
+        self.args = EngineArgs(
+            model=str(folder),
+            device="cpu",
+            dtype="float32",
+            tensor_parallel_size=2,
+            max_num_batched_slots=40,
+            max_num_seqs=8,
+            enforce_eager=True,
+        )
+        threads, group, shapes = torch.get_num_threads(), Group(0, 2), queue.SimpleQueue[StepShape]()
+        self.follower = RankBuild(self.args, 1)
+        Starving(self.follower.model, starved)
+        model = model_of(find(self.args), self.args, group)
+        torch.set_num_threads(threads)  # which the ranks have shared out
+        assert isinstance(model, ParallelModel)
+        self.model, self._told = model, list[int]()
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            meet = RankMeet(listener.getsockname()[1], steps)
+            self._thread = threading.Thread(
+                target=lambda: self._told.append(self.follower.meet(meet, shapes.get, meter)), daemon=True
+            )
+            self._thread.start()
+            group.host(torch.device("cpu"), listener)
+        model.lead(shapes.put)
+
+    def step_bytes(self, meter: _ScriptedMeter) -> int:
+        return step_bytes(self.model, self.args, 64, 1000 * slot_bytes(self.model.held, torch.float32), meter)
+
+    def told(self) -> int:
+        self._thread.join(60)
+        return self._told[0]
+
+
+def test_all_ranks_run_the_largest_steps_together_and_measure_their_own(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build_rank, "rank_pool_bytes", lambda args, device, for_steps: 1000 - for_steps)
+    ours, theirs = _ScriptedMeter(200, 700), _ScriptedMeter(500, 300)
+    two = _Two(folder, theirs, 2, set())
+    assert two.step_bytes(ours) == 700
+    assert two.told() == 1000 - 500
+    assert (ours.began, theirs.began) == (3, 3)
+    cache = two.follower.cache(RankPool(7))
+    assert cache.data[0].shape == (8, two.args.block_size, 2, two.model.config.trunk.num_kv_heads // 2, 8)
+
+
+def test_largest_steps_that_do_not_fit_on_another_rank_are_refused(folder: Path) -> None:
+    two = _Two(folder, _ScriptedMeter(1), 1, {4})
+    with pytest.raises(ConfigError, match=r"max_num_batched_slots is 40 .*lower them\. \(rank 1\)"):
+        two.step_bytes(_ScriptedMeter())
+    two.told()

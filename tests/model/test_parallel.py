@@ -7,25 +7,27 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from hamburger.engine.core import EngineCore
 from hamburger.engine.messages import GroupOutput, SubmitRequest
 from hamburger.engine.sampling_params import SamplingParams
-from hamburger.engine.wire import Encoder, Progress, RankPool
+from hamburger.engine.wire import Encoder, Progress, RankMeet, RankPool
 from hamburger.model.assemble import assemble
 from hamburger.model.batch import ForwardBatch
 from hamburger.model.config import ConfigError
+from hamburger.model.execution import Execution
 from hamburger.model.group import Group
-from hamburger.model.parallel import shard_tensor
+from hamburger.model.parallel import ParallelModel, shard_tensor
 from hamburger.model.shards import shard_trunk
 from small_models import CPU, core_of, params, trunk_config
-from split_models import BLOCK_SIZE, CASES, SIZE, model_of, tensors_of
+from split_models import BLOCK_SIZE, CASES, SIZE, Starving, model_of, tensors_of
 
 Requests = dict[str, tuple[list[int], SamplingParams]]
 
@@ -34,23 +36,22 @@ class Pair:
     """This process as rank 0, and another one as rank 1, which `core` gives a model each time."""
 
     def __init__(self) -> None:
-        self._encoder, self._group, self._port = Encoder(), Group(0, SIZE), 0
+        self._encoder, self._group = Encoder(), Group(0, SIZE)
         self._mine, theirs = socket.socketpair()
         command = [sys.executable, str(Path(__file__).parent.parent / "split_models.py"), str(theirs.fileno())]
         with theirs:
             self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()])
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            self._send(RankMeet(listener.getsockname()[1], 0))
+            self._group.host(CPU, listener)
 
-    def core(self, case: str, **options: Any) -> EngineCore:
+    def core(self, case: str, starved: tuple[set[int], set[int]] = (set(), set()), **options: Any) -> EngineCore:
+        """starved: calls of the group before which memory ends, of each rank."""
+        self._send(Progress(" ".join(["starve", *map(str, starved[1])])))
         self._send(Progress(case))
-        num_blocks = options.setdefault("num_blocks", 256)
-        if self._port:
-            self._send(RankPool(num_blocks, 0))
-        else:
-            with socket.create_server(("127.0.0.1", 0)) as listener:
-                self._port = listener.getsockname()[1]
-                self._send(RankPool(num_blocks, self._port))
-                self._group.host(CPU, listener)
+        self._send(RankPool(options.setdefault("num_blocks", 256)))
         model = model_of(case, self._group)
+        self.calls = Starving(model, starved[0])
         model.lead(self._send)
         return core_of(model, block_size=BLOCK_SIZE, held=shard_trunk(model.config.trunk, SIZE), **options)
 
@@ -143,7 +144,7 @@ def test_the_tokens_of_one_rank(pair: Pair, case: str) -> None:
 
 @pytest.mark.parametrize("case", ["positions", "plain"])
 def test_prefix_cache_and_preemption(pair: Pair, case: str) -> None:
-    options = {"num_blocks": 25, "max_num_seqs": 8, "max_model_len": 100, "prefix_cache": True}
+    options: dict[str, Any] = {"num_blocks": 25, "max_num_seqs": 8, "max_model_len": 100, "prefix_cache": True}
     shared = [5, 9, 17, 33, 2, 8, 41, 3, 6]
     requests = {
         str(i): ([*shared, i], params(temperature=i % 2, seed=i, confidence=0.3, max_tokens=30, ignore_eos=True))
@@ -154,6 +155,64 @@ def test_prefix_cache_and_preemption(pair: Pair, case: str) -> None:
     assert_equal(ours, expected)
     assert num_preempted
     assert num_found
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_step_that_the_memory_of_a_rank_does_not_hold_is_done_again_in_halves(pair: Pair, case: str) -> None:
+    requests = many_kinds(CASES[case].trunk.vocab_size)
+    expected, *_ = run(one_rank(case), requests)
+    run(pair.core(case), requests)
+    calm = pair.calls.number
+    draw = random.Random(case)
+    first, second, third = (draw.randrange(calm // 2) for _ in range(3))  # later a request may be alone, and fails
+    ours, *_ = run(pair.core(case, ({first}, {second, third})), requests)
+    assert_equal(ours, expected)
+    assert pair.calls.number > calm
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_memory_may_end_before_any_call(pair: Pair, rank: int) -> None:
+    """Again and again, elsewhere in the same two steps each time."""
+    asked = params(confidence=0.0, max_tokens=6, ignore_eos=True, prompt_logprobs=1)
+    requests: Requests = {"a": ([3, 9, 27], asked), "b": ([5, 6], asked)}
+    expected, *_ = run(one_rank("positions"), requests)
+    calls = set(range(5, 10000, 197))
+    core = pair.core("positions", (set(), calls) if rank else (calls, set()))
+    for _ in range(30):
+        core.reset()
+        ours, *_ = run(core, requests)
+        assert_equal(ours, expected)
+    assert pair.calls.number > 10 * 197
+
+
+class _Alone(Group):
+    """A group of one: nobody is waited for."""
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        return x
+
+    def gather(self, x: Tensor, parts: list[Tensor]) -> None:
+        parts[0].copy_(x)
+
+    def broadcast(self, x: Tensor) -> Tensor:
+        return x
+
+
+@pytest.mark.parametrize("case", ["positions", "fused", "merge adapter"])
+def test_the_kernels_make_the_calls_that_are_foreseen(case: str) -> None:
+    """StepCalls would refuse any other."""
+    pytest.importorskip("triton", reason="the package triton is not installed")
+    how = Execution(backend="triton", packed=False)
+    config, tensors = CASES[case], tensors_of(case)
+    alone = _Alone(0, 1)
+    model = assemble(config, tensors, dtype=torch.float32, device=CPU, max_positions=512, how=how, group=alone)
+    assert isinstance(model, ParallelModel)
+    model.lead(lambda shape: None)
+    asked = params(confidence=0.2, max_tokens=7, ignore_eos=True, prompt_logprobs=1)
+    requests: Requests = {"a": ([5, 9, 17], asked), "b": ([33, 2], replace(asked, temperature=1.0))}
+    expected, *_ = run(one_rank(case), requests)
+    ours, *_ = run(core_of(model, block_size=BLOCK_SIZE), requests)
+    assert_equal(ours, expected)
 
 
 def test_a_rank_holds_its_part_only() -> None:

@@ -62,7 +62,7 @@ def test_the_largest_steps_run_on_the_small_cache(name: str, masked: bool) -> No
     meter = ScriptedMeter([7, 5], [])
     assert peak_bytes(model, largest(), meter) == 7
     assert meter.asked == ["begin", "peak"] * 2
-    cache = small_cache(model, largest())
+    cache = small_cache(model, 50, 4)
     assert cache.scratch_block * 4 == 52
     decode = model.step(largest_decode(model, largest()), cache)
     assert len(decode.group_sizes) == 6
@@ -77,7 +77,7 @@ def test_the_kernels_read_every_row_s_own_table(step: Callable[[HamburgerModel, 
     models = [random_model(MODELS["grafted"], masked=True, backend=b) for b in ("torch", "triton")]
     outputs = []
     for model in models:
-        cache = small_cache(model, largest())
+        cache = small_cache(model, 50, 4)
         for layer, data in enumerate(cache.data):
             data.copy_(torch.randn(data.shape, generator=torch.Generator().manual_seed(layer)))
         outputs.append(model.step(step(model, largest()), cache))
@@ -113,7 +113,7 @@ def model_and_args(**changes: int | bool) -> tuple[HamburgerModel, EngineArgs]:
 
 def test_graphs_count_as_the_largest_and_for_each_other_bucket_the_second() -> None:
     model, args = model_and_args()
-    cache = small_cache(model, largest())
+    cache = small_cache(model, 50, 4)
     meter = ScriptedMeter([], [100, 170, 172])
     assert graph_bytes(lambda: decode_graphs(model, cache, args, 40), 11, meter) == 70 + 2 * 4  # 1, 2, 4, 8 beside 11
     assert graph_bytes(lambda: decode_graphs(model, cache, args, 40), 1, ScriptedMeter([], [5, 9])) == 4
@@ -124,7 +124,7 @@ def test_small_buckets_that_are_compiled_count_as_the_largest_of_them(compiled: 
     """Buckets 1, 2, 4, 8 and 11; the two largest, 70 and 2 bytes, are measured anyway."""
     model, args = model_and_args()
     meter = ScriptedMeter([], [100, 170, 172, 183][: 4 if compiled else 3])
-    make = partial(decode_graphs, model, small_cache(model, largest()), args, 40)
+    make = partial(decode_graphs, model, small_cache(model, 50, 4), args, 40)
     assert graph_bytes(make, 11, meter, compiled) == 70 + 2 * 4 + more
     assert graph_bytes(make, 11, ScriptedMeter([], [100, 170, 172, 173]), compiled) == 70 + 2 * 4  # never less
 
