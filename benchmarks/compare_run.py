@@ -62,7 +62,7 @@ class Runner:
     """Starts contestants, keeps all but one still, and measures. `say` gets one line for people at a time.
 
     room: who can be alive at once; None for everybody. left: seconds for the rest of the run. With less than `least`
-    and what its start took before (`starts`, by process; the longest of any, for one that was never started) nothing
+    and what its start took before (`starts`, by process; for one that was never started, the newest of any) nothing
     of a contestant is begun.
     """
 
@@ -125,7 +125,7 @@ class Runner:
         self._warm.clear()
 
     def _has_time(self, process: str) -> bool:
-        start = self.starts.get(process, max(self.starts.values(), default=0.0))
+        start = self.starts.get(process, next(reversed(self.starts.values()), 0.0))
         if self.left() >= self.least + (0 if process in self._running else start):
             return True
         self.say(f"no time left for {process}")
@@ -204,7 +204,8 @@ class Runner:
             self._end(name)
             raise
         contestant.tree.pause()
-        self.starts[name] = time.monotonic() - began
+        self.starts.pop(name, None)
+        self.starts[name] = time.monotonic() - began  # the last now: the first of a machine may compile for all
         if self.room is not None and alone:
             self.room.learn(contestant.facts)
         return contestant

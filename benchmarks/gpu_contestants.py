@@ -128,7 +128,8 @@ def roster_of(stage: Stage, setup: Setup, processes: Mapping[str, Contestant], a
         if name in absent or process not in processes:
             continue
         config = _config(setup, process)
-        weights = weight_bytes(config, size, eight_bits="quantization" in _engine(process))
+        eight_bits = {**setup.engine, **_engine(process)}.get("quantization", "none") != "none" and process != PEER
+        weights = weight_bytes(config, size, eight_bits=eight_bits)
         slots = stage.prompt + stage.output // (2 * (group or config.max_group))  # in the middle of an answer
         cache = stage.streams * slots * config.trunk.slot_bytes(size)
         all_bytes = WeightBytes(weights.step + cache, weights.merge, weights.micro_step)

@@ -88,7 +88,9 @@ class Run:
             command = [sys.executable, str(setup.scripts / "gpu_model.py"), str(setup.models)]
             command += ["--geometry", setup.geometry, "--group", str(setup.group), "--dtype", setup.dtype]
             self._script(MODELS, [*command, "--device", setup.device], CELL_SHARE)
-        return is_made(*made)
+        if found := is_made(*made):
+            self.results.failed.pop(MODELS, None)
+        return found
 
     def _measure(self, wanted: Sequence[Stage | Forms]) -> None:
         processes, self.results.absent = contestants(self.setup)
