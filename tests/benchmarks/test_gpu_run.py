@@ -22,12 +22,13 @@ from compare_process import ContestantError
 from compare_room import Room
 from gpu_budget import Budget, OutOfTime, ScriptError, run_script
 from gpu_report import Results, load_results
-from gpu_stages import FLASHINFER, FORMS_STAGE, OURS_FP8, OURS_INT8, PEER, PLAIN_FP8, Stage, sizes_of, stages
+from gpu_stages import FLASHINFER, FORMS_STAGE, OURS, OURS_FP8, OURS_INT8, PEER, PLAIN_FP8, Stage, sizes_of, stages
 from peer_memory import fitting_pool
 from processes import is_alive
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-# Every script of the command. WORLD: a folder with a file for each worker that lives; `healed` ends what goes wrong.
+# Every script of the command. WORLD: a folder with a file for each worker that lives; `healed` ends what goes wrong,
+# `stuck` has the base never answer.
 SCRIPTS = {
     "gpu_probe.py": """
 print("a library says hello")
@@ -69,6 +70,8 @@ def load(options):
         raise MemoryError("CUDA out of memory")
 
     def measure(asks, streams):
+        if (world / "stuck").exists() and options["model"].endswith("base"):
+            time.sleep(600)
         timings = [Timing(len(ask.prompt_ids)) for ask in asks]
         for timing, ask in zip(timings, asks):
             while timing.tokens < ask.output_tokens:
@@ -155,29 +158,33 @@ def test_all_stages_of_a_gpu_and_a_second_call_with_more_minutes(
     assert "starting" not in capsys.readouterr().err
 
 
-def test_a_call_that_is_asked_to_end_leaves_results_and_no_process(world: Path) -> None:
-    stuck = (
-        (world / "scripts" / "peer_engine.py")
-        .read_text()
-        .replace("def measure(asks, streams):", "def measure(asks, streams):\n        time.sleep(60)")
-    )
-    (world / "scripts" / "peer_engine.py").write_text(stuck)
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 130), (signal.SIGKILL, -signal.SIGKILL)])
+def test_a_call_that_is_ended_leaves_results_and_no_process_and_the_next_goes_on(
+    number: signal.Signals, code: int, world: Path
+) -> None:
+    """Two workers live then: one stands still, one computes for ever."""
+    (world / "stuck").touch()
     given = ["--out", str(world / "out"), "--scripts", str(world / "scripts"), "--tests", str(world / "tests")]
     command = [sys.executable, str(BENCHMARKS / "gpu.py"), *given, "--geometry", "tiny", "--dtype", "float32"]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=env)
+    process = subprocess.Popen([*command, "--threads", "1"], stderr=subprocess.DEVNULL, env=env)
     deadline = time.monotonic() + 60
-    while not (world / "log").exists():
+    while len(pids := [int(file.name) for file in (world / "pids").iterdir()]) < 2:
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    process.send_signal(signal.SIGTERM)
-    _, said = process.communicate(timeout=30)
-    assert process.returncode == 130
-    assert "the same command goes on from here" in said
-    assert "1 stream" in load_results(world / "out" / "results.json").to_come
-    pids = [int(file.name) for file in (world / "pids").iterdir()]
-    assert pids
-    assert not any(is_alive(pid) for pid in pids)
+    time.sleep(0.2)
+    process.send_signal(number)
+    assert process.wait(30) == code
+    while any(is_alive(pid) for pid in pids):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    before = load_results(world / "out" / "results.json").cells["1 stream"]
+    assert [cell.key for cell in before if cell.figures] == [(1, 0, OURS)]
+    (world / "stuck").unlink()
+    code, results, starts = run(world, "--only", "1 stream")
+    assert (code, len(starts), results.to_come) == (0, 2, [])
+    assert results.cells["1 stream"][0] == before[0]
+    assert len(results.cells["1 stream"]) == 4
 
 
 def test_who_was_measured_longest_ago_makes_room() -> None:
