@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import queue
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -51,9 +52,11 @@ class Contestant(Protocol):
 
 @dataclass(slots=True)
 class Worker:
-    """A process that computes where it is: no HTTP between it and its figures."""
+    """A process that computes where it is: no HTTP between it and its figures. left: seconds that there are now for
+    whatever it does, beside its own limits."""
 
     launch: Launch
+    left: Callable[[], float] = lambda: math.inf
     facts: dict[str, Any] = field(default_factory=dict)
     tree: ProcessTree = field(init=False)
     _lines: queue.Queue[bytes] = field(init=False)
@@ -67,7 +70,7 @@ class Worker:
     def answer(
         self, requests: Sequence[Request], streams: int, confidence: float | None, timeout: float
     ) -> list[Answer]:
-        asked = [[request.prompt_ids, request.output_tokens] for request in requests]
+        asked = [[request.prompt_ids, request.output_tokens, request.group] for request in requests]
         try:
             self.tree.stdin.write(json.dumps({"streams": streams, "requests": asked}).encode() + b"\n")
             self.tree.stdin.flush()
@@ -81,11 +84,12 @@ class Worker:
 
     def _next(self, seconds: float) -> dict[str, Any]:
         """The worker's next message. An empty line is the end of its output."""
+        seconds = min(seconds, max(1.0, self.left()))
         try:
             line = self._lines.get(timeout=seconds)
         except queue.Empty:
-            raise ContestantError(f"it did not answer within {seconds:g} s") from None
-        if not line:
+            raise ContestantError(f"it did not answer within {seconds:.3g} s") from None
+        if not line.endswith(b"\n"):  # it ended, perhaps in the midst of a line
             raise self.tree.died()
         message: dict[str, Any] = json.loads(line)
         if "missing" in message:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -17,10 +18,24 @@ from typing import IO
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 SAMPLE_SECONDS = 0.2
 ENDING_SECONDS = 10.0
+# Runs the rest of its arguments as a program that the kernel kills when whoever started it is gone.
+LEASH = """
+import ctypes, os, signal, sys
+ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+os.execvp(sys.argv[1], sys.argv[1:])
+"""
 
 
 class ContestantError(Exception):
     """A contestant that did not start, answer or live; the message is one line for the report."""
+
+
+def leashed(command: Sequence[str]) -> list[str]:
+    """The command, on Linux such that it dies with the thread that starts it, even one that was killed: a process that
+    stands still would never notice, and keep its memory."""
+    if sys.platform != "linux":
+        return list(command)
+    return [sys.executable, "-I", "-S", "-c", LEASH, *command]
 
 
 class ProcessTree:
@@ -29,7 +44,7 @@ class ProcessTree:
     def __init__(self, command: Sequence[str], env: Mapping[str, str], log: Path) -> None:
         with log.open("ab") as errors:
             self._process = subprocess.Popen(
-                command,
+                leashed(command),
                 env={**os.environ, **env},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -82,7 +97,7 @@ class ProcessTree:
             code = self._process.wait(ENDING_SECONDS)
         except subprocess.TimeoutExpired:
             return ContestantError(f"it closed its output; {self._log} says more")
-        return ContestantError(f"it ended with exit code {code}; {self._log} says more")
+        return ContestantError(f"{ended_with(code)}; {self._log} says more")
 
     def resident_bytes(self) -> int:
         """Resident memory of all its processes now."""
@@ -117,6 +132,14 @@ def descendants(root: int) -> list[int]:
             for task in Path(f"/proc/{pid}/task").iterdir():
                 open_ += [int(child) for child in (task / "children").read_text().split()]
     return found
+
+
+def ended_with(code: int) -> str:
+    """An exit code in words; a negative one is a signal's."""
+    with suppress(ValueError):
+        if code < 0:
+            return f"it was ended by {signal.Signals(-code).name}"
+    return f"it ended with exit code {code}"
 
 
 def _signal(pids: Iterable[int], number: int) -> None:

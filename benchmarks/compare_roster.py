@@ -23,12 +23,14 @@ TWO_BYTES = 2  # of a bfloat16
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One line of the tables: a contestant's process, asked in one way. weights: None where they cannot be told."""
+    """One line of the tables: a contestant's process, asked in one way. weights: None where they cannot be told.
+    group: most tokens of its groups, of a worker of ours."""
 
     name: str
     process: str
     confidence: float | None = None
     weights: WeightBytes | None = None
+    group: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

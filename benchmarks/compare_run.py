@@ -5,13 +5,17 @@ Writes nothing: whoever runs it is told of each cell.
 
 from __future__ import annotations
 
+import math
+import time
 from collections import Counter
 from collections.abc import Callable, Container, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
 from compare_contestants import Contestant
 from compare_figures import Cell, figures_of, step_seconds
 from compare_process import ContestantError
+from compare_room import Room
 from compare_roster import Entry, Roster
 from compare_workload import Lengths, Request, Writer, draw
 
@@ -55,7 +59,12 @@ class Workload:
 
 @dataclass(slots=True)
 class Runner:
-    """Starts contestants, keeps all but one still, and measures. `say` gets one line for people at a time."""
+    """Starts contestants, keeps all but one still, and measures. `say` gets one line for people at a time.
+
+    room: who can be alive at once; None for everybody. left: seconds for the rest of the run. With less than `least`
+    and what its start took before (`starts`, by process; for one that was never started, the newest of any) nothing
+    of a contestant is begun.
+    """
 
     roster: Roster
     plan: Plan
@@ -63,7 +72,11 @@ class Runner:
     bandwidth: Callable[[], float | None]  # measured now, in bytes/s
     say: Callable[[str], None]
     bandwidths: list[float]  # what was measured is added here
-    _running: set[str] = field(default_factory=set)
+    room: Room | None = None
+    left: Callable[[], float] = lambda: math.inf
+    least: float = 0.0
+    starts: dict[str, float] = field(default_factory=dict)
+    _running: dict[str, Contestant] = field(default_factory=dict)  # who was used last comes last
     _warm: set[tuple[str, int]] = field(default_factory=set)
     _failures: Counter[str] = field(default_factory=Counter)
 
@@ -78,7 +91,7 @@ class Runner:
                 if todo and (measured := self.bandwidth()) is not None:
                     self.bandwidths.append(measured)
                 for entry in todo:
-                    if entry in self.roster.entries:  # else it was left out meanwhile
+                    if entry in self.roster.entries and self._has_time(entry.process):  # or it was left out meanwhile
                         yield self._cell(entry, streams, round_)
 
     def start(self) -> None:
@@ -90,16 +103,33 @@ class Runner:
                 self._leave_out(name, str(error))
 
     def use(self, roster: Roster, plan: Plan, workload: Workload) -> None:
-        """Go on with other measurements. Processes that the new roster lacks are ended, the others stay as they are."""
-        for name in sorted(self._running - roster.processes.keys()):
-            self._end(name)
+        """Go on with other measurements; processes stay as they are."""
         self.roster, self.plan, self.workload = roster, plan, workload
         self._warm.clear()
 
+    def make_room(self, needed: int) -> None:
+        """End whom there is no room for beside a process that needs so many bytes: first who is not measured now, then
+        whose turn was longest ago."""
+        if self.room is not None:
+            by_use = sorted(self._running, key=lambda name: name in self.roster.processes)
+            for name in self.room.too_many(by_use, needed):
+                self.say(f"ending {name}: no room for it beside the next")
+                self._end(name)
+
     def close(self) -> None:
-        """End all processes. Safe to call again."""
-        for name in sorted(self._running):
-            self._end(name)
+        """End all processes, at once. Safe to call again."""
+        if self._running:
+            with ThreadPoolExecutor(len(self._running)) as threads:
+                list(threads.map(lambda contestant: contestant.end(), self._running.values()))
+        self._running.clear()
+        self._warm.clear()
+
+    def _has_time(self, process: str) -> bool:
+        start = self.starts.get(process, next(reversed(self.starts.values()), 0.0))
+        if self.left() >= self.least + (0 if process in self._running else start):
+            return True
+        self.say(f"no time left for {process}")
+        return False
 
     def _cell(self, entry: Entry, streams: int, round_: int) -> Cell:
         try:
@@ -110,7 +140,8 @@ class Runner:
             finally:
                 contestant.tree.pause()
         except ContestantError as error:
-            self._end(entry.process)
+            if entry.process in self._running:
+                self._end(entry.process)
             self._failures[entry.process] += 1
             self.say(f"{entry.name} failed at {streams} streams: {error}")
             if self._failures[entry.process] >= MOST_FAILURES:
@@ -120,15 +151,19 @@ class Runner:
 
     def _measure(self, contestant: Contestant, entry: Entry, streams: int, round_: int) -> Cell:
         if (entry.name, streams) not in self._warm:
-            contestant.answer(self.workload.requests(streams, -1), streams, entry.confidence, self.plan.timeout)
+            warm_up = self._requests(entry, streams, -1)
+            contestant.answer(warm_up, streams, entry.confidence, self.plan.timeout)
             self._warm.add((entry.name, streams))
-        requests = self.workload.requests(streams, round_)
+        requests = self._requests(entry, streams, round_)
         with contestant.tree.watch_memory() as peak:
             answers = contestant.answer(requests, streams, entry.confidence, self.plan.timeout)
         asked = sum(request.output_tokens for request in requests)
         if (given := sum(answer.completion_tokens for answer in answers)) > asked:
             raise ContestantError(f"it gave {given} tokens where {asked} were asked for")
-        figures = figures_of(answers, [len(request.prompt_ids) for request in requests], peak[0] / MEBIBYTE)
+        try:
+            figures = figures_of(answers, [len(request.prompt_ids) for request in requests], peak[0] / MEBIBYTE)
+        except ValueError as wrong:
+            raise ContestantError(str(wrong)) from wrong
         seconds = step_seconds(answers)
         if entry.weights is not None and seconds and self.bandwidths:
             least = entry.weights.of_step(figures.tokens_per_kv) / self.bandwidths[-1]
@@ -137,23 +172,46 @@ class Runner:
         self.say(f"{streams:3d} streams, round {round_ + 1}, {entry.name}: {figures.tokens_per_second:.1f} tokens/s")
         return Cell(streams, round_, entry.name, figures, error)
 
+    def _requests(self, entry: Entry, streams: int, round_: int) -> list[Request]:
+        requests = self.workload.requests(streams, round_)
+        return requests if entry.group is None else [replace(request, group=entry.group) for request in requests]
+
     def _ready(self, name: str) -> Contestant:
         """A contestant that was started; it stands still."""
-        contestant = self.roster.processes[name]
-        if name not in self._running:
-            self.say(f"starting {name}")
-            self._running.add(name)
-            try:
-                contestant.start()
-            except ContestantError:
-                self._end(name)
+        contestant = self._running.pop(name, None)
+        if contestant is not None:
+            self._running[name] = contestant  # the last now
+            return contestant
+        if self.room is not None:
+            self.make_room(self.room.needs.get(name, 0))
+        try:
+            return self._started(name)
+        except ContestantError as failure:
+            crowded = any(word in str(failure).lower() for word in ("memory", "busy"))  # in CUDA's words
+            if self.room is None or not self._running or not crowded:
                 raise
-            contestant.tree.pause()
+            self.say(f"{name} is tried once more, alone: {failure}")
+        self.close()
+        return self._started(name)
+
+    def _started(self, name: str) -> Contestant:
+        contestant, alone, began = self.roster.processes[name], not self._running, time.monotonic()
+        self.say(f"starting {name}")
+        self._running[name] = contestant
+        try:
+            contestant.start()
+        except ContestantError:
+            self._end(name)
+            raise
+        contestant.tree.pause()
+        self.starts.pop(name, None)
+        self.starts[name] = time.monotonic() - began  # the last now: the first of a machine may compile for all
+        if self.room is not None and alone:
+            self.room.learn(contestant.facts)
         return contestant
 
     def _end(self, name: str) -> None:
-        self.roster.processes[name].end()
-        self._running.discard(name)
+        self._running.pop(name).end()
         gone = {entry.name for entry in self.roster.entries if entry.process == name}
         self._warm = {key for key in self._warm if key[0] not in gone}
 

@@ -34,10 +34,14 @@ class Lengths:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What every contestant is asked: continue `prompt_ids` by exactly `output_tokens` tokens, greedily."""
+    """What every contestant is asked: continue `prompt_ids` by exactly `output_tokens` tokens, greedily.
+
+    group: of workers of ours, most tokens of each group; None for as many as the model makes.
+    """
 
     prompt_ids: list[int]
     output_tokens: int
+    group: int | None = None
 
 
 class ChatTokenizer(Protocol):

@@ -50,9 +50,12 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=1024, help="slots of each")
     parser.add_argument("--confidences", default="0,0.5,1")
     parser.add_argument("--repeats", type=int, default=30)
+    parser.add_argument("--device", help="cuda, cuda:N or cpu (default: the GPU, where there is one)")
     parser.add_argument("--compiled", action="store_true", help="also the pieces compiled by torch.compile (minutes)")
     args = parser.parse_args()
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = torch.device(args.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
     model = random_model(args.model, args.graft, args.context, device)
     if why := why_not(device):
         print(f"no form `conditional`: {why}", file=sys.stderr)

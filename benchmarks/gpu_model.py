@@ -1,7 +1,8 @@
 """The models that gpu.py measures: published shapes with random weights, and the bytes that a step of them reads.
 
 Speed does not depend on what the weights say, but for how long groups are. So the graft has a max_group of g and a
-default confidence of 0: at 0 every group goes on to its end, so each has exactly g tokens.
+default confidence of 0: at 0 every group goes on to its end, so each has exactly g tokens. One graft keeps the
+published max_group; whoever measures it ends its groups earlier (peer_engine.py).
 Run as a script it writes the folders; the driver itself never imports torch.
 """
 
@@ -12,7 +13,7 @@ import json
 from dataclasses import replace
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from compare_limits import WeightBytes
 from hamburger.engine.plan_models import PRESETS, GraftName, with_graft
@@ -37,19 +38,21 @@ TINY = TrunkConfig(
 )
 GEOMETRIES: dict[str, TrunkConfig] = {"llama-3.2-1b": PRESETS["llama-3.2-1b"], "tiny": TINY}
 BASE = "base"
-GRAFTS: tuple[GraftName, ...] = ("published", "fused")
+WIDE_GRAFT = "published-4"
+GRAFTS: dict[str, GraftName] = {"published": "published", "fused": "fused", WIDE_GRAFT: "published"}
 MADE = "made.json"
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
 
 
 def shapes(geometry: str, group: int) -> dict[str, ModelConfig]:
-    """The plain base, and a HAMburger for each kind of graft, with groups of `group` tokens."""
+    """The plain base, and a HAMburger for each kind of graft, with groups of `group` tokens; WIDE_GRAFT has 4."""
     trunk = GEOMETRIES[geometry]
     found = {BASE: ModelConfig(trunk=trunk)}
-    for name in GRAFTS:
-        graft = with_graft(trunk, name).graft
+    for name, kind in GRAFTS.items():
+        graft = with_graft(trunk, kind).graft
         assert graft is not None
-        forced = replace(graft, max_group=group, default_confidence=0.0, expected_tokens_per_kv=float(group))
+        most = 4 if name == WIDE_GRAFT else group
+        forced = replace(graft, max_group=most, default_confidence=0.0, expected_tokens_per_kv=float(most))
         found[name] = ModelConfig(trunk=trunk, graft=forced)
     return found
 
@@ -84,7 +87,7 @@ def weight_bytes(config: ModelConfig, number_bytes: int, *, eight_bits: bool = F
 
 
 def write_models(folder: Path, geometry: str, group: int, dtype: str, device: str) -> None:
-    """Write the folders base, published and fused. The grafts' name the base beside them."""
+    """Write the base's folder and those of the grafts, which name the base beside them."""
     from safetensors.torch import save_file
 
     from hamburger.model.checkpoint import save_checkpoint
@@ -101,15 +104,18 @@ def write_models(folder: Path, geometry: str, group: int, dtype: str, device: st
         own = {key: shape for key, shape in tensor_shapes(config).items() if key not in base}
         drawn = {key: _draw(key, shape, config, dtype, device) for key, shape in own.items()}
         save_checkpoint(folder / name, config, drawn, base=f"../{BASE}")
-    settings = {"geometry": geometry, "group": group, "dtype": dtype}
+    settings = _settings(geometry, group, dtype)
     (folder / MADE).write_text(json.dumps(settings), encoding="utf-8")
 
 
 def is_made(folder: Path, geometry: str, group: int, dtype: str) -> bool:
     """Whether the folder already holds these models, whole."""
     file = folder / MADE
-    wanted = {"geometry": geometry, "group": group, "dtype": dtype}
-    return file.is_file() and json.loads(file.read_text(encoding="utf-8")) == wanted
+    return file.is_file() and json.loads(file.read_text(encoding="utf-8")) == _settings(geometry, group, dtype)
+
+
+def _settings(geometry: str, group: int, dtype: str) -> dict[str, Any]:
+    return {"geometry": geometry, "group": group, "dtype": dtype, "folders": [BASE, *GRAFTS]}
 
 
 def _draw(name: str, shape: tuple[int, ...], config: ModelConfig, dtype: str, device: str) -> Tensor:

@@ -10,10 +10,12 @@ from typing import Any
 
 from compare_figures import Cell, medians, ratios
 from compare_report import COLUMNS, MARGIN, number, replace_file, row
-from gpu_parity import Parity
+from gpu_contestants import process_of
+from gpu_parity import FileTests, Parity
 from gpu_stages import (
     COMPILED_STAGE,
     FLASHINFER,
+    FORMS_STAGE,
     FUSED,
     FUSED_SINGLE,
     OURS,
@@ -25,29 +27,47 @@ from gpu_stages import (
     PLAIN_COMPILED,
     PLAIN_FP8,
     PLAIN_INT8,
+    WIDE_GROUPS,
+    WIDE_STAGE,
+    Forms,
     Stage,
 )
 
 RESULTS, TABLE, PLOTS = "results.json", "table.md", ("streams.png", "contexts.png")
-COMPARED = (OURS, FUSED, OURS_FP8, OURS_INT8, OURS_COMPILED, FUSED_SINGLE, FLASHINFER)
+DRAWN = (OURS, FUSED, OURS_FP8, OURS_INT8, OURS_COMPILED, FUSED_SINGLE, *WIDE_GROUPS)  # with ratios, too
+COMPARED = (*DRAWN, FLASHINFER)
+GIB = 1 << 30
 NOTES = {
+    WIDE_STAGE: "N of 4: the model could make groups of 4, and each ends by itself after N tokens, which the device "
+    f"alone knows. Where N is the group of `{OURS}`, whose max_group it is too, the difference is micro-steps that "
+    "nobody needs.",
     COMPILED_STAGE: "The line to beat: the reference's port of GPT-Fast (torch.compile, one stream, greedy) went from "
-    "34 tokens/s of its base to 56 to 75 on its machine, 1.65 to 2.21 times as many."
+    "34 tokens/s of its base to 56 to 75 on its machine, 1.65 to 2.21 times as many.",
 }
 SHOWN = ("tokens_per_second", "decode_tokens_per_second", "ttft_p50", "tpot_p50", "tokens_per_kv", "limit_fraction")
 
 
 @dataclass(slots=True)
 class Results:
-    """A run, as far as it has come. machine: what gpu_probe found. cells: by stage, each with its lengths."""
+    """A run, as far as it has come. machine: what gpu_probe found. cells: by stage, each with its lengths.
+
+    facts: what each process told when it started. absent: who cannot take part here. starts: seconds, by process.
+    forms: lines of decode_step.py. Of the last call alone: failed, why a part did not end well; given_up, contestants
+    that failed again and again; to_come, the stages that are not done.
+    """
 
     settings: dict[str, Any]
     machine: dict[str, Any] | None = None
     parity: Parity | None = None
     facts: dict[str, Any] = field(default_factory=dict)
-    left_out: dict[str, str] = field(default_factory=dict)
+    absent: dict[str, str] = field(default_factory=dict)
+    starts: dict[str, float] = field(default_factory=dict)
     stages: dict[str, dict[str, Any]] = field(default_factory=dict)
     cells: dict[str, list[Cell]] = field(default_factory=dict)
+    forms: list[dict[str, Any]] = field(default_factory=list)
+    failed: dict[str, str] = field(default_factory=dict)
+    given_up: dict[str, str] = field(default_factory=dict)
+    to_come: list[str] = field(default_factory=list)
 
     def add(self, stage: Stage, cell: Cell) -> None:
         """A cell takes the place of one with the same key."""
@@ -55,12 +75,21 @@ class Results:
         others = [other for other in self.cells.get(stage.name, []) if other.key != cell.key]
         self.cells[stage.name] = [*others, cell]
 
+    def add_form(self, line: dict[str, Any]) -> None:
+        if (line["rows"], line["confidence"]) not in self.forms_done():
+            self.forms.append(line)
+
     def done(self, stage: Stage) -> set[tuple[int, int, str]]:
         return {cell.key for cell in self.cells.get(stage.name, []) if cell.figures is not None}
 
-    def is_done(self, stage: Stage) -> bool:
-        missing = {name for name in stage.contestants if name not in self.left_out}
-        wanted = {(stage.streams, round_, name) for round_ in range(stage.rounds) for name in missing}
+    def forms_done(self) -> set[tuple[int, float]]:
+        return {(line["rows"], line["confidence"]) for line in self.forms}
+
+    def is_done(self, stage: Stage | Forms) -> bool:
+        if isinstance(stage, Forms):
+            return {(rows, c) for rows in stage.rows for c in stage.confidences} <= self.forms_done()
+        there = {name for name in stage.contestants if name not in self.absent}
+        wanted = {(stage.streams, round_, name) for round_ in range(stage.rounds) for name in there}
         return wanted <= self.done(stage)
 
     def write(self, folder: Path) -> None:
@@ -73,12 +102,20 @@ class Results:
         """Markdown: the machine, the tests, every stage's figures and ratios, who is missing and what failed."""
         parts = [self._heading(), self._tests()]
         parts += [self._stage(name) for name in self.stages]
-        if self.left_out:
-            parts.append("Left out:\n" + "\n".join(f"- {name}: {why}" for name, why in self.left_out.items()))
-        failed = [(name, cell) for name, cells in self.cells.items() for cell in cells if cell.error]
-        if failed:
-            parts.append("Failed:\n" + "\n".join(f"- {name}, {c.name}: {c.error}" for name, c in failed))
+        if self.forms:
+            parts.append(self._forms())
+        if self.facts:
+            parts.append(self._processes())
+        for title, why in (("Left out", self.absent | self.given_up), ("Failed", self._failures())):
+            if why:
+                parts.append(f"{title}:\n" + "\n".join(f"- {name}: {reason}" for name, reason in why.items()))
+        if self.to_come:
+            parts.append(f"Not measured yet: {', '.join(self.to_come)}.")
         return "\n\n".join(parts) + "\n"
+
+    def _failures(self) -> dict[str, str]:
+        cells = [(name, cell) for name, cells in self.cells.items() for cell in cells if cell.error]
+        return self.failed | {f"{name}, {c.name}, round {c.round + 1}": str(c.error) for name, c in cells}
 
     def _heading(self) -> str:
         machine, settings = self.machine or {}, self.settings
@@ -89,18 +126,25 @@ class Results:
                 f"; {machine['read'] / 1e9:.0f} GB/s read, {machine['copied'] / 1e9:.0f} GB/s copied, "
                 f"{machine['bfloat16_rate'] / 1e12:.2g} TFLOP/s in bfloat16"
             )
+            if most := machine.get("bandwidth_at_most"):
+                said += f"; clock and width of its memory give {most / 1e9:.0f} GB/s at most"
+        if settings["device"] == "cpu":
+            said += ". A dry run: it shows that the command works, and no speed of a GPU"
+        engine = "".join(f", {name} {value}" for name, value in settings["engine"].items())
         return (
-            f"# On {name}\n\n{said}. {settings['geometry']} with random weights in {settings['dtype']}, every group of "
-            f"{settings['group']} tokens; begun {settings['date']}."
+            f"# On {name}\n\n{said}. {settings['geometry']} with random weights in {settings['dtype']}{engine}, every "
+            f"group of {settings['group']} tokens where nothing else is said; begun {settings['date']}."
         )
 
     def _tests(self) -> str:
         parity = self.parity
         if parity is None:
             return "Parity tests: not run."
-        said = f"Parity tests: {parity.passed} passed, {parity.failed} failed, {parity.skipped} skipped."
+        seconds = sum(file.seconds for file in parity.files.values())
+        counts = f"{parity.passed} passed, {parity.failed} failed, {parity.skipped} skipped"
+        said = f"Parity tests: {counts}; {len(parity.files)} files, {seconds:.0f} s."
         if parity.error is not None:
-            said = f"Parity tests: {parity.error}." if not parity.finished else f"{said} More to come: {parity.error}."
+            said = f"{said} More to come: {parity.error}." if parity.files else f"Parity tests: {parity.error}."
         return "\n".join([said, *(f"- {line}" for line in parity.failures)])
 
     def _stage(self, name: str) -> str:
@@ -118,16 +162,58 @@ class Results:
         said = [
             f"{r.name} over {r.other}: {r.median:.2f}" + (f" ({r.low:.2f} to {r.high:.2f})" if r.rounds > 1 else "")
             for r in ratios(cells, COMPARED, stage["contestants"], "decode_tokens_per_second")
+            if r.other not in WIDE_GROUPS
         ]
-        note = f"\n\n{NOTES[name]}" if name in NOTES else ""
-        return "\n".join(lines) + ("\n\nDecode: " + "; ".join(said) + "." if said else "") + note
+        notes = [NOTES[name]] if name in NOTES else []
+        notes += self._short_pools(stage)
+        return (
+            "\n".join(lines)
+            + ("\n\nDecode: " + "; ".join(said) + "." if said else "")
+            + "".join(f"\n\n{note}" for note in notes)
+        )
+
+    def _short_pools(self, stage: dict[str, Any]) -> list[str]:
+        """Who could not hold all streams at once: what they were measured at is not the number of streams."""
+        found = []
+        for name in stage["contestants"]:
+            process, group = process_of(name)
+            tokens = 1 if process.startswith(PLAIN) else group or self.settings["group"]
+            needed = stage["streams"] * (stage["prompt"] + stage["output"] // tokens)
+            slots = self.facts.get(process, {}).get("pool_slots")
+            if slots is not None and slots < needed:
+                found.append(f"{name}'s KV pool held {slots:,} of the {needed:,} slots of all streams: some waited.")
+        return found
+
+    def _forms(self) -> str:
+        names = list(dict.fromkeys(name for line in self.forms for name in line["milliseconds"]))
+        lines = [f"## {FORMS_STAGE}: ms of one step, medians\n"]
+        lines.append(row(["rows", "context", "confidence", "tokens per group", *names]))
+        lines.append(row(["---:"] * (4 + len(names))))
+        for line in self.forms:
+            times = (number(line["milliseconds"].get(name), 1, 3) for name in names)
+            said = (str(line[key]) for key in ("rows", "context", "confidence", "tokens_per_group"))
+            lines.append(row([*said, *times]))
+        return "\n".join(lines)
+
+    def _processes(self) -> str:
+        lines = ["## Processes\n", row(["", "start, s", "KV pool, slots", "GiB", "asked for, GiB"])]
+        lines.append(row(["---", *["---:"] * 4]))
+        for name, facts in self.facts.items():
+            slots = facts.get("pool_slots")
+            sizes = (number(facts.get(key), 1 / GIB, 2) for key in ("pool_bytes", "asked_bytes"))
+            lines.append(
+                row([name, number(self.starts.get(name), 1, 1), "" if slots is None else f"{slots:,}", *sizes])
+            )
+        return "\n".join(lines)
 
 
 def load_results(file: Path) -> Results:
     """A run that was written before. Raises OSError, ValueError, KeyError or TypeError for what is none."""
     value = json.loads(file.read_text(encoding="utf-8"))
     value["cells"] = {name: [Cell.from_json(cell) for cell in cells] for name, cells in value["cells"].items()}
-    value["parity"] = None if value["parity"] is None else Parity(**value["parity"])
+    if (parity := value["parity"]) is not None:
+        files = {name: FileTests(**file) for name, file in parity["files"].items()}
+        value["parity"] = Parity(files, parity["error"])
     return Results(**value)
 
 
@@ -148,7 +234,7 @@ def plot(results: Results, folder: Path) -> None:
     }
     for file, (key, chosen) in panels.items():
         drawn, axis = pyplot.subplots(figsize=(7, 4.5), layout="constrained")
-        for name in (*COMPARED[:-1], PLAIN, PLAIN_FP8, PLAIN_INT8, PLAIN_COMPILED, PEER):
+        for name in (*DRAWN, PLAIN, PLAIN_FP8, PLAIN_INT8, PLAIN_COMPILED, PEER):
             points = _points(results, chosen, name, key)
             axis.plot([x for x, _ in points], [y for _, y in points], "o-", label=name, markersize=4)
         axis.set(xscale="log", yscale="log", ylabel="decode tokens/s", title=title)

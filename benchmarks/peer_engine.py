@@ -1,4 +1,4 @@
-"""Worker of compare.py: our engine alone, without HTTP: so that what HTTP and streaming cost can be told."""
+"""Worker of compare.py and gpu.py: our engine alone, without HTTP: so that what HTTP and streaming cost can be told."""
 
 from __future__ import annotations
 
@@ -6,25 +6,47 @@ import itertools
 import sys
 import time
 from collections import deque
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from hamburger.engine.config import EngineArgs
 from hamburger.engine.core import EngineCore
 from hamburger.engine.messages import EngineInfo
 from hamburger.engine.request import GenerationRequest, admit
 from hamburger.engine.sampling_params import SamplingParams
+from peer_memory import fitting_pool, free_bytes
 from peer_wire import Ask, Measure, Timing, serve
+
+if TYPE_CHECKING:
+    from hamburger.model.batch import ForwardBatch, StepOutput
+    from hamburger.model.kv_cache import PagedKVCache
+
+
+@dataclass(slots=True)
+class ShortGroups:
+    """A runner's step whose groups end after `group` tokens, as if the model had ended them: only the device knows. So
+    the host launches the micro-steps of whole groups, as it does where it cannot know. None: groups are what they are.
+    """
+
+    step: Callable[[ForwardBatch, PagedKVCache], StepOutput]
+    group: int | None = None
+
+    def __call__(self, batch: ForwardBatch, cache: PagedKVCache) -> StepOutput:
+        if self.group is not None:
+            batch = replace(batch, group_limits=batch.group_limits.clamp(max=self.group))
+        return self.step(batch, cache)
 
 
 class Engine:
-    def __init__(self, core: EngineCore, info: EngineInfo) -> None:
-        self._core, self._info = core, info
+    def __init__(self, core: EngineCore, info: EngineInfo, groups: ShortGroups) -> None:
+        self._core, self._info, self._groups = core, info, groups
         self._numbers = itertools.count()
 
     def answer(self, asks: Sequence[Ask], streams: int) -> list[Timing]:
         """Answer all, `streams` at a time. Raises RuntimeError where the engine gives a request up."""
         waiting = deque(asks)
+        self._groups.group = asks[0].group if asks else None
         running: dict[str, Timing] = {}
         timings = []
         while waiting or running:
@@ -47,20 +69,29 @@ class Engine:
 
 
 def load(options: dict[str, Any]) -> tuple[Measure, dict[str, Any]]:
+    """beside_pool: bytes of the device that the process takes beside its KV pool, which is smaller where both do not
+    fit; without it the pool is what it is asked to be."""
     from hamburger.engine.build import build_core
 
+    engine = options.get("engine", {})
+    asked, free = options["kv_cache_memory"], free_bytes(engine.get("device", "auto"))
+    pool = fitting_pool(asked, free, options["beside_pool"]) if "beside_pool" in options else asked
     core, info = build_core(
         EngineArgs(
             model=options["model"],
             max_model_len=options["context"],
-            kv_cache_memory=options["kv_cache_memory"],
+            kv_cache_memory=pool,
             prefix_cache=False,
-            **options.get("engine", {}),
+            **engine,
         ),
         lambda line: print(line, file=sys.stderr, flush=True),
     )
+    # The engine has no such setting, and should have none: a server's groups end when the model says so.
+    runner: Any = core._runner
+    runner._step = groups = ShortGroups(runner._step)
     facts = {"model": info.model, "device": info.device, "dtype": info.dtype, "quantization": info.quantization}
-    return Engine(core, info).answer, facts
+    memory = {"pool_slots": info.total_slots, "pool_bytes": pool, "asked_bytes": asked, "free_bytes": free}
+    return Engine(core, info, groups).answer, facts | memory
 
 
 if __name__ == "__main__":

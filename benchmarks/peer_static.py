@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from peer_memory import free_bytes
 from peer_transformers import Generate
 from peer_wire import Ask, Measure, Timing, serve
 
@@ -39,12 +40,14 @@ def load(options: dict[str, Any]) -> tuple[Measure, dict[str, Any]]:
     import torch
     import transformers
 
+    free = free_bytes(options["device"])
     model: Any = transformers.AutoModelForCausalLM.from_pretrained(
         options["folder"], dtype=getattr(torch, options["dtype"])
     )
     facts = {key: options[key] for key in ("device", "dtype", "compiled")}
     generate = StaticGenerate(model.to(options["device"]).eval(), options["context"], compiled=options["compiled"])
-    return generate.answer, facts | {"transformers": transformers.__version__, "cache": "static"}
+    versions = {"transformers": transformers.__version__, "cache": "static", "free_bytes": free}
+    return generate.answer, facts | versions
 
 
 if __name__ == "__main__":

@@ -61,7 +61,9 @@ class Generate:
         mask = (torch.arange(width, device=device)[None] >= width - lengths[:, None]).long()
 
         def note(tokens: torch.Tensor, scores: object, **_: object) -> torch.Tensor:
-            """Called after each token; returns which rows are done."""
+            """Called after each token was launched; returns which rows are done."""
+            if device.type == "cuda":  # a token is there when the device is done: as a client would get it
+                torch.cuda.synchronize(device)
             now = time.perf_counter()
             for ask, timing in zip(asks, timings, strict=True):
                 if timing.tokens < ask.output_tokens:

@@ -1,7 +1,7 @@
 """What compare.py and its workers say to each other: one JSON object a line, over the worker's stdin and stdout.
 
     worker:  {"ready": {...}}, once it has loaded; else {"missing": "why"} or {"error": "why"}
-    driver:  {"streams": 4, "requests": [[[ids], output_tokens], ...]}
+    driver:  {"streams": 4, "requests": [[[ids], output_tokens, group], ...]}
     worker:  {"answers": [{"started": s, "ended": s, "prompt_tokens": n, "arrivals": [[s, tokens], ...]}, ...]}
 
 Times are of time.perf_counter(), which all processes of a Linux machine share. A worker ends when its stdin does.
@@ -22,10 +22,12 @@ EXIT_MISSING = 3  # a package that the worker needs is not installed
 
 
 class Ask(NamedTuple):
-    """One request: token ids, and how many tokens to generate whatever they are."""
+    """One request: token ids, and how many tokens to generate whatever they are. group: at most so many at once, of
+    those that make groups; the same for all of a message."""
 
     prompt_ids: list[int]
     output_tokens: int
+    group: int | None = None
 
 
 @dataclass(slots=True)
@@ -77,6 +79,6 @@ def serve(load: Callable[[dict[str, Any]], tuple[Measure, dict[str, Any]]]) -> N
     say({"ready": facts})
     for line in sys.stdin:
         message = json.loads(line)
-        requests = [Ask(ids, tokens) for ids, tokens in message["requests"]]
+        requests = [Ask(*request) for request in message["requests"]]
         with telling():
             say({"answers": [asdict(timing) for timing in measure(requests, message["streams"])]})

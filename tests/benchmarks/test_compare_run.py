@@ -228,7 +228,8 @@ def test_contestants_take_turns_and_stand_still_meanwhile() -> None:
         *[(2, 0, "a"), (2, 0, "b"), (2, 1, "b"), (2, 1, "a")],
     ]
     turns = ["a goes", "a stands", "b goes", "b stands", "b goes", "b stands", "a goes", "a stands"]
-    assert log == ["a starts", "a stands", "b starts", "b stands", *turns, *turns, "a ends", "b ends"]
+    assert log[:-2] == ["a starts", "a stands", "b starts", "b stands", *turns, *turns]
+    assert sorted(log[-2:]) == ["a ends", "b ends"]  # at once
     # At each level a warm-up of as many requests as streams comes first.
     assert [asked[:2] for asked in a.asked] == [(1, 1), (1, 2), (1, 2), (2, 2), (2, 2), (2, 2)]
     figures = found[0].figures
@@ -262,6 +263,35 @@ def test_one_that_does_not_start_is_left_out() -> None:
     made.start()
     assert {cell.name for cell in made.cells(set())} == {"a"}
     assert made.roster.left_out == {"b": "it has no model"}
+
+
+def test_what_would_start_too_late_is_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a start takes is learned from the starts before it."""
+    now = [0.0]
+    monkeypatch.setattr("compare_run.time.monotonic", lambda: now[0])
+
+    class Slow(FakeContestant):
+        def start(self) -> None:
+            now[0] += 30
+            super().start()
+
+    said: list[str] = []
+    a, b = Slow("a", []), Slow("b", [])
+    made = runner(a, b, said=said)
+    made.left, made.least = lambda: 65 - now[0], 10
+    # 35 s are left after a's start: not 30 and 10 more.
+    assert [cell.key for cell in made.cells(set())] == [(1, 0, "a"), (1, 1, "a"), (2, 0, "a"), (2, 1, "a")]
+    assert made.starts == {"a": 30}
+    assert said.count("no time left for b") == 4
+    made.left = lambda: 45
+    assert [cell.name for cell in made.cells(made_keys("a"))] == ["b"] * 4
+    made.starts["b"] = 50  # its own counts, where there is one
+    made.close()
+    assert list(made.cells(made_keys("a"))) == []
+
+
+def made_keys(name: str) -> set[tuple[int, int, str]]:
+    return {(streams, round_, name) for streams in (1, 2) for round_ in (0, 1)}
 
 
 def test_what_is_done_is_not_measured_again() -> None:

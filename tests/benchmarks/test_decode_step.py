@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 import torch
@@ -11,8 +12,10 @@ import conditional_step
 import decode_step
 from conditional_step import ConditionalStep, why_not
 from hamburger.model.backends import Backend
-from hamburger.model.decode_graphs import FORMS, Compiling
+from hamburger.model.capture import EagerCapture
+from hamburger.model.decode_graphs import FORMS, Compiling, DecodeGraphs, Form
 from hamburger.model.kv_cache import PagedKVCache
+from peer_engine import ShortGroups
 from small_models import CPU
 
 TIMED = set(FORMS) - {"auto"}
@@ -61,6 +64,34 @@ def test_a_step_that_stops_by_itself_gives_the_groups_of_the_others() -> None:
         torch.testing.assert_close(found.stop_probs[:, :width], expected.stop_probs, atol=1e-5, rtol=1e-5)
         sizes |= set(expected.group_sizes.tolist())
     assert {1, 4} < sizes
+
+
+@pytest.mark.parametrize(("form", "computed"), [("steps", 3), ("early_exit", 1)])
+def test_groups_that_gpu_py_shortens_cost_what_the_host_cannot_foresee(
+    form: Form, computed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Groups of 2 by a model of max_group 4: its own first tokens, and every micro-step of whole groups replayed."""
+    model = decode_step.random_model("tiny", "published", 70, CPU)
+    cache = PagedKVCache(model.config.trunk, 9, decode_step.BLOCK, model.state_dtype, CPU)
+    graphs = DecodeGraphs(model, cache, EagerCapture(), max_rows=3, max_columns=3, form=form)
+    graphs.prepare(only=3)
+    batch = decode_step.decoding(model, 3, 70, 3, 0.0)
+    whole = graphs.step(batch, cache)
+    assert whole.group_sizes.tolist() == [4, 4, 4]
+    done: list[None] = []
+    micro_step = model.micro_step
+
+    def counted(*given: Any) -> Any:
+        done.append(None)
+        return micro_step(*given)
+
+    monkeypatch.setattr(model, "micro_step", counted)
+    short = ShortGroups(graphs.step, 2)(batch, cache)
+    assert short.group_sizes.tolist() == [2, 2, 2]
+    assert torch.equal(short.token_ids[:, :2], whole.token_ids[:, :2])
+    assert not short.token_ids[:, 2:].any()
+    assert len(done) == computed
+    assert ShortGroups(graphs.step)(batch, cache).group_sizes.tolist() == [4, 4, 4]
 
 
 def test_where_there_are_no_conditional_nodes_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,22 +3,38 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from safetensors import safe_open
 
 import gpu
-import gpu_stages
+import gpu_contestants
 from compare_contestants import Worker
 from compare_figures import Cell
+from gpu_contestants import KINDS, Setup, beside_pool, contestants, needed_bytes, pool_bytes
 from gpu_model import BASE, GRAFTS, is_made, shapes, weight_bytes, write_models
-from gpu_parity import marked_files, run_tests
 from gpu_report import Results, load_results
-from gpu_stages import FLASHINFER, FOLDERS, PEER, Setup, Stage, contestants, sizes_of, stages
+from gpu_stages import (
+    FLASHINFER,
+    FUSED,
+    OURS,
+    PEER,
+    PLAIN,
+    WIDE,
+    WIDE_GROUPS,
+    WIDE_STAGE,
+    Forms,
+    Stage,
+    output_of,
+    sizes_of,
+    stages,
+)
 
 ROOT = Path(__file__).parents[2]
 # What a machine lacks that has torch and transformers but none of our own packages.
@@ -32,6 +48,10 @@ class Absent:
             raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
 
 sys.meta_path.insert(0, Absent())
+
+if sys.argv[0].endswith("peer_static.py"):  # a peer that is killed, say for its memory
+    import os, signal
+    os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
@@ -44,31 +64,39 @@ def run_script(out: Path, blocked: Path, *options: str) -> subprocess.CompletedP
     return subprocess.run(command, env=env, capture_output=True, text=True, timeout=280)
 
 
-def test_the_whole_way_and_a_second_call_measures_nothing_again(tmp_path: Path) -> None:
-    options = ["--device", "cpu", "--geometry", "tiny", "--dtype", "float32", "--threads", "1", "--minutes", "4"]
-    options += ["--only", "1 stream,a cheaper graft"]
-    first = run_script(tmp_path / "out", tmp_path / "blocked", *options)
-    assert first.returncode == 1  # the parity tests are not run without a GPU, which is no success
-    assert "not measured yet" not in first.stderr
-    results = load_results(tmp_path / "out" / "results.json")
-    assert results.machine is not None
-    assert results.machine["bandwidth"] > 0
-    assert results.settings["device"] == "cpu"
-    assert {name: len(cells) for name, cells in results.cells.items()} == {"1 stream": 4, "a cheaper graft": 2}
+def test_every_stage_of_a_dry_run_with_a_peer_that_crashes(tmp_path: Path) -> None:
+    """What ends or resumes it is tested in test_gpu_run.py, whose workers start sooner."""
+    out = tmp_path / "out"
+    done = run_script(out, tmp_path / "blocked", "--tiny", "--threads", "1", "--minutes", "4")
+    assert done.returncode == 1  # the parity tests are not run without a GPU, and transformers died
+    results = load_results(out / "results.json")
+    assert results.to_come == ["beside transformers"]
+    assert list(results.cells) == [s.name for s in stages(sizes_of("tiny"), "cpu") if isinstance(s, Stage)]
     for cell in (cell for cells in results.cells.values() for cell in cells):
+        if cell.name == PEER:
+            assert "it was ended by SIGKILL" in str(cell.error)
+            continue
         assert cell.error is None
         assert cell.figures is not None
         assert cell.figures.limit_fraction is not None
-        assert cell.figures.tokens_per_kv == (1.0 if cell.name == "base" else 2.0)
-    assert results.facts["hamburger"]["device"] == "cpu"
-    assert "On CPU" in first.stdout
-    assert (tmp_path / "out" / "streams.png").is_file()
-    again = run_script(tmp_path / "out", tmp_path / "blocked", *options)
-    assert "starting" not in again.stderr
-    assert again.stdout == first.stdout
-    other = run_script(tmp_path / "out", tmp_path / "blocked", *options, "--group", "3")
-    assert other.returncode == 2
-    assert "measured with another group" in other.stderr
+        assert cell.figures.tokens_per_kv == {PLAIN: 1.0, **WIDE_GROUPS}.get(cell.name, 2.0)
+    assert {(line["rows"], line["confidence"]) for line in results.forms} == {(1, 0), (1, 1), (3, 0), (3, 1)}
+    assert results.machine is not None
+    assert results.machine["bandwidth"] > 0
+    assert results.facts[OURS]["device"] == "cpu"
+    assert results.facts[OURS]["pool_bytes"] == results.facts[OURS]["asked_bytes"]
+    assert results.starts.keys() == {OURS, PLAIN, WIDE, FUSED}
+    table = done.stdout
+    for said in (
+        "A dry run: it shows",
+        "Parity tests: they need a GPU.",
+        "## forms of the decode step",
+        "KV pool, slots",
+    ):
+        assert said in table
+    assert "Not measured yet: beside transformers." in table
+    assert (out / "table.md").read_text() == table.removesuffix("\n")
+    assert {plot.name for plot in out.glob("*.png")} == {"streams.png", "contexts.png"}
 
 
 def test_what_is_missing_is_said_in_one_line(tmp_path: Path) -> None:
@@ -99,63 +127,20 @@ def _bytes(folder: Path) -> dict[str, int]:
         return {name: file.get_tensor(name).nbytes for name in file.keys() if name != "short_list"}  # noqa: SIM118
 
 
-def test_only_tests_marked_gpu_are_run(tmp_path: Path) -> None:
-    (tmp_path / "logs").mkdir()
-    (tmp_path / "test_plain.py").write_text("def test_never():\n    assert False\n")
-    (tmp_path / "test_marked.py").write_text(
-        "import pytest\nfrom small_models import CPU\n\n"
-        "@pytest.mark.gpu\ndef test_right():\n    assert CPU.type == 'cpu'\n\n"
-        "@pytest.mark.gpu\ndef test_wrong():\n    assert 1 == 2\n\n"
-        "@pytest.mark.gpu\ndef test_left():\n    pytest.skip('no GPU')\n\n"
-        "def test_unmarked():\n    assert False\n"
-    )
-    files = marked_files(tmp_path)
-    assert [file.name for file in files] == ["test_marked.py"]
-    parity = run_tests(files, tmp_path, 120)
-    assert (parity.passed, parity.failed, parity.skipped, parity.error) == (1, 1, 1, None)
-    assert parity.failures == ["test_wrong: assert 1 == 2"]
-    assert [Path(name).name for name in parity.finished] == ["test_marked.py"]
-    assert run_tests([], tmp_path, 120).error == "no test is marked gpu"
-    (tmp_path / "test_marked.py").write_text("import no_such_module  # mark.gpu\n")
-    broken = run_tests(files, tmp_path, 120)
-    assert (broken.passed, broken.failed, broken.error) == (0, 1, None)
-    assert "test_marked.py: pytest ended with exit code 2" in broken.failures[0]
-
-
-def test_parity_tests_go_on_where_the_time_was_over(tmp_path: Path) -> None:
-    (tmp_path / "logs").mkdir()
-    mark = "import time\nimport pytest\n\n@pytest.mark.gpu\n@pytest.mark.timeout(9)\ndef test_it():\n    "
-    (tmp_path / "test_a.py").write_text(mark + "pass\n")
-    (tmp_path / "test_b.py").write_text(mark + "time.sleep(60)\n")
-    files = marked_files(tmp_path)
-    first = run_tests(files, tmp_path, 8)
-    assert (first.passed, len(first.finished)) == (1, 1)
-    assert first.error is not None
-    assert "test_b.py did not end within 8 s" in first.error
-    (tmp_path / "test_a.py").write_text(mark + "assert False\n")  # is not run again
-    (tmp_path / "test_b.py").write_text(mark + "pass\n")
-    second = run_tests(files, tmp_path, 120, first)
-    assert (second.passed, second.failed, second.error) == (2, 0, None)
-
-
-def test_every_file_with_tests_for_a_gpu_is_among_them() -> None:
-    names = {file.name for file in marked_files(ROOT / "tests")}
-    assert {
-        "test_triton_kernels.py",
-        "test_triton_micro_step.py",
-        "test_fused_modules.py",
-        "test_triton_eight_bits.py",
-    } <= names
-
-
 def test_a_stage_is_done_when_all_who_are_there_were_measured() -> None:
     stage = Stage("1 stream", 1, 8, 4, ("hamburger", PEER))
     results = Results({})
     results.add(stage, Cell(1, 0, "hamburger", None, "it ended"))
     assert not results.done(stage)
-    results.left_out[PEER] = "transformers is not installed"
+    results.absent[PEER] = "transformers is not installed"
     assert not results.is_done(stage)
-    assert not results.is_done(stages(sizes_of("llama-3.2-1b", 8), "cuda")[0])
+    assert not any(results.is_done(stage) for stage in stages(sizes_of("llama-3.2-1b"), "cuda"))
+    forms = Forms("forms", (1, 8), (0.0, 1.0), 8, 1)
+    for rows in (1, 8):
+        for confidence in (0.0, 1.0):
+            assert not results.is_done(forms)
+            results.add_form({"rows": rows, "confidence": confidence})
+    assert results.is_done(forms)
 
 
 def test_eight_bit_weights_are_half_of_what_they_are_in_bfloat16() -> None:
@@ -167,7 +152,7 @@ def test_eight_bit_weights_are_half_of_what_they_are_in_bfloat16() -> None:
     micro, small_micro = (weight_bytes(configs["published"], 2, eight_bits=f).micro_step for f in (False, True))
     assert micro == pytest.approx(2 * (243e6 + 263e6 + 8.4e6), rel=1e-2)
     assert small_micro == pytest.approx(243e6 + 263e6 + 2 * 8.4e6, rel=1e-2)
-    on_gpu, on_cpu = ({s.name for s in stages(sizes_of("llama-3.2-1b", 8), device)} for device in ("cuda", "cpu"))
+    on_gpu, on_cpu = ({s.name for s in stages(sizes_of("llama-3.2-1b"), device)} for device in ("cuda", "cpu"))
     assert on_gpu - on_cpu == {
         "torch.compile",
         "one kernel a micro-step",
@@ -177,32 +162,89 @@ def test_eight_bit_weights_are_half_of_what_they_are_in_bfloat16() -> None:
     }
 
 
+def setup_of(folder: Path, device: str = "cuda") -> Setup:
+    sizes = sizes_of("llama-3.2-1b")
+    return Setup(
+        folder, folder, folder, "llama-3.2-1b", 2, device, "bfloat16", 1, sizes, {"max_queue": 7}, 60, lambda: math.inf
+    )
+
+
+def options_of(found: object) -> dict[str, object]:
+    assert isinstance(found, Worker)
+    options: dict[str, object] = json.loads(found.launch.command[-1])
+    return options
+
+
 def test_flashinfer_takes_part_where_it_is_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where it is, nobody else tries it: each is told what attends."""
-    sizes = sizes_of("llama-3.2-1b", 8)
-    setup = Setup(tmp_path, tmp_path, "llama-3.2-1b", 2, "cuda", "bfloat16", 1, sizes, 60)
     for installed in (False, True):
-        monkeypatch.setattr(gpu_stages, "_has", lambda package, installed=installed: installed)
-        found, left_out = contestants(setup)
-        assert (FLASHINFER in found) == installed == (FLASHINFER not in left_out)
+        monkeypatch.setattr(gpu_contestants, "_has", lambda package, installed=installed: installed)
+        found, absent = contestants(setup_of(tmp_path))
+        assert (FLASHINFER in found) == installed == (FLASHINFER not in absent)
         told = {}
-        for name in FOLDERS.keys() & found.keys():
-            worker = found[name]
-            assert isinstance(worker, Worker)
-            told[name] = json.loads(worker.launch.command[-1])["engine"].get("attention_backend")
+        for name in KINDS.keys() & found.keys():
+            engine = options_of(found[name])["engine"]
+            assert isinstance(engine, dict)
+            assert engine["max_queue"] == 7
+            told[name] = engine.get("attention_backend")
         assert set(told.values()) == ({"triton", "flashinfer"} if installed else {None})
         assert told.get(FLASHINFER) == ("flashinfer" if installed else None)
 
 
-def test_answers_shrink_with_the_time() -> None:
-    assert sizes_of("llama-3.2-1b", 8).output == 512
-    assert sizes_of("llama-3.2-1b", 20).output == 512
-    assert sizes_of("llama-3.2-1b", 2).output == 128
-    assert all(stage.prompt + stage.output <= 32768 for stage in stages(sizes_of("llama-3.2-1b", 8), "cuda"))
+def test_pools_are_as_large_as_the_stages_of_a_contestant_want(tmp_path: Path) -> None:
+    """32 KiB a slot; 256 streams of 1,536 tokens, or one context of 32,768, each with a block more."""
+    setup = setup_of(tmp_path)
+    assert pool_bytes(setup, OURS) == pool_bytes(setup, PLAIN) == 256 * (1536 + 32) * 32768
+    assert pool_bytes(setup, WIDE) == 64 * (1536 + 32) * 32768
+    assert pool_bytes(setup, FUSED) == (32768 + 32) * 32768
+    assert needed_bytes(setup).keys() == {*KINDS, PEER}
+    assert needed_bytes(setup)[OURS] == pool_bytes(setup, OURS) + beside_pool(setup, OURS)
+    assert 4 << 30 < beside_pool(setup, PLAIN) < beside_pool(setup, OURS) < 9 << 30
+    found, _ = contestants(setup)
+    for name, streams in ((OURS, 256), (WIDE, 64), (FUSED, 1)):
+        options = options_of(found[name])
+        assert options["kv_cache_memory"] == pool_bytes(setup, name)
+        assert options["beside_pool"] == beside_pool(setup, name)
+        assert isinstance(options["engine"], dict)
+        assert options["engine"]["max_num_seqs"] == streams
+
+
+def test_a_report_says_whose_pool_did_not_hold_all_streams() -> None:
+    results = Results({"device": "cuda", "geometry": "tiny", "dtype": "float32", "group": 2, "date": "", "engine": {}})
+    results.machine = {"name": "a GPU", "read": 9e11, "copied": 1e12, "bfloat16_rate": 1e14, "bandwidth_at_most": 2e12}
+    stage = Stage(WIDE_STAGE, 4, 100, 40, (OURS, "hamburger 1 of 4", "hamburger 4 of 4", PLAIN))
+    for name in stage.contestants:
+        results.add(stage, Cell(4, 0, name, None, "no"))
+    results.facts = {
+        name: {"pool_slots": 520, "pool_bytes": 1 << 30, "asked_bytes": 2 << 30} for name in (OURS, WIDE, PLAIN)
+    }
+    table = results.table()
+    assert "hamburger's KV pool" not in table  # 4 (100 + 40 / 2) = 480
+    assert "hamburger 4 of 4's KV pool" not in table
+    assert "hamburger 1 of 4's KV pool held 520 of the 560 slots of all streams: some waited." in table
+    assert "base's KV pool held 520 of the 560 slots" in table
+    assert "| hamburger of 4 |  | 520 | 1.00 | 2.00 |" in table
+    assert "clock and width of its memory give 2000 GB/s at most" in table
+    assert "A dry run" not in table
+
+
+def test_answers_shrink_with_the_time_of_the_first_call() -> None:
+    assert output_of("llama-3.2-1b", 8) == 512
+    assert output_of("llama-3.2-1b", 20) == 512
+    assert output_of("llama-3.2-1b", 2) == 128
+    for output in (128, 512):
+        sizes = replace(sizes_of("llama-3.2-1b"), output=output)
+        measured = [stage for stage in stages(sizes, "cuda") if isinstance(stage, Stage)]
+        assert all(stage.prompt + stage.output <= 32768 for stage in measured)
 
 
 @pytest.mark.parametrize(
-    ("options", "told"), [(["--group", "17"], "group is 17"), (["--only", "2 streams"], "choose from 1 stream")]
+    ("options", "told"),
+    [
+        (["--group", "17"], "group is 17"),
+        (["--only", "2 streams"], "choose from 1 stream"),
+        (["--engine", "micro_steps=2"], "engine names micro_steps: choose from model, "),
+    ],
 )
 def test_settings_that_cannot_be_used(
     options: list[str], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -214,5 +256,7 @@ def test_settings_that_cannot_be_used(
 def test_a_device_that_is_not_there_is_one_line(tmp_path: Path) -> None:
     done = run_script(tmp_path / "out", tmp_path / "blocked", "--device", "cuda:9", "--geometry", "tiny")
     assert done.returncode == 1
-    assert "gpu: cuda:9 cannot be measured: " in done.stderr
-    assert json.loads((tmp_path / "out" / "results.json").read_text())["machine"] is None
+    assert "machine: it ended with exit code 1: " in done.stderr
+    results = load_results(tmp_path / "out" / "results.json")
+    assert results.machine is None
+    assert results.failed.keys() == {"machine"}
