@@ -17,6 +17,7 @@ import asyncio
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -34,7 +35,7 @@ from hamburger.clients.prompts import built_in_prompts
 from machine import free_port
 
 WAYS = ("default", "auto", "floor")
-SETTLE_SECONDS = 16.0  # before each replay: idle time that takes a dial of up to four levels back to its default
+SETTLE_SECONDS = 120.0  # at most, for a dial that rests to be back at its default
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,12 +96,14 @@ async def ask(http: httpx.AsyncClient, prompt: str, fields: dict[str, Any]) -> A
 
 
 async def replay(
-    url: str, prompts: Sequence[str], offsets: Sequence[float], fields: dict[str, Any], settle: float
+    url: str, prompts: Sequence[str], offsets: Sequence[float], fields: dict[str, Any], settled: float | None
 ) -> list[Answer]:
-    """Send prompt i at its offset, and read all answers. `settle`: seconds to wait first, for the dial to rest."""
+    """Send prompt i at its offset, and read all answers. settled: where the dial rests, which is waited for; None where
+    there is none."""
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(base_url=url, timeout=600, limits=limits, trust_env=False) as http:
-        await asyncio.sleep(settle)
+        if settled is not None:
+            await settle(http, settled)
         start = time.perf_counter()
 
         async def send(prompt: str, offset: float) -> Answer:
@@ -108,6 +111,17 @@ async def replay(
             return await ask(http, prompt, fields)
 
         return list(await asyncio.gather(*(send(p, o) for p, o in zip(prompts, offsets, strict=True))))
+
+
+async def settle(http: httpx.AsyncClient, confidence: float) -> None:
+    """Wait until the dial is back there. Raises TimeoutError."""
+    async with asyncio.timeout(SETTLE_SECONDS):
+        while True:
+            metrics = (await http.get("/metrics")).text
+            (found,) = re.findall(r"^hamburger_confidence_in_force(?:\{.*\})? (\S+)$", metrics, re.MULTILINE)
+            if float(found) == confidence:
+                return
+            await asyncio.sleep(1)
 
 
 @contextmanager
@@ -193,7 +207,7 @@ def main() -> int:
     target = args.target_tpot_ms
     if target is None:
         with server(args, "--confidence", str(args.max_confidence)) as url:
-            calibrated = asyncio.run(replay(url, prompts, offsets, fields["default"], 0))
+            calibrated = asyncio.run(replay(url, prompts, offsets, fields["default"], None))
         target = round(1000 * percentile(sorted(t for a in calibrated if (t := a.tpot) is not None), 50), 1)
         print(f"target: {target} ms a token, the median at the default", flush=True)
     bounds = ["--min-confidence", str(args.min_confidence), "--max-confidence", str(args.max_confidence)]
@@ -201,17 +215,23 @@ def main() -> int:
     with server(args, "--confidence", "auto", "--target-tpot-ms", str(target), *bounds) as url:
         for i in range(args.rounds):
             for way in WAYS if i % 2 == 0 else reversed(WAYS):
-                found[way].append(asyncio.run(replay(url, prompts, offsets, fields[way], SETTLE_SECONDS)))
+                found[way].append(asyncio.run(replay(url, prompts, offsets, fields[way], args.max_confidence)))
                 print(f"round {i + 1}, {way}: {figures(found[way][-1], [])['tpot_ms']}", flush=True)
     result: dict[str, Any] = {
         "target_tpot_ms": target,
+        # Of each round: when an answer was asked for, in seconds, and what the dial gave it.
+        "dialled": [[(round(a.started - run[0].started, 2), a.confidence) for a in run] for run in found["auto"]],
         "requests_a_replay": len(offsets),
         "settings": {k: v for k, v in vars(args).items() if k != "out"},
     }
     for way in WAYS:
         answers = [answer for run in found[way] for answer in run]
         tpots = [figures(run, [])["tpot_ms"] for run in found[way]]
-        result[way] = figures(answers, score(answers, args.base_model)) | {"tpot_ms_of_rounds": tpots}
+        held = [t for a in answers if (t := a.tpot) is not None]
+        result[way] = figures(answers, score(answers, args.base_model)) | {
+            "tpot_ms_of_rounds": tpots,
+            "within_target": sum(1000 * t <= target for t in held) / len(held),
+        }
     args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n")
     print(json.dumps(result, indent=1))
