@@ -20,7 +20,6 @@ from peer_wire import Ask, Measure, Timing, serve
 
 if TYPE_CHECKING:
     from hamburger.model.batch import ForwardBatch, StepOutput
-    from hamburger.model.kv_cache import PagedKVCache
 
 
 @dataclass(slots=True)
@@ -29,13 +28,13 @@ class ShortGroups:
     the host launches the micro-steps of whole groups, as it does where it cannot know. None: groups are what they are.
     """
 
-    step: Callable[[ForwardBatch, PagedKVCache], StepOutput]
+    step: Callable[..., StepOutput]
     group: int | None = None
 
-    def __call__(self, batch: ForwardBatch, cache: PagedKVCache) -> StepOutput:
+    def __call__(self, batch: ForwardBatch, **how: Any) -> StepOutput:
         if self.group is not None:
             batch = replace(batch, group_limits=batch.group_limits.clamp(max=self.group))
-        return self.step(batch, cache)
+        return self.step(batch, **how)
 
 
 class Engine:

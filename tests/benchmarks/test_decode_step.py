@@ -86,12 +86,12 @@ def test_groups_that_gpu_py_shortens_cost_what_the_host_cannot_foresee(
         return micro_step(*given)
 
     monkeypatch.setattr(model, "micro_step", counted)
-    short = ShortGroups(graphs.step, 2)(batch, cache)
+    short = ShortGroups(graphs.step, 2)(batch, cache=cache)
     assert short.group_sizes.tolist() == [2, 2, 2]
     assert torch.equal(short.token_ids[:, :2], whole.token_ids[:, :2])
     assert not short.token_ids[:, 2:].any()
     assert len(done) == computed
-    assert ShortGroups(graphs.step)(batch, cache).group_sizes.tolist() == [4, 4, 4]
+    assert ShortGroups(graphs.step)(batch, cache=cache).group_sizes.tolist() == [4, 4, 4]
 
 
 def test_where_there_are_no_conditional_nodes_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -138,7 +138,7 @@ def test_pieces_of_a_decoding_step_on_the_kernels_give_the_plain_texts(name: str
     """What CUDA graphs capture, replayed eagerly: static rows, padding in the scratch block, kernels in between."""
     config = MODELS[name]
     # The interpreter is slow: few tokens each.
-    asked = [replace(r, params=replace(r.params, max_tokens=8, min_tokens=0)) for r in requests(3, number=3)]
+    asked = [replace(r, params=replace(r.params, max_tokens=4, min_tokens=0)) for r in requests(3, number=3)]
     tensors = random_tensors(config, 2)
     model = assemble(
         config,

@@ -157,7 +157,7 @@ def test_prefix_cache_and_preemption(pair: Pair, case: str) -> None:
     assert num_found
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", ["plain, untied", "short list", "positions", "merge adapter"])
 def test_a_step_that_the_memory_of_a_rank_does_not_hold_is_done_again_in_halves(pair: Pair, case: str) -> None:
     requests = many_kinds(CASES[case].trunk.vocab_size)
     expected, *_ = run(one_rank(case), requests)
