@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
 
+from compare_limits import WeightBytes
 from hamburger.clients.figures import Answer, Distribution, ratio
 
 
@@ -20,7 +21,7 @@ class Figures:
     gap_p99: 99th percentile of the gaps before tokens; a group's tokens share theirs.
     slots_mean, slots_peak: KV slots that the answers in flight had taken, over time.
     peak_memory_mib: resident memory of the contestant's processes together, at its highest.
-    limit_fraction: of the memory bandwidth; 1 would be a macro-step that takes no longer than reading its weights once.
+    weight_bytes_per_second: of what the answers' macro-steps read, once each, over the time that they took.
     """
 
     answers: int
@@ -38,7 +39,7 @@ class Figures:
     slots_mean: float
     slots_peak: int
     peak_memory_mib: float | None = None
-    limit_fraction: float | None = None
+    weight_bytes_per_second: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +87,7 @@ class Ratio:
 
 
 def figures_of(answers: Sequence[Answer], prompt_tokens: Sequence[int], peak_memory_mib: float | None) -> Figures:
-    """The figures of answers that all came; prompt_tokens[i] are the i-th answer's. limit_fraction is left open."""
+    """The figures of answers that all came; prompt_tokens[i] are the i-th answer's. Of weights it says nothing."""
     seconds = max(answer.ended or 0.0 for answer in answers) - min(answer.started for answer in answers)
     tokens = sum(answer.completion_tokens for answer in answers)
     slots = sum(_kv_slots(answer) for answer in answers)
@@ -116,10 +117,10 @@ def figures_of(answers: Sequence[Answer], prompt_tokens: Sequence[int], peak_mem
     )
 
 
-def step_seconds(answers: Sequence[Answer]) -> float | None:
-    """Mean time of one macro-step of a stream: from one arrival to the next."""
-    steps = sum(len(answer.arrivals) - 1 for answer in answers)
-    return ratio(sum(answer.arrivals[-1][0] - answer.arrivals[0][0] for answer in answers), steps)
+def weight_bytes_per_second(answers: Sequence[Answer], weights: WeightBytes) -> float | None:
+    """Of a stream's macro-steps, whose groups arrive one by one."""
+    read = sum(weights.of_answer([count for _, count in answer.arrivals]) for answer in answers)
+    return ratio(read, sum(answer.arrivals[-1][0] - answer.arrivals[0][0] for answer in answers))
 
 
 def slots_over_time(answers: Sequence[Answer], prompt_tokens: Sequence[int]) -> tuple[float, int]:
@@ -162,14 +163,18 @@ def _kv_slots(answer: Answer) -> int:
     return answer.kv_slots or answer.completion_tokens
 
 
-def medians(cells: Sequence[Cell]) -> dict[str, float | None]:
-    """Each figure's median over cells of several rounds; None where no cell has it."""
+def medians(cells: Sequence[Cell], bandwidth: float | None) -> dict[str, float | None]:
+    """Each figure's median over cells of several rounds; None where no cell has it.
+
+    limit_fraction is added: 1 would be macro-steps as fast as their weights are read at `bandwidth` bytes/s.
+    """
     found: dict[str, float | None] = {}
     for field in fields(Figures):
         values = [getattr(cell.figures, field.name) for cell in cells if cell.figures is not None]
         known = [value for value in values if value is not None]
         found[field.name] = float(statistics.median(known)) if known else None
-    return found
+    rate = found["weight_bytes_per_second"]
+    return {**found, "limit_fraction": rate / bandwidth if rate is not None and bandwidth else None}
 
 
 def ratios(cells: Sequence[Cell], names: Sequence[str], others: Sequence[str], figure: str) -> list[Ratio]:

@@ -1,7 +1,8 @@
 """The physical limit: how fast this machine reads memory, and the bytes of weights that one macro-step reads.
 
-Weights count as their files hold them, each once a step: `(trunk + head) + (g - 1) x (micro decoder + its head)` for
-groups of g tokens. Run as a script it is the probe: it prints the bandwidth in bytes/s. The driver never imports torch.
+Weights count as their files hold them: trunk and head once a step, micro decoder and its head once for each token after
+a group's first, embedder and adapter once for each group of more than one token that comes in. Run as a script it is
+the probe: it prints the bandwidth in bytes/s. The driver never imports torch.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,15 +24,17 @@ PROBE_REPEATS = 7
 
 @dataclass(frozen=True, slots=True)
 class WeightBytes:
-    """Bytes that a macro-step reads: always, for a group of more than one token, and for each token after the first."""
+    """Bytes that a macro-step reads: always, where a longer group comes in, for each token after its own first."""
 
     step: int
     merge: int = 0
     micro_step: int = 0
 
-    def of_step(self, tokens_per_kv: float) -> float:
-        """Bytes of a mean macro-step of one stream."""
-        return self.step + (tokens_per_kv - 1) * self.micro_step + (self.merge if tokens_per_kv > 1 else 0)
+    def of_answer(self, groups: Sequence[int]) -> int:
+        """Bytes of the macro-steps after the first, which had the prompt to read; groups: tokens of each group."""
+        merges = sum(tokens > 1 for tokens in groups[:-1])  # the last group never comes in
+        added = sum(tokens - 1 for tokens in groups[1:])
+        return (len(groups) - 1) * self.step + merges * self.merge + added * self.micro_step
 
 
 def measure_bandwidth(threads: int, timeout: float = 120) -> float:

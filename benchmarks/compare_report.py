@@ -53,13 +53,17 @@ class Results:
         """One contestant's cells at a number of streams, of all rounds."""
         return [cell for cell in self.cells if cell.streams == streams and cell.name == name]
 
+    def medians(self, cells: Sequence[Cell]) -> dict[str, float | None]:
+        """limit_fraction is of the run's best bandwidth: a probe that others slowed is not what the memory can do."""
+        return medians(cells, max(self.bandwidths, default=None))
+
     def ratios(self) -> list[Ratio]:
         return [r for figure in RATIO_FIGURES for r in ratios(self.cells, self.ours, self.names, figure)]
 
     def write(self, folder: Path) -> None:
         """results.json and table.md; a reader never sees half of one."""
         rows = [
-            {"streams": streams, "name": name, **medians(self.of(streams, name))}
+            {"streams": streams, "name": name, **self.medians(self.of(streams, name))}
             for streams in self.streams
             for name in self.names
             if any(cell.figures for cell in self.of(streams, name))
@@ -110,7 +114,7 @@ class Results:
         for name in self.names:
             cells = self.of(streams, name)
             if any(cell.figures for cell in cells):
-                found = medians(cells)
+                found = self.medians(cells)
                 lines.append(row([name, *(number(found[key], *COLUMNS[key][1:]) for key in COLUMNS)]))
         return "\n".join(lines)
 
@@ -154,7 +158,7 @@ def plot(results: Results, folder: Path) -> None:
             axis.set(xlabel="streams", ylabel=label, xscale="log", yscale="log")
             values = []
             for name in results.names:
-                points = [(s, medians(results.of(s, name))[figure]) for s in results.streams]
+                points = [(s, results.medians(results.of(s, name))[figure]) for s in results.streams]
                 known = [(streams, value) for streams, value in points if value is not None]
                 values += [value for _, value in known]
                 style = "-" if name in results.ours else "--"

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
 from compare_contestants import Contestant
-from compare_figures import Cell, figures_of, step_seconds
+from compare_figures import Cell, figures_of, weight_bytes_per_second
 from compare_process import ContestantError
 from compare_room import Room
 from compare_roster import Entry, Roster
@@ -164,10 +164,8 @@ class Runner:
             figures = figures_of(answers, [len(request.prompt_ids) for request in requests], peak[0] / MEBIBYTE)
         except ValueError as wrong:
             raise ContestantError(str(wrong)) from wrong
-        seconds = step_seconds(answers)
-        if entry.weights is not None and seconds and self.bandwidths:
-            least = entry.weights.of_step(figures.tokens_per_kv) / self.bandwidths[-1]
-            figures = replace(figures, limit_fraction=least / seconds)
+        if entry.weights is not None:
+            figures = replace(figures, weight_bytes_per_second=weight_bytes_per_second(answers, entry.weights))
         error = None if given == asked else f"it gave {given} of {asked} tokens"
         self.say(f"{streams:3d} streams, round {round_ + 1}, {entry.name}: {figures.tokens_per_second:.1f} tokens/s")
         return Cell(streams, round_, entry.name, figures, error)

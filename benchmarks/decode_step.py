@@ -30,6 +30,7 @@ from hamburger.model.batch import ForwardBatch, StepOutput, empty_sampling
 from hamburger.model.capture import CudaCapture, EagerCapture
 from hamburger.model.config import GraftConfig, ModelConfig, TrunkConfig, tensor_shapes
 from hamburger.model.decode_graphs import FORMS, Compiling, DecodeGraphs, Form
+from hamburger.model.devices import make_current
 from hamburger.model.execution import Execution
 from hamburger.model.hamburger import HamburgerModel
 from hamburger.model.kv_cache import PagedKVCache
@@ -54,8 +55,7 @@ def main() -> None:
     parser.add_argument("--compiled", action="store_true", help="also the pieces compiled by torch.compile (minutes)")
     args = parser.parse_args()
     device = torch.device(args.device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
+    make_current(device)
     model = random_model(args.model, args.graft, args.context, device)
     if why := why_not(device):
         print(f"no form `conditional`: {why}", file=sys.stderr)

@@ -97,8 +97,8 @@ def run_tests(
     found = Parity() if earlier is None else Parity(dict(earlier.files))
     if not files:
         found.error = "no test is marked gpu"
-    elif importlib.util.find_spec("pytest") is None:
-        found.error = "pytest is not installed"
+    elif lacking := [name for name in ("pytest", "hypothesis") if importlib.util.find_spec(name) is None]:
+        found.error = f"not installed: {', '.join(lacking)}"
     if found.error is not None:
         return found
     settings, log = out / "pytest.ini", out / "logs" / "parity.log"

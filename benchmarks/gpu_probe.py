@@ -27,11 +27,13 @@ def probe(name: str) -> dict[str, Any]:
     """Bytes/s and floating-point operations/s, medians. Raises what torch does where the device is not there."""
     import torch
 
+    from hamburger.model.devices import make_current
+
     device = torch.device(name)
     found: dict[str, Any] = {"device": name, "torch": torch.__version__}
     size = BYTES[device.type]
     if device.type == "cuda":
-        torch.cuda.set_device(device)  # whose stream the events are of
+        make_current(device)
         free = torch.cuda.mem_get_info(device)[0]
         found |= _told(torch.cuda.get_device_properties(device)) | {"free_gib": round(free / 2**30, 1)}
         size = min(size, free // 4)

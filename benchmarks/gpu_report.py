@@ -157,7 +157,7 @@ class Results:
         for contestant in stage["contestants"]:
             own = [cell for cell in cells if cell.name == contestant]
             if any(cell.figures for cell in own):
-                found = medians(own)
+                found = medians(own, float(self.machine["bandwidth"]) if self.machine else None)
                 lines.append(row([contestant, *(number(found[key], *COLUMNS[key][1:]) for key in SHOWN)]))
         said = [
             f"{r.name} over {r.other}: {r.median:.2f}" + (f" ({r.low:.2f} to {r.high:.2f})" if r.rounds > 1 else "")
@@ -254,7 +254,7 @@ def _points(results: Results, stages: Sequence[dict[str, Any]], name: str, key: 
     found: dict[int, float] = {}
     for stage in stages:
         cells = [cell for cell in results.cells[stage["name"]] if cell.name == name]
-        value = medians(cells)["decode_tokens_per_second"]
+        value = medians(cells, None)["decode_tokens_per_second"]
         if value is not None:
             found.setdefault(stage[key], value)
     return sorted(found.items())

@@ -125,9 +125,9 @@ class Run:
             roster,
             workload.plan,
             workload,
-            bandwidth=lambda: None,
+            bandwidth=lambda: None,  # measured once: every probe starts a process
             say=self.say,
-            bandwidths=[float(self.results.machine["bandwidth"])],  # measured once: every probe starts a process
+            bandwidths=[],
             room=Room(needed_bytes(self.setup)),
             left=self.budget.left,
             least=self.least,

@@ -3,7 +3,9 @@
     python benchmarks/replay.py --out docs/results/replay             everything: some minutes
     python benchmarks/replay.py --costs docs/results/replay.json ...  with costs and groups of an earlier run
 
-1. The cost of a step and the sizes of groups are measured on the real HAMburger and its plain base (replay_measure).
+1. The cost of a step and the sizes of groups are measured on the real HAMburger (replay_measure). The plain base is
+   that model with groups of one token: two measurements of the same work differ by a tenth, more than much of what is
+   asked.
 2. The traces (benchmarks/traces, or --traces FOLDER with longer files) go through the real EngineCore, scheduler,
    blocks and prefix cache in virtual time (replay_simulator); lengths are scaled to the context, times to what the base
    can do.
@@ -46,9 +48,10 @@ LIVE_SCALE = Fraction(1, 8)
 
 def main() -> int:
     args = arguments()
-    known = json.loads(args.costs.read_text()) if args.costs else measure_both(args)
+    known = json.loads(args.costs.read_text()) if args.costs else measure_model(args)
     studies = Studies(engine_config(args), all_scenarios(args, known), Target(args.ttft, args.tpot), say)
-    result: dict[str, Any] = {key: known[key] for key in ("machine", "models")}
+    result: dict[str, Any] = {"machine": known["machine"]}
+    result["models"] = {"hamburger": known["models"]["hamburger"]}  # older files have a base of its own
     result |= {"settings": config_json(studies.config), "target": {"ttft": args.ttft, "tpot": args.tpot}}
     pictures = simulate(args, known, studies, result)
     if args.live_requests:
@@ -70,7 +73,6 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--traces", type=Path, default=SAMPLES, help="folder of the trace files (default: the samples)")
     parser.add_argument("--requests", type=int, help="only the first so many of each trace")
     parser.add_argument("--model", help="the HAMburger (default: the embedded one)")
-    parser.add_argument("--base-model", default="builtin", help="the plain base under it (default: builtin)")
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--confidences", type=float, nargs="+", default=[0.8, 0.3], help="of the replayed models")
     parser.add_argument("--dial-target", type=float, default=0.1, help="of confidence auto, seconds a token")
@@ -115,21 +117,19 @@ def engine_args(args: argparse.Namespace, model: str | None) -> EngineArgs:
     )
 
 
-def measure_both(args: argparse.Namespace) -> dict[str, Any]:
-    """Costs and groups of the plain base and of the HAMburger. Imported here because it imports torch."""
+def measure_model(args: argparse.Namespace) -> dict[str, Any]:
+    """Its costs and groups. Imported here because it imports torch."""
     from replay_measure import machine, measure
 
-    models = {}
-    for name, model in (("base", args.base_model), ("hamburger", args.model)):
-        of = measure(engine_args(args, model), measured_at(args), args.measure_seconds, args.answers, say)
-        models[name] = {
-            "model": of.info.model,
-            "dtype": of.info.dtype,
-            "quantization": of.info.quantization,
-            "costs": of.costs.as_json(),
-            "group_shares": {f"{confidence:g}": shares for confidence, shares in of.shares.items()},
-        }
-    found = {"machine": machine(), "models": models}
+    of = measure(engine_args(args, args.model), measured_at(args), args.measure_seconds, args.answers, say)
+    model = {
+        "model": of.info.model,
+        "dtype": of.info.dtype,
+        "quantization": of.info.quantization,
+        "costs": of.costs.as_json(),
+        "group_shares": {f"{confidence:g}": shares for confidence, shares in of.shares.items()},
+    }
+    found = {"machine": machine(), "models": {"hamburger": model}}
     args.out.parent.mkdir(parents=True, exist_ok=True)  # now, for --costs, should what follows be interrupted
     args.out.with_suffix(".json").write_text(json.dumps(found, indent=1) + "\n")
     return found
@@ -152,15 +152,15 @@ def measured_scenarios(known: dict[str, Any], seed: int) -> dict[str, Scenario]:
 
 def all_scenarios(args: argparse.Namespace, known: dict[str, Any]) -> list[Scenario]:
     """The plain base first, groups of the asked mean last."""
-    base, hamburger = (CostModel.from_json(known["models"][name]["costs"]) for name in ("base", "hamburger"))
+    costs = CostModel.from_json(known["models"]["hamburger"]["costs"])
     drawn = drawn_with_mean(args.mean_group, MAX_GROUP, args.seed)
     measured = measured_scenarios(known, args.seed)
     if lacking := [f"{c:g}" for c in measured_at(args) if f"{c:g}" not in measured]:
         raise SystemExit(f"{args.costs} tells of no groups at {', '.join(lacking)}: measure again, without --costs.")
     return [
-        Scenario("plain base", base, DrawnSizes((1.0,))),
+        Scenario("plain base", costs, DrawnSizes((1.0,))),
         *[measured[f"{confidence:g}"] for confidence in args.confidences],
-        Scenario(f"groups drawn (g {drawn.mean:.2f})", hamburger, drawn),
+        Scenario(f"groups drawn (g {drawn.mean:.2f})", costs, drawn),
     ]
 
 

@@ -83,8 +83,8 @@ def plot_costs(rows: Rows, path: Path) -> None:
     """How cost grows with streams, context and output length: whole batches of equal requests."""
     panels = {
         "streams": ("tokens_per_second", "streams (256 + 64 tokens)", "tokens/s of all, whole answers"),
-        "context": ("seconds_a_token", "prompt, tokens (8 streams)", "seconds a token after the first"),
-        "output": ("seconds", "output, tokens (8 streams, 256 of prompt)", "seconds for all 8"),
+        "context": ("decoding_seconds_a_token", "prompt, slots (8 streams)", "seconds a token, decoding alone"),
+        "output": ("seconds", "output, tokens (8 streams, 256 of prompt)", "seconds for all 8, prompts included"),
     }
     figure, axes = pyplot.subplots(1, 3, figsize=(12, 3.6), layout="constrained")
     for axis, (varied, (key, across, up)) in zip(axes, panels.items(), strict=True):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hamburger.engine.config import EngineConfig
-from replay_costs import CostModel
+from replay_costs import CostModel, StepWork
 from replay_report import Target, summary
 from replay_simulator import DrawnSizes, Moment, Replay, drawn_with_mean
 from replay_simulator import replay as replay_trace
@@ -115,8 +115,8 @@ class Studies:
         return rows
 
     def costs(self, scenario: Scenario) -> list[dict[str, Any]]:
-        """What whole batches of equal requests cost, through the scheduler: one of three lengths varies at a time. A
-        token's time is that of all after the first, when nothing but decoding is left."""
+        """What whole batches of equal requests cost, through the scheduler: one of three lengths varies at a time.
+        decoding_seconds: of steps that only decode, all of them together from the end of their prompts on."""
         cases = [("streams", n, n, 256, 64) for n in (1, 2, 4, 8, 16, 32, 64)]
         cases += [("context", n, 8, n, 64) for n in (128, 512, 1024, 2048, 4096)]
         cases += [("output", n, 8, 256, n) for n in (32, 128, 512, 1024, 2048)]
@@ -126,7 +126,7 @@ class Studies:
                 continue
             trace = Trace(f"{streams} equal", [TraceRow(str(i), 0.0, prompt, output) for i in range(streams)])
             result = self._run(trace, scenario)
-            decoding = result.seconds - max(outcome.ttft for outcome in result.outcomes)
+            decoding = decoding_seconds(scenario, streams, prompt, output)
             rows.append(
                 {
                     "model": scenario.name,
@@ -134,11 +134,24 @@ class Studies:
                     "value": value,
                     "seconds": result.seconds,
                     "tokens_per_second": streams * output / result.seconds,
-                    "seconds_a_token": sum(outcome.tpot for outcome in result.outcomes) / streams,
                     "decoding_seconds": decoding,
+                    "decoding_seconds_a_token": decoding / output,
                 }
             )
         return rows
 
     def _run(self, trace: Trace, scenario: Scenario, config: EngineConfig | None = None) -> Replay:
         return replay_trace(trace, config or self.config, scenario.costs, scenario.sizes)
+
+
+def decoding_seconds(scenario: Scenario, streams: int, prompt: int, output: int) -> float:
+    """Of `streams` answers of `output` tokens that are decoded together, each behind `prompt` slots."""
+    left, slots, seconds, index = [output] * streams, [prompt] * streams, 0.0, 0
+    while going := [i for i in range(streams) if left[i]]:
+        sizes = [min(left[i], scenario.sizes.size(str(i), index)) for i in going]
+        for i, size in zip(going, sizes, strict=True):
+            left[i], slots[i] = left[i] - size, slots[i] + 1
+        context, micro_rows = sum(slots[i] for i in going), sum(sizes) - len(going)
+        seconds += scenario.costs.seconds(StepWork(len(going), len(going), context, 0, 0, max(sizes) - 1, micro_rows))
+        index += 1
+    return seconds

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from hamburger.engine.compiling import compiling_of, prepare
+from hamburger.engine.compiling import check_form, compiling_of, prepare
 from hamburger.engine.config import EngineArgs, EngineConfig
 from hamburger.engine.core import EngineCore
 from hamburger.engine.grammar import Grammars
@@ -26,6 +26,7 @@ from hamburger.engine.threads import StepThreads
 from hamburger.engine.tokenizer import Tokenizer
 from hamburger.model.config import ConfigError, ModelConfig
 from hamburger.model.kv_cache import PagedKVCache, slot_bytes
+from hamburger.model.no_memory import no_memory
 from hamburger.model.step_memory import CudaMeter
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ def _build(
     captures = (
         args.tensor_parallel_size == 1 and device.type == "cuda" and backend != "torch" and not args.enforce_eager
     )
+    check_form(args, captures=captures)
     compiling = compiling_of(args, backend, captures=captures)
     leader = _leader(args, on_lost) if args.tensor_parallel_size > 1 else None
     if leader is not None:
@@ -105,10 +107,12 @@ def _build(
         graphs = decode_graphs(model, cache, args, max_model_len, compiling) if captures else None
         if graphs is not None:
             prepare(graphs, args.max_num_seqs, compiling, on_progress)
-    except torch.OutOfMemoryError as error:
+    except (RuntimeError, MemoryError) as error:
+        if (said := no_memory(error)) is None:
+            raise
         raise ConfigError(
             "The KV pool and the CUDA graphs do not fit beside the weights: lower kv_cache_memory or max_num_seqs, "
-            f"or set enforce_eager. ({str(error).splitlines()[0]})"
+            f"or set enforce_eager. ({said})"
         ) from error
     runner: Runner | LeadingRunner
     if leader is not None:

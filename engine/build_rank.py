@@ -23,6 +23,7 @@ from hamburger.model.config import ConfigError
 from hamburger.model.group import Group
 from hamburger.model.hamburger import HamburgerModel
 from hamburger.model.kv_cache import PagedKVCache
+from hamburger.model.no_memory import no_memory
 from hamburger.model.parallel import ParallelModel
 from hamburger.model.shards import StepShape
 from hamburger.model.step_memory import NUM_LARGEST, CudaMeter, Meter, most_bytes, small_cache
@@ -85,10 +86,11 @@ class RankBuild:
         """This rank's part of the pool. Raises ConfigError."""
         try:
             return PagedKVCache(self.model.held, pool.num_blocks, self._args.block_size, self._dtype, self._device)
-        except torch.OutOfMemoryError as error:
+        except (RuntimeError, MemoryError) as error:
+            if (said := no_memory(error)) is None:
+                raise
             raise ConfigError(
-                f"The KV pool does not fit beside the weights on {self._device}: lower kv_cache_memory. "
-                f"({str(error).splitlines()[0]})"
+                f"The KV pool does not fit beside the weights on {self._device}: lower kv_cache_memory. ({said})"
             ) from error
 
 

@@ -10,6 +10,17 @@ from hamburger.model.backends import Backend
 from hamburger.model.compiled_pieces import CACHE_VARIABLE, compile_cache, is_of_compiler, release_compilers
 from hamburger.model.config import ConfigError
 from hamburger.model.decode_graphs import Compiling, DecodeGraphs, buckets
+from hamburger.model.early_exit import Costs
+
+
+def check_form(args: EngineArgs, *, captures: bool) -> None:
+    """captures: whether decoding steps become CUDA graphs. Raises ConfigError for a form that nothing would have."""
+    if args.decode_graph_form != "auto" and not captures:
+        raise ConfigError(
+            f"decode_graph_form is {args.decode_graph_form!r}, but here no decoding step becomes CUDA graphs: that "
+            "takes one GPU, the Triton kernels (attention_backend auto, triton or flashinfer) and no enforce_eager. "
+            "Use auto."
+        )
 
 
 def compiling_of(args: EngineArgs, backend: Backend, *, captures: bool) -> Compiling | None:
@@ -59,10 +70,17 @@ def prepare(
     finally:
         if compiling is not None:  # or they would be somebody else's
             release_compilers()
+    if graphs.exit_costs:
+        on_progress(f"early exit: {', '.join(_told(rows, graphs.exit_costs[rows]) for rows in (sizes[-1], sizes[0]))}")
     if compiling is not None:
         seconds = sum(compiling.seconds.values())
         rows = ", ".join(map(str, sorted(compiling.seconds)))
         on_progress(f"decoding steps of {rows} sequences are compiled: {seconds:.1f} s; {compile_cache()} keeps them")
+
+
+def _told(rows: int, costs: Costs) -> str:
+    micro_step, check = 1e3 * costs.micro_step, 1e3 * costs.check
+    return f"a micro-step of {_sequences(rows)} takes {micro_step:.3f} ms, asking whether groups go on {check:.3f} ms"
 
 
 def _sequences(number: int) -> str:

@@ -9,13 +9,14 @@ import torch
 from torch import Tensor
 
 from hamburger.engine.grammar import Matcher
+from hamburger.model.transfer import upload
 
 
 class GrammarConstraint:
     """A Constraint (model/batch.py). matchers: emitting row -> where its answer stands; `restore` puts them back."""
 
     def __init__(self, matchers: Mapping[int, Matcher], vocab_size: int, device: torch.device) -> None:
-        self.rows = torch.tensor(sorted(matchers), dtype=torch.int64, device=device)
+        self.rows = upload([sorted(matchers)], device)[0]
         self._matchers = matchers
         self._vocab_size = vocab_size
         self._num_taken = dict.fromkeys(matchers, 0)

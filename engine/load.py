@@ -14,7 +14,7 @@ from hamburger.model.backends import Backend, choose_backend, why_no_triton
 from hamburger.model.checkpoint import Checkpoint, load_checkpoint
 from hamburger.model.chunk_race import PromptStep, Trial, cuda_timer, settle_backend, try_flashinfer
 from hamburger.model.config import ConfigError, ModelConfig, TrunkConfig
-from hamburger.model.devices import choose_dtype, device_of_rank
+from hamburger.model.devices import choose_dtype, device_of_rank, make_current
 from hamburger.model.eight_bits import EightBits
 from hamburger.model.execution import Execution
 from hamburger.model.group import Group
@@ -47,8 +47,7 @@ def find(args: EngineArgs, rank: int = 0, on_progress: Callable[[str], None] = l
     dtype = choose_dtype(args.dtype, device)
     name = str(dtype).removeprefix("torch.")
     on_progress(f"loading {source.name} as {name} on {device if size == 1 else f'{size} x {device.type}'}")
-    if device.index is not None:
-        torch.cuda.set_device(device)  # Triton launches on the current one
+    make_current(device)
     if device.type == "cpu" and size > 1:  # the ranks share the cores
         torch.set_num_threads(max(1, torch.get_num_threads() // size))
     backend, eight_bits = choose_backend(args.attention_backend, device), _eight_bits(args, dtype, device)

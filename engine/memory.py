@@ -19,6 +19,7 @@ from hamburger.model.config import ConfigError
 from hamburger.model.decode_graphs import Compiling, DecodeGraphs
 from hamburger.model.hamburger import HamburgerModel
 from hamburger.model.kv_cache import PagedKVCache, slot_bytes
+from hamburger.model.no_memory import no_memory
 from hamburger.model.step_memory import Largest, Meter, graph_bytes, peak_bytes, small_cache
 
 
@@ -70,10 +71,12 @@ def step_bytes(
             make = partial(decode_graphs, model, cache, args, max_model_len, compiling)
             needed += graph_bytes(make, args.max_num_seqs, meter, 0 if compiling is None else compiling.rows)
             del cache, make
-    except torch.OutOfMemoryError as error:
+    except (RuntimeError, MemoryError) as error:
+        if (said := no_memory(error)) is None:
+            raise
         raise ConfigError(
             f"max_num_batched_slots is {args.max_num_batched_slots} and max_num_seqs {args.max_num_seqs}, but steps of "
-            f"that size do not fit beside the weights: lower them. ({str(error).splitlines()[0]})"
+            f"that size do not fit beside the weights: lower them. ({said})"
         ) from error
     meter.begin()  # all of it can be had again
     return needed

@@ -12,7 +12,7 @@ Rows with a grammar are emitted the model's own way, after the replays for the o
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
@@ -27,7 +27,7 @@ from hamburger.model.capture import Capture
 from hamburger.model.compiled_pieces import CompiledPieces, Compiler, inductor, while_compiling
 from hamburger.model.config import DynamicRopeScaling
 from hamburger.model.decode_pieces import KINDS, Handover, Pieces
-from hamburger.model.early_exit import EarlyExit
+from hamburger.model.early_exit import Costs, EarlyExit
 from hamburger.model.hamburger import HamburgerModel
 from hamburger.model.kv_cache import PagedKVCache
 from hamburger.model.static_batch import StaticBatch
@@ -107,6 +107,11 @@ class DecodeGraphs:
                 self._steps[bucket] = self._prepared(bucket)
                 if self._form == "auto" and self._model.config.max_group > 1:
                     self._early_exit.measured(bucket, self._steps[bucket].costs(self._clock))
+
+    @property
+    def exit_costs(self) -> Mapping[int, Costs]:
+        """What `auto` weighs, by bucket, once it is prepared; nothing for other forms."""
+        return self._early_exit.costs
 
     @torch.inference_mode()
     def step(self, batch: ForwardBatch, cache: PagedKVCache, *, behind: bool = False) -> StepOutput:

@@ -24,6 +24,13 @@ def choose_device(name: str) -> torch.device:
     return device
 
 
+def make_current(device: torch.device) -> None:
+    """Triton launches on the current GPU, and events are of its streams. `cuda` alone is the current one already, and
+    torch.cuda.set_device raises for it."""
+    if device.index is not None:
+        torch.cuda.set_device(device)
+
+
 def device_of_rank(name: str, rank: int, size: int) -> torch.device:
     """The device of one of `size` ranks: the CPU for all, or a GPU each. Raises ConfigError, as choose_device."""
     device = choose_device(name)

@@ -14,6 +14,7 @@ what it would have done meanwhile it then does while the device has nothing to d
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -37,6 +38,11 @@ class EarlyExit:
         self._costs: dict[int, Costs] = {}
         self._longer: dict[int, list[float]] = {}  # p of the drawing; until something was seen, nothing is spared
         self._host: float | None = None
+
+    @property
+    def costs(self) -> Mapping[int, Costs]:
+        """What was measured, by bucket."""
+        return self._costs
 
     def measured(self, bucket: int, costs: Costs) -> None:
         self._costs[bucket] = costs

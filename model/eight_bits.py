@@ -87,7 +87,7 @@ class EightBitLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """x [..., in] -> [..., out] of x's dtype."""
         y = self.product(x.reshape(-1, x.shape[-1]), self.codes, self.scales, self.bias)
-        return y.view(*x.shape[:-1], -1)
+        return y.view(*x.shape[:-1], y.shape[-1])
 
 
 def use_eight_bits(module: nn.Module, kind: EightBits) -> None:

@@ -13,7 +13,7 @@ import torch
 from accelerate import Accelerator  # type: ignore[import-untyped]
 from rich.console import Console
 
-from hamburger.model.devices import choose_device, choose_dtype
+from hamburger.model.devices import choose_device, choose_dtype, make_current
 from hamburger.training.dataset import SegmentedDataset
 from hamburger.training.errors import TrainingError
 from hamburger.training.heap import keep_freed_memory
@@ -86,8 +86,7 @@ class Job:
         if recipe.threads is not None:
             torch.set_num_threads(recipe.threads)
         where = choose_device(device)
-        if where.index is not None:
-            torch.cuda.set_device(where)
+        make_current(where)
         self.accelerator = Accelerator(mixed_precision="no", cpu=where.type == "cpu")
         self.recipe, self.folder = recipe, RunFolder(out)
         latest = self.folder.latest() if resume else None

@@ -67,18 +67,20 @@ inline uint64_t sum_all(const float* x, int64_t width, float least, Drawing& d) 
   return total;
 }
 
-// Of all tokens, in the order of their ids. width: of x, whole vectors.
+// Of all tokens, in the order of their ids. width: of x, whole vectors. -1 where NaN or infinite logits left no weights that
+// add up; so do the next two.
 inline int64_t draw_any(const float* x, int64_t width, double u, Drawing& d) {
   uint64_t weights[kLanes], left = target_of(u, sum_all(x, width, 1, d));
   int64_t i = 0;
-  for (; left >= d.sums[i / kBlock]; i += kBlock) left -= d.sums[i / kBlock];
-  for (;; i += kLanes) {
+  for (; i < width && left >= d.sums[i / kBlock]; i += kBlock) left -= d.sums[i / kBlock];
+  for (; i < width; i += kLanes) {
     weigh_tokens(x + i, 1, weights);
     for (int64_t lane = 0; lane < kLanes; lane++) {
       if (left < weights[lane]) return i + lane;
       left -= weights[lane];
     }
   }
+  return -1;
 }
 
 // Of the tokens that min-p, then top-k, then top-p of what is left keep, the likeliest first, of equal ones the lower id.
@@ -118,8 +120,8 @@ inline int64_t draw_filtered(const float* x, int64_t width, const Choosing& how,
     if (count > 0 && !all_kept && !(static_cast<double>(before) < how.top_p * static_cast<double>(mass))) break;
   uint64_t left = target_of(how.u, before);
   size_t i = 0;
-  for (; left >= d.kept[i].weight; i++) left -= d.kept[i].weight;
-  return d.kept[i].output;
+  for (; i < count && left >= d.kept[i].weight; i++) left -= d.kept[i].weight;
+  return i < count ? d.kept[i].output : -1;
 }
 
 // x: logits after the temperature, 0 the largest, width of them in whole vectors, -inf beyond the last token.
@@ -128,7 +130,7 @@ inline int64_t draw(const float* x, int64_t width, const Choosing& how, Drawing&
   return filtered ? draw_filtered(x, width, how, d) : draw_any(x, width, how.u, d);
 }
 
-// The first of the likeliest tokens of logits y [width], -inf beyond the last one; -1 where all are, or one is NaN.
+// The first of the likeliest tokens of logits y [width], -inf beyond the last one; -1 where all are, or all are NaN.
 inline int64_t likeliest_of(const float* y, int64_t width) {
   F most = set1(-std::numeric_limits<float>::infinity());
   for (int64_t i = 0; i < width; i += kLanes) most = max(most, load(y + i));
@@ -148,7 +150,9 @@ inline void draw_rows(const float* x, int64_t rows, int64_t outputs, const int64
     const auto [first, last] = Share{omp_get_thread_num(), omp_get_num_threads()}.of(rows);
     for (int64_t row = first; row < last; row++) {
       std::memcpy(padded.data(), x + row * outputs, sizeof(float) * outputs);
-      tokens[row] = likeliest_of(padded.data(), width) < 0 ? outputs - 1 : draw(padded.data(), width, {1, top_k[row], top_p[row], min_p[row], u[row]}, d);
+      const int64_t best = likeliest_of(padded.data(), width);
+      const int64_t drawn = best < 0 ? -1 : draw(padded.data(), width, {1, top_k[row], top_p[row], min_p[row], u[row]}, d);
+      tokens[row] = drawn >= 0 ? drawn : best >= 0 ? best : outputs - 1;
     }
   }
 }

@@ -200,7 +200,8 @@ inline void choose_stages(const Emission& e, const Weight& head, const Inputs& x
     if (best < 0 || how.temperature <= 0) continue;
     const F most = set1(logits[best]), temperature = set1(how.temperature);
     for (int64_t at = 0; at < width; at += kLanes) store(logits + at, (load(logits + at) - most) / temperature);
-    const int64_t drawn = draw(logits, width, how, drawing);
+    int64_t drawn = draw(logits, width, how, drawing);
+    if (drawn < 0) drawn = best;
     going.choices[i] = {drawn, drawn == best};
   }
 }

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from compare_figures import Cell, Figures, figures_of, medians, ratios, slots_over_time, step_seconds
+from compare_figures import Cell, Figures, figures_of, medians, ratios, slots_over_time, weight_bytes_per_second
 from compare_limits import WeightBytes, gguf_sizes, hamburger_bytes
 from compare_report import RESULTS, TABLE, Results, load_results, plot
 from hamburger.clients.figures import Answer
@@ -46,7 +46,10 @@ def test_the_figures_of_two_answers() -> None:
     assert found.tpot_p50 == pytest.approx((3.0 / 5 + 2.5 / 2) / 2)
     assert found.tokens_per_kv == pytest.approx(10 / 6)
     assert found.peak_memory_mib == 64.0
-    assert step_seconds(PAIR) == pytest.approx((3.0 + 2.5) / 4)
+    # Four steps; two groups of more than one token come in; the later groups add three tokens.
+    read = 4 * 100 + 2 * 7 + 3 * 30
+    weights = WeightBytes(step=100, merge=7, micro_step=30)
+    assert weight_bytes_per_second(PAIR, weights) == pytest.approx(read / (3.0 + 2.5))
 
 
 def test_decode_time_leaves_out_when_nobody_decodes() -> None:
@@ -66,7 +69,7 @@ def test_one_token_answers_have_no_time_per_token() -> None:
     found = figures_of([answer(0.0, (1.0, 1))], [10], None)
     assert found.tpot_p50 is None
     assert found.decode_tokens_per_second is None
-    assert step_seconds([answer(0.0, (1.0, 1))]) is None
+    assert weight_bytes_per_second([answer(0.0, (1.0, 1))], WeightBytes(100)) is None
 
 
 def cells() -> list[Cell]:
@@ -76,8 +79,8 @@ def cells() -> list[Cell]:
 
 
 def test_medians_leave_failed_cells_out() -> None:
-    assert medians([cell for cell in cells() if cell.name == "peer"])["tokens_per_second"] == 10.0
-    assert medians([Cell(1, 0, "x", None, "no")])["tokens_per_second"] is None
+    assert medians([cell for cell in cells() if cell.name == "peer"], None)["tokens_per_second"] == 10.0
+    assert medians([Cell(1, 0, "x", None, "no")], 1.0)["tokens_per_second"] is None
 
 
 def test_ratios_are_taken_round_by_round() -> None:
@@ -119,8 +122,16 @@ def test_plots_are_drawn(results: Results, tmp_path: Path) -> None:
 
 def test_bytes_of_a_macro_step_grow_with_the_group() -> None:
     weights = WeightBytes(step=100, merge=7, micro_step=30)
-    assert weights.of_step(1.0) == 100
-    assert weights.of_step(1.5) == 100 + 7 + 15
+    assert weights.of_answer([4]) == 0  # of the prompt's step, which read more
+    assert weights.of_answer([1, 1, 1]) == 2 * 100
+    assert weights.of_answer([2, 1, 3]) == 2 * 100 + 7 + 2 * 30
+
+
+def test_the_limit_is_of_the_best_bandwidth_of_the_run() -> None:
+    made = [Cell(1, 0, "a", replace(figures(10.0), weight_bytes_per_second=4e9))]
+    results = Results({}, {}, ["a"], [], bandwidths=[8e9, 5e9], cells=made)
+    assert results.medians(made)["limit_fraction"] == 0.5
+    assert Results({}, {}, ["a"], [], cells=made).medians(made)["limit_fraction"] is None
 
 
 def test_bytes_of_the_embedded_models() -> None:

@@ -235,7 +235,7 @@ def test_contestants_take_turns_and_stand_still_meanwhile() -> None:
     figures = found[0].figures
     assert figures is not None
     assert figures.peak_memory_mib == 1024
-    assert figures.limit_fraction == pytest.approx(1e6 / 1e8 / 0.1)
+    assert figures.weight_bytes_per_second == pytest.approx(1e6 / 0.1)
 
 
 def test_one_that_fails_twice_is_left_out_and_the_others_go_on() -> None:

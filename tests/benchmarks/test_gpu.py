@@ -78,7 +78,7 @@ def test_every_stage_of_a_dry_run_with_a_peer_that_crashes(tmp_path: Path) -> No
             continue
         assert cell.error is None
         assert cell.figures is not None
-        assert cell.figures.limit_fraction is not None
+        assert cell.figures.weight_bytes_per_second is not None
         assert cell.figures.tokens_per_kv == {PLAIN: 1.0, **WIDE_GROUPS}.get(cell.name, 2.0)
     assert {(line["rows"], line["confidence"]) for line in results.forms} == {(1, 0), (1, 1), (3, 0), (3, 1)}
     assert results.machine is not None

@@ -15,10 +15,11 @@ import replay as command
 from hamburger.engine.config import EngineConfig
 from hamburger.engine.dial import ConfidenceDial
 from hamburger.engine.messages import EngineInfo
+from replay_costs import StepWork
 from replay_live import LiveRun, compare
 from replay_report import Target, latencies, summary, table
 from replay_simulator import Dialled, DrawnSizes, Outcome, Replay, drawn_with_mean, replay
-from replay_studies import Scenario, Studies
+from replay_studies import Scenario, Studies, decoding_seconds
 from replay_traces import SAMPLES, Trace, TraceError, TraceRow, known_prefix_tokens, read_trace, scale
 from replayed import BY_ROWS, ONE_SECOND, engine_config
 
@@ -210,6 +211,9 @@ def test_the_studies_compare_the_models_that_they_are_given() -> None:
     most = {name: max(row["preemptions"] for row in pools if row["model"] == name) for name in ("base", "two")}
     assert most["two"] <= most["base"]
     assert {row["budget"] for row in studies.budgets(trace, capacity)} == {64, 128, 256, 512}
+    alone = decoding_seconds(scenarios[0], 8, 256, 64)
+    assert alone == pytest.approx(64 * BY_ROWS.seconds(StepWork(8, 8, 0, 0, 0, 0, 0)))
+    assert decoding_seconds(scenarios[1], 8, 256, 64) < 0.65 * alone  # groups of two, the slowest of eight streams
     for row in studies.growth((1.0, 2.0), 4):
         assert row["slots_a_token"] == pytest.approx(row["one_over_g"], rel=0.1)
 

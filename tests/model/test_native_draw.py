@@ -122,3 +122,15 @@ def test_where_nothing_is_left_it_is_the_last(emitter: NativeEmitter) -> None:
     for how in (filters(1), filters(1, top_k=3, top_p=0.5)):
         assert emitter.draw(nothing, *how, torch.tensor([0.5], dtype=torch.float64)) == 69
         assert emitter.draw(nothing * float("nan"), *how, torch.tensor([0.5], dtype=torch.float64)) == 69
+
+
+@pytest.mark.parametrize("broken", [float("nan"), float("inf")])
+@pytest.mark.parametrize("at", [0, 20, 69])
+def test_a_broken_logit_leaves_the_row(emitter: NativeEmitter, broken: float, at: int) -> None:
+    """What is drawn then means nothing, but it is a token."""
+    logits = scaled(0, 70, 4.0).repeat(16, 1)
+    logits[:, at] = broken
+    u = torch.linspace(0, LAST, 16, dtype=torch.float64)
+    for how in ({}, {"top_k": 3}, {"top_p": 0.5}, {"min_p": 0.3}, {"top_k": 40, "top_p": 0.9}):
+        drawn = emitter.draw(logits, *filters(16, **how), u)
+        assert ((drawn >= 0) & (drawn < 70)).all()

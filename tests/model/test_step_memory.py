@@ -129,6 +129,15 @@ def test_small_buckets_that_are_compiled_count_as_the_largest_of_them(compiled: 
     assert graph_bytes(make, 11, ScriptedMeter([], [100, 170, 172, 173]), compiled) == 70 + 2 * 4  # never less
 
 
+class FailingMeter(ScriptedMeter):
+    def __init__(self, error: Exception) -> None:
+        super().__init__([], [])
+        self._error = error
+
+    def peak(self) -> int:
+        raise self._error
+
+
 def test_steps_and_graphs_are_kept_free_of_the_pool() -> None:
     model, args = model_and_args()
     free = 100 * slot_bytes(model.config.trunk, torch.float32)
@@ -137,11 +146,16 @@ def test_steps_and_graphs_are_kept_free_of_the_pool() -> None:
     assert step_bytes(model, args, 40, free, ScriptedMeter([7, 5], [])) == 7
 
 
-def test_steps_that_do_not_fit_beside_the_weights_are_an_error_that_says_so() -> None:
-    class Full(ScriptedMeter):
-        def peak(self) -> int:
-            raise torch.OutOfMemoryError("CUDA out of memory.\nmore")
-
+@pytest.mark.parametrize(
+    "error", [torch.OutOfMemoryError("CUDA out of memory.\nmore"), RuntimeError("CUDA error: out of memory.\nmore")]
+)
+def test_steps_that_do_not_fit_beside_the_weights_are_an_error_that_says_so(error: Exception) -> None:
     model, args = model_and_args()
     with pytest.raises(ConfigError, match=r"slots is 40 and max_num_seqs 11.*lower them.*of memory\.\)"):
-        step_bytes(model, args, 40, 10**6, Full([], []))
+        step_bytes(model, args, 40, 10**6, FailingMeter(error))
+
+
+def test_other_errors_of_a_first_step_stay_what_they_are() -> None:
+    model, args = model_and_args()
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        step_bytes(model, args, 40, 10**6, FailingMeter(RuntimeError("an illegal memory access")))

@@ -1,10 +1,11 @@
-"""What fp8 and int8 weights cost in quality: the embedded default and its base against themselves in float32.
+"""What number formats cost in quality: the embedded default and its base against themselves in float32.
 
-    PYTHONPATH=... python benchmarks/gpu_formats.py TEXTS.jsonl.gz --tokens 600
+    python benchmarks/formats.py TEXTS.jsonl.gz --tokens 600
 
 TEXTS holds rows with prompt and response. Each token of a response is predicted by the trunk, and by one micro-step
-whose trunk has not read the token before it; no groups are merged. Runs on the CPU, where eight_bits.py spells
-the GPU's products out: those of few rows, and those of fp8 with many rows where the GPU multiplies e4m3.
+whose trunk has not read the token before it; no groups are merged. Runs on the CPU: its own formats by its compiled
+kernels, the GPU's by eight_bits.py, which spells their products out, those of few rows and those of fp8 with many rows
+where the GPU multiplies e4m3.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
     from hamburger.model.hamburger import HamburgerModel
 
-CPU = "the CPU's int8"  # of its compiled kernels: all linears
+ON_CPU = {"the CPU's int8": 8, "the CPU's int4": 4}  # bits of the trunk's weights; heads and graft keep 8
 MANY_ROWS = "fp8, many rows"
 # name -> dtype, and what the linears of trunk and micro decoder and the micro-steps' head are
 FORMATS = {
@@ -33,7 +34,7 @@ FORMATS = {
     "fp8": ("bfloat16", "fp8"),
     MANY_ROWS: ("bfloat16", MANY_ROWS),
     "int8": ("bfloat16", "int8"),
-    CPU: ("bfloat16", CPU),
+    **{name: ("bfloat16", name) for name in ON_CPU},
 }
 
 
@@ -69,7 +70,7 @@ def load(model: str | None, dtype: str, weights: str) -> HamburgerModel:
         "fp8": Execution(packed=False, eight_bits="fp8"),
         MANY_ROWS: Execution(packed=False, eight_bits="fp8"),
         "int8": Execution(packed=False, eight_bits="int8"),
-        CPU: Execution(packed=False, kernels=load_kernels(), bits=8),
+        **{name: Execution(packed=False, kernels=load_kernels(), bits=bits) for name, bits in ON_CPU.items()},
     }
     made = assemble(
         checkpoint.config,
@@ -150,7 +151,7 @@ def main() -> None:
     for name, source in (("base", EMBEDDED_BASE), ("default", None)):
         predicted: dict[str, dict[str, Tensor]] = {}
         for format_, (dtype, weights) in FORMATS.items():
-            if weights == CPU and load_kernels() is None:
+            if weights in ON_CPU and load_kernels() is None:
                 continue  # built without a compiler, or for another processor
             model = load(source, dtype, weights)
             parts = [predict(model, *text) for text in texts]

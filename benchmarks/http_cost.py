@@ -1,0 +1,117 @@
+"""What HTTP and streaming cost: our server's tokens/s over those of its engine alone, by turns in one run.
+
+    python benchmarks/http_cost.py --streams 1,16 --rounds 20
+
+compare.py's ratio of `hamburger` to `engine` has a client in it that parses every event. This one only counts bytes:
+it shares the cores with what is measured, and is no part of it. Both answer the same requests, streams at a time, each
+exactly `--output-tokens` long; whoever is not measured is stopped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from compare_contestants import Contestant, Server
+from compare_roster import Setup, build_roster
+from compare_workload import Lengths, PromptWriter, Request
+from hamburger.clients.arguments import count
+from hamburger.engine.tokenizer import Tokenizer
+from hamburger.model.sources import resolve_source
+
+TIMEOUT = 300.0  # seconds, of one round
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--streams", default="1,16", help="requests in flight, with commas")
+    parser.add_argument("--rounds", type=count, default=20)
+    parser.add_argument("--prompt-tokens", type=count, default=64)
+    parser.add_argument("--output-tokens", type=count, default=96)
+    parser.add_argument("--threads", type=count, default=2)
+    args = parser.parse_args()
+    numbers = [int(part) for part in args.streams.split(",")]
+    writer = PromptWriter(Tokenizer.load(resolve_source(None).tokenizer_path))
+    lengths = Lengths("equal", args.prompt_tokens, args.output_tokens)
+    with tempfile.TemporaryDirectory() as logs:
+        setup = Setup(
+            model=None, base="builtin", context=512, threads=args.threads, kv_cache_memory=1 << 31, confidences=(),
+            most_streams=max(numbers), logs=Path(logs),
+        )  # fmt: skip
+        roster = build_roster(setup)
+        roster.keep(["hamburger", "engine"])
+        contestants = list(roster.processes.values())
+        try:
+            for contestant in contestants:
+                contestant.start()
+                contestant.tree.pause()
+            for streams in numbers:
+                ratios = []
+                for round_ in range(args.rounds + 1):
+                    requests = writer.requests([lengths] * (2 * streams), round_)
+                    speeds = {}
+                    for contestant in contestants[:: 1 if round_ % 2 else -1]:
+                        speeds[isinstance(contestant, Server)] = _speed(contestant, requests, streams)
+                    if round_ > 0:  # the first warms up
+                        ratios.append(speeds[True] / speeds[False])
+                low, *_, high = sorted(ratios)
+                print(f"{streams} streams: {statistics.median(ratios):.3f} ({low:.2f} to {high:.2f})", flush=True)
+        finally:
+            for contestant in contestants:
+                contestant.end()
+
+
+def _speed(contestant: Contestant, requests: Sequence[Request], streams: int) -> float:
+    """Tokens/s over everything."""
+    contestant.tree.resume()
+    try:
+        if isinstance(contestant, Server):
+            start = time.perf_counter()
+            asyncio.run(asyncio.wait_for(_ask_all(contestant, requests, streams), TIMEOUT))
+            seconds = time.perf_counter() - start
+        else:
+            answers = contestant.answer(requests, streams, None, TIMEOUT)
+            seconds = max(a.ended or 0.0 for a in answers) - min(a.started for a in answers)
+    finally:
+        contestant.tree.pause()
+    return sum(request.output_tokens for request in requests) / seconds
+
+
+async def _ask_all(server: Server, requests: Sequence[Request], streams: int) -> None:
+    waiting = iter(requests)
+
+    async def seat() -> None:
+        for request in waiting:
+            body = {
+                "model": server.model, "prompt": request.prompt_ids, "max_tokens": request.output_tokens,
+                "temperature": 0, "ignore_eos": True, "stream": True,
+            }  # fmt: skip
+            await _post(server.url.removeprefix("http://"), json.dumps(body).encode())
+
+    await asyncio.gather(*(seat() for _ in range(streams)))
+
+
+async def _post(host: str, body: bytes) -> None:
+    """Raises RuntimeError for an answer that is not a whole stream."""
+    name, port = host.split(":")
+    reader, writer = await asyncio.open_connection(name, int(port))
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\nConnection: close\r\n"
+    writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+    try:
+        status, last = await reader.readline(), b""
+        while chunk := await reader.read(1 << 16):
+            last = (last + chunk)[-64:]
+    finally:
+        writer.close()
+    if b" 200 " not in status or b"[DONE]" not in last:
+        raise RuntimeError(f"{status!r} ... {last!r}")
+
+
+if __name__ == "__main__":
+    main()
