@@ -93,7 +93,8 @@ class Runner:
         finally:
             if constraint is not None:
                 constraint.restore()
-        saw = None if self._graphs is None else partial(self._graphs.saw, len(emitting), forward.max_group_limit)
+        width = forward.max_free_limit or forward.max_group_limit
+        saw = None if self._graphs is None else partial(self._graphs.saw, len(emitting), width)
         return RunningStep(self.launch_behind, batch, Tail(forward, output, tokens_left), saw)
 
     def _step(self, batch: ForwardBatch, *, behind: bool) -> StepOutput:
@@ -149,6 +150,7 @@ class Runner:
         blocks = [item.sequence.block_ids for item in batch.sequences]
         limits = [self._group_limit(sequence) for sequence in emitting]
         confidences = [_confidence(sequence) for sequence in emitting]
+        longest = [limit if confidence < 1 else 1 for limit, confidence in zip(limits, confidences, strict=True)]
         sizes = [len(group) for group in tokens]
         return ForwardBatch(
             token_ids=self._padded(tokens, 0),
@@ -164,7 +166,8 @@ class Runner:
             emit=self._ints(emit),
             confidence=self._floats(confidences),
             group_limits=self._ints(limits),
-            max_group_limit=max((n for n, c in zip(limits, confidences, strict=True) if c < 1), default=1),
+            max_group_limit=max(longest, default=1),
+            max_free_limit=max((n for n, s in zip(longest, emitting, strict=True) if s.matcher is None), default=1),
             sampling=self._sampling_batch(emitting, constraint),
             scored=self._scored_slots(batch),
             text_lengths=self._ints(text_lengths) if self._needs_text_lengths else None,

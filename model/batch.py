@@ -112,7 +112,8 @@ class ForwardBatch:
         batch of one-slot rows whose tensors stay where they are (CUDA graphs).
     emit: int64 [M], index in T of the last slot of each emitting sequence.
     confidence: float32 [M]. group_limits: int64 [M], most tokens the row may emit now (>= 1).
-    max_group_limit: the maximum of group_limits over rows with a confidence below 1, else 1.
+    max_group_limit: the maximum of group_limits over rows with a confidence below 1, else 1. max_free_limit: the same
+        over rows without a grammar; None where that is no other.
     scored: prompt slots whose next token is scored; None, and no work for it, where no request asks.
     """
 
@@ -133,6 +134,7 @@ class ForwardBatch:
     sampling: SamplingBatch
     scored: ScoredSlots | None = None
     text_lengths: Tensor | None = None
+    max_free_limit: int | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

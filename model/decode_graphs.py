@@ -128,30 +128,30 @@ class DecodeGraphs:
         if not self._batch.holds(batch):
 
             def emit(hidden: Tensor, features: list[Tensor], batch: ForwardBatch) -> StepOutput:
-                self._batch.load_choices(_unconstrained(batch), bucket)
+                self._batch.load_choices(free := _unconstrained(batch), bucket)
                 pieces.take_over(hidden, features)
-                return self._emit(batch, bucket, behind=behind)
+                return self._emit(batch, free, bucket, behind=behind)
 
             return self._model.step_with(emit, batch, cache)
-        self._batch.load(_unconstrained(batch), bucket)
+        self._batch.load(free := _unconstrained(batch), bucket)
         if self._form == "whole" and (output := self._steps[bucket].whole(batch)) is not None:
             return output
         self._steps[bucket].trunk()
-        return self._emit(batch, bucket, behind=behind)
+        return self._emit(batch, free, bucket, behind=behind)
 
     def saw(self, rows: int, width: int, longest: int) -> None:
-        """The numbers of a step came to the host: of so many rows, groups of up to `width` tokens, the longest of
-        those without a grammar of `longest`."""
+        """The numbers of a step came to the host: of so many rows; those without a grammar have groups of up to `width`
+        tokens, the longest of `longest`."""
         self._seen = self._clock()
         if (bucket := self._bucket(rows)) is not None:
             self._early_exit.saw(bucket, width, longest)
 
-    def _emit(self, batch: ForwardBatch, bucket: int, *, behind: bool) -> StepOutput:
-        """The groups of a batch whose choices are loaded, and whose trunk has run."""
+    def _emit(self, batch: ForwardBatch, free: ForwardBatch, bucket: int, *, behind: bool) -> StepOutput:
+        """The groups of a batch whose choices are loaded, and whose trunk has run. free: _unconstrained(batch)."""
         step, constraint, rows = self._steps[bucket], batch.sampling.constraint, len(batch.emit)
         if constraint is None or len(constraint.rows) < rows:
-            exits = self._form == "early_exit" or self._early_exit.pays(bucket, batch.max_group_limit, behind=behind)
-            output = step.groups(batch, exits=exits)
+            exits = self._form == "early_exit" or self._early_exit.pays(bucket, free.max_group_limit, behind=behind)
+            output = step.groups(free, exits=exits)
             if constraint is None:
                 return output
         # After the replays, as it waits for the device: what they compute goes on while the host makes masks.
@@ -187,7 +187,9 @@ def _unconstrained(batch: ForwardBatch) -> ForwardBatch:
     constraint = batch.sampling.constraint
     if constraint is None:
         return batch
-    return replace(batch, confidence=batch.confidence.index_fill(0, constraint.rows, 1.0))
+    most = batch.max_group_limit if batch.max_free_limit is None else batch.max_free_limit
+    single = batch.confidence.index_fill(0, constraint.rows, 1.0)
+    return replace(batch, confidence=single, max_group_limit=most)
 
 
 def _with_rows(output: StepOutput, other: StepOutput, rows: Tensor) -> StepOutput:

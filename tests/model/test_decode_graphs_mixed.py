@@ -112,6 +112,17 @@ def test_a_row_with_a_grammar_takes_no_graph_from_the_others() -> None:
     assert capture.replayed == {"compute": 1}
 
 
+def test_the_others_replay_no_micro_steps_that_only_a_grammar_asks_for() -> None:
+    capture = Watched()
+    core = graphs_core(random_model(MODELS["positions"], seed=2, masked=True), capture, "steps", 40)
+    ask(core, "a", [5], confidence=1.0)
+    ask(core, "b", [6], grammar=regex_grammar("[a-z]{9}"))
+    groups = {output.request_id: output.token_ids for output in core.step().outputs}
+    assert capture.replayed == {"compute": 1, "choose": 1}
+    assert len(groups["a"]) == 1
+    assert len(groups["b"]) > 1
+
+
 def test_early_exit_replays_a_choice_and_goes_on_only_for_groups_that_do() -> None:
     model = random_model(MODELS["positions"], seed=2, masked=True)
     for confidence, replays in ((0.9999999, {"compute": 1, "choose": 1}), (0.0, {"compute": 4, "choose": 4})):
