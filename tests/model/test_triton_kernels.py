@@ -143,6 +143,7 @@ def test_micro_attention_of_any_shape(
     check_micro(shape, rows, positions, normed, last_only, kernel_device)
 
 
+@pytest.mark.compilers
 @pytest.mark.timeout(900)  # seconds where nothing else runs
 @pytest.mark.parametrize(
     ("capability", "dtype", "names"),
