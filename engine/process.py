@@ -14,7 +14,8 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from typing import Any, Self
 
 from hamburger.engine.child import how_it_ended
 from hamburger.engine.config import EngineArgs
@@ -36,10 +37,39 @@ class EngineProcessError(HamburgerError):
     """The engine's process failed or was ended; the message says by what."""
 
 
+class Worker:
+    """An engine's process from its start. It imports what it needs, which takes seconds, and waits for a ProcessHost.
+
+    log_level and log_format are those of its stderr; builder: what builds the core there (worker.py). As a context
+    manager it is ended at the end, if it is still there.
+    """
+
+    def __init__(self, builder: str = BUILD_CORE, log_level: str = "warning", log_format: LogFormat = "text") -> None:
+        self.connection, theirs = socket.socketpair()
+        with theirs:
+            # -P: the folder that one serves in is no place to import from.
+            command = [sys.executable, "-P", "-m", "hamburger.engine.worker", str(theirs.fileno())]
+            # A session of its own: what a terminal sends to this process's group is not meant for the engine.
+            self.process = subprocess.Popen(
+                [*command, builder, log_level, log_format],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.connection.close()
+        self.process.kill()  # does nothing to one that was waited for
+        self.process.wait()
+
+
 class ProcessHost:
     """An EngineHost (host.py). on_progress gets the lines that building it tells.
 
-    log_level and log_format are those of its stderr; builder: what builds the core there (worker.py).
+    builder, log_level and log_format are those of its worker, which start() starts unless one is given.
     """
 
     def __init__(
@@ -49,9 +79,11 @@ class ProcessHost:
         builder: str = BUILD_CORE,
         log_level: str = "warning",
         log_format: LogFormat = "text",
+        worker: Worker | None = None,
     ) -> None:
-        self._args, self._on_progress, self._builder = args, on_progress, builder
-        self._logging = [log_level, log_format]
+        self._args, self._on_progress = args, on_progress
+        self._new_worker = partial(Worker, builder, log_level, log_format)
+        self._worker = worker
         self._encoder = Encoder()
         self._last: Failed | Ended | None = None
 
@@ -61,18 +93,11 @@ class ProcessHost:
 
     def start(self, on_event: Callable[[Event], None]) -> None:
         self._on_event = on_event
-        mine, theirs = socket.socketpair()
-        with theirs:
-            # -P: the folder that one serves in is no place to import from.
-            command = [sys.executable, "-P", "-m", "hamburger.engine.worker", str(theirs.fileno()), self._builder]
-            command += self._logging
-            # A session of its own: what a terminal sends to this process's group is not meant for the engine.
-            self._process = subprocess.Popen(
-                command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, start_new_session=True
-            )
+        worker = self._worker or self._new_worker()
+        self._process = worker.process
         self._outgoing: asyncio.Queue[bytes] = asyncio.Queue()
         self._outgoing.put_nowait(self._encoder.frame(self._args))
-        self._reading = asyncio.create_task(self._read(mine), name="hamburger-engine")
+        self._reading = asyncio.create_task(self._read(worker.connection), name="hamburger-engine")
 
     def send(self, message: Message) -> None:
         self._outgoing.put_nowait(self._encoder.frame(message))

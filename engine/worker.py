@@ -45,11 +45,12 @@ def main(argv: list[str]) -> int:
     inbox: Inbox = queue.SimpleQueue()
     last: Ended | Failed
     try:
+        build = _builder(argv[2])  # what it imports takes seconds: the server may still be finding the model
         args: EngineArgs | None = next(incoming, None)
         if args is None:  # the server has gone already
             return FAILED
         reader = Reader(incoming, inbox, outbox)
-        core, info = _builder(argv[2])(args, lambda line: outbox.put(Progress(line)), outbox.die)
+        core, info = build(args, lambda line: outbox.put(Progress(line)), outbox.die)
         reader.compile_with(core.grammars)
         threading.Thread(target=_give_memory_back, name="hamburger-memory", daemon=True).start()
         gc.freeze()  # what was loaded stays; looking through it again and again took 2 % of the steps' time

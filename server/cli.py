@@ -159,7 +159,7 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
 
 def _serve(args: argparse.Namespace) -> int:
     from hamburger.engine.errors import HamburgerError
-    from hamburger.server.serve import serve
+    from hamburger.engine.process import Worker
 
     given: dict[str, Any] = {name: value for name, value in vars(args).items() if name in ServeSettings.model_fields}
     try:
@@ -167,7 +167,12 @@ def _serve(args: argparse.Namespace) -> int:
             if "model" in given:
                 raise SettingsError("the model is given twice: as MODEL and as --model.")
             given["model"] = args.model_argument
-        return serve(load_settings(given, getattr(args, "config", None)))
+        settings = load_settings(given, getattr(args, "config", None))
+        # Before what HTTP needs is imported: the engine's process needs seconds for its own imports.
+        with Worker(log_level=settings.log_level, log_format=settings.log_format) as worker:
+            from hamburger.server.serve import serve
+
+            return serve(settings, worker)
     except (ValueError, HamburgerError, OSError) as error:  # settings, checkpoints and files that cannot be used
         print(f"hamburger: {' '.join(str(error).split())}", file=sys.stderr)
         return _FAILED

@@ -11,6 +11,7 @@ from pathlib import Path
 from hamburger.engine.client import AsyncEngine
 from hamburger.engine.config import EngineArgs
 from hamburger.engine.errors import HamburgerError
+from hamburger.engine.process import Worker
 from hamburger.engine.tokenizer import Tokenizer
 from hamburger.model.sources import resolve_source
 from hamburger.server.app import model_context
@@ -84,9 +85,13 @@ def find_models(arguments: Sequence[tuple[ServeSettings, EngineArgs]]) -> list[F
 
 
 @asynccontextmanager
-async def running(models: Sequence[FoundModel], progress: Callable[[str], None]) -> AsyncIterator[list[RunningModel]]:
+async def running(
+    models: Sequence[FoundModel], progress: Callable[[str], None], worker: Worker | None = None
+) -> AsyncIterator[list[RunningModel]]:
     """Launch one engine after another, so that each sees the memory that the ones before took. At the end all are
     ended.
+
+    worker: the first one's process, where it was started before.
 
     Raises what the first that cannot be launched raises; those before it are ended.
     """
@@ -99,7 +104,11 @@ async def running(models: Sequence[FoundModel], progress: Callable[[str], None])
             metrics = ServerMetrics(model.name, beside=metrics)
             try:
                 launched = await launch(
-                    model, tell, metrics, title=f"The engine of {model.name}" if several else "The engine"
+                    model,
+                    tell,
+                    metrics,
+                    title=f"The engine of {model.name}" if several else "The engine",
+                    worker=None if found else worker,
                 )
             except (ValueError, HamburgerError) as error:
                 raise _named(model.name, error, len(models)) from error
@@ -111,15 +120,20 @@ async def running(models: Sequence[FoundModel], progress: Callable[[str], None])
 
 
 async def launch(
-    model: FoundModel, progress: Callable[[str], None], metrics: ServerMetrics, *, title: str = "The engine"
+    model: FoundModel,
+    progress: Callable[[str], None],
+    metrics: ServerMetrics,
+    *,
+    title: str = "The engine",
+    worker: Worker | None = None,
 ) -> RunningModel:
     """Start the model's engine in a process of its own; whoever asked for it ends it. Raises what building it raises.
 
-    metrics: its observer. title: what the log calls the engine.
+    metrics: its observer. title: what the log calls the engine. worker: its process, where it was started before.
     """
     settings = model.settings
     supervisor = Supervisor(
-        model.args, progress, settings.engine_restarts, settings.log_level, settings.log_format, title
+        model.args, progress, settings.engine_restarts, settings.log_level, settings.log_format, title, worker
     )
     engine = await AsyncEngine.launch(supervisor.host, model.tokenizer, metrics, auto=settings.auto_confidence())
     return RunningModel(

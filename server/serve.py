@@ -22,6 +22,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from hamburger.engine.logs import BackgroundHandler, configure_logging
+from hamburger.engine.process import Worker
 from hamburger.server.app import create_app_of
 from hamburger.server.config import ServeSettings, SettingsError
 from hamburger.server.connections import allow_open_files, bounded_protocol
@@ -35,8 +36,10 @@ _INDENT = "\n          "
 _CLOSE_SECONDS = 3  # for clients that do not read the end of their answer
 
 
-def serve(settings: ServeSettings) -> int:
+def serve(settings: ServeSettings, worker: Worker | None = None) -> int:
     """Serve until a signal; returns the exit code.
+
+    worker: the first engine's process, where it was started before.
 
     Raises SettingsError, ConfigError, CheckpointError or TokenizerError, whose messages are fit for the user.
     """
@@ -50,16 +53,20 @@ def serve(settings: ServeSettings) -> int:
         progress("finding the model" if len(arguments) == 1 else f"finding {len(arguments)} models")
         models = find_models(arguments)
         try:
-            return asyncio.run(_run(settings, models, listener, progress))
+            return asyncio.run(_run(settings, models, listener, progress, worker))
         except KeyboardInterrupt:  # while loading; _stop_on_signals takes over then
             progress("stopped while loading")
             return _INTERRUPTED
 
 
 async def _run(
-    settings: ServeSettings, models: list[FoundModel], listener: socket.socket, progress: Callable[[str], None]
+    settings: ServeSettings,
+    models: list[FoundModel],
+    listener: socket.socket,
+    progress: Callable[[str], None],
+    worker: Worker | None,
 ) -> int:
-    async with running(models, progress) as found:
+    async with running(models, progress, worker) as found:
         stopping = _stop_on_signals()
         contexts = [model.context for model in found]
         app = create_app_of(contexts, settings)

@@ -10,7 +10,7 @@ from hamburger.engine.client import AsyncEngine
 from hamburger.engine.config import EngineArgs
 from hamburger.engine.health import hang
 from hamburger.engine.logs import LogFormat
-from hamburger.engine.process import ProcessHost
+from hamburger.engine.process import ProcessHost, Worker
 
 logger = logging.getLogger(__name__)
 
@@ -20,7 +20,7 @@ _WATCH_SECONDS = 1.0
 class Supervisor:
     """Holds the engine's host and the restarts that are left. on_progress gets lines for people.
 
-    title: what the log calls the engine.
+    title: what the log calls the engine. worker: the first engine's process, where it was started before.
     """
 
     def __init__(
@@ -31,11 +31,12 @@ class Supervisor:
         log_level: str = "warning",
         log_format: LogFormat = "text",
         title: str = "The engine",
+        worker: Worker | None = None,
     ) -> None:
         self._args, self._on_progress, self._restarts = args, on_progress, restarts
         self._log_level, self._log_format = log_level, log_format
         self._title = title
-        self.host = self._new_host()
+        self.host = self._new_host(worker)
 
     async def keep(self, engine: AsyncEngine) -> None:
         """Start the engine again whenever it dies, while restarts are left; returns when it is dead for good."""
@@ -65,5 +66,7 @@ class Supervisor:
                 self.host.dump_stacks()
             was_hanging = fault is not None
 
-    def _new_host(self) -> ProcessHost:
-        return ProcessHost(self._args, self._on_progress, log_level=self._log_level, log_format=self._log_format)
+    def _new_host(self, worker: Worker | None = None) -> ProcessHost:
+        return ProcessHost(
+            self._args, self._on_progress, log_level=self._log_level, log_format=self._log_format, worker=worker
+        )

@@ -16,10 +16,11 @@ from dataclasses import replace
 import pytest
 
 from async_engine import collect
+from engine_builders import BUILDER
 from fakes import ByteTokenizer
 from hamburger.engine.client import AsyncEngine, GenerationRequest
 from hamburger.engine.errors import EngineDead, EngineDraining
-from hamburger.engine.process import EngineProcessError, ProcessHost
+from hamburger.engine.process import EngineProcessError, ProcessHost, Worker
 from hamburger.engine.sampling_params import SamplingParams
 from hamburger.model.config import ConfigError
 from hamburger.model.sources import CheckpointError
@@ -225,6 +226,25 @@ def engine_of_a_killed_server(engine: str) -> int:
         assert is_alive(pid)
         server.kill()
     return pid
+
+
+ALONE = """
+import os
+from engine_builders import BUILDER
+from hamburger.engine.process import Worker
+
+print(Worker(BUILDER).process.pid, flush=True)
+os._exit(1)
+"""
+
+
+async def test_a_worker_that_never_got_an_engine_ends() -> None:
+    with Worker(BUILDER) as worker:
+        assert is_alive(worker.process.pid)
+    assert worker.process.returncode == -signal.SIGKILL
+    # With the server, too, if that is killed before it has said what to build.
+    said = await asyncio.to_thread(subprocess.run, [sys.executable, "-c", ALONE], stdout=subprocess.PIPE, check=False)
+    await gone(int(said.stdout))
 
 
 async def test_a_ctrl_c_in_the_terminal_is_not_the_engines() -> None:

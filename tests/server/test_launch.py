@@ -15,7 +15,7 @@ from hamburger.engine.client import GenerationRequest
 from hamburger.engine.config import EngineArgs
 from hamburger.engine.errors import EngineDead
 from hamburger.engine.logs import LogFormat
-from hamburger.engine.process import ProcessHost
+from hamburger.engine.process import ProcessHost, Worker
 from hamburger.engine.sampling_params import SamplingParams
 from hamburger.engine.tokenizer import Tokenizer
 from hamburger.model.sources import BUILTIN
@@ -33,9 +33,14 @@ class Hosts:
         self.made: list[ProcessHost] = []
 
     def __call__(
-        self, args: EngineArgs, on_progress: Callable[[str], None], log_level: str, log_format: LogFormat
+        self,
+        args: EngineArgs,
+        on_progress: Callable[[str], None],
+        log_level: str,
+        log_format: LogFormat,
+        worker: Worker | None,
     ) -> ProcessHost:
-        self.made.append(ProcessHost(args, on_progress, BUILDER, log_level, log_format))
+        self.made.append(ProcessHost(args, on_progress, BUILDER, log_level, log_format, worker))
         return self.made[-1]
 
 
@@ -85,6 +90,19 @@ async def test_each_engine_has_its_own_restarts(hosts: Hosts) -> None:
         assert len(hosts.made) == 4
         assert not a.keeping.done()
         assert not b.keeping.done()
+
+
+async def test_a_worker_that_was_started_before_is_the_first_engine_alone(hosts: Hosts) -> None:
+    with Worker(BUILDER) as worker:
+        async with running([found("a", "slow", 1), found("b", "slow")], lambda line: None, worker) as [a, _]:
+            first, second = hosts.made
+            assert first.pid == worker.process.pid != second.pid
+            os.kill(first.pid, signal.SIGKILL)
+            await a.context.engine.stopped()
+            await until(lambda: a.context.engine.health().alive)
+            assert len({host.pid for host in hosts.made}) == 3
+    for host in hosts.made:
+        await gone(host.pid)
 
 
 @pytest.mark.parametrize(("kind", "said"), [("no config", "b: max_model_len is 9"), ("no checkpoint", "b: there is")])

@@ -18,7 +18,7 @@ from hamburger.engine.client import AsyncEngine, GenerationRequest
 from hamburger.engine.config import EngineArgs
 from hamburger.engine.errors import EngineDead
 from hamburger.engine.logs import LogFormat
-from hamburger.engine.process import ProcessHost
+from hamburger.engine.process import ProcessHost, Worker
 from hamburger.engine.sampling_params import SamplingParams
 from hamburger.server import supervisor as module
 from hamburger.server.supervisor import Supervisor
@@ -32,9 +32,13 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> None:
     let_workers_find_builders(monkeypatch)
 
     def host(
-        args: EngineArgs, on_progress: Callable[[str], None], log_level: str, log_format: LogFormat
+        args: EngineArgs,
+        on_progress: Callable[[str], None],
+        log_level: str,
+        log_format: LogFormat,
+        worker: Worker | None,
     ) -> ProcessHost:
-        return ProcessHost(args, on_progress, BUILDER, log_level, log_format)
+        return ProcessHost(args, on_progress, BUILDER, log_level, log_format, worker)
 
     monkeypatch.setattr(module, "ProcessHost", host)
 
