@@ -339,7 +339,7 @@ def test_on_a_gpu_a_linear_is_captured_and_follows_its_inputs(kind: EightBits, d
     with torch.cuda.graph(graph):
         y = linear(x)
     for seed in range(2):
-        x.copy_(numbers(rows, 2048, seed))
+        x.copy_(numbers(rows, 2048, seed) / 100)  # float16 ends at 65,504
         y.fill_(NAN)
         graph.replay()
         first = y.clone()
