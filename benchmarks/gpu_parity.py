@@ -26,6 +26,12 @@ ROOT = Path(__file__).parents[1]
 MARK = re.compile(r"""^[^"'\n]*\b(mark\.gpu|kernel_device)\b""", re.MULTILINE)
 NO_TESTS = 5  # pytest's exit code
 LEAST = 5.0  # seconds: with less left, no file is begun
+ENVIRONMENT = {
+    "PYTHONDONTWRITEBYTECODE": "1",
+    "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",  # those of other projects take seconds a file, and may change what tests do
+    # Without nvidia-smi the tests' own set-up would take the machine for one without a GPU, and interpret.
+    "TRITON_INTERPRET": "0",
+}
 SETTINGS = """[pytest]
 addopts = --import-mode=importlib --strict-markers -p no:cacheprovider -m gpu
 markers =
@@ -33,7 +39,7 @@ markers =
     compilers: minutes of compilers
     interop: runs programs of others
     scale: runs replicas on Ray Serve
-    timeout(seconds): how long a test may take, where pytest-timeout is installed
+    timeout(seconds): how long a test may take elsewhere; here its file is cut
 pythonpath = {paths}
 """
 
@@ -143,8 +149,7 @@ def _run_file(file: Path, settings: Path, report: Path, output: IO[bytes], secon
             stdout=output,
             stderr=subprocess.STDOUT,
             cwd=report.parent,  # `-m pytest` puts the working folder on the path: not the repository's root
-            # Without nvidia-smi the tests' own set-up would take the machine for one without a GPU, and interpret.
-            env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "TRITON_INTERPRET": "0"},
+            env={**os.environ, **ENVIRONMENT},
             ask=True,  # then it still reports the tests that ended
         )
     except subprocess.TimeoutExpired:
