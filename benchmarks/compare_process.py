@@ -22,6 +22,7 @@ ENDING_SECONDS = 10.0
 LEASH = """
 import ctypes, os, signal, sys
 ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+signal.signal(signal.SIGINT, signal.SIG_DFL)  # what a shell runs in the background has it ignored, and its children too
 os.execvp(sys.argv[1], sys.argv[1:])
 """
 

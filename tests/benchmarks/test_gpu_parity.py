@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 from gpu_parity import marked_files, run_tests
 
@@ -33,6 +37,15 @@ def test_only_tests_marked_gpu_are_run(tmp_path: Path) -> None:
     assert "test_marked.py: pytest: it ended with exit code 2; " in broken.failures[0]
 
 
+@pytest.fixture
+def ignored_interrupts() -> Iterator[None]:
+    """As in what a shell's script runs in the background."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("ignored_interrupts")
 def test_parity_tests_go_on_where_the_time_was_over(tmp_path: Path) -> None:
     """A file that takes too long is told as far as it came, and stands in nobody's way."""
     (tmp_path / "logs").mkdir()

@@ -152,7 +152,11 @@ def test_sigterm_drains_all(grafted_folder: Path) -> None:
         for name in ("a", "b"):
             assert server.post("/v1/completions", {**ENDLESS, "model": name}).status_code == 503
         told = httpx.get(f"{server.url}/ready").json()
-        assert told["models"] == {"a": "draining", "b": "draining"}
+        # On a crowded machine one may be through by now.
+        assert {name: said in ("draining", "the engine has stopped") for name, said in told["models"].items()} == {
+            "a": True,
+            "b": True,
+        }
         for stream in streams:
             assert stream.ending()["choices"][0]["finish_reason"] == "length"
         assert server.wait(30) == 0
