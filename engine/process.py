@@ -40,8 +40,9 @@ class EngineProcessError(HamburgerError):
 class Worker:
     """An engine's process from its start. It imports what it needs, which takes seconds, and waits for a ProcessHost.
 
-    log_level and log_format are those of its stderr; builder: what builds the core there (worker.py). As a context
-    manager it is ended at the end, if it is still there.
+    log_level and log_format are those of its stderr; builder: what builds the core there (worker.py). connection: this
+    side of its socket pair. As a context manager it is ended at the end, if it is still there. Raises OSError where no
+    process can be started.
     """
 
     def __init__(self, builder: str = BUILD_CORE, log_level: str = "warning", log_format: LogFormat = "text") -> None:

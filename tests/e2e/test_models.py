@@ -21,7 +21,7 @@ from real_server import RealServer
 BURGER = "smollm2-135m-hamburger"
 MESSAGES: Any = [{"role": "user", "content": "Name three colours."}]
 SMALL = ("--served-model-name", "a", "--dtype", "float32", "--kv-cache-memory", "64MiB")
-ENDLESS: dict[str, Any] = {"prompt": "Once upon a time", "max_tokens": 300, "ignore_eos": True, "temperature": 0}
+ENDLESS: dict[str, Any] = {"prompt": "Once upon a time", "max_tokens": 500, "ignore_eos": True, "temperature": 0}
 
 
 def engine_pids(server: RealServer) -> list[int]:
@@ -149,14 +149,10 @@ def test_sigterm_drains_all(grafted_folder: Path) -> None:
         until(lambda: server.metric("hamburger_num_requests_running") == 4)
         os.kill(server.pid, signal.SIGTERM)
         until(lambda: "stopping: " in server.log())
+        told = httpx.get(f"{server.url}/ready").json()  # first: on a crowded machine answers are soon through
+        assert told["models"] == {"a": "draining", "b": "draining"}
         for name in ("a", "b"):
             assert server.post("/v1/completions", {**ENDLESS, "model": name}).status_code == 503
-        told = httpx.get(f"{server.url}/ready").json()
-        # On a crowded machine one may be through by now.
-        assert {name: said in ("draining", "the engine has stopped") for name, said in told["models"].items()} == {
-            "a": True,
-            "b": True,
-        }
         for stream in streams:
             assert stream.ending()["choices"][0]["finish_reason"] == "length"
         assert server.wait(30) == 0
