@@ -166,8 +166,8 @@ def figures(answers: Sequence[Answer], nats: Sequence[tuple[float, int]]) -> dic
 
 def score(answers: Sequence[Answer], base_model: str) -> list[tuple[float, int]]:
     """Imported here: the scorer loads torch, which would take the server's cores while it is measured."""
-    from hamburger.training.quality_scores import kept_tokens
-    from hamburger.training.scoring import Scorer
+    from hamburger.training.forward.scoring import Scorer
+    from hamburger.training.quality.scores import kept_tokens
 
     texts = [[t for group in answer.groups for t in group] for answer in answers]
     kept = [text[: kept_tokens(text)] for text in texts]

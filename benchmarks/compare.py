@@ -25,8 +25,8 @@ from compare_roster import OURS, Roster, Setup, build_roster
 from compare_run import Plan, Runner, Workload
 from compare_workload import TRACES, PromptWriter, read_lengths, scale
 from hamburger.clients.arguments import count, list_of, positive, unit_interval, whole
-from hamburger.engine.tokenizer import Tokenizer
-from hamburger.model.sources import EMBEDDED_BASE, CheckpointError, resolve_source
+from hamburger.engine.text.tokenizer import Tokenizer
+from hamburger.model.checkpoints.sources import EMBEDDED_BASE, CheckpointError, resolve_source
 from hamburger.server.config import parse_bytes
 from machine import processor
 

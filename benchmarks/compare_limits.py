@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hamburger.model.sources import ModelSource, read_json
+from hamburger.model.checkpoints.sources import ModelSource, read_json
 
 PROBE_BYTES = 1 << 30  # far beyond any cache
 PROBE_REPEATS = 7

@@ -12,7 +12,7 @@ from typing import Any
 
 from compare_contestants import Contestant, Launch, Server, Worker
 from compare_limits import GgufSizes, WeightBytes, gguf_sizes, hamburger_bytes
-from hamburger.model.sources import ModelSource, resolve_source
+from hamburger.model.checkpoints.sources import ModelSource, resolve_source
 
 HERE = Path(__file__).parent
 BATCHED = 512  # most prompt and decode tokens of one step: our default, given to all

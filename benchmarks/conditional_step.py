@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from hamburger.model.batch import ForwardBatch, StepOutput
-from hamburger.model.capture import CudaCapture, EagerCapture
-from hamburger.model.decode_pieces import GREEDY, KINDS, Handover, Pieces
+from hamburger.model.graphs.capture import CudaCapture, EagerCapture
+from hamburger.model.graphs.pieces import GREEDY, KINDS, Handover, Pieces
+from hamburger.model.graphs.static_batch import StaticBatch
 from hamburger.model.hamburger import HamburgerModel
 from hamburger.model.kv_cache import PagedKVCache
-from hamburger.model.static_batch import StaticBatch
 
 If = Callable[[Tensor, Callable[[], None]], None]  # (bool [], what is done where it is True)
 _NEEDED = ("get_currently_capturing_graph", "begin_capture_to_if_node", "end_capture_to_conditional_node")

@@ -2,7 +2,7 @@
 
     python benchmarks/decode_step.py --model llama-3.2-1b --rows 1,8,64 --context 1024
 
-It says which form is fastest (model/decode_graphs.py). `auto` chooses between two of them, and is not timed.
+It says which form is fastest (model/graphs/decode_graphs.py). `auto` chooses between two of them, and is not timed.
 `conditional` is one graph whose micro-steps lie in conditional nodes (conditional_step.py), where torch can capture
 them; where not, a line on stderr says why. A form that stops early gains only where groups end by themselves, so every
 number of rows is measured at several confidences; the tokens per group are printed beside it. All forms of one line
@@ -22,19 +22,19 @@ from dataclasses import replace
 import torch
 
 from conditional_step import ConditionalStep, why_not
-from hamburger.engine.memory import pool_bytes
-from hamburger.engine.plan_models import PRESETS, with_graft
+from hamburger.engine.device.memory import pool_bytes
+from hamburger.engine.plan.models import PRESETS, with_graft
 from hamburger.model.assemble import assemble
-from hamburger.model.backends import choose_backend
 from hamburger.model.batch import ForwardBatch, StepOutput, empty_sampling
-from hamburger.model.capture import CudaCapture, EagerCapture
 from hamburger.model.config import GraftConfig, ModelConfig, TrunkConfig, tensor_shapes
-from hamburger.model.decode_graphs import FORMS, Compiling, DecodeGraphs, Form
-from hamburger.model.devices import make_current
+from hamburger.model.device.devices import make_current
 from hamburger.model.execution import Execution
+from hamburger.model.gpu.availability import choose_backend
+from hamburger.model.graphs.capture import CudaCapture, EagerCapture
+from hamburger.model.graphs.decode_graphs import FORMS, Compiling, DecodeGraphs, Form
+from hamburger.model.graphs.step_memory import Largest, largest_decode
 from hamburger.model.hamburger import HamburgerModel
 from hamburger.model.kv_cache import PagedKVCache
-from hamburger.model.step_memory import Largest, largest_decode
 
 BLOCK = 32
 TINY = TrunkConfig(

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hamburger.clients.arguments import count
-from hamburger.model.sources import EMBEDDED_BASE, resolve_source
+from hamburger.model.checkpoints.sources import EMBEDDED_BASE, resolve_source
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -58,10 +58,10 @@ def load(model: str | None, dtype: str, weights: str) -> HamburgerModel:
     import torch
 
     from hamburger.model.assemble import assemble
-    from hamburger.model.checkpoint import load_checkpoint
-    from hamburger.model.eight_bits import EightBitLinear, plain_float8_product
+    from hamburger.model.checkpoints.load import load_checkpoint
+    from hamburger.model.cpu.library import load_kernels
     from hamburger.model.execution import Execution
-    from hamburger.model.native import load_kernels
+    from hamburger.model.gpu.int8 import EightBitLinear, plain_float8_product
 
     kind = getattr(torch, dtype)
     checkpoint = load_checkpoint(resolve_source(model), kind)
@@ -139,8 +139,8 @@ def compare(wanted: Tensor, found: Tensor) -> str:
 def main() -> None:
     import torch
 
-    from hamburger.engine.tokenizer import Tokenizer
-    from hamburger.model.native import load_kernels
+    from hamburger.engine.text.tokenizer import Tokenizer
+    from hamburger.model.cpu.library import load_kernels
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("texts", type=Path)

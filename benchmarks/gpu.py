@@ -27,7 +27,7 @@ from gpu_report import RESULTS, Results, load_results, plot
 from gpu_run import CELL_SHARE, LEAST, Run
 from gpu_stages import output_of, sizes_of, stages
 from hamburger.clients.arguments import count, list_of, positive
-from hamburger.engine.config import EngineArgs
+from hamburger.engine.types.config import EngineArgs
 
 HERE = Path(__file__).parent
 RESERVE = 15.0  # seconds at the end, for processes to end and plots to be drawn

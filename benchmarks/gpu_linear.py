@@ -4,7 +4,7 @@
 
 A shape is outputs x inputs (these are Llama-3.2-1B's). `kernels` reads the codes, `written out` writes the weight in
 bfloat16 and lets cuBLAS multiply, `in e4m3` rounds the inputs and multiplies as torch does: where they meet,
-model/triton_eight_bits.py should change from the first to the others (MOST_ROWS). The GPU's cache is emptied between
+model/gpu/int8_product.py should change from the first to the others (MOST_ROWS). The GPU's cache is emptied between
 calls, since a model's weights do not fit into it. On a CPU the products are those spelt out, which proves this script
 and no speed.
 """
@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hamburger.model.eight_bits import FLOAT8_CAPABILITY, EightBitLinear, EightBits
+from hamburger.model.gpu.int8 import FLOAT8_CAPABILITY, EightBitLinear, EightBits
 
 SHAPES = "3072x2048,2048x2048,16384x2048,2048x8192"
 ROWS = "1,2,4,8,16,32,64,128,256,512,1024,2048,4096"
@@ -42,7 +42,7 @@ def products(linear: EightBitLinear, rows: int) -> dict[str, Callable[[Tensor], 
     codes, scales = linear.codes, linear.scales
     if not codes.is_cuda:
         return {"spelt out": linear}
-    from hamburger.model.triton_eight_bits import MOST_ROWS, float8_product, into, multiplies_float8, written_out
+    from hamburger.model.gpu.int8_product import MOST_ROWS, float8_product, into, multiplies_float8, written_out
 
     processors = torch.cuda.get_device_properties(codes.device).multi_processor_count
 

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from compare_limits import WeightBytes
-from hamburger.engine.plan_models import PRESETS, GraftName, with_graft
+from hamburger.engine.plan.models import PRESETS, GraftName, with_graft
+from hamburger.model.checkpoints.hf_config import trunk_config_json
 from hamburger.model.config import ModelConfig, TrunkConfig, tensor_shapes
-from hamburger.model.hf_config import trunk_config_json
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -90,7 +90,7 @@ def write_models(folder: Path, geometry: str, group: int, dtype: str, device: st
     """Write the base's folder and those of the grafts, which name the base beside them."""
     from safetensors.torch import save_file
 
-    from hamburger.model.checkpoint import save_checkpoint
+    from hamburger.model.checkpoints.load import save_checkpoint
 
     configs = shapes(geometry, group)
     base = tensor_shapes(configs[BASE])

@@ -27,7 +27,7 @@ def probe(name: str) -> dict[str, Any]:
     """Bytes/s and floating-point operations/s, medians. Raises what torch does where the device is not there."""
     import torch
 
-    from hamburger.model.devices import make_current
+    from hamburger.model.device.devices import make_current
 
     device = torch.device(name)
     found: dict[str, Any] = {"device": name, "torch": torch.__version__}

@@ -22,8 +22,8 @@ from compare_contestants import Contestant, Server
 from compare_roster import Setup, build_roster
 from compare_workload import Lengths, PromptWriter, Request
 from hamburger.clients.arguments import count
-from hamburger.engine.tokenizer import Tokenizer
-from hamburger.model.sources import resolve_source
+from hamburger.engine.text.tokenizer import Tokenizer
+from hamburger.model.checkpoints.sources import resolve_source
 
 TIMEOUT = 300.0  # seconds, of one round
 

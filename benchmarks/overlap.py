@@ -20,14 +20,14 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from hamburger.engine.batch import BatchResult, LaunchedStep, ScheduledBatch
 from hamburger.engine.build import build_core
-from hamburger.engine.config import EngineArgs, EngineConfig
-from hamburger.engine.core import EngineCore
-from hamburger.engine.messages import SubmitRequest
-from hamburger.engine.overlap import OverlappedCore
-from hamburger.engine.runner import Runner
-from hamburger.engine.sampling_params import SamplingParams
+from hamburger.engine.core.batch import BatchResult, LaunchedStep, ScheduledBatch
+from hamburger.engine.core.core import EngineCore
+from hamburger.engine.core.overlap import OverlappedCore
+from hamburger.engine.device.runner import Runner
+from hamburger.engine.types.config import EngineArgs, EngineConfig
+from hamburger.engine.types.messages import SubmitRequest
+from hamburger.engine.types.sampling_params import SamplingParams
 from hamburger.model.batch import ForwardBatch, StepOutput
 from hamburger.model.config import GraftConfig, ModelConfig, TrunkConfig
 from hamburger.model.kv_cache import PagedKVCache

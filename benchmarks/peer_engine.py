@@ -10,11 +10,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from hamburger.engine.config import EngineArgs
-from hamburger.engine.core import EngineCore
-from hamburger.engine.messages import EngineInfo
+from hamburger.engine.core.core import EngineCore
 from hamburger.engine.request import GenerationRequest, admit
-from hamburger.engine.sampling_params import SamplingParams
+from hamburger.engine.types.config import EngineArgs
+from hamburger.engine.types.messages import EngineInfo
+from hamburger.engine.types.sampling_params import SamplingParams
 from peer_memory import fitting_pool, free_bytes
 from peer_wire import Ask, Measure, Timing, serve
 

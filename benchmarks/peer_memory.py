@@ -9,7 +9,7 @@ def free_bytes(device: str) -> int:
     """Of the device, now. "auto" is the CPU where there is no GPU."""
     import torch
 
-    from hamburger.engine.memory import available_host_bytes
+    from hamburger.engine.device.memory import available_host_bytes
 
     if device.startswith("cuda") or (device == "auto" and torch.cuda.is_available()):
         return int(torch.cuda.mem_get_info(None if device == "auto" else torch.device(device))[0])

@@ -26,9 +26,9 @@ def load_model(base: str, dtype: str) -> Any:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from hamburger.model.checkpoint import load_checkpoint
-    from hamburger.model.hf_config import trunk_config_json
-    from hamburger.model.sources import resolve_source
+    from hamburger.model.checkpoints.hf_config import trunk_config_json
+    from hamburger.model.checkpoints.load import load_checkpoint
+    from hamburger.model.checkpoints.sources import resolve_source
 
     torch_dtype = getattr(torch, dtype)
     checkpoint = load_checkpoint(resolve_source(base), torch_dtype)

@@ -24,8 +24,8 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from hamburger.engine.config import EngineArgs, EngineConfig
-from hamburger.engine.dial import levels_between
+from hamburger.engine.dial.confidence_dial import levels_between
+from hamburger.engine.types.config import EngineArgs, EngineConfig
 from replay_costs import CostModel
 from replay_dial import dial_study
 from replay_report import Target, config_json

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hamburger.engine.batch import ScheduledBatch
+from hamburger.engine.core.batch import ScheduledBatch
 
 KNOTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 

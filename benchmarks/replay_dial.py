@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from hamburger.engine.dial import ConfidenceDial
+from hamburger.engine.dial.confidence_dial import ConfidenceDial
 from replay_report import summary, table
 from replay_simulator import Dialled, DrawnSizes, replay
 from replay_studies import Scenario, Studies

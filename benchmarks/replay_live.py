@@ -12,13 +12,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hamburger.engine.client import AsyncEngine, GenerationRequest
-from hamburger.engine.config import EngineArgs, EngineConfig
-from hamburger.engine.messages import EngineInfo, StepStats
-from hamburger.engine.observer import EndReason, RequestTimings
-from hamburger.engine.process import ProcessHost
-from hamburger.engine.sampling_params import SamplingParams
-from hamburger.engine.tokenizer import Tokenizer
-from hamburger.model.sources import resolve_source
+from hamburger.engine.process_host import ProcessHost
+from hamburger.engine.text.tokenizer import Tokenizer
+from hamburger.engine.types.config import EngineArgs, EngineConfig
+from hamburger.engine.types.messages import EngineInfo, StepStats
+from hamburger.engine.types.observer import EndReason, RequestTimings
+from hamburger.engine.types.sampling_params import SamplingParams
+from hamburger.model.checkpoints.sources import resolve_source
 from replay_costs import CostModel
 from replay_report import latencies
 from replay_simulator import Outcome, ScriptedSizes, replay

@@ -16,14 +16,14 @@ import torch
 
 from hamburger.clients.prompts import built_in_prompts
 from hamburger.engine import LLM, SamplingParams
-from hamburger.engine.batch import ScheduledBatch, ScheduledSequence
 from hamburger.engine.build import build_core
-from hamburger.engine.config import EngineArgs
-from hamburger.engine.messages import EngineInfo, SubmitRequest
-from hamburger.engine.runner import Runner
-from hamburger.engine.sequence import Sequence
-from hamburger.engine.tokenizer import Tokenizer
-from hamburger.model.sources import resolve_source
+from hamburger.engine.core.batch import ScheduledBatch, ScheduledSequence
+from hamburger.engine.core.sequence import Sequence
+from hamburger.engine.device.runner import Runner
+from hamburger.engine.text.tokenizer import Tokenizer
+from hamburger.engine.types.config import EngineArgs
+from hamburger.engine.types.messages import EngineInfo, SubmitRequest
+from hamburger.model.checkpoints.sources import resolve_source
 from machine import processor
 from replay_costs import CostModel, StepWork, fit, work_of
 

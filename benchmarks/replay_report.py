@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from hamburger.engine.config import EngineConfig
+from hamburger.engine.types.config import EngineConfig
 from replay_simulator import Outcome, Replay
 
 QUARTERS = ("shortest", "short", "long", "longest")

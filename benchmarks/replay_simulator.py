@@ -14,12 +14,12 @@ from hashlib import blake2b
 from itertools import accumulate
 from typing import Protocol
 
-from hamburger.engine.batch import BatchResult, GroupResult, ScheduledBatch
-from hamburger.engine.config import EngineConfig
-from hamburger.engine.core import EngineCore
-from hamburger.engine.dial import ConfidenceDial, DialRow, DialStep
-from hamburger.engine.messages import StepStats, SubmitRequest
-from hamburger.engine.sampling_params import SamplingParams
+from hamburger.engine.core.batch import BatchResult, GroupResult, ScheduledBatch
+from hamburger.engine.core.core import EngineCore
+from hamburger.engine.dial.confidence_dial import ConfidenceDial, DialRow, DialStep
+from hamburger.engine.types.config import EngineConfig
+from hamburger.engine.types.messages import StepStats, SubmitRequest
+from hamburger.engine.types.sampling_params import SamplingParams
 from replay_costs import CostModel, work_of
 from replay_traces import Trace, TraceRow
 

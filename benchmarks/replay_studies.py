@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hamburger.engine.config import EngineConfig
+from hamburger.engine.types.config import EngineConfig
 from replay_costs import CostModel, StepWork
 from replay_report import Target, summary
 from replay_simulator import DrawnSizes, Moment, Replay, drawn_with_mean

@@ -26,12 +26,12 @@ import torch
 
 from hamburger.clients.prompts import built_in_prompts
 from hamburger.engine.build import build_core
-from hamburger.engine.config import EngineArgs
-from hamburger.engine.core import EngineCore
-from hamburger.engine.messages import AbortRequest, SubmitRequest
-from hamburger.engine.sampling_params import SamplingParams
-from hamburger.engine.tokenizer import Tokenizer
-from hamburger.model.sources import resolve_source
+from hamburger.engine.core.core import EngineCore
+from hamburger.engine.text.tokenizer import Tokenizer
+from hamburger.engine.types.config import EngineArgs
+from hamburger.engine.types.messages import AbortRequest, SubmitRequest
+from hamburger.engine.types.sampling_params import SamplingParams
+from hamburger.model.checkpoints.sources import resolve_source
 from machine import processor
 
 BASE = "base"

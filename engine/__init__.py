@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from hamburger.engine.sampling_params import SamplingParams
+from hamburger.engine.types.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from hamburger.engine.llm import LLM as LLM

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 
-from hamburger.engine.config import EngineConfig
-from hamburger.engine.errors import QueueFull
 from hamburger.engine.finish_rate import FinishRate
-from hamburger.engine.messages import StepStats
+from hamburger.engine.types.config import EngineConfig
+from hamburger.engine.types.errors import QueueFull
+from hamburger.engine.types.messages import StepStats
 
 
 class Admission:

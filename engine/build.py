@@ -12,26 +12,26 @@ from typing import TYPE_CHECKING
 import torch
 
 from hamburger.engine.compiling import check_form, compiling_of, prepare
-from hamburger.engine.config import EngineArgs, EngineConfig
-from hamburger.engine.core import EngineCore
-from hamburger.engine.grammar import Grammars
-from hamburger.engine.load import find, model_of, rank_pool_bytes
-from hamburger.engine.memory import decode_graphs, step_bytes
-from hamburger.engine.messages import EngineInfo, SubmitRequest
-from hamburger.engine.overlap import OverlappedCore
-from hamburger.engine.pool import blocks_of_pool
-from hamburger.engine.runner import Runner
-from hamburger.engine.sampling_params import SamplingParams
-from hamburger.engine.threads import StepThreads
-from hamburger.engine.tokenizer import Tokenizer
+from hamburger.engine.core.core import EngineCore
+from hamburger.engine.core.overlap import OverlappedCore
+from hamburger.engine.core.pool import blocks_of_pool
+from hamburger.engine.device.cpu_threads import StepThreads
+from hamburger.engine.device.load import find, model_of, rank_pool_bytes
+from hamburger.engine.device.memory import decode_graphs, step_bytes
+from hamburger.engine.device.runner import Runner
+from hamburger.engine.text.grammar import Grammars
+from hamburger.engine.text.tokenizer import Tokenizer
+from hamburger.engine.types.config import EngineArgs, EngineConfig
+from hamburger.engine.types.messages import EngineInfo, SubmitRequest
+from hamburger.engine.types.sampling_params import SamplingParams
 from hamburger.model.config import ConfigError, ModelConfig
+from hamburger.model.device.out_of_memory import no_memory
+from hamburger.model.graphs.step_memory import CudaMeter
 from hamburger.model.kv_cache import PagedKVCache, slot_bytes
-from hamburger.model.no_memory import no_memory
-from hamburger.model.step_memory import CudaMeter
 
 if TYPE_CHECKING:
-    from hamburger.engine.build_rank import Leader
-    from hamburger.engine.ranks import LeadingRunner, OnLost
+    from hamburger.engine.ranks.build import Leader
+    from hamburger.engine.ranks.ranks import LeadingRunner, OnLost
 
 
 def build_core(
@@ -151,7 +151,7 @@ def _build(
 
 def _leader(args: EngineArgs, on_lost: OnLost | None) -> Leader:
     """Imported only here: an engine of one process needs no msgspec (benchmarks/gpu.sh has none)."""
-    from hamburger.engine.build_rank import Leader
+    from hamburger.engine.ranks.build import Leader
 
     return Leader(args, on_lost)
 

@@ -12,10 +12,14 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from hamburger.engine.admission import Admission
-from hamburger.engine.config import EngineConfig
-from hamburger.engine.detokenizer import TextDecoder
-from hamburger.engine.dial import AutoConfidence, ConfidenceDial
-from hamburger.engine.errors import (
+from hamburger.engine.dial.confidence_dial import AutoConfidence, ConfidenceDial
+from hamburger.engine.health import EngineHealth
+from hamburger.engine.host import EngineHost, Life
+from hamburger.engine.request import Answer, GenerationRequest, RequestUpdate, admit, leaves_confidence
+from hamburger.engine.stream import RequestStream, dial_step
+from hamburger.engine.text.detokenizer import TextDecoder
+from hamburger.engine.types.config import EngineConfig
+from hamburger.engine.types.errors import (
     EngineDead,
     EngineDraining,
     HamburgerError,
@@ -23,13 +27,9 @@ from hamburger.engine.errors import (
     OutOfMemory,
     QueueTimeout,
 )
-from hamburger.engine.events import EngineReady, EngineStopped, Event, StepReport, StepStarted, Stop
-from hamburger.engine.health import EngineHealth
-from hamburger.engine.host import EngineHost, Life
-from hamburger.engine.messages import AbortRequest, EngineInfo, GroupOutput, RequestFailed, StepStats
-from hamburger.engine.observer import EndReason, EngineObserver, RequestTimings
-from hamburger.engine.request import Answer, GenerationRequest, RequestUpdate, admit, leaves_confidence
-from hamburger.engine.stream import RequestStream, dial_step
+from hamburger.engine.types.events import EngineReady, EngineStopped, Event, StepReport, StepStarted, Stop
+from hamburger.engine.types.messages import AbortRequest, EngineInfo, GroupOutput, RequestFailed, StepStats
+from hamburger.engine.types.observer import EndReason, EngineObserver, RequestTimings
 from hamburger.model.config import ConfigError
 
 logger = logging.getLogger(__name__)

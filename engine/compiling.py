@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-from hamburger.engine.config import EngineArgs
-from hamburger.model.backends import Backend
+from hamburger.engine.types.config import EngineArgs
 from hamburger.model.compiled_pieces import CACHE_VARIABLE, compile_cache, is_of_compiler, release_compilers
 from hamburger.model.config import ConfigError
-from hamburger.model.decode_graphs import Compiling, DecodeGraphs, buckets
 from hamburger.model.early_exit import Costs
+from hamburger.model.gpu.availability import Backend
+from hamburger.model.graphs.decode_graphs import Compiling, DecodeGraphs, buckets
 
 
 def check_form(args: EngineArgs, *, captures: bool) -> None:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Protocol
 
-from hamburger.engine.events import EngineReady, EngineStopped, Event, Message
+from hamburger.engine.types.events import EngineReady, EngineStopped, Event, Message
 
 
 class EngineHost(Protocol):

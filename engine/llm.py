@@ -10,13 +10,13 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, NamedTuple, Protocol, cast
 
-from hamburger.engine.config import AttentionBackend, DecodeGraphForm, EngineArgs, OverlapSteps, Quantization
-from hamburger.engine.core import EngineCore
-from hamburger.engine.detokenizer import TextDecoder
-from hamburger.engine.errors import InvalidRequest, OutOfMemory, QueueTimeout
-from hamburger.engine.messages import AbortRequest, EngineInfo, FinishReason, SubmitRequest, TokenLogprobs
+from hamburger.engine.core.core import EngineCore
 from hamburger.engine.request import Answer, GenerationRequest, RequestUpdate, admit
-from hamburger.engine.sampling_params import SamplingParams
+from hamburger.engine.text.detokenizer import TextDecoder
+from hamburger.engine.types.config import AttentionBackend, DecodeGraphForm, EngineArgs, OverlapSteps, Quantization
+from hamburger.engine.types.errors import InvalidRequest, OutOfMemory, QueueTimeout
+from hamburger.engine.types.messages import AbortRequest, EngineInfo, FinishReason, SubmitRequest, TokenLogprobs
+from hamburger.engine.types.sampling_params import SamplingParams
 
 Message = Mapping[str, Any]
 
@@ -92,8 +92,8 @@ class LLM:
     ) -> None:
         # Imported here because they import torch, which the import of this package must not.
         from hamburger.engine.build import build_core
-        from hamburger.engine.tokenizer import Tokenizer
-        from hamburger.model.sources import resolve_source
+        from hamburger.engine.text.tokenizer import Tokenizer
+        from hamburger.model.checkpoints.sources import resolve_source
 
         args = EngineArgs(
             model=model,

@@ -9,10 +9,10 @@ import secrets
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from hamburger.engine.detokenizer import Detokenizer, TextDecoder
-from hamburger.engine.errors import ContextOverflow, InvalidRequest, NeverFits, PromptTooLong
-from hamburger.engine.messages import EngineInfo, FinishReason, GroupOutput, SubmitRequest, TokenLogprobs
-from hamburger.engine.sampling_params import SamplingParams
+from hamburger.engine.text.detokenizer import Detokenizer, TextDecoder
+from hamburger.engine.types.errors import ContextOverflow, InvalidRequest, NeverFits, PromptTooLong
+from hamburger.engine.types.messages import EngineInfo, FinishReason, GroupOutput, SubmitRequest, TokenLogprobs
+from hamburger.engine.types.sampling_params import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)

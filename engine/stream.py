@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable
 
-from hamburger.engine.dial import DialRow, DialStep
-from hamburger.engine.errors import HamburgerError
-from hamburger.engine.events import StepReport
-from hamburger.engine.messages import StepStats, SubmitRequest
+from hamburger.engine.dial.confidence_dial import DialRow, DialStep
 from hamburger.engine.request import Answer, RequestUpdate
+from hamburger.engine.types.errors import HamburgerError
+from hamburger.engine.types.events import StepReport
+from hamburger.engine.types.messages import StepStats, SubmitRequest
 
 
 class RequestStream:

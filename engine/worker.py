@@ -20,16 +20,16 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, cast
 
-from hamburger.engine.child import FAILED, begin, failure
-from hamburger.engine.config import EngineArgs
-from hamburger.engine.core import EngineCore
-from hamburger.engine.events import EngineReady, Message
-from hamburger.engine.grammar import Grammars
+from hamburger.engine.core.core import EngineCore
+from hamburger.engine.engine_loop import Inbox, run_loop
 from hamburger.engine.logs import LogFormat, configure_logging, secrets_of_environment
-from hamburger.engine.loop import Inbox, run_loop
-from hamburger.engine.messages import AbortRequest, EngineInfo, SubmitRequest
-from hamburger.engine.ranks import OnLost
-from hamburger.engine.wire import Encoder, Ended, Failed, Progress, frames
+from hamburger.engine.ranks.ranks import OnLost
+from hamburger.engine.text.grammar import Grammars
+from hamburger.engine.transport.engine_process import FAILED, begin, failure
+from hamburger.engine.transport.wire import Encoder, Ended, Failed, Progress, frames
+from hamburger.engine.types.config import EngineArgs
+from hamburger.engine.types.events import EngineReady, Message
+from hamburger.engine.types.messages import AbortRequest, EngineInfo, SubmitRequest
 
 Builder = Callable[[EngineArgs, Callable[[str], None], OnLost], tuple[EngineCore, EngineInfo]]
 

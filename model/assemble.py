@@ -9,9 +9,9 @@ from torch import Tensor
 
 from hamburger.model.config import JOINED, ModelConfig, TrunkConfig
 from hamburger.model.execution import DEFAULT, Execution
-from hamburger.model.group import Group
 from hamburger.model.hamburger import HamburgerModel
-from hamburger.model.parallel import ParallelModel, shard_tensor
+from hamburger.model.parallel.collectives import Group
+from hamburger.model.parallel.model import ParallelModel, shard_tensor
 
 
 def assemble(
@@ -74,7 +74,7 @@ def parts_of(config: ModelConfig) -> dict[str, tuple[str, ...]]:
 
 
 def _adapter(ours: str, theirs: str) -> dict[str, tuple[str, ...]]:
-    """Joined linears share one lora_A (checkpoint.py sees to it)."""
+    """Joined linears share one lora_A (load.py sees to it)."""
     parts: dict[str, tuple[str, ...]] = {}
     for name, joined in JOINED.items():
         parts[f"{ours}{name}_adapter.down.weight"] = (f"{theirs}{joined[0]}.lora_A",)

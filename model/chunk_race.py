@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hamburger.model.backends import Backend, chunk_attention_of, why_not_installed, why_unsuited
-from hamburger.model.chunk_attention import Chunk, ChunkAttention, window_of
 from hamburger.model.config import ConfigError, TrunkConfig
+from hamburger.model.gpu.availability import Backend, chunk_attention_of, why_not_installed, why_unsuited
+from hamburger.model.gpu.chunks import Chunk, ChunkAttention, window_of
 
 ROUNDS = 9
 _CONTEXT = 8192  # slots of the long context, where a sequence can have so many

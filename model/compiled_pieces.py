@@ -23,15 +23,15 @@ from typing import Protocol, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
-from hamburger.model.backends import Backend
+from hamburger.model.adapter import MergedSlots
 from hamburger.model.batch import ForwardBatch
 from hamburger.model.config import ConfigError
-from hamburger.model.decode_pieces import GREEDY, Handover, Kind, Pieces
+from hamburger.model.emission.masked import Groups, MaskedStep
+from hamburger.model.gpu.availability import Backend
+from hamburger.model.graphs.pieces import GREEDY, Handover, Kind, Pieces
 from hamburger.model.hamburger import HamburgerModel
 from hamburger.model.kv_cache import PagedKVCache
 from hamburger.model.layers import DecoderLayer
-from hamburger.model.masked import Groups, MaskedStep
-from hamburger.model.merge_adapter import MergedSlots
 from hamburger.model.micro_cache import StaticMicroCache
 from hamburger.model.micro_decoder import MicroStepDecoder
 from hamburger.model.static_attention import StaticAttention
@@ -165,7 +165,7 @@ class CompiledPieces(Pieces):
         """(layer, q [B, num_heads, head_dim], its keys and values [B, 2, kv_heads, head_dim]) -> [B, heads * hd]."""
         config, batch, cache = self._model.config.trunk, self.batch, self._cache
         if self._backend != "torch":  # FlashInfer attends prompts only
-            from hamburger.model.fused_modules import SinglesAttention
+            from hamburger.model.gpu.modules import SinglesAttention
 
             return SinglesAttention(config, batch, cache)
         attention = StaticAttention(batch, cache, self._model.state_dtype, config.sliding_window, config.sliding_layers)

@@ -190,7 +190,7 @@ class GraftConfig:
 class ModelConfig:
     """A trunk and, unless it is a plain base model, its graft.
 
-    merge_rank: of the adapter that slots of several tokens alone pass (merge_adapter.py); 0: there is none.
+    merge_rank: of the adapter that slots of several tokens alone pass (adapter.py); 0: there is none.
     """
 
     trunk: TrunkConfig

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hamburger.model.backends import Backend
-from hamburger.model.eight_bits import EightBits
-from hamburger.model.native import Kernels
+from hamburger.model.cpu.library import Kernels
+from hamburger.model.gpu.availability import Backend
+from hamburger.model.gpu.int8 import EightBits
 
 
 @dataclass(frozen=True, slots=True)
 class Execution:
     """Plain torch unless told otherwise.
 
-    packed: linear weights laid out for CPU inference (linear.py), the parameters are then gone; None means wherever
+    packed: linear weights laid out for CPU inference (onednn.py), the parameters are then gone; None means wherever
         that can be had.
-    kernels: run on these compiled ones instead (native.py); states are float32 then. bits: of the trunk's weights with
+    kernels: run on these compiled ones instead (library.py); states are float32 then. bits: of the trunk's weights with
         them, 4 or 8; None takes 4 for those that have no more.
     masked: emit in static shapes (masked.py); None means on a GPU, which would wait for its host otherwise.
-    backend: what attention and the rest between the matrices run on, where no kernels do (backends.py).
-    eight_bits: of the linears of trunk and micro decoder and the micro-steps' head on a GPU (eight_bits.py); first
+    backend: what attention and the rest between the matrices run on, where no kernels do (availability.py).
+    eight_bits: of the linears of trunk and micro decoder and the micro-steps' head on a GPU (int8.py); first
         tokens, stop head and embedder keep the dtype.
     micro_step_kernel: a micro-step of few rows is one launch, with a backend other than torch (triton_micro_step.py).
     """

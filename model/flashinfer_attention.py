@@ -2,7 +2,7 @@
 a step, over the cache as it lies.
 
 Of PagedKVCache's layers keys and values are two views [blocks, block_size, kv_heads, head_dim], which is FlashInfer's
-layout NHD with other strides: nothing is copied. Written for flashinfer-python 0.7; backends.py says where it can run.
+layout NHD with other strides: nothing is copied. Written for flashinfer-python 0.7.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hamburger.model.chunk_attention import AttendChunks, Chunk, window_of
 from hamburger.model.config import TrunkConfig
+from hamburger.model.gpu.chunks import AttendChunks, Chunk, window_of
 
 _RECOMMENDED_BYTES = 128 * 2**20
 _TILE_ROWS, _TILES_A_PROCESSOR = 128, 2  # at most, of queries, in its kernels

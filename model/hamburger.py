@@ -10,24 +10,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hamburger.model.backends import Backend, chunk_attention_of
+from hamburger.model.adapter import Embedded, MergedSlots
 from hamburger.model.batch import ForwardBatch, Logprobs, ScoredSlots, StepOutput
 from hamburger.model.config import ModelConfig, TrunkConfig
-from hamburger.model.eight_bits import EightBitLinear, EightBits, use_eight_bits
-from hamburger.model.embedder import CompositionalEmbedder
-from hamburger.model.execution import Execution
-from hamburger.model.growing_groups import GrowingGroups
-from hamburger.model.kv_cache import PagedKVCache
-from hamburger.model.linear import PackedLinear, can_pack, pack_linears
-from hamburger.model.masked import Groups, MaskedStep
-from hamburger.model.merge_adapter import Embedded, MergedSlots
-from hamburger.model.micro_cache import GroupCache
-from hamburger.model.micro_decoder import MicroStepDecoder, StopHead
-from hamburger.model.native import Kernels
-from hamburger.model.native_embedder import NativeEmbedding, merger_fits
-from hamburger.model.native_graft import MicroParts, NativeEmitter
-from hamburger.model.native_head import PackedHead
-from hamburger.model.native_modules import (
+from hamburger.model.cpu.embedding import NativeEmbedding, merger_fits
+from hamburger.model.cpu.graft import MicroParts, NativeEmitter
+from hamburger.model.cpu.head import PackedHead
+from hamburger.model.cpu.library import Kernels
+from hamburger.model.cpu.modules import (
     NativeLinear,
     NativeMicroStepDecoder,
     NativeStopHead,
@@ -35,6 +25,16 @@ from hamburger.model.native_modules import (
     pack_layers,
     replace_linears,
 )
+from hamburger.model.cpu.onednn import PackedLinear, can_pack, pack_linears
+from hamburger.model.embedder import CompositionalEmbedder
+from hamburger.model.emission.groups import GrowingGroups
+from hamburger.model.emission.masked import Groups, MaskedStep
+from hamburger.model.execution import Execution
+from hamburger.model.gpu.availability import Backend, chunk_attention_of
+from hamburger.model.gpu.int8 import EightBitLinear, EightBits, use_eight_bits
+from hamburger.model.kv_cache import PagedKVCache
+from hamburger.model.micro_cache import GroupCache
+from hamburger.model.micro_decoder import MicroStepDecoder, StopHead
 from hamburger.model.rotary import RotaryEmbedding
 from hamburger.model.sampler import Choice, GroupSampler, token_logprobs
 from hamburger.model.trunk import Trunk
@@ -62,7 +62,7 @@ class HamburgerModel(nn.Module):
     short_head: Callable[[Tensor], Tensor]
 
     def __init__(self, config: ModelConfig, held: TrunkConfig | None = None) -> None:
-        """held: the trunk's sizes in this process, where others hold the rest of it (parallel.py)."""
+        """held: the trunk's sizes in this process, where others hold the rest of it (model.py)."""
         super().__init__()
         self.config = config
         self.held = t = config.trunk if held is None else held
@@ -158,7 +158,7 @@ class HamburgerModel(nn.Module):
 
     def _fuse(self, backend: Backend, micro_step_kernel: bool) -> None:
         """Trunk and micro decoder on the Triton kernels, whose package may be missing where they are not asked for."""
-        from hamburger.model.fused_modules import FusedMicroStepDecoder, FusedTrunk
+        from hamburger.model.gpu.modules import FusedMicroStepDecoder, FusedTrunk
 
         trunk, graft = self.config.trunk, self.config.graft
         chunks = chunk_attention_of(backend, self.trunk.config, self.state_dtype, self.embed_tokens.weight.device)
@@ -298,7 +298,7 @@ class HamburgerModel(nn.Module):
 
     def _go_on(self, rows: Tensor, tokens: Tensor, num_emitting: int) -> None:
         """Rows [R] of M emitting ones go on with tokens [R]: for a model with other parts, which must know
-        (parallel.py)."""
+        (model.py)."""
 
     def micro_step(self, tokens: Tensor, micro: GroupCache, decoder: nn.Module | None = None) -> tuple[Tensor, Tensor]:
         """tokens [R], the newest of each group -> state [R, D] and logits [R, V]; off the short list they are -inf.

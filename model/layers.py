@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from hamburger.model.adapter import LowRank, MergedSlots
 from hamburger.model.config import TrunkConfig
-from hamburger.model.merge_adapter import LowRank, MergedSlots
 from hamburger.model.rotary import rotate
 
 # (q [..., num_heads, head_dim], k and v [..., num_kv_heads, head_dim]) -> [..., num_heads * head_dim]

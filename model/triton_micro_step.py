@@ -18,9 +18,9 @@ import triton
 import triton.language as tl
 from torch import Tensor, nn
 
+from hamburger.model.gpu.attention import LOG2_E, dot
+from hamburger.model.gpu.micro_attention import attend_position
 from hamburger.model.layers import DecoderLayer
-from hamburger.model.triton_attention import LOG2_E, dot
-from hamburger.model.triton_micro import attend_position
 
 _INTERPRETED = triton.knobs.runtime.interpret
 MOST_ROWS = 16  # of one tile: more rows are the matrix kernels' own

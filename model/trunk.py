@@ -7,12 +7,12 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from hamburger.model.adapter import Embedded
 from hamburger.model.attention import PagedAttention
 from hamburger.model.batch import ForwardBatch
 from hamburger.model.config import TrunkConfig
 from hamburger.model.kv_cache import PagedKVCache
 from hamburger.model.layers import DecoderLayer, RMSNorm
-from hamburger.model.merge_adapter import Embedded
 from hamburger.model.rotary import RotaryEmbedding
 from hamburger.model.static_attention import StaticAttention
 

@@ -8,19 +8,19 @@ from importlib.metadata import version
 from fastapi import Depends, FastAPI
 
 from hamburger.engine.client import AsyncEngine
-from hamburger.engine.grammar import Grammars
-from hamburger.server.auth import require_api_key
-from hamburger.server.completions import completion_routes
+from hamburger.engine.text.grammar import Grammars
+from hamburger.server.api.auth import require_api_key
+from hamburger.server.api.completions import completion_routes
+from hamburger.server.api.context import ServedModel, ServerContext
+from hamburger.server.api.errors import add_error_handlers
+from hamburger.server.api.models import ServedModels
+from hamburger.server.api.openapi import document
+from hamburger.server.api.protocol import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
+from hamburger.server.api.routes import model_routes, operation_routes
 from hamburger.server.config import ServeSettings
-from hamburger.server.context import ServedModel, ServerContext
-from hamburger.server.errors import add_error_handlers
-from hamburger.server.metrics import ServerMetrics
-from hamburger.server.middleware import RequestIds, allow_origins
-from hamburger.server.models import ServedModels
-from hamburger.server.openapi import document
-from hamburger.server.protocol import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
-from hamburger.server.routes import model_routes, operation_routes
-from hamburger.server.tool_parsers import family_of
+from hamburger.server.operation.metrics import ServerMetrics
+from hamburger.server.operation.middleware import RequestIds, allow_origins
+from hamburger.server.tools.tool_parsers import family_of
 from hamburger.server.vocabulary import ServerTokenizer
 
 

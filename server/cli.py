@@ -37,7 +37,7 @@ _COMMANDS = (
         "plan",
         "what a machine can serve: slots, requests at once, limits of speed",
         "server.plan_arguments:add_plan_arguments",
-        "engine.plan_report:run",
+        "engine.plan.report:run",
     ),
     _Command(
         "eval-tasks",
@@ -49,45 +49,45 @@ _COMMANDS = (
     _Command(
         "distill",
         "let a base model write the answers to train on",
-        "training.arguments_data:add_distill_arguments",
-        "training.distill:run",
+        "training.cli.data:add_distill_arguments",
+        "training.prepare.distill:run",
     ),
     _Command(
         "segment",
         "cut answers into groups",
-        "training.arguments_data:add_segment_arguments",
-        "training.segment:run",
+        "training.cli.data:add_segment_arguments",
+        "training.prepare.segment:run",
     ),
     _Command(
         "regroup",
         "group a data set as a trained model would",
-        "training.arguments_data:add_regroup_arguments",
-        "training.regroup:run",
+        "training.cli.data:add_regroup_arguments",
+        "training.prepare.regroup:run",
     ),
     _Command(
         "inspect",
         "look at a segmented example",
-        "training.arguments_data:add_inspect_arguments",
-        "training.inspect_data:run",
+        "training.cli.data:add_inspect_arguments",
+        "training.prepare.inspect:run",
     ),
     _Command(
         "train",
         "train a HAMburger",
-        "training.arguments_train:add_train_arguments",
-        "training.train:run",
+        "training.cli.train:add_train_arguments",
+        "training.run.train:run",
         extra="train",
     ),
     _Command(
         "export",
         "write a trained or published checkpoint as a folder to serve",
-        "training.arguments_export:add_export_arguments",
-        "training.export:run",
+        "training.cli.export:add_export_arguments",
+        "training.export.export:run",
     ),
     _Command(
         "eval-quality",
         "measure tokens per KV against quality",
-        "training.arguments_quality:add_eval_quality_arguments",
-        "training.quality:run",
+        "training.cli.quality:add_eval_quality_arguments",
+        "training.quality.evaluate:run",
         extra="train",
     ),
 )
@@ -158,8 +158,8 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
 
 
 def _serve(args: argparse.Namespace) -> int:
-    from hamburger.engine.errors import HamburgerError
-    from hamburger.engine.process import Worker
+    from hamburger.engine.process_host import Worker
+    from hamburger.engine.types.errors import HamburgerError
 
     given: dict[str, Any] = {name: value for name, value in vars(args).items() if name in ServeSettings.model_fields}
     try:
@@ -179,7 +179,7 @@ def _serve(args: argparse.Namespace) -> int:
 
 
 def _run(command: _Command, args: argparse.Namespace) -> int:
-    from hamburger.engine.errors import HamburgerError
+    from hamburger.engine.types.errors import HamburgerError
 
     try:
         code: int = _load(command.run)(args)

@@ -13,10 +13,10 @@ import yaml
 from pydantic import BeforeValidator, Field, ValidationError
 from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
-from hamburger.engine.config import AttentionBackend, DecodeGraphForm, EngineArgs, OverlapSteps, Quantization
-from hamburger.engine.dial import AutoConfidence
+from hamburger.engine.dial.confidence_dial import AutoConfidence
 from hamburger.engine.logs import LogFormat
-from hamburger.server.also import NOT_INHERITED, AlsoModel, parse_also
+from hamburger.engine.types.config import AttentionBackend, DecodeGraphForm, EngineArgs, OverlapSteps, Quantization
+from hamburger.server.additional_models import NOT_INHERITED, AlsoModel, parse_also
 
 ENV_PREFIX = "HAMBURGER_"
 _DEFAULTS = EngineArgs()

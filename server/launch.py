@@ -9,16 +9,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hamburger.engine.client import AsyncEngine
-from hamburger.engine.config import EngineArgs
-from hamburger.engine.errors import HamburgerError
-from hamburger.engine.process import Worker
-from hamburger.engine.tokenizer import Tokenizer
-from hamburger.model.sources import resolve_source
+from hamburger.engine.process_host import Worker
+from hamburger.engine.text.tokenizer import Tokenizer
+from hamburger.engine.types.config import EngineArgs
+from hamburger.engine.types.errors import HamburgerError
+from hamburger.model.checkpoints.sources import resolve_source
+from hamburger.server.api.context import ServerContext
 from hamburger.server.app import model_context
 from hamburger.server.config import ServeSettings, SettingsError
-from hamburger.server.context import ServerContext
-from hamburger.server.metrics import ServerMetrics
-from hamburger.server.supervisor import Supervisor
+from hamburger.server.operation.metrics import ServerMetrics
+from hamburger.server.operation.supervisor import Supervisor
 
 
 @dataclass(frozen=True, slots=True)

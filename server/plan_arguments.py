@@ -1,11 +1,11 @@
-"""The command line of `hamburger plan`; engine/plan_report.py reads it. No torch: every command's --help loads this."""
+"""The command line of `hamburger plan`; engine/plan/report.py reads it. No torch: every command's --help loads this."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
 
-from hamburger.engine.config import EngineArgs
+from hamburger.engine.types.config import EngineArgs
 from hamburger.server.config import parse_bytes
 
 

@@ -22,14 +22,14 @@ import uvicorn
 from fastapi import FastAPI
 
 from hamburger.engine.logs import BackgroundHandler, configure_logging
-from hamburger.engine.process import Worker
+from hamburger.engine.process_host import Worker
+from hamburger.server.api.context import ServerContext
 from hamburger.server.app import create_app_of
 from hamburger.server.config import ServeSettings, SettingsError
-from hamburger.server.connections import allow_open_files, bounded_protocol
-from hamburger.server.context import ServerContext
 from hamburger.server.launch import FoundModel, RunningModel, engine_arguments, find_models, running
-from hamburger.server.request_log import request_logger
-from hamburger.server.told import secrets_of, tell_settings, teller
+from hamburger.server.operation.connections import allow_open_files, bounded_protocol
+from hamburger.server.operation.console import secrets_of, tell_settings, teller
+from hamburger.server.operation.request_log import request_logger
 
 _INTERRUPTED, _DIED = 130, 1
 _INDENT = "\n          "

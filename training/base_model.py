@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hamburger.model.sources import EMBEDDED_BASE, resolve_source
+from hamburger.model.checkpoints.sources import EMBEDDED_BASE, resolve_source
 
 
 def base_arguments(model: str | None, base: str | None) -> tuple[str | None, str | None]:

@@ -87,7 +87,7 @@ class ObjectiveWeights(_Part):
     micro_weight: weight of a micro-step's token beside the trunk's; 0 leaves micro decoder and stop head as they are.
     first_token: whether the trunk's own token is trained; off saves its head where the trunk is frozen.
     matching: weight of how far the trunk's states are, from each answer's first merged group on, from those that the
-        base has after the same tokens (merged_states.py). Then the loss is of these slots alone.
+        base has after the same tokens (composed_states.py). Then the loss is of these slots alone.
     """
 
     cross_entropy: Weight = 1.0

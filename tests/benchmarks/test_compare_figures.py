@@ -13,7 +13,7 @@ from compare_limits import WeightBytes, gguf_sizes, hamburger_bytes
 from compare_report import RESULTS, TABLE, Results, load_results, plot
 from hamburger.clients.figures import Answer
 from hamburger.clients.wire import Usage
-from hamburger.model.sources import embedded_gguf, resolve_source
+from hamburger.model.checkpoints.sources import embedded_gguf, resolve_source
 
 
 def answer(started: float, *arrivals: tuple[float, int], prompt: int = 10) -> Answer:

@@ -13,8 +13,8 @@ from compare_run import Plan, Workload
 from compare_workload import LEAST_OUTPUT, TRACES, Lengths, PromptWriter, draw, read_lengths, scale
 from fakes import ByteTokenizer
 from hamburger.clients.figures import percentile
-from hamburger.engine.tokenizer import Tokenizer
-from hamburger.model.sources import BUILTIN
+from hamburger.engine.text.tokenizer import Tokenizer
+from hamburger.model.checkpoints.sources import BUILTIN
 
 
 @pytest.fixture(scope="module")

@@ -11,9 +11,9 @@ import torch
 import conditional_step
 import decode_step
 from conditional_step import ConditionalStep, why_not
-from hamburger.model.backends import Backend
-from hamburger.model.capture import EagerCapture
-from hamburger.model.decode_graphs import FORMS, Compiling, DecodeGraphs, Form
+from hamburger.model.gpu.availability import Backend
+from hamburger.model.graphs.capture import EagerCapture
+from hamburger.model.graphs.decode_graphs import FORMS, Compiling, DecodeGraphs, Form
 from hamburger.model.kv_cache import PagedKVCache
 from peer_engine import ShortGroups
 from small_models import CPU

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 import replay as command
-from hamburger.engine.config import EngineConfig
-from hamburger.engine.dial import ConfidenceDial
-from hamburger.engine.messages import EngineInfo
+from hamburger.engine.dial.confidence_dial import ConfidenceDial
+from hamburger.engine.types.config import EngineConfig
+from hamburger.engine.types.messages import EngineInfo
 from replay_costs import StepWork
 from replay_live import LiveRun, compare
 from replay_report import Target, latencies, summary, table

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from hamburger.model.checkpoint import save_checkpoint
+from hamburger.model.checkpoints.load import save_checkpoint
 from hamburger.model.config import ModelConfig
 from real_server import RealServer
 from small_models import graft_config, random_tensors, trunk_config

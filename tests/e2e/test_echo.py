@@ -12,9 +12,9 @@ import pytest
 import torch
 from openai import AsyncOpenAI
 
-from hamburger.model.checkpoint import load_checkpoint
+from hamburger.model.checkpoints.load import load_checkpoint
+from hamburger.model.checkpoints.sources import resolve_source
 from hamburger.model.config import ModelConfig
-from hamburger.model.sources import resolve_source
 from peer import hugging_face
 from real_server import RealServer
 from texts import random_text

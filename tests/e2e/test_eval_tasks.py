@@ -13,9 +13,9 @@ from tokenizers import Tokenizer
 
 from hamburger.clients import eval_tasks
 from hamburger.clients.eval_items import TASKS, Question, read_items
-from hamburger.model.checkpoint import load_checkpoint
+from hamburger.model.checkpoints.load import load_checkpoint
+from hamburger.model.checkpoints.sources import resolve_source
 from hamburger.model.config import ModelConfig
-from hamburger.model.sources import resolve_source
 from peer import hugging_face
 from real_server import RealServer
 

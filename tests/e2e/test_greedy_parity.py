@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from hamburger.engine import LLM, SamplingParams
-from hamburger.model.checkpoint import load_checkpoint
-from hamburger.model.sources import resolve_source
+from hamburger.model.checkpoints.load import load_checkpoint
+from hamburger.model.checkpoints.sources import resolve_source
 from peer import hugging_face, is_greedy
 
 QUESTIONS = [

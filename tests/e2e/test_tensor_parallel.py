@@ -28,7 +28,7 @@ SCHEMA = {
 
 
 def ranks_of(server: RealServer) -> list[int]:
-    return children(engine_pid(server), "hamburger.engine.rank")
+    return children(engine_pid(server), "hamburger.engine.ranks.rank")
 
 
 def asked(**fields: Any) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from fakes import ByteTokenizer, ScriptedRunner, fake_config, fake_core, fake_engine, fake_info, scripted_logprobs
 from hamburger.engine import LLM
 from hamburger.engine.client import GenerationRequest, RequestStream, RequestUpdate
-from hamburger.engine.sampling_params import SamplingParams
+from hamburger.engine.types.sampling_params import SamplingParams
 from reference import CONTEXT, Case, expected, random_case
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from hamburger.engine.block_manager import BlockManager
-from hamburger.engine.messages import SubmitRequest
-from hamburger.engine.sampling_params import SamplingParams
-from hamburger.engine.sequence import Sequence
+from hamburger.engine.core.block_manager import BlockManager
+from hamburger.engine.core.sequence import Sequence
+from hamburger.engine.types.messages import SubmitRequest
+from hamburger.engine.types.sampling_params import SamplingParams
 
 
 def sequence(name: str, num_prompt_tokens: int = 100) -> Sequence:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hamburger.engine import runner
+from hamburger.engine.device import runner
 from hamburger.model.config import ModelConfig
 from small_models import core_of, graft_config, params, random_model, run_core, trunk_config
 

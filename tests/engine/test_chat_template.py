@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from hamburger.engine import chat_template
-from hamburger.engine.chat_template import ChatTemplate
-from hamburger.engine.errors import TokenizerError
+from hamburger.engine.text import chat_template
+from hamburger.engine.text.chat_template import ChatTemplate
+from hamburger.engine.types.errors import TokenizerError
 
 HI: list[dict[str, Any]] = [{"role": "user", "content": "Hi"}]
 SIMPLE = (

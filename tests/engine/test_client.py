@@ -12,7 +12,7 @@ from async_engine import Recorder, collect, request, until
 from fakes import EOS, VOCAB_SIZE, ScriptedRunner, fake_engine, scripted_logprobs, scripted_stop_prob
 from gates import StepGate
 from hamburger.engine.client import GenerationRequest, RequestTimings, RequestUpdate
-from hamburger.engine.errors import (
+from hamburger.engine.types.errors import (
     ContextOverflow,
     InvalidRequest,
     NeverFits,
@@ -20,7 +20,7 @@ from hamburger.engine.errors import (
     QueueFull,
     QueueTimeout,
 )
-from hamburger.engine.sampling_params import SamplingParams
+from hamburger.engine.types.sampling_params import SamplingParams
 from reference import CONTEXT, Case, expected, random_case
 
 pytestmark = pytest.mark.usefixtures("no_thread_is_left")

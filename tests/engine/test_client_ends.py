@@ -11,15 +11,15 @@ from async_engine import Recorder, collect, request, until
 from fakes import EOS, ByteTokenizer, ScriptedRunner, fake_config, fake_core, fake_engine, fake_info
 from gates import StepGate
 from hamburger.engine.client import AsyncEngine
-from hamburger.engine.core import EngineCore
-from hamburger.engine.errors import (
+from hamburger.engine.core.core import EngineCore
+from hamburger.engine.thread_host import ThreadHost
+from hamburger.engine.types.errors import (
     EngineDead,
     EngineDraining,
     HamburgerError,
 )
-from hamburger.engine.messages import EngineInfo
-from hamburger.engine.sampling_params import SamplingParams
-from hamburger.engine.thread import ThreadHost
+from hamburger.engine.types.messages import EngineInfo
+from hamburger.engine.types.sampling_params import SamplingParams
 
 pytestmark = pytest.mark.usefixtures("no_thread_is_left")
 

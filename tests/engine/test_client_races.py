@@ -10,13 +10,13 @@ import pytest
 
 from fakes import EOS, ByteTokenizer, ScriptedRunner, fake_config, fake_core, fake_engine, fake_info
 from gates import StepGate
-from hamburger.engine.batch import BatchResult, ScheduledBatch
 from hamburger.engine.client import AsyncEngine, GenerationRequest, RequestStream
-from hamburger.engine.core import EngineCore
-from hamburger.engine.errors import EngineDead
-from hamburger.engine.messages import EngineInfo, StepStats
-from hamburger.engine.sampling_params import SamplingParams
-from hamburger.engine.thread import ThreadHost
+from hamburger.engine.core.batch import BatchResult, ScheduledBatch
+from hamburger.engine.core.core import EngineCore
+from hamburger.engine.thread_host import ThreadHost
+from hamburger.engine.types.errors import EngineDead
+from hamburger.engine.types.messages import EngineInfo, StepStats
+from hamburger.engine.types.sampling_params import SamplingParams
 
 LONG = SamplingParams(seed=0, ignore_eos=True)
 

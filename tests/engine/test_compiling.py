@@ -10,11 +10,11 @@ import pytest
 
 from hamburger.engine.build import build_core
 from hamburger.engine.compiling import check_form, compiling_of, prepare
-from hamburger.engine.config import DecodeGraphForm, EngineArgs
-from hamburger.engine.memory import decode_graphs
+from hamburger.engine.device.memory import decode_graphs
+from hamburger.engine.types.config import DecodeGraphForm, EngineArgs
 from hamburger.model.compiled_pieces import CACHE_VARIABLE
 from hamburger.model.config import ConfigError, ModelConfig
-from hamburger.model.decode_graphs import Compiling, DecodeGraphs
+from hamburger.model.graphs.decode_graphs import Compiling, DecodeGraphs
 from hamburger.model.kv_cache import PagedKVCache
 from small_models import graft_config, random_model, trunk_config
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from fakes import EOS, ScriptedRunner, fake_config, fake_core
-from hamburger.engine.batch import BatchResult, ScheduledBatch
-from hamburger.engine.core import EngineCore
-from hamburger.engine.messages import AbortRequest, RequestFailed, StepOutputs, StepStats, SubmitRequest
-from hamburger.engine.sampling_params import SamplingParams
+from hamburger.engine.core.batch import BatchResult, ScheduledBatch
+from hamburger.engine.core.core import EngineCore
+from hamburger.engine.types.messages import AbortRequest, RequestFailed, StepOutputs, StepStats, SubmitRequest
+from hamburger.engine.types.sampling_params import SamplingParams
 
 
 def still() -> float:

@@ -15,8 +15,8 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 import hamburger.model
 from fakes import ByteTokenizer
-from hamburger.engine.detokenizer import DetokenizedGroup, Detokenizer, TextDecoder
-from hamburger.engine.tokenizer import Tokenizer
+from hamburger.engine.text.detokenizer import DetokenizedGroup, Detokenizer, TextDecoder
+from hamburger.engine.text.tokenizer import Tokenizer
 
 BUILTIN = Path(str(hamburger.model.__file__)).parent / "builtin"
 SPECIAL = b"<special>"

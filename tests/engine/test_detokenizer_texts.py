@@ -6,8 +6,8 @@ import random
 from pathlib import Path
 
 import hamburger.model
-from hamburger.engine.detokenizer import Detokenizer
-from hamburger.engine.tokenizer import Tokenizer
+from hamburger.engine.text.detokenizer import Detokenizer
+from hamburger.engine.text.tokenizer import Tokenizer
 from texts import random_text
 
 BUILTIN = Path(str(hamburger.model.__file__)).parent / "builtin"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from fakes import fake_config
-from hamburger.engine.config import DECODE_GRAPH_FORMS, EngineArgs
+from hamburger.engine.types.config import DECODE_GRAPH_FORMS, EngineArgs
 from hamburger.model.config import ConfigError
-from hamburger.model.decode_graphs import FORMS
+from hamburger.model.graphs.decode_graphs import FORMS
 
 
 @pytest.mark.parametrize(

@@ -13,14 +13,14 @@ import pytest
 import torch
 
 from fakes import EOS, VOCAB_SIZE, ByteTokenizer, ScriptedRunner, fake_core
-from hamburger.engine.config import EngineConfig
-from hamburger.engine.core import EngineCore
-from hamburger.engine.errors import InvalidRequest
-from hamburger.engine.grammar import Grammars, choice_grammar, json_grammar, lark_grammar, regex_grammar
-from hamburger.engine.json_numbers import MAX_DIGITS, DigitTokens, NumberLimit
-from hamburger.engine.messages import AbortRequest, RequestFailed, StepOutputs, SubmitRequest
-from hamburger.engine.runner import Runner
-from hamburger.engine.sampling_params import SamplingParams
+from hamburger.engine.core.core import EngineCore
+from hamburger.engine.device.runner import Runner
+from hamburger.engine.text.grammar import Grammars, choice_grammar, json_grammar, lark_grammar, regex_grammar
+from hamburger.engine.text.json_numbers import MAX_DIGITS, DigitTokens, NumberLimit
+from hamburger.engine.types.config import EngineConfig
+from hamburger.engine.types.errors import InvalidRequest
+from hamburger.engine.types.messages import AbortRequest, RequestFailed, StepOutputs, SubmitRequest
+from hamburger.engine.types.sampling_params import SamplingParams
 from hamburger.model.config import ModelConfig
 from hamburger.model.kv_cache import PagedKVCache
 from random_schemas import random_schema

@@ -13,11 +13,11 @@ import pytest
 import hamburger.engine.llm as llm_module
 from fakes import BOS, EOS, ByteTokenizer, ScriptedRunner, fake_config, fake_core, fake_info, scripted_logprobs
 from hamburger.engine import LLM, SamplingParams
-from hamburger.engine.config import EngineArgs
-from hamburger.engine.errors import InvalidRequest, OutOfMemory, QueueTimeout
-from hamburger.engine.grammar import json_grammar
-from hamburger.engine.messages import StepOutputs
 from hamburger.engine.request import RequestUpdate
+from hamburger.engine.text.grammar import json_grammar
+from hamburger.engine.types.config import EngineArgs
+from hamburger.engine.types.errors import InvalidRequest, OutOfMemory, QueueTimeout
+from hamburger.engine.types.messages import StepOutputs
 from reference import CONTEXT, expected, random_case
 
 

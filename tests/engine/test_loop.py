@@ -8,10 +8,10 @@ from itertools import pairwise
 import pytest
 
 from fakes import EOS, ScriptedRunner, fake_core
-from hamburger.engine.events import LoopEvent, Message, StepReport, StepStarted, Stop
-from hamburger.engine.loop import Inbox, run_loop
-from hamburger.engine.messages import SubmitRequest
-from hamburger.engine.sampling_params import SamplingParams
+from hamburger.engine.engine_loop import Inbox, run_loop
+from hamburger.engine.types.events import LoopEvent, Message, StepReport, StepStarted, Stop
+from hamburger.engine.types.messages import SubmitRequest
+from hamburger.engine.types.sampling_params import SamplingParams
 
 
 def request(name: str) -> SubmitRequest:

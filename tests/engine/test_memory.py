@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from hamburger.engine import memory
-from hamburger.engine.memory import available_host_bytes, pool_bytes
+from hamburger.engine.device import memory
+from hamburger.engine.device.memory import available_host_bytes, pool_bytes
 
 MEMINFO = "MemTotal: 1000 kB\nMemFree: 10 kB\nMemAvailable:    800 kB\n"
 

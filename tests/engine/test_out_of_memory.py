@@ -10,14 +10,14 @@ import pytest
 import torch
 
 from fakes import ScriptedRunner, fake_config, fake_core, fake_engine
-from hamburger.engine.batch import ScheduledBatch
-from hamburger.engine.config import EngineConfig
-from hamburger.engine.core import EngineCore
-from hamburger.engine.errors import OutOfMemory
-from hamburger.engine.messages import SubmitRequest
+from hamburger.engine.core.batch import ScheduledBatch
+from hamburger.engine.core.core import EngineCore
+from hamburger.engine.device.runner import Runner
 from hamburger.engine.request import GenerationRequest
-from hamburger.engine.runner import Runner
-from hamburger.engine.sampling_params import SamplingParams
+from hamburger.engine.types.config import EngineConfig
+from hamburger.engine.types.errors import OutOfMemory
+from hamburger.engine.types.messages import SubmitRequest
+from hamburger.engine.types.sampling_params import SamplingParams
 from hamburger.model.batch import ForwardBatch, StepOutput
 from hamburger.model.config import ModelConfig
 from playing import play

@@ -9,11 +9,18 @@ from dataclasses import replace
 import pytest
 
 from fakes import EOS, ScriptedRunner, fake_config, fake_core, fake_engine
-from hamburger.engine.core import EngineCore
-from hamburger.engine.grammar import json_grammar
-from hamburger.engine.messages import AbortRequest, GroupOutput, RequestFailed, StepOutputs, StepStats, SubmitRequest
+from hamburger.engine.core.core import EngineCore
 from hamburger.engine.request import GenerationRequest
-from hamburger.engine.sampling_params import SamplingParams
+from hamburger.engine.text.grammar import json_grammar
+from hamburger.engine.types.messages import (
+    AbortRequest,
+    GroupOutput,
+    RequestFailed,
+    StepOutputs,
+    StepStats,
+    SubmitRequest,
+)
+from hamburger.engine.types.sampling_params import SamplingParams
 
 CONTEXT = 48
 INTEGER = json_grammar({"type": "integer"})

@@ -8,17 +8,17 @@ from collections.abc import Mapping
 import pytest
 import torch
 
-from hamburger.engine.batch import BatchResult
 from hamburger.engine.build import _overlaps
-from hamburger.engine.config import OVERLAP_STEPS, EngineArgs
-from hamburger.engine.messages import GroupOutput, SubmitRequest
-from hamburger.engine.running_step import RunningStep
+from hamburger.engine.core.batch import BatchResult
+from hamburger.engine.device.running_step import RunningStep
+from hamburger.engine.types.config import OVERLAP_STEPS, EngineArgs
+from hamburger.engine.types.messages import GroupOutput, SubmitRequest
 from hamburger.model.assemble import assemble
 from hamburger.model.batch import ForwardBatch, StepOutput
 from hamburger.model.config import DynamicRopeScaling, GraftConfig, ModelConfig
+from hamburger.model.cpu.library import load_kernels
 from hamburger.model.execution import Execution
 from hamburger.model.hamburger import HamburgerModel
-from hamburger.model.native import load_kernels
 from playing import play
 from small_models import CPU, core_of, graft_config, params, random_model, random_tensors, trunk_config
 

@@ -15,13 +15,13 @@ import huggingface_hub
 import pytest
 
 from hamburger.engine.build import build_core
-from hamburger.engine.config import EngineArgs
-from hamburger.engine.messages import SubmitRequest
-from hamburger.engine.plan import Load, Machine, Plan, Shape, make_plan, shape_of
-from hamburger.engine.plan_models import PRESETS, with_graft
-from hamburger.model.checkpoint import save_checkpoint
+from hamburger.engine.plan.models import PRESETS, with_graft
+from hamburger.engine.plan.plan import Load, Machine, Plan, Shape, make_plan, shape_of
+from hamburger.engine.types.config import EngineArgs
+from hamburger.engine.types.messages import SubmitRequest
+from hamburger.model.checkpoints.load import save_checkpoint
+from hamburger.model.checkpoints.sources import BUILTIN, embedded_gguf
 from hamburger.model.config import ModelConfig
-from hamburger.model.sources import BUILTIN, embedded_gguf
 from hamburger.server.cli import main
 from small_models import core_of, graft_config, params, random_model, random_tensors, trunk_config
 
@@ -69,7 +69,7 @@ def test_the_engine_sizes_its_pool_as_planned(
 ) -> None:
     weights = command(capsys, "builtin", "--kv-cache-memory", "1GiB")["weights_bytes"]
     memory = weights + 2 * 10**9
-    monkeypatch.setattr("hamburger.engine.memory.available_host_bytes", lambda: memory - weights)
+    monkeypatch.setattr("hamburger.engine.device.memory.available_host_bytes", lambda: memory - weights)
     _, info = build_core(EngineArgs(model="builtin", dtype="bfloat16", quantization="none", device="cpu"))
     options = ["--memory", str(memory), "--device", "cpu", "--max-num-seqs", "64"]
     found = command(capsys, "builtin", *options)

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from fakes import ScriptedRunner, fake_config, fake_core
-from hamburger.engine.block_manager import BlockManager
-from hamburger.engine.core import EngineCore
-from hamburger.engine.messages import GroupOutput, StepOutputs, SubmitRequest
-from hamburger.engine.sampling_params import SamplingParams
-from hamburger.engine.sequence import Sequence
+from hamburger.engine.core.block_manager import BlockManager
+from hamburger.engine.core.core import EngineCore
+from hamburger.engine.core.sequence import Sequence
+from hamburger.engine.types.messages import GroupOutput, StepOutputs, SubmitRequest
+from hamburger.engine.types.sampling_params import SamplingParams
 from hamburger.model.config import ModelConfig
 from small_models import core_of, graft_config, params, random_model, tokens_of, trunk_config
 

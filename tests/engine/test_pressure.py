@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from hamburger.engine.messages import SubmitRequest
+from hamburger.engine.types.messages import SubmitRequest
 from hamburger.model.config import ModelConfig
 from playing import play
 from small_models import core_of, graft_config, params, random_model, trunk_config

@@ -19,11 +19,11 @@ from async_engine import collect
 from engine_builders import BUILDER
 from fakes import ByteTokenizer
 from hamburger.engine.client import AsyncEngine, GenerationRequest
-from hamburger.engine.errors import EngineDead, EngineDraining
-from hamburger.engine.process import EngineProcessError, ProcessHost, Worker
-from hamburger.engine.sampling_params import SamplingParams
+from hamburger.engine.process_host import EngineProcessError, ProcessHost, Worker
+from hamburger.engine.types.errors import EngineDead, EngineDraining
+from hamburger.engine.types.sampling_params import SamplingParams
+from hamburger.model.checkpoints.sources import CheckpointError
 from hamburger.model.config import ConfigError
-from hamburger.model.sources import CheckpointError
 from processes import gone, host_of, is_alive, let_workers_find_builders
 from reference import expected, random_case
 
@@ -196,9 +196,9 @@ import asyncio, os, sys
 from engine_builders import BUILDER
 from fakes import ByteTokenizer
 from hamburger.engine.client import AsyncEngine, GenerationRequest
-from hamburger.engine.config import EngineArgs
-from hamburger.engine.process import ProcessHost
-from hamburger.engine.sampling_params import SamplingParams
+from hamburger.engine.types.config import EngineArgs
+from hamburger.engine.process_host import ProcessHost
+from hamburger.engine.types.sampling_params import SamplingParams
 
 async def main():
     host = ProcessHost(EngineArgs(model=sys.argv[1]), lambda line: None, BUILDER)
@@ -231,7 +231,7 @@ def engine_of_a_killed_server(engine: str) -> int:
 ALONE = """
 import os
 from engine_builders import BUILDER
-from hamburger.engine.process import Worker
+from hamburger.engine.process_host import Worker
 
 print(Worker(BUILDER).process.pid, flush=True)
 os._exit(1)

@@ -14,12 +14,12 @@ from async_engine import collect
 from engine_builders import break_frames
 from fakes import ByteTokenizer
 from hamburger.engine.client import AsyncEngine, GenerationRequest
-from hamburger.engine.errors import EngineDead
-from hamburger.engine.events import EngineStopped
-from hamburger.engine.messages import AbortRequest
-from hamburger.engine.process import EngineProcessError, ProcessHost
-from hamburger.engine.sampling_params import SamplingParams
-from hamburger.engine.wire import Encoder, Failed, Progress
+from hamburger.engine.process_host import EngineProcessError, ProcessHost
+from hamburger.engine.transport.wire import Encoder, Failed, Progress
+from hamburger.engine.types.errors import EngineDead
+from hamburger.engine.types.events import EngineStopped
+from hamburger.engine.types.messages import AbortRequest
+from hamburger.engine.types.sampling_params import SamplingParams
 from processes import gone, host_of, let_workers_find_builders
 
 UNREADABLE = ("no MessagePack", "another type", "unknown kind", "huge")

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from fakes import EOS, ByteTokenizer, ScriptedRunner, fake_config, fake_core, fake_engine, fake_info, scripted_logprobs
 from hamburger.engine import LLM
-from hamburger.engine.batch import BatchResult, ScheduledBatch
 from hamburger.engine.client import GenerationRequest, RequestStream, RequestUpdate
-from hamburger.engine.core import EngineCore
-from hamburger.engine.errors import ContextOverflow, InvalidRequest, NeverFits, PromptTooLong
-from hamburger.engine.messages import GroupOutput, StepStats, SubmitRequest, TokenLogprobs
+from hamburger.engine.core.batch import BatchResult, ScheduledBatch
+from hamburger.engine.core.core import EngineCore
 from hamburger.engine.request import admit
-from hamburger.engine.sampling_params import SamplingParams
+from hamburger.engine.types.errors import ContextOverflow, InvalidRequest, NeverFits, PromptTooLong
+from hamburger.engine.types.messages import GroupOutput, StepStats, SubmitRequest, TokenLogprobs
+from hamburger.engine.types.sampling_params import SamplingParams
 
 
 def still() -> float:

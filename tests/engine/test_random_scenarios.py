@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 import pytest
 
 from fakes import EOS, ScriptedRunner, fake_config, fake_core
-from hamburger.engine.core import EngineCore
-from hamburger.engine.messages import AbortRequest, StepOutputs, SubmitRequest
-from hamburger.engine.sampling_params import SamplingParams
+from hamburger.engine.core.core import EngineCore
+from hamburger.engine.types.messages import AbortRequest, StepOutputs, SubmitRequest
+from hamburger.engine.types.sampling_params import SamplingParams
 
 CONTEXT = 48
 QUEUE_SECONDS = 15.0  # a step takes one second

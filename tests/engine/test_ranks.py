@@ -20,24 +20,24 @@ import torch
 
 from engines_of_servers import children, until
 from fakes import ScriptedRunner
-from hamburger.engine import build_rank
-from hamburger.engine.batch import BatchResult, ScheduledBatch
-from hamburger.engine.build_rank import RankBuild
-from hamburger.engine.config import EngineArgs
-from hamburger.engine.errors import EngineDead, OutOfMemory
+from hamburger.engine.core.batch import BatchResult, ScheduledBatch
+from hamburger.engine.device.load import find, model_of
+from hamburger.engine.device.memory import step_bytes
 from hamburger.engine.llm import LLM
-from hamburger.engine.load import find, model_of
-from hamburger.engine.memory import step_bytes
-from hamburger.engine.ranks import LeadingRunner, Ranks
-from hamburger.engine.sampling_params import SamplingParams
-from hamburger.engine.wire import Failed, RankMeet, RankPool
-from hamburger.model.checkpoint import save_checkpoint
+from hamburger.engine.ranks import build as build_rank
+from hamburger.engine.ranks.build import RankBuild
+from hamburger.engine.ranks.ranks import LeadingRunner, Ranks
+from hamburger.engine.transport.wire import Failed, RankMeet, RankPool
+from hamburger.engine.types.config import EngineArgs
+from hamburger.engine.types.errors import EngineDead, OutOfMemory
+from hamburger.engine.types.sampling_params import SamplingParams
+from hamburger.model.checkpoints.load import save_checkpoint
+from hamburger.model.checkpoints.sources import BUILTIN, CheckpointError
 from hamburger.model.config import ConfigError, ModelConfig
-from hamburger.model.group import Group
 from hamburger.model.kv_cache import slot_bytes
-from hamburger.model.parallel import ParallelModel
-from hamburger.model.shards import StepShape
-from hamburger.model.sources import BUILTIN, CheckpointError
+from hamburger.model.parallel.collectives import Group
+from hamburger.model.parallel.model import ParallelModel
+from hamburger.model.parallel.shards import StepShape
 from processes import is_alive
 from small_models import graft_config, random_tensors, trunk_config
 from split_models import Starving
@@ -74,7 +74,7 @@ def llm(folder: Path, size: int) -> LLM:
 
 
 def rank_processes() -> list[int]:
-    return children(os.getpid(), "hamburger.engine.rank")
+    return children(os.getpid(), "hamburger.engine.ranks.rank")
 
 
 def test_an_llm_on_two_ranks(folder: Path) -> None:
@@ -122,11 +122,11 @@ def test_a_rank_whose_memory_ends(tmp_path: Path, caplog: pytest.LogCaptureFixtu
     _, most = resource.prlimit(process, resource.RLIMIT_AS)
     resource.prlimit(process, resource.RLIMIT_AS, (pages * resource.getpagesize() + 11 * 2**20, most))
     lift = _Lift(process)
-    logging.getLogger("hamburger.engine.core").addHandler(lift)
+    logging.getLogger("hamburger.engine.core.core").addHandler(lift)
     try:
         answers = two.generate(prompts, params, progress=False)
     finally:
-        logging.getLogger("hamburger.engine.core").removeHandler(lift)
+        logging.getLogger("hamburger.engine.core.core").removeHandler(lift)
     assert "ran out of memory: The device has not enough memory: rank 1" in caplog.text
     assert [answer.groups for answer in answers] == [answer.groups for answer in expected]
     os.kill(process, signal.SIGKILL)  # what was logged has the engine in its frames

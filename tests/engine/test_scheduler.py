@@ -7,11 +7,11 @@ from collections.abc import Sequence as SequenceOf
 import pytest
 
 from fakes import fake_config
-from hamburger.engine.batch import ScheduledBatch
-from hamburger.engine.messages import SubmitRequest
-from hamburger.engine.sampling_params import SamplingParams
-from hamburger.engine.scheduler import Scheduler
-from hamburger.engine.sequence import Sequence
+from hamburger.engine.core.batch import ScheduledBatch
+from hamburger.engine.core.scheduler import Scheduler
+from hamburger.engine.core.sequence import Sequence
+from hamburger.engine.types.messages import SubmitRequest
+from hamburger.engine.types.sampling_params import SamplingParams
 
 
 def add(scheduler: Scheduler, name: str, num_prompt_tokens: int, arrival: float = 0.0, priority: int = 0) -> Sequence:

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fakes import EOS, scripted_logprobs, scripted_stop_prob
-from hamburger.engine.messages import GroupOutput, SubmitRequest
-from hamburger.engine.sampling_params import SamplingParams
-from hamburger.engine.sequence import Sequence
+from hamburger.engine.core.sequence import Sequence
+from hamburger.engine.types.messages import GroupOutput, SubmitRequest
+from hamburger.engine.types.sampling_params import SamplingParams
 
 STOP_IDS = (10, 11)
 

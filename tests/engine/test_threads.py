@@ -6,7 +6,7 @@ import resource
 
 import pytest
 
-from hamburger.engine.threads import StepThreads, lost_cores
+from hamburger.engine.device.cpu_threads import StepThreads, lost_cores
 
 ALONE = {1: 0.010, 2: 0.006, 3: 0.005, 4: 0.004}
 

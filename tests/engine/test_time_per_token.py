@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from hamburger.engine.time_per_token import MIN_GROUPS, MIN_STEPS, TimePerToken
+from hamburger.engine.dial.time_per_token import MIN_GROUPS, MIN_STEPS, TimePerToken
 
 
 def shown(measured: TimePerToken, seconds: float, rows: int, most: int, cost: float = 0.5, times: int = 600) -> None:

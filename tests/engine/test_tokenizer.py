@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 import hamburger.model
-from hamburger.engine.tokenizer import Tokenizer, TokenizerError
+from hamburger.engine.text.tokenizer import Tokenizer, TokenizerError
 
 BUILTIN = Path(str(hamburger.model.__file__)).parent / "builtin"
 TEXTS = [
@@ -129,7 +129,8 @@ def test_equals_transformers(builtin: Tokenizer) -> None:
 
 def test_loading_imports_neither_torch_nor_transformers() -> None:
     code = (
-        "import sys, pathlib; from hamburger.engine.tokenizer import Tokenizer; import hamburger.engine.detokenizer; "
+        "import sys, pathlib; from hamburger.engine.text.tokenizer import Tokenizer; "
+        "import hamburger.engine.text.detokenizer; "
         "Tokenizer.load(pathlib.Path(sys.argv[1])); print({'torch', 'transformers'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", code, str(BUILTIN)], capture_output=True, text=True, check=True)

@@ -14,9 +14,9 @@ import tokenizers
 from tokenizers import pre_tokenizers
 
 import hamburger.model
-from hamburger.engine.errors import HamburgerError
-from hamburger.engine.gguf_tokenizer import read_gguf_tokenizer
-from hamburger.engine.tokenizer import Tokenizer, TokenizerError
+from hamburger.engine.text.gguf_tokenizer import read_gguf_tokenizer
+from hamburger.engine.text.tokenizer import Tokenizer, TokenizerError
+from hamburger.engine.types.errors import HamburgerError
 
 BUILTIN = Path(str(hamburger.model.__file__)).parent / "builtin"
 

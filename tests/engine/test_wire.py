@@ -11,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fakes import fake_config, fake_info
-from hamburger.engine.config import EngineArgs
-from hamburger.engine.events import EngineReady, StepReport, StepStarted, Stop
-from hamburger.engine.messages import (
+from hamburger.engine.transport.wire import LENGTH, Decoder, Encoder, Ended, Failed, Progress, WireError, frames
+from hamburger.engine.types.config import EngineArgs
+from hamburger.engine.types.events import EngineReady, StepReport, StepStarted, Stop
+from hamburger.engine.types.messages import (
     AbortRequest,
     GroupOutput,
     RequestFailed,
@@ -22,8 +23,7 @@ from hamburger.engine.messages import (
     SubmitRequest,
     TokenLogprobs,
 )
-from hamburger.engine.sampling_params import SamplingParams
-from hamburger.engine.wire import LENGTH, Decoder, Encoder, Ended, Failed, Progress, WireError, frames
+from hamburger.engine.types.sampling_params import SamplingParams
 
 ids = st.integers(0, 2**31)
 logprobs = st.builds(TokenLogprobs, st.floats(-1e9, 0), st.lists(st.tuples(ids, st.floats(-1e9, 0)), max_size=3))

@@ -6,9 +6,9 @@ import queue
 import threading
 from typing import Any, cast
 
-from hamburger.engine.events import Message, Stop
-from hamburger.engine.grammar import Grammars
-from hamburger.engine.messages import AbortRequest, SubmitRequest
+from hamburger.engine.text.grammar import Grammars
+from hamburger.engine.types.events import Message, Stop
+from hamburger.engine.types.messages import AbortRequest, SubmitRequest
 from hamburger.engine.worker import Compiler
 from small_models import params
 

@@ -8,9 +8,9 @@ import yaml
 from fakes import ByteTokenizer, fake_engine
 from hamburger.server.app import create_app
 from hamburger.server.config import ServeSettings, parse_bytes
-from hamburger.server.metrics import ServerMetrics
-from hamburger.server.request_log import FIELDS
-from hamburger.server.scale import ScaleOptions
+from hamburger.server.operation.metrics import ServerMetrics
+from hamburger.server.operation.request_log import FIELDS
+from hamburger.server.replicas.scale import ScaleOptions
 
 DOCS = Path(__file__).parents[2] / "docs"
 

@@ -41,9 +41,10 @@ def test_packages_are_the_folders_on_disk() -> None:
         for path in ROOT.glob("[!.]*/**/__init__.py")
         if path.relative_to(ROOT).parts[0] not in NOT_PACKAGES and "node_modules" not in path.parts
     }
-    assert set(FOLDERS.values()) == on_disk
-    assert set(FOLDERS) == set(PYPROJECT["tool"]["setuptools"]["packages"])
-    assert {f"hamburger.{folder.replace('/', '.')}" for folder in on_disk} == set(FOLDERS)
+    # A room's folder follows from its package's.
+    assert set(FOLDERS.values()) == {folder for folder in on_disk if "/" not in folder}
+    listed = PYPROJECT["tool"]["setuptools"]["packages"]
+    assert sorted(f"hamburger.{folder.replace('/', '.')}" for folder in on_disk) == sorted(listed)
 
 
 @pytest.mark.parametrize("package", FOLDERS)
@@ -150,5 +151,5 @@ def test_licence_is_the_whole_text() -> None:
 def test_every_kernel_source_is_listed() -> None:
     (extension,) = PYPROJECT["tool"]["setuptools"]["ext-modules"]
     listed = {ROOT / path for path in (*extension["sources"], *extension["depends"])}
-    assert listed == set((ROOT / "model" / "kernels").iterdir())
+    assert listed == set((ROOT / "model" / "cpu" / "kernels").iterdir())
     assert extension["optional"], "who has no compiler gets torch's own"

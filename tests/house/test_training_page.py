@@ -12,15 +12,15 @@ from pathlib import Path
 import pytest
 
 from hamburger.model.config import ModelConfig, tensor_shapes
-from hamburger.training.arguments_data import (
+from hamburger.training.cli.data import (
     add_distill_arguments,
     add_inspect_arguments,
     add_regroup_arguments,
     add_segment_arguments,
 )
-from hamburger.training.arguments_export import add_export_arguments
-from hamburger.training.arguments_quality import add_eval_quality_arguments
-from hamburger.training.arguments_train import add_train_arguments
+from hamburger.training.cli.export import add_export_arguments
+from hamburger.training.cli.quality import add_eval_quality_arguments
+from hamburger.training.cli.train import add_train_arguments
 from hamburger.training.recipe import BUILTIN_RECIPES, read_recipe
 from small_models import graft_config, trunk_config
 

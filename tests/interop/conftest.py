@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from client_programs import ROOT, Clients
-from hamburger.model.checkpoint import load_checkpoint
-from hamburger.model.sources import BUILTIN, resolve_source
+from hamburger.model.checkpoints.load import load_checkpoint
+from hamburger.model.checkpoints.sources import BUILTIN, resolve_source
 from peer import hugging_face
 from real_server import RealServer
 

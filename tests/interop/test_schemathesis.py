@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from client_programs import Clients
-from hamburger.model.checkpoint import save_checkpoint
+from hamburger.model.checkpoints.load import save_checkpoint
+from hamburger.model.checkpoints.sources import BUILTIN
 from hamburger.model.config import ModelConfig
-from hamburger.model.sources import BUILTIN
 from real_server import RealServer
 from small_models import graft_config, random_tensors, trunk_config
 

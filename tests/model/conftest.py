@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from hamburger.model.native import Kernels, load_kernels
+from hamburger.model.cpu.library import Kernels, load_kernels
 from native_models import SETS
 
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from hamburger.model import backends
-from hamburger.model.backends import choose_backend
 from hamburger.model.config import ConfigError
+from hamburger.model.gpu import availability as backends
+from hamburger.model.gpu.availability import choose_backend
 from small_models import CPU
 
 CUDA = torch.device("cuda")

@@ -5,7 +5,7 @@ from dataclasses import replace
 import torch
 
 from hamburger.model.batch import StepOutput
-from hamburger.model.chain import Links, Tail, chained
+from hamburger.model.device.overlapped import Links, Tail, chained
 from small_models import one_sequence
 
 

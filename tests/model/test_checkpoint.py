@@ -12,9 +12,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from checkpoints import GRAFTED, PLAIN, Tensors, assert_equal, edit_config, graft_only, load, save_hf
-from hamburger.model.checkpoint import save_checkpoint
+from hamburger.model.checkpoints.load import save_checkpoint
+from hamburger.model.checkpoints.sources import CheckpointError
 from hamburger.model.config import ModelConfig, tensor_shapes
-from hamburger.model.sources import CheckpointError
 from small_models import graft_config, random_tensors, trunk_config
 
 

@@ -10,10 +10,10 @@ import torch
 from safetensors.torch import save_file
 
 from checkpoints import GRAFTED, PLAIN, Tensors, assert_equal, edit_config, graft_only, load, save_hf
-from hamburger.model.checkpoint import save_checkpoint
+from hamburger.model.checkpoints.folder_config import Adapter
+from hamburger.model.checkpoints.load import save_checkpoint
+from hamburger.model.checkpoints.sources import CheckpointError
 from hamburger.model.config import tensor_shapes
-from hamburger.model.folder_config import Adapter
-from hamburger.model.sources import CheckpointError
 from small_models import grafted, random_tensors
 
 LINEAR = "model.layers.1.self_attn.k_proj"

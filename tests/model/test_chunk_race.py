@@ -9,10 +9,9 @@ import pytest
 import torch
 
 import fake_flashinfer
-from hamburger.engine import load
-from hamburger.engine.config import EngineArgs
+from hamburger.engine.device import load
+from hamburger.engine.types.config import EngineArgs
 from hamburger.model import chunk_race
-from hamburger.model.backends import Backend
 from hamburger.model.chunk_race import (
     ROUNDS,
     FlashInferFails,
@@ -25,6 +24,7 @@ from hamburger.model.chunk_race import (
     try_flashinfer,
 )
 from hamburger.model.config import ConfigError, TrunkConfig
+from hamburger.model.gpu.availability import Backend
 from small_models import CPU, trunk_config
 
 FIT = trunk_config(head_dim=64)

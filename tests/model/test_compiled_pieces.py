@@ -15,10 +15,10 @@ import pytest
 import torch
 
 from graph_cores import CONTEXT, MODELS, ROWS, TF32, assert_same, graphs_core, requests
-from hamburger.model.capture import EagerCapture
 from hamburger.model.compiled_pieces import CACHE_VARIABLE, compile_cache, release_compilers
 from hamburger.model.config import ConfigError, ModelConfig
-from hamburger.model.decode_graphs import Compiling
+from hamburger.model.graphs.capture import EagerCapture
+from hamburger.model.graphs.decode_graphs import Compiling
 from playing import play
 from small_models import core_of, graft_config, random_model, trunk_config
 

@@ -11,10 +11,10 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from graph_cores import BLOCK, CONTEXT, MODELS, ROWS, assert_same, graphs_core, requests
-from hamburger.engine.messages import SubmitRequest
-from hamburger.engine.runner import Runner
-from hamburger.model.capture import EagerCapture, Work
-from hamburger.model.decode_graphs import FORMS, DecodeGraphs, Form, buckets
+from hamburger.engine.device.runner import Runner
+from hamburger.engine.types.messages import SubmitRequest
+from hamburger.model.graphs.capture import EagerCapture, Work
+from hamburger.model.graphs.decode_graphs import FORMS, DecodeGraphs, Form, buckets
 from hamburger.model.kv_cache import PagedKVCache
 from playing import play
 from small_models import CPU, core_of, params, random_model

@@ -10,16 +10,16 @@ import pytest
 import torch
 
 from graph_cores import BLOCK, CONTEXT, MODELS, ROWS, TF32, ascii_grammars, assert_same, graphs_core, guided, requests
-from hamburger.engine.config import EngineArgs
-from hamburger.engine.core import EngineCore
-from hamburger.engine.memory import step_bytes
-from hamburger.engine.runner import Runner
+from hamburger.engine.core.core import EngineCore
+from hamburger.engine.device.memory import step_bytes
+from hamburger.engine.device.runner import Runner
+from hamburger.engine.types.config import EngineArgs
 from hamburger.model.batch import empty_sampling
-from hamburger.model.capture import CudaCapture, EagerCapture
 from hamburger.model.compiled_pieces import CACHE_VARIABLE
-from hamburger.model.decode_graphs import FORMS, Compiling, DecodeGraphs, Form
+from hamburger.model.graphs.capture import CudaCapture, EagerCapture
+from hamburger.model.graphs.decode_graphs import FORMS, Compiling, DecodeGraphs, Form
+from hamburger.model.graphs.step_memory import CudaMeter, Largest, largest_decode
 from hamburger.model.kv_cache import PagedKVCache
-from hamburger.model.step_memory import CudaMeter, Largest, largest_decode
 from playing import play
 from small_models import random_model
 

@@ -9,12 +9,12 @@ from dataclasses import replace
 import pytest
 
 from graph_cores import CONTEXT, MODELS, ROWS, ascii_grammars, assert_same, graphs_core, guided, requests
-from hamburger.engine.core import EngineCore
-from hamburger.engine.grammar import regex_grammar
-from hamburger.engine.messages import SubmitRequest
-from hamburger.model.capture import EagerCapture, Work
-from hamburger.model.decode_graphs import FORMS, Compiling, Form
-from hamburger.model.decode_pieces import Pieces
+from hamburger.engine.core.core import EngineCore
+from hamburger.engine.text.grammar import regex_grammar
+from hamburger.engine.types.messages import SubmitRequest
+from hamburger.model.graphs.capture import EagerCapture, Work
+from hamburger.model.graphs.decode_graphs import FORMS, Compiling, Form
+from hamburger.model.graphs.pieces import Pieces
 from playing import play
 from small_models import core_of, params, random_model
 

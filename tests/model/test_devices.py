@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hamburger.model.devices import make_current
+from hamburger.model.device.devices import make_current
 
 
 def test_a_gpu_without_a_number_is_the_current_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ from typing import get_args
 import pytest
 import torch
 
-from hamburger.model.eight_bits import (
+from hamburger.model.gpu.int8 import (
     FLOAT8,
     LARGEST,
     EightBitLinear,

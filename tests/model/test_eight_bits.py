@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch import nn
 
-from hamburger.engine import load
-from hamburger.engine.config import EngineArgs
-from hamburger.engine.load import _eight_bits, _kernels
+from hamburger.engine.device import load
+from hamburger.engine.device.load import _eight_bits, _kernels
+from hamburger.engine.types.config import EngineArgs
 from hamburger.model.assemble import assemble
 from hamburger.model.config import ConfigError, ModelConfig
-from hamburger.model.eight_bits import FLOAT8, EightBitLinear, EightBits
 from hamburger.model.execution import Execution
+from hamburger.model.gpu.int8 import FLOAT8, EightBitLinear, EightBits
 from hamburger.model.hamburger import HamburgerModel
 from quantised import norm_error
 from small_models import CPU, core_of, graft_config, grafted, params, random_tensors, run_core, tokens_of, trunk_config

@@ -12,10 +12,10 @@ import fake_flashinfer
 from hamburger.model.assemble import assemble
 from hamburger.model.attention import reference_attention
 from hamburger.model.batch import ForwardBatch, empty_sampling
-from hamburger.model.chunk_attention import Chunk, chunks_of
 from hamburger.model.config import ModelConfig
 from hamburger.model.execution import Execution
 from hamburger.model.flashinfer_attention import FlashInferChunks, PageTable, page_table, workspace_bytes
+from hamburger.model.gpu.chunks import Chunk, chunks_of
 from poisoned_caches import NAN, check, poisoned_cache
 from same_groups import assert_same_groups
 from small_models import CPU, core_of, graft_config, params, random_tensors, run_core, trunk_config

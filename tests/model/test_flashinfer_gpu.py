@@ -11,8 +11,8 @@ import torch
 
 import fake_flashinfer
 from hamburger.model.attention import reference_attention
-from hamburger.model.chunk_attention import Chunk
 from hamburger.model.flashinfer_attention import FlashInferChunks
+from hamburger.model.gpu.chunks import Chunk
 from poisoned_caches import NAN, check, poisoned_cache
 from small_models import trunk_config
 

@@ -12,12 +12,12 @@ pytest.importorskip("triton", reason="the package triton is not installed")
 
 from graph_cores import CONTEXT, MODELS, assert_same, graphs_core, requests
 from hamburger.model.assemble import assemble
-from hamburger.model.backends import Backend
 from hamburger.model.batch import ForwardBatch, empty_sampling
-from hamburger.model.capture import EagerCapture
 from hamburger.model.config import DynamicRopeScaling, ModelConfig
 from hamburger.model.execution import Execution
-from hamburger.model.fused_modules import FusedMicroStepDecoder, FusedTrunk
+from hamburger.model.gpu.availability import Backend
+from hamburger.model.gpu.modules import FusedMicroStepDecoder, FusedTrunk
+from hamburger.model.graphs.capture import EagerCapture
 from hamburger.model.hamburger import HamburgerModel
 from hamburger.model.kv_cache import PagedKVCache
 from playing import play

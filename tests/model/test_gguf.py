@@ -15,13 +15,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from hamburger.model import gguf_weights
-from hamburger.model.checkpoint import load_checkpoint
+from hamburger.model.checkpoints import gguf_weights
+from hamburger.model.checkpoints.gguf_weights import load_gguf
+from hamburger.model.checkpoints.hf_config import read_trunk_config
+from hamburger.model.checkpoints.load import load_checkpoint
+from hamburger.model.checkpoints.sources import BUILTIN, CheckpointError, embedded_gguf, resolve_source
 from hamburger.model.config import Llama3RopeScaling, ModelConfig, TrunkConfig
-from hamburger.model.gguf_weights import load_gguf
-from hamburger.model.hf_config import read_trunk_config
 from hamburger.model.rotary import inverse_frequencies
-from hamburger.model.sources import BUILTIN, CheckpointError, embedded_gguf, resolve_source
 from small_models import random_tensors, trunk_config
 
 Kind = gguf.GGMLQuantizationType

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from hamburger.model.assemble import assemble
-from hamburger.model.checkpoint import load_checkpoint
+from hamburger.model.checkpoints.load import load_checkpoint
+from hamburger.model.checkpoints.sources import ModelSource
 from hamburger.model.execution import Execution
 from hamburger.model.hamburger import HamburgerModel
-from hamburger.model.sources import ModelSource
 from small_models import CPU, core_of, params, run_core, teacher_forced
 
 DATA = Path(__file__).parent.parent / "data" / "golden-tiny"

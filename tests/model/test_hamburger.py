@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import nn
 
-from hamburger.engine.messages import SubmitRequest
+from hamburger.engine.types.messages import SubmitRequest
 from hamburger.model.assemble import assemble
 from hamburger.model.config import ModelConfig
+from hamburger.model.cpu.onednn import PackedLinear, can_pack, compiled_rows
 from hamburger.model.embedder import CompositionalEmbedder
-from hamburger.model.linear import PackedLinear, can_pack, compiled_rows
 from small_models import (
     CPU,
     core_of,

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from transformers import AutoConfig
 
+from hamburger.model.checkpoints.hf_config import parse_trunk_config, read_trunk_config, trunk_config_json
+from hamburger.model.checkpoints.sources import CheckpointError
 from hamburger.model.config import Llama3RopeScaling
-from hamburger.model.hf_config import parse_trunk_config, read_trunk_config, trunk_config_json
-from hamburger.model.sources import CheckpointError
 from small_models import trunk_config
 from trunk_shapes import LLAMA3, SHAPES
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from hamburger.model.checkpoint import load_checkpoint
-from hamburger.model.sources import CheckpointError, ModelSource
+from hamburger.model.checkpoints.load import load_checkpoint
+from hamburger.model.checkpoints.sources import CheckpointError, ModelSource
 
 DATA = Path(__file__).parent.parent / "data" / "golden-tiny"
 

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from hamburger.model.batch import Adjustments, ForwardBatch, SamplingBatch, StepOutput
 from hamburger.model.config import ModelConfig
+from hamburger.model.emission.masked import draw
 from hamburger.model.execution import Execution
 from hamburger.model.hamburger import HamburgerModel
-from hamburger.model.masked import draw
 from hamburger.model.rotary import RotaryEmbedding
 from hamburger.model.sampler import sample, uniform
 from small_models import CPU, grafted, one_sequence, random_model, trunk_config

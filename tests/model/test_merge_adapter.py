@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from hamburger.model.adapter import LowRank, MergedSlots
 from hamburger.model.assemble import assemble
 from hamburger.model.config import ConfigError, ModelConfig, tensor_shapes
 from hamburger.model.layers import DecoderLayer
-from hamburger.model.merge_adapter import LowRank, MergedSlots
 from small_models import (
     CPU,
     core_of,

@@ -13,13 +13,13 @@ from torch import Tensor
 
 from hamburger.model.batch import ForwardBatch, empty_sampling
 from hamburger.model.config import ModelConfig
+from hamburger.model.cpu.embedding import NativeEmbedding, merger_fits
+from hamburger.model.cpu.graft import NativeEmitter
+from hamburger.model.cpu.head import PackedHead
+from hamburger.model.cpu.library import GROUP, InstructionSet, Kernels, PackedWeight, has_4_bits, load_kernels
 from hamburger.model.embedder import CompositionalEmbedder
 from hamburger.model.hamburger import HamburgerModel
 from hamburger.model.kv_cache import PagedKVCache
-from hamburger.model.native import GROUP, InstructionSet, Kernels, PackedWeight, has_4_bits, load_kernels
-from hamburger.model.native_embedder import NativeEmbedding, merger_fits
-from hamburger.model.native_graft import NativeEmitter
-from hamburger.model.native_head import PackedHead
 from native_models import SETS, WIDE, RoundedLinear, dequantized, half, models, rounded
 from small_models import (
     CPU,

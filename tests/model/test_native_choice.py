@@ -9,14 +9,14 @@ import pytest
 import torch
 from torch import nn
 
-from hamburger.engine.config import EngineArgs, Quantization
-from hamburger.engine.load import _kernels, find
+from hamburger.engine.device.load import _kernels, find
+from hamburger.engine.types.config import EngineArgs, Quantization
 from hamburger.model.assemble import assemble
-from hamburger.model.checkpoint import save_checkpoint
+from hamburger.model.checkpoints.load import save_checkpoint
 from hamburger.model.config import ConfigError, ModelConfig
+from hamburger.model.cpu.library import layers_fit, load_kernels
+from hamburger.model.cpu.modules import NativeLinear, NativeTrunk
 from hamburger.model.execution import Execution
-from hamburger.model.native import layers_fit, load_kernels
-from hamburger.model.native_modules import NativeLinear, NativeTrunk
 from small_models import CPU, random_tensors, trunk_config
 
 WIDE: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 32}
@@ -64,7 +64,7 @@ def test_who_gets_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
         _kernels(asked_for("int4"), unfit, torch.bfloat16, CPU)
     with pytest.raises(ConfigError, match=r"quantization is int8.*float16"):
         _kernels(asked_for("int8"), fits, torch.float16, CPU)
-    monkeypatch.setattr("hamburger.engine.load.load_kernels", lambda: None)
+    monkeypatch.setattr("hamburger.engine.device.load.load_kernels", lambda: None)
     assert _kernels(asked_for("auto"), fits, torch.bfloat16, CPU) is None
     with pytest.raises(ConfigError, match="without a compiler"):
         _kernels(asked_for("int4"), fits, torch.bfloat16, CPU)

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from hamburger.model.config import ModelConfig
-from hamburger.model.native import InstructionSet, PackedWeight, load_kernels
-from hamburger.model.native_graft import NativeEmitter
-from hamburger.model.native_head import PackedHead
+from hamburger.model.cpu.graft import NativeEmitter
+from hamburger.model.cpu.head import PackedHead
+from hamburger.model.cpu.library import InstructionSet, PackedWeight, load_kernels
 from hamburger.model.sampler import sample
 from small_models import trunk_config
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from hamburger.model.config import ModelConfig
-from hamburger.model.native import Kernels, load_kernels
+from hamburger.model.cpu.library import Kernels, load_kernels
 from native_models import WIDE, models
 from small_models import core_of, graft_config, grafted, params, run_core, trunk_config
 
@@ -98,7 +98,7 @@ def test_the_batch_changes_no_bit(asked: int | None) -> None:
 
 @pytest.mark.parametrize("asked", [None, 3])
 def test_the_number_of_threads_changes_no_bit(asked: int | None) -> None:
-    """So engine/threads.py may change it between two steps."""
+    """So engine/device/cpu_threads.py may change it between two steps."""
     _, native = models(grafted(trunk_config(**WIDE), merge_rank=32))
     prompts = prompts_of(5, asked)
     found, before = [], torch.get_num_threads()

@@ -15,17 +15,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from hamburger.engine.core import EngineCore
-from hamburger.engine.messages import GroupOutput, SubmitRequest
-from hamburger.engine.sampling_params import SamplingParams
-from hamburger.engine.wire import Encoder, Progress, RankMeet, RankPool
+from hamburger.engine.core.core import EngineCore
+from hamburger.engine.transport.wire import Encoder, Progress, RankMeet, RankPool
+from hamburger.engine.types.messages import GroupOutput, SubmitRequest
+from hamburger.engine.types.sampling_params import SamplingParams
 from hamburger.model.assemble import assemble
 from hamburger.model.batch import ForwardBatch
 from hamburger.model.config import ConfigError
 from hamburger.model.execution import Execution
-from hamburger.model.group import Group
-from hamburger.model.parallel import ParallelModel, shard_tensor
-from hamburger.model.shards import shard_trunk
+from hamburger.model.parallel.collectives import Group
+from hamburger.model.parallel.model import ParallelModel, shard_tensor
+from hamburger.model.parallel.shards import shard_trunk
 from small_models import CPU, core_of, params, trunk_config
 from split_models import BLOCK_SIZE, CASES, SIZE, Starving, model_of, tensors_of
 
@@ -38,7 +38,11 @@ class Pair:
     def __init__(self) -> None:
         self._encoder, self._group = Encoder(), Group(0, SIZE)
         self._mine, theirs = socket.socketpair()
-        command = [sys.executable, str(Path(__file__).parent.parent / "split_models.py"), str(theirs.fileno())]
+        command = [
+            sys.executable,
+            str(Path(__file__).parent.parent / "helpers" / "split_models.py"),
+            str(theirs.fileno()),
+        ]
         with theirs:
             self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()])
         with socket.create_server(("127.0.0.1", 0)) as listener:

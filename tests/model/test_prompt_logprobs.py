@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from hamburger.engine.core import EngineCore
-from hamburger.engine.messages import GroupOutput, SubmitRequest
-from hamburger.engine.sampling_params import SamplingParams
+from hamburger.engine.core.core import EngineCore
+from hamburger.engine.types.messages import GroupOutput, SubmitRequest
+from hamburger.engine.types.sampling_params import SamplingParams
 from hamburger.model.assemble import assemble
 from hamburger.model.config import GraftConfig, ModelConfig
 from hamburger.model.hamburger import SCORED_ROWS_AT_ONCE, HamburgerModel

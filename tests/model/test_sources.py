@@ -16,8 +16,8 @@ from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError
 from huggingface_hub.errors import HTTPError as TransportError  # type: ignore[attr-defined]
 from huggingface_hub.utils import filter_repo_objects  # type: ignore[attr-defined]
 
-from hamburger.model import sources
-from hamburger.model.sources import CheckpointError, ModelSource, resolve_source
+from hamburger.model.checkpoints import sources
+from hamburger.model.checkpoints.sources import CheckpointError, ModelSource, resolve_source
 
 
 def folder(path: Path, **config: Any) -> Path:
@@ -197,5 +197,5 @@ def test_a_base_that_has_no_use_is_refused(tmp_path: Path) -> None:
 
 
 def test_no_torch_is_imported() -> None:
-    code = "import sys; import hamburger.model.sources, hamburger.model.hf_config; sys.exit('torch' in sys.modules)"
+    code = "import sys; from hamburger.model.checkpoints import hf_config, sources; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

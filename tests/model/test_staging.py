@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from hamburger.model.staging import Staging
+from hamburger.model.device.staging import Staging
 from small_models import CPU
 
 

@@ -8,13 +8,11 @@ from functools import partial
 import pytest
 import torch
 
-from hamburger.engine.config import EngineArgs
-from hamburger.engine.memory import decode_graphs, step_bytes
+from hamburger.engine.device.memory import decode_graphs, step_bytes
+from hamburger.engine.types.config import EngineArgs
 from hamburger.model.batch import ForwardBatch
 from hamburger.model.config import ConfigError, ModelConfig
-from hamburger.model.hamburger import HamburgerModel
-from hamburger.model.kv_cache import slot_bytes
-from hamburger.model.step_memory import (
+from hamburger.model.graphs.step_memory import (
     Largest,
     graph_bytes,
     largest_decode,
@@ -22,6 +20,8 @@ from hamburger.model.step_memory import (
     peak_bytes,
     small_cache,
 )
+from hamburger.model.hamburger import HamburgerModel
+from hamburger.model.kv_cache import slot_bytes
 from small_models import graft_config, random_model, trunk_config
 from trunk_shapes import SHAPES as TRUNKS
 

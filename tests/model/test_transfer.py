@@ -2,7 +2,7 @@
 
 import torch
 
-from hamburger.model.transfer import Download, pack, unpack, upload
+from hamburger.model.device.transfer import Download, pack, unpack, upload
 
 
 def test_what_is_uploaded_arrives() -> None:

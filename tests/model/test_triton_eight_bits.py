@@ -16,10 +16,12 @@ from torch import Tensor
 
 pytest.importorskip("triton", reason="the package triton is not installed")
 
-from hamburger.model import eight_bits, triton_eight_bits
 from hamburger.model.assemble import assemble
 from hamburger.model.config import ModelConfig
-from hamburger.model.eight_bits import (
+from hamburger.model.execution import Execution
+from hamburger.model.gpu import int8 as eight_bits
+from hamburger.model.gpu import int8_product as triton_eight_bits
+from hamburger.model.gpu.int8 import (
     FLOAT8,
     FLOAT8_CAPABILITY,
     EightBitLinear,
@@ -29,9 +31,7 @@ from hamburger.model.eight_bits import (
     product_for,
     to_codes,
 )
-from hamburger.model.execution import Execution
-from hamburger.model.hamburger import HamburgerModel
-from hamburger.model.triton_eight_bits import (
+from hamburger.model.gpu.int8_product import (
     FORMS,
     MOST_ROWS,
     ROWS_OF_ALL,
@@ -44,6 +44,7 @@ from hamburger.model.triton_eight_bits import (
     steps_of_part,
     written_out,
 )
+from hamburger.model.hamburger import HamburgerModel
 from kernel_checks import any_shapes
 from quantised import norm_error, numbers
 from same_groups import assert_same_groups

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 pytest.importorskip("triton", reason="the package triton is not installed")
 
 from hamburger.model.attention import reference_attention
-from hamburger.model.triton_attention import MAX_SPLITS, attend_singles, chunk_tiles, num_splits
+from hamburger.model.gpu.attention import MAX_SPLITS, attend_singles, chunk_tiles, num_splits
 from kernel_checks import (
     Heads,
     any_shapes,
@@ -151,7 +151,7 @@ def test_micro_attention_of_any_shape(
 )
 def test_they_compile_to_machine_code(capability: str, dtype: str, names: str, tmp_path: Path) -> None:
     """Within the GPU's shared memory, in a process where nothing is interpreted: Triton's compiler needs no GPU."""
-    program = Path(__file__).parents[1] / "compile_kernels.py"
+    program = Path(__file__).parents[1] / "helpers" / "compile_kernels.py"
     environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path)}
     environment.pop("TRITON_INTERPRET", None)
     command = [sys.executable, str(program), capability, dtype, names]

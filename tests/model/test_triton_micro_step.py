@@ -16,7 +16,7 @@ pytest.importorskip("triton", reason="the package triton is not installed")
 from hamburger.model.assemble import assemble
 from hamburger.model.config import ModelConfig
 from hamburger.model.execution import Execution
-from hamburger.model.fused_modules import FusedMicroStepDecoder
+from hamburger.model.gpu.modules import FusedMicroStepDecoder
 from hamburger.model.hamburger import HamburgerModel
 from hamburger.model.triton_micro_step import MOST_ROWS
 from kernel_checks import any_shapes

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from hamburger.model.sources import EMBEDDED_NAME
-from hamburger.server.also import NOT_INHERITED, OWN_SETTINGS, AlsoModel, parse_also
+from hamburger.model.checkpoints.sources import EMBEDDED_NAME
+from hamburger.server.additional_models import NOT_INHERITED, OWN_SETTINGS, AlsoModel, parse_also
 from hamburger.server.cli import main
 from hamburger.server.config import ServeSettings, SettingsError, load_settings
 from hamburger.server.launch import engine_arguments, find_models

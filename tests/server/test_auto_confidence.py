@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from fakes import fake_engine
-from hamburger.engine.batch import BatchResult, ScheduledBatch
 from hamburger.engine.client import GenerationRequest
-from hamburger.engine.dial import AutoConfidence
-from hamburger.engine.sampling_params import SamplingParams
-from hamburger.engine.sequence import Sequence
+from hamburger.engine.core.batch import BatchResult, ScheduledBatch
+from hamburger.engine.core.sequence import Sequence
+from hamburger.engine.dial.confidence_dial import AutoConfidence
+from hamburger.engine.types.sampling_params import SamplingParams
 from hamburger.model.config import ConfigError
 from serving import CHAT, MODEL, ByChoice, Served, serving
 

@@ -4,8 +4,8 @@ import pytest
 
 from fakes import BOS, EOS, ByteTokenizer, scripted_logprobs
 from hamburger.engine.client import RequestUpdate
-from hamburger.engine.messages import TokenLogprobs
-from hamburger.server.logprobs import CompletionLogprobs
+from hamburger.engine.types.messages import TokenLogprobs
+from hamburger.server.api.logprobs import CompletionLogprobs
 from serving import COMPLETIONS, ByChoice, serving, split
 
 DONE = [[EOS]]

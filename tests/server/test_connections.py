@@ -17,7 +17,7 @@ from fastapi import FastAPI
 from starlette.types import Receive, Scope, Send
 from uvicorn.server import ServerState
 
-from hamburger.server.connections import allow_open_files, bounded_protocol
+from hamburger.server.operation.connections import allow_open_files, bounded_protocol
 from serving import COMPLETIONS, ByChoice, Served, on_port, serving, until
 
 POST = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n"

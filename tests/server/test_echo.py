@@ -10,9 +10,9 @@ import pytest
 
 from fakes import BOS, EOS, VOCAB_SIZE, ByteTokenizer, scripted_logprobs
 from hamburger.engine.client import RequestUpdate
-from hamburger.engine.messages import TokenLogprobs
-from hamburger.server.echo import Echo
-from hamburger.server.logprobs import CompletionLogprobs
+from hamburger.engine.types.messages import TokenLogprobs
+from hamburger.server.api.echo import Echo
+from hamburger.server.api.logprobs import CompletionLogprobs
 from serving import CHAT, COMPLETIONS, HELLO, ByChoice, serving
 
 NAMES = ("tokens", "token_logprobs", "top_logprobs", "text_offset")

@@ -11,12 +11,12 @@ import pytest
 from starlette.types import Message
 
 from fakes import EOS
-from hamburger.engine.errors import QueueFull
-from hamburger.server import forwarding
+from hamburger.engine.types.errors import QueueFull
 from hamburger.server.config import ServeSettings
-from hamburger.server.forwarding import ReplicaLost, create_front, merge_pages, replica_settings
-from hamburger.server.replica import Answer, Call, Replica
-from hamburger.server.scale import ScaleOptions
+from hamburger.server.replicas import forwarding
+from hamburger.server.replicas.forwarding import ReplicaLost, create_front, merge_pages, replica_settings
+from hamburger.server.replicas.replica import Answer, Call, Replica
+from hamburger.server.replicas.scale import ScaleOptions
 from serving import CHAT, COMPLETIONS, HELLO, ByChoice, Served, error_of, events, on_port, serving, split, until
 
 Fault = Callable[[int], BaseException | None]

@@ -12,16 +12,16 @@ import pytest
 from async_engine import collect
 from engine_builders import BUILDER
 from hamburger.engine.client import GenerationRequest
-from hamburger.engine.config import EngineArgs
-from hamburger.engine.errors import EngineDead
 from hamburger.engine.logs import LogFormat
-from hamburger.engine.process import ProcessHost, Worker
-from hamburger.engine.sampling_params import SamplingParams
-from hamburger.engine.tokenizer import Tokenizer
-from hamburger.model.sources import BUILTIN
-from hamburger.server import supervisor as module
+from hamburger.engine.process_host import ProcessHost, Worker
+from hamburger.engine.text.tokenizer import Tokenizer
+from hamburger.engine.types.config import EngineArgs
+from hamburger.engine.types.errors import EngineDead
+from hamburger.engine.types.sampling_params import SamplingParams
+from hamburger.model.checkpoints.sources import BUILTIN
 from hamburger.server.config import ServeSettings, SettingsError
 from hamburger.server.launch import FoundModel, running
+from hamburger.server.operation import supervisor as module
 from processes import gone, is_alive, let_workers_find_builders
 from serving import until
 

@@ -33,7 +33,7 @@ async def test_an_error_that_nobody_foresaw_has_all_headers_too(monkeypatch: pyt
     logged: list[str] = []
     async with serving(settings={"cors_origin": ["https://a.example"]}) as server:
         monkeypatch.setattr(server.metrics, "render", lambda: 1 / 0)
-        monkeypatch.setattr("hamburger.server.errors.logger.exception", logged.append)
+        monkeypatch.setattr("hamburger.server.api.errors.logger.exception", logged.append)
         response = await server.client.get("/metrics", headers={"X-Request-Id": "mine", "Origin": "https://a.example"})
     assert response.status_code == 500
     assert response.headers["access-control-allow-origin"] == "https://a.example"

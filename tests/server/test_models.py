@@ -17,7 +17,7 @@ from gates import StepGate
 from hamburger.engine.client import AsyncEngine
 from hamburger.server.app import create_app_of, model_context
 from hamburger.server.config import ServeSettings
-from hamburger.server.metrics import ServerMetrics
+from hamburger.server.operation.metrics import ServerMetrics
 from serving import CHAT, COMPLETIONS, HELLO, ByChoice, error_of, events, split, until
 
 

@@ -11,7 +11,7 @@ from starlette.types import Message
 
 from fakes import EOS
 from gates import StepGate
-from hamburger.server.replica import Call, Replica
+from hamburger.server.replicas.replica import Call, Replica
 from serving import COMPLETIONS, ByChoice, events, serving, split, until
 
 

@@ -15,7 +15,7 @@ import pytest
 from fakes import EOS
 from gates import StepGate
 from hamburger.engine.logs import JsonFormatter, TextFormatter
-from hamburger.server.request_log import FIELDS
+from hamburger.server.operation.request_log import FIELDS
 from serving import CHAT, COMPLETIONS, HELLO, MODEL, ByChoice, on_port, serving, split, until
 
 Lines = Callable[[], list[dict[str, Any]]]

@@ -9,8 +9,8 @@ import pytest
 import yaml
 
 from hamburger.server.config import SettingsError
-from hamburger.server.ray_app import build
-from hamburger.server.scale import read_arguments, seats
+from hamburger.server.replicas.ray_app import build
+from hamburger.server.replicas.scale import read_arguments, seats
 
 CONFIG = Path(__file__).parents[2] / "deploy/ray-serve.yaml"
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from hamburger.engine.dial import AutoConfidence
+from hamburger.engine.dial.confidence_dial import AutoConfidence
 from hamburger.server.cli import build_parser, main
 from hamburger.server.config import ServeSettings, SettingsError, load_settings, parse_bytes
 

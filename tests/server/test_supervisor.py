@@ -15,13 +15,13 @@ from async_engine import collect
 from engine_builders import BUILDER
 from fakes import ByteTokenizer, fake_engine
 from hamburger.engine.client import AsyncEngine, GenerationRequest
-from hamburger.engine.config import EngineArgs
-from hamburger.engine.errors import EngineDead
 from hamburger.engine.logs import LogFormat
-from hamburger.engine.process import ProcessHost, Worker
-from hamburger.engine.sampling_params import SamplingParams
-from hamburger.server import supervisor as module
-from hamburger.server.supervisor import Supervisor
+from hamburger.engine.process_host import ProcessHost, Worker
+from hamburger.engine.types.config import EngineArgs
+from hamburger.engine.types.errors import EngineDead
+from hamburger.engine.types.sampling_params import SamplingParams
+from hamburger.server.operation import supervisor as module
+from hamburger.server.operation.supervisor import Supervisor
 from processes import let_workers_find_builders
 from serving import until
 

@@ -10,7 +10,7 @@ import pytest
 
 from hamburger.engine.logs import JsonFormatter
 from hamburger.server.config import ServeSettings
-from hamburger.server.told import secrets_of, shown_settings, tell_settings, teller
+from hamburger.server.operation.console import secrets_of, shown_settings, tell_settings, teller
 
 SETTINGS = ServeSettings(api_key=["sk-first", "sk-second"], port=8123, api_key_file=Path("keys"), cors_origin=["*"])
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from hamburger.engine.tokenizer import Tokenizer
-from hamburger.model.sources import BUILTIN
-from hamburger.training.answers import WrittenAnswer, read_answers
-from hamburger.training.conversation import prompt_ids
+from hamburger.engine.text.tokenizer import Tokenizer
+from hamburger.model.checkpoints.sources import BUILTIN
+from hamburger.training.corpus.answers import WrittenAnswer, read_answers
+from hamburger.training.corpus.conversation import prompt_ids
 from hamburger.training.errors import TrainingError
 
 END = 2

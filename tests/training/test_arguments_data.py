@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from hamburger.training.arguments_data import add_distill_arguments, add_inspect_arguments, add_segment_arguments
 from hamburger.training.base_model import base_arguments, base_name
-from hamburger.training.dataset import DatasetMeta
-from hamburger.training.distill import DistillSettings
+from hamburger.training.cli.data import add_distill_arguments, add_inspect_arguments, add_segment_arguments
+from hamburger.training.corpus.dataset import DatasetMeta
+from hamburger.training.prepare.distill import DistillSettings
 
 
 def parse(add: Callable[[argparse.ArgumentParser], None], *argv: str) -> argparse.Namespace:
@@ -68,7 +68,7 @@ def test_the_base_is_the_untouched_embedded_model_unless_named() -> None:
 
 
 def test_the_options_need_no_torch() -> None:
-    code = "import sys, hamburger.training.arguments_data; sys.exit('torch' in sys.modules)"
+    code = "import sys, hamburger.training.cli.data; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

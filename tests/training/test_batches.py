@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from examples import MadeExample, example, random_example
-from hamburger.training.batches import NO_TARGET, collate, collate_states
+from hamburger.training.batches.batches import NO_TARGET, collate, collate_states
 from hamburger.training.errors import TrainingError
 
 NO = NO_TARGET

@@ -13,7 +13,9 @@ from torch import Tensor
 
 from hamburger.model.config import ModelConfig
 from hamburger.model.hamburger import HamburgerModel
-from hamburger.training.calibrate import (
+from hamburger.training.corpus.dataset import Example
+from hamburger.training.errors import TrainingError
+from hamburger.training.export.calibrate import (
     FEWEST_DECISIONS,
     Calibration,
     Decisions,
@@ -26,8 +28,6 @@ from hamburger.training.calibrate import (
     reliability,
     report,
 )
-from hamburger.training.dataset import Example
-from hamburger.training.errors import TrainingError
 from small_models import core_of, graft_config, params, random_model, run_core, trunk_config
 
 

@@ -7,17 +7,17 @@ import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hamburger.engine.tokenizer import Tokenizer
-from hamburger.model.sources import BUILTIN
-from hamburger.training.conversation import (
+from hamburger.engine.text.tokenizer import Tokenizer
+from hamburger.model.checkpoints.sources import BUILTIN
+from hamburger.training.corpus.conversation import (
     TokenizedConversation,
     answer_ids,
     end_token_id,
     prompt_ids,
     tokenize_conversation,
 )
+from hamburger.training.corpus.prompts import Message
 from hamburger.training.errors import TrainingError
-from hamburger.training.prompts import Message
 
 END = 2  # <|im_end|>
 CHATML = (

@@ -11,14 +11,15 @@ from pathlib import Path
 import pytest
 from safetensors.torch import save_file
 
-from hamburger.engine.tokenizer import Tokenizer
+from hamburger.engine.text.tokenizer import Tokenizer
+from hamburger.model.checkpoints.hf_config import trunk_config_json
+from hamburger.model.checkpoints.sources import BUILTIN
 from hamburger.model.config import ModelConfig
-from hamburger.model.hf_config import trunk_config_json
-from hamburger.model.sources import BUILTIN
-from hamburger.training import distill, inspect_data, segment
-from hamburger.training.arguments_data import add_distill_arguments, add_inspect_arguments, add_segment_arguments
-from hamburger.training.dataset import SegmentedDataset
+from hamburger.training.cli.data import add_distill_arguments, add_inspect_arguments, add_segment_arguments
+from hamburger.training.corpus.dataset import SegmentedDataset
 from hamburger.training.errors import TrainingError
+from hamburger.training.prepare import distill, segment
+from hamburger.training.prepare import inspect as inspect_data
 from small_models import random_tensors, trunk_config
 
 

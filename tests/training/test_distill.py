@@ -14,10 +14,10 @@ from rich.console import Console
 
 from fakes import EOS, ByteTokenizer, ScriptedRunner, fake_config, fake_core, fake_info
 from hamburger.engine.llm import LLM
-from hamburger.training.distill import DistillSettings, Tally, answer_seed, distill
+from hamburger.training.corpus.prompts import Prompt, is_held_out
+from hamburger.training.corpus.repetition import loops
 from hamburger.training.errors import TrainingError
-from hamburger.training.loops import loops
-from hamburger.training.prompts import Prompt, is_held_out
+from hamburger.training.prepare.distill import DistillSettings, Tally, answer_seed, distill
 
 ALL = DistillSettings(held_out=0.0, max_tokens=30)
 

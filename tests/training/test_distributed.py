@@ -13,11 +13,11 @@ from rich.console import Console
 from safetensors.torch import load_file
 
 from hamburger.training.errors import TrainingError
-from hamburger.training.train import Job
+from hamburger.training.run.train import Job
 from training_runs import losses, random_source, validations, write_base
 from training_worker import distributed_recipe
 
-TESTS = Path(__file__).parent.parent
+TESTS = Path(__file__).parent.parent / "helpers"
 
 
 def launch(*arguments: str) -> None:

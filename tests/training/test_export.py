@@ -14,12 +14,12 @@ import torch
 
 from exported_runs import CONFIG, TRUNK_NAMES, assert_equal, model_of, options, tensors_of, write_step
 from hamburger.engine import LLM, SamplingParams
-from hamburger.model.checkpoint import load_checkpoint, save_checkpoint
+from hamburger.model.checkpoints.load import load_checkpoint, save_checkpoint
+from hamburger.model.checkpoints.sources import CheckpointError, resolve_source
 from hamburger.model.config import ConfigError, ModelConfig
-from hamburger.model.sources import CheckpointError, resolve_source
-from hamburger.training.arguments_export import add_export_arguments
+from hamburger.training.cli.export import add_export_arguments
 from hamburger.training.errors import TrainingError
-from hamburger.training.export import ExportOptions, export, latest_checkpoint, run
+from hamburger.training.export.export import ExportOptions, export, latest_checkpoint, run
 from small_models import core_of, grafted, params, random_tensors, run_core
 from training_runs import words_tokenizer
 

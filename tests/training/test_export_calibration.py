@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from exported_runs import CONFIG, assert_equal, model_of, options, tensors_of, write_step
-from hamburger.model.checkpoint import load_checkpoint
-from hamburger.model.sources import resolve_source
-from hamburger.training.calibrate import collect
-from hamburger.training.dataset import DatasetWriter, Example, SegmentedDataset
+from hamburger.model.checkpoints.load import load_checkpoint
+from hamburger.model.checkpoints.sources import resolve_source
+from hamburger.training.corpus.dataset import DatasetWriter, Example, SegmentedDataset
 from hamburger.training.errors import TrainingError
-from hamburger.training.export import export, held_back
+from hamburger.training.export.calibrate import collect
+from hamburger.training.export.export import export, held_back
 from hamburger.training.recipe import Recipe
-from hamburger.training.train import _split
+from hamburger.training.run.train import _split
 from small_models import core_of, params, run_core, tokens_of
 from training_runs import dataset_meta
 

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from examples import example, random_example
 from hamburger.model.config import ModelConfig
-from hamburger.training.batches import TrainBatch, collate
-from hamburger.training.fidelity import UNSEEN, merge_fidelity
-from hamburger.training.network import trunk_states
-from hamburger.training.objective import Objective, TrainingNetwork
+from hamburger.training.batches.batches import TrainBatch, collate
+from hamburger.training.forward.network import trunk_states
+from hamburger.training.loss.fidelity import UNSEEN, merge_fidelity
+from hamburger.training.loss.objective import Objective, TrainingNetwork
 from small_models import graft_config, random_model, trunk_config
 
 

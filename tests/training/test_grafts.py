@@ -8,7 +8,7 @@ import torch
 from hamburger.model.assemble import assemble
 from hamburger.model.config import ModelConfig, tensor_shapes
 from hamburger.training.errors import TrainingError
-from hamburger.training.grafts import likeliest_ids, new_graft
+from hamburger.training.forward.grafts import likeliest_ids, new_graft
 from small_models import CPU, graft_config, random_tensors, trunk_config
 
 FUSED = {"features": "fused", "micro_norm": True, "short_list_size": 5}

@@ -8,11 +8,11 @@ import sys
 
 import pytest
 
-from hamburger.training.heap import keep_freed_memory
+from hamburger.training.run.allocator import keep_freed_memory
 
 CODE = """
 import resource, sys, torch
-from hamburger.training.heap import keep_freed_memory
+from hamburger.training.run.allocator import keep_freed_memory
 if sys.argv[1] == "keep":
     assert keep_freed_memory()
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from fakes import EOS, ByteTokenizer
-from hamburger.training.dataset import Example
+from hamburger.training.corpus.dataset import Example
 from hamburger.training.errors import TrainingError
-from hamburger.training.inspect_data import html_page, shown_groups, summary, terminal_text, visible, write_page
+from hamburger.training.prepare.inspect import html_page, shown_groups, summary, terminal_text, visible, write_page
 
 
 def example(prompt: str, groups: list[str]) -> Example:

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hamburger.training.corpus.jsonl import GrowingFile, Row, ids_of, read_rows, text_of
 from hamburger.training.errors import TrainingError
-from hamburger.training.jsonl import GrowingFile, Row, ids_of, read_rows, text_of
 
 
 def test_rows_of_plain_and_gzipped_files(tmp_path: Path) -> None:

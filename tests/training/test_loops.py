@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hamburger.training.loops import first_repeated_ngram, loops
+from hamburger.training.corpus.repetition import first_repeated_ngram, loops
 
 _IDS = st.lists(st.integers(0, 3), max_size=60)
 

@@ -8,10 +8,10 @@ import torch.nn.functional as F
 
 from examples import MadeExample, example, random_example
 from hamburger.model.hamburger import HamburgerModel
-from hamburger.training.batches import TrainBatch, collate, collate_with_base
-from hamburger.training.merged_states import after_merges, base_states, merged_states
-from hamburger.training.network import is_of_merges, trunk_states
-from hamburger.training.objective import Objective, TrainingNetwork
+from hamburger.training.batches.batches import TrainBatch, collate, collate_with_base
+from hamburger.training.forward.composed_states import after_merges, base_states, merged_states
+from hamburger.training.forward.network import is_of_merges, trunk_states
+from hamburger.training.loss.objective import Objective, TrainingNetwork
 from small_models import grafted, random_model, trunk_config
 from trunk_shapes import SHAPES
 

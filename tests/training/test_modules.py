@@ -11,14 +11,21 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from hamburger.model.assemble import assemble
-from hamburger.model.checkpoint import load_checkpoint
+from hamburger.model.checkpoints.load import load_checkpoint
+from hamburger.model.checkpoints.sources import resolve_source
 from hamburger.model.config import tensor_shapes
 from hamburger.model.execution import Execution
-from hamburger.model.sources import resolve_source
 from hamburger.training.errors import TrainingError
-from hamburger.training.grafts import likeliest_ids
-from hamburger.training.modules import Trainable, build, canonical_tensors, read_base, read_hamburger, with_graft
-from hamburger.training.network import Slots, micro_states, trunk_states
+from hamburger.training.forward.grafts import likeliest_ids
+from hamburger.training.forward.network import Slots, micro_states, trunk_states
+from hamburger.training.forward.trainable import (
+    Trainable,
+    build,
+    canonical_tensors,
+    read_base,
+    read_hamburger,
+    with_graft,
+)
 from hamburger.training.recipe import Recipe
 from small_models import CPU, random_tensors, teacher_forced
 from training_runs import FUSED, GRAFT, recipe, write_base

@@ -13,13 +13,13 @@ import torch.nn.functional as F
 
 from examples import MadeExample, example, random_example
 from hamburger.model.assemble import assemble
-from hamburger.model.checkpoint import load_checkpoint
+from hamburger.model.checkpoints.load import load_checkpoint
+from hamburger.model.checkpoints.sources import ModelSource
 from hamburger.model.config import ModelConfig
 from hamburger.model.execution import Execution
-from hamburger.model.sources import ModelSource
-from hamburger.training.batches import TrainBatch, collate, collate_states
-from hamburger.training.network import trunk_states
-from hamburger.training.objective import Objective, Outcome, TrainingNetwork
+from hamburger.training.batches.batches import TrainBatch, collate, collate_states
+from hamburger.training.forward.network import trunk_states
+from hamburger.training.loss.objective import Objective, Outcome, TrainingNetwork
 from small_models import CPU, graft_config, random_model, teacher_forced, trunk_config
 
 DATA = Path(__file__).parent.parent / "data" / "golden-tiny"

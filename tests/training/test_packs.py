@@ -9,8 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hamburger.training.batches.packs import Examples, Pack, Packer, PackStream
 from hamburger.training.errors import TrainingError
-from hamburger.training.packs import Examples, Pack, Packer, PackStream
 from hamburger.training.recipe import Grouping
 from small_models import trunk_config
 from training_runs import MadeRecord, MadeSource, random_source, recipe

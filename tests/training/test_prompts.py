@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hamburger.training.corpus.prompts import Prompt, is_held_out, is_kept_back, read_prompts
 from hamburger.training.errors import TrainingError
-from hamburger.training.prompts import Prompt, is_held_out, is_kept_back, read_prompts
 
 
 def write(path: Path, *rows: dict[str, Any]) -> Path:

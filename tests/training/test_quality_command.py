@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-import hamburger.training.quality as quality
-from hamburger.model.checkpoint import save_checkpoint
+import hamburger.training.quality.evaluate as quality
+from hamburger.model.checkpoints.load import save_checkpoint
+from hamburger.model.checkpoints.sources import BUILTIN, CheckpointError
 from hamburger.model.config import ConfigError, ModelConfig, tensor_shapes
-from hamburger.model.sources import BUILTIN, CheckpointError
-from hamburger.training.arguments_quality import CONFIDENCES, add_eval_quality_arguments
+from hamburger.training.cli.quality import CONFIDENCES, add_eval_quality_arguments
 from hamburger.training.errors import TrainingError
-from hamburger.training.quality_answers import Engine, ModelName, load_engine
-from hamburger.training.quality_prompts import Prompt
+from hamburger.training.quality.answers import Engine, ModelName, load_engine
+from hamburger.training.quality.prompts import Prompt
 from small_models import graft_config, random_tensors, trunk_config
 
 KINDS = ("maths", "code")

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from hamburger.training.corpus.prompts import Message, is_held_out
 from hamburger.training.errors import TrainingError
-from hamburger.training.prompts import Message, is_held_out
-from hamburger.training.quality_prompts import DEFAULT_KINDS, Prompt, choose_prompts, read_kinds
+from hamburger.training.quality.prompts import DEFAULT_KINDS, Prompt, choose_prompts, read_kinds
 
 
 def encode(messages: Sequence[Message]) -> list[int]:

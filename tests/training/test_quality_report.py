@@ -11,13 +11,13 @@ import pytest
 
 from fakes import EOS, ByteTokenizer, ScriptedRunner, fake_config, fake_core, fake_info
 from hamburger.engine.llm import LLM
-from hamburger.training.quality_answers import Engine
-from hamburger.training.quality_plots import plot_curve, plot_reliability
-from hamburger.training.quality_points import Bin, Point, make_point, reliability
-from hamburger.training.quality_report import Evaluation, verdict_lines, write_json, write_markdown
-from hamburger.training.quality_scores import Accepted, AnswerScore
-from hamburger.training.quality_speed import Timed, micro_step_cost, time_decoding
-from hamburger.training.quality_verdict import Verdict, keeps_quality, suggested_confidence, verdicts
+from hamburger.training.quality.answers import Engine
+from hamburger.training.quality.plots import plot_curve, plot_reliability
+from hamburger.training.quality.points import Bin, Point, make_point, reliability
+from hamburger.training.quality.report import Evaluation, verdict_lines, write_json, write_markdown
+from hamburger.training.quality.scores import Accepted, AnswerScore
+from hamburger.training.quality.speed import Timed, micro_step_cost, time_decoding
+from hamburger.training.quality.verdict import Verdict, keeps_quality, suggested_confidence, verdicts
 
 DIAL = [Accepted(1, 0.85, 0.82), Accepted(2, 0.95, 0.92)] * 15
 

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hamburger.training.jsonl import GrowingFile
-from hamburger.training.quality_answers import Answer
-from hamburger.training.quality_prompts import Prompt
-from hamburger.training.quality_scores import Accepted, Score, base_logprobs, kept_tokens, ratios, score_answer
+from hamburger.training.corpus.jsonl import GrowingFile
+from hamburger.training.quality.answers import Answer
+from hamburger.training.quality.prompts import Prompt
+from hamburger.training.quality.scores import Accepted, Score, base_logprobs, kept_tokens, ratios, score_answer
 
 PROMPT = Prompt("p", "maths", [1, 2, 3])
 

@@ -103,7 +103,7 @@ def test_files_that_hold_no_recipe(tmp_path: Path, text: str, message: str | Non
 
 
 def test_recipes_and_arguments_are_read_without_torch() -> None:
-    code = "import sys, hamburger.training.recipe, hamburger.training.arguments_train; sys.exit('torch' in sys.modules)"
+    code = "import sys, hamburger.training.recipe, hamburger.training.cli.train; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

@@ -12,14 +12,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hamburger.model.checkpoint import save_checkpoint
+from hamburger.model.checkpoints.load import save_checkpoint
 from hamburger.model.config import ModelConfig
 from hamburger.model.hamburger import HamburgerModel
-from hamburger.training import regroup
-from hamburger.training.arguments_data import add_regroup_arguments
-from hamburger.training.dataset import DatasetWriter, Example, SegmentedDataset
+from hamburger.training.cli.data import add_regroup_arguments
+from hamburger.training.corpus.dataset import DatasetWriter, Example, SegmentedDataset
 from hamburger.training.errors import TrainingError
-from hamburger.training.regroup import own_groups, regrouped
+from hamburger.training.prepare import regroup
+from hamburger.training.prepare.regroup import own_groups, regrouped
 from small_models import (
     core_of,
     graft_config,

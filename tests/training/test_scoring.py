@@ -7,8 +7,8 @@ import torch
 
 from hamburger.model.config import ModelConfig
 from hamburger.training.errors import TrainingError
-from hamburger.training.network import Slots, trunk_states
-from hamburger.training.scoring import Scorer
+from hamburger.training.forward.network import Slots, trunk_states
+from hamburger.training.forward.scoring import Scorer
 from peer import hugging_face
 from small_models import graft_config, random_model, random_tensors, trunk_config
 
@@ -50,8 +50,8 @@ def test_states_are_those_that_give_each_token(monkeypatch: pytest.MonkeyPatch) 
 def test_packs_of_any_size_give_the_same_scores(monkeypatch: pytest.MonkeyPatch) -> None:
     scorer = Scorer(random_model(ModelConfig(trunk=trunk_config())), 512)
     whole = scorer.score(TEXTS, STARTS)
-    monkeypatch.setattr("hamburger.training.scoring._SLOTS_A_PASS", 5)
-    monkeypatch.setattr("hamburger.training.scoring._ROWS_A_HEAD", 2)
+    monkeypatch.setattr("hamburger.training.forward.scoring._SLOTS_A_PASS", 5)
+    monkeypatch.setattr("hamburger.training.forward.scoring._ROWS_A_HEAD", 2)
     for a, b in zip(scorer.score(TEXTS, STARTS), whole, strict=True):
         torch.testing.assert_close(a.logprobs, b.logprobs)
 

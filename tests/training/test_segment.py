@@ -15,14 +15,14 @@ from safetensors.torch import load_file
 
 from fakes import EOS, ByteTokenizer
 from hamburger.model.config import ModelConfig
-from hamburger.training.answers import WrittenAnswer
-from hamburger.training.dataset import DatasetMeta, SegmentedDataset
+from hamburger.training.corpus.answers import WrittenAnswer
+from hamburger.training.corpus.dataset import DatasetMeta, SegmentedDataset
+from hamburger.training.corpus.prompts import is_held_out
+from hamburger.training.corpus.segmentation import segment
 from hamburger.training.errors import TrainingError
-from hamburger.training.group_report import allowed, group_report
-from hamburger.training.prompts import is_held_out
-from hamburger.training.scoring import Scorer, TokenScores
-from hamburger.training.segment import Tally, group_sizes, segment_answers, state_layers
-from hamburger.training.segmentation import segment
+from hamburger.training.forward.scoring import Scorer, TokenScores
+from hamburger.training.prepare.group_report import allowed, group_report
+from hamburger.training.prepare.segment import Tally, group_sizes, segment_answers, state_layers
 from small_models import random_model, trunk_config
 from training_runs import dataset_meta
 

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hamburger.training.corpus.segmentation import STRATEGIES, Strategy, peak_entropy, segment
 from hamburger.training.errors import TrainingError
-from hamburger.training.segmentation import STRATEGIES, Strategy, peak_entropy, segment
 
 GOLDEN: list[dict[str, Any]] = json.loads(
     (Path(__file__).parents[1] / "data" / "golden-tiny" / "golden.json").read_text()

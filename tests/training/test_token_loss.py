@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hamburger.training import token_loss
-from hamburger.training.token_loss import Wanted, plain_token_losses, token_losses, wanted
+from hamburger.training.loss import token_loss
+from hamburger.training.loss.token_loss import Wanted, plain_token_losses, token_losses, wanted
 
 ROWS, WIDTH, IDS, K = 23, 16, 40, 6
 

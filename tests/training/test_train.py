@@ -11,14 +11,14 @@ import pytest
 import yaml
 from rich.console import Console
 
-from hamburger.training.arguments_train import add_train_arguments
-from hamburger.training.dataset import DatasetWriter
-from hamburger.training.dataset import Example as Record
+from hamburger.training.cli.train import add_train_arguments
+from hamburger.training.corpus.dataset import DatasetWriter
+from hamburger.training.corpus.dataset import Example as Record
 from hamburger.training.errors import TrainingError
-from hamburger.training.journal import Journal
 from hamburger.training.recipe import parse_recipe
-from hamburger.training.runs import RunFolder, read_state
-from hamburger.training.train import run
+from hamburger.training.run.folder import RunFolder, read_state
+from hamburger.training.run.journal import Journal
+from hamburger.training.run.train import run
 from training_runs import FUSED, dataset_meta, losses, random_source, recipe, validations, write_base
 
 META = dataset_meta(top_k=4, max_length=512, loops="keep")
@@ -71,7 +71,7 @@ def test_a_run_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 def test_a_stopped_run_is_no_success_to_a_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data, made = write_data(tmp_path / "data", 4), write_recipe(tmp_path / "r.yaml", write_base(tmp_path / "base"))
-    monkeypatch.setattr("hamburger.training.train.Job.run", lambda job, console, stop: False)
+    monkeypatch.setattr("hamburger.training.run.train.Job.run", lambda job, console, stop: False)
     assert command(made, "--data", data, "--out", tmp_path / "run") == 130
 
 

@@ -15,11 +15,11 @@ from rich.console import Console
 from safetensors.torch import load_file
 
 from hamburger.training.errors import TrainingError
-from hamburger.training.network import Slots, trunk_states
+from hamburger.training.forward.network import Slots, trunk_states
+from hamburger.training.forward.scoring import Scorer
 from hamburger.training.recipe import Recipe
-from hamburger.training.scoring import Scorer
-from hamburger.training.train import Job, StopRequest, _stop_signals
-from hamburger.training.trainer import Trainer, rate_factor
+from hamburger.training.run.train import Job, StopRequest, _stop_signals
+from hamburger.training.run.trainer import Trainer, rate_factor
 from training_runs import (
     AGREEMENT,
     FUSED,

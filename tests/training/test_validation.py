@@ -10,11 +10,11 @@ from accelerate import Accelerator  # type: ignore[import-untyped]
 
 from examples import example, random_example
 from hamburger.model.config import ModelConfig
-from hamburger.training.batches import NO_TARGET, TrainBatch, collate
-from hamburger.training.objective import Objective, Outcome, TrainingNetwork
-from hamburger.training.packs import Examples, Packer
+from hamburger.training.batches.batches import NO_TARGET, TrainBatch, collate
+from hamburger.training.batches.packs import Examples, Packer
+from hamburger.training.loss.objective import Objective, Outcome, TrainingNetwork
 from hamburger.training.recipe import Grouping
-from hamburger.training.validation import CONFIDENCES, Validator, accuracies, readings, walk
+from hamburger.training.run.validation import CONFIDENCES, Validator, accuracies, readings, walk
 from small_models import graft_config, random_model, trunk_config
 from training_runs import random_source
 

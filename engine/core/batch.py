@@ -1,0 +1,72 @@
+"""ScheduledBatch and BatchResult: the scheduler's contract with the runner. Plain Python, no tensors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from hamburger.engine.core.sequence import Sequence
+from hamburger.engine.types.messages import TokenLogprobs
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledSequence:
+    """Compute the slots [num_computed_slots, num_computed_slots + num_slots) of a sequence; its blocks cover them.
+
+    emits: the last of them is the sequence's last slot and it may have more tokens, so the macro-step emits a group.
+    """
+
+    sequence: Sequence
+    num_slots: int
+    emits: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledBatch:
+    """One step's work: first the sequences that bring exactly one slot, then those that bring several.
+
+    preempted: sequences that lost their blocks in this step; they wait again and are not in `sequences`.
+    cache_queries, cache_hits: slots of sequences that (re)entered the pool in this step, and those found there.
+    """
+
+    sequences: list[ScheduledSequence]
+    preempted: list[Sequence] = field(default_factory=list)
+    cache_queries: int = 0
+    cache_hits: int = 0
+
+    @property
+    def num_slots(self) -> int:
+        return sum(item.num_slots for item in self.sequences)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupResult:
+    """One emitted group, untrimmed: 1 to max_group tokens, with one entry a token in each list.
+
+    stop_probs[i] = sigmoid(stop logit) after token i. logprobs: None unless the request asks for them.
+    """
+
+    token_ids: list[int]
+    stop_probs: list[float]
+    logprobs: list[TokenLogprobs] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BatchResult:
+    """What a batch gave: one group for each sequence that emits, in the batch's order.
+
+    prompt_logprobs: request id -> entries of the prompt tokens in Sequence.unscored, in order, where there are any.
+    """
+
+    groups: list[GroupResult]
+    prompt_logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)
+
+
+class LaunchedStep(Protocol):
+    """A batch that the device works on, or has in its queue: what it is computed from was taken over already."""
+
+    def result(self) -> BatchResult:
+        """Wait for it."""
+
+    def then(self, batch: ScheduledBatch) -> LaunchedStep:
+        """Launch another batch behind it. A sequence that awaits its group of this step brings that group's slot."""

@@ -1,0 +1,208 @@
+"""EngineCore.step(): schedule, run, accept. It decides; it does no IO, knows no text, and its clock is handed in."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Literal, Protocol
+
+from hamburger.engine.core.batch import BatchResult, ScheduledBatch
+from hamburger.engine.core.scheduler import Scheduler
+from hamburger.engine.core.sequence import Sequence
+from hamburger.engine.text.grammar import Grammars, Matcher
+from hamburger.engine.types.config import EngineConfig
+from hamburger.engine.types.errors import InvalidRequest, OutOfMemory
+from hamburger.engine.types.messages import (
+    AbortRequest,
+    GroupOutput,
+    RequestFailed,
+    StepOutputs,
+    StepStats,
+    SubmitRequest,
+)
+
+logger = logging.getLogger(__name__)
+
+
+class Runner(Protocol):
+    """What computes a batch. It reads sequences, never changes them, and keeps nothing about them between steps."""
+
+    def run(self, batch: ScheduledBatch) -> BatchResult:
+        """Compute the batch's slots, and score the prompt tokens that Sequence.unscored names.
+
+        Raises OutOfMemory, and has done nothing then that could not be done again.
+        """
+
+
+class EngineCore:
+    """`clock` gives time.monotonic() seconds. Not thread-safe: one thread owns a core."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        runner: Runner,
+        clock: Callable[[], float] = time.monotonic,
+        grammars: Grammars | None = None,
+    ) -> None:
+        """grammars: for requests that have one; without it they fail."""
+        self.config = config
+        self.grammars = grammars
+        self._refused: list[RequestFailed] = []
+        self._runner = runner
+        self._clock = clock
+        self._scheduler = Scheduler(config)
+
+    @property
+    def has_work(self) -> bool:
+        return self._scheduler.has_work or bool(self._refused)
+
+    def add(self, request: SubmitRequest) -> None:
+        """Queue a request that was validated (engine/request.py)."""
+        sequence = Sequence(request, self.config.eos_token_ids, self.config.max_model_len)
+        if (grammar := request.params.grammar) is not None:
+            try:
+                sequence.matcher = _matcher(grammar, self.grammars)
+            except InvalidRequest as error:
+                self._refused.append(RequestFailed(request.request_id, "grammar", str(error)))
+                return
+        self._scheduler.add(sequence)
+
+    def abort(self, request: AbortRequest) -> None:
+        """Free a request's blocks at once. Unknown ids are ignored."""
+        self._scheduler.remove(request.request_id)
+
+    def reset(self) -> None:
+        """Forget every request and free all blocks, whatever state an interrupted step left behind."""
+        self._scheduler = Scheduler(self.config)
+        self._refused = []
+
+    def fail_all(self, kind: Literal["engine_dead", "draining"], message: str) -> StepOutputs:
+        """Give every unfinished request up."""
+        failures = [RequestFailed(request_id, kind, message) for request_id in self._scheduler.request_ids()]
+        for failure in failures:
+            self.abort(AbortRequest(failure.request_id))
+        failures, self._refused = [*self._refused, *failures], []
+        return StepOutputs(failures=failures, stats=self._stats(ScheduledBatch([]), 0, [], 0.0))
+
+    def step(self) -> StepOutputs:
+        """One macro-step of everything that is scheduled. With nothing to schedule it only reports the state."""
+        start = self._clock()
+        failures = self._expire(start)
+        batch, result = self._run(self._scheduler.schedule(start), failures)
+        return self._accept(batch, self._advance(batch), result, failures, start)
+
+    def _expire(self, now: float) -> list[RequestFailed]:
+        """The requests that end before they run."""
+        failures, self._refused = self._refused, []
+        return failures + [self._timeout(sequence, now) for sequence in self._scheduler.expire(now)]
+
+    def _advance(self, batch: ScheduledBatch) -> list[int]:
+        """The batch's slots will be in the pool before any step that is launched from here on. Returns how many slots
+        each of its sequences has there."""
+        for item in batch.sequences:
+            item.sequence.num_computed_slots += item.num_slots
+        return [item.sequence.num_computed_slots for item in batch.sequences]
+
+    def _accept(
+        self, batch: ScheduledBatch, ends: list[int], result: BatchResult, failures: list[RequestFailed], start: float
+    ) -> StepOutputs:
+        """Give each sequence its group, and end those that are finished. ends: what _advance returned for the batch.
+
+        A sequence that ended since the batch was launched gets nothing: its group is nobody's.
+        """
+        outputs: list[GroupOutput] = []
+        num_emits = sum(item.emits for item in batch.sequences)
+        if len(result.groups) != num_emits:
+            raise RuntimeError(f"the runner gave {len(result.groups)} groups for {num_emits} sequences.")
+        groups = iter(result.groups)
+        num_prompt_slots = batch.num_slots
+        for item, end in zip(batch.sequences, ends, strict=True):
+            sequence, group = item.sequence, next(groups) if item.emits else None
+            # Its newest group's slot is new work, all others are prefill.
+            num_prompt_slots -= item.emits and end > len(sequence.prompt_ids)
+            if not self._scheduler.holds(sequence):
+                continue
+            sequence.score(result.prompt_logprobs.get(sequence.request_id, ()))
+            self._scheduler.blocks.computed(sequence, end)
+            if sequence.is_prompt_only and end == sequence.num_slots:
+                outputs.append(sequence.finish_prompt())
+            if group is None:
+                continue
+            output = sequence.accept(group.token_ids, group.stop_probs, group.logprobs)
+            if sequence.matcher is not None and (error := sequence.matcher.error) is not None:
+                # Its masks allow nothing but an end then: what it chose says nothing.
+                message = f"The grammar became too complex, or the answer left it: {error}."
+                failures.append(RequestFailed(sequence.request_id, "grammar", message))
+                self._give_up(sequence)
+            else:
+                outputs.append(output)
+        for output in outputs:
+            if output.finish_reason is not None:
+                self.abort(AbortRequest(output.request_id))
+        group_sizes = [len(output.token_ids) for output in outputs if output.token_ids]
+        return StepOutputs(outputs, failures, self._stats(batch, num_prompt_slots, group_sizes, self._clock() - start))
+
+    def _run(self, batch: ScheduledBatch, failures: list[RequestFailed]) -> tuple[ScheduledBatch, BatchResult]:
+        """What was computed of the batch: all, or, where the memory did not hold it, nothing.
+
+        The next steps are smaller then, until one fits. A request whose single slot does not is added to `failures`.
+        """
+        if not batch.sequences:
+            return batch, BatchResult([])
+        try:
+            result = self._runner.run(batch)
+        except OutOfMemory as error:
+            return self._shrink(batch, error, failures), BatchResult([])
+        self._scheduler.recover()
+        return batch, result
+
+    def _shrink(self, batch: ScheduledBatch, error: OutOfMemory, failures: list[RequestFailed]) -> ScheduledBatch:
+        """What is left of a batch that memory does not hold: no slots, and whom it preempts."""
+        logger.warning("A step of %d slots ran out of memory: %s", batch.num_slots, error)
+        preempted = list(batch.preempted)
+        if batch.num_slots > 1:
+            preempted += self._scheduler.shrink(batch)
+        else:
+            request_id = batch.sequences[0].sequence.request_id
+            message = f"Memory does not hold a step of this request alone: {error}"
+            failures.append(RequestFailed(request_id, "out_of_memory", message))
+            self.abort(AbortRequest(request_id))
+        return ScheduledBatch([], preempted, batch.cache_queries, batch.cache_hits)
+
+    def _give_up(self, sequence: Sequence) -> None:
+        """End a request whose grammar failed; the next one with the same grammar gets it anew."""
+        if self.grammars is not None and sequence.params.grammar is not None:
+            self.grammars.forget(sequence.params.grammar)
+        self.abort(AbortRequest(sequence.request_id))
+
+    def check_integrity(self) -> None:
+        """Raise RuntimeError when blocks leaked or a sequence is in the wrong place."""
+        self._scheduler.check_integrity()
+
+    def _timeout(self, sequence: Sequence, now: float) -> RequestFailed:
+        waited, limit = now - sequence.arrival_time, self.config.max_queue_seconds
+        message = f"The request waited {waited:.1f} s in the queue, longer than the {limit:g} s allowed."
+        return RequestFailed(sequence.request_id, "queue_timeout", message)
+
+    def _stats(self, batch: ScheduledBatch, num_prompt_slots: int, group_sizes: list[int], seconds: float) -> StepStats:
+        return StepStats(
+            num_running=len(self._scheduler.running),
+            num_waiting=len(self._scheduler.waiting),
+            num_preemptions=len(batch.preempted),
+            used_slots=self._scheduler.blocks.used_slots,
+            total_slots=self.config.total_slots,
+            prompt_slots=num_prompt_slots,
+            decoded_sequences=len(group_sizes),
+            group_sizes=group_sizes,
+            seconds=seconds,
+            cache_queries=batch.cache_queries,
+            cache_hits=batch.cache_hits,
+        )
+
+
+def _matcher(grammar: str, grammars: Grammars | None) -> Matcher:
+    """Raises InvalidRequest."""
+    if grammars is None:
+        raise InvalidRequest("This engine was built without a tokenizer, so it takes no grammar.", "response_format")
+    return grammars.matcher(grammar)

@@ -1,0 +1,210 @@
+"""Sequence: one answer in the making, and the only place that trims a group. No tensors, no text, no clock.
+
+A sequence has two lengths. Its tokens are its text; its slots are its KV entries:
+
+    tokens      p0 p1 p2 | a b c | d | e f        prompt, then the tokens of three groups
+    slots       0  1  2    3       4   5          one for a prompt token, one for a whole group
+    positions   0  1  2    5       6   8          rotary position: the index of the slot's last token
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Collection
+from collections.abc import Sequence as SequenceOf
+from hashlib import blake2b
+
+from hamburger.engine.text.grammar import Matcher
+from hamburger.engine.types.messages import FinishReason, GroupOutput, SubmitRequest, TokenLogprobs
+
+
+class Sequence:
+    """One request's state. Only the scheduler, the block manager and `accept` change it; the runner reads it.
+
+    groups: the emitted groups, trimmed. output_ids: the same tokens, flat.
+    num_computed_slots: slots whose KV is in the pool, or will be before any step that is launched from now on; always a
+        prefix. block_ids: where they are, in order.
+    awaits_group: a step that still runs emits its next group, and the slot of that group is being planned (overlap.py).
+    num_known_blocks: the first of them whose content the block manager knows.
+    num_cached_slots: prompt slots that were found in the pool when it first ran.
+    prompt_logprobs: entries of the prompt's first tokens, as far as known (a replay keeps them); None if not asked.
+    rank: its place among all, the lowest first: priority and order of arrival (the scheduler sets it).
+    matcher: where it stands in its grammar; None without one (the core sets it).
+    scheduled_time: when it first got slots; None while it never did.
+    """
+
+    def __init__(self, request: SubmitRequest, eos_token_ids: Collection[int], max_model_len: int) -> None:
+        params = request.params
+        self.request_id = request.request_id
+        self.prompt_ids = request.prompt_ids
+        self.params = params
+        self.arrival_time = request.arrival_time
+        self.cache_salt = request.cache_salt
+        self.priority = request.priority
+        self.rank = (request.priority, 0)
+        self.matcher: Matcher | None = None
+        self.scheduled_time: float | None = None
+        self.groups: list[list[int]] = []
+        self.output_ids: list[int] = []
+        self.num_computed_slots = 0
+        self.awaits_group = False
+        self.prompt_logprobs: list[TokenLogprobs | None] | None = None if params.prompt_logprobs is None else [None]
+        self.num_known_blocks = 0
+        self.num_cached_slots = 0
+        self.block_ids: list[int] = []
+        self._block_keys = [_salt_key(request.cache_salt)]
+        self.end_token_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else {*eos_token_ids})
+        context_left = max_model_len - len(self.prompt_ids)
+        self._max_output_tokens = context_left if params.max_tokens is None else min(params.max_tokens, context_left)
+        self._group_positions: list[int] = []
+
+    @property
+    def num_slots(self) -> int:
+        """Slots of all tokens so far, and of the group that it awaits; the newest group's slot is computed by the next
+        macro-step."""
+        return len(self.prompt_ids) + len(self.groups) + self.awaits_group
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.output_ids)
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.prompt_ids) + len(self.output_ids)
+
+    @property
+    def num_tokens_left(self) -> int:
+        """Most tokens that the next group may keep: what max_tokens and the context leave. A group that it awaits takes
+        at least one."""
+        return self._max_output_tokens - len(self.output_ids) - self.awaits_group
+
+    def slot_tokens(self, slot: int) -> SequenceOf[int]:
+        """The tokens that feed a slot: one prompt token, or a whole group."""
+        num_prompt = len(self.prompt_ids)
+        return self.prompt_ids[slot : slot + 1] if slot < num_prompt else self.groups[slot - num_prompt]
+
+    def slot_position(self, slot: int) -> int:
+        """The slot's rotary position: the index of its last token."""
+        num_prompt = len(self.prompt_ids)
+        return slot if slot < num_prompt else self._group_positions[slot - num_prompt]
+
+    def block_key(self, index: int, block_size: int) -> bytes:
+        """What a full block, and all before it, was fed: a chain of hashes over groups, begun with the request's salt.
+
+        Group boundaries count, so merged and single slots of the same tokens never have one key.
+        """
+        while len(self._block_keys) <= index + 1:
+            start = (len(self._block_keys) - 1) * block_size
+            fed = array("Q")
+            for slot in range(start, start + block_size):
+                tokens = self.slot_tokens(slot)
+                fed.append(len(tokens))
+                fed.extend(tokens)
+            self._block_keys.append(blake2b(self._block_keys[-1] + fed.tobytes(), digest_size=16).digest())
+        return self._block_keys[index + 1]
+
+    @property
+    def needs_all_slots(self) -> bool:
+        """Slots that are read from the pool give no log-probabilities: it wants some of its prompt that are unknown."""
+        return self.prompt_logprobs is not None and len(self.prompt_logprobs) < len(self.prompt_ids)
+
+    @property
+    def adjusts_logits(self) -> bool:
+        """It asks for penalties or bias, or has not reached min_tokens, which only matters until then."""
+        p = self.params
+        return bool(
+            p.presence_penalty
+            or p.frequency_penalty
+            or p.repetition_penalty != 1
+            or p.logit_bias
+            or self.num_output_tokens < p.min_tokens
+        )
+
+    @property
+    def is_prompt_only(self) -> bool:
+        """It asks for no token (max_tokens is 0): it ends with its last prompt slot and never emits."""
+        return self._max_output_tokens == 0
+
+    def unscored(self, num_slots: int) -> range:
+        """The prompt tokens that the next `num_slots` slots predict, whose log-probabilities are asked and unknown."""
+        if self.prompt_logprobs is None:
+            return range(0)
+        # Slot i predicts token i + 1.
+        return range(len(self.prompt_logprobs), min(self.num_computed_slots + num_slots + 1, len(self.prompt_ids)))
+
+    def score(self, prompt_logprobs: SequenceOf[TokenLogprobs]) -> None:
+        """Entries of the prompt tokens that the slots computed so far predict, as far as they were unknown."""
+        if len(prompt_logprobs) != len(self.unscored(0)):
+            raise RuntimeError(
+                f"{self.request_id} got {len(prompt_logprobs)} prompt log-probabilities, not those of "
+                f"{self.unscored(0)}."
+            )
+        if self.prompt_logprobs is not None:
+            self.prompt_logprobs += prompt_logprobs
+
+    def finish_prompt(self) -> GroupOutput:
+        """The only output of a sequence that is_prompt_only, once all its slots are computed."""
+        if not self.is_prompt_only or self.num_computed_slots < self.num_slots:
+            raise RuntimeError(f"{self.request_id} cannot end with its prompt.")
+        return self._output([], [], None if self.params.logprobs is None else [], "length", None)
+
+    def accept(
+        self, token_ids: list[int], stop_probs: list[float], logprobs: list[TokenLogprobs] | None
+    ) -> GroupOutput:
+        """Append a group of at least one token, cut after the token that ends the answer (which counts and is kept).
+
+        An end or stop token ends it once min_tokens tokens came before; so do the token that completes its grammar,
+        max_tokens and the context. A token that does both is reported as a stop.
+        """
+        self.awaits_group = False
+        if not token_ids or self.num_tokens_left < 1:
+            raise RuntimeError(f"{self.request_id} cannot take the group {token_ids}: empty, or after the end.")
+        kept = 0
+        finish_reason: FinishReason | None = None
+        stop_token_id: int | None = None
+        for kept, token_id in enumerate(token_ids, start=1):
+            num_output_tokens = len(self.output_ids) + kept
+            if token_id in self.end_token_ids and num_output_tokens > self.params.min_tokens:
+                finish_reason, stop_token_id = "stop", token_id
+                break
+            if self.matcher is not None:
+                self.matcher.advance(token_id)
+                if self.matcher.is_complete:
+                    finish_reason = "stop"
+                    break
+            if num_output_tokens == self._max_output_tokens:
+                finish_reason = "length"
+                break
+        group = token_ids[:kept]
+        self.groups.append(group)
+        self.output_ids += group
+        self._group_positions.append(self.num_tokens - 1)
+        kept_logprobs = None if logprobs is None else logprobs[:kept]
+        return self._output(group, stop_probs[:kept], kept_logprobs, finish_reason, stop_token_id)
+
+    def _output(
+        self,
+        token_ids: list[int],
+        stop_probs: list[float],
+        logprobs: list[TokenLogprobs] | None,
+        finish_reason: FinishReason | None,
+        stop_token_id: int | None,
+    ) -> GroupOutput:
+        if self.scheduled_time is None:
+            raise RuntimeError(f"{self.request_id} is not running.")
+        return GroupOutput(
+            request_id=self.request_id,
+            token_ids=token_ids,
+            stop_probs=stop_probs,
+            logprobs=logprobs,
+            finish_reason=finish_reason,
+            stop_token_id=stop_token_id,
+            scheduled_time=self.scheduled_time,
+            prompt_logprobs=self.prompt_logprobs if len(self.groups) < 2 else None,
+            cached_slots=self.num_cached_slots if len(self.groups) < 2 else 0,
+        )
+
+
+def _salt_key(salt: str) -> bytes:
+    """Where the chain of block keys begins; no salt can spell the key of a block."""
+    return blake2b(salt.encode(errors="surrogatepass"), digest_size=16, person=b"salt").digest()

@@ -1,0 +1,181 @@
+"""From EngineArgs to a model on its device: the whole of it, or one rank's part. build.py and build.py use it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from hamburger.engine.device.memory import pool_bytes
+from hamburger.engine.types.config import EngineArgs
+from hamburger.model.assemble import assemble
+from hamburger.model.checkpoints.load import Checkpoint, load_checkpoint
+from hamburger.model.checkpoints.sources import ModelSource, resolve_source
+from hamburger.model.chunk_race import PromptStep, Trial, cuda_timer, settle_backend, try_flashinfer
+from hamburger.model.config import ConfigError, ModelConfig, TrunkConfig
+from hamburger.model.cpu.library import Kernels, layers_fit, load_kernels
+from hamburger.model.device.devices import choose_dtype, device_of_rank, make_current
+from hamburger.model.execution import Execution
+from hamburger.model.gpu.availability import Backend, choose_backend, why_no_triton
+from hamburger.model.gpu.int8 import EightBits
+from hamburger.model.hamburger import HamburgerModel
+from hamburger.model.parallel.collectives import Group
+from hamburger.model.parallel.shards import shard_trunk
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A checkpoint that was read, and that fits the arguments. max_model_len: in tokens. kv_dtype: of the KV cache."""
+
+    source: ModelSource
+    checkpoint: Checkpoint
+    device: torch.device
+    dtype: torch.dtype
+    kv_dtype: torch.dtype
+    max_model_len: int
+    kernels: Kernels | None
+    backend: Backend
+    eight_bits: EightBits | None
+
+
+def find(args: EngineArgs, rank: int = 0, on_progress: Callable[[str], None] = lambda line: None) -> Found:
+    """Read the checkpoint for one rank's device. Raises CheckpointError or ConfigError."""
+    size = args.tensor_parallel_size
+    source = resolve_source(args.model, args.base)
+    device = device_of_rank(args.device, rank, size)
+    dtype = choose_dtype(args.dtype, device)
+    name = str(dtype).removeprefix("torch.")
+    on_progress(f"loading {source.name} as {name} on {device if size == 1 else f'{size} x {device.type}'}")
+    make_current(device)
+    if device.type == "cpu" and size > 1:  # the ranks share the cores
+        torch.set_num_threads(max(1, torch.get_num_threads() // size))
+    backend, eight_bits = choose_backend(args.attention_backend, device), _eight_bits(args, dtype, device)
+    _check_micro_step(args, backend, eight_bits, device)
+    checkpoint = load_checkpoint(source, dtype, on_progress=on_progress)
+    held = shard_trunk(checkpoint.config.trunk, size)  # before any other work, as it may be refused
+    max_model_len = _max_model_len(args.max_model_len, checkpoint.config)
+    if device.type == "cuda":
+        step = PromptStep(max_slots=args.max_num_batched_slots, max_model_len=max_model_len, block_size=args.block_size)
+        backend, remark = _settled(args, backend, held, dtype, device, step, on_progress)
+        on_progress(f"attention by {backend}" + (f": {remark}" if remark else ""))
+    kernels = _kernels(args, checkpoint.config, dtype, device)
+    return Found(
+        source=source,
+        checkpoint=checkpoint,
+        device=device,
+        dtype=dtype,
+        # Attention waits for memory, and the kernels read bfloat16 on any processor.
+        kv_dtype=torch.bfloat16 if kernels is not None and args.dtype == "auto" else dtype,
+        max_model_len=max_model_len,
+        kernels=kernels,
+        backend=backend,
+        eight_bits=eight_bits,
+    )
+
+
+def model_of(found: Found, args: EngineArgs, group: Group | None = None) -> HamburgerModel:
+    """The model, or with a group (which may be connected later) this rank's part of it, a ParallelModel."""
+    return assemble(
+        found.checkpoint.config,
+        found.checkpoint.tensors,
+        dtype=found.dtype,
+        device=found.device,
+        max_positions=found.max_model_len,
+        how=Execution(
+            kernels=found.kernels,
+            bits={"int4": 4, "int8": 8}.get(args.quantization),
+            backend=found.backend,
+            eight_bits=found.eight_bits,
+            micro_step_kernel=args.micro_step_kernel,
+        ),
+        group=group,
+    )
+
+
+def rank_pool_bytes(args: EngineArgs, device: torch.device, for_steps: int = 0) -> int:
+    """Bytes that a rank has for its part of the KV pool. for_steps: what a GPU's steps will need (memory.py)."""
+    size = args.tensor_parallel_size
+    asked = None if args.kv_cache_memory is None else args.kv_cache_memory // size
+    return pool_bytes(device, asked, args.num_engines * (size if device.type == "cpu" else 1), for_steps)
+
+
+def _kernels(args: EngineArgs, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> Kernels | None:
+    """The compiled kernels, or None for torch's own; whoever asks for float32 without more wants its digits."""
+    asked = args.quantization
+    if asked in ("none", "fp8") or args.tensor_parallel_size > 1 or (asked == "auto" and args.dtype == "float32"):
+        return None
+    if asked == "int8" and device.type == "cuda":  # which has kernels of its own: _eight_bits
+        return None
+    possible = device.type == "cpu" and dtype in (torch.bfloat16, torch.float32) and layers_fit(config.trunk)
+    kernels = load_kernels() if possible else None
+    if kernels is None and asked != "auto":
+        name = str(dtype).removeprefix("torch.")
+        reason = "this processor, or the package was built without a compiler" if possible else f"{name} on {device}"
+        if device.type == "cpu" and not layers_fit(config.trunk):
+            reason = "this model's shape (widths must be multiples of 32)"
+        raise ConfigError(f"quantization is {asked}, which there are no kernels for with {reason}: use none.")
+    return kernels
+
+
+def _settled(
+    args: EngineArgs,
+    backend: Backend,
+    held: TrunkConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    step: PromptStep,
+    on_progress: Callable[[str], None],
+) -> tuple[Backend, str | None]:
+    """The backend on a GPU, and a remark about it. Raises ConfigError for one that is asked for in vain."""
+    asked = args.attention_backend
+    if backend == "torch":
+        reason = why_no_triton(device) if asked == "auto" else None
+        return backend, None if reason is None else f"no Triton, as {reason}"
+    if asked == "auto" and args.tensor_parallel_size > 1:
+        return backend, None  # ranks that raced could settle differently
+
+    def trial() -> Trial:
+        on_progress("trying FlashInfer, which may compile its kernels, once a machine")
+        return try_flashinfer(held, dtype, device, step, cuda_timer(device))
+
+    settled = settle_backend(asked, backend, held, dtype, trial)
+    torch.cuda.empty_cache()
+    return settled
+
+
+def _eight_bits(args: EngineArgs, dtype: torch.dtype, device: torch.device) -> EightBits | None:
+    """Which weights of 8 bits a GPU is to have. Raises ConfigError where it cannot multiply them."""
+    asked = args.quantization
+    if asked == "fp8" and device.type != "cuda":
+        raise ConfigError("quantization is fp8, which needs a GPU: use auto, int8 or int4 on CPU.")
+    if device.type != "cuda" or asked not in ("fp8", "int8"):
+        return None
+    if (reason := why_no_triton(device)) is not None:
+        raise ConfigError(f"quantization is {asked}, which needs Triton on a GPU, but {reason}: use none.")
+    if dtype not in (torch.bfloat16, torch.float16):
+        raise ConfigError(
+            f"quantization is {asked}, which a GPU multiplies with inputs of 16 bits: set dtype to auto, bfloat16 or "
+            "float16."
+        )
+    return asked
+
+
+def _check_micro_step(args: EngineArgs, backend: Backend, eight_bits: EightBits | None, device: torch.device) -> None:
+    if not args.micro_step_kernel:
+        return
+    if backend == "torch":
+        reason = why_no_triton(device) or "attention_backend is torch"
+        raise ConfigError(f"micro_step_kernel is on, which needs Triton on a GPU, but {reason}: turn it off.")
+    if eight_bits is not None:
+        raise ConfigError(
+            f"micro_step_kernel is on, but quantization is {eight_bits}, and the kernel reads whole weights: turn it "
+            "off, or use quantization none."
+        )
+
+
+def _max_model_len(asked: int | None, config: ModelConfig) -> int:
+    limit = config.trunk.context_tokens
+    if asked is not None and asked > limit:
+        raise ConfigError(f"max_model_len is {asked}, but the model was made for {limit} tokens: lower it.")
+    return asked or limit

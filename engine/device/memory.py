@@ -1,0 +1,138 @@
+"""How much memory the KV pool may take, and what a GPU's steps need beside it.
+
+Linux's own limits are asked, so that a container's limit counts.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from hamburger.engine.core.pool import pool_share
+from hamburger.engine.types.config import EngineArgs
+from hamburger.engine.types.sampling_params import MAX_LOGPROBS
+from hamburger.model.config import ConfigError
+from hamburger.model.device.out_of_memory import no_memory
+from hamburger.model.graphs.capture import CudaCapture, EagerCapture
+from hamburger.model.graphs.decode_graphs import Compiling, DecodeGraphs
+from hamburger.model.graphs.step_memory import Largest, Meter, graph_bytes, peak_bytes, small_cache
+from hamburger.model.hamburger import HamburgerModel
+from hamburger.model.kv_cache import PagedKVCache, slot_bytes
+
+
+def pool_bytes(device: torch.device, kv_cache_memory: int | None, num_engines: int = 1, for_steps: int = 0) -> int:
+    """Bytes for the KV pool: what the user set, or a share of what is free now (after the weights were loaded).
+
+    num_engines: how many divide that share among them. On a GPU each has its part of the whole memory for weights and
+    pool, so that it does not matter which of them came first, or comes again. for_steps: bytes of a GPU that its steps
+    will need (step_bytes).
+    """
+    if kv_cache_memory is not None:
+        return kv_cache_memory
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        budget = pool_share("cuda", max(0, free - for_steps))
+        if num_engines > 1:
+            part = pool_share("cuda", total) // num_engines - torch.cuda.memory_reserved(device) - for_steps
+            budget = max(0, min(budget, part))
+        return budget
+    # The pool of an engine that came before is not yet touched, so it still counts as free here: hence a part each.
+    return pool_share("cpu", available_host_bytes()) // num_engines
+
+
+def step_bytes(
+    model: HamburgerModel,
+    args: EngineArgs,
+    max_model_len: int,
+    free_bytes: int,
+    meter: Meter,
+    compiling: Compiling | None = None,
+) -> int:
+    """Bytes that the largest steps and, unless args forbid them, CUDA graphs take beside weights and pool: measured.
+
+    free_bytes: of the device, which the pool cannot be larger than. Raises ConfigError where no pool would be left.
+    """
+    pool_slots = free_bytes // slot_bytes(model.held, model.state_dtype)
+    largest = Largest(
+        max_slots=args.max_num_batched_slots,
+        max_rows=args.max_num_seqs,
+        max_model_len=max_model_len,
+        context_slots=pool_slots // args.max_num_seqs,
+        max_logprobs=min(MAX_LOGPROBS, model.config.trunk.vocab_size),
+        block_size=args.block_size,
+    )
+    try:
+        needed = peak_bytes(model, largest, meter)
+        if not args.enforce_eager:
+            cache = small_cache(model, args.max_num_batched_slots, args.block_size)
+            make = partial(decode_graphs, model, cache, args, max_model_len, compiling)
+            needed += graph_bytes(make, args.max_num_seqs, meter, 0 if compiling is None else compiling.rows)
+            del cache, make
+    except (RuntimeError, MemoryError) as error:
+        if (said := no_memory(error)) is None:
+            raise
+        raise ConfigError(
+            f"max_num_batched_slots is {args.max_num_batched_slots} and max_num_seqs {args.max_num_seqs}, but steps of "
+            f"that size do not fit beside the weights: lower them. ({said})"
+        ) from error
+    meter.begin()  # all of it can be had again
+    return needed
+
+
+def decode_graphs(
+    model: HamburgerModel,
+    cache: PagedKVCache,
+    args: EngineArgs,
+    max_model_len: int,
+    compiling: Compiling | None = None,
+) -> DecodeGraphs:
+    """For the model's device, nothing captured yet."""
+    device = model.embed_tokens.weight.device
+    capture = CudaCapture(device) if device.type == "cuda" else EagerCapture()
+    columns = -(-max_model_len // args.block_size)
+    return DecodeGraphs(
+        model,
+        cache,
+        capture,
+        max_rows=args.max_num_seqs,
+        max_columns=columns,
+        form=args.decode_graph_form,
+        compiling=compiling,
+    )
+
+
+def available_host_bytes(root: Path = Path("/")) -> int:
+    """Bytes that this process can still take: the machine's available memory or its cgroup's, whichever is less."""
+    available = _meminfo_available(root / "proc/meminfo")
+    for folder, limit, used, cache in (
+        ("sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"),
+        ("sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    ):
+        try:
+            left = int((root / folder / limit).read_text()) - int((root / folder / used).read_text())
+        except (OSError, ValueError):  # no such cgroup version, or "max": no limit
+            continue
+        available = min(available, max(0, left + _stat(root / folder / "memory.stat", cache)))
+    return available
+
+
+def _stat(path: Path, name: str) -> int:
+    """A row of memory.stat. Files that were read, the weights above all, count as used, but the kernel drops them."""
+    try:
+        lines = path.read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) for line in lines if line.split()[:1] == [name]), 0)
+
+
+def _meminfo_available(path: Path) -> int:
+    """MemAvailable; where there is no /proc (macOS) half of the physical memory."""
+    try:
+        lines = path.read_text().splitlines()
+    except OSError:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+    kibibytes = next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
+    return kibibytes * 1024

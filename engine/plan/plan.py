@@ -1,0 +1,254 @@
+"""What a machine can serve: from a model's shape and memory to slots, requests at once and limits of speed. No torch.
+
+A request takes prompt + answer / g slots, with g tokens per KV: a prompt token takes one slot, a group takes one. A
+server with one token a slot takes prompt + answer. The pool is sized by the engine's own rule (pool.py). This module
+reads no files and prints nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from hamburger.engine.core.pool import blocks_of_pool, pool_share
+from hamburger.model.config import ConfigError, ModelConfig, kv_slot_bytes, tensor_shapes
+
+NUMBER_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
+_SHORT_LIST_ID_BYTES = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightReads:
+    """Parameters that a step reads. trunk: by one macro-step, without a head; head: for its one token; merge: besides,
+    where it reads a slot of several tokens; micro: by one micro-step, head included. plain: as `trunk`, of the base.
+    """
+
+    trunk: int
+    head: int
+    merge: int
+    micro: int
+    plain: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """What planning needs of a model. weights_bytes: all that is loaded. max_model_len: None where nothing says it.
+
+    tokens_per_kv: what was measured of the checkpoint; reads: None where only a number of parameters is known.
+    """
+
+    name: str
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    parameters: int
+    weights_bytes: int
+    number_bytes: int
+    max_model_len: int | None
+    max_group: int | None
+    tokens_per_kv: float
+    reads: WeightReads | None
+
+    @property
+    def slot_bytes(self) -> int:
+        return kv_slot_bytes(self.num_layers, self.num_kv_heads, self.head_dim, self.number_bytes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """memory_bytes: all that the model may use, None if only the pool's size is known; reserved_bytes: of it, what
+    others take. bandwidth: bytes a second that can be read; None leaves speed out.
+    """
+
+    device: Literal["cpu", "cuda"] = "cuda"
+    memory_bytes: int | None = None
+    reserved_bytes: int = 0
+    kv_cache_memory: int | None = None
+    bandwidth: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """What one request is, in tokens, and how the server is set; None leaves a setting open."""
+
+    prompt_tokens: int
+    output_tokens: int
+    tokens_per_kv: float | None = None
+    max_model_len: int | None = None
+    max_num_seqs: int | None = None
+    block_size: int = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Speed:
+    """Tokens a second that reading weights and KV alone would allow: no more can be had, a real server has less."""
+
+    one_stream: float
+    one_stream_plain: float
+    all_requests: float
+    all_requests_plain: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """The answer. `plain` is a server of the same memory and weights with one token a slot."""
+
+    model: str
+    parameters: int
+    weights_bytes: int
+    slot_bytes: int
+    pool_bytes: int
+    pool_blocks: int
+    pool_slots: int
+    max_model_len: int
+    prompt_tokens: int
+    output_tokens: int
+    tokens_per_kv: float
+    slots_per_request: int
+    slots_per_request_plain: int
+    concurrent_requests: int
+    concurrent_requests_plain: int
+    max_num_seqs: int | None
+    speed: Speed | None
+
+
+def shape_of(name: str, config: ModelConfig, dtype: str) -> Shape:
+    """The shape of a model that is loaded in a dtype."""
+    sizes = {tensor: math.prod(shape) for tensor, shape in tensor_shapes(config).items()}
+    ids = sizes.pop("short_list", 0)
+    trunk, graft, number_bytes = config.trunk, config.graft, NUMBER_BYTES[dtype]
+    head = trunk.vocab_size * trunk.hidden_size
+
+    def of(*prefixes: str) -> int:
+        return sum(size for tensor, size in sizes.items() if tensor.startswith(prefixes))
+
+    plain, stop = of("model.layers.", "model.norm."), of("stop_head.")
+    # The short list's head is a copy of some rows of the whole one.
+    short_head = ids * trunk.hidden_size
+    micro = of("micro_decoder.", "stop_head.") + (short_head or head) if graft else 0
+    parameters = sum(sizes.values())
+    return Shape(
+        name=name,
+        num_layers=trunk.num_layers,
+        num_kv_heads=trunk.num_kv_heads,
+        head_dim=trunk.head_dim,
+        parameters=parameters,
+        weights_bytes=(parameters + short_head) * number_bytes + ids * _SHORT_LIST_ID_BYTES,
+        number_bytes=number_bytes,
+        max_model_len=trunk.context_tokens,
+        max_group=config.max_group,
+        tokens_per_kv=graft.expected_tokens_per_kv if graft else 1.0,
+        reads=WeightReads(trunk=plain + stop, head=head, merge=of("embedder.", "adapter."), micro=micro, plain=plain),
+    )
+
+
+def make_plan(shape: Shape, machine: Machine, load: Load) -> Plan:
+    """Raises ConfigError that names the field when it does not fit together, or into the memory."""
+    ratio = _tokens_per_kv(shape, load)
+    context = _context(shape, load)
+    num_blocks = blocks_of_pool(
+        _pool_budget(shape, machine),
+        shape.slot_bytes,
+        block_size=load.block_size,
+        max_model_len=context,
+        max_num_seqs=load.max_num_seqs,
+    )
+    slots = load.prompt_tokens + math.ceil(load.output_tokens / ratio)
+    plain_slots = load.prompt_tokens + load.output_tokens
+    at_once, plain_at_once = (_at_once(num_blocks, needed, load) for needed in (slots, plain_slots))
+    speed = None
+    if machine.bandwidth is not None:
+        speed = _speed(shape, machine.bandwidth, load, ratio, at_once, plain_at_once)
+    num_slots = num_blocks * load.block_size
+    return Plan(
+        model=shape.name,
+        parameters=shape.parameters,
+        weights_bytes=shape.weights_bytes,
+        slot_bytes=shape.slot_bytes,
+        pool_bytes=num_slots * shape.slot_bytes,
+        pool_blocks=num_blocks,
+        pool_slots=num_slots,
+        max_model_len=context,
+        prompt_tokens=load.prompt_tokens,
+        output_tokens=load.output_tokens,
+        tokens_per_kv=ratio,
+        slots_per_request=slots,
+        slots_per_request_plain=plain_slots,
+        concurrent_requests=at_once,
+        concurrent_requests_plain=plain_at_once,
+        max_num_seqs=load.max_num_seqs,
+        speed=speed,
+    )
+
+
+def _tokens_per_kv(shape: Shape, load: Load) -> float:
+    ratio = shape.tokens_per_kv if load.tokens_per_kv is None else load.tokens_per_kv
+    if shape.max_group is not None and ratio > shape.max_group:
+        what = "a plain base, which emits one token a slot" if shape.max_group == 1 else "a HAMburger"
+        remedy = "plan it with --graft" if shape.max_group == 1 else "lower it"
+        raise ConfigError(
+            f"tokens_per_kv is {ratio:g}, but {shape.name} is {what}: it can be at most {shape.max_group}; {remedy}."
+        )
+    return ratio
+
+
+def _context(shape: Shape, load: Load) -> int:
+    longest = load.prompt_tokens + load.output_tokens
+    if load.max_model_len is not None and shape.max_model_len is not None and load.max_model_len > shape.max_model_len:
+        raise ConfigError(
+            f"max_model_len is {load.max_model_len}, but the model was made for {shape.max_model_len} tokens: lower it."
+        )
+    context = load.max_model_len or shape.max_model_len or longest
+    if longest > context:
+        raise ConfigError(
+            f"prompt_tokens {load.prompt_tokens} and output_tokens {load.output_tokens} are {longest} together, but "
+            f"max_model_len is {context}: shorten the request or raise it."
+        )
+    return context
+
+
+def _pool_budget(shape: Shape, machine: Machine) -> int:
+    """Bytes, as the engine finds them once the weights are loaded."""
+    pool = machine.kv_cache_memory
+    if machine.memory_bytes is None:
+        if pool is None:
+            raise ConfigError("memory is missing: give the machine's memory, or kv_cache_memory.")
+        return pool
+    free = machine.memory_bytes - machine.reserved_bytes - shape.weights_bytes
+    if free < (pool or 1):
+        needed = "" if pool is None else f" and a KV pool of {pool / 2**30:.2f} GiB"
+        raise ConfigError(
+            f"memory is {machine.memory_bytes / 2**30:.2f} GiB, which does not hold {shape.name}'s weights of "
+            f"{shape.weights_bytes / 2**30:.2f} GiB{needed} beside {machine.reserved_bytes / 2**30:.2f} GiB that are "
+            "reserved: take a larger machine, a smaller model, or fewer bytes a number (dtype)."
+        )
+    return pool_share(machine.device, free) if pool is None else pool
+
+
+def _at_once(num_blocks: int, slots: int, load: Load) -> int:
+    """Requests that hold their whole KV at the same time."""
+    fits = num_blocks // -(-slots // load.block_size)
+    return fits if load.max_num_seqs is None else min(fits, load.max_num_seqs)
+
+
+def _speed(shape: Shape, bandwidth: float, load: Load, ratio: float, at_once: int, plain_at_once: int) -> Speed:
+    reads = shape.reads
+    if reads is None:
+        raise ConfigError("bandwidth says a speed only with the model's whole shape: name a model, not its parameters.")
+
+    def tokens_per_second(streams: int, tokens: float, trunk: int) -> float:
+        # Averaged over its steps, half of an answer lies in the pool. A batch runs a micro-step if any of its groups
+        # goes on, so tokens - 1 is the least that it runs, in the fewest steps if these groups are full.
+        slots = load.prompt_tokens + load.output_tokens / tokens / 2
+        more = tokens - 1
+        merging = more / (shape.max_group - 1) * reads.merge if more and shape.max_group else 0
+        weights = (trunk + reads.head + more * reads.micro + merging) * shape.number_bytes
+        return streams * tokens * bandwidth / (weights + streams * slots * shape.slot_bytes)
+
+    return Speed(
+        one_stream=tokens_per_second(1, ratio, reads.trunk),
+        one_stream_plain=tokens_per_second(1, 1.0, reads.plain),
+        all_requests=tokens_per_second(at_once, ratio, reads.trunk),
+        all_requests_plain=tokens_per_second(plain_at_once, 1.0, reads.plain),
+    )

@@ -1,0 +1,118 @@
+"""`hamburger plan`: finds the model's shape, plans, and prints a table or JSON. Weights are never read."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import asdict
+
+from hamburger.engine.plan.models import PRESETS, with_graft
+from hamburger.engine.plan.plan import NUMBER_BYTES, Load, Machine, Plan, Shape, make_plan, shape_of
+from hamburger.engine.types.config import EngineArgs
+from hamburger.model.checkpoints.folder_config import read_model_config
+from hamburger.model.checkpoints.sources import resolve_source
+from hamburger.model.config import ConfigError, ModelConfig
+
+_EXPLICIT = ("layers", "kv_heads", "head_dim", "parameters")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the plan; returns the exit code. Raises ConfigError or CheckpointError, whose messages are for the user."""
+    machine = Machine(
+        device=args.device,
+        memory_bytes=args.memory,
+        reserved_bytes=args.reserved,
+        kv_cache_memory=args.kv_cache_memory,
+        bandwidth=args.bandwidth,
+    )
+    load = Load(
+        prompt_tokens=args.prompt_tokens,
+        output_tokens=args.output_tokens,
+        tokens_per_kv=args.tokens_per_kv,
+        max_model_len=args.max_model_len,
+        max_num_seqs=args.max_num_seqs,
+        block_size=args.block_size,
+    )
+    plan = make_plan(_shape(args), machine, load)
+    print(json.dumps(asdict(plan), indent=2) if args.json else table(plan))
+    return 0
+
+
+def _shape(args: argparse.Namespace) -> Shape:
+    given = [name for name in _EXPLICIT if getattr(args, name) is not None]
+    if not given:
+        name, config = _model(args.model, args.base)
+        if args.graft is not None:
+            if config.graft is not None:
+                raise ConfigError(f"graft is {args.graft}, but {name} is a HAMburger already: leave it out.")
+            config = with_graft(config.trunk, args.graft)
+        return shape_of(name, config, args.dtype)
+    for option in ("model", "base", "graft"):
+        if getattr(args, option) is not None:
+            raise ConfigError(f"{option} is given, and {given[0]} too: give a model, or its numbers.")
+    if missing := [name for name in _EXPLICIT if name not in given]:
+        raise ConfigError(f"{given[0]} is given without {', '.join(missing)}: give all four, or a model.")
+    number_bytes = NUMBER_BYTES[args.dtype]
+    return Shape(
+        name=f"{args.parameters:,} parameters",
+        num_layers=args.layers,
+        num_kv_heads=args.kv_heads,
+        head_dim=args.head_dim,
+        parameters=args.parameters,
+        weights_bytes=args.parameters * number_bytes,
+        number_bytes=number_bytes,
+        max_model_len=None,
+        max_group=None,
+        tokens_per_kv=1.0,
+        reads=None,
+    )
+
+
+def _model(model: str | None, base: str | None) -> tuple[str, ModelConfig]:
+    if model in PRESETS:
+        if base is not None:
+            raise ConfigError(f"base is set, but {model} is a whole model: remove base.")
+        return model, ModelConfig(trunk=PRESETS[model])
+    source = resolve_source(model, base, weights=False)
+    return source.name, read_model_config(source)
+
+
+def table(plan: Plan) -> str:
+    """The plan for people."""
+    g = plan.tokens_per_kv
+    ratio = plan.concurrent_requests / plan.concurrent_requests_plain
+    rows = [
+        ("model", plan.model),
+        ("parameters", f"{plan.parameters:,}"),
+        ("weights", _gib(plan.weights_bytes)),
+        ("one slot", f"{plan.slot_bytes / 1024:,.0f} KiB"),
+        ("KV pool", f"{_gib(plan.pool_bytes)}: {plan.pool_slots:,} slots in {plan.pool_blocks:,} blocks"),
+        ("one request", f"{plan.prompt_tokens:,} prompt and {plan.output_tokens:,} answer tokens"),
+        ("", ""),
+        ("", f"{f'{g:g} tokens per KV':>20}{'one token a slot':>20}"),
+        ("slots of a request", f"{plan.slots_per_request:>20,}{plan.slots_per_request_plain:>20,}"),
+        ("requests at once", f"{plan.concurrent_requests:>20,}{plan.concurrent_requests_plain:>20,}{ratio:>9.2f} x"),
+    ]
+    speed = plan.speed
+    if speed is not None:
+        for name, ours, plain in (
+            ("one stream, at most", speed.one_stream, speed.one_stream_plain),
+            ("all, at most", speed.all_requests, speed.all_requests_plain),
+        ):
+            rows.append((name, f"{ours:>14,.0f} tok/s{plain:>14,.0f} tok/s{ours / plain:>9.2f} x"))
+    lines = [f"{name:<22}{value}".rstrip() for name, value in rows]
+    seats, default = plan.concurrent_requests, EngineArgs().max_num_seqs
+    if plan.max_num_seqs is None and seats > default:
+        lines += ["", f"Serve with --max-num-seqs {seats}, or its default of {default} is the limit."]
+    if plan.max_num_seqs == seats:
+        lines += ["", f"max_num_seqs is the limit here, {seats} answers at once, not memory."]
+    if speed is not None:
+        lines += [
+            "",
+            "Speeds: what reading weights and KV alone would allow. A bound, no measurement; computing is not counted.",
+        ]
+    return "\n".join(lines)
+
+
+def _gib(num_bytes: int) -> str:
+    return f"{num_bytes / 2**30:,.2f} GiB"

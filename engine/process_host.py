@@ -1,0 +1,177 @@
+"""ProcessHost: the engine's loop in a process of its own. No step holds up HTTP, and its death kills nothing else.
+
+It imports no torch. The engine ends with this process, however that ends (worker.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Self
+
+from hamburger.engine.logs import LogFormat
+from hamburger.engine.transport.engine_process import how_it_ended
+from hamburger.engine.transport.wire import Decoder, Encoder, Ended, Failed, Progress, Received, WireError
+from hamburger.engine.types.config import EngineArgs
+from hamburger.engine.types.errors import HamburgerError
+from hamburger.engine.types.events import EngineStopped, Event, Message
+from hamburger.model.checkpoints.sources import CheckpointError
+from hamburger.model.config import ConfigError
+
+logger = logging.getLogger(__name__)
+
+BUILD_CORE = "hamburger.engine.build:build_core"
+_RECEIVED_BYTES = 2**18  # at once, at most
+_END_SECONDS = 5.0  # for a process that said its last words
+
+
+class EngineProcessError(HamburgerError):
+    """The engine's process failed or was ended; the message says by what."""
+
+
+class Worker:
+    """An engine's process from its start. It imports what it needs, which takes seconds, and waits for a ProcessHost.
+
+    log_level and log_format are those of its stderr; builder: what builds the core there (worker.py). connection: this
+    side of its socket pair. As a context manager it is ended at the end, if it is still there. Raises OSError where no
+    process can be started.
+    """
+
+    def __init__(self, builder: str = BUILD_CORE, log_level: str = "warning", log_format: LogFormat = "text") -> None:
+        self.connection, theirs = socket.socketpair()
+        with theirs:
+            # -P: the folder that one serves in is no place to import from.
+            command = [sys.executable, "-P", "-m", "hamburger.engine.worker", str(theirs.fileno())]
+            # A session of its own: what a terminal sends to this process's group is not meant for the engine.
+            self.process = subprocess.Popen(
+                [*command, builder, log_level, log_format],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.connection.close()
+        self.process.kill()  # does nothing to one that was waited for
+        self.process.wait()
+
+
+class ProcessHost:
+    """An EngineHost (host.py). on_progress gets the lines that building it tells.
+
+    builder, log_level and log_format are those of its worker, which start() starts unless one is given.
+    """
+
+    def __init__(
+        self,
+        args: EngineArgs,
+        on_progress: Callable[[str], None] = lambda line: None,
+        builder: str = BUILD_CORE,
+        log_level: str = "warning",
+        log_format: LogFormat = "text",
+        worker: Worker | None = None,
+    ) -> None:
+        self._args, self._on_progress = args, on_progress
+        self._new_worker = partial(Worker, builder, log_level, log_format)
+        self._worker = worker
+        self._encoder = Encoder()
+        self._last: Failed | Ended | None = None
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def start(self, on_event: Callable[[Event], None]) -> None:
+        self._on_event = on_event
+        worker = self._worker or self._new_worker()
+        self._process = worker.process
+        self._outgoing: asyncio.Queue[bytes] = asyncio.Queue()
+        self._outgoing.put_nowait(self._encoder.frame(self._args))
+        self._reading = asyncio.create_task(self._read(worker.connection), name="hamburger-engine")
+
+    def send(self, message: Message) -> None:
+        self._outgoing.put_nowait(self._encoder.frame(message))
+
+    def dump_stacks(self) -> None:
+        """Have the engine, and its ranks, write the stacks of their threads to stderr, whatever they are doing."""
+        if self._process.poll() is None:
+            os.killpg(self._process.pid, signal.SIGUSR1)
+
+    def abandon(self) -> None:
+        if self._process.poll() is None:
+            self._process.kill()
+
+    async def join(self) -> None:
+        await self._reading
+
+    async def _read(self, connection: socket.socket) -> None:
+        # Not by a transport: one that fails to write, or whose other side left something unread, forgets what has
+        # arrived, and with it an engine's last words.
+        connection.setblocking(False)
+        writing = asyncio.create_task(_write(connection, self._outgoing), name="hamburger-to-engine")
+        decoder, received = Decoder(), Received()
+        try:
+            while self._last is None:  # an engine that has said its last words may not manage to exit
+                part = await asyncio.get_running_loop().sock_recv(connection, _RECEIVED_BYTES)
+                if not part:
+                    break
+                for rest in received.frames(part):
+                    self._take(decoder.value(rest))
+        except ConnectionError:
+            pass
+        except WireError as error:  # nothing can be asked of it any more
+            self._last = Failed("error", f"its process sent what cannot be read: {error}")
+            self.abandon()
+        finally:
+            writing.cancel()
+            try:
+                await asyncio.wait([writing])
+            finally:
+                connection.close()
+            stopped = EngineStopped(await self._error())
+            asyncio.get_running_loop().call_soon(self._on_event, stopped)
+
+    def _take(self, value: Any) -> None:
+        if isinstance(value, Progress):
+            self._on_progress(value.line)
+        elif isinstance(value, (Failed, Ended)):
+            self._last = value
+        else:
+            # An observer that fails harms one event alone.
+            asyncio.get_running_loop().call_soon(self._on_event, value)
+
+    async def _error(self) -> BaseException | None:
+        """What ended the engine; waits until its process is gone."""
+        try:
+            code = await asyncio.to_thread(self._process.wait, _END_SECONDS)
+        except subprocess.TimeoutExpired:  # it closed its end and lives on
+            self._process.kill()
+            code = await asyncio.to_thread(self._process.wait)
+        match self._last:
+            case Ended():
+                return None
+            case Failed("config", message):
+                return ConfigError(message)
+            case Failed("checkpoint", message):
+                return CheckpointError(message)
+            case Failed(_, message):
+                return EngineProcessError(message)
+        return EngineProcessError(f"its process {self._process.pid} {how_it_ended(code)}")
+
+
+async def _write(connection: socket.socket, frames: asyncio.Queue[bytes]) -> None:
+    """Until the other side is gone. What is sent after that is for nobody."""
+    with contextlib.suppress(OSError):
+        while True:
+            await asyncio.get_running_loop().sock_sendall(connection, await frames.get())

@@ -1,0 +1,303 @@
+"""Grammars: what an answer must look like, token by token. The only file that knows llguidance; no torch.
+
+The library is loaded with the first grammar: an engine that serves none works without it (benchmarks/gpu.sh).
+A grammar crosses from client to core as llguidance's own text (SamplingParams.grammar); the functions below write it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hamburger.engine.text.json_numbers import DigitTokens, NumberLimit
+from hamburger.engine.types.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+# JSON allows white space without end, and small models like it: one space, or one line break and its indentation.
+WHITE_SPACE = r" ?|\n {0,16}"
+_FORMATS = frozenset(["date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"])
+# Fractions of a second, and numbers in durations, may have digits without end in these.
+_DIGITS_IN_A_ROW = "^([0-9]{0,9}[^0-9])*[0-9]{0,9}$"
+_ENDLESS_FORMATS = frozenset(["date-time", "time", "duration"])
+# The library follows rules and references by recursion: some thousand levels would end the process, not raise an error.
+MAX_LEVELS = 1000
+MAX_PARTS = 1000
+_OPENINGS = ":([{"  # no level of a grammar is without one
+_MAX_CACHED = 64
+# Answers of one compiled grammar share what its lexer has built, up to a limit: so many use it, then it is made anew.
+_MAX_USES = 64
+_MAX_LEXER_STATES = 50_000  # 1 to 2 kB each
+
+
+def json_grammar(schema: Mapping[str, Any] | bool | None = None) -> str:
+    """JSON text that a JSON Schema (draft 2020-12) allows; None: any object.
+
+    Raises InvalidRequest for one that is nested too deeply to be read.
+    """
+    from llguidance import LLMatcher
+
+    if isinstance(schema, bool):
+        schema = {"allOf": [schema]}  # the library reads objects only
+    if schema is not None and (levels := _levels(schema)) > MAX_LEVELS:
+        raise InvalidRequest(
+            f"The schema and all that its references lead to have {levels} levels together, but at most {MAX_LEVELS} "
+            "are allowed: use fewer references.",
+            "response_format",
+        )
+    text = json.dumps({"type": "object"} if schema is None else _usable(schema))
+    try:
+        grammar: str = LLMatcher.grammar_from_json_schema(text, overrides={"whitespace_pattern": WHITE_SPACE})
+    except ValueError as error:
+        raise InvalidRequest(f"The schema cannot be read: {_shown(str(error))}.", "response_format") from error
+    return grammar
+
+
+def _usable(schema: Any) -> Any:
+    """A schema without formats that the library does not know (to JSON Schema they are notes, not rules), and with an
+    end to the digits of the others."""
+    if isinstance(schema, list):
+        return [_usable(item) for item in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    kept = {
+        key: value if key in ("const", "enum", "default", "examples") else _usable(value)
+        for key, value in schema.items()
+        if not (key == "format" and isinstance(value, str) and value not in _FORMATS)
+    }
+    if isinstance(found := kept.get("format"), str) and found in _ENDLESS_FORMATS:
+        kept.setdefault("pattern", _DIGITS_IN_A_ROW)
+    return kept
+
+
+def _levels(schema: Mapping[str, Any]) -> int:
+    """No path through a schema and its references is longer: its depth, and that of each place that is referred to."""
+    own, targets = _depth(schema)
+    waiting, found = set(targets), dict[str, int]()
+    while waiting and own + sum(found.values()) <= MAX_LEVELS:
+        pointer = waiting.pop()
+        found[pointer], further = _depth(_at(schema, pointer))
+        waiting |= further - found.keys()
+    return own + sum(found.values())
+
+
+def _depth(part: Any) -> tuple[int, set[str]]:
+    """How deep a part of a schema is nested, and where it refers to. Without recursion: a client chose its depth."""
+    deepest, targets, waiting = 1, set[str](), [(part, 1)]
+    while waiting:
+        value, depth = waiting.pop()
+        deepest = max(deepest, depth)
+        if isinstance(value, Mapping):
+            targets |= {value[key] for key in ("$ref", "$dynamicRef") if isinstance(value.get(key), str)}
+            waiting += [(item, depth + 1) for item in value.values()]
+        elif isinstance(value, list):
+            waiting += [(item, depth + 1) for item in value]
+    return deepest, targets
+
+
+def _at(schema: Any, pointer: str) -> Any:
+    """The part of a schema that a JSON pointer (#/...) leads to; None where it leads to nothing."""
+    part = schema
+    for name in pointer.lstrip("#").split("/")[1:]:
+        name = name.replace("~1", "/").replace("~0", "~")
+        if isinstance(part, list) and name.isdecimal() and len(name) < 9:
+            part = part[int(name)] if int(name) < len(part) else None
+        else:
+            part = part.get(name) if isinstance(part, Mapping) else None
+    return part
+
+
+def regex_grammar(pattern: str) -> str:
+    """Text that a regular expression (Rust's regex syntax) matches as a whole."""
+    from llguidance import LLMatcher
+
+    grammar: str = LLMatcher.grammar_from_regex(pattern)
+    return grammar
+
+
+def choice_grammar(choices: Sequence[str]) -> str:
+    """One of several texts."""
+    return regex_grammar("|".join(f"({re.escape(choice)})" for choice in choices))
+
+
+def lark_grammar(text: str) -> str:
+    """A context-free grammar in llguidance's dialect of Lark. Raises InvalidRequest for one that is too large."""
+    if (num_parts := sum(map(text.count, _OPENINGS))) > MAX_PARTS:
+        raise InvalidRequest(
+            f"The grammar has {num_parts} rules and brackets ({' '.join(_OPENINGS)}), but at most {MAX_PARTS} are "
+            "allowed.",
+            "structured_outputs",
+        )
+    from llguidance import LLMatcher
+
+    grammar: str = LLMatcher.grammar_from_lark(text)
+    return grammar
+
+
+class GrammarTokenizer(Protocol):
+    """What Grammars needs of a Tokenizer."""
+
+    vocab_size: int
+
+    def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]: ...
+    def token_bytes(self, token_id: int, *, first: bool = False) -> bytes: ...
+    def is_special(self, token_id: int) -> bool: ...
+
+
+class Grammars:
+    """Compiles grammars for one vocabulary, and remembers the last ones. Any thread may use it."""
+
+    def __init__(self, load: Callable[[], GrammarTokenizer], vocab_size: int, eos_token_ids: Collection[int]) -> None:
+        """load: gives the tokenizer, when the first grammar comes. vocab_size: the model's, which may be padded beyond
+        the tokenizer's."""
+        self._load = load
+        self.vocab_size = vocab_size
+        self._eos_token_ids = sorted(eos_token_ids)
+        self._vocabulary: LLTokenizer | None = None
+        self._digits: DigitTokens | None = None
+        self._compiled: OrderedDict[str, _Compiled] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def compile(self, grammar: str) -> LLMatcher:
+        """The grammar before its first token; to be copied, never advanced. May take some 100 ms for a complex one.
+
+        Raises InvalidRequest that says what of it is impossible, not supported or too complex.
+        """
+        from llguidance import LLMatcher, LLParserLimits
+
+        with self._lock:
+            found = self._compiled.get(grammar)
+            if found is not None and found.num_uses < _MAX_USES:
+                self._compiled.move_to_end(grammar)
+                return found.matcher
+            vocabulary = self._vocabulary = self._vocabulary or self._build()
+        matcher = LLMatcher(vocabulary, grammar, log_level=0, limits=LLParserLimits(max_lexer_states=_MAX_LEXER_STATES))
+        tried = matcher.deep_copy()
+        tried.compute_bitmask()  # some are too complex only for their first token
+        for error in (matcher.get_error(), tried.get_error()):
+            if error:
+                raise InvalidRequest(f"The grammar cannot be used: {_shown(error)}.", "response_format")
+        with self._lock:
+            self._compiled[grammar] = _Compiled(matcher)
+            while len(self._compiled) > _MAX_CACHED:
+                self._compiled.popitem(last=False)
+        return matcher
+
+    def forget(self, grammar: str) -> None:
+        """Compile it anew the next time: what answers share of it is used up."""
+        with self._lock:
+            self._compiled.pop(grammar, None)
+
+    def matcher(self, grammar: str) -> Matcher:
+        """The grammar for one answer. Raises InvalidRequest as `compile` does."""
+        compiled_matcher = self.compile(grammar)
+        limit = NumberLimit(self._digits) if self._digits is not None and _is_json(grammar) else None
+        matcher = Matcher(compiled_matcher.deep_copy(), self._eos_token_ids, limit)
+        with self._lock:
+            if (compiled := self._compiled.get(grammar)) is not None:
+                compiled.num_uses += 1
+        return matcher
+
+    def _build(self) -> LLTokenizer:
+        if not self._eos_token_ids:
+            raise InvalidRequest("The model has no end token, without which no grammar works.", "response_format")
+        from llguidance import LLTokenizer
+
+        vocabulary = _Vocabulary(self._load(), self.vocab_size, self._eos_token_ids[0])
+        self._digits = DigitTokens(vocabulary.tokens, -(-self.vocab_size // 32))
+        return LLTokenizer(
+            vocabulary,  # type: ignore[arg-type]
+            n_vocab=self.vocab_size,
+            eos_token=self._eos_token_ids,
+        )
+
+
+@dataclass(slots=True)
+class _Compiled:
+    matcher: LLMatcher
+    num_uses: int = 0
+
+
+class Matcher:
+    """Where one answer stands in its grammar."""
+
+    def __init__(
+        self, matcher: LLMatcher, eos_token_ids: Collection[int], number_limit: NumberLimit | None = None
+    ) -> None:
+        self._matcher = matcher
+        self._number_limit = number_limit
+        self._eos_token_ids = eos_token_ids
+        self._has_ended = False  # by an end token, which the library does not count
+
+    @property
+    def is_complete(self) -> bool:
+        """Nothing but an end token may follow."""
+        return self._has_ended or (bool(self._matcher.is_stopped()) and not self._matcher.is_error())
+
+    @property
+    def error(self) -> str | None:
+        """Why it can go on no more: the grammar became too complex, or a token was taken that it does not allow."""
+        return _shown(self._matcher.get_error()) if self._matcher.is_error() else None
+
+    def allow(self, masks: NDArray[np.int32], row: int) -> None:
+        """Write the bit mask of the tokens that may come next into masks[row], int32 [ceil(vocab_size / 32)]."""
+        from llguidance.numpy import fill_next_token_bitmask
+
+        fill_next_token_bitmask(self._matcher, masks, row)
+        if self._number_limit is not None:
+            self._number_limit.narrow(masks[row])
+
+    def advance(self, token_id: int) -> None:
+        """Take a token. One that is not allowed is an `error` from then on."""
+        if token_id in self._eos_token_ids:
+            self._has_ended = True
+            return
+        self._matcher.consume_token(token_id)
+        if self._number_limit is not None:
+            self._number_limit.advance(token_id)
+
+    def go_back(self, num_tokens: int) -> None:
+        """Forget the last tokens."""
+        if self._has_ended and num_tokens:
+            self._has_ended = False
+            num_tokens -= 1
+        if num_tokens:
+            self._matcher.rollback(num_tokens)
+            if self._number_limit is not None:
+                self._number_limit.go_back(num_tokens)
+
+
+def _is_json(grammar: str) -> bool:
+    """Whether json_grammar wrote it."""
+    return grammar.startswith('{"grammars":[{"name":"json_schema"')
+
+
+class _Vocabulary:
+    """What LLTokenizer reads: every token's bytes."""
+
+    is_tokenizer_wrapper = True
+
+    def __init__(self, tokenizer: GrammarTokenizer, vocab_size: int, eos_token_id: int) -> None:
+        size = min(vocab_size, tokenizer.vocab_size)
+        self.eos_token_id = eos_token_id
+        self.bos_token_id = None
+        self.tokens = [tokenizer.token_bytes(token_id) for token_id in range(size)]
+        self.special_token_ids = [token_id for token_id in range(size) if tokenizer.is_special(token_id)]
+        self._tokenizer = tokenizer
+
+    def __call__(self, text: bytes | str) -> list[int]:
+        return self._tokenizer.encode(text if isinstance(text, str) else text.decode(errors="replace"))
+
+
+def _shown(message: str) -> str:
+    """The library's message on one line, of a length fit for people."""
+    return " ".join(message.partition("<state>")[0].split())[:300].rstrip(".")

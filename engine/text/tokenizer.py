@@ -1,0 +1,294 @@
+"""Text <-> token ids, and a chat -> its prompt. No torch and no transformers: the process that answers HTTP holds it.
+
+It knows nothing of requests, groups or streams.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import tokenizers
+
+from hamburger.engine.text.chat_template import ChatTemplate
+from hamburger.engine.types.errors import TokenizerError as TokenizerError
+
+_SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+class Tokenizer:
+    """A model's tokenizer and chat template.
+
+    vocab_size: one more than the highest token id (the model's own vocabulary may be padded beyond it).
+    bos_token, eos_token, pad_token: text of that special token, or None; `*_id`: its token id, or None.
+    streams_bytes: `decode` is exactly the UTF-8 text of the tokens' bytes joined, so text can be streamed by bytes.
+    """
+
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        *,
+        special_tokens: Mapping[str, str] | None = None,
+        chat_templates: Mapping[str, str] | None = None,
+    ) -> None:
+        """special_tokens: transformers' name ("bos_token", ...) -> text; those that the vocabulary lacks are left out.
+
+        chat_templates: name -> jinja source; "default" is the one used, "tool_use" where tools are given.
+        """
+        ids = {name: backend.token_to_id(token) for name, token in (special_tokens or {}).items()}
+        self._special_tokens = {n: t for n, t in (special_tokens or {}).items() if ids[n] is not None}
+        # Files made for training may pad or cut every text.
+        backend.no_truncation()
+        backend.no_padding()
+        known = {token.content for token in backend.get_added_tokens_decoder().values() if token.special}
+        backend.add_special_tokens([t for t in dict.fromkeys(self._special_tokens.values()) if t not in known])
+        self._backend = backend
+        self._special_ids = {i for i, token in backend.get_added_tokens_decoder().items() if token.special}
+        self._special_ids |= {i for i in ids.values() if i is not None}
+        self._templates = {name: ChatTemplate(source) for name, source in (chat_templates or {}).items()}
+        self._spelling = _Spelling.of(backend)
+        self._bytes: dict[tuple[int, bool], bytes] = {}
+        self.streams_bytes = self._spelling is not None
+        self.vocab_size = max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+        self.bos_token, self.bos_token_id = self._special("bos_token")
+        self.eos_token, self.eos_token_id = self._special("eos_token")
+        self.pad_token, self.pad_token_id = self._special("pad_token")
+
+    @classmethod
+    def load(cls, path: Path) -> Tokenizer:
+        """Load a folder with tokenizer.json (and the files that go with it), or a GGUF file.
+
+        A tokenizer.json beside a GGUF file is preferred to what the file says. Raises TokenizerError.
+        """
+        folder = path.parent if path.suffix == ".gguf" else path
+        if (folder / "tokenizer.json").is_file():
+            return cls._load_folder(folder)
+        if path.suffix == ".gguf":
+            from hamburger.engine.text.gguf_tokenizer import read_gguf_tokenizer  # the library, for such files alone
+
+            found = read_gguf_tokenizer(path)
+            templates = {} if found.chat_template is None else {"default": found.chat_template}
+            return cls(found.backend, special_tokens=found.special_tokens, chat_templates=templates)
+        raise TokenizerError(
+            f"{path} has no tokenizer.json. A sentencepiece tokenizer.model is not read: save the tokenizer with "
+            "transformers (save_pretrained) to get one, or name the base with --base."
+        )
+
+    @classmethod
+    def _load_folder(cls, folder: Path) -> Tokenizer:
+        file = folder / "tokenizer.json"
+        try:
+            backend = tokenizers.Tokenizer.from_file(str(file))
+        except Exception as error:  # the library raises nothing narrower
+            raise TokenizerError(
+                f"{file} is not a tokenizer that the installed tokenizers library reads: {error}"
+            ) from error
+        config = _read_json(folder / "tokenizer_config.json")
+        named = _read_json(folder / "special_tokens_map.json") | config
+        ids = _read_json(folder / "config.json") | _read_json(folder / "generation_config.json")
+        special_tokens: dict[str, str] = {}
+        for name in _SPECIAL_NAMES:
+            token = named.get(name)
+            if isinstance(token, dict):  # an AddedToken written out
+                token = token.get("content")
+            if token is None and name not in config:
+                token_id = ids.get(f"{name}_id")
+                token_id = token_id[0] if isinstance(token_id, list) and token_id else token_id
+                token = backend.id_to_token(token_id) if isinstance(token_id, int) and token_id >= 0 else None
+            if isinstance(token, str):
+                special_tokens[name] = token
+        return cls(backend, special_tokens=special_tokens, chat_templates=_chat_templates(folder, config))
+
+    @property
+    def chat_template(self) -> str | None:
+        """The jinja source of the chat template, None where the model has none."""
+        template = self._templates.get("default")
+        return None if template is None else template.source
+
+    @property
+    def tool_template(self) -> str | None:
+        """The source of the template that writes chats with tools; the ordinary one where it has no other."""
+        template = self._templates.get("tool_use")
+        return self.chat_template if template is None else template.source
+
+    def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
+        """The token ids of `text`. Special tokens written out in it are recognised.
+
+        add_special_tokens: put the model's own (such as a leading BOS) around it.
+        Raises TokenizerError when the text holds lone surrogates, which no UTF-8 has.
+        """
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise TokenizerError(
+                f"The text holds a lone surrogate (U+{ord(text[error.start]):04X} at character {error.start}), "
+                "which is not valid Unicode text."
+            ) from error
+        ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        return ids
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """The text of `ids`; bytes that are not UTF-8 become U+FFFD, ids without a token nothing.
+
+        Raises TokenizerError for an id below 0 or above 32 bits.
+        """
+        spelling = self._spelling
+        if spelling is None or spelling.byte_level:
+            try:
+                return self._backend.decode(ids, skip_special_tokens=skip_special_tokens)
+            except OverflowError as error:
+                raise TokenizerError(f"A token id is outside 0..{self.vocab_size - 1}.") from error
+        # The library turns a whole run of byte tokens into U+FFFD where one byte of it is wrong, so that text already
+        # streamed would change. Ours replaces only what is not UTF-8; on valid UTF-8 the two are equal.
+        data = bytearray()
+        first = True
+        for token_id in ids:
+            if not (skip_special_tokens and token_id in self._special_ids):
+                data += self.token_bytes(token_id, first=first)
+                first = first and not self.token_bytes(token_id)  # an id without a token is no first token
+        return data.decode(errors="replace")
+
+    def token_bytes(self, token_id: int, *, first: bool = False) -> bytes:
+        """The exact bytes that a token adds to a text; b"" for an id without a token.
+
+        first: it is the text's first token (some tokenizers drop a leading space there).
+        """
+        data = self._bytes.get((token_id, first))
+        if data is None:
+            try:
+                token = self._backend.id_to_token(token_id) or ""
+            except OverflowError as error:
+                raise TokenizerError(f"Token id {token_id} is outside 0..{self.vocab_size - 1}.") from error
+            data = token.encode() if self._spelling is None else self._spelling.to_bytes(token, first)
+            self._bytes[token_id, first] = data
+        return data
+
+    @cached_property
+    def max_token_bytes(self) -> int:
+        """The most bytes that one token adds to a text."""
+        return max(len(self.token_bytes(token_id)) for token_id in range(self.vocab_size))
+
+    def is_special(self, token_id: int) -> bool:
+        """Whether `decode` leaves the token out when it skips special tokens."""
+        return token_id in self._special_ids
+
+    def apply_chat_template(
+        self,
+        messages: list[dict[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: list[dict[str, Any]] | None = None,
+        **kwargs: Any,
+    ) -> str:
+        """The prompt for a chat, as the model's template writes it; encode it without adding special tokens.
+
+        kwargs: further variables for the template. Raises TokenizerError when there is no template, or it refuses the
+        messages, or cannot render them.
+        """
+        template = self._templates.get("tool_use") if tools else None
+        template = template or self._templates.get("default")
+        if template is None:
+            raise TokenizerError("The model has no chat template: send a plain prompt to /v1/completions instead.")
+        return template.render(
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            tools=tools,
+            variables=self._special_tokens | kwargs,
+        )
+
+    def _special(self, name: str) -> tuple[str | None, int | None]:
+        token = self._special_tokens.get(name)
+        return token, None if token is None else self._backend.token_to_id(token)
+
+
+@dataclass(frozen=True, slots=True)
+class _Spelling:
+    """How the written form of a token in the vocabulary stands for bytes: what the decoder does, token by token.
+
+    space: the symbol written for a space (sentencepiece's U+2581). byte_fallback: "<0x0A>" is one byte.
+    at_start: what happens to a first token: nothing, one leading space is cut, or all its space symbols are dropped.
+    """
+
+    byte_level: bool = False
+    space: str | None = None
+    byte_fallback: bool = False
+    at_start: Literal["keep", "cut", "drop"] = "keep"
+
+    @classmethod
+    def of(cls, backend: tokenizers.Tokenizer) -> _Spelling | None:
+        """None for a decoder that is not one of the two families (byte-level, sentencepiece)."""
+        if backend.decoder is None:
+            return None
+        described = json.loads(backend.decoder.__getstate__())
+        steps = described["decoders"] if described["type"] == "Sequence" else [described]
+        if [step["type"] for step in steps] == ["ByteLevel"]:
+            return cls(byte_level=True)
+        space: str | None = None
+        byte_fallback = fused = False
+        at_start: Literal["keep", "cut", "drop"] = "keep"
+        for step in steps:
+            match step:
+                case {"type": "Replace", "pattern": {"String": str(symbol)}, "content": " "} if step is steps[0]:
+                    space = symbol
+                case {"type": "Metaspace", "replacement": str(symbol), "prepend_scheme": scheme} if not space:
+                    space, at_start = symbol, "keep" if scheme == "never" else "drop"
+                case {"type": "ByteFallback"}:
+                    byte_fallback = True
+                case {"type": "Fuse"}:
+                    fused = True
+                case {"type": "Strip", "content": " ", "start": 0 | 1 as start, "stop": 0} if fused:
+                    at_start = "cut" if start else at_start
+                case _:
+                    return None
+        return cls(space=space, byte_fallback=byte_fallback, at_start=at_start)
+
+    def to_bytes(self, token: str, first: bool) -> bytes:
+        if self.byte_level:
+            # A token with any other character (an added one) is written as it is.
+            return bytes(_BYTE_OF[c] for c in token) if all(c in _BYTE_OF for c in token) else token.encode()
+        if self.space:
+            token = token.replace(self.space, "" if first and self.at_start == "drop" else " ")
+        is_byte = self.byte_fallback and re.fullmatch("<0x[0-9A-Fa-f]{2}>", token)
+        data = bytes([int(token[3:5], 16)]) if is_byte else token.encode()
+        return data.removeprefix(b" ") if first and self.at_start == "cut" else data
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """GPT-2's alphabet: every byte as one printable character; those that are not printable follow from U+0100."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(0x100 + i): byte for i, byte in enumerate(others)}
+
+
+_BYTE_OF = _byte_alphabet()
+
+
+def _chat_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
+    """chat_template.jinja, or else the configuration's: one source, or a list of named ones."""
+    file = folder / "chat_template.jinja"
+    if file.is_file():
+        return {"default": file.read_text(encoding="utf-8")}
+    found = config.get("chat_template")
+    if isinstance(found, list):
+        return {entry["name"]: entry["template"] for entry in found}
+    return {"default": found} if isinstance(found, str) else {}
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    """A JSON object; {} when there is no such file."""
+    if not file.is_file():
+        return {}
+    try:
+        value = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise TokenizerError(f"{file} is not valid JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise TokenizerError(f"{file} does not hold a JSON object.")
+    return value

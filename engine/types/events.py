@@ -1,0 +1,57 @@
+"""What the engine's loop tells its client, and the messages that it takes. Plain values: they may cross processes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hamburger.engine.types.config import EngineConfig
+from hamburger.engine.types.messages import AbortRequest, EngineInfo, StepOutputs, SubmitRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Client -> loop: give up what is unfinished and end."""
+
+
+Message = SubmitRequest | AbortRequest | Stop
+
+
+@dataclass(frozen=True, slots=True)
+class EngineReady:
+    """The core is built."""
+
+    info: EngineInfo
+    config: EngineConfig
+
+
+@dataclass(frozen=True, slots=True)
+class StepStarted:
+    """A step begins after a pause. time: time.monotonic() seconds."""
+
+    time: float
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """One step. num_received: how many requests the core had been given when it ended, since the start.
+
+    time: time.monotonic() seconds when it ended. goes_on: the next one begins at once, of which nothing else is told.
+    """
+
+    outputs: StepOutputs
+    num_received: int
+    time: float
+    goes_on: bool
+
+
+LoopEvent = EngineReady | StepStarted | StepReport
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStopped:
+    """The engine's last words. error: what building or stepping raised; None when it was told to stop."""
+
+    error: BaseException | None
+
+
+Event = LoopEvent | EngineStopped

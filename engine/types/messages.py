@@ -1,0 +1,122 @@
+"""The typed values that cross between the engine core and its client: plain Python, no tensors, no text.
+
+wire.py carries exactly these between processes; nothing else is shared.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from hamburger.engine.types.sampling_params import SamplingParams
+
+FinishReason = Literal["stop", "length"]
+
+
+@dataclass(frozen=True, slots=True)
+class SubmitRequest:
+    """Client -> core: generate one answer. `params.seed`, `.confidence` and `.max_tokens` are never None here."""
+
+    request_id: str
+    prompt_ids: list[int]
+    params: SamplingParams
+    arrival_time: float  # time.monotonic() seconds
+    priority: int = 0  # lower goes first
+    cache_salt: str = ""  # only requests with the same one read each other's blocks
+
+
+@dataclass(frozen=True, slots=True)
+class AbortRequest:
+    """Client -> core: free this request's slots within a step. Unknown ids are ignored (it may just have finished)."""
+
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """A token's log-probability (nats) and its likeliest rivals [(token id, log-probability)], best first."""
+
+    logprob: float
+    top: list[tuple[int, float]]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupOutput:
+    """Core -> client: one trimmed group. `token_ids` holds 1 to max_group tokens; none where max_tokens is 0.
+
+    stop_probs[i] = sigmoid(stop logit) after token i; a plain base model has no stop head and gives 1.0.
+    finish_reason is set on a request's last group; stop_token_id is the end or stop token that ended it, if one did.
+    scheduled_time: time.monotonic() of the step that first gave the request slots.
+    prompt_logprobs: on the request's first output, if it asks for them: one entry a prompt token. The first token's is
+        None, because nothing predicts it.
+    cached_slots: on the request's first output: prompt slots that were found in the prefix cache.
+    """
+
+    request_id: str
+    token_ids: list[int]
+    stop_probs: list[float]
+    logprobs: list[TokenLogprobs] | None
+    finish_reason: FinishReason | None
+    stop_token_id: int | None
+    scheduled_time: float
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
+    cached_slots: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RequestFailed:
+    """Core -> client: the request ended without an answer. `kind` picks the error class on the client side."""
+
+    request_id: str
+    kind: Literal["queue_timeout", "engine_dead", "draining", "grammar", "out_of_memory"]
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class StepStats:
+    """What one engine step did (work done, before any client-side trimming) and the state after it."""
+
+    num_running: int
+    num_waiting: int
+    num_preemptions: int
+    used_slots: int
+    total_slots: int
+    prompt_slots: int  # prompt slots computed in this step (replays included)
+    decoded_sequences: int  # sequences that emitted a group
+    group_sizes: list[int]  # after trimming, one per sequence that emitted
+    seconds: float  # wall time of the step
+    cache_queries: int = 0  # slots of newly admitted sequences that were looked up in the prefix cache
+    cache_hits: int = 0  # those of them that were found
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutputs:
+    """Core -> client: everything one step produced."""
+
+    outputs: list[GroupOutput] = field(default_factory=list)
+    failures: list[RequestFailed] = field(default_factory=list)
+    stats: StepStats | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInfo:
+    """Core -> client, once, when the engine is ready: the facts that requests are validated against.
+
+    expected_tokens: total_slots x the tokens per KV expected at the default confidence (1.0 for a plain base).
+    """
+
+    model: str  # what was loaded, for people
+    is_plain_base: bool  # True: every group has one token
+    max_model_len: int  # tokens
+    max_group: int
+    default_confidence: float
+    vocab_size: int
+    eos_token_ids: list[int]
+    block_size: int  # slots
+    total_slots: int
+    expected_tokens: int
+    max_num_seqs: int
+    max_num_batched_slots: int
+    device: str
+    dtype: str
+    quantization: str = "none"  # or int8, int4, fp8

@@ -1,0 +1,109 @@
+"""What a request asks of the sampler, validated once. No torch, no HTTP."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from hamburger.engine.types.errors import InvalidRequest
+
+MAX_LOGPROBS = 20
+MAX_SEED = 2**63 - 1
+# Lowest and highest value, both allowed; None is not checked.
+RANGES: Mapping[str, tuple[float, float]] = MappingProxyType(
+    {
+        "min_tokens": (0, math.inf),
+        "temperature": (0, 100),
+        "top_k": (0, math.inf),
+        "min_p": (0, 1),
+        "seed": (0, MAX_SEED),
+        "presence_penalty": (-2, 2),
+        "frequency_penalty": (-2, 2),
+        "repetition_penalty": (1e-3, 1e3),  # beyond that float32 logits overflow
+        "logprobs": (0, MAX_LOGPROBS),
+        "prompt_logprobs": (0, MAX_LOGPROBS),
+        "confidence": (0, 1),
+    }
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How one answer is generated. Every limit counts tokens, never slots.
+
+    max_tokens: most tokens to generate; None means as many as the context leaves, 0 is for prompt_logprobs alone.
+    min_tokens: no end token, stop token or stop string ends the answer before this many tokens.
+    temperature: 0 is greedy, whatever top_p, top_k and min_p say.
+    top_k: 0 means off. top_p in (0, 1], min_p in [0, 1].
+    seed: in [0, 2**63); None draws a fresh one for each request. Noise is keyed by (seed, output token index).
+    presence_penalty, frequency_penalty: in [-2, 2], over generated tokens, as OpenAI defines them.
+    repetition_penalty: in [0.001, 1000], over prompt and generated tokens (CTRL, arXiv 1909.05858).
+    logit_bias: token id -> value in [-100, 100] added to its logit.
+    logprobs: None for none; k >= 0 gives the chosen token's log-probability and the k likeliest tokens'
+        (of the model's own distribution, before temperature, penalties and filters).
+    prompt_logprobs: the same for each token of the prompt but the first, from the trunk over single tokens.
+    stop: strings that end the answer; the text ends before the earliest-completing one.
+    stop_token_ids: tokens that end the answer, beside the model's end tokens.
+    ignore_eos: the model's end tokens are ordinary tokens.
+    grammar: what the answer must look like as a whole, as engine/text/grammar.py writes it; None for any text.
+    confidence: c in [0, 1] of model.md; None takes the server's default. 1 runs no micro-step.
+
+    Raises InvalidRequest that names the field when a value is out of range.
+    """
+
+    max_tokens: int | None = None
+    min_tokens: int = 0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    skip_special_tokens: bool = True
+    grammar: str | None = None
+    confidence: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.max_tokens is not None:
+            _in_range("max_tokens", self.max_tokens, 1 if self.prompt_logprobs is None else 0, math.inf)
+        for name, (low, high) in RANGES.items():
+            if (value := getattr(self, name)) is not None:
+                _in_range(name, value, low, high)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise InvalidRequest(
+                f"min_tokens is {self.min_tokens}, but max_tokens is {self.max_tokens}: lower min_tokens.", "min_tokens"
+            )
+        if not 0 < self.top_p <= 1:
+            raise InvalidRequest(f"top_p is {self.top_p}: it must be in (0, 1].", "top_p")
+        for token_id, bias in self.logit_bias.items():
+            if token_id < 0 or not -100 <= bias <= 100:
+                raise InvalidRequest(
+                    f"logit_bias[{token_id}] is {bias}: keys are token ids, values lie in [-100, 100].", "logit_bias"
+                )
+        if any(not s for s in self.stop):
+            raise InvalidRequest("stop holds an empty string: remove it.", "stop")
+        if any(t < 0 for t in self.stop_token_ids):
+            raise InvalidRequest("stop_token_ids holds a negative id.", "stop_token_ids")
+        if self.grammar is not None and self.min_tokens:
+            raise InvalidRequest("min_tokens does not go with a grammar, which ends the answer itself.", "min_tokens")
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature == 0
+
+
+def _in_range(name: str, value: float, low: float, high: float) -> None:
+    """Raise InvalidRequest unless low <= value <= high (a NaN is outside)."""
+    if not low <= value <= high:
+        bounds = f"at least {low:g}" if high == math.inf else f"in [{low:g}, {high:g}]"
+        raise InvalidRequest(f"{name} is {value}: it must be {bounds}.", name)

@@ -1,0 +1,243 @@
+"""A GGUF file of a Llama model -> TrunkConfig and canonical tensors, dequantised once and cached as safetensors.
+
+The cache holds the weights in the dtype they are served in: bfloat16 is half the bytes to read at every start, and
+float32 keeps exactly what the quantised blocks say. It is keyed by the file's path, size and time, replaced atomically
+(so two processes may make it at once) and made anew when it does not fit; without it everything only starts slower.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from hamburger.model.checkpoints.hf_config import parse_trunk_config, read_trunk_config, trunk_config_json
+from hamburger.model.checkpoints.sources import CheckpointError
+from hamburger.model.config import ModelConfig, TrunkConfig
+from hamburger.model.rotary import inverse_frequencies
+
+CACHE_FORMAT = 1
+"""Part of the cache's key: raised whenever what the cache holds for the same GGUF file changes."""
+
+_NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+_LAYER_NAMES = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_ROPE_FACTORS = "rope_freqs.weight"
+# The constants of every published Llama 3.1 and 3.2; a GGUF file keeps only the factors that follow from them.
+_LLAMA3_CONTEXT, _LLAMA3_LOW, _LLAMA3_HIGH = 8192, 1.0, 4.0
+
+
+def load_gguf(
+    path: Path,
+    config_folder: Path | None,
+    dtype: torch.dtype,
+    on_progress: Callable[[str], None] = lambda line: None,
+) -> tuple[ModelConfig, dict[str, Tensor]]:
+    """Configuration and canonically named tensors in `dtype`, not yet checked. Raises CheckpointError.
+
+    config_folder: a folder whose config.json describes the model instead of the file's own metadata.
+    """
+    key, cache = _key(path), _cache_path(path, dtype)
+    found = None if cache is None else _read_cache(cache, key)
+    if found is None:
+        on_progress(f"dequantising {path.name}, once")
+        reader = _open(path)
+        trunk = _trunk_config(path, reader)
+        found = trunk, _dequantise(path, reader, trunk, dtype)
+        try:
+            if cache is None:
+                raise OSError("there is no home directory")
+            _write_cache(cache, key, *found)
+        except (OSError, SafetensorError) as error:
+            on_progress(f"the dequantised weights were not cached, so the next start is no faster: {error}")
+    trunk, tensors = found
+    return ModelConfig(trunk=trunk if config_folder is None else read_trunk_config(config_folder)), tensors
+
+
+def read_gguf_config(path: Path) -> TrunkConfig:
+    """The trunk that the file's own metadata describes; its weights stay where they are. Raises CheckpointError."""
+    return _trunk_config(path, _open(path))
+
+
+def _open(path: Path) -> gguf.GGUFReader:
+    try:
+        return gguf.GGUFReader(path)
+    except (OSError, ValueError, IndexError, KeyError) as error:  # a file cut short ends in any of these
+        raise CheckpointError(f"{path} is not a whole GGUF file: {error}") from error
+
+
+def _trunk_config(path: Path, reader: gguf.GGUFReader) -> TrunkConfig:
+    def get(key: str, default: Any = None) -> Any:
+        field = reader.get_field(key)
+        return default if field is None else field.contents()
+
+    architecture = get("general.architecture")
+    if architecture != "llama":
+        raise CheckpointError(f"{path}: architecture {architecture!r} is not supported; supported: llama.")
+    shapes = {tensor.name: tensor.shape.tolist()[::-1] for tensor in reader.tensors}
+    if "token_embd.weight" not in shapes:
+        raise CheckpointError(f"{path} has no token_embd.weight: name a GGUF file with a whole model.")
+    hidden_size, num_heads = get("llama.embedding_length"), get("llama.attention.head_count")
+    head_dim = get("llama.attention.key_length")
+    if head_dim is None and type(num_heads) is int and type(hidden_size) is int and num_heads > 0:
+        head_dim = hidden_size // num_heads
+    unsupported = {
+        "llama.rope.scaling.type": "none",
+        "llama.rope.dimension_count": head_dim,
+        "llama.attention.value_length": head_dim,
+        "llama.expert_count": 0,
+        "split.count": 1,
+    }
+    for key, only in unsupported.items():
+        if get(key, only) not in (only, 0):
+            raise CheckpointError(f"{path}: {key} is {get(key)!r}, and only {only!r} is supported.")
+    ids = [get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
+    config = {
+        "model_type": "llama",
+        "vocab_size": shapes["token_embd.weight"][0],
+        "hidden_size": hidden_size,
+        "intermediate_size": get("llama.feed_forward_length"),
+        "num_hidden_layers": get("llama.block_count"),
+        "num_attention_heads": num_heads,
+        "num_key_value_heads": get("llama.attention.head_count_kv"),
+        "head_dim": head_dim,
+        "rms_norm_eps": _shortest(get("llama.attention.layer_norm_rms_epsilon")),
+        "rope_theta": _shortest(get("llama.rope.freq_base")),
+        "tie_word_embeddings": "output.weight" not in shapes,
+        "max_position_embeddings": get("llama.context_length"),
+        "eos_token_id": list(dict.fromkeys(i for i in ids if i is not None)),
+    }
+    if _ROPE_FACTORS in shapes:
+        factors = next(tensor for tensor in reader.tensors if tensor.name == _ROPE_FACTORS)
+        plain = parse_trunk_config(config, str(path))
+        config["rope_scaling"] = _llama3_scaling(path, plain, _numbers(path, factors).flatten())
+    return parse_trunk_config(config, str(path))
+
+
+def _shortest(value: Any) -> Any:
+    """The decimal that was meant by a float32: 1e-05, not 9.999999747378752e-06."""
+    return float(str(np.float32(value))) if isinstance(value, float) else value
+
+
+def _llama3_scaling(path: Path, plain: TrunkConfig, factors: Tensor) -> dict[str, Any]:
+    """The llama3 rope scaling whose frequencies are the plain ones divided by `factors` [head_dim / 2]."""
+    found: dict[str, Any] = {"rope_type": "llama3", "factor": factors.max().item(), "low_freq_factor": _LLAMA3_LOW}
+    found |= {"high_freq_factor": _LLAMA3_HIGH, "original_max_position_embeddings": _LLAMA3_CONTEXT}
+    rope = {**found, "rope_theta": plain.rope_theta}
+    scaled = parse_trunk_config(trunk_config_json(plain) | {"rope_parameters": rope}, str(path))
+    assumed = inverse_frequencies(plain) / inverse_frequencies(scaled)
+    if factors.shape != assumed.shape or not torch.allclose(factors, assumed, rtol=1e-3):
+        raise CheckpointError(f"{path}: {_ROPE_FACTORS} is not the rope scaling of Llama 3, the only one supported.")
+    return found
+
+
+def _dequantise(path: Path, reader: gguf.GGUFReader, trunk: TrunkConfig, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Tensor by tensor, so that float32 is never held for more than one. Unknown names stay for the strict check."""
+    tensors = {}
+    for tensor in reader.tensors:
+        if tensor.name == _ROPE_FACTORS:
+            continue
+        name, weight = _canonical(tensor.name), _numbers(path, tensor)
+        heads = {"q_proj": trunk.num_heads, "k_proj": trunk.num_kv_heads}.get(name.split(".")[-2], 0)
+        tensors[name] = (_unpermute(weight, heads, path, tensor.name) if heads else weight).to(dtype)
+    return tensors
+
+
+def _canonical(name: str) -> str:
+    layer = re.fullmatch(r"blk\.(\d+)\.(\w+)\.weight", name)
+    if layer and layer[2] in _LAYER_NAMES:
+        return f"model.layers.{layer[1]}.{_LAYER_NAMES[layer[2]]}.weight"
+    stem = name.removesuffix(".weight")
+    return f"{_NAMES[stem]}.weight" if stem in _NAMES else f"gguf.{name}"
+
+
+def _numbers(path: Path, tensor: gguf.ReaderTensor) -> Tensor:
+    """float32 in the tensor's own shape."""
+    try:
+        values = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
+    except NotImplementedError as error:
+        kind = tensor.tensor_type.name
+        raise CheckpointError(f"{path}: {tensor.name} is {kind}, which the gguf library cannot dequantise.") from error
+    # The file is mapped read-only; torch wants memory that it may write.
+    return torch.from_numpy(np.require(values, np.float32, ["C", "W"]))
+
+
+def _unpermute(weight: Tensor, num_heads: int, path: Path, name: str) -> Tensor:
+    """Rows back in Hugging Face's order.
+
+    llama.cpp rotates neighbours (rows 0 and 1), Hugging Face the two halves of a head (rows 0 and head_dim / 2), so
+    its converter interleaves each head's halves.
+    """
+    if weight.dim() != 2 or weight.shape[0] % (2 * num_heads):
+        raise CheckpointError(
+            f"{path}: {name} has the shape {tuple(weight.shape)}, which {num_heads} heads cannot share."
+        )
+    rows, width = weight.shape
+    return weight.view(num_heads, rows // num_heads // 2, 2, width).transpose(1, 2).reshape(rows, width)
+
+
+def _key(path: Path) -> str:
+    try:
+        stat = path.stat()
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}.") from error
+    return json.dumps([CACHE_FORMAT, stat.st_size, stat.st_mtime_ns])
+
+
+def _cache_path(path: Path, dtype: torch.dtype) -> Path | None:
+    """One cache file for each GGUF path and dtype, so that a newer file's cache takes the place of the older one's."""
+    root = os.environ.get("XDG_CACHE_HOME")
+    try:
+        folder = Path(root) if root else Path.home() / ".cache"
+    except RuntimeError:
+        return None
+    path_hash = hashlib.sha256(os.fsencode(path.resolve())).hexdigest()[:12]
+    return folder / "hamburger" / f"{path.stem}-{path_hash}-{str(dtype).removeprefix('torch.')}.safetensors"
+
+
+def _read_cache(cache: Path, key: str) -> tuple[TrunkConfig, dict[str, Tensor]] | None:
+    """The weights, mapped into memory and read as they are touched; None where there is no whole cache of this key."""
+    try:
+        with safe_open(cache, framework="pt") as file:
+            metadata = file.metadata() or {}
+            if metadata.get("key") != key:
+                return None
+            trunk = parse_trunk_config(json.loads(metadata["trunk"]), str(cache))
+            return trunk, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
+    except (OSError, SafetensorError, ValueError, KeyError):
+        return None
+
+
+def _write_cache(cache: Path, key: str, trunk: TrunkConfig, tensors: dict[str, Tensor]) -> None:
+    cache.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=cache.parent, prefix=cache.stem, suffix=".tmp")
+    part = Path(name)
+    try:
+        os.close(handle)
+        save_file(tensors, part, metadata={"key": key, "trunk": json.dumps(trunk_config_json(trunk))})
+        with part.open("rb") as file:
+            os.fsync(file.fileno())  # a crash after the rename must not leave a file of the right size and no content
+        part.replace(cache)
+    finally:
+        part.unlink(missing_ok=True)

@@ -1,0 +1,232 @@
+"""Reads the trunk's geometry from a Hugging Face `config.json`. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from hamburger.model.checkpoints.sources import CheckpointError, read_json
+from hamburger.model.config import (
+    DynamicRopeScaling,
+    LinearRopeScaling,
+    Llama3RopeScaling,
+    RopeScaling,
+    TrunkConfig,
+    YarnRopeScaling,
+    yarn_attention_factor,
+)
+
+_CLASSES = {
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+}
+SUPPORTED = tuple(_CLASSES)
+_ROPE_NAMES: dict[type[RopeScaling], str] = {
+    LinearRopeScaling: "linear",
+    DynamicRopeScaling: "dynamic",
+    Llama3RopeScaling: "llama3",
+    YarnRopeScaling: "yarn",
+}
+_ROPE_TYPES = tuple(_ROPE_NAMES.values())
+_SIZES = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "max_position_embeddings",
+)
+
+
+def read_trunk_config(folder: Path) -> TrunkConfig:
+    """The trunk described by folder/config.json and folder/generation_config.json (whose end tokens win).
+
+    Raises CheckpointError that names the field which is missing or not supported.
+    """
+    config = read_json(folder / "config.json")
+    generation = folder / "generation_config.json"
+    if generation.is_file():
+        end = read_json(generation).get("eos_token_id")
+        config = config if end is None else {**config, "eos_token_id": end}
+    return parse_trunk_config(config, str(folder / "config.json"))
+
+
+def parse_trunk_config(config: Mapping[str, Any], where: str) -> TrunkConfig:
+    """A configuration as transformers writes it; `where` names it in errors."""
+    architecture = config.get("model_type", "llama")
+    if architecture not in SUPPORTED:
+        raise CheckpointError(
+            f"{where}: model_type {architecture!r} is not supported; supported are: {', '.join(SUPPORTED)}."
+        )
+    if config.get("hidden_act") not in (None, "silu"):
+        raise CheckpointError(f"{where}: hidden_act is {config['hidden_act']!r}; only 'silu' is supported.")
+    if config.get("quantization_config"):
+        raise CheckpointError(f"{where}: the weights are quantised (quantization_config): name unquantised ones.")
+    try:
+        for field in _SIZES:
+            if int(config[field]) < 1:
+                raise CheckpointError(f"{where}: {field} is {config[field]!r}: it must be at least 1.")
+        heads = int(config["num_attention_heads"])
+        theta, scaling = _rope(config, where)
+        window, sliding = _sliding(config, where)
+        return TrunkConfig(
+            vocab_size=int(config["vocab_size"]),
+            hidden_size=int(config["hidden_size"]),
+            intermediate_size=int(config["intermediate_size"]),
+            num_layers=int(config["num_hidden_layers"]),
+            num_heads=heads,
+            num_kv_heads=int(config.get("num_key_value_heads") or heads),
+            head_dim=_head_dim(config, heads),
+            rms_norm_eps=float(config["rms_norm_eps"]),
+            rope_theta=theta,
+            rope_scaling=scaling,
+            tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
+            max_position_embeddings=int(config["max_position_embeddings"]),
+            eos_token_ids=_ids(config.get("eos_token_id")),
+            architecture=architecture,
+            **_biases(config, where),
+            qk_norm=architecture == "qwen3",
+            sliding_window=window,
+            sliding_layers=sliding,
+        )
+    except KeyError as error:
+        raise CheckpointError(f"{where}: {error.args[0]} is missing.") from error
+    except (TypeError, ValueError, AttributeError, ZeroDivisionError) as error:
+        if isinstance(error, CheckpointError):
+            raise
+        raise CheckpointError(f"{where}: {error}") from error
+
+
+def _head_dim(config: Mapping[str, Any], heads: int) -> int:
+    default = (
+        128 if config.get("model_type") == "qwen3" and "head_dim" not in config else config["hidden_size"] // heads
+    )
+    return int(config.get("head_dim") or default)
+
+
+def _biases(config: Mapping[str, Any], where: str) -> dict[str, bool]:
+    """Which linears have a bias: what the architecture fixes, else the configuration says."""
+    architecture = config.get("model_type", "llama")
+    fixed: dict[str, bool] = {}
+    if architecture in ("mistral", "qwen2"):
+        fixed["attention_bias"] = architecture == "qwen2"
+    if architecture != "llama":
+        fixed["mlp_bias"] = False
+    for field, value in fixed.items():
+        if config.get(field) not in (None, value):
+            raise CheckpointError(f"{where}: {field} is {config[field]!r}; for {architecture} only {value!r} is known.")
+    attention = fixed.get("attention_bias", bool(config.get("attention_bias", False)))
+    mlp = fixed.get("mlp_bias", bool(config.get("mlp_bias", False)))
+    # Qwen2's output projection has none.
+    return {"qkv_bias": attention, "o_bias": attention and architecture != "qwen2", "mlp_bias": mlp}
+
+
+def _sliding(config: Mapping[str, Any], where: str) -> tuple[int | None, tuple[int, ...]]:
+    """The window and the layers that have it, with transformers' defaults for what is not said."""
+    architecture, layers = config.get("model_type", "llama"), int(config["num_hidden_layers"])
+    if architecture == "llama":
+        return None, ()
+    window = config.get("sliding_window", 4096)
+    sliding: Sequence[int]
+    if architecture == "mistral":
+        sliding = range(layers)
+    else:
+        if not config.get("use_sliding_window", False):
+            return None, ()
+        kinds = config.get("layer_types")
+        if kinds is None:
+            sliding = range(min(int(config.get("max_window_layers", 28)), layers), layers)
+        elif len(kinds) != layers or set(kinds) - {"full_attention", "sliding_attention"}:
+            raise CheckpointError(
+                f"{where}: layer_types must name full_attention or sliding_attention for each of the {layers} layers."
+            )
+        else:
+            sliding = [i for i, kind in enumerate(kinds) if kind == "sliding_attention"]
+    return (int(window), tuple(sliding)) if window is not None and len(sliding) else (None, ())
+
+
+def _rope(config: Mapping[str, Any], where: str) -> tuple[float, RopeScaling | None]:
+    """theta and scaling from `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (before)."""
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    theta = float(rope.get("rope_theta", config.get("rope_theta", 10000.0)))
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if config.get("partial_rotary_factor", rope.get("partial_rotary_factor", 1.0)) != 1.0:
+        raise CheckpointError(f"{where}: partial_rotary_factor is not supported.")
+    if kind == "default":
+        return theta, None
+    if kind not in _ROPE_TYPES:
+        raise CheckpointError(
+            f"{where}: rope_type {kind!r} is not supported; supported are: default, {', '.join(_ROPE_TYPES)}."
+        )
+    factor = float(rope["factor"])
+    if factor < 1:
+        raise CheckpointError(f"{where}: the rope scaling's factor is {factor:g}: it must be at least 1.")
+    original = int(rope.get("original_max_position_embeddings") or config["max_position_embeddings"])
+    match kind:
+        case "linear":
+            return theta, LinearRopeScaling(factor=factor)
+        case "dynamic":
+            return theta, DynamicRopeScaling(factor=factor)
+        case "llama3":
+            return theta, Llama3RopeScaling(
+                factor=factor,
+                low_freq_factor=float(rope["low_freq_factor"]),
+                high_freq_factor=float(rope["high_freq_factor"]),
+                original_max_position_embeddings=original,
+            )
+    stated = rope.get("attention_factor")
+    return theta, YarnRopeScaling(
+        factor=factor,
+        original_max_position_embeddings=original,
+        attention_factor=float(
+            yarn_attention_factor(factor, rope.get("mscale"), rope.get("mscale_all_dim")) if stated is None else stated
+        ),
+        beta_fast=float(rope.get("beta_fast") or 32),
+        beta_slow=float(rope.get("beta_slow") or 1),
+        truncate=bool(rope.get("truncate", True)),
+    )
+
+
+def trunk_config_json(t: TrunkConfig) -> dict[str, Any]:
+    """The inverse of parse_trunk_config: a Hugging Face configuration."""
+    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": t.rope_theta}
+    if t.rope_scaling is not None:
+        rope |= {"rope_type": _ROPE_NAMES[type(t.rope_scaling)], **asdict(t.rope_scaling)}
+    values: dict[str, Any] = {
+        "model_type": t.architecture,
+        "architectures": [_CLASSES[t.architecture]],
+        "vocab_size": t.vocab_size,
+        "hidden_size": t.hidden_size,
+        "intermediate_size": t.intermediate_size,
+        "num_hidden_layers": t.num_layers,
+        "num_attention_heads": t.num_heads,
+        "num_key_value_heads": t.num_kv_heads,
+        "head_dim": t.head_dim,
+        "hidden_act": "silu",
+        "rms_norm_eps": t.rms_norm_eps,
+        "rope_parameters": rope,
+        "tie_word_embeddings": t.tie_word_embeddings,
+        "max_position_embeddings": t.max_position_embeddings,
+        "eos_token_id": list(t.eos_token_ids),
+    }
+    if t.architecture == "llama":
+        values |= {"attention_bias": t.qkv_bias, "mlp_bias": t.mlp_bias}
+    elif t.architecture == "mistral":
+        values["sliding_window"] = t.sliding_window
+    else:
+        if t.architecture == "qwen3":
+            values["attention_bias"] = t.qkv_bias
+        kinds = ["sliding_attention" if i in t.sliding_layers else "full_attention" for i in range(t.num_layers)]
+        slides = t.sliding_window is not None
+        values |= {"use_sliding_window": slides, "sliding_window": t.sliding_window, "layer_types": kinds}
+    return values
+
+
+def _ids(value: Any) -> tuple[int, ...]:
+    if value is None:
+        return ()
+    return tuple(int(v) for v in value) if isinstance(value, list) else (int(value),)

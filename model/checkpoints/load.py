@@ -1,0 +1,261 @@
+"""Loads every kind of checkpoint into one strict set of canonical tensors (config.tensor_shapes), and saves ours.
+
+safetensors, or torch.load with weights_only=True; nothing else is ever read, and no code from a checkpoint runs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from hamburger.model.checkpoints.folder_config import FORMAT_VERSION, Adapter, read_folder_config
+from hamburger.model.checkpoints.hf_config import read_trunk_config, trunk_config_json
+from hamburger.model.checkpoints.lightning import load_lightning
+from hamburger.model.checkpoints.sources import BUILTIN, CheckpointError, ModelSource, embedded_gguf, read_json
+from hamburger.model.config import ConfigError, ModelConfig, shared_lora_a, tensor_shapes
+
+_WEIGHTS, _INDEX = "model.safetensors", "model.safetensors.index.json"
+_ADAPTER = "adapter."
+# The trunk's linears, which alone may have an adapter.
+_LINEAR = re.compile(r"(model\.layers\.\d+\.\w+\.\w+_proj|lm_head)\.weight")
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A model's shape and all its tensors, by canonical name; checked to be complete."""
+
+    config: ModelConfig
+    tensors: dict[str, Tensor]
+
+
+def load_checkpoint(
+    source: ModelSource, dtype: torch.dtype, *, on_progress: Callable[[str], None] = lambda line: None
+) -> Checkpoint:
+    """Read a model; floating tensors come in `dtype`. Raises CheckpointError that names the file, tensor or field."""
+    try:
+        if source.kind == "hamburger":
+            checkpoint = _load_ours(source, dtype, on_progress)
+        elif source.kind == "lightning":
+            checkpoint = Checkpoint(*load_lightning(source))
+        elif source.kind == "gguf":
+            from hamburger.model.checkpoints.gguf_weights import load_gguf  # the library, for such files alone
+
+            checkpoint = Checkpoint(*load_gguf(source.path, source.base_path, dtype, on_progress))
+        else:
+            checkpoint = Checkpoint(ModelConfig(trunk=read_trunk_config(source.path)), read_folder(source.path))
+    except ConfigError as error:
+        raise CheckpointError(f"{source.path}: {error}") from error
+    tensors = verified(checkpoint.config, checkpoint.tensors, str(source.path))
+    cast = {name: _cast(tensor, dtype) for name, tensor in tensors.items()}
+    return Checkpoint(checkpoint.config, cast)
+
+
+def verified(config: ModelConfig, tensors: Mapping[str, Tensor], where: str) -> dict[str, Tensor]:
+    """Exactly the tensors that the shape asks for; a missing, extra or misshaped one raises CheckpointError."""
+    tensors = {name: t for name, t in tensors.items() if not name.endswith("rotary_emb.inv_freq")}
+    if config.trunk.tie_word_embeddings and "lm_head.weight" in tensors:
+        head = tensors.pop("lm_head.weight")
+        if not torch.equal(head, tensors.get("model.embed_tokens.weight", head)):
+            raise CheckpointError(f"{where}: lm_head.weight differs from the embedding although the config ties them.")
+    check_shapes(tensors, tensor_shapes(config), where)
+    for name, tensor in tensors.items():
+        if tensor.dtype != torch.int64 if name == "short_list" else not tensor.is_floating_point():
+            raise CheckpointError(f"{where}: {name} has the dtype {tensor.dtype}, which a {name} cannot have.")
+    ids = tensors.get("short_list")
+    if ids is not None and not (
+        ids.min() >= 0 and ids.max() < config.trunk.vocab_size and len(ids.unique()) == len(ids)
+    ):
+        raise CheckpointError(f"{where}: short_list must hold different ids of 0..{config.trunk.vocab_size - 1}.")
+    return tensors
+
+
+def check_shapes(tensors: Mapping[str, Tensor], wanted: Mapping[str, tuple[int, ...]], where: str) -> None:
+    """Raises CheckpointError that names what is missing, unknown or misshaped."""
+    missing = [name for name in wanted if name not in tensors]
+    extra = [name for name in tensors if name not in wanted]
+    misshaped = [
+        f"{name} (is {list(tensors[name].shape)}, should be {list(shape)})"
+        for name, shape in wanted.items()
+        if name in tensors and tuple(tensors[name].shape) != shape
+    ]
+    for problem, names in (("missing", missing), ("unknown", extra), ("misshaped", misshaped)):
+        if names:
+            more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+            raise CheckpointError(f"{where}: {problem} tensors: {', '.join(names[:5])}{more}.")
+
+
+def read_folder(folder: Path) -> dict[str, Tensor]:
+    """All tensors of a Hugging Face folder: one file, or the shards that the index names."""
+    if not (folder / _INDEX).is_file():
+        if not (folder / _WEIGHTS).is_file():
+            raise CheckpointError(f"{folder} has no {_WEIGHTS} and no {_INDEX}: only safetensors weights are read.")
+        return read_safetensors(folder / _WEIGHTS)
+    files = read_json(folder / _INDEX).get("weight_map")
+    names = list(files.values()) if isinstance(files, dict) else []
+    if not names or not all(isinstance(name, str) and Path(name).name == name for name in names):
+        raise CheckpointError(f"{folder / _INDEX}: weight_map must give a file of the folder for each tensor.")
+    return read_files([folder / name for name in sorted(set(names))])
+
+
+def read_files(files: list[Path]) -> dict[str, Tensor]:
+    """The tensors of several safetensors files; one that is there twice is a CheckpointError."""
+    tensors: dict[str, Tensor] = {}
+    for file in files:
+        found = read_safetensors(file)
+        if twice := sorted(found.keys() & tensors.keys()):
+            raise CheckpointError(f"{file}: {twice[0]} is in another file of the folder too.")
+        tensors |= found
+    return tensors
+
+
+def read_safetensors(path: Path) -> dict[str, Tensor]:
+    """A file's tensors, memory-mapped. Raises CheckpointError when it is truncated or no safetensors file."""
+    try:
+        return load_file(path)
+    except (SafetensorError, OSError, ValueError) as error:
+        raise CheckpointError(f"{path} cannot be read as safetensors: {error}") from error
+
+
+def save_checkpoint(
+    folder: Path,
+    config: ModelConfig,
+    tensors: Mapping[str, Tensor],
+    *,
+    base: str | None = None,
+    adapter: Adapter | None = None,
+    max_file_bytes: int = 5 * 10**9,
+) -> None:
+    """Write our format: config.json and model.safetensors. Raises CheckpointError for tensors that do not fit.
+
+    tensors: canonical tensors; with `base` (a folder, hub id or "builtin") only the graft's, and with `adapter`, which
+    is to be merged, also `adapter.<linear>.lora_A` [rank, in] and `.lora_B` [out, rank]. One for merged slots is part
+    of config and canonical tensors.
+    max_file_bytes: more than that is written as shards with an index, as Hugging Face does.
+    """
+    settings: dict[str, Any] = {"model_type": "hamburger", "format_version": FORMAT_VERSION}
+    settings |= {"trunk": trunk_config_json(config.trunk)} if base is None else {"base": base}
+    if config.graft is not None:
+        settings["graft"] = dataclasses.asdict(config.graft)
+    if adapter is not None:
+        settings["adapter"] = {"rank": adapter.rank, "alpha": adapter.alpha}
+    elif config.merge_rank:
+        settings["adapter"] = {"rank": config.merge_rank, "alpha": config.merge_rank, "slots": "merged"}
+    _check_own(config, tensors, base is not None, adapter, str(folder))
+    folder.mkdir(parents=True, exist_ok=True)
+    _save_tensors(folder, tensors, max_file_bytes)
+    (folder / "config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+    for file in folder.glob("*.safetensors"):  # which the library lets only their owner read
+        file.chmod((folder / "config.json").stat().st_mode)
+
+
+def _save_tensors(folder: Path, tensors: Mapping[str, Tensor], max_file_bytes: int) -> None:
+    shards: list[dict[str, Tensor]] = [{}]
+    room = max_file_bytes
+    for name, tensor in tensors.items():
+        if shards[-1] and tensor.nbytes > room:
+            shards.append({})
+            room = max_file_bytes
+        shards[-1][name] = tensor.contiguous()
+        room -= tensor.nbytes
+    if len(shards) == 1:
+        save_file(shards[0], folder / _WEIGHTS)
+        return
+    weight_map: dict[str, str] = {}
+    for i, shard in enumerate(shards, start=1):
+        file = f"model-{i:05d}-of-{len(shards):05d}.safetensors"
+        save_file(shard, folder / file)
+        weight_map |= dict.fromkeys(shard, file)
+    metadata = {"total_size": sum(tensor.nbytes for tensor in tensors.values())}
+    index = json.dumps({"metadata": metadata, "weight_map": weight_map}, indent=2)
+    (folder / _INDEX).write_text(index + "\n", encoding="utf-8")
+
+
+def _load_ours(source: ModelSource, dtype: torch.dtype, on_progress: Callable[[str], None]) -> Checkpoint:
+    described = read_folder_config(source.path, base_is_referenced=source.base_path is not None)
+    adapter = described.adapter
+    is_merged = adapter is not None and not adapter.is_for_merges
+    base = None
+    if source.base_path is not None:
+        # An adapter is merged in float32; without one the base comes in the dtype that is served.
+        base = _load_base(source.base_path, torch.float32 if is_merged else dtype, on_progress)
+    config = described.model(None if base is None else base.config.trunk)
+    own = read_files(sorted(source.path.glob("*.safetensors")))
+    _check_own(config, own, base is not None, adapter, str(source.path))
+    tensors = own if base is None else base.tensors | own
+    if adapter is None:
+        return Checkpoint(config, tensors)
+    if adapter.is_for_merges:
+        return Checkpoint(config, tensors | _for_merges(config, own, adapter, str(source.path)))
+    plain = {name: tensor for name, tensor in tensors.items() if not name.startswith(_ADAPTER)}
+    return Checkpoint(config, plain | _merged(tensors, adapter))
+
+
+def _load_base(folder: Path, dtype: torch.dtype, on_progress: Callable[[str], None]) -> Checkpoint:
+    """A referenced base; a Hugging Face folder comes in its own dtype."""
+    if folder == BUILTIN:
+        from hamburger.model.checkpoints.gguf_weights import load_gguf
+
+        config, tensors = load_gguf(embedded_gguf(), BUILTIN, dtype, on_progress)
+    else:
+        config, tensors = ModelConfig(trunk=read_trunk_config(folder)), read_folder(folder)
+    return Checkpoint(config, verified(config, tensors, str(folder)))
+
+
+def _check_own(
+    config: ModelConfig,
+    tensors: Mapping[str, Tensor],
+    base_is_referenced: bool,
+    adapter: Adapter | None,
+    where: str,
+) -> None:
+    """A folder of our format holds its graft, its trunk unless that is referenced, and whole adapter pairs."""
+    trunk = tensor_shapes(ModelConfig(trunk=config.trunk))
+    wanted = {n: s for n, s in tensor_shapes(config).items() if not (base_is_referenced and n in trunk)}
+    adapted = {name.rpartition(".")[0] for name in tensors if name.startswith(_ADAPTER)}
+    if adapter is not None and not adapted:
+        raise CheckpointError(f"{where}: config.json has an adapter, but there are no tensors adapter.*.")
+    if adapter is not None and not adapter.is_for_merges:
+        rank = adapter.rank
+        for pair in sorted(adapted):
+            target = pair.removeprefix(_ADAPTER) + ".weight"
+            if target in trunk and _LINEAR.fullmatch(target):
+                wanted |= {f"{pair}.lora_A": (rank, trunk[target][1]), f"{pair}.lora_B": (trunk[target][0], rank)}
+    check_shapes(tensors, wanted, where)
+
+
+def _for_merges(config: ModelConfig, tensors: Mapping[str, Tensor], adapter: Adapter, where: str) -> dict[str, Tensor]:
+    """The pairs with alpha / rank in lora_B. Raises CheckpointError where linears that are joined share no lora_A."""
+    found = {name: tensor for name, tensor in tensors.items() if name.startswith(_ADAPTER)}
+    for name, shared in shared_lora_a(config).items():
+        if not all(torch.equal(found[name], found[other]) for other in shared):
+            raise CheckpointError(
+                f"{where}: {name} and {', '.join(shared)} differ: an adapter for merged slots has one for all of them."
+            )
+    for name in (name for name in found if name.endswith(".lora_B")):
+        found[name] = found[name] * (adapter.alpha / adapter.rank)
+    return found
+
+
+def _merged(tensors: Mapping[str, Tensor], adapter: Adapter) -> dict[str, Tensor]:
+    """W + alpha / rank * B A of every adapted linear, float32 (LoRA, arXiv 2106.09685)."""
+    found = {}
+    for name in (name for name in tensors if name.startswith(_ADAPTER) and name.endswith(".lora_A")):
+        pair = name.removesuffix(".lora_A")
+        target = pair.removeprefix(_ADAPTER) + ".weight"
+        up = adapter.alpha / adapter.rank * tensors[f"{pair}.lora_B"].float()
+        found[target] = torch.addmm(tensors[target].float(), up, tensors[name].float())
+    return found
+
+
+def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    return tensor.to(dtype) if tensor.is_floating_point() else tensor

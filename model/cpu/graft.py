@@ -1,0 +1,190 @@
+"""What emits groups, on the compiled kernels: a whole macro-step's groups in one call, or its parts one by one.
+
+The parts compute what the one call does, to the bit: rows may take either way.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from hamburger.model.batch import ForwardBatch, SamplingBatch, StepOutput, stop_probability
+from hamburger.model.config import GraftConfig, ModelConfig
+from hamburger.model.cpu.embedding import EmbeddingStruct
+from hamburger.model.cpu.head import HeadStruct, PackedHead
+from hamburger.model.cpu.library import GeometryStruct, Kernels, PackedLayers, PackedWeight, WeightStruct
+from hamburger.model.micro_decoder import MicroStepDecoder, StopHead
+from hamburger.model.rotary import RotaryEmbedding
+from hamburger.model.sampler import uniform
+
+_pointer, _int32, _int64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
+
+
+class _Graft(ctypes.Structure):
+    _fields_ = (
+        ("geometry", GeometryStruct),
+        ("head", HeadStruct),
+        ("layers", _pointer),
+        *((name, _int32) for name in ("count", "features", "positions", "fused")),
+        *((name, _pointer) for name in ("feature_norm", "embedding_norm")),
+        *((name, WeightStruct) for name in ("feature_proj", "embedding_proj")),
+        ("norm", _pointer),
+        ("stop", WeightStruct * 3),
+        *((name, _pointer) for name in ("stop_scale", "stop_bias")),
+        ("micro_head", HeadStruct),
+        ("short_list", _pointer),
+        ("embedding", EmbeddingStruct),
+        *((name, _pointer) for name in ("cos", "sin")),
+    )
+
+
+class _Emission(ctypes.Structure):
+    _fields_ = (
+        *((name, _int64) for name in ("rows", "width", "ends")),
+        *((name, _pointer) for name in ("hidden", "features", "limits", "thresholds", "end_ids")),
+        *((name, _pointer) for name in ("temperatures", "top_k", "top_p", "min_p", "u")),
+        *((name, _pointer) for name in ("token_ids", "sizes", "stops")),
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MicroParts:
+    """The graft's modules and what they stand on. layers: the micro decoder's. head: of micro-steps.
+
+    short_list: int64, ascending, the ids that `head` chooses from; None: all. embedding: [V, D].
+    """
+
+    decoder: MicroStepDecoder
+    stop_head: StopHead
+    layers: PackedLayers
+    head: PackedHead
+    short_list: Tensor | None
+    embedding: Tensor
+    rotary: RotaryEmbedding
+
+
+class NativeEmitter:
+    """Heads, stop head and micro decoder, as the kernels read them."""
+
+    def __init__(self, kernels: Kernels, config: ModelConfig, head: PackedHead, micro: MicroParts | None) -> None:
+        """head: of first tokens. micro: what the graft adds; None for a plain base model."""
+        self._kernels, self.config = kernels, config
+        self._emit = kernels.function("emit", *3 * (_pointer,))
+        self._memory = kernels.function("emit_memory", _pointer, _int64)
+        self._draw = kernels.function("draw", _pointer, _int64, _int64, *5 * (_pointer,))
+        self._stop = kernels.function("stop_logits", _pointer, _pointer, _int64, _pointer, _pointer)
+        self._begin = kernels.function("micro_begin", _pointer, _pointer, _int64, _pointer, _pointer)
+        self._state = kernels.function("micro_state", *4 * (_pointer,), _int64, _int64, *3 * (_pointer,))
+        self._held: list[object] = [head]  # what the struct points to
+        self._struct = _Graft(geometry=GeometryStruct.of(config.trunk), head=head.struct)
+        if config.graft is not None and micro is not None:
+            self._add(config.graft, micro)
+        self._reference = ctypes.byref(self._struct)
+
+    def _add(self, graft: GraftConfig, micro: MicroParts) -> None:
+        s, plain = self._struct, micro.decoder
+        s.layers = ctypes.cast(micro.layers.structs, _pointer)
+        s.count, s.features = len(micro.layers.structs), len(graft.feature_layers)
+        s.positions, s.fused = len(graft.feature_layers) + graft.max_group, plain.fused
+        if plain.fused:
+            s.feature_norm = self._at(plain.feature_norm.weight)
+            s.embedding_norm = self._at(plain.embedding_norm.weight)
+            s.feature_proj, s.embedding_proj = self._pack(plain.feature_proj), self._pack(plain.embedding_proj)
+        if plain.norm is not None:
+            s.norm = self._at(plain.norm.weight)
+        linears = (child for child in micro.stop_head if isinstance(child, nn.Linear))
+        s.stop = (WeightStruct * 3)(*(self._pack(linear) for linear in linears))
+        s.stop_scale = self._at(torch.tensor(graft.stop_scale or (1.0,) * graft.max_group))
+        s.stop_bias = self._at(torch.tensor(graft.stop_bias or (0.0,) * graft.max_group))
+        s.micro_head = micro.head.struct
+        s.embedding = EmbeddingStruct.of(micro.embedding)
+        s.cos = self._at(micro.rotary.cos[: s.positions])
+        s.sin = self._at(micro.rotary.sin[: s.positions])
+        if micro.short_list is not None:
+            s.short_list = micro.short_list.data_ptr()
+        self._held.append(micro)
+
+    def _at(self, numbers: Tensor) -> int:
+        numbers = numbers.detach().float().contiguous()
+        self._held.append(numbers)
+        return numbers.data_ptr()
+
+    def _pack(self, linear: nn.Linear) -> WeightStruct:
+        packed = PackedWeight(self._kernels, linear.weight, linear.bias, 8)
+        self._held.append(packed)
+        return packed.struct
+
+    def takes(self, sampling: SamplingBatch) -> bool:
+        """Whether no row changes its logits, and nobody asks how likely a token was."""
+        return sampling.max_logprobs < 0 and sampling.adjustments is None and sampling.constraint is None
+
+    def emit(self, hidden: Tensor, features: Sequence[Tensor], batch: ForwardBatch) -> StepOutput:
+        """hidden and each of features float32 [M, D]: the groups of M rows, for a batch that it takes."""
+        rows, width = len(hidden), batch.max_group_limit
+        tokens = torch.zeros(rows, width, dtype=torch.int64)
+        sizes = torch.empty(rows, dtype=torch.int64)
+        stops = torch.full((rows, width), float("-inf"))
+        limits = torch.where(batch.confidence < 1, batch.group_limits, 1)
+        thresholds = torch.logit(batch.confidence)
+        ends = batch.sampling.end_ids.contiguous()
+        states = _pointers(features)
+        s = batch.sampling
+        choosing: Sequence[Tensor | None] = 5 * (None,)
+        if s.any_sampled:
+            u = uniform(s.seed[:, None], s.output_index[:, None] + torch.arange(width))
+            choosing = s.temperature, s.top_k, s.top_p, s.min_p, u
+        tensors = (limits, thresholds, ends, *choosing, tokens, sizes, stops)
+        pointers = (None if t is None else t.data_ptr() for t in tensors)
+        emission = _Emission(rows, width, ends.shape[1], hidden.data_ptr(), ctypes.addressof(states), *pointers)
+        self._emit(self._reference, ctypes.byref(emission), self._working_memory(rows))
+        return StepOutput(tokens, sizes, stop_probability(stops), None)
+
+    def draw(self, logits: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, u: Tensor) -> Tensor:
+        """What sampler.sample draws, up to rounding; 0 is each row's largest logit. To the bit what `emit` draws."""
+        rows, vocabulary = logits.shape
+        tokens = torch.empty(rows, dtype=torch.int64)
+        given = tuple(t.contiguous() for t in (top_k, top_p, min_p, u))
+        logits = logits.contiguous()
+        self._draw(logits.data_ptr(), rows, vocabulary, *(t.data_ptr() for t in given), tokens.data_ptr())
+        return tokens
+
+    def stop_logits(self, states: Tensor) -> Tensor:
+        """float32 [R, D], contiguous -> float32 [R, 1], not calibrated."""
+        stops = torch.empty(len(states), 1)
+        self._stop(self._reference, states.data_ptr(), len(states), stops.data_ptr(), self._working_memory(len(states)))
+        return stops
+
+    def begin(self, features: Tensor) -> Tensor:
+        """float32 [R, F, D] -> what micro-steps read of them: [R, D] with fused features, else unchanged."""
+        rows, count, width = features.shape
+        context = torch.empty(rows, width) if self._struct.fused else torch.empty(rows, count, width)
+        parts = features.transpose(0, 1).contiguous()
+        memory = self._working_memory(rows)
+        self._begin(self._reference, _pointers(parts.unbind()), rows, context.data_ptr(), memory)
+        return context
+
+    def state(self, embedded: Tensor, context: Tensor, blocks: Tensor, held: int, kv: Sequence[Tensor]) -> Tensor:
+        """One micro-step: embedded float32 [R, D], contiguous, of the newest tokens -> states [R, D].
+
+        blocks: int64 [R], each row's place in context and in kv, of each layer [blocks, positions, 2, kv_heads,
+        head_dim] float32, of which `held` positions are there.
+        """
+        rows = len(embedded)
+        states = torch.empty_like(embedded)
+        tensors = (context, embedded, blocks)
+        memory = self._working_memory(rows)
+        self._state(
+            self._reference, *(t.data_ptr() for t in tensors), rows, held, _pointers(kv), states.data_ptr(), memory
+        )
+        return states
+
+    def _working_memory(self, rows: int) -> int:
+        return self._kernels.working_memory(self._memory(self._reference, rows))
+
+
+def _pointers(tensors: Sequence[Tensor]) -> ctypes.Array[ctypes.c_void_p]:
+    return (_pointer * len(tensors))(*(tensor.data_ptr() for tensor in tensors))

@@ -1,0 +1,119 @@
+"""The pieces that a decoding macro-step of static rows is cut into: the trunk, each micro-step, each choice of a token.
+
+Each leaves what the next reads in tensors that stay where they are; decode_graphs.py captures and replays them. What
+the trunk leaves may also come from elsewhere (`take_over`): from a step with prompts, which no graph holds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hamburger.model.batch import ForwardBatch
+from hamburger.model.emission.masked import Groups, MaskedStep
+from hamburger.model.hamburger import HamburgerModel
+from hamburger.model.kv_cache import PagedKVCache
+from hamburger.model.micro_cache import GroupCache
+
+# (any_sampled, any_filtered): what a choice has to compute.
+Kind = tuple[bool, bool]
+GREEDY: Kind = (False, False)
+KINDS: tuple[Kind, ...] = (GREEDY, (True, False), (True, True))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Handover:
+    """What pieces leave for each other, of M rows; G is the widest group.
+
+    hidden [M, D] and features [M, F, D] are the trunk's, of the model's state dtype. logits [M, V], of the same, and
+    stop, float32 [M], are of the newest state. groups: what was chosen.
+    """
+
+    groups: Groups
+    hidden: Tensor
+    features: Tensor
+    logits: Tensor
+    stop: Tensor
+
+    @classmethod
+    def empty(cls, model: HamburgerModel, rows: int) -> Handover:
+        trunk, graft, device = model.config.trunk, model.config.graft, model.embed_tokens.weight.device
+        num_features = len(graft.feature_layers) if graft else 0
+
+        def zeros(*shape: int) -> Tensor:
+            return torch.zeros(rows, *shape, dtype=model.state_dtype, device=device)
+
+        return cls(
+            Groups.empty(rows, model.config.max_group, device),
+            zeros(trunk.hidden_size),
+            zeros(num_features, trunk.hidden_size),
+            zeros(trunk.vocab_size),
+            torch.zeros(rows, device=device),
+        )
+
+    def first(self, rows: int) -> Handover:
+        """That of the first rows: views."""
+        return Handover(
+            self.groups.first(rows), self.hidden[:rows], self.features[:rows], self.logits[:rows], self.stop[:rows]
+        )
+
+
+class Pieces:
+    """Those of one number of rows, by the model's own modules.
+
+    batches: the static rows, the same for each kind of choice.
+    """
+
+    def __init__(
+        self, model: HamburgerModel, cache: PagedKVCache, batches: dict[Kind, ForwardBatch], handover: Handover
+    ) -> None:
+        self._model, self._cache = model, cache
+        self.batch, self.handover, self.groups = batches[GREEDY], handover, handover.groups
+        self.width = self.batch.max_group_limit
+        self.choices = {
+            kind: MaskedStep(self.groups, b.sampling, b.confidence, b.group_limits) for kind, b in batches.items()
+        }
+        self._micro: GroupCache | None = None
+
+    def compute(self, index: int) -> None:
+        """The state that token `index` of the groups is chosen from, its logits and its stop value."""
+        if index == 0:
+            self._trunk()
+        else:
+            self._micro_step(index)
+
+    def take_over(self, hidden: Tensor, features: list[Tensor]) -> None:
+        """In place of compute(0): the states [R, D] and features [R, D] each of the first rows, computed elsewhere."""
+        rows, to = len(hidden), self.handover
+        to.hidden[:rows] = hidden
+        to.logits[:rows] = self._model.head(hidden)
+        to.stop[:rows] = self._model.stop_logit(hidden, 0)
+        if features:
+            torch.stack(features, dim=1, out=to.features[:rows])
+
+    def choose(self, kind: Kind, index: int) -> None:
+        """Token `index` of the groups."""
+        if index == 0:
+            self.groups.begin()
+        self.choices[kind].take(index, self.handover.logits, self.handover.stop)
+
+    def left(self) -> list[object]:
+        """What the last pieces left for each other beside the handover: it must live as long as their graphs."""
+        return [self._micro]
+
+    def _trunk(self) -> None:
+        model, graft = self._model, self._model.config.graft
+        layers = graft.feature_layers if graft else ()
+        hidden, features = model.trunk(model.embed(self.batch), self.batch, self._cache, model.rotary, layers)
+        self.take_over(hidden, features)
+
+    def _micro_step(self, index: int) -> None:
+        if index == 1:
+            self._micro = self._model.micro_decoder.start_static(self.handover.features, self.width)
+        if self._micro is None:
+            raise RuntimeError("a group goes on that never began.")
+        state, logits = self._model.micro_step(self.groups.newest, self._micro)
+        self.handover.logits.copy_(logits)
+        self.handover.stop.copy_(self._model.stop_logit(state, index))

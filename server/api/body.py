@@ -1,0 +1,80 @@
+"""Reads a request's JSON body into a schema. Whatever is wrong with it is a 400 that names the field (413: too large).
+
+FastAPI's own validation is not used: it answers 422, accepts NaN, and puts no bound on the size of a body.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any, TypeVar
+
+from fastapi import Request
+from pydantic import ValidationError
+from pydantic_core import from_json
+from starlette.requests import ClientDisconnect
+
+from hamburger.engine.types.errors import InvalidRequest
+from hamburger.server.api.errors import ApiError
+from hamburger.server.api.protocol import GenerationBody
+from hamburger.server.api.unsupported import reject_unsupported
+from hamburger.server.config import ServeSettings
+from hamburger.server.operation.request_log import CLIENT_LEFT
+from hamburger.server.schema import Schema
+
+logger = logging.getLogger(__name__)
+S = TypeVar("S", bound=Schema)
+
+
+async def read_body(request: Request, schema: type[S], settings: ServeSettings) -> S:
+    """The request's body as `schema`. Raises InvalidRequest, or ApiError: 413 too large, 408 too slow, 499 gone."""
+    data = await read_whole(request, settings)
+    if len(data) > settings.max_body_size:
+        raise ApiError(413, f"The request's body has more than {settings.max_body_size} bytes (max_body_size).")
+    body = _parse(data)
+    if issubclass(schema, GenerationBody):
+        reject_unsupported(schema.unsupported, body)
+    if ignored := body.keys() - schema.model_fields.keys():
+        logger.debug("ignored fields: %s", ", ".join(sorted(ignored)))
+    try:
+        return schema.model_validate(body)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False)[0]
+        field = str(first["loc"][0]) if first["loc"] else None
+        message = first["msg"].removeprefix("Value error, ")
+        raise InvalidRequest(f"{_path(first['loc'])}: {message}.", field) from error
+
+
+async def read_whole(request: Request, settings: ServeSettings) -> bytes:
+    """The whole body, or so much of one larger than max_body_size that it shows. Raises ApiError: 408 too slow, 499
+    gone.
+    """
+    data = bytearray()
+    try:
+        async with asyncio.timeout(settings.client_seconds):
+            async for chunk in request.stream():
+                data += chunk
+                if len(data) > settings.max_body_size:
+                    break
+    except TimeoutError as error:
+        message = f"The request's body took more than {settings.client_seconds:g} s to arrive (client_seconds)."
+        raise ApiError(408, message, headers={"Connection": "close"}) from error
+    except ClientDisconnect as error:  # no fault of ours, and nobody to tell
+        raise ApiError(CLIENT_LEFT, "The client closed the connection.") from error
+    return bytes(data)
+
+
+def _parse(data: bytes) -> dict[str, Any]:
+    try:
+        body = from_json(data, allow_inf_nan=False)
+    except ValueError as error:
+        raise InvalidRequest(f"The request's body is not valid JSON: {error}.") from error
+    if not isinstance(body, dict):
+        raise InvalidRequest("The request's body must be a JSON object.")
+    return body
+
+
+def _path(location: tuple[int | str, ...]) -> str:
+    """("messages", 0, "role") -> messages[0].role"""
+    path = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in location)
+    return path.removeprefix(".") or "body"

@@ -1,0 +1,168 @@
+"""POST /v1/chat/completions and /v1/completions: body -> prompt ids -> submit -> one JSON answer or a stream."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, Response
+
+from hamburger.engine.client import GenerationRequest
+from hamburger.engine.types.errors import InvalidRequest
+from hamburger.engine.types.sampling_params import SamplingParams
+from hamburger.server.api.body import read_body
+from hamburger.server.api.context import ServerContext, choose_confidence
+from hamburger.server.api.echo import Echo
+from hamburger.server.api.errors import ApiError
+from hamburger.server.api.models import ServedModels
+from hamburger.server.api.openapi import REFUSED, STREAM, body_of
+from hamburger.server.api.prompts import encode_chat, encode_text
+from hamburger.server.api.protocol import ChatBody, CompletionBody, GenerationBody, named_as_written
+from hamburger.server.api.responses import ChatReply, CompletionReply, Reply
+from hamburger.server.api.streaming import EventStream, Generation, collect, unless_client_leaves
+from hamburger.server.api.structured import compiled, grammar_of
+from hamburger.server.operation.request_log import entry_of
+from hamburger.server.tools.tools import ToolStream, ToolUse
+
+_DEFAULT_TOKENS = 16  # what the OpenAI API says of completions
+
+
+def completion_routes(models: ServedModels) -> APIRouter:
+    """The two endpoints that generate."""
+    router = APIRouter(tags=["generation"], responses=REFUSED | STREAM)
+
+    @router.post("/v1/chat/completions", openapi_extra=body_of(ChatBody))
+    async def chat_completions(request: Request) -> Response:
+        """An answer to a conversation, as JSON or as server-sent events."""
+        body = await read_body(request, ChatBody, models.first.settings)
+        entry_of(request.scope).asked_for(body.model or models.first.served.name, bool(body.stream))
+        context = models.choose(request, body.model)
+        _check_number(context, body, 1)
+        tools = body.tool_use(context.tool_family)
+        params = await _sampling_params(context, request, body, tools)
+        prompt = await encode_chat(
+            context.tokenizer,
+            body.messages,
+            add_generation_prompt=body.add_generation_prompt,
+            continue_final_message=bool(body.continue_final_message),
+            tools=None if tools is None else tools.for_template,
+            template_kwargs=body.chat_template_kwargs,
+            max_tokens=context.engine.info.max_model_len,
+        )
+        streams = None if tools is None else _tool_streams(context, tools, params)
+        reply = ChatReply(body, context.served, context.tokenizer, len(prompt), len(params), tools=streams)
+        return await _answer(context, request, body, [(prompt, choice) for choice in params], reply)
+
+    @router.post("/v1/completions", openapi_extra=body_of(CompletionBody))
+    async def completions(request: Request) -> Response:
+        """The continuation of one or more prompts. Choice index = prompt index x n + choice."""
+        body = await read_body(request, CompletionBody, models.first.settings)
+        entry_of(request.scope).asked_for(body.model or models.first.served.name, bool(body.stream))
+        context = models.choose(request, body.model)
+        tokenizer = context.tokenizer
+        _check_number(context, body, len(body.prompt))
+        params = await _sampling_params(context, request, body)
+        add_special_tokens = body.add_special_tokens is not False
+        prompts = [
+            await encode_text(
+                tokenizer,
+                prompt,
+                add_special_tokens=add_special_tokens,
+                param="prompt",
+                max_tokens=context.engine.info.max_model_len,
+            )
+            if isinstance(prompt, str)
+            else prompt  # ids are taken as they are: no BOS is added
+            for prompt in body.prompt
+        ]
+        num_prompt_tokens = sum(map(len, prompts))
+        answers = [(prompt, choice) for prompt in prompts for choice in params]
+        echoes: list[Echo] = []
+        for ids, written in zip(prompts, body.prompt, strict=True) if body.echo else ():
+            echoes += [Echo(tokenizer, ids, written if isinstance(written, str) else None)] * len(params)
+        reply = CompletionReply(body, context.served, tokenizer, num_prompt_tokens, len(answers), echoes)
+        max_model_len = context.engine.info.max_model_len
+        if "max_tokens" not in body.model_fields_set:
+            answers = [(prompt, _limited(choice, len(prompt), max_model_len)) for prompt, choice in answers]
+        return await _answer(context, request, body, answers, reply)
+
+    return router
+
+
+def _check_number(context: ServerContext, body: GenerationBody, num_prompts: int) -> None:
+    """Raise InvalidRequest for more answers than are ever admitted: 429 would have the client try for ever."""
+    number, most = num_prompts * body.num_samples, context.settings.max_queue + context.engine.info.max_num_seqs
+    if number > most:
+        field = "n" if num_prompts == 1 else "prompt"
+        raise InvalidRequest(f"The request asks for {number} answers, but at most {most} are admitted.", field)
+
+
+async def _sampling_params(
+    context: ServerContext, request: Request, body: GenerationBody, tools: ToolUse | None = None
+) -> list[SamplingParams]:
+    alias = context.served.confidence_of(body.model)
+    confidence = choose_confidence(body.confidence, alias, request.headers)
+    most = context.settings.max_stop_strings
+    if body.stop is not None and len(body.stop) > most:
+        raise InvalidRequest(f"stop holds {len(body.stop)} strings, but at most {most} are allowed.", "stop")
+    forced = None if tools is None else tools.grammar
+    if forced is not None:
+        grammar: str | None = await compiled(context.grammars, lambda: forced, "tools")
+    else:
+        grammar = await grammar_of(context.grammars, body)
+    params = body.sampling_params(confidence, grammar)
+    if tools is not None and body.skip_special_tokens is None and tools.shows_special_tokens(context.tokenizer):
+        params = [replace(choice, skip_special_tokens=False) for choice in params]
+    return params
+
+
+def _tool_streams(context: ServerContext, tools: ToolUse, params: list[SamplingParams]) -> list[ToolStream]:
+    """One for each choice."""
+    end_texts = [
+        context.tokenizer.decode([token_id], skip_special_tokens=False)
+        for token_id in context.engine.info.eos_token_ids
+    ]
+    return [tools.stream(() if choice.skip_special_tokens else end_texts) for choice in params]
+
+
+def _limited(params: SamplingParams, num_prompt_tokens: int, max_model_len: int) -> SamplingParams:
+    """16 tokens, or what the context leaves: a default is no reason to refuse a long prompt."""
+    return replace(params, max_tokens=max(1, min(_DEFAULT_TOKENS, max_model_len - num_prompt_tokens)))
+
+
+async def _answer(
+    context: ServerContext,
+    request: Request,
+    body: GenerationBody,
+    answers: list[tuple[list[int], SamplingParams]],
+    reply: Reply,
+) -> Response:
+    requests = [
+        GenerationRequest(f"{reply.id}-{i}", *answer, priority=body.priority or 0, cache_salt=body.cache_salt or "")
+        for i, answer in enumerate(answers)
+    ]
+    try:
+        streams = context.engine.submit(requests)
+    except InvalidRequest as error:
+        raise named_as_written(error, body.token_limit()[0], body.prompt_name) from error
+    generation = Generation(streams)
+    if context.engine.dial is not None:
+        reply.confidence = streams[0].request.params.confidence  # that of all choices: they were submitted together
+    answered, entry = False, entry_of(request.scope)
+    entry.counts += [reply.counts, generation.times]
+
+    def on_failure(error: ApiError) -> None:
+        entry.failed(error)
+        context.metrics.on_failure(error.status)
+
+    try:
+        if not body.stream:
+            whole: dict[str, Any] = await unless_client_leaves(request, collect(generation, reply))
+            return JSONResponse(whole)
+        first = await unless_client_leaves(request, generation.first())
+        answered = True
+        return EventStream(first, generation, reply, wants_usage=body.wants_usage, on_failure=on_failure)
+    finally:
+        if not answered:
+            generation.abort()  # nothing to free after a whole answer; everything after an error

@@ -1,0 +1,98 @@
+"""What a request to one model is given: its engine, tokenizer, metrics and settings, and its names."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any
+
+from hamburger.engine.client import AsyncEngine
+from hamburger.engine.text.grammar import Grammars
+from hamburger.engine.types.errors import InvalidRequest
+from hamburger.engine.types.messages import EngineInfo
+from hamburger.server.config import ServeSettings
+from hamburger.server.operation.metrics import ServerMetrics
+from hamburger.server.tools.tool_parsers import Family
+from hamburger.server.vocabulary import ServerTokenizer
+
+LISTED_CONFIDENCES = ("0.5", "0.6", "0.7", "0.8", "0.9", "1.0")
+_NUMBER = re.compile(r"-?([0-9]+\.?[0-9]*|\.[0-9]+)")
+
+
+class ServedModel:
+    """A model that is served, and its aliases NAME@c, which set the confidence of clients that cannot add fields.
+
+    fingerprint: the `system_fingerprint` of answers; it changes with whatever may change their rounding.
+    """
+
+    def __init__(self, name: str, info: EngineInfo) -> None:
+        self.name = name
+        self.info = info
+        self.created = int(time.time())
+        build = f"{version('hamburger-serve')} {info.model} {info.dtype} {info.quantization} {info.device}"
+        self.fingerprint = "fp_" + hashlib.sha256(build.encode()).hexdigest()[:10]
+
+    def confidence_of(self, model: str | None) -> float | None:
+        """The confidence that a name of this model asks for; None for the plain name or none at all.
+
+        Raises InvalidRequest for an alias outside [0, 1].
+        """
+        if model is None or model == self.name:
+            return None
+        number = model.rpartition("@")[2]
+        if not 0 <= float(number) <= 1:
+            raise InvalidRequest(f"model is {model!r}: the confidence after @ must be in [0, 1].", "model")
+        return float(number)
+
+    def has_alias(self, model: str) -> bool:
+        """Whether it is NAME@c of this model, whatever number c is."""
+        name, _, number = model.rpartition("@")
+        return name == self.name and _NUMBER.fullmatch(number) is not None
+
+    def card(self, model_id: str) -> dict[str, Any]:
+        """One entry of /v1/models."""
+        return {
+            "id": model_id,
+            "object": "model",
+            "created": self.created,
+            "owned_by": "hamburger",
+            "root": self.info.model,
+            "parent": None if model_id == self.name else self.name,
+            "max_model_len": self.info.max_model_len,
+        }
+
+    def cards(self) -> list[dict[str, Any]]:
+        return [self.card(self.name), *(self.card(f"{self.name}@{c}") for c in LISTED_CONFIDENCES)]
+
+
+CONFIDENCE_HEADER = "X-HAMburger-Confidence"
+
+
+def choose_confidence(field: float | None, alias: float | None, headers: Mapping[str, str]) -> float | None:
+    """The confidence of a request: its field, else its model alias, else its header, else None (the server's default).
+
+    Raises InvalidRequest when it falls to a header that is no number in [0, 1].
+    """
+    header = headers.get(CONFIDENCE_HEADER)
+    if field is not None or alias is not None or header is None:
+        return alias if field is None else field
+    if not _NUMBER.fullmatch(header.strip()) or not 0 <= float(header) <= 1:
+        raise InvalidRequest(f"{CONFIDENCE_HEADER} is {header!r}: it must be in [0, 1].", CONFIDENCE_HEADER)
+    return float(header)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerContext:
+    """One for each model; routes are given all of them (models.py), and nothing global. `settings` are the model's."""
+
+    engine: AsyncEngine
+    tokenizer: ServerTokenizer
+    metrics: ServerMetrics
+    settings: ServeSettings
+    served: ServedModel
+    grammars: Grammars
+    tool_family: Family

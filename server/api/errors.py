@@ -1,0 +1,156 @@
+"""Every error leaves the server in one shape: {"error": {"message", "type", "param", "code"}}. Knows no route.
+
+| raised                           | status | code                     |
+| -------------------------------- | ------ | ------------------------ |
+| InvalidRequest, TokenizerError   | 400    | null                     |
+| PromptTooLong, ContextOverflow   | 400    | context_length_exceeded  |
+| QueueFull                        | 429    | queue_full               |
+| QueueTimeout                     | 503    | queue_timeout            |
+| OutOfMemory                      | 503    | out_of_memory            |
+| EngineDraining, EngineDead       | 503    | engine_unavailable       |
+| ApiError                         | its own                           |
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from hamburger.engine.types.errors import (
+    ContextOverflow,
+    EngineUnavailable,
+    HamburgerError,
+    InvalidRequest,
+    OutOfMemory,
+    Overloaded,
+    PromptTooLong,
+    QueueFull,
+    TokenizerError,
+)
+from hamburger.server.operation.request_log import entry_of
+
+logger = logging.getLogger(__name__)
+
+_RETRY_UNAVAILABLE = 5  # seconds: about what a restart takes
+
+
+class ApiError(Exception):
+    """An error that belongs to HTTP rather than to the engine. `headers` are added to the answer."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.param, self.code, self.headers = status, param, code, headers
+
+
+def to_api_error(error: Exception) -> ApiError:
+    """What a client is told about `error`; anything that was not raised on purpose is a 500 without its details."""
+    message = str(error)
+    match error:
+        case ApiError():
+            return error
+        case PromptTooLong() | ContextOverflow():
+            return ApiError(400, message, param=error.param, code="context_length_exceeded")
+        case InvalidRequest():
+            return ApiError(400, message, param=error.param)
+        case TokenizerError():
+            return ApiError(400, message)
+        case OutOfMemory():
+            return ApiError(503, message, code="out_of_memory", headers={"Retry-After": str(error.retry_after)})
+        case Overloaded():
+            full = isinstance(error, QueueFull)
+            status, code = (429, "queue_full") if full else (503, "queue_timeout")
+            return ApiError(status, message, code=code, headers={"Retry-After": str(error.retry_after)})
+        case EngineUnavailable():
+            headers = {"Retry-After": str(_RETRY_UNAVAILABLE)}
+            return ApiError(503, message, code="engine_unavailable", headers=headers)
+        case _:
+            return ApiError(500, "The server failed on this request; its log says why.")
+
+
+def error_body(error: ApiError) -> dict[str, Any]:
+    return {
+        "error": {"message": str(error), "type": _type(error.status), "param": error.param, "code": error.code},
+    }
+
+
+def error_event(error: ApiError) -> bytes:
+    """The event that ends a stream which had already begun; `data: [DONE]` follows it."""
+    return f"data: {json.dumps(error_body(error))}\n\n".encode()
+
+
+def add_error_handlers(app: FastAPI, on_failure: Callable[[Scope, int], None]) -> None:
+    """Answer every exception in the one shape; `on_failure(scope, status)` counts each."""
+
+    def respond(scope: Scope, error: ApiError) -> JSONResponse:
+        on_failure(scope, error.status)
+        entry_of(scope).failed(error)
+        return JSONResponse(error_body(error), status_code=error.status, headers=error.headers)
+
+    async def known(request: Request, error: Exception) -> JSONResponse:
+        return respond(request.scope, to_api_error(error))
+
+    async def http(request: Request, error: Exception) -> JSONResponse:
+        if not isinstance(error, HTTPException):
+            raise error
+        message = str(error.detail)
+        if error.status_code == 404:
+            message = f"There is nothing at {request.url.path}."
+            if request.url.path.startswith("/v1/"):
+                message += " Served are /v1/chat/completions, /v1/completions and /v1/models: this is one text model,"
+                message += " without embeddings, images or audio."
+        elif error.status_code == 405:
+            message = f"{request.url.path} does not answer {request.method}."
+        return respond(request.scope, ApiError(error.status_code, message, headers=error.headers))
+
+    async def invalid(request: Request, error: Exception) -> JSONResponse:
+        return respond(request.scope, ApiError(400, str(error)))
+
+    app.add_exception_handler(ApiError, known)
+    app.add_exception_handler(HamburgerError, known)
+    app.add_exception_handler(HTTPException, http)
+    app.add_exception_handler(RequestValidationError, invalid)
+    app.add_middleware(UnforeseenErrors, respond=lambda scope, error: respond(scope, to_api_error(error)))
+
+
+class UnforeseenErrors:
+    """Answers what nobody caught, inside of all other middleware: this answer gets its id and CORS headers too."""
+
+    def __init__(self, app: ASGIApp, respond: Callable[[Scope, Exception], JSONResponse]) -> None:
+        self._app, self._respond = app, respond
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        has_begun = False
+
+        async def watched(message: Message) -> None:
+            nonlocal has_begun
+            has_begun = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, watched)
+        except Exception as error:
+            if has_begun or scope["type"] != "http":
+                raise
+            logger.exception("A request failed.")
+            await self._respond(scope, error)(scope, receive, send)
+
+
+def _type(status: int) -> str:
+    names = {401: "authentication_error", 429: "rate_limit_error", 503: "service_unavailable"}
+    return names.get(status, "server_error" if status >= 500 else "invalid_request_error")

@@ -1,0 +1,121 @@
+"""Log-probabilities in the two shapes that OpenAI clients read: one entry a token, whatever the groups were."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Iterable
+from typing import Any
+
+from hamburger.engine.client import RequestUpdate
+from hamburger.engine.types.messages import TokenLogprobs
+from hamburger.server.api.echo import Echo
+from hamburger.server.vocabulary import ServerTokenizer
+
+LOWEST_LOGPROB = -9999.0
+
+
+class ChatLogprobs:
+    """{"content": [{"token", "logprob", "bytes", "top_logprobs"}]}"""
+
+    def __init__(self, tokenizer: ServerTokenizer) -> None:
+        self._tokenizer = tokenizer
+
+    def __call__(self, update: RequestUpdate) -> dict[str, Any]:
+        content = []
+        for token_id, entry in _entries(update):
+            top = [self._entry(rival, logprob) for rival, logprob in entry.top]
+            content.append(self._entry(token_id, entry.logprob) | {"top_logprobs": top})
+        return {"content": content, "refusal": None}
+
+    def _entry(self, token_id: int, logprob: float) -> dict[str, Any]:
+        data = self._tokenizer.token_bytes(token_id)
+        return {"token": data.decode(errors="replace"), "logprob": finite(logprob), "bytes": list(data)}
+
+
+class CompletionLogprobs:
+    """{"tokens", "token_logprobs", "top_logprobs", "text_offset"}: parallel lists. One instance follows one answer.
+
+    text_offset: the character of the choice's text at which the token starts; a token that continues a character has
+    that character's offset. echo: the prompt whose tokens come first; nothing predicts its first one, so that one's
+    log-probabilities are null.
+    """
+
+    def __init__(self, tokenizer: ServerTokenizer, skip_special_tokens: bool, echo: Echo | None = None) -> None:
+        self._tokenizer = tokenizer
+        self._skip_special_tokens = skip_special_tokens
+        self._echo = echo
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        self._num_chars = 0  # complete so far
+        self._first = echo is None  # the next token with a text is the text's first
+
+    def __call__(self, update: RequestUpdate) -> dict[str, Any]:
+        echo = self._echo
+        if echo is None or update.prompt_logprobs is None:
+            return self._answer(update)
+        self._num_chars = len(echo.text)
+        prompt = self._lists(zip(echo.token_ids, update.prompt_logprobs, strict=True), echo.offsets())
+        return join_completion_logprobs([prompt, self._answer(update)])
+
+    def _answer(self, update: RequestUpdate) -> dict[str, Any]:
+        return self._lists(_entries(update), [self._advance(token_id) for token_id in update.token_ids])
+
+    def _lists(self, entries: Iterable[tuple[int, TokenLogprobs | None]], text_offset: list[int]) -> dict[str, Any]:
+        tokens: list[str] = []
+        token_logprobs: list[float | None] = []
+        top_logprobs: list[dict[str, float] | None] = []
+        for token_id, entry in entries:
+            text = self._text(token_id)
+            tokens.append(text)
+            token_logprobs.append(None if entry is None else finite(entry.logprob))
+            top_logprobs.append(None if entry is None else self._top(text, entry))
+        return {
+            "tokens": tokens,
+            "token_logprobs": token_logprobs,
+            "top_logprobs": top_logprobs,
+            "text_offset": text_offset,
+        }
+
+    def _top(self, text: str, entry: TokenLogprobs) -> dict[str, float]:
+        top: dict[str, float] = {}
+        for rival, logprob in entry.top:
+            top.setdefault(self._text(rival), finite(logprob))  # best first: it keeps a text two ids share
+        # The token itself is always there, and with the same float: clients compare the two.
+        return top | {text: finite(entry.logprob)}
+
+    def _text(self, token_id: int) -> str:
+        """A token that is not whole UTF-8 is written `bytes:\\xe2\\x80`, as OpenAI does, so that it stays distinct."""
+        data = self._tokenizer.token_bytes(token_id)
+        try:
+            return data.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+
+    def _advance(self, token_id: int) -> int:
+        start = self._num_chars
+        if self._skip_special_tokens and self._tokenizer.is_special(token_id):
+            return start
+        data = self._tokenizer.token_bytes(token_id, first=self._first)
+        self._first = self._first and not self._tokenizer.token_bytes(token_id)
+        self._num_chars += len(self._utf8.decode(data))
+        return start
+
+
+def join_completion_logprobs(parts: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    joined: dict[str, Any] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+    for part in parts:
+        for name, values in part.items():
+            joined[name] += values
+    return joined
+
+
+def join_chat_logprobs(parts: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    return {"content": [entry for part in parts for entry in part["content"]], "refusal": None}
+
+
+def finite(logprob: float) -> float:
+    """JSON has no NaN and no infinity; a NaN fails the comparison and is clamped too."""
+    return logprob if logprob >= LOWEST_LOGPROB else LOWEST_LOGPROB
+
+
+def _entries(update: RequestUpdate) -> Iterable[tuple[int, TokenLogprobs]]:
+    return zip(update.token_ids, update.logprobs or [], strict=True)

@@ -1,0 +1,61 @@
+"""Message: one message of a chat as OpenAI clients send it, and as the chat template reads it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BeforeValidator, WithJsonSchema, model_validator
+
+from hamburger.server.schema import Schema
+from hamburger.server.tools.tools import MadeCall
+
+
+def _text(content: Any) -> Any:
+    """A message's content as one text; text parts are joined by line breaks."""
+    if not isinstance(content, list):
+        return content
+    texts = []
+    for part in content:
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind != "text":
+            raise ValueError(f"only text parts are supported, not {kind!r}")
+        if not isinstance(part.get("text"), str):
+            raise ValueError("a text part needs a string `text`")
+        texts.append(part["text"])
+    return "\n".join(texts)
+
+
+Content = Annotated[str | None, BeforeValidator(_text), WithJsonSchema({"type": ["string", "array", "null"]})]
+
+
+class Message(Schema):
+    """One chat message."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Content = None
+    name: str | None = None
+    tool_calls: list[MadeCall] | None = None
+    tool_call_id: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _only_text(cls, message: Any) -> Any:
+        for name in ("function_call", "audio") if isinstance(message, dict) else ():
+            if message.get(name):
+                raise ValueError(f"{name} is not supported by this server")
+        return message
+
+    @model_validator(mode="after")
+    def _has_content(self) -> Self:
+        if self.tool_calls and self.role != "assistant":
+            raise ValueError("only an assistant makes tool_calls")
+        if self.content is None and not self.tool_calls:
+            raise ValueError("content is missing")
+        return self
+
+    def for_template(self) -> dict[str, Any]:
+        """What the chat template reads; a developer is a system."""
+        message = self.model_dump(exclude_none=True, exclude={"tool_calls"})
+        if self.tool_calls:
+            message |= {"content": self.content or "", "tool_calls": [call.for_template() for call in self.tool_calls]}
+        return message | {"role": "system"} if self.role == "developer" else message

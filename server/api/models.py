@@ -1,0 +1,65 @@
+"""ServedModels: which of the models that this server serves a request means. Knows no route."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from fastapi import Request
+from starlette.types import Scope
+
+from hamburger.server.api.context import ServerContext
+from hamburger.server.api.errors import ApiError
+
+_CHOSEN = "hamburger_model"  # where a request's scope keeps the model that it chose
+
+
+class ServedModels:
+    """The models in the order in which they were named, each with its engine; at least one.
+
+    A request that names none means the first.
+    """
+
+    def __init__(self, contexts: Sequence[ServerContext]) -> None:
+        self._contexts = list(contexts)
+        self.first = self._contexts[0]
+
+    def __iter__(self) -> Iterator[ServerContext]:
+        return iter(self._contexts)
+
+    def __len__(self) -> int:
+        return len(self._contexts)
+
+    def find(self, model: str | None) -> ServerContext:
+        """The one that a model name means. Raises ApiError 404 for a name that is not served."""
+        if model is None:
+            return self.first
+        for context in self._contexts:
+            if context.served.name == model:
+                return context
+        for context in self._contexts:  # second, because a name may look like another's alias
+            if context.served.has_alias(model):
+                return context
+        names = ", ".join(context.served.name for context in self._contexts)
+        alias = f"{names}@c" if len(self) == 1 else "NAME@c of each"
+        raise ApiError(
+            404,
+            f"The model {model!r} does not exist. Served: {names} (and {alias} with a confidence c in [0, 1]).",
+            param="model",
+            code="model_not_found",
+        )
+
+    def choose(self, request: Request, model: str | None) -> ServerContext:
+        """`find`, and remember it: an error that follows is this model's."""
+        context = self.find(model)
+        setattr(request.state, _CHOSEN, context)
+        return context
+
+    def count_failure(self, scope: Scope, status: int) -> None:
+        """An error was answered: it is counted for the model that the request chose, if it came to that."""
+        chosen: ServerContext | None = scope.get("state", {}).get(_CHOSEN)
+        if chosen is None and len(self) == 1:
+            chosen = self.first
+        if chosen is None:
+            self.first.metrics.on_failure_of_no_model(status)
+        else:
+            chosen.metrics.on_failure(status)

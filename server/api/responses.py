@@ -1,0 +1,264 @@
+"""The answers' JSON, as plain dicts: a chunk is built for every group of every stream, so nothing heavy stands here."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from hamburger.engine.client import RequestUpdate
+from hamburger.server.api.context import ServedModel
+from hamburger.server.api.echo import Echo
+from hamburger.server.api.logprobs import (
+    ChatLogprobs,
+    CompletionLogprobs,
+    join_chat_logprobs,
+    join_completion_logprobs,
+)
+from hamburger.server.api.protocol import GenerationBody
+from hamburger.server.tools.tools import ToolStream
+from hamburger.server.vocabulary import ServerTokenizer
+
+
+class Choice:
+    """One answer as it grows: what the client was sent of it, and what it has to be charged for."""
+
+    def __init__(
+        self,
+        index: int,
+        logprobs: Callable[[RequestUpdate], dict[str, Any]] | None,
+        echo: Echo | None,
+        tools: ToolStream | None,
+    ) -> None:
+        self.index = index
+        self.tools = tools
+        self.texts: list[str] = []
+        self.groups: list[list[int]] = []
+        self.logprobs: list[dict[str, Any]] = []
+        self.completion_tokens = 0
+        self.kv_slots = 0
+        self.cached_tokens = 0
+        self.logprob = 0.0
+        self.finish_reason: str | None = None
+        self.stop_reason: str | int | None = None
+        self._logprobs = logprobs
+        self._echo = echo
+
+    def add(self, update: RequestUpdate, *, keep: bool) -> tuple[str, dict[str, Any] | None]:
+        """Count a group; its text and the log-probabilities of its tokens, None where none were asked for.
+
+        Where the prompt is echoed, the first group brings the prompt's text and log-probabilities too.
+        keep: remember its text, ids and log-probabilities for the whole answer; a stream has no use for them.
+        """
+        self.completion_tokens, self.kv_slots = update.completion_tokens, update.kv_slots
+        self.cached_tokens += update.cached_tokens
+        self.logprob += sum(entry.logprob for entry in update.logprobs or ())
+        self.finish_reason, self.stop_reason = update.finish_reason, update.stop_reason
+        logprobs = None if self._logprobs is None else self._logprobs(update)
+        text = update.text if self._echo is None else self._echo.text_before(update) + update.text
+        self._echo = None
+        if keep:
+            self.texts.append(text)
+            if update.token_ids:
+                self.groups.append(update.token_ids)
+            if logprobs is not None:
+                self.logprobs.append(logprobs)
+        return text, logprobs
+
+
+class Reply:
+    """The frame of one request's answer: its id, its choices and its usage. Subclasses know the two OpenAI shapes."""
+
+    id_prefix: str
+    object: str
+    chunk_object: str
+
+    def __init__(
+        self,
+        body: GenerationBody,
+        served: ServedModel,
+        tokenizer: ServerTokenizer,
+        prompt_tokens: int,
+        num_choices: int,
+        echoes: Sequence[Echo] = (),
+        tools: Sequence[ToolStream] | None = None,
+    ) -> None:
+        """echoes: the prompt that each choice gives back first; none at all where no prompt is echoed.
+
+        tools: for each choice, what finds the calls in its text; None where there are no tools.
+        """
+        self.id = f"{self.id_prefix}{uuid.uuid4().hex}"
+        self.confidence: float | None = None  # told in the usage, where the server chooses it
+        self._tokenizer = tokenizer
+        self._skip_special_tokens = body.skip_special_tokens is not False
+        self._frame = {
+            "created": int(time.time()),
+            "model": body.model or served.name,
+            "system_fingerprint": served.fingerprint,
+        }
+        self._return_groups = bool(body.return_groups)
+        self._usage_in_chunks = body.wants_continuous_usage
+        self._wants_usage = body.wants_usage
+        self._prompt_tokens = prompt_tokens
+        self._samples_a_prompt, self._choices_a_prompt = body.num_samples, body.num_choices
+        wants_logprobs = body.num_logprobs() is not None
+        self.choices = [
+            Choice(i, self._logprobs(echo) if wants_logprobs else None, echo, None if tools is None else tools[i])
+            for i, echo in enumerate(echoes or [None] * num_choices)
+        ]
+
+    def add(self, index: int, update: RequestUpdate) -> None:
+        """Take a group into an answer that is sent as a whole."""
+        self.choices[index].add(update, keep=True)
+
+    def whole(self) -> dict[str, Any]:
+        """The answer in one piece."""
+        choices = []
+        for index, choice in enumerate(self._best()):
+            whole = {
+                "index": index,
+                "logprobs": self._join(choice.logprobs) if choice.logprobs else None,
+                "finish_reason": choice.finish_reason,
+                "stop_reason": choice.stop_reason,
+                **self._content(choice),
+            }
+            choices.append(whole | {"groups": choice.groups} if self._return_groups else whole)
+        return {"id": self.id, "object": self.object, **self._frame, "choices": choices, "usage": self.usage()}
+
+    def chunk(self, index: int, update: RequestUpdate) -> dict[str, Any]:
+        """The streamed piece that one group adds."""
+        choice = self.choices[index]
+        first = choice.kv_slots == 0
+        text, logprobs = choice.add(update, keep=False)
+        piece: dict[str, Any] = {
+            "index": index,
+            "logprobs": logprobs,
+            "finish_reason": update.finish_reason,
+            **self._delta(choice, text, first),
+        }
+        if update.finish_reason is not None:
+            piece["stop_reason"] = update.stop_reason
+        if self._return_groups and update.token_ids:
+            piece["group"] = {
+                "index": update.kv_slots - 1,
+                "token_ids": update.token_ids,
+                "stop_probs": update.stop_probs,
+            }
+        chunk = self._chunk([piece])
+        if self._usage_in_chunks:
+            chunk["usage"] = self.usage()
+        elif self._wants_usage:
+            chunk["usage"] = None
+        return chunk
+
+    def usage_chunk(self) -> dict[str, Any]:
+        """The chunk after the last one of a client that asked for include_usage."""
+        return self._chunk([]) | {"usage": self.usage()}
+
+    def usage(self) -> dict[str, Any]:
+        """What the client saw so far, summed over the choices."""
+        completion_tokens = sum(choice.completion_tokens for choice in self.choices)
+        kv_slots = sum(choice.kv_slots for choice in self.choices)
+        # The choices of one prompt share it: it counts once, and so does what was cached of it before they came.
+        cached_tokens = sum(min(choice.cached_tokens for choice in prompt) for prompt in self._prompts())
+        confidence = {} if self.confidence is None else {"confidence": self.confidence}
+        return {
+            "prompt_tokens": self._prompt_tokens,
+            "completion_tokens": completion_tokens,
+            "total_tokens": self._prompt_tokens + completion_tokens,
+            "kv_slots": kv_slots,
+            "tokens_per_kv": round(completion_tokens / kv_slots, 4) if kv_slots else None,
+            **confidence,
+            "prompt_tokens_details": {"cached_tokens": cached_tokens},
+        }
+
+    def counts(self) -> dict[str, Any]:
+        """What the log tells of it: the usage of all choices together, and what ended them."""
+        usage = self.usage()
+        reasons = {choice.finish_reason or "abort" for choice in self.choices}
+        return {
+            "choices": len(self.choices),
+            **{name: usage[name] for name in ("prompt_tokens", "completion_tokens", "kv_slots", "tokens_per_kv")},
+            "cached_tokens": usage["prompt_tokens_details"]["cached_tokens"],
+            "finish_reason": ",".join(sorted(reasons)),
+        }
+
+    def _prompts(self) -> list[list[Choice]]:
+        n = self._samples_a_prompt
+        return [self.choices[i : i + n] for i in range(0, len(self.choices), n)]
+
+    def _best(self) -> list[Choice]:
+        """All choices; with best_of, of each prompt the n with the highest log-probability per token, best first."""
+        if self._samples_a_prompt == self._choices_a_prompt:
+            return self.choices
+        ranked = [sorted(prompt, key=lambda c: -c.logprob / max(c.completion_tokens, 1)) for prompt in self._prompts()]
+        return [choice for prompt in ranked for choice in prompt[: self._choices_a_prompt]]
+
+    def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        return {"id": self.id, "object": self.chunk_object, **self._frame, "choices": choices}
+
+    def _content(self, choice: Choice) -> dict[str, Any]:
+        """The fields of a whole choice that differ."""
+        raise NotImplementedError
+
+    def _delta(self, choice: Choice, text: str, first: bool) -> dict[str, Any]:
+        """The fields of a streamed choice that differ."""
+        raise NotImplementedError
+
+    def _logprobs(self, echo: Echo | None) -> Callable[[RequestUpdate], dict[str, Any]]:
+        raise NotImplementedError
+
+    def _join(self, parts: list[dict[str, Any]]) -> dict[str, Any]:
+        raise NotImplementedError
+
+
+class ChatReply(Reply):
+    """chat.completion: a message, streamed as deltas. The role comes with the first token, never before it."""
+
+    id_prefix = "chatcmpl-"
+    object = "chat.completion"
+    chunk_object = "chat.completion.chunk"
+
+    def _content(self, choice: Choice) -> dict[str, Any]:
+        text = "".join(choice.texts)
+        if choice.tools is None:
+            return {"message": {"role": "assistant", "content": text, "refusal": None}}
+        content, calls = choice.tools.message(text)
+        message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+        if not calls:
+            return {"message": message}
+        return {"message": message | {"tool_calls": calls}, "finish_reason": choice.tools.reason(choice.finish_reason)}
+
+    def _delta(self, choice: Choice, text: str, first: bool) -> dict[str, Any]:
+        role = {"role": "assistant"} if first else {}
+        if choice.tools is None:
+            return {"delta": {**role, "content": text}}
+        delta = role | choice.tools.add(text, is_final=choice.finish_reason is not None)
+        return {"delta": delta, "finish_reason": choice.tools.reason(choice.finish_reason)}
+
+    def _logprobs(self, echo: Echo | None) -> Callable[[RequestUpdate], dict[str, Any]]:
+        return ChatLogprobs(self._tokenizer)
+
+    def _join(self, parts: list[dict[str, Any]]) -> dict[str, Any]:
+        return join_chat_logprobs(parts)
+
+
+class CompletionReply(Reply):
+    """text_completion: the same shape streamed or not. Choice index = prompt index x n + choice."""
+
+    id_prefix = "cmpl-"
+    object = "text_completion"
+    chunk_object = "text_completion"
+
+    def _content(self, choice: Choice) -> dict[str, Any]:
+        return {"text": "".join(choice.texts)}
+
+    def _delta(self, choice: Choice, text: str, first: bool) -> dict[str, Any]:
+        return {"text": text}
+
+    def _logprobs(self, echo: Echo | None) -> Callable[[RequestUpdate], dict[str, Any]]:
+        return CompletionLogprobs(self._tokenizer, self._skip_special_tokens, echo)
+
+    def _join(self, parts: list[dict[str, Any]]) -> dict[str, Any]:
+        return join_completion_logprobs(parts)

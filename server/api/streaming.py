@@ -1,0 +1,180 @@
+"""From the engine's request streams to one HTTP answer: choices merged, clients watched, events framed.
+
+    submit -> Generation (choices merged) -> first group -> EventStream, one event a group -> usage -> [DONE]
+
+Nothing is sent before the first group is there: until then every error is an ordinary HTTP error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+from fastapi import Request
+from sse_starlette import EventSourceResponse
+from starlette.types import Message, Receive, Scope, Send
+
+from hamburger.engine.client import RequestStream, RequestUpdate
+from hamburger.engine.types.errors import HamburgerError
+from hamburger.server.api.errors import ApiError, error_event, to_api_error
+from hamburger.server.api.responses import Reply
+from hamburger.server.operation.request_log import CLIENT_LEFT
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+_DONE = b"data: [DONE]\n\n"
+
+
+class Generation:
+    """The choices of one HTTP request as one sequence of (choice index, update), in the order in which they come.
+
+    Raises what the first failing choice raises. `abort` gives all of them up; call it whenever the answer ends early.
+    """
+
+    def __init__(self, streams: Sequence[RequestStream]) -> None:
+        self._streams = streams
+        self._updates = self._single() if len(streams) == 1 else self._merged()
+
+    def __aiter__(self) -> AsyncIterator[tuple[int, RequestUpdate]]:
+        return self._updates
+
+    async def first(self) -> tuple[int, RequestUpdate]:
+        """Wait for the first group; iterating goes on after it."""
+        return await anext(self._updates)
+
+    def abort(self) -> None:
+        for stream in self._streams:
+            stream.abort()
+
+    def times(self) -> dict[str, float | None]:
+        """Seconds from admission until the first choice had slots, and until its first group; None if it never had."""
+        arrival = self._streams[0].request.arrival_time
+        scheduled = [stream.scheduled for stream in self._streams if stream.scheduled is not None]
+        first_token = [stream.first_token for stream in self._streams if stream.first_token is not None]
+        return {
+            "queue_seconds": round(min(scheduled) - arrival, 4) if scheduled else None,
+            "ttft_seconds": round(min(first_token) - arrival, 4) if first_token else None,
+        }
+
+    async def _single(self) -> AsyncGenerator[tuple[int, RequestUpdate]]:
+        async for update in self._streams[0]:
+            yield 0, update
+
+    async def _merged(self) -> AsyncGenerator[tuple[int, RequestUpdate]]:
+        arrived: asyncio.Queue[tuple[int, RequestUpdate] | HamburgerError | None] = asyncio.Queue()
+
+        async def pump(index: int, stream: RequestStream) -> None:
+            end: HamburgerError | None = None
+            try:
+                async for update in stream:
+                    arrived.put_nowait((index, update))
+            except HamburgerError as error:
+                end = error
+            arrived.put_nowait(end)
+
+        tasks = [asyncio.create_task(pump(i, stream)) for i, stream in enumerate(self._streams)]
+        try:
+            num_open = len(tasks)
+            while num_open:
+                item = await arrived.get()
+                if item is None:
+                    num_open -= 1
+                elif isinstance(item, HamburgerError):
+                    raise item
+                else:
+                    yield item
+        finally:
+            for task in tasks:
+                task.cancel()
+
+
+async def unless_client_leaves(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """What `work` gives; when the client goes away first, `work` is cancelled and ApiError 499 raised (to nobody)."""
+    task = asyncio.create_task(work)
+    watch = asyncio.create_task(_client_left(request.receive))
+    try:
+        await asyncio.wait({task, watch}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ApiError(CLIENT_LEFT, "The client closed the connection.")
+        return task.result()
+    finally:
+        task.cancel()
+        watch.cancel()
+        await asyncio.gather(task, watch, return_exceptions=True)
+
+
+async def _client_left(receive: Callable[[], Awaitable[Any]]) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def collect(generation: Generation, reply: Reply) -> dict[str, Any]:
+    """The whole answer, once every choice has ended."""
+    async for index, update in generation:
+        reply.add(index, update)
+    return reply.whole()
+
+
+class EventStream(EventSourceResponse):
+    """The streamed answer. However it ends (done, failed, client gone, never begun), its requests are aborted.
+
+    No pings: naive clients take a comment for data, or for the first token.
+    """
+
+    def __init__(
+        self,
+        first: tuple[int, RequestUpdate],
+        generation: Generation,
+        reply: Reply,
+        *,
+        wants_usage: bool,
+        on_failure: Callable[[ApiError], None],
+    ) -> None:
+        self._generation = generation
+        events = _events(first, generation, reply, wants_usage, on_failure)
+        super().__init__(events, sep="\n", ping=0, headers={"Cache-Control": "no-cache"})
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._generation.abort()
+
+    async def _send_with_timeout(self, send: Send, message: Message) -> None:
+        """Without the library's cancel scope an event: no timeout is set here, and it costs more than the event."""
+        await send(message)
+
+
+async def _events(
+    first: tuple[int, RequestUpdate],
+    generation: Generation,
+    reply: Reply,
+    wants_usage: bool,
+    on_failure: Callable[[ApiError], None],
+) -> AsyncGenerator[bytes]:
+    yield _event(reply.chunk(*first))
+    try:
+        async for index, update in generation:
+            yield _event(reply.chunk(index, update))
+    except HamburgerError as error:
+        yield _failure(to_api_error(error), on_failure)
+    else:
+        if wants_usage:
+            yield _event(reply.usage_chunk())
+    yield _DONE
+
+
+def _failure(error: ApiError, on_failure: Callable[[ApiError], None]) -> bytes:
+    on_failure(error)
+    return error_event(error)
+
+
+def _event(chunk: dict[str, Any]) -> bytes:
+    data = msgspec.json.encode(chunk)
+    if not data.isascii():  # clients split lines at more than \n (Python's splitlines at U+2028, for one)
+        data = json.dumps(chunk, separators=(",", ":")).encode()
+    return b"data: " + data + b"\n\n"

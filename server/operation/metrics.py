@@ -1,0 +1,223 @@
+"""What Prometheus sees of the engine and of failed answers; the only file that imports prometheus_client.
+
+It listens (EngineObserver) and decides nothing. docs/metrics.md says what each metric means; a test compares. Each app
+has a registry of its own. Gauges are computed when they are read, so that they fall to zero with the work.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+
+from hamburger.engine.client import AsyncEngine, EndReason, RequestTimings
+from hamburger.engine.types.messages import StepStats
+from hamburger.engine.types.sampling_params import SamplingParams
+
+CONTENT_TYPE = CONTENT_TYPE_LATEST
+RATIO_WINDOW_SECONDS = 60.0
+SPEED_WINDOW_SECONDS = 10.0
+_LABELS = ("model_name", "engine")
+M = TypeVar("M", Counter, Gauge, Histogram)
+
+_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+_SHORT_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.5, 10.0)
+_COUNTS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000)
+_GROUP_SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16)
+_CONFIDENCES = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0)
+# They begin at 0: of a counter that is not there yet, Prometheus sees no increase when the first ones come.
+_EXPECTED_FAILURES = ("400", "401", "404", "429", "500", "503")
+
+
+class RecentGroups:
+    """Tokens and groups of the last minute, in buckets of a second."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._buckets: deque[tuple[int, int, int]] = deque()  # (second, tokens, groups)
+
+    def add(self, num_tokens: int, num_groups: int) -> None:
+        second = int(self._clock())
+        if self._buckets and self._buckets[-1][0] == second:
+            _, tokens, groups = self._buckets.pop()
+            num_tokens, num_groups = num_tokens + tokens, num_groups + groups
+        self._buckets.append((second, num_tokens, num_groups))
+        while self._buckets[0][0] < second - RATIO_WINDOW_SECONDS:
+            self._buckets.popleft()
+
+    def tokens_per_kv(self) -> float:
+        """Over the last RATIO_WINDOW_SECONDS; 0 without work."""
+        tokens, groups = self._sum(RATIO_WINDOW_SECONDS)
+        return tokens / groups if groups else 0.0
+
+    def tokens_per_second(self) -> float:
+        """Over the last SPEED_WINDOW_SECONDS."""
+        return self._sum(SPEED_WINDOW_SECONDS)[0] / SPEED_WINDOW_SECONDS
+
+    def _sum(self, seconds: float) -> tuple[int, int]:
+        start = int(self._clock()) - seconds
+        recent = [(tokens, groups) for second, tokens, groups in self._buckets if second > start]
+        return sum(tokens for tokens, _ in recent), sum(groups for _, groups in recent)
+
+
+class ServerMetrics:
+    """An EngineObserver. `model_name` is the served one, `engine` tells engines of one model apart; `clock` gives
+    seconds for the gauges over a window.
+
+    beside: the metrics of another model of the same server. Their families are one, and either renders both.
+    """
+
+    def __init__(
+        self,
+        model_name: str,
+        engine: str = "0",
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        beside: ServerMetrics | None = None,
+    ) -> None:
+        self._registry: CollectorRegistry = CollectorRegistry() if beside is None else beside._registry
+        self._families: dict[str, Any] = {} if beside is None else beside._families
+        self._values = (model_name, engine)
+        self._recent = RecentGroups(clock)
+        self._used_share = 0.0
+        self._prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of finished requests.")
+        self._generation_tokens = self._counter("generation_tokens", "Tokens generated.")
+        self._macro_steps = self._counter("macro_steps", "Engine steps x sequences decoded in them.")
+        slots = self._family("kv_slots", "KV slots computed.", "kind")
+        self._prompt_slots = slots.labels(*self._values, "prompt")
+        self._generated_slots = slots.labels(*self._values, "generated")
+        self._success = self._family("request_success", "Finished requests.", "finished_reason")
+        for reason in ("stop", "length", "abort"):
+            self._success.labels(*self._values, reason)
+        self._failure = self._family("request_failure", "Answers with an error, by HTTP status.", "code")
+        for code in _EXPECTED_FAILURES:
+            self._failure.labels(*self._values, code)
+            if beside is not None:
+                self._failure.labels("", engine, code)
+        self._preemptions = self._counter("num_preemptions", "Sequences that gave their blocks up for a while.")
+        self._cache_queries = self._counter("prefix_cache_queries", "Slots looked up in the prefix cache.")
+        self._cache_hits = self._counter("prefix_cache_hits", "Slots found in the prefix cache.")
+        self._first_token = self._histogram("time_to_first_token_seconds", "Arrival to first token.", _SECONDS)
+        self._token_gap = self._histogram(
+            "inter_token_latency_seconds", "Per token: the gap before a group, shared among its tokens.", _SHORT_SECONDS
+        )
+        self._step_seconds = self._histogram("macro_step_seconds", "One engine step.", _SHORT_SECONDS)
+        self._group_size = self._histogram("group_size", "Tokens of a group, after trimming.", _GROUP_SIZES)
+        self._e2e = self._histogram("e2e_request_latency_seconds", "Arrival to end.", _SECONDS)
+        self._queue = self._histogram("request_queue_time_seconds", "Arrival to first slots.", _SECONDS)
+        self._prefill = self._histogram("request_prefill_time_seconds", "First slots to first token.", _SECONDS)
+        self._decode = self._histogram("request_decode_time_seconds", "First token to end.", _SECONDS)
+        self._request_prompt = self._histogram("request_prompt_tokens", "Prompt tokens of a request.", _COUNTS)
+        self._request_generated = self._histogram("request_generation_tokens", "Tokens generated for it.", _COUNTS)
+        self._confidence = self._histogram("request_confidence", "The confidence a request ran with.", _CONFIDENCES)
+        self._iteration_tokens = self._histogram(
+            "iteration_tokens_total", "Prompt slots computed and tokens generated in one engine step.", _COUNTS
+        )
+
+    def watch(self, engine: AsyncEngine) -> None:
+        """Add the gauges, which read the engine's state whenever they are scraped."""
+        info = engine.info
+        self._gauge("num_requests_running", "Requests that hold KV slots.", lambda: engine.health().num_running)
+        self._gauge("num_requests_waiting", "Requests in the queue.", lambda: engine.health().num_waiting)
+        self._gauge("max_requests_running", "Most requests that may run at once.", lambda: engine.info.max_num_seqs)
+        self._gauge("max_requests_waiting", "Most requests that may wait.", lambda: engine.max_queue)
+        self._gauge("kv_cache_usage_perc", "Used slots / all slots of the pool, 0 to 1.", lambda: self._used_share)
+        self._gauge("tokens_per_kv_ratio", "Tokens / groups over the last minute.", self._recent.tokens_per_kv)
+        self._gauge("generation_tokens_per_second", "Over the last seconds.", self._recent.tokens_per_second)
+        self._gauge("confidence_in_force", "What a request that leaves it to the server would get.", engine.confidence)
+        shape = {
+            name: str(getattr(info, name))
+            for name in (
+                "block_size",
+                "total_slots",
+                "expected_tokens",
+                "max_model_len",
+                "device",
+                "dtype",
+                "quantization",
+            )
+        }
+        config = self._once(Gauge, "cache_config_info", "The KV pool's shape.", (*_LABELS, *shape))
+        config.labels(*self._values, *shape.values()).set(1)
+
+    def render(self) -> bytes:
+        """The text that Prometheus scrapes."""
+        return generate_latest(self._registry)
+
+    def on_failure(self, status: int) -> None:
+        """An error left the server, as an answer or inside a stream."""
+        self._failure.labels(*self._values, str(status)).inc()
+
+    def on_failure_of_no_model(self, status: int) -> None:
+        """The same, of a request that named none of several models: for Prometheus it has no model_name."""
+        self._failure.labels("", self._values[1], str(status)).inc()
+
+    def on_step(self, stats: StepStats) -> None:
+        self._used_share = stats.used_slots / stats.total_slots
+        self._preemptions.inc(stats.num_preemptions)
+        self._cache_queries.inc(stats.cache_queries)
+        self._cache_hits.inc(stats.cache_hits)
+        num_tokens = sum(stats.group_sizes)
+        if not stats.prompt_slots and not stats.decoded_sequences:
+            return  # it only reports the state
+        self._step_seconds.observe(stats.seconds)
+        self._iteration_tokens.observe(stats.prompt_slots + num_tokens)
+        self._prompt_slots.inc(stats.prompt_slots)
+        if stats.group_sizes:
+            self._generation_tokens.inc(num_tokens)
+            self._generated_slots.inc(len(stats.group_sizes))
+            self._macro_steps.inc(stats.decoded_sequences)
+            self._recent.add(num_tokens, len(stats.group_sizes))
+            for size in stats.group_sizes:
+                self._group_size.observe(size)
+
+    def on_group(self, gap_seconds: float | None, num_tokens: int) -> None:
+        if gap_seconds is not None:
+            for _ in range(num_tokens):
+                self._token_gap.observe(gap_seconds / num_tokens)
+
+    def on_finish(
+        self,
+        reason: EndReason,
+        params: SamplingParams,
+        prompt_tokens: int,
+        completion_tokens: int,
+        timings: RequestTimings,
+    ) -> None:
+        if reason != "error":  # counted by the status of the answer: on_failure
+            self._success.labels(*self._values, reason).inc()
+        self._e2e.observe(timings.finished - timings.arrival)
+        self._request_generated.observe(completion_tokens)
+        self._request_prompt.observe(prompt_tokens)
+        if params.confidence is not None:
+            self._confidence.observe(params.confidence)
+        if timings.scheduled is None or timings.first_token is None:
+            return
+        self._prompt_tokens.inc(prompt_tokens)
+        self._queue.observe(timings.scheduled - timings.arrival)
+        self._prefill.observe(timings.first_token - timings.scheduled)
+        self._first_token.observe(timings.first_token - timings.arrival)
+        self._decode.observe(timings.finished - timings.first_token)
+
+    def _family(self, name: str, text: str, label: str) -> Counter:
+        return self._once(Counter, name, text, (*_LABELS, label))
+
+    def _counter(self, name: str, text: str) -> Counter:
+        return self._once(Counter, name, text).labels(*self._values)
+
+    def _gauge(self, name: str, text: str, read: Callable[[], float]) -> None:
+        self._once(Gauge, name, text).labels(*self._values).set_function(read)
+
+    def _histogram(self, name: str, text: str, buckets: Sequence[float]) -> Histogram:
+        return self._once(Histogram, name, text, buckets=buckets).labels(*self._values)
+
+    def _once(self, kind: type[M], name: str, text: str, labels: Sequence[str] = _LABELS, **options: Any) -> M:
+        """The family of that name, made by the first model that asks for it."""
+        if name not in self._families:
+            self._families[name] = kind(f"hamburger_{name}", text, labels, registry=self._registry, **options)
+        family: M = self._families[name]
+        return family

@@ -1,0 +1,72 @@
+"""Supervisor: the engine's process from the server's side. Starts it again when it died, and asks it why it hangs."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from hamburger.engine.client import AsyncEngine
+from hamburger.engine.health import hang
+from hamburger.engine.logs import LogFormat
+from hamburger.engine.process_host import ProcessHost, Worker
+from hamburger.engine.types.config import EngineArgs
+
+logger = logging.getLogger(__name__)
+
+_WATCH_SECONDS = 1.0
+
+
+class Supervisor:
+    """Holds the engine's host and the restarts that are left. on_progress gets lines for people.
+
+    title: what the log calls the engine. worker: the first engine's process, where it was started before.
+    """
+
+    def __init__(
+        self,
+        args: EngineArgs,
+        on_progress: Callable[[str], None],
+        restarts: int,
+        log_level: str = "warning",
+        log_format: LogFormat = "text",
+        title: str = "The engine",
+        worker: Worker | None = None,
+    ) -> None:
+        self._args, self._on_progress, self._restarts = args, on_progress, restarts
+        self._log_level, self._log_format = log_level, log_format
+        self._title = title
+        self.host = self._new_host(worker)
+
+    async def keep(self, engine: AsyncEngine) -> None:
+        """Start the engine again whenever it dies, while restarts are left; returns when it is dead for good."""
+        while (error := await engine.stopped()) is not None:
+            self._on_progress(f"the engine died: {error}")
+            if not self._restarts or engine.health().draining:
+                return
+            self._restarts -= 1
+            self._on_progress(f"starting it again; {self._restarts} restarts are left")
+            self.host = self._new_host()
+            try:
+                await engine.restart(self.host)
+            except Exception as failure:  # what built it before should do so again; if not, no restart will help
+                self._on_progress(f"it could not be started again: {failure}")
+                return
+            self._on_progress("the engine is ready again")
+        await asyncio.Event().wait()  # it was told to stop: there is nothing to keep
+
+    async def watch(self, engine: AsyncEngine) -> None:
+        """Have the engine write its stacks, once for each time that it hangs."""
+        was_hanging = False
+        while True:
+            await asyncio.sleep(_WATCH_SECONDS)
+            fault = hang(engine.health())
+            if fault is not None and not was_hanging:
+                logger.error("%s hangs: %s. The stacks of its threads follow.", self._title, fault)
+                self.host.dump_stacks()
+            was_hanging = fault is not None
+
+    def _new_host(self, worker: Worker | None = None) -> ProcessHost:
+        return ProcessHost(
+            self._args, self._on_progress, log_level=self._log_level, log_format=self._log_format, worker=worker
+        )

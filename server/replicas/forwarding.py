@@ -1,0 +1,243 @@
+"""The front of several replicas: one HTTP surface, each request sent to one of them, and again if that one is lost.
+
+    request -> read whole -> affinity key -> replica -> its messages, as they are
+                                  ^             |
+                                  '--- lost before its first byte: the next one
+
+Until the first byte has left, a lost replica costs time and nothing else: generating has no effects. Afterwards a
+stream ends as it does when an engine dies, with an error event. Knows no engine for scaling out (no ray) and no model.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from typing import Protocol
+
+from fastapi import FastAPI, Request
+from pydantic_core import from_json
+from starlette.datastructures import Headers
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import Message, Receive, Scope, Send
+
+from hamburger.engine.types.errors import EngineDead, QueueTimeout
+from hamburger.server.api.body import read_whole
+from hamburger.server.api.errors import ApiError, add_error_handlers, error_event, to_api_error
+from hamburger.server.api.streaming import unless_client_leaves
+from hamburger.server.config import ServeSettings
+from hamburger.server.operation.middleware import REQUEST_ID, SafeHeaders, allow_origins
+from hamburger.server.operation.request_log import CLIENT_LEFT
+from hamburger.server.replicas.affinity import affinity_key
+from hamburger.server.replicas.replica import Answer, Call
+from hamburger.server.replicas.scale import ScaleOptions
+
+logger = logging.getLogger(__name__)
+_FIRST_PAUSE = 0.1  # seconds before a request is sent again; doubled each time
+_FULL_PAUSE = 0.1  # seconds before one that no replica took is offered again
+_ASK_SECONDS = 10.0
+_RETRY_SECONDS = 5  # what a client is told that nobody took
+_OF_ALL = ("/metrics", "/health", "/ready")
+
+
+class ReplicaLost(Exception):
+    """A replica went away before its answer had ended."""
+
+
+class _ReplicaFull(Exception):
+    """A replica did not take the call."""
+
+
+class Replicas(Protocol):
+    """What sends calls to replicas."""
+
+    def send(self, call: Call, key: str | None) -> AsyncGenerator[list[Message]]:
+        """Replica.answer of one of them, the same for the same key while it can be; nothing from one that is full.
+        Raises ReplicaLost or QueueFull."""
+
+    async def ask_all(self, call: Call) -> list[Answer]:
+        """Replica.whole of each that can be reached; waits for no free place. May raise ReplicaLost if none can."""
+
+
+def create_front(replicas: Replicas, options: ScaleOptions, settings: ServeSettings) -> FastAPI:
+    """The application that answers for `replicas`, which are to be given `replica_settings`.
+
+    The one X-Request-Id of an answer is left to the HTTP server in front, which names requests itself.
+    """
+    app = FastAPI(openapi_url=None)  # the documents are the replicas', like everything else
+    add_error_handlers(app, lambda scope, status: None)
+    app.router.routes.append(Route("/{path:path}", _Forwarder(replicas, options, settings)))
+    allow_origins(app, settings.cors_origin)
+    app.add_middleware(SafeHeaders)
+    return app
+
+
+def replica_settings(settings: ServeSettings) -> ServeSettings:
+    """Those of a replica behind a front, which answers web pages of other origins itself."""
+    return settings.model_copy(update={"cors_origin": []})
+
+
+class _Forwarder:
+    def __init__(
+        self,
+        replicas: Replicas,
+        options: ScaleOptions,
+        settings: ServeSettings,
+        pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._replicas, self._options, self._settings, self._pause = replicas, options, settings, pause
+        self._wait_seconds = settings.max_queue_seconds
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive)
+        call = Call.of(scope, await read_whole(request, self._settings))  # what is too large, a replica refuses
+        if request.method == "GET" and request.url.path in _OF_ALL:
+            await _response(request.url.path, await self._ask_all(call))(scope, receive, send)
+            return
+        answer = _Begun(send)
+        try:
+            await unless_client_leaves(request, self._forward(call, answer))
+        except ApiError as error:
+            if error.status != CLIENT_LEFT or not answer.has_begun:
+                raise
+
+    async def _forward(self, call: Call, answer: _Begun) -> None:
+        key = affinity_key(Headers(raw=call.scope["headers"]), call.body, self._options.affinity)
+        deadline = time.monotonic() + self._wait_seconds
+        for attempt in range(self._options.retries + 1):
+            if attempt:
+                await self._pause(_FIRST_PAUSE * 2 ** (attempt - 1))
+            # A lost replica may still be listed: another key does not insist on it.
+            attempt_key = key if key is None or not attempt else f"{key}/{attempt}"
+            try:
+                await self._until_taken(call, attempt_key, answer, deadline)
+                return
+            except ReplicaLost as lost:
+                logger.warning("Replica lost (attempt %d of %d): %s", attempt + 1, self._options.retries + 1, lost)
+                if answer.has_begun:
+                    await answer.break_off(EngineDead("The replica that wrote this answer was lost."))
+                    return
+        raise EngineDead(f"The request was given to {self._options.retries + 1} replicas, and each was lost.")
+
+    async def _until_taken(self, call: Call, key: str | None, answer: _Begun, deadline: float) -> None:
+        """Raises as _attempt does, but waits for full replicas."""
+        while True:
+            try:
+                await self._attempt(call, key, answer, deadline)
+                return
+            except _ReplicaFull:
+                if time.monotonic() > deadline:
+                    raise self._waited() from None
+                await self._pause(_FULL_PAUSE)
+
+    async def _attempt(self, call: Call, key: str | None, answer: _Begun, deadline: float) -> None:
+        """Raises ReplicaLost, _ReplicaFull or QueueTimeout; what was not begun then can be sent again."""
+        async with contextlib.aclosing(self._replicas.send(call, key)) as batches:
+            try:
+                async with asyncio.timeout(deadline - time.monotonic()):
+                    await anext(batches)  # it was taken
+            except TimeoutError as error:
+                raise self._waited() from error
+            except StopAsyncIteration as error:
+                raise _ReplicaFull from error
+            answer.forget()
+            async for batch in batches:
+                for message in batch:
+                    await answer.take(message)
+        if not answer.has_ended:
+            raise ReplicaLost("its answer has no end")
+
+    def _waited(self) -> QueueTimeout:
+        return QueueTimeout(f"No replica took the request within {self._wait_seconds:g} s.", _RETRY_SECONDS)
+
+    async def _ask_all(self, call: Call) -> list[Answer]:
+        try:
+            async with asyncio.timeout(_ASK_SECONDS):
+                answers = await self._replicas.ask_all(call)
+        except (ReplicaLost, TimeoutError):
+            answers = []
+        if not answers:
+            raise EngineDead("No replica answers.")
+        return answers
+
+
+class _Begun:
+    """An answer on its way out. Nothing of it leaves before its head and the first piece of its body are there."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self._head: Message | None = None
+        self.has_begun = self.has_ended = False
+
+    def forget(self) -> None:
+        """What was kept of an attempt before this one."""
+        self._head = None
+
+    async def take(self, message: Message) -> None:
+        """Raises ReplicaLost for the answer of a replica whose engine is gone, if nothing has left yet."""
+        if message["type"] == "http.response.start":
+            headers = [(name, value) for name, value in message["headers"] if name.lower() != _REQUEST_ID]
+            self._head = {**message, "headers": headers}
+            return
+        if not self.has_begun:
+            if self._head is None:
+                raise ReplicaLost("its answer has no head")
+            if self._head["status"] == 503 and _code(message.get("body", b"")) == "engine_unavailable":
+                raise ReplicaLost("its engine is not available")
+            self.has_begun = True
+            await self._send(self._head)
+        self.has_ended = not message.get("more_body", False)
+        await self._send(message)
+
+    async def break_off(self, error: EngineDead) -> None:
+        """End a stream of events as one ends whose engine died. Raises `error` where the body is no such stream."""
+        if not Headers(raw=self._head["headers"] if self._head else []).get("content-type", "").startswith(_EVENTS):
+            raise error
+        body = error_event(to_api_error(error)) + b"data: [DONE]\n\n"
+        await self._send({"type": "http.response.body", "body": body, "more_body": False})
+
+
+_REQUEST_ID = REQUEST_ID.lower().encode()
+_EVENTS = "text/event-stream"
+
+
+def _code(body: bytes) -> str | None:
+    """The code of an error's body."""
+    try:
+        code = from_json(body)["error"]["code"]
+    except (ValueError, KeyError, TypeError):
+        return None
+    return code if isinstance(code, str) else None
+
+
+def _response(path: str, answers: Sequence[Answer]) -> Response:
+    """One for all: the metrics of each, or the best state of any."""
+    answers = sorted(answers, key=lambda answer: answer.status)
+    if path == "/metrics":
+        answer = answers[-1]  # a refusal, if there is one
+        body = merge_pages([a.body.decode() for a in answers]).encode() if answer.status == 200 else answer.body
+    else:
+        answer = answers[0]
+        body = answer.body
+    left_out = (b"content-length", _REQUEST_ID)
+    headers = {name.decode(): value.decode() for name, value in answer.headers if name.lower() not in left_out}
+    return Response(body, answer.status, headers)
+
+
+def merge_pages(pages: Sequence[str]) -> str:
+    """Pages of Prometheus text as one, each family once; a label must tell their samples apart."""
+    families: dict[str, tuple[list[str], list[str]]] = {}
+    for page in pages:
+        name = ""
+        for line in page.splitlines():
+            if line.startswith("# "):  # HELP or TYPE, then the name
+                name = line.split(" ", 3)[2]
+                head, _ = families.setdefault(name, ([], []))
+                if line not in head:
+                    head.append(line)
+            else:
+                families.setdefault(name, ([], []))[1].append(line)
+    return "".join(f"{line}\n" for head, samples in families.values() for line in [*head, *samples])

@@ -1,0 +1,148 @@
+"""Cores whose decoding steps are CUDA graphs, or the same pieces replayed eagerly, and requests of every kind."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from hamburger.engine.core.core import EngineCore
+from hamburger.engine.core.overlap import OverlappedCore
+from hamburger.engine.device.runner import Runner
+from hamburger.engine.text.grammar import Grammars, choice_grammar, json_grammar, regex_grammar
+from hamburger.engine.types.config import EngineConfig
+from hamburger.engine.types.messages import GroupOutput, SubmitRequest
+from hamburger.model.config import ModelConfig
+from hamburger.model.graphs.capture import Capture
+from hamburger.model.graphs.decode_graphs import Compiling, DecodeGraphs, Form
+from hamburger.model.hamburger import HamburgerModel
+from hamburger.model.kv_cache import PagedKVCache
+from small_models import graft_config, grafted, params, trunk_config
+from trunk_shapes import SHAPES as TRUNKS
+
+BLOCK, CONTEXT, ROWS = 4, 128, 11
+# What torch's compiler says on a machine with a GPU (true float32 is meant), for pytest.mark.filterwarnings.
+TF32 = "ignore:TensorFloat32 tensor cores for float32 matrix multiplication available but not enabled:UserWarning"
+MODELS: dict[str, ModelConfig] = {
+    "positions": ModelConfig(trunk=trunk_config(), graft=graft_config()),
+    "fused": ModelConfig(trunk=trunk_config(), graft=graft_config(features="fused", micro_norm=True)),
+    "short_list": ModelConfig(trunk=trunk_config(), graft=graft_config(features="fused", short_list_size=40)),
+    "plain_base": ModelConfig(trunk=trunk_config(tie_word_embeddings=False)),
+    "dynamic_rope": ModelConfig(trunk=trunk_config(**TRUNKS["dynamic_rope"]), graft=graft_config()),
+    "merge_adapter": grafted(merge_rank=32),
+    "sliding": ModelConfig(trunk=trunk_config(**TRUNKS["qwen2_sliding"]), graft=graft_config()),
+}
+
+
+def graphs_core(
+    model: HamburgerModel,
+    capture: Capture,
+    form: Form,
+    num_blocks: int,
+    *,
+    max_rows: int = ROWS,
+    compiling: Compiling | None = None,
+    overlap: bool = False,
+    clocks: tuple[Callable[[], float], Callable[[], float]] = (lambda: 0.0, time.perf_counter),
+) -> EngineCore:
+    """clocks: of the core and of the graphs."""
+    config = EngineConfig(
+        max_model_len=CONTEXT,
+        max_num_seqs=max_rows,
+        max_num_batched_slots=32,
+        block_size=BLOCK,
+        num_blocks=num_blocks,
+        eos_token_ids=(1,),
+        max_group=model.config.max_group,
+    )
+    device = model.embed_tokens.weight.device
+    cache = PagedKVCache(model.config.trunk, num_blocks, BLOCK, torch.float32, device)
+    for data in cache.data:  # what nobody has written must not matter
+        data[:num_blocks].fill_(1e4)
+    graphs = DecodeGraphs(
+        model,
+        cache,
+        capture,
+        max_rows=max_rows,
+        max_columns=CONTEXT // BLOCK,
+        form=form,
+        compiling=compiling,
+        clock=clocks[1],
+    )
+    graphs.prepare()
+    return (OverlappedCore if overlap else EngineCore)(
+        config, Runner(model, cache, graphs), clocks[0], ascii_grammars()
+    )
+
+
+class Ascii:
+    """The models' 96 tokens: two special ones and the characters from space to }."""
+
+    vocab_size = 96
+
+    def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
+        return [ord(character) - 30 for character in text]
+
+    def token_bytes(self, token_id: int, *, first: bool = False) -> bytes:
+        return b"" if token_id < 2 else bytes([token_id + 30])
+
+    def is_special(self, token_id: int) -> bool:
+        return token_id < 2
+
+
+def ascii_grammars() -> Grammars:
+    return Grammars(Ascii, Ascii.vocab_size, (1,))
+
+
+def guided(asked: list[SubmitRequest], every: int = 3) -> list[SubmitRequest]:
+    """One in `every` of the requests gets a grammar; it keeps its other wishes, but for min_tokens."""
+    grammars = [json_grammar(), regex_grammar("[a-f ]{30,60}"), choice_grammar(["yes, of course", "yes", "never"])]
+    found = []
+    for i, request in enumerate(asked):
+        if i % every == 0:
+            changed = replace(request.params, grammar=grammars[i // every % len(grammars)], min_tokens=0)
+            request = replace(request, params=changed)
+        found.append(request)
+    return found
+
+
+def requests(seed: int, number: int = 14) -> list[SubmitRequest]:
+    """Of every kind: greedy, sampled and filtered, penalties, bias, log-probabilities of answers and prompts."""
+    draw = random.Random(seed)
+    kinds: list[dict[str, Any]] = [
+        {},
+        {"temperature": 0.9},
+        {"temperature": 1.2, "top_p": 0.8, "top_k": 30},
+        {"temperature": 0.7, "min_p": 0.05},
+        {"presence_penalty": 0.5, "frequency_penalty": 0.3},
+        {"repetition_penalty": 1.3, "temperature": 0.8},
+        {"logit_bias": {5: 4.0, 6: -100.0}},
+        {"min_tokens": 12, "max_tokens": 20},
+        {"logprobs": 3},
+        {"logprobs": 0, "temperature": 1.0},
+        {"prompt_logprobs": 2},
+        {"stop_token_ids": tuple(range(40, 60))},
+    ]
+    asked = []
+    for i in range(number):
+        prompt = [draw.randrange(2, 96) for _ in range(draw.randint(1, 30))]
+        how = {"confidence": draw.choice([0.0, 0.3, 0.5, 0.8, 1.0]), "max_tokens": draw.randint(10, 40), "seed": i}
+        asked.append(SubmitRequest(str(i), prompt, params(**{**how, **draw.choice(kinds)}), 0.0))
+    return asked
+
+
+def assert_same(ours: dict[str, list[GroupOutput]], plain: dict[str, list[GroupOutput]]) -> None:
+    for request_id, expected in plain.items():
+        found = ours[request_id]
+        assert [o.token_ids for o in found] == [o.token_ids for o in expected], request_id
+        for a, b in zip(found, expected, strict=True):
+            assert a.stop_probs == pytest.approx(b.stop_probs, abs=1e-5)
+            assert (a.logprobs is None) == (b.logprobs is None)
+            for x, y in zip(a.logprobs or [], b.logprobs or [], strict=True):
+                assert x.logprob == pytest.approx(y.logprob, abs=1e-4)
+                assert [token_id for token_id, _ in x.top] == [token_id for token_id, _ in y.top]

@@ -1,0 +1,85 @@
+"""Models on the compiled kernels, and what their number format says, spelled out in torch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hamburger.model.assemble import assemble
+from hamburger.model.config import ModelConfig
+from hamburger.model.cpu.library import GROUP, InstructionSet, Kernels, load_kernels
+from hamburger.model.execution import Execution
+from hamburger.model.hamburger import HamburgerModel
+from small_models import CPU, random_tensors
+
+SETS: tuple[InstructionSet, ...] = ("avx512", "avx2")
+WIDE: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 32}
+
+
+def half(x: Tensor) -> Tensor:
+    return x.half().float()
+
+
+def dequantized(weight: Tensor, bits: int) -> Tensor:
+    """What kernels/common.h says a packed weight stands for."""
+    groups = weight.float().unflatten(-1, (-1, GROUP))
+    if bits == 8:
+        scales = half(groups.abs().amax(-1, keepdim=True) / 127)
+        codes = (groups / scales.clamp_min(1e-30)).round().clamp(-127, 127)
+        of_8_bits: Tensor = (codes * scales).flatten(-2)
+        return of_8_bits
+    low, high = groups.aminmax(dim=-1, keepdim=True)
+    scales, zeros = half((high - low) / 15), half(low)
+    codes = ((groups - zeros) / scales.clamp_min(1e-30)).round().clamp(0, 15)
+    of_4_bits: Tensor = (codes * scales + zeros).flatten(-2)
+    return of_4_bits
+
+
+def rounded(x: Tensor) -> Tensor:
+    """Inputs as the kernels see them."""
+    groups = x.unflatten(-1, (-1, GROUP))
+    scales = groups.abs().amax(-1, keepdim=True) / 127
+    values: Tensor = ((groups / scales.clamp_min(1e-30)).round() * scales).flatten(-2)
+    return values
+
+
+class RoundedLinear(nn.Module):
+    """What a packed linear computes, spelled out in torch."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None, bits: int = 8) -> None:
+        super().__init__()
+        self.weight, self.bias = dequantized(weight, bits), bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = nn.functional.linear(rounded(x), self.weight, self.bias)
+        return y
+
+
+def models(
+    config: ModelConfig, seed: int = 3, kernels: Kernels | None = None, bits: int = 8
+) -> tuple[HamburgerModel, HamburgerModel]:
+    """A plain model with its linears rounded in torch, and one on the kernels. bits: of the trunk."""
+    tensors = random_tensors(config, seed)
+    length = max(config.trunk.max_position_embeddings, 200)
+    plain = assemble(
+        config, tensors, dtype=torch.float32, device=CPU, max_positions=length, how=Execution(packed=False)
+    )
+    trunk = set(plain.trunk.modules())
+    for parent in list(plain.modules()):
+        for name, child in list(parent.named_children()):
+            if isinstance(child, nn.Linear):
+                setattr(parent, name, RoundedLinear(child.weight, child.bias, bits if child in trunk else 8))
+    plain.head = RoundedLinear(plain.head_weight)
+    if "short_list" in plain._buffers:
+        plain.short_head = RoundedLinear(plain.head_weight[plain.short_list])
+    native = assemble(
+        config,
+        tensors,
+        dtype=torch.float32,
+        device=CPU,
+        max_positions=length,
+        how=Execution(kernels=kernels or load_kernels(), bits=bits),
+    )
+    return plain, native

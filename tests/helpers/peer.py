@@ -1,0 +1,47 @@
+"""The peer that our trunk is proven against: transformers, on the same weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from hamburger.model.checkpoints.hf_config import trunk_config_json
+from hamburger.model.config import ModelConfig
+
+
+def hugging_face(config: ModelConfig, tensors: dict[str, Tensor]) -> Any:
+    """transformers' model of this shape with these canonical tensors, in float32."""
+    settings = trunk_config_json(config.trunk)
+    peer: Any = AutoModelForCausalLM.from_config(AutoConfig.for_model(**settings), attn_implementation="eager")
+    peer.eval()
+    if config.trunk.tie_word_embeddings:
+        tensors = {**tensors, "lm_head.weight": tensors["model.embed_tokens.weight"]}
+    peer.load_state_dict(tensors, strict=True)
+    return peer
+
+
+def greedy(peer: Any, prompt_ids: list[int], new_tokens: int) -> list[int]:
+    """The peer's own greedy continuation, end tokens included as ordinary tokens."""
+    prompt = torch.tensor([prompt_ids])
+    with torch.inference_mode():
+        output = peer.generate(
+            prompt,
+            attention_mask=torch.ones_like(prompt),
+            max_new_tokens=new_tokens,
+            do_sample=False,
+            eos_token_id=None,
+            pad_token_id=0,
+        )
+    tokens: list[int] = output[0, len(prompt_ids) :].tolist()
+    return tokens
+
+
+def is_greedy(peer: Any, prompt_ids: list[int], answer_ids: list[int]) -> bool:
+    """Whether the peer's greedy continuation is answer_ids: one pass over both, in place of a pass a token."""
+    with torch.inference_mode():
+        logits = peer(torch.tensor([prompt_ids + answer_ids])).logits[0]
+    likeliest: list[int] = logits[len(prompt_ids) - 1 : -1].argmax(-1).tolist()
+    return likeliest == answer_ids

@@ -1,0 +1,163 @@
+"""The HTTP server on a scripted engine: in-process for answers, on a real port for bytes and disconnects."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import uvicorn
+from fastapi import FastAPI
+
+from fakes import ByteTokenizer, ScriptedRunner, fake_engine
+from hamburger.engine.client import AsyncEngine
+from hamburger.engine.core.sequence import Sequence
+from hamburger.server.app import create_app
+from hamburger.server.config import ServeSettings
+from hamburger.server.operation.metrics import ServerMetrics
+from hamburger.server.serve import uvicorn_config
+
+MODEL = "burger"
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+HELLO: list[dict[str, Any]] = [{"role": "user", "content": "hello"}]
+
+
+def split(text: str, *sizes: int) -> list[list[int]]:
+    """The bytes of `text` as groups of these sizes."""
+    data, groups = list(text.encode()), []
+    for size in sizes:
+        groups.append(data[:size])
+        data = data[size:]
+    if data:
+        raise ValueError(f"{len(data)} bytes are left")
+    return groups
+
+
+class ByChoice(ScriptedRunner):
+    """Scripts by choice index (the end of the server's request ids); the last one serves all further choices."""
+
+    def __init__(self, *by_choice: list[list[int]], **options: Any) -> None:
+        super().__init__(**options)
+        self.by_choice = by_choice
+        self.confidences: list[float | None] = []
+        self.seeds: list[int | None] = []
+        self.prompts: list[list[int]] = []
+
+    def script(self, sequence: Sequence) -> list[int]:
+        if not sequence.groups:
+            self.confidences.append(sequence.params.confidence)
+            self.seeds.append(sequence.params.seed)
+            self.prompts.append(sequence.prompt_ids)
+        if self.by_choice:
+            index = int(sequence.request_id.rsplit("-", 1)[1])
+            self.scripts[sequence.request_id] = self.by_choice[min(index, len(self.by_choice) - 1)]
+        return super().script(sequence)
+
+
+@dataclass
+class Served:
+    """A server in this event loop. `runner` shows what the engine was asked."""
+
+    app: FastAPI
+    engine: AsyncEngine
+    runner: ByChoice
+    metrics: ServerMetrics
+    client: httpx.AsyncClient
+
+    async def post(self, path: str, body: Any = None, **options: Any) -> httpx.Response:
+        return await self.client.post(path, json=body, **options)
+
+    async def chat(self, **fields: Any) -> dict[str, Any]:
+        return await self.ok(CHAT, {"messages": HELLO, **fields})
+
+    async def complete(self, **fields: Any) -> dict[str, Any]:
+        return await self.ok(COMPLETIONS, {"prompt": "ab", **fields})
+
+    async def stream(self, path: str, **fields: Any) -> list[dict[str, Any]]:
+        """All events of a streamed answer, which must end with [DONE]."""
+        prompt: dict[str, Any] = {"messages": HELLO} if path == CHAT else {"prompt": "ab"}
+        response = await self.post(path, {**prompt, "stream": True, **fields})
+        assert response.status_code == 200, response.text
+        return events(response.text)
+
+    async def ok(self, path: str, body: Any) -> dict[str, Any]:
+        response = await self.post(path, body)
+        assert response.status_code == 200, response.text
+        answer: dict[str, Any] = response.json()
+        return answer
+
+    async def refused(self, path: str, body: Any, **options: Any) -> tuple[int, dict[str, Any]]:
+        """Status and error of a request that fails, in the one shape."""
+        response = await self.post(path, body, **options)
+        return response.status_code, error_of(response)
+
+    def metric(self, name: str, **labels: str) -> float:
+        """One sample of /metrics."""
+        for line in self.metrics.render().decode().splitlines():
+            head, _, value = line.rpartition(" ")
+            found, _, rest = head.partition("{")
+            if found == f"hamburger_{name}" and all(f'{k}="{v}"' in rest for k, v in labels.items()):
+                return float(value)
+        raise KeyError(name)
+
+
+def error_of(response: httpx.Response) -> dict[str, Any]:
+    body = response.json()
+    assert body.keys() == {"error"}
+    error: dict[str, Any] = body["error"]
+    assert error.keys() == {"message", "type", "param", "code"}
+    assert error["message"]
+    assert error["type"]
+    return error
+
+
+def events(text: str) -> list[dict[str, Any]]:
+    """The JSON of an SSE body; each event is one data line, the last one is [DONE]."""
+    assert "\r" not in text
+    *lines, rest = text.split("\n\n")
+    assert rest == ""
+    assert lines.pop() == "data: [DONE]"
+    assert all(line.startswith("data: ") and "\n" not in line for line in lines)
+    return [json.loads(line.removeprefix("data: ")) for line in lines]
+
+
+@asynccontextmanager
+async def serving(
+    *by_choice: list[list[int]], runner: ByChoice | None = None, settings: dict[str, Any] | None = None, **engine: Any
+) -> AsyncIterator[Served]:
+    """A server whose choices follow scripts. `engine` are fields of EngineConfig (and `info`), see fakes.py."""
+    runner = runner or ByChoice(*by_choice)
+    metrics = ServerMetrics(MODEL)
+    async with fake_engine(runner, observer=metrics, **engine) as launched:
+        app = create_app(launched, ByteTokenizer(), metrics, ServeSettings(**(settings or {})), MODEL)
+        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
+            yield Served(app, launched, runner, metrics, client)
+
+
+@asynccontextmanager
+async def on_port(app: FastAPI, **settings: Any) -> AsyncIterator[int]:
+    """The app on a real port of this machine, as the command serves it with these settings."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        config = uvicorn_config(app, ServeSettings(**settings))
+        config.timeout_graceful_shutdown = 1
+        server = uvicorn.Server(config)
+        task = asyncio.create_task(server.serve(sockets=[listener]))
+        await until(lambda: server.started)
+        port: int = listener.getsockname()[1]
+        yield port
+        server.should_exit = True
+        await task
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait until it holds; fails after 10 s."""
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110 - nothing announces it
+            await asyncio.sleep(0.002)

@@ -1,0 +1,195 @@
+"""Small random models and a way to run them through the real core, for tests."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hamburger.engine.core.core import EngineCore
+from hamburger.engine.core.overlap import OverlappedCore
+from hamburger.engine.device.runner import Runner
+from hamburger.engine.text.grammar import Grammars
+from hamburger.engine.types.config import EngineConfig
+from hamburger.engine.types.messages import GroupOutput, SubmitRequest
+from hamburger.engine.types.sampling_params import SamplingParams
+from hamburger.model.assemble import assemble
+from hamburger.model.batch import ForwardBatch, empty_sampling
+from hamburger.model.config import GraftConfig, ModelConfig, TrunkConfig, shared_lora_a, tensor_shapes
+from hamburger.model.execution import Execution
+from hamburger.model.gpu.availability import Backend
+from hamburger.model.hamburger import HamburgerModel
+from hamburger.model.kv_cache import PagedKVCache
+
+CPU = torch.device("cpu")
+
+
+def trunk_config(**changes: Any) -> TrunkConfig:
+    """A trunk of 4 small layers with grouped-query attention."""
+    fields: dict[str, Any] = {
+        "vocab_size": 96,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_layers": 4,
+        "num_heads": 4,
+        "num_kv_heads": 2,
+        "head_dim": 8,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "tie_word_embeddings": True,
+        "max_position_embeddings": 512,
+        "eos_token_ids": (1,),
+    }
+    return TrunkConfig(**{**fields, **changes})
+
+
+def graft_config(**changes: Any) -> GraftConfig:
+    fields: dict[str, Any] = {"max_group": 4, "merger_heads": 4, "micro_layers": 2, "feature_layers": (1, 2, 3)}
+    return GraftConfig(**{**fields, **changes})
+
+
+def grafted(trunk: TrunkConfig | None = None, merge_rank: int = 0, **graft: Any) -> ModelConfig:
+    """A small model with a graft; merge_rank: of an adapter for its slots of several tokens (adapter.py)."""
+    return ModelConfig(trunk=trunk or trunk_config(), graft=graft_config(**graft), merge_rank=merge_rank)
+
+
+def random_tensors(config: ModelConfig, seed: int = 0) -> dict[str, Tensor]:
+    """Canonical tensors whose logits are spread enough that greedy choices are not near ties."""
+    generator = torch.Generator().manual_seed(seed)
+    tensors = {}
+    for name, shape in tensor_shapes(config).items():
+        if name == "short_list":
+            order = torch.randperm(config.trunk.vocab_size, generator=generator)
+            tensors[name] = order[: shape[0]].sort().values
+        elif "norm" in name:
+            tensors[name] = 1 + 0.1 * torch.randn(shape, generator=generator)
+        else:
+            tensors[name] = torch.randn(shape, generator=generator) * (shape[-1] ** -0.5 if len(shape) > 1 else 0.1)
+    for name, shared in shared_lora_a(config).items() if config.merge_rank else ():
+        tensors |= {part: tensors[name].clone() for part in shared}
+    tensors["model.embed_tokens.weight"] *= config.trunk.hidden_size**0.5 / 2
+    return tensors
+
+
+def random_model(
+    config: ModelConfig,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
+    packed: bool | None = None,
+    masked: bool | None = None,
+    device: torch.device = CPU,
+    backend: Backend = "torch",
+    micro_step_kernel: bool = False,
+) -> HamburgerModel:
+    length = config.trunk.max_position_embeddings
+    return assemble(
+        config,
+        random_tensors(config, seed),
+        dtype=dtype,
+        device=device,
+        max_positions=length,
+        how=Execution(packed=packed, masked=masked, backend=backend, micro_step_kernel=micro_step_kernel),
+    )
+
+
+def core_of(
+    model: HamburgerModel,
+    num_blocks: int = 256,
+    block_size: int = 4,
+    max_num_seqs: int = 32,
+    max_num_batched_slots: int = 64,
+    max_model_len: int = 256,
+    prefix_cache: bool = False,
+    held: TrunkConfig | None = None,
+    overlap: bool = False,
+    grammars: Grammars | None = None,
+) -> EngineCore:
+    """A real core and runner over a model. held: the trunk whose KV the cache has, if not all of it."""
+    config = EngineConfig(
+        max_model_len=max_model_len,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_slots=max_num_batched_slots,
+        block_size=block_size,
+        num_blocks=num_blocks,
+        eos_token_ids=model.config.trunk.eos_token_ids,
+        max_group=model.config.max_group,
+        prefix_cache=prefix_cache,
+    )
+    weight = model.embed_tokens.weight
+    cache = PagedKVCache(held or model.config.trunk, num_blocks, block_size, weight.dtype, weight.device)
+    return (OverlappedCore if overlap else EngineCore)(config, Runner(model, cache), lambda: 0.0, grammars)
+
+
+def params(**fields: Any) -> SamplingParams:
+    """Greedy at confidence 0.5 unless told otherwise, with the fields filled in that the client fills in."""
+    return SamplingParams(**{"temperature": 0.0, "confidence": 0.5, "max_tokens": 16, "seed": 0, **fields})
+
+
+def run_core(
+    core: EngineCore, requests: Mapping[str, tuple[list[int], SamplingParams]], max_groups: int | None = None
+) -> dict[str, list[GroupOutput]]:
+    """Run requests (id -> prompt, params) until all end, or each has max_groups groups."""
+    outputs: dict[str, list[GroupOutput]] = {request_id: [] for request_id in requests}
+    for request_id, (prompt_ids, sampling) in requests.items():
+        core.add(SubmitRequest(request_id, prompt_ids, sampling, 0.0))
+    while core.has_work and (max_groups is None or min(map(len, outputs.values())) < max_groups):
+        for output in core.step().outputs:
+            outputs[output.request_id].append(output)
+    return outputs
+
+
+def tokens_of(outputs: list[GroupOutput]) -> list[int]:
+    return [token_id for output in outputs for token_id in output.token_ids]
+
+
+def one_sequence(slots: list[list[int]], positions: list[int], emit: list[int]) -> ForwardBatch:
+    """A whole sequence as one chunk in block 0."""
+    width, n, m = max(map(len, slots)), len(slots), len(emit)
+    return ForwardBatch(
+        token_ids=torch.tensor([slot + [0] * (width - len(slot)) for slot in slots]),
+        group_sizes=torch.tensor([len(slot) for slot in slots]),
+        max_group_size=width,
+        positions=torch.tensor(positions),
+        write_slots=torch.arange(n),
+        block_tables=torch.tensor([[0]]),
+        context_slots=torch.tensor([n]),
+        query_slots=[n],
+        context_slots_host=[n],
+        num_single=int(n == 1),
+        emit=torch.tensor(emit),
+        confidence=torch.ones(m),
+        group_limits=torch.ones(m, dtype=torch.int64),
+        max_group_limit=1,
+        sampling=empty_sampling(m, CPU),
+    )
+
+
+def teacher_forced(
+    model: HamburgerModel, input_ids: list[int], num_prompt: int, group_sizes: list[int]
+) -> tuple[Tensor, Tensor]:
+    """Logits [n, V] and stop logits [n] of every response token, with the given groups as input."""
+    groups, start = [], num_prompt
+    for size in group_sizes:
+        groups.append(input_ids[start : start + size])
+        start += size
+    ends = [num_prompt - 1 + sum(group_sizes[: i + 1]) for i in range(len(groups))]
+    slots = [[token_id] for token_id in input_ids[:num_prompt]] + groups[:-1]
+    positions = list(range(num_prompt)) + ends[:-1]
+    batch = one_sequence(slots, positions, emit=list(range(num_prompt - 1, len(slots))))
+    cache = PagedKVCache(model.config.trunk, 1, len(slots), torch.float32, CPU)
+    graft = model.config.graft
+    assert graft is not None
+    with torch.inference_mode():
+        hidden, features = model.trunk(model.embed(batch), batch, cache, model.rotary, graft.feature_layers)
+        logits, stops = [], []
+        for row, group in enumerate(groups):
+            state = hidden[row : row + 1]
+            micro = model.micro_decoder.start(torch.stack(features, dim=1)[row : row + 1])
+            for index, token_id in enumerate(group):
+                logits.append(model.head(state)[0])
+                stops.append(model.stop_logit(state, index)[0])
+                if index + 1 < len(group):
+                    state = model.micro_decoder(model.embed_tokens(torch.tensor([token_id])), micro, model.rotary)
+    return torch.stack(logits), torch.stack(stops)

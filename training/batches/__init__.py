@@ -1,0 +1,4 @@
+"""Examples -> packed batches, in an order that a seed decides.
+
+It must not know losses or runs.
+"""

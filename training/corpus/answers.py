@@ -1,0 +1,100 @@
+"""Answers files: what `distill` writes, and what others wrote in nearly the same form, read as one kind of record."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from hamburger.training.corpus.conversation import (
+    ChatTokenizer,
+    TokenizedConversation,
+    TrainOn,
+    answer_ids,
+    tokenize_conversation,
+)
+from hamburger.training.corpus.jsonl import ids_of, read_rows, text_of
+from hamburger.training.corpus.prompts import Message, row_category, row_id, row_messages
+from hamburger.training.errors import TrainingError
+
+Finish = Literal["stop", "length"]
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenAnswer:
+    """One answer to train on.
+
+    messages: the turns before it. response: its text. token_ids: its ids with the end token where the model wrote one;
+    None where only the text is known, as prompt_ids where the ids asked are not known. sample: which of several answers
+    to the same prompt. place: file and line, for messages.
+    """
+
+    id: str
+    sample: int
+    category: str | None
+    messages: list[Message]
+    response: str
+    prompt_ids: list[int] | None
+    token_ids: list[int] | None
+    finish_reason: Finish
+    place: str
+
+    def tokenize(
+        self, tokenizer: ChatTokenizer, end_token_ids: Collection[int], train_on: TrainOn = "last"
+    ) -> TokenizedConversation:
+        """Ids and response mask. Raises TrainingError that names the place."""
+        try:
+            answer = self.token_ids
+            if answer is None:
+                answer = answer_ids(
+                    tokenizer,
+                    self.response,
+                    is_finished=self.finish_reason == "stop",
+                    end_token_ids=end_token_ids,
+                )
+            return tokenize_conversation(
+                tokenizer,
+                self.messages,
+                end_token_ids=end_token_ids,
+                answer=answer,
+                prompt=self.prompt_ids,
+                train_on=train_on,
+            )
+        except TrainingError as error:
+            raise TrainingError(f"{self.place}: {error}") from error
+
+
+def read_answers(paths: Iterable[Path]) -> Iterator[WrittenAnswer]:
+    """The answers of JSON Lines files, in order.
+
+    Rows hold "messages" (the turns before the answer) or "prompt", then "response", and if known "token_ids",
+    "prompt_ids" and "finish_reason" ("stop" where it is missing). A row with "messages" alone that end with the
+    assistant's turn is a conversation with its answer. Raises TrainingError that names file and line, or OSError.
+    """
+    for path in paths:
+        for row in read_rows(path):
+            messages = row_messages(row)
+            if row.values.get("response") is None and messages[-1]["role"] == "assistant":
+                response = messages.pop()["content"]
+                if not messages:
+                    raise TrainingError(f"{row.place}: the conversation begins with the answer.")
+            else:
+                response = text_of(row, "response")
+            finish = row.values.get("finish_reason", "stop")
+            if finish not in ("stop", "length"):
+                raise TrainingError(f'{row.place}: "finish_reason" must be "stop" or "length", not {finish!r}.')
+            sample = row.values.get("sample", 0)
+            if type(sample) is not int or sample < 0:
+                raise TrainingError(f'{row.place}: "sample" must be a whole number from 0 up, not {sample!r}.')
+            yield WrittenAnswer(
+                id=row_id(row),
+                sample=sample,
+                category=row_category(row),
+                messages=messages,
+                response=response,
+                prompt_ids=ids_of(row, "prompt_ids"),
+                token_ids=ids_of(row, "token_ids"),
+                finish_reason=finish,
+                place=row.place,
+            )

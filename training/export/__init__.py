@@ -1,0 +1,4 @@
+"""A trained checkpoint -> a folder to serve, calibrated and described.
+
+It must not know runs in progress.
+"""

@@ -1,0 +1,177 @@
+"""The trunk's states where only merged slots are trained: the base's own pass, then what differs from it.
+
+Up to an example's first merged slot the states are the base's, so they are computed without gradients, and with them
+those that the base has for the same text unmerged. Then the other slots run, on the base's keys and values before them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hamburger.model.hamburger import HamburgerModel
+from hamburger.training.forward.network import PackedAttend, Slots, embed
+
+_Heads = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Unmerged:
+    """The same examples, each token its own slot. same: int64 [T], where among them each slot's last token is."""
+
+    slots: Slots
+    same: Tensor
+
+    def to(self, device: torch.device) -> Unmerged:
+        return Unmerged(self.slots.to(device), self.same.to(device))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BaseStates:
+    """Of N tokens. normed: what enters the layers after the first, normed, then the final normed state: each [N, D].
+
+    heads: of each layer its rotated keys and its values, [N, kv_heads, head_dim]. features: [N, F, D].
+    """
+
+    normed: list[Tensor]
+    heads: list[_Heads]
+    features: Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MergedStates:
+    """hidden [T, D] and features [T, F, D] of all slots. distance: float32 [], summed over the slots from each first
+    merged one on: |s - b|^2 / |b|^2 of their normed states s and the base's b at their last tokens, a mean over layers.
+    """
+
+    hidden: Tensor
+    features: Tensor
+    distance: Tensor
+
+
+def after_merges(slots: Slots) -> Tensor:
+    """bool [T]: the slots from the first merged one of their example on, itself included."""
+    merged = (slots.group_sizes > 1).split(list(slots.lengths))
+    return torch.cat([part.cumsum(0) > 0 for part in merged])
+
+
+@torch.no_grad()
+def base_states(model: HamburgerModel, slots: Slots, feature_layers: tuple[int, ...]) -> BaseStates:
+    """Those of slots of one token each."""
+    found = BaseStates([], [], torch.empty(0))
+    features: list[Tensor] = []
+
+    def attend(index: int) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+        packed = PackedAttend(slots.lengths, _window(model, index))
+
+        def attending(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            found.heads.append((k, v))
+            return packed(q, k, v)
+
+        return attending
+
+    x, _ = embed(model, slots)
+    cos, sin = model.rotary(slots.positions)
+    last = len(model.trunk.layers) - 1
+    for i, layer in enumerate(model.trunk.layers):
+        if i:
+            found.normed.append(layer.get_submodule("attn_norm")(x))
+        x = layer(x, cos, sin, attend(i))
+        if i in feature_layers and i != last:
+            features.append(x)
+    found.normed.append(model.trunk.norm(x))
+    if last in feature_layers:
+        features.append(found.normed[-1])
+    return BaseStates(found.normed, found.heads, torch.stack(features, dim=1))
+
+
+def merged_states(
+    model: HamburgerModel, slots: Slots, unmerged: Unmerged, feature_layers: tuple[int, ...]
+) -> MergedStates:
+    """The states of a pack whose slots of one token are the base's until a merged one comes."""
+    base = base_states(model, unmerged.slots, feature_layers)
+    rows = after_merges(slots).nonzero().squeeze(-1)
+    hidden, kept = base.normed[-1][unmerged.same], base.features[unmerged.same]
+    if not len(rows):
+        return MergedStates(hidden, kept, hidden.new_zeros((), dtype=torch.float32))
+    lengths = _tails(slots, rows)
+    tail = Slots(slots.token_ids[rows], slots.group_sizes[rows], slots.positions[rows], lengths)
+    same, starts = unmerged.same[rows], _starts(unmerged.slots)
+    before = [whole - part for whole, part in zip(slots.lengths, lengths, strict=True)]
+    x, merged = embed(model, tail)
+    cos, sin = model.rotary(tail.positions)
+    last = len(model.trunk.layers) - 1
+    features: list[Tensor] = []
+    distance = x.new_zeros((), dtype=torch.float32)
+    for i, layer in enumerate(model.trunk.layers):
+        if i:
+            distance = distance + _distance(layer.get_submodule("attn_norm")(x), base.normed[i - 1][same])
+        x = layer(x, cos, sin, _Tail(lengths, before, starts, base.heads[i], _window(model, i)), merged=merged)
+        if i in feature_layers and i != last:
+            features.append(x)
+    final = model.trunk.norm(x)
+    if last in feature_layers:
+        features.append(final)
+    distance = (distance + _distance(final, base.normed[-1][same])) / (last + 1)
+    return MergedStates(
+        hidden.index_copy(0, rows, final.to(hidden.dtype)),
+        kept.index_copy(0, rows, torch.stack(features, dim=1).to(kept.dtype)),
+        distance,
+    )
+
+
+class _Tail:
+    """Attention of the last slots of each example over themselves and the base's keys and values before them."""
+
+    def __init__(
+        self, lengths: list[int], before: list[int], starts: list[int], heads: _Heads, window: int | None
+    ) -> None:
+        self._lengths, self._before, self._starts, self._heads, self._window = lengths, before, starts, heads, window
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """q [R, num_heads, head_dim], k and v [R, num_kv_heads, head_dim] -> [R, num_heads * head_dim]."""
+        parts = zip(q.split(self._lengths), k.split(self._lengths), v.split(self._lengths), strict=True)
+        outs = [
+            self._example(own, before, start)
+            for own, before, start in zip(parts, self._before, self._starts, strict=True)
+            if len(own[0])
+        ]
+        return torch.cat(outs)
+
+    def _example(self, own: tuple[Tensor, Tensor, Tensor], before: int, start: int) -> Tensor:
+        q, k, v = own
+        held = (torch.cat((past[start : start + before].to(q.dtype), new.to(q.dtype))) for past, new in
+                zip(self._heads, (k, v), strict=True))  # fmt: skip
+        shared = q.shape[1] // k.shape[1]
+        keys, values = (x.repeat_interleave(shared, dim=1).transpose(0, 1) for x in held)
+        place = torch.arange(before + len(q), device=q.device)
+        distance = place[before:, None] - place
+        seen = (distance >= 0) & (distance < (self._window or before + len(q)))
+        out = F.scaled_dot_product_attention(q.transpose(0, 1)[None], keys[None], values[None], attn_mask=seen)
+        return out[0].transpose(0, 1).flatten(1)
+
+
+def _distance(states: Tensor, base: Tensor) -> Tensor:
+    off, size = (states.float() - base.float()).square().sum(-1), base.float().square().sum(-1)
+    return (off / size).sum()
+
+
+def _window(model: HamburgerModel, layer: int) -> int | None:
+    config = model.config.trunk
+    return config.sliding_window if layer in config.sliding_layers else None
+
+
+def _tails(slots: Slots, rows: Tensor) -> list[int]:
+    """How many of `rows` each example has."""
+    chosen = torch.zeros(len(slots.positions), dtype=torch.int64, device=rows.device).index_fill(0, rows, 1)
+    return [int(part.sum()) for part in chosen.split(list(slots.lengths))]
+
+
+def _starts(slots: Slots) -> list[int]:
+    ends = torch.tensor([0, *slots.lengths]).cumsum(0)
+    starts: list[int] = ends[:-1].tolist()
+    return starts

@@ -1,0 +1,180 @@
+"""`hamburger train`: puts a run together from recipe, data and model, and sees it through signals to its end."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from accelerate import Accelerator  # type: ignore[import-untyped]
+from rich.console import Console
+
+from hamburger.model.device.devices import choose_device, choose_dtype, make_current
+from hamburger.training.batches.packs import Examples, Packer, PackStream, Source
+from hamburger.training.corpus.dataset import SegmentedDataset
+from hamburger.training.corpus.prompts import is_kept_back
+from hamburger.training.errors import TrainingError
+from hamburger.training.forward.trainable import build, read_base, read_hamburger, with_graft
+from hamburger.training.recipe import Grouping, Recipe, parse_recipe, read_recipe
+from hamburger.training.run.allocator import keep_freed_memory
+from hamburger.training.run.folder import RunFolder, read_state
+from hamburger.training.run.journal import Journal
+from hamburger.training.run.trainer import Parts, Trainer
+from hamburger.training.run.validation import Validator
+
+STOPPED = 130  # the exit code of a run that a signal ended, so that a script does not go on without it
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the command (train.py). Raises TrainingError, CheckpointError or ConfigError."""
+    recipe = read_recipe(args.recipe, args.overrides)
+    if args.init is not None:
+        recipe = parse_recipe(recipe.model_dump() | {"init": args.init}, args.recipe)
+    if args.validation is not None:  # nothing of the data is then kept back, and the run's folder has to say so
+        recipe = parse_recipe(recipe.model_dump() | {"validation_share": 0.0}, args.recipe)
+    if choose_device(args.device).type == "cpu":
+        keep_freed_memory()
+    data = [SegmentedDataset(folder) for folder in args.data]
+    held_out = None if args.validation is None else [SegmentedDataset(folder) for folder in args.validation]
+    console = Console(stderr=True)
+    with _stop_signals(console) as stop:
+        job = Job(recipe, data, args.out, validation=held_out, device=args.device, resume=args.resume)
+        complete = job.run(console, stop)
+    job.accelerator.end_training()  # several processes part here
+    if not complete:
+        console.print(f"stopped, with a checkpoint: go on with --resume (latest: {job.folder.latest()}).")
+    return 0 if complete else STOPPED
+
+
+class StopRequest:
+    """Set by a signal; the run then ends after its step, with a checkpoint."""
+
+    def __init__(self) -> None:
+        self.requested = False
+
+    def __call__(self) -> bool:
+        return self.requested
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Data:
+    train: Examples
+    held_out: Examples
+
+
+class Job:
+    """One training run over data sets, made ready to go.
+
+    validation: data sets to validate with; None keeps back recipe.validation_share of `data`.
+    Raises TrainingError for data that do not fit the model or the recipe, and for a folder that is in use.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        data: Sequence[Source],
+        out: Path,
+        *,
+        validation: Sequence[Source] | None = None,
+        device: str = "auto",
+        resume: bool = False,
+    ) -> None:
+        if recipe.threads is not None:
+            torch.set_num_threads(recipe.threads)
+        where = choose_device(device)
+        make_current(where)
+        self.accelerator = Accelerator(mixed_precision="no", cpu=where.type == "cpu")
+        self.recipe, self.folder = recipe, RunFolder(out)
+        latest = self.folder.latest() if resume else None
+        if resume and latest is None:
+            raise TrainingError(f"{out} holds no checkpoint to resume from: leave out --resume.")
+        chosen = _split(recipe, data, validation)
+        start = recipe.init if latest is None else str(latest)
+        origin = read_base(recipe.base) if start is None else read_hamburger(start)
+        vocab = origin.config.trunk.vocab_size
+        for examples in (chosen.train, chosen.held_out):
+            examples.check(recipe, origin.config.trunk)
+        if recipe.cached_states and (origin.adapter is not None or origin.base is None):
+            raise TrainingError(
+                f"cached_states are the untouched base's, but {start} has a trunk of its own: leave out cached_states."
+            )
+        origin = with_graft(origin, recipe, lambda size: chosen.train.likeliest_ids(size, vocab))
+        compute = choose_dtype(recipe.precision, self.accelerator.device)
+        longest = max(chosen.train.longest, chosen.held_out.longest)
+        trainable = build(origin, recipe, device=self.accelerator.device, compute=compute, max_positions=longest)
+        packer = Packer(chosen.train, recipe.graft.max_group, recipe.slots_per_pack, recipe.seed)
+        self.trainer = Trainer(
+            Parts(
+                recipe,
+                trainable,
+                PackStream(packer, recipe.groups, recipe.packs_per_step),
+                _validator(recipe, chosen.held_out, self.accelerator),
+                self.accelerator,
+                self.folder,
+                compute,
+                len(chosen.train),
+            )
+        )
+        if latest is not None:
+            self.trainer.load(read_state(latest, recipe, len(chosen.train)))
+        if self.accelerator.is_main_process:
+            self.folder.start(recipe, resume=resume)
+
+    def run(self, console: Console, stop: Callable[[], bool]) -> bool:
+        """Train; returns whether the run is complete."""
+        if not self.accelerator.is_main_process:
+            return self.trainer.run(None, stop)
+        journal = Journal(self.folder.path, self.trainer.step, self.trainer.total_steps, console)
+        with journal.open():
+            return self.trainer.run(journal, stop)
+
+
+def _split(recipe: Recipe, data: Sequence[Source], validation: Sequence[Source] | None) -> _Data:
+    """Examples to train with and to validate with; an id's answers are all on one side."""
+    if validation is not None:
+        return _Data(_some(Examples(data)), Examples(validation))
+
+    def kept_back(id: str) -> bool:
+        return is_kept_back(id, recipe.validation_share)
+
+    return _Data(_some(Examples(data, lambda id: not kept_back(id))), Examples(data, kept_back))
+
+
+def _some(examples: Examples) -> Examples:
+    if not len(examples):
+        raise TrainingError("the data has no example with a trained token: check what `segment` wrote.")
+    return examples
+
+
+def _validator(recipe: Recipe, examples: Examples, accelerator: Accelerator) -> Validator | None:
+    if not len(examples):
+        return None
+    packer = Packer(examples, recipe.graft.max_group, recipe.slots_per_pack, recipe.seed)
+    as_trained = recipe.groups.model_copy(update={"single_share": 0.0})
+    grouped, single = packer.in_order(as_trained), packer.in_order(Grouping(kind="single"))
+    n = recipe.validation_batches
+    return Validator(grouped[:n], single[:n], accelerator)
+
+
+@contextmanager
+def _stop_signals(console: Console) -> Iterator[StopRequest]:
+    """SIGTERM and the first Ctrl-C ask for a stop; a second one is as always."""
+    stop = StopRequest()
+
+    def ask(number: int, frame: object) -> None:
+        stop.requested = True
+        signal.signal(number, before[signal.Signals(number)])
+        console.print("stopping after this step, with a checkpoint; once more to stop at once.")
+
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    for number in before:
+        signal.signal(number, ask)
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
