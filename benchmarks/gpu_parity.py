@@ -110,7 +110,7 @@ def run_tests(
     if found.error is not None:
         return found
     settings, log = out / "pytest.ini", out / "logs" / "parity.log"
-    paths = " ".join(shlex.quote(str(ROOT / name)) for name in ("tests", "benchmarks"))
+    paths = " ".join(shlex.quote(str(ROOT / name)) for name in ("tests/helpers", "benchmarks"))
     settings.write_text(SETTINGS.format(paths=paths), encoding="utf-8")
     end = time.monotonic() + seconds
     names = {f"{file.parent.name}/{file.name}": file for file in files}
