@@ -53,7 +53,7 @@ def parts_of(config: ModelConfig) -> dict[str, tuple[str, ...]]:
         names["lm_head.weight"] = ("lm_head.weight",)
     for i in range(config.trunk.num_layers):
         names |= _layer(f"trunk.layers.{i}.", f"model.layers.{i}.", config.trunk)
-        if config.merge_rank:
+        if config.adapter_rank:
             names |= _adapter(f"trunk.layers.{i}.", f"adapter.model.layers.{i}.")
     graft = config.graft
     if graft is None:

@@ -23,7 +23,7 @@ from typing import Protocol, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
-from hamburger.model.adapter import MergedSlots
+from hamburger.model.adapter import ComposedSlots
 from hamburger.model.batch import ForwardBatch
 from hamburger.model.config import ConfigError
 from hamburger.model.emission.masked import Groups, MaskedStep
@@ -177,7 +177,7 @@ class CompiledPieces(Pieces):
 
 def _begin(
     model: HamburgerModel, layer: DecoderLayer, batch: ForwardBatch
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, MergedSlots | None]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, ComposedSlots | None]:
     """x [B, D], cos and sin, the first layer's q and kv, and which slots pass adapters."""
     embedded = model.embed(batch)
     x, merged = embedded.x, embedded.merged
@@ -188,7 +188,7 @@ def _begin(
 def _between(
     layer: DecoderLayer,
     following: DecoderLayer,
-    merged: MergedSlots | None,
+    merged: ComposedSlots | None,
     x: Tensor,
     attended: Tensor,
     cos: Tensor,
@@ -200,7 +200,7 @@ def _between(
 
 
 def _heads(
-    layer: DecoderLayer, merged: MergedSlots | None, x: Tensor, cos: Tensor, sin: Tensor
+    layer: DecoderLayer, merged: ComposedSlots | None, x: Tensor, cos: Tensor, sin: Tensor
 ) -> tuple[Tensor, Tensor]:
     q, k, v = layer.heads(x, cos, sin, merged)
     return q.contiguous(), torch.stack((k, v), dim=1)
@@ -210,7 +210,7 @@ def _end(
     model: HamburgerModel,
     layer: DecoderLayer,
     norm: nn.Module,
-    merged: MergedSlots | None,
+    merged: ComposedSlots | None,
     x: Tensor,
     attended: Tensor,
     logits: Tensor,

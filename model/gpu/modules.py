@@ -12,7 +12,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from hamburger.model.adapter import Embedded, MergedSlots
+from hamburger.model.adapter import Embedded, ComposedSlots
 from hamburger.model.batch import ForwardBatch
 from hamburger.model.config import DynamicRopeScaling, GraftConfig, TrunkConfig
 from hamburger.model.gpu.attention import attend_singles, num_splits
@@ -226,7 +226,7 @@ def _layer(
     delta: Tensor | None,
     attend: Callable[[Tensor], Tensor],
     keep: tuple[int, int] | None = None,
-    merged: MergedSlots | None = None,
+    merged: ComposedSlots | None = None,
 ) -> tuple[Tensor, Tensor]:
     """DecoderLayer.forward on x + delta, its own last addition left to whoever reads the result next.
 

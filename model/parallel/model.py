@@ -204,7 +204,7 @@ class ParallelModel(HamburgerModel):
 
     def _shape_of(self, batch: ForwardBatch) -> StepShape:
         assert batch.context_slots_host is not None  # static rows alone lack it
-        has_adapter = self.config.merge_rank > 0
+        has_adapter = self.config.adapter_rank > 0
         return StepShape(
             num_slots=len(batch.token_ids),
             num_merged=int((batch.group_sizes > 1).sum()) if has_adapter else 0,
@@ -225,7 +225,7 @@ class ParallelModel(HamburgerModel):
         return CallSizes(
             hidden=trunk.hidden_size,
             layers=trunk.num_layers,
-            merge_rank=self.config.merge_rank,
+            adapter_rank=self.config.adapter_rank,
             micro_layers=0 if graft is None else graft.micro_layers,
             micro_context=0 if graft is None or graft.features == "fused" else len(graft.feature_layers),
             head=self.rows_held,

@@ -36,7 +36,7 @@ class CallSizes:
 
     hidden: int
     layers: int
-    merge_rank: int
+    adapter_rank: int
     micro_layers: int
     micro_context: int
     head: int
@@ -66,8 +66,8 @@ class StepCalls:
         """Of the step that is announced."""
         s, m = self._sizes, shape.num_emitting
         layer: list[Call] = [("reduce", shape.num_slots * s.hidden)]
-        if s.merge_rank and shape.max_group_size > 1:
-            layer.append(("reduce", shape.num_merged * s.merge_rank))
+        if s.adapter_rank and shape.max_group_size > 1:
+            layer.append(("reduce", shape.num_merged * s.adapter_rank))
         embedding: Call = ("reduce", shape.num_slots * shape.max_group_size * s.hidden)
         calls: list[Call] = [("batch", sum(shape.part_sizes)), embedding]
         calls += layer * (2 * s.layers)

@@ -184,7 +184,7 @@ def test_bounds_of_speed_follow_from_bytes() -> None:
 
 
 def test_an_adapter_of_merged_slots_is_read_with_the_merger() -> None:
-    plain, adapted = (shape_of("m", replace(GRAFTED, merge_rank=rank), "float32").reads for rank in (0, 32))
+    plain, adapted = (shape_of("m", replace(GRAFTED, adapter_rank=rank), "float32").reads for rank in (0, 32))
     assert plain is not None
     assert adapted is not None
     assert adapted.merge > plain.merge

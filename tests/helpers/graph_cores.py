@@ -34,7 +34,7 @@ MODELS: dict[str, ModelConfig] = {
     "short_list": ModelConfig(trunk=trunk_config(), graft=graft_config(features="fused", short_list_size=40)),
     "plain_base": ModelConfig(trunk=trunk_config(tie_word_embeddings=False)),
     "dynamic_rope": ModelConfig(trunk=trunk_config(**TRUNKS["dynamic_rope"]), graft=graft_config()),
-    "merge_adapter": grafted(merge_rank=32),
+    "merge_adapter": grafted(adapter_rank=32),
     "sliding": ModelConfig(trunk=trunk_config(**TRUNKS["qwen2_sliding"]), graft=graft_config()),
 }
 

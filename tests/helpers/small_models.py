@@ -50,9 +50,9 @@ def graft_config(**changes: Any) -> GraftConfig:
     return GraftConfig(**{**fields, **changes})
 
 
-def grafted(trunk: TrunkConfig | None = None, merge_rank: int = 0, **graft: Any) -> ModelConfig:
-    """A small model with a graft; merge_rank: of an adapter for its slots of several tokens (adapter.py)."""
-    return ModelConfig(trunk=trunk or trunk_config(), graft=graft_config(**graft), merge_rank=merge_rank)
+def grafted(trunk: TrunkConfig | None = None, adapter_rank: int = 0, **graft: Any) -> ModelConfig:
+    """A small model with a graft; adapter_rank: of an adapter for its slots of several tokens (adapter.py)."""
+    return ModelConfig(trunk=trunk or trunk_config(), graft=graft_config(**graft), adapter_rank=adapter_rank)
 
 
 def random_tensors(config: ModelConfig, seed: int = 0) -> dict[str, Tensor]:
@@ -67,7 +67,7 @@ def random_tensors(config: ModelConfig, seed: int = 0) -> dict[str, Tensor]:
             tensors[name] = 1 + 0.1 * torch.randn(shape, generator=generator)
         else:
             tensors[name] = torch.randn(shape, generator=generator) * (shape[-1] ** -0.5 if len(shape) > 1 else 0.1)
-    for name, shared in shared_lora_a(config).items() if config.merge_rank else ():
+    for name, shared in shared_lora_a(config).items() if config.adapter_rank else ():
         tensors |= {part: tensors[name].clone() for part in shared}
     tensors["model.embed_tokens.weight"] *= config.trunk.hidden_size**0.5 / 2
     return tensors

@@ -33,7 +33,7 @@ CASES = {
     "short list": ModelConfig(trunk=_UNTIED, graft=graft_config(features="fused", short_list_size=20)),
     "short list of one rank": ModelConfig(trunk=trunk_config(), graft=graft_config(short_list_size=9)),
     "qk norms": ModelConfig(trunk=trunk_config(qk_norm=True, head_dim=16), graft=graft_config(feature_layers=(0, 2))),
-    "merge adapter": grafted(merge_rank=32),
+    "merge adapter": grafted(adapter_rank=32),
     "sliding": ModelConfig(trunk=trunk_config(sliding_window=5, sliding_layers=(1, 2)), graft=graft_config()),
     "plain": ModelConfig(trunk=trunk_config(num_kv_heads=4)),
     "plain, untied": ModelConfig(trunk=_UNTIED),

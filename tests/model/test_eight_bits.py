@@ -53,7 +53,7 @@ def test_a_whole_model(short_list_size: int | None, kind: EightBits) -> None:
 
 @pytest.mark.parametrize("kind", CODES)
 def test_adapters_of_merged_slots_keep_their_numbers(kind: EightBits) -> None:
-    ours = model(grafted(trunk_config(**WIDE), merge_rank=32), kind)
+    ours = model(grafted(trunk_config(**WIDE), adapter_rank=32), kind)
     for name, module in ours.trunk.named_modules():
         assert isinstance(module, nn.Linear) == name.endswith((".down", ".up"))
     answers = run_core(core_of(ours), {"a": ([5, 9, 13, 2], params(confidence=0.0, ignore_eos=True))})

@@ -41,7 +41,7 @@ SHAPES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         },
         {"features": "fused", "feature_layers": (1,)},
     ),
-    "merge_adapter": ({}, {"merge_rank": 32}),
+    "merge_adapter": ({}, {"adapter_rank": 32}),
 }
 
 

@@ -33,7 +33,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "fused_one_layer": {"features": "fused", "micro_layers": 1, "feature_layers": (3,)},
     "short_list": {"features": "fused", "short_list_size": 40},
     "wide_groups": {"max_group": 6, "feature_layers": (0, 2)},
-    "merge_adapter": {"merge_rank": 32, "features": "fused", "max_group": 3},
+    "merge_adapter": {"adapter_rank": 32, "features": "fused", "max_group": 3},
 }
 
 

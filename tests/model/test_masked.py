@@ -27,7 +27,7 @@ GRAFTS: dict[str, dict[str, Any] | None] = {
     "fused": {"features": "fused", "micro_norm": True, "stop_bias": (0.1, -0.2, 0.3, 0.0)},
     "short_list": {"features": "fused", "short_list_size": 40},
     "wide_groups": {"max_group": 6, "feature_layers": (0, 2)},
-    "merge_adapter": {"merge_rank": 32},
+    "merge_adapter": {"adapter_rank": 32},
     "plain_base": None,
 }
 VOCAB = 96

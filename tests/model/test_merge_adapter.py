@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hamburger.model.adapter import LowRank, MergedSlots
+from hamburger.model.adapter import LowRank, ComposedSlots
 from hamburger.model.assemble import assemble
 from hamburger.model.config import ConfigError, ModelConfig, tensor_shapes
 from hamburger.model.layers import DecoderLayer
@@ -22,7 +22,7 @@ from small_models import (
     trunk_config,
 )
 
-CONFIG = grafted(merge_rank=32)
+CONFIG = grafted(adapter_rank=32)
 
 
 @pytest.mark.parametrize("is_masked", [False, True])
@@ -31,7 +31,7 @@ def test_merged_slots_get_more_and_others_nothing(is_masked: bool) -> None:
     adapter = LowRank(16, 24, 32)
     sizes, x, y = torch.tensor([1, 2, 4, 1, 3]), torch.randn(5, 16), torch.randn(5, 24)
     rows = (sizes > 1).nonzero().squeeze(-1)
-    merged = MergedSlots(None, (sizes > 1)[:, None]) if is_masked else MergedSlots(rows, None)
+    merged = ComposedSlots(None, (sizes > 1)[:, None]) if is_masked else ComposedSlots(rows, None)
     with torch.inference_mode():
         found = merged.add(adapter, x, y)
         wanted = y + (adapter.up.weight @ (adapter.down.weight @ x.T)).T
@@ -52,7 +52,7 @@ def test_a_layers_linears_are_those_of_merged_weights() -> None:
     plain = grafted()
     other = assemble(plain, {name: whole[name] for name in tensor_shapes(plain)}, dtype=torch.float32, device=CPU,
                      max_positions=64)  # fmt: skip
-    x, everyone = torch.randn(3, 32), MergedSlots(torch.arange(3), None)
+    x, everyone = torch.randn(3, 32), ComposedSlots(torch.arange(3), None)
     cos, sin = other.rotary(torch.arange(3))
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -103,9 +103,9 @@ def test_merged_slots_go_another_way_with_it() -> None:
 @pytest.mark.parametrize("rank", [8, -32, 48])
 def test_ranks_that_the_kernels_cannot_take(rank: int) -> None:
     with pytest.raises(ConfigError, match=f"is {rank}: it must be a multiple of 32"):
-        ModelConfig(trunk=trunk_config(), graft=graft_config(), merge_rank=rank)
+        ModelConfig(trunk=trunk_config(), graft=graft_config(), adapter_rank=rank)
 
 
 def test_without_a_graft_nothing_is_merged() -> None:
     with pytest.raises(ConfigError, match="needs a graft"):
-        ModelConfig(trunk=trunk_config(), merge_rank=32)
+        ModelConfig(trunk=trunk_config(), adapter_rank=32)

@@ -132,7 +132,7 @@ def test_every_kind_of_trunk_is_near_the_plain_one(shape: str, bits: int, kernel
 
 
 def test_slots_of_several_tokens_pass_their_adapter(kernels: Kernels) -> None:
-    config = grafted(trunk_config(**WIDE), merge_rank=32)
+    config = grafted(trunk_config(**WIDE), adapter_rank=32)
     off = []
     for seed in range(12):
         plain, native = models(config, seed=seed, kernels=kernels)

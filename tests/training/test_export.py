@@ -45,7 +45,7 @@ def step(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("is_whole", [False, True])
 def test_an_adapter_for_merged_slots_keeps_its_scale(step: Path, tmp_path: Path, is_whole: bool) -> None:
-    config = grafted(CONFIG.trunk, merge_rank=32)
+    config = grafted(CONFIG.trunk, adapter_rank=32)
     own = {name: t for name, t in random_tensors(config).items() if name not in TRUNK_NAMES}
     save_checkpoint(step, config, own, base="../../base")
     settings = json.loads((step / "config.json").read_text())

@@ -21,8 +21,8 @@ OBJECTIVE = Objective(
 )
 
 
-def model_of(merge_rank: int = 32, trunk: str | None = None) -> HamburgerModel:
-    config = grafted(trunk_config(**(SHAPES[trunk] if trunk else {})), merge_rank)
+def model_of(adapter_rank: int = 32, trunk: str | None = None) -> HamburgerModel:
+    config = grafted(trunk_config(**(SHAPES[trunk] if trunk else {})), adapter_rank)
     model = random_model(config, packed=False)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(is_of_merges(name))
@@ -43,10 +43,10 @@ def with_base(examples: list[MadeExample]) -> TrainBatch:
     return collate_with_base(examples, 4, [e.group_sizes for e in examples])
 
 
-@pytest.mark.parametrize("merge_rank", [0, 32])
+@pytest.mark.parametrize("adapter_rank", [0, 32])
 @pytest.mark.parametrize("trunk", [None, "qwen2_sliding", "qwen3"])
-def test_the_states_and_gradients_are_those_of_one_pass(merge_rank: int, trunk: str | None) -> None:
-    model, batch = model_of(merge_rank, trunk), with_base(made())
+def test_the_states_and_gradients_are_those_of_one_pass(adapter_rank: int, trunk: str | None) -> None:
+    model, batch = model_of(adapter_rank, trunk), with_base(made())
     assert batch.unmerged is not None
     hidden, features = trunk_states(model, batch.slots, LAYERS)
     found = merged_states(model, batch.slots, batch.unmerged, LAYERS)
@@ -66,7 +66,7 @@ def test_the_states_and_gradients_are_those_of_one_pass(merge_rank: int, trunk: 
 @pytest.mark.parametrize("num_layers", [1, 3])
 @torch.no_grad()
 def test_the_distance_is_to_the_base_at_each_slots_last_token(num_layers: int) -> None:
-    config = grafted(trunk_config(num_layers=num_layers), merge_rank=32, feature_layers=(0,))
+    config = grafted(trunk_config(num_layers=num_layers), adapter_rank=32, feature_layers=(0,))
     model = random_model(config, packed=False)
     examples = made()
     batch = with_base(examples)

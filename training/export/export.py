@@ -144,11 +144,11 @@ def _write(
     if source.kind == "hamburger" and source.base_path is not None and not options.merge:
         settings = read_json(source.path / "config.json")
         base = _base_reference(options.base or settings["base"], source, out)
-        if "adapter" in settings and not config.merge_rank:
+        if "adapter" in settings and not config.adapter_rank:
             adapter = Adapter(settings["adapter"]["rank"], float(settings["adapter"]["alpha"]))
         own = read_files(sorted(source.path.glob("*.safetensors")))
         tensors = {name: t.to(dtype) if t.is_floating_point() else t for name, t in own.items()}
-        if config.merge_rank:  # as they were loaded, with alpha / rank in them
+        if config.adapter_rank:  # as they were loaded, with alpha / rank in them
             tensors |= {name: t for name, t in checkpoint.tensors.items() if name.startswith("adapter.")}
     _check_finite(tensors, options.dtype)
     on_progress(f"writing {out}")

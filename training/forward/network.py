@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from hamburger.model.adapter import MergedSlots
+from hamburger.model.adapter import ComposedSlots
 from hamburger.model.hamburger import HamburgerModel
 
 
@@ -68,13 +68,13 @@ def _expand(x: Tensor, times: int) -> Tensor:
     return x if times == 1 else x.repeat_interleave(times, dim=1)
 
 
-def embed(model: HamburgerModel, slots: Slots) -> tuple[Tensor, MergedSlots | None]:
+def embed(model: HamburgerModel, slots: Slots) -> tuple[Tensor, ComposedSlots | None]:
     """What the trunk reads of T slots: states [T, D], and which slots pass adapters."""
     embedded: Tensor = model.embed_tokens(slots.token_ids)
     if embedded.shape[1] == 1:
         return embedded[:, 0], None
     rows = (slots.group_sizes > 1).nonzero().squeeze(-1)
-    merged = MergedSlots(rows, None) if model.config.merge_rank else None
+    merged = ComposedSlots(rows, None) if model.config.adapter_rank else None
     return model.embedder(embedded, slots.group_sizes, rows), merged
 
 

@@ -40,7 +40,7 @@ class Origin:
     """What training starts from, on the host in float32.
 
     tensors: canonical tensors, and `adapter.*` pairs. adapter: of these, unless they are for merged slots alone
-    (config.merge_rank). base: what a checkpoint names as its base,
+    (config.adapter_rank). base: what a checkpoint names as its base,
     None if it holds its trunk. tokenizer: the folder whose tokenizer files go along.
     """
 
@@ -94,7 +94,7 @@ def read_hamburger(name: str) -> Origin:
     settings = read_json(source.path / "config.json")
     base = _referenced(source, settings.get("base"))
     tensors, adapter = checkpoint.tensors, None
-    if "adapter" in settings and not checkpoint.config.merge_rank:
+    if "adapter" in settings and not checkpoint.config.adapter_rank:
         adapter = Adapter(settings["adapter"]["rank"], float(settings["adapter"]["alpha"]))
         trunk = {} if base is None else read_base(base).tensors
         own = read_files(sorted(source.path.glob("*.safetensors")))
@@ -131,7 +131,7 @@ def with_graft(origin: Origin, recipe: Recipe, short_list: Callable[[int], Tenso
 def _with_merge_adapter(origin: Origin, recipe: Recipe) -> Origin:
     """The origin with an adapter for merged slots: its own, which must have the recipe's rank, or a new one, which adds
     nothing yet. Raises TrainingError."""
-    rank, own = recipe.trunk.rank, origin.config.merge_rank
+    rank, own = recipe.trunk.rank, origin.config.adapter_rank
     if origin.adapter is not None or origin.base is None:
         raise TrainingError(
             "trunk.mode merges leaves the trunk to the base, but the model to begin from has changed it: begin from a "
@@ -141,7 +141,7 @@ def _with_merge_adapter(origin: Origin, recipe: Recipe) -> Origin:
         if own != rank:
             raise TrainingError(f"trunk.rank is {rank}, but the model to begin from has {own}: make them agree.")
         return origin
-    config = replace(origin.config, merge_rank=rank)
+    config = replace(origin.config, adapter_rank=rank)
     shapes, generator = tensor_shapes(config), torch.Generator().manual_seed(recipe.seed)
     pairs = {name: torch.zeros(shape) for name, shape in shapes.items() if name.startswith("adapter.")}
     for name, shared in shared_lora_a(config).items():
@@ -160,7 +160,7 @@ def build(
     mode = recipe.trunk.mode
     if mode == "merges":
         origin = _with_merge_adapter(origin, recipe)
-    elif mode != "frozen" and origin.config.merge_rank:
+    elif mode != "frozen" and origin.config.adapter_rank:
         raise TrainingError(
             f"trunk.mode is {mode}, but the model to begin from has an adapter for merged slots alone: use trunk.mode "
             "merges or frozen."
@@ -176,7 +176,7 @@ def build(
                 f"adapter of {adapter.rank} and {adapter.alpha}: make them agree, or use trunk.mode full."
             )
         adapter = chosen
-    is_held = bool(origin.config.merge_rank)  # else peft's modules take the pairs
+    is_held = bool(origin.config.adapter_rank)  # else peft's modules take the pairs
     plain = {name: t for name, t in tensors.items() if is_held or not name.startswith("adapter.")}
     model = assemble(
         origin.config,
@@ -222,7 +222,7 @@ def canonical_tensors(config: ModelConfig, state: Mapping[str, Tensor]) -> dict[
                 pair = f"adapter.{part.removesuffix('.weight')}"
                 tensors[f"{pair}.lora_A"] = _host(state[linear + _LORA["lora_A"]])
                 tensors[f"{pair}.lora_B"] = _host(b)
-    for name, shared in shared_lora_a(config).items() if config.merge_rank else ():
+    for name, shared in shared_lora_a(config).items() if config.adapter_rank else ():
         tensors |= {part: tensors[name].clone() for part in shared}
     return tensors
 
