@@ -10,7 +10,7 @@ from torch import Tensor
 from hamburger.model.config import JOINED, ModelConfig, TrunkConfig
 from hamburger.model.execution import DEFAULT, Execution
 from hamburger.model.hamburger import HamburgerModel
-from hamburger.model.parallel.collectives import Group
+from hamburger.model.parallel.collectives import Collectives
 from hamburger.model.parallel.model import ParallelModel, shard_tensor
 
 
@@ -22,7 +22,7 @@ def assemble(
     device: torch.device,
     max_positions: int,
     how: Execution = DEFAULT,
-    group: Group | None = None,
+    group: Collectives | None = None,
 ) -> HamburgerModel:
     """Build the model from tensors named as `config.tensor_shapes` says (checked by the loader), in `dtype`.
 

@@ -123,12 +123,12 @@ class TorchBackend:
         return self.model.micro_decoder.start(features)
 
     def micro_step(self, tokens: Tensor, cache: GroupCache) -> tuple[Tensor, Tensor]:
-        state = self._micro_state(self._lookup(tokens), cache)
-        return state, self.micro_logits(state)
+        state = self.micro_state(tokens, cache)
+        return state, spread(self.heads.micro(state), self.short_list, self.config.trunk.vocab_size)
 
-    def micro_logits(self, state: Tensor) -> Tensor:
-        """state [R, D] of a micro-step -> [R, V]."""
-        return spread(self.heads.micro(state), self.short_list, self.config.trunk.vocab_size)
+    def micro_state(self, tokens: Tensor, cache: GroupCache) -> Tensor:
+        """micro_step's states alone."""
+        return self._micro_state(self._lookup(tokens), cache)
 
     def _micro_state(self, embedded: Tensor, cache: GroupCache) -> Tensor:
         state: Tensor = self.model.micro_decoder(embedded, cache, self.model.rotary)

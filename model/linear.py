@@ -32,3 +32,13 @@ class FormedLinear(nn.Module):
     def take(self, name: str, tensor: Tensor) -> None:
         """Bring `weight` [out, in] or `bias` [out] into that form; nothing is kept of the tensor itself."""
         raise NotImplementedError
+
+
+def give(module: nn.Module, name: str, tensor: Tensor) -> None:
+    """Put a weight into the module that owns it, as its parameter or buffer `name`, or in the form that it has."""
+    if isinstance(module, FormedLinear):
+        module.take(name, tensor)
+    elif name in module._buffers:
+        module._buffers[name] = tensor
+    else:
+        setattr(module, name, nn.Parameter(tensor, requires_grad=False))

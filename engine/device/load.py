@@ -18,7 +18,7 @@ from hamburger.model.device.devices import choose_dtype, device_of_rank, make_cu
 from hamburger.model.execution import Execution
 from hamburger.model.gpu.availability import Backend, choose_backend, why_no_triton
 from hamburger.model.hamburger import HamburgerModel
-from hamburger.model.parallel.collectives import Group
+from hamburger.model.parallel.collectives import Collectives
 from hamburger.model.parallel.shards import shard_trunk
 
 
@@ -70,7 +70,7 @@ def find(args: EngineArgs, rank: int = 0, on_progress: Callable[[str], None] = l
     )
 
 
-def model_of(found: Found, args: EngineArgs, group: Group | None = None) -> HamburgerModel:
+def model_of(found: Found, args: EngineArgs, group: Collectives | None = None) -> HamburgerModel:
     """The model, or with a group (which may be connected later) this rank's part of it, a ParallelModel."""
     return assemble(
         found.checkpoint.config,

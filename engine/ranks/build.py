@@ -24,7 +24,7 @@ from hamburger.model.device.out_of_memory import no_memory
 from hamburger.model.graphs.step_memory import NUM_LARGEST, CudaMeter, Meter, most_bytes, small_cache
 from hamburger.model.hamburger import HamburgerModel
 from hamburger.model.kv_cache import PagedKVCache
-from hamburger.model.parallel.collectives import Group
+from hamburger.model.parallel.collectives import Collectives
 from hamburger.model.parallel.model import ParallelModel
 from hamburger.model.parallel.shards import StepShape
 
@@ -34,7 +34,7 @@ class Leader:
 
     def __init__(self, args: EngineArgs, on_lost: OnLost | None) -> None:
         self._args = args
-        self.group = group = Group(0, args.tensor_parallel_size)
+        self.group = group = Collectives(0, args.tensor_parallel_size)
         self.ranks = Ranks(args, on_lost or (lambda failed: group.abort()))
 
     def meet(self, model: HamburgerModel, device: torch.device, *, measures: bool) -> None:
@@ -61,7 +61,7 @@ class RankBuild:
 
     def __init__(self, args: EngineArgs, rank: int) -> None:
         self._args = args
-        self._group = Group(rank, args.tensor_parallel_size)
+        self._group = Collectives(rank, args.tensor_parallel_size)
         found = find(args, rank)
         self._device, self._dtype = found.device, found.dtype
         self.model = _parallel(model_of(found, args, self._group))

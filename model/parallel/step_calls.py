@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from hamburger.model.device.out_of_memory import no_memory
-from hamburger.model.parallel.collectives import Group, GroupError
+from hamburger.model.parallel.collectives import Collectives, CollectiveError
 from hamburger.model.parallel.shards import StepShape
 
 NOT_ON = -1  # instead of a token: this row's group does not go on
@@ -50,7 +50,7 @@ class StepCalls:
     A call that is not the next of the step is a mistake in the model or in this file: a RuntimeError.
     """
 
-    def __init__(self, group: Group, sizes: CallSizes, weights: Tensor) -> None:
+    def __init__(self, group: Collectives, sizes: CallSizes, weights: Tensor) -> None:
         self._group, self._sizes, self._weights = group, sizes, weights.detach().flatten()
         device = self._device = weights.device
         self._flags = torch.zeros(group.size, dtype=torch.int64, device=device)  # later there may be no memory for it
@@ -67,7 +67,7 @@ class StepCalls:
         s, m = self._sizes, shape.num_emitting
         layer: list[Call] = [("reduce", shape.num_slots * s.hidden)]
         if s.adapter_rank and shape.max_group_size > 1:
-            layer.append(("reduce", shape.num_merged * s.adapter_rank))
+            layer.append(("reduce", shape.num_composed * s.adapter_rank))
         embedding: Call = ("reduce", shape.num_slots * shape.max_group_size * s.hidden)
         calls: list[Call] = [("batch", sum(shape.part_sizes)), embedding]
         calls += layer * (2 * s.layers)
@@ -132,7 +132,7 @@ class StepCalls:
     def abandon(self) -> list[int]:
         """Make the calls that are left of a step, if any, and agree. The step's own tensors should be gone.
 
-        Raises GroupError where there is no memory for a call's own values.
+        Raises CollectiveError where there is no memory for a call's own values.
         """
         try:
             while self._ahead:
@@ -147,7 +147,7 @@ class StepCalls:
             reason = no_memory(error)
             if reason is None:
                 raise
-        raise GroupError(
+        raise CollectiveError(
             f"rank {self.rank} has not even memory for what the ranks exchange in a step: lower max_num_batched_slots, "
             f"max_num_seqs or kv_cache_memory. ({reason})"
         )

@@ -35,7 +35,7 @@ from hamburger.model.checkpoints.load import save_checkpoint
 from hamburger.model.checkpoints.sources import BUILTIN, CheckpointError
 from hamburger.model.config import ConfigError, ModelConfig
 from hamburger.model.kv_cache import slot_bytes
-from hamburger.model.parallel.collectives import Group
+from hamburger.model.parallel.collectives import Collectives
 from hamburger.model.parallel.model import ParallelModel
 from hamburger.model.parallel.shards import StepShape
 from processes import is_alive
@@ -253,7 +253,7 @@ class _Two:
             max_num_seqs=8,
             enforce_eager=True,
         )
-        threads, group, shapes = torch.get_num_threads(), Group(0, 2), queue.SimpleQueue[StepShape]()
+        threads, group, shapes = torch.get_num_threads(), Collectives(0, 2), queue.SimpleQueue[StepShape]()
         self.follower = RankBuild(self.args, 1)
         Starving(self.follower.model, starved)
         model = model_of(find(self.args), self.args, group)

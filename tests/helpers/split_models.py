@@ -17,7 +17,7 @@ from hamburger.engine.transport.wire import Progress, RankMeet, RankPool, frames
 from hamburger.model.assemble import assemble
 from hamburger.model.config import DynamicRopeScaling, ModelConfig
 from hamburger.model.kv_cache import PagedKVCache
-from hamburger.model.parallel.collectives import Group
+from hamburger.model.parallel.collectives import Collectives
 from hamburger.model.parallel.model import ParallelModel
 from hamburger.model.parallel.shards import shard_trunk
 from hamburger.model.parallel.step_calls import Kind, StepCalls
@@ -50,7 +50,7 @@ def tensors_of(case: str) -> dict[str, Tensor]:
     return tensors
 
 
-def model_of(case: str, group: Group | None) -> ParallelModel:
+def model_of(case: str, group: Collectives | None) -> ParallelModel:
     """This rank's part of it."""
     model = assemble(CASES[case], tensors_of(case), dtype=torch.float32, device=CPU, max_positions=512, group=group)
     assert isinstance(model, ParallelModel)
@@ -86,7 +86,7 @@ class Starving(StepCalls):
 
 
 def main() -> None:
-    group, case = Group(1, SIZE), ""
+    group, case = Collectives(1, SIZE), ""
     torch.set_num_threads(1)
     starved: set[int] = set()
     for value in frames(socket.socket(fileno=int(sys.argv[1]))):

@@ -23,7 +23,7 @@ from hamburger.model.assemble import assemble
 from hamburger.model.batch import ForwardBatch
 from hamburger.model.config import ConfigError
 from hamburger.model.execution import Execution
-from hamburger.model.parallel.collectives import Group
+from hamburger.model.parallel.collectives import Collectives
 from hamburger.model.parallel.model import ParallelModel, shard_tensor
 from hamburger.model.parallel.shards import shard_trunk
 from small_models import CPU, core_of, params, trunk_config
@@ -36,7 +36,7 @@ class Pair:
     """This process as rank 0, and another one as rank 1, which `core` gives a model each time."""
 
     def __init__(self) -> None:
-        self._encoder, self._group = Encoder(), Group(0, SIZE)
+        self._encoder, self._group = Encoder(), Collectives(0, SIZE)
         self._mine, theirs = socket.socketpair()
         command = [
             sys.executable,
@@ -189,7 +189,7 @@ def test_memory_may_end_before_any_call(pair: Pair, rank: int) -> None:
     assert pair.calls.number > 10 * 197
 
 
-class _Alone(Group):
+class _Alone(Collectives):
     """A group of one: nobody is waited for."""
 
     def all_reduce(self, x: Tensor) -> Tensor:
