@@ -25,7 +25,7 @@ from hamburger.engine.types.config import EngineArgs, EngineConfig
 from hamburger.engine.types.messages import EngineInfo, SubmitRequest
 from hamburger.engine.types.sampling_params import SamplingParams
 from hamburger.model.config import ConfigError, ModelConfig
-from hamburger.model.device.out_of_memory import no_memory
+from hamburger.model.device.out_of_memory import out_of_memory_reason
 from hamburger.model.graphs.step_memory import CudaMeter
 from hamburger.model.kv_cache import PagedKVCache, slot_bytes
 
@@ -108,7 +108,7 @@ def _build(
         if graphs is not None:
             prepare(graphs, args.max_num_seqs, compiling, on_progress)
     except (RuntimeError, MemoryError) as error:
-        if (said := no_memory(error)) is None:
+        if (said := out_of_memory_reason(error)) is None:
             raise
         raise ConfigError(
             "The KV pool and the CUDA graphs do not fit beside the weights: lower kv_cache_memory or max_num_seqs, "

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from hamburger.model.batch import ForwardBatch, ScoredSlots, StepOutput, empty_sampling
 from hamburger.model.config import ModelConfig
-from hamburger.model.device.out_of_memory import let_go, no_memory
+from hamburger.model.device.out_of_memory import out_of_memory_reason, release_cached_memory
 from hamburger.model.execution import Execution
 from hamburger.model.hamburger import SCORED_ROWS_AT_ONCE, HamburgerModel
 from hamburger.model.kv_cache import PagedKVCache
@@ -109,11 +109,11 @@ class ParallelModel(HamburgerModel):
             result = compute()
             lacking = self.calls.agree()
         except Exception as error:
-            reason = no_memory(error)
+            reason = out_of_memory_reason(error)
             if reason is None:
                 raise
         if reason is not None:  # and the error, with its frames and what they held, is gone
-            let_go(self.embed_tokens.weight.device)
+            release_cached_memory(self.embed_tokens.weight.device)
             logger.warning("Rank %d ran out of memory in a step: %s", self.group.rank, reason)
             lacking = self.calls.abandon()
         if lacking:
