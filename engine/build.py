@@ -24,7 +24,7 @@ from hamburger.engine.types.config import EngineArgs, EngineConfig
 from hamburger.engine.types.messages import EngineInfo, SubmitRequest
 from hamburger.engine.types.sampling_params import SamplingParams
 from hamburger.model.config import ConfigError, ModelConfig
-from hamburger.model.device.out_of_memory import no_memory
+from hamburger.model.device.out_of_memory import out_of_memory_reason
 from hamburger.model.graphs.step_memory import CudaMeter
 from hamburger.model.kv_cache import PagedKVCache, slot_bytes
 
@@ -104,7 +104,7 @@ def _build(
         if graphs is not None:
             graphs.prepare(lambda done, total: tell_captures(on_progress, done, total))
     except (RuntimeError, MemoryError) as error:
-        if (said := no_memory(error)) is None:
+        if (said := out_of_memory_reason(error)) is None:
             raise
         raise ConfigError(
             "The KV pool and the CUDA graphs do not fit beside the weights: lower kv_cache_memory or max_num_seqs, "

@@ -15,7 +15,7 @@ from hamburger.engine.core.pool import pool_share
 from hamburger.engine.types.config import EngineArgs
 from hamburger.engine.types.sampling_params import MAX_LOGPROBS
 from hamburger.model.config import ConfigError
-from hamburger.model.device.out_of_memory import no_memory
+from hamburger.model.device.out_of_memory import out_of_memory_reason
 from hamburger.model.graphs.capture import CudaCapture, EagerCapture
 from hamburger.model.graphs.decode_graphs import DecodeGraphs
 from hamburger.model.graphs.step_memory import Largest, Meter, graph_bytes, peak_bytes, small_cache
@@ -65,7 +65,7 @@ def step_bytes(model: HamburgerModel, args: EngineArgs, max_model_len: int, free
             needed += graph_bytes(make, args.max_num_seqs, meter)
             del cache, make
     except (RuntimeError, MemoryError) as error:
-        if (said := no_memory(error)) is None:
+        if (said := out_of_memory_reason(error)) is None:
             raise
         raise ConfigError(
             f"max_num_batched_slots is {args.max_num_batched_slots} and max_num_seqs {args.max_num_seqs}, but steps of "

@@ -21,9 +21,9 @@ from hamburger.engine.device.running_step import RunningStep
 from hamburger.engine.types.errors import OutOfMemory
 from hamburger.model.batch import Adjustments, ForwardBatch, SamplingBatch, ScoredSlots, StepOutput
 from hamburger.model.config import DynamicRopeScaling
-from hamburger.model.device.out_of_memory import let_go, no_memory
-from hamburger.model.device.overlapped import Links, Tail, chained
-from hamburger.model.device.staging import Staging
+from hamburger.model.device.out_of_memory import out_of_memory_reason, release_cached_memory
+from hamburger.model.device.overlapped import OverlapLinks, StepTail, fill_in_groups
+from hamburger.model.device.transfer import Staging
 from hamburger.model.graphs.decode_graphs import DecodeGraphs
 from hamburger.model.hamburger import HamburgerModel
 from hamburger.model.kv_cache import PagedKVCache
@@ -65,14 +65,15 @@ class Runner:
         return self.launch_behind(None, batch)
 
     def launch_behind(self, previous: RunningStep | None, batch: ScheduledBatch) -> RunningStep:
-        """Launch a batch whose chained rows (RunningStep) the previous step feeds. Raises OutOfMemory."""
+        """Launch a batch whose linked rows (RunningStep) the previous step feeds. Raises OutOfMemory."""
         try:
             return self._launch(previous, batch)
         except Exception as error:
-            reason = no_memory(error)
+            reason = out_of_memory_reason(error)
             if reason is None:
                 raise
-        let_go(self._device)  # only here, when the error with its frames, and with it what they held, is gone
+        # Only here, when the error with its frames, and with it what they held, is gone.
+        release_cached_memory(self._device)
         raise OutOfMemory(f"The device has not enough memory: {reason}")
 
     def _launch(self, previous: RunningStep | None, batch: ScheduledBatch) -> RunningStep:
@@ -84,7 +85,9 @@ class Runner:
         links = None if previous is None else self._links(batch, previous.emitting)
         self._staging.send()
         if previous is not None and links is not None:
-            forward, tokens_left = chained(forward, tokens_left, links, previous.tail, self._model.config.max_group)
+            forward, tokens_left = fill_in_groups(
+                forward, tokens_left, links, previous.tail, self._model.config.max_group
+            )
         decodes = forward.num_single == len(forward.query_slots)
         try:
             with nullcontext() if self._threads is None else self._threads.step(decodes=decodes):
@@ -92,23 +95,23 @@ class Runner:
         finally:
             if constraint is not None:
                 constraint.restore()
-        return RunningStep(self.launch_behind, batch, Tail(forward, output, tokens_left))
+        return RunningStep(self.launch_behind, batch, StepTail(forward, output, tokens_left))
 
     def _step(self, batch: ForwardBatch) -> StepOutput:
         return (self._graphs or self._model).step(batch, self._cache)
 
-    def _links(self, batch: ScheduledBatch, sources: list[Sequence]) -> Links | None:
-        """The chained rows of a batch; sources: the emitting rows of the step before. None where no row is."""
+    def _links(self, batch: ScheduledBatch, sources: list[Sequence]) -> OverlapLinks | None:
+        """The linked rows of a batch; sources: the emitting rows of the step before. None where no row is."""
         source_of = {sequence: row for row, sequence in enumerate(sources)}
-        # A chained row brings one slot, so it comes before all that bring several: its slot and its row have its index.
-        chained_rows = [row for row, item in enumerate(batch.sequences) if item.sequence.awaits_group]
-        if not chained_rows:
+        # A linked row brings one slot, so it comes before all that bring several: its slot and its row have its index.
+        linked_rows = [row for row, item in enumerate(batch.sequences) if item.sequence.awaits_group]
+        if not linked_rows:
             return None
         emitting_before = list(accumulate((item.emits for item in batch.sequences), initial=0))
-        return Links(
-            slots=self._ints(chained_rows),
-            rows=self._ints([emitting_before[row] for row in chained_rows]),
-            sources=self._ints([source_of[batch.sequences[row].sequence] for row in chained_rows]),
+        return OverlapLinks(
+            slots=self._ints(linked_rows),
+            rows=self._ints([emitting_before[row] for row in linked_rows]),
+            sources=self._ints([source_of[batch.sequences[row].sequence] for row in linked_rows]),
         )
 
     def _constraint(self, emitting: list[Sequence]) -> GrammarConstraint | None:
@@ -129,7 +132,7 @@ class Runner:
             sequence = item.sequence
             first = sequence.num_computed_slots
             for slot in range(first, first + item.num_slots):
-                if sequence.awaits_group:  # it is filled in on the device (chain.py)
+                if sequence.awaits_group:  # it is filled in on the device (fill_in_groups)
                     tokens.append([0])
                     positions.append(0)
                 else:

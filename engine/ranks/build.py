@@ -20,7 +20,7 @@ from hamburger.engine.ranks.ranks import LeadingRunner, OnLost, Ranks
 from hamburger.engine.transport.wire import RankMeet, RankPool
 from hamburger.engine.types.config import EngineArgs
 from hamburger.model.config import ConfigError
-from hamburger.model.device.out_of_memory import no_memory
+from hamburger.model.device.out_of_memory import out_of_memory_reason
 from hamburger.model.graphs.step_memory import NUM_LARGEST, CudaMeter, Meter, most_bytes, small_cache
 from hamburger.model.hamburger import HamburgerModel
 from hamburger.model.kv_cache import PagedKVCache
@@ -87,7 +87,7 @@ class RankBuild:
         try:
             return PagedKVCache(self.model.held, pool.num_blocks, self._args.block_size, self._dtype, self._device)
         except (RuntimeError, MemoryError) as error:
-            if (said := no_memory(error)) is None:
+            if (said := out_of_memory_reason(error)) is None:
                 raise
             raise ConfigError(
                 f"The KV pool does not fit beside the weights on {self._device}: lower kv_cache_memory. ({said})"

@@ -7,36 +7,17 @@ import ctypes
 import torch
 from torch import Tensor, nn
 
-from hamburger.model.cpu.library import GROUP, Kernels, PackedWeight, WeightStruct
+from hamburger.model.cpu.library import GROUP, Kernels, PackedWeight
+from hamburger.model.cpu.structs import EmbeddingStruct, MergerStruct
 from hamburger.model.embedder import CompositionalEmbedder
 
 MAX_GROUP = 64
-
-
-class _Merger(ctypes.Structure):
-    _fields_ = (
-        *((name, WeightStruct) for name in ("q", "k", "v", "out")),
-        ("pos", ctypes.c_void_p),
-        ("hidden", ctypes.c_int32),
-        ("heads", ctypes.c_int32),
-    )
 
 
 def merger_fits(plain: CompositionalEmbedder) -> bool:
     """Whether the kernels take its widths."""
     most, half = plain.pos.shape
     return half % GROUP == 0 and most <= MAX_GROUP
-
-
-class EmbeddingStruct(ctypes.Structure):
-    """As in kernels/common.h."""
-
-    _fields_ = (("rows", ctypes.c_void_p), ("is_float", ctypes.c_int32), ("width", ctypes.c_int32))
-
-    @classmethod
-    def of(cls, table: Tensor) -> EmbeddingStruct:
-        """[V, D], bfloat16 or float32, contiguous; it must outlive what is made."""
-        return cls(table.data_ptr(), table.dtype == torch.float32, table.shape[1])
 
 
 class NativeEmbedding(nn.Module):
@@ -50,13 +31,13 @@ class NativeEmbedding(nn.Module):
         self._embedding = EmbeddingStruct.of(table)
         self._run = kernels.function("embed", *4 * (pointer,), int64, int64, *4 * (pointer,))
         self._memory = kernels.function("embed_memory", pointer, int64, int64)
-        self._merger = _Merger()
+        self._merger = MergerStruct()
         if plain is not None:
             self._pos = plain.pos.detach().float().contiguous()
             linears = (plain.q_proj, plain.k_proj, plain.v_proj, plain.out_proj)
             self._weights = [PackedWeight(kernels, linear.weight, linear.bias, 8) for linear in linears]
             structs = (weight.struct for weight in self._weights)
-            self._merger = _Merger(*structs, self._pos.data_ptr(), 2 * self._pos.shape[1], plain.heads)
+            self._merger = MergerStruct(*structs, self._pos.data_ptr(), 2 * self._pos.shape[1], plain.heads)
 
     def forward(self, token_ids: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor]:
         """int64 [T, W], of which sizes [T] count -> states float32 [T, D], and the slots of several, int64 [N]."""

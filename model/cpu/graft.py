@@ -14,41 +14,14 @@ from torch import Tensor, nn
 
 from hamburger.model.batch import ForwardBatch, SamplingBatch, StepOutput, stop_probability
 from hamburger.model.config import GraftConfig, ModelConfig
-from hamburger.model.cpu.embedding import EmbeddingStruct
-from hamburger.model.cpu.head import HeadStruct, PackedHead
-from hamburger.model.cpu.library import GeometryStruct, Kernels, PackedLayers, PackedWeight, WeightStruct
+from hamburger.model.cpu.head import PackedHead
+from hamburger.model.cpu.library import Kernels, PackedLayers, PackedWeight
+from hamburger.model.cpu.structs import EmbeddingStruct, EmissionStruct, GeometryStruct, GraftStruct, WeightStruct
 from hamburger.model.micro_decoder import MicroStepDecoder, StopHead
 from hamburger.model.rotary import RotaryEmbedding
 from hamburger.model.sampler import uniform
 
-_pointer, _int32, _int64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
-
-
-class _Graft(ctypes.Structure):
-    _fields_ = (
-        ("geometry", GeometryStruct),
-        ("head", HeadStruct),
-        ("layers", _pointer),
-        *((name, _int32) for name in ("count", "features", "positions", "fused")),
-        *((name, _pointer) for name in ("feature_norm", "embedding_norm")),
-        *((name, WeightStruct) for name in ("feature_proj", "embedding_proj")),
-        ("norm", _pointer),
-        ("stop", WeightStruct * 3),
-        *((name, _pointer) for name in ("stop_scale", "stop_bias")),
-        ("micro_head", HeadStruct),
-        ("short_list", _pointer),
-        ("embedding", EmbeddingStruct),
-        *((name, _pointer) for name in ("cos", "sin")),
-    )
-
-
-class _Emission(ctypes.Structure):
-    _fields_ = (
-        *((name, _int64) for name in ("rows", "width", "ends")),
-        *((name, _pointer) for name in ("hidden", "features", "limits", "thresholds", "end_ids")),
-        *((name, _pointer) for name in ("temperatures", "top_k", "top_p", "min_p", "u")),
-        *((name, _pointer) for name in ("token_ids", "sizes", "stops")),
-    )
+_pointer, _int64 = ctypes.c_void_p, ctypes.c_int64
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -80,7 +53,7 @@ class NativeEmitter:
         self._begin = kernels.function("micro_begin", _pointer, _pointer, _int64, _pointer, _pointer)
         self._state = kernels.function("micro_state", *4 * (_pointer,), _int64, _int64, *3 * (_pointer,))
         self._held: list[object] = [head]  # what the struct points to
-        self._struct = _Graft(geometry=GeometryStruct.of(config.trunk), head=head.struct)
+        self._struct = GraftStruct(geometry=GeometryStruct.of(config.trunk), head=head.struct)
         if config.graft is not None and micro is not None:
             self._add(config.graft, micro)
         self._reference = ctypes.byref(self._struct)
@@ -139,7 +112,7 @@ class NativeEmitter:
             choosing = s.temperature, s.top_k, s.top_p, s.min_p, u
         tensors = (limits, thresholds, ends, *choosing, tokens, sizes, stops)
         pointers = (None if t is None else t.data_ptr() for t in tensors)
-        emission = _Emission(rows, width, ends.shape[1], hidden.data_ptr(), ctypes.addressof(states), *pointers)
+        emission = EmissionStruct(rows, width, ends.shape[1], hidden.data_ptr(), ctypes.addressof(states), *pointers)
         self._emit(self._reference, ctypes.byref(emission), self._working_memory(rows))
         return StepOutput(tokens, sizes, stop_probability(stops), None)
 

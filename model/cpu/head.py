@@ -7,15 +7,10 @@ import ctypes
 import torch
 from torch import Tensor
 
-from hamburger.model.cpu.library import BLOCK, Kernels, PackedWeight, WeightStruct
+from hamburger.model.cpu.library import BLOCK, Kernels, PackedWeight
+from hamburger.model.cpu.structs import HeadStruct
 
 _pointer = ctypes.c_void_p
-
-
-class HeadStruct(ctypes.Structure):
-    """As in kernels/common.h."""
-
-    _fields_ = (("weight", WeightStruct), ("coarse", WeightStruct), ("errors", _pointer))
 
 
 class PackedHead:

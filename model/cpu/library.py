@@ -11,16 +11,25 @@ import ctypes
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Literal, Self
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from hamburger.model.config import TrunkConfig
+from hamburger.model.cpu.structs import (
+    AdapterStruct,
+    BatchStruct,
+    GeometryStruct,
+    LayerStruct,
+    MergedStruct,
+    WeightStruct,
+    check_layouts,
+)
 
 InstructionSet = Literal["avx512", "avx2"]
 
-_FORMAT = 5  # of what is passed and packed; supports.cpp says the same
+_FORMAT = 6  # of what is passed and packed; supports.cpp says the same
 GROUP = 32
 MAX_HEAD_DIM = 256
 _MAX_QUERY_HEADS = 32  # of one KV head
@@ -29,64 +38,7 @@ _GROUP_BYTES = {4: 320, 8: 544}  # of a block
 _SAMPLED_ROWS = 128
 _OFF_GRID = 0.1  # of a step; bfloat16's rounding of the weights moves them by less
 _SETS: tuple[InstructionSet, ...] = ("avx512", "avx2")
-_pointer, _int32, _int64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
-
-
-class WeightStruct(ctypes.Structure):
-    """kernels/common.h says what these are."""
-
-    _fields_ = (("data", _pointer), ("bias", _pointer), ("outputs", _int32), ("inputs", _int32), ("bits", _int32))
-
-
-class LayerStruct(ctypes.Structure):
-    """As in kernels/common.h."""
-
-    _fields_ = (
-        *((name, _pointer) for name in ("attn_norm", "mlp_norm", "q_norm", "k_norm")),
-        *((name, WeightStruct) for name in ("qkv", "o", "gate_up", "down")),
-        ("window", _int32),
-        ("adapters", WeightStruct * 8),
-    )
-
-
-class GeometryStruct(ctypes.Structure):
-    """As in kernels/common.h."""
-
-    _fields_ = (
-        *((name, _int32) for name in ("hidden", "heads", "kv_heads", "head_dim", "intermediate")),
-        ("eps", ctypes.c_float),
-    )
-
-    @classmethod
-    def of(cls, config: TrunkConfig) -> Self:
-        """A trunk's."""
-        widths = (config.hidden_size, config.num_heads, config.num_kv_heads, config.head_dim, config.intermediate_size)
-        return cls(*widths, config.rms_norm_eps)
-
-
-class MergedStruct(ctypes.Structure):
-    """As in kernels/common.h."""
-
-    _fields_ = (("count", _int64), ("rows", _pointer), ("rank", _int64))
-
-
-class _Batch(ctypes.Structure):
-    _fields_ = (
-        ("slots", _int64),
-        ("sequences", _int64),
-        *((name, _pointer) for name in ("cos", "sin", "write_slots", "block_tables", "context_slots", "query_slots")),
-        ("table_width", _int64),
-        ("block_size", _int64),
-        ("kv_is_float", _int32),
-        ("emit", _pointer),
-        ("emitting", _int64),
-        ("features", _pointer),
-        ("norm", _pointer),
-        ("read", _pointer),
-        ("reading", _int64),
-        ("states", _pointer),
-        ("merged", MergedStruct),
-    )
+_pointer, _int64 = ctypes.c_void_p, ctypes.c_int64
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -124,7 +76,7 @@ class Kernels:
         return typed
 
     def pack(self, weight: Tensor, bits: int) -> Tensor:
-        """[outputs, inputs], bfloat16 or float32, inputs a multiple of 32 -> uint8, as kernels/common.h says."""
+        """[outputs, inputs], bfloat16 or float32, inputs a multiple of 32 -> uint8, as kernels/structs.h says."""
         outputs, inputs = weight.shape
         weight = weight.detach().contiguous()
         packed = torch.empty(-(-outputs // BLOCK) * (inputs // GROUP) * _GROUP_BYTES[bits], dtype=torch.uint8)
@@ -164,7 +116,7 @@ class Kernels:
         places = (_pointer * len(kv))()
         for layer, states in zip(feature_layers, features, strict=True):
             places[layer] = states.data_ptr()
-        batch = _Batch(
+        batch = BatchStruct(
             len(x), len(slots.query_slots), *(tensor.data_ptr() for tensor in tensors),
             slots.block_tables.shape[1], slots.block_size, kv[0].dtype == torch.float32,
             emit.data_ptr(), len(emit), ctypes.addressof(places),
@@ -247,7 +199,8 @@ class PackedLayers:
     def _layer(self, part: LayerParts) -> LayerStruct:
         norms = [self._at(norm) for norm in (part.attn_norm, part.mlp_norm, part.q_norm, part.k_norm)]
         linears = [weight.struct for weight in (part.qkv, part.o, part.gate_up, part.down)]
-        adapters = (WeightStruct * 8)(*(weight.struct for weight in part.adapters))
+        pairs = zip(part.adapters[::2], part.adapters[1::2], strict=True)
+        adapters = (AdapterStruct * 4)(*(AdapterStruct(down.struct, up.struct) for down, up in pairs))
         return LayerStruct(*norms, *linears, part.window, adapters)
 
     def _at(self, norm: Tensor | None) -> int | None:
@@ -259,7 +212,7 @@ class PackedLayers:
 
 def load_kernels(instructions: InstructionSet | None = None) -> Kernels | None:
     """The kernels for the best instruction set that this processor has, or for the one named; None where they were not
-    built or cannot run."""
+    built, cannot run, or are of another version. Raises RuntimeError where this version's structs are not ours."""
     spec = find_spec("hamburger.model.cpu._kernels")
     if spec is None or spec.origin is None:
         return None
@@ -267,12 +220,12 @@ def load_kernels(instructions: InstructionSet | None = None) -> Kernels | None:
         library = ctypes.CDLL(spec.origin)
         if library.hb_format() != _FORMAT:
             return None
-        supports = library.hb_supports
-        for name in _SETS if instructions is None else (instructions,):
-            if supports(name == "avx512"):
-                return Kernels(spec.origin, name)
-    except (OSError, AttributeError):  # torch without GNU OpenMP; a file that an older version left
+    except (OSError, AttributeError):  # torch without GNU OpenMP; a file that is not our library
         return None
+    check_layouts(library)
+    for name in _SETS if instructions is None else (instructions,):
+        if library.hb_supports(name == "avx512"):
+            return Kernels(spec.origin, name)
     return None
 
 

@@ -16,7 +16,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from hamburger.model.device.out_of_memory import no_memory
+from hamburger.model.device.out_of_memory import out_of_memory_reason
 from hamburger.model.parallel.collectives import Collectives, CollectiveError
 from hamburger.model.parallel.shards import StepShape
 
@@ -144,7 +144,7 @@ class StepCalls:
                     self._make(*self._ahead[0])
             return [self.rank]
         except Exception as error:
-            reason = no_memory(error)
+            reason = out_of_memory_reason(error)
             if reason is None:
                 raise
         raise CollectiveError(

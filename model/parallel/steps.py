@@ -23,7 +23,7 @@ from torch import Tensor
 
 from hamburger.model.backend import TorchBackend
 from hamburger.model.batch import ForwardBatch, Reads, ScoredSlots, StepOutput, empty_sampling
-from hamburger.model.device.out_of_memory import let_go, no_memory
+from hamburger.model.device.out_of_memory import release_cached_memory, out_of_memory_reason
 from hamburger.model.emission.emission import Emission
 from hamburger.model.emission.narrowing import NarrowingEmission
 from hamburger.model.emission.scoring import SCORED_ROWS_AT_ONCE, ScoringEmission
@@ -83,11 +83,11 @@ class ParallelSteps:
             result = compute()
             lacking = calls.agree()
         except Exception as error:
-            reason = no_memory(error)
+            reason = out_of_memory_reason(error)
             if reason is None:
                 raise
         if reason is not None:  # and the error, with its frames and what they held, is gone
-            let_go(self.device)
+            release_cached_memory(self.device)
             logger.warning("Rank %d ran out of memory in a step: %s", calls.rank, reason)
             lacking = calls.abandon()
         if lacking:

@@ -23,7 +23,7 @@ def half(x: Tensor) -> Tensor:
 
 
 def dequantized(weight: Tensor, bits: int) -> Tensor:
-    """What kernels/common.h says a packed weight stands for."""
+    """What kernels/structs.h says a packed weight stands for."""
     groups = weight.float().unflatten(-1, (-1, GROUP))
     if bits == 8:
         scales = half(groups.abs().amax(-1, keepdim=True) / 127)
