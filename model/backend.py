@@ -30,7 +30,7 @@ class Backend(Protocol):
 
     trunk_config: the trunk's sizes in this process, where others may hold the rest. state_dtype: of states between
     calls. quantization: what the trunk's weights are. short_list: int64 [K], ascending, the ids that micro-steps
-    choose from; None for all.
+    choose from; None for all. static: shapes never depend on a step's numbers, so nothing waits for the device.
     """
 
     config: ModelConfig
@@ -39,6 +39,7 @@ class Backend(Protocol):
     state_dtype: torch.dtype
     quantization: str
     short_list: Tensor | None
+    static: bool
 
     def trunk(self, batch: ForwardBatch, cache: PagedKVCache, reads: Reads) -> tuple[Tensor, list[Tensor]]:
         """Embed the batch's T slots, pass the layers, write the slots' keys and values.
@@ -67,8 +68,8 @@ class Backend(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Heads:
-    """What gives the logits: of the trunk's states over V ids, and of micro-steps' over the short list, if there is one,
-    else over V ids."""
+    """What gives the logits: `first` of the trunk's states over V ids, `micro` of micro-steps' over the short list, if
+    there is one, else over V ids."""
 
     first: Head
     micro: Head
@@ -111,7 +112,10 @@ class TorchBackend:
 
     def trunk(self, batch: ForwardBatch, cache: PagedKVCache, reads: Reads) -> tuple[Tensor, list[Tensor]]:
         model = self.model
-        return model.trunk(self.embed(batch), batch, cache, model.rotary, self._feature_layers, reads)
+        states: tuple[Tensor, list[Tensor]] = model.trunk(
+            self.embed(batch), batch, cache, model.rotary, self._feature_layers, reads
+        )
+        return states
 
     def head(self, states: Tensor) -> Tensor:
         return self.heads.first(states)

@@ -201,8 +201,8 @@ class ModelConfig:
         graft, trunk = self.graft, self.trunk
         if self.adapter_rank and (graft is None or self.adapter_rank < 0 or self.adapter_rank % 32):
             raise ConfigError(
-                f"the rank of an adapter for merged slots is {self.adapter_rank}: it must be a multiple of 32, and needs "
-                "a graft."
+                f"the rank of an adapter for composed slots is {self.adapter_rank}: it must be a multiple of 32, and "
+                "needs a graft."
             )
         if graft is None:
             return

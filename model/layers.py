@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hamburger.model.adapter import LowRank, ComposedSlots
+from hamburger.model.adapter import ComposedSlots, LowRank
 from hamburger.model.config import TrunkConfig
 from hamburger.model.linear import MakeLinear, Part, plain_linear
 from hamburger.model.rotary import rotate

@@ -34,6 +34,13 @@ class FormedLinear(nn.Module):
         raise NotImplementedError
 
 
+def weights_of(linear: nn.Module) -> tuple[Tensor, Tensor | None]:
+    """Weight [out, in] and bias [out] of a linear layer that plain_linear made. Raises TypeError for others."""
+    if not isinstance(linear, nn.Linear):
+        raise TypeError(f"a {type(linear).__name__} gives no plain weights.")
+    return linear.weight, linear.bias
+
+
 def give(module: nn.Module, name: str, tensor: Tensor) -> None:
     """Put a weight into the module that owns it, as its parameter or buffer `name`, or in the form that it has."""
     if isinstance(module, FormedLinear):

@@ -1,5 +1,7 @@
-"""Steps: all that the engine knows of a model: a batch in, the groups out. `EagerSteps` runs them one operation at a time;
-graphs/ replays captured ones, and parallel/ leads several processes."""
+"""Steps: all that the engine knows of a model: a batch in, the groups out.
+
+`EagerSteps` runs one operation after the other; graphs/ replays captured ones, parallel/ leads several processes.
+"""
 
 from __future__ import annotations
 

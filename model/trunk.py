@@ -8,7 +8,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
 
-import torch
 from torch import Tensor, nn
 
 from hamburger.model.adapter import Embedded
@@ -20,7 +19,6 @@ from hamburger.model.layers import DecoderLayer, RMSNorm
 from hamburger.model.linear import MakeLinear, plain_linear
 from hamburger.model.rotary import RotaryEmbedding
 from hamburger.model.static_attention import StaticAttention
-
 
 _State = TypeVar("_State")
 
@@ -83,16 +81,17 @@ class Trunk(nn.Module):
             out: Tensor = self.layers[index](x, cos, sin, partial(attention, index), composed=embedded.composed)
             return out
 
-        def final(x: Tensor) -> Tensor:
-            normed: Tensor = self.norm(x.index_select(0, reads.rows))
-            return normed
-
         return run_layers(
             len(self.layers),
             embedded.x,
             layer,
             feature_layers,
             lambda x: x.index_select(0, featured),
-            final,
+            lambda x: self.final(x.index_select(0, reads.rows)),
             reads.num_featured,
         )
+
+    def final(self, x: Tensor) -> Tensor:
+        """The residual stream [..., D] after the last layer -> the final normed states."""
+        normed: Tensor = self.norm(x)
+        return normed

@@ -41,9 +41,10 @@ def compiled_rows(rows: int) -> int:
 class PackedLinear(FormedLinear):
     """y = x W^T + b with W in oneDNN's blocked layout; for inference only, x of the weight's dtype."""
 
+    weight: Tensor
+
     def __init__(self) -> None:
         super().__init__()
-        self.weight: Tensor | None = None
         self.bias: Tensor | None = None
 
     @classmethod

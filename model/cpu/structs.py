@@ -49,7 +49,7 @@ class GeometryStruct(ctypes.Structure):
         return cls(*widths, config.rms_norm_eps)
 
 
-class MergedStruct(ctypes.Structure):
+class ComposedStruct(ctypes.Structure):
     _fields_ = (("count", _int64), ("rows", _pointer), ("rank", _int64))
 
 
@@ -64,7 +64,7 @@ class BatchStruct(ctypes.Structure):
         *((name, _pointer) for name in ("features", "norm", "read")),
         ("reading", _int64),
         ("states", _pointer),
-        ("merged", MergedStruct),
+        ("composed", ComposedStruct),
     )
 
 

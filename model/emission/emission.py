@@ -27,8 +27,9 @@ class GoOn:
     """Whether groups go on, for the M rows of a batch: arXiv 2505.20438, section 3.2, with our ends.
 
     A group goes on after a token while 1 - sigmoid(stop) >= confidence, which is -stop >= logit(confidence), computed
-    in float32; never at confidence 1, nor beyond a row's limit, nor after an end token. A stop value is read before its
-    token is chosen: where sampling, a penalty or a mask moved the choice off the argmax it is stale, and the group ends.
+    in float32; never at confidence 1, nor beyond a row's limit, nor after an end token. A stop value is read before
+    its token is chosen: where sampling, a penalty or a mask moved the choice off the argmax it is stale, and the group
+    ends.
     kernels/emit.h holds the same rule for the CPU's one call; a test compares the two.
     """
 
@@ -38,11 +39,9 @@ class GoOn:
         self.thresholds = torch.logit(confidence)
         self._end_ids = end_ids
 
-    def after(
-        self, index: int, tokens: Tensor, likeliest: Tensor, stop: Tensor, rows: Tensor | None = None
-    ) -> Tensor:
-        """bool [R]: rows int64 [R] (None: all) go on after token `index`, of which `likeliest` says whether each was the
-        argmax, with stop logits float32 [R]."""
+    def after(self, index: int, tokens: Tensor, likeliest: Tensor, stop: Tensor, rows: Tensor | None = None) -> Tensor:
+        """bool [R]: rows int64 [R] (None: all) go on after token `index`, of which `likeliest` says whether each was
+        the argmax, with stop logits float32 [R]."""
         limits, thresholds, ends = self.limits, self.thresholds, self._end_ids
         if rows is not None:
             limits, thresholds, ends = limits[rows], thresholds[rows], ends[rows]

@@ -56,8 +56,10 @@ class TritonBackend(TorchBackend):
             assert delta is not None
             return x.index_select(0, featured) + delta.index_select(0, featured)
 
-        layers, first = len(model.trunk.layers), (embedded.x, None)
-        return run_layers(layers, first, layer, self._feature_layers, feature, final, reads.num_featured)
+        first: _Pair = embedded.x, None
+        return run_layers(
+            len(model.trunk.layers), first, layer, self._feature_layers, feature, final, reads.num_featured
+        )
 
     def begin_group(self, features: Tensor, rows: Tensor | None = None) -> GroupCache:
         decoder, context = self.model.micro_decoder, features

@@ -1,4 +1,4 @@
-"""BatchAttention: one batch's attention by the Triton kernels: one-slot rows split over their context, chunks in tiles."""
+"""BatchAttention: a batch's attention by Triton kernels: one-slot rows split over their context, chunks in tiles."""
 
 from __future__ import annotations
 

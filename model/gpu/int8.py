@@ -52,11 +52,11 @@ def product_for(device: torch.device) -> Product:
 class EightBitLinear(FormedLinear):
     """y = x W^T + b; for inference only."""
 
+    codes: Tensor
+    scales: Tensor
 
     def __init__(self) -> None:
         super().__init__()
-        self.codes: Tensor | None = None
-        self.scales: Tensor | None = None
         self.bias: Tensor | None = None
 
     @classmethod
@@ -74,7 +74,7 @@ class EightBitLinear(FormedLinear):
             self.bias = tensor.detach().clone()
             return
         self.codes, self.scales = to_codes(tensor.detach())
-        self._product = product_for(tensor.device)
+        self.product = product_for(tensor.device)
         if tensor.is_cuda:
             from hamburger.model.gpu.int8_product import ROWS_OF_ALL
 
@@ -83,9 +83,7 @@ class EightBitLinear(FormedLinear):
 
     def forward(self, x: Tensor) -> Tensor:
         """x [..., in] -> [..., out] of x's dtype."""
-        if self.codes is None or self.scales is None:
-            raise RuntimeError("a linear layer of 8 bits was used before it had its weight.")
-        y = self._product(x.reshape(-1, x.shape[-1]), self.codes, self.scales, self.bias)
+        y = self.product(x.reshape(-1, x.shape[-1]), self.codes, self.scales, self.bias)
         return y.view(*x.shape[:-1], y.shape[-1])
 
 

@@ -1,6 +1,6 @@
 """Shard: one rank's part of a model: its tensors, and the parts of a backend that speak with the other ranks.
 
-    lookup ──sum──► layers: o and down ──sum──► head ──gather──► rank 0
+lookup ──sum──► layers: o and down ──sum──► head ──gather──► rank 0
 """
 
 from __future__ import annotations

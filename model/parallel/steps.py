@@ -23,7 +23,7 @@ from torch import Tensor
 
 from hamburger.model.backend import TorchBackend
 from hamburger.model.batch import ForwardBatch, Reads, ScoredSlots, StepOutput, empty_sampling
-from hamburger.model.device.out_of_memory import release_cached_memory, out_of_memory_reason
+from hamburger.model.device.out_of_memory import out_of_memory_reason, release_cached_memory
 from hamburger.model.emission.emission import Emission
 from hamburger.model.emission.narrowing import NarrowingEmission
 from hamburger.model.emission.scoring import SCORED_ROWS_AT_ONCE, ScoringEmission
@@ -168,6 +168,8 @@ class ParallelSteps:
 
 class _LeadingBackend:
     """Rank 0's backend: another one, whose micro-steps it tells the other ranks of."""
+
+    static = False
 
     def __init__(self, local: TorchBackend, shard: Shard) -> None:
         self._local, self._shard = local, shard

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from hamburger.model.cpu.library import Kernels
 from hamburger.model.cpu.structs import EmissionStruct
+from hamburger.model.emission.emission import GoOn
 
 INFINITY = float("inf")
 GREATEST = torch.finfo(torch.float32).max
@@ -18,31 +19,13 @@ ROWS = 20_000
 ENDS = 3  # of each row; -1 fills up
 
 
-class GoOn:
-    """What HamburgerModel.emit_narrowing asks today.
-
-    In its place comes `from hamburger.model.emission.emission import GoOn`, once that is there.
-    """
-
-    def __init__(self, confidence: Tensor, group_limits: Tensor, end_ids: Tensor) -> None:
-        """confidence: float32 [M]. group_limits: int64 [M]. end_ids: int64 [M, E]."""
-        self._thresholds = torch.logit(confidence)
-        self._limits = torch.where(confidence < 1, group_limits, 1)
-        self._end_ids = end_ids
-
-    def after(self, index: int, tokens: Tensor, likeliest: Tensor, stop: Tensor, rows: Tensor | None = None) -> Tensor:
-        """bool [R]: which groups go on after their token `index`; rows: int64 [R], None for all."""
-        at = slice(None) if rows is None else rows
-        ended = (tokens[:, None] == self._end_ids[at]).any(-1)
-        return (-stop >= self._thresholds[at]) & likeliest & ~ended & (self._limits[at] > index + 1)
-
-
 def compiled(
     kernels: Kernels, confidence: Tensor, group_limits: Tensor, end_ids: Tensor,
     index: int, tokens: Tensor, likeliest: Tensor, stop: Tensor,
 ) -> Tensor:  # fmt: skip
-    """What the kernels say of all rows, given what NativeEmitter.emit gives them."""
-    limits, thresholds = torch.where(confidence < 1, group_limits, 1), torch.logit(confidence)
+    """What the kernels say of all rows, given what CpuGraft.emit gives them."""
+    go_on = GoOn(confidence, group_limits, end_ids)
+    limits, thresholds = go_on.limits, go_on.thresholds
     emission = EmissionStruct(
         rows=len(tokens), ends=end_ids.shape[1],
         limits=limits.data_ptr(), thresholds=thresholds.data_ptr(), end_ids=end_ids.data_ptr(),

@@ -234,7 +234,7 @@ def _calibrated(
     """Fit the dial of the weights as they will be served."""
     data = SegmentedDataset(options.calibrate or Path())
     source = resolve_source(str(folder))
-    model = load_model(source, device=options.device, dtype=options.dtype, packed=False, on_progress=on_progress)
+    model = load_model(source, device=options.device, dtype=options.dtype, on_progress=on_progress)
     trunk, graft = model.config.trunk, model.config.graft
     if graft is None or data.meta.max_group > graft.max_group or data.meta.vocab_size != trunk.vocab_size:
         raise TrainingError(

@@ -10,12 +10,11 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from hamburger.model.assemble import assemble, parts_of
+from hamburger.model.assemble import model_of, parts_of
 from hamburger.model.checkpoints.folder_config import Adapter
 from hamburger.model.checkpoints.load import load_checkpoint, read_files, save_checkpoint
 from hamburger.model.checkpoints.sources import BUILTIN, EMBEDDED_BASE, ModelSource, read_json, resolve_source
 from hamburger.model.config import ModelConfig, shared_lora_a, tensor_shapes
-from hamburger.model.execution import Execution
 from hamburger.model.hamburger import HamburgerModel
 from hamburger.training.errors import TrainingError
 from hamburger.training.forward.grafts import new_graft
@@ -178,14 +177,7 @@ def build(
         adapter = chosen
     is_held = bool(origin.config.adapter_rank)  # else peft's modules take the pairs
     plain = {name: t for name, t in tensors.items() if is_held or not name.startswith("adapter.")}
-    model = assemble(
-        origin.config,
-        plain,
-        dtype=torch.float32,
-        device=device,
-        max_positions=max_positions,
-        how=Execution(packed=False),
-    )
+    model = model_of(origin.config, plain, dtype=torch.float32, device=device, max_positions=max_positions)
     if adapter is not None:
         _inject(model, adapter, recipe.trunk.dropout, recipe.seed)
         if origin.adapter is not None:

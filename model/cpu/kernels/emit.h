@@ -213,9 +213,8 @@ inline Choice best_of(const Going& going, int64_t i, int64_t stride, int threads
   return {best.output, true};
 }
 
-// Whether a row's group goes on after its token `index`. The same rule as GoOn's of model/emission/emission.py (today in
-// HamburgerModel.emit_narrowing), with which tests/model/test_go_on.py compares it. A stop value read before a token that is not
-// the likeliest is stale.
+// Whether a row's group goes on after its token `index`. The same rule as GoOn's of model/emission/emission.py,
+// with which tests/model/test_go_on.py compares it. A stop value read before a token that is not the likeliest is stale.
 inline bool goes_on(const Emission& e, int64_t row, int64_t index, int64_t token, bool likeliest, float stop) {
   const int64_t *ends = e.end_ids + row * e.ends, *last = ends + e.ends;
   return likeliest && -stop >= e.thresholds[row] && e.limits[row] > index + 1 && std::find(ends, last, token) == last;

@@ -39,9 +39,9 @@ void NAME(micro_state)(const Graft* graft, const float* context, const float* em
                        int64_t held, float* const* kv, float* states, uint8_t* memory) {
   SPACE::micro_state(*graft, context, embedded, blocks, rows, held, kv, states, memory);
 }
-int64_t NAME(embed_memory)(const Merger* m, int64_t merged, int64_t width) { return SPACE::embed_memory(*m, merged, width); }
+int64_t NAME(embed_memory)(const Merger* m, int64_t composed, int64_t width) { return SPACE::embed_memory(*m, composed, width); }
 void NAME(embed)(const Embedding* table, const Merger* m, const int64_t* tokens, const int64_t* sizes, int64_t slots, int64_t width,
-                 float* x, int64_t* merged, int64_t* count, uint8_t* memory) {
-  *count = SPACE::embed_slots(*table, *m, tokens, sizes, slots, width, x, merged, memory);
+                 float* x, int64_t* composed, int64_t* count, uint8_t* memory) {
+  *count = SPACE::embed_slots(*table, *m, tokens, sizes, slots, width, x, composed, memory);
 }
 }

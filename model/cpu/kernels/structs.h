@@ -14,7 +14,7 @@ STRUCT(Weight)
   FIELD(int32_t, bits)
 END
 
-// Of a linear, for merged slots (adapter.py); or without data.
+// Of a linear, for composed slots (adapter.py); or without data.
 STRUCT(Adapter)
   FIELD(Weight, down)
   FIELD(Weight, up)
@@ -43,7 +43,7 @@ STRUCT(Geometry)
 END
 
 // The slots of several tokens, which pass the layers' adapters.
-STRUCT(Merged)
+STRUCT(Composed)
   FIELD(int64_t, count)        // N; 0: none, or no adapters
   FIELD(const int64_t*, rows)  // [N], their places in T
   FIELD(int64_t, rank)
@@ -69,7 +69,7 @@ STRUCT(Batch)
   FIELD(const int64_t*, read)           // [S], the slots whose final states are read
   FIELD(int64_t, reading)
   FIELD(float*, states)                 // [S, D], to be written: those states, normed
-  FIELD(Merged, merged)
+  FIELD(Composed, composed)
 END
 
 // The compositional embedder.
