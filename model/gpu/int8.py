@@ -54,10 +54,12 @@ class EightBitLinear(FormedLinear):
 
     codes: Tensor
     scales: Tensor
+    bias: Tensor | None
 
     def __init__(self) -> None:
         super().__init__()
-        self.bias: Tensor | None = None
+        for name in ("codes", "scales", "bias"):
+            self.register_buffer(name, None)
 
     @classmethod
     def of(cls, weight: Tensor, bias: Tensor | None = None) -> Self:
