@@ -29,8 +29,8 @@ from hamburger.model.gpu.availability import choose_backend
 from hamburger.model.graphs.capture import CudaCapture, EagerCapture
 from hamburger.model.graphs.decode_graphs import DecodeGraphs
 from hamburger.model.graphs.step_memory import Largest, largest_decode
-from hamburger.model.hamburger import HamburgerModel
 from hamburger.model.kv_cache import PagedKVCache
+from hamburger.model.steps import EagerSteps
 
 BLOCK = 32
 TINY = TrunkConfig(
@@ -58,7 +58,7 @@ def main() -> None:
             print(json.dumps({"device": _name(device), "rows": rows, "context": args.context, **figures}), flush=True)
 
 
-def random_model(name: str, graft: str, context: int, device: torch.device) -> HamburgerModel:
+def random_model(name: str, graft: str, context: int, device: torch.device) -> EagerSteps:
     """bfloat16 on a GPU; the size of weights is such that activations stay near 1."""
     if name == "tiny":
         config = ModelConfig(
@@ -81,13 +81,13 @@ def random_model(name: str, graft: str, context: int, device: torch.device) -> H
         dtype=dtype,
         device=device,
         max_positions=context + 64,
-        how=Execution(packed=False, masked=True, backend=choose_backend("auto", device)),
+        execution=Execution(packed=False, masked=True, attention=choose_backend("auto", device)),
     )
 
 
-def measure(model: HamburgerModel, rows: int, context: int, confidence: float, repeats: int) -> dict[str, object]:
+def measure(model: EagerSteps, rows: int, context: int, confidence: float, repeats: int) -> dict[str, object]:
     """Median milliseconds of a step in both forms, and the tokens of its groups."""
-    device = model.embed_tokens.weight.device
+    device = model.device
     columns = -(-context // BLOCK)
     num_blocks = rows * columns
     if num_blocks * BLOCK * model.config.trunk.slot_bytes(model.state_dtype.itemsize) > pool_bytes(device, None):
@@ -119,12 +119,12 @@ def measure(model: HamburgerModel, rows: int, context: int, confidence: float, r
     }
 
 
-def decoding(model: HamburgerModel, rows: int, context: int, columns: int, confidence: float) -> ForwardBatch:
+def decoding(model: EagerSteps, rows: int, context: int, columns: int, confidence: float) -> ForwardBatch:
     """Full groups in, each row on its own blocks, in an order that is not that of the pool."""
     largest = Largest(
         max_slots=rows, max_rows=rows, max_model_len=context, context_slots=context, max_logprobs=0, block_size=BLOCK
     )
-    device = model.embed_tokens.weight.device
+    device = model.device
     generator = torch.Generator().manual_seed(1)
     tables = torch.randperm(rows * columns, generator=generator).view(rows, columns).to(device)
     batch = largest_decode(model, largest)

@@ -29,7 +29,7 @@ REPEATS = 5  # on a CPU
 
 def forms_of(weight: Tensor, rows: int) -> dict[str, Callable[[Tensor], Tensor]]:
     """What is timed with so many rows, by name."""
-    eight_bits = {f"int8 {how}": form for how, form in products(EightBitLinear(weight, None), rows).items()}
+    eight_bits = {f"int8 {how}": form for how, form in products(EightBitLinear.of(weight, None), rows).items()}
     return {"bfloat16": lambda x: F.linear(x, weight), **eight_bits}
 
 

@@ -1,4 +1,9 @@
-"""Builds an engine core: checkpoint, model, KV pool, runner. Torch is imported here and in what it imports."""
+"""Builds an engine core in three stages. Torch is imported here and in what it imports.
+
+resolve (device/load.py)    arguments and checkpoint -> what runs where
+plan                        memory -> the KV pool, and the numbers that scheduling depends on
+build                       model, pool, graphs, runner, core
+"""
 
 from __future__ import annotations
 
@@ -15,7 +20,7 @@ from hamburger.engine.core.core import EngineCore
 from hamburger.engine.core.overlap import OverlappedCore
 from hamburger.engine.core.pool import blocks_of_pool
 from hamburger.engine.device.cpu_threads import StepThreads
-from hamburger.engine.device.load import find, model_of, rank_pool_bytes
+from hamburger.engine.device.load import Resolved, rank_pool_bytes, resolve, shard_steps_of, steps_of
 from hamburger.engine.device.memory import decode_graphs, step_bytes
 from hamburger.engine.device.runner import Runner
 from hamburger.engine.text.grammar import Grammars
@@ -23,10 +28,12 @@ from hamburger.engine.text.tokenizer import Tokenizer
 from hamburger.engine.types.config import EngineArgs, EngineConfig
 from hamburger.engine.types.messages import EngineInfo, SubmitRequest
 from hamburger.engine.types.sampling_params import SamplingParams
-from hamburger.model.config import ConfigError, ModelConfig
-from hamburger.model.device.out_of_memory import no_memory
+from hamburger.model.config import ConfigError
+from hamburger.model.device.out_of_memory import out_of_memory_reason
 from hamburger.model.graphs.step_memory import CudaMeter
 from hamburger.model.kv_cache import PagedKVCache, slot_bytes
+from hamburger.model.parallel.steps import ParallelSteps
+from hamburger.model.steps import EagerSteps, Steps
 
 if TYPE_CHECKING:
     from hamburger.engine.ranks.build import Leader
@@ -50,99 +57,141 @@ def build_core(
 def _build(
     args: EngineArgs, on_progress: Callable[[str], None], on_lost: OnLost | None, undo: ExitStack
 ) -> tuple[EngineCore, EngineInfo]:
-    found = find(args, on_progress=on_progress)
-    source, device, dtype, kv_dtype = found.source, found.device, found.dtype, found.kv_dtype
-    kernels, backend = found.kernels, found.backend
-    model_config, max_model_len = found.checkpoint.config, found.max_model_len
-    # torch's attention would gather max_model_len slots of every row in each captured step, at 64 rows gigabytes.
-    captures = (
-        args.tensor_parallel_size == 1 and device.type == "cuda" and backend != "torch" and not args.enforce_eager
-    )
-    leader = _leader(args, on_lost) if args.tensor_parallel_size > 1 else None
-    if leader is not None:
+    resolved = resolve(args, on_progress=on_progress)
+    leader: Leader | None = None
+    steps: EagerSteps | ParallelSteps
+    if args.tensor_parallel_size > 1:
+        leader = _leader(args, on_lost)
         undo.callback(leader.ranks.close)
-    model = model_of(found, args, None if leader is None else leader.group)
-    if found.eight_bits:
+        steps = shard_steps_of(resolved, args, leader.collectives)
+    else:
+        steps = steps_of(resolved, args)
+    _tell_weights(resolved, steps, on_progress)
+    resolved = replace(resolved, checkpoint=replace(resolved.checkpoint, tensors={}))  # the model has them now
+    config = _plan(args, resolved, steps, leader, on_progress)
+    runner = _runner(args, config, resolved, steps, leader, on_progress)
+    info = _info(args, config, resolved, steps)
+    grammars = Grammars(lambda: Tokenizer.load(resolved.source.tokenizer_path), info.vocab_size, info.eos_token_ids)
+    if isinstance(runner, Runner) and _overlaps(args, resolved.device):
+        core: EngineCore = OverlappedCore(config, runner, grammars=grammars)
+    else:
+        core = EngineCore(config, runner, grammars=grammars)
+    compiles = resolved.attention != "torch"
+    on_progress("warming up: Triton compiles its kernels, once a machine" if compiles else "warming up")
+    _warm_up(core, info)
+    return core, info
+
+
+def _tell_weights(resolved: Resolved, steps: Steps, on_progress: Callable[[str], None]) -> None:
+    if resolved.int8:
         on_progress("weights as int8")
-    if kernels is not None:
-        on_progress(f"weights as {model.quantization}, kernels for {kernels.instructions}")
-    del found  # the checkpoint's tensors
-    prefix_cache = args.prefix_cache and model_config.trunk.context_tokens == model_config.trunk.fixed_context_tokens
+    if resolved.kernels is not None:
+        on_progress(f"weights as {steps.quantization}, kernels for {resolved.kernels.instructions}")
+
+
+def _plan(
+    args: EngineArgs,
+    resolved: Resolved,
+    steps: EagerSteps | ParallelSteps,
+    leader: Leader | None,
+    on_progress: Callable[[str], None],
+) -> EngineConfig:
+    """The numbers that scheduling depends on: the KV pool by the memory that is left, on a GPU after the largest steps
+    were measured."""
+    trunk, device = steps.config.trunk, resolved.device
+    prefix_cache = args.prefix_cache and trunk.context_tokens == trunk.fixed_context_tokens
     if args.prefix_cache and not prefix_cache:
         on_progress("no prefix cache: with dynamic rope scaling a prompt's keys depend on its length")
     measures, for_steps = device.type == "cuda" and args.kv_cache_memory is None, 0
-    if leader is not None:
-        leader.meet(model, device, measures=measures)
+    if leader is not None and isinstance(steps, ParallelSteps):
+        leader.meet(steps, measures=measures)
     if measures:
         on_progress("measuring what steps take")
-        for_steps = step_bytes(
-            model,
-            replace(args, enforce_eager=not captures),
-            max_model_len,
-            torch.cuda.mem_get_info(device)[0],
-            CudaMeter(device),
-        )
+        free = torch.cuda.mem_get_info(device)[0]
+        captures = _captures(args, resolved)
+        for_steps = step_bytes(steps, args, resolved.max_model_len, free, CudaMeter(device), captures=captures)
     on_progress("sizing the KV pool")
     budget = rank_pool_bytes(args, device, for_steps)
     if leader is not None:
         budget = leader.pool_bytes(budget)
-    config = EngineConfig(
-        max_model_len=max_model_len,
+    return EngineConfig(
+        max_model_len=resolved.max_model_len,
         max_num_seqs=args.max_num_seqs,
         max_num_batched_slots=args.max_num_batched_slots,
         block_size=args.block_size,
-        num_blocks=_num_blocks(args, model_config, max_model_len, kv_dtype, budget),
-        eos_token_ids=model_config.trunk.eos_token_ids,
-        max_group=model_config.max_group,
+        num_blocks=blocks_of_pool(
+            budget,
+            slot_bytes(trunk, resolved.kv_dtype),
+            block_size=args.block_size,
+            max_model_len=resolved.max_model_len,
+            max_num_seqs=args.max_num_seqs,
+        ),
+        eos_token_ids=trunk.eos_token_ids,
+        max_group=steps.config.max_group,
         max_queue=args.max_queue,
         max_queue_seconds=args.max_queue_seconds,
         prefix_cache=prefix_cache,
     )
+
+
+def _runner(
+    args: EngineArgs,
+    config: EngineConfig,
+    resolved: Resolved,
+    steps: EagerSteps | ParallelSteps,
+    leader: Leader | None,
+    on_progress: Callable[[str], None],
+) -> Runner | LeadingRunner:
+    """What runs scheduled batches, on a KV pool of its own. Raises ConfigError where the pool does not fit."""
+    runs: Steps = steps
     try:
-        cache = PagedKVCache(model.held, config.num_blocks, config.block_size, kv_dtype, device)
-        graphs = decode_graphs(model, cache, args, max_model_len) if captures else None
-        if graphs is not None:
+        cache = PagedKVCache(
+            steps.trunk_config, config.num_blocks, config.block_size, resolved.kv_dtype, resolved.device
+        )
+        if isinstance(steps, EagerSteps) and _captures(args, resolved):
+            runs = graphs = decode_graphs(steps, cache, args, config.max_model_len)
             graphs.prepare(lambda done, total: tell_captures(on_progress, done, total))
     except (RuntimeError, MemoryError) as error:
-        if (said := no_memory(error)) is None:
+        if (reason := out_of_memory_reason(error)) is None:
             raise
         raise ConfigError(
             "The KV pool and the CUDA graphs do not fit beside the weights: lower kv_cache_memory or max_num_seqs, "
-            f"or set enforce_eager. ({said})"
+            f"or set enforce_eager. ({reason})"
         ) from error
-    runner: Runner | LeadingRunner
     if leader is not None:
-        runner = leader.runner(model, cache, config.num_blocks)
-    else:
-        runner = Runner(model, cache, graphs, None if kernels is None else _step_threads())
-    graft = model_config.graft
-    confidence = args.confidence if args.confidence is not None else model_config.default_confidence
+        return leader.runner(runs, cache, config.num_blocks)
+    return Runner(runs, cache, None if resolved.kernels is None else _step_threads())
+
+
+def _info(args: EngineArgs, config: EngineConfig, resolved: Resolved, steps: Steps) -> EngineInfo:
+    model, size = steps.config, args.tensor_parallel_size
+    confidence = args.confidence if args.confidence is not None else model.default_confidence
+    graft = model.graft
     tokens_per_kv = graft.expected_tokens_per_kv if graft and confidence == graft.default_confidence else 1.0
-    info = EngineInfo(
-        model=source.name,
+    return EngineInfo(
+        model=resolved.source.name,
         is_plain_base=graft is None,
-        max_model_len=max_model_len,
-        max_group=model_config.max_group,
+        max_model_len=config.max_model_len,
+        max_group=model.max_group,
         default_confidence=confidence,
-        vocab_size=model_config.trunk.vocab_size,
-        eos_token_ids=list(model_config.trunk.eos_token_ids),
+        vocab_size=model.trunk.vocab_size,
+        eos_token_ids=list(model.trunk.eos_token_ids),
         block_size=config.block_size,
         total_slots=config.total_slots,
         expected_tokens=int(config.total_slots * tokens_per_kv),
         max_num_seqs=config.max_num_seqs,
         max_num_batched_slots=config.max_num_batched_slots,
-        device=str(device) if leader is None else f"{args.tensor_parallel_size} x {device.type}",
-        dtype=str(dtype).removeprefix("torch."),
-        quantization=model.quantization,
+        device=str(resolved.device) if size == 1 else f"{size} x {resolved.device.type}",
+        dtype=str(resolved.dtype).removeprefix("torch."),
+        quantization=steps.quantization,
     )
-    grammars = Grammars(lambda: Tokenizer.load(source.tokenizer_path), info.vocab_size, info.eos_token_ids)
-    if isinstance(runner, Runner) and _overlaps(args, device):
-        core: EngineCore = OverlappedCore(config, runner, grammars=grammars)
-    else:
-        core = EngineCore(config, runner, grammars=grammars)
-    on_progress("warming up: Triton compiles its kernels, once a machine" if backend != "torch" else "warming up")
-    _warm_up(core, info)
-    return core, info
+
+
+def _captures(args: EngineArgs, resolved: Resolved) -> bool:
+    """Whether decoding steps become CUDA graphs. torch's attention would gather max_model_len slots of every row in
+    each captured step, at 64 rows gigabytes."""
+    on_gpu = resolved.device.type == "cuda" and resolved.attention != "torch"
+    return on_gpu and args.tensor_parallel_size == 1 and not args.enforce_eager
 
 
 def _leader(args: EngineArgs, on_lost: OnLost | None) -> Leader:
@@ -179,13 +228,3 @@ def _step_threads() -> StepThreads | None:
     if torch.get_num_threads() == 1 or os.environ.get("OMP_NUM_THREADS"):
         return None
     return StepThreads(torch.get_num_threads, torch.set_num_threads)
-
-
-def _num_blocks(args: EngineArgs, config: ModelConfig, max_model_len: int, dtype: torch.dtype, budget: int) -> int:
-    return blocks_of_pool(
-        budget,
-        slot_bytes(config.trunk, dtype),
-        block_size=args.block_size,
-        max_model_len=max_model_len,
-        max_num_seqs=args.max_num_seqs,
-    )

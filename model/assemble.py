@@ -1,17 +1,42 @@
-"""Canonical checkpoint tensors -> a HamburgerModel that is ready to step."""
+"""Canonical checkpoint tensors -> what computes with them. The only file that knows every backend and combination."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from hamburger.model.config import JOINED, ModelConfig, TrunkConfig
+from hamburger.model.backend import Backend, Head, Heads, TorchBackend
+from hamburger.model.config import JOINED, ConfigError, ModelConfig, TrunkConfig
+from hamburger.model.cpu.backend import CpuBackend, CpuEmission
+from hamburger.model.cpu.onednn import PackedLinear, can_pack, packed_linear
+from hamburger.model.emission.emission import Emission
+from hamburger.model.emission.masked import MaskedEmission
+from hamburger.model.emission.narrowing import NarrowingEmission
+from hamburger.model.emission.scoring import ScoringEmission
 from hamburger.model.execution import DEFAULT, Execution
+from hamburger.model.gpu.int8 import EightBitLinear, eight_bit_linear
 from hamburger.model.hamburger import HamburgerModel
-from hamburger.model.parallel.collectives import Group
-from hamburger.model.parallel.model import ParallelModel, shard_tensor
+from hamburger.model.linear import MakeLinear, give, plain_linear
+from hamburger.model.parallel.collectives import Collectives
+from hamburger.model.parallel.shard import Shard
+from hamburger.model.parallel.steps import ParallelSteps
+from hamburger.model.rotary import RotaryEmbedding
+from hamburger.model.steps import EagerSteps
+
+# What excludes what: (is asked, and excludes, remedy). How the user asks for it is the engine's to say.
+_EXCLUDED: tuple[tuple[str, str, str], ...] = (
+    ("kernels", "masked", "the compiled kernels compute only for rows that go on: leave masked off."),
+    ("kernels", "ranks", "the compiled kernels run whole models only: use one rank."),
+    ("kernels", "int8", "the compiled kernels have 8 bits of their own: leave int8 off."),
+    ("kernels", "triton", "the compiled kernels are the CPU's, Triton's are a GPU's: use one of them."),
+    ("ranks", "masked", "ranks agree in each micro-step on the rows that go on: leave masked off."),
+    ("ranks", "int8", "weights of 8 bits are for whole models only: use one rank."),
+    ("int8", "packed", "weights have one form: use int8 or packed."),
+)
 
 
 def assemble(
@@ -21,26 +46,139 @@ def assemble(
     dtype: torch.dtype,
     device: torch.device,
     max_positions: int,
-    how: Execution = DEFAULT,
-    group: Group | None = None,
-) -> HamburgerModel:
-    """Build the model from tensors named as `config.tensor_shapes` says (checked by the loader), in `dtype`.
+    execution: Execution = DEFAULT,
+) -> EagerSteps:
+    """Build what runs macro-steps of tensors named as `config.tensor_shapes` says (checked by the loader), in `dtype`.
 
-    max_positions: the longest sequence to serve, in tokens.
-    how: what computes it (execution.py). group: make a ParallelModel of it that holds this rank's part.
+    max_positions: the longest sequence to serve, in tokens. Raises ConfigError where parts of `execution` exclude each
+    other.
     """
+    _check(execution, ranks=False)
+    if execution.kernels is not None:
+        model = model_of(config, tensors, dtype=dtype, device=device, max_positions=max_positions,
+                         state_dtype=torch.float32)  # fmt: skip
+        native = CpuBackend(model, execution.kernels, execution.bits)
+        narrowing = NarrowingEmission(native, native.graft.draw)
+        return _eager(native, [CpuEmission(native), narrowing])
+    linear = _linear_of(execution, dtype, device)
+    model = model_of(config, tensors, dtype=dtype, device=device, max_positions=max_positions, linear=linear)
+    heads = _heads(model, linear)
+    _drop_spare_head(model, linear)
+    masked = device.type == "cuda" if execution.masked is None else execution.masked
+    quantization = "int8" if execution.int8 else "none"
+    backend = _torch_backend(execution)(model, heads, static=masked, quantization=quantization)
+    emissions: list[Emission] = [MaskedEmission(backend)] if masked else []
+    return _eager(backend, [*emissions, NarrowingEmission(backend)])
+
+
+def assemble_shard(
+    config: ModelConfig,
+    tensors: Mapping[str, Tensor],
+    ranks: Collectives,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    max_positions: int,
+    execution: Execution = DEFAULT,
+) -> ParallelSteps:
+    """The same of this rank's part of a model that is split over `ranks` (connected then or later)."""
+    _check(execution, ranks=True)
+    shard, linear = Shard(config, ranks), _linear_of(execution, dtype, device)
+    model = model_of(config, tensors, dtype=dtype, device=device, max_positions=max_positions, linear=linear,
+                     shard=shard)  # fmt: skip
+    shard.hold(model)
+    heads = shard.heads(partial(_head, model, PackedLinear if linear is packed_linear else None))
+    _drop_spare_head(model, linear)
+    backend = _torch_backend(execution)(model, heads, lookup=shard.lookup)
+    return ParallelSteps(backend, shard)
+
+
+def model_of(
+    config: ModelConfig,
+    tensors: Mapping[str, Tensor],
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    max_positions: int,
+    linear: MakeLinear = plain_linear,
+    state_dtype: torch.dtype | None = None,
+    shard: Shard | None = None,
+) -> HamburgerModel:
+    """The plain module. state_dtype: of the states that its rotary tables turn; None is dtype."""
     with torch.device("meta"):
-        model = HamburgerModel(config) if group is None else ParallelModel(config, group)
-    state = {}
+        if shard is None:
+            model = HamburgerModel(config, linear=linear)
+        else:
+            model = HamburgerModel(config, shard.trunk_config, shard.linear(linear))
     for name, parts in parts_of(config).items():
-        held = [tensors[p] if group is None else shard_tensor(p, tensors[p], group.rank, group.size) for p in parts]
-        joined = torch.cat(held) if len(held) > 1 else held[0]
-        state[name] = joined.to(device, dtype if joined.is_floating_point() else joined.dtype)
-    model.load_state_dict(state, strict=True, assign=True)
+        own = [tensors[p] if shard is None else shard.tensor(p, tensors[p]) for p in parts]
+        joined = torch.cat(own) if len(own) > 1 else own[0]
+        owner, _, leaf = name.rpartition(".")
+        give(model.get_submodule(owner), leaf, joined.to(device, dtype if joined.is_floating_point() else joined.dtype))
     model.eval().requires_grad_(False)
-    del state  # it would keep each weight beside what is made of it
-    model.prepare(max_positions, how)
+    graft = config.graft
+    if graft is not None:  # the micro decoder counts its own positions
+        max_positions = max(max_positions, len(graft.feature_layers) + graft.max_group)
+    model.rotary = RotaryEmbedding(config.trunk, max_positions, device, state_dtype or dtype)
     return model
+
+
+def _check(execution: Execution, *, ranks: bool) -> None:
+    asked = {
+        "kernels": execution.kernels is not None,
+        "masked": bool(execution.masked),
+        "ranks": ranks,
+        "int8": execution.int8,
+        "packed": bool(execution.packed),
+        "triton": execution.attention == "triton",
+    }
+    for one, other, remedy in _EXCLUDED:
+        if asked[one] and asked[other]:
+            raise ConfigError(f"{one} and {other} exclude each other: {remedy}")
+
+
+def _eager(backend: Backend, emissions: list[Emission]) -> EagerSteps:
+    return EagerSteps(backend, [ScoringEmission(backend, emission) for emission in emissions])
+
+
+def _torch_backend(execution: Execution) -> type[TorchBackend]:
+    if execution.attention == "torch":
+        return TorchBackend
+    from hamburger.model.gpu.backend import TritonBackend  # its package may be missing where it is not asked for
+
+    return TritonBackend
+
+
+def _linear_of(execution: Execution, dtype: torch.dtype, device: torch.device) -> MakeLinear:
+    if execution.int8:
+        return eight_bit_linear
+    packed = can_pack(dtype, device) if execution.packed is None else execution.packed
+    return packed_linear if packed else plain_linear
+
+
+def _drop_spare_head(model: HamburgerModel, linear: MakeLinear) -> None:
+    """An untied head that the heads hold in another form is not kept twice."""
+    if linear is packed_linear and not model.trunk_config.tie_word_embeddings:
+        del model.lm_head
+
+
+_Form = type[PackedLinear] | type[EightBitLinear] | None
+
+
+def _heads(model: HamburgerModel, linear: MakeLinear) -> Heads:
+    """In the linears' form; but first tokens keep the dtype where that is 8 bits."""
+    own = PackedLinear if linear is packed_linear else None
+    of_micro_steps: _Form = EightBitLinear if linear is eight_bit_linear else own
+    first = _head(model, own, None)
+    if of_micro_steps is own and not model.has_short_list:
+        return Heads(first, first)
+    return Heads(first, _head(model, of_micro_steps, model.short_list if model.has_short_list else None))
+
+
+def _head(model: HamburgerModel, form: _Form, rows: Tensor | None) -> Head:
+    """What multiplies by some rows of the head's weight, or by all."""
+    weight = model.head_weight.detach() if rows is None else model.head_weight.detach()[rows]
+    return partial(F.linear, weight=weight) if form is None else form.of(weight)
 
 
 def parts_of(config: ModelConfig) -> dict[str, tuple[str, ...]]:
@@ -53,7 +191,7 @@ def parts_of(config: ModelConfig) -> dict[str, tuple[str, ...]]:
         names["lm_head.weight"] = ("lm_head.weight",)
     for i in range(config.trunk.num_layers):
         names |= _layer(f"trunk.layers.{i}.", f"model.layers.{i}.", config.trunk)
-        if config.merge_rank:
+        if config.adapter_rank:
             names |= _adapter(f"trunk.layers.{i}.", f"adapter.model.layers.{i}.")
     graft = config.graft
     if graft is None:

@@ -96,6 +96,18 @@ class ScoredSlots:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Reads:
+    """The slots of a batch whose states something wants.
+
+    rows: int64 [N], index in T of each; a slot may come twice. num_featured: the graft's features of the first M of
+        them are wanted too.
+    """
+
+    rows: Tensor
+    num_featured: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class ForwardBatch:
     """T new slots of B sequences, of which M emit a group.
 

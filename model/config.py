@@ -190,19 +190,19 @@ class GraftConfig:
 class ModelConfig:
     """A trunk and, unless it is a plain base model, its graft.
 
-    merge_rank: of the adapter that slots of several tokens alone pass (adapter.py); 0: there is none.
+    adapter_rank: of the adapter that slots of several tokens alone pass (adapter.py); 0: there is none.
     """
 
     trunk: TrunkConfig
     graft: GraftConfig | None = None
-    merge_rank: int = 0
+    adapter_rank: int = 0
 
     def __post_init__(self) -> None:
         graft, trunk = self.graft, self.trunk
-        if self.merge_rank and (graft is None or self.merge_rank < 0 or self.merge_rank % 32):
+        if self.adapter_rank and (graft is None or self.adapter_rank < 0 or self.adapter_rank % 32):
             raise ConfigError(
-                f"the rank of an adapter for merged slots is {self.merge_rank}: it must be a multiple of 32, and needs "
-                "a graft."
+                f"the rank of an adapter for composed slots is {self.adapter_rank}: it must be a multiple of 32, and "
+                "needs a graft."
             )
         if graft is None:
             return
@@ -267,7 +267,7 @@ def tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     for proj, width in (("q_proj", d), ("k_proj", d + d // 2), ("v_proj", d + d // 2), ("out_proj", d)):
         shapes |= {f"embedder.{proj}.weight": (d, width), f"embedder.{proj}.bias": (d,)}
     shapes["embedder.pos"] = (g.max_group, d // 2)
-    if rank := config.merge_rank:
+    if rank := config.adapter_rank:
         for name, shape in list(shapes.items()):
             if name.startswith("model.layers.") and name.endswith("_proj.weight"):
                 pair = f"adapter.{name.removesuffix('.weight')}"

@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from hamburger.model.linear import MakeLinear, plain_linear
+
 
 class CompositionalEmbedder(nn.Module):
     """mean(E) + W_out · CrossAttention(q = W_q mean(E), k, v = W_{k,v} [E ; pos]) over `heads` heads.
@@ -13,12 +15,14 @@ class CompositionalEmbedder(nn.Module):
     The source is arXiv 2505.20438. A group of one token keeps its embedding unchanged.
     """
 
-    def __init__(self, hidden_size: int, max_group: int, heads: int) -> None:
+    def __init__(self, hidden_size: int, max_group: int, heads: int, linear: MakeLinear = plain_linear) -> None:
         super().__init__()
         d, wide = hidden_size, hidden_size + hidden_size // 2
         self.heads = heads
-        self.q_proj, self.out_proj = nn.Linear(d, d), nn.Linear(d, d)
-        self.k_proj, self.v_proj = nn.Linear(wide, d), nn.Linear(wide, d)
+        self.q_proj = linear(d, d, bias=True, part="other")
+        self.k_proj = linear(wide, d, bias=True, part="other")
+        self.v_proj = linear(wide, d, bias=True, part="other")
+        self.out_proj = linear(d, d, bias=True, part="other")
         self.pos = nn.Parameter(torch.empty(max_group, hidden_size // 2))
 
     def forward(self, embeddings: Tensor, sizes: Tensor, rows: Tensor | None) -> Tensor:

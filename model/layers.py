@@ -11,8 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hamburger.model.adapter import LowRank, MergedSlots
+from hamburger.model.adapter import ComposedSlots, LowRank
 from hamburger.model.config import TrunkConfig
+from hamburger.model.linear import MakeLinear, Part, plain_linear
 from hamburger.model.rotary import rotate
 
 # (q [..., num_heads, head_dim], k and v [..., num_kv_heads, head_dim]) -> [..., num_heads * head_dim]
@@ -34,25 +35,32 @@ class RMSNorm(nn.Module):
 class DecoderLayer(nn.Module):
     """One layer with fused q/k/v and gate/up projections; biases, and norms of q and k, where its kind has them."""
 
-    def __init__(self, config: TrunkConfig, adapter_rank: int = 0) -> None:
+    def __init__(
+        self,
+        config: TrunkConfig,
+        adapter_rank: int = 0,
+        linear: MakeLinear = plain_linear,
+        part: Part = "layer",
+    ) -> None:
         """adapter_rank: of the adapters that slots of several tokens pass; 0: there are none."""
         super().__init__()
         d, ff = config.hidden_size, config.intermediate_size
         self.num_heads, self.num_kv_heads, self.head_dim = config.num_heads, config.num_kv_heads, config.head_dim
         self.attn_norm = RMSNorm(d, config.rms_norm_eps)
         width = (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
-        self.qkv_proj = nn.Linear(d, width, bias=config.qkv_bias)
+        self.qkv_proj = linear(d, width, bias=config.qkv_bias, part=part)
         self.q_norm = RMSNorm(self.head_dim, config.rms_norm_eps) if config.qk_norm else None
         self.k_norm = RMSNorm(self.head_dim, config.rms_norm_eps) if config.qk_norm else None
-        self.o_proj = nn.Linear(self.num_heads * self.head_dim, d, bias=config.o_bias)
+        heads = self.num_heads * self.head_dim
+        self.o_proj = linear(heads, d, bias=config.o_bias, part=part, split=True)
         self.mlp_norm = RMSNorm(d, config.rms_norm_eps)
-        self.gate_up_proj = nn.Linear(d, 2 * ff, bias=config.mlp_bias)
-        self.down_proj = nn.Linear(ff, d, bias=config.mlp_bias)
+        self.gate_up_proj = linear(d, 2 * ff, bias=config.mlp_bias, part=part)
+        self.down_proj = linear(ff, d, bias=config.mlp_bias, part=part, split=True)
         if adapter_rank:
-            for name in ("qkv", "o", "gate_up", "down"):
-                linear = self.get_submodule(f"{name}_proj")
-                assert isinstance(linear, nn.Linear)
-                self.add_module(f"{name}_adapter", LowRank(linear.in_features, linear.out_features, adapter_rank))
+            self.qkv_adapter = LowRank(d, width, adapter_rank, linear)
+            self.o_adapter = LowRank(heads, d, adapter_rank, linear, split=True)
+            self.gate_up_adapter = LowRank(d, 2 * ff, adapter_rank, linear)
+            self.down_adapter = LowRank(ff, d, adapter_rank, linear, split=True)
 
     def forward(
         self,
@@ -61,13 +69,13 @@ class DecoderLayer(nn.Module):
         sin: Tensor,
         attend: Attend,
         last_only: bool = False,
-        merged: MergedSlots | None = None,
+        composed: ComposedSlots | None = None,
     ) -> Tensor:
         """x [..., D] -> [..., D]; with last_only, x [R, n, D] -> [R, 1, D], and attend gives only that position.
 
-        merged: the slots of x [T, D] that pass the layer's adapters.
+        composed: the slots of x [T, D] that pass the layer's adapters.
         """
-        qkv = self.project("qkv", self.attn_norm(x), merged).unflatten(-1, (-1, self.head_dim))
+        qkv = self.project("qkv", self.attn_norm(x), composed).unflatten(-1, (-1, self.head_dim))
         heads = qkv[..., : self.num_heads + self.num_kv_heads, :]
         if self.q_norm is not None and self.k_norm is not None:
             q, k = heads.split((self.num_heads, self.num_kv_heads), dim=-2)
@@ -76,15 +84,15 @@ class DecoderLayer(nn.Module):
         attended = attend(q, k, qkv[..., self.num_heads + self.num_kv_heads :, :])
         if last_only:
             x = x[:, -1:]
-        x = x + self.project("o", attended, merged)
-        gate, up = self.project("gate_up", self.mlp_norm(x), merged).chunk(2, dim=-1)
-        return x + self.project("down", F.silu(gate) * up, merged)
+        x = x + self.project("o", attended, composed)
+        gate, up = self.project("gate_up", self.mlp_norm(x), composed).chunk(2, dim=-1)
+        return x + self.project("down", F.silu(gate) * up, composed)
 
-    def project(self, name: str, x: Tensor, merged: MergedSlots | None) -> Tensor:
+    def project(self, name: str, x: Tensor, composed: ComposedSlots | None) -> Tensor:
         """One of the linears: qkv, o, gate_up or down."""
         y: Tensor = self._modules[f"{name}_proj"](x)  # type: ignore[misc]  # it is there
-        if merged is None:
+        if composed is None:
             return y
         adapter = self._modules[f"{name}_adapter"]
         assert isinstance(adapter, LowRank)
-        return merged.add(adapter, x, y)
+        return composed.add(adapter, x, y)

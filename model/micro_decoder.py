@@ -12,22 +12,31 @@ and micro-step 1 runs the first F + 1 positions at once. With fused features eve
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hamburger.model.config import GraftConfig, TrunkConfig
-from hamburger.model.layers import DecoderLayer, RMSNorm
-from hamburger.model.micro_cache import GroupCache, MicroCache, StaticMicroCache
+from hamburger.model.group_cache import GroupCache
+from hamburger.model.layers import Attend, DecoderLayer, RMSNorm
+from hamburger.model.linear import MakeLinear, plain_linear
 from hamburger.model.rotary import RotaryEmbedding
 
 
 class StopHead(nn.Sequential):
     """Linear, SiLU, Linear, SiLU, Linear: state [..., D] -> stop logit [..., 1]."""
 
-    def __init__(self, hidden_size: int) -> None:
+    def __init__(self, hidden_size: int, linear: MakeLinear = plain_linear) -> None:
         d = hidden_size
-        super().__init__(nn.Linear(d, d), nn.SiLU(), nn.Linear(d, d), nn.SiLU(), nn.Linear(d, 1))
+        super().__init__(
+            linear(d, d, bias=True, part="other"),
+            nn.SiLU(),
+            linear(d, d, bias=True, part="other"),
+            nn.SiLU(),
+            linear(d, 1, bias=True, part="other"),
+        )
 
 
 class FeatureNorm(nn.Module):
@@ -45,81 +54,92 @@ class FeatureNorm(nn.Module):
 class MicroStepDecoder(nn.Module):
     """The graft's small decoder: layers of the trunk's own kind with own weights."""
 
-    def __init__(self, trunk: TrunkConfig, graft: GraftConfig) -> None:
+    def __init__(self, trunk: TrunkConfig, graft: GraftConfig, linear: MakeLinear = plain_linear) -> None:
         super().__init__()
         d, n, eps = trunk.hidden_size, len(graft.feature_layers), trunk.rms_norm_eps
-        self.layers = nn.ModuleList(DecoderLayer(trunk) for _ in range(graft.micro_layers))
+        self.layers = nn.ModuleList(DecoderLayer(trunk, 0, linear, "micro") for _ in range(graft.micro_layers))
         self.norm = RMSNorm(d, eps) if graft.micro_norm else None
         self.fused = graft.features == "fused"
+        self._kv_shape = graft.max_group - 1 + (0 if self.fused else n), 2, trunk.num_kv_heads, trunk.head_dim
         if self.fused:
             self.feature_norm = FeatureNorm(n, d, eps)
             self.embedding_norm = RMSNorm(d, eps)
-            self.feature_proj = nn.Linear(n * d, d, bias=False)
-            self.embedding_proj = nn.Linear(d, d, bias=False)
+            self.feature_proj = linear(n * d, d, bias=False, part="micro")
+            self.embedding_proj = linear(d, d, bias=False, part="micro")
 
-    def start(self, features: Tensor) -> MicroCache:
-        """Begin a group for R rows with features [R, F, D]."""
-        return MicroCache(self._context(features), [None] * len(self.layers))
-
-    def start_static(self, features: Tensor, width: int) -> StaticMicroCache:
-        """The same with the memory of groups of up to `width` tokens, which stays where it is."""
-        first = self.layers[0]
-        assert isinstance(first, DecoderLayer)
-        positions = width - 1 if self.fused else features.shape[1] + width - 1
-        kv = features.new_zeros(len(self.layers), 2, len(features), positions, first.num_kv_heads, first.head_dim)
-        return StaticMicroCache(self._context(features), kv)
-
-    def _context(self, features: Tensor) -> Tensor:
+    def context_of(self, features: Tensor) -> Tensor:
         """What all micro-steps of a group read, of features [R, F, D]: those, or [R, 1, D] where they are fused."""
         if self.fused:
             fused: Tensor = self.feature_proj(self.feature_norm(features).flatten(1)).unsqueeze(1)
             return fused
         return features
 
+    def empty_kv(self, features: Tensor) -> Tensor:
+        """Room for groups of up to max_group tokens with features [R, F, D]: GroupCache.kv."""
+        return features.new_zeros(len(self.layers), len(features), *self._kv_shape)
+
+    def start(self, features: Tensor) -> GroupCache:
+        """Begin a group for R rows with features [R, F, D]."""
+        return GroupCache(self.context_of(features), self.empty_kv(features))
+
     def forward(self, embedding: Tensor, cache: GroupCache, rotary: RotaryEmbedding) -> Tensor:
         """One micro-step: embedding [R, D] of the group's newest token -> state [R, D]; the cache grows."""
-        return self._run(embedding.unsqueeze(1), cache, rotary, last_only=True)[:, 0]
-
-    def teacher_forced(self, embeddings: Tensor, cache: GroupCache, rotary: RotaryEmbedding) -> Tensor:
-        """Micro-steps 1 to J of groups just begun, at once: embeddings [R, J, D] of tokens 0.. -> states [R, J, D]."""
-        return self._run(embeddings, cache, rotary, last_only=False)
-
-    def _run(self, embeddings: Tensor, cache: GroupCache, rotary: RotaryEmbedding, *, last_only: bool) -> Tensor:
-        if self.fused:
-            x = cache.context + self.embedding_proj(self.embedding_norm(embeddings))
-        elif cache.length == 0:
-            x = torch.cat((cache.context, embeddings), dim=1)
-        else:
-            x = embeddings
-        cos, sin = rotary(torch.arange(cache.length, cache.length + x.shape[1], device=x.device))
+        context, start = cache.of_rows(cache.context), cache.length
+        x = self._inputs(embedding.unsqueeze(1), context, with_context=start == 0)
         last = len(self.layers) - 1
-        for i, layer in enumerate(self.layers):
-            # If only the last position's output is read, the last layer computes no other.
-            only = last_only and i == last
-            x = layer(x, cos, sin, _Attend(cache, i, last_only=only), last_only=only)
-        x = x[:, -embeddings.shape[1] :]
+        # Only the last position's output is read, so the last layer computes no other.
+        attends = [_Cached(cache, i, last_only=i == last) for i in range(last + 1)]
+        state = self._run(x, start, attends, rotary, last_only=True)[:, 0]
+        cache.length += x.shape[1]
+        return state
+
+    def teacher_forced(self, embeddings: Tensor, context: Tensor, rotary: RotaryEmbedding) -> Tensor:
+        """Micro-steps 1 to J of groups at once: embeddings [R, J, D] of tokens 0.. and context_of their features ->
+        states [R, J, D]."""
+        x = self._inputs(embeddings, context, with_context=True)
+        states = self._run(x, 0, [_attend] * len(self.layers), rotary, last_only=False)
+        return states[:, -embeddings.shape[1] :]
+
+    def _inputs(self, embeddings: Tensor, context: Tensor, *, with_context: bool) -> Tensor:
+        """embeddings [R, n, D] -> the inputs of the next positions [R, n', D]."""
+        if self.fused:
+            fused: Tensor = context + self.embedding_proj(self.embedding_norm(embeddings))
+            return fused
+        return torch.cat((context, embeddings), dim=1) if with_context else embeddings
+
+    def _run(
+        self, x: Tensor, start: int, attends: Sequence[Attend], rotary: RotaryEmbedding, *, last_only: bool
+    ) -> Tensor:
+        """x [R, n, D] at positions start.. -> [R, n, D], or [R, 1, D] with last_only."""
+        cos, sin = rotary(torch.arange(start, start + x.shape[1], device=x.device))
+        for i, (layer, attend) in enumerate(zip(self.layers, attends, strict=True)):
+            x = layer(x, cos, sin, attend, last_only=last_only and i == len(self.layers) - 1)
         states: Tensor = x if self.norm is None else self.norm(x)
         return states
 
 
-class _Attend:
+class _Cached:
     """Causal attention of n new positions over a layer's cache, which it extends."""
 
     def __init__(self, cache: GroupCache, layer: int, last_only: bool) -> None:
-        self.cache, self.layer, self.last_only = cache, layer, last_only
+        self._cache, self._layer, self._last_only = cache, layer, last_only
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        k, v = self.cache.extend(self.layer, k, v)
-        if self.last_only:
-            q = q[:, -1:]
-        rows, n = q.shape[:2]
-        kv_heads, length = k.shape[2], k.shape[1]
-        # Query heads of one KV head and the n positions share an axis: row (position, head), head fastest.
-        folded = q.unflatten(2, (kv_heads, -1)).permute(0, 2, 1, 3, 4).flatten(2, 3)
-        mask = None
-        if n > 1:
-            seen = torch.arange(length - n, length, device=q.device).repeat_interleave(folded.shape[2] // n)
-            mask = torch.arange(length, device=q.device) <= seen[:, None]
-        out = F.scaled_dot_product_attention(folded, k.transpose(1, 2), v.transpose(1, 2), attn_mask=mask)
-        by_position: Tensor = out.unflatten(2, (n, -1)).permute(0, 2, 1, 3, 4)
-        return by_position.reshape(rows, n, -1)
+        k, v = self._cache.extend(self._layer, k, v)
+        return _attend(q[:, -1:] if self._last_only else q, k, v)
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Causal attention of the last n positions: q [R, n, num_heads, head_dim], k and v [R, length, num_kv_heads,
+    head_dim] -> [R, n, num_heads * head_dim]."""
+    rows, n = q.shape[:2]
+    kv_heads, length = k.shape[2], k.shape[1]
+    # Query heads of one KV head and the n positions share an axis: row (position, head), head fastest.
+    folded = q.unflatten(2, (kv_heads, -1)).permute(0, 2, 1, 3, 4).flatten(2, 3)
+    mask = None
+    if n > 1:
+        seen = torch.arange(length - n, length, device=q.device).repeat_interleave(folded.shape[2] // n)
+        mask = torch.arange(length, device=q.device) <= seen[:, None]
+    out = F.scaled_dot_product_attention(folded, k.transpose(1, 2), v.transpose(1, 2), attn_mask=mask)
+    by_position: Tensor = out.unflatten(2, (n, -1)).permute(0, 2, 1, 3, 4)
+    return by_position.reshape(rows, n, -1)

@@ -1,30 +1,64 @@
-"""The trunk: one pass over a batch's slots, returning the states that the graft reads."""
+"""The trunk: one pass over a batch's slots, returning the states that the graft reads.
+
+`run_layers` is the one loop over a trunk's layers, for all that loop in Python: Trunk, gpu/ and training/."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
+from typing import TypeVar
 
-import torch
 from torch import Tensor, nn
 
 from hamburger.model.adapter import Embedded
 from hamburger.model.attention import PagedAttention
-from hamburger.model.batch import ForwardBatch
+from hamburger.model.batch import ForwardBatch, Reads
 from hamburger.model.config import TrunkConfig
 from hamburger.model.kv_cache import PagedKVCache
 from hamburger.model.layers import DecoderLayer, RMSNorm
+from hamburger.model.linear import MakeLinear, plain_linear
 from hamburger.model.rotary import RotaryEmbedding
 from hamburger.model.static_attention import StaticAttention
+
+_State = TypeVar("_State")
+
+
+def run_layers(
+    num_layers: int,
+    state: _State,
+    layer: Callable[[int, _State], _State],
+    feature_layers: tuple[int, ...],
+    feature_of: Callable[[_State], Tensor],
+    final_of: Callable[[_State], Tensor],
+    num_featured: int | None = None,
+) -> tuple[Tensor, list[Tensor]]:
+    """Pass `state` through the layers; what a state is, is theirs who call.
+
+    layer: of an index and the state before it, the state after it. feature_of: what is kept of the state after each of
+    feature_layers. final_of: the final normed states [N, D]. A feature layer that is the last layer means these: the
+    first num_featured of them, or all.
+    Returns the final normed states and the features.
+    """
+    features: list[Tensor] = []
+    last = num_layers - 1
+    for index in range(num_layers):
+        state = layer(index, state)
+        if index in feature_layers and index != last:
+            features.append(feature_of(state))
+    final = final_of(state)
+    if last in feature_layers:
+        features.append(final[:num_featured])
+    return final, features
 
 
 class Trunk(nn.Module):
     """Decoder layers and final norm. Embedding and head belong to HamburgerModel, which shares them."""
 
-    def __init__(self, config: TrunkConfig, merge_rank: int = 0) -> None:
-        """merge_rank: of the adapters that slots of several tokens pass."""
+    def __init__(self, config: TrunkConfig, adapter_rank: int = 0, linear: MakeLinear = plain_linear) -> None:
+        """adapter_rank: of the adapters that slots of several tokens pass."""
         super().__init__()
         self.config = config
-        self.layers = nn.ModuleList(DecoderLayer(config, merge_rank) for _ in range(config.num_layers))
+        self.layers = nn.ModuleList(DecoderLayer(config, adapter_rank, linear) for _ in range(config.num_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
     def forward(
@@ -34,24 +68,30 @@ class Trunk(nn.Module):
         cache: PagedKVCache,
         rotary: RotaryEmbedding,
         feature_layers: tuple[int, ...],
+        reads: Reads,
     ) -> tuple[Tensor, list[Tensor]]:
-        """The batch's T slots -> final normed states [M + S, D], and the states after feature_layers, each [M, D].
-
-        The states are those of the M emitting rows, then of the S scored slots (none without batch.scored). A feature
-        layer that is the last layer means the final normed state.
-        """
+        """The batch's T slots -> the final normed states [N, D] of the slots that `reads` names, and after each of
+        feature_layers the states of the first reads.num_featured of them, [M, D] each."""
         cos, sin = rotary(batch.positions, batch.text_lengths)
-        config = self.config
+        config, featured = self.config, reads.rows[: reads.num_featured]
         form = PagedAttention if batch.context_slots_host is not None else StaticAttention
         attention = form(batch, cache, embedded.x.dtype, config.sliding_window, config.sliding_layers)
-        features: list[Tensor] = []
-        x, merged = embedded.x, embedded.merged
-        for i, layer in enumerate(self.layers):
-            x = layer(x, cos, sin, partial(attention, i), merged=merged)
-            if i in feature_layers and i != len(self.layers) - 1:
-                features.append(x.index_select(0, batch.emit))
-        read = batch.emit if batch.scored is None else torch.cat((batch.emit, batch.scored.rows))
-        hidden: Tensor = self.norm(x.index_select(0, read))
-        if len(self.layers) - 1 in feature_layers:
-            features.append(hidden[: len(batch.emit)])
-        return hidden, features
+
+        def layer(index: int, x: Tensor) -> Tensor:
+            out: Tensor = self.layers[index](x, cos, sin, partial(attention, index), composed=embedded.composed)
+            return out
+
+        return run_layers(
+            len(self.layers),
+            embedded.x,
+            layer,
+            feature_layers,
+            lambda x: x.index_select(0, featured),
+            lambda x: self.final(x.index_select(0, reads.rows)),
+            reads.num_featured,
+        )
+
+    def final(self, x: Tensor) -> Tensor:
+        """The residual stream [..., D] after the last layer -> the final normed states."""
+        normed: Tensor = self.norm(x)
+        return normed

@@ -9,21 +9,22 @@ import torch
 
 from hamburger.engine.device.memory import pool_bytes
 from hamburger.engine.types.config import EngineArgs
-from hamburger.model.assemble import assemble
+from hamburger.model.assemble import assemble, assemble_shard
 from hamburger.model.checkpoints.load import Checkpoint, load_checkpoint
 from hamburger.model.checkpoints.sources import ModelSource, resolve_source
 from hamburger.model.config import ConfigError, ModelConfig
 from hamburger.model.cpu.library import Kernels, layers_fit, load_kernels
 from hamburger.model.device.devices import choose_dtype, device_of_rank, make_current
 from hamburger.model.execution import Execution
-from hamburger.model.gpu.availability import Backend, choose_backend, why_no_triton
-from hamburger.model.hamburger import HamburgerModel
-from hamburger.model.parallel.collectives import Group
+from hamburger.model.gpu.availability import AttentionBackend, choose_backend, why_no_triton
+from hamburger.model.parallel.collectives import Collectives
 from hamburger.model.parallel.shards import shard_trunk
+from hamburger.model.parallel.steps import ParallelSteps
+from hamburger.model.steps import EagerSteps
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class Resolved:
     """A checkpoint that was read, and that fits the arguments. max_model_len: in tokens. kv_dtype: of the KV cache."""
 
     source: ModelSource
@@ -33,11 +34,11 @@ class Found:
     kv_dtype: torch.dtype
     max_model_len: int
     kernels: Kernels | None
-    backend: Backend
-    eight_bits: bool
+    attention: AttentionBackend
+    int8: bool
 
 
-def find(args: EngineArgs, rank: int = 0, on_progress: Callable[[str], None] = lambda line: None) -> Found:
+def resolve(args: EngineArgs, rank: int = 0, on_progress: Callable[[str], None] = lambda line: None) -> Resolved:
     """Read the checkpoint for one rank's device. Raises CheckpointError or ConfigError."""
     size = args.tensor_parallel_size
     source = resolve_source(args.model, args.base)
@@ -48,15 +49,15 @@ def find(args: EngineArgs, rank: int = 0, on_progress: Callable[[str], None] = l
     make_current(device)
     if device.type == "cpu" and size > 1:  # the ranks share the cores
         torch.set_num_threads(max(1, torch.get_num_threads() // size))
-    backend, eight_bits = choose_backend(args.attention_backend, device), _eight_bits(args, dtype, device)
+    attention, int8 = choose_backend(args.attention_backend, device), _int8(args, dtype, device)
     checkpoint = load_checkpoint(source, dtype, on_progress=on_progress)
     shard_trunk(checkpoint.config.trunk, size)  # before any other work, as it may be refused
     max_model_len = _max_model_len(args.max_model_len, checkpoint.config)
     if device.type == "cuda":
-        reason = why_no_triton(device) if backend == "torch" and args.attention_backend == "auto" else None
-        on_progress(f"attention by {backend}" + (f": no Triton, as {reason}" if reason is not None else ""))
+        reason = why_no_triton(device) if attention == "torch" and args.attention_backend == "auto" else None
+        on_progress(f"attention by {attention}" + (f": no Triton, as {reason}" if reason is not None else ""))
     kernels = _kernels(args, checkpoint.config, dtype, device)
-    return Found(
+    return Resolved(
         source=source,
         checkpoint=checkpoint,
         device=device,
@@ -65,26 +66,42 @@ def find(args: EngineArgs, rank: int = 0, on_progress: Callable[[str], None] = l
         kv_dtype=torch.bfloat16 if kernels is not None and args.dtype == "auto" else dtype,
         max_model_len=max_model_len,
         kernels=kernels,
-        backend=backend,
-        eight_bits=eight_bits,
+        attention=attention,
+        int8=int8,
     )
 
 
-def model_of(found: Found, args: EngineArgs, group: Group | None = None) -> HamburgerModel:
-    """The model, or with a group (which may be connected later) this rank's part of it, a ParallelModel."""
+def steps_of(resolved: Resolved, args: EngineArgs) -> EagerSteps:
+    """What runs the macro-steps of the whole model."""
     return assemble(
-        found.checkpoint.config,
-        found.checkpoint.tensors,
-        dtype=found.dtype,
-        device=found.device,
-        max_positions=found.max_model_len,
-        how=Execution(
-            kernels=found.kernels,
-            bits={"int4": 4, "int8": 8}.get(args.quantization),
-            backend=found.backend,
-            eight_bits=found.eight_bits,
-        ),
-        group=group,
+        resolved.checkpoint.config,
+        resolved.checkpoint.tensors,
+        dtype=resolved.dtype,
+        device=resolved.device,
+        max_positions=resolved.max_model_len,
+        execution=_execution(resolved, args),
+    )
+
+
+def shard_steps_of(resolved: Resolved, args: EngineArgs, ranks: Collectives) -> ParallelSteps:
+    """What runs this rank's part of them; the ranks may be connected later."""
+    return assemble_shard(
+        resolved.checkpoint.config,
+        resolved.checkpoint.tensors,
+        ranks,
+        dtype=resolved.dtype,
+        device=resolved.device,
+        max_positions=resolved.max_model_len,
+        execution=_execution(resolved, args),
+    )
+
+
+def _execution(resolved: Resolved, args: EngineArgs) -> Execution:
+    return Execution(
+        kernels=resolved.kernels,
+        bits={"int4": 4, "int8": 8}.get(args.quantization),
+        attention=resolved.attention,
+        int8=resolved.int8,
     )
 
 
@@ -100,7 +117,7 @@ def _kernels(args: EngineArgs, config: ModelConfig, dtype: torch.dtype, device: 
     asked = args.quantization
     if asked == "none" or args.tensor_parallel_size > 1 or (asked == "auto" and args.dtype == "float32"):
         return None
-    if asked == "int8" and device.type == "cuda":  # which has kernels of its own: _eight_bits
+    if asked == "int8" and device.type == "cuda":  # which has kernels of its own: _int8
         return None
     possible = device.type == "cpu" and dtype in (torch.bfloat16, torch.float32) and layers_fit(config.trunk)
     kernels = load_kernels() if possible else None
@@ -113,7 +130,7 @@ def _kernels(args: EngineArgs, config: ModelConfig, dtype: torch.dtype, device: 
     return kernels
 
 
-def _eight_bits(args: EngineArgs, dtype: torch.dtype, device: torch.device) -> bool:
+def _int8(args: EngineArgs, dtype: torch.dtype, device: torch.device) -> bool:
     """Whether a GPU is to have weights of 8 bits. Raises ConfigError where it cannot multiply them."""
     if device.type != "cuda" or args.quantization != "int8":
         return False

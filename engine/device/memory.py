@@ -15,12 +15,13 @@ from hamburger.engine.core.pool import pool_share
 from hamburger.engine.types.config import EngineArgs
 from hamburger.engine.types.sampling_params import MAX_LOGPROBS
 from hamburger.model.config import ConfigError
-from hamburger.model.device.out_of_memory import no_memory
+from hamburger.model.device.out_of_memory import out_of_memory_reason
 from hamburger.model.graphs.capture import CudaCapture, EagerCapture
 from hamburger.model.graphs.decode_graphs import DecodeGraphs
 from hamburger.model.graphs.step_memory import Largest, Meter, graph_bytes, peak_bytes, small_cache
-from hamburger.model.hamburger import HamburgerModel
 from hamburger.model.kv_cache import PagedKVCache, slot_bytes
+from hamburger.model.parallel.steps import ParallelSteps
+from hamburger.model.steps import EagerSteps
 
 
 def pool_bytes(device: torch.device, kv_cache_memory: int | None, num_engines: int = 1, for_steps: int = 0) -> int:
@@ -43,29 +44,37 @@ def pool_bytes(device: torch.device, kv_cache_memory: int | None, num_engines: i
     return pool_share("cpu", available_host_bytes()) // num_engines
 
 
-def step_bytes(model: HamburgerModel, args: EngineArgs, max_model_len: int, free_bytes: int, meter: Meter) -> int:
-    """Bytes that the largest steps and, unless args forbid them, CUDA graphs take beside weights and pool: measured.
+def step_bytes(
+    steps: EagerSteps | ParallelSteps,
+    args: EngineArgs,
+    max_model_len: int,
+    free_bytes: int,
+    meter: Meter,
+    *,
+    captures: bool,
+) -> int:
+    """Bytes that the largest steps and, if it captures any, CUDA graphs take beside weights and pool: measured.
 
     free_bytes: of the device, which the pool cannot be larger than. Raises ConfigError where no pool would be left.
     """
-    pool_slots = free_bytes // slot_bytes(model.held, model.state_dtype)
+    pool_slots = free_bytes // slot_bytes(steps.trunk_config, steps.state_dtype)
     largest = Largest(
         max_slots=args.max_num_batched_slots,
         max_rows=args.max_num_seqs,
         max_model_len=max_model_len,
         context_slots=pool_slots // args.max_num_seqs,
-        max_logprobs=min(MAX_LOGPROBS, model.config.trunk.vocab_size),
+        max_logprobs=min(MAX_LOGPROBS, steps.config.trunk.vocab_size),
         block_size=args.block_size,
     )
     try:
-        needed = peak_bytes(model, largest, meter)
-        if not args.enforce_eager:
-            cache = small_cache(model, args.max_num_batched_slots, args.block_size)
-            make = partial(decode_graphs, model, cache, args, max_model_len)
+        needed = peak_bytes(steps, largest, meter)
+        if captures and isinstance(steps, EagerSteps):
+            cache = small_cache(steps, args.max_num_batched_slots, args.block_size)
+            make = partial(decode_graphs, steps, cache, args, max_model_len)
             needed += graph_bytes(make, args.max_num_seqs, meter)
             del cache, make
     except (RuntimeError, MemoryError) as error:
-        if (said := no_memory(error)) is None:
+        if (said := out_of_memory_reason(error)) is None:
             raise
         raise ConfigError(
             f"max_num_batched_slots is {args.max_num_batched_slots} and max_num_seqs {args.max_num_seqs}, but steps of "
@@ -75,12 +84,12 @@ def step_bytes(model: HamburgerModel, args: EngineArgs, max_model_len: int, free
     return needed
 
 
-def decode_graphs(model: HamburgerModel, cache: PagedKVCache, args: EngineArgs, max_model_len: int) -> DecodeGraphs:
+def decode_graphs(steps: EagerSteps, cache: PagedKVCache, args: EngineArgs, max_model_len: int) -> DecodeGraphs:
     """For the model's device, nothing captured yet."""
-    device = model.embed_tokens.weight.device
+    device = steps.device
     capture = CudaCapture(device) if device.type == "cuda" else EagerCapture()
     columns = -(-max_model_len // args.block_size)
-    return DecodeGraphs(model, cache, capture, max_rows=args.max_num_seqs, max_columns=columns)
+    return DecodeGraphs(steps, cache, capture, max_rows=args.max_num_seqs, max_columns=columns)
 
 
 def available_host_bytes(root: Path = Path("/")) -> int:

@@ -19,38 +19,28 @@ from hamburger.engine.device.constraint import GrammarConstraint
 from hamburger.engine.device.cpu_threads import StepThreads
 from hamburger.engine.device.running_step import RunningStep
 from hamburger.engine.types.errors import OutOfMemory
-from hamburger.model.batch import Adjustments, ForwardBatch, SamplingBatch, ScoredSlots, StepOutput
+from hamburger.model.batch import Adjustments, ForwardBatch, SamplingBatch, ScoredSlots
 from hamburger.model.config import DynamicRopeScaling
-from hamburger.model.device.out_of_memory import let_go, no_memory
-from hamburger.model.device.overlapped import Links, Tail, chained
-from hamburger.model.device.staging import Staging
-from hamburger.model.graphs.decode_graphs import DecodeGraphs
-from hamburger.model.hamburger import HamburgerModel
+from hamburger.model.device.out_of_memory import out_of_memory_reason, release_cached_memory
+from hamburger.model.device.overlapped import OverlapLinks, StepTail, fill_in_groups
+from hamburger.model.device.transfer import Staging
 from hamburger.model.kv_cache import PagedKVCache
+from hamburger.model.steps import Steps
 
 _LARGE_TABLE = 1024  # entries
 
 
 class Runner:
-    """Runs scheduled batches on one model and one KV cache."""
+    """Runs scheduled batches by one model's steps, on one KV cache."""
 
-    def __init__(
-        self,
-        model: HamburgerModel,
-        cache: PagedKVCache,
-        graphs: DecodeGraphs | None = None,
-        threads: StepThreads | None = None,
-    ) -> None:
-        """graphs: of this model and cache, for the batches that they can take. threads: of a CPU; None leaves them."""
-        self._model = model
-        self._graphs = graphs
+    def __init__(self, steps: Steps, cache: PagedKVCache, threads: StepThreads | None = None) -> None:
+        """threads: of a CPU; None leaves them."""
+        self._steps, self._config = steps, steps.config
         self._cache, self._threads = cache, threads
-        self._device = model.embed_tokens.weight.device
+        self._device = steps.device
         self._staging = Staging(self._device)
-        self._needs_text_lengths = isinstance(model.config.trunk.rope_scaling, DynamicRopeScaling)
-        graft = model.config.graft
-        has_short_list = graft is not None and graft.short_list_size is not None
-        self._short_list = frozenset(model.short_list.tolist()) if has_short_list else None
+        self._needs_text_lengths = isinstance(steps.config.trunk.rope_scaling, DynamicRopeScaling)
+        self._short_list = None if steps.short_list is None else frozenset(steps.short_list.tolist())
 
     def run(self, batch: ScheduledBatch) -> BatchResult:
         """Compute every scheduled slot, and score the prompt tokens that Sequence.unscored names.
@@ -65,14 +55,15 @@ class Runner:
         return self.launch_behind(None, batch)
 
     def launch_behind(self, previous: RunningStep | None, batch: ScheduledBatch) -> RunningStep:
-        """Launch a batch whose chained rows (RunningStep) the previous step feeds. Raises OutOfMemory."""
+        """Launch a batch whose linked rows (RunningStep) the previous step feeds. Raises OutOfMemory."""
         try:
             return self._launch(previous, batch)
         except Exception as error:
-            reason = no_memory(error)
+            reason = out_of_memory_reason(error)
             if reason is None:
                 raise
-        let_go(self._device)  # only here, when the error with its frames, and with it what they held, is gone
+        # Only here, when the error with its frames, and with it what they held, is gone.
+        release_cached_memory(self._device)
         raise OutOfMemory(f"The device has not enough memory: {reason}")
 
     def _launch(self, previous: RunningStep | None, batch: ScheduledBatch) -> RunningStep:
@@ -84,31 +75,28 @@ class Runner:
         links = None if previous is None else self._links(batch, previous.emitting)
         self._staging.send()
         if previous is not None and links is not None:
-            forward, tokens_left = chained(forward, tokens_left, links, previous.tail, self._model.config.max_group)
+            forward, tokens_left = fill_in_groups(forward, tokens_left, links, previous.tail, self._config.max_group)
         decodes = forward.num_single == len(forward.query_slots)
         try:
             with nullcontext() if self._threads is None else self._threads.step(decodes=decodes):
-                output = self._step(forward)
+                output = self._steps.step(forward, self._cache)
         finally:
             if constraint is not None:
                 constraint.restore()
-        return RunningStep(self.launch_behind, batch, Tail(forward, output, tokens_left))
+        return RunningStep(self.launch_behind, batch, StepTail(forward, output, tokens_left))
 
-    def _step(self, batch: ForwardBatch) -> StepOutput:
-        return (self._graphs or self._model).step(batch, self._cache)
-
-    def _links(self, batch: ScheduledBatch, sources: list[Sequence]) -> Links | None:
-        """The chained rows of a batch; sources: the emitting rows of the step before. None where no row is."""
+    def _links(self, batch: ScheduledBatch, sources: list[Sequence]) -> OverlapLinks | None:
+        """The linked rows of a batch; sources: the emitting rows of the step before. None where no row is."""
         source_of = {sequence: row for row, sequence in enumerate(sources)}
-        # A chained row brings one slot, so it comes before all that bring several: its slot and its row have its index.
-        chained_rows = [row for row, item in enumerate(batch.sequences) if item.sequence.awaits_group]
-        if not chained_rows:
+        # A linked row brings one slot, so it comes before all that bring several: its slot and its row have its index.
+        linked_rows = [row for row, item in enumerate(batch.sequences) if item.sequence.awaits_group]
+        if not linked_rows:
             return None
         emitting_before = list(accumulate((item.emits for item in batch.sequences), initial=0))
-        return Links(
-            slots=self._ints(chained_rows),
-            rows=self._ints([emitting_before[row] for row in chained_rows]),
-            sources=self._ints([source_of[batch.sequences[row].sequence] for row in chained_rows]),
+        return OverlapLinks(
+            slots=self._ints(linked_rows),
+            rows=self._ints([emitting_before[row] for row in linked_rows]),
+            sources=self._ints([source_of[batch.sequences[row].sequence] for row in linked_rows]),
         )
 
     def _constraint(self, emitting: list[Sequence]) -> GrammarConstraint | None:
@@ -116,7 +104,7 @@ class Runner:
         matchers = {row: s.matcher for row, s in enumerate(emitting) if s.matcher is not None}
         if not matchers:
             return None
-        return GrammarConstraint(matchers, self._model.config.trunk.vocab_size, self._device)
+        return GrammarConstraint(matchers, self._config.trunk.vocab_size, self._device)
 
     def _forward_batch(self, batch: ScheduledBatch, constraint: GrammarConstraint | None) -> ForwardBatch:
         size = self._cache.block_size
@@ -129,7 +117,7 @@ class Runner:
             sequence = item.sequence
             first = sequence.num_computed_slots
             for slot in range(first, first + item.num_slots):
-                if sequence.awaits_group:  # it is filled in on the device (chain.py)
+                if sequence.awaits_group:  # it is filled in on the device (fill_in_groups)
                     tokens.append([0])
                     positions.append(0)
                 else:
@@ -181,7 +169,7 @@ class Runner:
             start += item.num_slots
         if not rows:
             return None
-        max_logprobs = min(max_logprobs, self._model.config.trunk.vocab_size)
+        max_logprobs = min(max_logprobs, self._config.trunk.vocab_size)
         return ScoredSlots(self._ints(rows), self._ints(next_ids), max_logprobs)
 
     def _group_limit(self, sequence: Sequence) -> int:
@@ -192,7 +180,7 @@ class Runner:
             p.logit_bias or (sequence.num_output_tokens < p.min_tokens and self._short_list <= sequence.end_token_ids)
         ):
             return 1
-        return min(self._model.config.max_group, sequence.num_tokens_left)
+        return min(self._config.max_group, sequence.num_tokens_left)
 
     def _sampling_batch(self, emitting: list[Sequence], constraint: GrammarConstraint | None) -> SamplingBatch:
         params = [sequence.params for sequence in emitting]
@@ -208,7 +196,7 @@ class Runner:
             logprobs=self._ints(logprobs),
             any_sampled=any(not p.is_greedy for p in params),
             any_filtered=any(not p.is_greedy and (p.top_k > 0 or p.top_p < 1 or p.min_p > 0) for p in params),
-            max_logprobs=min(max(logprobs, default=-1), self._model.config.trunk.vocab_size),
+            max_logprobs=min(max(logprobs, default=-1), self._config.trunk.vocab_size),
             adjustments=self._adjustments(emitting),
             constraint=constraint,
         )

@@ -11,7 +11,7 @@ from hamburger.engine.core.batch import BatchResult, GroupResult, ScheduledBatch
 from hamburger.engine.core.sequence import Sequence
 from hamburger.engine.types.messages import TokenLogprobs
 from hamburger.model.batch import Logprobs, StepOutput
-from hamburger.model.device.overlapped import Tail
+from hamburger.model.device.overlapped import StepTail
 from hamburger.model.device.transfer import Download
 
 
@@ -25,7 +25,7 @@ class RunningStep:
         self,
         launch_behind: Callable[[RunningStep, ScheduledBatch], RunningStep],
         batch: ScheduledBatch,
-        tail: Tail,
+        tail: StepTail,
     ) -> None:
         self._launch_behind = launch_behind
         self.emitting = [item.sequence for item in batch.sequences if item.emits]

@@ -12,21 +12,19 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable
 
-import torch
-
-from hamburger.engine.device.load import find, model_of, rank_pool_bytes
+from hamburger.engine.device.load import rank_pool_bytes, resolve, shard_steps_of
 from hamburger.engine.device.runner import Runner
 from hamburger.engine.ranks.ranks import LeadingRunner, OnLost, Ranks
 from hamburger.engine.transport.wire import RankMeet, RankPool
 from hamburger.engine.types.config import EngineArgs
 from hamburger.model.config import ConfigError
-from hamburger.model.device.out_of_memory import no_memory
+from hamburger.model.device.out_of_memory import out_of_memory_reason
 from hamburger.model.graphs.step_memory import NUM_LARGEST, CudaMeter, Meter, most_bytes, small_cache
-from hamburger.model.hamburger import HamburgerModel
 from hamburger.model.kv_cache import PagedKVCache
-from hamburger.model.parallel.collectives import Group
-from hamburger.model.parallel.model import ParallelModel
+from hamburger.model.parallel.collectives import Collectives
 from hamburger.model.parallel.shards import StepShape
+from hamburger.model.parallel.steps import ParallelSteps
+from hamburger.model.steps import Steps
 
 
 class Leader:
@@ -34,26 +32,26 @@ class Leader:
 
     def __init__(self, args: EngineArgs, on_lost: OnLost | None) -> None:
         self._args = args
-        self.group = group = Group(0, args.tensor_parallel_size)
-        self.ranks = Ranks(args, on_lost or (lambda failed: group.abort()))
+        self.collectives = collectives = Collectives(0, args.tensor_parallel_size)
+        self.ranks = Ranks(args, on_lost or (lambda failed: collectives.abort()))
 
-    def meet(self, model: HamburgerModel, device: torch.device, *, measures: bool) -> None:
+    def meet(self, steps: ParallelSteps, *, measures: bool) -> None:
         """Meet the other ranks, and lead them from now on. Waits until every rank has its weights, and raises what kept
         one from it. measures: the first steps are those that step_bytes (memory.py) measures."""
         self.ranks.loaded()
         with socket.create_server(("127.0.0.1", 0)) as listener:
             self.ranks.tell(RankMeet(listener.getsockname()[1], NUM_LARGEST if measures else 0))
-            self.group.host(device, listener)
-        _parallel(model).lead(self.ranks.tell)
+            self.collectives.host(steps.device, listener)
+        steps.lead(self.ranks.tell)
 
     def pool_bytes(self, own: int) -> int:
         """Bytes for the whole pool, by the rank that has least; own: what this one has."""
         return self._args.tensor_parallel_size * min(self.ranks.memory(), own)
 
-    def runner(self, model: HamburgerModel, cache: PagedKVCache, num_blocks: int) -> LeadingRunner:
+    def runner(self, steps: Steps, cache: PagedKVCache, num_blocks: int) -> LeadingRunner:
         """cache: this rank's part of the pool, of num_blocks; the others make theirs now."""
         self.ranks.tell(RankPool(num_blocks))
-        return LeadingRunner(Runner(model, cache), self.ranks)
+        return LeadingRunner(Runner(steps, cache), self.ranks)
 
 
 class RankBuild:
@@ -61,16 +59,16 @@ class RankBuild:
 
     def __init__(self, args: EngineArgs, rank: int) -> None:
         self._args = args
-        self._group = Group(rank, args.tensor_parallel_size)
-        found = find(args, rank)
-        self._device, self._dtype = found.device, found.dtype
-        self.model = _parallel(model_of(found, args, self._group))
+        self._collectives = Collectives(rank, args.tensor_parallel_size)
+        resolved = resolve(args, rank)
+        self._device, self._dtype = resolved.device, resolved.dtype
+        self.steps = shard_steps_of(resolved, args, self._collectives)
 
     def meet(self, told: RankMeet, next_shape: Callable[[], StepShape], meter: Meter | None = None) -> int:
         """Meet the others. Bytes for this rank's part of the KV pool, after the steps that are to be measured.
 
         meter: a GPU's unless it is given."""
-        self._group.join(self._device, told.port)
+        self._collectives.join(self._device, told.port)
         for_steps = 0
         if told.num_measured:
             meter = meter or CudaMeter(self._device)
@@ -79,22 +77,18 @@ class RankBuild:
         return rank_pool_bytes(self._args, self._device, for_steps)
 
     def _measured(self, number: int, next_shape: Callable[[], StepShape], meter: Meter) -> int:
-        cache = small_cache(self.model, self._args.max_num_batched_slots, self._args.block_size)
-        return most_bytes(number, lambda: self.model.follow(next_shape(), cache), meter)
+        cache = small_cache(self.steps, self._args.max_num_batched_slots, self._args.block_size)
+        return most_bytes(number, lambda: self.steps.follow(next_shape(), cache), meter)
 
     def cache(self, pool: RankPool) -> PagedKVCache:
         """This rank's part of the pool. Raises ConfigError."""
         try:
-            return PagedKVCache(self.model.held, pool.num_blocks, self._args.block_size, self._dtype, self._device)
+            return PagedKVCache(
+                self.steps.trunk_config, pool.num_blocks, self._args.block_size, self._dtype, self._device
+            )
         except (RuntimeError, MemoryError) as error:
-            if (said := no_memory(error)) is None:
+            if (said := out_of_memory_reason(error)) is None:
                 raise
             raise ConfigError(
                 f"The KV pool does not fit beside the weights on {self._device}: lower kv_cache_memory. ({said})"
             ) from error
-
-
-def _parallel(model: HamburgerModel) -> ParallelModel:
-    if not isinstance(model, ParallelModel):
-        raise TypeError("a model that was made with a group is a ParallelModel.")
-    return model

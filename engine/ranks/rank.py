@@ -46,7 +46,7 @@ def _follow(connection: socket.socket, hello: RankArgs, values: queue.SimpleQueu
     _send(connection, RankMemory(build.meet(values.get(), values.get)))
     cache = build.cache(values.get())
     while True:
-        build.model.follow(values.get(), cache)
+        build.steps.follow(values.get(), cache)
 
 
 def _read(incoming: Iterator[Any], values: queue.SimpleQueue[Any]) -> None:

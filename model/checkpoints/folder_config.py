@@ -44,7 +44,7 @@ class FolderConfig:
         if trunk is None:
             raise CheckpointError("config.json refers to a base, which was not found.")
         rank = self.adapter.rank if self.adapter is not None and self.adapter.is_for_merges else 0
-        return ModelConfig(trunk=trunk, graft=self.graft, merge_rank=rank)
+        return ModelConfig(trunk=trunk, graft=self.graft, adapter_rank=rank)
 
 
 def read_folder_config(folder: Path, *, base_is_referenced: bool) -> FolderConfig:

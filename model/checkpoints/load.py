@@ -148,8 +148,8 @@ def save_checkpoint(
         settings["graft"] = dataclasses.asdict(config.graft)
     if adapter is not None:
         settings["adapter"] = {"rank": adapter.rank, "alpha": adapter.alpha}
-    elif config.merge_rank:
-        settings["adapter"] = {"rank": config.merge_rank, "alpha": config.merge_rank, "slots": "merged"}
+    elif config.adapter_rank:
+        settings["adapter"] = {"rank": config.adapter_rank, "alpha": config.adapter_rank, "slots": "merged"}
     _check_own(config, tensors, base is not None, adapter, str(folder))
     folder.mkdir(parents=True, exist_ok=True)
     _save_tensors(folder, tensors, max_file_bytes)

@@ -1,4 +1,4 @@
-"""What emits groups, on the compiled kernels: a whole macro-step's groups in one call, or its parts one by one.
+"""CpuGraft: heads, stop head and micro decoder on the kernels: a macro-step's groups in one call, or its parts.
 
 The parts compute what the one call does, to the bit: rows may take either way.
 """
@@ -12,43 +12,38 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from hamburger.model.batch import ForwardBatch, SamplingBatch, StepOutput, stop_probability
+from hamburger.model.batch import ForwardBatch, StepOutput, stop_probability
 from hamburger.model.config import GraftConfig, ModelConfig
-from hamburger.model.cpu.embedding import EmbeddingStruct
-from hamburger.model.cpu.head import HeadStruct, PackedHead
-from hamburger.model.cpu.library import GeometryStruct, Kernels, PackedLayers, PackedWeight, WeightStruct
+from hamburger.model.cpu.library import BLOCK, Kernels
+from hamburger.model.cpu.structs import (
+    EmbeddingStruct,
+    EmissionStruct,
+    GeometryStruct,
+    GraftStruct,
+    HeadStruct,
+    WeightStruct,
+)
+from hamburger.model.cpu.weights import PackedLayers, PackedWeight
+from hamburger.model.emission.emission import GoOn
+from hamburger.model.group_cache import GroupCache
+from hamburger.model.linear import weights_of
 from hamburger.model.micro_decoder import MicroStepDecoder, StopHead
 from hamburger.model.rotary import RotaryEmbedding
 from hamburger.model.sampler import uniform
 
-_pointer, _int32, _int64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
+_pointer, _int64 = ctypes.c_void_p, ctypes.c_int64
 
 
-class _Graft(ctypes.Structure):
-    _fields_ = (
-        ("geometry", GeometryStruct),
-        ("head", HeadStruct),
-        ("layers", _pointer),
-        *((name, _int32) for name in ("count", "features", "positions", "fused")),
-        *((name, _pointer) for name in ("feature_norm", "embedding_norm")),
-        *((name, WeightStruct) for name in ("feature_proj", "embedding_proj")),
-        ("norm", _pointer),
-        ("stop", WeightStruct * 3),
-        *((name, _pointer) for name in ("stop_scale", "stop_bias")),
-        ("micro_head", HeadStruct),
-        ("short_list", _pointer),
-        ("embedding", EmbeddingStruct),
-        *((name, _pointer) for name in ("cos", "sin")),
-    )
+class PackedHead:
+    """A head in 8 bits; for greedy rows its copy in 4 bits, and how far each output of that is off (kernels/head.h)."""
 
-
-class _Emission(ctypes.Structure):
-    _fields_ = (
-        *((name, _int64) for name in ("rows", "width", "ends")),
-        *((name, _pointer) for name in ("hidden", "features", "limits", "thresholds", "end_ids")),
-        *((name, _pointer) for name in ("temperatures", "top_k", "top_p", "min_p", "u")),
-        *((name, _pointer) for name in ("token_ids", "sizes", "stops")),
-    )
+    def __init__(self, kernels: Kernels, weight: Tensor) -> None:
+        """weight: [outputs, inputs]."""
+        self.packed = packed = PackedWeight(kernels, weight, None, 8)
+        self._coarse = PackedWeight(kernels, weight, None, 4)
+        self.errors = torch.zeros(-(-packed.outputs // BLOCK) * BLOCK)
+        self.struct = HeadStruct(packed.struct, self._coarse.struct, self.errors.data_ptr())
+        kernels.function("head_errors", _pointer, _pointer)(ctypes.byref(self.struct), self.errors.data_ptr())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -67,7 +62,7 @@ class MicroParts:
     rotary: RotaryEmbedding
 
 
-class NativeEmitter:
+class CpuGraft:
     """Heads, stop head and micro decoder, as the kernels read them."""
 
     def __init__(self, kernels: Kernels, config: ModelConfig, head: PackedHead, micro: MicroParts | None) -> None:
@@ -80,7 +75,7 @@ class NativeEmitter:
         self._begin = kernels.function("micro_begin", _pointer, _pointer, _int64, _pointer, _pointer)
         self._state = kernels.function("micro_state", *4 * (_pointer,), _int64, _int64, *3 * (_pointer,))
         self._held: list[object] = [head]  # what the struct points to
-        self._struct = _Graft(geometry=GeometryStruct.of(config.trunk), head=head.struct)
+        self._struct = GraftStruct(geometry=GeometryStruct.of(config.trunk), head=head.struct)
         if config.graft is not None and micro is not None:
             self._add(config.graft, micro)
         self._reference = ctypes.byref(self._struct)
@@ -106,21 +101,17 @@ class NativeEmitter:
         s.sin = self._at(micro.rotary.sin[: s.positions])
         if micro.short_list is not None:
             s.short_list = micro.short_list.data_ptr()
-        self._held.append(micro)
+        self._held += [micro.layers, micro.head, micro.short_list, micro.embedding]
 
     def _at(self, numbers: Tensor) -> int:
         numbers = numbers.detach().float().contiguous()
         self._held.append(numbers)
         return numbers.data_ptr()
 
-    def _pack(self, linear: nn.Linear) -> WeightStruct:
-        packed = PackedWeight(self._kernels, linear.weight, linear.bias, 8)
+    def _pack(self, linear: nn.Module) -> WeightStruct:
+        packed = PackedWeight(self._kernels, *weights_of(linear), 8)
         self._held.append(packed)
         return packed.struct
-
-    def takes(self, sampling: SamplingBatch) -> bool:
-        """Whether no row changes its logits, and nobody asks how likely a token was."""
-        return sampling.max_logprobs < 0 and sampling.adjustments is None and sampling.constraint is None
 
     def emit(self, hidden: Tensor, features: Sequence[Tensor], batch: ForwardBatch) -> StepOutput:
         """hidden and each of features float32 [M, D]: the groups of M rows, for a batch that it takes."""
@@ -128,18 +119,17 @@ class NativeEmitter:
         tokens = torch.zeros(rows, width, dtype=torch.int64)
         sizes = torch.empty(rows, dtype=torch.int64)
         stops = torch.full((rows, width), float("-inf"))
-        limits = torch.where(batch.confidence < 1, batch.group_limits, 1)
-        thresholds = torch.logit(batch.confidence)
         ends = batch.sampling.end_ids.contiguous()
+        go_on = GoOn(batch.confidence, batch.group_limits, ends)
         states = _pointers(features)
         s = batch.sampling
         choosing: Sequence[Tensor | None] = 5 * (None,)
         if s.any_sampled:
             u = uniform(s.seed[:, None], s.output_index[:, None] + torch.arange(width))
             choosing = s.temperature, s.top_k, s.top_p, s.min_p, u
-        tensors = (limits, thresholds, ends, *choosing, tokens, sizes, stops)
+        tensors = (go_on.limits, go_on.thresholds, ends, *choosing, tokens, sizes, stops)
         pointers = (None if t is None else t.data_ptr() for t in tensors)
-        emission = _Emission(rows, width, ends.shape[1], hidden.data_ptr(), ctypes.addressof(states), *pointers)
+        emission = EmissionStruct(rows, width, ends.shape[1], hidden.data_ptr(), ctypes.addressof(states), *pointers)
         self._emit(self._reference, ctypes.byref(emission), self._working_memory(rows))
         return StepOutput(tokens, sizes, stop_probability(stops), None)
 
@@ -158,28 +148,27 @@ class NativeEmitter:
         self._stop(self._reference, states.data_ptr(), len(states), stops.data_ptr(), self._working_memory(len(states)))
         return stops
 
-    def begin(self, features: Tensor) -> Tensor:
-        """float32 [R, F, D] -> what micro-steps read of them: [R, D] with fused features, else unchanged."""
+    def begin(self, features: Tensor) -> GroupCache:
+        """Groups of R rows with features float32 [R, F, D] go on; fused features are [R, D] of context."""
         rows, count, width = features.shape
+        t, positions = self.config.trunk, self._struct.positions
         context = torch.empty(rows, width) if self._struct.fused else torch.empty(rows, count, width)
         parts = features.transpose(0, 1).contiguous()
         memory = self._working_memory(rows)
         self._begin(self._reference, _pointers(parts.unbind()), rows, context.data_ptr(), memory)
-        return context
+        return GroupCache(context, torch.empty(self._struct.count, rows, positions, 2, t.num_kv_heads, t.head_dim))
 
-    def state(self, embedded: Tensor, context: Tensor, blocks: Tensor, held: int, kv: Sequence[Tensor]) -> Tensor:
-        """One micro-step: embedded float32 [R, D], contiguous, of the newest tokens -> states [R, D].
-
-        blocks: int64 [R], each row's place in context and in kv, of each layer [blocks, positions, 2, kv_heads,
-        head_dim] float32, of which `held` positions are there.
-        """
-        rows = len(embedded)
+    def micro_state(self, embedded: Tensor, cache: GroupCache) -> Tensor:
+        """One micro-step: embedded float32 [R, D] of the newest tokens -> states [R, D]; the cache grows."""
+        embedded, places = embedded.contiguous(), cache.places
         states = torch.empty_like(embedded)
-        tensors = (context, embedded, blocks)
-        memory = self._working_memory(rows)
+        tensors = (cache.context, embedded, places)
+        memory = self._working_memory(len(embedded))
         self._state(
-            self._reference, *(t.data_ptr() for t in tensors), rows, held, _pointers(kv), states.data_ptr(), memory
-        )
+            self._reference, *(t.data_ptr() for t in tensors), len(embedded), cache.length,
+            _pointers(cache.kv.unbind()), states.data_ptr(), memory,
+        )  # fmt: skip
+        cache.length += 1 if cache.length or self._struct.fused else self._struct.features + 1
         return states
 
     def _working_memory(self, rows: int) -> int:

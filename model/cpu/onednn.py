@@ -5,9 +5,13 @@ At 1 to 16 rows a blocked weight is read about twice as fast as a plain one, at 
 
 from __future__ import annotations
 
+from typing import Self
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from hamburger.model.linear import FormedLinear, Part
 
 # The layout that oneDNN picks for this many rows served 1 to 512 rows equally well.
 _ROWS_HINT = 16
@@ -34,15 +38,29 @@ def compiled_rows(rows: int) -> int:
     return -(-rows // step) * step
 
 
-class PackedLinear(nn.Module):
+class PackedLinear(FormedLinear):
     """y = x W^T + b with W in oneDNN's blocked layout; for inference only, x of the weight's dtype."""
 
-    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        """weight [out, in] and bias [out] are copied."""
+    weight: Tensor
+
+    def __init__(self) -> None:
         super().__init__()
-        self.in_features = weight.shape[1]
-        self.weight: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), _ROWS_HINT)
-        self.bias = None if bias is None else bias.detach().clone()
+        self.bias: Tensor | None = None
+
+    @classmethod
+    def of(cls, weight: Tensor, bias: Tensor | None = None) -> Self:
+        """weight [out, in] and bias [out] are copied."""
+        linear = cls()
+        linear.take("weight", weight)
+        if bias is not None:
+            linear.take("bias", bias)
+        return linear
+
+    def take(self, name: str, tensor: Tensor) -> None:
+        if name == "weight":
+            self.weight = torch.ops.mkldnn._reorder_linear_weight(tensor.detach().contiguous(), _ROWS_HINT)
+        else:
+            self.bias = tensor.detach().clone()
 
     def forward(self, x: Tensor) -> Tensor:
         """x [..., in] -> [..., out]."""
@@ -58,9 +76,6 @@ class PackedLinear(nn.Module):
         return y
 
 
-def pack_linears(module: nn.Module) -> None:
-    """Replace every nn.Linear below `module` by a PackedLinear, one at a time, so that memory peaks by one weight."""
-    for parent in list(module.modules()):
-        for name, child in list(parent.named_children()):
-            if isinstance(child, nn.Linear):
-                setattr(parent, name, PackedLinear(child.weight, child.bias))
+def packed_linear(inputs: int, outputs: int, *, bias: bool, part: Part, split: bool = False) -> nn.Module:
+    """A PackedLinear, whatever the part."""
+    return PackedLinear()

@@ -13,14 +13,14 @@ _TEXTS = (
 )
 
 
-def no_memory(error: Exception) -> str | None:
+def out_of_memory_reason(error: Exception) -> str | None:
     """Its first line where it means that a device has no memory left; None for any other error."""
     found = isinstance(error, (torch.OutOfMemoryError, MemoryError))
     found |= isinstance(error, RuntimeError) and any(text in str(error) for text in _TEXTS)
     return str(error).split("\n")[0] if found else None
 
 
-def let_go(device: torch.device) -> None:
+def release_cached_memory(device: torch.device) -> None:
     """Give what the allocator keeps back to the device. Call it when the error is gone, whose frames hold tensors."""
     if device.type == "cuda":
         torch.cuda.empty_cache()

@@ -2,7 +2,7 @@
 
     step k       emits rows   0  1  2  3        sizes, tokens, positions: tensors that are still being computed
                               │  x  │  │        x: ended, or cannot go on without the host
-    step k + 1   slots        0     1  2  | 3 4 5 ...     chained slots | slots whose tokens the host knows
+    step k + 1   slots        0     1  2  | 3 4 5 ...     linked slots | slots whose tokens the host knows
 
 All of it is gathering and adding: nothing waits for a number.
 """
@@ -18,7 +18,7 @@ from hamburger.model.batch import ForwardBatch, StepOutput
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Tail:
+class StepTail:
     """Where the M emitting rows of a step stand after it, whatever they emitted.
 
     tokens_left: int64 [M], most tokens that each row could still emit before this step.
@@ -30,7 +30,7 @@ class Tail:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Links:
+class OverlapLinks:
     """The C rows whose newest group the previous step emits; each of them brings that slot alone, and emits.
 
     slots: int64 [C], index in T. rows: int64 [C], index in the batch's own emitting rows. sources: int64 [C], index in
@@ -43,10 +43,10 @@ class Links:
 
 
 @torch.inference_mode()
-def chained(
-    batch: ForwardBatch, tokens_left: Tensor, links: Links, previous: Tail, max_group: int
+def fill_in_groups(
+    batch: ForwardBatch, tokens_left: Tensor, links: OverlapLinks, previous: StepTail, max_group: int
 ) -> tuple[ForwardBatch, Tensor]:
-    """The batch and its tokens_left [M], with the numbers of chained rows filled in from the step before them.
+    """The batch and its tokens_left [M], with the numbers of linked rows filled in from the step before them.
 
     What the host filled in for those rows is ignored, but for max_group_limit, which must not be below what their
     limits can be.

@@ -1,8 +1,8 @@
-"""The groups of one macro-step in static shapes: every row goes through every micro-step, masks decide what counts.
+"""MaskedEmission: groups in static shapes. Every row goes through every micro-step, masks decide what counts.
 
 Nothing here waits for the device or depends on its values, so a CUDA graph can capture it, and a GPU runs it without a
-graph too. It chooses what the narrowing form chooses (HamburgerModel, GroupSampler), which spares a CPU the rows that
-have ended. Grammars are not for it: their masks are made on the host.
+graph too. It chooses what NarrowingEmission chooses, which spares a CPU the rows that have ended. Grammars are not for
+it: their masks are made on the host.
 """
 
 from __future__ import annotations
@@ -12,7 +12,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hamburger.model.batch import Adjustments, Logprobs, SamplingBatch, StepOutput, stop_probability
+from hamburger.model.backend import Backend
+from hamburger.model.batch import (
+    Adjustments,
+    ForwardBatch,
+    Logprobs,
+    Reads,
+    SamplingBatch,
+    StepOutput,
+    stop_probability,
+)
+from hamburger.model.emission.emission import GoOn
 from hamburger.model.sampler import count, filtered_draw, invert, penalise, token_logprobs, uniform
 
 
@@ -83,11 +93,8 @@ class MaskedStep:
         g.sizes.add_(g.going)
         if self._logprobs is not None:
             self._add_logprobs(index, logits, tokens, self._logprobs)
-        # As in the narrowing form: a stop value read before a token that is not the argmax is stale.
-        ended = (tokens[:, None] == sampling.end_ids).any(-1)
-        limits = torch.where(self._confidence < 1, self._group_limits, 1)
-        threshold = torch.logit(self._confidence)
-        g.going.logical_and_((-stop >= threshold) & likeliest & ~ended & (limits > index + 1))
+        go_on = GoOn(self._confidence, self._group_limits, sampling.end_ids)
+        g.going.logical_and_(go_on.after(index, tokens, likeliest, stop))
         g.newest.copy_(tokens)
 
     def output(self) -> StepOutput:
@@ -125,6 +132,34 @@ class MaskedStep:
         into.chosen[:, index] = torch.where(counts, chosen, 0)
         into.top_ids[:, index] = torch.where(counts[:, None], ids, 0)
         into.top[:, index] = torch.where(counts[:, None], top, 0)
+
+
+class MaskedEmission:
+    """Takes every batch without a grammar."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+
+    def takes(self, batch: ForwardBatch) -> bool:
+        return batch.sampling.constraint is None
+
+    def reads(self, batch: ForwardBatch) -> Reads:
+        return Reads(batch.emit, len(batch.emit))
+
+    def emit(self, states: Tensor, features: list[Tensor], batch: ForwardBatch) -> StepOutput:
+        backend, width = self._backend, batch.max_group_limit
+        groups = Groups.empty(len(states), width, states.device)
+        step = MaskedStep(groups, batch.sampling, batch.confidence, batch.group_limits)
+        if not len(states):
+            return step.output()
+        state = states
+        step.take(0, backend.head(state), backend.stop_logits(state, 0))
+        if width > 1:
+            cache = backend.begin_group(torch.stack(features, dim=1))
+        for index in range(1, width):
+            state, logits = backend.micro_step(groups.newest, cache)
+            step.take(index, logits, backend.stop_logits(state, index))
+        return step.output()
 
 
 class _Penalties:

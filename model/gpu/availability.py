@@ -17,13 +17,13 @@ import torch
 
 from hamburger.model.config import ConfigError
 
-Backend = Literal["torch", "triton"]
+AttentionBackend = Literal["torch", "triton"]
 
 _COMPILERS = ("cc", "gcc", "clang")
 _CAPABILITY = (8, 0)  # Ampere: the first to multiply bfloat16
 
 
-def choose_backend(name: str, device: torch.device) -> Backend:
+def choose_backend(name: str, device: torch.device) -> AttentionBackend:
     """`auto` is triton where its kernels can run on `device`, else torch. Raises ConfigError."""
     if name not in ("auto", "torch", "triton"):
         raise ConfigError(f"attention_backend is {name!r}: use auto, torch or triton.")

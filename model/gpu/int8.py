@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Self
 
 import torch
 from torch import Tensor, nn
 
-from hamburger.model.adapter import LowRank
+from hamburger.model.linear import FormedLinear, Part, plain_linear
 
 LARGEST = 127
 
@@ -48,26 +49,39 @@ def product_for(device: torch.device) -> Product:
     return partial(scaled_product, processors=processors)
 
 
-class EightBitLinear(nn.Module):
+class EightBitLinear(FormedLinear):
     """y = x W^T + b; for inference only."""
 
     codes: Tensor
     scales: Tensor
     bias: Tensor | None
 
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        """weight [out, in] and bias [out] are copied. On a GPU the kernels that it needs are compiled."""
+    def __init__(self) -> None:
         super().__init__()
-        codes, scales = to_codes(weight.detach())
-        self.register_buffer("codes", codes)
-        self.register_buffer("scales", scales)
-        self.register_buffer("bias", None if bias is None else bias.detach().clone())
-        self.product = product_for(weight.device)
-        if weight.is_cuda:
+        for name in ("codes", "scales", "bias"):
+            self.register_buffer(name, None)
+
+    @classmethod
+    def of(cls, weight: Tensor, bias: Tensor | None = None) -> Self:
+        """weight [out, in] and bias [out] are copied."""
+        linear = cls()
+        linear.take("weight", weight)
+        if bias is not None:
+            linear.take("bias", bias)
+        return linear
+
+    def take(self, name: str, tensor: Tensor) -> None:
+        """On a GPU the kernels that a weight needs are compiled."""
+        if name == "bias":
+            self.bias = tensor.detach().clone()
+            return
+        self.codes, self.scales = to_codes(tensor.detach())
+        self.product = product_for(tensor.device)
+        if tensor.is_cuda:
             from hamburger.model.gpu.int8_product import ROWS_OF_ALL
 
             for rows in ROWS_OF_ALL:  # now, and not while a request waits
-                self(weight.new_zeros(rows, weight.shape[1]))
+                self(tensor.new_zeros(rows, tensor.shape[1]))
 
     def forward(self, x: Tensor) -> Tensor:
         """x [..., in] -> [..., out] of x's dtype."""
@@ -75,14 +89,9 @@ class EightBitLinear(nn.Module):
         return y.view(*x.shape[:-1], y.shape[-1])
 
 
-def use_eight_bits(module: nn.Module) -> None:
-    """Every nn.Linear below `module` becomes such a one, one at a time, so that memory peaks by one.
-
-    Adapters of merged slots keep their numbers: they are small, and the kernels are made for wider matrices.
-    """
-    for parent in list(module.modules()):
-        if isinstance(parent, LowRank):
-            continue
-        for name, child in list(parent.named_children()):
-            if isinstance(child, nn.Linear):
-                setattr(parent, name, EightBitLinear(child.weight, child.bias))
+def eight_bit_linear(inputs: int, outputs: int, *, bias: bool, part: Part, split: bool = False) -> nn.Module:
+    """8 bits in trunk and micro decoder. Adapters of composed slots keep their numbers: they are small, and the kernels
+    are made for wider matrices; so do embedder and stop head."""
+    if part in ("layer", "micro"):
+        return EightBitLinear()
+    return plain_linear(inputs, outputs, bias=bias, part=part, split=split)

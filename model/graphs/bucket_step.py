@@ -56,7 +56,7 @@ class BucketStep:
             if special:
                 if index == 0:
                     pieces.groups.begin()
-                choice.take(index, pieces.handover.logits, pieces.handover.stop)
+                choice.take(index, pieces.tensors.logits, pieces.tensors.stop)
             else:
                 self._choose[kind][index]()
         return _first(choice.output(), rows)

@@ -5,7 +5,7 @@
 A bucket's step is cut into pieces, each a graph: the trunk, each micro-step, and each choice of a token. The host
 replays as many as the batch's widest group may need, and knows that beforehand. Penalties and log-probabilities are
 chosen without a graph, between the graphs of the pieces that compute. With prompts or scores in it a batch's trunk is
-the model's own, and the pieces after it are replayed. Rows with a grammar are emitted the model's own way, after the
+the eager one, and the pieces after it are replayed. Rows with a grammar are emitted eagerly, after the
 replays for the others.
 """
 
@@ -17,14 +17,16 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from hamburger.model.batch import ForwardBatch, StepOutput
+from hamburger.model.batch import ForwardBatch, Reads, StepOutput
 from hamburger.model.config import DynamicRopeScaling
+from hamburger.model.emission.narrowing import NarrowingEmission
+from hamburger.model.emission.scoring import ScoringEmission
 from hamburger.model.graphs.bucket_step import BucketStep
 from hamburger.model.graphs.capture import Capture
-from hamburger.model.graphs.pieces import KINDS, Handover, Pieces
+from hamburger.model.graphs.pieces import KINDS, Pieces, StepTensors
 from hamburger.model.graphs.static_batch import StaticBatch
-from hamburger.model.hamburger import HamburgerModel
 from hamburger.model.kv_cache import PagedKVCache
+from hamburger.model.steps import EagerSteps
 
 
 def buckets(max_rows: int) -> list[int]:
@@ -33,27 +35,32 @@ def buckets(max_rows: int) -> list[int]:
 
 
 class DecodeGraphs:
-    """max_rows: rows of the largest decoding batch. max_columns: blocks of the longest sequence."""
+    """A Steps (model/steps.py) for one cache. Batches that it cannot take run eagerly."""
 
     def __init__(
-        self, model: HamburgerModel, cache: PagedKVCache, capture: Capture, *, max_rows: int, max_columns: int
+        self, eager: EagerSteps, cache: PagedKVCache, capture: Capture, *, max_rows: int, max_columns: int
     ) -> None:
-        if not model.masked:
-            raise ValueError("a model that leaves rows out (prepare: masked) has no shape that could be captured.")
-        trunk, device = model.config.trunk, model.embed_tokens.weight.device
-        self._model, self._cache, self._capture = model, cache, capture
+        """max_rows: rows of the largest decoding batch. max_columns: blocks of the longest sequence."""
+        backend = eager.backend
+        if not backend.static:
+            raise ValueError("a backend whose shapes depend on a step's numbers has none that could be captured.")
+        self.config, self.trunk_config = backend.config, backend.trunk_config
+        self.device, self.state_dtype = backend.device, backend.state_dtype
+        self.quantization, self.short_list = backend.quantization, backend.short_list
+        self._eager, self._backend, self._cache, self._capture = eager, backend, cache, capture
+        self._narrowing = NarrowingEmission(backend)
         self._batch = StaticBatch(
             max_rows,
             max_columns,
-            model.config.max_group,
+            backend.config.max_group,
             cache.scratch_block * cache.block_size,
             cache.scratch_block,
-            device,
-            has_text_lengths=isinstance(trunk.rope_scaling, DynamicRopeScaling),
+            backend.device,
+            has_text_lengths=isinstance(backend.config.trunk.rope_scaling, DynamicRopeScaling),
         )
         self._buckets = buckets(max_rows)
         self._steps: dict[int, BucketStep] = {}
-        self._handover = Handover.empty(model, max_rows)
+        self._tensors = StepTensors.empty(backend, max_rows)
 
     @torch.inference_mode()
     def prepare(self, on_progress: Callable[[int, int], None] = lambda done, total: None, only: int = 0) -> None:
@@ -67,23 +74,23 @@ class DecodeGraphs:
 
     @torch.inference_mode()
     def step(self, batch: ForwardBatch, cache: PagedKVCache) -> StepOutput:
-        """As HamburgerModel.step, of the cache that these graphs were made for."""
+        """As of Steps, of the cache that these graphs were made for."""
         if cache is not self._cache:
             raise ValueError("these graphs read and write another cache.")
         bucket = self._bucket(len(batch.emit))
         if bucket is None or not self._batch.holds_choices(batch):
-            return self._model.step(batch, cache)
-        pieces = self._steps[bucket].pieces
+            return self._eager.step(batch, cache)
         if not self._batch.holds(batch):
-
-            def emit(hidden: Tensor, features: list[Tensor], batch: ForwardBatch) -> StepOutput:
-                self._batch.load_choices(free := _unconstrained(batch), bucket)
-                pieces.take_over(hidden, features)
-                return self._emit(batch, free, bucket)
-
-            return self._model.step_with(emit, batch, cache)
+            emission = ScoringEmission(self._backend, _ReplayedEmission(self, bucket))
+            return self._eager.step_with(emission, batch, cache)
         self._batch.load(free := _unconstrained(batch), bucket)
         self._steps[bucket].trunk()
+        return self._emit(batch, free, bucket)
+
+    def emit_behind(self, states: Tensor, features: list[Tensor], batch: ForwardBatch, bucket: int) -> StepOutput:
+        """The groups of a batch that no graph holds, whose trunk has run eagerly: states and features [M, D]."""
+        self._batch.load_choices(free := _unconstrained(batch), bucket)
+        self._steps[bucket].pieces.take_over(states, features)
         return self._emit(batch, free, bucket)
 
     def _emit(self, batch: ForwardBatch, free: ForwardBatch, bucket: int) -> StepOutput:
@@ -94,8 +101,8 @@ class DecodeGraphs:
             if constraint is None:
                 return output
         # After the replays, as it waits for the device: what they compute goes on while the host makes masks.
-        of_rows = step.pieces.handover.first(rows)
-        guided = self._model.emit_narrowing(of_rows.hidden, [*of_rows.features.unbind(1)], batch, constraint.rows)
+        of_rows = step.pieces.tensors.first(rows)
+        guided = self._narrowing.emit(of_rows.hidden, [*of_rows.features.unbind(1)], batch, constraint.rows)
         return guided if len(constraint.rows) == rows else _with_rows(output, guided, constraint.rows)
 
     def _bucket(self, rows: int) -> int | None:
@@ -104,10 +111,26 @@ class DecodeGraphs:
 
     def _prepared(self, bucket: int) -> BucketStep:
         batches = {kind: self._batch.rows(bucket, any_sampled=kind[0], any_filtered=kind[1]) for kind in KINDS}
-        step = BucketStep(Pieces(self._model, self._cache, batches, self._handover.first(bucket)))
+        step = BucketStep(Pieces(self._backend, self._cache, batches, self._tensors.first(bucket)))
         step.warm(self._capture)
         step.capture(self._capture)
         return step
+
+
+class _ReplayedEmission:
+    """An Emission that replays the pieces after a trunk that no graph holds."""
+
+    def __init__(self, graphs: DecodeGraphs, bucket: int) -> None:
+        self._graphs, self._bucket = graphs, bucket
+
+    def takes(self, batch: ForwardBatch) -> bool:
+        return True
+
+    def reads(self, batch: ForwardBatch) -> Reads:
+        return Reads(batch.emit, len(batch.emit))
+
+    def emit(self, states: Tensor, features: list[Tensor], batch: ForwardBatch) -> StepOutput:
+        return self._graphs.emit_behind(states, features, batch, self._bucket)
 
 
 def _unconstrained(batch: ForwardBatch) -> ForwardBatch:

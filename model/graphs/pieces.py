@@ -11,11 +11,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hamburger.model.batch import ForwardBatch
+from hamburger.model.backend import Backend
+from hamburger.model.batch import ForwardBatch, Reads
 from hamburger.model.emission.masked import Groups, MaskedStep
-from hamburger.model.hamburger import HamburgerModel
+from hamburger.model.group_cache import GroupCache
 from hamburger.model.kv_cache import PagedKVCache
-from hamburger.model.micro_cache import GroupCache
 
 # (any_sampled, any_filtered): what a choice has to compute.
 Kind = tuple[bool, bool]
@@ -24,7 +24,7 @@ KINDS: tuple[Kind, ...] = (GREEDY, (True, False), (True, True))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Handover:
+class StepTensors:
     """What pieces leave for each other, of M rows; G is the widest group.
 
     hidden [M, D] and features [M, F, D] are the trunk's, of the model's state dtype. logits [M, V], of the same, and
@@ -38,45 +38,45 @@ class Handover:
     stop: Tensor
 
     @classmethod
-    def empty(cls, model: HamburgerModel, rows: int) -> Handover:
-        trunk, graft, device = model.config.trunk, model.config.graft, model.embed_tokens.weight.device
+    def empty(cls, backend: Backend, rows: int) -> StepTensors:
+        trunk, graft, device = backend.config.trunk, backend.config.graft, backend.device
         num_features = len(graft.feature_layers) if graft else 0
 
         def zeros(*shape: int) -> Tensor:
-            return torch.zeros(rows, *shape, dtype=model.state_dtype, device=device)
+            return torch.zeros(rows, *shape, dtype=backend.state_dtype, device=device)
 
         return cls(
-            Groups.empty(rows, model.config.max_group, device),
+            Groups.empty(rows, backend.config.max_group, device),
             zeros(trunk.hidden_size),
             zeros(num_features, trunk.hidden_size),
             zeros(trunk.vocab_size),
             torch.zeros(rows, device=device),
         )
 
-    def first(self, rows: int) -> Handover:
+    def first(self, rows: int) -> StepTensors:
         """That of the first rows: views."""
-        return Handover(
+        return StepTensors(
             self.groups.first(rows), self.hidden[:rows], self.features[:rows], self.logits[:rows], self.stop[:rows]
         )
 
 
 class Pieces:
-    """Those of one number of rows, by the model's own modules.
+    """Those of one number of rows, on a backend.
 
     batches: the static rows, the same for each kind of choice.
     """
 
     def __init__(
-        self, model: HamburgerModel, cache: PagedKVCache, batches: dict[Kind, ForwardBatch], handover: Handover
+        self, backend: Backend, cache: PagedKVCache, batches: dict[Kind, ForwardBatch], tensors: StepTensors
     ) -> None:
-        self._model, self._cache = model, cache
-        self.batch, self.handover, self.groups = batches[GREEDY], handover, handover.groups
+        self._backend, self._cache = backend, cache
+        self.batch, self.tensors, self.groups = batches[GREEDY], tensors, tensors.groups
         self.width = self.batch.max_group_limit
         self.choices = {
             kind: MaskedStep(self.groups, b.sampling, b.confidence, b.group_limits) for kind, b in batches.items()
         }
         # What captured micro-steps leave for each other: it must live as long as their graphs.
-        self._micro: GroupCache | None = None
+        self._group: GroupCache | None = None
 
     def compute(self, index: int) -> None:
         """The state that token `index` of the groups is chosen from, its logits and its stop value."""
@@ -87,10 +87,10 @@ class Pieces:
 
     def take_over(self, hidden: Tensor, features: list[Tensor]) -> None:
         """In place of compute(0): the states [R, D] and features [R, D] each of the first rows, computed elsewhere."""
-        rows, to = len(hidden), self.handover
+        rows, to = len(hidden), self.tensors
         to.hidden[:rows] = hidden
-        to.logits[:rows] = self._model.head(hidden)
-        to.stop[:rows] = self._model.stop_logit(hidden, 0)
+        to.logits[:rows] = self._backend.head(hidden)
+        to.stop[:rows] = self._backend.stop_logits(hidden, 0)
         if features:
             torch.stack(features, dim=1, out=to.features[:rows])
 
@@ -98,19 +98,17 @@ class Pieces:
         """Token `index` of the groups."""
         if index == 0:
             self.groups.begin()
-        self.choices[kind].take(index, self.handover.logits, self.handover.stop)
+        self.choices[kind].take(index, self.tensors.logits, self.tensors.stop)
 
     def _trunk(self) -> None:
-        model, graft = self._model, self._model.config.graft
-        layers = graft.feature_layers if graft else ()
-        hidden, features = model.trunk(model.embed(self.batch), self.batch, self._cache, model.rotary, layers)
-        self.take_over(hidden, features)
+        emit = self.batch.emit
+        self.take_over(*self._backend.trunk(self.batch, self._cache, Reads(emit, len(emit))))
 
     def _micro_step(self, index: int) -> None:
         if index == 1:
-            self._micro = self._model.micro_decoder.start_static(self.handover.features, self.width)
-        if self._micro is None:
+            self._group = self._backend.begin_group(self.tensors.features)
+        if self._group is None:
             raise RuntimeError("a group goes on that never began.")
-        state, logits = self._model.micro_step(self.groups.newest, self._micro)
-        self.handover.logits.copy_(logits)
-        self.handover.stop.copy_(self._model.stop_logit(state, index))
+        state, logits = self._backend.micro_step(self.groups.newest, self._group)
+        self.tensors.logits.copy_(logits)
+        self.tensors.stop.copy_(self._backend.stop_logits(state, index))

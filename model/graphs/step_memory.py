@@ -12,8 +12,8 @@ from torch import Tensor
 
 from hamburger.model.batch import Adjustments, ForwardBatch, ScoredSlots, empty_sampling
 from hamburger.model.graphs.decode_graphs import DecodeGraphs, buckets
-from hamburger.model.hamburger import HamburgerModel
 from hamburger.model.kv_cache import PagedKVCache
+from hamburger.model.steps import Steps
 
 
 class Meter(Protocol):
@@ -66,17 +66,17 @@ class Largest:
 NUM_LARGEST = 2  # steps that peak_bytes runs
 
 
-def small_cache(model: HamburgerModel, max_slots: int, block_size: int) -> PagedKVCache:
+def small_cache(steps: Steps, max_slots: int, block_size: int) -> PagedKVCache:
     """Just large enough for what one step of max_slots writes."""
     blocks = -(-max_slots // block_size)
-    return PagedKVCache(model.held, blocks, block_size, model.state_dtype, model.embed_tokens.weight.device)
+    return PagedKVCache(steps.trunk_config, blocks, block_size, steps.state_dtype, steps.device)
 
 
-def peak_bytes(model: HamburgerModel, largest: Largest, meter: Meter) -> int:
+def peak_bytes(steps: Steps, largest: Largest, meter: Meter) -> int:
     """Of the largest prefill step and of the largest decoding step, whichever takes more."""
-    cache = small_cache(model, largest.max_slots, largest.block_size)
-    batches = iter((largest_prefill(model, largest), largest_decode(model, largest)))
-    return most_bytes(NUM_LARGEST, lambda: model.step(next(batches), cache), meter)
+    cache = small_cache(steps, largest.max_slots, largest.block_size)
+    batches = iter((largest_prefill(steps, largest), largest_decode(steps, largest)))
+    return most_bytes(NUM_LARGEST, lambda: steps.step(next(batches), cache), meter)
 
 
 def most_bytes(number: int, step: Callable[[], object], meter: Meter) -> int:
@@ -108,18 +108,18 @@ def graph_bytes(make: Callable[[], DecodeGraphs], max_rows: int, meter: Meter) -
     return largest + second * (len(sizes) - 1)
 
 
-def largest_prefill(model: HamburgerModel, largest: Largest) -> ForwardBatch:
+def largest_prefill(steps: Steps, largest: Largest) -> ForwardBatch:
     """Chunks at the end of the longest sequences, every slot scored, as many groups among them as may be."""
     length = largest.max_model_len
     queries = [min(length, largest.max_slots - start) for start in range(0, largest.max_slots, length)]
-    return _batch(model, largest, queries, [length] * len(queries), scored=True)
+    return _batch(steps, largest, queries, [length] * len(queries), scored=True)
 
 
-def largest_decode(model: HamburgerModel, largest: Largest) -> ForwardBatch:
+def largest_decode(steps: Steps, largest: Largest) -> ForwardBatch:
     """Full groups of as many rows as may decode, each sampled, filtered, penalised, and with log-probabilities."""
     context = max(1, min(largest.context_slots, largest.max_model_len))
     rows = largest.max_rows
-    batch = _batch(model, largest, [1] * rows, [context] * rows, scored=False)
+    batch = _batch(steps, largest, [1] * rows, [context] * rows, scored=False)
     device = batch.positions.device
     history = batch.positions.new_full((rows, largest.max_model_len), 1)
     numbers, ids = torch.ones(rows, device=device), torch.arange(rows, device=device)
@@ -135,7 +135,7 @@ def largest_decode(model: HamburgerModel, largest: Largest) -> ForwardBatch:
         any_filtered=True,
         adjustments=adjustments,
     )
-    max_group = model.config.max_group
+    max_group = steps.config.max_group
     return replace(
         batch,
         confidence=numbers * 0,
@@ -146,10 +146,10 @@ def largest_decode(model: HamburgerModel, largest: Largest) -> ForwardBatch:
 
 
 def _batch(
-    model: HamburgerModel, largest: Largest, queries: Sequence[int], contexts: Sequence[int], *, scored: bool
+    steps: Steps, largest: Largest, queries: Sequence[int], contexts: Sequence[int], *, scored: bool
 ) -> ForwardBatch:
     """Sequences with so many new slots and so much context, the same of all."""
-    device, width = model.embed_tokens.weight.device, model.config.max_group
+    device, width = steps.device, steps.config.max_group
     queries = sorted(queries, key=lambda n: n > 1)
     num_slots, size = sum(queries), largest.block_size
 

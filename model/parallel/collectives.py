@@ -1,4 +1,4 @@
-"""Group: how the ranks of one engine talk while they compute. Gloo on CPU, NCCL on GPUs.
+"""Collectives: how the ranks of one engine talk while they compute. Gloo on CPU, NCCL on GPUs.
 
 It is an object of its own, not torch.distributed's default group, which may be the caller's. Everything is on the
 loopback interface: the store that the ranks meet at listens on 127.0.0.1, and so do gloo and NCCL.
@@ -24,7 +24,7 @@ _MEET = timedelta(minutes=2)
 _WAIT = timedelta(hours=1)
 
 
-class GroupError(ConnectionError):
+class CollectiveError(ConnectionError):
     """A call of the group failed. The ranks are out of step then, for good."""
 
 
@@ -37,10 +37,10 @@ class _Collectives(Protocol):
     def abort(self) -> None: ...
 
 
-class Group:
+class Collectives:
     """Rank `rank` of `size`. Every rank makes the same calls in the same order, with contiguous tensors of like shape.
 
-    The calls raise GroupError, whatever it was that failed.
+    The calls raise CollectiveError, whatever it was that failed.
     """
 
     def __init__(self, rank: int, size: int) -> None:
@@ -109,4 +109,4 @@ def _errors() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        raise GroupError(f"a call of the ranks' group failed: {error}") from error
+        raise CollectiveError(f"a call of the ranks' group failed: {error}") from error

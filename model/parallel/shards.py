@@ -17,12 +17,12 @@ from hamburger.model.config import ConfigError, TrunkConfig
 class StepShape:
     """What a rank's host must know of a ForwardBatch (batch.py) before its tensors come; fields as there.
 
-    num_slots: T. num_merged: those of several tokens, where an adapter is theirs alone. num_emitting: M.
+    num_slots: T. num_composed: those of several tokens, where an adapter is theirs alone. num_emitting: M.
     table_width: N of block_tables. num_scored: S. Sampling is rank 0's alone.
     """
 
     num_slots: int
-    num_merged: int
+    num_composed: int
     max_group_size: int
     query_slots: list[int]
     context_slots_host: list[int]

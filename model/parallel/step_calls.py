@@ -16,8 +16,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from hamburger.model.device.out_of_memory import no_memory
-from hamburger.model.parallel.collectives import Group, GroupError
+from hamburger.model.device.out_of_memory import out_of_memory_reason
+from hamburger.model.parallel.collectives import CollectiveError, Collectives
 from hamburger.model.parallel.shards import StepShape
 
 NOT_ON = -1  # instead of a token: this row's group does not go on
@@ -36,7 +36,7 @@ class CallSizes:
 
     hidden: int
     layers: int
-    merge_rank: int
+    adapter_rank: int
     micro_layers: int
     micro_context: int
     head: int
@@ -50,7 +50,7 @@ class StepCalls:
     A call that is not the next of the step is a mistake in the model or in this file: a RuntimeError.
     """
 
-    def __init__(self, group: Group, sizes: CallSizes, weights: Tensor) -> None:
+    def __init__(self, group: Collectives, sizes: CallSizes, weights: Tensor) -> None:
         self._group, self._sizes, self._weights = group, sizes, weights.detach().flatten()
         device = self._device = weights.device
         self._flags = torch.zeros(group.size, dtype=torch.int64, device=device)  # later there may be no memory for it
@@ -66,8 +66,8 @@ class StepCalls:
         """Of the step that is announced."""
         s, m = self._sizes, shape.num_emitting
         layer: list[Call] = [("reduce", shape.num_slots * s.hidden)]
-        if s.merge_rank and shape.max_group_size > 1:
-            layer.append(("reduce", shape.num_merged * s.merge_rank))
+        if s.adapter_rank and shape.max_group_size > 1:
+            layer.append(("reduce", shape.num_composed * s.adapter_rank))
         embedding: Call = ("reduce", shape.num_slots * shape.max_group_size * s.hidden)
         calls: list[Call] = [("batch", sum(shape.part_sizes)), embedding]
         calls += layer * (2 * s.layers)
@@ -132,7 +132,7 @@ class StepCalls:
     def abandon(self) -> list[int]:
         """Make the calls that are left of a step, if any, and agree. The step's own tensors should be gone.
 
-        Raises GroupError where there is no memory for a call's own values.
+        Raises CollectiveError where there is no memory for a call's own values.
         """
         try:
             while self._ahead:
@@ -144,10 +144,10 @@ class StepCalls:
                     self._make(*self._ahead[0])
             return [self.rank]
         except Exception as error:
-            reason = no_memory(error)
+            reason = out_of_memory_reason(error)
             if reason is None:
                 raise
-        raise GroupError(
+        raise CollectiveError(
             f"rank {self.rank} has not even memory for what the ranks exchange in a step: lower max_num_batched_slots, "
             f"max_num_seqs or kv_cache_memory. ({reason})"
         )

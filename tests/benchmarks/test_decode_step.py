@@ -40,13 +40,13 @@ def test_groups_that_gpu_py_shortens_cost_what_the_host_cannot_foresee(monkeypat
     whole = graphs.step(batch, cache)
     assert whole.group_sizes.tolist() == [4, 4, 4]
     done: list[None] = []
-    micro_step = model.micro_step
+    micro_step = model.backend.micro_step
 
     def counted(*given: Any) -> Any:
         done.append(None)
         return micro_step(*given)
 
-    monkeypatch.setattr(model, "micro_step", counted)
+    monkeypatch.setattr(model.backend, "micro_step", counted)
     short = ShortGroups(graphs.step, 2)(batch, cache=cache)
     assert short.group_sizes.tolist() == [2, 2, 2]
     assert torch.equal(short.token_ids[:, :2], whole.token_ids[:, :2])

@@ -20,6 +20,8 @@ from hamburger.engine.types.messages import SubmitRequest
 from hamburger.engine.types.sampling_params import SamplingParams
 from hamburger.model.batch import ForwardBatch, StepOutput
 from hamburger.model.config import ModelConfig
+from hamburger.model.kv_cache import PagedKVCache
+from hamburger.model.steps import EagerSteps
 from playing import play
 from small_models import core_of, graft_config, params, random_model, run_core, tokens_of, trunk_config
 
@@ -127,16 +129,17 @@ async def test_the_client_gets_a_typed_error_and_the_engine_serves_on() -> None:
         assert [update async for update in stream][-1].finish_reason is not None
 
 
-class Starved(Runner):
-    """A real runner whose device has no memory at chosen steps, when part of the step is done."""
+class Starved:
+    """A real model's steps, whose device has no memory at chosen ones, when part of the step is done."""
 
-    def __init__(self, runner: Runner, errors: dict[int, Exception]) -> None:
-        self.__dict__ |= runner.__dict__
-        self._errors, self._number = errors, 0
+    def __init__(self, steps: EagerSteps, errors: dict[int, Exception]) -> None:
+        self._steps, self._errors, self._number = steps, errors, 0
+        self.config, self.trunk_config, self.short_list = steps.config, steps.trunk_config, steps.short_list
+        self.device, self.state_dtype, self.quantization = steps.device, steps.state_dtype, steps.quantization
 
-    def _step(self, batch: ForwardBatch) -> StepOutput:
+    def step(self, batch: ForwardBatch, cache: PagedKVCache) -> StepOutput:
         self._number += 1
-        output = super()._step(batch)
+        output = self._steps.step(batch, cache)
         if self._number in self._errors:
             raise self._errors[self._number]
         return output
@@ -156,10 +159,10 @@ def test_torchs_errors_become_smaller_steps_of_a_real_model() -> None:
     for errors in ([torch.OutOfMemoryError("no"), MemoryError(), host], [library, kernel, lazy]):
         core = core_of(model)
         assert isinstance(core._runner, Runner)
-        core._runner = Starved(core._runner, dict(zip((1, 4, 9), errors, strict=True)))
+        core._runner._steps = starved = Starved(model, dict(zip((1, 4, 9), errors, strict=True)))
         troubled = run_core(core, requests)
         core.check_integrity()
-        assert core._runner._number > 9
+        assert starved._number > 9
         assert {i: tokens_of(outputs) for i, outputs in troubled.items()} == {
             i: tokens_of(outputs) for i, outputs in calm.items()
         }
@@ -169,7 +172,7 @@ def test_other_errors_stay_what_they_are() -> None:
     model = random_model(ModelConfig(trunk=trunk_config()))
     core = core_of(model)
     assert isinstance(core._runner, Runner)
-    core._runner = Starved(core._runner, {1: RuntimeError("a bug")})
+    core._runner._steps = Starved(model, {1: RuntimeError("a bug")})
     core.add(SubmitRequest("r", [3, 4], params(), 0.0))
     with pytest.raises(RuntimeError, match="a bug"):
         core.step()

@@ -18,7 +18,8 @@ from hamburger.model.batch import ForwardBatch, StepOutput
 from hamburger.model.config import DynamicRopeScaling, GraftConfig, ModelConfig
 from hamburger.model.cpu.library import load_kernels
 from hamburger.model.execution import Execution
-from hamburger.model.hamburger import HamburgerModel
+from hamburger.model.kv_cache import PagedKVCache
+from hamburger.model.steps import EagerSteps
 from playing import play
 from small_models import CPU, core_of, graft_config, params, random_model, random_tensors, trunk_config
 
@@ -100,7 +101,7 @@ def test_texts_stay_on_the_compiled_kernels() -> None:
         dtype=torch.float32,
         device=CPU,
         max_positions=CONTEXT,
-        how=Execution(kernels=kernels),
+        execution=Execution(kernels=kernels),
     )
     # At 0.99 most steps have groups of one token only, in a batch with room for more.
     for confidence in (0.5, 0.99):
@@ -115,17 +116,17 @@ def test_texts_stay_on_the_compiled_kernels() -> None:
 def test_the_next_step_is_given_to_the_model_before_the_result_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     model = random_model(ModelConfig(trunk=trunk_config(), graft=graft_config()), seed=5)
     happened: list[str] = []
-    step, result = HamburgerModel.step, RunningStep.result
+    step, result = EagerSteps.step, RunningStep.result
 
-    def stepped(self: HamburgerModel, batch: ForwardBatch, cache: object) -> StepOutput:
+    def stepped(self: EagerSteps, batch: ForwardBatch, cache: PagedKVCache) -> StepOutput:
         happened.append("step")
-        return step(self, batch, cache)  # type: ignore[arg-type]
+        return step(self, batch, cache)
 
     def resulted(self: RunningStep) -> BatchResult:
         happened.append("result")
         return result(self)
 
-    monkeypatch.setattr(HamburgerModel, "step", stepped)
+    monkeypatch.setattr(EagerSteps, "step", stepped)
     monkeypatch.setattr(RunningStep, "result", resulted)
     core = core_of(model, overlap=True)
     core.add(SubmitRequest("a", [5, 6, 7], params(confidence=0.0, max_tokens=12, ignore_eos=True), 0.0))

@@ -23,7 +23,7 @@ from hamburger.model.checkpoints.load import save_checkpoint
 from hamburger.model.checkpoints.sources import BUILTIN, embedded_gguf
 from hamburger.model.config import ModelConfig
 from hamburger.server.cli import main
-from small_models import core_of, graft_config, params, random_model, random_tensors, trunk_config
+from small_models import core_of, graft_config, params, plain_model, random_model, random_tensors, trunk_config
 
 PLAIN = ModelConfig(trunk=trunk_config())
 GRAFTED = ModelConfig(trunk=trunk_config(), graft=graft_config())
@@ -58,7 +58,7 @@ def plan(shape: Shape, **fields: Any) -> Plan:
 @pytest.mark.parametrize("short_list_size", [None, 32])
 def test_weights_are_what_a_loaded_model_holds(short_list_size: int | None) -> None:
     config = ModelConfig(trunk=trunk_config(), graft=graft_config(short_list_size=short_list_size))
-    held = sum(tensor.nbytes for tensor in random_model(config, packed=False).state_dict().values())
+    held = sum(tensor.nbytes for tensor in plain_model(config).state_dict().values())
     if short_list_size is not None:  # its head is a copy of the whole one's rows
         held += short_list_size * config.trunk.hidden_size * 4
     assert shape_of("m", config, "float32").weights_bytes == held
@@ -184,7 +184,7 @@ def test_bounds_of_speed_follow_from_bytes() -> None:
 
 
 def test_an_adapter_of_merged_slots_is_read_with_the_merger() -> None:
-    plain, adapted = (shape_of("m", replace(GRAFTED, merge_rank=rank), "float32").reads for rank in (0, 32))
+    plain, adapted = (shape_of("m", replace(GRAFTED, adapter_rank=rank), "float32").reads for rank in (0, 32))
     assert plain is not None
     assert adapted is not None
     assert adapted.merge > plain.merge

@@ -21,7 +21,7 @@ import torch
 from engines_of_servers import children, until
 from fakes import ScriptedRunner
 from hamburger.engine.core.batch import BatchResult, ScheduledBatch
-from hamburger.engine.device.load import find, model_of
+from hamburger.engine.device.load import resolve, shard_steps_of
 from hamburger.engine.device.memory import step_bytes
 from hamburger.engine.llm import LLM
 from hamburger.engine.ranks import build as build_rank
@@ -35,8 +35,7 @@ from hamburger.model.checkpoints.load import save_checkpoint
 from hamburger.model.checkpoints.sources import BUILTIN, CheckpointError
 from hamburger.model.config import ConfigError, ModelConfig
 from hamburger.model.kv_cache import slot_bytes
-from hamburger.model.parallel.collectives import Group
-from hamburger.model.parallel.model import ParallelModel
+from hamburger.model.parallel.collectives import Collectives
 from hamburger.model.parallel.shards import StepShape
 from processes import is_alive
 from small_models import graft_config, random_tensors, trunk_config
@@ -241,9 +240,9 @@ class _ScriptedMeter:
 
 
 class _Two:
-    """Rank 0, and rank 1 in a thread, which measures `steps` steps."""
+    """Rank 0, and rank 1 in a thread, which measures `number` steps."""
 
-    def __init__(self, folder: Path, meter: _ScriptedMeter, steps: int, starved: set[int]) -> None:
+    def __init__(self, folder: Path, meter: _ScriptedMeter, number: int, starved: set[int]) -> None:
         self.args = EngineArgs(
             model=str(folder),
             device="cpu",
@@ -253,24 +252,24 @@ class _Two:
             max_num_seqs=8,
             enforce_eager=True,
         )
-        threads, group, shapes = torch.get_num_threads(), Group(0, 2), queue.SimpleQueue[StepShape]()
+        threads, ranks, shapes = torch.get_num_threads(), Collectives(0, 2), queue.SimpleQueue[StepShape]()
         self.follower = RankBuild(self.args, 1)
-        Starving(self.follower.model, starved)
-        model = model_of(find(self.args), self.args, group)
+        Starving(self.follower.steps, starved)
+        steps = shard_steps_of(resolve(self.args), self.args, ranks)
         torch.set_num_threads(threads)  # which the ranks have shared out
-        assert isinstance(model, ParallelModel)
-        self.model, self._told = model, list[int]()
+        self.steps, self._told = steps, list[int]()
         with socket.create_server(("127.0.0.1", 0)) as listener:
-            meet = RankMeet(listener.getsockname()[1], steps)
+            meet = RankMeet(listener.getsockname()[1], number)
             self._thread = threading.Thread(
                 target=lambda: self._told.append(self.follower.meet(meet, shapes.get, meter)), daemon=True
             )
             self._thread.start()
-            group.host(torch.device("cpu"), listener)
-        model.lead(shapes.put)
+            ranks.host(torch.device("cpu"), listener)
+        self.steps.lead(shapes.put)
 
     def step_bytes(self, meter: _ScriptedMeter) -> int:
-        return step_bytes(self.model, self.args, 64, 1000 * slot_bytes(self.model.held, torch.float32), meter)
+        free_bytes = 1000 * slot_bytes(self.steps.trunk_config, torch.float32)
+        return step_bytes(self.steps, self.args, 64, free_bytes, meter, captures=False)
 
     def told(self) -> int:
         self._thread.join(60)
@@ -287,7 +286,7 @@ def test_all_ranks_run_the_largest_steps_together_and_measure_their_own(
     assert two.told() == 1000 - 500
     assert (ours.began, theirs.began) == (3, 3)
     cache = two.follower.cache(RankPool(7))
-    assert cache.data[0].shape == (8, two.args.block_size, 2, two.model.config.trunk.num_kv_heads // 2, 8)
+    assert cache.data[0].shape == (8, two.args.block_size, 2, two.steps.config.trunk.num_kv_heads // 2, 8)
 
 
 def test_largest_steps_that_do_not_fit_on_another_rank_are_refused(folder: Path) -> None:

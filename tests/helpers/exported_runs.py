@@ -10,13 +10,12 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from hamburger.model.assemble import assemble
+from hamburger.model.assemble import model_of
 from hamburger.model.checkpoints.folder_config import Adapter
 from hamburger.model.checkpoints.hf_config import trunk_config_json
 from hamburger.model.checkpoints.load import load_checkpoint, save_checkpoint
 from hamburger.model.checkpoints.sources import resolve_source
 from hamburger.model.config import ModelConfig, tensor_shapes
-from hamburger.model.execution import Execution
 from hamburger.model.hamburger import HamburgerModel
 from hamburger.training.export.export import ExportOptions
 from small_models import CPU, graft_config, random_tensors, trunk_config
@@ -64,13 +63,6 @@ def assert_equal(ours: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
     assert [name for name in expected if not torch.equal(ours[name], expected[name])] == []
 
 
-def model_of(folder: Path) -> HamburgerModel:
+def loaded_model(folder: Path) -> HamburgerModel:
     checkpoint = load_checkpoint(resolve_source(str(folder)), torch.float32)
-    return assemble(
-        checkpoint.config,
-        checkpoint.tensors,
-        dtype=torch.float32,
-        device=CPU,
-        max_positions=256,
-        how=Execution(packed=False),
-    )
+    return model_of(checkpoint.config, checkpoint.tensors, dtype=torch.float32, device=CPU, max_positions=256)

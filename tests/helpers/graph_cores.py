@@ -18,8 +18,8 @@ from hamburger.engine.types.messages import GroupOutput, SubmitRequest
 from hamburger.model.config import ModelConfig
 from hamburger.model.graphs.capture import Capture
 from hamburger.model.graphs.decode_graphs import DecodeGraphs
-from hamburger.model.hamburger import HamburgerModel
 from hamburger.model.kv_cache import PagedKVCache
+from hamburger.model.steps import EagerSteps
 from small_models import graft_config, grafted, params, trunk_config
 from trunk_shapes import SHAPES as TRUNKS
 
@@ -30,13 +30,13 @@ MODELS: dict[str, ModelConfig] = {
     "short_list": ModelConfig(trunk=trunk_config(), graft=graft_config(features="fused", short_list_size=40)),
     "plain_base": ModelConfig(trunk=trunk_config(tie_word_embeddings=False)),
     "dynamic_rope": ModelConfig(trunk=trunk_config(**TRUNKS["dynamic_rope"]), graft=graft_config()),
-    "merge_adapter": grafted(merge_rank=32),
+    "merge_adapter": grafted(adapter_rank=32),
     "sliding": ModelConfig(trunk=trunk_config(**TRUNKS["qwen2_sliding"]), graft=graft_config()),
 }
 
 
 def graphs_core(
-    model: HamburgerModel,
+    model: EagerSteps,
     capture: Capture,
     num_blocks: int,
     *,
@@ -52,15 +52,12 @@ def graphs_core(
         eos_token_ids=(1,),
         max_group=model.config.max_group,
     )
-    device = model.embed_tokens.weight.device
-    cache = PagedKVCache(model.config.trunk, num_blocks, BLOCK, torch.float32, device)
+    cache = PagedKVCache(model.config.trunk, num_blocks, BLOCK, torch.float32, model.device)
     for data in cache.data:  # what nobody has written must not matter
         data[:num_blocks].fill_(1e4)
     graphs = DecodeGraphs(model, cache, capture, max_rows=max_rows, max_columns=CONTEXT // BLOCK)
     graphs.prepare()
-    return (OverlappedCore if overlap else EngineCore)(
-        config, Runner(model, cache, graphs), lambda: 0.0, ascii_grammars()
-    )
+    return (OverlappedCore if overlap else EngineCore)(config, Runner(graphs, cache), lambda: 0.0, ascii_grammars())
 
 
 class Ascii:

@@ -7,11 +7,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hamburger.model.assemble import assemble
+from hamburger.model.assemble import assemble, model_of
+from hamburger.model.backend import Heads, TorchBackend
 from hamburger.model.config import ModelConfig
 from hamburger.model.cpu.library import GROUP, InstructionSet, Kernels, load_kernels
+from hamburger.model.emission.narrowing import NarrowingEmission
+from hamburger.model.emission.scoring import ScoringEmission
 from hamburger.model.execution import Execution
-from hamburger.model.hamburger import HamburgerModel
+from hamburger.model.linear import FormedLinear, Part
+from hamburger.model.steps import EagerSteps
 from small_models import CPU, random_tensors
 
 SETS: tuple[InstructionSet, ...] = ("avx512", "avx2")
@@ -23,7 +27,7 @@ def half(x: Tensor) -> Tensor:
 
 
 def dequantized(weight: Tensor, bits: int) -> Tensor:
-    """What kernels/common.h says a packed weight stands for."""
+    """What kernels/structs.h says a packed weight stands for."""
     groups = weight.float().unflatten(-1, (-1, GROUP))
     if bits == 8:
         scales = half(groups.abs().amax(-1, keepdim=True) / 127)
@@ -45,12 +49,25 @@ def rounded(x: Tensor) -> Tensor:
     return values
 
 
-class RoundedLinear(nn.Module):
+class RoundedLinear(FormedLinear):
     """What a packed linear computes, spelled out in torch."""
 
-    def __init__(self, weight: Tensor, bias: Tensor | None = None, bits: int = 8) -> None:
+    def __init__(self, bits: int = 8) -> None:
         super().__init__()
-        self.weight, self.bias = dequantized(weight, bits), bias
+        self._bits = bits
+        self.bias: Tensor | None = None
+
+    @classmethod
+    def of(cls, weight: Tensor) -> RoundedLinear:
+        linear = cls()
+        linear.take("weight", weight)
+        return linear
+
+    def take(self, name: str, tensor: Tensor) -> None:
+        if name == "weight":
+            self.weight = dequantized(tensor, self._bits)
+        else:
+            self.bias = tensor
 
     def forward(self, x: Tensor) -> Tensor:
         y: Tensor = nn.functional.linear(rounded(x), self.weight, self.bias)
@@ -59,27 +76,24 @@ class RoundedLinear(nn.Module):
 
 def models(
     config: ModelConfig, seed: int = 3, kernels: Kernels | None = None, bits: int = 8
-) -> tuple[HamburgerModel, HamburgerModel]:
+) -> tuple[EagerSteps, EagerSteps]:
     """A plain model with its linears rounded in torch, and one on the kernels. bits: of the trunk."""
     tensors = random_tensors(config, seed)
     length = max(config.trunk.max_position_embeddings, 200)
-    plain = assemble(
-        config, tensors, dtype=torch.float32, device=CPU, max_positions=length, how=Execution(packed=False)
-    )
-    trunk = set(plain.trunk.modules())
-    for parent in list(plain.modules()):
-        for name, child in list(parent.named_children()):
-            if isinstance(child, nn.Linear):
-                setattr(parent, name, RoundedLinear(child.weight, child.bias, bits if child in trunk else 8))
-    plain.head = RoundedLinear(plain.head_weight)
-    if "short_list" in plain._buffers:
-        plain.short_head = RoundedLinear(plain.head_weight[plain.short_list])
+
+    def linear(inputs: int, outputs: int, *, bias: bool, part: Part, split: bool = False) -> nn.Module:
+        return RoundedLinear(bits if part == "layer" else 8)
+
+    plain = model_of(config, tensors, dtype=torch.float32, device=CPU, max_positions=length, linear=linear)
+    first = RoundedLinear.of(plain.head_weight)
+    micro = RoundedLinear.of(plain.head_weight[plain.short_list]) if plain.has_short_list else first
+    backend = TorchBackend(plain, Heads(first, micro))
     native = assemble(
         config,
         tensors,
         dtype=torch.float32,
         device=CPU,
         max_positions=length,
-        how=Execution(kernels=kernels or load_kernels(), bits=bits),
+        execution=Execution(kernels=kernels or load_kernels(), bits=bits),
     )
-    return plain, native
+    return EagerSteps(backend, [ScoringEmission(backend, NarrowingEmission(backend))]), native

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from hamburger.engine.core.core import EngineCore
@@ -15,13 +17,18 @@ from hamburger.engine.text.grammar import Grammars
 from hamburger.engine.types.config import EngineConfig
 from hamburger.engine.types.messages import GroupOutput, SubmitRequest
 from hamburger.engine.types.sampling_params import SamplingParams
-from hamburger.model.assemble import assemble
-from hamburger.model.batch import ForwardBatch, empty_sampling
+from hamburger.model.assemble import assemble, model_of
+from hamburger.model.backend import Heads, TorchBackend
+from hamburger.model.batch import ForwardBatch, Reads, empty_sampling
 from hamburger.model.config import GraftConfig, ModelConfig, TrunkConfig, shared_lora_a, tensor_shapes
+from hamburger.model.emission.narrowing import NarrowingEmission
+from hamburger.model.emission.scoring import ScoringEmission
 from hamburger.model.execution import Execution
-from hamburger.model.gpu.availability import Backend
+from hamburger.model.gpu.availability import AttentionBackend
 from hamburger.model.hamburger import HamburgerModel
 from hamburger.model.kv_cache import PagedKVCache
+from hamburger.model.linear import MakeLinear, plain_linear
+from hamburger.model.steps import EagerSteps, Steps
 
 CPU = torch.device("cpu")
 
@@ -50,9 +57,9 @@ def graft_config(**changes: Any) -> GraftConfig:
     return GraftConfig(**{**fields, **changes})
 
 
-def grafted(trunk: TrunkConfig | None = None, merge_rank: int = 0, **graft: Any) -> ModelConfig:
-    """A small model with a graft; merge_rank: of an adapter for its slots of several tokens (adapter.py)."""
-    return ModelConfig(trunk=trunk or trunk_config(), graft=graft_config(**graft), merge_rank=merge_rank)
+def grafted(trunk: TrunkConfig | None = None, adapter_rank: int = 0, **graft: Any) -> ModelConfig:
+    """A small model with a graft; adapter_rank: of an adapter for its slots of several tokens (adapter.py)."""
+    return ModelConfig(trunk=trunk or trunk_config(), graft=graft_config(**graft), adapter_rank=adapter_rank)
 
 
 def random_tensors(config: ModelConfig, seed: int = 0) -> dict[str, Tensor]:
@@ -67,7 +74,7 @@ def random_tensors(config: ModelConfig, seed: int = 0) -> dict[str, Tensor]:
             tensors[name] = 1 + 0.1 * torch.randn(shape, generator=generator)
         else:
             tensors[name] = torch.randn(shape, generator=generator) * (shape[-1] ** -0.5 if len(shape) > 1 else 0.1)
-    for name, shared in shared_lora_a(config).items() if config.merge_rank else ():
+    for name, shared in shared_lora_a(config).items() if config.adapter_rank else ():
         tensors |= {part: tensors[name].clone() for part in shared}
     tensors["model.embed_tokens.weight"] *= config.trunk.hidden_size**0.5 / 2
     return tensors
@@ -80,8 +87,9 @@ def random_model(
     packed: bool | None = None,
     masked: bool | None = None,
     device: torch.device = CPU,
-    backend: Backend = "torch",
-) -> HamburgerModel:
+    attention: AttentionBackend = "torch",
+) -> EagerSteps:
+    """The steps of a model with random weights."""
     length = config.trunk.max_position_embeddings
     return assemble(
         config,
@@ -89,23 +97,39 @@ def random_model(
         dtype=dtype,
         device=device,
         max_positions=length,
-        how=Execution(packed=packed, masked=masked, backend=backend),
+        execution=Execution(packed=packed, masked=masked, attention=attention),
     )
 
 
+def plain_model(
+    config: ModelConfig, seed: int = 0, dtype: torch.dtype = torch.float32, linear: MakeLinear = plain_linear
+) -> HamburgerModel:
+    """The plain module with the same weights."""
+    length = config.trunk.max_position_embeddings
+    tensors = random_tensors(config, seed)
+    return model_of(config, tensors, dtype=dtype, device=CPU, max_positions=length, linear=linear)
+
+
+def steps_of(model: HamburgerModel) -> EagerSteps:
+    """The reference path over a plain module: what trained weights are served by, without another form of them."""
+    weight = model.head_weight
+    micro = weight[model.short_list] if model.has_short_list else weight
+    backend = TorchBackend(model, Heads(partial(F.linear, weight=weight), partial(F.linear, weight=micro)))
+    return EagerSteps(backend, [ScoringEmission(backend, NarrowingEmission(backend))])
+
+
 def core_of(
-    model: HamburgerModel,
+    model: Steps,
     num_blocks: int = 256,
     block_size: int = 4,
     max_num_seqs: int = 32,
     max_num_batched_slots: int = 64,
     max_model_len: int = 256,
     prefix_cache: bool = False,
-    held: TrunkConfig | None = None,
     overlap: bool = False,
     grammars: Grammars | None = None,
 ) -> EngineCore:
-    """A real core and runner over a model. held: the trunk whose KV the cache has, if not all of it."""
+    """A real core and runner over a model."""
     config = EngineConfig(
         max_model_len=max_model_len,
         max_num_seqs=max_num_seqs,
@@ -116,8 +140,7 @@ def core_of(
         max_group=model.config.max_group,
         prefix_cache=prefix_cache,
     )
-    weight = model.embed_tokens.weight
-    cache = PagedKVCache(held or model.config.trunk, num_blocks, block_size, weight.dtype, weight.device)
+    cache = PagedKVCache(model.trunk_config, num_blocks, block_size, model.state_dtype, model.device)
     return (OverlappedCore if overlap else EngineCore)(config, Runner(model, cache), lambda: 0.0, grammars)
 
 
@@ -166,7 +189,7 @@ def one_sequence(slots: list[list[int]], positions: list[int], emit: list[int]) 
 
 
 def teacher_forced(
-    model: HamburgerModel, input_ids: list[int], num_prompt: int, group_sizes: list[int]
+    model: EagerSteps, input_ids: list[int], num_prompt: int, group_sizes: list[int]
 ) -> tuple[Tensor, Tensor]:
     """Logits [n, V] and stop logits [n] of every response token, with the given groups as input."""
     groups, start = [], num_prompt
@@ -180,15 +203,17 @@ def teacher_forced(
     cache = PagedKVCache(model.config.trunk, 1, len(slots), torch.float32, CPU)
     graft = model.config.graft
     assert graft is not None
+    backend = model.backend
     with torch.inference_mode():
-        hidden, features = model.trunk(model.embed(batch), batch, cache, model.rotary, graft.feature_layers)
+        hidden, features = backend.trunk(batch, cache, Reads(batch.emit, len(batch.emit)))
         logits, stops = [], []
         for row, group in enumerate(groups):
             state = hidden[row : row + 1]
-            micro = model.micro_decoder.start(torch.stack(features, dim=1)[row : row + 1])
-            for index, token_id in enumerate(group):
-                logits.append(model.head(state)[0])
-                stops.append(model.stop_logit(state, index)[0])
-                if index + 1 < len(group):
-                    state = model.micro_decoder(model.embed_tokens(torch.tensor([token_id])), micro, model.rotary)
+            logits.append(backend.head(state)[0])
+            stops.append(backend.stop_logits(state, 0)[0])
+            micro = backend.begin_group(torch.stack(features, dim=1)[row : row + 1])
+            for index, token_id in enumerate(group[:-1], start=1):
+                state, _ = backend.micro_step(torch.tensor([token_id]), micro)
+                logits.append(backend.head(state)[0])
+                stops.append(backend.stop_logits(state, index)[0])
     return torch.stack(logits), torch.stack(stops)

@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 from hamburger.engine.transport.wire import Progress, RankMeet, RankPool, frames
-from hamburger.model.assemble import assemble
+from hamburger.model.assemble import assemble_shard
 from hamburger.model.config import DynamicRopeScaling, ModelConfig
 from hamburger.model.kv_cache import PagedKVCache
-from hamburger.model.parallel.collectives import Group
-from hamburger.model.parallel.model import ParallelModel
+from hamburger.model.parallel.collectives import Collectives
 from hamburger.model.parallel.shards import shard_trunk
 from hamburger.model.parallel.step_calls import Kind, StepCalls
+from hamburger.model.parallel.steps import ParallelSteps
 from small_models import CPU, graft_config, grafted, random_tensors, trunk_config
 
 SIZE, BLOCK_SIZE = 2, 4
@@ -33,7 +33,7 @@ CASES = {
     "short list": ModelConfig(trunk=_UNTIED, graft=graft_config(features="fused", short_list_size=20)),
     "short list of one rank": ModelConfig(trunk=trunk_config(), graft=graft_config(short_list_size=9)),
     "qk norms": ModelConfig(trunk=trunk_config(qk_norm=True, head_dim=16), graft=graft_config(feature_layers=(0, 2))),
-    "merge adapter": grafted(merge_rank=32),
+    "merge adapter": grafted(adapter_rank=32),
     "sliding": ModelConfig(trunk=trunk_config(sliding_window=5, sliding_layers=(1, 2)), graft=graft_config()),
     "plain": ModelConfig(trunk=trunk_config(num_kv_heads=4)),
     "plain, untied": ModelConfig(trunk=_UNTIED),
@@ -50,26 +50,18 @@ def tensors_of(case: str) -> dict[str, Tensor]:
     return tensors
 
 
-def model_of(case: str, group: Group | None) -> ParallelModel:
+def shard_of(case: str, ranks: Collectives) -> ParallelSteps:
     """This rank's part of it."""
-    model = assemble(CASES[case], tensors_of(case), dtype=torch.float32, device=CPU, max_positions=512, group=group)
-    assert isinstance(model, ParallelModel)
-    return model
+    return assemble_shard(CASES[case], tensors_of(case), ranks, dtype=torch.float32, device=CPU, max_positions=512)
 
 
 class Starving(StepCalls):
     """Memory ends before some of the calls, counted over all steps from 0; those of an abandoned step do not count."""
 
-    def __init__(self, model: ParallelModel, starved: set[int]) -> None:
-        self.__dict__ |= model.calls.__dict__
+    def __init__(self, steps: ParallelSteps, starved: set[int]) -> None:
+        self.__dict__ |= steps.shard.calls.__dict__
         self.number, self._starved, self._suspended = 0, starved, False
-        for module in (model, *model.modules()):
-            for name in ("calls", "_calls"):
-                if name in module.__dict__:
-                    module.__dict__[name] = self
-        for head in (model.head, getattr(model, "short_head", None)):
-            if head is not None:
-                head.__dict__["_calls"] = self
+        steps.shard.calls = self
 
     def abandon(self) -> list[int]:
         self._suspended = True
@@ -86,7 +78,7 @@ class Starving(StepCalls):
 
 
 def main() -> None:
-    group, case = Group(1, SIZE), ""
+    group, case = Collectives(1, SIZE), ""
     torch.set_num_threads(1)
     starved: set[int] = set()
     for value in frames(socket.socket(fileno=int(sys.argv[1]))):
@@ -99,12 +91,12 @@ def main() -> None:
         elif isinstance(value, RankMeet):
             group.join(CPU, value.port)
         elif isinstance(value, RankPool):
-            model = model_of(case, group)
-            Starving(model, starved)
+            steps = shard_of(case, group)
+            Starving(steps, starved)
             starved = set()
             cache = PagedKVCache(shard_trunk(CASES[case].trunk, SIZE), value.num_blocks, BLOCK_SIZE, torch.float32, CPU)
         else:
-            model.follow(value, cache)
+            steps.follow(value, cache)
 
 
 if __name__ == "__main__":

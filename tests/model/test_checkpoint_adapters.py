@@ -28,7 +28,7 @@ def grafts_on_base(tmp_path: Path, extra: Tensors, adapter: tuple[int, float] | 
 
 
 def test_an_adapter_for_merged_slots_is_kept_apart(tmp_path: Path) -> None:
-    config = grafted(merge_rank=32)
+    config = grafted(adapter_rank=32)
     tensors = random_tensors(config)
     save_hf(tmp_path / "base", PLAIN, {n: t for n, t in tensors.items() if n in tensor_shapes(PLAIN)})
     own = {n: t for n, t in tensors.items() if n not in tensor_shapes(PLAIN)}

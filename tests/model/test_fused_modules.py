@@ -12,14 +12,14 @@ pytest.importorskip("triton", reason="the package triton is not installed")
 
 from graph_cores import CONTEXT, MODELS, assert_same, graphs_core, requests
 from hamburger.model.assemble import assemble
-from hamburger.model.batch import ForwardBatch, empty_sampling
+from hamburger.model.batch import ForwardBatch, Reads, empty_sampling
 from hamburger.model.config import DynamicRopeScaling, ModelConfig
 from hamburger.model.execution import Execution
-from hamburger.model.gpu.availability import Backend
-from hamburger.model.gpu.modules import FusedMicroStepDecoder, FusedTrunk
+from hamburger.model.gpu.availability import AttentionBackend
+from hamburger.model.gpu.backend import TritonBackend
 from hamburger.model.graphs.capture import EagerCapture
-from hamburger.model.hamburger import HamburgerModel
 from hamburger.model.kv_cache import PagedKVCache
+from hamburger.model.steps import EagerSteps
 from playing import play
 from same_groups import assert_same_groups
 from small_models import CPU, core_of, grafted, params, random_tensors, run_core, trunk_config
@@ -41,7 +41,7 @@ SHAPES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         },
         {"features": "fused", "feature_layers": (1,)},
     ),
-    "merge_adapter": ({}, {"merge_rank": 32}),
+    "merge_adapter": ({}, {"adapter_rank": 32}),
 }
 
 
@@ -50,14 +50,14 @@ def config_of(shape: str) -> ModelConfig:
     return grafted(trunk_config(**{"num_layers": 2, **trunk}), **{"feature_layers": (0, 1), **graft})
 
 
-def model_of(config: ModelConfig, backend: Backend, device: torch.device, seed: int = 1) -> HamburgerModel:
+def model_of(config: ModelConfig, backend: AttentionBackend, device: torch.device, seed: int = 1) -> EagerSteps:
     return assemble(
         config,
         random_tensors(config, seed),
         dtype=torch.float32,
         device=device,
         max_positions=64,
-        how=Execution(packed=False, backend=backend),
+        execution=Execution(packed=False, attention=backend),
     )
 
 
@@ -70,8 +70,7 @@ def test_answers_are_those_of_the_plain_model(shape: str, kernel_device: torch.d
         for n, c in ((1, 0.0), (5, 0.55), (11, 1.0))
     }
     fused = model_of(config, "triton", kernel_device)
-    assert isinstance(fused.trunk, FusedTrunk)
-    assert isinstance(fused.micro_decoder, FusedMicroStepDecoder)
+    assert isinstance(fused.backend, TritonBackend)
     wanted, found = (
         run_core(core_of(model, max_num_seqs=3, max_num_batched_slots=8, max_model_len=64), requests)
         for model in (model_of(config, "torch", CPU), fused)
@@ -120,7 +119,7 @@ def test_rows_of_padding_change_nothing(kernel_device: torch.device) -> None:
             layer.copy_(old)
         tokens.append(model.step(batch, cache).token_ids)
         with torch.inference_mode():
-            hidden, features = model.trunk(model.embed(batch), batch, cache, model.rotary, (0, 1))
+            hidden, features = model.backend.trunk(batch, cache, Reads(batch.emit, 2))
         states.append((hidden, *features))
         for layer, old in zip(cache.data, before, strict=True):
             changed = (layer != old).flatten(0, 1).flatten(1).any(-1).nonzero().squeeze(-1)
@@ -128,8 +127,7 @@ def test_rows_of_padding_change_nothing(kernel_device: torch.device) -> None:
     assert torch.equal(*tokens)
     for a, b in zip(*states, strict=True):
         torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5)
-    finite = model.trunk(model.embed(padded), replace(padded, emit=torch.arange(4, device=kernel_device)), cache,
-                         model.rotary, ())[0]  # fmt: skip
+    finite, _ = model.backend.trunk(padded, cache, Reads(torch.arange(4, device=kernel_device), 0))
     assert finite.isfinite().all()
 
 
@@ -146,7 +144,7 @@ def test_pieces_of_a_decoding_step_on_the_kernels_give_the_plain_texts(name: str
         dtype=torch.float32,
         device=CPU,
         max_positions=CONTEXT,
-        how=Execution(packed=False, masked=True, backend="triton"),
+        execution=Execution(packed=False, masked=True, attention="triton"),
     )
     ours = play(graphs_core(model, EagerCapture(), 80, max_rows=3), asked, at_once=1).outputs
     plain = model_of(config, "torch", CPU, seed=2)

@@ -13,7 +13,7 @@ from hamburger.model.assemble import assemble
 from hamburger.model.checkpoints.load import load_checkpoint
 from hamburger.model.checkpoints.sources import ModelSource
 from hamburger.model.execution import Execution
-from hamburger.model.hamburger import HamburgerModel
+from hamburger.model.steps import EagerSteps
 from small_models import CPU, core_of, params, run_core, teacher_forced
 
 DATA = Path(__file__).parent.parent / "data" / "golden-tiny"
@@ -21,7 +21,7 @@ GOLDEN: dict[str, list[dict[str, Any]]] = json.loads((DATA / "golden.json").read
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["plain", "packed"])
-def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> HamburgerModel:
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> EagerSteps:
     base = tmp_path_factory.mktemp("base")
     (base / "config.json").write_text((DATA / "base_config.json").read_text())
     source = ModelSource("lightning", "tiny", DATA / "reference-tiny.ckpt", base, base)
@@ -32,12 +32,12 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         dtype=torch.float32,
         device=CPU,
         max_positions=checkpoint.config.trunk.max_position_embeddings,
-        how=Execution(packed=request.param),
+        execution=Execution(packed=request.param),
     )
 
 
 @pytest.mark.parametrize("case", GOLDEN["forward"])
-def test_teacher_forced_pass_gives_the_reference_numbers(model: HamburgerModel, case: dict[str, Any]) -> None:
+def test_teacher_forced_pass_gives_the_reference_numbers(model: EagerSteps, case: dict[str, Any]) -> None:
     logits, stops = teacher_forced(model, case["input_ids"], case["inst_len"], case["steps"])
     torch.testing.assert_close(stops, torch.tensor(case["stop_logits"]), atol=1e-3, rtol=0)
     torch.testing.assert_close(logits.logsumexp(-1), torch.tensor(case["logsumexp"]), atol=1e-3, rtol=0)
@@ -47,7 +47,7 @@ def test_teacher_forced_pass_gives_the_reference_numbers(model: HamburgerModel, 
 
 
 @pytest.mark.parametrize("case", GOLDEN["generate"])
-def test_greedy_groups_are_the_reference_groups(model: HamburgerModel, case: dict[str, Any]) -> None:
+def test_greedy_groups_are_the_reference_groups(model: EagerSteps, case: dict[str, Any]) -> None:
     # The reference neither ends nor trims at EOS, so its end tokens are ordinary tokens here.
     sampling = params(confidence=case["confidence"], ignore_eos=True, max_tokens=100)
     outputs = run_core(core_of(model), {"r": (case["prompt_ids"], sampling)}, max_groups=len(case["groups"]))

@@ -10,6 +10,7 @@ from torch import nn
 
 from hamburger.engine.types.messages import SubmitRequest
 from hamburger.model.assemble import assemble
+from hamburger.model.backend import TorchBackend
 from hamburger.model.config import ModelConfig
 from hamburger.model.cpu.onednn import PackedLinear, can_pack, compiled_rows
 from hamburger.model.embedder import CompositionalEmbedder
@@ -33,7 +34,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "fused_one_layer": {"features": "fused", "micro_layers": 1, "feature_layers": (3,)},
     "short_list": {"features": "fused", "short_list_size": 40},
     "wide_groups": {"max_group": 6, "feature_layers": (0, 2)},
-    "merge_adapter": {"merge_rank": 32, "features": "fused", "max_group": 3},
+    "merge_adapter": {"adapter_rank": 32, "features": "fused", "max_group": 3},
 }
 
 
@@ -183,11 +184,15 @@ def test_a_context_shorter_than_a_groups_own_positions_is_served() -> None:
 
 def test_an_untied_head_is_packed_once() -> None:
     model = random_model(ModelConfig(trunk=trunk_config(tie_word_embeddings=False)), packed=True)
-    assert model.head is model.lm_head
+    backend = model.backend
+    assert isinstance(backend, TorchBackend)
+    assert backend.heads.first is backend.heads.micro
+    assert not hasattr(backend.model, "lm_head")  # nor is it kept in another form
 
 
 def test_off_the_short_list_no_micro_step_goes() -> None:
     model = random_model(config_of("short_list"), seed=10)
+    assert model.short_list is not None
     allowed = set(model.short_list.tolist())
     requests = {str(i): (p, params(confidence=0.0, ignore_eos=True, max_tokens=32)) for i, p in enumerate(prompts(6))}
     outputs = [output for stream in run_core(core_of(model), requests).values() for output in stream]
@@ -197,6 +202,7 @@ def test_off_the_short_list_no_micro_step_goes() -> None:
 
 def test_a_bias_towards_a_token_off_the_short_list_is_not_lost() -> None:
     model = random_model(config_of("short_list"), seed=10)
+    assert model.short_list is not None
     off = next(token_id for token_id in range(2, 96) if token_id not in model.short_list.tolist())
     on = int(model.short_list[5])
     for token_id in (off, on):
@@ -228,10 +234,10 @@ def test_packed_linear_equals_linear(dtype: torch.dtype, rows: int) -> None:
     linear = nn.Linear(72, 40).to(dtype)
     x = torch.randn(rows, 72).to(dtype)
     with torch.inference_mode():
-        packed = PackedLinear(linear.weight, linear.bias)(x)
+        packed = PackedLinear.of(linear.weight, linear.bias)(x)
         exact = nn.functional.linear(x.double(), linear.weight.double(), linear.bias.double())
         error = (packed.double() - exact).norm() / exact.norm()
-        several = PackedLinear(linear.weight, linear.bias)(x.expand(3, -1, -1))
+        several = PackedLinear.of(linear.weight, linear.bias)(x.expand(3, -1, -1))
     assert packed.shape == (rows, 40)
     assert error < {torch.float32: 1e-6, torch.bfloat16: 4e-3}[dtype]
     for part in several:

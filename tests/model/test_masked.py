@@ -11,14 +11,16 @@ import pytest
 import torch
 from torch import Tensor
 
+from hamburger.model.assemble import assemble
 from hamburger.model.batch import Adjustments, ForwardBatch, SamplingBatch, StepOutput
-from hamburger.model.config import ModelConfig
-from hamburger.model.emission.masked import draw
+from hamburger.model.config import ConfigError, ModelConfig
+from hamburger.model.emission.masked import MaskedEmission, draw
+from hamburger.model.emission.narrowing import NarrowingEmission
 from hamburger.model.execution import Execution
-from hamburger.model.hamburger import HamburgerModel
 from hamburger.model.rotary import RotaryEmbedding
 from hamburger.model.sampler import sample, uniform
-from small_models import CPU, grafted, one_sequence, random_model, trunk_config
+from hamburger.model.steps import EagerSteps
+from small_models import CPU, grafted, one_sequence, plain_model, random_model, trunk_config
 from trunk_shapes import SHAPES as TRUNKS
 
 GRAFTS: dict[str, dict[str, Any] | None] = {
@@ -27,20 +29,20 @@ GRAFTS: dict[str, dict[str, Any] | None] = {
     "fused": {"features": "fused", "micro_norm": True, "stop_bias": (0.1, -0.2, 0.3, 0.0)},
     "short_list": {"features": "fused", "short_list_size": 40},
     "wide_groups": {"max_group": 6, "feature_layers": (0, 2)},
-    "merge_adapter": {"merge_rank": 32},
+    "merge_adapter": {"adapter_rank": 32},
     "plain_base": None,
 }
 VOCAB = 96
 
 
-def model_of(shape: str) -> HamburgerModel:
+def model_of(shape: str) -> EagerSteps:
     graft = GRAFTS[shape]
     config = ModelConfig(trunk=trunk_config()) if graft is None else grafted(**graft)
     return random_model(config, seed=len(shape))
 
 
-def random_batch(model: HamburgerModel, draw: random.Random) -> ForwardBatch:
-    """What `emit_narrowing` reads of a batch: rows of every kind, some of them rare."""
+def random_batch(model: EagerSteps, draw: random.Random) -> ForwardBatch:
+    """What an emission reads of a batch: rows of every kind, some of them rare."""
     m, most = draw.randint(1, 9), model.config.max_group
 
     def ints(*values: int) -> Tensor:
@@ -104,12 +106,13 @@ def random_adjustments(m: int, draw: random.Random) -> Adjustments:
     )
 
 
-def emit(model: HamburgerModel, batch: ForwardBatch, seed: int, *, masked: bool) -> StepOutput:
+def emit(model: EagerSteps, batch: ForwardBatch, seed: int, *, masked: bool) -> StepOutput:
     generator = torch.Generator().manual_seed(seed)
     graft, rows = model.config.graft, len(batch.emit)
     hidden, *features = torch.randn(1 + (len(graft.feature_layers) if graft else 0), rows, 32, generator=generator)
     with torch.inference_mode():
-        return (model._emit_masked if masked else model.emit_narrowing)(hidden, features, batch)
+        emission = (MaskedEmission if masked else NarrowingEmission)(model.backend)
+        return emission.emit(hidden, features, batch)
 
 
 @pytest.mark.parametrize("shape", GRAFTS)
@@ -153,14 +156,14 @@ def test_a_draw_without_branches_is_the_draw_with_them() -> None:
 
 
 def test_merging_without_asking_which_is_merging() -> None:
-    model = model_of("positions")
+    embedder = plain_model(grafted(), seed=9).embedder
     e, sizes = (
         torch.randn(9, 4, 32, generator=torch.Generator().manual_seed(2)),
         torch.tensor([1, 2, 3, 4, 1, 4, 2, 2, 3]),
     )
     with torch.inference_mode():
         known = (sizes > 1).nonzero().squeeze(-1)
-        asked, unasked = (model.embedder(e, sizes, rows) for rows in (known, None))
+        asked, unasked = (embedder(e, sizes, rows) for rows in (known, None))
     torch.testing.assert_close(unasked, asked, atol=1e-6, rtol=1e-5)
 
 
@@ -177,6 +180,7 @@ def test_dynamic_rope_of_short_and_long_texts_together_is_that_of_each_alone() -
 
 
 def test_the_compiled_kernels_take_no_masks() -> None:
-    model = model_of("positions")
-    with pytest.raises(ValueError, match="masked is not for them"):
-        model.prepare(16, Execution(kernels=object(), masked=True))  # type: ignore[arg-type]
+    config = ModelConfig(trunk=trunk_config())
+    execution = Execution(kernels=object(), masked=True)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="kernels and masked exclude each other"):
+        assemble(config, {}, dtype=torch.float32, device=CPU, max_positions=16, execution=execution)

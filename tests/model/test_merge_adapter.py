@@ -6,23 +6,25 @@ import pytest
 import torch
 from torch import Tensor
 
-from hamburger.model.adapter import LowRank, MergedSlots
-from hamburger.model.assemble import assemble
+from hamburger.model.adapter import ComposedSlots, LowRank
+from hamburger.model.assemble import assemble, model_of
 from hamburger.model.config import ConfigError, ModelConfig, tensor_shapes
 from hamburger.model.layers import DecoderLayer
+from hamburger.model.linear import weights_of
 from small_models import (
     CPU,
     core_of,
     graft_config,
     grafted,
     params,
-    random_model,
+    plain_model,
     random_tensors,
     run_core,
+    steps_of,
     trunk_config,
 )
 
-CONFIG = grafted(merge_rank=32)
+CONFIG = grafted(adapter_rank=32)
 
 
 @pytest.mark.parametrize("is_masked", [False, True])
@@ -31,10 +33,11 @@ def test_merged_slots_get_more_and_others_nothing(is_masked: bool) -> None:
     adapter = LowRank(16, 24, 32)
     sizes, x, y = torch.tensor([1, 2, 4, 1, 3]), torch.randn(5, 16), torch.randn(5, 24)
     rows = (sizes > 1).nonzero().squeeze(-1)
-    merged = MergedSlots(None, (sizes > 1)[:, None]) if is_masked else MergedSlots(rows, None)
+    merged = ComposedSlots(None, (sizes > 1)[:, None]) if is_masked else ComposedSlots(rows, None)
     with torch.inference_mode():
         found = merged.add(adapter, x, y)
-        wanted = y + (adapter.up.weight @ (adapter.down.weight @ x.T)).T
+        (up, _), (down, _) = weights_of(adapter.up), weights_of(adapter.down)
+        wanted = y + (up @ (down @ x.T)).T
     torch.testing.assert_close(found[rows], wanted[rows])
     assert torch.equal(found[sizes == 1], y[sizes == 1])
 
@@ -42,7 +45,7 @@ def test_merged_slots_get_more_and_others_nothing(is_masked: bool) -> None:
 def test_a_layers_linears_are_those_of_merged_weights() -> None:
     """For slots that pass them, as if alpha / rank B A had been added to the weights."""
     tensors = random_tensors(CONFIG, 3)
-    model = random_model(CONFIG, seed=3, packed=False)
+    model = plain_model(CONFIG, seed=3)
     whole = dict(tensors)
     for name in tensors:
         if name.endswith(".lora_A"):
@@ -50,9 +53,9 @@ def test_a_layers_linears_are_those_of_merged_weights() -> None:
             target = pair.removeprefix("adapter.") + ".weight"
             whole[target] = tensors[target] + tensors[f"{pair}.lora_B"] @ tensors[name]
     plain = grafted()
-    other = assemble(plain, {name: whole[name] for name in tensor_shapes(plain)}, dtype=torch.float32, device=CPU,
+    other = model_of(plain, {name: whole[name] for name in tensor_shapes(plain)}, dtype=torch.float32, device=CPU,
                      max_positions=64)  # fmt: skip
-    x, everyone = torch.randn(3, 32), MergedSlots(torch.arange(3), None)
+    x, everyone = torch.randn(3, 32), ComposedSlots(torch.arange(3), None)
     cos, sin = other.rotary(torch.arange(3))
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -61,7 +64,7 @@ def test_a_layers_linears_are_those_of_merged_weights() -> None:
     with torch.inference_mode():
         for ours, theirs in zip(model.trunk.layers, other.trunk.layers, strict=True):
             assert isinstance(ours, DecoderLayer)
-            found, wanted = ours(x, cos, sin, attend, merged=everyone), theirs(x, cos, sin, attend)
+            found, wanted = ours(x, cos, sin, attend, composed=everyone), theirs(x, cos, sin, attend)
             torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
 
 
@@ -85,13 +88,13 @@ def test_slots_of_one_token_are_the_base_to_the_bit() -> None:
 
 
 def test_merged_slots_go_another_way_with_it() -> None:
-    model = random_model(CONFIG, seed=4, packed=False)
+    model = plain_model(CONFIG, seed=4)
     requests = {str(i): ([3 + i, 7], params(confidence=0.0, max_tokens=24, ignore_eos=True)) for i in range(4)}
-    with_it = run_core(core_of(model), requests)
+    with_it = run_core(core_of(steps_of(model)), requests)
     for name, parameter in model.named_parameters():
         if "_adapter.up" in name:
             parameter.data.zero_()
-    without = run_core(core_of(model), requests)
+    without = run_core(core_of(steps_of(model)), requests)
     assert any(
         [output.token_ids for output in with_it[name]] != [output.token_ids for output in without[name]]
         for name in requests
@@ -103,9 +106,9 @@ def test_merged_slots_go_another_way_with_it() -> None:
 @pytest.mark.parametrize("rank", [8, -32, 48])
 def test_ranks_that_the_kernels_cannot_take(rank: int) -> None:
     with pytest.raises(ConfigError, match=f"is {rank}: it must be a multiple of 32"):
-        ModelConfig(trunk=trunk_config(), graft=graft_config(), merge_rank=rank)
+        ModelConfig(trunk=trunk_config(), graft=graft_config(), adapter_rank=rank)
 
 
 def test_without_a_graft_nothing_is_merged() -> None:
     with pytest.raises(ConfigError, match="needs a graft"):
-        ModelConfig(trunk=trunk_config(), merge_rank=32)
+        ModelConfig(trunk=trunk_config(), adapter_rank=32)

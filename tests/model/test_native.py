@@ -11,15 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from hamburger.model.batch import ForwardBatch, empty_sampling
+from hamburger.model.batch import ForwardBatch, Reads, empty_sampling
 from hamburger.model.config import ModelConfig
-from hamburger.model.cpu.embedding import NativeEmbedding, merger_fits
-from hamburger.model.cpu.graft import NativeEmitter
-from hamburger.model.cpu.head import PackedHead
-from hamburger.model.cpu.library import GROUP, InstructionSet, Kernels, PackedWeight, has_4_bits, load_kernels
+from hamburger.model.cpu.embedding import CpuEmbedding, merger_fits
+from hamburger.model.cpu.graft import CpuGraft, PackedHead
+from hamburger.model.cpu.library import GROUP, InstructionSet, Kernels, load_kernels
+from hamburger.model.cpu.weights import PackedWeight, has_4_bits
 from hamburger.model.embedder import CompositionalEmbedder
-from hamburger.model.hamburger import HamburgerModel
 from hamburger.model.kv_cache import PagedKVCache
+from hamburger.model.linear import weights_of
+from hamburger.model.steps import EagerSteps
 from native_models import SETS, WIDE, RoundedLinear, dequantized, half, models, rounded
 from small_models import (
     CPU,
@@ -66,7 +67,7 @@ def test_a_linear_is_the_product_of_the_rounded(
     bias = torch.randn(outputs, generator=generator) if seed % 2 else None
     x = torch.randn(rows, groups * GROUP, generator=generator)
     x[0, :GROUP] = 0
-    y = kernels.linear(PackedWeight(kernels, weight, bias, bits), x)
+    y = PackedWeight(kernels, weight, bias, bits).multiply(x)
     exact = rounded(x).double() @ dequantized(weight, bits).double().T + (0 if bias is None else bias)
     assert y.shape == exact.shape
     # A code or an input that lies between two steps may fall to either side.
@@ -80,7 +81,7 @@ def test_weights_that_have_4_bits_are_kept_exactly(kernels: Kernels) -> None:
     assert has_4_bits(weight)
     assert has_4_bits(weight.bfloat16())
     packed = PackedWeight(kernels, weight, None, 4)
-    torch.testing.assert_close(kernels.linear(packed, torch.eye(96)).T, weight, rtol=0, atol=1e-6)
+    torch.testing.assert_close(packed.multiply(torch.eye(96)).T, weight, rtol=0, atol=1e-6)
     assert packed.nbytes == 3 * 3 * (16 * 32 // 2 + 64)  # blocks, groups, bytes
 
 
@@ -89,7 +90,7 @@ def test_weights_that_have_4_bits_are_kept_exactly(kernels: Kernels) -> None:
 def test_what_is_not_finite_stays_so(kernels: Kernels, bits: int, fault: float) -> None:
     x = torch.randn(3, 64)
     x[1, 40] = fault
-    y = kernels.linear(PackedWeight(kernels, torch.randn(5, 64), None, bits), x)
+    y = PackedWeight(kernels, torch.randn(5, 64), None, bits).multiply(x)
     assert y[[0, 2]].isfinite().all()
     assert y[1].isnan().all()
 
@@ -104,7 +105,7 @@ def test_only_an_even_grid_has_4_bits() -> None:
     assert has_4_bits(torch.full((16, 32), 0.5))
 
 
-def first_states(model: HamburgerModel, prompts: list[list[int]]) -> dict[str, list[float]]:
+def first_states(model: EagerSteps, prompts: list[list[int]]) -> dict[str, list[float]]:
     """The log-probabilities of each first token's rivals: how far the whole step is off."""
     found = run_core(
         core_of(model, max_num_batched_slots=48, max_model_len=200),
@@ -132,7 +133,7 @@ def test_every_kind_of_trunk_is_near_the_plain_one(shape: str, bits: int, kernel
 
 
 def test_slots_of_several_tokens_pass_their_adapter(kernels: Kernels) -> None:
-    config = grafted(trunk_config(**WIDE), merge_rank=32)
+    config = grafted(trunk_config(**WIDE), adapter_rank=32)
     off = []
     for seed in range(12):
         plain, native = models(config, seed=seed, kernels=kernels)
@@ -142,7 +143,7 @@ def test_slots_of_several_tokens_pass_their_adapter(kernels: Kernels) -> None:
         for model in (plain, native):
             cache = PagedKVCache(config.trunk, 1, len(slots), torch.float32, CPU)
             with torch.inference_mode():
-                hidden, features = model.trunk(model.embed(batch), batch, cache, model.rotary, (1, 2))
+                hidden, features = model.backend.trunk(batch, cache, Reads(batch.emit, 4))
             states.append(torch.stack([hidden, *features]))
         off.append(float((states[0] - states[1]).abs().max()))
     assert all(value < 0.5 for value in off)  # an input between two steps may be rounded to either side
@@ -156,10 +157,13 @@ def test_groups_are_merged_as_the_plain_embedder_does(heads: int, groups: int, k
     plain = CompositionalEmbedder(64, 4, heads).requires_grad_(False)
     plain.pos.normal_()
     table, tokens = torch.randn(4 * groups, 64), torch.arange(4 * groups).view(groups, 4)
-    native = NativeEmbedding(kernels, table, plain)
+    native = CpuEmbedding(kernels, table, plain)
     for name in ("q", "k", "v", "out"):
-        linear = getattr(plain, f"{name}_proj")
-        setattr(plain, f"{name}_proj", RoundedLinear(linear.weight, linear.bias))
+        weight, bias = weights_of(getattr(plain, f"{name}_proj"))
+        rounded = RoundedLinear.of(weight)
+        if bias is not None:
+            rounded.take("bias", bias)
+        setattr(plain, f"{name}_proj", rounded)
     sizes = torch.arange(groups) % 4 + 1
     sizes[0] = 3
     rows = (sizes > 1).nonzero().squeeze(-1)
@@ -178,7 +182,7 @@ def test_groups_are_merged_as_the_plain_embedder_does(heads: int, groups: int, k
 def test_single_tokens_are_their_embeddings(dtype: torch.dtype, kernels: Kernels) -> None:
     table = torch.randn(11, 64, dtype=dtype)
     tokens = torch.tensor([[3], [0], [10]])
-    found, merged = NativeEmbedding(kernels, table, None)(tokens, torch.ones(3, dtype=torch.int64))
+    found, merged = CpuEmbedding(kernels, table, None)(tokens, torch.ones(3, dtype=torch.int64))
     assert torch.equal(found, table[tokens[:, 0]].float())
     assert not len(merged)
 
@@ -194,10 +198,10 @@ def test_what_the_one_call_chooses_is_what_torch_would(kernels: Kernels) -> None
     _, native = models(ModelConfig(trunk=trunk_config(**WIDE)), kernels=kernels)
     weight = torch.randn(100, 64)
     weight[[17, 40, 41, 99]] = 4 * torch.sign(torch.randn(64))
-    head = PackedHead(kernels, PackedWeight(kernels, weight, None, 8), weight)
-    emitter = NativeEmitter(kernels, native.config, head, None)
+    head = PackedHead(kernels, weight)
+    emitter = CpuGraft(kernels, native.config, head, None)
     hidden = torch.cat((weight[17:18], -weight[17:18], torch.randn(3, 64), torch.full((1, 64), float("nan"))))
-    logits = kernels.linear(PackedWeight(kernels, weight, None, 8), hidden)
+    logits = PackedWeight(kernels, weight, None, 8).multiply(hidden)
     batch = SimpleNamespace(
         max_group_limit=1, confidence=torch.ones(6), group_limits=torch.ones(6).long(), sampling=empty_sampling(6, CPU)
     )
@@ -213,12 +217,12 @@ def test_the_coarse_head_hides_no_likeliest_token(kernels: Kernels, rows: int) -
     _, native = models(ModelConfig(trunk=trunk_config(**WIDE)), kernels=kernels)
     weight = torch.randn(40, 64).repeat_interleave(80, 0) + 0.02 * torch.randn(3200, 64)
     packed = PackedWeight(kernels, weight, None, 8)
-    emitter = NativeEmitter(kernels, native.config, PackedHead(kernels, packed, weight), None)
+    emitter = CpuGraft(kernels, native.config, PackedHead(kernels, weight), None)
     num_wrong = 0
     for scale in (1.0, 30.0, 1e-3, 0.0):
         hidden = torch.randn(rows, 64) * scale
         hidden[:, 5] *= 20
-        logits = kernels.linear(packed, hidden)
+        logits = packed.multiply(hidden)
         batch = SimpleNamespace(
             max_group_limit=1,
             confidence=torch.ones(rows),
@@ -227,14 +231,14 @@ def test_the_coarse_head_hides_no_likeliest_token(kernels: Kernels, rows: int) -
         )
         chosen = emitter.emit(hidden, [], cast(ForwardBatch, batch)).token_ids[:, 0]
         assert torch.equal(chosen, logits.argmax(-1))
-        num_wrong += int((kernels.linear(PackedWeight(kernels, weight, None, 4), hidden).argmax(-1) != chosen).sum())
+        num_wrong += int((PackedWeight(kernels, weight, None, 4).multiply(hidden).argmax(-1) != chosen).sum())
     assert num_wrong > rows  # else nothing was tried
 
 
 def test_the_errors_of_a_coarse_head_are_those_of_its_weights(kernels: Kernels) -> None:
     weight = torch.randn(70, 64)
     unit = torch.eye(64)
-    fine, coarse = (kernels.linear(PackedWeight(kernels, weight, None, bits), unit).T for bits in (8, 4))
-    head = PackedHead(kernels, PackedWeight(kernels, weight, None, 8), weight)
+    fine, coarse = (PackedWeight(kernels, weight, None, bits).multiply(unit).T for bits in (8, 4))
+    head = PackedHead(kernels, weight)
     torch.testing.assert_close(head.errors[:70], (fine - coarse).norm(dim=1), rtol=1e-4, atol=1e-5)
     assert not head.errors[70:].any()

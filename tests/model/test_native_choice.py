@@ -7,15 +7,14 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
-from hamburger.engine.device.load import _kernels, find
+from hamburger.engine.device.load import _kernels, resolve
 from hamburger.engine.types.config import EngineArgs, Quantization
 from hamburger.model.assemble import assemble
 from hamburger.model.checkpoints.load import save_checkpoint
 from hamburger.model.config import ConfigError, ModelConfig
+from hamburger.model.cpu.backend import CpuBackend
 from hamburger.model.cpu.library import layers_fit, load_kernels
-from hamburger.model.cpu.modules import NativeLinear, NativeTrunk
 from hamburger.model.execution import Execution
 from small_models import CPU, random_tensors, trunk_config
 
@@ -33,12 +32,10 @@ def test_bits_are_what_was_asked() -> None:
             dtype=torch.bfloat16,
             device=CPU,
             max_positions=64,
-            how=Execution(kernels=kernels, bits=bits),
+            execution=Execution(kernels=kernels, bits=bits),
         )
         assert model.quantization == name
-        assert isinstance(model.trunk, NativeTrunk)
-        assert isinstance(model.head, NativeLinear)
-        assert not any(isinstance(m, nn.Linear) for m in model.modules())
+        assert isinstance(model.backend, CpuBackend)
 
 
 def asked_for(quantization: Quantization, dtype: str = "auto") -> EngineArgs:
@@ -76,7 +73,7 @@ def test_the_cache_is_bfloat16_unless_somebody_asked_for_other_digits(tmp_path: 
 
     def kv_dtype(quantization: Quantization, dtype: str) -> torch.dtype:
         args = EngineArgs(model=str(tmp_path), quantization=quantization, dtype=dtype, device="cpu", max_model_len=32)
-        return find(args).kv_dtype
+        return resolve(args).kv_dtype
 
     assert kv_dtype("auto", "auto") == torch.bfloat16  # also where states are float32
     assert kv_dtype("int8", "float32") == torch.float32

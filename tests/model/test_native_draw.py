@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from hamburger.model.config import ModelConfig
-from hamburger.model.cpu.graft import NativeEmitter
-from hamburger.model.cpu.head import PackedHead
-from hamburger.model.cpu.library import InstructionSet, PackedWeight, load_kernels
+from hamburger.model.cpu.graft import CpuGraft, PackedHead
+from hamburger.model.cpu.library import InstructionSet, load_kernels
 from hamburger.model.sampler import sample
 from small_models import trunk_config
 
@@ -21,13 +20,13 @@ LAST = 1 - 2**-53
 
 
 @pytest.fixture(params=SETS, scope="module")
-def emitter(request: pytest.FixtureRequest) -> NativeEmitter:
+def emitter(request: pytest.FixtureRequest) -> CpuGraft:
     kernels = load_kernels(request.param)
     if kernels is None:
         pytest.skip(f"this processor has no {request.param}")
     weight = torch.zeros(16, 64)
     config = ModelConfig(trunk=trunk_config(hidden_size=64, intermediate_size=96, head_dim=32))
-    return NativeEmitter(kernels, config, PackedHead(kernels, PackedWeight(kernels, weight, None, 8), weight), None)
+    return CpuGraft(kernels, config, PackedHead(kernels, weight), None)
 
 
 def filters(rows: int, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0) -> tuple[Tensor, Tensor, Tensor]:
@@ -65,7 +64,7 @@ def shares(logits: Tensor, top_k: int, top_p: float, min_p: float) -> tuple[Tens
 @given(size=st.sampled_from([1, 5, 16, 300, 3000]), **FILTERS)
 @settings(max_examples=150, deadline=None)
 def test_draws_follow_the_definition(
-    emitter: NativeEmitter, seed: int, size: int, spread: float, top_k: int, top_p: float, min_p: float
+    emitter: CpuGraft, seed: int, size: int, spread: float, top_k: int, top_p: float, min_p: float
 ) -> None:
     u = torch.tensor([0.0, LAST, *torch.linspace(0.001, 0.999, 20).tolist()], dtype=torch.float64)
     logits = scaled(seed, size, spread)
@@ -83,7 +82,7 @@ def test_draws_follow_the_definition(
 @given(kept=st.integers(1, 200), **FILTERS)
 @settings(max_examples=100, deadline=None)
 def test_what_may_not_be_chosen_shifts_no_draw(
-    emitter: NativeEmitter, seed: int, kept: int, spread: float, top_k: int, top_p: float, min_p: float
+    emitter: CpuGraft, seed: int, kept: int, spread: float, top_k: int, top_p: float, min_p: float
 ) -> None:
     """So a short list draws in one call what a whole row does where a batch goes by parts."""
     generator = torch.Generator().manual_seed(seed)
@@ -96,7 +95,7 @@ def test_what_may_not_be_chosen_shifts_no_draw(
         assert emitter.draw(whole, *how, chances) == ids[emitter.draw(short, *how, chances)]
 
 
-def test_frequencies_are_the_probabilities(emitter: NativeEmitter) -> None:
+def test_frequencies_are_the_probabilities(emitter: CpuGraft) -> None:
     logits = torch.tensor([0.5, 0.3, 0.15, 0.05]).log()
     n = 10_000
     u = torch.linspace(0, LAST, n, dtype=torch.float64)
@@ -111,13 +110,13 @@ def test_frequencies_are_the_probabilities(emitter: NativeEmitter) -> None:
         assert share.tolist() == pytest.approx(wanted, abs=2e-4)
 
 
-def test_of_equal_tokens_the_first_are_kept(emitter: NativeEmitter) -> None:
+def test_of_equal_tokens_the_first_are_kept(emitter: CpuGraft) -> None:
     u = torch.linspace(0, LAST, 50, dtype=torch.float64)
     drawn = emitter.draw(torch.zeros(50, 70), *filters(50, top_k=3), u)
     assert sorted(set(drawn.tolist())) == [0, 1, 2]
 
 
-def test_where_nothing_is_left_it_is_the_last(emitter: NativeEmitter) -> None:
+def test_where_nothing_is_left_it_is_the_last(emitter: CpuGraft) -> None:
     nothing = torch.full((1, 70), float("-inf"))
     for how in (filters(1), filters(1, top_k=3, top_p=0.5)):
         assert emitter.draw(nothing, *how, torch.tensor([0.5], dtype=torch.float64)) == 69
@@ -126,7 +125,7 @@ def test_where_nothing_is_left_it_is_the_last(emitter: NativeEmitter) -> None:
 
 @pytest.mark.parametrize("broken", [float("nan"), float("inf")])
 @pytest.mark.parametrize("at", [0, 20, 69])
-def test_a_broken_logit_leaves_the_row(emitter: NativeEmitter, broken: float, at: int) -> None:
+def test_a_broken_logit_leaves_the_row(emitter: CpuGraft, broken: float, at: int) -> None:
     """What is drawn then means nothing, but it is a token."""
     logits = scaled(0, 70, 4.0).repeat(16, 1)
     logits[:, at] = broken

@@ -19,9 +19,9 @@ pytestmark = pytest.mark.skipif(load_kernels() is None, reason="built without a 
 
 @pytest.mark.parametrize("features", ["positions", "fused"])
 @pytest.mark.parametrize("short_list", [None, 40])
-@pytest.mark.parametrize("merge_rank", [0, 32])
-def test_groups_are_those_of_the_plain_model(features: str, short_list: int | None, merge_rank: int) -> None:
-    config = grafted(trunk_config(**WIDE), merge_rank, features=features, short_list_size=short_list)
+@pytest.mark.parametrize("adapter_rank", [0, 32])
+def test_groups_are_those_of_the_plain_model(features: str, short_list: int | None, adapter_rank: int) -> None:
+    config = grafted(trunk_config(**WIDE), adapter_rank, features=features, short_list_size=short_list)
     plain, native = models(config, seed=11)
     prompts = {str(i): ([5 + i, 6, 7], params(max_tokens=12, confidence=0.3)) for i in range(6)}
     wanted, found = (run_core(core_of(m), prompts) for m in (plain, native))
@@ -83,7 +83,7 @@ def prompts_of(number: int, asked: int | None) -> dict[str, tuple[list[int], Any
 
 @pytest.mark.parametrize("asked", [None, 3])  # log-probabilities: without them a batch goes in one call
 def test_the_batch_changes_no_bit(asked: int | None) -> None:
-    _, native = models(grafted(trunk_config(**WIDE), merge_rank=32))
+    _, native = models(grafted(trunk_config(**WIDE), adapter_rank=32))
     prompts = prompts_of(5, asked)
     together = run_core(core_of(native), prompts)
     for name, prompt in prompts.items():
@@ -99,7 +99,7 @@ def test_the_batch_changes_no_bit(asked: int | None) -> None:
 @pytest.mark.parametrize("asked", [None, 3])
 def test_the_number_of_threads_changes_no_bit(asked: int | None) -> None:
     """So engine/device/cpu_threads.py may change it between two steps."""
-    _, native = models(grafted(trunk_config(**WIDE), merge_rank=32))
+    _, native = models(grafted(trunk_config(**WIDE), adapter_rank=32))
     prompts = prompts_of(5, asked)
     found, before = [], torch.get_num_threads()
     try:

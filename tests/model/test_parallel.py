@@ -19,15 +19,15 @@ from hamburger.engine.core.core import EngineCore
 from hamburger.engine.transport.wire import Encoder, Progress, RankMeet, RankPool
 from hamburger.engine.types.messages import GroupOutput, SubmitRequest
 from hamburger.engine.types.sampling_params import SamplingParams
-from hamburger.model.assemble import assemble
+from hamburger.model.assemble import assemble, assemble_shard
 from hamburger.model.batch import ForwardBatch
 from hamburger.model.config import ConfigError
 from hamburger.model.execution import Execution
-from hamburger.model.parallel.collectives import Group
-from hamburger.model.parallel.model import ParallelModel, shard_tensor
+from hamburger.model.parallel.collectives import Collectives
+from hamburger.model.parallel.shard import shard_tensor
 from hamburger.model.parallel.shards import shard_trunk
 from small_models import CPU, core_of, params, trunk_config
-from split_models import BLOCK_SIZE, CASES, SIZE, Starving, model_of, tensors_of
+from split_models import BLOCK_SIZE, CASES, SIZE, Starving, shard_of, tensors_of
 
 Requests = dict[str, tuple[list[int], SamplingParams]]
 
@@ -36,7 +36,7 @@ class Pair:
     """This process as rank 0, and another one as rank 1, which `core` gives a model each time."""
 
     def __init__(self) -> None:
-        self._encoder, self._group = Encoder(), Group(0, SIZE)
+        self._encoder, self._group = Encoder(), Collectives(0, SIZE)
         self._mine, theirs = socket.socketpair()
         command = [
             sys.executable,
@@ -54,10 +54,10 @@ class Pair:
         self._send(Progress(" ".join(["starve", *map(str, starved[1])])))
         self._send(Progress(case))
         self._send(RankPool(options.setdefault("num_blocks", 256)))
-        model = model_of(case, self._group)
-        self.calls = Starving(model, starved[0])
-        model.lead(self._send)
-        return core_of(model, block_size=BLOCK_SIZE, held=shard_trunk(model.config.trunk, SIZE), **options)
+        steps = shard_of(case, self._group)
+        self.calls = Starving(steps, starved[0])
+        steps.lead(self._send)
+        return core_of(steps, block_size=BLOCK_SIZE, **options)
 
     def close(self) -> None:
         self._mine.close()
@@ -189,7 +189,7 @@ def test_memory_may_end_before_any_call(pair: Pair, rank: int) -> None:
     assert pair.calls.number > 10 * 197
 
 
-class _Alone(Group):
+class _Alone(Collectives):
     """A group of one: nobody is waited for."""
 
     def all_reduce(self, x: Tensor) -> Tensor:
@@ -206,16 +206,16 @@ class _Alone(Group):
 def test_the_kernels_make_the_calls_that_are_foreseen(case: str) -> None:
     """StepCalls would refuse any other."""
     pytest.importorskip("triton", reason="the package triton is not installed")
-    how = Execution(backend="triton", packed=False)
-    config, tensors = CASES[case], tensors_of(case)
-    alone = _Alone(0, 1)
-    model = assemble(config, tensors, dtype=torch.float32, device=CPU, max_positions=512, how=how, group=alone)
-    assert isinstance(model, ParallelModel)
-    model.lead(lambda shape: None)
+    execution = Execution(attention="triton", packed=False)
+    steps = assemble_shard(
+        CASES[case], tensors_of(case), _Alone(0, 1), dtype=torch.float32, device=CPU, max_positions=512,
+        execution=execution,
+    )  # fmt: skip
+    steps.lead(lambda shape: None)
     asked = params(confidence=0.2, max_tokens=7, ignore_eos=True, prompt_logprobs=1)
     requests: Requests = {"a": ([5, 9, 17], asked), "b": ([33, 2], replace(asked, temperature=1.0))}
     expected, *_ = run(one_rank(case), requests)
-    ours, *_ = run(core_of(model, block_size=BLOCK_SIZE), requests)
+    ours, *_ = run(core_of(steps, block_size=BLOCK_SIZE), requests)
     assert_equal(ours, expected)
 
 
@@ -247,7 +247,7 @@ def test_what_cannot_be_shared_out_is_refused(changes: dict[str, Any], size: int
 
 
 def test_a_batch_has_no_field_that_the_ranks_are_not_told() -> None:
-    """Whoever adds one to ForwardBatch decides what the others need of it (ParallelModel._receive)."""
+    """Whoever adds one to ForwardBatch decides what the others need of it (ParallelSteps._receive)."""
     told = {
         "token_ids", "group_sizes", "max_group_size", "positions", "write_slots", "block_tables", "context_slots",
         "query_slots", "context_slots_host", "num_single", "emit", "max_group_limit", "scored", "text_lengths",

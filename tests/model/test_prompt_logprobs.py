@@ -12,8 +12,10 @@ from hamburger.engine.core.core import EngineCore
 from hamburger.engine.types.messages import GroupOutput, SubmitRequest
 from hamburger.engine.types.sampling_params import SamplingParams
 from hamburger.model.assemble import assemble
+from hamburger.model.backend import Heads, TorchBackend
 from hamburger.model.config import GraftConfig, ModelConfig
-from hamburger.model.hamburger import SCORED_ROWS_AT_ONCE, HamburgerModel
+from hamburger.model.emission.scoring import SCORED_ROWS_AT_ONCE
+from hamburger.model.steps import EagerSteps
 from peer import hugging_face
 from small_models import CPU, core_of, graft_config, params, random_model, random_tensors, run_core, trunk_config
 
@@ -26,7 +28,7 @@ MODELS: dict[str, tuple[dict[str, Any], GraftConfig | None]] = {
 }
 
 
-def model_and_peer(name: str) -> tuple[HamburgerModel, Any]:
+def model_and_peer(name: str) -> tuple[EagerSteps, Any]:
     trunk, graft = MODELS[name]
     config = ModelConfig(trunk=trunk_config(**trunk), graft=graft)
     tensors = random_tensors(config, seed=5)
@@ -98,17 +100,19 @@ def test_max_tokens_0_scores_and_emits_nothing() -> None:
         check(peer, prompts[r], outputs, 1)
 
 
-def head_rows(model: HamburgerModel, core: EngineCore, prompt: list[int], asked: SamplingParams) -> list[int]:
+def head_rows(model: EagerSteps, core: EngineCore, prompt: list[int], asked: SamplingParams) -> list[int]:
     """The rows of each call of the head."""
-    head, rows = model.head, list[int]()
+    backend = model.backend
+    assert isinstance(backend, TorchBackend)
+    heads, rows = backend.heads, list[int]()
 
     def counted(states: Tensor) -> Tensor:
         rows.append(len(states))
-        return head(states)
+        return heads.first(states)
 
-    model.head = counted
+    backend.heads = Heads(counted, heads.micro)
     run_core(core, {"r": (prompt, asked)})
-    model.head = head
+    backend.heads = heads
     return rows
 
 

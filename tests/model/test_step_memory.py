@@ -19,8 +19,8 @@ from hamburger.model.graphs.step_memory import (
     peak_bytes,
     small_cache,
 )
-from hamburger.model.hamburger import HamburgerModel
 from hamburger.model.kv_cache import slot_bytes
+from hamburger.model.steps import EagerSteps
 from small_models import graft_config, random_model, trunk_config
 from trunk_shapes import SHAPES as TRUNKS
 
@@ -70,10 +70,10 @@ def test_the_largest_steps_run_on_the_small_cache(name: str, masked: bool) -> No
 
 
 @pytest.mark.parametrize("step", [largest_decode, largest_prefill])
-def test_the_kernels_read_every_row_s_own_table(step: Callable[[HamburgerModel, Largest], ForwardBatch]) -> None:
+def test_the_kernels_read_every_row_s_own_table(step: Callable[[EagerSteps, Largest], ForwardBatch]) -> None:
     """All rows of a largest step read the same blocks: so equal rows must come out of it, and the plain ones."""
     pytest.importorskip("triton", reason="the package triton is not installed")
-    models = [random_model(MODELS["grafted"], masked=True, backend=b) for b in ("torch", "triton")]
+    models = [random_model(MODELS["grafted"], masked=True, attention=b) for b in ("torch", "triton")]
     outputs = []
     for model in models:
         cache = small_cache(model, 50, 4)
@@ -105,7 +105,7 @@ def test_they_are_as_large_as_steps_can_be() -> None:
     assert largest_decode(model, largest(context_slots=10**9)).context_slots_host == [40] * 6
 
 
-def model_and_args(**changes: int | bool) -> tuple[HamburgerModel, EngineArgs]:
+def model_and_args(**changes: int | bool) -> tuple[EagerSteps, EngineArgs]:
     fields = {"max_num_seqs": 11, "max_num_batched_slots": 40, "block_size": 4}
     return random_model(MODELS["grafted"], masked=True), EngineArgs(**{**fields, **changes})  # type: ignore[arg-type]
 
@@ -130,9 +130,8 @@ class FailingMeter(ScriptedMeter):
 def test_steps_and_graphs_are_kept_free_of_the_pool() -> None:
     model, args = model_and_args()
     free = 100 * slot_bytes(model.config.trunk, torch.float32)
-    assert step_bytes(model, args, 40, free, ScriptedMeter([7, 5], [100, 170, 172])) == 7 + 78
-    model, args = model_and_args(enforce_eager=True)
-    assert step_bytes(model, args, 40, free, ScriptedMeter([7, 5], [])) == 7
+    assert step_bytes(model, args, 40, free, ScriptedMeter([7, 5], [100, 170, 172]), captures=True) == 7 + 78
+    assert step_bytes(model, args, 40, free, ScriptedMeter([7, 5], []), captures=False) == 7
 
 
 @pytest.mark.parametrize(
@@ -141,10 +140,10 @@ def test_steps_and_graphs_are_kept_free_of_the_pool() -> None:
 def test_steps_that_do_not_fit_beside_the_weights_are_an_error_that_says_so(error: Exception) -> None:
     model, args = model_and_args()
     with pytest.raises(ConfigError, match=r"slots is 40 and max_num_seqs 11.*lower them.*of memory\.\)"):
-        step_bytes(model, args, 40, 10**6, FailingMeter(error))
+        step_bytes(model, args, 40, 10**6, FailingMeter(error), captures=True)
 
 
 def test_other_errors_of_a_first_step_stay_what_they_are() -> None:
     model, args = model_and_args()
     with pytest.raises(RuntimeError, match="illegal memory access"):
-        step_bytes(model, args, 40, 10**6, FailingMeter(RuntimeError("an illegal memory access")))
+        step_bytes(model, args, 40, 10**6, FailingMeter(RuntimeError("an illegal memory access")), captures=True)

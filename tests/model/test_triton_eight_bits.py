@@ -17,6 +17,7 @@ from torch import Tensor
 pytest.importorskip("triton", reason="the package triton is not installed")
 
 from hamburger.model.assemble import assemble
+from hamburger.model.backend import TorchBackend
 from hamburger.model.config import ModelConfig
 from hamburger.model.execution import Execution
 from hamburger.model.gpu import int8 as eight_bits
@@ -36,7 +37,7 @@ from hamburger.model.gpu.int8_product import (
     steps_of_part,
     written_out,
 )
-from hamburger.model.hamburger import HamburgerModel
+from hamburger.model.steps import EagerSteps
 from kernel_checks import any_shapes
 from quantised import norm_error, numbers
 from same_groups import assert_same_groups
@@ -205,10 +206,10 @@ def test_the_device_says_what_multiplies(monkeypatch: pytest.MonkeyPatch) -> Non
     assert (chosen.func, chosen.keywords) == (scaled_product, {"processors": 114})
 
 
-def model_of(config: ModelConfig, device: torch.device, backend: Any) -> HamburgerModel:
-    how = Execution(packed=False, backend=backend, eight_bits=True, masked=backend == "triton")
+def model_of(config: ModelConfig, device: torch.device, backend: Any) -> EagerSteps:
+    how = Execution(packed=False, attention=backend, int8=True, masked=backend == "triton")
     tensors = random_tensors(config, 1)
-    return assemble(config, tensors, dtype=torch.float32, device=device, max_positions=64, how=how)
+    return assemble(config, tensors, dtype=torch.float32, device=device, max_positions=64, execution=how)
 
 
 @pytest.mark.parametrize("shape", ["positions", "fused"])
@@ -223,7 +224,10 @@ def test_answers_of_a_whole_model_are_those_of_the_reference(
     by_kernels = partial(scaled_product, processors=MANY)
     monkeypatch.setattr(eight_bits, "product_for", lambda device: by_kernels)
     ours = model_of(config, kernel_device, "triton")
-    assert not any(m.product is plain_product for m in ours.modules() if isinstance(m, EightBitLinear))
+    assert isinstance(ours.backend, TorchBackend)
+    linears = [m for m in ours.backend.model.modules() if isinstance(m, EightBitLinear)]
+    assert linears
+    assert not any(m.product is plain_product for m in linears)
     requests = {
         str(n): ([(7 * n + i) % 90 + 2 for i in range(n)], params(confidence=c, max_tokens=4, logprobs=4))
         for n, c in ((1, 0.0), (5, 0.55), (11, 1.0))
@@ -240,7 +244,7 @@ def test_answers_of_a_whole_model_are_those_of_the_reference(
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_on_a_gpu_a_linear_is_captured_and_follows_its_inputs(dtype: torch.dtype, rows: int) -> None:
     weight, bias = numbers(3072, 2048, 6).to(dtype), torch.randn(3072).to(dtype)
-    linear, reference = EightBitLinear(weight.cuda(), bias.cuda()), EightBitLinear(weight, bias)
+    linear, reference = EightBitLinear.of(weight.cuda(), bias.cuda()), EightBitLinear.of(weight, bias)
     x = torch.randn(rows, 2048, device="cuda").to(dtype)
     linear(x)  # cuBLAS prepares itself
     graph = torch.cuda.CUDAGraph()

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from hamburger.model.assemble import assemble
+from hamburger.model.batch import Reads
 from hamburger.model.config import ModelConfig
 from hamburger.model.execution import Execution
 from hamburger.model.kv_cache import PagedKVCache
@@ -22,13 +23,15 @@ from trunk_shapes import SHAPES
 def test_logits_equal_transformers(shape: str, packed: bool) -> None:
     config = ModelConfig(trunk=trunk_config(**SHAPES[shape]))
     tensors = random_tensors(config, seed=3)
-    model = assemble(config, tensors, dtype=torch.float32, device=CPU, max_positions=512, how=Execution(packed=packed))
+    model = assemble(
+        config, tensors, dtype=torch.float32, device=CPU, max_positions=512, execution=Execution(packed=packed)
+    )
     ids = torch.randint(2, 96, (200,), generator=torch.Generator().manual_seed(1)).tolist()
     batch = one_sequence([[i] for i in ids], list(range(200)), emit=list(range(200)))
     batch = replace(batch, text_lengths=torch.full((200,), 200))
     cache = PagedKVCache(config.trunk, 1, 200, torch.float32, CPU)
     with torch.inference_mode():
-        ours = model.head(model.trunk(model.embed(batch), batch, cache, model.rotary, ())[0])
+        ours = model.backend.head(model.backend.trunk(batch, cache, Reads(batch.emit, 0))[0])
         theirs = hugging_face(config, tensors)(torch.tensor([ids])).logits[0]
     torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
 

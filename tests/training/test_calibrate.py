@@ -28,7 +28,7 @@ from hamburger.training.export.calibrate import (
     reliability,
     report,
 )
-from small_models import core_of, graft_config, params, random_model, run_core, trunk_config
+from small_models import core_of, graft_config, params, plain_model, run_core, steps_of, trunk_config
 
 
 def own_answers(model: HamburgerModel, number: int, confidence: float = 0.0) -> tuple[list[Example], list[float]]:
@@ -37,7 +37,7 @@ def own_answers(model: HamburgerModel, number: int, confidence: float = 0.0) -> 
     for i in range(number):
         prompt_ids = [2 + i, 3 + 2 * i, 5]
         sampling = params(confidence=confidence, ignore_eos=True, max_tokens=24)
-        outputs = run_core(core_of(model), {"r": (prompt_ids, sampling)})["r"]
+        outputs = run_core(core_of(steps_of(model)), {"r": (prompt_ids, sampling)})["r"]
         answer = [token_id for output in outputs for token_id in output.token_ids]
         sizes = [s for output in outputs for s in (len(output.token_ids), *[0] * (len(output.token_ids) - 1))]
         examples.append(example(prompt_ids, answer, sizes))
@@ -60,7 +60,7 @@ def example(prompt_ids: list[int], answer: list[int], sizes: list[int], **change
 
 
 def grafted(**changes: Any) -> HamburgerModel:
-    return random_model(ModelConfig(trunk=trunk_config(), graft=graft_config(**changes)), seed=7, packed=False)
+    return plain_model(ModelConfig(trunk=trunk_config(), graft=graft_config(**changes)), seed=7)
 
 
 @pytest.mark.parametrize("shape", [{}, {"features": "fused", "micro_norm": True, "short_list_size": 40}])

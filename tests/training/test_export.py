@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from exported_runs import CONFIG, TRUNK_NAMES, assert_equal, model_of, options, tensors_of, write_step
+from exported_runs import CONFIG, TRUNK_NAMES, assert_equal, loaded_model, options, tensors_of, write_step
 from hamburger.engine import LLM, SamplingParams
 from hamburger.model.checkpoints.load import load_checkpoint, save_checkpoint
 from hamburger.model.checkpoints.sources import CheckpointError, resolve_source
@@ -20,7 +20,7 @@ from hamburger.model.config import ConfigError, ModelConfig
 from hamburger.training.cli.export import add_export_arguments
 from hamburger.training.errors import TrainingError
 from hamburger.training.export.export import ExportOptions, export, latest_checkpoint, run
-from small_models import core_of, grafted, params, random_tensors, run_core
+from small_models import core_of, grafted, params, random_tensors, run_core, steps_of
 from training_runs import words_tokenizer
 
 DATA = Path(__file__).parent.parent / "data" / "golden-tiny"
@@ -45,7 +45,7 @@ def step(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("is_whole", [False, True])
 def test_an_adapter_for_merged_slots_keeps_its_scale(step: Path, tmp_path: Path, is_whole: bool) -> None:
-    config = grafted(CONFIG.trunk, merge_rank=32)
+    config = grafted(CONFIG.trunk, adapter_rank=32)
     own = {name: t for name, t in random_tensors(config).items() if name not in TRUNK_NAMES}
     save_checkpoint(step, config, own, base="../../base")
     settings = json.loads((step / "config.json").read_text())
@@ -61,10 +61,12 @@ def test_an_adapter_for_merged_slots_keeps_its_scale(step: Path, tmp_path: Path,
 def test_the_published_checkpoint_gives_the_reference_groups(published: Path, tmp_path: Path) -> None:
     out = tmp_path / "exported"
     export(options(DATA / "reference-tiny.ckpt", out, base=str(published), confidence=0.5))
-    model = model_of(out)
+    model = loaded_model(out)
     for case in GOLDEN:
         sampling = params(confidence=case["confidence"], ignore_eos=True, max_tokens=100)
-        outputs = run_core(core_of(model), {"r": (case["prompt_ids"], sampling)}, max_groups=len(case["groups"]))
+        outputs = run_core(
+            core_of(steps_of(model)), {"r": (case["prompt_ids"], sampling)}, max_groups=len(case["groups"])
+        )
         assert [output.token_ids for output in outputs["r"]] == case["groups"]
     config = load_checkpoint(resolve_source(str(out)), torch.float32).config
     assert config.graft is not None

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from exported_runs import CONFIG, assert_equal, model_of, options, tensors_of, write_step
+from exported_runs import CONFIG, assert_equal, loaded_model, options, tensors_of, write_step
 from hamburger.model.checkpoints.load import load_checkpoint
 from hamburger.model.checkpoints.sources import resolve_source
 from hamburger.training.corpus.dataset import DatasetWriter, Example, SegmentedDataset
@@ -17,7 +17,7 @@ from hamburger.training.export.calibrate import collect
 from hamburger.training.export.export import export, held_back
 from hamburger.training.recipe import Recipe
 from hamburger.training.run.train import _split
-from small_models import core_of, params, run_core, tokens_of
+from small_models import core_of, params, run_core, steps_of, tokens_of
 from training_runs import dataset_meta
 
 
@@ -28,11 +28,11 @@ def step(tmp_path: Path) -> Path:
 
 def data_set(folder: Path, step: Path, number: int = 40, max_group: int = 4) -> SegmentedDataset:
     """The model's own answers in its own groups; how sure the base is of a token depends on the token."""
-    model = model_of(step)
+    model = loaded_model(step)
     sampling = params(confidence=0.0, ignore_eos=True, max_tokens=16)
     requests = {str(i): ([2 + i, 5 + i, 3], sampling) for i in range(number)}
     examples = []
-    for i, outputs in run_core(core_of(model), requests).items():
+    for i, outputs in run_core(core_of(steps_of(model)), requests).items():
         answer = tokens_of(outputs)
         ids = torch.tensor([*requests[i][0], *answer])
         sure = 0.05 + 0.9 * (ids[3:] % 7) / 7
@@ -58,7 +58,7 @@ def test_calibration_makes_the_dial_true(step: Path, tmp_path: Path) -> None:
     assert graft is not None
     assert graft.stop_scale is not None
     assert graft.stop_bias is not None
-    decisions = collect(model_of(out), SegmentedDataset(tmp_path / "data").examples())
+    decisions = collect(loaded_model(out), SegmentedDataset(tmp_path / "data").examples())
     dial = 1 - (decisions.logits * torch.tensor(graft.stop_scale[:3]) + torch.tensor(graft.stop_bias[:3])).sigmoid()
     assert decisions.decided.all()
     torch.testing.assert_close(dial.mean(0), decisions.base_probs.mean(0), atol=0.01, rtol=0)

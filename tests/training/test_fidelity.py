@@ -16,13 +16,13 @@ from hamburger.training.batches.batches import TrainBatch, collate
 from hamburger.training.forward.network import trunk_states
 from hamburger.training.loss.fidelity import UNSEEN, merge_fidelity
 from hamburger.training.loss.objective import Objective, TrainingNetwork
-from small_models import graft_config, random_model, trunk_config
+from small_models import graft_config, plain_model, trunk_config
 
 
 def network() -> TrainingNetwork:
     """Whose vocabulary a teacher of 96 ids knows whole."""
     config = ModelConfig(trunk=trunk_config(vocab_size=96), graft=graft_config())
-    return TrainingNetwork(random_model(config, packed=False), Objective(lookahead="dense", stop_target="fidelity"))
+    return TrainingNetwork(plain_model(config), Objective(lookahead="dense", stop_target="fidelity"))
 
 
 def states(net: TrainingNetwork, batch: TrainBatch) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hamburger.model.assemble import assemble
+from hamburger.model.assemble import model_of
 from hamburger.model.config import ModelConfig, tensor_shapes
 from hamburger.training.errors import TrainingError
 from hamburger.training.forward.grafts import likeliest_ids, new_graft
@@ -20,7 +20,7 @@ def test_a_merge_starts_near_its_last_token_and_the_dial_at_one_half() -> None:
     base = random_tensors(ModelConfig(trunk=trunk_config()))
     graft = new_graft(config, base, LIST, seed=1)
     assert {n: tuple(t.shape) for n, t in (base | graft).items()} == tensor_shapes(config)
-    model = assemble(config, base | graft, dtype=torch.float32, device=CPU, max_positions=64)
+    model = model_of(config, base | graft, dtype=torch.float32, device=CPU, max_positions=64)
     embeddings = model.embed_tokens(torch.tensor([[5, 70, 31, 8], [5, 31, 70, 8], [9, 9, 0, 0]]))
     sizes = torch.tensor([3, 3, 2])
     with torch.inference_mode():

@@ -12,7 +12,7 @@ from hamburger.training.batches.batches import TrainBatch, collate, collate_with
 from hamburger.training.forward.composed_states import after_merges, base_states, merged_states
 from hamburger.training.forward.network import is_of_merges, trunk_states
 from hamburger.training.loss.objective import Objective, TrainingNetwork
-from small_models import grafted, random_model, trunk_config
+from small_models import grafted, plain_model, trunk_config
 from trunk_shapes import SHAPES
 
 LAYERS = (1, 2, 3)
@@ -21,9 +21,9 @@ OBJECTIVE = Objective(
 )
 
 
-def model_of(merge_rank: int = 32, trunk: str | None = None) -> HamburgerModel:
-    config = grafted(trunk_config(**(SHAPES[trunk] if trunk else {})), merge_rank)
-    model = random_model(config, packed=False)
+def model_of(adapter_rank: int = 32, trunk: str | None = None) -> HamburgerModel:
+    config = grafted(trunk_config(**(SHAPES[trunk] if trunk else {})), adapter_rank)
+    model = plain_model(config)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(is_of_merges(name))
     return model
@@ -43,10 +43,10 @@ def with_base(examples: list[MadeExample]) -> TrainBatch:
     return collate_with_base(examples, 4, [e.group_sizes for e in examples])
 
 
-@pytest.mark.parametrize("merge_rank", [0, 32])
+@pytest.mark.parametrize("adapter_rank", [0, 32])
 @pytest.mark.parametrize("trunk", [None, "qwen2_sliding", "qwen3"])
-def test_the_states_and_gradients_are_those_of_one_pass(merge_rank: int, trunk: str | None) -> None:
-    model, batch = model_of(merge_rank, trunk), with_base(made())
+def test_the_states_and_gradients_are_those_of_one_pass(adapter_rank: int, trunk: str | None) -> None:
+    model, batch = model_of(adapter_rank, trunk), with_base(made())
     assert batch.unmerged is not None
     hidden, features = trunk_states(model, batch.slots, LAYERS)
     found = merged_states(model, batch.slots, batch.unmerged, LAYERS)
@@ -66,8 +66,8 @@ def test_the_states_and_gradients_are_those_of_one_pass(merge_rank: int, trunk: 
 @pytest.mark.parametrize("num_layers", [1, 3])
 @torch.no_grad()
 def test_the_distance_is_to_the_base_at_each_slots_last_token(num_layers: int) -> None:
-    config = grafted(trunk_config(num_layers=num_layers), merge_rank=32, feature_layers=(0,))
-    model = random_model(config, packed=False)
+    config = grafted(trunk_config(num_layers=num_layers), adapter_rank=32, feature_layers=(0,))
+    model = plain_model(config)
     examples = made()
     batch = with_base(examples)
     assert batch.unmerged is not None

@@ -10,11 +10,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from hamburger.model.assemble import assemble
+from hamburger.model.assemble import assemble, model_of
 from hamburger.model.checkpoints.load import load_checkpoint
 from hamburger.model.checkpoints.sources import resolve_source
 from hamburger.model.config import tensor_shapes
-from hamburger.model.execution import Execution
 from hamburger.training.errors import TrainingError
 from hamburger.training.forward.grafts import likeliest_ids
 from hamburger.training.forward.network import Slots, micro_states, trunk_states
@@ -173,7 +172,7 @@ def test_canonical_tensors_are_the_inverse_of_assemble(tmp_path: Path) -> None:
     made = trainable(recipe(write_base(tmp_path / "base", tie_word_embeddings=False)))
     config = made.model.config
     tensors = random_tensors(config, seed=3)
-    model = assemble(config, tensors, dtype=torch.float32, device=CPU, max_positions=32, how=Execution(packed=False))
+    model = model_of(config, tensors, dtype=torch.float32, device=CPU, max_positions=32)
     back = canonical_tensors(config, model.state_dict())
     assert back.keys() == tensor_shapes(config).keys()
     assert all(torch.equal(back[name], tensors[name]) for name in tensors)

@@ -12,15 +12,14 @@ import torch
 import torch.nn.functional as F
 
 from examples import MadeExample, example, random_example
-from hamburger.model.assemble import assemble
+from hamburger.model.assemble import model_of
 from hamburger.model.checkpoints.load import load_checkpoint
 from hamburger.model.checkpoints.sources import ModelSource
 from hamburger.model.config import ModelConfig
-from hamburger.model.execution import Execution
 from hamburger.training.batches.batches import TrainBatch, collate, collate_states
 from hamburger.training.forward.network import trunk_states
 from hamburger.training.loss.objective import Objective, Outcome, TrainingNetwork
-from small_models import CPU, graft_config, random_model, teacher_forced, trunk_config
+from small_models import CPU, graft_config, plain_model, steps_of, teacher_forced, trunk_config
 
 DATA = Path(__file__).parent.parent / "data" / "golden-tiny"
 FUSED: dict[str, Any] = {"features": "fused", "micro_norm": True}
@@ -28,7 +27,7 @@ FUSED: dict[str, Any] = {"features": "fused", "micro_norm": True}
 
 def network(objective: Objective | None = None, **graft: Any) -> TrainingNetwork:
     config = ModelConfig(trunk=trunk_config(), graft=graft_config(**graft))
-    model = random_model(config, packed=False)
+    model = plain_model(config)
     model.requires_grad_(True)
     return TrainingNetwork(model, objective or Objective())
 
@@ -46,7 +45,7 @@ def test_the_published_objective_is_that_of_the_served_model() -> None:
     for e in made:
         prompt = int((~e.response).sum())
         sizes = e.group_sizes[prompt:][e.group_sizes[prompt:] > 0].tolist()
-        logits, stops = teacher_forced(net.model, e.token_ids.tolist(), prompt, sizes)
+        logits, stops = teacher_forced(steps_of(net.model), e.token_ids.tolist(), prompt, sizes)
         ends = torch.cat([F.one_hot(torch.tensor(n - 1), n) for n in sizes]).float()
         token_loss += F.cross_entropy(logits, e.token_ids[prompt:].long(), reduction="sum").item()
         stop_loss += F.binary_cross_entropy_with_logits(stops, ends, reduction="sum").item()
@@ -60,9 +59,7 @@ def test_the_reference_numbers(tmp_path: Path) -> None:
     source = ModelSource("lightning", "tiny", DATA / "reference-tiny.ckpt", tmp_path, tmp_path)
     checkpoint = load_checkpoint(source, torch.float32)
     tensors = checkpoint.tensors
-    model = assemble(
-        checkpoint.config, tensors, dtype=torch.float32, device=CPU, max_positions=512, how=Execution(packed=False)
-    )
+    model = model_of(checkpoint.config, tensors, dtype=torch.float32, device=CPU, max_positions=512)
     net = TrainingNetwork(model, Objective())
     cases = json.loads((DATA / "golden.json").read_text())["forward"]
     batch = collate([golden_example(**case) for case in cases], 4)

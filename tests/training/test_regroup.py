@@ -24,9 +24,10 @@ from small_models import (
     core_of,
     graft_config,
     params,
-    random_model,
+    plain_model,
     random_tensors,
     run_core,
+    steps_of,
     tokens_of,
     trunk_config,
 )
@@ -71,7 +72,7 @@ def served(model: HamburgerModel, number: int, confidence: float) -> tuple[list[
     for i in range(number):
         prompt = [2 + i, 3 + 2 * i, 5]
         sampling = params(confidence=confidence, ignore_eos=True, max_tokens=12)
-        outputs = run_core(core_of(model), {"r": (prompt, sampling)})["r"]
+        outputs = run_core(core_of(steps_of(model)), {"r": (prompt, sampling)})["r"]
         ids = prompt + tokens_of(outputs)
         fields = torch.arange(len(ids)) >= 3, torch.rand(len(ids)), torch.ones(len(ids), dtype=torch.uint8)
         examples.append(Example(f"e{i}", f"k{i}", torch.tensor(ids, dtype=torch.int32), *fields))
@@ -83,7 +84,7 @@ def served(model: HamburgerModel, number: int, confidence: float) -> tuple[list[
 @pytest.mark.parametrize("confidence", [0.3, 0.6, 1.0])
 def test_the_first_group_is_the_one_that_is_served(calibration: dict[str, Any], confidence: float) -> None:
     graft = graft_config(features="fused", short_list_size=60, **calibration)
-    model = random_model(ModelConfig(trunk=trunk_config(), graft=graft), seed=5, packed=False)
+    model = plain_model(ModelConfig(trunk=trunk_config(), graft=graft), seed=5)
     examples, firsts = served(model, 12, confidence)
     made = list(regrouped(model, examples, (confidence, confidence), seed=0))
     assert [e.group_sizes[3].item() for e in made] == firsts
@@ -116,7 +117,7 @@ def write(folder: Path, examples: list[Example], **meta: Any) -> Path:
 def test_the_command_goes_on_where_it_was_ended(
     model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    model = random_model(CONFIG, seed=5, packed=False)
+    model = plain_model(CONFIG, seed=5)
     examples, _ = served(model, 8, 0.3)
     first, second = write(tmp_path / "a", examples[:5]), write(tmp_path / "b", examples[4:])  # one in both
     whole = (first, second, "--model", model_folder, "--confidence", "0.2,0.7", "--part-size", 3)
@@ -137,7 +138,7 @@ def test_the_command_goes_on_where_it_was_ended(
 
 
 def test_what_cannot_be_regrouped_is_named(model_folder: Path, tmp_path: Path) -> None:
-    examples, _ = served(random_model(CONFIG, seed=5, packed=False), 2, 0.3)
+    examples, _ = served(plain_model(CONFIG, seed=5), 2, 0.3)
     data, other = write(tmp_path / "a", examples), write(tmp_path / "b", examples, floor=0.1)
     with pytest.raises(TrainingError, match="different floor"):
         command(data, other, "--model", model_folder, "--out", tmp_path / "o")

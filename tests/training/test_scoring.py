@@ -6,11 +6,13 @@ import pytest
 import torch
 
 from hamburger.model.config import ModelConfig
+from hamburger.model.cpu.onednn import packed_linear
+from hamburger.model.linear import plain_linear
 from hamburger.training.errors import TrainingError
 from hamburger.training.forward.network import Slots, trunk_states
 from hamburger.training.forward.scoring import Scorer
 from peer import hugging_face
-from small_models import graft_config, random_model, random_tensors, trunk_config
+from small_models import graft_config, plain_model, random_tensors, trunk_config
 
 TEXTS = [[3, 4, 5, 6, 7, 8], [9, 10], [11], list(range(2, 80)), [12, 13, 14]]
 STARTS = [2, 1, 1, 1, 3]
@@ -20,7 +22,8 @@ STARTS = [2, 1, 1, 1, 3]
 @pytest.mark.parametrize("grafted", [False, True], ids=["base", "hamburger"])
 def test_scores_are_those_of_transformers(packed: bool, grafted: bool) -> None:
     config = ModelConfig(trunk=trunk_config(), graft=graft_config() if grafted else None)
-    scorer = Scorer(random_model(config, packed=packed), 512)
+    linear = packed_linear if packed else plain_linear
+    scorer = Scorer(plain_model(config, linear=linear), 512)
     plain = ModelConfig(trunk=trunk_config())
     tensors = random_tensors(config)
     peer = hugging_face(plain, {n: t for n, t in tensors.items() if n.startswith("model.")})
@@ -37,7 +40,7 @@ def test_scores_are_those_of_transformers(packed: bool, grafted: bool) -> None:
 
 
 def test_states_are_those_that_give_each_token(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = random_model(ModelConfig(trunk=trunk_config()))
+    model = plain_model(ModelConfig(trunk=trunk_config()))
     scores = Scorer(model, 512).score(TEXTS, STARTS, state_layers=(1, 3))
     assert [tuple(s.states.shape) for s in scores] == [(4, 2, 32), (1, 2, 32), (0, 2, 32), (77, 2, 32), (0, 2, 32)]
     ids = torch.tensor(TEXTS[0][:-1])[:, None]
@@ -48,7 +51,7 @@ def test_states_are_those_that_give_each_token(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_packs_of_any_size_give_the_same_scores(monkeypatch: pytest.MonkeyPatch) -> None:
-    scorer = Scorer(random_model(ModelConfig(trunk=trunk_config())), 512)
+    scorer = Scorer(plain_model(ModelConfig(trunk=trunk_config())), 512)
     whole = scorer.score(TEXTS, STARTS)
     monkeypatch.setattr("hamburger.training.forward.scoring._SLOTS_A_PASS", 5)
     monkeypatch.setattr("hamburger.training.forward.scoring._ROWS_A_HEAD", 2)
@@ -57,7 +60,7 @@ def test_packs_of_any_size_give_the_same_scores(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_what_cannot_be_scored_is_named() -> None:
-    scorer = Scorer(random_model(ModelConfig(trunk=trunk_config())), 8)
+    scorer = Scorer(plain_model(ModelConfig(trunk=trunk_config())), 8)
     with pytest.raises(TrainingError, match=r"sequence 1: start is 0; it must be in 1\.\.2"):
         scorer.score([[3, 4], [3, 4]], [1, 0])
     with pytest.raises(TrainingError, match="sequence 0 has 9 tokens, more than the model's 8"):

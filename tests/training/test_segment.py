@@ -23,7 +23,7 @@ from hamburger.training.errors import TrainingError
 from hamburger.training.forward.scoring import Scorer, TokenScores
 from hamburger.training.prepare.group_report import allowed, group_report
 from hamburger.training.prepare.segment import Tally, group_sizes, segment_answers, state_layers
-from small_models import random_model, trunk_config
+from small_models import plain_model, trunk_config
 from training_runs import dataset_meta
 
 META = dataset_meta(vocab_size=259)
@@ -197,7 +197,7 @@ def test_no_teacher_is_kept_when_none_is_asked_for(tmp_path: Path) -> None:
 
 def test_a_real_model_scores(tmp_path: Path) -> None:
     config = ModelConfig(trunk=trunk_config(vocab_size=259, eos_token_ids=(EOS,)), graft=None)
-    scorer = Scorer(random_model(config), 512)
+    scorer = Scorer(plain_model(config), 512)
     answers = [answer(f"p{i}", [(7 * i + 31 * j) % 256 for j in range(5 + i)] + [EOS]) for i in range(9)]
     meta = replace(META, top_k=3, ratio=0.9)
     tally = add(tmp_path, *answers, meta=meta, scorer=scorer, part_size=4)

@@ -15,7 +15,7 @@ from hamburger.training.batches.packs import Examples, Packer
 from hamburger.training.loss.objective import Objective, Outcome, TrainingNetwork
 from hamburger.training.recipe import Grouping
 from hamburger.training.run.validation import CONFIDENCES, Validator, accuracies, readings, walk
-from small_models import graft_config, random_model, trunk_config
+from small_models import graft_config, plain_model, trunk_config
 from training_runs import random_source
 
 OFF = torch.autocast("cpu", enabled=False)
@@ -88,7 +88,7 @@ def test_readings_part_the_trunks_tokens_by_the_group_before_them() -> None:
     ],
 )
 def test_a_report(objective: Objective, tmp_path: Path) -> None:
-    model = random_model(ModelConfig(trunk=trunk_config(), graft=graft_config()), packed=False)
+    model = plain_model(ModelConfig(trunk=trunk_config(), graft=graft_config()))
     core = TrainingNetwork(model, objective)
     examples = Examples([random_source(8)])
     packer = Packer(examples, 4, 30, 0)
@@ -115,7 +115,7 @@ def test_a_report(objective: Objective, tmp_path: Path) -> None:
 
 
 def test_without_a_teacher_nothing_is_said_about_the_base() -> None:
-    model = random_model(ModelConfig(trunk=trunk_config(), graft=graft_config()), packed=False)
+    model = plain_model(ModelConfig(trunk=trunk_config(), graft=graft_config()))
     core = TrainingNetwork(model, Objective())
     packs = Packer(Examples([random_source(2, teacher_k=0)]), 4, 30, 0).in_order(Grouping(kind="single"))
     report = Validator(packs, packs, Accelerator(cpu=True))(core, core, OFF)

@@ -144,11 +144,11 @@ def _write(
     if source.kind == "hamburger" and source.base_path is not None and not options.merge:
         settings = read_json(source.path / "config.json")
         base = _base_reference(options.base or settings["base"], source, out)
-        if "adapter" in settings and not config.merge_rank:
+        if "adapter" in settings and not config.adapter_rank:
             adapter = Adapter(settings["adapter"]["rank"], float(settings["adapter"]["alpha"]))
         own = read_files(sorted(source.path.glob("*.safetensors")))
         tensors = {name: t.to(dtype) if t.is_floating_point() else t for name, t in own.items()}
-        if config.merge_rank:  # as they were loaded, with alpha / rank in them
+        if config.adapter_rank:  # as they were loaded, with alpha / rank in them
             tensors |= {name: t for name, t in checkpoint.tensors.items() if name.startswith("adapter.")}
     _check_finite(tensors, options.dtype)
     on_progress(f"writing {out}")
@@ -234,7 +234,7 @@ def _calibrated(
     """Fit the dial of the weights as they will be served."""
     data = SegmentedDataset(options.calibrate or Path())
     source = resolve_source(str(folder))
-    model = load_model(source, device=options.device, dtype=options.dtype, packed=False, on_progress=on_progress)
+    model = load_model(source, device=options.device, dtype=options.dtype, on_progress=on_progress)
     trunk, graft = model.config.trunk, model.config.graft
     if graft is None or data.meta.max_group > graft.max_group or data.meta.vocab_size != trunk.vocab_size:
         raise TrainingError(

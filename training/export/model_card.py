@@ -134,7 +134,7 @@ def _shape(facts: CardFacts) -> str:
     sizes = {n: math.prod(s) for n, s in tensor_shapes(facts.config).items() if not n.startswith("adapter.")}
     counts = [sum(size for name, size in sizes.items() if (name in own) == of_trunk) for of_trunk in (True, False)]
     adapter = facts.adapter
-    if rank := facts.config.merge_rank:
+    if rank := facts.config.adapter_rank:
         adapter = Adapter(rank, rank, is_for_merges=True)
     held = ["trunk"] * facts.is_whole + ["graft"] + ["adapter"] * (adapter is not None)
     rows = {

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hamburger.model.hamburger import HamburgerModel
+from hamburger.model.trunk import run_layers
 from hamburger.training.forward.network import PackedAttend, Slots, embed
 
 _Heads = tuple[Tensor, Tensor]
@@ -63,7 +64,6 @@ def after_merges(slots: Slots) -> Tensor:
 def base_states(model: HamburgerModel, slots: Slots, feature_layers: tuple[int, ...]) -> BaseStates:
     """Those of slots of one token each."""
     found = BaseStates([], [], torch.empty(0))
-    features: list[Tensor] = []
 
     def attend(index: int) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
         packed = PackedAttend(slots.lengths, _window(model, index))
@@ -74,18 +74,17 @@ def base_states(model: HamburgerModel, slots: Slots, feature_layers: tuple[int, 
 
         return attending
 
+    def layer(index: int, x: Tensor) -> Tensor:
+        module = model.trunk.layers[index]
+        if index:
+            found.normed.append(module.get_submodule("attn_norm")(x))
+        out: Tensor = module(x, cos, sin, attend(index))
+        return out
+
     x, _ = embed(model, slots)
     cos, sin = model.rotary(slots.positions)
-    last = len(model.trunk.layers) - 1
-    for i, layer in enumerate(model.trunk.layers):
-        if i:
-            found.normed.append(layer.get_submodule("attn_norm")(x))
-        x = layer(x, cos, sin, attend(i))
-        if i in feature_layers and i != last:
-            features.append(x)
-    found.normed.append(model.trunk.norm(x))
-    if last in feature_layers:
-        features.append(found.normed[-1])
+    final, features = run_layers(len(model.trunk.layers), x, layer, feature_layers, lambda x: x, model.trunk.final)
+    found.normed.append(final)
     return BaseStates(found.normed, found.heads, torch.stack(features, dim=1))
 
 
@@ -102,21 +101,22 @@ def merged_states(
     tail = Slots(slots.token_ids[rows], slots.group_sizes[rows], slots.positions[rows], lengths)
     same, starts = unmerged.same[rows], _starts(unmerged.slots)
     before = [whole - part for whole, part in zip(slots.lengths, lengths, strict=True)]
-    x, merged = embed(model, tail)
+    x, composed = embed(model, tail)
     cos, sin = model.rotary(tail.positions)
-    last = len(model.trunk.layers) - 1
-    features: list[Tensor] = []
-    distance = x.new_zeros((), dtype=torch.float32)
-    for i, layer in enumerate(model.trunk.layers):
-        if i:
-            distance = distance + _distance(layer.get_submodule("attn_norm")(x), base.normed[i - 1][same])
-        x = layer(x, cos, sin, _Tail(lengths, before, starts, base.heads[i], _window(model, i)), merged=merged)
-        if i in feature_layers and i != last:
-            features.append(x)
-    final = model.trunk.norm(x)
-    if last in feature_layers:
-        features.append(final)
-    distance = (distance + _distance(final, base.normed[-1][same])) / (last + 1)
+    num_layers = len(model.trunk.layers)
+    distances = [x.new_zeros((), dtype=torch.float32)]
+
+    def layer(index: int, x: Tensor) -> Tensor:
+        module = model.trunk.layers[index]
+        if index:
+            normed = module.get_submodule("attn_norm")(x)
+            distances.append(distances[-1] + _distance(normed, base.normed[index - 1][same]))
+        attend = _Tail(lengths, before, starts, base.heads[index], _window(model, index))
+        out: Tensor = module(x, cos, sin, attend, composed=composed)
+        return out
+
+    final, features = run_layers(num_layers, x, layer, feature_layers, lambda x: x, model.trunk.final)
+    distance = (distances[-1] + _distance(final, base.normed[-1][same])) / num_layers
     return MergedStates(
         hidden.index_copy(0, rows, final.to(hidden.dtype)),
         kept.index_copy(0, rows, torch.stack(features, dim=1).to(kept.dtype)),

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from hamburger.model.assemble import assemble
+from hamburger.model.assemble import model_of
 from hamburger.model.checkpoints.load import load_checkpoint
 from hamburger.model.checkpoints.sources import ModelSource
+from hamburger.model.cpu.onednn import can_pack, packed_linear
 from hamburger.model.device.devices import choose_device, choose_dtype
-from hamburger.model.execution import Execution
 from hamburger.model.hamburger import HamburgerModel
+from hamburger.model.linear import plain_linear
 
 
 def load_model(
@@ -17,10 +18,12 @@ def load_model(
     *,
     device: str,
     dtype: str,
-    packed: bool | None = None,
+    packed: bool = False,
     on_progress: Callable[[str], None] = lambda line: None,
 ) -> HamburgerModel:
-    """The model, for sequences as long as its trunk's context. device and dtype may be `auto`; packed as for assemble.
+    """The model, for sequences as long as its trunk's context. device and dtype may be `auto`.
+
+    packed: linears in oneDNN's form where that can be had, for inference only.
 
     Raises CheckpointError or ConfigError.
     """
@@ -28,11 +31,11 @@ def load_model(
     kind = choose_dtype(dtype, where)
     checkpoint = load_checkpoint(source, kind, on_progress=on_progress)
     length = checkpoint.config.trunk.fixed_context_tokens
-    return assemble(
+    return model_of(
         checkpoint.config,
         checkpoint.tensors,
         dtype=kind,
         device=where,
         max_positions=length,
-        how=Execution(packed=packed),
+        linear=packed_linear if packed and can_pack(kind, where) else plain_linear,
     )

@@ -12,11 +12,12 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from hamburger.model.adapter import MergedSlots
+from hamburger.model.adapter import ComposedSlots
 from hamburger.model.hamburger import HamburgerModel
+from hamburger.model.trunk import run_layers
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,13 +69,13 @@ def _expand(x: Tensor, times: int) -> Tensor:
     return x if times == 1 else x.repeat_interleave(times, dim=1)
 
 
-def embed(model: HamburgerModel, slots: Slots) -> tuple[Tensor, MergedSlots | None]:
+def embed(model: HamburgerModel, slots: Slots) -> tuple[Tensor, ComposedSlots | None]:
     """What the trunk reads of T slots: states [T, D], and which slots pass adapters."""
     embedded: Tensor = model.embed_tokens(slots.token_ids)
     if embedded.shape[1] == 1:
         return embedded[:, 0], None
     rows = (slots.group_sizes > 1).nonzero().squeeze(-1)
-    merged = MergedSlots(rows, None) if model.config.merge_rank else None
+    merged = ComposedSlots(rows, None) if model.config.adapter_rank else None
     return model.embedder(embedded, slots.group_sizes, rows), merged
 
 
@@ -86,22 +87,20 @@ def trunk_states(
     Works on plain and on packed linear weights; a feature layer that is the last layer means the final normed state.
     checkpointing: keep only each layer's input for the backward pass, which then computes the layer once more.
     """
-    x, merged = embed(model, slots)
+    x, composed = embed(model, slots)
     cos, sin = model.rotary(slots.positions)
-    config, last = model.config.trunk, len(model.trunk.layers) - 1
+    config = model.config.trunk
     whole, sliding = PackedAttend(slots.lengths), PackedAttend(slots.lengths, config.sliding_window)
-    features: list[Tensor] = []
-    for i, layer in enumerate(model.trunk.layers):
-        attend = sliding if i in config.sliding_layers else whole
+
+    def layer(index: int, x: Tensor) -> Tensor:
+        module, attend = model.trunk.layers[index], sliding if index in config.sliding_layers else whole
         if checkpointing and torch.is_grad_enabled():
-            x = checkpoint(layer, x, cos, sin, attend, False, merged, use_reentrant=False)
+            out: Tensor = checkpoint(module, x, cos, sin, attend, False, composed, use_reentrant=False)
         else:
-            x = layer(x, cos, sin, attend, merged=merged)
-        if i in feature_layers and i != last:
-            features.append(x)
-    hidden: Tensor = model.trunk.norm(x)
-    if last in feature_layers:
-        features.append(hidden)
+            out = module(x, cos, sin, attend, composed=composed)
+        return out
+
+    hidden, features = run_layers(len(model.trunk.layers), x, layer, feature_layers, lambda x: x, model.trunk.final)
     return hidden, torch.stack(features, dim=1) if features else hidden.new_empty(len(hidden), 0, hidden.shape[1])
 
 
@@ -110,22 +109,17 @@ def micro_states(model: HamburgerModel, features: Tensor, token_ids: Tensor) -> 
 
     State j is that of micro-step j + 1: it has read tokens 0..j and gives token j + 1.
     """
-    cache = model.micro_decoder.start(features)
     # Under autocast a projection's output would make the residual stream bfloat16, unlike embedding and norms.
-    cache.context = cache.context.to(model.embed_tokens.weight.dtype)
-    return model.micro_decoder.teacher_forced(model.embed_tokens(token_ids), cache, model.rotary)
+    context = model.micro_decoder.context_of(features).to(model.embed_tokens.weight.dtype)
+    return model.micro_decoder.teacher_forced(model.embed_tokens(token_ids), context, model.rotary)
 
 
 def micro_head(model: HamburgerModel) -> Tensor:
     """The weight of micro-steps' logits: [V, D], or [S, D] over the short list if the model has one."""
     weight = model.head_weight
-    return weight.index_select(0, model.short_list) if has_short_list(model) else weight
+    return weight.index_select(0, model.short_list) if model.has_short_list else weight
 
 
 def is_of_merges(name: str) -> bool:
     """Whether a parameter of HamburgerModel is used for slots of several tokens alone."""
     return name.startswith("embedder.") or "_adapter." in name
-
-
-def has_short_list(model: nn.Module) -> bool:
-    return "short_list" in model._buffers

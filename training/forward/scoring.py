@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from hamburger.model.checkpoints.sources import resolve_source
@@ -44,7 +45,7 @@ class Scorer:
     """Scores texts under a model's trunk, teacher forced, one slot a token: the ordinary causal language model."""
 
     def __init__(self, model: HamburgerModel, max_length: int) -> None:
-        """max_length: the longest sequence in tokens; `model.prepare` was called for as many positions."""
+        """max_length: the longest sequence in tokens; the model has tables for as many positions."""
         self.model = model
         self.max_length = max_length
 
@@ -59,7 +60,9 @@ class Scorer:
         on_progress: Callable[[str], None] = lambda line: None,
     ) -> Scorer:
         """Load any checkpoint's trunk; None is the embedded base. Raises CheckpointError or ConfigError."""
-        built = load_model(resolve_source(model, base), device=device, dtype=dtype, on_progress=on_progress)
+        built = load_model(
+            resolve_source(model, base), device=device, dtype=dtype, packed=True, on_progress=on_progress
+        )
         return cls(built, built.config.trunk.fixed_context_tokens)
 
     def score(
@@ -108,7 +111,7 @@ class Scorer:
         at = torch.tensor(rows, dtype=torch.int64, device=device)
         states = hidden[at]
         parts = [
-            _score_rows(self.model.head(s), t, top_k)
+            _score_rows(F.linear(s, self.model.head_weight), t, top_k)
             for s, t in zip(states.split(_ROWS_A_HEAD), targets.split(_ROWS_A_HEAD), strict=True)
         ]
         columns = [torch.cat(c).cpu() for c in zip(*parts, strict=True)] + [features[at].bfloat16().cpu()]

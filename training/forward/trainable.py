@@ -10,12 +10,11 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from hamburger.model.assemble import assemble, parts_of
+from hamburger.model.assemble import model_of, parts_of
 from hamburger.model.checkpoints.folder_config import Adapter
 from hamburger.model.checkpoints.load import load_checkpoint, read_files, save_checkpoint
 from hamburger.model.checkpoints.sources import BUILTIN, EMBEDDED_BASE, ModelSource, read_json, resolve_source
 from hamburger.model.config import ModelConfig, shared_lora_a, tensor_shapes
-from hamburger.model.execution import Execution
 from hamburger.model.hamburger import HamburgerModel
 from hamburger.training.errors import TrainingError
 from hamburger.training.forward.grafts import new_graft
@@ -40,7 +39,7 @@ class Origin:
     """What training starts from, on the host in float32.
 
     tensors: canonical tensors, and `adapter.*` pairs. adapter: of these, unless they are for merged slots alone
-    (config.merge_rank). base: what a checkpoint names as its base,
+    (config.adapter_rank). base: what a checkpoint names as its base,
     None if it holds its trunk. tokenizer: the folder whose tokenizer files go along.
     """
 
@@ -94,7 +93,7 @@ def read_hamburger(name: str) -> Origin:
     settings = read_json(source.path / "config.json")
     base = _referenced(source, settings.get("base"))
     tensors, adapter = checkpoint.tensors, None
-    if "adapter" in settings and not checkpoint.config.merge_rank:
+    if "adapter" in settings and not checkpoint.config.adapter_rank:
         adapter = Adapter(settings["adapter"]["rank"], float(settings["adapter"]["alpha"]))
         trunk = {} if base is None else read_base(base).tensors
         own = read_files(sorted(source.path.glob("*.safetensors")))
@@ -131,7 +130,7 @@ def with_graft(origin: Origin, recipe: Recipe, short_list: Callable[[int], Tenso
 def _with_merge_adapter(origin: Origin, recipe: Recipe) -> Origin:
     """The origin with an adapter for merged slots: its own, which must have the recipe's rank, or a new one, which adds
     nothing yet. Raises TrainingError."""
-    rank, own = recipe.trunk.rank, origin.config.merge_rank
+    rank, own = recipe.trunk.rank, origin.config.adapter_rank
     if origin.adapter is not None or origin.base is None:
         raise TrainingError(
             "trunk.mode merges leaves the trunk to the base, but the model to begin from has changed it: begin from a "
@@ -141,7 +140,7 @@ def _with_merge_adapter(origin: Origin, recipe: Recipe) -> Origin:
         if own != rank:
             raise TrainingError(f"trunk.rank is {rank}, but the model to begin from has {own}: make them agree.")
         return origin
-    config = replace(origin.config, merge_rank=rank)
+    config = replace(origin.config, adapter_rank=rank)
     shapes, generator = tensor_shapes(config), torch.Generator().manual_seed(recipe.seed)
     pairs = {name: torch.zeros(shape) for name, shape in shapes.items() if name.startswith("adapter.")}
     for name, shared in shared_lora_a(config).items():
@@ -160,7 +159,7 @@ def build(
     mode = recipe.trunk.mode
     if mode == "merges":
         origin = _with_merge_adapter(origin, recipe)
-    elif mode != "frozen" and origin.config.merge_rank:
+    elif mode != "frozen" and origin.config.adapter_rank:
         raise TrainingError(
             f"trunk.mode is {mode}, but the model to begin from has an adapter for merged slots alone: use trunk.mode "
             "merges or frozen."
@@ -176,16 +175,9 @@ def build(
                 f"adapter of {adapter.rank} and {adapter.alpha}: make them agree, or use trunk.mode full."
             )
         adapter = chosen
-    is_held = bool(origin.config.merge_rank)  # else peft's modules take the pairs
+    is_held = bool(origin.config.adapter_rank)  # else peft's modules take the pairs
     plain = {name: t for name, t in tensors.items() if is_held or not name.startswith("adapter.")}
-    model = assemble(
-        origin.config,
-        plain,
-        dtype=torch.float32,
-        device=device,
-        max_positions=max_positions,
-        how=Execution(packed=False),
-    )
+    model = model_of(origin.config, plain, dtype=torch.float32, device=device, max_positions=max_positions)
     if adapter is not None:
         _inject(model, adapter, recipe.trunk.dropout, recipe.seed)
         if origin.adapter is not None:
@@ -222,7 +214,7 @@ def canonical_tensors(config: ModelConfig, state: Mapping[str, Tensor]) -> dict[
                 pair = f"adapter.{part.removesuffix('.weight')}"
                 tensors[f"{pair}.lora_A"] = _host(state[linear + _LORA["lora_A"]])
                 tensors[f"{pair}.lora_B"] = _host(b)
-    for name, shared in shared_lora_a(config).items() if config.merge_rank else ():
+    for name, shared in shared_lora_a(config).items() if config.adapter_rank else ():
         tensors |= {part: tensors[name].clone() for part in shared}
     return tensors
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from hamburger.model.hamburger import HamburgerModel
 from hamburger.training.batches.batches import NO_TARGET, TrainBatch
 from hamburger.training.forward.composed_states import after_merges, merged_states
-from hamburger.training.forward.network import has_short_list, is_of_merges, micro_head, micro_states, trunk_states
+from hamburger.training.forward.network import is_of_merges, micro_head, micro_states, trunk_states
 from hamburger.training.loss.fidelity import UNSEEN, merge_fidelity
 from hamburger.training.loss.token_loss import token_losses, wanted
 from hamburger.training.recipe import ObjectiveWeights
@@ -103,7 +103,7 @@ class TrainingNetwork(nn.Module):
             raise ValueError("a plain base model has no graft to train.")
         self.graft = graft
         places = None
-        if has_short_list(model):  # vocabulary id -> place in the short list, or -1
+        if model.has_short_list:  # vocabulary id -> place in the short list, or -1
             places = torch.full((model.config.trunk.vocab_size,), -1, device=model.short_list.device)
             places[model.short_list] = torch.arange(len(model.short_list), device=places.device)
         self.register_buffer("places", places, persistent=False)

@@ -37,7 +37,6 @@ def run(args: argparse.Namespace) -> int:
         source,
         device=args.device,
         dtype=args.dtype,
-        packed=False,
         on_progress=lambda line: err.print(line, markup=False),
     )
     trunk, graft = model.config.trunk, model.config.graft

@@ -213,6 +213,13 @@ inline Choice best_of(const Going& going, int64_t i, int64_t stride, int threads
   return {best.output, true};
 }
 
+// Whether a row's group goes on after its token `index`. The same rule as GoOn's of model/emission/emission.py,
+// with which tests/model/test_go_on.py compares it. A stop value read before a token that is not the likeliest is stale.
+inline bool goes_on(const Emission& e, int64_t row, int64_t index, int64_t token, bool likeliest, float stop) {
+  const int64_t *ends = e.end_ids + row * e.ends, *last = ends + e.ends;
+  return likeliest && -stop >= e.thresholds[row] && e.limits[row] > index + 1 && std::find(ends, last, token) == last;
+}
+
 // One thread: each row's token `index` joins its group; `going` keeps the rows that go on.
 inline void decide(const Graft& graft, const Emission& e, int64_t index, int threads, Going& going) {
   size_t kept = 0;
@@ -224,9 +231,7 @@ inline void decide(const Graft& graft, const Emission& e, int64_t index, int thr
     e.token_ids[row * e.width + index] = token;
     e.stops[row * e.width + index] = stop;
     e.sizes[row] = index + 1;
-    const int64_t* ends = e.end_ids + row * e.ends;
-    // A stop value read before a token that is not the likeliest is stale.
-    if (choice.likeliest && -stop >= e.thresholds[row] && e.limits[row] > index + 1 && std::find(ends, ends + e.ends, token) == ends + e.ends) {
+    if (goes_on(e, row, index, token, choice.likeliest, stop)) {
       going.rows[kept] = row;
       going.tokens[kept++] = token;
     }

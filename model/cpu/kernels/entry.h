@@ -20,6 +20,10 @@ void NAME(pack)(int bits, int is_float, const void* weight, int64_t outputs, int
 void NAME(head_errors)(const Head* head, float* errors) { SPACE::head_errors(*head, errors); }
 int64_t NAME(emit_memory)(const Graft* graft, int64_t rows) { return SPACE::emit_memory(*graft, rows); }
 void NAME(emit)(const Graft* graft, const Emission* emission, uint8_t* memory) { SPACE::emit(*graft, *emission, memory); }
+// Of all rows, what emit() asks of one (goes_on in emit.h): for tests.
+void NAME(goes_on)(const Emission* e, int64_t index, const int64_t* tokens, const bool* likeliest, const float* stops, bool* on) {
+  for (int64_t row = 0; row < e->rows; row++) on[row] = SPACE::goes_on(*e, row, index, tokens[row], likeliest[row], stops[row]);
+}
 void NAME(draw)(const float* x, int64_t rows, int64_t outputs, const int64_t* top_k, const float* top_p, const float* min_p,
                 const double* u, int64_t* tokens) {
   SPACE::draw_rows(x, rows, outputs, top_k, top_p, min_p, u, tokens);
@@ -35,9 +39,9 @@ void NAME(micro_state)(const Graft* graft, const float* context, const float* em
                        int64_t held, float* const* kv, float* states, uint8_t* memory) {
   SPACE::micro_state(*graft, context, embedded, blocks, rows, held, kv, states, memory);
 }
-int64_t NAME(embed_memory)(const Merger* m, int64_t merged, int64_t width) { return SPACE::embed_memory(*m, merged, width); }
+int64_t NAME(embed_memory)(const Merger* m, int64_t composed, int64_t width) { return SPACE::embed_memory(*m, composed, width); }
 void NAME(embed)(const Embedding* table, const Merger* m, const int64_t* tokens, const int64_t* sizes, int64_t slots, int64_t width,
-                 float* x, int64_t* merged, int64_t* count, uint8_t* memory) {
-  *count = SPACE::embed_slots(*table, *m, tokens, sizes, slots, width, x, merged, memory);
+                 float* x, int64_t* composed, int64_t* count, uint8_t* memory) {
+  *count = SPACE::embed_slots(*table, *m, tokens, sizes, slots, width, x, composed, memory);
 }
 }

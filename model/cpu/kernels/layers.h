@@ -5,7 +5,7 @@ constexpr int64_t kFewRows = 2;  // of which each thread makes all inputs for it
 
 struct Workspace {
   float *qkv, *attended, *gate_up;
-  float* low;        // [T, rank], of which merged slots are used, as of low_inputs
+  float* low;        // [T, rank], of which composed slots are used, as of low_inputs
   Inputs narrow, heads, wide;  // inputs of the linears: [T, hidden], [T, heads * head_dim], [T, intermediate]
   Inputs low_inputs;
   bool few;         // each thread has narrow, heads and wide of its own
@@ -125,7 +125,7 @@ inline void rotate_and_write(const Geometry& g, const Layer& layer, const Batch&
 }
 
 // Some rows only, ascending; those that follow each other at once.
-inline void multiply_rows(const Weight& w, const Inputs& x, const Merged& rows, const Output& out, const Share& share) {
+inline void multiply_rows(const Weight& w, const Inputs& x, const Composed& rows, const Output& out, const Share& share) {
   const auto [first, last] = share.of((w.outputs + kLanes - 1) / kLanes);
   for (int64_t block = first; block < last; block++) {
     for (int64_t i = 0; i < rows.count;) {
@@ -141,11 +141,11 @@ inline void multiply_rows(const Weight& w, const Inputs& x, const Merged& rows, 
   }
 }
 
-// y = W x, and for merged slots y += up(down(x)). A thread adds to the outputs that it has made.
+// y = W x, and for composed slots y += up(down(x)). A thread adds to the outputs that it has made.
 inline void project(const Weight& weight, const Layer& layer, int which, const Inputs& x, const Batch& batch, const Output& out,
                     const Workspace& w, const Share& share) {
   multiply(weight, x, batch.slots, out, share);
-  const Merged& m = batch.merged;
+  const Composed& m = batch.composed;
   if (!m.count) return;
   const auto& [down, up] = layer.adapters[which];
   multiply_rows(down, x, m, {w.low, m.rank, false}, share);
@@ -210,7 +210,7 @@ inline void norm_rows(const float* x, const float* weight, float eps, const int6
 template <typename Value>
 void run_layers(const Geometry& g, const Layer* layers, int count, void* const* kv, const Batch& batch, float* x, uint8_t* memory) {
   Workspace w;
-  lay_out(g, batch.slots, memory, &w, batch.merged.count ? batch.merged.rank : 0);
+  lay_out(g, batch.slots, memory, &w, batch.composed.count ? batch.composed.rank : 0);
   const AttentionPlan plan(g, batch);
   std::vector<int64_t> taken(count);
 #pragma omp parallel

@@ -94,28 +94,28 @@ inline void merge(const Merger& m, const float* e, const int64_t* sizes, int64_t
   }
 }
 
-inline int64_t embed_memory(const Merger& m, int64_t merged, int64_t width) {
+inline int64_t embed_memory(const Merger& m, int64_t composed, int64_t width) {
   MergeSpace s;
-  return lay_out(m, merged, width, nullptr, &s) + aligned(merged * (width + 1) * m.hidden * 4);
+  return lay_out(m, composed, width, nullptr, &s) + aligned(composed * (width + 1) * m.hidden * 4);
 }
 
-// Slots of tokens [T, W], of which sizes[T] count -> x [T, D]. merged [T]: the slots of several come first; returns how many.
+// Slots of tokens [T, W], of which sizes[T] count -> x [T, D]. composed [T]: the slots of several come first; returns how many.
 inline int64_t embed_slots(const Embedding& table, const Merger& m, const int64_t* tokens, const int64_t* sizes, int64_t slots,
-                           int64_t width, float* x, int64_t* merged, uint8_t* memory) {
+                           int64_t width, float* x, int64_t* composed, uint8_t* memory) {
   const int64_t d = table.width;
   int64_t count = 0;
   for (int64_t i = 0; i < slots; i++) {
-    if (sizes[i] > 1) merged[count++] = i;
+    if (sizes[i] > 1) composed[count++] = i;
     else embed(table, tokens[i * width], x + i * d);
   }
   if (!count) return 0;
   float *const e = reinterpret_cast<float*>(memory), *const states = e + count * width * d;
   std::vector<int64_t> sizes_of(count);
   for (int64_t i = 0; i < count; i++) {
-    sizes_of[i] = sizes[merged[i]];
-    for (int64_t j = 0; j < width; j++) embed(table, tokens[merged[i] * width + j], e + (i * width + j) * d);
+    sizes_of[i] = sizes[composed[i]];
+    for (int64_t j = 0; j < width; j++) embed(table, tokens[composed[i] * width + j], e + (i * width + j) * d);
   }
   merge(m, e, sizes_of.data(), count, width, states, memory + aligned(count * (width + 1) * d * 4));
-  for (int64_t i = 0; i < count; i++) std::memcpy(x + merged[i] * d, states + i * d, sizeof(float) * d);
+  for (int64_t i = 0; i < count; i++) std::memcpy(x + composed[i] * d, states + i * d, sizeof(float) * d);
   return count;
 }

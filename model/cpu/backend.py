@@ -1,0 +1,106 @@
+"""CpuBackend: a model on the compiled kernels; and CpuEmission: a macro-step's groups in one call of them.
+
+States are float32, keys and values of the cache's own dtype. The kernels' parts compute what their one call does, to
+the bit: rows may take either way.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from hamburger.model.adapter import ComposedSlots, Embedded
+from hamburger.model.backend import spread
+from hamburger.model.batch import ForwardBatch, Reads, StepOutput
+from hamburger.model.cpu.embedding import CpuEmbedding, merger_fits
+from hamburger.model.cpu.graft import CpuGraft, MicroParts, PackedHead
+from hamburger.model.cpu.library import Kernels
+from hamburger.model.cpu.trunk import CpuTrunk
+from hamburger.model.cpu.weights import pack_layers
+from hamburger.model.group_cache import GroupCache
+from hamburger.model.hamburger import HamburgerModel, calibrated
+from hamburger.model.kv_cache import PagedKVCache
+
+
+class CpuBackend:
+    """A Backend (model/backend.py)."""
+
+    static = False
+
+    def __init__(self, model: HamburgerModel, kernels: Kernels, bits: int | None) -> None:
+        """model gives its layers up, whose weights the kernels have in a form of their own, so that memory peaks by one
+        layer. Its rotary tables are float32. bits: of the trunk's weights; None takes 4 for those that have no more."""
+        self.config = config = model.config
+        self.trunk_config, self.state_dtype = model.trunk_config, torch.float32
+        self.device, graft, weight = model.embed_tokens.weight.device, config.graft, model.head_weight.detach()
+        self._table = model.embed_tokens.weight.detach()
+        layers = () if graft is None else graft.feature_layers
+        self._trunk = CpuTrunk(kernels, model.trunk, bits, layers, model.rotary)
+        self.quantization = self._trunk.quantization
+        self._head = head = PackedHead(kernels, weight)
+        self.short_list: Tensor | None = None
+        self._micro_head, micro = head, None
+        if graft is not None:
+            if model.has_short_list:
+                self.short_list = model.short_list.sort().values  # of equal logits the first id wins
+                self._micro_head = PackedHead(kernels, weight[self.short_list])
+            packed = pack_layers(kernels, self.trunk_config, model.micro_decoder.layers, 8)
+            micro = MicroParts(
+                model.micro_decoder, model.stop_head, packed, self._micro_head, self.short_list, self._table,
+                model.rotary,
+            )  # fmt: skip
+        self.graft = CpuGraft(kernels, config, head, micro)
+        self._embedder = None if graft is None else model.embedder.float()
+        self._embedding: CpuEmbedding | None = None
+        if self._embedder is None or merger_fits(self._embedder):
+            self._embedding = CpuEmbedding(kernels, self._table, self._embedder)
+
+    def trunk(self, batch: ForwardBatch, cache: PagedKVCache, reads: Reads) -> tuple[Tensor, list[Tensor]]:
+        return self._trunk(self.embed(batch), batch, cache, reads)
+
+    def embed(self, batch: ForwardBatch) -> Embedded:
+        """What the trunk reads of the batch's T slots."""
+        if self._embedding is not None:
+            x, rows = self._embedding(batch.token_ids.contiguous(), batch.group_sizes)
+        else:
+            assert self._embedder is not None
+            rows = (batch.group_sizes > 1).nonzero().squeeze(-1)
+            x = self._embedder(self._lookup(batch.token_ids), batch.group_sizes, rows)
+        return Embedded(x, ComposedSlots(rows, None) if self.config.adapter_rank and len(rows) else None)
+
+    def head(self, states: Tensor) -> Tensor:
+        return self._head.packed.multiply(states)
+
+    def stop_logits(self, states: Tensor, index: int) -> Tensor:
+        if self.config.graft is None:
+            return torch.full((len(states),), float("inf"))
+        return calibrated(self.graft.stop_logits(states.contiguous()).squeeze(-1), self.config, index)
+
+    def begin_group(self, features: Tensor, rows: Tensor | None = None) -> GroupCache:
+        return self.graft.begin(features)
+
+    def micro_step(self, tokens: Tensor, cache: GroupCache) -> tuple[Tensor, Tensor]:
+        state = self.graft.micro_state(self._lookup(tokens), cache)
+        logits = self._micro_head.packed.multiply(state)
+        return state, spread(logits, self.short_list, self.config.trunk.vocab_size)
+
+    def _lookup(self, token_ids: Tensor) -> Tensor:
+        embedded: Tensor = self._table[token_ids].float()
+        return embedded
+
+
+class CpuEmission:
+    """Takes every batch in which no row changes its logits, and nobody asks how likely a token was."""
+
+    def __init__(self, backend: CpuBackend) -> None:
+        self._graft = backend.graft
+
+    def takes(self, batch: ForwardBatch) -> bool:
+        sampling = batch.sampling
+        return sampling.max_logprobs < 0 and sampling.adjustments is None and sampling.constraint is None
+
+    def reads(self, batch: ForwardBatch) -> Reads:
+        return Reads(batch.emit, len(batch.emit))
+
+    def emit(self, states: Tensor, features: list[Tensor], batch: ForwardBatch) -> StepOutput:
+        return self._graft.emit(states, features, batch)

@@ -1,0 +1,141 @@
+// The structs that Python passes; model/cpu/structs.py mirrors them. Included with STRUCT, FIELD and END defined: common.h declares the
+// structs, supports.cpp tells how they are laid out, and Python compares that with its mirrors.
+
+// y = W x + bias, W [outputs, inputs] in blocks of 16 outputs; for each group of 32 inputs a block holds
+//   4 bits: 4 x 64 bytes of codes 0 to 15, then 16 scales and 16 zeros in half precision: w = code * scale + zero
+//   8 bits: 8 x 64 bytes of codes 1 to 255, then 16 scales: w = (code - 128) * scale
+// Byte (i, lane, t) of an 8-bit group is input 4 i + t of output `lane`; in a 4-bit group its low half is input
+// 8 i + t and its high half input 8 i + 4 + t.
+STRUCT(Weight)
+  FIELD(const uint8_t*, data)
+  FIELD(const float*, bias)  // or null
+  FIELD(int32_t, outputs)
+  FIELD(int32_t, inputs)
+  FIELD(int32_t, bits)
+END
+
+// Of a linear, for composed slots (adapter.py); or without data.
+STRUCT(Adapter)
+  FIELD(Weight, down)
+  FIELD(Weight, up)
+END
+
+STRUCT(Layer)
+  FIELD(const float*, attn_norm)  // [D]
+  FIELD(const float*, mlp_norm)   // [D]
+  FIELD(const float*, q_norm)     // [head_dim], or null
+  FIELD(const float*, k_norm)     // [head_dim], or null
+  FIELD(Weight, qkv)
+  FIELD(Weight, o)
+  FIELD(Weight, gate_up)
+  FIELD(Weight, down)
+  FIELD(int32_t, window)  // slots that a slot sees, itself included; 0: all before it
+  FIELD(Adapter, adapters, [4])  // of qkv, o, gate_up and down
+END
+
+STRUCT(Geometry)
+  FIELD(int32_t, hidden)
+  FIELD(int32_t, heads)
+  FIELD(int32_t, kv_heads)
+  FIELD(int32_t, head_dim)
+  FIELD(int32_t, intermediate)
+  FIELD(float, eps)
+END
+
+// The slots of several tokens, which pass the layers' adapters.
+STRUCT(Composed)
+  FIELD(int64_t, count)        // N; 0: none, or no adapters
+  FIELD(const int64_t*, rows)  // [N], their places in T
+  FIELD(int64_t, rank)
+END
+
+// T new slots of B sequences, as ForwardBatch has them (batch.py).
+STRUCT(Batch)
+  FIELD(int64_t, slots)
+  FIELD(int64_t, sequences)
+  FIELD(const float*, cos)              // [T, head_dim], laid out as rotary.py does
+  FIELD(const float*, sin)              // [T, head_dim]
+  FIELD(const int64_t*, write_slots)    // [T]
+  FIELD(const int64_t*, block_tables)   // [B, table_width]
+  FIELD(const int64_t*, context_slots)  // [B]
+  FIELD(const int64_t*, query_slots)    // [B]
+  FIELD(int64_t, table_width)
+  FIELD(int64_t, block_size)
+  FIELD(int32_t, kv_is_float)           // else bfloat16
+  FIELD(const int64_t*, emit)           // [M], the slots whose states are read between layers
+  FIELD(int64_t, emitting)
+  FIELD(float* const*, features)        // of each layer [M, D], to be written, or null; null: none at all
+  FIELD(const float*, norm)             // [D], the final norm
+  FIELD(const int64_t*, read)           // [S], the slots whose final states are read
+  FIELD(int64_t, reading)
+  FIELD(float*, states)                 // [S, D], to be written: those states, normed
+  FIELD(Composed, composed)
+END
+
+// The compositional embedder.
+STRUCT(Merger)
+  FIELD(Weight, q)
+  FIELD(Weight, k)
+  FIELD(Weight, v)
+  FIELD(Weight, out)
+  FIELD(const float*, pos)  // [most tokens of a group, D / 2]
+  FIELD(int32_t, hidden)
+  FIELD(int32_t, heads)
+END
+
+STRUCT(Embedding)
+  FIELD(const void*, rows)  // [V, D], bfloat16 or float
+  FIELD(int32_t, is_float)
+  FIELD(int32_t, width)
+END
+
+// A head in 8 bits, its copy in 4 bits, and what that is off by (head.h).
+STRUCT(Head)
+  FIELD(Weight, weight)
+  FIELD(Weight, coarse)
+  FIELD(const float*, errors)  // [outputs, to a whole block]
+END
+
+// What emits groups: the head, and where there is a graft (count > 0) its stop head and micro decoder.
+STRUCT(Graft)
+  FIELD(Geometry, geometry)
+  FIELD(Head, head)                     // of first tokens
+  FIELD(const Layer*, layers)           // the micro decoder's
+  FIELD(int32_t, count)
+  FIELD(int32_t, features)
+  FIELD(int32_t, positions)             // that a group has at most in the micro decoder
+  FIELD(int32_t, fused)
+  FIELD(const float*, feature_norm)     // [features, D]; null unless fused, as the next three
+  FIELD(const float*, embedding_norm)   // [D]
+  FIELD(Weight, feature_proj)
+  FIELD(Weight, embedding_proj)
+  FIELD(const float*, norm)             // [D], or null
+  FIELD(Weight, stop, [3])
+  FIELD(const float*, stop_scale)       // [most tokens of a group]
+  FIELD(const float*, stop_bias)        // [most tokens of a group]
+  FIELD(Head, micro_head)               // of further tokens
+  FIELD(const int64_t*, short_list)     // the ids that micro_head chooses from, ascending; null: all
+  FIELD(Embedding, embedding)
+  FIELD(const float*, cos)              // [positions, head_dim]
+  FIELD(const float*, sin)              // [positions, head_dim]
+END
+
+// M rows that emit.
+STRUCT(Emission)
+  FIELD(int64_t, rows)
+  FIELD(int64_t, width)                 // most tokens of a group
+  FIELD(int64_t, ends)                  // of each row
+  FIELD(const float*, hidden)           // [M, D]
+  FIELD(const float* const*, features)  // of each feature layer [M, D]
+  FIELD(const int64_t*, limits)         // [M]
+  FIELD(const float*, thresholds)       // [M]
+  FIELD(const int64_t*, end_ids)        // [M, ends]
+  FIELD(const float*, temperatures)     // [M]; null where all are greedy, as then the next four
+  FIELD(const int64_t*, top_k)          // [M]
+  FIELD(const float*, top_p)            // [M]
+  FIELD(const float*, min_p)            // [M]
+  FIELD(const double*, u)               // [M, width]
+  FIELD(int64_t*, token_ids)            // [M, width], zeros
+  FIELD(int64_t*, sizes)                // [M]
+  FIELD(float*, stops)                  // [M, width], the stop logits; -inf where there is no token
+END

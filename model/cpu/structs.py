@@ -1,0 +1,141 @@
+"""What the compiled kernels are passed: the structs of kernels/structs.h, which says what their fields are.
+
+The library is asked how they are laid out when it is loaded (library.py): a field that stands elsewhere in a mirror
+would be read from the wrong bytes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from itertools import zip_longest
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from hamburger.model.config import TrunkConfig
+
+_pointer, _int32, _int64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
+_SUFFIX = "Struct"  # what a mirror's name has beyond that of the struct
+
+
+class WeightStruct(ctypes.Structure):
+    _fields_ = (("data", _pointer), ("bias", _pointer), ("outputs", _int32), ("inputs", _int32), ("bits", _int32))
+
+
+class AdapterStruct(ctypes.Structure):
+    _fields_ = (("down", WeightStruct), ("up", WeightStruct))
+
+
+class LayerStruct(ctypes.Structure):
+    _fields_ = (
+        *((name, _pointer) for name in ("attn_norm", "mlp_norm", "q_norm", "k_norm")),
+        *((name, WeightStruct) for name in ("qkv", "o", "gate_up", "down")),
+        ("window", _int32),
+        ("adapters", AdapterStruct * 4),
+    )
+
+
+class GeometryStruct(ctypes.Structure):
+    _fields_ = (
+        *((name, _int32) for name in ("hidden", "heads", "kv_heads", "head_dim", "intermediate")),
+        ("eps", ctypes.c_float),
+    )
+
+    @classmethod
+    def of(cls, config: TrunkConfig) -> Self:
+        """A trunk's."""
+        widths = (config.hidden_size, config.num_heads, config.num_kv_heads, config.head_dim, config.intermediate_size)
+        return cls(*widths, config.rms_norm_eps)
+
+
+class ComposedStruct(ctypes.Structure):
+    _fields_ = (("count", _int64), ("rows", _pointer), ("rank", _int64))
+
+
+class BatchStruct(ctypes.Structure):
+    _fields_ = (
+        *((name, _int64) for name in ("slots", "sequences")),
+        *((name, _pointer) for name in ("cos", "sin", "write_slots", "block_tables", "context_slots", "query_slots")),
+        *((name, _int64) for name in ("table_width", "block_size")),
+        ("kv_is_float", _int32),
+        ("emit", _pointer),
+        ("emitting", _int64),
+        *((name, _pointer) for name in ("features", "norm", "read")),
+        ("reading", _int64),
+        ("states", _pointer),
+        ("composed", ComposedStruct),
+    )
+
+
+class MergerStruct(ctypes.Structure):
+    _fields_ = (
+        *((name, WeightStruct) for name in ("q", "k", "v", "out")),
+        ("pos", _pointer),
+        *((name, _int32) for name in ("hidden", "heads")),
+    )
+
+
+class EmbeddingStruct(ctypes.Structure):
+    _fields_ = (("rows", _pointer), ("is_float", _int32), ("width", _int32))
+
+    @classmethod
+    def of(cls, table: Tensor) -> Self:
+        """[V, D], bfloat16 or float32, contiguous; it must outlive what is made."""
+        return cls(table.data_ptr(), table.dtype == torch.float32, table.shape[1])
+
+
+class HeadStruct(ctypes.Structure):
+    _fields_ = (("weight", WeightStruct), ("coarse", WeightStruct), ("errors", _pointer))
+
+
+class GraftStruct(ctypes.Structure):
+    _fields_ = (
+        ("geometry", GeometryStruct),
+        ("head", HeadStruct),
+        ("layers", _pointer),
+        *((name, _int32) for name in ("count", "features", "positions", "fused")),
+        *((name, _pointer) for name in ("feature_norm", "embedding_norm")),
+        *((name, WeightStruct) for name in ("feature_proj", "embedding_proj")),
+        ("norm", _pointer),
+        ("stop", WeightStruct * 3),
+        *((name, _pointer) for name in ("stop_scale", "stop_bias")),
+        ("micro_head", HeadStruct),
+        ("short_list", _pointer),
+        ("embedding", EmbeddingStruct),
+        *((name, _pointer) for name in ("cos", "sin")),
+    )
+
+
+class EmissionStruct(ctypes.Structure):
+    _fields_ = (
+        *((name, _int64) for name in ("rows", "width", "ends")),
+        *((name, _pointer) for name in ("hidden", "features", "limits", "thresholds", "end_ids")),
+        *((name, _pointer) for name in ("temperatures", "top_k", "top_p", "min_p", "u")),
+        *((name, _pointer) for name in ("token_ids", "sizes", "stops")),
+    )
+
+
+def check_layouts(library: ctypes.CDLL) -> None:
+    """Raises RuntimeError with the first field, or struct, that is not the same in the library and here."""
+    text = ctypes.create_string_buffer(2**16)
+    library.hb_layouts(text, _int64(len(text)))
+    compiled: dict[str, list[str]] = {}
+    for line in text.value.decode().splitlines():
+        compiled.setdefault(line.partition(":")[0].partition(".")[0], []).append(line)
+    mirrors = {name.removesuffix(_SUFFIX): mirror for name, mirror in globals().items() if name.endswith(_SUFFIX)}
+    for name in {**compiled, **mirrors}:
+        mirrored = _layout(name, mirrors[name]) if name in mirrors else []
+        for there, here in zip_longest(compiled.get(name, ()), mirrored, fillvalue=f"no more of {name}"):
+            if there != here:
+                raise RuntimeError(
+                    f"The compiled kernels have {there!r} where model/cpu/structs.py has {here!r}: "
+                    "make kernels/structs.h and structs.py the same, and compile the kernels again."
+                )
+
+
+def _layout(name: str, mirror: type[ctypes.Structure]) -> list[str]:
+    """What supports.cpp writes of the struct."""
+    places = {field: getattr(mirror, field) for field, *_ in mirror._fields_}
+    fields = [f"{name}.{field}: {place.size} bytes at {place.offset}" for field, place in places.items()]
+    return [*fields, f"{name}: {ctypes.sizeof(mirror)} bytes"]

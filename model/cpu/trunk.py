@@ -1,0 +1,70 @@
+"""CpuTrunk: all layers of a trunk in one call of the kernels. model/trunk.py is the plain reference."""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+from torch import Tensor
+
+from hamburger.model.adapter import Embedded
+from hamburger.model.batch import ForwardBatch, Reads
+from hamburger.model.cpu.library import Kernels
+from hamburger.model.cpu.structs import BatchStruct, ComposedStruct
+from hamburger.model.cpu.weights import pack_layers
+from hamburger.model.kv_cache import PagedKVCache
+from hamburger.model.rotary import RotaryEmbedding
+from hamburger.model.trunk import Trunk
+
+_pointer, _int64 = ctypes.c_void_p, ctypes.c_int64
+
+
+class CpuTrunk:
+    """quantization: what the weights are, as `int4`, `int8` or `int4+int8`."""
+
+    def __init__(
+        self, kernels: Kernels, trunk: Trunk, bits: int | None, feature_layers: tuple[int, ...], rotary: RotaryEmbedding
+    ) -> None:
+        """trunk gives its layers up. bits: of the weights; None takes 4 for those that have no more, else 8."""
+        config = trunk.config
+        self._kernels, self._rotary = kernels, rotary
+        self._run = kernels.function("layers", _pointer, _pointer, ctypes.c_int, *4 * (_pointer,))
+        self._memory = kernels.function("layers_memory", _pointer, *2 * (_int64,))
+        self._norm = trunk.norm.weight.detach().float().contiguous()
+        self._layers = pack_layers(kernels, config, trunk.layers, bits, config.sliding_layers)
+        # The kernels keep the states after a layer; those after the last are the final normed ones.
+        self._last_is_feature = config.num_layers - 1 in feature_layers
+        self._between = [layer for layer in feature_layers if layer != config.num_layers - 1]
+        self.quantization = "+".join(f"int{bits}" for bits in sorted({w.bits for w in self._layers.weights}))
+
+    def __call__(
+        self, embedded: Embedded, batch: ForwardBatch, cache: PagedKVCache, reads: Reads
+    ) -> tuple[Tensor, list[Tensor]]:
+        """As Trunk.forward, in float32; the embedded states are overwritten."""
+        x = embedded.x.contiguous()  # one-token groups of a batch that had room for more are a view with gaps
+        cos, sin = (table.contiguous() for table in self._rotary(batch.positions, batch.text_lengths))
+        rows, kv = reads.rows, cache.data
+        featured = rows[: reads.num_featured]
+        query_slots = torch.tensor(batch.query_slots)
+        final = torch.empty(len(rows), x.shape[1])
+        features = [torch.empty(len(featured), x.shape[1]) for _ in self._between]
+        places = (_pointer * len(kv))()
+        for layer, states in zip(self._between, features, strict=True):
+            places[layer] = states.data_ptr()
+        composed = ComposedStruct()
+        if embedded.composed is not None and (at := embedded.composed.rows) is not None:
+            composed = ComposedStruct(len(at), at.data_ptr(), self._layers.rank)
+        tensors = (cos, sin, batch.write_slots, batch.block_tables, batch.context_slots, query_slots)
+        struct = BatchStruct(
+            len(x), len(query_slots), *(tensor.data_ptr() for tensor in tensors),
+            batch.block_tables.shape[1], cache.block_size, kv[0].dtype == torch.float32,
+            featured.data_ptr(), len(featured), ctypes.addressof(places),
+            self._norm.data_ptr(), rows.data_ptr(), len(rows), final.data_ptr(), composed,
+        )  # fmt: skip
+        layers = self._layers
+        memory = self._kernels.working_memory(self._memory(layers.geometry, len(x), layers.rank))
+        pointers = (_pointer * len(kv))(*(tensor.data_ptr() for tensor in kv))
+        self._run(layers.geometry, layers.structs, len(kv), pointers, ctypes.byref(struct), x.data_ptr(), memory)
+        if self._last_is_feature:
+            features.append(final[: reads.num_featured])
+        return final, features

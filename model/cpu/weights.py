@@ -1,0 +1,146 @@
+"""Weights in 4 or 8 bits, single and of whole decoder layers, as the kernels read them (kernels/structs.h)."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from hamburger.model.adapter import LowRank
+from hamburger.model.config import TrunkConfig
+from hamburger.model.cpu.library import GROUP, Kernels
+from hamburger.model.cpu.structs import AdapterStruct, GeometryStruct, LayerStruct, WeightStruct
+from hamburger.model.layers import DecoderLayer
+from hamburger.model.linear import weights_of
+
+_SAMPLED_ROWS = 128
+_OFF_GRID = 0.1  # of a step; bfloat16's rounding of the weights moves them by less
+_pointer, _int64 = ctypes.c_void_p, ctypes.c_int64
+
+
+def has_4_bits(weight: Tensor) -> bool:
+    """Whether each group of 32 inputs lies on a grid of 16 even steps from its least to its greatest value, as the
+    weights of a GGUF Q4_1 file do; [out, in], of which rows from all parts are looked at."""
+    if weight.shape[1] % GROUP:
+        return False
+    sample = weight[:: max(1, len(weight) // _SAMPLED_ROWS)]
+    groups = sample.float().reshape(-1, GROUP)
+    low, high = groups.aminmax(dim=-1, keepdim=True)
+    steps = (groups - low) / ((high - low) / 15).clamp_min(torch.finfo(torch.float32).tiny)
+    return bool(((steps - steps.round()).abs() < _OFF_GRID).all())
+
+
+class PackedWeight:
+    """A linear's weight and bias, as the kernels read them."""
+
+    def __init__(self, kernels: Kernels, weight: Tensor, bias: Tensor | None, bits: int) -> None:
+        self._kernels, self.bits = kernels, bits
+        self._linear = kernels.function("linear", _pointer, _pointer, _int64, _pointer, _pointer)
+        self._memory = kernels.function("linear_memory", _pointer, _int64)
+        self.outputs, self.inputs = weight.shape
+        self._data = kernels.pack(weight, bits)
+        self._bias = None if bias is None else bias.detach().float().contiguous()
+        bias_at = None if self._bias is None else self._bias.data_ptr()
+        self.struct = WeightStruct(self._data.data_ptr(), bias_at, self.outputs, self.inputs, bits)
+        self.reference = ctypes.byref(self.struct)
+
+    def multiply(self, x: Tensor) -> Tensor:
+        """x [..., inputs] -> float32 [..., outputs]."""
+        rows = x.reshape(-1, self.inputs).float().contiguous()
+        y = torch.empty(len(rows), self.outputs)
+        memory = self._kernels.working_memory(self._memory(self.reference, len(rows)))
+        self._linear(self.reference, rows.data_ptr(), len(rows), y.data_ptr(), memory)
+        return y.view(*x.shape[:-1], self.outputs)
+
+    @property
+    def nbytes(self) -> int:
+        """What one pass reads."""
+        return self._data.numel()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LayerParts:
+    """One decoder layer (layers.py): norms [D] or [head_dim], linears, and how many slots a slot sees (0: all).
+
+    adapters: down and up of qkv, o, gate_up and down; or none.
+    """
+
+    attn_norm: Tensor
+    mlp_norm: Tensor
+    q_norm: Tensor | None
+    k_norm: Tensor | None
+    qkv: PackedWeight
+    o: PackedWeight
+    gate_up: PackedWeight
+    down: PackedWeight
+    window: int
+    adapters: Sequence[PackedWeight]
+
+
+class PackedLayers:
+    """Decoder layers, as the kernels read them."""
+
+    def __init__(self, config: TrunkConfig, parts: Sequence[LayerParts]) -> None:
+        self._geometry = GeometryStruct.of(config)
+        self.geometry = ctypes.byref(self._geometry)
+        self.weights = [weight for part in parts for weight in (part.qkv, part.o, part.gate_up, part.down)]
+        self._held = [part.adapters for part in parts]
+        self.rank = parts[0].adapters[0].outputs if parts[0].adapters else 0
+        self._norms: list[Tensor] = []  # keeps them alive
+        self.structs = (LayerStruct * len(parts))(*(self._layer(part) for part in parts))
+
+    def _layer(self, part: LayerParts) -> LayerStruct:
+        norms = [self._at(norm) for norm in (part.attn_norm, part.mlp_norm, part.q_norm, part.k_norm)]
+        linears = [weight.struct for weight in (part.qkv, part.o, part.gate_up, part.down)]
+        pairs = zip(part.adapters[::2], part.adapters[1::2], strict=True)
+        adapters = (AdapterStruct * 4)(*(AdapterStruct(down.struct, up.struct) for down, up in pairs))
+        return LayerStruct(*norms, *linears, part.window, adapters)
+
+    def _at(self, norm: Tensor | None) -> int | None:
+        if norm is None:
+            return None
+        self._norms.append(norm.detach().float().contiguous())
+        return self._norms[-1].data_ptr()
+
+
+def pack_layers(
+    kernels: Kernels,
+    config: TrunkConfig,
+    layers: nn.ModuleList,
+    bits: int | None,
+    sliding: tuple[int, ...] = (),
+) -> PackedLayers:
+    """The layers' weights for the kernels; they leave `layers` as they are packed, so that memory peaks by one."""
+
+    def pack(linear: nn.Module) -> PackedWeight:
+        weight, bias = weights_of(linear)
+        return PackedWeight(kernels, weight, bias, bits or (4 if has_4_bits(weight) else 8))
+
+    parts = []
+    for i in range(len(layers)):
+        layer = layers[i]
+        assert isinstance(layer, DecoderLayer)
+        adapters = [child for child in layer.children() if isinstance(child, LowRank)]
+        parts.append(
+            LayerParts(
+                attn_norm=layer.attn_norm.weight,
+                mlp_norm=layer.mlp_norm.weight,
+                q_norm=None if layer.q_norm is None else layer.q_norm.weight,
+                k_norm=None if layer.k_norm is None else layer.k_norm.weight,
+                window=(config.sliding_window or 0) if i in sliding else 0,
+                qkv=pack(layer.qkv_proj),
+                o=pack(layer.o_proj),
+                gate_up=pack(layer.gate_up_proj),
+                down=pack(layer.down_proj),
+                adapters=[
+                    PackedWeight(kernels, *weights_of(linear), 8)
+                    for adapter in adapters
+                    for linear in (adapter.down, adapter.up)
+                ],
+            )
+        )
+        layers[i] = nn.Identity()
+    return PackedLayers(config, parts)

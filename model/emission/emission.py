@@ -1,0 +1,49 @@
+"""Emission: what a macro-step makes of the trunk's states. And the one rule that says whether a group goes on."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from hamburger.model.batch import ForwardBatch, Reads, StepOutput
+
+
+class Emission(Protocol):
+    """Makes the groups of a batch's M emitting rows. It may read several states of a sequence."""
+
+    def takes(self, batch: ForwardBatch) -> bool:
+        """Whether it can make this batch's groups."""
+
+    def reads(self, batch: ForwardBatch) -> Reads:
+        """The slots whose states it wants."""
+
+    def emit(self, states: Tensor, features: list[Tensor], batch: ForwardBatch) -> StepOutput:
+        """states [N, D] and features [M, D] each, of what it reads -> the groups."""
+
+
+class GoOn:
+    """Whether groups go on, for the M rows of a batch: arXiv 2505.20438, section 3.2, with our ends.
+
+    A group goes on after a token while 1 - sigmoid(stop) >= confidence, which is -stop >= logit(confidence), computed
+    in float32; never at confidence 1, nor beyond a row's limit, nor after an end token. A stop value is read before
+    its token is chosen: where sampling, a penalty or a mask moved the choice off the argmax it is stale, and the group
+    ends.
+    kernels/emit.h holds the same rule for the CPU's one call; a test compares the two.
+    """
+
+    def __init__(self, confidence: Tensor, group_limits: Tensor, end_ids: Tensor) -> None:
+        """confidence: float32 [M]. group_limits: int64 [M]. end_ids: int64 [M, E], padded with -1."""
+        self.limits = torch.where(confidence < 1, group_limits, 1)
+        self.thresholds = torch.logit(confidence)
+        self._end_ids = end_ids
+
+    def after(self, index: int, tokens: Tensor, likeliest: Tensor, stop: Tensor, rows: Tensor | None = None) -> Tensor:
+        """bool [R]: rows int64 [R] (None: all) go on after token `index`, of which `likeliest` says whether each was
+        the argmax, with stop logits float32 [R]."""
+        limits, thresholds, ends = self.limits, self.thresholds, self._end_ids
+        if rows is not None:
+            limits, thresholds, ends = limits[rows], thresholds[rows], ends[rows]
+        ended = (tokens[:, None] == ends).any(-1)
+        return (-stop >= thresholds) & likeliest & ~ended & (limits > index + 1)

@@ -1,0 +1,67 @@
+"""NarrowingEmission: groups token by token, computing only for the rows that go on. The plain reference of emission."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from hamburger.model.backend import Backend
+from hamburger.model.batch import ForwardBatch, Reads, StepOutput
+from hamburger.model.emission.emission import GoOn
+from hamburger.model.emission.groups import GrowingGroups
+from hamburger.model.sampler import Choice, Draw, GroupSampler
+
+
+class NarrowingEmission:
+    """Takes every batch, with grammars too."""
+
+    def __init__(self, backend: Backend, draw: Draw | None = None) -> None:
+        """draw: what sampler.sample does, in another way."""
+        self._backend, self._draw = backend, draw
+
+    def takes(self, batch: ForwardBatch) -> bool:
+        return True
+
+    def reads(self, batch: ForwardBatch) -> Reads:
+        return Reads(batch.emit, len(batch.emit))
+
+    def emit(
+        self, states: Tensor, features: list[Tensor], batch: ForwardBatch, only: Tensor | None = None
+    ) -> StepOutput:
+        """only: int64 [R], ascending, the rows that emit; the others' groups are empty. None for all."""
+        backend, sampling = self._backend, batch.sampling
+        m, width, device = states.shape[0], batch.max_group_limit, states.device
+        group = GrowingGroups(m, width, sampling.max_logprobs, device)
+        if not m:
+            return group.output()
+        sampler = GroupSampler(sampling, self._draw)
+        go_on = GoOn(batch.confidence, batch.group_limits, sampling.end_ids)
+        rows = torch.arange(m, device=device) if only is None else only
+        state, cache = states if only is None else states[only], None
+        logits = backend.head(state)
+        for index in range(width):
+            choice = sampler.choose(logits, rows, index)
+            if cache is not None and choice.possible is not None and not choice.possible.all():
+                # The short list holds nothing that is allowed: the trunk chooses that token, in the next macro-step.
+                keep = choice.possible.nonzero().squeeze(-1)
+                if not len(keep):
+                    break
+                rows, state, logits, cache = rows[keep], state[keep], logits[keep], cache.select(keep)
+                choice = Choice(choice.tokens[keep], choice.likeliest[keep])
+            stop = backend.stop_logits(state, index)
+            group.add(rows, index, choice.tokens, stop, logits, sampling.logprobs[rows] >= 0)
+            if index + 1 == width:
+                break
+            on = go_on.after(index, choice.tokens, choice.likeliest, stop, rows)
+            if sampling.constraint is not None:
+                on &= ~sampling.constraint.advance(rows, choice.tokens)
+            keep = on.nonzero().squeeze(-1)
+            if not len(keep):
+                break
+            rows, tokens = rows[keep], choice.tokens[keep]
+            if cache is None:
+                cache = backend.begin_group(torch.stack(features, dim=1)[rows], rows)
+            elif len(keep) < len(on):
+                cache = cache.select(keep)
+            state, logits = backend.micro_step(tokens, cache)
+        return group.output()

@@ -1,0 +1,79 @@
+"""BatchAttention: a batch's attention by Triton kernels: one-slot rows split over their context, chunks in tiles."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from hamburger.model.batch import ForwardBatch
+from hamburger.model.config import DynamicRopeScaling, TrunkConfig
+from hamburger.model.gpu.attention import attend_singles, num_splits
+from hamburger.model.gpu.chunks import ChunkAttention, chunks_of, window_of
+from hamburger.model.gpu.layers import rotate_into_cache
+from hamburger.model.kv_cache import PagedKVCache
+from hamburger.model.layers import DecoderLayer
+from hamburger.model.rotary import RotaryEmbedding
+
+_CPU_PROCESSORS = 4  # Triton's interpreter: enough that long contexts are split
+
+
+class BatchAttention:
+    """Attention of one ForwardBatch's slots over the cache, and the writing of their keys and values.
+
+    Made once a step for all layers. Of the batch it reads shapes, device tensors and, where there are chunks, their
+    numbers on the host. One-slot rows whose context_slots are 0 are padding: they write nothing and get zeros.
+    """
+
+    def __init__(
+        self,
+        config: TrunkConfig,
+        batch: ForwardBatch,
+        cache: PagedKVCache,
+        rotary: RotaryEmbedding,
+        chunk_attention: ChunkAttention,
+        processors: int,
+    ) -> None:
+        """processors: multiprocessors of the device, which long contexts are split for."""
+        self._config, self._batch, self._cache = config, batch, cache
+        self._tables, self._at = _angles(config, rotary, batch)
+        longest = batch.block_tables.shape[1] * cache.block_size
+        self._splits = num_splits(batch.num_single, cache.data[0].shape[3], longest, processors)
+        chunks = chunks_of(batch)
+        self._chunks = chunk_attention.plan(chunks, batch.block_tables, cache.block_size) if chunks else None
+
+    def __call__(self, index: int, layer: DecoderLayer, qkv: Tensor) -> Tensor:
+        """qkv of layer `index`, [T, (num_heads + 2 * kv_heads) * head_dim] -> [T, num_heads * head_dim]."""
+        batch, data = self._batch, self._cache.data[index]
+        q = rotate_into_cache(
+            qkv, self._tables, self._at, norms_of(layer), self._config.rms_norm_eps, data, batch.write_slots,
+            batch.context_slots, batch.num_single, layer.num_heads,
+        )  # fmt: skip
+        out = torch.empty_like(q)
+        window = window_of(self._config, index)
+        if n := batch.num_single:
+            attend_singles(q, data, batch.block_tables, batch.context_slots[:n], out, self._splits, window)
+        if self._chunks is not None:
+            self._chunks(q, data, out, window)
+        return out.flatten(1)
+
+
+def norms_of(layer: DecoderLayer) -> tuple[Tensor, Tensor] | None:
+    """Weights of the norms of q and k, where the layer has them."""
+    if layer.q_norm is None or layer.k_norm is None:
+        return None
+    return layer.q_norm.weight, layer.k_norm.weight
+
+
+def _angles(config: TrunkConfig, rotary: RotaryEmbedding, batch: ForwardBatch) -> tuple[tuple[Tensor, Tensor], Tensor]:
+    """Tables of cos and sin [n, head_dim] and the row that each of the T slots takes."""
+    if batch.text_lengths is None or not isinstance(config.rope_scaling, DynamicRopeScaling):
+        return (rotary.cos, rotary.sin), batch.positions
+    cos, sin = rotary(batch.positions, batch.text_lengths)
+    return (cos.squeeze(-2), sin.squeeze(-2)), torch.arange(len(cos), device=cos.device)
+
+
+def processors_of(device: torch.device) -> int:
+    """Multiprocessors of the device."""
+    if device.type != "cuda":
+        return _CPU_PROCESSORS
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
