@@ -13,7 +13,7 @@ from pathlib import Path
 from types import FrameType
 from typing import IO
 
-from compare_process import ended_with, leashed
+from comparison.processes import ended_with, leashed
 
 GRACE = 5.0  # seconds between asking a program to end and killing it
 

@@ -12,11 +12,12 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from compare_contestants import Contestant, Launch, Worker
-from compare_limits import WeightBytes
-from compare_roster import Entry, Roster
-from compare_run import Plan, Workload
-from compare_workload import Lengths, Request
+from comparison.contestants import Contestant, Launch, Worker
+from comparison.limits import WeightBytes
+from comparison.processes import START
+from comparison.roster import Entry, Roster
+from comparison.runner import Plan, Workload
+from comparison.workload import Lengths, Request
 from gpu_model import BASE, DTYPE_BYTES, GEOMETRIES, WIDE_GRAFT, shapes, weight_bytes
 from gpu_stages import (
     FLASHINFER,
@@ -69,8 +70,9 @@ KINDS = {
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What all contestants are started with. models: the folder that gpu_model.py wrote. scripts: where the workers
-    are. engine: further settings of every engine of ours. left: seconds that a contestant has now for what it does."""
+    """What all contestants are started with. models: the folder that gpu_model.py wrote. scripts: where start.py is,
+    which starts the workers. engine: further settings of every engine of ours. left: seconds that a contestant has now
+    for what it does."""
 
     models: Path
     logs: Path
@@ -116,7 +118,7 @@ def contestants(setup: Setup) -> tuple[dict[str, Contestant], dict[str, str]]:
         "compiled": setup.device != "cpu",
         "context": setup.sizes.prompt + setup.sizes.output,
     }
-    return found | {PEER: _worker(setup, PEER, "peer_static.py", options)}, absent
+    return found | {PEER: _worker(setup, PEER, "peers.hf_static_cache", options)}, absent
 
 
 def roster_of(stage: Stage, setup: Setup, processes: Mapping[str, Contestant], absent: Mapping[str, str]) -> Roster:
@@ -218,15 +220,15 @@ def _ours(setup: Setup, name: str) -> Worker:
         "beside_pool": beside_pool(setup, name),
         "engine": {**engine, **setup.engine, **_engine(name)},
     }
-    return _worker(setup, name, "peer_engine.py", options)
+    return _worker(setup, name, "peers.our_engine", options)
 
 
 def _has(package: str) -> bool:
     return importlib.util.find_spec(package) is not None
 
 
-def _worker(setup: Setup, name: str, script: str, options: dict[str, Any]) -> Worker:
-    command = [sys.executable, str(setup.scripts / script), json.dumps(options)]
+def _worker(setup: Setup, name: str, module: str, options: dict[str, Any]) -> Worker:
+    command = [sys.executable, str(setup.scripts / START.name), module, json.dumps(options)]
     log = setup.logs / f"{name.replace(' ', '-')}.log"
     env = {"OMP_NUM_THREADS": str(setup.threads)}
     return Worker(Launch(command, env, log, setup.start_seconds), setup.left)

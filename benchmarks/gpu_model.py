@@ -2,7 +2,7 @@
 
 Speed does not depend on what the weights say, but for how long groups are. So the graft has a max_group of g and a
 default confidence of 0: at 0 every group goes on to its end, so each has exactly g tokens. One graft keeps the
-published max_group; whoever measures it ends its groups earlier (peer_engine.py).
+published max_group; whoever measures it ends its groups earlier (peers/our_engine.py).
 Run as a script it writes the folders; the driver itself never imports torch.
 """
 
@@ -15,7 +15,7 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from compare_limits import WeightBytes
+from comparison.limits import WeightBytes
 from hamburger.engine.plan.models import PRESETS, GraftName, with_graft
 from hamburger.model.checkpoints.hf_config import trunk_config_json
 from hamburger.model.config import ModelConfig, TrunkConfig, tensor_shapes

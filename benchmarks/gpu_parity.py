@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO
 from xml.etree import ElementTree
 
-from compare_process import ended_with
+from comparison.processes import ended_with
 from gpu_budget import run_within
 
 ROOT = Path(__file__).parents[1]
@@ -110,7 +110,7 @@ def run_tests(
     if found.error is not None:
         return found
     settings, log = out / "pytest.ini", out / "logs" / "parity.log"
-    paths = " ".join(shlex.quote(str(ROOT / name)) for name in ("tests", "benchmarks"))
+    paths = " ".join(shlex.quote(str(ROOT / name)) for name in ("tests/helpers", "benchmarks"))
     settings.write_text(SETTINGS.format(paths=paths), encoding="utf-8")
     end = time.monotonic() + seconds
     names = {f"{file.parent.name}/{file.name}": file for file in files}

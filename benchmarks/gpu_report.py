@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from compare_figures import Cell, medians, ratios
-from compare_report import COLUMNS, MARGIN, number, replace_file, row
+from comparison.figures import Cell, medians, ratios
+from comparison.report import COLUMNS, MARGIN, number, replace_file, row
 from gpu_contestants import process_of
 from gpu_parity import FileTests, Parity
 from gpu_stages import (

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from compare_contestants import Contestant
-from compare_room import Room
-from compare_roster import Roster
-from compare_run import Runner, Workload
+from comparison.capacity import Capacity
+from comparison.contestants import Contestant
+from comparison.roster import Roster
+from comparison.runner import Runner, Workload
 from gpu_budget import Budget, OutOfTime, ScriptError, run_script
 from gpu_contestants import Setup, beside_pool, contestants, needed_bytes, roster_of, workload_of
 from gpu_model import DTYPE_BYTES, GEOMETRIES, is_made
@@ -128,7 +128,7 @@ class Run:
             bandwidth=lambda: None,  # measured once: every probe starts a process
             say=self.say,
             bandwidths=[],
-            room=Room(needed_bytes(self.setup)),
+            capacity=Capacity(needed_bytes(self.setup)),
             left=self.budget.left,
             least=self.least,
             starts=self.results.starts,

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from compare_figures import Cell, Figures, figures_of, medians, ratios, slots_over_time, weight_bytes_per_second
-from compare_limits import WeightBytes, gguf_sizes, hamburger_bytes
-from compare_report import RESULTS, TABLE, Results, load_results, plot
+from comparison.figures import Cell, Figures, figures_of, medians, ratios, slots_over_time, weight_bytes_per_second
+from comparison.limits import WeightBytes, gguf_sizes, hamburger_bytes
+from comparison.report import RESULTS, TABLE, Results, load_results, plot
 from hamburger.clients.figures import Answer
 from hamburger.clients.wire import Usage
 from hamburger.model.checkpoints.sources import embedded_gguf, resolve_source

@@ -15,7 +15,7 @@ from hamburger.model.gpu.availability import Backend
 from hamburger.model.graphs.capture import EagerCapture
 from hamburger.model.graphs.decode_graphs import FORMS, Compiling, DecodeGraphs, Form
 from hamburger.model.kv_cache import PagedKVCache
-from peer_engine import ShortGroups
+from peers.our_engine import ShortGroups
 from small_models import CPU
 
 TIMED = set(FORMS) - {"auto"}

@@ -15,8 +15,8 @@ from safetensors import safe_open
 
 import gpu
 import gpu_contestants
-from compare_contestants import Worker
-from compare_figures import Cell
+from comparison.contestants import Worker
+from comparison.figures import Cell
 from gpu_contestants import KINDS, Setup, beside_pool, contestants, needed_bytes, pool_bytes
 from gpu_model import BASE, GRAFTS, is_made, shapes, weight_bytes, write_models
 from gpu_report import Results, load_results
@@ -49,7 +49,7 @@ class Absent:
 
 sys.meta_path.insert(0, Absent())
 
-if sys.argv[0].endswith("peer_static.py"):  # a peer that is killed, say for its memory
+if "peers.hf_static_cache" in sys.argv:  # a peer that is killed, say for its memory
     import os, signal
     os.kill(os.getpid(), signal.SIGKILL)
 """

@@ -17,19 +17,23 @@ import pytest
 import gpu
 import gpu_contestants
 import gpu_probe
-from compare_contestants import Launch, Worker
-from compare_process import ContestantError
-from compare_room import Room
+from comparison.capacity import Capacity
+from comparison.contestants import Launch, Worker
+from comparison.processes import ContestantError
 from gpu_budget import Budget, OutOfTime, ScriptError, run_script
 from gpu_report import Results, load_results
 from gpu_stages import FLASHINFER, FORMS_STAGE, OURS, OURS_FP8, OURS_INT8, PEER, PLAIN_FP8, Stage, sizes_of, stages
-from peer_memory import fitting_pool
+from peers.device_memory import fitting_pool
 from processes import is_alive
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 # Every script of the command. WORLD: a folder with a file for each worker that lives; `healed` ends what goes wrong,
 # `stuck` has the base never answer.
 SCRIPTS = {
+    "start.py": """
+import runpy
+runpy.run_path(str(Path(__file__).with_name(sys.argv.pop(1))), run_name="__main__")
+""",
     "gpu_probe.py": """
 print("a library says hello")
 print(json.dumps({"name": "a GPU", "torch": "2.11", "read": 1e12, "copied": 1e12, "bandwidth": 1e12,
@@ -54,8 +58,8 @@ for rows in map(int, args.rows.split(",")):
         print(json.dumps({"rows": rows, "context": int(args.context), "confidence": confidence,
                           "tokens_per_group": 2, "milliseconds": times}), flush=True)
 """,
-    "peer_engine.py": """
-from peer_wire import Timing, serve
+    "peers.our_engine": """
+from peers.wire import Timing, serve
 
 def load(options):
     engine = options.get("engine", {})
@@ -99,7 +103,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "pids").mkdir()
     (tmp_path / "scripts").mkdir()
     (tmp_path / "tests").mkdir()
-    for name, text in (SCRIPTS | {"peer_static.py": SCRIPTS["peer_engine.py"]}).items():
+    for name, text in (SCRIPTS | {"peers.hf_static_cache": SCRIPTS["peers.our_engine"]}).items():
         (tmp_path / "scripts" / name).write_text(HEAD + text)
     test = "import pytest\n\n@pytest.mark.gpu\ndef test_right():\n    pass\n"
     (tmp_path / "tests" / "test_marked.py").write_text(test)
@@ -188,15 +192,15 @@ def test_a_call_that_is_ended_leaves_results_and_no_process_and_the_next_goes_on
 
 
 def test_who_was_measured_longest_ago_makes_room() -> None:
-    room = Room({"a": 4, "b": 3, "c": 2}, most=3)
-    assert room.too_many(["a", "b"], 5) == []  # how much is free, nobody has said
-    room.learn({"device": "cpu"})
-    room.learn({"free_bytes": 10})
-    assert room.too_many(["a", "b"], 3) == []
-    assert room.too_many(["a", "b"], 4) == ["a"]
-    assert room.too_many(["b", "a"], 7) == ["b", "a"]
-    assert room.too_many(["a", "b"], 99) == ["a", "b"]  # it may try alone
-    assert room.too_many(["c", "c", "c"], 1) == ["c"]
+    capacity = Capacity({"a": 4, "b": 3, "c": 2}, most=3)
+    assert capacity.too_many(["a", "b"], 5) == []  # how much is free, nobody has said
+    capacity.learn({"device": "cpu"})
+    capacity.learn({"free_bytes": 10})
+    assert capacity.too_many(["a", "b"], 3) == []
+    assert capacity.too_many(["a", "b"], 4) == ["a"]
+    assert capacity.too_many(["b", "a"], 7) == ["b", "a"]
+    assert capacity.too_many(["a", "b"], 99) == ["a", "b"]  # it may try alone
+    assert capacity.too_many(["c", "c", "c"], 1) == ["c"]
 
 
 def test_a_pool_is_what_was_asked_for_or_what_is_left() -> None:

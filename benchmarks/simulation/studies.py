@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hamburger.engine.types.config import EngineConfig
-from replay_costs import CostModel, StepWork
-from replay_report import Target, summary
-from replay_simulator import DrawnSizes, Moment, Replay, drawn_with_mean
-from replay_simulator import replay as replay_trace
-from replay_traces import Trace, TraceRow, known_prefix_tokens
+from simulation.costs import CostModel, StepWork
+from simulation.simulator import DrawnSizes, Moment, Replay, drawn_with_mean
+from simulation.simulator import replay as replay_trace
+from simulation.summaries import Target, summary
+from simulation.traces import Trace, TraceRow, known_prefix_tokens
 
 LOADS = (0.5, 0.7, 0.85, 1.0, 1.2)
 USUAL_LOAD = 0.85

@@ -12,12 +12,12 @@ from collections.abc import Callable, Container, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
-from compare_contestants import Contestant
-from compare_figures import Cell, figures_of, weight_bytes_per_second
-from compare_process import ContestantError
-from compare_room import Room
-from compare_roster import Entry, Roster
-from compare_workload import Lengths, Request, Writer, draw
+from comparison.capacity import Capacity
+from comparison.contestants import Contestant
+from comparison.figures import Cell, figures_of, weight_bytes_per_second
+from comparison.processes import ContestantError
+from comparison.roster import Entry, Roster
+from comparison.workload import Lengths, Request, Writer, draw
 
 MOST_FAILURES = 2  # of one contestant, after which it is left out of the rest
 WARM_UP_OUTPUT = 8  # tokens
@@ -61,9 +61,9 @@ class Workload:
 class Runner:
     """Starts contestants, keeps all but one still, and measures. `say` gets one line for people at a time.
 
-    room: who can be alive at once; None for everybody. left: seconds for the rest of the run. With less than `least`
-    and what its start took before (`starts`, by process; for one that was never started, the newest of any) nothing
-    of a contestant is begun.
+    capacity: who can be alive at once; None for everybody. left: seconds for the rest of the run. With less than
+    `least` and what its start took before (`starts`, by process; for one that was never started, the newest of any)
+    nothing of a contestant is begun.
     """
 
     roster: Roster
@@ -72,7 +72,7 @@ class Runner:
     bandwidth: Callable[[], float | None]  # measured now, in bytes/s
     say: Callable[[str], None]
     bandwidths: list[float]  # what was measured is added here
-    room: Room | None = None
+    capacity: Capacity | None = None
     left: Callable[[], float] = lambda: math.inf
     least: float = 0.0
     starts: dict[str, float] = field(default_factory=dict)
@@ -110,9 +110,9 @@ class Runner:
     def make_room(self, needed: int) -> None:
         """End whom there is no room for beside a process that needs so many bytes: first who is not measured now, then
         whose turn was longest ago."""
-        if self.room is not None:
+        if self.capacity is not None:
             by_use = sorted(self._running, key=lambda name: name in self.roster.processes)
-            for name in self.room.too_many(by_use, needed):
+            for name in self.capacity.too_many(by_use, needed):
                 self.say(f"ending {name}: no room for it beside the next")
                 self._end(name)
 
@@ -180,13 +180,13 @@ class Runner:
         if contestant is not None:
             self._running[name] = contestant  # the last now
             return contestant
-        if self.room is not None:
-            self.make_room(self.room.needs.get(name, 0))
+        if self.capacity is not None:
+            self.make_room(self.capacity.needs.get(name, 0))
         try:
             return self._started(name)
         except ContestantError as failure:
             crowded = any(word in str(failure).lower() for word in ("memory", "busy"))  # in CUDA's words
-            if self.room is None or not self._running or not crowded:
+            if self.capacity is None or not self._running or not crowded:
                 raise
             self.say(f"{name} is tried once more, alone: {failure}")
         self.close()
@@ -204,8 +204,8 @@ class Runner:
         contestant.tree.pause()
         self.starts.pop(name, None)
         self.starts[name] = time.monotonic() - began  # the last now: the first of a machine may compile for all
-        if self.room is not None and alone:
-            self.room.learn(contestant.facts)
+        if self.capacity is not None and alone:
+            self.capacity.learn(contestant.facts)
         return contestant
 
     def _end(self, name: str) -> None:

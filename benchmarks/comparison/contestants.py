@@ -1,4 +1,4 @@
-"""Who is measured: a server over HTTP, or a worker that speaks peer_wire's lines. Both give timed answers."""
+"""Who is measured: a server over HTTP, or a worker that speaks the lines of peers/wire.py. Both give timed answers."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from typing import Any, Protocol
 
 import httpx
 
-from compare_process import ContestantError, ProcessTree
-from compare_workload import Request
+from comparison.processes import ContestantError, ProcessTree
+from comparison.workload import Request
 from hamburger.clients.figures import Answer
 from hamburger.clients.load import Job, ask
 from hamburger.clients.wire import RequestError, Usage, client_options, first_model

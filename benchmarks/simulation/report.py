@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from replay_dial import dial_tables
-from replay_plots import plot_costs, plot_loads, plot_pools, plot_slots
-from replay_report import table
-from replay_simulator import Moment
-from replay_studies import USUAL_LOAD
+from simulation.dial_study import dial_tables
+from simulation.plots import plot_costs, plot_loads, plot_pools, plot_slots
+from simulation.simulator import Moment
+from simulation.studies import USUAL_LOAD
+from simulation.summaries import table
 
 PICTURES = ("slots", "load", "pool", "cost")
 

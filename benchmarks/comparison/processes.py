@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
+START = Path(__file__).parents[1] / "start.py"  # how a module of a room becomes a program
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 SAMPLE_SECONDS = 0.2
 ENDING_SECONDS = 10.0

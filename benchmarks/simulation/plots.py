@@ -13,8 +13,8 @@ matplotlib.use("Agg")
 
 from matplotlib import pyplot
 
-from replay_simulator import Moment
-from replay_studies import USUAL_LOAD
+from simulation.simulator import Moment
+from simulation.studies import USUAL_LOAD
 
 Rows = Sequence[Mapping[str, Any]]
 POINTS = 800  # of a curve over time

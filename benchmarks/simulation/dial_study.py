@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from hamburger.engine.dial.confidence_dial import ConfidenceDial
-from replay_report import summary, table
-from replay_simulator import Dialled, DrawnSizes, replay
-from replay_studies import Scenario, Studies
-from replay_traces import Trace
+from simulation.simulator import Dialled, DrawnSizes, replay
+from simulation.studies import Scenario, Studies
+from simulation.summaries import summary, table
+from simulation.traces import Trace
 
 LOADS = (0.7, 0.85, 1.0)
 

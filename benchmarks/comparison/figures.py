@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
 
-from compare_limits import WeightBytes
+from comparison.limits import WeightBytes
 from hamburger.clients.figures import Answer, Distribution, ratio
 
 

@@ -15,8 +15,8 @@ from hamburger.engine.request import GenerationRequest, admit
 from hamburger.engine.types.config import EngineArgs
 from hamburger.engine.types.messages import EngineInfo
 from hamburger.engine.types.sampling_params import SamplingParams
-from peer_memory import fitting_pool, free_bytes
-from peer_wire import Ask, Measure, Timing, serve
+from peers.device_memory import fitting_pool, free_bytes
+from peers.wire import Ask, Measure, Timing, serve
 
 if TYPE_CHECKING:
     from hamburger.model.batch import ForwardBatch, StepOutput

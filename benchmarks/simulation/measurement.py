@@ -25,7 +25,7 @@ from hamburger.engine.types.config import EngineArgs
 from hamburger.engine.types.messages import EngineInfo, SubmitRequest
 from hamburger.model.checkpoints.sources import resolve_source
 from machine import processor
-from replay_costs import CostModel, StepWork, fit, work_of
+from simulation.costs import CostModel, StepWork, fit, work_of
 
 PROMPT_WORDS = 60
 MOST_CONTEXT_SLOTS = 16_384  # of all streams of a step; beyond, one step would take seconds

@@ -17,7 +17,7 @@ from typing import Protocol
 from hamburger.clients.figures import percentile
 from hamburger.clients.prompts import built_in_prompts
 
-TRACES = Path(__file__).parent / "data" / "trace_lengths.jsonl"
+TRACES = Path(__file__).parents[1] / "data" / "trace_lengths.jsonl"
 OUTPUT_SHARE = 0.25  # of the context, for the 90th percentile of outputs; prompts have the rest
 LEAST_TEXT = 16  # tokens: the number that makes each prompt's beginning its own
 LEAST_OUTPUT = 4  # tokens: below it no time per output token can be told

@@ -1,8 +1,8 @@
 """The physical limit: how fast this machine reads memory, and the bytes of weights that one macro-step reads.
 
 Weights count as their files hold them: trunk and head once a step, micro decoder and its head once for each token after
-a group's first, embedder and adapter once for each group of more than one token that comes in. Run as a script it is
-the probe: it prints the bandwidth in bytes/s. The driver never imports torch.
+a group's first, embedder and adapter once for each group of more than one token that comes in. Started as a
+program (start.py) it prints the bandwidth in bytes/s, so that the driver never imports torch.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from comparison.processes import START
 from hamburger.model.checkpoints.sources import ModelSource, read_json
 
 PROBE_BYTES = 1 << 30  # far beyond any cache
@@ -39,7 +40,7 @@ class WeightBytes:
 
 def measure_bandwidth(threads: int, timeout: float = 120) -> float:
     """Bytes/s, in a process of its own. Raises OSError or subprocess errors where it cannot be measured."""
-    command = [sys.executable, __file__, "--threads", str(threads)]
+    command = [sys.executable, str(START), "comparison.limits", "--threads", str(threads)]
     result = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=True)
     return float(json.loads(result.stdout))
 

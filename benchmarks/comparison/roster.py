@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from compare_contestants import Contestant, Launch, Server, Worker
-from compare_limits import GgufSizes, WeightBytes, gguf_sizes, hamburger_bytes
+from comparison.contestants import Contestant, Launch, Server, Worker
+from comparison.limits import GgufSizes, WeightBytes, gguf_sizes, hamburger_bytes
+from comparison.processes import START
 from hamburger.model.checkpoints.sources import ModelSource, resolve_source
 
-HERE = Path(__file__).parent
 BATCHED = 512  # most prompt and decode tokens of one step: our default, given to all
 SERVE = "import sys; from hamburger.server.cli import main; sys.exit(main())"
 NOT_GGUF = "the base model is no GGUF file"
@@ -86,7 +86,7 @@ def build_roster(setup: Setup) -> Roster:
     roster = Roster()
     roster.add("hamburger", _our_server(setup, setup.model), Entry("hamburger", "hamburger", None, ours), *named)
     options = {"model": setup.model, "context": setup.context, "kv_cache_memory": setup.kv_cache_memory}
-    roster.add("engine", _worker(setup, "engine", "peer_engine.py", options), Entry("engine", "engine", None, ours))
+    roster.add("engine", _worker(setup, "engine", "peers.our_engine", options), Entry("engine", "engine", None, ours))
     roster.add("base", _our_server(setup, setup.base), Entry("base", "base", None, plain))
     _add_llama(roster, setup, gguf, plain)
     _add_transformers(roster, setup, sizes)
@@ -104,7 +104,7 @@ def _add_llama(roster: Roster, setup: Setup, gguf: Path | None, plain: WeightByt
         roster.left_out |= dict.fromkeys(names, why)
         return
     options = {"gguf": str(gguf), "context": setup.context}
-    roster.add(names[0], _worker(setup, names[0], "peer_llama.py", options), Entry(names[0], names[0], None, plain))
+    roster.add(names[0], _worker(setup, names[0], "peers.llama", options), Entry(names[0], names[0], None, plain))
     if setup.llama_server is None:
         roster.left_out[names[1]] = (
             "name examples/server/server.py of llama-cpp-python's source distribution with --llama-server"
@@ -149,7 +149,7 @@ def _add_transformers(roster: Roster, setup: Setup, sizes: GgufSizes | None) -> 
     weights = WeightBytes(TWO_BYTES * sizes.parameters) if sizes else None
     for name, way in ways.items():
         options = {"base": setup.base, "dtype": "bfloat16", "way": way, "context": setup.context}
-        worker = _worker(setup, name, "peer_transformers.py", options)
+        worker = _worker(setup, name, "peers.hf_generate", options)
         roster.add(name, worker, Entry(name, name, None, weights))
 
 
@@ -173,9 +173,9 @@ def _our_server(setup: Setup, model: str | None) -> Server:
     return Server(_launch(setup, "base" if model == setup.base else "hamburger", command), ours=True)
 
 
-def _worker(setup: Setup, name: str, script: str, options: dict[str, Any]) -> Worker:
+def _worker(setup: Setup, name: str, module: str, options: dict[str, Any]) -> Worker:
     options = {"threads": setup.threads, "batched": BATCHED, **options}
-    return Worker(_launch(setup, name, [sys.executable, str(HERE / script), json.dumps(options)]))
+    return Worker(_launch(setup, name, [sys.executable, str(START), module, json.dumps(options)]))
 
 
 def _launch(setup: Setup, name: str, command: list[str]) -> Launch:

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from peer_wire import Ask, Measure, Timing, serve
+from peers.wire import Ask, Measure, Timing, serve
 
 if TYPE_CHECKING:
     import torch

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from hamburger.engine.types.config import EngineConfig
-from replay_simulator import Outcome, Replay
+from simulation.simulator import Outcome, Replay
 
 QUARTERS = ("shortest", "short", "long", "longest")
 

@@ -9,7 +9,7 @@ from typing import Any
 
 
 @dataclass(slots=True)
-class Room:
+class Capacity:
     """needs: bytes by the name of the process, estimates. free: of the device with nobody of ours on it; unknown until
     the first start, which is alone. most: processes, however small, for the host's sake."""
 

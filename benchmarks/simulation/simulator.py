@@ -20,8 +20,8 @@ from hamburger.engine.dial.confidence_dial import ConfidenceDial, DialRow, DialS
 from hamburger.engine.types.config import EngineConfig
 from hamburger.engine.types.messages import StepStats, SubmitRequest
 from hamburger.engine.types.sampling_params import SamplingParams
-from replay_costs import CostModel, work_of
-from replay_traces import Trace, TraceRow
+from simulation.costs import CostModel, work_of
+from simulation.traces import Trace, TraceRow
 
 CHECK_EVERY = 500  # steps between two checks of the core's integrity
 FIRST_OUTPUT_ID = 1 << 32  # simulated answers have tokens that no prompt has, other ones for each request

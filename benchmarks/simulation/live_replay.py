@@ -19,10 +19,10 @@ from hamburger.engine.types.messages import EngineInfo, StepStats
 from hamburger.engine.types.observer import EndReason, RequestTimings
 from hamburger.engine.types.sampling_params import SamplingParams
 from hamburger.model.checkpoints.sources import resolve_source
-from replay_costs import CostModel
-from replay_report import latencies
-from replay_simulator import Outcome, ScriptedSizes, replay
-from replay_traces import Trace, TraceRow
+from simulation.costs import CostModel
+from simulation.simulator import Outcome, ScriptedSizes, replay
+from simulation.summaries import latencies
+from simulation.traces import Trace, TraceRow
 
 
 @dataclass(slots=True)

@@ -15,7 +15,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-SAMPLES = Path(__file__).parent / "traces"
+SAMPLES = Path(__file__).parents[1] / "traces"
 HASHED_TOKENS = 512  # prompt tokens of one of Mooncake's hashes
 TOKEN_IDS = range(100, 40_000)  # ordinary tokens of the embedded model's vocabulary
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from peer_memory import free_bytes
-from peer_transformers import Generate
-from peer_wire import Ask, Measure, Timing, serve
+from peers.device_memory import free_bytes
+from peers.hf_generate import Generate
+from peers.wire import Ask, Measure, Timing, serve
 
 
 class StaticGenerate(Generate):

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from compare_figures import Cell, Ratio, medians, ratios
+from comparison.figures import Cell, Ratio, medians, ratios
 
 RESULTS, TABLE = "results.json", "table.md"
 MARGIN = 1.25  # of the plots: a factor, as their scales are logarithmic

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from peer_wire import Ask, Measure, Timing, serve
+from peers.wire import Ask, Measure, Timing, serve
 
 
 @dataclass(slots=True)
