@@ -1,4 +1,4 @@
-"""States from each first merged slot on, on the base's before them: the same as one pass over all, for less."""
+"""States from each first composed slot on, on the base's before them: the same as one pass over all, for less."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from examples import MadeExample, example, random_example
 from hamburger.model.hamburger import HamburgerModel
 from hamburger.training.batches.batches import TrainBatch, collate, collate_with_base
-from hamburger.training.forward.composed_states import after_merges, base_states, merged_states
-from hamburger.training.forward.network import is_of_merges, trunk_states
+from hamburger.training.forward.composed_states import base_states, composed_states, from_first_composed
+from hamburger.training.forward.network import is_for_composed, trunk_states
 from hamburger.training.loss.objective import Objective, TrainingNetwork
 from small_models import grafted, random_model, trunk_config
 from trunk_shapes import SHAPES
@@ -25,12 +25,12 @@ def model_of(merge_rank: int = 32, trunk: str | None = None) -> HamburgerModel:
     config = grafted(trunk_config(**(SHAPES[trunk] if trunk else {})), merge_rank)
     model = random_model(config, packed=False)
     for name, parameter in model.named_parameters():
-        parameter.requires_grad_(is_of_merges(name))
+        parameter.requires_grad_(is_for_composed(name))
     return model
 
 
 def made() -> list[MadeExample]:
-    """Several conversations; one without a merged group, one that merges at once."""
+    """Several conversations; one without a composed slot, one that begins with one."""
     return [
         random_example(1, teacher_k=8),
         random_example(2, teacher_k=8, max_group=1),
@@ -47,9 +47,9 @@ def with_base(examples: list[MadeExample]) -> TrainBatch:
 @pytest.mark.parametrize("trunk", [None, "qwen2_sliding", "qwen3"])
 def test_the_states_and_gradients_are_those_of_one_pass(merge_rank: int, trunk: str | None) -> None:
     model, batch = model_of(merge_rank, trunk), with_base(made())
-    assert batch.unmerged is not None
+    assert batch.uncomposed is not None
     hidden, features = trunk_states(model, batch.slots, LAYERS)
-    found = merged_states(model, batch.slots, batch.unmerged, LAYERS)
+    found = composed_states(model, batch.slots, batch.uncomposed, LAYERS)
     torch.testing.assert_close(found.hidden, hidden, atol=1e-5, rtol=1e-4)
     torch.testing.assert_close(found.features, features, atol=1e-5, rtol=1e-4)
     weigh = torch.randn(hidden.shape, generator=torch.Generator().manual_seed(1))
@@ -70,9 +70,9 @@ def test_the_distance_is_to_the_base_at_each_slots_last_token(num_layers: int) -
     model = random_model(config, packed=False)
     examples = made()
     batch = with_base(examples)
-    assert batch.unmerged is not None
-    found = merged_states(model, batch.slots, batch.unmerged, (0,)).distance
-    merged, wanted = (trunk_states(model, slots)[0] for slots in (batch.slots, batch.unmerged.slots))
+    assert batch.uncomposed is not None
+    found = composed_states(model, batch.slots, batch.uncomposed, (0,)).distance
+    composed, wanted = (trunk_states(model, slots)[0] for slots in (batch.slots, batch.uncomposed.slots))
     final = 0.0
     slot = token = 0
     for e in examples:
@@ -81,22 +81,22 @@ def test_the_distance_is_to_the_base_at_each_slots_last_token(num_layers: int) -
             token, seen = token + size, seen or size > 1
             if seen:
                 base = wanted[token - 1]
-                final += float((merged[slot] - base).square().sum() / base.square().sum())
+                final += float((composed[slot] - base).square().sum() / base.square().sum())
             slot += 1
     if num_layers == 1:  # no layer's input lies between
         assert float(found) == pytest.approx(final, rel=1e-4)
     assert float(found) > final / num_layers > 0 or num_layers == 1
     alone = with_base([examples[1]])
-    assert alone.unmerged is not None
-    assert merged_states(model, alone.slots, alone.unmerged, (0,)).distance == 0
+    assert alone.uncomposed is not None
+    assert composed_states(model, alone.slots, alone.uncomposed, (0,)).distance == 0
 
 
 @torch.no_grad()
 def test_the_bases_states_are_the_trunks_own() -> None:
     model, batch = model_of(0), with_base(made())
-    assert batch.unmerged is not None
-    base = base_states(model, batch.unmerged.slots, LAYERS)
-    hidden, features = trunk_states(model, batch.unmerged.slots, LAYERS)
+    assert batch.uncomposed is not None
+    base = base_states(model, batch.uncomposed.slots, LAYERS)
+    hidden, features = trunk_states(model, batch.uncomposed.slots, LAYERS)
     assert len(base.normed) == len(base.heads) == 4
     torch.testing.assert_close(base.normed[-1], hidden)
     torch.testing.assert_close(base.features, features)
@@ -105,24 +105,24 @@ def test_the_bases_states_are_the_trunks_own() -> None:
 def test_a_batch_beside_its_base_has_the_rows_that_can_learn() -> None:
     examples = made()
     whole, batch = collate(examples, 4), with_base(examples)
-    after = after_merges(whole.slots)
+    after = from_first_composed(whole.slots)
     assert 0 < len(batch.emit) < len(whole.emit)
     assert batch.emit.tolist() == [row for row in whole.emit.tolist() if after[row]]
     kept = after[whole.emit]
     assert torch.equal(batch.targets, whole.targets[kept])
-    assert batch.unmerged is not None
+    assert batch.uncomposed is not None
     ids = torch.cat([e.token_ids for e in examples])
-    assert torch.equal(batch.unmerged.slots.token_ids[:, 0], ids.long())
+    assert torch.equal(batch.uncomposed.slots.token_ids[:, 0], ids.long())
     sizes = whole.slots.group_sizes
     newest = whole.slots.token_ids.gather(1, sizes[:, None] - 1)[:, 0]
-    assert torch.equal(ids[batch.unmerged.same].long(), newest)
+    assert torch.equal(ids[batch.uncomposed.last_rows].long(), newest)
 
 
 def test_the_loss_is_of_first_tokens_and_distances_alone() -> None:
     model, batch = model_of(), with_base(made())
     net = TrainingNetwork(model, OBJECTIVE)
     outcome, counts = net(batch), OBJECTIVE.counts(batch)
-    assert counts.tolist() == [len(batch.emit), 0, int(after_merges(batch.slots).sum())]
+    assert counts.tolist() == [len(batch.emit), 0, int(from_first_composed(batch.slots).sum())]
     hidden, _ = trunk_states(model, batch.slots, LAYERS)
     assert batch.teacher_ids is not None
     assert batch.teacher_logprobs is not None
@@ -130,8 +130,8 @@ def test_the_loss_is_of_first_tokens_and_distances_alone() -> None:
     wanted = batch.teacher_logprobs[:, 0].softmax(-1)
     divergence = F.kl_div(logprobs.gather(1, batch.teacher_ids[:, 0]), wanted, reduction="sum")
     torch.testing.assert_close(outcome.token_loss, divergence, rtol=1e-4, atol=1e-4)
-    assert batch.unmerged is not None
-    distance = merged_states(model, batch.slots, batch.unmerged, LAYERS).distance
+    assert batch.uncomposed is not None
+    distance = composed_states(model, batch.slots, batch.uncomposed, LAYERS).distance
     torch.testing.assert_close(outcome.matching_loss, 2 * distance)
     loss = divergence / counts[0] + 2 * distance / counts[2]
     torch.testing.assert_close(outcome.loss(counts, 0.0), loss, rtol=1e-4, atol=1e-4)

@@ -18,14 +18,8 @@ from hamburger.model.execution import Execution
 from hamburger.training.errors import TrainingError
 from hamburger.training.forward.grafts import likeliest_ids
 from hamburger.training.forward.network import Slots, micro_states, trunk_states
-from hamburger.training.forward.trainable import (
-    Trainable,
-    build,
-    canonical_tensors,
-    read_base,
-    read_hamburger,
-    with_graft,
-)
+from hamburger.training.forward.origin import read_base, read_hamburger, with_graft
+from hamburger.training.forward.trainable import Trainable, build, canonical_tensors
 from hamburger.training.recipe import Recipe
 from small_models import CPU, random_tensors, teacher_forced
 from training_runs import FUSED, GRAFT, recipe, write_base

@@ -1,40 +1,40 @@
-"""Answers that go round in circles."""
+"""Which answers count as repeating themselves."""
 
 from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hamburger.training.corpus.repetition import first_repeated_ngram, loops
+from hamburger.training.corpus.repetition import first_repeated_ngram, is_repetitive
 
 _IDS = st.lists(st.integers(0, 3), max_size=60)
 
 
 def test_three_times_the_same_sixteen_tokens_loop() -> None:
     phrase = list(range(16))
-    assert loops([*phrase, 90, *phrase, 91, *phrase, 92])
-    assert not loops([*phrase, 90, *phrase, 91, 92])
-    assert not loops([*phrase[:15], 90, *phrase[:15], 91, *phrase[:15], 92])
+    assert is_repetitive([*phrase, 90, *phrase, 91, *phrase, 92])
+    assert not is_repetitive([*phrase, 90, *phrase, 91, 92])
+    assert not is_repetitive([*phrase[:15], 90, *phrase[:15], 91, *phrase[:15], 92])
 
 
 def test_overlapping_repeats_count_once() -> None:
-    assert not loops([*[7] * 31, 8])
-    assert not loops([*[7] * 47, 8])
-    assert loops([*[7] * 48, 8])
+    assert not is_repetitive([*[7] * 31, 8])
+    assert not is_repetitive([*[7] * 47, 8])
+    assert is_repetitive([*[7] * 48, 8])
 
 
 def test_an_answer_that_ends_in_a_circle_loops() -> None:
     block = list(range(40))
-    assert loops([99, *block, *block])
-    assert loops([99, 98, *block, *block, *block[:7]])  # cut off within the third time
-    assert not loops([99, *block, *block[:39]])
-    assert loops([99, *[1, 2] * 16])
-    assert not loops([99, *[1, 2] * 15])
+    assert is_repetitive([99, *block, *block])
+    assert is_repetitive([99, 98, *block, *block, *block[:7]])  # cut off within the third time
+    assert not is_repetitive([99, *block, *block[:39]])
+    assert is_repetitive([99, *[1, 2] * 16])
+    assert not is_repetitive([99, *[1, 2] * 15])
 
 
 def test_a_text_without_repeats_does_not_loop() -> None:
-    assert not loops([])
-    assert not loops(range(2000))
+    assert not is_repetitive([])
+    assert not is_repetitive(range(2000))
 
 
 def test_where_a_text_begins_to_repeat() -> None:
@@ -56,4 +56,4 @@ def test_the_first_repeat_is_the_first(ids: list[int], n: int) -> None:
 
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=40), st.lists(st.integers(0, 9), max_size=40))
 def test_every_text_that_goes_on_in_a_circle_is_found(block: list[int], before: list[int]) -> None:
-    assert loops(before + block * 40)
+    assert is_repetitive(before + block * 40)
