@@ -27,7 +27,7 @@ test: setup-dev ## set up, then run the tests (options: ARGS="-k name", TEST_PRO
 coverage: setup-dev ## the same tests, and the lines that none of them runs; takes half as long again
 	@exec $(BIN)/pytest --numprocesses $(TEST_PROCESSES) --dist loadfile --cov --cov-report=term:skip-covered $(ARGS)
 
-test-compilers: setup-dev ## what torch.compile and Triton's compiler make of the GPU path, without a GPU (minutes)
+test-compilers: setup-dev ## what Triton's compiler makes of the GPU path, without a GPU (minutes)
 	@exec $(BIN)/pytest -m compilers --numprocesses $(TEST_PROCESSES) --dist worksteal $(ARGS)
 
 test-clients: setup-dev $(CLIENTS_VENV)/.ready ## test with lm_eval, evalplus, LangChain, LiteLLM, llm, schemathesis and curl

@@ -1,12 +1,10 @@
-"""Milliseconds of one decoding macro-step: without graphs, and with each form of DecodeGraphs, over random weights.
+"""Milliseconds of one decoding macro-step: without graphs, and with those of DecodeGraphs, over random weights.
 
     python benchmarks/decode_step.py --model llama-3.2-1b --rows 1,8,64 --context 1024
 
-It says which form is fastest (model/graphs/decode_graphs.py). `auto` chooses between two of them, and is not timed.
-`conditional` is one graph whose micro-steps lie in conditional nodes (conditional_step.py), where torch can capture
-them; where not, a line on stderr says why. A form that stops early gains only where groups end by themselves, so every
-number of rows is measured at several confidences; the tokens per group are printed beside it. All forms of one line
-are timed alternately. On a CPU graphs are replayed eagerly: that proves this script, and no speed.
+Each number of rows is measured at each confidence: 0, at which groups are full, and 1, at which they have one token and
+no micro-step runs. The tokens per group are printed beside it. Both forms of one line are timed alternately. On a CPU
+graphs are replayed eagerly: that proves this script, and no speed.
 """
 
 from __future__ import annotations
@@ -14,14 +12,12 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
 
 import torch
 
-from conditional_step import ConditionalStep, why_not
 from hamburger.engine.device.memory import pool_bytes
 from hamburger.engine.plan.models import PRESETS, with_graft
 from hamburger.model.assemble import assemble
@@ -31,7 +27,7 @@ from hamburger.model.device.devices import make_current
 from hamburger.model.execution import Execution
 from hamburger.model.gpu.availability import choose_backend
 from hamburger.model.graphs.capture import CudaCapture, EagerCapture
-from hamburger.model.graphs.decode_graphs import FORMS, Compiling, DecodeGraphs, Form
+from hamburger.model.graphs.decode_graphs import DecodeGraphs
 from hamburger.model.graphs.step_memory import Largest, largest_decode
 from hamburger.model.hamburger import HamburgerModel
 from hamburger.model.kv_cache import PagedKVCache
@@ -49,19 +45,16 @@ def main() -> None:
     parser.add_argument("--graft", default="published", choices=["published", "fused"])
     parser.add_argument("--rows", default="1,8,64", help="sequences of a step, with commas between them")
     parser.add_argument("--context", type=int, default=1024, help="slots of each")
-    parser.add_argument("--confidences", default="0,0.5,1")
+    parser.add_argument("--confidences", default="0,1")
     parser.add_argument("--repeats", type=int, default=30)
     parser.add_argument("--device", help="cuda, cuda:N or cpu (default: the GPU, where there is one)")
-    parser.add_argument("--compiled", action="store_true", help="also the pieces compiled by torch.compile (minutes)")
     args = parser.parse_args()
     device = torch.device(args.device or ("cuda" if torch.cuda.is_available() else "cpu"))
     make_current(device)
     model = random_model(args.model, args.graft, args.context, device)
-    if why := why_not(device):
-        print(f"no form `conditional`: {why}", file=sys.stderr)
     for rows in map(int, args.rows.split(",")):
         for confidence in map(float, args.confidences.split(",")):
-            figures = measure(model, rows, args.context, confidence, args.repeats, compiled=args.compiled)
+            figures = measure(model, rows, args.context, confidence, args.repeats)
             print(json.dumps({"device": _name(device), "rows": rows, "context": args.context, **figures}), flush=True)
 
 
@@ -92,10 +85,8 @@ def random_model(name: str, graft: str, context: int, device: torch.device) -> H
     )
 
 
-def measure(
-    model: HamburgerModel, rows: int, context: int, confidence: float, repeats: int, *, compiled: bool = False
-) -> dict[str, object]:
-    """Median milliseconds of a step in each form, and the tokens of its groups."""
+def measure(model: HamburgerModel, rows: int, context: int, confidence: float, repeats: int) -> dict[str, object]:
+    """Median milliseconds of a step in both forms, and the tokens of its groups."""
     device = model.embed_tokens.weight.device
     columns = -(-context // BLOCK)
     num_blocks = rows * columns
@@ -103,20 +94,15 @@ def measure(
         raise SystemExit(f"{rows} rows of {context} slots do not fit into memory: give fewer.")
     cache = PagedKVCache(model.config.trunk, num_blocks, BLOCK, model.state_dtype, device)
     batch = decoding(model, rows, context, columns, confidence)
-    steps: dict[str, Callable[[ForwardBatch, PagedKVCache], StepOutput]] = {"eager": model.step}
-    wanted: list[tuple[str, Form, Compiling | None]] = [(form, form, None) for form in FORMS if form != "auto"]
-    if compiled:
-        wanted.append(("compiled", "steps", Compiling(rows, choose_backend("auto", device))))
-    for name, form, compiling in wanted:
-        capture = CudaCapture(device) if device.type == "cuda" else EagerCapture()
-        graphs = DecodeGraphs(model, cache, capture, max_rows=rows, max_columns=columns, form=form, compiling=compiling)
-        graphs.prepare(only=rows)
-        steps[name] = graphs.step
-    if why_not(device) is None:
-        try:
-            steps["conditional"] = ConditionalStep(model, cache, rows, columns).step
-        except RuntimeError as error:
-            print(f"no form `conditional`: {str(error).splitlines()[0]}", file=sys.stderr)
+    graphs = DecodeGraphs(
+        model,
+        cache,
+        CudaCapture(device) if device.type == "cuda" else EagerCapture(),
+        max_rows=rows,
+        max_columns=columns,
+    )
+    graphs.prepare(only=rows)
+    steps: dict[str, Callable[[ForwardBatch, PagedKVCache], StepOutput]] = {"eager": model.step, "graphs": graphs.step}
     times: dict[str, list[float]] = {name: [] for name in steps}
     sizes = {name: step(batch, cache).group_sizes.float().mean().item() for name, step in steps.items()}
     for _ in range(repeats):

@@ -4,8 +4,7 @@
 
 TEXTS holds rows with prompt and response. Each token of a response is predicted by the trunk, and by one micro-step
 whose trunk has not read the token before it; no groups are merged. Runs on the CPU: its own formats by its compiled
-kernels, the GPU's by eight_bits.py, which spells their products out, those of few rows and those of fp8 with many rows
-where the GPU multiplies e4m3.
+kernels, the GPU's by eight_bits.py, which spells its product out.
 """
 
 from __future__ import annotations
@@ -26,13 +25,10 @@ if TYPE_CHECKING:
     from hamburger.model.hamburger import HamburgerModel
 
 ON_CPU = {"the CPU's int8": 8, "the CPU's int4": 4}  # bits of the trunk's weights; heads and graft keep 8
-MANY_ROWS = "fp8, many rows"
 # name -> dtype, and what the linears of trunk and micro decoder and the micro-steps' head are
 FORMATS = {
     "float32": ("float32", "none"),
     "bfloat16": ("bfloat16", "none"),
-    "fp8": ("bfloat16", "fp8"),
-    MANY_ROWS: ("bfloat16", MANY_ROWS),
     "int8": ("bfloat16", "int8"),
     **{name: ("bfloat16", name) for name in ON_CPU},
 }
@@ -61,18 +57,15 @@ def load(model: str | None, dtype: str, weights: str) -> HamburgerModel:
     from hamburger.model.checkpoints.load import load_checkpoint
     from hamburger.model.cpu.library import load_kernels
     from hamburger.model.execution import Execution
-    from hamburger.model.gpu.int8 import EightBitLinear, plain_float8_product
 
     kind = getattr(torch, dtype)
     checkpoint = load_checkpoint(resolve_source(model), kind)
     formats: dict[str, Execution] = {
         "none": Execution(packed=False),
-        "fp8": Execution(packed=False, eight_bits="fp8"),
-        MANY_ROWS: Execution(packed=False, eight_bits="fp8"),
-        "int8": Execution(packed=False, eight_bits="int8"),
+        "int8": Execution(packed=False, eight_bits=True),
         **{name: Execution(packed=False, kernels=load_kernels(), bits=bits) for name, bits in ON_CPU.items()},
     }
-    made = assemble(
+    return assemble(
         checkpoint.config,
         checkpoint.tensors,
         dtype=kind,
@@ -80,10 +73,6 @@ def load(model: str | None, dtype: str, weights: str) -> HamburgerModel:
         max_positions=2048,
         how=formats[weights],
     )
-    for part in made.modules() if weights == MANY_ROWS else ():
-        if isinstance(part, EightBitLinear):
-            part.product = plain_float8_product
-    return made
 
 
 def predict(model: HamburgerModel, ids: list[int], prompt: int) -> dict[str, Tensor]:

@@ -20,17 +20,11 @@ from comparison.runner import Plan, Workload
 from comparison.workload import Lengths, Request
 from gpu_model import BASE, DTYPE_BYTES, GEOMETRIES, WIDE_GRAFT, shapes, weight_bytes
 from gpu_stages import (
-    FLASHINFER,
     FUSED,
-    FUSED_SINGLE,
     OURS,
-    OURS_COMPILED,
-    OURS_FP8,
     OURS_INT8,
     PEER,
     PLAIN,
-    PLAIN_COMPILED,
-    PLAIN_FP8,
     PLAIN_INT8,
     WIDE,
     WIDE_GROUPS,
@@ -57,14 +51,8 @@ KINDS = {
     FUSED: Kind("fused"),
     PLAIN: Kind(BASE),
     WIDE: Kind(WIDE_GRAFT),
-    OURS_FP8: Kind("published", {"quantization": "fp8"}),
-    PLAIN_FP8: Kind(BASE, {"quantization": "fp8"}),
     OURS_INT8: Kind("published", {"quantization": "int8"}),
     PLAIN_INT8: Kind(BASE, {"quantization": "int8"}),
-    OURS_COMPILED: Kind("published", {"compile_num_seqs": 1}),
-    PLAIN_COMPILED: Kind(BASE, {"compile_num_seqs": 1}),
-    FUSED_SINGLE: Kind("fused", {"micro_step_kernel": True}),
-    FLASHINFER: Kind("published", {"attention_backend": "flashinfer"}),
 }
 
 
@@ -105,12 +93,8 @@ class RandomPrompts:
 def contestants(setup: Setup) -> tuple[dict[str, Contestant], dict[str, str]]:
     """Every process that can take part, and who cannot, with the reason."""
     found: dict[str, Contestant] = {name: _ours(setup, name) for name in KINDS}
-    absent: dict[str, str] = {}
-    if not _has("flashinfer"):
-        del found[FLASHINFER]
-        absent[FLASHINFER] = "flashinfer is not installed"
     if not _has("transformers"):
-        return found, absent | {PEER: "transformers is not installed"}
+        return found, {PEER: "transformers is not installed"}
     options = {
         "folder": str(setup.models / BASE),
         "device": setup.device,
@@ -118,7 +102,7 @@ def contestants(setup: Setup) -> tuple[dict[str, Contestant], dict[str, str]]:
         "compiled": setup.device != "cpu",
         "context": setup.sizes.prompt + setup.sizes.output,
     }
-    return found | {PEER: _worker(setup, PEER, "peers.hf_static_cache", options)}, absent
+    return found | {PEER: _worker(setup, PEER, "peers.hf_static_cache", options)}, {}
 
 
 def roster_of(stage: Stage, setup: Setup, processes: Mapping[str, Contestant], absent: Mapping[str, str]) -> Roster:
@@ -211,8 +195,6 @@ def _ours(setup: Setup, name: str) -> Worker:
         "block_size": BLOCK,
         "quantization": "none",
     }
-    if setup.device != "cpu" and _has("flashinfer"):  # `auto` would try it in every process, which may compile it
-        engine["attention_backend"] = "triton"
     options = {
         "model": str(setup.models / KINDS[name].folder),
         "context": _longest(setup.sizes),  # of all: it decides how attention is cut

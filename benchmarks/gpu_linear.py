@@ -1,12 +1,11 @@
-"""Milliseconds of one linear in bfloat16, fp8 and int8, by the number of rows, over random weights.
+"""Milliseconds of one linear in bfloat16 and int8, by the number of rows, over random weights.
 
     python benchmarks/gpu_linear.py --shapes 3072x2048,2048x8192 --rows 1,16,64,256,512,1024
 
 A shape is outputs x inputs (these are Llama-3.2-1B's). `kernels` reads the codes, `written out` writes the weight in
-bfloat16 and lets cuBLAS multiply, `in e4m3` rounds the inputs and multiplies as torch does: where they meet,
-model/gpu/int8_product.py should change from the first to the others (MOST_ROWS). The GPU's cache is emptied between
-calls, since a model's weights do not fit into it. On a CPU the products are those spelt out, which proves this script
-and no speed.
+bfloat16 and lets cuBLAS multiply: where they meet, model/gpu/int8_product.py should change from the first to the other
+(MOST_ROWS). The GPU's cache is emptied between calls, since a model's weights do not fit into it. On a CPU the product
+is spelt out, which proves this script and no speed.
 """
 
 from __future__ import annotations
@@ -16,13 +15,12 @@ import json
 import statistics
 import time
 from collections.abc import Callable
-from typing import get_args
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hamburger.model.gpu.int8 import FLOAT8_CAPABILITY, EightBitLinear, EightBits
+from hamburger.model.gpu.int8 import EightBitLinear
 
 SHAPES = "3072x2048,2048x2048,16384x2048,2048x8192"
 ROWS = "1,2,4,8,16,32,64,128,256,512,1024,2048,4096"
@@ -31,10 +29,8 @@ REPEATS = 5  # on a CPU
 
 def forms_of(weight: Tensor, rows: int) -> dict[str, Callable[[Tensor], Tensor]]:
     """What is timed with so many rows, by name."""
-    forms: dict[str, Callable[[Tensor], Tensor]] = {"bfloat16": lambda x: F.linear(x, weight)}
-    for kind in get_args(EightBits):
-        forms |= {f"{kind} {how}": form for how, form in products(EightBitLinear(weight, None, kind), rows).items()}
-    return forms
+    eight_bits = {f"int8 {how}": form for how, form in products(EightBitLinear(weight, None), rows).items()}
+    return {"bfloat16": lambda x: F.linear(x, weight), **eight_bits}
 
 
 def products(linear: EightBitLinear, rows: int) -> dict[str, Callable[[Tensor], Tensor]]:
@@ -42,7 +38,7 @@ def products(linear: EightBitLinear, rows: int) -> dict[str, Callable[[Tensor], 
     codes, scales = linear.codes, linear.scales
     if not codes.is_cuda:
         return {"spelt out": linear}
-    from hamburger.model.gpu.int8_product import MOST_ROWS, float8_product, into, multiplies_float8, written_out
+    from hamburger.model.gpu.int8_product import MOST_ROWS, into, written_out
 
     processors = torch.cuda.get_device_properties(codes.device).multi_processor_count
 
@@ -54,9 +50,6 @@ def products(linear: EightBitLinear, rows: int) -> dict[str, Callable[[Tensor], 
     found: dict[str, Callable[[Tensor], Tensor]] = {"written out": lambda x: written_out(x, codes, scales, None)}
     if rows <= MOST_ROWS:
         found["kernels"] = by_kernels
-    has_float8 = linear.kind == "fp8" and torch.cuda.get_device_capability() >= FLOAT8_CAPABILITY
-    if has_float8 and multiplies_float8(torch.bfloat16, codes):
-        found["in e4m3"] = lambda x: float8_product(x, codes, scales, None)
     return found
 
 

@@ -58,8 +58,8 @@ def shapes(geometry: str, group: int) -> dict[str, ModelConfig]:
 
 
 def weight_bytes(config: ModelConfig, number_bytes: int, *, eight_bits: bool = False) -> WeightBytes:
-    """What a macro-step reads of weights held in numbers of that size; eight_bits: as `quantization` fp8 or int8
-    holds them, without scales."""
+    """What a macro-step reads of weights held in numbers of that size; eight_bits: as `quantization` int8 holds
+    them, without scales."""
     trunk, graft = config.trunk, config.graft
     sizes = {
         name: prod(shape) * (1 if eight_bits and name.endswith("_proj.weight") and "layers." in name else number_bytes)

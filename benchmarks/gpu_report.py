@@ -13,19 +13,12 @@ from comparison.report import COLUMNS, MARGIN, number, replace_file, row
 from gpu_contestants import process_of
 from gpu_parity import FileTests, Parity
 from gpu_stages import (
-    COMPILED_STAGE,
-    FLASHINFER,
     FORMS_STAGE,
     FUSED,
-    FUSED_SINGLE,
     OURS,
-    OURS_COMPILED,
-    OURS_FP8,
     OURS_INT8,
     PEER,
     PLAIN,
-    PLAIN_COMPILED,
-    PLAIN_FP8,
     PLAIN_INT8,
     WIDE_GROUPS,
     WIDE_STAGE,
@@ -34,15 +27,12 @@ from gpu_stages import (
 )
 
 RESULTS, TABLE, PLOTS = "results.json", "table.md", ("streams.png", "contexts.png")
-DRAWN = (OURS, FUSED, OURS_FP8, OURS_INT8, OURS_COMPILED, FUSED_SINGLE, *WIDE_GROUPS)  # with ratios, too
-COMPARED = (*DRAWN, FLASHINFER)
+COMPARED = (OURS, FUSED, OURS_INT8, *WIDE_GROUPS)
 GIB = 1 << 30
 NOTES = {
     WIDE_STAGE: "N of 4: the model could make groups of 4, and each ends by itself after N tokens, which the device "
     f"alone knows. Where N is the group of `{OURS}`, whose max_group it is too, the difference is micro-steps that "
     "nobody needs.",
-    COMPILED_STAGE: "The line to beat: the reference's port of GPT-Fast (torch.compile, one stream, greedy) went from "
-    "34 tokens/s of its base to 56 to 75 on its machine, 1.65 to 2.21 times as many.",
 }
 SHOWN = ("tokens_per_second", "decode_tokens_per_second", "ttft_p50", "tpot_p50", "tokens_per_kv", "limit_fraction")
 
@@ -234,7 +224,7 @@ def plot(results: Results, folder: Path) -> None:
     }
     for file, (key, chosen) in panels.items():
         drawn, axis = pyplot.subplots(figsize=(7, 4.5), layout="constrained")
-        for name in (*DRAWN, PLAIN, PLAIN_FP8, PLAIN_INT8, PLAIN_COMPILED, PEER):
+        for name in (*COMPARED, PLAIN, PLAIN_INT8, PEER):
             points = _points(results, chosen, name, key)
             axis.plot([x for x, _ in points], [y for _, y in points], "o-", label=name, markersize=4)
         axis.set(xscale="log", yscale="log", ylabel="decode tokens/s", title=title)

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import statistics
 from dataclasses import dataclass
 
 OURS, FUSED, PLAIN, PEER = "hamburger", "hamburger fused", "base", "transformers"
-OURS_FP8, PLAIN_FP8, OURS_INT8, PLAIN_INT8 = "hamburger fp8", "base fp8", "hamburger int8", "base int8"
-OURS_COMPILED, PLAIN_COMPILED = "hamburger compiled", "base compiled"
-FUSED_SINGLE = "hamburger fused, one kernel"
-FLASHINFER = "hamburger FlashInfer"
+OURS_INT8, PLAIN_INT8 = "hamburger int8", "base int8"
 WIDE = "hamburger of 4"  # a process: its model's max_group is above the groups that it makes
 WIDE_GROUPS = {"hamburger 1 of 4": 1, "hamburger 2 of 4": 2, "hamburger 4 of 4": 4}
-COMPILED_STAGE, SINGLE_STAGE, FORMS_STAGE = "torch.compile", "one kernel a micro-step", "forms of the decode step"
-WIDE_STAGE = "groups below max_group"
+FORMS_STAGE, WIDE_STAGE = "forms of the decode step", "groups below max_group"
 LEAST_OUTPUT = 16
 
 
@@ -35,7 +30,7 @@ class Sizes:
     repeats: int
 
 
-LARGE = Sizes(1024, 512, (256, 16, 64, 4), (32768, 8192, 16384, 4096, 2048), 4096, 64, (1, 8, 64), (0.0, 0.5, 1.0), 30)
+LARGE = Sizes(1024, 512, (256, 16, 64, 4), (32768, 8192, 16384, 4096, 2048), 4096, 64, (1, 8, 64), (0.0, 1.0), 30)
 SMALL = Sizes(24, 16, (4,), (96,), 64, 4, (1, 3), (0.0, 1.0), 2)
 
 
@@ -62,7 +57,7 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Forms:
-    """The forms of single decoding steps, by decode_step.py: every number of rows at every confidence."""
+    """Single decoding steps with CUDA graphs and without, by decode_step.py: each number of rows at each confidence."""
 
     name: str
     rows: tuple[int, ...]
@@ -93,11 +88,6 @@ def stages(sizes: Sizes, device: str) -> list[Stage | Forms]:
         stage("beside transformers", 1, sizes.prompt, OURS, PLAIN, PEER),
         stage("a cheaper graft", 1, sizes.prompt, FUSED, PLAIN),
     ]
-    if device != "cpu":  # which captures no steps, and has neither fp8, nor this int8, nor FlashInfer
-        found.append(stage(COMPILED_STAGE, 1, sizes.prompt, OURS, OURS_COMPILED, PLAIN, PLAIN_COMPILED, rounds=2))
-        found.append(stage(SINGLE_STAGE, 1, sizes.prompt, FUSED, FUSED_SINGLE, PLAIN, rounds=2))
-        found.append(stage("8-bit weights", 1, sizes.prompt, OURS, OURS_FP8, PLAIN, PLAIN_FP8))
+    if device != "cpu":  # which has another int8
         found.append(stage("int8 weights", 1, sizes.prompt, OURS, OURS_INT8, PLAIN, PLAIN_INT8))
-        long = statistics.median_low(sizes.contexts) - LEAST_OUTPUT  # its TTFT is what the stage is for
-        found.append(Stage("prompts by FlashInfer", 4, long, LEAST_OUTPUT, (OURS, FLASHINFER), rounds=2))
     return found

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from hamburger.engine.compiling import check_form, compiling_of, prepare
 from hamburger.engine.core.core import EngineCore
 from hamburger.engine.core.overlap import OverlappedCore
 from hamburger.engine.core.pool import blocks_of_pool
@@ -59,14 +58,12 @@ def _build(
     captures = (
         args.tensor_parallel_size == 1 and device.type == "cuda" and backend != "torch" and not args.enforce_eager
     )
-    check_form(args, captures=captures)
-    compiling = compiling_of(args, backend, captures=captures)
     leader = _leader(args, on_lost) if args.tensor_parallel_size > 1 else None
     if leader is not None:
         undo.callback(leader.ranks.close)
     model = model_of(found, args, None if leader is None else leader.group)
-    if found.eight_bits is not None:
-        on_progress(f"weights as {found.eight_bits}")
+    if found.eight_bits:
+        on_progress("weights as int8")
     if kernels is not None:
         on_progress(f"weights as {model.quantization}, kernels for {kernels.instructions}")
     del found  # the checkpoint's tensors
@@ -77,14 +74,13 @@ def _build(
     if leader is not None:
         leader.meet(model, device, measures=measures)
     if measures:
-        on_progress("measuring what steps take" + (", which compiles some of them" if compiling is not None else ""))
+        on_progress("measuring what steps take")
         for_steps = step_bytes(
             model,
             replace(args, enforce_eager=not captures),
             max_model_len,
             torch.cuda.mem_get_info(device)[0],
             CudaMeter(device),
-            compiling,
         )
     on_progress("sizing the KV pool")
     budget = rank_pool_bytes(args, device, for_steps)
@@ -104,9 +100,9 @@ def _build(
     )
     try:
         cache = PagedKVCache(model.held, config.num_blocks, config.block_size, kv_dtype, device)
-        graphs = decode_graphs(model, cache, args, max_model_len, compiling) if captures else None
+        graphs = decode_graphs(model, cache, args, max_model_len) if captures else None
         if graphs is not None:
-            prepare(graphs, args.max_num_seqs, compiling, on_progress)
+            graphs.prepare(lambda done, total: tell_captures(on_progress, done, total))
     except (RuntimeError, MemoryError) as error:
         if (said := no_memory(error)) is None:
             raise
@@ -154,6 +150,12 @@ def _leader(args: EngineArgs, on_lost: OnLost | None) -> Leader:
     from hamburger.engine.ranks.build import Leader
 
     return Leader(args, on_lost)
+
+
+def tell_captures(on_progress: Callable[[str], None], done: int, total: int) -> None:
+    """A line for each quarter of the batch sizes."""
+    if done == 0 or done * 4 // total > (done - 1) * 4 // total:
+        on_progress(f"capturing CUDA graphs: {done} of {total} batch sizes")
 
 
 def _overlaps(args: EngineArgs, device: torch.device) -> bool:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol, cast
 from hamburger.engine.core.core import EngineCore
 from hamburger.engine.request import Answer, GenerationRequest, RequestUpdate, admit
 from hamburger.engine.text.detokenizer import TextDecoder
-from hamburger.engine.types.config import AttentionBackend, DecodeGraphForm, EngineArgs, OverlapSteps, Quantization
+from hamburger.engine.types.config import AttentionBackend, EngineArgs, OverlapSteps, Quantization
 from hamburger.engine.types.errors import InvalidRequest, OutOfMemory, QueueTimeout
 from hamburger.engine.types.messages import AbortRequest, EngineInfo, FinishReason, SubmitRequest, TokenLogprobs
 from hamburger.engine.types.sampling_params import SamplingParams
@@ -81,11 +81,8 @@ class LLM:
         confidence: float | None = None,
         prefix_cache: bool = True,
         enforce_eager: bool = False,
-        decode_graph_form: DecodeGraphForm = "auto",
         quantization: Quantization = "auto",
         attention_backend: AttentionBackend = "auto",
-        compile_num_seqs: int = 0,
-        micro_step_kernel: bool = False,
         tensor_parallel_size: int = 1,
         overlap_steps: OverlapSteps = "auto",
         on_progress: Callable[[str], None] = lambda line: None,
@@ -108,11 +105,8 @@ class LLM:
             confidence=confidence,
             prefix_cache=prefix_cache,
             enforce_eager=enforce_eager,
-            decode_graph_form=decode_graph_form,
             quantization=quantization,
             attention_backend=attention_backend,
-            compile_num_seqs=compile_num_seqs,
-            micro_step_kernel=micro_step_kernel,
             tensor_parallel_size=tensor_parallel_size,
             overlap_steps=overlap_steps,
             max_queue_seconds=math.inf,  # a long list of prompts may take its time

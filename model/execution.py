@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from hamburger.model.cpu.library import Kernels
 from hamburger.model.gpu.availability import Backend
-from hamburger.model.gpu.int8 import EightBits
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,9 +18,8 @@ class Execution:
         them, 4 or 8; None takes 4 for those that have no more.
     masked: emit in static shapes (masked.py); None means on a GPU, which would wait for its host otherwise.
     backend: what attention and the rest between the matrices run on, where no kernels do (availability.py).
-    eight_bits: of the linears of trunk and micro decoder and the micro-steps' head on a GPU (int8.py); first
+    eight_bits: int8 linears of trunk and micro decoder and micro-steps' head on a GPU (int8.py); first
         tokens, stop head and embedder keep the dtype.
-    micro_step_kernel: a micro-step of few rows is one launch, with a backend other than torch (triton_micro_step.py).
     """
 
     packed: bool | None = None
@@ -29,8 +27,7 @@ class Execution:
     bits: int | None = None
     masked: bool | None = None
     backend: Backend = "torch"
-    eight_bits: EightBits | None = None
-    micro_step_kernel: bool = False
+    eight_bits: bool = False
 
 
 DEFAULT = Execution()

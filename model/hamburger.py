@@ -30,8 +30,7 @@ from hamburger.model.embedder import CompositionalEmbedder
 from hamburger.model.emission.groups import GrowingGroups
 from hamburger.model.emission.masked import Groups, MaskedStep
 from hamburger.model.execution import Execution
-from hamburger.model.gpu.availability import Backend, chunk_attention_of
-from hamburger.model.gpu.int8 import EightBitLinear, EightBits, use_eight_bits
+from hamburger.model.gpu.int8 import EightBitLinear, use_eight_bits
 from hamburger.model.kv_cache import PagedKVCache
 from hamburger.model.micro_cache import GroupCache
 from hamburger.model.micro_decoder import MicroStepDecoder, StopHead
@@ -89,12 +88,10 @@ class HamburgerModel(nn.Module):
         weight = self.embed_tokens.weight
         packed = how.packed
         if packed is None:
-            packed = can_pack(weight.dtype, weight.device) and how.eight_bits is None
+            packed = can_pack(weight.dtype, weight.device) and not how.eight_bits
         self.masked = weight.device.type == "cuda" if how.masked is None else how.masked
         if self.masked and how.kernels is not None:
             raise ValueError("the compiled kernels keep only rows that go on: masked is not for them.")
-        if how.micro_step_kernel and (how.backend == "torch" or how.eight_bits is not None or packed):
-            raise ValueError("the micro-step kernel reads whole weights, beside the Triton kernels only.")
         trunk, graft = self.config.trunk, self.config.graft
         if graft is not None:  # the micro decoder counts its own positions
             max_positions = max(max_positions, len(graft.feature_layers) + graft.max_group)
@@ -105,14 +102,14 @@ class HamburgerModel(nn.Module):
             return
         if graft is not None and graft.short_list_size is not None:
             self.short_head = _head(self.head_weight.detach()[self._short_rows()], packed, how.eight_bits)
-        if how.eight_bits is not None:
-            self._use_eight_bits(how.eight_bits)
+        if how.eight_bits:
+            self._use_eight_bits()
         elif packed:
             pack_linears(self)
         if how.backend != "torch":
-            self._fuse(how.backend, how.micro_step_kernel)
+            self._fuse()
         self.head = _head(weight, packed) if trunk.tie_word_embeddings else self.lm_head
-        if how.eight_bits is not None and graft is not None and graft.short_list_size is None:
+        if how.eight_bits and graft is not None and graft.short_list_size is None:
             self.micro_head = _head(self.head_weight.detach(), packed, how.eight_bits)
 
     def _use(self, kernels: Kernels, bits: int | None) -> None:
@@ -156,28 +153,26 @@ class HamburgerModel(nn.Module):
             if name != "embed_tokens":
                 child.float()
 
-    def _fuse(self, backend: Backend, micro_step_kernel: bool) -> None:
+    def _fuse(self) -> None:
         """Trunk and micro decoder on the Triton kernels, whose package may be missing where they are not asked for."""
+        from hamburger.model.gpu.attention import TritonChunks
         from hamburger.model.gpu.modules import FusedMicroStepDecoder, FusedTrunk
 
         trunk, graft = self.config.trunk, self.config.graft
-        chunks = chunk_attention_of(backend, self.trunk.config, self.state_dtype, self.embed_tokens.weight.device)
+        chunks = TritonChunks(self.trunk.config, self.state_dtype)
         self.add_module("trunk", FusedTrunk(self.trunk, chunks))  # called as the plain one is
         if graft is not None:
-            self.add_module(
-                "micro_decoder",
-                FusedMicroStepDecoder(self.micro_decoder, trunk, graft, single_kernel=micro_step_kernel),
-            )
+            self.add_module("micro_decoder", FusedMicroStepDecoder(self.micro_decoder, trunk, graft))
 
     def _short_rows(self) -> Tensor:
         """int64 [K]: the rows of head_weight that the micro-steps' head is made of."""
         return self.short_list
 
-    def _use_eight_bits(self, kind: EightBits) -> None:
-        use_eight_bits(self.trunk, kind)
+    def _use_eight_bits(self) -> None:
+        use_eight_bits(self.trunk)
         if self.config.graft is not None:
-            use_eight_bits(self.micro_decoder, kind)
-        self.quantization = kind
+            use_eight_bits(self.micro_decoder)
+        self.quantization = "int8"
 
     @property
     def head_weight(self) -> Tensor:
@@ -300,12 +295,9 @@ class HamburgerModel(nn.Module):
         """Rows [R] of M emitting ones go on with tokens [R]: for a model with other parts, which must know
         (model.py)."""
 
-    def micro_step(self, tokens: Tensor, micro: GroupCache, decoder: nn.Module | None = None) -> tuple[Tensor, Tensor]:
-        """tokens [R], the newest of each group -> state [R, D] and logits [R, V]; off the short list they are -inf.
-
-        decoder: another form of micro_decoder, whose cache `micro` is.
-        """
-        state: Tensor = (decoder or self.micro_decoder)(self._embedding(tokens), micro, self.rotary)
+    def micro_step(self, tokens: Tensor, micro: GroupCache) -> tuple[Tensor, Tensor]:
+        """tokens [R], the newest of each group -> state [R, D] and logits [R, V]; off the short list they are -inf."""
+        state: Tensor = self.micro_decoder(self._embedding(tokens), micro, self.rotary)
         if "short_list" not in self._buffers:
             return state, (self.micro_head or self.head)(state)
         short = self.short_head(state)
@@ -325,8 +317,8 @@ class HamburgerModel(nn.Module):
         return logit
 
 
-def _head(weight: Tensor, packed: bool, kind: EightBits | None = None) -> Callable[[Tensor], Tensor]:
+def _head(weight: Tensor, packed: bool, eight_bits: bool = False) -> Callable[[Tensor], Tensor]:
     """state [..., D] -> logits [..., rows of weight]."""
-    if kind is not None:
-        return EightBitLinear(weight, None, kind)
+    if eight_bits:
+        return EightBitLinear(weight, None)
     return PackedLinear(weight) if packed else partial(F.linear, weight=weight)

@@ -34,11 +34,7 @@ class PagedKVCache:
 
     def write(self, layer: int, slots: Tensor, key: Tensor, value: Tensor) -> None:
         """Store key and value [T, num_kv_heads, head_dim] at slots [T] (int64, distinct)."""
-        self.put(layer, slots, torch.stack((key, value), dim=1))
-
-    def put(self, layer: int, slots: Tensor, both: Tensor) -> None:
-        """The same of keys and values side by side, [T, 2, num_kv_heads, head_dim]."""
-        self.data[layer].flatten(0, 1).index_copy_(0, slots, both)
+        self.data[layer].flatten(0, 1).index_copy_(0, slots, torch.stack((key, value), dim=1))
 
     def gather(self, layer: int, block_tables: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values of whole block tables [B, N]: two views [B, N * block_size, num_kv_heads, head_dim]."""

@@ -67,8 +67,18 @@ class DecoderLayer(nn.Module):
 
         merged: the slots of x [T, D] that pass the layer's adapters.
         """
-        attended = attend(*self.heads(x, cos, sin, merged))
-        return self.finish(x[:, -1:] if last_only else x, attended, merged)
+        qkv = self.project("qkv", self.attn_norm(x), merged).unflatten(-1, (-1, self.head_dim))
+        heads = qkv[..., : self.num_heads + self.num_kv_heads, :]
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = heads.split((self.num_heads, self.num_kv_heads), dim=-2)
+            heads = torch.cat((self.q_norm(q), self.k_norm(k)), dim=-2)
+        q, k = rotate(heads, cos, sin).split((self.num_heads, self.num_kv_heads), dim=-2)
+        attended = attend(q, k, qkv[..., self.num_heads + self.num_kv_heads :, :])
+        if last_only:
+            x = x[:, -1:]
+        x = x + self.project("o", attended, merged)
+        gate, up = self.project("gate_up", self.mlp_norm(x), merged).chunk(2, dim=-1)
+        return x + self.project("down", F.silu(gate) * up, merged)
 
     def project(self, name: str, x: Tensor, merged: MergedSlots | None) -> Tensor:
         """One of the linears: qkv, o, gate_up or down."""
@@ -78,21 +88,3 @@ class DecoderLayer(nn.Module):
         adapter = self._modules[f"{name}_adapter"]
         assert isinstance(adapter, LowRank)
         return merged.add(adapter, x, y)
-
-    def heads(
-        self, x: Tensor, cos: Tensor, sin: Tensor, merged: MergedSlots | None = None
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """What `attend` is given for x [..., D]: q, k and v, the first two rotated."""
-        qkv = self.project("qkv", self.attn_norm(x), merged).unflatten(-1, (-1, self.head_dim))
-        heads = qkv[..., : self.num_heads + self.num_kv_heads, :]
-        if self.q_norm is not None and self.k_norm is not None:
-            q, k = heads.split((self.num_heads, self.num_kv_heads), dim=-2)
-            heads = torch.cat((self.q_norm(q), self.k_norm(k)), dim=-2)
-        q, k = rotate(heads, cos, sin).split((self.num_heads, self.num_kv_heads), dim=-2)
-        return q, k, qkv[..., self.num_heads + self.num_kv_heads :, :]
-
-    def finish(self, x: Tensor, attended: Tensor, merged: MergedSlots | None = None) -> Tensor:
-        """The layer's result [..., D] of its input x and of what the heads saw, [..., num_heads * head_dim]."""
-        x = x + self.project("o", attended, merged)
-        gate, up = self.project("gate_up", self.mlp_norm(x), merged).chunk(2, dim=-1)
-        return x + self.project("down", F.silu(gate) * up, merged)

@@ -52,13 +52,13 @@ class StaticMicroCache:
     """Written by position into tensors that stay where they are, so that a CUDA graph can read them again.
 
     Only Python knows its length: a captured micro-step is the one of that length.
-    kv: [layers, key and value, R, most positions, num_kv_heads, head_dim]. length: positions that it holds already.
+    kv: [layers, key and value, R, most positions, num_kv_heads, head_dim].
     """
 
-    def __init__(self, context: Tensor, kv: Tensor, length: int = 0) -> None:
+    def __init__(self, context: Tensor, kv: Tensor) -> None:
         self.context = context
         self._kv = kv
-        self._lengths = [length] * len(kv)
+        self._lengths = [0] * len(kv)
 
     @property
     def length(self) -> int:

@@ -59,21 +59,17 @@ class MicroStepDecoder(nn.Module):
 
     def start(self, features: Tensor) -> MicroCache:
         """Begin a group for R rows with features [R, F, D]."""
-        return MicroCache(self.context_of(features), [None] * len(self.layers))
+        return MicroCache(self._context(features), [None] * len(self.layers))
 
     def start_static(self, features: Tensor, width: int) -> StaticMicroCache:
         """The same with the memory of groups of up to `width` tokens, which stays where it is."""
-        kv = features.new_zeros(self.cache_shape(features.shape[0], features.shape[1], width))
-        return StaticMicroCache(self.context_of(features), kv)
-
-    def cache_shape(self, rows: int, features: int, width: int) -> tuple[int, ...]:
-        """Of a StaticMicroCache's kv, for `rows` groups of up to `width` tokens after so many features."""
         first = self.layers[0]
         assert isinstance(first, DecoderLayer)
-        positions = width - 1 if self.fused else features + width - 1
-        return len(self.layers), 2, rows, positions, first.num_kv_heads, first.head_dim
+        positions = width - 1 if self.fused else features.shape[1] + width - 1
+        kv = features.new_zeros(len(self.layers), 2, len(features), positions, first.num_kv_heads, first.head_dim)
+        return StaticMicroCache(self._context(features), kv)
 
-    def context_of(self, features: Tensor) -> Tensor:
+    def _context(self, features: Tensor) -> Tensor:
         """What all micro-steps of a group read, of features [R, F, D]: those, or [R, 1, D] where they are fused."""
         if self.fused:
             fused: Tensor = self.feature_proj(self.feature_norm(features).flatten(1)).unsqueeze(1)

@@ -15,7 +15,7 @@ from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource
 
 from hamburger.engine.dial.confidence_dial import AutoConfidence
 from hamburger.engine.logs import LogFormat
-from hamburger.engine.types.config import AttentionBackend, DecodeGraphForm, EngineArgs, OverlapSteps, Quantization
+from hamburger.engine.types.config import AttentionBackend, EngineArgs, OverlapSteps, Quantization
 from hamburger.server.additional_models import NOT_INHERITED, AlsoModel, parse_also
 
 ENV_PREFIX = "HAMBURGER_"
@@ -103,21 +103,11 @@ class ServeSettings(BaseSettings):
     dtype: Literal["auto", "bfloat16", "float32", "float16"] = Field("auto", description="what the weights become")
     quantization: Quantization = Field(
         _DEFAULTS.quantization,
-        description="weights: none; on CPU auto (4 bits where a trunk has no more, else 8), int8, int4; on a GPU int8, "
-        "fp8",
+        description="weights: none; on CPU auto (4 bits where a trunk has no more, else 8), int8, int4; on a GPU int8",
     )
     attention_backend: AttentionBackend = Field(
         _DEFAULTS.attention_backend,
-        description="what runs attention on a GPU: auto, torch, triton, or flashinfer (for prompts; else triton)",
-    )
-    compile_num_seqs: int = Field(
-        _DEFAULTS.compile_num_seqs,
-        ge=0,
-        description="decoding steps of at most so many answers are compiled by torch.compile on a GPU (default: none)",
-    )
-    micro_step_kernel: bool = Field(
-        _DEFAULTS.micro_step_kernel,
-        description="whether a GPU runs each micro-step of few answers as one Triton kernel (default: off)",
+        description="what runs attention on a GPU: auto, torch or triton",
     )
     tensor_parallel_size: int = Field(
         _DEFAULTS.tensor_parallel_size,
@@ -152,10 +142,6 @@ class ServeSettings(BaseSettings):
         _DEFAULTS.prefix_cache, description="whether prompts that begin alike share the KV slots of their beginning"
     )
     enforce_eager: bool = Field(_DEFAULTS.enforce_eager, description="whether a GPU decodes without CUDA graphs")
-    decode_graph_form: DecodeGraphForm = Field(
-        _DEFAULTS.decode_graph_form,
-        description="which CUDA graphs of a decoding step are replayed: auto, steps, early_exit or whole",
-    )
     overlap_steps: Annotated[OverlapSteps, BeforeValidator(_on_or_off)] = Field(
         _DEFAULTS.overlap_steps,
         description="whether a step is prepared while the one before it runs: auto (on a GPU), on or off",

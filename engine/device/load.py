@@ -12,13 +12,11 @@ from hamburger.engine.types.config import EngineArgs
 from hamburger.model.assemble import assemble
 from hamburger.model.checkpoints.load import Checkpoint, load_checkpoint
 from hamburger.model.checkpoints.sources import ModelSource, resolve_source
-from hamburger.model.chunk_race import PromptStep, Trial, cuda_timer, settle_backend, try_flashinfer
-from hamburger.model.config import ConfigError, ModelConfig, TrunkConfig
+from hamburger.model.config import ConfigError, ModelConfig
 from hamburger.model.cpu.library import Kernels, layers_fit, load_kernels
 from hamburger.model.device.devices import choose_dtype, device_of_rank, make_current
 from hamburger.model.execution import Execution
 from hamburger.model.gpu.availability import Backend, choose_backend, why_no_triton
-from hamburger.model.gpu.int8 import EightBits
 from hamburger.model.hamburger import HamburgerModel
 from hamburger.model.parallel.collectives import Group
 from hamburger.model.parallel.shards import shard_trunk
@@ -36,7 +34,7 @@ class Found:
     max_model_len: int
     kernels: Kernels | None
     backend: Backend
-    eight_bits: EightBits | None
+    eight_bits: bool
 
 
 def find(args: EngineArgs, rank: int = 0, on_progress: Callable[[str], None] = lambda line: None) -> Found:
@@ -51,14 +49,12 @@ def find(args: EngineArgs, rank: int = 0, on_progress: Callable[[str], None] = l
     if device.type == "cpu" and size > 1:  # the ranks share the cores
         torch.set_num_threads(max(1, torch.get_num_threads() // size))
     backend, eight_bits = choose_backend(args.attention_backend, device), _eight_bits(args, dtype, device)
-    _check_micro_step(args, backend, eight_bits, device)
     checkpoint = load_checkpoint(source, dtype, on_progress=on_progress)
-    held = shard_trunk(checkpoint.config.trunk, size)  # before any other work, as it may be refused
+    shard_trunk(checkpoint.config.trunk, size)  # before any other work, as it may be refused
     max_model_len = _max_model_len(args.max_model_len, checkpoint.config)
     if device.type == "cuda":
-        step = PromptStep(max_slots=args.max_num_batched_slots, max_model_len=max_model_len, block_size=args.block_size)
-        backend, remark = _settled(args, backend, held, dtype, device, step, on_progress)
-        on_progress(f"attention by {backend}" + (f": {remark}" if remark else ""))
+        reason = why_no_triton(device) if backend == "torch" and args.attention_backend == "auto" else None
+        on_progress(f"attention by {backend}" + (f": no Triton, as {reason}" if reason is not None else ""))
     kernels = _kernels(args, checkpoint.config, dtype, device)
     return Found(
         source=source,
@@ -87,7 +83,6 @@ def model_of(found: Found, args: EngineArgs, group: Group | None = None) -> Hamb
             bits={"int4": 4, "int8": 8}.get(args.quantization),
             backend=found.backend,
             eight_bits=found.eight_bits,
-            micro_step_kernel=args.micro_step_kernel,
         ),
         group=group,
     )
@@ -103,7 +98,7 @@ def rank_pool_bytes(args: EngineArgs, device: torch.device, for_steps: int = 0) 
 def _kernels(args: EngineArgs, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> Kernels | None:
     """The compiled kernels, or None for torch's own; whoever asks for float32 without more wants its digits."""
     asked = args.quantization
-    if asked in ("none", "fp8") or args.tensor_parallel_size > 1 or (asked == "auto" and args.dtype == "float32"):
+    if asked == "none" or args.tensor_parallel_size > 1 or (asked == "auto" and args.dtype == "float32"):
         return None
     if asked == "int8" and device.type == "cuda":  # which has kernels of its own: _eight_bits
         return None
@@ -118,60 +113,18 @@ def _kernels(args: EngineArgs, config: ModelConfig, dtype: torch.dtype, device: 
     return kernels
 
 
-def _settled(
-    args: EngineArgs,
-    backend: Backend,
-    held: TrunkConfig,
-    dtype: torch.dtype,
-    device: torch.device,
-    step: PromptStep,
-    on_progress: Callable[[str], None],
-) -> tuple[Backend, str | None]:
-    """The backend on a GPU, and a remark about it. Raises ConfigError for one that is asked for in vain."""
-    asked = args.attention_backend
-    if backend == "torch":
-        reason = why_no_triton(device) if asked == "auto" else None
-        return backend, None if reason is None else f"no Triton, as {reason}"
-    if asked == "auto" and args.tensor_parallel_size > 1:
-        return backend, None  # ranks that raced could settle differently
-
-    def trial() -> Trial:
-        on_progress("trying FlashInfer, which may compile its kernels, once a machine")
-        return try_flashinfer(held, dtype, device, step, cuda_timer(device))
-
-    settled = settle_backend(asked, backend, held, dtype, trial)
-    torch.cuda.empty_cache()
-    return settled
-
-
-def _eight_bits(args: EngineArgs, dtype: torch.dtype, device: torch.device) -> EightBits | None:
-    """Which weights of 8 bits a GPU is to have. Raises ConfigError where it cannot multiply them."""
-    asked = args.quantization
-    if asked == "fp8" and device.type != "cuda":
-        raise ConfigError("quantization is fp8, which needs a GPU: use auto, int8 or int4 on CPU.")
-    if device.type != "cuda" or asked not in ("fp8", "int8"):
-        return None
+def _eight_bits(args: EngineArgs, dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether a GPU is to have weights of 8 bits. Raises ConfigError where it cannot multiply them."""
+    if device.type != "cuda" or args.quantization != "int8":
+        return False
     if (reason := why_no_triton(device)) is not None:
-        raise ConfigError(f"quantization is {asked}, which needs Triton on a GPU, but {reason}: use none.")
+        raise ConfigError(f"quantization is int8, which needs Triton on a GPU, but {reason}: use none.")
     if dtype not in (torch.bfloat16, torch.float16):
         raise ConfigError(
-            f"quantization is {asked}, which a GPU multiplies with inputs of 16 bits: set dtype to auto, bfloat16 or "
+            "quantization is int8, which a GPU multiplies with inputs of 16 bits: set dtype to auto, bfloat16 or "
             "float16."
         )
-    return asked
-
-
-def _check_micro_step(args: EngineArgs, backend: Backend, eight_bits: EightBits | None, device: torch.device) -> None:
-    if not args.micro_step_kernel:
-        return
-    if backend == "torch":
-        reason = why_no_triton(device) or "attention_backend is torch"
-        raise ConfigError(f"micro_step_kernel is on, which needs Triton on a GPU, but {reason}: turn it off.")
-    if eight_bits is not None:
-        raise ConfigError(
-            f"micro_step_kernel is on, but quantization is {eight_bits}, and the kernel reads whole weights: turn it "
-            "off, or use quantization none."
-        )
+    return True
 
 
 def _max_model_len(asked: int | None, config: ModelConfig) -> int:

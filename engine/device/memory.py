@@ -17,7 +17,7 @@ from hamburger.engine.types.sampling_params import MAX_LOGPROBS
 from hamburger.model.config import ConfigError
 from hamburger.model.device.out_of_memory import no_memory
 from hamburger.model.graphs.capture import CudaCapture, EagerCapture
-from hamburger.model.graphs.decode_graphs import Compiling, DecodeGraphs
+from hamburger.model.graphs.decode_graphs import DecodeGraphs
 from hamburger.model.graphs.step_memory import Largest, Meter, graph_bytes, peak_bytes, small_cache
 from hamburger.model.hamburger import HamburgerModel
 from hamburger.model.kv_cache import PagedKVCache, slot_bytes
@@ -43,14 +43,7 @@ def pool_bytes(device: torch.device, kv_cache_memory: int | None, num_engines: i
     return pool_share("cpu", available_host_bytes()) // num_engines
 
 
-def step_bytes(
-    model: HamburgerModel,
-    args: EngineArgs,
-    max_model_len: int,
-    free_bytes: int,
-    meter: Meter,
-    compiling: Compiling | None = None,
-) -> int:
+def step_bytes(model: HamburgerModel, args: EngineArgs, max_model_len: int, free_bytes: int, meter: Meter) -> int:
     """Bytes that the largest steps and, unless args forbid them, CUDA graphs take beside weights and pool: measured.
 
     free_bytes: of the device, which the pool cannot be larger than. Raises ConfigError where no pool would be left.
@@ -68,8 +61,8 @@ def step_bytes(
         needed = peak_bytes(model, largest, meter)
         if not args.enforce_eager:
             cache = small_cache(model, args.max_num_batched_slots, args.block_size)
-            make = partial(decode_graphs, model, cache, args, max_model_len, compiling)
-            needed += graph_bytes(make, args.max_num_seqs, meter, 0 if compiling is None else compiling.rows)
+            make = partial(decode_graphs, model, cache, args, max_model_len)
+            needed += graph_bytes(make, args.max_num_seqs, meter)
             del cache, make
     except (RuntimeError, MemoryError) as error:
         if (said := no_memory(error)) is None:
@@ -82,26 +75,12 @@ def step_bytes(
     return needed
 
 
-def decode_graphs(
-    model: HamburgerModel,
-    cache: PagedKVCache,
-    args: EngineArgs,
-    max_model_len: int,
-    compiling: Compiling | None = None,
-) -> DecodeGraphs:
+def decode_graphs(model: HamburgerModel, cache: PagedKVCache, args: EngineArgs, max_model_len: int) -> DecodeGraphs:
     """For the model's device, nothing captured yet."""
     device = model.embed_tokens.weight.device
     capture = CudaCapture(device) if device.type == "cuda" else EagerCapture()
     columns = -(-max_model_len // args.block_size)
-    return DecodeGraphs(
-        model,
-        cache,
-        capture,
-        max_rows=args.max_num_seqs,
-        max_columns=columns,
-        form=args.decode_graph_form,
-        compiling=compiling,
-    )
+    return DecodeGraphs(model, cache, capture, max_rows=args.max_num_seqs, max_columns=columns)
 
 
 def available_host_bytes(root: Path = Path("/")) -> int:

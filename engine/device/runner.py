@@ -7,7 +7,6 @@ runs, from its RunningStep.
 from __future__ import annotations
 
 from contextlib import nullcontext
-from functools import partial
 from itertools import accumulate, chain
 
 import numpy as np
@@ -89,18 +88,14 @@ class Runner:
         decodes = forward.num_single == len(forward.query_slots)
         try:
             with nullcontext() if self._threads is None else self._threads.step(decodes=decodes):
-                output = self._step(forward, behind=previous is not None)
+                output = self._step(forward)
         finally:
             if constraint is not None:
                 constraint.restore()
-        width = forward.max_free_limit or forward.max_group_limit
-        saw = None if self._graphs is None else partial(self._graphs.saw, len(emitting), width)
-        return RunningStep(self.launch_behind, batch, Tail(forward, output, tokens_left), saw)
+        return RunningStep(self.launch_behind, batch, Tail(forward, output, tokens_left))
 
-    def _step(self, batch: ForwardBatch, *, behind: bool) -> StepOutput:
-        if self._graphs is None:
-            return self._model.step(batch, self._cache)
-        return self._graphs.step(batch, self._cache, behind=behind)
+    def _step(self, batch: ForwardBatch) -> StepOutput:
+        return (self._graphs or self._model).step(batch, self._cache)
 
     def _links(self, batch: ScheduledBatch, sources: list[Sequence]) -> Links | None:
         """The chained rows of a batch; sources: the emitting rows of the step before. None where no row is."""

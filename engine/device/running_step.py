@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import compress, islice
+from itertools import islice
 
 from torch import Tensor
 
@@ -26,9 +26,7 @@ class RunningStep:
         launch_behind: Callable[[RunningStep, ScheduledBatch], RunningStep],
         batch: ScheduledBatch,
         tail: Tail,
-        saw: Callable[[int], None] | None = None,
     ) -> None:
-        """saw: is told, when it is known, the longest group of the rows without a grammar, if there are any."""
         self._launch_behind = launch_behind
         self.emitting = [item.sequence for item in batch.sequences if item.emits]
         self.tail = tail
@@ -41,8 +39,6 @@ class RunningStep:
             for item in batch.sequences
         ]
         output = tail.output
-        self._saw = saw
-        self._is_free = [sequence.matcher is None for sequence in self.emitting]
         self._has_logprobs, self._has_scores = output.logprobs is not None, output.prompt_logprobs is not None
         tensors = [output.group_sizes, output.token_ids, output.stop_probs]
         for logprobs in (output.logprobs, output.prompt_logprobs):
@@ -55,8 +51,6 @@ class RunningStep:
 
     def result(self) -> BatchResult:
         sizes, tokens, stop_probs, *rest = self._download.wait()
-        if self._saw is not None and any(self._is_free):
-            self._saw(max(compress(sizes.tolist(), self._is_free)))
         logprobs = Logprobs(*rest[:3]) if self._has_logprobs else None
         groups = _group_results(StepOutput(tokens, sizes, stop_probs, logprobs), self.emitting)
         return BatchResult(groups, self._prompt_results(rest[-3:]) if self._has_scores else {})

@@ -8,13 +8,11 @@ from typing import Literal, get_args
 
 from hamburger.model.config import ConfigError
 
-Quantization = Literal["auto", "none", "int8", "int4", "fp8"]
-AttentionBackend = Literal["auto", "torch", "triton", "flashinfer"]
+Quantization = Literal["auto", "none", "int8", "int4"]
+AttentionBackend = Literal["auto", "torch", "triton"]
 QUANTIZATIONS: tuple[Quantization, ...] = get_args(Quantization)
 OverlapSteps = Literal["auto", "on", "off"]
 OVERLAP_STEPS: tuple[OverlapSteps, ...] = get_args(OverlapSteps)
-DecodeGraphForm = Literal["auto", "steps", "early_exit", "whole"]
-DECODE_GRAPH_FORMS: tuple[DecodeGraphForm, ...] = get_args(DecodeGraphForm)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,18 +27,11 @@ class EngineArgs:
     confidence: the default of requests that name none; None takes the checkpoint's.
     max_queue: most requests that may wait. max_queue_seconds: the longest that one may wait.
     quantization: `none` keeps the weights' dtype. On CPU `int8`, `int4`; `auto` takes 4 bits for weights that have no
-        more, 8 for the others, and the dtype where the compiled kernels cannot run. On a GPU `int8`, `fp8`; `auto` is
-        `none`.
-    attention_backend: what runs attention and all else between the matrices on a GPU; `flashinfer` is `triton` but
-        for prompts. `auto` is `triton` where its kernels can run, `flashinfer` where that was faster at the start.
+        more, 8 for the others, and the dtype where the compiled kernels cannot run. On a GPU `int8`; `auto` is `none`.
+    attention_backend: what runs attention and all else between the matrices on a GPU; `auto` is `triton` where its
+        kernels can run, else `torch`.
     prefix_cache: prompts that begin alike share the slots of their beginning, while the pool still holds them.
     enforce_eager: on a GPU, launch every operation of a decoding step anew rather than replay CUDA graphs.
-    decode_graph_form: which of a step's CUDA graphs are replayed. `steps`: all micro-steps that its limits allow.
-        `early_exit`: until no group goes on, which the host asks after each token. `auto`: whichever of the two is
-        expected to cost less, by what was measured at the start and seen since. `whole`: all micro-steps, in one graph.
-    compile_num_seqs: decoding steps of at most so many sequences are compiled by torch.compile instead of fused by
-        hand; 0 compiles none. Each batch size takes long at the first start. It needs CUDA graphs.
-    micro_step_kernel: on a GPU, each micro-step of few sequences runs all its layers in one launch of Triton.
     tensor_parallel_size: over how many devices the model and its KV pool are split, one process a device; on CPU, over
         how many processes.
     overlap_steps: whether each step is prepared and launched while the one before it runs; `auto` does so on a GPU.
@@ -64,10 +55,7 @@ class EngineArgs:
     prefix_cache: bool = True
     quantization: Quantization = "auto"
     enforce_eager: bool = False
-    decode_graph_form: DecodeGraphForm = "auto"
     attention_backend: AttentionBackend = "auto"
-    compile_num_seqs: int = 0
-    micro_step_kernel: bool = False
     tensor_parallel_size: int = 1
     overlap_steps: OverlapSteps = "auto"
     num_engines: int = 1
@@ -77,21 +65,12 @@ class EngineArgs:
             raise ConfigError(f"quantization is {self.quantization!r}: it must be one of {', '.join(QUANTIZATIONS)}.")
         if self.overlap_steps not in OVERLAP_STEPS:
             raise ConfigError(f"overlap_steps is {self.overlap_steps!r}: it must be one of {', '.join(OVERLAP_STEPS)}.")
-        if self.decode_graph_form not in DECODE_GRAPH_FORMS:
-            forms = ", ".join(DECODE_GRAPH_FORMS)
-            raise ConfigError(f"decode_graph_form is {self.decode_graph_form!r}: it must be one of {forms}.")
         if self.max_model_len is not None:
             _at_least("max_model_len", self.max_model_len, 2)
         if self.kv_cache_memory is not None:
             _at_least("kv_cache_memory", self.kv_cache_memory, 1)
         if self.confidence is not None and not 0 <= self.confidence <= 1:
             raise ConfigError(f"confidence is {self.confidence}: it must be in [0, 1].")
-        _at_least("compile_num_seqs", self.compile_num_seqs, 0)
-        if self.compile_num_seqs and self.enforce_eager:
-            raise ConfigError(
-                f"compile_num_seqs is {self.compile_num_seqs}, but enforce_eager is on, and only the steps of CUDA "
-                "graphs are compiled: use 0, or turn enforce_eager off."
-            )
         _at_least("tensor_parallel_size", self.tensor_parallel_size, 1)
         if self.tensor_parallel_size > 1:
             self._check_split()
@@ -104,16 +83,6 @@ class EngineArgs:
             raise ConfigError(
                 f"quantization is {self.quantization}, but tensor_parallel_size is {size}, and the kernels for it run "
                 "whole models only: use none, or tensor_parallel_size 1."
-            )
-        if self.compile_num_seqs:
-            raise ConfigError(
-                f"compile_num_seqs is {self.compile_num_seqs}, but tensor_parallel_size is {size}, and steps of "
-                "several ranks are not compiled: use 0, or tensor_parallel_size 1."
-            )
-        if self.micro_step_kernel:
-            raise ConfigError(
-                f"micro_step_kernel is on, but tensor_parallel_size is {size}, and the kernel reads whole weights: "
-                "turn it off, or use tensor_parallel_size 1."
             )
         if self.overlap_steps == "on":
             raise ConfigError(

@@ -119,4 +119,4 @@ class EngineInfo:
     max_num_batched_slots: int
     device: str
     dtype: str
-    quantization: str = "none"  # or int8, int4, fp8
+    quantization: str = "none"  # or int8, int4

@@ -2,8 +2,7 @@
 
     chunks of a batch ──plan, once a step──► attend ──called once a layer──► their rows of `out`
 
-The Triton kernel (attention.py) and FlashInfer (flashinfer_attention.py) are behind it; chunk_race.py compares
-them. No kernel is imported here.
+The Triton kernel (attention.py) is behind it. No kernel is imported here.
 """
 
 from __future__ import annotations

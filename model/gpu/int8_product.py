@@ -3,8 +3,7 @@
 Few rows: a program reads a tile of codes once for all rows, turns them into the inputs' dtype, which holds them all,
 and multiplies on tensor cores; the scale comes after the sum. Where the tiles alone would leave a part of the device
 idle, the inputs are split, and a second kernel adds the parts in order: no atomics, so a product is the same each time.
-Many rows: arithmetic is the limit. e4m3 is multiplied as it is where the device can, with inputs rounded to it by one
-launch; otherwise the weight is written out in the inputs' dtype, and cuBLAS multiplies.
+Many rows: arithmetic is the limit, so the weight is written out in the inputs' dtype, and cuBLAS multiplies.
 
 Which of them runs follows from shapes alone, and nothing waits for the device (CUDA graphs).
 """
@@ -20,12 +19,10 @@ import triton.language as tl
 from torch import Tensor
 
 from hamburger.model.gpu.attention import dot
-from hamburger.model.gpu.int8 import FLOAT8, LARGEST
 
 _INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 _LEAST_INPUTS = 256  # of a part
 _MERGED_OUTPUTS = 256  # that a program adds up
-_FLOAT8_WIDTH = 16  # both widths of a weight that torch multiplies in e4m3 are multiples of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +52,8 @@ ROWS_OF_ALL = (*(form.rows for form in FORMS), FORMS[-2].rows + 1)
 
 
 @triton.jit
-def _as_numbers(codes, dtype: tl.constexpr, FLOAT8: tl.constexpr):
-    """int8 tiles as numbers of that dtype; those that are e4m3's bits as a 256th of theirs."""
-    if FLOAT8:
-        # float16 with the same sign, exponent and highest bits, smaller by the difference of the exponents' biases.
-        # Subnormal numbers stay right, and no GPU before 8.9 has an instruction for it.
-        return ((codes.to(tl.int16) << 7) & -0x4001).to(tl.float16, bitcast=True).to(dtype)
+def _as_numbers(codes, dtype: tl.constexpr):
+    """int8 tiles as numbers of that dtype."""
     if _INTERPRETED:  # the interpreter would take whole numbers for the bits of bfloat16
         codes = codes.to(tl.float32)
     return codes.to(dtype)
@@ -70,7 +63,7 @@ def _as_numbers(codes, dtype: tl.constexpr, FLOAT8: tl.constexpr):
 @triton.jit(do_not_specialize=["num_rows", "steps"])
 def _multiply(
     x, codes, scales, bias, y, partial, num_rows, outputs, inputs, steps,
-    FLOAT8: tl.constexpr, IS_SPLIT: tl.constexpr, HAS_BIAS: tl.constexpr,
+    IS_SPLIT: tl.constexpr, HAS_BIAS: tl.constexpr,
     BLOCK_R: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64) * BLOCK_R + tl.arange(0, BLOCK_R)  # first: tiles of rows share their codes
@@ -86,9 +79,7 @@ def _multiply(
         states = tl.load(
             x + row[None, :] * inputs + column[:, None], mask=has_row & (column < inputs)[:, None], other=0.0
         )
-        sums += dot(_as_numbers(tile, states.dtype, FLOAT8), states)
-    if FLOAT8:
-        sums *= 256.0
+        sums += dot(_as_numbers(tile, states.dtype), states)
     inside = has_row & has_output
     if IS_SPLIT:
         tl.store(partial + (split * num_rows + row[None, :]) * outputs + output[:, None], sums, mask=inside)
@@ -115,32 +106,13 @@ def _add_parts(
     tl.store(y + row * outputs + output, sums.to(y.dtype.element_ty), mask=inside)
 
 
-@triton.jit
-def _to_float8(x, codes, scales, LARGEST: tl.constexpr, INPUTS: tl.constexpr, BLOCK: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64)
-    column = tl.arange(0, BLOCK)
-    inside = column < INPUTS
-    numbers = tl.load(x + row * INPUTS + column, mask=inside, other=0.0).to(tl.float32)
-    scale = tl.maximum(tl.max(tl.abs(numbers), 0) / LARGEST, 1.1754943508222875e-38)  # the least that is normal
-    scale += tl.sum(numbers * 0.0, 0)  # NaN where one of them is no number
-    tl.store(scales + row, scale)
-    numbers /= scale
-    if _INTERPRETED:  # the interpreter would lose what rounds up to the next power of 2: round to 4 bits before
-        split = numbers * (2**20 + 1)
-        numbers = split - (split - numbers)
-    tl.store(codes + row * INPUTS + column, numbers.to(codes.dtype.element_ty), mask=inside)
+def scaled_product(x: Tensor, codes: Tensor, scales: Tensor, bias: Tensor | None, processors: int) -> Tensor:
+    """x [R, in], codes int8 [out, in], scales float32 [out, 1], bias [out] or None -> [R, out] of x's dtype.
 
-
-def scaled_product(
-    x: Tensor, codes: Tensor, scales: Tensor, bias: Tensor | None, processors: int, has_float8: bool
-) -> Tensor:
-    """x [R, in], codes int8 or e4m3 [out, in], scales float32 [out, 1], bias [out] or None -> [R, out] of x's dtype.
-
-    processors: multiprocessors of the device, which the inputs are split for. has_float8: it multiplies e4m3.
+    processors: multiprocessors of the device, which the inputs are split for.
     """
     if len(x) > MOST_ROWS:
-        in_float8 = has_float8 and codes.dtype == FLOAT8 and multiplies_float8(x.dtype, codes)
-        return (float8_product if in_float8 else written_out)(x, codes, scales, bias)
+        return written_out(x, codes, scales, bias)
     y = x.new_empty(len(x), len(codes))
     if len(x):
         into(y, x, codes, scales, bias, processors)
@@ -149,39 +121,14 @@ def scaled_product(
 
 def written_out(x: Tensor, codes: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
     """The same with the weight in x's dtype for as long as that takes, so its numbers are rounded once more."""
-    numbers = codes.to(x.dtype) if codes.dtype == FLOAT8 else codes  # torch mixes e4m3 with nothing
-    weight = torch.mul(numbers, scales, out=x.new_empty(codes.shape))
+    weight = torch.mul(codes, scales, out=x.new_empty(codes.shape))
     return F.linear(x, weight, bias)
-
-
-def multiplies_float8(dtype: torch.dtype, codes: Tensor) -> bool:
-    """Whether torch multiplies e4m3 codes of that shape, a scale for each row, into that dtype."""
-    return dtype == torch.bfloat16 and all(width % _FLOAT8_WIDTH == 0 for width in codes.shape)
-
-
-def float8_product(x: Tensor, codes: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
-    """scaled_product of bfloat16 x, rounded to e4m3 with a scale for each row, by the device's own instructions."""
-    x_codes, x_scales = rounded(x)
-    y = torch._scaled_mm(x_codes, codes.t(), scale_a=x_scales, scale_b=scales.t(), out_dtype=x.dtype)
-    return y if bias is None else y.add_(bias)
-
-
-def rounded(x: Tensor) -> tuple[Tensor, Tensor]:
-    """to_codes of fp8 for inputs [R, in], in one launch; where a row is no number, its codes or scale are none."""
-    x_codes, x_scales = x.new_empty(x.shape, dtype=FLOAT8), x.new_empty(len(x), 1, dtype=torch.float32)
-    block = triton.next_power_of_2(x.shape[1])
-    _to_float8[(len(x),)](
-        x.contiguous(), x_codes, x_scales,
-        LARGEST=LARGEST["fp8"], INPUTS=x.shape[1], BLOCK=block, num_warps=min(max(block // 512, 1), 16),
-    )  # fmt: skip
-    return x_codes, x_scales
 
 
 def into(y: Tensor, x: Tensor, codes: Tensor, scales: Tensor, bias: Tensor | None, processors: int) -> None:
     """scaled_product of up to MOST_ROWS rows by the kernels, written to y [R, out]."""
     rows, (outputs, inputs) = len(x), codes.shape
-    form, float8 = form_for(rows, x.dtype), codes.dtype == FLOAT8
-    codes = codes.view(torch.int8)
+    form = form_for(rows, x.dtype)
     tiles = triton.cdiv(rows, form.block_rows), triton.cdiv(outputs, form.block_outputs)
     steps = steps_of_part(form, tiles[0] * tiles[1], inputs, processors)
     splits = triton.cdiv(inputs, steps * form.block_inputs)
@@ -189,7 +136,7 @@ def into(y: Tensor, x: Tensor, codes: Tensor, scales: Tensor, bias: Tensor | Non
     other = codes if bias is None else bias  # not read
     _multiply[(*tiles, splits)](
         x.contiguous(), codes, scales, other, y, partial, rows, outputs, inputs, steps,
-        FLOAT8=float8, IS_SPLIT=splits > 1, HAS_BIAS=bias is not None,
+        IS_SPLIT=splits > 1, HAS_BIAS=bias is not None,
         BLOCK_R=form.block_rows, BLOCK_N=form.block_outputs, BLOCK_K=form.block_inputs,
         num_warps=form.num_warps, num_stages=form.num_stages,
     )  # fmt: skip

@@ -29,14 +29,14 @@ def _turned(a, b, weight, cos, sin, angles, inside, eps, HEAD_DIM: tl.constexpr,
     return a * cos_a + b * sin_a, b * cos_b + a * sin_b
 
 
-@triton.jit
-def attend_position(
-    qkv, cos, sin, q_weight, k_weight, rows, kv, out, row, kv_head, new, length, eps, scale,
+@triton.jit(do_not_specialize=["length"])
+def _micro(
+    qkv, cos, sin, q_weight, k_weight, rows, kv, out, length, eps, scale,
     NEW: tl.constexpr, FIRST: tl.constexpr, POSITIONS: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_HALF: tl.constexpr,
     NORMS: tl.constexpr,
 ):  # fmt: skip
-    """One of a row's NEW positions, for the query heads of one KV head."""
+    row, kv_head, new = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
     own = length + new
     half: tl.constexpr = HEAD_DIM // 2
     width: tl.constexpr = (GROUP + 2) * KV_HEADS * HEAD_DIM
@@ -46,17 +46,15 @@ def attend_position(
 
     # Each program makes the new keys that it sees anew: nothing is awaited, and each position is written once.
     held = kv + ((tl.load(rows + row) * POSITIONS + positions) * (2 * KV_HEADS) + kv_head) * HEAD_DIM + columns
-    # Past this multiprocessor's own cache: in triton_micro_step.py another program has only just written it.
     fresh = qkv + (row * NEW + positions - length) * width + (GROUP * KV_HEADS + kv_head) * HEAD_DIM + columns
     a, b = _turned(
-        tl.load(fresh, mask=is_new, other=0.0, cache_modifier=".cg"),
-        tl.load(fresh + half, mask=is_new, other=0.0, cache_modifier=".cg"),
+        tl.load(fresh, mask=is_new, other=0.0), tl.load(fresh + half, mask=is_new, other=0.0),
         k_weight, cos, sin, positions * HEAD_DIM + columns, is_new, eps, HEAD_DIM, NORMS,
     )  # fmt: skip
     a, b = a.to(kv.dtype.element_ty), b.to(kv.dtype.element_ty)
     values: tl.constexpr = KV_HEADS * HEAD_DIM
-    v_a = tl.load(fresh + values, mask=is_new, other=0.0, cache_modifier=".cg").to(kv.dtype.element_ty)
-    v_b = tl.load(fresh + values + half, mask=is_new, other=0.0, cache_modifier=".cg").to(kv.dtype.element_ty)
+    v_a = tl.load(fresh + values, mask=is_new, other=0.0).to(kv.dtype.element_ty)
+    v_b = tl.load(fresh + values + half, mask=is_new, other=0.0).to(kv.dtype.element_ty)
     is_own = inside & (positions == own)
     tl.store(held, a, mask=is_own)
     tl.store(held + half, b, mask=is_own)
@@ -72,8 +70,7 @@ def attend_position(
         group = tl.arange(0, BLOCK_G)[:, None]
         asked = inside & (group < GROUP)
         source = qkv + (row * NEW + new) * width + (kv_head * GROUP + group) * HEAD_DIM + columns
-        raw_a = tl.load(source, mask=asked, other=0.0, cache_modifier=".cg")
-        raw_b = tl.load(source + half, mask=asked, other=0.0, cache_modifier=".cg")
+        raw_a, raw_b = tl.load(source, mask=asked, other=0.0), tl.load(source + half, mask=asked, other=0.0)
         query_a, query_b = _turned(
             raw_a, raw_b, q_weight, cos, sin, own * HEAD_DIM + columns, inside, eps, HEAD_DIM, NORMS
         )
@@ -89,20 +86,6 @@ def attend_position(
         attended_b = tl.sum(weights[:, :, None] * value_b[None, :, :], 1)
         tl.store(to, attended_a.to(out.dtype.element_ty), mask=asked)
         tl.store(to + half, attended_b.to(out.dtype.element_ty), mask=asked)
-
-
-@triton.jit(do_not_specialize=["length"])
-def _micro(
-    qkv, cos, sin, q_weight, k_weight, rows, kv, out, length, eps, scale,
-    NEW: tl.constexpr, FIRST: tl.constexpr, POSITIONS: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr,
-    HEAD_DIM: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_HALF: tl.constexpr,
-    NORMS: tl.constexpr,
-):  # fmt: skip
-    attend_position(
-        qkv, cos, sin, q_weight, k_weight, rows, kv, out, tl.program_id(0).to(tl.int64), tl.program_id(1),
-        tl.program_id(2), length, eps, scale,
-        NEW, FIRST, POSITIONS, KV_HEADS, GROUP, HEAD_DIM, BLOCK_G, BLOCK_P, BLOCK_HALF, NORMS,
-    )  # fmt: skip
 
 
 def micro_attention(

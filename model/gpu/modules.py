@@ -23,7 +23,6 @@ from hamburger.model.kv_cache import PagedKVCache
 from hamburger.model.layers import DecoderLayer
 from hamburger.model.micro_decoder import MicroStepDecoder
 from hamburger.model.rotary import RotaryEmbedding
-from hamburger.model.triton_micro_step import MOST_ROWS, MicroStepKernel
 from hamburger.model.trunk import Trunk
 
 _CPU_PROCESSORS = 4  # Triton's interpreter: enough that long contexts are split
@@ -69,26 +68,6 @@ class FusedAttention:
         return out.flatten(1)
 
 
-class SinglesAttention:
-    """Attention alone, of a batch of one-slot rows whose q, k and v are made elsewhere (compiled_pieces.py)."""
-
-    def __init__(self, config: TrunkConfig, batch: ForwardBatch, cache: PagedKVCache) -> None:
-        self._config, self._batch, self._cache = config, batch, cache
-        data = cache.data[0]
-        longest = batch.block_tables.shape[1] * cache.block_size
-        self._splits = num_splits(batch.num_single, data.shape[3], longest, _processors(data.device))
-
-    def __call__(self, index: int, q: Tensor, both: Tensor) -> Tensor:
-        """q of layer `index`, [T, num_heads, head_dim], its keys and values [T, 2, kv_heads, head_dim], all contiguous
-        -> [T, num_heads * head_dim]. A row's slot is written whatever its context is."""
-        batch, data = self._batch, self._cache.data[index]
-        self._cache.put(index, batch.write_slots, both)
-        out = torch.empty_like(q)
-        window = window_of(self._config, index)
-        attend_singles(q, data, batch.block_tables, batch.context_slots, out, self._splits, window)
-        return out.flatten(1)
-
-
 class FusedTrunk(nn.Module):
     """Trunk. chunk_attention: what runs the attention of prompts' chunks."""
 
@@ -128,23 +107,14 @@ class FusedTrunk(nn.Module):
 class FusedMicroStepDecoder(nn.Module):
     """MicroStepDecoder for serving: one micro-step at a time."""
 
-    def __init__(
-        self, plain: MicroStepDecoder, trunk: TrunkConfig, graft: GraftConfig, *, single_kernel: bool = False
-    ) -> None:
-        """single_kernel: a micro-step of one position and few rows is one launch (triton_micro_step.py)."""
+    def __init__(self, plain: MicroStepDecoder, trunk: TrunkConfig, graft: GraftConfig) -> None:
         super().__init__()
-        self.plain = plain  # whose parts these are
         self._config = trunk
         self._max_group = graft.max_group
         self.layers, self.norm, self.fused = plain.layers, plain.norm, plain.fused
         if self.fused:
             self.feature_norm, self.embedding_norm = plain.feature_norm, plain.embedding_norm
             self.feature_proj, self.embedding_proj = plain.feature_proj, plain.embedding_proj
-        self.kernel: MicroStepKernel | None = None
-        if single_kernel:
-            layers = [layer for layer in self.layers if isinstance(layer, DecoderLayer)]
-            processors = _processors(layers[0].qkv_proj.weight.device)
-            self.kernel = MicroStepKernel(layers, trunk.rms_norm_eps, processors)  # after this, layers hold views
 
     def start(self, features: Tensor) -> FusedMicroCache:
         """Begin a group for R rows with features [R, F, D]."""
@@ -165,8 +135,6 @@ class FusedMicroStepDecoder(nn.Module):
     def forward(self, embedding: Tensor, cache: FusedMicroCache, rotary: RotaryEmbedding) -> Tensor:
         """One micro-step: embedding [R, D] of the group's newest token -> state [R, D]; the cache grows."""
         rows, new = len(embedding), 1
-        if self.kernel is not None and 0 < rows <= MOST_ROWS and (self.fused or cache.length > 0):
-            return self._single(self.kernel, embedding, cache, rotary)
         x = embedding
         if self.fused:
             _, normed = add_rms_norm(embedding, None, self.embedding_norm.weight, self.embedding_norm.eps)
@@ -193,14 +161,6 @@ class FusedMicroStepDecoder(nn.Module):
         if self.norm is None:
             return x + delta
         return add_rms_norm(x, delta, self.norm.weight, self.norm.eps)[1]
-
-    def _single(
-        self, kernel: MicroStepKernel, embedding: Tensor, cache: FusedMicroCache, rotary: RotaryEmbedding
-    ) -> Tensor:
-        fusion = (self.embedding_norm.weight, self.embedding_proj.weight, cache.context) if self.fused else None
-        x = kernel(embedding, fusion, (rotary.cos, rotary.sin), cache.kv, cache.rows, cache.length)
-        cache.length += 1
-        return x if self.norm is None else add_rms_norm(x, None, self.norm.weight, self.norm.eps)[1]
 
 
 class FusedMicroCache:

@@ -3,54 +3,28 @@
     batch ──load──► static tensors ──replay──► logits ──choose 0──► micro-step 1 ──► logits ──choose 1──► ... ──► groups
 
 A bucket's step is cut into pieces, each a graph: the trunk, each micro-step, and each choice of a token. The host
-replays as many as the batch's widest group may need, and knows that beforehand, or stops where no group goes on
-(early_exit.py decides). Penalties and log-probabilities are chosen without a graph, between the graphs of the pieces
-that compute. With prompts or scores in it a batch's trunk is the model's own, and the pieces after it are replayed.
-Rows with a grammar are emitted the model's own way, after the replays for the others.
+replays as many as the batch's widest group may need, and knows that beforehand. Penalties and log-probabilities are
+chosen without a graph, between the graphs of the pieces that compute. With prompts or scores in it a batch's trunk is
+the model's own, and the pieces after it are replayed. Rows with a grammar are emitted the model's own way, after the
+replays for the others.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
-from typing import Literal, get_args
+from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from hamburger.model.batch import ForwardBatch, StepOutput
-from hamburger.model.compiled_pieces import CompiledPieces, Compiler, inductor, while_compiling
 from hamburger.model.config import DynamicRopeScaling
-from hamburger.model.early_exit import Costs, EarlyExit
-from hamburger.model.gpu.availability import Backend
 from hamburger.model.graphs.bucket_step import BucketStep
 from hamburger.model.graphs.capture import Capture
 from hamburger.model.graphs.pieces import KINDS, Handover, Pieces
 from hamburger.model.graphs.static_batch import StaticBatch
 from hamburger.model.hamburger import HamburgerModel
 from hamburger.model.kv_cache import PagedKVCache
-
-# steps: graphs of the pieces, as many as the widest group may need. early_exit: the host also waits for each choice,
-# and stops where no group goes on. auto: whichever of the two is expected to cost less. whole: one graph with every
-# micro-step there is.
-Form = Literal["auto", "steps", "early_exit", "whole"]
-FORMS: tuple[Form, ...] = get_args(Form)
-
-
-@dataclass(slots=True)
-class Compiling:
-    """That the pieces of some buckets go through torch.compile (compiled_pieces.py), and how long that took.
-
-    rows: the largest such bucket. backend: of their attention. seconds: of each bucket that was compiled, by its rows,
-    with the first run of its pieces.
-    """
-
-    rows: int
-    backend: Backend
-    compiler: Compiler = inductor
-    seconds: dict[int, float] = field(default_factory=dict)
 
 
 def buckets(max_rows: int) -> list[int]:
@@ -59,28 +33,15 @@ def buckets(max_rows: int) -> list[int]:
 
 
 class DecodeGraphs:
-    """max_rows: rows of the largest decoding batch. max_columns: blocks of the longest sequence.
-
-    compiling: which buckets are compiled; None for none. The others compute by the model's own modules.
-    """
+    """max_rows: rows of the largest decoding batch. max_columns: blocks of the longest sequence."""
 
     def __init__(
-        self,
-        model: HamburgerModel,
-        cache: PagedKVCache,
-        capture: Capture,
-        *,
-        max_rows: int,
-        max_columns: int,
-        form: Form = "auto",
-        compiling: Compiling | None = None,
-        clock: Callable[[], float] = time.perf_counter,
+        self, model: HamburgerModel, cache: PagedKVCache, capture: Capture, *, max_rows: int, max_columns: int
     ) -> None:
         if not model.masked:
             raise ValueError("a model that leaves rows out (prepare: masked) has no shape that could be captured.")
         trunk, device = model.config.trunk, model.embed_tokens.weight.device
-        self._model, self._cache, self._capture, self._form = model, cache, capture, form
-        self._compiling, self._clock = compiling, clock
+        self._model, self._cache, self._capture = model, cache, capture
         self._batch = StaticBatch(
             max_rows,
             max_columns,
@@ -93,8 +54,6 @@ class DecodeGraphs:
         self._buckets = buckets(max_rows)
         self._steps: dict[int, BucketStep] = {}
         self._handover = Handover.empty(model, max_rows)
-        self._early_exit = EarlyExit(model.config.max_group)
-        self._seen: float | None = None  # when the numbers of a step came to the host, if no step began since then
 
     @torch.inference_mode()
     def prepare(self, on_progress: Callable[[int, int], None] = lambda done, total: None, only: int = 0) -> None:
@@ -105,22 +64,12 @@ class DecodeGraphs:
             on_progress(done, len(wanted))
             if bucket not in self._steps:
                 self._steps[bucket] = self._prepared(bucket)
-                if self._form == "auto" and self._model.config.max_group > 1:
-                    self._early_exit.measured(bucket, self._steps[bucket].costs(self._clock))
-
-    @property
-    def exit_costs(self) -> Mapping[int, Costs]:
-        """What `auto` weighs, by bucket, once it is prepared; nothing for other forms."""
-        return self._early_exit.costs
 
     @torch.inference_mode()
-    def step(self, batch: ForwardBatch, cache: PagedKVCache, *, behind: bool = False) -> StepOutput:
-        """As HamburgerModel.step, of the cache that these graphs were made for. behind: while another step runs."""
+    def step(self, batch: ForwardBatch, cache: PagedKVCache) -> StepOutput:
+        """As HamburgerModel.step, of the cache that these graphs were made for."""
         if cache is not self._cache:
             raise ValueError("these graphs read and write another cache.")
-        if behind and self._seen is not None:
-            self._early_exit.saw_host(self._clock() - self._seen)
-        self._seen = None
         bucket = self._bucket(len(batch.emit))
         if bucket is None or not self._batch.holds_choices(batch):
             return self._model.step(batch, cache)
@@ -130,28 +79,18 @@ class DecodeGraphs:
             def emit(hidden: Tensor, features: list[Tensor], batch: ForwardBatch) -> StepOutput:
                 self._batch.load_choices(free := _unconstrained(batch), bucket)
                 pieces.take_over(hidden, features)
-                return self._emit(batch, free, bucket, behind=behind)
+                return self._emit(batch, free, bucket)
 
             return self._model.step_with(emit, batch, cache)
         self._batch.load(free := _unconstrained(batch), bucket)
-        if self._form == "whole" and (output := self._steps[bucket].whole(batch)) is not None:
-            return output
         self._steps[bucket].trunk()
-        return self._emit(batch, free, bucket, behind=behind)
+        return self._emit(batch, free, bucket)
 
-    def saw(self, rows: int, width: int, longest: int) -> None:
-        """The numbers of a step came to the host: of so many rows; those without a grammar have groups of up to `width`
-        tokens, the longest of `longest`."""
-        self._seen = self._clock()
-        if (bucket := self._bucket(rows)) is not None:
-            self._early_exit.saw(bucket, width, longest)
-
-    def _emit(self, batch: ForwardBatch, free: ForwardBatch, bucket: int, *, behind: bool) -> StepOutput:
+    def _emit(self, batch: ForwardBatch, free: ForwardBatch, bucket: int) -> StepOutput:
         """The groups of a batch whose choices are loaded, and whose trunk has run. free: _unconstrained(batch)."""
         step, constraint, rows = self._steps[bucket], batch.sampling.constraint, len(batch.emit)
         if constraint is None or len(constraint.rows) < rows:
-            exits = self._form == "early_exit" or self._early_exit.pays(bucket, free.max_group_limit, behind=behind)
-            output = step.groups(free, exits=exits)
+            output = step.groups(free)
             if constraint is None:
                 return output
         # After the replays, as it waits for the device: what they compute goes on while the host makes masks.
@@ -165,20 +104,9 @@ class DecodeGraphs:
 
     def _prepared(self, bucket: int) -> BucketStep:
         batches = {kind: self._batch.rows(bucket, any_sampled=kind[0], any_filtered=kind[1]) for kind in KINDS}
-        given = self._model, self._cache, batches, self._handover.first(bucket)
-        compiling = self._compiling if self._compiling and bucket <= self._compiling.rows else None
-        if compiling is None:
-            step = BucketStep(Pieces(*given))
-        else:
-            pieces = CompiledPieces(*given, backend=compiling.backend, compiler=compiling.compiler)
-            step = BucketStep(pieces)
-        started = time.perf_counter()
-        with while_compiling() if compiling else nullcontext():
-            step.warm(self._capture)
-        if compiling is not None:
-            before = compiling.seconds.get(bucket, 0.0)
-            compiling.seconds[bucket] = before + time.perf_counter() - started
-        step.capture(self._capture, whole=self._form == "whole")
+        step = BucketStep(Pieces(self._model, self._cache, batches, self._handover.first(bucket)))
+        step.warm(self._capture)
+        step.capture(self._capture)
         return step
 
 

@@ -75,6 +75,7 @@ class Pieces:
         self.choices = {
             kind: MaskedStep(self.groups, b.sampling, b.confidence, b.group_limits) for kind, b in batches.items()
         }
+        # What captured micro-steps leave for each other: it must live as long as their graphs.
         self._micro: GroupCache | None = None
 
     def compute(self, index: int) -> None:
@@ -98,10 +99,6 @@ class Pieces:
         if index == 0:
             self.groups.begin()
         self.choices[kind].take(index, self.handover.logits, self.handover.stop)
-
-    def left(self) -> list[object]:
-        """What the last pieces left for each other beside the handover: it must live as long as their graphs."""
-        return [self._micro]
 
     def _trunk(self) -> None:
         model, graft = self._model, self._model.config.graft

@@ -89,12 +89,11 @@ def most_bytes(number: int, step: Callable[[], object], meter: Meter) -> int:
     return max(peaks)
 
 
-def graph_bytes(make: Callable[[], DecodeGraphs], max_rows: int, meter: Meter, compiled_rows: int = 0) -> int:
+def graph_bytes(make: Callable[[], DecodeGraphs], max_rows: int, meter: Meter) -> int:
     """What the graphs that `make` makes take once they are all prepared.
 
     Of the two largest buckets, what they take is measured. The largest brings the memory that all share; each other
-    one is taken for what the second adds to it. Buckets of up to compiled_rows, which torch compiles, are taken for
-    what the largest of them adds, where that is more.
+    one is taken for what the second adds to it.
     """
     meter.begin()
     before = meter.used()
@@ -106,11 +105,7 @@ def graph_bytes(make: Callable[[], DecodeGraphs], max_rows: int, meter: Meter, c
     if len(sizes) > 1:
         graphs.prepare(only=sizes[-2])
         second = meter.used() - before - largest
-    more = 0
-    if compiled := [rows for rows in sizes[:-2] if rows <= compiled_rows]:
-        graphs.prepare(only=compiled[-1])
-        more = max(0, meter.used() - before - largest - second - second) * len(compiled)
-    return largest + second * (len(sizes) - 1) + more
+    return largest + second * (len(sizes) - 1)
 
 
 def largest_prefill(model: HamburgerModel, largest: Largest) -> ForwardBatch:

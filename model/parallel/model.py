@@ -72,7 +72,7 @@ class ParallelModel(HamburgerModel):
 
     def prepare(self, max_positions: int, how: Execution) -> None:
         """As HamburgerModel's, without kernels and weights of 8 bits. Ended rows are left out, not masked."""
-        if how.kernels is not None or how.masked or how.eight_bits is not None:
+        if how.kernels is not None or how.masked or how.eight_bits:
             raise ValueError("a split model has no packed weights, and emits in no static shapes.")
         super().prepare(max_positions, replace(how, masked=False))
         self.calls = StepCalls(self.group, self._call_sizes(), self.embed_tokens.weight)

@@ -74,9 +74,7 @@ def test_parity_tests_go_on_where_the_time_was_over(tmp_path: Path) -> None:
 def test_every_file_with_tests_for_a_gpu_is_found_and_no_other() -> None:
     assert {file.name for file in marked_files(ROOT / "tests")} == {
         "test_decode_graphs_gpu.py",
-        "test_flashinfer_gpu.py",
         "test_fused_modules.py",
         "test_triton_eight_bits.py",
         "test_triton_kernels.py",
-        "test_triton_micro_step.py",
     }

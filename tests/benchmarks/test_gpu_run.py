@@ -22,7 +22,7 @@ from comparison.contestants import Launch, Worker
 from comparison.processes import ContestantError
 from gpu_budget import Budget, OutOfTime, ScriptError, run_script
 from gpu_report import Results, load_results
-from gpu_stages import FLASHINFER, FORMS_STAGE, OURS, OURS_FP8, OURS_INT8, PEER, PLAIN_FP8, Stage, sizes_of, stages
+from gpu_stages import FORMS_STAGE, FUSED, OURS, OURS_INT8, PEER, PLAIN_INT8, Stage, sizes_of, stages
 from peers.device_memory import fitting_pool
 from processes import is_alive
 
@@ -54,7 +54,7 @@ for rows in map(int, args.rows.split(",")):
     if rows == 3 and not healed:
         raise MemoryError("CUDA out of memory")
     for confidence in map(float, args.confidences.split(",")):
-        times = {"steps": 1.0, "early_exit": 0.5}
+        times = {"eager": 1.0, "graphs": 0.5}
         print(json.dumps({"rows": rows, "context": int(args.context), "confidence": confidence,
                           "tokens_per_group": 2, "milliseconds": times}), flush=True)
 """,
@@ -62,13 +62,13 @@ for rows in map(int, args.rows.split(",")):
 from peers.wire import Timing, serve
 
 def load(options):
-    engine = options.get("engine", {})
-    kind = engine.get("quantization", "none")
+    model = Path(options.get("model", options.get("folder"))).name
+    kind = options.get("engine", {}).get("quantization", "none")
     alive = [pid for pid in os.listdir(world / "pids") if Path("/proc", pid).is_dir()]
     (world / "pids" / str(os.getpid())).touch()
     with (world / "log").open("a") as log:
-        print(sys.argv[0].rpartition("/")[2], kind, len(alive), file=log)
-    if kind == "fp8" and not healed:
+        print(sys.argv[0].rpartition("/")[2], model, len(alive), file=log)
+    if model == "fused" and not healed:
         os.kill(os.getpid(), 9)
     if kind == "int8" and alive:
         raise MemoryError("CUDA out of memory")
@@ -113,7 +113,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def run(world: Path, *options: str) -> tuple[int, Results, list[str]]:
-    """Exit code, results, and the starts of this call: script, quantization, how many others lived."""
+    """Exit code, results, and the starts of this call: script, model, how many others lived."""
     (world / "log").unlink(missing_ok=True)
     given = ["--out", str(world / "out"), "--scripts", str(world / "scripts"), "--tests", str(world / "tests")]
     code = gpu.main([*given, "--geometry", "tiny", "--dtype", "float32", "--threads", "1", *options])
@@ -127,10 +127,10 @@ def test_all_stages_of_a_gpu_and_a_second_call_with_more_minutes(
     code, results, starts = run(world, "--minutes", "4")
     table, said = capsys.readouterr()
     assert code == 1
-    assert results.to_come == [FORMS_STAGE, "8-bit weights"]
+    assert results.to_come == [FORMS_STAGE, "a cheaper graft"]
     assert results.failed == {FORMS_STAGE: "it ended with exit code 1: MemoryError: CUDA out of memory"}
     assert {(line["rows"], line["confidence"]) for line in results.forms} == {(1, 0), (1, 1)}
-    assert "it was ended by SIGKILL" in results.given_up.get(OURS_FP8, "") + str(results.cells["8-bit weights"])
+    assert "it was ended by SIGKILL" in results.given_up.get(FUSED, "") + str(results.cells["a cheaper graft"])
     assert results.parity is not None
     assert (results.parity.passed, results.parity.error) == (1, None)
     assert "Parity tests: 1 passed, 0 failed, 0 skipped; 1 files" in table
@@ -141,7 +141,7 @@ def test_all_stages_of_a_gpu_and_a_second_call_with_more_minutes(
     assert max(others) == 2
     assert f"{OURS_INT8} is tried once more, alone: MemoryError: CUDA out of memory" in said
     assert results.cells["int8 weights"]
-    assert all(cell.error is None for name, cells in results.cells.items() for cell in cells if name != "8-bit weights")
+    assert all(cell.error is None for name, cells in results.cells.items() for cell in cells if cell.name != FUSED)
     kept = {(name, cell.key): cell for name, cells in results.cells.items() for cell in cells if cell.figures}
 
     (world / "healed").touch()
@@ -149,12 +149,12 @@ def test_all_stages_of_a_gpu_and_a_second_call_with_more_minutes(
     assert code == 0
     assert (results.to_come, results.failed, results.given_up) == ([], {}, {})
     assert {line["rows"] for line in results.forms} == {1, 3}
-    assert sorted(line.split()[1] for line in starts) == ["fp8", "fp8"]  # the rest was measured before
+    assert sorted(line.split()[1] for line in starts) == ["fused"]  # the rest was measured before
     after = {(name, cell.key): cell for name, cells in results.cells.items() for cell in cells}
     assert {key: after[key] for key in kept} == kept
     measured = [stage for stage in stages(sizes_of("tiny"), "cuda") if isinstance(stage, Stage)]
     assert len(after) == sum(len(stage.contestants) * stage.rounds for stage in measured)
-    assert {PLAIN_FP8, PEER, FLASHINFER} <= {name for _, (_, _, name) in after}
+    assert {PLAIN_INT8, PEER, FUSED} <= {name for _, (_, _, name) in after}
     capsys.readouterr()
 
     code, results, starts = run(world, "--minutes", "1")

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from fakes import fake_config
-from hamburger.engine.types.config import DECODE_GRAPH_FORMS, EngineArgs
+from hamburger.engine.types.config import EngineArgs
 from hamburger.model.config import ConfigError
-from hamburger.model.graphs.decode_graphs import FORMS
 
 
 @pytest.mark.parametrize(
@@ -23,7 +22,6 @@ from hamburger.model.graphs.decode_graphs import FORMS
         ("max_queue", 0),
         ("max_queue_seconds", 0),
         ("tensor_parallel_size", 0),
-        ("compile_num_seqs", -1),
     ],
 )
 def test_bad_arguments_are_named(field: str, value: float) -> None:
@@ -36,38 +34,18 @@ def test_bad_arguments_are_named(field: str, value: float) -> None:
     [
         ("quantization", "int4", "use none"),
         ("quantization", "int8", "use none"),
-        ("quantization", "fp8", "use none"),
         ("overlap_steps", "on", "use auto"),
         ("device", "cuda:1", "use cuda"),
-        ("compile_num_seqs", 1, "use 0"),
     ],
 )
-def test_what_does_not_go_with_ranks(field: str, value: str | int, remedy: str) -> None:
+def test_what_does_not_go_with_ranks(field: str, value: str, remedy: str) -> None:
     with pytest.raises(ConfigError, match=f"^{field} is {value}, but tensor_parallel_size is 2, .*{remedy}"):
         EngineArgs(tensor_parallel_size=2, **{field: value})  # type: ignore[arg-type]
-
-
-def test_steps_that_are_not_captured_are_not_compiled() -> None:
-    with pytest.raises(ConfigError, match=r"^compile_num_seqs is 2, but enforce_eager is on, .*use 0"):
-        EngineArgs(enforce_eager=True, compile_num_seqs=2)
-
-
-def test_the_micro_step_kernel_does_not_go_with_ranks() -> None:
-    with pytest.raises(ConfigError, match=r"^micro_step_kernel is on, but tensor_parallel_size is 2, .*turn it off"):
-        EngineArgs(tensor_parallel_size=2, micro_step_kernel=True)
 
 
 def test_overlap_steps_is_one_of_three() -> None:
     with pytest.raises(ConfigError, match="overlap_steps is 'maybe': it must be one of auto, on, off"):
         EngineArgs(overlap_steps="maybe")  # type: ignore[arg-type]
-
-
-def test_decode_graph_form_is_one_of_those_that_the_graphs_have() -> None:
-    assert DECODE_GRAPH_FORMS == FORMS
-    with pytest.raises(
-        ConfigError, match="decode_graph_form is 'all': it must be one of auto, steps, early_exit, whole"
-    ):
-        EngineArgs(decode_graph_form="all")  # type: ignore[arg-type]
 
 
 def test_the_pool_must_hold_one_sequence_of_max_model_len() -> None:

@@ -134,9 +134,9 @@ class Starved(Runner):
         self.__dict__ |= runner.__dict__
         self._errors, self._number = errors, 0
 
-    def _step(self, batch: ForwardBatch, *, behind: bool) -> StepOutput:
+    def _step(self, batch: ForwardBatch) -> StepOutput:
         self._number += 1
-        output = super()._step(batch, behind=behind)
+        output = super()._step(batch)
         if self._number in self._errors:
             raise self._errors[self._number]
         return output

@@ -19,21 +19,16 @@ from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
 
-from hamburger.model import triton_micro_step
 from hamburger.model.gpu import attention as triton_attention
 from hamburger.model.gpu import int8_product as triton_eight_bits
 from hamburger.model.gpu import layers as triton_layers
 from hamburger.model.gpu import micro_attention as triton_micro
-from hamburger.model.gpu.int8 import FLOAT8, FLOAT8_CAPABILITY
-from hamburger.model.layers import DecoderLayer
-from small_models import trunk_config
 
-MODULES = triton_attention, triton_eight_bits, triton_layers, triton_micro, triton_micro_step
+MODULES = triton_attention, triton_eight_bits, triton_layers, triton_micro
 # Bytes of shared memory that a program may have, by compute capability.
 SHARED = {80: 163 * 1024, 86: 99 * 1024, 89: 99 * 1024, 90: 227 * 1024}
 _TYPES = {
     torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32", torch.int64: "*i64", torch.int8: "*i8",
-    FLOAT8: "*fp8e4nv",
 }  # fmt: skip
 # (query heads, KV heads, head_dim, window)
 GROUPS, SINGLE = (32, 8, 64, None), (8, 8, 80, 128)  # one query head for a KV head
@@ -88,7 +83,7 @@ def launch_all(dtype: torch.dtype) -> Iterator[str]:
             yield f"decode {shape}, {splits} splits"
         triton_attention.attend_chunks(tokens, data, tables, whole(3, triton_attention.TILE_FIELDS), tokens, window)
         yield f"chunks {shape}"
-    for (heads, kv_heads, head_dim, window), size in ((GROUPS, 2048), (SINGLE, 2048), (EMBEDDED, 576)):
+    for heads, kv_heads, head_dim, window in (GROUPS, SINGLE, EMBEDDED):
         shape, normed = f"{heads}/{kv_heads} heads of {head_dim}", window is not None
         data = new(9, 32, 2, kv_heads, head_dim)
         turns = new(64, head_dim), new(64, head_dim)
@@ -102,30 +97,16 @@ def launch_all(dtype: torch.dtype) -> Iterator[str]:
                 qkv[: 2 * positions], turns, norms, 1e-5, kv, whole(2), length, positions, heads, last_only=length == 0
             )
             yield f"micro {shape}, {positions} positions"
-        config = trunk_config(
-            hidden_size=size, intermediate_size=4 * size, num_heads=heads, num_kv_heads=kv_heads, head_dim=head_dim,
-            qk_norm=normed, qkv_bias=normed, o_bias=normed, mlp_bias=normed,
-        )  # fmt: skip
-        with torch.device("meta"):
-            layers = [DecoderLayer(config).to(dtype) for _ in range(2)]
-        kernel = triton_micro_step.MicroStepKernel(layers, 1e-5, 132)
-        x = new(2, size)
-        fusion = None if normed else (new(size), new(size, size), x)
-        kernel(x, fusion, turns, new(2, 2, 8, 2, kv_heads, head_dim), whole(2), 1)
-        yield f"micro-step {shape}"
     triton_layers.add_rms_norm(new(2, 2048), new(2, 2048), new(2048), 1e-5)
     yield "norm"
     triton_layers.gated(new(2, 2 * 8192))
     yield "gated"
-    for kind in (torch.int8, FLOAT8):
-        for rows in triton_eight_bits.ROWS_OF_ALL:
-            triton_eight_bits.into(
-                new(rows, 2048), new(rows, 8192), new(2048, 8192, of=kind), new(2048, 1, of=torch.float32),
-                new(2048) if rows == 1 else None, 132,
-            )  # fmt: skip
-            yield f"{str(kind).removeprefix('torch.')} for {rows} rows"
-    triton_eight_bits.rounded(new(600, 8192))
-    yield "inputs in float8"
+    for rows in triton_eight_bits.ROWS_OF_ALL:
+        triton_eight_bits.into(
+            new(rows, 2048), new(rows, 8192), new(2048, 8192, of=torch.int8), new(2048, 1, of=torch.float32),
+            new(2048) if rows == 1 else None, 132,
+        )  # fmt: skip
+        yield f"int8 for {rows} rows"
 
 
 def cases(dtype: torch.dtype) -> list[tuple[str, Launch]]:
@@ -173,7 +154,7 @@ def main(capabilities: str, dtypes: str = "bfloat16", names: str = "") -> int:
     for dtype in dtypes.split(","):
         for name, launch in cases(getattr(torch, dtype)):
             for capability in map(int, capabilities.split(",")):
-                if not re.search(names, name) or ("in float8" in name and divmod(capability, 10) < FLOAT8_CAPABILITY):
+                if not re.search(names, name):
                     continue
                 code, shared = compiled(launch, capability)
                 too_large += shared > SHARED[capability]

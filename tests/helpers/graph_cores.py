@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import random
-import time
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -19,15 +17,13 @@ from hamburger.engine.types.config import EngineConfig
 from hamburger.engine.types.messages import GroupOutput, SubmitRequest
 from hamburger.model.config import ModelConfig
 from hamburger.model.graphs.capture import Capture
-from hamburger.model.graphs.decode_graphs import Compiling, DecodeGraphs, Form
+from hamburger.model.graphs.decode_graphs import DecodeGraphs
 from hamburger.model.hamburger import HamburgerModel
 from hamburger.model.kv_cache import PagedKVCache
 from small_models import graft_config, grafted, params, trunk_config
 from trunk_shapes import SHAPES as TRUNKS
 
 BLOCK, CONTEXT, ROWS = 4, 128, 11
-# What torch's compiler says on a machine with a GPU (true float32 is meant), for pytest.mark.filterwarnings.
-TF32 = "ignore:TensorFloat32 tensor cores for float32 matrix multiplication available but not enabled:UserWarning"
 MODELS: dict[str, ModelConfig] = {
     "positions": ModelConfig(trunk=trunk_config(), graft=graft_config()),
     "fused": ModelConfig(trunk=trunk_config(), graft=graft_config(features="fused", micro_norm=True)),
@@ -42,15 +38,11 @@ MODELS: dict[str, ModelConfig] = {
 def graphs_core(
     model: HamburgerModel,
     capture: Capture,
-    form: Form,
     num_blocks: int,
     *,
     max_rows: int = ROWS,
-    compiling: Compiling | None = None,
     overlap: bool = False,
-    clocks: tuple[Callable[[], float], Callable[[], float]] = (lambda: 0.0, time.perf_counter),
 ) -> EngineCore:
-    """clocks: of the core and of the graphs."""
     config = EngineConfig(
         max_model_len=CONTEXT,
         max_num_seqs=max_rows,
@@ -64,19 +56,10 @@ def graphs_core(
     cache = PagedKVCache(model.config.trunk, num_blocks, BLOCK, torch.float32, device)
     for data in cache.data:  # what nobody has written must not matter
         data[:num_blocks].fill_(1e4)
-    graphs = DecodeGraphs(
-        model,
-        cache,
-        capture,
-        max_rows=max_rows,
-        max_columns=CONTEXT // BLOCK,
-        form=form,
-        compiling=compiling,
-        clock=clocks[1],
-    )
+    graphs = DecodeGraphs(model, cache, capture, max_rows=max_rows, max_columns=CONTEXT // BLOCK)
     graphs.prepare()
     return (OverlappedCore if overlap else EngineCore)(
-        config, Runner(model, cache, graphs), clocks[0], ascii_grammars()
+        config, Runner(model, cache, graphs), lambda: 0.0, ascii_grammars()
     )
 
 

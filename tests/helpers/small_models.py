@@ -81,7 +81,6 @@ def random_model(
     masked: bool | None = None,
     device: torch.device = CPU,
     backend: Backend = "torch",
-    micro_step_kernel: bool = False,
 ) -> HamburgerModel:
     length = config.trunk.max_position_embeddings
     return assemble(
@@ -90,7 +89,7 @@ def random_model(
         dtype=dtype,
         device=device,
         max_positions=length,
-        how=Execution(packed=packed, masked=masked, backend=backend, micro_step_kernel=micro_step_kernel),
+        how=Execution(packed=packed, masked=masked, backend=backend),
     )
 
 

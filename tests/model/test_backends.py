@@ -1,4 +1,4 @@
-"""Who gets the Triton kernels and may get FlashInfer, and that nothing else needs their packages."""
+"""Who gets the Triton kernels, and that nothing else needs their package."""
 
 from __future__ import annotations
 
@@ -62,50 +62,15 @@ def test_what_is_missing_is_named(lacking: str, fit: pytest.MonkeyPatch, tmp_pat
     assert choose_backend("auto", CUDA) == "torch"
 
 
-def test_flashinfer_can_be_asked_for(fit: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """It is installed here, with the package that holds compiled kernels; then with nvcc in several places."""
-    assert choose_backend("flashinfer", CUDA) == "flashinfer"
-    fit.setattr(backends, "find_spec", lambda name: None if name == "flashinfer_jit_cache" else object())
-    fit.setattr(backends, "_CUDA", tmp_path / "none")
-    fit.setattr(shutil, "which", lambda name: "/bin/nvcc" if name == "nvcc" else None)
-    fit.delenv("CUDA_PATH", raising=False)
-    fit.delenv("CUDA_HOME", raising=False)
-    assert choose_backend("flashinfer", CUDA) == "flashinfer"
-    fit.setattr(shutil, "which", lambda name: None)
-    with pytest.raises(ConfigError, match="attention_backend is flashinfer, but there is neither nvcc"):
-        choose_backend("flashinfer", CUDA)
-    assert choose_backend("auto", CUDA) == "triton"
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "nvcc").touch()
-    fit.setattr(backends, "_CUDA", tmp_path)
-    assert choose_backend("flashinfer", CUDA) == "flashinfer"
-    fit.setenv("CUDA_HOME", str(tmp_path / "elsewhere"))  # which comes before all others
-    with pytest.raises(ConfigError, match="neither nvcc"):
-        choose_backend("flashinfer", CUDA)
-    fit.setattr(backends, "find_spec", lambda name: None if name == "flashinfer" else object())
-    with pytest.raises(
-        ConfigError, match="flashinfer, but the package flashinfer-python is not installed: use auto or"
-    ):
-        choose_backend("flashinfer", CUDA)
-
-
-def test_flashinfer_needs_what_triton_needs(fit: pytest.MonkeyPatch) -> None:
-    fit.setattr(backends, "find_spec", lambda name: None if name == "triton" else object())
-    with pytest.raises(ConfigError, match="flashinfer, but the package triton is not installed: use auto or torch"):
-        choose_backend("flashinfer", CUDA)
-
-
 def test_a_cpu_takes_torch() -> None:
     assert choose_backend("auto", CPU) == choose_backend("torch", CPU) == "torch"
-    for name in ("triton", "flashinfer"):
-        with pytest.raises(ConfigError, match=f"attention_backend is {name}, but the device is cpu"):
-            choose_backend(name, CPU)
+    with pytest.raises(ConfigError, match="attention_backend is triton, but the device is cpu"):
+        choose_backend("triton", CPU)
     with pytest.raises(ConfigError, match="attention_backend is 'flash'"):
         choose_backend("flash", CPU)
 
 
 def test_an_engine_is_built_without_the_package() -> None:
     """None in sys.modules makes every import of it fail."""
-    absent = "sys.modules['triton'] = sys.modules['flashinfer'] = None"
-    program = f"import sys; {absent}; import hamburger.engine.build, hamburger.engine.worker"
+    program = "import sys; sys.modules['triton'] = None; import hamburger.engine.build, hamburger.engine.worker"
     subprocess.run([sys.executable, "-c", program], check=True)

@@ -14,7 +14,7 @@ from graph_cores import BLOCK, CONTEXT, MODELS, ROWS, assert_same, graphs_core, 
 from hamburger.engine.device.runner import Runner
 from hamburger.engine.types.messages import SubmitRequest
 from hamburger.model.graphs.capture import EagerCapture, Work
-from hamburger.model.graphs.decode_graphs import FORMS, DecodeGraphs, Form, buckets
+from hamburger.model.graphs.decode_graphs import DecodeGraphs, buckets
 from hamburger.model.kv_cache import PagedKVCache
 from playing import play
 from small_models import CPU, core_of, params, random_model
@@ -23,9 +23,8 @@ from small_models import CPU, core_of, params, random_model
 class CountingCapture(EagerCapture):
     """Counts what is captured and replayed, and lets nothing in it wait for the device."""
 
-    def __init__(self, *, waits: bool = False) -> None:
+    def __init__(self) -> None:
         self.captured = self.replayed = 0
-        self._waits = waits
 
     def __call__(self, work: Work) -> Work:
         self.captured += 1
@@ -55,16 +54,12 @@ class NoWaiting(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-# How pieces follow each other does not depend on the model's shape.
-CASES = [(name, form) for name in MODELS for form in FORMS if form == "steps" or name in ("positions", "plain_base")]
-
-
-@pytest.mark.parametrize(("name", "form"), CASES)
-def test_texts_are_those_of_the_plain_way(name: str, form: Form) -> None:
+@pytest.mark.parametrize("name", MODELS)
+def test_texts_are_those_of_the_plain_way(name: str) -> None:
     capture = CountingCapture()
     model = random_model(MODELS[name], seed=2, masked=True)
     asked = requests(len(name))
-    roomy = play(graphs_core(model, capture, form, 400), asked, at_once=1, every=3).outputs
+    roomy = play(graphs_core(model, capture, 400), asked, at_once=1, every=3).outputs
     plain = random_model(MODELS[name], seed=2)
     assert_same(
         roomy,
@@ -73,10 +68,10 @@ def test_texts_are_those_of_the_plain_way(name: str, form: Form) -> None:
         ).outputs,
     )
     assert capture.replayed > 50
-    if (name, form) != ("positions", "steps"):
+    if name != "positions":
         return
     tight = play(
-        graphs_core(model, capture, form, CONTEXT // BLOCK + 4), asked, at_once=1
+        graphs_core(model, capture, CONTEXT // BLOCK + 4), asked, at_once=1
     ).outputs  # with preemptions and replays
     assert_same(tight, roomy)
 
@@ -92,7 +87,7 @@ def test_every_bucket_is_captured_once_the_largest_first() -> None:
     model = random_model(MODELS["positions"], masked=True)
     cache = PagedKVCache(model.config.trunk, 8, BLOCK, torch.float32, CPU)
     capture, seen = CountingCapture(), []
-    graphs = DecodeGraphs(model, cache, capture, max_rows=4, max_columns=8, form="steps")
+    graphs = DecodeGraphs(model, cache, capture, max_rows=4, max_columns=8)
     graphs.prepare(lambda done, total: seen.append((done, total)))
     assert seen == [(0, 3), (1, 3), (2, 3)]
     # For each bucket the trunk and 3 micro-steps, and after each a choice of 3 kinds.
@@ -103,13 +98,12 @@ def test_every_bucket_is_captured_once_the_largest_first() -> None:
 
 def test_only_as_many_micro_steps_are_replayed_as_groups_may_need() -> None:
     model = random_model(MODELS["positions"], seed=2, masked=True)
-    for confidence, max_tokens, form, pieces in (
-        (1.0, 2, "steps", 4),  # two groups, for each the trunk and a choice
-        (0.0, 3, "steps", 6),  # one group: the trunk, two micro-steps, three choices
-        (0.0, 3, "whole", 1),
+    for confidence, max_tokens, pieces in (
+        (1.0, 2, 4),  # two groups, for each the trunk and a choice
+        (0.0, 3, 6),  # one group: the trunk, two micro-steps, three choices
     ):
         capture = CountingCapture()
-        core = graphs_core(model, capture, form, 40)  # type: ignore[arg-type]
+        core = graphs_core(model, capture, 40)
         core.add(SubmitRequest("r", [5, 6, 7], params(confidence=1.0, max_tokens=1, ignore_eos=True), 0.0))
         core.step()
         assert capture.replayed == 1  # the trunk of a prompt of several slots is not for them, the choice after it is
@@ -118,12 +112,12 @@ def test_only_as_many_micro_steps_are_replayed_as_groups_may_need() -> None:
         core.add(SubmitRequest("s", [5], asked, 0.0))
         while core.has_work:
             core.step()
-        assert capture.replayed == pieces, (confidence, max_tokens, form)
+        assert capture.replayed == pieces, (confidence, max_tokens)
 
 
 def test_rows_that_fill_up_write_into_no_sequences_block() -> None:
     model = random_model(MODELS["positions"], seed=3, masked=True)
-    core = graphs_core(model, CountingCapture(), "steps", 60, max_rows=8)
+    core = graphs_core(model, CountingCapture(), 60, max_rows=8)
     runner = core._runner
     assert isinstance(runner, Runner)
     for i in range(5):  # in a bucket of 8

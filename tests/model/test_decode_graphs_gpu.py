@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
 import torch
 
-from graph_cores import BLOCK, CONTEXT, MODELS, ROWS, TF32, ascii_grammars, assert_same, graphs_core, guided, requests
+from graph_cores import BLOCK, CONTEXT, MODELS, ROWS, ascii_grammars, assert_same, graphs_core, guided, requests
 from hamburger.engine.core.core import EngineCore
 from hamburger.engine.device.memory import step_bytes
 from hamburger.engine.device.runner import Runner
 from hamburger.engine.types.config import EngineArgs
 from hamburger.model.batch import empty_sampling
-from hamburger.model.compiled_pieces import CACHE_VARIABLE
 from hamburger.model.graphs.capture import CudaCapture, EagerCapture
-from hamburger.model.graphs.decode_graphs import FORMS, Compiling, DecodeGraphs, Form
+from hamburger.model.graphs.decode_graphs import DecodeGraphs
 from hamburger.model.graphs.step_memory import CudaMeter, Largest, largest_decode
 from hamburger.model.kv_cache import PagedKVCache
 from playing import play
@@ -30,55 +28,24 @@ pytestmark = [
 GPU = torch.device("cuda")
 
 
-@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", MODELS)
-def test_graphs_give_the_texts_of_the_same_gpu_without_them(name: str, form: Form) -> None:
+def test_graphs_give_the_texts_of_the_same_gpu_without_them(name: str) -> None:
     model = random_model(MODELS[name], seed=2, device=GPU)
     asked = requests(len(name))
     if find_spec("llguidance") is not None:  # gpu.sh runs without it too
         asked = guided(asked)
-    with_graphs = play(graphs_core(model, CudaCapture(GPU), form, 400), asked, at_once=1, every=3).outputs
-    core = graphs_core(model, EagerCapture(), form, 400)
+    with_graphs = play(graphs_core(model, CudaCapture(GPU), 400), asked, at_once=1, every=3).outputs
+    core = graphs_core(model, EagerCapture(), 400)
     assert isinstance(core._runner, Runner)
     plain = EngineCore(core.config, Runner(model, core._runner._cache), lambda: 0.0, ascii_grammars())
     assert_same(with_graphs, play(plain, asked, at_once=1, every=3).outputs)
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("name", ["positions", "short_list"])
-def test_captured_micro_steps_of_one_kernel_give_the_texts_of_the_parts(name: str, form: Form) -> None:
-    """Graphs of several numbers of rows, and steps with prompts between them, share one counter."""
-    pytest.importorskip("triton", reason="the package triton is not installed")
-    asked = requests(len(name))
-    single, parts = (
-        play(graphs_core(model, CudaCapture(GPU), form, 400), asked, at_once=1, every=3).outputs
-        for model in (
-            random_model(MODELS[name], seed=2, device=GPU, backend="triton", micro_step_kernel=True),
-            random_model(MODELS[name], seed=2, device=GPU, backend="triton"),
-        )
-    )
-    assert_same(single, parts)
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's own modules, when it imports its compiler
-@pytest.mark.filterwarnings(TF32)
-def test_compiled_steps_give_the_texts_of_the_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("triton", reason="the package triton is not installed")
-    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))
-    model = random_model(MODELS["positions"], seed=2, device=GPU, backend="triton")
-    asked, compiling = requests(5, number=6), Compiling(1, "triton")
-    compiled = graphs_core(model, CudaCapture(GPU), "steps", 400, max_rows=1, compiling=compiling)
-    fused = graphs_core(model, CudaCapture(GPU), "steps", 400, max_rows=1)
-    assert_same(play(compiled, asked, at_once=1).outputs, play(fused, asked, at_once=1).outputs)
-    assert compiling.seconds.keys() == {1}
-
-
-@pytest.mark.parametrize("form", ["steps", "whole"])
-def test_a_step_never_waits_for_the_device(form: Form) -> None:
+def test_a_step_never_waits_for_the_device() -> None:
     model = random_model(MODELS["positions"], seed=2, device=GPU)
     cache = PagedKVCache(model.config.trunk, 400, BLOCK, torch.float32, GPU)
     columns = CONTEXT // BLOCK
-    graphs = DecodeGraphs(model, cache, CudaCapture(GPU), max_rows=ROWS, max_columns=columns, form=form)
+    graphs = DecodeGraphs(model, cache, CudaCapture(GPU), max_rows=ROWS, max_columns=columns)
     graphs.prepare()
     largest = Largest(
         max_slots=32, max_rows=5, max_model_len=CONTEXT, context_slots=40, max_logprobs=3, block_size=BLOCK

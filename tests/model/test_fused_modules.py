@@ -148,7 +148,7 @@ def test_pieces_of_a_decoding_step_on_the_kernels_give_the_plain_texts(name: str
         max_positions=CONTEXT,
         how=Execution(packed=False, masked=True, backend="triton"),
     )
-    ours = play(graphs_core(model, EagerCapture(), "steps", 80, max_rows=3), asked, at_once=1).outputs
+    ours = play(graphs_core(model, EagerCapture(), 80, max_rows=3), asked, at_once=1).outputs
     plain = model_of(config, "torch", CPU, seed=2)
     assert_same(
         ours, play(core_of(plain, max_num_seqs=3, max_model_len=CONTEXT, num_blocks=80), asked, at_once=1).outputs

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 
 import pytest
 import torch
@@ -117,16 +116,6 @@ def test_graphs_count_as_the_largest_and_for_each_other_bucket_the_second() -> N
     meter = ScriptedMeter([], [100, 170, 172])
     assert graph_bytes(lambda: decode_graphs(model, cache, args, 40), 11, meter) == 70 + 2 * 4  # 1, 2, 4, 8 beside 11
     assert graph_bytes(lambda: decode_graphs(model, cache, args, 40), 1, ScriptedMeter([], [5, 9])) == 4
-
-
-@pytest.mark.parametrize(("compiled", "more"), [(0, 0), (3, 2 * 9), (4, 3 * 9), (8, 3 * 9), (11, 3 * 9)])
-def test_small_buckets_that_are_compiled_count_as_the_largest_of_them(compiled: int, more: int) -> None:
-    """Buckets 1, 2, 4, 8 and 11; the two largest, 70 and 2 bytes, are measured anyway."""
-    model, args = model_and_args()
-    meter = ScriptedMeter([], [100, 170, 172, 183][: 4 if compiled else 3])
-    make = partial(decode_graphs, model, small_cache(model, 50, 4), args, 40)
-    assert graph_bytes(make, 11, meter, compiled) == 70 + 2 * 4 + more
-    assert graph_bytes(make, 11, ScriptedMeter([], [100, 170, 172, 173]), compiled) == 70 + 2 * 4  # never less
 
 
 class FailingMeter(ScriptedMeter):

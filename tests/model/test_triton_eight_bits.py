@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from functools import partial
 from types import SimpleNamespace
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 import torch
@@ -20,13 +20,8 @@ from hamburger.model.assemble import assemble
 from hamburger.model.config import ModelConfig
 from hamburger.model.execution import Execution
 from hamburger.model.gpu import int8 as eight_bits
-from hamburger.model.gpu import int8_product as triton_eight_bits
 from hamburger.model.gpu.int8 import (
-    FLOAT8,
-    FLOAT8_CAPABILITY,
     EightBitLinear,
-    EightBits,
-    plain_float8_product,
     plain_product,
     product_for,
     to_codes,
@@ -35,11 +30,8 @@ from hamburger.model.gpu.int8_product import (
     FORMS,
     MOST_ROWS,
     ROWS_OF_ALL,
-    float8_product,
     form_for,
     into,
-    multiplies_float8,
-    rounded,
     scaled_product,
     steps_of_part,
     written_out,
@@ -55,8 +47,6 @@ NAN = float("nan")
 # interpreter cuts bfloat16 off where it should round, by up to 2**-7.
 LARGEST_ERROR = {torch.bfloat16: 8e-3, torch.float16: 3e-4, torch.float32: 3e-6}
 FEW, MANY = 1, 132  # processors: tiles alone fill the device, or do not
-LEAST = torch.tensor(2.0**-9)  # step of e4m3
-KINDS: tuple[EightBits, ...] = get_args(EightBits)
 
 
 def followed_by(x: Tensor, poison: float) -> Tensor:
@@ -65,16 +55,15 @@ def followed_by(x: Tensor, poison: float) -> Tensor:
 
 
 def problem(
-    rows: int, outputs: int, inputs: int, dtype: torch.dtype, device: torch.device, biased: bool, kind: EightBits
+    rows: int, outputs: int, inputs: int, dtype: torch.dtype, device: torch.device, biased: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """x, codes, scales, bias."""
     seed = rows + outputs + inputs
-    codes, scales = to_codes(numbers(outputs, inputs, seed) / 8, kind)
+    codes, scales = to_codes(numbers(outputs, inputs, seed) / 8)
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(rows, inputs, generator=generator).to(device, dtype)
     bias = torch.randn(outputs, generator=generator).to(device, dtype) if biased else None
-    bits = followed_by(codes.to(device).view(torch.int8), 127)  # which is NaN in e4m3
-    return followed_by(x, NAN), bits.view(codes.dtype), followed_by(scales.to(device), NAN), bias
+    return followed_by(x, NAN), followed_by(codes.to(device), 127), followed_by(scales.to(device), NAN), bias
 
 
 @pytest.fixture
@@ -95,18 +84,16 @@ def check_product(
     inputs: int,
     dtype: torch.dtype,
     biased: bool,
-    kind: EightBits,
     processors: int,
     device: torch.device,
 ) -> None:
-    asked = problem(rows, outputs, inputs, dtype, device, biased, kind)
-    y = scaled_product(*asked, processors, has_float8=False)
+    asked = problem(rows, outputs, inputs, dtype, device, biased)
+    y = scaled_product(*asked, processors)
     assert (y.dtype, y.shape) == (dtype, (rows, outputs))
     assert norm_error(y, plain_product(*asked)) < LARGEST_ERROR[dtype]
 
 
 @pytest.mark.usefixtures("poisoned")
-@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     ("rows", "outputs", "inputs", "dtype"),
     [
@@ -119,11 +106,9 @@ def check_product(
         (MOST_ROWS + 1, 33, 48, torch.float32),
     ],
 )
-def test_products(
-    rows: int, outputs: int, inputs: int, dtype: torch.dtype, kind: EightBits, kernel_device: torch.device
-) -> None:
+def test_products(rows: int, outputs: int, inputs: int, dtype: torch.dtype, kernel_device: torch.device) -> None:
     for biased, processors in ((False, FEW), (True, MANY)):
-        check_product(rows, outputs, inputs, dtype, biased, kind, processors, kernel_device)
+        check_product(rows, outputs, inputs, dtype, biased, processors, kernel_device)
 
 
 @pytest.mark.usefixtures("poisoned")
@@ -134,62 +119,48 @@ def test_products(
     inputs=st.integers(1, 1400),
     dtype=st.sampled_from(sorted(LARGEST_ERROR, key=str)),
     biased=st.booleans(),
-    kind=st.sampled_from(KINDS),
     processors=st.sampled_from((FEW, MANY)),
 )
 def test_any_shape(kernel_device: torch.device, **shape: Any) -> None:
     check_product(**shape, device=kernel_device)
 
 
-def test_every_code_of_e4m3(kernel_device: torch.device) -> None:
-    """Subnormal numbers and the largest, whole in the inputs' dtype."""
-    codes = torch.arange(256, dtype=torch.uint8, device=kernel_device).view(FLOAT8)[:, None]
-    codes = torch.where(codes.float().isnan(), 0.0, codes.float()).to(FLOAT8)
-    scales = torch.ones(256, 1, device=kernel_device)
-    for dtype in LARGEST_ERROR:
-        y = scaled_product(torch.ones(1, 1, dtype=dtype, device=kernel_device), codes, scales, None, MANY, False)
-        assert torch.equal(y[0], codes[:, 0].to(dtype))
-
-
 def test_no_rows_and_rows_that_do_not_lie_together(kernel_device: torch.device) -> None:
-    x, codes, scales, bias = problem(12, 70, 160, torch.float32, kernel_device, True, "int8")
-    assert scaled_product(x[:0], codes, scales, bias, MANY, True).shape == (0, 70)
+    x, codes, scales, bias = problem(12, 70, 160, torch.float32, kernel_device, True)
+    assert scaled_product(x[:0], codes, scales, bias, MANY).shape == (0, 70)
     every_third = x.view(4, 3, 160)[:, 1]
-    y = scaled_product(every_third, codes, scales, bias, MANY, True)
+    y = scaled_product(every_third, codes, scales, bias, MANY)
     assert norm_error(y, plain_product(every_third, codes, scales, bias)) < LARGEST_ERROR[torch.float32]
 
 
 @pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")  # NumPy's, in the interpreter
-@pytest.mark.parametrize("kind", KINDS)
 def test_a_row_is_the_same_in_every_batch_of_a_form_and_has_its_own_faults(
-    kind: EightBits, kernel_device: torch.device
+    kernel_device: torch.device,
 ) -> None:
     """So padding changes nothing, and what is no number stays in its row."""
-    x, codes, scales, bias = problem(16, 130, 700, torch.bfloat16, kernel_device, True, kind)
-    whole = scaled_product(x, codes, scales, bias, MANY, True)
-    assert torch.equal(scaled_product(x[3:4], codes, scales, bias, MANY, True)[0], whole[3])
+    x, codes, scales, bias = problem(16, 130, 700, torch.bfloat16, kernel_device, True)
+    whole = scaled_product(x, codes, scales, bias, MANY)
+    assert torch.equal(scaled_product(x[3:4], codes, scales, bias, MANY)[0], whole[3])
     x = x.clone()
     x[7, 600], x[9, 0] = NAN, float("inf")
-    y = scaled_product(x, codes, scales, bias, MANY, True)
+    y = scaled_product(x, codes, scales, bias, MANY)
     assert not bool(y[[7, 9]].isfinite().any())
     others = [i for i in range(16) if i not in (7, 9)]
     assert torch.equal(y[others], whole[others])
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_float16_sums_beyond_its_range_are_those_of_float32(kind: EightBits, kernel_device: torch.device) -> None:
-    """Codes are up to 448, so their sums would not fit before they are scaled."""
+def test_float16_sums_beyond_its_range_are_those_of_float32(kernel_device: torch.device) -> None:
+    """Codes are up to 127, so their sums would not fit before they are scaled."""
     x = torch.full((1, 4096), 8.0, dtype=torch.float16, device=kernel_device)
-    codes, scales = to_codes(torch.full((64, 4096), 0.01, device=kernel_device), kind)
-    y = scaled_product(x, codes, scales, None, MANY, True)
+    codes, scales = to_codes(torch.full((64, 4096), 0.01, device=kernel_device))
+    y = scaled_product(x, codes, scales, None, MANY)
     torch.testing.assert_close(y, torch.full_like(y, 327.68), atol=0, rtol=1e-3)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_many_rows_round_the_weights_once_more(kind: EightBits, kernel_device: torch.device) -> None:
-    asked = problem(MOST_ROWS + 3, 48, 96, torch.bfloat16, kernel_device, True, kind)
+def test_many_rows_round_the_weights_once_more(kernel_device: torch.device) -> None:
+    asked = problem(MOST_ROWS + 3, 48, 96, torch.bfloat16, kernel_device, True)
     x, codes, scales, bias = asked
-    y = scaled_product(*asked, MANY, has_float8=False)
+    y = scaled_product(*asked, MANY)
     assert torch.equal(y, written_out(*asked))
     assert bias is not None
     wanted = x.double() @ (codes.double() * scales.double()).t() + bias.double()
@@ -197,63 +168,6 @@ def test_many_rows_round_the_weights_once_more(kind: EightBits, kernel_device: t
     by_kernel = x.new_full((MOST_ROWS, 48), NAN)
     into(by_kernel, x[:MOST_ROWS], codes, scales, bias, MANY)
     assert norm_error(by_kernel, wanted[:MOST_ROWS]) < 5e-3
-
-
-needs_float8 = pytest.mark.skipif(
-    torch.cuda.is_available() and torch.cuda.get_device_capability() < FLOAT8_CAPABILITY,
-    reason="this GPU does not multiply e4m3",
-)
-
-
-@needs_float8
-@pytest.mark.parametrize("biased", [False, True])
-def test_a_product_in_e4m3(biased: bool, kernel_device: torch.device) -> None:
-    asked = problem(17, 48, 96, torch.bfloat16, kernel_device, biased, "fp8")
-    y = float8_product(*asked)
-    assert y.dtype == torch.bfloat16
-    assert norm_error(y, plain_float8_product(*asked)) < 1e-2  # both round to bfloat16, one of them twice
-    assert norm_error(y, plain_product(*asked)) > 1e-2
-
-
-def test_who_multiplies_e4m3(monkeypatch: pytest.MonkeyPatch) -> None:
-    x, codes = torch.ones(MOST_ROWS + 1, 96, dtype=torch.bfloat16), torch.zeros(48, 96).to(FLOAT8)
-    scales = torch.ones(48, 1)
-    monkeypatch.setattr(triton_eight_bits, "float8_product", lambda *asked: "e4m3")
-    assert scaled_product(x, codes, scales, None, MANY, has_float8=True) == "e4m3"
-    for weight, has_float8 in ((codes, False), (codes.to(torch.int8), True), (codes[:40], True)):
-        y = scaled_product(x, weight, scales[: len(weight)], None, MANY, has_float8=has_float8)
-        assert torch.equal(y, x.new_zeros(len(x), len(weight)))
-    assert multiplies_float8(torch.bfloat16, codes)
-    assert not multiplies_float8(torch.float16, codes)  # torch's results are bfloat16
-    assert not multiplies_float8(torch.bfloat16, codes[:40])
-    assert not multiplies_float8(torch.bfloat16, codes[:, :40])
-
-
-@needs_float8
-@any_shapes(10)
-@given(st.integers(1, 20), st.integers(1, 3000), st.sampled_from([torch.bfloat16, torch.float16, torch.float32]))
-def test_inputs_are_rounded_to_e4m3(kernel_device: torch.device, rows: int, width: int, dtype: torch.dtype) -> None:
-    x = numbers(rows, width, width).to(kernel_device, dtype)
-    codes, scales = rounded(x)
-    assert (codes.dtype, codes.shape, scales.shape) == (FLOAT8, x.shape, (rows, 1))
-    wanted, wanted_scales = to_codes(x, "fp8")
-    torch.testing.assert_close(scales, wanted_scales, atol=0, rtol=1e-6)
-    # Division may differ in its last bit, and so round to the next step, of up to an eighth.
-    assert bool(
-        ((codes.float() - wanted.float()).abs() <= torch.maximum(wanted.float().abs() / 8, LEAST.to(x.device))).all()
-    )
-    assert int((codes.float() != wanted.float()).sum()) <= 1 + codes.numel() // 100
-
-
-@pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")  # NumPy's, in the interpreter
-@needs_float8
-def test_inputs_that_are_no_numbers_are_seen(kernel_device: torch.device) -> None:
-    x = torch.zeros(3, 100, dtype=torch.bfloat16, device=kernel_device)
-    x[1, 70], x[2, 5] = NAN, float("inf")
-    codes, scales = rounded(x)
-    sums = (codes.float() * scales).sum(1)
-    assert sums[0] == 0
-    assert not bool(sums[1:].isfinite().any())
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -284,31 +198,31 @@ def test_what_is_compiled_beforehand_is_all_that_is_launched() -> None:
 
 def test_the_device_says_what_multiplies(monkeypatch: pytest.MonkeyPatch) -> None:
     assert product_for(torch.device("cpu")) is plain_product
-    of_gpu = SimpleNamespace(multi_processor_count=114, major=8, minor=9)
+    of_gpu = SimpleNamespace(multi_processor_count=114)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: of_gpu)
     chosen = product_for(torch.device("cuda", 1))
     assert isinstance(chosen, partial)
-    assert (chosen.func, chosen.keywords) == (scaled_product, {"processors": 114, "has_float8": True})
+    assert (chosen.func, chosen.keywords) == (scaled_product, {"processors": 114})
 
 
-def model_of(config: ModelConfig, device: torch.device, backend: Any, kind: EightBits) -> HamburgerModel:
-    how = Execution(packed=False, backend=backend, eight_bits=kind, masked=backend == "triton")
+def model_of(config: ModelConfig, device: torch.device, backend: Any) -> HamburgerModel:
+    how = Execution(packed=False, backend=backend, eight_bits=True, masked=backend == "triton")
     tensors = random_tensors(config, 1)
     return assemble(config, tensors, dtype=torch.float32, device=device, max_positions=64, how=how)
 
 
-@pytest.mark.parametrize(("shape", "kind"), [("positions", "fp8"), ("fused", "int8")])
+@pytest.mark.parametrize("shape", ["positions", "fused"])
 def test_answers_of_a_whole_model_are_those_of_the_reference(
-    shape: str, kind: EightBits, kernel_device: torch.device, monkeypatch: pytest.MonkeyPatch
+    shape: str, kernel_device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All kernels together, groups in static shapes, as on a GPU; in float32, to compare digit by digit."""
     graft: dict[str, Any] = {"features": "fused", "short_list_size": 40} if shape == "fused" else {}
     trunk = trunk_config(num_layers=2, qkv_bias=shape == "fused")
     config = ModelConfig(trunk=trunk, graft=graft_config(feature_layers=(0, 1), **graft))
-    plain = model_of(config, torch.device("cpu"), "torch", kind)
-    by_kernels = partial(scaled_product, processors=MANY, has_float8=True)
+    plain = model_of(config, torch.device("cpu"), "torch")
+    by_kernels = partial(scaled_product, processors=MANY)
     monkeypatch.setattr(eight_bits, "product_for", lambda device: by_kernels)
-    ours = model_of(config, kernel_device, "triton", kind)
+    ours = model_of(config, kernel_device, "triton")
     assert not any(m.product is plain_product for m in ours.modules() if isinstance(m, EightBitLinear))
     requests = {
         str(n): ([(7 * n + i) % 90 + 2 for i in range(n)], params(confidence=c, max_tokens=4, logprobs=4))
@@ -324,16 +238,9 @@ def test_answers_of_a_whole_model_are_those_of_the_reference(
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
 @pytest.mark.parametrize("rows", [1, 24, 300, MOST_ROWS + 1])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("kind", KINDS)
-def test_on_a_gpu_a_linear_is_captured_and_follows_its_inputs(kind: EightBits, dtype: torch.dtype, rows: int) -> None:
+def test_on_a_gpu_a_linear_is_captured_and_follows_its_inputs(dtype: torch.dtype, rows: int) -> None:
     weight, bias = numbers(3072, 2048, 6).to(dtype), torch.randn(3072).to(dtype)
-    linear, reference = EightBitLinear(weight.cuda(), bias.cuda(), kind), EightBitLinear(weight, bias, kind)
-    if (
-        rows > MOST_ROWS
-        and torch.cuda.get_device_capability() >= FLOAT8_CAPABILITY
-        and multiplies_float8(dtype, linear.codes)
-    ):
-        reference.product = plain_float8_product
+    linear, reference = EightBitLinear(weight.cuda(), bias.cuda()), EightBitLinear(weight, bias)
     x = torch.randn(rows, 2048, device="cuda").to(dtype)
     linear(x)  # cuBLAS prepares itself
     graph = torch.cuda.CUDAGraph()

@@ -39,8 +39,8 @@ HEADS = [
     Heads(2, 2, 128, None, torch.bfloat16),
 ]
 KERNELS = {
-    *("decode", "merge", "chunks", "rotary", "add_rms_norm", "gated", "micro", "micro_step"),
-    *("multiply", "add_parts", "to_float8"),
+    *("decode", "merge", "chunks", "rotary", "add_rms_norm", "gated", "micro"),
+    *("multiply", "add_parts"),
 }
 
 

@@ -41,9 +41,9 @@ def test_every_setting_is_an_option_and_reaches_the_engine() -> None:
         "target_tpot_ms": "40", "min_confidence": "0.3", "max_confidence": "0.9",
         "access_log": "false", "log_format": "json",
         "max_connections": "9", "client_seconds": "7", "prefix_cache": "false", "log_level": "debug",
-        "enforce_eager": "true", "compile_num_seqs": "0", "micro_step_kernel": "false",
+        "enforce_eager": "true",
         "tensor_parallel_size": "2",
-        "overlap_steps": "off", "decode_graph_form": "early_exit",
+        "overlap_steps": "off",
     }  # fmt: skip
     assert given.keys() == ServeSettings.model_fields.keys()
     options = [part for name, value in given.items() for part in (f"--{name.replace('_', '-')}", value)]
@@ -57,7 +57,7 @@ def test_every_setting_is_an_option_and_reaches_the_engine() -> None:
     assert (args.max_queue, args.max_queue_seconds, args.prefix_cache) == (7, 1.5, False)
     assert (args.quantization, args.attention_backend, args.enforce_eager) == ("none", "torch", True)
     assert (args.quantization, args.tensor_parallel_size) == ("none", 2)
-    assert (args.overlap_steps, args.decode_graph_form) == ("off", "early_exit")
+    assert args.overlap_steps == "off"
     assert "k" not in repr(settings).replace("kv_cache_memory", "").replace("block_size", "").split("api_key")[-1][:5]
 
 
