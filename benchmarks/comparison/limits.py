@@ -25,17 +25,18 @@ PROBE_REPEATS = 7
 
 @dataclass(frozen=True, slots=True)
 class WeightBytes:
-    """Bytes that a macro-step reads: always, where a longer group comes in, for each token after its own first."""
+    """Bytes that a macro-step reads: always; where a composed slot (of several tokens) comes in; for each token after
+    its own group's first."""
 
     step: int
-    merge: int = 0
+    composed: int = 0
     micro_step: int = 0
 
     def of_answer(self, groups: Sequence[int]) -> int:
         """Bytes of the macro-steps after the first, which had the prompt to read; groups: tokens of each group."""
-        merges = sum(tokens > 1 for tokens in groups[:-1])  # the last group never comes in
+        composed = sum(tokens > 1 for tokens in groups[:-1])  # the last group never comes in
         added = sum(tokens - 1 for tokens in groups[1:])
-        return (len(groups) - 1) * self.step + merges * self.merge + added * self.micro_step
+        return (len(groups) - 1) * self.step + composed * self.composed + added * self.micro_step
 
 
 def measure_bandwidth(threads: int, timeout: float = 120) -> float:
@@ -82,8 +83,8 @@ def hamburger_bytes(source: ModelSource, base: GgufSizes) -> WeightBytes:
 
     settings = read_json(source.path / "config.json")
     graft, slots = settings["graft"], settings.get("adapter", {}).get("slots", "all")
-    of_merges = ("embedder.", "adapter.") if slots == "merged" else ("embedder.",)
-    micro = merge = step = 0
+    of_composed = ("embedder.", "adapter.") if slots == "merged" else ("embedder.",)
+    micro = composed = step = 0
     for file in sorted(source.path.glob("*.safetensors")):
         with safe_open(file, framework="numpy") as tensors:
             for name in tensors.keys():  # noqa: SIM118 - it is no mapping
@@ -93,12 +94,12 @@ def hamburger_bytes(source: ModelSource, base: GgufSizes) -> WeightBytes:
                     size *= length
                 if name.startswith("micro_decoder."):
                     micro += size
-                elif name.startswith(of_merges):
-                    merge += size
+                elif name.startswith(of_composed):
+                    composed += size
                 else:
                     step += size
     micro += base.head_bytes * min(graft.get("short_list_size") or base.vocabulary, base.vocabulary) // base.vocabulary
-    return WeightBytes(base.bytes + step, merge, micro)
+    return WeightBytes(base.bytes + step, composed, micro)
 
 
 # Integers are lists of ids, not weights.

@@ -15,34 +15,34 @@ from types import SimpleNamespace
 import pytest
 
 import gpu
-import gpu_contestants
-import gpu_probe
 from comparison.capacity import Capacity
 from comparison.contestants import Launch, Worker
 from comparison.processes import ContestantError
-from gpu_budget import Budget, OutOfTime, ScriptError, run_script
-from gpu_report import Results, load_results
-from gpu_stages import FORMS_STAGE, FUSED, OURS, OURS_INT8, PEER, PLAIN_INT8, Stage, sizes_of, stages
+from gpu_suite import contestants as gpu_contestants
+from gpu_suite import probe as gpu_probe
+from gpu_suite.budget import Budget, OutOfTime, ScriptError, run_script
+from gpu_suite.report import Results, load_results
+from gpu_suite.stages import FORMS_STAGE, FUSED, OURS, OURS_INT8, PEER, PLAIN_INT8, Stage, sizes_of, stages
 from peers.device_memory import fitting_pool
 from processes import is_alive
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-# Every script of the command. WORLD: a folder with a file for each worker that lives; `healed` ends what goes wrong,
-# `stuck` has the base never answer.
+# Every program that the command starts, by the name that it is started by. WORLD: a folder with a file for each worker
+# that lives; `healed` ends what goes wrong, `stuck` has the base never answer.
 SCRIPTS = {
     "start.py": """
 import runpy
 runpy.run_path(str(Path(__file__).with_name(sys.argv.pop(1))), run_name="__main__")
 """,
-    "gpu_probe.py": """
+    "gpu_suite.probe": """
 print("a library says hello")
 print(json.dumps({"name": "a GPU", "torch": "2.11", "read": 1e12, "copied": 1e12, "bandwidth": 1e12,
                   "bfloat16_rate": 1e14}))
 """,
-    "gpu_model.py": """
+    "gpu_suite.models": """
 folder = Path(sys.argv[1])
 folder.mkdir()
-(folder / gpu_model.MADE).write_text(json.dumps(gpu_model._settings("tiny", 2, "float32")))
+(folder / models.MADE).write_text(json.dumps(models._settings("tiny", 2, "float32")))
 """,
     "decode_step.py": """
 import argparse
@@ -92,7 +92,7 @@ HEAD = f"""
 import json, os, sys, time
 from pathlib import Path
 sys.path.insert(0, {str(BENCHMARKS)!r})
-import gpu_model
+from gpu_suite import models
 world = Path(os.environ["WORLD"])
 healed = (world / "healed").exists()
 """

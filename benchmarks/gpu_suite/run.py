@@ -14,14 +14,15 @@ from typing import Any
 
 from comparison.capacity import Capacity
 from comparison.contestants import Contestant
+from comparison.processes import START
 from comparison.roster import Roster
 from comparison.runner import Runner, Workload
-from gpu_budget import Budget, OutOfTime, ScriptError, run_script
-from gpu_contestants import Setup, beside_pool, contestants, needed_bytes, roster_of, workload_of
-from gpu_model import DTYPE_BYTES, GEOMETRIES, is_made
-from gpu_parity import Parity, marked_files, run_tests
-from gpu_report import Results
-from gpu_stages import WIDE, Forms, Stage, stages
+from gpu_suite.budget import Budget, OutOfTime, ScriptError, run_script
+from gpu_suite.contestants import Setup, beside_pool, contestants, needed_bytes, roster_of, workload_of
+from gpu_suite.models import DTYPE_BYTES, GEOMETRIES, is_made
+from gpu_suite.parity import Parity, marked_files, run_tests
+from gpu_suite.report import Results
+from gpu_suite.stages import WIDE, Forms, Stage, stages
 
 LEAST = 10.0  # seconds: with less left, nothing new is begun
 PARITY_SHARE = 0.25  # of the time, at most
@@ -62,7 +63,7 @@ class Run:
 
     def _knows_machine(self) -> bool:
         if self.results.machine is None:
-            command = [sys.executable, str(self.setup.scripts / "gpu_probe.py"), "--device", self.setup.device]
+            command = [*self._start("gpu_suite.probe"), "--device", self.setup.device]
             for found in self._script(MACHINE, command, CELL_SHARE):
                 self.results.machine = found
             self._write()
@@ -85,7 +86,7 @@ class Run:
         made = setup.models, setup.geometry, setup.group, setup.dtype
         if not is_made(*made):
             self.say(f"writing random weights of {setup.geometry}")
-            command = [sys.executable, str(setup.scripts / "gpu_model.py"), str(setup.models)]
+            command = [*self._start("gpu_suite.models"), str(setup.models)]
             command += ["--geometry", setup.geometry, "--group", str(setup.group), "--dtype", setup.dtype]
             self._script(MODELS, [*command, "--device", setup.device], CELL_SHARE)
         if found := is_made(*made):
@@ -152,6 +153,9 @@ class Run:
     def _forms_bytes(self, stage: Forms) -> int:
         trunk, size = GEOMETRIES[self.setup.geometry], DTYPE_BYTES[self.setup.dtype]
         return max(stage.rows) * stage.context * trunk.slot_bytes(size) + beside_pool(self.setup, WIDE)
+
+    def _start(self, module: str) -> list[str]:
+        return [sys.executable, str(self.setup.scripts / START.name), module]
 
     def _script(self, name: str, command: list[str], share: float) -> list[dict[str, Any]]:
         """The JSON objects that it printed, one a line; of one that failed too, which is noted."""

@@ -10,9 +10,9 @@ from typing import Any
 
 from comparison.figures import Cell, medians, ratios
 from comparison.report import COLUMNS, MARGIN, number, replace_file, row
-from gpu_contestants import process_of
-from gpu_parity import FileTests, Parity
-from gpu_stages import (
+from gpu_suite.contestants import process_of
+from gpu_suite.parity import FileTests, Parity
+from gpu_suite.stages import (
     FORMS_STAGE,
     FUSED,
     OURS,
@@ -39,7 +39,7 @@ SHOWN = ("tokens_per_second", "decode_tokens_per_second", "ttft_p50", "tpot_p50"
 
 @dataclass(slots=True)
 class Results:
-    """A run, as far as it has come. machine: what gpu_probe found. cells: by stage, each with its lengths.
+    """A run, as far as it has come. machine: what probe.py found. cells: by stage, each with its lengths.
 
     facts: what each process told when it started. absent: who cannot take part here. starts: seconds, by process.
     forms: lines of decode_step.py. Of the last call alone: failed, why a part did not end well; given_up, contestants

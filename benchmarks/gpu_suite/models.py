@@ -3,7 +3,7 @@
 Speed does not depend on what the weights say, but for how long groups are. So the graft has a max_group of g and a
 default confidence of 0: at 0 every group goes on to its end, so each has exactly g tokens. One graft keeps the
 published max_group; whoever measures it ends its groups earlier (peers/our_engine.py).
-Run as a script it writes the folders; the driver itself never imports torch.
+Started as a program (start.py) it writes the folders, so that the driver never imports torch.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def weight_bytes(config: ModelConfig, number_bytes: int, *, eight_bits: bool = F
     listed = head * (graft.short_list_size or trunk.vocab_size) // trunk.vocab_size
     return WeightBytes(
         step=step + part["stop_head."],
-        merge=part["embedder."] + part["adapter."],
+        composed=part["embedder."] + part["adapter."],
         micro_step=part["micro_decoder."] + part["stop_head."] + listed,
     )
 

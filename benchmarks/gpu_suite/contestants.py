@@ -18,8 +18,8 @@ from comparison.processes import START
 from comparison.roster import Entry, Roster
 from comparison.runner import Plan, Workload
 from comparison.workload import Lengths, Request
-from gpu_model import BASE, DTYPE_BYTES, GEOMETRIES, WIDE_GRAFT, shapes, weight_bytes
-from gpu_stages import (
+from gpu_suite.models import BASE, DTYPE_BYTES, GEOMETRIES, WIDE_GRAFT, shapes, weight_bytes
+from gpu_suite.stages import (
     FUSED,
     OURS,
     OURS_INT8,
@@ -58,7 +58,7 @@ KINDS = {
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What all contestants are started with. models: the folder that gpu_model.py wrote. scripts: where start.py is,
+    """What all contestants are started with. models: the folder that models.py wrote. scripts: where start.py is,
     which starts the workers. engine: further settings of every engine of ours. left: seconds that a contestant has now
     for what it does."""
 
@@ -118,7 +118,7 @@ def roster_of(stage: Stage, setup: Setup, processes: Mapping[str, Contestant], a
         weights = weight_bytes(config, size, eight_bits=eight_bits)
         slots = stage.prompt + stage.output // (2 * (group or config.max_group))  # in the middle of an answer
         cache = stage.streams * slots * config.trunk.slot_bytes(size)
-        all_bytes = WeightBytes(weights.step + cache, weights.merge, weights.micro_step)
+        all_bytes = WeightBytes(weights.step + cache, weights.composed, weights.micro_step)
         roster.add(process, processes[process], Entry(name, process, None, all_bytes, group))
     return roster
 

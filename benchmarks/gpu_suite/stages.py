@@ -1,4 +1,4 @@
-"""What gpu.py measures, in the order of importance. It names contestants; gpu_contestants.py knows what they are."""
+"""What gpu.py measures, in the order of importance. It names contestants; contestants.py knows what they are."""
 
 from __future__ import annotations
 

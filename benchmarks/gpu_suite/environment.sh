@@ -1,7 +1,7 @@
 # Sourced by gpu.sh and gpu_train.sh: makes the packages of this repository importable where nothing was installed, from
 # links in a temporary folder, and asks whether what they need is there. Sets `root` and `links`; reads `wheels` (a folder,
 # or empty).
-root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+root="$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)"
 links="$(mktemp -d)"
 trap 'rm -rf "$links"' EXIT
 mkdir "$links/hamburger"

@@ -19,9 +19,9 @@ from typing import IO
 from xml.etree import ElementTree
 
 from comparison.processes import ended_with
-from gpu_budget import run_within
+from gpu_suite.budget import run_within
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 # Not in a string. The fixture marks what takes it (tests/model/conftest.py).
 MARK = re.compile(r"""^[^"'\n]*\b(mark\.gpu|kernel_device)\b""", re.MULTILINE)
 NO_TESTS = 5  # pytest's exit code
