@@ -35,7 +35,7 @@ def probe(name: str) -> dict[str, Any]:
     if device.type == "cuda":
         make_current(device)
         free = torch.cuda.mem_get_info(device)[0]
-        found |= _told(torch.cuda.get_device_properties(device)) | {"free_gib": round(free / 2**30, 1)}
+        found |= _stated(torch.cuda.get_device_properties(device)) | {"free_gib": round(free / 2**30, 1)}
         size = min(size, free // 4)
     source = torch.randn(size // 4, device=device)
     target = torch.empty_like(source)
@@ -47,7 +47,7 @@ def probe(name: str) -> dict[str, Any]:
     return found | {"read": read, "copied": copied, "bandwidth": max(read, copied), "bfloat16_rate": rate}
 
 
-def _told(properties: Any) -> dict[str, Any]:
+def _stated(properties: Any) -> dict[str, Any]:
     """Name and memory; the bandwidth that kHz and bits of its memory give at two transfers a clock, where torch tells
     them."""
     found = {"name": properties.name, "memory_gib": round(properties.total_memory / 2**30, 1)}

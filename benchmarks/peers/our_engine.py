@@ -31,10 +31,10 @@ class ShortGroups:
     step: Callable[..., StepOutput]
     group: int | None = None
 
-    def __call__(self, batch: ForwardBatch, **how: Any) -> StepOutput:
+    def __call__(self, batch: ForwardBatch, **options: Any) -> StepOutput:
         if self.group is not None:
             batch = replace(batch, group_limits=batch.group_limits.clamp(max=self.group))
-        return self.step(batch, **how)
+        return self.step(batch, **options)
 
 
 class Engine:

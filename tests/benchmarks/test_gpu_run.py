@@ -212,13 +212,13 @@ def test_a_pool_is_what_was_asked_for_or_what_is_left() -> None:
 def test_what_a_memory_gives_at_most_follows_from_its_clock_and_width() -> None:
     """An H100 (SXM): 2,619 MHz, 5,120 bits."""
     told = SimpleNamespace(name="a GPU", total_memory=80 << 30, memory_clock_rate=2_619_000, memory_bus_width=5120)
-    assert gpu_probe._told(told) == {
+    assert gpu_probe._stated(told) == {
         "name": "a GPU",
         "memory_gib": 80.0,
         "bandwidth_at_most": pytest.approx(3352e9, 1e-3),
     }
     told = SimpleNamespace(name="a GPU", total_memory=80 << 30)  # an older torch
-    assert gpu_probe._told(told) == {"name": "a GPU", "memory_gib": 80.0}
+    assert gpu_probe._stated(told) == {"name": "a GPU", "memory_gib": 80.0}
 
 
 def test_a_worker_has_no_more_time_than_the_run(tmp_path: Path) -> None:
