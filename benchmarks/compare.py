@@ -19,11 +19,11 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from compare_limits import measure_bandwidth
-from compare_report import RESULTS, Results, load_results, plot
-from compare_roster import OURS, Roster, Setup, build_roster
-from compare_run import Plan, Runner, Workload
-from compare_workload import TRACES, PromptWriter, read_lengths, scale
+from comparison.limits import measure_bandwidth
+from comparison.report import RESULTS, Results, load_results, plot
+from comparison.roster import OURS, Roster, Setup, build_roster
+from comparison.runner import Plan, Runner, Workload
+from comparison.workload import TRACES, PromptWriter, read_lengths, scale
 from hamburger.clients.arguments import count, list_of, positive, unit_interval, whole
 from hamburger.engine.text.tokenizer import Tokenizer
 from hamburger.model.checkpoints.sources import EMBEDDED_BASE, CheckpointError, resolve_source

@@ -19,13 +19,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from gpu_budget import Budget
-from gpu_contestants import Setup
-from gpu_model import DTYPE_BYTES, GEOMETRIES
-from gpu_parity import ROOT
-from gpu_report import RESULTS, Results, load_results, plot
-from gpu_run import CELL_SHARE, LEAST, Run
-from gpu_stages import output_of, sizes_of, stages
+from gpu_suite.budget import Budget
+from gpu_suite.contestants import Setup
+from gpu_suite.models import DTYPE_BYTES, GEOMETRIES
+from gpu_suite.parity import ROOT
+from gpu_suite.report import RESULTS, Results, load_results, plot
+from gpu_suite.run import CELL_SHARE, LEAST, Run
+from gpu_suite.stages import output_of, sizes_of, stages
 from hamburger.clients.arguments import count, list_of, positive
 from hamburger.engine.types.config import EngineArgs
 

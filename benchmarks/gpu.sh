@@ -13,7 +13,7 @@ while [ $# -gt 0 ]; do
     *) options+=("$1"); shift ;;
   esac
 done
-source "$(dirname "${BASH_SOURCE[0]}")/gpu_env.sh"
+source "$(dirname "${BASH_SOURCE[0]}")/gpu_suite/environment.sh"
 need torch numpy safetensors tokenizers jinja2 httpx
 python3 "$root/benchmarks/gpu.py" "${options[@]}" &
 driver=$!

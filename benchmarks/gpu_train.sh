@@ -21,7 +21,7 @@ if [ "${#paths[@]}" -ne 2 ]; then
   echo "usage: gpu_train.sh PROMPTS WORK [--wheels FOLDER] [--minutes 9]" >&2
   exit 2
 fi
-source "$(dirname "${BASH_SOURCE[0]}")/gpu_env.sh"
+source "$(dirname "${BASH_SOURCE[0]}")/gpu_suite/environment.sh"
 need torch numpy safetensors tokenizers jinja2 yaml rich pydantic pydantic_core pydantic_settings gguf accelerate peft \
   tensorboard matplotlib
 # Every step gets what is left of the time, and one that is asked to end (SIGTERM) keeps what it has: a whole minute is

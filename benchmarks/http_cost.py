@@ -18,9 +18,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from compare_contestants import Contestant, Server
-from compare_roster import Setup, build_roster
-from compare_workload import Lengths, PromptWriter, Request
+from comparison.contestants import Contestant, Server
+from comparison.roster import Setup, build_roster
+from comparison.workload import Lengths, PromptWriter, Request
 from hamburger.clients.arguments import count
 from hamburger.engine.text.tokenizer import Tokenizer
 from hamburger.model.checkpoints.sources import resolve_source

@@ -3,13 +3,13 @@
     python benchmarks/replay.py --out docs/results/replay             everything: some minutes
     python benchmarks/replay.py --costs docs/results/replay.json ...  with costs and groups of an earlier run
 
-1. The cost of a step and the sizes of groups are measured on the real HAMburger (replay_measure). The plain base is
-   that model with groups of one token: two measurements of the same work differ by a tenth, more than much of what is
-   asked.
+1. The cost of a step and the sizes of groups are measured on the real HAMburger (simulation.measurement). The plain
+   base is that model with groups of one token: two measurements of the same work differ by a tenth, more than much of
+   what is asked.
 2. The traces (benchmarks/traces, or --traces FOLDER with longer files) go through the real EngineCore, scheduler,
-   blocks and prefix cache in virtual time (replay_simulator); lengths are scaled to the context, times to what the base
-   can do.
-3. A short replay in real time says how far off that is (replay_live).
+   blocks and prefix cache in virtual time (simulation.simulator); lengths are scaled to the context, times to what the
+   base can do.
+3. A short replay in real time says how far off that is (simulation.live_replay).
 Writes OUT.json, OUT.md and OUT-{slots,load,pool,cost}.png. Needs the train extra (matplotlib).
 """
 
@@ -26,13 +26,13 @@ from typing import Any
 
 from hamburger.engine.dial.confidence_dial import levels_between
 from hamburger.engine.types.config import EngineArgs, EngineConfig
-from replay_costs import CostModel
-from replay_dial import dial_study
-from replay_report import Target, config_json
-from replay_simulator import DrawnSizes, drawn_with_mean
-from replay_studies import LOADS, USUAL_LOAD, Scenario, Studies
-from replay_traces import SAMPLES, Trace, read_trace, scale
-from replay_write import Pictures, write_report
+from simulation.costs import CostModel
+from simulation.dial_study import dial_study
+from simulation.report import Pictures, write_report
+from simulation.simulator import DrawnSizes, drawn_with_mean
+from simulation.studies import LOADS, USUAL_LOAD, Scenario, Studies
+from simulation.summaries import Target, config_json
+from simulation.traces import SAMPLES, Trace, read_trace, scale
 
 # Prompts, outputs: Azure's as they are; of Mooncake's prompts, one hash becomes one block of 32 slots.
 TRACES = {
@@ -119,7 +119,7 @@ def engine_args(args: argparse.Namespace, model: str | None) -> EngineArgs:
 
 def measure_model(args: argparse.Namespace) -> dict[str, Any]:
     """Its costs and groups. Imported here because it imports torch."""
-    from replay_measure import machine, measure
+    from simulation.measurement import machine, measure
 
     of = measure(engine_args(args, args.model), measured_at(args), args.measure_seconds, args.answers, say)
     model = {
@@ -214,7 +214,7 @@ def simulate(args: argparse.Namespace, known: dict[str, Any], studies: Studies, 
 def check_live(args: argparse.Namespace, known: dict[str, Any], say: Callable[[str], None]) -> dict[str, Any]:
     """The first requests of azure_conv, shortened, in real time, at a share of what the simulation says is possible;
     then the same in virtual time."""
-    from replay_live import compare, run_live
+    from simulation.live_replay import compare, run_live
 
     confidence = min(map(float, known["models"]["hamburger"]["group_shares"]))
     scenario = measured_scenarios(known, args.seed)[f"{confidence:g}"]

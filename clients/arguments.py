@@ -1,4 +1,4 @@
-"""What `chat` and `bench` share on the command line: which server, and argparse types that name the mistake."""
+"""What the clients share on the command line: which server, and argparse types that name the mistake."""
 
 from __future__ import annotations
 

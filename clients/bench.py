@@ -1,6 +1,6 @@
 """`hamburger bench`: load on any OpenAI-compatible server, and the figures that users feel.
 
-Arguments, levels and output; requests are sent by load.py and reckoned by figures.py.
+Arguments, levels and output; load.py sends the requests, and figures.py computes.
 Speaks HTTP only; must not import hamburger.server, engine or model.
 """
 
@@ -176,7 +176,7 @@ async def _measure(
                     groups=args.groups,
                 )
                 warm_up = [next(prompts) for _ in range(args.warm_up)]
-                for answer in await closed_loop(client, job, warm_up, level.concurrency, _nothing):
+                for answer in await closed_loop(client, job, warm_up, level.concurrency, _no_progress):
                     if answer.error:
                         rejected = answer.error.startswith("HTTP 400")
                         raise RequestError(
@@ -289,5 +289,5 @@ def _fail(err: Console, message: str, code: int) -> int:
     return code
 
 
-def _nothing() -> None:
+def _no_progress() -> None:
     """Warm-up requests show no progress."""

@@ -147,7 +147,7 @@ def _questions(interactive: bool) -> Iterator[str]:
 
 
 def _command(chat: Conversation, line: str, err: Console) -> None:
-    """Carry out one slash command other than /exit and say what is now so."""
+    """Carry out one slash command other than /exit and print the new state."""
     name, _, value = line.partition(" ")
     value = value.strip()
     if name == "/clear":

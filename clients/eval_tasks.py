@@ -114,7 +114,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _plan(args: argparse.Namespace) -> _Plan:
-    """Everything that can be wrong without a server. Raises EvalError or OSError."""
+    """What the run does; finds whatever can be wrong without a server. Raises EvalError or OSError."""
     if args.compare and any(getattr(args, name) is not None for name in _SECOND):
         raise EvalError("--compare and a second server (--base-url-b, --model-b, ...) are both given: choose one.")
     if not args.data.is_dir():

@@ -23,7 +23,7 @@ PATHS = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """What every request of a level asks for, greedy. None and False ask with no field of their own."""
+    """What every request of a level asks for, greedy. A field that is None or False is left out of the request."""
 
     model: str
     endpoint: Literal["chat", "completions"]

@@ -45,7 +45,7 @@ def ask(prometheus: str, path: str, **parameters: object) -> Any:
         raise OSError(error.read().decode(errors="replace")) from error
 
 
-def numbers(prometheus: str, expression: str) -> int:
+def count_samples(prometheus: str, expression: str) -> int:
     """How many finite samples the expression has in the last minutes."""
     now = time.time()
     found = ask(
@@ -62,7 +62,7 @@ def main(arguments: list[str]) -> int:
         for title, expression in queries(json.loads(path.read_text())):
             evaluated += 1
             try:
-                count = numbers(prometheus, expression)
+                count = count_samples(prometheus, expression)
             except OSError as error:
                 count, title = 0, f"{title}: {error}"
             if not count:

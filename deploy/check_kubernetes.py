@@ -75,7 +75,7 @@ def settings_of(deployment: Object) -> dict[str, str]:
 
 
 def seconds_to_end(deployment: Object) -> tuple[int, float]:
-    """What a pod gets to end, and what it may take of that: waiting before the signal, then draining."""
+    """Seconds that a pod is given to end, and those that it may use: waiting before the signal, then draining."""
     pause = server_of(deployment)["lifecycle"]["preStop"]["sleep"]["seconds"]
     return pod_of(deployment)["terminationGracePeriodSeconds"], pause + float(
         settings_of(deployment)["HAMBURGER_DRAIN_SECONDS"]

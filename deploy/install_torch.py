@@ -7,7 +7,7 @@ CUDA library (on torch's metadata alone, where the index serves that), and takes
 
 Environment:
     TORCH_INDEX  address of a package index to take torch from, whatever build it serves; unset: pip's own
-    TORCH_CUDA   1: the CUDA build, 0: the CPU build, whatever the machine looks like; unset: see for ourselves
+    TORCH_CUDA   1: the CUDA build, 0: the CPU build, on any machine; unset: what nvidia-smi says
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ class NotMetError(Exception):
     """The environment does not meet the project's requirements; the message names the first that is not met."""
 
 
-def needed(requirement: Requirement, pins: dict[str, str], seen: set[tuple[str, str]]) -> None:
+def add_pins(requirement: Requirement, pins: dict[str, str], seen: set[tuple[str, str]]) -> None:
     """Add the installed version of `requirement`, and of all that it needs in turn, to `pins`."""
     name = canonicalize_name(requirement.name)
     fresh = {extra for extra in {"", *requirement.extras} if (name, extra) not in seen}
@@ -45,18 +45,18 @@ def needed(requirement: Requirement, pins: dict[str, str], seen: set[tuple[str, 
     for line in found.requires or ():
         part = Requirement(line)
         if part.marker is None or any(part.marker.evaluate({"extra": extra}) for extra in fresh):
-            needed(part, pins, seen)
+            add_pins(part, pins, seen)
 
 
 def lock_text() -> str:
     """What constraints.txt should say. Raises NotMetError when the environment is incomplete."""
     pins: dict[str, str] = {}
-    needed(Requirement(PROJECT), pins, set())
+    add_pins(Requirement(PROJECT), pins, set())
     # torch's own requirements outside CUDA are pinned too: they are the same for every build.
     for line in distribution("torch").requires or ():
         part = Requirement(line)
         if part.marker is None:
-            needed(part, pins, set())
+            add_pins(part, pins, set())
     del pins[canonicalize_name(Requirement(PROJECT).name)]
     return HEADER + "".join(f"{name}=={version}\n" for name, version in sorted(pins.items()))
 

@@ -61,7 +61,7 @@ def spaced_layers(count: int, num_layers: int) -> tuple[int, ...]:
 
 class TrunkTraining(_Part):
     """mode: `frozen`, `adapter` (low-rank adapters on every linear of the trunk, arXiv 2106.09685), `merges` (the same,
-    passed by slots of several tokens alone, so that single ones stay the base's), or `full`.
+    passed by composed slots (of several tokens) alone, so that single ones stay the base's), or `full`.
 
     rank, alpha, dropout: of the adapter; it adds alpha / rank * B A to a weight, for `merges` B A alone.
     """
@@ -82,11 +82,11 @@ class ObjectiveWeights(_Part):
         the data's groups are.
     stop_target: "boundary" is 1 at the data's last token of a group; "agreement" is the base model's probability that
         the next micro-step's likeliest token is wrong, which makes the dial a probability; "fidelity" counts as right
-        only what the merge keeps of it: that times exp(-KL) of the base's next token from the model's after the group
-        (fidelity.py). It leaves what merges do as it is. Both need a teacher.
+        only what the composed slot keeps of it: that times exp(-KL) of the base's next token from the model's after the
+        group (objective.group_fidelity). It does not change what composed slots hold. Both need a teacher.
     micro_weight: weight of a micro-step's token beside the trunk's; 0 leaves micro decoder and stop head as they are.
     first_token: whether the trunk's own token is trained; off saves its head where the trunk is frozen.
-    matching: weight of how far the trunk's states are, from each answer's first merged group on, from those that the
+    matching: weight of how far the trunk's states are, from each answer's first composed slot on, from those that the
         base has after the same tokens (composed_states.py). Then the loss is of these slots alone.
     """
 
@@ -138,7 +138,7 @@ class Recipe(_Part):
     slots_per_pack: most slots that run at once. packs_per_step: packs that one step averages, over all processes.
     validation_share: share of the examples that is kept for validation, unless there is a validation data set.
     cached_states: take the trunk's states from the data set (`segment --states`); for a frozen trunk and single groups.
-    gradient_checkpointing: hold less memory, and run the trunk's forward pass twice.
+    gradient_checkpointing: use less memory, and run the trunk's forward pass twice.
     precision: `bfloat16` computes in bfloat16 (weights that are trained stay float32); `auto` where the machine can.
     """
 
@@ -172,8 +172,8 @@ class Recipe(_Part):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Recipe:
-        unmerged = self.groups.kind == "single" or self.groups.single_share > 0
-        if self.objective.stop > 0 and self.objective.stop_target == "boundary" and unmerged:
+        has_single_groups = self.groups.kind == "single" or self.groups.single_share > 0
+        if self.objective.stop > 0 and self.objective.stop_target == "boundary" and has_single_groups:
             raise ValueError(
                 "objective.stop_target boundary learns where groups end, which one-token groups (groups.kind single, "
                 "groups.single_share) would spoil: use stop_target agreement, or groups.kind data"
@@ -182,7 +182,7 @@ class Recipe(_Part):
             raise ValueError("groups.kind single trains micro-steps only with objective.lookahead dense")
         if self.objective.matching and (self.trunk.mode not in ("frozen", "merges") or self.gradient_checkpointing):
             raise ValueError(
-                "objective.matching holds merged slots to the base's states: it needs trunk.mode merges (or frozen), "
+                "objective.matching keeps composed slots to the base's states: it needs trunk.mode merges (or frozen), "
                 "and no gradient_checkpointing"
             )
         if self.trunk.mode == "merges" and (self.trunk.rank % 32 or self.trunk.dropout):
@@ -191,12 +191,13 @@ class Recipe(_Part):
             raise ValueError("objective.micro_weight 0 leaves the stop head as it is: set objective.stop to 0 as well")
         if self.objective.stop_target == "fidelity" and (self.trunk.mode != "frozen" or self.groups.kind == "single"):
             raise ValueError(
-                "objective.stop_target fidelity measures what merges cost, which must not change meanwhile: it needs "
-                "trunk.mode frozen, and groups of several tokens (groups.kind data or jitter)"
+                "objective.stop_target fidelity measures what composed slots cost, which must not change meanwhile: "
+                "it needs trunk.mode frozen, and groups of several tokens (groups.kind data or jitter)"
             )
         if self.cached_states and (self.groups.kind != "single" or self.trunk.mode != "frozen"):
             raise ValueError(
-                "cached_states are the untouched base's, unmerged: they need trunk.mode frozen and groups.kind single"
+                "cached_states are the untouched base's, one token a slot: they need trunk.mode frozen and "
+                "groups.kind single"
             )
         return self
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from compare_figures import Cell, Figures, figures_of, medians, ratios, slots_over_time, weight_bytes_per_second
-from compare_limits import WeightBytes, gguf_sizes, hamburger_bytes
-from compare_report import RESULTS, TABLE, Results, load_results, plot
+from comparison.figures import Cell, Figures, figures_of, medians, ratios, slots_over_time, weight_bytes_per_second
+from comparison.limits import WeightBytes, gguf_sizes, hamburger_bytes
+from comparison.report import RESULTS, TABLE, Results, load_results, plot
 from hamburger.clients.figures import Answer
 from hamburger.clients.wire import Usage
 from hamburger.model.checkpoints.sources import embedded_gguf, resolve_source
@@ -48,7 +48,7 @@ def test_the_figures_of_two_answers() -> None:
     assert found.peak_memory_mib == 64.0
     # Four steps; two groups of more than one token come in; the later groups add three tokens.
     read = 4 * 100 + 2 * 7 + 3 * 30
-    weights = WeightBytes(step=100, merge=7, micro_step=30)
+    weights = WeightBytes(step=100, composed=7, micro_step=30)
     assert weight_bytes_per_second(PAIR, weights) == pytest.approx(read / (3.0 + 2.5))
 
 
@@ -121,7 +121,7 @@ def test_plots_are_drawn(results: Results, tmp_path: Path) -> None:
 
 
 def test_bytes_of_a_macro_step_grow_with_the_group() -> None:
-    weights = WeightBytes(step=100, merge=7, micro_step=30)
+    weights = WeightBytes(step=100, composed=7, micro_step=30)
     assert weights.of_answer([4]) == 0  # of the prompt's step, which read more
     assert weights.of_answer([1, 1, 1]) == 2 * 100
     assert weights.of_answer([2, 1, 3]) == 2 * 100 + 7 + 2 * 30
@@ -144,5 +144,5 @@ def test_bytes_of_the_embedded_models() -> None:
     assert 0 < base.head_bytes < base.bytes / 2
     graft = sum(weights.stat().st_size for weights in source.path.glob("*.safetensors"))
     assert base.bytes < ours.step < base.bytes + graft
-    head = ours.step - base.bytes + ours.merge + ours.micro_step - graft
+    head = ours.step - base.bytes + ours.composed + ours.micro_step - graft
     assert head == pytest.approx(base.head_bytes / 4, rel=0.03)  # 12,288 of 49,152 tokens; files have headers

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from compare_contestants import Launch, NotInstalled, Server, Worker
-from compare_process import ContestantError, ProcessTree
-from compare_workload import Request
+from comparison.contestants import Launch, NotInstalled, Server, Worker
+from comparison.processes import ContestantError, ProcessTree
+from comparison.workload import Request
 from processes import is_alive
 from scripted_server import Reply, ScriptedServer, hamburger_stream, serve
 
@@ -21,7 +21,7 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 WORKER = """
 import os, sys, time
 sys.path.insert(0, sys.argv[2])
-from peer_wire import Timing, serve
+from peers.wire import Timing, serve
 
 def load(options):
     if options["does"] == "lack":

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 import compare
-from compare_figures import Cell
-from compare_limits import WeightBytes
-from compare_process import ContestantError
-from compare_roster import Entry, Roster
-from compare_run import Plan, Runner, Workload
-from compare_workload import Lengths, PromptWriter, Request
+from comparison.figures import Cell
+from comparison.limits import WeightBytes
+from comparison.processes import ContestantError
+from comparison.roster import Entry, Roster
+from comparison.runner import Plan, Runner, Workload
+from comparison.workload import Lengths, PromptWriter, Request
 from fakes import ByteTokenizer
 from hamburger.clients.figures import Answer
 
@@ -140,7 +140,7 @@ def test_one_that_does_not_start_is_left_out() -> None:
 def test_what_would_start_too_late_is_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a start takes is learned from the starts before it."""
     now = [0.0]
-    monkeypatch.setattr("compare_run.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("comparison.runner.time.monotonic", lambda: now[0])
 
     class Slow(FakeContestant):
         def start(self) -> None:

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compare_run import Plan, Workload
-from compare_workload import LEAST_OUTPUT, TRACES, Lengths, PromptWriter, draw, read_lengths, scale
+from comparison.runner import Plan, Workload
+from comparison.workload import LEAST_OUTPUT, TRACES, Lengths, PromptWriter, draw, read_lengths, scale
 from fakes import ByteTokenizer
 from hamburger.clients.figures import percentile
 from hamburger.engine.text.tokenizer import Tokenizer

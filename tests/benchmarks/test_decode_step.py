@@ -12,7 +12,7 @@ import decode_step
 from hamburger.model.graphs.capture import EagerCapture
 from hamburger.model.graphs.decode_graphs import DecodeGraphs
 from hamburger.model.kv_cache import PagedKVCache
-from peer_engine import ShortGroups
+from peers.our_engine import ShortGroups
 from small_models import CPU
 
 

@@ -14,13 +14,13 @@ import pytest
 from safetensors import safe_open
 
 import gpu
-import gpu_contestants
-from compare_contestants import Worker
-from compare_figures import Cell
-from gpu_contestants import KINDS, Setup, beside_pool, contestants, needed_bytes, pool_bytes
-from gpu_model import BASE, GRAFTS, is_made, shapes, weight_bytes, write_models
-from gpu_report import Results, load_results
-from gpu_stages import (
+from comparison.contestants import Worker
+from comparison.figures import Cell
+from gpu_suite import contestants as gpu_contestants
+from gpu_suite.contestants import KINDS, Setup, beside_pool, contestants, needed_bytes, pool_bytes
+from gpu_suite.models import BASE, GRAFTS, is_made, shapes, weight_bytes, write_models
+from gpu_suite.report import Results, load_results
+from gpu_suite.stages import (
     FUSED,
     OURS,
     PEER,
@@ -48,7 +48,7 @@ class Absent:
 
 sys.meta_path.insert(0, Absent())
 
-if sys.argv[0].endswith("peer_static.py"):  # a peer that is killed, say for its memory
+if "peers.hf_static_cache" in sys.argv:  # a peer that is killed, say for its memory
     import os, signal
     os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -99,7 +99,9 @@ def test_every_stage_of_a_dry_run_with_a_peer_that_crashes(tmp_path: Path) -> No
 
 
 def test_what_is_missing_is_said_in_one_line(tmp_path: Path) -> None:
-    code = f'source {ROOT}/benchmarks/gpu_env.sh; need json no_such_module another_one; echo "not reached"'
+    code = (
+        f'source {ROOT}/benchmarks/gpu_suite/environment.sh; need json no_such_module another_one; echo "not reached"'
+    )
     done = subprocess.run(["bash", "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
     assert done.stdout == ""
@@ -118,7 +120,9 @@ def test_the_bytes_of_a_step_are_those_of_the_files(tmp_path: Path) -> None:
         head = base["model.embed_tokens.weight"] * (configs[name].graft.short_list_size or 16384) // 16384  # type: ignore[union-attr]
         stop = sum(size for key, size in own.items() if key.startswith("stop_head."))
         assert counted.step == sum(base.values()) + stop
-        assert counted.step + counted.merge + counted.micro_step == sum(base.values()) + sum(own.values()) + head + stop
+        assert (
+            counted.step + counted.composed + counted.micro_step == sum(base.values()) + sum(own.values()) + head + stop
+        )
 
 
 def _bytes(folder: Path) -> dict[str, int]:

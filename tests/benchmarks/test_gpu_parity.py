@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_parity import marked_files, run_tests
+from gpu_suite.parity import marked_files, run_tests
 
 ROOT = Path(__file__).parents[2]
 

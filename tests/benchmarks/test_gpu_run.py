@@ -15,30 +15,34 @@ from types import SimpleNamespace
 import pytest
 
 import gpu
-import gpu_contestants
-import gpu_probe
-from compare_contestants import Launch, Worker
-from compare_process import ContestantError
-from compare_room import Room
-from gpu_budget import Budget, OutOfTime, ScriptError, run_script
-from gpu_report import Results, load_results
-from gpu_stages import FORMS_STAGE, FUSED, OURS, OURS_INT8, PEER, PLAIN_INT8, Stage, sizes_of, stages
-from peer_memory import fitting_pool
+from comparison.capacity import Capacity
+from comparison.contestants import Launch, Worker
+from comparison.processes import ContestantError
+from gpu_suite import contestants as gpu_contestants
+from gpu_suite import probe as gpu_probe
+from gpu_suite.budget import Budget, OutOfTime, ScriptError, run_script
+from gpu_suite.report import Results, load_results
+from gpu_suite.stages import FORMS_STAGE, FUSED, OURS, OURS_INT8, PEER, PLAIN_INT8, Stage, sizes_of, stages
+from peers.device_memory import fitting_pool
 from processes import is_alive
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-# Every script of the command. WORLD: a folder with a file for each worker that lives; `healed` ends what goes wrong,
-# `stuck` has the base never answer.
+# Every program that the command starts, by the name that it is started by. WORLD: a folder with a file for each worker
+# that lives; `healed` ends what goes wrong, `stuck` has the base never answer.
 SCRIPTS = {
-    "gpu_probe.py": """
+    "start.py": """
+import runpy
+runpy.run_path(str(Path(__file__).with_name(sys.argv.pop(1))), run_name="__main__")
+""",
+    "gpu_suite.probe": """
 print("a library says hello")
 print(json.dumps({"name": "a GPU", "torch": "2.11", "read": 1e12, "copied": 1e12, "bandwidth": 1e12,
                   "bfloat16_rate": 1e14}))
 """,
-    "gpu_model.py": """
+    "gpu_suite.models": """
 folder = Path(sys.argv[1])
 folder.mkdir()
-(folder / gpu_model.MADE).write_text(json.dumps(gpu_model._settings("tiny", 2, "float32")))
+(folder / models.MADE).write_text(json.dumps(models._settings("tiny", 2, "float32")))
 """,
     "decode_step.py": """
 import argparse
@@ -54,8 +58,8 @@ for rows in map(int, args.rows.split(",")):
         print(json.dumps({"rows": rows, "context": int(args.context), "confidence": confidence,
                           "tokens_per_group": 2, "milliseconds": times}), flush=True)
 """,
-    "peer_engine.py": """
-from peer_wire import Timing, serve
+    "peers.our_engine": """
+from peers.wire import Timing, serve
 
 def load(options):
     model = Path(options.get("model", options.get("folder"))).name
@@ -88,7 +92,7 @@ HEAD = f"""
 import json, os, sys, time
 from pathlib import Path
 sys.path.insert(0, {str(BENCHMARKS)!r})
-import gpu_model
+from gpu_suite import models
 world = Path(os.environ["WORLD"])
 healed = (world / "healed").exists()
 """
@@ -99,7 +103,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "pids").mkdir()
     (tmp_path / "scripts").mkdir()
     (tmp_path / "tests").mkdir()
-    for name, text in (SCRIPTS | {"peer_static.py": SCRIPTS["peer_engine.py"]}).items():
+    for name, text in (SCRIPTS | {"peers.hf_static_cache": SCRIPTS["peers.our_engine"]}).items():
         (tmp_path / "scripts" / name).write_text(HEAD + text)
     test = "import pytest\n\n@pytest.mark.gpu\ndef test_right():\n    pass\n"
     (tmp_path / "tests" / "test_marked.py").write_text(test)
@@ -188,15 +192,15 @@ def test_a_call_that_is_ended_leaves_results_and_no_process_and_the_next_goes_on
 
 
 def test_who_was_measured_longest_ago_makes_room() -> None:
-    room = Room({"a": 4, "b": 3, "c": 2}, most=3)
-    assert room.too_many(["a", "b"], 5) == []  # how much is free, nobody has said
-    room.learn({"device": "cpu"})
-    room.learn({"free_bytes": 10})
-    assert room.too_many(["a", "b"], 3) == []
-    assert room.too_many(["a", "b"], 4) == ["a"]
-    assert room.too_many(["b", "a"], 7) == ["b", "a"]
-    assert room.too_many(["a", "b"], 99) == ["a", "b"]  # it may try alone
-    assert room.too_many(["c", "c", "c"], 1) == ["c"]
+    capacity = Capacity({"a": 4, "b": 3, "c": 2}, most=3)
+    assert capacity.too_many(["a", "b"], 5) == []  # how much is free, nobody has said
+    capacity.learn({"device": "cpu"})
+    capacity.learn({"free_bytes": 10})
+    assert capacity.too_many(["a", "b"], 3) == []
+    assert capacity.too_many(["a", "b"], 4) == ["a"]
+    assert capacity.too_many(["b", "a"], 7) == ["b", "a"]
+    assert capacity.too_many(["a", "b"], 99) == ["a", "b"]  # it may try alone
+    assert capacity.too_many(["c", "c", "c"], 1) == ["c"]
 
 
 def test_a_pool_is_what_was_asked_for_or_what_is_left() -> None:
@@ -208,13 +212,13 @@ def test_a_pool_is_what_was_asked_for_or_what_is_left() -> None:
 def test_what_a_memory_gives_at_most_follows_from_its_clock_and_width() -> None:
     """An H100 (SXM): 2,619 MHz, 5,120 bits."""
     told = SimpleNamespace(name="a GPU", total_memory=80 << 30, memory_clock_rate=2_619_000, memory_bus_width=5120)
-    assert gpu_probe._told(told) == {
+    assert gpu_probe._stated(told) == {
         "name": "a GPU",
         "memory_gib": 80.0,
         "bandwidth_at_most": pytest.approx(3352e9, 1e-3),
     }
     told = SimpleNamespace(name="a GPU", total_memory=80 << 30)  # an older torch
-    assert gpu_probe._told(told) == {"name": "a GPU", "memory_gib": 80.0}
+    assert gpu_probe._stated(told) == {"name": "a GPU", "memory_gib": 80.0}
 
 
 def test_a_worker_has_no_more_time_than_the_run(tmp_path: Path) -> None:

@@ -42,9 +42,9 @@ def main():
 def root(tmp_path: Path) -> Path:
     """A repository whose training takes no time."""
     folder = tmp_path / "repository"
-    (folder / "benchmarks").mkdir(parents=True)
-    for name in ("gpu_train.sh", "gpu_env.sh"):
-        shutil.copy(ROOT / "benchmarks" / name, folder / "benchmarks")
+    (folder / "benchmarks" / "gpu_suite").mkdir(parents=True)
+    for name in ("gpu_train.sh", "gpu_suite/environment.sh"):
+        shutil.copy(ROOT / "benchmarks" / name, folder / "benchmarks" / name)
     shutil.copy(ROOT / "pyproject.toml", folder)
     for name in ("server", "training"):
         (folder / name).mkdir()

@@ -15,13 +15,13 @@ import replay as command
 from hamburger.engine.dial.confidence_dial import ConfidenceDial
 from hamburger.engine.types.config import EngineConfig
 from hamburger.engine.types.messages import EngineInfo
-from replay_costs import StepWork
-from replay_live import LiveRun, compare
-from replay_report import Target, latencies, summary, table
-from replay_simulator import Dialled, DrawnSizes, Outcome, Replay, drawn_with_mean, replay
-from replay_studies import Scenario, Studies, decoding_seconds
-from replay_traces import SAMPLES, Trace, TraceError, TraceRow, known_prefix_tokens, read_trace, scale
 from replayed import BY_ROWS, ONE_SECOND, engine_config
+from simulation.costs import StepWork
+from simulation.live_replay import LiveRun, compare
+from simulation.simulator import Dialled, DrawnSizes, Outcome, Replay, drawn_with_mean, replay
+from simulation.studies import Scenario, Studies, decoding_seconds
+from simulation.summaries import Target, latencies, summary, table
+from simulation.traces import SAMPLES, Trace, TraceError, TraceRow, known_prefix_tokens, read_trace, scale
 
 ONE_TOKEN = DrawnSizes((1.0,))
 

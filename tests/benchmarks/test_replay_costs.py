@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from hamburger.model.config import ModelConfig
-from replay_costs import TERMS, CostModel, StepWork, fit, residual
-from replay_measure import Case, _Bench
+from simulation.costs import TERMS, CostModel, StepWork, fit, residual
+from simulation.measurement import Case, _Bench
 from small_models import core_of, graft_config, random_model, trunk_config
 
 KNOTS = (1, 2, 4, 8, 16, 32, 64)

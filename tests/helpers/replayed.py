@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from hamburger.engine.types.config import EngineConfig
-from replay_costs import TERMS, CostModel
+from simulation.costs import TERMS, CostModel
 
 NOTHING_ELSE = dict.fromkeys(TERMS, 0.0)
 # 20 ms a step and 1 ms a row.

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from hamburger.training.corpus.dataset import DatasetMeta, DatasetWriter, Example, SegmentedDataset, read_meta
+from hamburger.training.corpus.dataset import DatasetMeta, Example, SegmentedDataset, read_meta
+from hamburger.training.corpus.dataset_writer import DatasetWriter
 from hamburger.training.errors import TrainingError
 from training_runs import dataset_meta
 

@@ -15,7 +15,7 @@ from rich.console import Console
 from fakes import EOS, ByteTokenizer, ScriptedRunner, fake_config, fake_core, fake_info
 from hamburger.engine.llm import LLM
 from hamburger.training.corpus.prompts import Prompt, is_held_out
-from hamburger.training.corpus.repetition import loops
+from hamburger.training.corpus.repetition import is_repetitive
 from hamburger.training.errors import TrainingError
 from hamburger.training.prepare.distill import DistillSettings, Tally, answer_seed, distill
 
@@ -130,13 +130,13 @@ def test_looping_answers_are_dropped_once_and_for_all(tmp_path: Path) -> None:
     long = DistillSettings(held_out=0.0, max_tokens=40)
     tally = write(tmp_path / "a.jsonl", 3, long, writer(runner))
     assert [row["token_ids"] for row in rows(tmp_path / "a.jsonl")] == [[98, EOS]]
-    assert (tally.kept, tally.looping) == (1, 2)
+    assert (tally.kept, tally.repetitive) == (1, 2)
     again = write(tmp_path / "a.jsonl", 3, long, writer(ScriptedRunner(fail_at_step=1)))
-    assert (again.kept, again.looping, again.found, again.num_tokens) == (0, 2, 1, 0)
+    assert (again.kept, again.repetitive, again.found, again.num_tokens) == (0, 2, 1, 0)
     assert again.lines()[1:] == ["1 were there already.", "2 went round in circles and were dropped."]
     kept = write(tmp_path / "b.jsonl", 3, DistillSettings(held_out=0.0, max_tokens=40, keep_loops=True), writer(runner))
-    assert (kept.kept, kept.looping) == (3, 0)
-    assert sum(loops(row["token_ids"]) for row in rows(tmp_path / "b.jsonl")) == 2
+    assert (kept.kept, kept.repetitive) == (3, 0)
+    assert sum(is_repetitive(row["token_ids"]) for row in rows(tmp_path / "b.jsonl")) == 2
 
 
 def test_held_out_and_long_prompts_are_left_out_and_counted(tmp_path: Path) -> None:

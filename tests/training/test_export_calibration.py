@@ -11,7 +11,8 @@ import torch
 from exported_runs import CONFIG, assert_equal, loaded_model, options, tensors_of, write_step
 from hamburger.model.checkpoints.load import load_checkpoint
 from hamburger.model.checkpoints.sources import resolve_source
-from hamburger.training.corpus.dataset import DatasetWriter, Example, SegmentedDataset
+from hamburger.training.corpus.dataset import Example, SegmentedDataset
+from hamburger.training.corpus.dataset_writer import DatasetWriter
 from hamburger.training.errors import TrainingError
 from hamburger.training.export.calibrate import collect
 from hamburger.training.export.export import export, held_back

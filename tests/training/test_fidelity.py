@@ -14,8 +14,7 @@ from examples import example, random_example
 from hamburger.model.config import ModelConfig
 from hamburger.training.batches.batches import TrainBatch, collate
 from hamburger.training.forward.network import trunk_states
-from hamburger.training.loss.fidelity import UNSEEN, merge_fidelity
-from hamburger.training.loss.objective import Objective, TrainingNetwork
+from hamburger.training.loss.objective import UNSEEN_FIDELITY, Objective, TrainingNetwork, group_fidelity
 from small_models import graft_config, plain_model, trunk_config
 
 
@@ -37,7 +36,7 @@ def test_it_is_measured_after_merged_groups_that_something_follows() -> None:
     two = example([([5], [[6], [7, 8]])], teacher_k=96)
     batch = collate([one, two], 4)
     assert batch.next_sizes.tolist() == [2, 1, 3, 2, 1, 2]
-    found = merge_fidelity(states(net, batch), net.model.head_weight, batch)
+    found = group_fidelity(states(net, batch), net.model.head_weight, batch)
     assert found.isfinite().tolist() == [True, False, True, False, False, False]
     own = F.linear(states(net, batch), net.model.head_weight).log_softmax(-1)
     assert batch.teacher_ids is not None
@@ -52,11 +51,11 @@ def test_a_token_counts_as_right_as_far_as_the_merge_keeps_it() -> None:
     net = network()
     batch = collate([random_example(seed, teacher_k=96) for seed in range(6)], 4)
     outcome = net(batch)
-    fidelity = merge_fidelity(states(net, batch), net.model.head_weight, batch)
+    fidelity = group_fidelity(states(net, batch), net.model.head_weight, batch)
     mask, seen = net.objective.stop_mask(batch), 0
     for row, place in mask.nonzero().tolist():
         merged_here = place < batch.next_sizes[row] - 1 and not fidelity[row].isnan()
-        kept = fidelity[row].item() if merged_here else UNSEEN
+        kept = fidelity[row].item() if merged_here else UNSEEN_FIDELITY
         seen += merged_here
         right = outcome.base_probs[row, place + 1].item()
         assert outcome.stop_targets[row, place].item() == pytest.approx(1 - right * kept, abs=1e-5)
@@ -71,7 +70,7 @@ def test_the_bases_impossible_ids_do_no_harm() -> None:
     made: Any = random_example(3, teacher_k=96)
     made.top_logprobs[:, 1:] = -math.inf
     batch = collate([made], 4)
-    found = merge_fidelity(states(net, batch), net.model.head_weight, batch)
+    found = group_fidelity(states(net, batch), net.model.head_weight, batch)
     known = found[~found.isnan()]
     assert len(known)
     assert bool(((known > 0) & (known <= 1)).all())

@@ -40,7 +40,7 @@ def test_an_epoch_holds_every_example_once(number: int, slots: int, seed: int, e
             first = groups.nonzero()[:, 0]
             sizes = groups[first].long()
             assert sizes.max() <= 4
-            # The groups tile the tokens, and only answers are merged.
+            # The groups tile the tokens, and only answers are composed.
             assert (first + sizes).tolist() == [*first[1:].tolist(), len(groups)]
             assert bool(example.response[groups != 1].all())
 
@@ -70,17 +70,17 @@ def test_a_share_of_the_answers_keeps_the_datas_groups() -> None:
     own = {e.id: e.group_sizes.tolist() for e in examples}
     grouping = Grouping(kind="jitter", ratio=(0, 0), floor=(0, 0), data_share=0.4)  # jitter makes groups of one
     [pack] = Packer(examples, 4, 10**6, 0).epoch(grouping, 0)
-    merged = {e.id: groups.tolist() for e, groups in zip(pack.examples, pack.groups, strict=True) if groups.max() > 1}
-    assert all(groups == own[id] for id, groups in merged.items())
+    composed = {e.id: groups.tolist() for e, groups in zip(pack.examples, pack.groups, strict=True) if groups.max() > 1}
+    assert all(groups == own[id] for id, groups in composed.items())
     could_be = sum(max(groups) > 1 for groups in own.values())
-    assert 0.25 < len(merged) / could_be < 0.6
+    assert 0.25 < len(composed) / could_be < 0.6
 
 
 def test_a_share_of_the_packs_is_unmerged() -> None:
     examples = Examples([random_source(60)])
     packs = Packer(examples, 4, 10, 0).epoch(Grouping(single_share=0.4), 0)
-    merged = [any(int(g.max()) > 1 for g in p.groups) for p in packs]
-    assert 0.25 < 1 - sum(merged) / len(merged) < 0.6
+    composed = [any(int(g.max()) > 1 for g in p.groups) for p in packs]
+    assert 0.25 < 1 - sum(composed) / len(composed) < 0.6
 
 
 def test_a_stream_goes_over_epochs_and_starts_anywhere() -> None:

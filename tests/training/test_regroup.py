@@ -16,7 +16,8 @@ from hamburger.model.checkpoints.load import save_checkpoint
 from hamburger.model.config import ModelConfig
 from hamburger.model.hamburger import HamburgerModel
 from hamburger.training.cli.data import add_regroup_arguments
-from hamburger.training.corpus.dataset import DatasetWriter, Example, SegmentedDataset
+from hamburger.training.corpus.dataset import Example, SegmentedDataset
+from hamburger.training.corpus.dataset_writer import DatasetWriter
 from hamburger.training.errors import TrainingError
 from hamburger.training.prepare import regroup
 from hamburger.training.prepare.regroup import own_groups, regrouped

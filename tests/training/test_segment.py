@@ -173,7 +173,7 @@ def test_looping_answers(tmp_path: Path, handling: str, length: int | None) -> N
     tally = add(tmp_path, answer("loop", circle), answer("fine", [9, EOS]), meta=meta)
     lengths = {e.id: e.num_response_tokens for e in SegmentedDataset(tmp_path).examples()}
     assert lengths == ({"fine": 2} if length is None else {"fine": 2, "loop": length})
-    assert (tally.loops_dropped, tally.loops_cut) == (int(handling == "drop"), int(handling == "cut"))
+    assert (tally.repetitive_dropped, tally.repetitive_cut) == (int(handling == "drop"), int(handling == "cut"))
 
 
 def test_long_conversations_are_cut_or_left_out(tmp_path: Path) -> None:

@@ -8,12 +8,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hamburger.training.loss import token_loss
-from hamburger.training.loss.token_loss import Wanted, plain_token_losses, token_losses, wanted
+from hamburger.training.loss.token_loss import TokenTargets, plain_token_losses, token_losses, token_targets
 
 ROWS, WIDTH, IDS, K = 23, 16, 40, 6
 
 
-def some_aims(generator: torch.Generator, *, teacher: bool = True, cross_entropy: float = 0.3) -> Wanted:
+def some_aims(generator: torch.Generator, *, teacher: bool = True, cross_entropy: float = 0.3) -> TokenTargets:
     """Targets and a teacher, a part of them not in the head."""
     target = torch.randint(-1, IDS, (ROWS,), generator=generator)
     places = torch.stack([torch.randperm(IDS + 8, generator=generator)[:K] for _ in range(ROWS)])
@@ -21,10 +21,12 @@ def some_aims(generator: torch.Generator, *, teacher: bool = True, cross_entropy
     logprobs[3, 2:] = float("-inf")  # as where the data holds fewer
     logprobs[4] = float("-inf")
     rivals = (torch.where(places < IDS, places, -1), logprobs) if teacher else None
-    return wanted(target, rivals, cross_entropy=cross_entropy, distillation=0.7)
+    return token_targets(target, rivals, cross_entropy=cross_entropy, distillation=0.7)
 
 
-def gradients(losses: object, states: Tensor, head: Tensor, aims: Wanted) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def gradients(
+    losses: object, states: Tensor, head: Tensor, aims: TokenTargets
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     assert callable(losses)
     states, head = states.clone().requires_grad_(), head.clone().requires_grad_()
     loss, likeliest = losses(states, head, aims)
@@ -63,19 +65,21 @@ def test_the_divergence_is_from_the_teacher_renormalised_over_what_is_there() ->
     g = torch.Generator().manual_seed(2)
     states, head = torch.randn(1, WIDTH, generator=g), torch.randn(IDS, WIDTH, generator=g)
     base = torch.tensor([[0.5, 0.3, 0.1]]).log()
-    aims = wanted(torch.tensor([-1]), (torch.tensor([[7, -1, 9]]), base), cross_entropy=1.0, distillation=1.0)
+    aims = token_targets(torch.tensor([-1]), (torch.tensor([[7, -1, 9]]), base), cross_entropy=1.0, distillation=1.0)
     model = F.linear(states, head).log_softmax(-1)[:, [7, 9]]
     divergence = F.kl_div(model, torch.tensor([[5 / 6, 1 / 6]]), reduction="sum")
     loss, likeliest = token_losses(states, head, aims)
     torch.testing.assert_close(loss, divergence * (0.6 / 0.9), rtol=1e-4, atol=1e-5)
     assert likeliest.tolist() == F.linear(states, head).argmax(-1).tolist()
-    nothing = wanted(torch.tensor([-1]), (torch.tensor([[-1, -1, -1]]), base), cross_entropy=1.0, distillation=1.0)
+    nothing = token_targets(
+        torch.tensor([-1]), (torch.tensor([[-1, -1, -1]]), base), cross_entropy=1.0, distillation=1.0
+    )
     assert token_losses(states, head, nothing)[0].item() == 0
 
 
 def test_no_rows_cost_nothing() -> None:
     states = torch.empty(0, WIDTH, requires_grad=True)
-    aims = wanted(torch.empty(0, dtype=torch.int64), None, cross_entropy=1.0, distillation=0.0)
+    aims = token_targets(torch.empty(0, dtype=torch.int64), None, cross_entropy=1.0, distillation=0.0)
     loss, likeliest = token_losses(states, torch.randn(IDS, WIDTH), aims)
     loss.backward()
     assert loss.item() == 0

@@ -12,8 +12,8 @@ import yaml
 from rich.console import Console
 
 from hamburger.training.cli.train import add_train_arguments
-from hamburger.training.corpus.dataset import DatasetWriter
 from hamburger.training.corpus.dataset import Example as Record
+from hamburger.training.corpus.dataset_writer import DatasetWriter
 from hamburger.training.errors import TrainingError
 from hamburger.training.recipe import parse_recipe
 from hamburger.training.run.folder import RunFolder, read_state

@@ -14,7 +14,7 @@ from hamburger.training.batches.batches import NO_TARGET, TrainBatch, collate
 from hamburger.training.batches.packs import Examples, Packer
 from hamburger.training.loss.objective import Objective, Outcome, TrainingNetwork
 from hamburger.training.recipe import Grouping
-from hamburger.training.run.validation import CONFIDENCES, Validator, accuracies, readings, walk
+from hamburger.training.run.validation import CONFIDENCES, Validator, dial_counts, place_counts, trunk_counts
 from small_models import graft_config, plain_model, trunk_config
 from training_runs import random_source
 
@@ -48,12 +48,12 @@ def test_a_walk_along_two_answers() -> None:
     likeliest = batch.teacher_ids[..., 0].clone()
     likeliest[0, 2] = batch.teacher_ids[0, 2, 1]  # one token of the first group is the base's second choice
     outcome = outcome_of(batch, on, likeliest)
-    tokens, groups, extra, agreed, base_prob = walk(batch, outcome, 0.7).tolist()
+    tokens, groups, extra, agreed, base_prob = dial_counts(batch, outcome, 0.7).tolist()
     assert (tokens, groups, extra, agreed) == (7, 4, 3, 2)
     held = [outcome.base_probs[0, 1], outcome.base_probs[0, 2], outcome.base_probs[5, 1]]
     assert base_prob == pytest.approx(float(sum(held)))
-    assert walk(batch, outcome, 0.95).tolist()[:3] == [7, 7, 0]
-    assert walk(batch, outcome, 0.05).tolist()[:2] == [7, 2]
+    assert dial_counts(batch, outcome, 0.95).tolist()[:3] == [7, 7, 0]
+    assert dial_counts(batch, outcome, 0.05).tolist()[:2] == [7, 2]
 
 
 def test_accuracies_count_each_place_of_a_group() -> None:
@@ -61,7 +61,7 @@ def test_accuracies_count_each_place_of_a_group() -> None:
     predicted = batch.targets.clone()
     predicted[0] = 95
     rows = torch.full(batch.targets.shape, 0.5).tolist()
-    valid, right, agreeing = accuracies(batch, outcome_of(batch, rows, predicted))
+    valid, right, agreeing = place_counts(batch, outcome_of(batch, rows, predicted))
     expected = (batch.targets != NO_TARGET).sum(0)
     assert valid.tolist() == expected.tolist()
     assert right.tolist() == (expected - (batch.targets[0] != NO_TARGET).long()).tolist()
@@ -76,7 +76,7 @@ def test_readings_part_the_trunks_tokens_by_the_group_before_them() -> None:
     predicted = batch.teacher_ids[..., 0].clone()
     predicted[3, 0] = batch.teacher_ids[3, 0, 1]  # 12, after a group of three
     outcome = outcome_of(batch, torch.full(predicted.shape, 0.5).tolist(), predicted)
-    assert readings(batch, outcome).tolist() == [1, 2, 2, 2]
+    assert trunk_counts(batch, outcome).tolist() == [1, 2, 2, 2]
 
 
 @pytest.mark.parametrize(
@@ -109,9 +109,9 @@ def test_a_report(objective: Objective, tmp_path: Path) -> None:
     assert sizes == sorted(sizes, reverse=True)
     assert sizes[0] > 1
     assert len(report["token_accuracy"]) == len(report["base_agreement"]) == 4
-    right_after, merged, right, single = readings(batch, whole).tolist()
-    assert 0 < merged < len(batch.emit)
-    assert report["agreement_after"] == pytest.approx({"merged": right_after / merged, "single": right / single})
+    right_after, composed, right, single = trunk_counts(batch, whole).tolist()
+    assert 0 < composed < len(batch.emit)
+    assert report["agreement_after"] == pytest.approx({"merged": right_after / composed, "single": right / single})
 
 
 def test_without_a_teacher_nothing_is_said_about_the_base() -> None:

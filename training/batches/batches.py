@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from hamburger.training.errors import TrainingError
-from hamburger.training.forward.composed_states import Unmerged, after_merges
+from hamburger.training.forward.composed_states import Uncomposed, from_first_composed
 from hamburger.training.forward.network import Slots
 
 NO_TARGET = -100
@@ -20,7 +20,7 @@ _TOKENS_A_PASS = 2048
 
 
 class Example(Protocol):
-    """One conversation of N tokens, R of them of answers. A data set's records are such.
+    """One conversation of N tokens, R of them of answers. corpus.dataset.Example is one.
 
     token_ids: int32 [N]. response: bool [N], the tokens that are trained. group_sizes: uint8 [N], at a slot's first
     token its size, else 0. top_ids int32 [R, k] and top_logprobs float16 [R, k]: the base's, or None. states: bfloat16
@@ -53,7 +53,7 @@ class TrainBatch:
     teacher_ids: int64 [M, W, k] and teacher_logprobs: float32 [M, W, k], the base's likeliest ids for each target
         (probability 0 where there is no target), or None.
     states: [M, F, D], what the trunk gives for these rows, where it was computed beforehand; else None.
-    unmerged: the same text as the base reads it, for a trunk that is held to the base's states; else None.
+    uncomposed: the same text, each token its own slot, for a trunk that must keep to the base's states; else None.
     """
 
     slots: Slots
@@ -63,7 +63,7 @@ class TrainBatch:
     teacher_ids: Tensor | None
     teacher_logprobs: Tensor | None
     states: Tensor | None = None
-    unmerged: Unmerged | None = None
+    uncomposed: Uncomposed | None = None
 
     def to(self, device: torch.device) -> TrainBatch:
         ids, logprobs, states = self.teacher_ids, self.teacher_logprobs, self.states
@@ -75,7 +75,7 @@ class TrainBatch:
             None if ids is None else ids.to(device),
             None if logprobs is None else logprobs.to(device),
             None if states is None else states.to(device),
-            None if self.unmerged is None else self.unmerged.to(device),
+            None if self.uncomposed is None else self.uncomposed.to(device),
         )
 
 
@@ -85,14 +85,15 @@ def collate(examples: Sequence[Example], max_group: int, groups: Sequence[Tensor
 
 
 def collate_with_base(examples: Sequence[Example], max_group: int, groups: Sequence[Tensor]) -> TrainBatch:
-    """The same beside the unmerged text, with the rows from each first merged group on; where none is, with all."""
+    """The batch of `collate`, with `uncomposed`, and only the rows from each example's first composed slot on (all rows
+    where no slot is composed)."""
     batch = _collate(examples, max_group, groups)
-    unmerged = _collate(examples, max_group, [torch.ones_like(e.group_sizes) for e in examples]).slots
-    unmerged = replace(unmerged, token_ids=unmerged.token_ids[:, :1])
+    uncomposed = _collate(examples, max_group, [torch.ones_like(e.group_sizes) for e in examples]).slots
+    uncomposed = replace(uncomposed, token_ids=uncomposed.token_ids[:, :1])
     slots, each = batch.slots, torch.tensor(batch.slots.lengths)
-    starts = torch.tensor([0, *unmerged.lengths[:-1]]).cumsum(0).repeat_interleave(each)
-    batch = replace(batch, unmerged=Unmerged(unmerged, starts + slots.positions))
-    kept = after_merges(slots)[batch.emit].nonzero().squeeze(-1)
+    starts = torch.tensor([0, *uncomposed.lengths[:-1]]).cumsum(0).repeat_interleave(each)
+    batch = replace(batch, uncomposed=Uncomposed(uncomposed, starts + slots.positions))
+    kept = from_first_composed(slots)[batch.emit].nonzero().squeeze(-1)
     if not len(kept):
         return batch
     ids, logprobs = batch.teacher_ids, batch.teacher_logprobs
@@ -157,7 +158,7 @@ def _collate(examples: Sequence[Example], max_group: int, groups: Sequence[Tenso
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Laid:
+class _Layout:
     token_ids: np.ndarray
     sizes: np.ndarray
     positions: np.ndarray
@@ -167,7 +168,7 @@ class _Laid:
     teacher: tuple[Tensor, Tensor] | None
 
 
-def _lay_out(example: Example, group_sizes: np.ndarray, width: int) -> _Laid:
+def _lay_out(example: Example, group_sizes: np.ndarray, width: int) -> _Layout:
     ids, response = example.token_ids.numpy().astype(np.int64), example.response.numpy()
     n = len(ids)
     first = np.flatnonzero(group_sizes)
@@ -188,4 +189,4 @@ def _lay_out(example: Example, group_sizes: np.ndarray, width: int) -> _Laid:
         index, seen = torch.from_numpy(rank), torch.from_numpy(valid)[..., None]
         logprobs = example.top_logprobs[index].float().masked_fill(~seen, float("-inf"))
         teacher = example.top_ids[index].long(), logprobs
-    return _Laid(tokens, sizes, last, emit, targets, next_sizes, teacher)
+    return _Layout(tokens, sizes, last, emit, targets, next_sizes, teacher)

@@ -135,8 +135,8 @@ class Pack:
         return sum(int(e.response.sum()) for e in self.examples)
 
     def collate(self, max_group: int, *, cached_states: bool = False, with_base: bool = False) -> TrainBatch:
-        """The batch to run; cached_states: with the trunk's states as the data set holds them; with_base: beside the
-        unmerged text."""
+        """The batch to run. cached_states: with the trunk's states as the data set holds them. with_base: with the same
+        text in slots of one token."""
         if cached_states:
             return collate_states(self.examples, max_group)
         if with_base:

@@ -17,7 +17,7 @@ TrainOn = Literal["last", "all"]
 
 
 class ChatTokenizer(Protocol):
-    """What is needed of a tokenizer; engine.tokenizer.Tokenizer is one."""
+    """What is needed of a tokenizer; engine.text.tokenizer.Tokenizer has it."""
 
     @property
     def eos_token_id(self) -> int | None: ...

@@ -1,4 +1,4 @@
-"""The segmented data set on disk: `meta.json` and parts of flat tensors, written whole and read memory-mapped.
+"""The segmented data set on disk: `meta.json` and parts of flat tensors, read memory-mapped (dataset_writer.py writes).
 
 part-00000.safetensors   N tokens of E examples, R of them trained, k likeliest rivals
     token_ids      int32   [N]
@@ -13,10 +13,8 @@ part-00000.safetensors   N tokens of E examples, R of them trained, k likeliest 
 from __future__ import annotations
 
 import bisect
-import fcntl
 import json
-import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from itertools import accumulate
 from pathlib import Path
@@ -24,26 +22,25 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from hamburger.training.errors import TrainingError
 
 FORMAT, VERSION = "hamburger-segmented", 1
-_TOKEN_TENSORS = {
+TOKEN_TENSORS = {
     "token_ids": torch.int32,
     "response": torch.bool,
     "entropy": torch.float32,
     "group_sizes": torch.uint8,
 }
-_RESPONSE_TENSORS = {"top_ids": torch.int32, "top_logprobs": torch.float16, "states": torch.bfloat16}
+RESPONSE_TENSORS = {"top_ids": torch.int32, "top_logprobs": torch.float16, "states": torch.bfloat16}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Example:
     """One conversation of N tokens, R of them trained; the tensors are those of a part (see above), cut out.
 
-    id: that of its prompt. key: a hash of tokens and mask, by which the same example is known again.
+    id: that of its prompt. key: a hash of tokens and mask, by which the same example is recognised.
     """
 
     id: str
@@ -67,7 +64,7 @@ class Example:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatasetMeta:
-    """How a data set was made. model: who scored it; model_argument and base: how to load it."""
+    """The settings that a data set was made with. model: the one that scored it; model_argument, base: to load it."""
 
     model: str
     model_argument: str | None
@@ -132,75 +129,6 @@ class SegmentedDataset:
         return {key for part in self._parts for key in part.keys}
 
 
-class DatasetWriter:
-    """Adds whole parts to a folder; what is there stays, so that a run that was killed can go on.
-
-    Raises TrainingError when the folder holds another kind of data set, or another process writes it.
-    """
-
-    def __init__(self, folder: Path, meta: DatasetMeta) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self.folder = folder
-        self._lock = (folder / ".lock").open("w")
-        try:
-            try:
-                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                raise TrainingError(f"{folder} is being written by another process: wait for it or end it.") from error
-            for left_over in folder.glob("*.tmp"):
-                left_over.unlink()
-            if (folder / "meta.json").exists():
-                found = read_meta(folder)
-                if different := found.differences(meta):
-                    name = different[0]
-                    raise TrainingError(
-                        f"{folder} was made with {name} {getattr(found, name)!r}, not {getattr(meta, name)!r}: repeat "
-                        "the options it was made with, or name another folder."
-                    )
-            elif part_paths(folder):
-                raise TrainingError(f"{folder} has parts but no meta.json: name another folder.")
-            else:
-                values = {"format": FORMAT, "version": VERSION, **asdict(meta)}
-                _write_whole(folder / "meta.json", json.dumps(values, indent=1).encode())
-            self.keys = SegmentedDataset(folder).keys
-        except BaseException:
-            self.close()
-            raise
-
-    def write(self, examples: Sequence[Example]) -> Path:
-        """Write one part, which appears on disk whole or not at all. Raises TrainingError without examples."""
-        if not examples:
-            raise TrainingError("a part needs at least one example.")
-        parts = part_paths(self.folder)
-        number = 1 + int(parts[-1].stem.removeprefix("part-")) if parts else 0
-        path = self.folder / f"part-{number:05d}.safetensors"
-        lengths = [len(e.token_ids) for e in examples]
-        tensors = {"starts": torch.tensor([0, *accumulate(lengths)])}
-        for name, dtype in (_TOKEN_TENSORS | _RESPONSE_TENSORS).items():
-            values = [getattr(e, name) for e in examples]
-            if all(v is not None for v in values):
-                tensors[name] = torch.cat(values).to(dtype).contiguous()
-        metadata = {
-            "format": FORMAT,
-            "ids": json.dumps([e.id for e in examples]),
-            "keys": json.dumps([e.key for e in examples]),
-        }
-        temporary = path.with_suffix(".tmp")
-        save_file(tensors, temporary, metadata)
-        temporary.replace(path)
-        self.keys.update(e.key for e in examples)
-        return path
-
-    def close(self) -> None:
-        self._lock.close()
-
-    def __enter__(self) -> DatasetWriter:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
 class _Part:
     """One memory-mapped part, checked when it is opened."""
 
@@ -234,16 +162,16 @@ class _Part:
     def example(self, index: int) -> Example:
         tokens = slice(self._starts[index], self._starts[index + 1])
         rows = slice(self._response_starts[index], self._response_starts[index + 1])
-        optional = {name: self._tensors[name][rows] for name in _RESPONSE_TENSORS if name in self._tensors}
-        required = {name: self._tensors[name][tokens] for name in _TOKEN_TENSORS}
+        optional = {name: self._tensors[name][rows] for name in RESPONSE_TENSORS if name in self._tensors}
+        required = {name: self._tensors[name][tokens] for name in TOKEN_TENSORS}
         return Example(self.ids[index], self.keys[index], **required, **optional)
 
     def _check(self, meta: DatasetMeta) -> None:
-        wanted = {"starts": torch.int64, **_TOKEN_TENSORS, **_RESPONSE_TENSORS}
+        wanted = {"starts": torch.int64, **TOKEN_TENSORS, **RESPONSE_TENSORS}
         for name, tensor in self._tensors.items():
             if tensor.dtype != wanted.get(name):
                 raise self._damaged(f"its tensor {name} is unknown or of the wrong type ({tensor.dtype})")
-        missing = ({"starts", *_TOKEN_TENSORS} | ({"top_ids", "top_logprobs"} if meta.top_k else set())) - set(
+        missing = ({"starts", *TOKEN_TENSORS} | ({"top_ids", "top_logprobs"} if meta.top_k else set())) - set(
             self._tensors
         )
         if missing:
@@ -255,9 +183,9 @@ class _Part:
             raise self._damaged("its starts do not run from 0 to its number of tokens")
         if len(self.ids) != len(starts) - 1 or len(self.keys) != len(self.ids):
             raise self._damaged("it has not one id and one key for each example")
-        if any(tuple(self._tensors[name].shape) != (n,) for name in _TOKEN_TENSORS):
+        if any(tuple(self._tensors[name].shape) != (n,) for name in TOKEN_TENSORS):
             raise self._damaged("its tensors differ in length")
-        if any(len(self._tensors[name]) != num_rows for name in _RESPONSE_TENSORS if name in self._tensors):
+        if any(len(self._tensors[name]) != num_rows for name in RESPONSE_TENSORS if name in self._tensors):
             raise self._damaged("it has not one row of the base model's view for each trained token")
         if bool(((ids < 0) | (ids >= meta.vocab_size)).any()):
             raise self._damaged(f"it has token ids outside 0..{meta.vocab_size - 1}")
@@ -275,7 +203,7 @@ class _Part:
 
 
 def read_meta(folder: Path) -> DatasetMeta:
-    """How a data set was made. Raises TrainingError when the folder holds none."""
+    """The settings that a data set was made with. Raises TrainingError when the folder holds none."""
     file = folder / "meta.json"
     if not file.is_file():
         raise TrainingError(f"{folder} is no data set of `hamburger segment`: it has no meta.json.")
@@ -293,12 +221,3 @@ def read_meta(folder: Path) -> DatasetMeta:
 
 def part_paths(folder: Path) -> list[Path]:
     return sorted(folder.glob("part-*.safetensors"))
-
-
-def _write_whole(path: Path, data: bytes) -> None:
-    temporary = path.with_suffix(".tmp")
-    with temporary.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)

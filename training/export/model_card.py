@@ -136,12 +136,12 @@ def _shape(facts: CardFacts) -> str:
     adapter = facts.adapter
     if rank := facts.config.adapter_rank:
         adapter = Adapter(rank, rank, is_for_merges=True)
-    held = ["trunk"] * facts.is_whole + ["graft"] + ["adapter"] * (adapter is not None)
+    present = ["trunk"] * facts.is_whole + ["graft"] + ["adapter"] * (adapter is not None)
     rows = {
         "base model": facts.base or "unknown: the source does not name it",
         "made from": f"`{facts.source}`",
         "written by": f"hamburger export {version('hamburger-serve')}",
-        "weights in this folder": f"{' and '.join(held)}, {facts.dtype}, {facts.weight_bytes / 1e6:,.1f} MB",
+        "weights in this folder": f"{' and '.join(present)}, {facts.dtype}, {facts.weight_bytes / 1e6:,.1f} MB",
         "trunk": f"{counts[0] / 1e6:,.1f} M parameters, {trunk.num_layers} layers, width {trunk.hidden_size}, "
         f"vocabulary {trunk.vocab_size}, context {trunk.context_tokens} tokens",
         "graft": f"{counts[1] / 1e6:,.1f} M parameters",

@@ -1,7 +1,8 @@
-"""The trunk's states where only merged slots are trained: the base's own pass, then what differs from it.
+"""The trunk's states where only composed slots (of several tokens) are trained: the base's pass, then what differs.
 
-Up to an example's first merged slot the states are the base's, so they are computed without gradients, and with them
-those that the base has for the same text unmerged. Then the other slots run, on the base's keys and values before them.
+Up to an example's first composed slot the states are the base's, so they are computed without gradients, and with them
+those that the base has for the same text in slots of one token. Then the other slots run, on the base's keys and values
+before them.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ _Heads = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Unmerged:
-    """The same examples, each token its own slot. same: int64 [T], where among them each slot's last token is."""
+class Uncomposed:
+    """The same examples, each token its own slot. last_rows: int64 [T], the row of each slot's last token."""
 
     slots: Slots
-    same: Tensor
+    last_rows: Tensor
 
-    def to(self, device: torch.device) -> Unmerged:
-        return Unmerged(self.slots.to(device), self.same.to(device))
+    def to(self, device: torch.device) -> Uncomposed:
+        return Uncomposed(self.slots.to(device), self.last_rows.to(device))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,9 +45,10 @@ class BaseStates:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class MergedStates:
+class ComposedStates:
     """hidden [T, D] and features [T, F, D] of all slots. distance: float32 [], summed over the slots from each first
-    merged one on: |s - b|^2 / |b|^2 of their normed states s and the base's b at their last tokens, a mean over layers.
+    composed one on: |s - b|^2 / |b|^2 of their normed states s and the base's b at their last tokens, averaged over
+    layers.
     """
 
     hidden: Tensor
@@ -54,10 +56,10 @@ class MergedStates:
     distance: Tensor
 
 
-def after_merges(slots: Slots) -> Tensor:
-    """bool [T]: the slots from the first merged one of their example on, itself included."""
-    merged = (slots.group_sizes > 1).split(list(slots.lengths))
-    return torch.cat([part.cumsum(0) > 0 for part in merged])
+def from_first_composed(slots: Slots) -> Tensor:
+    """bool [T]: the slots from the first composed one of their example on, itself included."""
+    composed = (slots.group_sizes > 1).split(list(slots.lengths))
+    return torch.cat([part.cumsum(0) > 0 for part in composed])
 
 
 @torch.no_grad()
@@ -88,18 +90,18 @@ def base_states(model: HamburgerModel, slots: Slots, feature_layers: tuple[int, 
     return BaseStates(found.normed, found.heads, torch.stack(features, dim=1))
 
 
-def merged_states(
-    model: HamburgerModel, slots: Slots, unmerged: Unmerged, feature_layers: tuple[int, ...]
-) -> MergedStates:
-    """The states of a pack whose slots of one token are the base's until a merged one comes."""
-    base = base_states(model, unmerged.slots, feature_layers)
-    rows = after_merges(slots).nonzero().squeeze(-1)
-    hidden, kept = base.normed[-1][unmerged.same], base.features[unmerged.same]
+def composed_states(
+    model: HamburgerModel, slots: Slots, uncomposed: Uncomposed, feature_layers: tuple[int, ...]
+) -> ComposedStates:
+    """The states of a pack whose slots of one token are the base's until a composed one comes."""
+    base = base_states(model, uncomposed.slots, feature_layers)
+    rows = from_first_composed(slots).nonzero().squeeze(-1)
+    hidden, kept = base.normed[-1][uncomposed.last_rows], base.features[uncomposed.last_rows]
     if not len(rows):
-        return MergedStates(hidden, kept, hidden.new_zeros((), dtype=torch.float32))
+        return ComposedStates(hidden, kept, hidden.new_zeros((), dtype=torch.float32))
     lengths = _tails(slots, rows)
     tail = Slots(slots.token_ids[rows], slots.group_sizes[rows], slots.positions[rows], lengths)
-    same, starts = unmerged.same[rows], _starts(unmerged.slots)
+    same, starts = uncomposed.last_rows[rows], _starts(uncomposed.slots)
     before = [whole - part for whole, part in zip(slots.lengths, lengths, strict=True)]
     x, composed = embed(model, tail)
     cos, sin = model.rotary(tail.positions)
@@ -117,7 +119,7 @@ def merged_states(
 
     final, features = run_layers(num_layers, x, layer, feature_layers, lambda x: x, model.trunk.final)
     distance = (distances[-1] + _distance(final, base.normed[-1][same])) / num_layers
-    return MergedStates(
+    return ComposedStates(
         hidden.index_copy(0, rows, final.to(hidden.dtype)),
         kept.index_copy(0, rows, torch.stack(features, dim=1).to(kept.dtype)),
         distance,
@@ -144,10 +146,10 @@ class _Tail:
 
     def _example(self, own: tuple[Tensor, Tensor, Tensor], before: int, start: int) -> Tensor:
         q, k, v = own
-        held = (torch.cat((past[start : start + before].to(q.dtype), new.to(q.dtype))) for past, new in
+        whole = (torch.cat((past[start : start + before].to(q.dtype), new.to(q.dtype))) for past, new in
                 zip(self._heads, (k, v), strict=True))  # fmt: skip
         shared = q.shape[1] // k.shape[1]
-        keys, values = (x.repeat_interleave(shared, dim=1).transpose(0, 1) for x in held)
+        keys, values = (x.repeat_interleave(shared, dim=1).transpose(0, 1) for x in whole)
         place = torch.arange(before + len(q), device=q.device)
         distance = place[before:, None] - place
         seen = (distance >= 0) & (distance < (self._window or before + len(q)))

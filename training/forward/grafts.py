@@ -23,9 +23,9 @@ def new_graft(
     """The graft's canonical tensors (config.tensor_shapes), float32.
 
     base: the trunk's canonical tensors. The micro decoder's layers begin as the trunk's last ones and its norm as the
-    trunk's final norm; fused features begin as the last feature alone, with the layers' outputs damped; a merge begins
-    as the mean of its tokens and once more its last one (_merger); the stop head begins at 0.5 everywhere. The rest is
-    drawn from N(0, 0.02^2) with `seed`.
+    trunk's final norm; fused features begin as the last feature alone, with the layers' outputs damped; a composed slot
+    begins as the mean of its tokens and once more its last one (_merger); the stop head begins at 0.5 everywhere. The
+    rest is drawn from N(0, 0.02^2) with `seed`.
     short_list: int64 ids, for a graft that has one. Raises TrainingError when it does not fit the config.
     """
     graft, trunk = config.graft, config.trunk
@@ -64,7 +64,8 @@ def new_graft(
 
 
 def _merger(drawn: Mapping[str, Tensor], embedding: Tensor, heads: int) -> dict[str, Tensor]:
-    """The merger's tensors, with heads that tell places apart: what the trunk foresees hangs on the last token most.
+    """The merger's tensors, with heads that tell places apart, because what the trunk foresees depends on the last
+    token most.
 
     Of a mean of tokens it cannot say which was the last. Three heads in four begin at the last place, the others at the
     first; each reads a few of the embedding's principal directions, strongest first. The former write them where they

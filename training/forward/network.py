@@ -1,7 +1,7 @@
 """The differentiable forward of a HAMburger over packed examples: the served modules, without the paged cache.
 
 Slots of several examples lie one after the other; an example attends to its own slots only, so nothing leaks between
-them, and no mask is held: each example's attention is one causal call.
+them, and no mask is stored: each example's attention is one causal call.
 """
 
 from __future__ import annotations
@@ -120,6 +120,6 @@ def micro_head(model: HamburgerModel) -> Tensor:
     return weight.index_select(0, model.short_list) if model.has_short_list else weight
 
 
-def is_of_merges(name: str) -> bool:
-    """Whether a parameter of HamburgerModel is used for slots of several tokens alone."""
+def is_for_composed(name: str) -> bool:
+    """Whether a parameter of HamburgerModel is used for composed slots (of several tokens) alone."""
     return name.startswith("embedder.") or "_adapter." in name

@@ -13,11 +13,14 @@ from torch import Tensor, nn
 
 from hamburger.model.hamburger import HamburgerModel
 from hamburger.training.batches.batches import NO_TARGET, TrainBatch
-from hamburger.training.forward.composed_states import after_merges, merged_states
-from hamburger.training.forward.network import is_of_merges, micro_head, micro_states, trunk_states
-from hamburger.training.loss.fidelity import UNSEEN, merge_fidelity
-from hamburger.training.loss.token_loss import token_losses, wanted
+from hamburger.training.forward.composed_states import composed_states, from_first_composed
+from hamburger.training.forward.network import is_for_composed, micro_head, micro_states, trunk_states
+from hamburger.training.loss.token_loss import token_losses, token_targets
 from hamburger.training.recipe import ObjectiveWeights
+
+# Of composed slots that a text could have had and has not: the mean over the embedded default's (docs/training.md).
+UNSEEN_FIDELITY = 0.6
+_FIDELITY_ROWS = 128  # of the head's logits at once
 
 
 class Objective(ObjectiveWeights):
@@ -43,7 +46,7 @@ class Objective(ObjectiveWeights):
     def stop_targets(self, batch: TrainBatch, base_probs: Tensor, fidelity: Tensor | None = None) -> Tensor:
         """float32 [M, W]: what the stop values should be, given Outcome.base_probs; they count where stop_mask says.
 
-        fidelity: float32 [M] of merge_fidelity, for that target.
+        fidelity: float32 [M] of group_fidelity, for that target.
         """
         place = torch.arange(batch.targets.shape[1], device=batch.targets.device)
         if self.stop_target == "boundary":
@@ -51,13 +54,34 @@ class Objective(ObjectiveWeights):
         right = base_probs[:, 1:]
         if fidelity is not None:
             went_on = place[:-1] < batch.next_sizes[:, None] - 1
-            right = right * torch.where(went_on & fidelity.isfinite()[:, None], fidelity[:, None], UNSEEN)
+            right = right * torch.where(went_on & fidelity.isfinite()[:, None], fidelity[:, None], UNSEEN_FIDELITY)
         return F.pad(1 - right, (0, 1))
 
     def counts(self, batch: TrainBatch) -> Tensor:
         """float32 [3]: how many token losses, stop losses and slots to match a batch has."""
-        matched = after_merges(batch.slots) if batch.unmerged is not None else batch.emit.new_zeros(1)
+        matched = from_first_composed(batch.slots) if batch.uncomposed is not None else batch.emit.new_zeros(1)
         return torch.stack((self.token_mask(batch).sum(), self.stop_mask(batch).sum(), matched.sum())).float()
+
+
+@torch.no_grad()
+def group_fidelity(hidden: Tensor, head: Tensor, batch: TrainBatch) -> Tensor:
+    """float32 [M]: exp(-KL) of the base's likeliest ids from the model's, for the token after each row's next group.
+
+    NaN where that group has one token, or nothing comes after it. hidden: [M, D], the trunk's normed states of the
+    batch's rows; head: [V, D]. The batch needs the base's likeliest ids.
+    """
+    found = torch.full(batch.emit.shape, torch.nan, device=hidden.device)
+    if batch.teacher_ids is None or batch.teacher_logprobs is None:
+        return found
+    followed = (batch.next_sizes[:-1] > 1) & (batch.emit[1:] == batch.emit[:-1] + 1)
+    for rows in followed.nonzero().squeeze(-1).split(_FIDELITY_ROWS):
+        after = rows + 1
+        own = F.linear(hidden[after].to(head.dtype), head).float().log_softmax(-1)
+        base = batch.teacher_logprobs[after, 0]
+        apart = base - own.gather(-1, batch.teacher_ids[after, 0])
+        divergence = (base.exp() * apart).masked_fill(base == -torch.inf, 0).sum(-1)
+        found[rows] = (-divergence.clamp(min=0)).exp()
+    return found
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -93,7 +117,7 @@ class TrainingNetwork(nn.Module):
     """A model and its objective: the one module that is trained, so that wrappers see every parameter's use."""
 
     def __init__(self, model: HamburgerModel, objective: Objective, *, checkpointing: bool = False) -> None:
-        """checkpointing: hold less of the trunk's forward pass, and compute it twice (network.trunk_states)."""
+        """checkpointing: keep less of the trunk's forward pass, and compute it twice (network.trunk_states)."""
         super().__init__()
         self.model = model
         self.objective = objective
@@ -114,10 +138,10 @@ class TrainingNetwork(nn.Module):
         if batch.states is not None:  # the last feature is the final normed state
             features = batch.states.to(self.model.head_weight.dtype)
             return self._outcome(features[:, -1], features, batch)
-        if batch.unmerged is not None:
-            merged = merged_states(self.model, batch.slots, batch.unmerged, self.graft.feature_layers)
-            matching = self.objective.matching * merged.distance
-            return self._outcome(merged.hidden[batch.emit], merged.features[batch.emit], batch, matching)
+        if batch.uncomposed is not None:
+            states = composed_states(self.model, batch.slots, batch.uncomposed, self.graft.feature_layers)
+            matching = self.objective.matching * states.distance
+            return self._outcome(states.hidden[batch.emit], states.features[batch.emit], batch, matching)
         hidden, features = trunk_states(
             self.model, batch.slots, self.graft.feature_layers, checkpointing=self.checkpointing
         )
@@ -150,11 +174,11 @@ class TrainingNetwork(nn.Module):
         token = self._tokens(states[row, step], batch.targets[at, place], teacher.at(at, place), head)
         token_loss = token_loss + self.objective.micro_weight * token.loss
         predicted[at, place], base_probs[at, place] = token.predicted, token.base_probs
-        # The same for what runs only where there are merged groups.
-        mergers = [p for name, p in self.model.named_parameters() if is_of_merges(name) and p.requires_grad]
-        token_loss = token_loss + 0 * sum(p.sum() for p in mergers)
+        # The same for what runs only where there are composed slots.
+        for_composed = [p for name, p in self.model.named_parameters() if is_for_composed(name) and p.requires_grad]
+        token_loss = token_loss + 0 * sum(p.sum() for p in for_composed)
         measured = self.objective.stop_target == "fidelity"
-        fidelity = merge_fidelity(hidden, self.model.head_weight, batch) if measured else None
+        fidelity = group_fidelity(hidden, self.model.head_weight, batch) if measured else None
         stops, stop_mask = self.objective.stop_targets(batch, base_probs, fidelity), self.objective.stop_mask(batch)
         stop_loss = F.binary_cross_entropy_with_logits(stop_logits[stop_mask], stops[stop_mask], reduction="sum")
         matching = torch.zeros_like(stop_loss) if matching is None else matching
@@ -164,7 +188,7 @@ class TrainingNetwork(nn.Module):
         """Token losses of states [R, D] with targets [R]."""
         rivals = None if teacher is None else (head.place(teacher[0]), teacher[1])
         objective = self.objective
-        aims = wanted(
+        aims = token_targets(
             head.place(targets), rivals, cross_entropy=objective.cross_entropy, distillation=objective.distillation
         )
         loss, likeliest = token_losses(states, head.weight, aims)

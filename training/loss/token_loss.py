@@ -18,7 +18,7 @@ _LOGITS_A_CHUNK = 128 * 49152
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Wanted:
+class TokenTargets:
     """What R rows should give, as places in a head of L ids.
 
     target: int64 [R], the data's token, -1 where the head lacks it. weight: float32 [R] of its cross-entropy.
@@ -32,13 +32,15 @@ class Wanted:
     share: Tensor
     constant: Tensor
 
-    def rows(self, rows: slice) -> Wanted:
-        return Wanted(self.target[rows], self.weight[rows], self.places[rows], self.share[rows], self.constant[rows])
+    def rows(self, rows: slice) -> TokenTargets:
+        return TokenTargets(
+            self.target[rows], self.weight[rows], self.places[rows], self.share[rows], self.constant[rows]
+        )
 
 
-def wanted(
+def token_targets(
     target: Tensor, teacher: tuple[Tensor, Tensor] | None, *, cross_entropy: float, distillation: float
-) -> Wanted:
+) -> TokenTargets:
     """target int64 [R] and the teacher's likeliest, int64 [R, k] with log-probabilities [R, k]; places, -1: not there.
 
     The row's loss is `cross_entropy` times that with the target, none if it is not there, plus `distillation` times the
@@ -48,17 +50,17 @@ def wanted(
     weight = cross_entropy * (target >= 0).float()
     if teacher is None or not distillation:
         none = target.new_zeros(len(target), 0)
-        return Wanted(target, weight, none, none.float(), torch.zeros_like(weight))
+        return TokenTargets(target, weight, none, none.float(), torch.zeros_like(weight))
     places, base = teacher
     given = base.float().masked_fill(places < 0, float("-inf")).exp()
-    held = given.sum(-1, keepdim=True)
-    likely = given / held.clamp(min=1e-9)
-    share = distillation * likely * held / base.float().exp().sum(-1, keepdim=True).clamp(min=1e-9)
+    mass = given.sum(-1, keepdim=True)
+    likely = given / mass.clamp(min=1e-9)
+    share = distillation * likely * mass / base.float().exp().sum(-1, keepdim=True).clamp(min=1e-9)
     constant = (share * likely.clamp(min=1e-30).log()).sum(-1)
-    return Wanted(target, weight, places, share, constant)
+    return TokenTargets(target, weight, places, share, constant)
 
 
-def token_losses(states: Tensor, head: Tensor, aims: Wanted) -> tuple[Tensor, Tensor]:
+def token_losses(states: Tensor, head: Tensor, aims: TokenTargets) -> tuple[Tensor, Tensor]:
     """The sum of the rows' losses, float32 [], and each row's likeliest place, int64 [R].
 
     states: [R, D]; head: [L, D], whose dtype is that of the logits' matrix products.
@@ -67,7 +69,7 @@ def token_losses(states: Tensor, head: Tensor, aims: Wanted) -> tuple[Tensor, Te
     return loss, likeliest
 
 
-def plain_token_losses(states: Tensor, head: Tensor, aims: Wanted) -> tuple[Tensor, Tensor]:
+def plain_token_losses(states: Tensor, head: Tensor, aims: TokenTargets) -> tuple[Tensor, Tensor]:
     """`token_losses` by autograd, all rows at once: what that is tested against."""
     logprobs = F.linear(states.to(head.dtype), head).float().log_softmax(-1)
     loss = aims.constant.sum() - (aims.weight * _at(logprobs, aims.target[:, None])[:, 0]).sum()
@@ -81,7 +83,7 @@ def _at(values: Tensor, places: Tensor) -> Tensor:
 
 class _TokenLosses(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, states: Tensor, head: Tensor, aims: Wanted) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, states: Tensor, head: Tensor, aims: TokenTargets) -> tuple[Tensor, Tensor]:
         of_states, of_head = ctx.needs_input_grad[:2]
         grad_states = torch.empty_like(states) if of_states else None
         grad_head = torch.zeros_like(head, dtype=torch.float32) if of_head else None

@@ -24,7 +24,7 @@ from hamburger.training.base_model import base_arguments, base_name
 from hamburger.training.corpus.conversation import ChatTokenizer, prompt_ids
 from hamburger.training.corpus.jsonl import GrowingFile, read_rows
 from hamburger.training.corpus.prompts import Prompt, is_held_out, read_prompts, unit_hash
-from hamburger.training.corpus.repetition import loops
+from hamburger.training.corpus.repetition import is_repetitive
 from hamburger.training.errors import TrainingError
 from hamburger.training.progress import token_bar
 
@@ -75,7 +75,7 @@ class Tally:
     found: int = 0
     kept: int = 0
     cut_off: int = 0
-    looping: int = 0
+    repetitive: int = 0
     too_long: int = 0
     held_out: int = 0
     num_tokens: int = 0
@@ -84,8 +84,8 @@ class Tally:
         lines = [f"{self.kept} answers written, {self.num_tokens} tokens; {self.cut_off} were cut off at max_tokens."]
         if self.found:
             lines.append(f"{self.found} were there already.")
-        if self.looping:
-            lines.append(f"{self.looping} went round in circles and were dropped.")
+        if self.repetitive:
+            lines.append(f"{self.repetitive} went round in circles and were dropped.")
         if self.too_long:
             lines.append(f"{self.too_long} prompts leave no room for an answer of max_tokens and were left out.")
         if self.held_out:
@@ -136,7 +136,8 @@ def distill(
 ) -> Tally:
     """Append to `out` the answers that are missing there. console: where the progress bar is shown; None: nowhere.
 
-    Ids of answers that were dropped because they loop stand in `<out>.dropped`, so that they are not written again.
+    Ids of answers that were dropped because they repeat themselves stand in `<out>.dropped`, so that they are not
+    written again.
     Raises TrainingError when the model is a HAMburger, when `out` holds answers made otherwise, or is being written by
     another process.
     """
@@ -150,7 +151,7 @@ def distill(
         was_dropped = _known(dropped.path, settings, model_name)
         tasks = _tasks(writer, prompts, settings, tally)
         todo = [task for task in tasks if (task.prompt.id, task.sample) not in known | was_dropped]
-        tally.found, tally.looping = len(known), len(was_dropped)
+        tally.found, tally.repetitive = len(known), len(was_dropped)
         with token_bar("Writing", len(tasks), console) as bar:
             bar.advance(len(tasks) - len(todo))
             requests = ((task.prompt_ids, settings.sampling(task.prompt.id, task.sample)) for task in todo)
@@ -158,8 +159,8 @@ def distill(
                 task = todo[index]
                 head = _head(task, settings, model_name)
                 tally.num_tokens += len(result.token_ids)
-                if not settings.keep_loops and loops(result.token_ids):
-                    tally.looping += 1
+                if not settings.keep_loops and is_repetitive(result.token_ids):
+                    tally.repetitive += 1
                     dropped.append(head)
                 else:
                     tally.kept += 1

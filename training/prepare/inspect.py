@@ -48,7 +48,7 @@ pre {{ font: 14px/2 ui-monospace, monospace; white-space: pre-wrap; overflow-wra
 
 
 class BytesTokenizer(Protocol):
-    """What is needed of a tokenizer; engine.tokenizer.Tokenizer is one."""
+    """What is needed of a tokenizer; engine.text.tokenizer.Tokenizer has it."""
 
     def token_bytes(self, token_id: int, *, first: bool = False) -> bytes: ...
 

@@ -18,7 +18,8 @@ from hamburger.model.checkpoints.sources import resolve_source
 from hamburger.model.config import GraftConfig
 from hamburger.model.hamburger import HamburgerModel
 from hamburger.training.batches.batches import NO_TARGET, TrainBatch, collate, passes
-from hamburger.training.corpus.dataset import DatasetMeta, DatasetWriter, Example, SegmentedDataset
+from hamburger.training.corpus.dataset import DatasetMeta, Example, SegmentedDataset
+from hamburger.training.corpus.dataset_writer import DatasetWriter
 from hamburger.training.corpus.prompts import unit_hash
 from hamburger.training.errors import TrainingError
 from hamburger.training.export.calibrate import Calibration, identity
@@ -29,7 +30,7 @@ from hamburger.training.progress import token_bar
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the command (data.py). Raises TrainingError, CheckpointError or ConfigError."""
+    """Run the command (cli/data.py). Raises TrainingError, CheckpointError or ConfigError."""
     err = Console(stderr=True, highlight=False)
     data = [SegmentedDataset(folder) for folder in args.data]
     source = resolve_source(args.model, args.base)

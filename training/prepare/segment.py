@@ -23,9 +23,10 @@ from hamburger.model.checkpoints.sources import resolve_source
 from hamburger.training.base_model import base_arguments, base_name
 from hamburger.training.corpus.answers import WrittenAnswer, read_answers
 from hamburger.training.corpus.conversation import ChatTokenizer, TokenizedConversation, TrainOn
-from hamburger.training.corpus.dataset import DatasetMeta, DatasetWriter, Example, SegmentedDataset
+from hamburger.training.corpus.dataset import DatasetMeta, Example, SegmentedDataset
+from hamburger.training.corpus.dataset_writer import DatasetWriter
 from hamburger.training.corpus.prompts import is_held_out
-from hamburger.training.corpus.repetition import first_repeated_ngram, loops
+from hamburger.training.corpus.repetition import first_repeated_ngram, is_repetitive
 from hamburger.training.corpus.segmentation import Strategy, check_settings, segment
 from hamburger.training.errors import TrainingError
 from hamburger.training.forward.scoring import Scorer, TokenScores
@@ -37,7 +38,7 @@ _SCORED_AT_ONCE = 32  # a few passes of the scorer, so that the bar moves
 
 
 class TokenScorer(Protocol):
-    """What scores texts; training.scoring.Scorer is one."""
+    """What scores texts; training.forward.scoring.Scorer does."""
 
     max_length: int
 
@@ -48,7 +49,7 @@ class TokenScorer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A conversation to score: its ids and response mask, and the key by which it is known again."""
+    """A conversation to score: its ids and response mask, and the key by which it is recognised in a data set."""
 
     id: str
     key: str
@@ -68,8 +69,8 @@ class Tally:
     found: int = 0
     twice: int = 0
     held_out: int = 0
-    loops_dropped: int = 0
-    loops_cut: int = 0
+    repetitive_dropped: int = 0
+    repetitive_cut: int = 0
     shortened: int = 0
     too_long: int = 0
 
@@ -78,8 +79,8 @@ class Tally:
             "were in the data set already": self.found,
             "came twice, word for word": self.twice,
             "answer held-out prompts and were left out": self.held_out,
-            "went round in circles and were dropped": self.loops_dropped,
-            "went round in circles and were cut where they begin to repeat": self.loops_cut,
+            "went round in circles and were dropped": self.repetitive_dropped,
+            "went round in circles and were cut where they begin to repeat": self.repetitive_cut,
             "were cut at max_length": self.shortened,
             "have a prompt of max_length tokens or more and were left out": self.too_long,
         }
@@ -154,7 +155,7 @@ def segment_answers(
 ) -> Tally:
     """Add the answers that the data set in `folder` lacks. console: where the bar is shown; None: nowhere.
 
-    Raises TrainingError for answers that cannot be used (the message names the line), and a folder that cannot.
+    Raises TrainingError for answers that cannot be used (the message names the line), and for such a folder.
     """
     tally = Tally()
     with DatasetWriter(folder, meta) as writer:
@@ -234,9 +235,9 @@ def _prepare(
                 f"{answer.place} has the token id {max(conversation.token_ids)}, but the model's vocabulary is "
                 f"0..{meta.vocab_size - 1}: name the model that wrote the answers with --model."
             )
-        length = _length_without_loop(conversation, meta.loops)
+        length = _length_without_repetition(conversation, meta.loops)
         if length is None:
-            tally.loops_dropped += 1
+            tally.repetitive_dropped += 1
             continue
         ids, response = (
             conversation.token_ids[: min(length, max_length)],
@@ -252,20 +253,21 @@ def _prepare(
             tally.twice += 1
         else:
             todo[prepared.key] = prepared
-            tally.loops_cut += length < len(conversation.token_ids)
+            tally.repetitive_cut += length < len(conversation.token_ids)
             tally.shortened += length > max_length
     return list(todo.values())
 
 
-def _length_without_loop(conversation: TokenizedConversation, handling: str) -> int | None:
-    """Tokens to keep when the last answer loops; all where it does not, None when the example must go."""
+def _length_without_repetition(conversation: TokenizedConversation, handling: str) -> int | None:
+    """Tokens to keep of a conversation whose last answer may repeat itself: all where it does not, None where the
+    example is dropped. handling: DatasetMeta.loops."""
     ids, response = conversation.token_ids, conversation.response
     if handling == "keep":
         return len(ids)
     end = len(response) - response[::-1].index(True)
     start = end - next((i for i, r in enumerate(response[end - 1 :: -1]) if not r), end)
     answer = ids[start:end]
-    if not loops(answer):
+    if not is_repetitive(answer):
         return len(ids)
     repeats_at = first_repeated_ngram(answer)
     return None if handling == "drop" or repeats_at is None else start + repeats_at

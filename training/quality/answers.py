@@ -1,4 +1,4 @@
-"""Greedy answers of a model at many confidences, each generated once: they are kept on disk by what they depend on."""
+"""Greedy answers of a model at many confidences, each generated once, then read from a cache on disk."""
 
 from __future__ import annotations
 

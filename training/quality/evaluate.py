@@ -204,8 +204,8 @@ def _evaluation(
         return make_point(confidence, mine, base_scores, rounds, seed, pair)
 
     points = [point(c, scores[c], setting) for c, setting in zip(scores, settings[1:], strict=True)]
-    merged = [t for s in settings[1:] if s.confidence < 1 for t in timed.get(s, [])]
-    cost = micro_step_cost(timed.get(settings[0], []), merged)
+    below_one = [t for s in settings[1:] if s.confidence < 1 for t in timed.get(s, [])]
+    cost = micro_step_cost(timed.get(settings[0], []), below_one)
     kinds: dict[str, list[str]] = {}
     for prompt in job.prompts:
         kinds.setdefault(prompt.kind, []).append(prompt.id)

@@ -1,4 +1,4 @@
-"""What one answer is worth: cut at its first loop, scored under the base model, and how honest the dial was.
+"""Scores one answer, cut where it first repeats itself: under the base model, and how honest the dial was.
 
 Works on token ids and numbers alone; models are behind `score`.
 """
@@ -20,7 +20,7 @@ from hamburger.training.corpus.repetition import first_repeated_ngram
 from hamburger.training.quality.answers import Answer
 from hamburger.training.quality.statistics import Ratio
 
-LOOP_NGRAM, REPETITION_NGRAM = 8, 4
+CUT_NGRAM, REPETITION_NGRAM = 8, 4
 _ANSWERS_A_CHUNK = 64
 _DIGITS = 4
 
@@ -67,7 +67,7 @@ class AnswerScore:
 
 def kept_tokens(token_ids: Sequence[int]) -> int:
     """Tokens before an answer's first repeated 8-gram begins again; all of them where none does."""
-    cut = first_repeated_ngram(list(token_ids), LOOP_NGRAM)
+    cut = first_repeated_ngram(list(token_ids), CUT_NGRAM)
     return len(token_ids) if cut is None else cut
 
 

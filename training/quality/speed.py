@@ -32,7 +32,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """The decode steps of one answer, up to its first loop: tokens of each group, and seconds of each step.
+    """The decode steps of one answer until it first repeats itself: tokens of each group, and seconds of each step.
 
     The first group is left out: its step also computes the prompt.
     """

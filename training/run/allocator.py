@@ -1,4 +1,4 @@
-"""Freed memory on CPU: kept for the next tensor, instead of given back to the kernel and zeroed anew page by page."""
+"""Keeps memory that is freed on the CPU for the next tensor: the kernel would zero it anew, page by page."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def keep_freed_memory() -> bool:
 
     It holds for the whole process, so it is for commands, not for libraries: a training step frees hundreds of
     megabytes and asks for the same again (docs/training.md has the figures). Not for work that keeps small tensors
-    between large ones: the heap would grow by what cannot be joined.
+    between large ones: the gaps between them could not be joined, and the process would grow.
     """
     if platform.libc_ver()[0] != "glibc":
         return False

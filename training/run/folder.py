@@ -32,7 +32,7 @@ class RunFolder:
     path: Path
 
     def start(self, recipe: Recipe, *, resume: bool) -> None:
-        """Make the folder. Raises TrainingError when it already holds a run that is not to be gone on with."""
+        """Make the folder. Raises TrainingError when it already holds a run, unless that is resumed."""
         if not resume and self.latest() is not None:
             raise TrainingError(f"{self.path} already holds a run: go on with --resume, or name another --out.")
         self.path.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""What a run tells: metrics.jsonl and TensorBoard for later, a progress bar or lines for now."""
+"""Records a run in metrics.jsonl and TensorBoard, and shows a progress bar, or lines where there is no terminal."""
 
 from __future__ import annotations
 

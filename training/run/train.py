@@ -1,4 +1,4 @@
-"""`hamburger train`: puts a run together from recipe, data and model, and sees it through signals to its end."""
+"""`hamburger train`: makes a run of recipe, data and model, and trains to its end or until a signal asks to stop."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from hamburger.training.batches.packs import Examples, Packer, PackStream, Sourc
 from hamburger.training.corpus.dataset import SegmentedDataset
 from hamburger.training.corpus.prompts import is_kept_back
 from hamburger.training.errors import TrainingError
-from hamburger.training.forward.trainable import build, read_base, read_hamburger, with_graft
+from hamburger.training.forward.origin import read_base, read_hamburger, with_graft
+from hamburger.training.forward.trainable import build
 from hamburger.training.recipe import Grouping, Recipe, parse_recipe, read_recipe
 from hamburger.training.run.allocator import keep_freed_memory
 from hamburger.training.run.folder import RunFolder, read_state
@@ -30,7 +31,7 @@ STOPPED = 130  # the exit code of a run that a signal ended, so that a script do
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the command (train.py). Raises TrainingError, CheckpointError or ConfigError."""
+    """Run the command (cli/train.py). Raises TrainingError, CheckpointError or ConfigError."""
     recipe = read_recipe(args.recipe, args.overrides)
     if args.init is not None:
         recipe = parse_recipe(recipe.model_dump() | {"init": args.init}, args.recipe)
@@ -136,15 +137,15 @@ class Job:
 def _split(recipe: Recipe, data: Sequence[Source], validation: Sequence[Source] | None) -> _Data:
     """Examples to train with and to validate with; an id's answers are all on one side."""
     if validation is not None:
-        return _Data(_some(Examples(data)), Examples(validation))
+        return _Data(_not_empty(Examples(data)), Examples(validation))
 
     def kept_back(id: str) -> bool:
         return is_kept_back(id, recipe.validation_share)
 
-    return _Data(_some(Examples(data, lambda id: not kept_back(id))), Examples(data, kept_back))
+    return _Data(_not_empty(Examples(data, lambda id: not kept_back(id))), Examples(data, kept_back))
 
 
-def _some(examples: Examples) -> Examples:
+def _not_empty(examples: Examples) -> Examples:
     if not len(examples):
         raise TrainingError("the data has no example with a trained token: check what `segment` wrote.")
     return examples

@@ -40,7 +40,7 @@ _FULL = StateDictOptions(full_state_dict=True, cpu_offload=True)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Parts:
-    """What a trainer works with. num_examples: of the data, to recognise it when the run goes on."""
+    """What a trainer works with. num_examples: of the data, which a resumed run compares."""
 
     recipe: Recipe
     trainable: Trainable
@@ -74,15 +74,15 @@ class Trainer:
         self._broken = 0
 
     def load(self, state: dict[str, Any]) -> None:
-        """Go on from a checkpoint's state (runs.read_state); the weights must be that checkpoint's already."""
+        """Go on from a checkpoint's state (folder.read_state); the weights must be that checkpoint's already."""
         self.step, self.skipped, self._broken = state["step"], state["skipped"], state["broken"]
         set_optimizer_state_dict(self.network, self.optimizer, state["optimizer"], options=_FULL)
 
     def run(self, journal: Journal | None, stop: Callable[[], bool] = lambda: False) -> bool:
         """Train to the end, or until some process's `stop` says so; a checkpoint is written in both cases.
 
-        journal: of the one process that tells. Returns whether the run is complete. Raises TrainingError when the loss
-        is not finite several times in a row.
+        journal: of the main process, None in the others. Returns whether the run is complete. Raises TrainingError
+        when the loss is not finite several times in a row.
         """
         while self.step < self.total_steps:
             stopped, values = self._train_step(stop())

@@ -1,7 +1,7 @@
 """How well a network foresees answers that it was not trained on, teacher forced: losses, accuracies and the dial.
 
-The dial is read as the engine reads it, but along the given answer and with its context unmerged: a group goes on after
-a token while its continue probability is at least the confidence.
+The dial is read as the engine reads it, but along the given answer and with one token a slot before it: a group goes on
+after a token while its continue probability is at least the confidence.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Validator:
             mask, wanted = core.objective.stop_mask(batch), outcome.stop_targets
             right = (((outcome.stop_logits > 0) == (wanted > 0.5)) & mask).sum()
             losses = torch.stack((outcome.token_loss, outcome.stop_loss)).double()
-            others = torch.cat((torch.stack((right, mask.sum())), readings(batch, outcome))).double()
+            others = torch.cat((torch.stack((right, mask.sum())), trunk_counts(batch, outcome))).double()
             sums += torch.cat((losses, core.objective.counts(batch)[:2].double(), others)) * counted
         token, stop, tokens, stops, right_stops, seen, *read = self._total(sums).tolist()
         token, stop = token / max(tokens, 1), stop / max(stops, 1)
@@ -79,9 +79,9 @@ class Validator:
         for batch, counted in self._batches(self._single, width):
             with amp:
                 outcome: Outcome = network(batch)
-            places += counted * accuracies(batch, outcome)
+            places += counted * place_counts(batch, outcome)
             for i, confidence in enumerate(CONFIDENCES):
-                walks[i] += counted * walk(batch, outcome, confidence)
+                walks[i] += counted * dial_counts(batch, outcome, confidence)
         (valid, right, agreeing), totals = self._total(places).tolist(), self._total(walks).tolist()
         dial = []
         for confidence, (tokens, groups, extra, agreed, base_prob) in zip(CONFIDENCES, totals, strict=True):
@@ -107,23 +107,23 @@ class Validator:
         return total
 
 
-def accuracies(batch: TrainBatch, outcome: Outcome) -> Tensor:
+def place_counts(batch: TrainBatch, outcome: Outcome) -> Tensor:
     """float64 [3, W]: tokens at each place of a group, how many are foreseen, and how many as the base's likeliest."""
     valid = batch.targets != NO_TARGET
     right = valid & (outcome.predicted == batch.targets)
     return torch.stack((valid.sum(0), right.sum(0), _base_agrees(batch, outcome).sum(0))).double()
 
 
-def readings(batch: TrainBatch, outcome: Outcome) -> Tensor:
-    """int64 [4]: of the trunk's own tokens after merged groups, how many are the base's likeliest, and of how many;
-    then the same after groups of one token. They say whether the trunk can read groups.
+def trunk_counts(batch: TrainBatch, outcome: Outcome) -> Tensor:
+    """int64 [4]: of the trunk's own tokens after composed slots, how many are the base's likeliest, and of how many;
+    then the same after slots of one token. They say whether the trunk can read composed slots.
     """
-    merged = batch.slots.group_sizes[batch.emit] > 1
+    composed = batch.slots.group_sizes[batch.emit] > 1
     agrees = _base_agrees(batch, outcome)[:, 0]
-    return torch.stack(((agrees & merged).sum(), merged.sum(), (agrees & ~merged).sum(), (~merged).sum()))
+    return torch.stack(((agrees & composed).sum(), composed.sum(), (agrees & ~composed).sum(), (~composed).sum()))
 
 
-def walk(batch: TrainBatch, outcome: Outcome, confidence: float) -> Tensor:
+def dial_counts(batch: TrainBatch, outcome: Outcome, confidence: float) -> Tensor:
     """float64 [5] of a batch in which every token of an answer has a row: tokens, groups that the dial makes of them,
     tokens beyond a group's first, how many of these are the base's likeliest, and the base's probability of them.
     """
@@ -135,10 +135,10 @@ def walk(batch: TrainBatch, outcome: Outcome, confidence: float) -> Tensor:
     while at < len(lengths):
         starts.append(at)
         at += lengths[at]
-    held = extra[starts]
-    agrees = held & _base_agrees(batch, outcome)[starts, 1:]
-    probability = (outcome.base_probs[starts, 1:] * held).sum()
-    rest = torch.stack((held.sum(), agrees.sum(), probability)).double()
+    accepted = extra[starts]
+    agrees = accepted & _base_agrees(batch, outcome)[starts, 1:]
+    probability = (outcome.base_probs[starts, 1:] * accepted).sum()
+    rest = torch.stack((accepted.sum(), agrees.sum(), probability)).double()
     return torch.cat((rest.new_tensor((len(lengths), len(starts))), rest))
 
 
