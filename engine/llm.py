@@ -8,12 +8,12 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, Protocol, Unpack, cast
 
 from hamburger.engine.core.core import EngineCore
 from hamburger.engine.request import Answer, GenerationRequest, RequestUpdate, admit
 from hamburger.engine.text.detokenizer import TextDecoder
-from hamburger.engine.types.config import AttentionBackend, DecodeGraphForm, EngineArgs, OverlapSteps, Quantization
+from hamburger.engine.types.config import EngineArgs, LLMSettings
 from hamburger.engine.types.errors import InvalidRequest, OutOfMemory, QueueTimeout
 from hamburger.engine.types.messages import AbortRequest, EngineInfo, FinishReason, SubmitRequest, TokenLogprobs
 from hamburger.engine.types.sampling_params import SamplingParams
@@ -60,8 +60,9 @@ class LLM:
         llm = LLM()
         [result] = llm.chat([{"role": "user", "content": "Hello!"}], SamplingParams(temperature=0))
 
-    Arguments are those of EngineArgs; on_progress gets one line for people at the start of each stage of loading.
-    Raises what building the engine raises (a wrong model, too little memory). One thread at a time may use it.
+    settings: fields of EngineArgs, without those of a server's queue. on_progress gets one line for people at the start
+    of each stage of loading. Raises what building the engine raises (a wrong model, too little memory), and TypeError
+    for a keyword that is no setting. One thread at a time may use it.
     With a tensor_parallel_size above 1 there are processes beside this one, which end with the LLM. An error or Ctrl-C
     in the middle of a step ends them, and every later call raises EngineDead.
     """
@@ -71,52 +72,19 @@ class LLM:
         model: str | None = None,
         base: str | None = None,
         *,
-        device: str = "auto",
-        dtype: str = "auto",
-        max_model_len: int | None = None,
-        max_num_seqs: int = 64,
-        max_num_batched_slots: int = 512,
-        kv_cache_memory: int | None = None,
-        block_size: int = 32,
-        confidence: float | None = None,
-        prefix_cache: bool = True,
-        enforce_eager: bool = False,
-        decode_graph_form: DecodeGraphForm = "auto",
-        quantization: Quantization = "auto",
-        attention_backend: AttentionBackend = "auto",
-        compile_num_seqs: int = 0,
-        micro_step_kernel: bool = False,
-        tensor_parallel_size: int = 1,
-        overlap_steps: OverlapSteps = "auto",
         on_progress: Callable[[str], None] = lambda line: None,
+        **settings: Unpack[LLMSettings],
     ) -> None:
         # Imported here because they import torch, which the import of this package must not.
         from hamburger.engine.build import build_core
         from hamburger.engine.text.tokenizer import Tokenizer
         from hamburger.model.checkpoints.sources import resolve_source
 
-        args = EngineArgs(
-            model=model,
-            base=base,
-            device=device,
-            dtype=dtype,
-            max_model_len=max_model_len,
-            max_num_seqs=max_num_seqs,
-            max_num_batched_slots=max_num_batched_slots,
-            kv_cache_memory=kv_cache_memory,
-            block_size=block_size,
-            confidence=confidence,
-            prefix_cache=prefix_cache,
-            enforce_eager=enforce_eager,
-            decode_graph_form=decode_graph_form,
-            quantization=quantization,
-            attention_backend=attention_backend,
-            compile_num_seqs=compile_num_seqs,
-            micro_step_kernel=micro_step_kernel,
-            tensor_parallel_size=tensor_parallel_size,
-            overlap_steps=overlap_steps,
-            max_queue_seconds=math.inf,  # a long list of prompts may take its time
-        )
+        for name in settings:
+            if name not in LLMSettings.__annotations__:
+                raise TypeError(f"LLM() got an unexpected keyword argument {name!r}")
+        # A long list of prompts may take its time.
+        args = EngineArgs(model=model, base=base, max_queue_seconds=math.inf, **settings)
         core, info = build_core(args, on_progress)
         self._set_up(core, info, Tokenizer.load(resolve_source(model, base).tokenizer_path))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hamburger.engine.client import AsyncEngine
@@ -46,24 +46,27 @@ def engine_arguments(settings: ServeSettings) -> list[tuple[ServeSettings, Engin
     Engines that may be on one device divide its free memory.
     """
     models = settings.models()
-    found = []
+    found: list[tuple[ServeSettings, EngineArgs]] = []
     for model in models:
-        sharing = sum(_may_share(model, other) for other in models)
         try:
             model.auto_confidence()
-            found.append((model, model.engine_args(sharing)))
+            found.append((model, model.engine_args()))
         except ValueError as error:
             raise _named(model.served_model_name, error, len(models)) from error
-    return found
+    asked = [args for _, args in found]
+    return [
+        (model, replace(args, num_engines=sum(_may_share_device(args, other) for other in asked)))
+        for model, args in found
+    ]
 
 
-def _may_share(model: ServeSettings, other: ServeSettings) -> bool:
-    """Whether their engines may be on one device."""
-    devices = {model.device, other.device}
+def _may_share_device(args: EngineArgs, other: EngineArgs) -> bool:
+    """Whether two engines may be on one device."""
+    devices = {args.device, other.device}
     if len(devices) == 1 or "auto" in devices:
         return True
     # Split ones take the first GPUs, whichever another names.
-    return "cpu" not in devices and max(model.tensor_parallel_size, other.tensor_parallel_size) > 1
+    return "cpu" not in devices and max(args.tensor_parallel_size, other.tensor_parallel_size) > 1
 
 
 def find_models(arguments: Sequence[tuple[ServeSettings, EngineArgs]]) -> list[FoundModel]:

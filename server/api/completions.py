@@ -92,7 +92,7 @@ def completion_routes(models: ServedModels) -> APIRouter:
 
 def _check_number(context: ServerContext, body: GenerationBody, num_prompts: int) -> None:
     """Raise InvalidRequest for more answers than are ever admitted: 429 would have the client try for ever."""
-    number, most = num_prompts * body.num_samples, context.settings.max_queue + context.engine.info.max_num_seqs
+    number, most = num_prompts * body.num_samples, context.engine.max_queue + context.engine.info.max_num_seqs
     if number > most:
         field = "n" if num_prompts == 1 else "prompt"
         raise InvalidRequest(f"The request asks for {number} answers, but at most {most} are admitted.", field)

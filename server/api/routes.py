@@ -141,7 +141,7 @@ def _readiness_fault(context: ServerContext) -> str | None:
     fault = liveness_fault(state)
     if fault is None and state.draining:
         fault = "draining"
-    if fault is None and state.num_waiting >= context.settings.max_queue:
+    if fault is None and state.num_waiting >= context.engine.max_queue:
         fault = f"full: {state.num_waiting} requests wait"
     return fault
 

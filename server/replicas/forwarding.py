@@ -89,7 +89,7 @@ class _Forwarder:
         pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._replicas, self._options, self._settings, self._pause = replicas, options, settings, pause
-        self._wait_seconds = settings.max_queue_seconds
+        self._wait_seconds = settings.engine_args().max_queue_seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)

@@ -63,7 +63,7 @@ class ScaleOptions(BaseModel):
 def read_arguments(arguments: Mapping[str, Any]) -> tuple[ScaleOptions, ServeSettings]:
     """The arguments of the Serve application: fields of ScaleOptions, and settings of `hamburger serve`.
 
-    Settings that are not among them come from the environment and the YAML file as ever. Raises SettingsError.
+    Settings that are not among them come from the environment and the YAML file as ever. Raises SettingsError or ConfigError.
     """
     own = {name: value for name, value in arguments.items() if name in ScaleOptions.model_fields}
     given = {name: value for name, value in arguments.items() if name not in own}
@@ -90,7 +90,7 @@ def read_arguments(arguments: Mapping[str, Any]) -> tuple[ScaleOptions, ServeSet
 def _check_gpus(options: ScaleOptions, settings: ServeSettings) -> None:
     """An engine uses one GPU, or part of one, or one for each of its ranks."""
     given = options.gpus if options.bundles is None else options.bundles[0].get("GPU", 0)
-    size = settings.tensor_parallel_size
+    size = settings.engine_args().tensor_parallel_size
     if given > 1 and given != size:
         raise SettingsError(
             f"a replica reserves {given:g} GPUs, but tensor_parallel_size is {size}: make them equal, or use replicas."
@@ -105,6 +105,6 @@ def seats(options: ScaleOptions, settings: ServeSettings) -> tuple[int, float]:
     An engine is given a few more requests than run at once, so that a seat which gets free is taken at once. All others
     wait in the router: there they can still go anywhere. Another engine is wanted before the seats are all taken.
     """
-    num_seats = settings.max_num_seqs
+    num_seats = settings.engine_args().max_num_seqs
     most = options.max_ongoing_requests or num_seats + max(1, num_seats // 4)
     return most, options.target_ongoing_requests or max(1.0, 0.75 * num_seats)

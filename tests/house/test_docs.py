@@ -6,6 +6,7 @@ from pathlib import Path
 import yaml
 
 from fakes import ByteTokenizer, fake_engine
+from hamburger.server.additional_models import OWN_SETTINGS
 from hamburger.server.app import create_app
 from hamburger.server.config import ServeSettings, parse_bytes
 from hamburger.server.operation.metrics import ServerMetrics
@@ -23,6 +24,12 @@ def rows(page: str) -> dict[str, str]:
 
 def test_settings_and_their_page_agree() -> None:
     assert set(rows("configuration.md")) == set(ServeSettings.model_fields)
+
+
+def test_the_settings_of_further_models_and_their_list_agree() -> None:
+    page = (DOCS / "configuration.md").read_text()
+    listed = page.partition("**Its own settings** follow after commas:")[2].partition(". What is not given")[0]
+    assert set(re.findall(r"`(\w+)`", listed)) == OWN_SETTINGS
 
 
 def test_options_of_replicas_and_their_page_agree() -> None:

@@ -133,7 +133,7 @@ def test_the_gpu_overlays_figures_fit_the_gpu_that_it_names() -> None:
     [gigabytes] = re.findall(r"an (\d+) GB GPU", text)
     deployment = yaml.safe_load(text)
     given = {name.removeprefix(ENV_PREFIX).lower(): value for name, value in settings_of(deployment).items()}
-    settings = load_settings(given)
+    settings = load_settings(given).engine_args()
     assert settings.model is not None
     preset = settings.model.partition("/")[2].lower().removesuffix("-instruct")
     shape = shape_of(preset, ModelConfig(trunk=PRESETS[preset]), "bfloat16")

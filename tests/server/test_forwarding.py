@@ -12,7 +12,7 @@ from starlette.types import Message
 
 from fakes import EOS
 from hamburger.engine.types.errors import QueueFull
-from hamburger.server.config import ServeSettings
+from hamburger.server.config import ServeSettings, load_settings
 from hamburger.server.replicas import forwarding
 from hamburger.server.replicas.forwarding import ReplicaLost, create_front, merge_pages, replica_settings
 from hamburger.server.replicas.replica import Answer, Call, Replica
@@ -251,5 +251,6 @@ def test_pages_are_merged_by_family() -> None:
 
 
 def test_web_pages_are_answered_for_once() -> None:
-    settings = ServeSettings(cors_origin=["https://a.example"], max_num_seqs=3)
-    assert (replica_settings(settings).cors_origin, replica_settings(settings).max_num_seqs) == ([], 3)
+    settings = load_settings({"cors_origin": ["https://a.example"], "max_num_seqs": 3})
+    replicas_own = replica_settings(settings)
+    assert (replicas_own.cors_origin, replicas_own.engine_args().max_num_seqs) == ([], 3)

@@ -57,14 +57,13 @@ async def pair(
     runners = {"burger": ByChoice(split("AAA", 3)), second: base_runner or ByChoice(split("bbb", 1, 1, 1))}
     first, settings = ServerMetrics("burger"), ServeSettings()
     metrics = ServerMetrics(second, beside=first)
-    base_settings = settings.model_copy(update={"max_queue": 1})
     async with (
         fake_engine(runners["burger"], observer=first) as burger,
         fake_engine(runners[second], observer=metrics, **(base_engine or {"max_model_len": 99})) as base,
     ):
         contexts = [
             model_context(burger, ByteTokenizer(), first, settings, "burger"),
-            model_context(base, LargerTokenizer(), metrics, base_settings, second),
+            model_context(base, LargerTokenizer(), metrics, settings, second),
         ]
         transport = httpx.ASGITransport(create_app_of(contexts, settings), raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
