@@ -63,7 +63,8 @@ class ScaleOptions(BaseModel):
 def read_arguments(arguments: Mapping[str, Any]) -> tuple[ScaleOptions, ServeSettings]:
     """The arguments of the Serve application: fields of ScaleOptions, and settings of `hamburger serve`.
 
-    Settings that are not among them come from the environment and the YAML file as ever. Raises SettingsError or ConfigError.
+    Settings that are not among them come from the environment and the YAML file as ever. Raises SettingsError, or
+    ConfigError where settings do not fit together.
     """
     own = {name: value for name, value in arguments.items() if name in ScaleOptions.model_fields}
     given = {name: value for name, value in arguments.items() if name not in own}
