@@ -11,7 +11,7 @@ from itertools import islice
 from typing import Any, NamedTuple, Protocol, Unpack, cast
 
 from hamburger.engine.core.core import EngineCore
-from hamburger.engine.request import Answer, GenerationRequest, RequestUpdate, admit
+from hamburger.engine.request import AnswerBuilder, GenerationRequest, RequestUpdate, resolve_request
 from hamburger.engine.text.detokenizer import TextDecoder
 from hamburger.engine.types.config import EngineArgs, LLMSettings
 from hamburger.engine.types.errors import InvalidRequest, OutOfMemory, QueueTimeout
@@ -145,8 +145,8 @@ class LLM:
         request it is about, when such a request is reached. Until the iterator is exhausted or closed, every other
         call raises RuntimeError; closing it gives the unfinished requests up.
         """
-        admitted = (self._admit(i, [*ids], params) for i, (ids, params) in enumerate(requests))
-        with closing(self._run(admitted, on_update)) as finished:
+        resolved = (self._resolve(i, [*ids], params) for i, (ids, params) in enumerate(requests))
+        with closing(self._run(resolved, on_update)) as finished:
             for request, result in finished:
                 yield int(request.request_id), result
 
@@ -160,14 +160,14 @@ class LLM:
         params = [params] * len(prompts) if isinstance(params, SamplingParams) else params
         if len(params) != len(prompts):
             raise ValueError(f"{len(prompts)} prompts came with {len(params)} sampling params.")
-        requests = [self._admit(i, *pair) for i, pair in enumerate(zip(prompts, params, strict=True))]
+        requests = [self._resolve(i, *pair) for i, pair in enumerate(zip(prompts, params, strict=True))]
         with _progress_bar(len(requests), progress) as show, closing(self._run(requests, show)) as finished:
             results = {request.request_id: result for request, result in finished}
         return [results[request.request_id] for request in requests]
 
-    def _admit(self, index: int, prompt_ids: list[int], params: SamplingParams) -> SubmitRequest:
+    def _resolve(self, index: int, prompt_ids: list[int], params: SamplingParams) -> SubmitRequest:
         try:
-            return admit(GenerationRequest(str(index), prompt_ids, params), self.info, time.monotonic())
+            return resolve_request(GenerationRequest(str(index), prompt_ids, params), self.info, time.monotonic())
         except InvalidRequest as error:
             error.add_note(f"This is about prompt number {index}, counted from 0.")
             raise
@@ -178,15 +178,15 @@ class LLM:
         """Each request with its result, as it finishes; the next one is taken when a seat comes free."""
         if self._is_running:
             raise RuntimeError("This LLM is generating already: exhaust or close the iterator of generate_each first.")
-        waiting, running = iter(requests), dict[str, _Running]()
+        waiting, running = iter(requests), dict[str, _RunningRequest]()
         self._is_running = True
         try:
             while True:
-                # Seats are filled from here, so the engine's own queue stays short, however long the list is.
+                # LLM fills the seats itself, so the engine's own queue stays short, however long the list is.
                 for request in islice(waiting, self._core.config.max_num_seqs - len(running)):
                     self._core.add(replace(request, arrival_time=time.monotonic()))
-                    answer = Answer(self.tokenizer, request.params, self.info.eos_token_ids)
-                    running[request.request_id] = _Running(request, answer, [])
+                    answer = AnswerBuilder(self.tokenizer, request.params, self.info.eos_token_ids)
+                    running[request.request_id] = _RunningRequest(request, answer, [])
                 if not running:
                     return
                 if not self._core.has_work:
@@ -211,9 +211,9 @@ class LLM:
             self._is_running = False
 
 
-class _Running(NamedTuple):
+class _RunningRequest(NamedTuple):
     request: SubmitRequest
-    answer: Answer
+    answer: AnswerBuilder
     updates: list[RequestUpdate]
 
 

@@ -20,7 +20,7 @@ NOT_INHERITED = frozenset({"base", "confidence", "tool_parser"}) | _DIAL
 
 
 @dataclass(frozen=True, slots=True)
-class AlsoModel:
+class AdditionalModel:
     """One further model. model: None is the embedded one. settings: what was written for it, unchecked."""
 
     name: str
@@ -34,12 +34,12 @@ class AlsoModel:
         )
 
 
-def parse_also(value: Any) -> Any:
+def parse_additional_models(value: Any) -> Any:
     """Texts, each with one model or several with `;` between them. Raises ValueError that says what is wrong."""
     texts = [value] if isinstance(value, str) else value
     if not isinstance(texts, list):
         raise ValueError("it must be NAME=MODEL, or a list of such")
-    if all(isinstance(text, AlsoModel) for text in texts):
+    if all(isinstance(text, AdditionalModel) for text in texts):
         return texts
     if not all(isinstance(text, str) for text in texts):
         raise ValueError("each model must be a text NAME=MODEL")
@@ -49,7 +49,7 @@ def parse_also(value: Any) -> Any:
     return found
 
 
-def _parse_one(text: str) -> AlsoModel:
+def _parse_one(text: str) -> AdditionalModel:
     # A comma inside a path is no separator: only one that a setting follows.
     head, *rest = re.split(r",(?=\s*[A-Za-z_-]+\s*=)", text)
     name, equals, model = (part.strip() for part in head.partition("="))
@@ -64,4 +64,4 @@ def _parse_one(text: str) -> AlsoModel:
         if key in settings:
             raise ValueError(f"{name} sets {key} twice")
         settings[key] = setting.strip()
-    return AlsoModel(name, model or None, settings)
+    return AdditionalModel(name, model or None, settings)

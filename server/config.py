@@ -17,7 +17,7 @@ from hamburger.engine.dial.confidence_dial import AutoConfidence
 from hamburger.engine.logs import LogFormat
 from hamburger.engine.types.config import ENGINE_SETTINGS, EngineArgs
 from hamburger.engine.types.setting import Setting
-from hamburger.server.additional_models import NOT_INHERITED, AlsoModel, parse_also
+from hamburger.server.additional_models import NOT_INHERITED, AdditionalModel, parse_additional_models
 
 ENV_PREFIX = "HAMBURGER_"
 _UNITS = {"": 1, "b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
@@ -98,7 +98,7 @@ class ServeSettings(_EngineSettings):
     model_config = _CONFIG
 
     served_model_name: str | None = Field(None, min_length=1, description="name that clients ask for")
-    also: Annotated[list[AlsoModel], NoDecode, BeforeValidator(parse_also)] = Field(
+    also: Annotated[list[AdditionalModel], NoDecode, BeforeValidator(parse_additional_models)] = Field(
         [],
         description="a further model to serve beside it, in an engine of its own: NAME=MODEL[,SETTING=VALUE...], such "
         "as base=builtin; several as further options, or with ; between them",
@@ -180,7 +180,7 @@ class ServeSettings(_EngineSettings):
         """The settings of each model: these, and what they become for each of `also`. Raises SettingsError."""
         return [self.model_copy(update={"also": []}), *map(self._for_further, self.also)]
 
-    def _for_further(self, further: AlsoModel) -> ServeSettings:
+    def _for_further(self, further: AdditionalModel) -> ServeSettings:
         shared = {name: getattr(self, name) for name in type(self).model_fields.keys() - NOT_INHERITED}
         own: dict[str, Any] = {
             "also": [],

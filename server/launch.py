@@ -8,13 +8,13 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from hamburger.engine.client import AsyncEngine
+from hamburger.engine.async_engine import AsyncEngine
 from hamburger.engine.process_host import Worker
 from hamburger.engine.text.tokenizer import Tokenizer
 from hamburger.engine.types.config import EngineArgs
 from hamburger.engine.types.errors import HamburgerError
 from hamburger.model.checkpoints.sources import resolve_source
-from hamburger.server.api.context import ServerContext
+from hamburger.server.api.model_context import ModelContext
 from hamburger.server.app import model_context
 from hamburger.server.config import ServeSettings, SettingsError
 from hamburger.server.operation.metrics import ServerMetrics
@@ -35,7 +35,7 @@ class FoundModel:
 class RunningModel:
     """keeping: ends when its engine is dead for good. watching: has one that hangs write its stacks."""
 
-    context: ServerContext
+    context: ModelContext
     keeping: asyncio.Task[None]
     watching: asyncio.Task[None]
 

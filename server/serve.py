@@ -23,12 +23,12 @@ from fastapi import FastAPI
 
 from hamburger.engine.logs import BackgroundHandler, configure_logging
 from hamburger.engine.process_host import Worker
-from hamburger.server.api.context import ServerContext
+from hamburger.server.api.model_context import ModelContext
 from hamburger.server.app import create_app_of
 from hamburger.server.config import ServeSettings, SettingsError
 from hamburger.server.launch import FoundModel, RunningModel, engine_arguments, find_models, running
 from hamburger.server.operation.connections import allow_open_files, bounded_protocol
-from hamburger.server.operation.console import secrets_of, tell_settings, teller
+from hamburger.server.operation.console import announce_settings, announcer, secrets_of
 from hamburger.server.operation.request_log import request_logger
 
 _INTERRUPTED, _DIED = 130, 1
@@ -48,8 +48,8 @@ def serve(settings: ServeSettings, worker: Worker | None = None) -> int:
     _check_tls(settings)
     with _logging(settings), _bind(settings.host, settings.port) as listener:
         allow_open_files(settings.max_connections)
-        progress = teller(settings.log_format)
-        tell_settings(settings, progress)
+        progress = announcer(settings.log_format)
+        announce_settings(settings, progress)
         progress("finding the model" if len(arguments) == 1 else f"finding {len(arguments)} models")
         models = find_models(arguments)
         try:
@@ -206,7 +206,7 @@ def _logging(settings: ServeSettings) -> Iterator[None]:
         handler.close()
 
 
-def _greeting(settings: ServeSettings, models: list[ServerContext], url: str) -> str:
+def _greeting(settings: ServeSettings, models: list[ModelContext], url: str) -> str:
     first = models[0]
     body: dict[str, object] = {"model": first.served.name}
     if first.tokenizer.chat_template is None:
@@ -223,7 +223,7 @@ def _greeting(settings: ServeSettings, models: list[ServerContext], url: str) ->
     )
 
 
-def _description(model: ServerContext) -> list[str]:
+def _description(model: ModelContext) -> list[str]:
     info = model.engine.info
     if info.is_plain_base:
         kind = "plain base model: 1.0 tokens per KV, every group has one token"
@@ -237,7 +237,7 @@ def _description(model: ServerContext) -> list[str]:
     ]
 
 
-def _confidence(model: ServerContext) -> str:
+def _confidence(model: ModelContext) -> str:
     dial = model.engine.dial
     if dial is None:
         return f"default confidence {model.engine.info.default_confidence:g}"

@@ -26,9 +26,10 @@ class RunningStep:
         launch_behind: Callable[[RunningStep, ScheduledBatch], RunningStep],
         batch: ScheduledBatch,
         tail: Tail,
-        saw: Callable[[int], None] | None = None,
+        on_longest_group: Callable[[int], None] | None = None,
     ) -> None:
-        """saw: is told, when it is known, the longest group of the rows without a grammar, if there are any."""
+        """on_longest_group: called once the step is done, with the size of the longest group of the rows without a
+        grammar, if there are any."""
         self._launch_behind = launch_behind
         self.emitting = [item.sequence for item in batch.sequences if item.emits]
         self.tail = tail
@@ -41,7 +42,7 @@ class RunningStep:
             for item in batch.sequences
         ]
         output = tail.output
-        self._saw = saw
+        self._on_longest_group = on_longest_group
         self._is_free = [sequence.matcher is None for sequence in self.emitting]
         self._has_logprobs, self._has_scores = output.logprobs is not None, output.prompt_logprobs is not None
         tensors = [output.group_sizes, output.token_ids, output.stop_probs]
@@ -55,8 +56,8 @@ class RunningStep:
 
     def result(self) -> BatchResult:
         sizes, tokens, stop_probs, *rest = self._download.wait()
-        if self._saw is not None and any(self._is_free):
-            self._saw(max(compress(sizes.tolist(), self._is_free)))
+        if self._on_longest_group is not None and any(self._is_free):
+            self._on_longest_group(max(compress(sizes.tolist(), self._is_free)))
         logprobs = Logprobs(*rest[:3]) if self._has_logprobs else None
         groups = _group_results(StepOutput(tokens, sizes, stop_probs, logprobs), self.emitting)
         return BatchResult(groups, self._prompt_results(rest[-3:]) if self._has_scores else {})

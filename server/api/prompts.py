@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 
 from hamburger.engine.types.errors import InvalidRequest, PromptTooLong, TokenizerError
 from hamburger.server.api.message import Message
-from hamburger.server.tools.tools import messages_with_tools, results_as_user
-from hamburger.server.vocabulary import ServerTokenizer
+from hamburger.server.server_tokenizer import ServerTokenizer
+from hamburger.server.tools.tool_use import messages_with_tools, results_as_user
 
 T = TypeVar("T")
 _RESERVED = {"self", "messages", "tools", "add_generation_prompt", "continue_final_message"}

@@ -18,11 +18,11 @@ from pydantic_core import CoreSchema
 from hamburger.engine.types.errors import InvalidRequest
 from hamburger.engine.types.sampling_params import MAX_LOGPROBS, MAX_SEED, RANGES, SamplingParams
 from hamburger.server.api.message import Message
-from hamburger.server.api.structured import ResponseFormat, StructuredOutputs
-from hamburger.server.api.unsupported import UNSUPPORTED_CHAT, UNSUPPORTED_COMPLETION, AsksNothing
+from hamburger.server.api.structured_output import ResponseFormat, StructuredOutputs
+from hamburger.server.api.unsupported_fields import UNSUPPORTED_CHAT, UNSUPPORTED_COMPLETION, AsksNothing
 from hamburger.server.schema import Schema
 from hamburger.server.tools.tool_parsers import Family
-from hamburger.server.tools.tools import Tool, ToolChoice, ToolUse
+from hamburger.server.tools.tool_use import Tool, ToolChoice, ToolUse
 
 MAX_CHOICES = 128
 _RANGES = {**RANGES, "n": (1, MAX_CHOICES), "top_k": (-1, math.inf), "top_logprobs": RANGES["logprobs"]}

@@ -7,8 +7,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from hamburger.engine.client import RequestUpdate
-from hamburger.server.api.context import ServedModel
+from hamburger.engine.request import RequestUpdate
 from hamburger.server.api.echo import Echo
 from hamburger.server.api.logprobs import (
     ChatLogprobs,
@@ -16,9 +15,10 @@ from hamburger.server.api.logprobs import (
     join_chat_logprobs,
     join_completion_logprobs,
 )
+from hamburger.server.api.model_context import ServedModel
 from hamburger.server.api.protocol import GenerationBody
-from hamburger.server.tools.tools import ToolStream
-from hamburger.server.vocabulary import ServerTokenizer
+from hamburger.server.server_tokenizer import ServerTokenizer
+from hamburger.server.tools.tool_use import ToolStream
 
 
 class Choice:

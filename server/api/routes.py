@@ -13,12 +13,12 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response
 
 from hamburger.engine.health import liveness_fault
 from hamburger.engine.types.errors import InvalidRequest
-from hamburger.server.api.body import read_body
-from hamburger.server.api.context import ServerContext
-from hamburger.server.api.models import ServedModels
+from hamburger.server.api.model_context import ModelContext
 from hamburger.server.api.openapi import REFUSED, body_of
 from hamburger.server.api.prompts import encode_chat, encode_text
 from hamburger.server.api.protocol import DetokenizeBody, TokenizeBody
+from hamburger.server.api.request_body import read_body
+from hamburger.server.api.served_models import ServedModels
 from hamburger.server.operation.metrics import CONTENT_TYPE
 
 MAX_TOKENIZED = 1_000_000  # characters of a text, or tokens of a list: many times what contexts hold
@@ -136,7 +136,7 @@ def _check_size(size: int, param: str) -> None:
         raise InvalidRequest(f"{param} has the length {size}, but at most {MAX_TOKENIZED} is allowed here.", param)
 
 
-def _readiness_fault(context: ServerContext) -> str | None:
+def _readiness_fault(context: ModelContext) -> str | None:
     state = context.engine.health()
     fault = liveness_fault(state)
     if fault is None and state.draining:

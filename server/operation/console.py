@@ -18,7 +18,7 @@ logger = logging.getLogger("hamburger.start")
 Tell = Callable[[str], None]
 
 
-def teller(log_format: LogFormat) -> Tell:
+def announcer(log_format: LogFormat) -> Tell:
     """Tells a line together with the seconds since now; in JSON as a record of the log, whatever its level."""
     start = time.monotonic()
 
@@ -34,21 +34,21 @@ def teller(log_format: LogFormat) -> Tell:
     return tell_log
 
 
-def tell_settings(settings: ServeSettings, tell: Tell) -> None:
+def announce_settings(settings: ServeSettings, tell: Tell) -> None:
     """The configuration, once, with secrets masked: all of it in JSON, for people what differs from the defaults."""
     if settings.log_format == "json":
-        logger.info("settings", extra={"fields": {"settings": shown_settings(settings, os.environ)}})
+        logger.info("settings", extra={"fields": {"settings": settings_without_secrets(settings, os.environ)}})
         return
     changed = {
         name: value
-        for name, value in shown_settings(settings, os.environ).items()
+        for name, value in settings_without_secrets(settings, os.environ).items()
         if name not in ServeSettings.model_fields or getattr(settings, name) != ServeSettings.model_fields[name].default
     }
     if changed:
         tell("settings: " + escaped(", ".join(f"{name} {value}" for name, value in changed.items())))
 
 
-def shown_settings(settings: ServeSettings, environment: Mapping[str, str]) -> dict[str, Any]:
+def settings_without_secrets(settings: ServeSettings, environment: Mapping[str, str]) -> dict[str, Any]:
     """All settings as plain values; keys and tokens as ***."""
     shown: dict[str, Any] = {}
     for name in ServeSettings.model_fields:

@@ -14,8 +14,9 @@ from typing import Any, TypeVar
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
-from hamburger.engine.client import AsyncEngine, EndReason, RequestTimings
+from hamburger.engine.async_engine import AsyncEngine
 from hamburger.engine.types.messages import StepStats
+from hamburger.engine.types.observer import EndReason, RequestTimings
 from hamburger.engine.types.sampling_params import SamplingParams
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST

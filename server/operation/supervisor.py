@@ -6,8 +6,8 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from hamburger.engine.client import AsyncEngine
-from hamburger.engine.health import hang
+from hamburger.engine.async_engine import AsyncEngine
+from hamburger.engine.health import hang_fault
 from hamburger.engine.logs import LogFormat
 from hamburger.engine.process_host import ProcessHost, Worker
 from hamburger.engine.types.config import EngineArgs
@@ -60,7 +60,7 @@ class Supervisor:
         was_hanging = False
         while True:
             await asyncio.sleep(_WATCH_SECONDS)
-            fault = hang(engine.health())
+            fault = hang_fault(engine.health())
             if fault is not None and not was_hanging:
                 logger.error("%s hangs: %s. The stacks of its threads follow.", self._title, fault)
                 self.host.dump_stacks()

@@ -25,15 +25,15 @@ from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
 from hamburger.engine.types.errors import EngineDead, QueueTimeout
-from hamburger.server.api.body import read_whole
 from hamburger.server.api.errors import ApiError, add_error_handlers, error_event, to_api_error
+from hamburger.server.api.request_body import read_whole
 from hamburger.server.api.streaming import unless_client_leaves
 from hamburger.server.config import ServeSettings
 from hamburger.server.operation.middleware import REQUEST_ID, SafeHeaders, allow_origins
 from hamburger.server.operation.request_log import CLIENT_LEFT
 from hamburger.server.replicas.affinity import affinity_key
 from hamburger.server.replicas.replica import Answer, Call
-from hamburger.server.replicas.scale import ScaleOptions
+from hamburger.server.replicas.scale_options import ScaleOptions
 
 logger = logging.getLogger(__name__)
 _FIRST_PAUSE = 0.1  # seconds before a request is sent again; doubled each time

@@ -22,7 +22,7 @@ from hamburger.server.config import ServeSettings
 from hamburger.server.launch import engine_arguments
 from hamburger.server.replicas.forwarding import ReplicaLost, create_front, replica_settings
 from hamburger.server.replicas.replica import Answer, Call, Replica
-from hamburger.server.replicas.scale import ScaleOptions, read_arguments, seats
+from hamburger.server.replicas.scale_options import ScaleOptions, read_arguments, seats
 
 if TYPE_CHECKING:
     from ray.serve import Application

@@ -15,7 +15,7 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message, Scope
 
-from hamburger.engine.client import AsyncEngine
+from hamburger.engine.async_engine import AsyncEngine
 from hamburger.engine.health import liveness_fault
 from hamburger.server.app import create_app_of
 from hamburger.server.config import ServeSettings

@@ -11,7 +11,7 @@ from hamburger.server.app import create_app
 from hamburger.server.config import ServeSettings, parse_bytes
 from hamburger.server.operation.metrics import ServerMetrics
 from hamburger.server.operation.request_log import FIELDS
-from hamburger.server.replicas.scale import ScaleOptions
+from hamburger.server.replicas.scale_options import ScaleOptions
 
 DOCS = Path(__file__).parents[2] / "docs"
 

@@ -16,7 +16,7 @@ from hamburger.server.config import ServeSettings, load_settings
 from hamburger.server.replicas import forwarding
 from hamburger.server.replicas.forwarding import ReplicaLost, create_front, merge_pages, replica_settings
 from hamburger.server.replicas.replica import Answer, Call, Replica
-from hamburger.server.replicas.scale import ScaleOptions
+from hamburger.server.replicas.scale_options import ScaleOptions
 from serving import CHAT, COMPLETIONS, HELLO, ByChoice, Served, error_of, events, on_port, serving, split, until
 
 Fault = Callable[[int], BaseException | None]

@@ -11,9 +11,9 @@ import pytest
 
 from async_engine import collect
 from engine_builders import BUILDER
-from hamburger.engine.client import GenerationRequest
 from hamburger.engine.logs import LogFormat
 from hamburger.engine.process_host import ProcessHost, Worker
+from hamburger.engine.request import GenerationRequest
 from hamburger.engine.text.tokenizer import Tokenizer
 from hamburger.engine.types.config import EngineArgs
 from hamburger.engine.types.errors import EngineDead

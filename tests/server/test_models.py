@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from fakes import EOS, ByteTokenizer, fake_engine
 from gates import StepGate
-from hamburger.engine.client import AsyncEngine
+from hamburger.engine.async_engine import AsyncEngine
 from hamburger.server.app import create_app_of, model_context
 from hamburger.server.config import ServeSettings
 from hamburger.server.operation.metrics import ServerMetrics

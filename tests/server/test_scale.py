@@ -10,7 +10,7 @@ import yaml
 
 from hamburger.server.config import SettingsError
 from hamburger.server.replicas.ray_app import build
-from hamburger.server.replicas.scale import read_arguments, seats
+from hamburger.server.replicas.scale_options import read_arguments, seats
 
 CONFIG = Path(__file__).parents[2] / "deploy/ray-serve.yaml"
 

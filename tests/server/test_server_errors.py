@@ -9,8 +9,8 @@ import pytest
 
 from fakes import EOS
 from gates import StepGate
-from hamburger.engine.client import GenerationRequest
 from hamburger.engine.core.batch import ScheduledBatch
+from hamburger.engine.request import GenerationRequest
 from hamburger.engine.types.sampling_params import SamplingParams
 from serving import CHAT, COMPLETIONS, HELLO, MODEL, ByChoice, error_of, on_port, serving, split, until
 

@@ -14,9 +14,10 @@ import pytest
 from async_engine import collect
 from engine_builders import BUILDER
 from fakes import ByteTokenizer, fake_engine
-from hamburger.engine.client import AsyncEngine, GenerationRequest
+from hamburger.engine.async_engine import AsyncEngine
 from hamburger.engine.logs import LogFormat
 from hamburger.engine.process_host import ProcessHost, Worker
+from hamburger.engine.request import GenerationRequest
 from hamburger.engine.types.config import EngineArgs
 from hamburger.engine.types.errors import EngineDead
 from hamburger.engine.types.sampling_params import SamplingParams

@@ -13,6 +13,7 @@ from pydantic import Field, model_validator
 from hamburger.engine.text.grammar import json_grammar
 from hamburger.engine.types.errors import InvalidRequest
 from hamburger.server.schema import Schema
+from hamburger.server.server_tokenizer import ServerTokenizer
 from hamburger.server.tools.tool_parsers import (
     MARKERS,
     Family,
@@ -22,7 +23,6 @@ from hamburger.server.tools.tool_parsers import (
     list_parser,
     parser_of,
 )
-from hamburger.server.vocabulary import ServerTokenizer
 
 _MOST_CALLS = 16  # that a grammar lets a model make at once
 _ID_CHARACTERS = string.ascii_letters + string.digits

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from hamburger.model.checkpoints.sources import EMBEDDED_NAME
-from hamburger.server.additional_models import NOT_INHERITED, OWN_SETTINGS, AlsoModel, parse_also
+from hamburger.server.additional_models import NOT_INHERITED, OWN_SETTINGS, AdditionalModel, parse_additional_models
 from hamburger.server.cli import main
 from hamburger.server.config import ServeSettings, SettingsError, load_settings
 from hamburger.server.launch import engine_arguments, find_models
@@ -23,20 +23,20 @@ def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("written", "read"),
     [
-        ("base=builtin", [AlsoModel("base", "builtin")]),
-        (" a = x ; b = y ;", [AlsoModel("a", "x"), AlsoModel("b", "y")]),
-        (["a=x", "b=y;c=z"], [AlsoModel("a", "x"), AlsoModel("b", "y"), AlsoModel("c", "z")]),
-        ("fast=,confidence=0.3", [AlsoModel("fast", None, {"confidence": "0.3"})]),
-        ("a=some, folder/x=1", [AlsoModel("a", "some, folder/x=1")]),
+        ("base=builtin", [AdditionalModel("base", "builtin")]),
+        (" a = x ; b = y ;", [AdditionalModel("a", "x"), AdditionalModel("b", "y")]),
+        (["a=x", "b=y;c=z"], [AdditionalModel("a", "x"), AdditionalModel("b", "y"), AdditionalModel("c", "z")]),
+        ("fast=,confidence=0.3", [AdditionalModel("fast", None, {"confidence": "0.3"})]),
+        ("a=some, folder/x=1", [AdditionalModel("a", "some, folder/x=1")]),
         (
             "a=x.ckpt, base=y,kv-cache-memory=1GiB",
-            [AlsoModel("a", "x.ckpt", {"base": "y", "kv_cache_memory": "1GiB"})],
+            [AdditionalModel("a", "x.ckpt", {"base": "y", "kv_cache_memory": "1GiB"})],
         ),
         ([], []),
     ],
 )
-def test_what_is_written_is_what_is_read(written: Any, read: list[AlsoModel]) -> None:
-    assert parse_also(written) == read
+def test_what_is_written_is_what_is_read(written: Any, read: list[AdditionalModel]) -> None:
+    assert parse_additional_models(written) == read
 
 
 @pytest.mark.parametrize(
