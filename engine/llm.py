@@ -22,7 +22,7 @@ Message = Mapping[str, Any]
 
 
 class ChatTokenizer(TextDecoder, Protocol):
-    """What LLM needs of a tokenizer; engine.tokenizer.Tokenizer is one."""
+    """What LLM needs of a tokenizer; engine.text.tokenizer.Tokenizer is one."""
 
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]: ...
     def apply_chat_template(self, messages: list[dict[str, Any]], **kwargs: Any) -> str: ...

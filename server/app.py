@@ -14,9 +14,10 @@ from hamburger.server.api.completions import completion_routes
 from hamburger.server.api.errors import add_error_handlers
 from hamburger.server.api.model_context import ModelContext, ServedModel
 from hamburger.server.api.openapi import document
-from hamburger.server.api.protocol import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
+from hamburger.server.api.protocol import ChatBody, CompletionBody
 from hamburger.server.api.routes import model_routes, operation_routes
 from hamburger.server.api.served_models import ServedModels
+from hamburger.server.api.tokenizer_routes import DetokenizeBody, TokenizeBody, tokenizer_routes
 from hamburger.server.config import ServeSettings
 from hamburger.server.operation.metrics import ServerMetrics
 from hamburger.server.operation.middleware import RequestIds, allow_origins
@@ -40,7 +41,7 @@ def model_context(
     """
     grammars = Grammars(lambda: tokenizer, engine.info.vocab_size, engine.info.eos_token_ids)
     family = settings.tool_parser if settings.tool_parser != "auto" else family_of(tokenizer.tool_template)
-    metrics.watch(engine)
+    metrics.add_gauges(engine)
     return ModelContext(engine, tokenizer, metrics, settings, ServedModel(model_name, engine.info), grammars, family)
 
 
@@ -52,6 +53,7 @@ def create_app_of(contexts: Sequence[ModelContext], settings: ServeSettings) -> 
     key_needed = [Depends(require_api_key(settings.api_keys()))]
     app.include_router(completion_routes(models), dependencies=key_needed)
     app.include_router(model_routes(models), dependencies=key_needed)
+    app.include_router(tokenizer_routes(models), dependencies=key_needed)
     app.include_router(operation_routes(models), dependencies=[] if settings.public_operation else key_needed)
     document(app, ChatBody, CompletionBody, TokenizeBody, DetokenizeBody)
     allow_origins(app, settings.cors_origin)

@@ -54,7 +54,7 @@ def _on_or_off(value: Any) -> Any:
     return {True: "on", False: "off"}[value] if isinstance(value, bool) else value
 
 
-def _keys(value: Any) -> Any:
+def _comma_separated(value: Any) -> Any:
     values = [value] if isinstance(value, str) else value
     if not isinstance(values, list) or not all(isinstance(item, str) for item in values):
         raise ValueError("it must be a text, or several with commas between them")
@@ -105,14 +105,14 @@ class ServeSettings(_EngineSettings):
     )
     host: str = Field("127.0.0.1", min_length=1, description="address to listen on")
     port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0 takes a free one")
-    api_key: Annotated[list[str], NoDecode, BeforeValidator(_keys)] = Field(
+    api_key: Annotated[list[str], NoDecode, BeforeValidator(_comma_separated)] = Field(
         [], repr=False, description="key that clients must send; several with commas between them"
     )
     api_key_file: Path | None = Field(None, description="file with further keys, one a line")
     public_operation: bool = Field(
         True, description="whether /health, /ready, /metrics and /version answer without a key"
     )
-    cors_origin: Annotated[list[str], NoDecode, BeforeValidator(_keys)] = Field(
+    cors_origin: Annotated[list[str], NoDecode, BeforeValidator(_comma_separated)] = Field(
         [], description="web origin whose pages may call the server; several with commas between them, * for all"
     )
     ssl_certfile: Path | None = Field(None, description="certificate chain (PEM) to serve HTTPS with")
@@ -178,15 +178,15 @@ class ServeSettings(_EngineSettings):
 
     def models(self) -> list[ServeSettings]:
         """The settings of each model: these, and what they become for each of `also`. Raises SettingsError."""
-        return [self.model_copy(update={"also": []}), *map(self._for_further, self.also)]
+        return [self.model_copy(update={"also": []}), *map(self._for_additional, self.also)]
 
-    def _for_further(self, further: AdditionalModel) -> ServeSettings:
+    def _for_additional(self, additional: AdditionalModel) -> ServeSettings:
         shared = {name: getattr(self, name) for name in type(self).model_fields.keys() - NOT_INHERITED}
         own: dict[str, Any] = {
             "also": [],
-            "model": further.model,
-            "served_model_name": further.name,
-            **further.settings,
+            "model": additional.model,
+            "served_model_name": additional.name,
+            **additional.settings,
         }
         # In full, or the environment would fill the gaps with what it says of the first model.
         unset = {name: type(self).model_fields[name].default for name in NOT_INHERITED}
@@ -194,7 +194,7 @@ class ServeSettings(_EngineSettings):
             return ServeSettings(**(shared | unset | own))
         except ValidationError as error:
             name, value, reason = first_fault(error)
-            raise SettingsError(f"also {further.name}: {name} is {value!r}: {reason}") from error
+            raise SettingsError(f"also {additional.name}: {name} is {value!r}: {reason}") from error
 
     def engine_args(self) -> EngineArgs:
         """What its engine is asked for. Raises ConfigError when settings do not fit together."""

@@ -1,7 +1,7 @@
 """The life of one server process: bind, load, listen, drain, exit. No option parsing, no routes.
 
-The port is taken first (so that a used one is told before minutes of loading) and listened on last: who can connect can
-be served. SIGINT and SIGTERM drain; a second signal ends the process at once.
+The port is taken first, so that a port in use is reported before minutes of loading, and listened on last: who can
+connect can be served. SIGINT and SIGTERM drain; a second signal ends the process at once.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from hamburger.engine.process_host import Worker
 from hamburger.server.api.model_context import ModelContext
 from hamburger.server.app import create_app_of
 from hamburger.server.config import ServeSettings, SettingsError
-from hamburger.server.launch import FoundModel, RunningModel, engine_arguments, find_models, running
+from hamburger.server.launch import FoundModel, RunningModel, engine_arguments, find_models, running_models
 from hamburger.server.operation.connections import allow_open_files, bounded_protocol
 from hamburger.server.operation.console import announce_settings, announcer, secrets_of
 from hamburger.server.operation.request_log import request_logger
@@ -66,7 +66,7 @@ async def _run(
     progress: Callable[[str], None],
     worker: Worker | None,
 ) -> int:
-    async with running(models, progress, worker) as found:
+    async with running_models(models, progress, worker) as found:
         stopping = _stop_on_signals()
         contexts = [model.context for model in found]
         app = create_app_of(contexts, settings)
@@ -96,21 +96,21 @@ async def _listen(
     models: list[RunningModel],
     drain_seconds: float,
     stopping: asyncio.Event,
-    say: Callable[[str], None],
+    progress: Callable[[str], None],
 ) -> int:
     """Serve until a signal or until an engine is dead for good; returns the exit code."""
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     stopped = asyncio.create_task(stopping.wait())
-    keeping = [model.keeping for model in models]
-    await asyncio.wait({serving, stopped, *keeping}, return_when=asyncio.FIRST_COMPLETED)
+    supervisions = [model.supervision for model in models]
+    await asyncio.wait({serving, stopped, *supervisions}, return_when=asyncio.FIRST_COMPLETED)
     stopped.cancel()
-    has_died = any(task.done() for task in keeping)
+    has_died = any(task.done() for task in supervisions)
     if not serving.done():
         if not has_died:
-            say(f"stopping: running answers have {drain_seconds:g} s. A second signal stops at once.")
+            progress(f"stopping: running answers have {drain_seconds:g} s. A second signal stops at once.")
         elif len(models) > 1:
-            say(f"stopping, for an engine is dead: running answers of the others have {drain_seconds:g} s.")
-        # Of a dead engine, whoever waited has been told. New requests are answered 503 meanwhile.
+            progress(f"stopping, for an engine is dead: running answers of the others have {drain_seconds:g} s.")
+        # Whoever waited for a dead engine has its error already. New requests are answered 503 meanwhile.
         await asyncio.gather(*(model.context.engine.shutdown(drain_seconds) for model in models))
         if not has_died:
             # What is cut off below is cut off on purpose; uvicorn would log a traceback for each.
@@ -197,7 +197,7 @@ def _logging(settings: ServeSettings) -> Iterator[None]:
     """Log lines to stderr, from a thread, until it ends."""
     handler = BackgroundHandler()
     configure_logging(settings.log_level, settings.log_format, handler, secrets_of(settings))
-    # Requests are told whatever the level of the other lines; at debug, probes and scrapes too.
+    # Requests are logged whatever the level of the other lines; at debug, probes and scrapes too.
     request_logger.setLevel(logging.DEBUG if settings.log_level == "debug" else logging.INFO)
     try:
         yield

@@ -47,8 +47,8 @@ class BlockManager:
     def admit(self, sequence: Sequence) -> None:
         """Give a sequence that holds nothing the known blocks that it begins with, and new ones for its other slots.
 
-        Its last slot is never among the known ones, since what it emits is computed there. The caller has made sure that
-        all of it `fits`.
+        Its last slot is never among the known ones, since what it emits is computed there. The caller has made sure
+        that all of it `fits`.
         """
         found = self._find_known(sequence)
         for block_id in found:

@@ -21,7 +21,7 @@ from hamburger.server.api.request_body import read_body
 from hamburger.server.api.responses import ChatReply, CompletionReply, Reply
 from hamburger.server.api.served_models import ServedModels
 from hamburger.server.api.streaming import EventStream, Generation, collect, unless_client_leaves
-from hamburger.server.api.structured_output import compiled, grammar_of
+from hamburger.server.api.structured_output import compile_grammar, grammar_of
 from hamburger.server.operation.request_log import entry_of
 from hamburger.server.tools.tool_use import ToolStream, ToolUse
 
@@ -108,7 +108,7 @@ async def _sampling_params(
         raise InvalidRequest(f"stop holds {len(body.stop)} strings, but at most {most} are allowed.", "stop")
     forced = None if tools is None else tools.grammar
     if forced is not None:
-        grammar: str | None = await compiled(context.grammars, lambda: forced, "tools")
+        grammar: str | None = await compile_grammar(context.grammars, lambda: forced, "tools")
     else:
         grammar = await grammar_of(context.grammars, body)
     params = body.sampling_params(confidence, grammar)

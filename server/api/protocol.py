@@ -1,7 +1,7 @@
 """The requests that OpenAI clients send: fields and types, and how they become SamplingParams. No engine, no text.
 
 Types are strict (a bool is no int, "1" is no number) and null means the default. Ranges are checked once, by
-SamplingParams; a field that is known but not served is unsupported.py's business, any other is ignored.
+SamplingParams; a field that is known but not served is unsupported_fields.py's business, any other is ignored.
 """
 
 from __future__ import annotations
@@ -262,30 +262,12 @@ class CompletionBody(GenerationBody):
             return params
         if self.stream:
             raise InvalidRequest("best_of above n cannot be streamed: which answers are best is known last.", "best_of")
-        # Which answers are best is told by their log-probabilities.
+        # Their log-probabilities say which answers are best.
         return [replace(choice, logprobs=choice.logprobs or 0) for choice in params]
 
     @property
     def num_samples(self) -> int:
         return self.num_choices if self.best_of is None else self.best_of
-
-
-class TokenizeBody(Schema):
-    """POST /tokenize: a prompt or messages."""
-
-    model: str | None = None
-    prompt: str | None = None
-    messages: list[Message] | None = None
-    add_special_tokens: bool | None = Field(None, description="Default: true for a prompt, false for messages.")
-    add_generation_prompt: bool | None = None
-    return_token_strs: bool | None = None
-
-
-class DetokenizeBody(Schema):
-    """POST /detokenize."""
-
-    model: str | None = None
-    tokens: list[int]
 
 
 def named_as_written(error: InvalidRequest, limit_name: str, prompt_name: str) -> InvalidRequest:

@@ -89,7 +89,7 @@ class Reply:
         tools: for each choice, what finds the calls in its text; None where there are no tools.
         """
         self.id = f"{self.id_prefix}{uuid.uuid4().hex}"
-        self.confidence: float | None = None  # told in the usage, where the server chooses it
+        self.confidence: float | None = None  # named in the usage, where the server chooses it
         self._tokenizer = tokenizer
         self._skip_special_tokens = body.skip_special_tokens is not False
         self._frame = {
@@ -174,7 +174,7 @@ class Reply:
         }
 
     def counts(self) -> dict[str, Any]:
-        """What the log tells of it: the usage of all choices together, and what ended them."""
+        """What the log says of it: the usage of all choices together, and what ended them."""
         usage = self.usage()
         reasons = {choice.finish_reason or "abort" for choice in self.choices}
         return {

@@ -119,7 +119,7 @@ class ServerMetrics:
             "iteration_tokens_total", "Prompt slots computed and tokens generated in one engine step.", _COUNTS
         )
 
-    def watch(self, engine: AsyncEngine) -> None:
+    def add_gauges(self, engine: AsyncEngine) -> None:
         """Add the gauges, which read the engine's state whenever they are scraped."""
         info = engine.info
         self._gauge("num_requests_running", "Requests that hold KV slots.", lambda: engine.health().num_running)

@@ -38,7 +38,7 @@ class Supervisor:
         self._title = title
         self.host = self._new_host(worker)
 
-    async def keep(self, engine: AsyncEngine) -> None:
+    async def keep_alive(self, engine: AsyncEngine) -> None:
         """Start the engine again whenever it dies, while restarts are left; returns when it is dead for good."""
         while (error := await engine.stopped()) is not None:
             self._on_progress(f"the engine died: {error}")
@@ -53,10 +53,10 @@ class Supervisor:
                 self._on_progress(f"it could not be started again: {failure}")
                 return
             self._on_progress("the engine is ready again")
-        await asyncio.Event().wait()  # it was told to stop: there is nothing to keep
+        await asyncio.Event().wait()  # it was asked to stop: there is nothing to keep alive
 
-    async def watch(self, engine: AsyncEngine) -> None:
-        """Have the engine write its stacks, once for each time that it hangs."""
+    async def watch_for_hangs(self, engine: AsyncEngine) -> None:
+        """Have the engine write its stacks, once for each time that it hangs. Runs until it is cancelled."""
         was_hanging = False
         while True:
             await asyncio.sleep(_WATCH_SECONDS)

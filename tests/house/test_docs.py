@@ -59,7 +59,7 @@ def _read(written: str, default: object) -> object:
 async def test_metrics_and_their_page_agree() -> None:
     metrics = ServerMetrics("name")
     async with fake_engine() as engine:
-        metrics.watch(engine)
+        metrics.add_gauges(engine)
         text = metrics.render().decode()
     served = dict(re.findall(r"^# TYPE (\w+) (\w+)$", text, flags=re.MULTILINE))
     served = {name: kind for name, kind in served.items() if not name.endswith("_created")}

@@ -115,7 +115,7 @@ async def test_the_autoscalers_metrics_are_exported_and_the_adapter_offers_them(
         assert metrics_of(scaler).keys() == queries.keys()
     metrics = ServerMetrics("name")
     async with fake_engine() as engine:
-        metrics.watch(engine)
+        metrics.add_gauges(engine)
         gauges = set(re.findall(r"^# TYPE (\w+) gauge$", metrics.render().decode(), flags=re.MULTILINE))
     assert queries.keys() <= gauges
     for name, query in queries.items():
