@@ -238,7 +238,7 @@ def _progress_bar(num_requests: int, visible: bool) -> Iterator[Callable[[Reques
     """A bar of finished answers, with tokens/s and tokens per KV so far; give it every update."""
     from rich.console import Console
 
-    from hamburger.engine.progress import speed_progress
+    from hamburger.engine.progress_bar import speed_progress
 
     with speed_progress(Console(stderr=True), visible=visible) as bar:
         task = bar.add_task("Generating", total=num_requests, speed="")

@@ -56,7 +56,8 @@ class RequestUpdate:
 
 
 def leaves_confidence(params: SamplingParams) -> bool:
-    """Whether the server may choose the confidence: a request that names one, or a seed, wants to be repeatable."""
+    """Whether the dial may choose the confidence. It may not where a request names one, or a seed: that one is to be
+    repeatable."""
     return params.confidence is None and params.seed is None
 
 
@@ -135,7 +136,7 @@ class AnswerBuilder:
         self.kv_slots = 0
 
     def push(self, output: GroupOutput) -> RequestUpdate:
-        """The update of one group. When its stop_reason is a string, the core must be told to abort the request."""
+        """The update of one group. When its stop_reason is a string, the caller must abort the request in the core."""
         group = self._detokenizer.push(output.token_ids, last=output.finish_reason is not None)
         self.completion_tokens += group.num_tokens
         self.kv_slots += bool(output.token_ids)

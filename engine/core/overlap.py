@@ -33,7 +33,7 @@ from hamburger.engine.types.messages import StepOutputs
 
 logger = logging.getLogger(__name__)
 
-_CALM_STEPS = 64  # after one that failed ahead, before the next is tried
+_STEPS_ALONE = 64  # after one that did not fit ahead of another, until the next is tried
 
 
 class LaunchingRunner(Runner, Protocol):
@@ -69,7 +69,7 @@ class OverlappedCore(EngineCore):
         self._launching_runner = runner
         self._pending: _PendingStep | None = None
         self._last_report = 0.0  # when the last step was
-        self._num_steps_alone = 0  # steps that nothing is launched behind, as memory did not hold that
+        self._num_steps_alone = 0  # still to run with nothing launched behind them, as memory did not hold it
         self._unreported_lookups = (0, 0)  # cache_queries and cache_hits of a batch that memory did not hold
 
     def step(self) -> StepOutputs:
@@ -115,7 +115,7 @@ class OverlappedCore(EngineCore):
                 return self._launch(batch, pending.running.then)
             except OutOfMemory as error:  # it is planned anew, behind nothing: only then may it preempt
                 logger.warning("A step of %d slots launched ahead ran out of memory: %s", batch.num_slots, error)
-                self._num_steps_alone = _CALM_STEPS
+                self._num_steps_alone = _STEPS_ALONE
                 self._unreported_lookups = batch.cache_queries, batch.cache_hits
         for sequence in awaiting:
             sequence.awaits_group = False

@@ -87,7 +87,7 @@ def choose_confidence(field: float | None, alias: float | None, headers: Mapping
 
 @dataclass(frozen=True, slots=True)
 class ModelContext:
-    """One for each model. Routes are given all of them (served_models.py) and nothing global. `settings`: the model's."""
+    """One for each model. Routes get all of them (served_models.py) and nothing global. settings: this model's."""
 
     engine: AsyncEngine
     tokenizer: ServerTokenizer

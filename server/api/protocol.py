@@ -134,7 +134,7 @@ class GenerationBody(Schema):
         raise NotImplementedError
 
     def num_prompt_logprobs(self) -> int | None:
-        """The same for the prompt's tokens."""
+        """How many of each prompt token's likeliest rivals are reported; None for no log-probabilities of it."""
         return None
 
     def token_limit(self) -> tuple[str, int | None]:

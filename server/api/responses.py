@@ -68,7 +68,7 @@ class Choice:
 
 
 class Reply:
-    """The frame of one request's answer: its id, its choices and its usage. Subclasses know the two OpenAI shapes."""
+    """One request's answer: its id, its choices and its usage. Subclasses know the two OpenAI shapes."""
 
     id_prefix: str
     object: str
@@ -92,7 +92,7 @@ class Reply:
         self.confidence: float | None = None  # named in the usage, where the server chooses it
         self._tokenizer = tokenizer
         self._skip_special_tokens = body.skip_special_tokens is not False
-        self._frame = {
+        self._common_fields = {
             "created": int(time.time()),
             "model": body.model or served.name,
             "system_fingerprint": served.fingerprint,
@@ -124,7 +124,7 @@ class Reply:
                 **self._content(choice),
             }
             choices.append(whole | {"groups": choice.groups} if self._return_groups else whole)
-        return {"id": self.id, "object": self.object, **self._frame, "choices": choices, "usage": self.usage()}
+        return {"id": self.id, "object": self.object, **self._common_fields, "choices": choices, "usage": self.usage()}
 
     def chunk(self, index: int, update: RequestUpdate) -> dict[str, Any]:
         """The streamed piece that one group adds."""
@@ -196,7 +196,7 @@ class Reply:
         return [choice for prompt in ranked for choice in prompt[: self._choices_a_prompt]]
 
     def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        return {"id": self.id, "object": self.chunk_object, **self._frame, "choices": choices}
+        return {"id": self.id, "object": self.chunk_object, **self._common_fields, "choices": choices}
 
     def _content(self, choice: Choice) -> dict[str, Any]:
         """The fields of a whole choice that differ."""

@@ -61,7 +61,7 @@ def grammar_of_format(wanted: ResponseFormat) -> str:
 
 
 def grammar_of_outputs(wanted: StructuredOutputs) -> str:
-    """The same of structured_outputs. Raises InvalidRequest for a schema that is a text and no JSON."""
+    """The grammar that structured_outputs asks for. Raises InvalidRequest for a schema that is a text and no JSON."""
     if wanted.regex is not None:
         return regex_grammar(wanted.regex)
     if wanted.choice is not None:

@@ -154,7 +154,7 @@ class ServerMetrics:
         self._failure.labels(*self._values, str(status)).inc()
 
     def on_failure_of_no_model(self, status: int) -> None:
-        """The same, of a request that named none of several models: for Prometheus it has no model_name."""
+        """An error left the server for a request that named none of several models: it has no model_name."""
         self._failure.labels("", self._values[1], str(status)).inc()
 
     def on_step(self, stats: StepStats) -> None:

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from hamburger.server.config import ServeSettings, SettingsError, first_fault, load_settings
 
 Affinity = Literal["prefix", "session", "none"]
-_ELSEWHERE = {
+_SET_BY_RAY = {
     "host": "http_options.host of the Serve configuration",
     "port": "http_options.port of the Serve configuration",
     "ssl_certfile": "http_options.ssl_certfile of the Serve configuration",
@@ -48,7 +48,7 @@ class ScaleOptions(BaseModel):
     )
 
     @model_validator(mode="after")
-    def _fit(self) -> ScaleOptions:
+    def _check_fit(self) -> ScaleOptions:
         if any(bundle.get("GPU", 0) for bundle in (self.bundles or [])[1:]):
             raise ValueError("bundles after the first ask for GPUs, but an engine uses the first one: put them there")
         if self.max_replicas is not None and self.max_replicas < self.replicas:
@@ -68,10 +68,10 @@ def read_arguments(arguments: Mapping[str, Any]) -> tuple[ScaleOptions, ServeSet
     """
     own = {name: value for name, value in arguments.items() if name in ScaleOptions.model_fields}
     given = {name: value for name, value in arguments.items() if name not in own}
-    known = [*ScaleOptions.model_fields, *(name for name in ServeSettings.model_fields if name not in _ELSEWHERE)]
+    known = [*ScaleOptions.model_fields, *(name for name in ServeSettings.model_fields if name not in _SET_BY_RAY)]
     for name in given:
-        if name in _ELSEWHERE:
-            raise SettingsError(f"{name} is no setting of a replica. What sets it here: {_ELSEWHERE[name]}.")
+        if name in _SET_BY_RAY:
+            raise SettingsError(f"{name} is no setting of a replica. What sets it here: {_SET_BY_RAY[name]}.")
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)
             hint = f": did you mean {near[0]}?" if near else f". Known are {', '.join(known)}."
