@@ -19,7 +19,7 @@ from dataclasses import replace
 import torch
 
 from hamburger.engine.device.memory import pool_bytes
-from hamburger.engine.plan.models import PRESETS, with_graft
+from hamburger.engine.plan.known_shapes import PRESETS, with_graft
 from hamburger.model.assemble import assemble
 from hamburger.model.batch import ForwardBatch, StepOutput, empty_sampling
 from hamburger.model.config import GraftConfig, ModelConfig, TrunkConfig, tensor_shapes

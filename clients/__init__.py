@@ -1,1 +1,4 @@
-"""HTTP clients: a terminal chat and a load generator. They know the wire and nothing of the server's insides."""
+"""HTTP clients: a terminal chat, a load generator and evaluations of servers.
+
+They must not know anything of the server but the wire: none of the other packages, and no torch.
+"""

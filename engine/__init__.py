@@ -1,5 +1,7 @@
 """Requests, not HTTP: continuous batching of macro-steps over a paged pool of compressed KV slots.
 
+It must not know HTTP, nor how the model computes a step.
+
 `from hamburger.engine import LLM, SamplingParams` is the offline API. Importing this package never imports torch;
 `LLM` is loaded when it is first asked for.
 """

@@ -27,10 +27,10 @@ def liveness_fault(state: EngineHealth) -> str | None:
     """Why the process should be restarted, or None."""
     if not state.alive:
         return f"the engine is dead: {state.error}" if state.error else "the engine has stopped"
-    return hang(state)
+    return hang_fault(state)
 
 
-def hang(state: EngineHealth) -> str | None:
+def hang_fault(state: EngineHealth) -> str | None:
     """How a living engine hangs, or None: it may be busy in a long step, but not for ever."""
     if not state.alive:
         return None

@@ -26,8 +26,8 @@ class EngineHost(Protocol):
         """Wait until nothing of it is left; call it once EngineStopped was delivered."""
 
 
-class Life:
-    """One engine, from its start to its end."""
+class HostedEngine:
+    """One engine on its host, from its start to its end. Both futures are set by whoever hears the host's events."""
 
     def __init__(self, host: EngineHost) -> None:
         loop = asyncio.get_running_loop()

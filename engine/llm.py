@@ -8,12 +8,12 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, Protocol, Unpack, cast
 
 from hamburger.engine.core.core import EngineCore
-from hamburger.engine.request import Answer, GenerationRequest, RequestUpdate, admit
+from hamburger.engine.request import AnswerBuilder, GenerationRequest, RequestUpdate, resolve_request
 from hamburger.engine.text.detokenizer import TextDecoder
-from hamburger.engine.types.config import AttentionBackend, EngineArgs, OverlapSteps, Quantization
+from hamburger.engine.types.config import EngineArgs, LLMSettings
 from hamburger.engine.types.errors import InvalidRequest, OutOfMemory, QueueTimeout
 from hamburger.engine.types.messages import AbortRequest, EngineInfo, FinishReason, SubmitRequest, TokenLogprobs
 from hamburger.engine.types.sampling_params import SamplingParams
@@ -22,7 +22,7 @@ Message = Mapping[str, Any]
 
 
 class ChatTokenizer(TextDecoder, Protocol):
-    """What LLM needs of a tokenizer; engine.tokenizer.Tokenizer is one."""
+    """What LLM needs of a tokenizer; engine.text.tokenizer.Tokenizer is one."""
 
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]: ...
     def apply_chat_template(self, messages: list[dict[str, Any]], **kwargs: Any) -> str: ...
@@ -60,8 +60,9 @@ class LLM:
         llm = LLM()
         [result] = llm.chat([{"role": "user", "content": "Hello!"}], SamplingParams(temperature=0))
 
-    Arguments are those of EngineArgs; on_progress gets one line for people at the start of each stage of loading.
-    Raises what building the engine raises (a wrong model, too little memory). One thread at a time may use it.
+    settings: fields of EngineArgs, without those of a server's queue. on_progress gets one line for people at the start
+    of each stage of loading. Raises what building the engine raises (a wrong model, too little memory), and TypeError
+    for a keyword that is no setting. One thread at a time may use it.
     With a tensor_parallel_size above 1 there are processes beside this one, which end with the LLM. An error or Ctrl-C
     in the middle of a step ends them, and every later call raises EngineDead.
     """
@@ -71,46 +72,19 @@ class LLM:
         model: str | None = None,
         base: str | None = None,
         *,
-        device: str = "auto",
-        dtype: str = "auto",
-        max_model_len: int | None = None,
-        max_num_seqs: int = 64,
-        max_num_batched_slots: int = 512,
-        kv_cache_memory: int | None = None,
-        block_size: int = 32,
-        confidence: float | None = None,
-        prefix_cache: bool = True,
-        enforce_eager: bool = False,
-        quantization: Quantization = "auto",
-        attention_backend: AttentionBackend = "auto",
-        tensor_parallel_size: int = 1,
-        overlap_steps: OverlapSteps = "auto",
         on_progress: Callable[[str], None] = lambda line: None,
+        **settings: Unpack[LLMSettings],
     ) -> None:
         # Imported here because they import torch, which the import of this package must not.
         from hamburger.engine.build import build_core
         from hamburger.engine.text.tokenizer import Tokenizer
         from hamburger.model.checkpoints.sources import resolve_source
 
-        args = EngineArgs(
-            model=model,
-            base=base,
-            device=device,
-            dtype=dtype,
-            max_model_len=max_model_len,
-            max_num_seqs=max_num_seqs,
-            max_num_batched_slots=max_num_batched_slots,
-            kv_cache_memory=kv_cache_memory,
-            block_size=block_size,
-            confidence=confidence,
-            prefix_cache=prefix_cache,
-            enforce_eager=enforce_eager,
-            quantization=quantization,
-            attention_backend=attention_backend,
-            tensor_parallel_size=tensor_parallel_size,
-            overlap_steps=overlap_steps,
-            max_queue_seconds=math.inf,  # a long list of prompts may take its time
-        )
+        for name in settings:
+            if name not in LLMSettings.__annotations__:
+                raise TypeError(f"LLM() got an unexpected keyword argument {name!r}")
+        # A long list of prompts may take its time.
+        args = EngineArgs(model=model, base=base, max_queue_seconds=math.inf, **settings)
         core, info = build_core(args, on_progress)
         self._set_up(core, info, Tokenizer.load(resolve_source(model, base).tokenizer_path))
 
@@ -171,8 +145,8 @@ class LLM:
         request it is about, when such a request is reached. Until the iterator is exhausted or closed, every other
         call raises RuntimeError; closing it gives the unfinished requests up.
         """
-        admitted = (self._admit(i, [*ids], params) for i, (ids, params) in enumerate(requests))
-        with closing(self._run(admitted, on_update)) as finished:
+        resolved = (self._resolve(i, [*ids], params) for i, (ids, params) in enumerate(requests))
+        with closing(self._run(resolved, on_update)) as finished:
             for request, result in finished:
                 yield int(request.request_id), result
 
@@ -186,14 +160,14 @@ class LLM:
         params = [params] * len(prompts) if isinstance(params, SamplingParams) else params
         if len(params) != len(prompts):
             raise ValueError(f"{len(prompts)} prompts came with {len(params)} sampling params.")
-        requests = [self._admit(i, *pair) for i, pair in enumerate(zip(prompts, params, strict=True))]
+        requests = [self._resolve(i, *pair) for i, pair in enumerate(zip(prompts, params, strict=True))]
         with _progress_bar(len(requests), progress) as show, closing(self._run(requests, show)) as finished:
             results = {request.request_id: result for request, result in finished}
         return [results[request.request_id] for request in requests]
 
-    def _admit(self, index: int, prompt_ids: list[int], params: SamplingParams) -> SubmitRequest:
+    def _resolve(self, index: int, prompt_ids: list[int], params: SamplingParams) -> SubmitRequest:
         try:
-            return admit(GenerationRequest(str(index), prompt_ids, params), self.info, time.monotonic())
+            return resolve_request(GenerationRequest(str(index), prompt_ids, params), self.info, time.monotonic())
         except InvalidRequest as error:
             error.add_note(f"This is about prompt number {index}, counted from 0.")
             raise
@@ -204,15 +178,15 @@ class LLM:
         """Each request with its result, as it finishes; the next one is taken when a seat comes free."""
         if self._is_running:
             raise RuntimeError("This LLM is generating already: exhaust or close the iterator of generate_each first.")
-        waiting, running = iter(requests), dict[str, _Running]()
+        waiting, running = iter(requests), dict[str, _RunningRequest]()
         self._is_running = True
         try:
             while True:
-                # Seats are filled from here, so the engine's own queue stays short, however long the list is.
+                # LLM fills the seats itself, so the engine's own queue stays short, however long the list is.
                 for request in islice(waiting, self._core.config.max_num_seqs - len(running)):
                     self._core.add(replace(request, arrival_time=time.monotonic()))
-                    answer = Answer(self.tokenizer, request.params, self.info.eos_token_ids)
-                    running[request.request_id] = _Running(request, answer, [])
+                    answer = AnswerBuilder(self.tokenizer, request.params, self.info.eos_token_ids)
+                    running[request.request_id] = _RunningRequest(request, answer, [])
                 if not running:
                     return
                 if not self._core.has_work:
@@ -237,9 +211,9 @@ class LLM:
             self._is_running = False
 
 
-class _Running(NamedTuple):
+class _RunningRequest(NamedTuple):
     request: SubmitRequest
-    answer: Answer
+    answer: AnswerBuilder
     updates: list[RequestUpdate]
 
 
@@ -264,7 +238,7 @@ def _progress_bar(num_requests: int, visible: bool) -> Iterator[Callable[[Reques
     """A bar of finished answers, with tokens/s and tokens per KV so far; give it every update."""
     from rich.console import Console
 
-    from hamburger.engine.progress import speed_progress
+    from hamburger.engine.progress_bar import speed_progress
 
     with speed_progress(Console(stderr=True), visible=visible) as bar:
         task = bar.add_task("Generating", total=num_requests, speed="")

@@ -67,7 +67,7 @@ class JsonFormatter(logging.Formatter):
         self._secrets = _worth_masking(secrets)
 
     def format(self, record: logging.LogRecord) -> str:
-        told: dict[str, Any] = {
+        fields: dict[str, Any] = {
             "time": _time(record),
             "level": record.levelname.lower(),
             "logger": record.name,
@@ -76,16 +76,16 @@ class JsonFormatter(logging.Formatter):
         }
         traceback = _traceback(self, record)
         if traceback is not None:
-            told["traceback"] = traceback
+            fields["traceback"] = traceback
         # ASCII only: whatever reads lines splits them at \n alone, or at U+2028 too.
-        return _masked(json.dumps(told, default=str), self._secrets)
+        return _masked(json.dumps(fields, default=str), self._secrets)
 
 
 class BackgroundHandler(logging.Handler):
     """Writes lines from a thread of its own, so that whoever logs never waits for a slow or stuck reader.
 
-    When 10,000 lines wait, further ones are dropped, and their number is told when there is room again. `close` writes
-    what waits, for 2 seconds at most.
+    When 10,000 lines wait, further ones are dropped, and their number is logged when there is room again. `close`
+    writes what waits, for 2 seconds at most.
     """
 
     def __init__(self, stream: TextIO | None = None, max_waiting: int = _MAX_WAITING) -> None:
@@ -102,11 +102,11 @@ class BackgroundHandler(logging.Handler):
         try:
             line = self.format(record)
             if self._num_dropped:
-                told = logging.makeLogRecord(
+                dropped = logging.makeLogRecord(
                     {"name": __name__, "levelno": logging.WARNING, "levelname": "WARNING"}
                     | {"msg": "%d log lines were dropped: nobody read them.", "args": (self._num_dropped,)}
                 )
-                self._lines.put_nowait(self.format(told))
+                self._lines.put_nowait(self.format(dropped))
                 self._num_dropped = 0
             self._lines.put_nowait(line)
         except queue.Full:

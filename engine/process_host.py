@@ -18,8 +18,8 @@ from functools import partial
 from typing import Any, Self
 
 from hamburger.engine.logs import LogFormat
-from hamburger.engine.transport.engine_process import how_it_ended
-from hamburger.engine.transport.wire import Decoder, Encoder, Ended, Failed, Progress, Received, WireError
+from hamburger.engine.transport.engine_process import describe_exit_code
+from hamburger.engine.transport.wire import Decoder, Encoder, Ended, Failed, FrameBuffer, Progress, WireError
 from hamburger.engine.types.config import EngineArgs
 from hamburger.engine.types.errors import HamburgerError
 from hamburger.engine.types.events import EngineStopped, Event, Message
@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 BUILD_CORE = "hamburger.engine.build:build_core"
 _RECEIVED_BYTES = 2**18  # at once, at most
-_END_SECONDS = 5.0  # for a process that said its last words
+_END_SECONDS = 5.0  # for a process that has sent its final message
 
 
 class EngineProcessError(HamburgerError):
@@ -46,14 +46,14 @@ class Worker:
     """
 
     def __init__(self, builder: str = BUILD_CORE, log_level: str = "warning", log_format: LogFormat = "text") -> None:
-        self.connection, theirs = socket.socketpair()
-        with theirs:
+        self.connection, worker_end = socket.socketpair()
+        with worker_end:
             # -P: the folder that one serves in is no place to import from.
-            command = [sys.executable, "-P", "-m", "hamburger.engine.worker", str(theirs.fileno())]
+            command = [sys.executable, "-P", "-m", "hamburger.engine.worker", str(worker_end.fileno())]
             # A session of its own: what a terminal sends to this process's group is not meant for the engine.
             self.process = subprocess.Popen(
                 [*command, builder, log_level, log_format],
-                pass_fds=[theirs.fileno()],
+                pass_fds=[worker_end.fileno()],
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
             )
@@ -68,7 +68,7 @@ class Worker:
 
 
 class ProcessHost:
-    """An EngineHost (host.py). on_progress gets the lines that building it tells.
+    """An EngineHost (host.py). on_progress gets the lines that it reports while it is built.
 
     builder, log_level and log_format are those of its worker, which start() starts unless one is given.
     """
@@ -83,10 +83,10 @@ class ProcessHost:
         worker: Worker | None = None,
     ) -> None:
         self._args, self._on_progress = args, on_progress
-        self._new_worker = partial(Worker, builder, log_level, log_format)
+        self._start_worker = partial(Worker, builder, log_level, log_format)
         self._worker = worker
         self._encoder = Encoder()
-        self._last: Failed | Ended | None = None
+        self._final_message: Failed | Ended | None = None
 
     @property
     def pid(self) -> int:
@@ -94,7 +94,7 @@ class ProcessHost:
 
     def start(self, on_event: Callable[[Event], None]) -> None:
         self._on_event = on_event
-        worker = self._worker or self._new_worker()
+        worker = self._worker or self._start_worker()
         self._process = worker.process
         self._outgoing: asyncio.Queue[bytes] = asyncio.Queue()
         self._outgoing.put_nowait(self._encoder.frame(self._args))
@@ -117,21 +117,21 @@ class ProcessHost:
 
     async def _read(self, connection: socket.socket) -> None:
         # Not by a transport: one that fails to write, or whose other side left something unread, forgets what has
-        # arrived, and with it an engine's last words.
+        # arrived, and with it an engine's final message.
         connection.setblocking(False)
         writing = asyncio.create_task(_write(connection, self._outgoing), name="hamburger-to-engine")
-        decoder, received = Decoder(), Received()
+        decoder, received = Decoder(), FrameBuffer()
         try:
-            while self._last is None:  # an engine that has said its last words may not manage to exit
+            while self._final_message is None:  # an engine that has sent its final message may not manage to exit
                 part = await asyncio.get_running_loop().sock_recv(connection, _RECEIVED_BYTES)
                 if not part:
                     break
-                for rest in received.frames(part):
-                    self._take(decoder.value(rest))
+                for body in received.frames(part):
+                    self._handle(decoder.value(body))
         except ConnectionError:
             pass
         except WireError as error:  # nothing can be asked of it any more
-            self._last = Failed("error", f"its process sent what cannot be read: {error}")
+            self._final_message = Failed("error", f"its process sent what cannot be read: {error}")
             self.abandon()
         finally:
             writing.cancel()
@@ -142,11 +142,11 @@ class ProcessHost:
             stopped = EngineStopped(await self._error())
             asyncio.get_running_loop().call_soon(self._on_event, stopped)
 
-    def _take(self, value: Any) -> None:
+    def _handle(self, value: Any) -> None:
         if isinstance(value, Progress):
             self._on_progress(value.line)
         elif isinstance(value, (Failed, Ended)):
-            self._last = value
+            self._final_message = value
         else:
             # An observer that fails harms one event alone.
             asyncio.get_running_loop().call_soon(self._on_event, value)
@@ -158,7 +158,7 @@ class ProcessHost:
         except subprocess.TimeoutExpired:  # it closed its end and lives on
             self._process.kill()
             code = await asyncio.to_thread(self._process.wait)
-        match self._last:
+        match self._final_message:
             case Ended():
                 return None
             case Failed("config", message):
@@ -167,7 +167,7 @@ class ProcessHost:
                 return CheckpointError(message)
             case Failed(_, message):
                 return EngineProcessError(message)
-        return EngineProcessError(f"its process {self._process.pid} {how_it_ended(code)}")
+        return EngineProcessError(f"its process {self._process.pid} {describe_exit_code(code)}")
 
 
 async def _write(connection: socket.socket, frames: asyncio.Queue[bytes]) -> None:

@@ -1,6 +1,6 @@
-"""One request on the client's side: what may be admitted, and how its groups become text. No queues, no threads.
+"""One request outside the core: what it may ask for, and how its groups become text. No queues, no threads.
 
-AsyncEngine and LLM share this, so that an answer is the same whichever way it was asked for.
+AsyncEngine and LLM share this, so that an answer is the same whichever of them was asked.
 """
 
 from __future__ import annotations
@@ -56,11 +56,12 @@ class RequestUpdate:
 
 
 def leaves_confidence(params: SamplingParams) -> bool:
-    """Whether the server may choose the confidence: a request that names one, or a seed, wants to be repeatable."""
+    """Whether the dial may choose the confidence. It may not where a request names one, or a seed: that one is to be
+    repeatable."""
     return params.confidence is None and params.seed is None
 
 
-def admit(
+def resolve_request(
     request: GenerationRequest, info: EngineInfo, arrival_time: float, chosen_confidence: float | None = None
 ) -> SubmitRequest:
     """Check a request against the loaded model and fill in what it leaves open: max_tokens, seed and confidence.
@@ -120,7 +121,7 @@ def _check_ids(param: str, token_ids: Iterable[int], info: EngineInfo) -> None:
             )
 
 
-class Answer:
+class AnswerBuilder:
     """Turns a request's groups into updates: text, and the cut at the stop string that completes first."""
 
     def __init__(self, tokenizer: TextDecoder, params: SamplingParams, eos_token_ids: Sequence[int]) -> None:
@@ -130,16 +131,16 @@ class Answer:
             skip_special_tokens=params.skip_special_tokens,
             min_tokens=params.min_tokens,
         )
-        self._quiet_end_ids = frozenset() if params.ignore_eos else frozenset(eos_token_ids)
+        self._unreported_end_ids = frozenset() if params.ignore_eos else frozenset(eos_token_ids)
         self.completion_tokens = 0
         self.kv_slots = 0
 
     def push(self, output: GroupOutput) -> RequestUpdate:
-        """The update of one group. When its stop_reason is a string, the core must be told to abort the request."""
+        """The update of one group. When its stop_reason is a string, the caller must abort the request in the core."""
         group = self._detokenizer.push(output.token_ids, last=output.finish_reason is not None)
         self.completion_tokens += group.num_tokens
         self.kv_slots += bool(output.token_ids)
-        stop_token_id = None if output.stop_token_id in self._quiet_end_ids else output.stop_token_id
+        stop_token_id = None if output.stop_token_id in self._unreported_end_ids else output.stop_token_id
         return RequestUpdate(
             text=group.text,
             token_ids=output.token_ids[: group.num_tokens],

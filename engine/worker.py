@@ -25,7 +25,7 @@ from hamburger.engine.engine_loop import Inbox, run_loop
 from hamburger.engine.logs import LogFormat, configure_logging, secrets_of_environment
 from hamburger.engine.ranks.ranks import OnLost
 from hamburger.engine.text.grammar import Grammars
-from hamburger.engine.transport.engine_process import FAILED, begin, failure
+from hamburger.engine.transport.engine_process import FAILED, failed_message, set_up_process
 from hamburger.engine.transport.wire import Encoder, Ended, Failed, Progress, frames
 from hamburger.engine.types.config import EngineArgs
 from hamburger.engine.types.events import EngineReady, Message
@@ -37,31 +37,31 @@ _TRIM_SECONDS = 30.0
 
 
 def main(argv: list[str]) -> int:
-    connection = begin(int(argv[1]))
+    connection = set_up_process(int(argv[1]))
     secrets = secrets_of_environment(os.environ)
     configure_logging(argv[3], cast(LogFormat, argv[4]), logging.StreamHandler(), secrets)
     incoming = frames(connection)
     outbox = Outbox(connection)
     inbox: Inbox = queue.SimpleQueue()
-    last: Ended | Failed
+    final_message: Ended | Failed
     try:
         build = _builder(argv[2])  # what it imports takes seconds: the server may still be finding the model
         args: EngineArgs | None = next(incoming, None)
         if args is None:  # the server has gone already
             return FAILED
         reader = Reader(incoming, inbox, outbox)
-        core, info = build(args, lambda line: outbox.put(Progress(line)), outbox.die)
+        core, info = build(args, lambda line: outbox.put(Progress(line)), outbox.send_and_exit)
         reader.compile_with(core.grammars)
-        threading.Thread(target=_give_memory_back, name="hamburger-memory", daemon=True).start()
+        threading.Thread(target=_return_freed_memory, name="hamburger-memory", daemon=True).start()
         gc.freeze()  # what was loaded stays; looking through it again and again took 2 % of the steps' time
         outbox.put(EngineReady(info, core.config))
         run_loop(core, inbox, outbox.put)
-        last = Ended()
+        final_message = Ended()
     except BaseException as error:  # whatever it is, who waits must hear of it
-        last = failure(error)
-    outbox.put(last)
+        final_message = failed_message(error)
+    outbox.put(final_message)
     outbox.close()
-    return 0 if isinstance(last, Ended) else FAILED
+    return 0 if isinstance(final_message, Ended) else FAILED
 
 
 class Outbox:
@@ -81,8 +81,8 @@ class Outbox:
         self._values.put(None)
         self._thread.join()
 
-    def die(self, failed: Failed) -> None:
-        """Say one last word and end this process, whatever its other threads are doing. From any thread."""
+    def send_and_exit(self, failed: Failed) -> None:
+        """Send one final message and end this process, whatever its other threads are doing. From any thread."""
         self.put(failed)
         self.close()
         os._exit(FAILED)
@@ -112,19 +112,19 @@ class Reader:
     """Messages into the inbox, from a thread of its own, until the server has gone: then nobody waits for an answer."""
 
     def __init__(self, incoming: Iterator[Any], inbox: Inbox, outbox: Outbox) -> None:
-        self._compiler: Compiler | None = None
+        self._compiler: GrammarCompiler | None = None
         self._incoming, self._inbox, self._outbox = incoming, inbox, outbox
         threading.Thread(target=self._read, name="hamburger-inbox", daemon=True).start()
 
     def compile_with(self, grammars: Grammars | None) -> None:
         """From now on, compile a request's grammar before the core sees the request, so that no step waits for it."""
         if grammars is not None:
-            self._compiler = Compiler(grammars, self._inbox)
+            self._compiler = GrammarCompiler(grammars, self._inbox)
 
     def _read(self) -> None:
         try:
             for message in self._incoming:
-                if self._compiler is None or not self._compiler.takes(message):
+                if self._compiler is None or not self._compiler.take_if_it_waits(message):
                     self._inbox.put(message)
         except OSError:
             pass
@@ -135,7 +135,7 @@ class Reader:
             os._exit(FAILED)
 
 
-class Compiler:
+class GrammarCompiler:
     """Compiles requests' grammars in a thread of its own, then puts them into the inbox. Others overtake them."""
 
     def __init__(self, grammars: Grammars, inbox: Inbox) -> None:
@@ -144,8 +144,8 @@ class Compiler:
         self._ids: set[str] = set()  # of the requests that wait: their aborts must not overtake them
         threading.Thread(target=self._run, name="hamburger-grammars", daemon=True).start()
 
-    def takes(self, message: Message) -> bool:
-        """Whether it goes this way."""
+    def take_if_it_waits(self, message: Message) -> bool:
+        """Take a request with a grammar, or the abort of one that still waits here; returns whether it was one."""
         if isinstance(message, SubmitRequest) and message.params.grammar is not None:
             self._ids.add(message.request_id)
         elif not (isinstance(message, AbortRequest) and message.request_id in self._ids):
@@ -157,16 +157,16 @@ class Compiler:
         while True:
             message = self._waiting.get()
             if isinstance(message, SubmitRequest) and message.params.grammar is not None:
-                with contextlib.suppress(Exception):  # the core meets it again, and tells
+                with contextlib.suppress(Exception):  # the core compiles it again, and reports the error
                     self._grammars.compile(message.params.grammar)
             self._inbox.put(message)
             if isinstance(message, SubmitRequest):
                 self._ids.discard(message.request_id)
 
 
-def _give_memory_back() -> None:
-    """Now and then, what the allocator keeps of memory that was freed: 400 MB after loading, later what many steps of
-    all sizes leave in pieces. It takes milliseconds. Only glibc has this."""
+def _return_freed_memory() -> None:
+    """Have the allocator return, now and then, what it keeps of freed memory: 400 MB after loading, later the pieces
+    that many steps of all sizes leave. It takes milliseconds. Only glibc has this."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     while trim is not None:
         trim(0)

@@ -10,17 +10,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from hamburger.engine.types.config import EngineArgs
+from hamburger.engine.types.config import ENGINE_SETTINGS
 
-_DIAL = frozenset({"target_tpot_ms", "min_confidence", "max_confidence"})
+_DIAL_SETTINGS = frozenset({"target_tpot_ms", "min_confidence", "max_confidence"})
 # What may differ between models. Everything else belongs to the server that they share.
-OWN_SETTINGS = frozenset(EngineArgs.__dataclass_fields__) - {"model", "num_engines"} | {"tool_parser"} | _DIAL
+OWN_SETTINGS = frozenset(ENGINE_SETTINGS) - {"model"} | {"tool_parser"} | _DIAL_SETTINGS
 # What belongs to a checkpoint: what was set for the first model says nothing about another.
-NOT_INHERITED = frozenset({"base", "confidence", "tool_parser"}) | _DIAL
+NOT_INHERITED = frozenset({"base", "confidence", "tool_parser"}) | _DIAL_SETTINGS
 
 
 @dataclass(frozen=True, slots=True)
-class AlsoModel:
+class AdditionalModel:
     """One further model. model: None is the embedded one. settings: what was written for it, unchecked."""
 
     name: str
@@ -34,12 +34,12 @@ class AlsoModel:
         )
 
 
-def parse_also(value: Any) -> Any:
+def parse_additional_models(value: Any) -> Any:
     """Texts, each with one model or several with `;` between them. Raises ValueError that says what is wrong."""
     texts = [value] if isinstance(value, str) else value
     if not isinstance(texts, list):
         raise ValueError("it must be NAME=MODEL, or a list of such")
-    if all(isinstance(text, AlsoModel) for text in texts):
+    if all(isinstance(text, AdditionalModel) for text in texts):
         return texts
     if not all(isinstance(text, str) for text in texts):
         raise ValueError("each model must be a text NAME=MODEL")
@@ -49,7 +49,7 @@ def parse_also(value: Any) -> Any:
     return found
 
 
-def _parse_one(text: str) -> AlsoModel:
+def _parse_one(text: str) -> AdditionalModel:
     # A comma inside a path is no separator: only one that a setting follows.
     head, *rest = re.split(r",(?=\s*[A-Za-z_-]+\s*=)", text)
     name, equals, model = (part.strip() for part in head.partition("="))
@@ -64,4 +64,4 @@ def _parse_one(text: str) -> AlsoModel:
         if key in settings:
             raise ValueError(f"{name} sets {key} twice")
         settings[key] = setting.strip()
-    return AlsoModel(name, model or None, settings)
+    return AdditionalModel(name, model or None, settings)

@@ -7,21 +7,22 @@ from importlib.metadata import version
 
 from fastapi import Depends, FastAPI
 
-from hamburger.engine.client import AsyncEngine
+from hamburger.engine.async_engine import AsyncEngine
 from hamburger.engine.text.grammar import Grammars
 from hamburger.server.api.auth import require_api_key
 from hamburger.server.api.completions import completion_routes
-from hamburger.server.api.context import ServedModel, ServerContext
 from hamburger.server.api.errors import add_error_handlers
-from hamburger.server.api.models import ServedModels
+from hamburger.server.api.model_context import ModelContext, ServedModel
 from hamburger.server.api.openapi import document
-from hamburger.server.api.protocol import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
+from hamburger.server.api.protocol import ChatBody, CompletionBody
 from hamburger.server.api.routes import model_routes, operation_routes
+from hamburger.server.api.served_models import ServedModels
+from hamburger.server.api.tokenizer_routes import DetokenizeBody, TokenizeBody, tokenizer_routes
 from hamburger.server.config import ServeSettings
 from hamburger.server.operation.metrics import ServerMetrics
 from hamburger.server.operation.middleware import RequestIds, allow_origins
+from hamburger.server.server_tokenizer import ServerTokenizer
 from hamburger.server.tools.tool_parsers import family_of
-from hamburger.server.vocabulary import ServerTokenizer
 
 
 def create_app(
@@ -33,18 +34,18 @@ def create_app(
 
 def model_context(
     engine: AsyncEngine, tokenizer: ServerTokenizer, metrics: ServerMetrics, settings: ServeSettings, model_name: str
-) -> ServerContext:
+) -> ModelContext:
     """What requests to one model need. The engine was launched, and is used but not ended.
 
     metrics: the observer that `engine` was launched with. model_name: what clients call the model.
     """
     grammars = Grammars(lambda: tokenizer, engine.info.vocab_size, engine.info.eos_token_ids)
     family = settings.tool_parser if settings.tool_parser != "auto" else family_of(tokenizer.tool_template)
-    metrics.watch(engine)
-    return ServerContext(engine, tokenizer, metrics, settings, ServedModel(model_name, engine.info), grammars, family)
+    metrics.add_gauges(engine)
+    return ModelContext(engine, tokenizer, metrics, settings, ServedModel(model_name, engine.info), grammars, family)
 
 
-def create_app_of(contexts: Sequence[ServerContext], settings: ServeSettings) -> FastAPI:
+def create_app_of(contexts: Sequence[ModelContext], settings: ServeSettings) -> FastAPI:
     """The application for several models, whose metrics are rendered together. `settings` are the server's own."""
     models = ServedModels(contexts)
     app = FastAPI(title="HAMburger Serve", version=version("hamburger-serve"))
@@ -52,6 +53,7 @@ def create_app_of(contexts: Sequence[ServerContext], settings: ServeSettings) ->
     key_needed = [Depends(require_api_key(settings.api_keys()))]
     app.include_router(completion_routes(models), dependencies=key_needed)
     app.include_router(model_routes(models), dependencies=key_needed)
+    app.include_router(tokenizer_routes(models), dependencies=key_needed)
     app.include_router(operation_routes(models), dependencies=[] if settings.public_operation else key_needed)
     document(app, ChatBody, CompletionBody, TokenizeBody, DetokenizeBody)
     allow_origins(app, settings.cors_origin)

@@ -96,15 +96,15 @@ _COMMANDS = (
 class _Parser(argparse.ArgumentParser):
     """Wrong usage is one line, not a page.
 
-    fill: adds a command's arguments once it is the one that is called, so that no command loads what others need.
+    add_own_arguments: called once the command is, so that no command loads what the others need for their arguments.
     """
 
-    fill: Callable[[argparse.ArgumentParser], None] | None = None
+    add_own_arguments: Callable[[argparse.ArgumentParser], None] | None = None
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        fill, self.fill = self.fill, None
-        if fill is not None:
-            fill(self)
+        add_own_arguments, self.add_own_arguments = self.add_own_arguments, None
+        if add_own_arguments is not None:
+            add_own_arguments(self)
         return super().parse_known_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:
@@ -136,10 +136,11 @@ def build_parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
     )
-    serve.fill = _add_settings
+    serve.add_own_arguments = _add_settings
     for command in _COMMANDS:
         text = f"{command.help[0].upper()}{command.help[1:]}."
-        commands.add_parser(command.name, help=command.help, description=text).fill = partial(_add_arguments, command)
+        command_parser = commands.add_parser(command.name, help=command.help, description=text)
+        command_parser.add_own_arguments = partial(_add_arguments, command)
     return parser
 
 

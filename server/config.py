@@ -7,19 +7,19 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import yaml
-from pydantic import BeforeValidator, Field, ValidationError
+from pydantic import BeforeValidator, Field, ValidationError, create_model
 from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
 from hamburger.engine.dial.confidence_dial import AutoConfidence
 from hamburger.engine.logs import LogFormat
-from hamburger.engine.types.config import AttentionBackend, EngineArgs, OverlapSteps, Quantization
-from hamburger.server.additional_models import NOT_INHERITED, AlsoModel, parse_also
+from hamburger.engine.types.config import ENGINE_SETTINGS, EngineArgs
+from hamburger.engine.types.setting import Setting
+from hamburger.server.additional_models import NOT_INHERITED, AdditionalModel, parse_additional_models
 
 ENV_PREFIX = "HAMBURGER_"
-_DEFAULTS = EngineArgs()
 _UNITS = {"": 1, "b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 _UNITS |= {"kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 
@@ -44,7 +44,7 @@ def _confidence(value: Any) -> Any:
         number = None if value is None or value == "auto" else float(value)
     except (TypeError, ValueError):
         number = -1.0
-    if number is not None and not 0 <= number <= 1:
+    if ENGINE_SETTINGS["confidence"].fault(number) is not None:
         raise ValueError("it must be auto or a number in [0, 1]")
     return value if number is None else number
 
@@ -54,7 +54,7 @@ def _on_or_off(value: Any) -> Any:
     return {True: "on", False: "off"}[value] if isinstance(value, bool) else value
 
 
-def _keys(value: Any) -> Any:
+def _comma_separated(value: Any) -> Any:
     values = [value] if isinstance(value, str) else value
     if not isinstance(values, list) or not all(isinstance(item, str) for item in values):
         raise ValueError("it must be a text, or several with commas between them")
@@ -64,65 +64,60 @@ def _keys(value: Any) -> Any:
     return found
 
 
-class ServeSettings(BaseSettings):
-    """Each field is the option --field-name, the variable HAMBURGER_FIELD_NAME and the YAML key field_name."""
+def _engine_field(declared: Setting) -> Any:
+    """The field of ServeSettings for a setting of the engine."""
+    kind: Any = Literal[declared.choices] if declared.choices else declared.type
+    if "on" in declared.choices:
+        kind = Annotated[kind, BeforeValidator(_on_or_off)]
+    if declared.is_size:
+        kind = Annotated[kind, BeforeValidator(parse_bytes)]
+    bounds: Any = {"ge": declared.at_least, "gt": declared.above, "le": declared.at_most}
+    return kind, Field(declared.default, description=declared.help, **bounds)
 
-    model_config = SettingsConfigDict(
-        env_prefix=ENV_PREFIX, env_ignore_empty=True, extra="forbid", frozen=True, protected_namespaces=()
+
+_CONFIG = SettingsConfigDict(
+    env_prefix=ENV_PREFIX, env_ignore_empty=True, extra="forbid", frozen=True, protected_namespaces=()
+)
+if TYPE_CHECKING:
+    # What EngineArgs declares is known when this module runs: whoever wants such a setting asks engine_args() for it.
+    _EngineSettings = BaseSettings
+else:
+    _EngineSettings = create_model(
+        "_EngineSettings",
+        __base__=BaseSettings,
+        **{name: _engine_field(declared) for name, declared in ENGINE_SETTINGS.items() if name != "confidence"},
     )
 
-    model: str | None = Field(
-        None,
-        description="what to serve: a folder, hub id, .ckpt or .gguf file, or `builtin`, the plain base under the "
-        "embedded model (default: the embedded model)",
-    )
-    base: str | None = Field(
-        None, description="folder or hub id of the base model, for a checkpoint that holds only a part of it"
-    )
+
+class ServeSettings(_EngineSettings):
+    """What `hamburger serve` can be told: the settings of EngineArgs, and those of the server, which are declared here.
+
+    Each field is the option --field-name, the variable HAMBURGER_FIELD_NAME and the YAML key field_name.
+    """
+
+    model_config = _CONFIG
+
     served_model_name: str | None = Field(None, min_length=1, description="name that clients ask for")
-    also: Annotated[list[AlsoModel], NoDecode, BeforeValidator(parse_also)] = Field(
+    also: Annotated[list[AdditionalModel], NoDecode, BeforeValidator(parse_additional_models)] = Field(
         [],
         description="a further model to serve beside it, in an engine of its own: NAME=MODEL[,SETTING=VALUE...], such "
         "as base=builtin; several as further options, or with ; between them",
     )
     host: str = Field("127.0.0.1", min_length=1, description="address to listen on")
     port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0 takes a free one")
-    api_key: Annotated[list[str], NoDecode, BeforeValidator(_keys)] = Field(
+    api_key: Annotated[list[str], NoDecode, BeforeValidator(_comma_separated)] = Field(
         [], repr=False, description="key that clients must send; several with commas between them"
     )
     api_key_file: Path | None = Field(None, description="file with further keys, one a line")
     public_operation: bool = Field(
         True, description="whether /health, /ready, /metrics and /version answer without a key"
     )
-    cors_origin: Annotated[list[str], NoDecode, BeforeValidator(_keys)] = Field(
+    cors_origin: Annotated[list[str], NoDecode, BeforeValidator(_comma_separated)] = Field(
         [], description="web origin whose pages may call the server; several with commas between them, * for all"
     )
     ssl_certfile: Path | None = Field(None, description="certificate chain (PEM) to serve HTTPS with")
     ssl_keyfile: Path | None = Field(None, description="its private key (PEM), if it is not in the same file")
-    device: str = Field("auto", description="auto, cpu, cuda or cuda:N")
-    dtype: Literal["auto", "bfloat16", "float32", "float16"] = Field("auto", description="what the weights become")
-    quantization: Quantization = Field(
-        _DEFAULTS.quantization,
-        description="weights: none; on CPU auto (4 bits where a trunk has no more, else 8), int8, int4; on a GPU int8",
-    )
-    attention_backend: AttentionBackend = Field(
-        _DEFAULTS.attention_backend,
-        description="what runs attention on a GPU: auto, torch or triton",
-    )
-    tensor_parallel_size: int = Field(
-        _DEFAULTS.tensor_parallel_size,
-        ge=1,
-        description="over how many GPUs of this machine one model is split; on CPU, over how many processes",
-    )
-    max_model_len: int | None = Field(None, ge=2, description="most tokens of prompt and answer together")
-    max_num_seqs: int = Field(_DEFAULTS.max_num_seqs, ge=1, description="most answers generated at once")
-    max_num_batched_slots: int = Field(
-        _DEFAULTS.max_num_batched_slots, ge=1, description="most slots that one step computes"
-    )
-    kv_cache_memory: Annotated[int | None, BeforeValidator(parse_bytes)] = Field(
-        None, ge=1, description="size of the KV pool, such as 4GiB (default: a share of free memory)"
-    )
-    block_size: int = Field(_DEFAULTS.block_size, ge=1, description="slots of one block of the pool")
+    # As EngineArgs.confidence, but it may be auto, too.
     confidence: Annotated[float | Literal["auto"] | None, BeforeValidator(_confidence)] = Field(
         None,
         description="confidence of requests that name none, or auto to lower it under load (default: the checkpoint's)",
@@ -135,16 +130,6 @@ class ServeSettings(BaseSettings):
     )
     max_confidence: float | None = Field(
         None, ge=0, le=1, description="highest that confidence auto chooses (default: the checkpoint's)"
-    )
-    max_queue: int = Field(_DEFAULTS.max_queue, ge=1, description="most requests that may wait")
-    max_queue_seconds: float = Field(_DEFAULTS.max_queue_seconds, gt=0, description="longest that a request may wait")
-    prefix_cache: bool = Field(
-        _DEFAULTS.prefix_cache, description="whether prompts that begin alike share the KV slots of their beginning"
-    )
-    enforce_eager: bool = Field(_DEFAULTS.enforce_eager, description="whether a GPU decodes without CUDA graphs")
-    overlap_steps: Annotated[OverlapSteps, BeforeValidator(_on_or_off)] = Field(
-        _DEFAULTS.overlap_steps,
-        description="whether a step is prepared while the one before it runs: auto (on a GPU), on or off",
     )
     max_body_size: Annotated[int, BeforeValidator(parse_bytes)] = Field(
         8 * 2**20, ge=1, description="largest body of a request, such as 8MiB"
@@ -193,15 +178,15 @@ class ServeSettings(BaseSettings):
 
     def models(self) -> list[ServeSettings]:
         """The settings of each model: these, and what they become for each of `also`. Raises SettingsError."""
-        return [self.model_copy(update={"also": []}), *map(self._for_further, self.also)]
+        return [self.model_copy(update={"also": []}), *map(self._for_additional, self.also)]
 
-    def _for_further(self, further: AlsoModel) -> ServeSettings:
+    def _for_additional(self, additional: AdditionalModel) -> ServeSettings:
         shared = {name: getattr(self, name) for name in type(self).model_fields.keys() - NOT_INHERITED}
         own: dict[str, Any] = {
             "also": [],
-            "model": further.model,
-            "served_model_name": further.name,
-            **further.settings,
+            "model": additional.model,
+            "served_model_name": additional.name,
+            **additional.settings,
         }
         # In full, or the environment would fill the gaps with what it says of the first model.
         unset = {name: type(self).model_fields[name].default for name in NOT_INHERITED}
@@ -209,14 +194,14 @@ class ServeSettings(BaseSettings):
             return ServeSettings(**(shared | unset | own))
         except ValidationError as error:
             name, value, reason = first_fault(error)
-            raise SettingsError(f"also {further.name}: {name} is {value!r}: {reason}") from error
+            raise SettingsError(f"also {additional.name}: {name} is {value!r}: {reason}") from error
 
-    def engine_args(self, num_engines: int = 1) -> EngineArgs:
-        """num_engines: how many share the machine. Raises ConfigError when settings do not fit together."""
-        given = {name: getattr(self, name) for name in EngineArgs.__dataclass_fields__.keys() - {"num_engines"}}
+    def engine_args(self) -> EngineArgs:
+        """What its engine is asked for. Raises ConfigError when settings do not fit together."""
+        given = {name: getattr(self, name) for name in ENGINE_SETTINGS}
         if self.confidence == "auto":  # its upper bound is what the engine falls back to
             given["confidence"] = self.max_confidence
-        return EngineArgs(num_engines=num_engines, **given)
+        return EngineArgs(**given)
 
     def auto_confidence(self) -> AutoConfidence | None:
         """What confidence auto is asked to do, None without it. Raises SettingsError for one without the other."""

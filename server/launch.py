@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from hamburger.engine.client import AsyncEngine
+from hamburger.engine.async_engine import AsyncEngine
 from hamburger.engine.process_host import Worker
 from hamburger.engine.text.tokenizer import Tokenizer
 from hamburger.engine.types.config import EngineArgs
 from hamburger.engine.types.errors import HamburgerError
 from hamburger.model.checkpoints.sources import resolve_source
-from hamburger.server.api.context import ServerContext
+from hamburger.server.api.model_context import ModelContext
 from hamburger.server.app import model_context
 from hamburger.server.config import ServeSettings, SettingsError
 from hamburger.server.operation.metrics import ServerMetrics
@@ -33,11 +33,12 @@ class FoundModel:
 
 @dataclass(frozen=True, slots=True)
 class RunningModel:
-    """keeping: ends when its engine is dead for good. watching: has one that hangs write its stacks."""
+    """A launched model. supervision: starts its engine again, and ends when that is dead for good. hang_watch: has an
+    engine that hangs write its stacks."""
 
-    context: ServerContext
-    keeping: asyncio.Task[None]
-    watching: asyncio.Task[None]
+    context: ModelContext
+    supervision: asyncio.Task[None]
+    hang_watch: asyncio.Task[None]
 
 
 def engine_arguments(settings: ServeSettings) -> list[tuple[ServeSettings, EngineArgs]]:
@@ -46,24 +47,27 @@ def engine_arguments(settings: ServeSettings) -> list[tuple[ServeSettings, Engin
     Engines that may be on one device divide its free memory.
     """
     models = settings.models()
-    found = []
+    found: list[tuple[ServeSettings, EngineArgs]] = []
     for model in models:
-        sharing = sum(_may_share(model, other) for other in models)
         try:
             model.auto_confidence()
-            found.append((model, model.engine_args(sharing)))
+            found.append((model, model.engine_args()))
         except ValueError as error:
-            raise _named(model.served_model_name, error, len(models)) from error
-    return found
+            raise _naming_model(model.served_model_name, error, len(models)) from error
+    asked = [args for _, args in found]
+    return [
+        (model, replace(args, num_engines=sum(_may_share_device(args, other) for other in asked)))
+        for model, args in found
+    ]
 
 
-def _may_share(model: ServeSettings, other: ServeSettings) -> bool:
-    """Whether their engines may be on one device."""
-    devices = {model.device, other.device}
+def _may_share_device(args: EngineArgs, other: EngineArgs) -> bool:
+    """Whether two engines may be on one device."""
+    devices = {args.device, other.device}
     if len(devices) == 1 or "auto" in devices:
         return True
     # Split ones take the first GPUs, whichever another names.
-    return "cpu" not in devices and max(model.tensor_parallel_size, other.tensor_parallel_size) > 1
+    return "cpu" not in devices and max(args.tensor_parallel_size, other.tensor_parallel_size) > 1
 
 
 def find_models(arguments: Sequence[tuple[ServeSettings, EngineArgs]]) -> list[FoundModel]:
@@ -76,7 +80,7 @@ def find_models(arguments: Sequence[tuple[ServeSettings, EngineArgs]]) -> list[F
             path = source.tokenizer_path
             tokenizer = tokenizers[path] = tokenizers.get(path) or Tokenizer.load(path)
         except (ValueError, HamburgerError) as error:
-            raise _named(settings.served_model_name, error, len(arguments)) from error
+            raise _naming_model(settings.served_model_name, error, len(arguments)) from error
         name = settings.served_model_name or source.name
         if any(other.name == name for other in found):
             raise SettingsError(f"two models have the name {name}: give one another, in also or served_model_name.")
@@ -85,7 +89,7 @@ def find_models(arguments: Sequence[tuple[ServeSettings, EngineArgs]]) -> list[F
 
 
 @asynccontextmanager
-async def running(
+async def running_models(
     models: Sequence[FoundModel], progress: Callable[[str], None], worker: Worker | None = None
 ) -> AsyncIterator[list[RunningModel]]:
     """Launch one engine after another, so that each sees the memory that the ones before took. At the end all are
@@ -100,26 +104,26 @@ async def running(
         metrics: ServerMetrics | None = None
         for model in models:
             several = len(models) > 1
-            tell = _prefixed(progress, model.name) if several else progress
+            model_progress = _prefixed(progress, model.name) if several else progress
             metrics = ServerMetrics(model.name, beside=metrics)
             try:
-                launched = await launch(
+                launched = await launch_model(
                     model,
-                    tell,
+                    model_progress,
                     metrics,
                     title=f"The engine of {model.name}" if several else "The engine",
                     worker=None if found else worker,
                 )
             except (ValueError, HamburgerError) as error:
-                raise _named(model.name, error, len(models)) from error
+                raise _naming_model(model.name, error, len(models)) from error
             stack.push_async_callback(launched.context.engine.shutdown, 0)
-            stack.callback(launched.keeping.cancel)
-            stack.callback(launched.watching.cancel)
+            stack.callback(launched.supervision.cancel)
+            stack.callback(launched.hang_watch.cancel)
             found.append(launched)
         yield found
 
 
-async def launch(
+async def launch_model(
     model: FoundModel,
     progress: Callable[[str], None],
     metrics: ServerMetrics,
@@ -138,8 +142,8 @@ async def launch(
     engine = await AsyncEngine.launch(supervisor.host, model.tokenizer, metrics, auto=settings.auto_confidence())
     return RunningModel(
         model_context(engine, model.tokenizer, metrics, settings, model.name),
-        keeping=asyncio.create_task(supervisor.keep(engine)),
-        watching=asyncio.create_task(supervisor.watch(engine)),
+        supervision=asyncio.create_task(supervisor.keep_alive(engine)),
+        hang_watch=asyncio.create_task(supervisor.watch_for_hangs(engine)),
     )
 
 
@@ -147,6 +151,6 @@ def _prefixed(progress: Callable[[str], None], name: str) -> Callable[[str], Non
     return lambda line: progress(f"{name}: {line}")
 
 
-def _named(name: str | None, error: Exception, num_models: int) -> Exception:
+def _naming_model(name: str | None, error: Exception, num_models: int) -> Exception:
     """The error, which says of which model it is where there are several."""
     return error if num_models == 1 else SettingsError(f"{name or 'the first model'}: {error}")

@@ -1,7 +1,7 @@
 """The life of one server process: bind, load, listen, drain, exit. No option parsing, no routes.
 
-The port is taken first (so that a used one is told before minutes of loading) and listened on last: who can connect can
-be served. SIGINT and SIGTERM drain; a second signal ends the process at once.
+The port is taken first, so that a port in use is reported before minutes of loading, and listened on last: who can
+connect can be served. SIGINT and SIGTERM drain; a second signal ends the process at once.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from fastapi import FastAPI
 
 from hamburger.engine.logs import BackgroundHandler, configure_logging
 from hamburger.engine.process_host import Worker
-from hamburger.server.api.context import ServerContext
+from hamburger.server.api.model_context import ModelContext
 from hamburger.server.app import create_app_of
 from hamburger.server.config import ServeSettings, SettingsError
-from hamburger.server.launch import FoundModel, RunningModel, engine_arguments, find_models, running
+from hamburger.server.launch import FoundModel, RunningModel, engine_arguments, find_models, running_models
 from hamburger.server.operation.connections import allow_open_files, bounded_protocol
-from hamburger.server.operation.console import secrets_of, tell_settings, teller
+from hamburger.server.operation.console import announce_settings, announcer, secrets_of
 from hamburger.server.operation.request_log import request_logger
 
 _INTERRUPTED, _DIED = 130, 1
@@ -48,8 +48,8 @@ def serve(settings: ServeSettings, worker: Worker | None = None) -> int:
     _check_tls(settings)
     with _logging(settings), _bind(settings.host, settings.port) as listener:
         allow_open_files(settings.max_connections)
-        progress = teller(settings.log_format)
-        tell_settings(settings, progress)
+        progress = announcer(settings.log_format)
+        announce_settings(settings, progress)
         progress("finding the model" if len(arguments) == 1 else f"finding {len(arguments)} models")
         models = find_models(arguments)
         try:
@@ -66,7 +66,7 @@ async def _run(
     progress: Callable[[str], None],
     worker: Worker | None,
 ) -> int:
-    async with running(models, progress, worker) as found:
+    async with running_models(models, progress, worker) as found:
         stopping = _stop_on_signals()
         contexts = [model.context for model in found]
         app = create_app_of(contexts, settings)
@@ -96,21 +96,21 @@ async def _listen(
     models: list[RunningModel],
     drain_seconds: float,
     stopping: asyncio.Event,
-    say: Callable[[str], None],
+    progress: Callable[[str], None],
 ) -> int:
     """Serve until a signal or until an engine is dead for good; returns the exit code."""
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     stopped = asyncio.create_task(stopping.wait())
-    keeping = [model.keeping for model in models]
-    await asyncio.wait({serving, stopped, *keeping}, return_when=asyncio.FIRST_COMPLETED)
+    supervisions = [model.supervision for model in models]
+    await asyncio.wait({serving, stopped, *supervisions}, return_when=asyncio.FIRST_COMPLETED)
     stopped.cancel()
-    has_died = any(task.done() for task in keeping)
+    has_died = any(task.done() for task in supervisions)
     if not serving.done():
         if not has_died:
-            say(f"stopping: running answers have {drain_seconds:g} s. A second signal stops at once.")
+            progress(f"stopping: running answers have {drain_seconds:g} s. A second signal stops at once.")
         elif len(models) > 1:
-            say(f"stopping, for an engine is dead: running answers of the others have {drain_seconds:g} s.")
-        # Of a dead engine, whoever waited has been told. New requests are answered 503 meanwhile.
+            progress(f"stopping, for an engine is dead: running answers of the others have {drain_seconds:g} s.")
+        # Whoever waited for a dead engine has its error already. New requests are answered 503 meanwhile.
         await asyncio.gather(*(model.context.engine.shutdown(drain_seconds) for model in models))
         if not has_died:
             # What is cut off below is cut off on purpose; uvicorn would log a traceback for each.
@@ -197,7 +197,7 @@ def _logging(settings: ServeSettings) -> Iterator[None]:
     """Log lines to stderr, from a thread, until it ends."""
     handler = BackgroundHandler()
     configure_logging(settings.log_level, settings.log_format, handler, secrets_of(settings))
-    # Requests are told whatever the level of the other lines; at debug, probes and scrapes too.
+    # Requests are logged whatever the level of the other lines; at debug, probes and scrapes too.
     request_logger.setLevel(logging.DEBUG if settings.log_level == "debug" else logging.INFO)
     try:
         yield
@@ -206,7 +206,7 @@ def _logging(settings: ServeSettings) -> Iterator[None]:
         handler.close()
 
 
-def _greeting(settings: ServeSettings, models: list[ServerContext], url: str) -> str:
+def _greeting(settings: ServeSettings, models: list[ModelContext], url: str) -> str:
     first = models[0]
     body: dict[str, object] = {"model": first.served.name}
     if first.tokenizer.chat_template is None:
@@ -223,7 +223,7 @@ def _greeting(settings: ServeSettings, models: list[ServerContext], url: str) ->
     )
 
 
-def _description(model: ServerContext) -> list[str]:
+def _description(model: ModelContext) -> list[str]:
     info = model.engine.info
     if info.is_plain_base:
         kind = "plain base model: 1.0 tokens per KV, every group has one token"
@@ -237,7 +237,7 @@ def _description(model: ServerContext) -> list[str]:
     ]
 
 
-def _confidence(model: ServerContext) -> str:
+def _confidence(model: ModelContext) -> str:
     dial = model.engine.dial
     if dial is None:
         return f"default confidence {model.engine.info.default_confidence:g}"

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import Progress, TaskID
 
-from hamburger.engine.progress import speed_progress
+from hamburger.engine.progress_bar import speed_progress
 
 
 class TokenBar:

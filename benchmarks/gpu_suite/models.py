@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from comparison.limits import WeightBytes
-from hamburger.engine.plan.models import PRESETS, GraftName, with_graft
+from hamburger.engine.plan.known_shapes import PRESETS, GraftName, with_graft
 from hamburger.model.checkpoints.hf_config import trunk_config_json
 from hamburger.model.config import ModelConfig, TrunkConfig, tensor_shapes
 

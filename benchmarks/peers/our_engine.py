@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from hamburger.engine.core.core import EngineCore
-from hamburger.engine.request import GenerationRequest, admit
+from hamburger.engine.request import GenerationRequest, resolve_request
 from hamburger.engine.types.config import EngineArgs
 from hamburger.engine.types.messages import EngineInfo
 from hamburger.engine.types.sampling_params import SamplingParams
@@ -55,7 +55,7 @@ class Engine:
                 request = GenerationRequest(number, ask.prompt_ids, params)
                 running[number] = Timing(len(ask.prompt_ids))
                 timings.append(running[number])
-                self._core.add(admit(request, self._info, time.monotonic()))
+                self._core.add(resolve_request(request, self._info, time.monotonic()))
             step = self._core.step()
             now = time.perf_counter()
             if step.failures:

@@ -11,8 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from hamburger.engine.client import AsyncEngine, GenerationRequest
+from hamburger.engine.async_engine import AsyncEngine
 from hamburger.engine.process_host import ProcessHost
+from hamburger.engine.request import GenerationRequest
 from hamburger.engine.text.tokenizer import Tokenizer
 from hamburger.engine.types.config import EngineArgs, EngineConfig
 from hamburger.engine.types.messages import EngineInfo, StepStats

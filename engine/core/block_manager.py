@@ -27,12 +27,12 @@ class BlockManager:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self._prefix_cache = prefix_cache
-        self._free = list(range(num_blocks))  # a heap
+        self._free = list(range(num_blocks))  # heapq, so that the lowest id comes first
         self._idle: OrderedDict[int, None] = OrderedDict()  # least recently used first
         self._num_holders = [0] * num_blocks
-        self._known: dict[bytes, int] = {}
-        self._keys: dict[int, bytes] = {}
-        self._holders: dict[str, Sequence] = {}
+        self._block_of_key: dict[bytes, int] = {}
+        self._key_of_block: dict[int, bytes] = {}
+        self._sequences: dict[str, Sequence] = {}
 
     @property
     def num_free_blocks(self) -> int:
@@ -47,10 +47,10 @@ class BlockManager:
     def admit(self, sequence: Sequence) -> None:
         """Give a sequence that holds nothing the known blocks that it begins with, and new ones for its other slots.
 
-        Its last slot is never among the known ones, since what it emits is computed there. It must have been found that
-        all of it `fits`.
+        Its last slot is never among the known ones, since what it emits is computed there. The caller has made sure
+        that all of it `fits`.
         """
-        found = self._find(sequence)
+        found = self._find_known(sequence)
         for block_id in found:
             self._idle.pop(block_id, None)
             self._num_holders[block_id] += 1
@@ -61,11 +61,11 @@ class BlockManager:
 
     def fits(self, sequence: Sequence, reserve: int, without: Collection[Sequence] = ()) -> bool:
         """Whether `admit` would leave `reserve` blocks free, once the sequences `without` had given back theirs."""
-        found = self._find(sequence)
-        let_go = Counter(block_id for other in without for block_id in other.block_ids)
+        found = self._find_known(sequence)
+        num_released = Counter(block_id for other in without for block_id in other.block_ids)
         missing = -(-sequence.num_slots // self.block_size) - len(found)
-        num_free = self.num_free_blocks + sum(self._num_holders[block_id] == n for block_id, n in let_go.items())
-        num_free -= sum(self._num_holders[block_id] == let_go[block_id] for block_id in found)
+        num_free = self.num_free_blocks + sum(self._num_holders[block_id] == n for block_id, n in num_released.items())
+        num_free -= sum(self._num_holders[block_id] == num_released[block_id] for block_id in found)
         return missing + reserve <= num_free
 
     def grow(self, sequence: Sequence, num_slots: int) -> bool:
@@ -76,8 +76,8 @@ class BlockManager:
             return True
         if missing > self.num_free_blocks:
             return False
-        self._holders[sequence.request_id] = sequence
-        sequence.block_ids += [self._take() for _ in range(missing)]
+        self._sequences[sequence.request_id] = sequence
+        sequence.block_ids += [self._take_block() for _ in range(missing)]
         return True
 
     def can_grow(self, sequences: Collection[Sequence]) -> bool:
@@ -85,67 +85,67 @@ class BlockManager:
         missing = sum(-(-s.num_slots // self.block_size) - len(s.block_ids) for s in sequences)
         return missing <= self.num_free_blocks
 
-    def computed(self, sequence: Sequence, num_slots: int) -> None:
+    def mark_computed(self, sequence: Sequence, num_slots: int) -> None:
         """Its first `num_slots` slots are in the pool: the full blocks among them can be read from now on."""
         if not self._prefix_cache:
             return
         for index in range(sequence.num_known_blocks, num_slots // self.block_size):
             key, block_id = sequence.block_key(index, self.block_size), sequence.block_ids[index]
-            if key not in self._known:  # else two computed the same at once, and the other's is known
-                self._known[key], self._keys[block_id] = block_id, key
+            if key not in self._block_of_key:  # else two computed the same at once, and the other's is known
+                self._block_of_key[key], self._key_of_block[block_id] = block_id, key
             sequence.num_known_blocks = index + 1
 
     def free(self, sequence: Sequence) -> None:
         """Take back all blocks of a sequence, which may hold none."""
-        self._holders.pop(sequence.request_id, None)
+        self._sequences.pop(sequence.request_id, None)
         self._release(sequence.block_ids)
         sequence.block_ids.clear()
         sequence.num_known_blocks = 0
 
-    def _find(self, sequence: Sequence) -> list[int]:
+    def _find_known(self, sequence: Sequence) -> list[int]:
         if not self._prefix_cache or sequence.needs_all_slots:
             return []
         found = []
         for index in range((sequence.num_slots - 1) // self.block_size):
-            block_id = self._known.get(sequence.block_key(index, self.block_size))
+            block_id = self._block_of_key.get(sequence.block_key(index, self.block_size))
             if block_id is None:
                 break
             found.append(block_id)
         return found
 
     def _release(self, block_ids: list[int]) -> None:
-        # The end first: of a chain, the beginning is of use to most.
+        # The last block first, because most sequences that come share only the beginning.
         for block_id in reversed(block_ids):
             self._num_holders[block_id] -= 1
             if self._num_holders[block_id] == 0:
-                if block_id in self._keys:
+                if block_id in self._key_of_block:
                     self._idle[block_id] = None
                 else:
                     heapq.heappush(self._free, block_id)
 
-    def _take(self) -> int:
+    def _take_block(self) -> int:
         if self._free:
             block_id = heapq.heappop(self._free)
         else:
             block_id, _ = self._idle.popitem(last=False)
-            del self._known[self._keys.pop(block_id)]
+            del self._block_of_key[self._key_of_block.pop(block_id)]
         self._num_holders[block_id] = 1
         return block_id
 
     def check_integrity(self) -> None:
         """Raise RuntimeError unless every block is free, idle or held as often as is counted, and all keys fit."""
-        held = Counter(block_id for sequence in self._holders.values() for block_id in sequence.block_ids)
+        held = Counter(block_id for sequence in self._sequences.values() for block_id in sequence.block_ids)
         if {i: n for i, n in enumerate(self._num_holders) if n} != held:
             raise RuntimeError(f"blocks are held {dict(held)}, but counted as {self._num_holders}.")
         if sorted([*held, *self._free, *self._idle]) != list(range(self.num_blocks)):
             raise RuntimeError(
                 f"blocks leaked or used twice: held {sorted(held)}, idle {list(self._idle)}, free {sorted(self._free)}."
             )
-        if {block_id: key for key, block_id in self._known.items()} != self._keys:
+        if {block_id: key for key, block_id in self._block_of_key.items()} != self._key_of_block:
             raise RuntimeError("the keys of blocks and the blocks of keys differ.")
-        if not self._keys.keys() >= set(self._idle) or self._keys.keys() & set(self._free):
+        if not self._key_of_block.keys() >= set(self._idle) or self._key_of_block.keys() & set(self._free):
             raise RuntimeError("an idle block has no key, or a free one has.")
-        for request_id, sequence in self._holders.items():
+        for request_id, sequence in self._sequences.items():
             self._check(request_id, sequence)
 
     def _check(self, request_id: str, sequence: Sequence) -> None:
@@ -154,7 +154,7 @@ class BlockManager:
         if len(sequence.block_ids) > -(-sequence.num_slots // self.block_size):
             raise RuntimeError(f"{request_id} holds {len(sequence.block_ids)} blocks, more than it can fill.")
         for index, block_id in enumerate(sequence.block_ids):
-            key = self._keys.get(block_id)
+            key = self._key_of_block.get(block_id)
             if key is not None and key != sequence.block_key(index, self.block_size):
                 raise RuntimeError(f"{request_id} reads block {block_id}, which holds something else.")
             if self._num_holders[block_id] > 1 and key is None:

@@ -124,7 +124,7 @@ class EngineCore:
             if not self._scheduler.holds(sequence):
                 continue
             sequence.score(result.prompt_logprobs.get(sequence.request_id, ()))
-            self._scheduler.blocks.computed(sequence, end)
+            self._scheduler.blocks.mark_computed(sequence, end)
             if sequence.is_prompt_only and end == sequence.num_slots:
                 outputs.append(sequence.finish_prompt())
             if group is None:

@@ -33,7 +33,7 @@ from hamburger.engine.types.messages import StepOutputs
 
 logger = logging.getLogger(__name__)
 
-_CALM_STEPS = 64  # after one that failed ahead, before the next is tried
+_STEPS_ALONE = 64  # after one that did not fit ahead of another, until the next is tried
 
 
 class LaunchingRunner(Runner, Protocol):
@@ -44,7 +44,7 @@ class LaunchingRunner(Runner, Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class _Flight:
+class _PendingStep:
     """A step that is launched and not accepted. ends: the slots that its sequences have in the pool after it."""
 
     batch: ScheduledBatch
@@ -66,43 +66,45 @@ class OverlappedCore(EngineCore):
         grammars: Grammars | None = None,
     ) -> None:
         super().__init__(config, runner, clock, grammars)
-        self._launching = runner
-        self._flight: _Flight | None = None
-        self._reported = 0.0  # when the last step was
-        self._num_alone = 0  # steps that nothing is launched behind, as memory did not hold that
-        self._uncounted = (0, 0)  # cache_queries and cache_hits of a batch that memory did not hold
+        self._launching_runner = runner
+        self._pending: _PendingStep | None = None
+        self._last_report = 0.0  # when the last step was
+        self._num_steps_alone = 0  # still to run with nothing launched behind them, as memory did not hold it
+        self._unreported_lookups = (0, 0)  # cache_queries and cache_hits of a batch that memory did not hold
 
     def step(self) -> StepOutputs:
         """Accept the step that runs (begun here if none does), after the next one was launched behind it."""
         start = self._clock()
         failures = self._expire(start)
-        flight, self._flight = self._flight, None
-        if flight is not None and any(self._scheduler.holds(item.sequence) for item in flight.batch.sequences):
-            began = self._reported
+        pending, self._pending = self._pending, None
+        if pending is not None and any(self._scheduler.holds(item.sequence) for item in pending.batch.sequences):
+            began = self._last_report
         else:  # nothing runs, or nothing that anybody still waits for
             batch = self._scheduler.schedule(start)
-            (queries, hits), self._uncounted = self._uncounted, (0, 0)
+            (queries, hits), self._unreported_lookups = self._unreported_lookups, (0, 0)
             batch = replace(batch, cache_queries=batch.cache_queries + queries, cache_hits=batch.cache_hits + hits)
             if not batch.sequences:
                 return self._accept(batch, [], BatchResult([]), failures, start)
             try:
-                flight, began = self._launched(batch, self._launching.launch), start
+                pending, began = self._launch(batch, self._launching_runner.launch), start
             except OutOfMemory as error:
                 return self._accept(self._shrink(batch, error, failures), [], BatchResult([]), failures, start)
-        self._flight = self._launch_behind(flight, start)
-        outputs = self._accept(flight.batch, flight.ends, flight.running.result(), failures, began)
-        self._reported = self._clock()
+        self._pending = self._launch_behind(pending, start)
+        outputs = self._accept(pending.batch, pending.ends, pending.running.result(), failures, began)
+        self._last_report = self._clock()
         return outputs
 
-    def _launch_behind(self, flight: _Flight, now: float) -> _Flight | None:
-        """Launch the step after `flight`; nothing where it must know the groups first, or memory does not hold it."""
-        if self._num_alone:
-            self._num_alone -= 1
+    def _launch_behind(self, pending: _PendingStep, now: float) -> _PendingStep | None:
+        """Launch the step after `pending`; nothing where it must know the groups first, or memory does not hold it."""
+        if self._num_steps_alone:
+            self._num_steps_alone -= 1
             return None
-        items = [item for item in flight.batch.sequences if self._scheduler.holds(item.sequence)]
+        items = [item for item in pending.batch.sequences if self._scheduler.holds(item.sequence)]
         # One token more ends an answer that has only one left: it takes no part in the next step.
         awaiting = [item.sequence for item in items if item.emits and item.sequence.num_tokens_left > 1]
-        if any(_is_needed(sequence) for sequence in awaiting) or any(item.sequence.needs_all_slots for item in items):
+        if any(_host_needs_group(sequence) for sequence in awaiting) or any(
+            item.sequence.needs_all_slots for item in items
+        ):
             return None
         for sequence in awaiting:
             sequence.awaits_group = True  # until it accepts it
@@ -110,21 +112,21 @@ class OverlappedCore(EngineCore):
         batch = self._scheduler.schedule(now) if self._scheduler.preempts_nobody() else None
         if batch is not None and batch.sequences:
             try:
-                return self._launched(batch, flight.running.then)
+                return self._launch(batch, pending.running.then)
             except OutOfMemory as error:  # it is planned anew, behind nothing: only then may it preempt
                 logger.warning("A step of %d slots launched ahead ran out of memory: %s", batch.num_slots, error)
-                self._num_alone = _CALM_STEPS
-                self._uncounted = batch.cache_queries, batch.cache_hits
+                self._num_steps_alone = _STEPS_ALONE
+                self._unreported_lookups = batch.cache_queries, batch.cache_hits
         for sequence in awaiting:
             sequence.awaits_group = False
         return None
 
-    def _launched(self, batch: ScheduledBatch, launch: Callable[[ScheduledBatch], LaunchedStep]) -> _Flight:
+    def _launch(self, batch: ScheduledBatch, launch: Callable[[ScheduledBatch], LaunchedStep]) -> _PendingStep:
         running = launch(batch)
         self._scheduler.recover()
-        return _Flight(batch, self._advance(batch), running)
+        return _PendingStep(batch, self._advance(batch), running)
 
 
-def _is_needed(sequence: Sequence) -> bool:
+def _host_needs_group(sequence: Sequence) -> bool:
     """Whether the host must know its group before the next one can be chosen."""
     return sequence.matcher is not None or sequence.adjusts_logits

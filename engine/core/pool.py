@@ -1,4 +1,4 @@
-"""How large the KV pool is: the rule that the engine sizes it by, and that `hamburger plan` foretells. No torch."""
+"""How large the KV pool is: the rule by which the engine sizes it and `hamburger plan` predicts it. No torch."""
 
 from __future__ import annotations
 

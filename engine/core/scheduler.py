@@ -28,7 +28,7 @@ from hamburger.engine.core.block_manager import BlockManager
 from hamburger.engine.core.sequence import Sequence
 from hamburger.engine.types.config import EngineConfig
 
-_CALM_STEPS = 64  # a step that fails costs one, and replays: not more than one in so many shall find the limit
+_STEPS_UNTIL_LARGER = 64  # a step that does not fit costs a step and replays: at most one in so many may try the limit
 
 
 class Scheduler:
@@ -40,9 +40,9 @@ class Scheduler:
         self._sequences: dict[str, Sequence] = {}
         self._never_ran: OrderedDict[str, Sequence] = OrderedDict()  # by arrival
         self._num_added = 0
-        # Of a step, and so also of running sequences; below the config's only while memory is short.
-        self._max_slots = config.max_num_batched_slots
-        self._num_calm = 0  # steps since then that memory held
+        # Also the most running sequences. Below the config's only while memory is short.
+        self._max_step_slots = config.max_num_batched_slots
+        self._num_steps_that_fit = 0  # since the last one that memory did not hold
 
     @property
     def has_work(self) -> bool:
@@ -53,14 +53,14 @@ class Scheduler:
         return list(self._sequences)
 
     def holds(self, sequence: Sequence) -> bool:
-        """Whether it is unfinished, and not another one that has its id meanwhile."""
+        """Whether this very sequence is unfinished; another may have its id meanwhile."""
         return self._sequences.get(sequence.request_id) is sequence
 
     def preempts_nobody(self) -> bool:
-        """Whether it is certain that `schedule` takes no blocks and no seat from who runs."""
+        """Whether `schedule` certainly takes no blocks and no seat from a running sequence."""
         if self.waiting and self.running and self.waiting[0].rank < self.running[-1].rank:
             return False
-        # Who is admitted leaves a block free for each that runs.
+        # An admitted sequence leaves a block free for each running one.
         return self.blocks.can_grow(self.running)
 
     def add(self, sequence: Sequence) -> None:
@@ -95,7 +95,7 @@ class Scheduler:
         """Choose the next step's slots: one for each decoding sequence, and what is left of max_num_batched_slots for
         prompts and replays, in order. `now` marks when a sequence first ran."""
         num_decodes = sum(_is_decode(sequence) for sequence in self.running)
-        step = _Step(self._max_slots - num_decodes)
+        step = _StepPlan(self._max_step_slots - num_decodes)
         index, admits = 0, True
         while True:
             head = self.waiting[0] if admits and self.waiting else None
@@ -120,20 +120,20 @@ class Scheduler:
     def shrink(self, batch: ScheduledBatch) -> list[Sequence]:
         """Memory did not hold a step of this batch's size (above 1 slot): the next ones have half of its slots at most,
         and the last running sequences that these cannot serve are preempted. Returns those."""
-        self._max_slots, self._num_calm = batch.num_slots // 2, 0
-        step = _Step(0)
-        while len(self.running) > self._max_slots:
+        self._max_step_slots, self._num_steps_that_fit = batch.num_slots // 2, 0
+        step = _StepPlan(0)
+        while len(self.running) > self._max_step_slots:
             self._preempt(self.running[-1], step)
         return step.preempted
 
     def recover(self) -> None:
         """Memory held a step: after some of them the next ones may be a little larger, up to what is configured."""
-        self._num_calm += 1
-        if self._num_calm % _CALM_STEPS == 0:
-            more = max(1, self._max_slots // 8)
-            self._max_slots = min(self._max_slots + more, self._config.max_num_batched_slots)
+        self._num_steps_that_fit += 1
+        if self._num_steps_that_fit % _STEPS_UNTIL_LARGER == 0:
+            more = max(1, self._max_step_slots // 8)
+            self._max_step_slots = min(self._max_step_slots + more, self._config.max_num_batched_slots)
 
-    def _grow(self, sequence: Sequence, step: _Step) -> bool:
+    def _grow(self, sequence: Sequence, step: _StepPlan) -> bool:
         """Give a running sequence its blocks, from the last ones that run if need be; the very last may be itself.
 
         Returns whether nothing had to be preempted.
@@ -146,25 +146,25 @@ class Scheduler:
                 break
         return not preempted
 
-    def _admit(self, head: Sequence, index: int, step: _Step) -> bool:
+    def _admit(self, head: Sequence, index: int, step: _StepPlan) -> bool:
         """Give a waiting sequence a seat and its blocks, if need be those of sequences from running[index] on: all of
         them have a lower priority, and none of them is in this step yet. Returns False, and changes nothing, if even
         those are not enough."""
         if head in step.preempted:
             return False
-        for keep in range(len(self.running), index - 1, -1):
-            victims = self.running[keep:]
+        for num_kept in range(len(self.running), index - 1, -1):
+            victims = self.running[num_kept:]
             spare_slots = step.spare_slots + sum(_is_decode(victim) for victim in victims)
             # All blocks of the prompt or replay at once, and one more left free for each that runs.
-            seats = min(self._config.max_num_seqs, self._max_slots)
-            if spare_slots > 0 and keep < seats and self.blocks.fits(head, keep, victims):
+            seats = min(self._config.max_num_seqs, self._max_step_slots)
+            if spare_slots > 0 and num_kept < seats and self.blocks.fits(head, num_kept, victims):
                 for victim in reversed(victims):
                     self._preempt(victim, step)
                 self.blocks.admit(head)
                 return True
         return False
 
-    def _start(self, sequence: Sequence, now: float, step: _Step) -> None:
+    def _start(self, sequence: Sequence, now: float, step: _StepPlan) -> None:
         """An admitted sequence runs, and takes part in this step."""
         self.waiting.remove(sequence)
         insort(self.running, sequence, key=_rank)
@@ -177,8 +177,8 @@ class Scheduler:
             sequence.num_cached_slots = sequence.num_computed_slots
         step.schedule(sequence, is_new=True)
 
-    def _preempt(self, sequence: Sequence, step: _Step) -> None:
-        """Recompute later: drop the KV, keep the groups."""
+    def _preempt(self, sequence: Sequence, step: _StepPlan) -> None:
+        """Recompute later: drop the KV, num_kept the groups."""
         step.spare_slots += _is_decode(sequence)
         step.preempted.append(sequence)
         self.running.remove(sequence)
@@ -200,13 +200,13 @@ class Scheduler:
         if any(s.block_ids or s.num_computed_slots for s in self.waiting):
             raise RuntimeError("a sequence that does not run holds blocks or computed slots.")
         if [*self._never_ran.values()] != [s for s in self._sequences.values() if s.scheduled_time is None]:
-            raise RuntimeError("it is not known right who never ran.")
+            raise RuntimeError("the requests that never ran are not those that are listed.")
         if not self._sequences and self.blocks.used_slots:
             raise RuntimeError("blocks are held without any request.")
 
 
 @dataclass(slots=True)
-class _Step:
+class _StepPlan:
     """The next step, as far as it is chosen. spare_slots: of the budget, without one for each decode still to come."""
 
     spare_slots: int

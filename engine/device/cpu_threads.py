@@ -16,7 +16,7 @@ from contextlib import contextmanager
 
 logger = logging.getLogger(__name__)
 
-_WINDOW_SECONDS = 0.3  # of steps, over which lost cores are counted
+_WINDOW_SECONDS = 0.3  # of steps, over which involuntary switches are counted
 _SWITCHES_A_SECOND = 10.0  # a machine of one's own has about one, a core shared with a busy program some hundred
 _TURN_STEPS = 3
 _TURNS = 12  # of both numbers together
@@ -25,7 +25,7 @@ _CLEAR = 1.5  # times as long, either way: as many turns of both tell enough
 _FIRST_REST, _LONGEST_REST = 5.0, 120.0  # seconds until a trial that changed nothing is made again
 
 
-def lost_cores() -> int:
+def involuntary_switches() -> int:
     """How often the system has taken a core from a thread of this process that wanted to go on."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
 
@@ -73,7 +73,7 @@ class StepThreads:
         set_number: Callable[[int], object],
         *,
         clock: Callable[[], float] = time.perf_counter,
-        switches: Callable[[], int] = lost_cores,
+        switches: Callable[[], int] = involuntary_switches,
     ) -> None:
         """What get_number gives outside of steps is the most that steps take; it is in force again after each."""
         self._get_number, self._set_number = get_number, set_number

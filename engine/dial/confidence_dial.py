@@ -1,6 +1,6 @@
 """ConfidenceDial: the confidence of requests that leave it to the server, so that their tokens come in time.
 
-It decides; it does no IO and has no clock: it is told of every step, and asked for the value in force at a time.
+It decides; it does no IO and has no clock: it observes every step, and is asked for the value in force at a time.
 
     level      0      1      2           above the target: down to the next level that is known to pay, or to try one
     value     0.8    0.7    0.6          tried, and shows too little either way: one further down
@@ -75,7 +75,7 @@ class DialStep:
 
 
 class _Window:
-    """What answers at the level in force have felt since `start`."""
+    """The gaps between groups of answers at the level in force, since `start`."""
 
     def __init__(self, start: float) -> None:
         self.start = start
@@ -119,12 +119,12 @@ class ConfidenceDial:
 
     def confidence(self, now: float) -> float:
         """The value in force."""
-        self._rest(now)
+        self._turn_up_while_idle(now)
         return self.levels[self._level]
 
     def observe(self, step: DialStep) -> None:
         """Take a step in. What goes unobserved (other answers, idle time) turns the dial back up."""
-        self._rest(step.time - step.seconds)  # a long step is no idle time
+        self._turn_up_while_idle(step.time - step.seconds)  # a long step is no idle time
         if not step.rows:
             return
         if self._window.start == -math.inf:
@@ -145,16 +145,16 @@ class ConfidenceDial:
 
     def _decide(self, now: float) -> None:
         window, level = self._window, self._level
-        load, felt = window.load / window.groups, window.seconds / window.tokens
+        load, seconds_a_token = window.load / window.groups, window.seconds / window.tokens
         self._window = _Window(now)
-        if level and not self._may_stay(load, now - window.start, now):
+        if level and not self._keeps_level(load, now - window.start, now):
             return
-        if felt > self.target_seconds:
+        if seconds_a_token > self.target_seconds:
             self._go_down(load, now)
-        elif level and felt / self._pays[level].ratio < self.target_seconds * (1 - MARGIN):
+        elif level and seconds_a_token / self._pays[level].ratio < self.target_seconds * (1 - MARGIN):
             self._go_back()
 
-    def _may_stay(self, load: float, seconds: float, now: float) -> bool:
+    def _keeps_level(self, load: float, seconds: float, now: float) -> bool:
         """Whether the present level pays; where it does not, or not yet, what follows is done here."""
         level = self._level
         ratio = self._measured.ratio(level, self._above, load)
@@ -204,7 +204,7 @@ class ConfidenceDial:
         self._level = self._above
         self._above = self._pays[self._level].above if self._level else 0
 
-    def _rest(self, now: float) -> None:
+    def _turn_up_while_idle(self, now: float) -> None:
         """One level up for every IDLE_SECONDS in which no answer of the dial's was running."""
         while self._level and now - self._last_seen >= IDLE_SECONDS:
             self._go_back()

@@ -156,10 +156,10 @@ def make_plan(shape: Shape, machine: Machine, load: Load) -> Plan:
     )
     slots = load.prompt_tokens + math.ceil(load.output_tokens / ratio)
     plain_slots = load.prompt_tokens + load.output_tokens
-    at_once, plain_at_once = (_at_once(num_blocks, needed, load) for needed in (slots, plain_slots))
+    concurrent, concurrent_plain = (_max_concurrent(num_blocks, needed, load) for needed in (slots, plain_slots))
     speed = None
     if machine.bandwidth is not None:
-        speed = _speed(shape, machine.bandwidth, load, ratio, at_once, plain_at_once)
+        speed = _speed(shape, machine.bandwidth, load, ratio, concurrent, concurrent_plain)
     num_slots = num_blocks * load.block_size
     return Plan(
         model=shape.name,
@@ -175,8 +175,8 @@ def make_plan(shape: Shape, machine: Machine, load: Load) -> Plan:
         tokens_per_kv=ratio,
         slots_per_request=slots,
         slots_per_request_plain=plain_slots,
-        concurrent_requests=at_once,
-        concurrent_requests_plain=plain_at_once,
+        concurrent_requests=concurrent,
+        concurrent_requests_plain=concurrent_plain,
         max_num_seqs=load.max_num_seqs,
         speed=speed,
     )
@@ -226,13 +226,13 @@ def _pool_budget(shape: Shape, machine: Machine) -> int:
     return pool_share(machine.device, free) if pool is None else pool
 
 
-def _at_once(num_blocks: int, slots: int, load: Load) -> int:
+def _max_concurrent(num_blocks: int, slots: int, load: Load) -> int:
     """Requests that hold their whole KV at the same time."""
     fits = num_blocks // -(-slots // load.block_size)
     return fits if load.max_num_seqs is None else min(fits, load.max_num_seqs)
 
 
-def _speed(shape: Shape, bandwidth: float, load: Load, ratio: float, at_once: int, plain_at_once: int) -> Speed:
+def _speed(shape: Shape, bandwidth: float, load: Load, ratio: float, concurrent: int, concurrent_plain: int) -> Speed:
     reads = shape.reads
     if reads is None:
         raise ConfigError("bandwidth says a speed only with the model's whole shape: name a model, not its parameters.")
@@ -249,6 +249,6 @@ def _speed(shape: Shape, bandwidth: float, load: Load, ratio: float, at_once: in
     return Speed(
         one_stream=tokens_per_second(1, ratio, reads.trunk),
         one_stream_plain=tokens_per_second(1, 1.0, reads.plain),
-        all_requests=tokens_per_second(at_once, ratio, reads.trunk),
-        all_requests_plain=tokens_per_second(plain_at_once, 1.0, reads.plain),
+        all_requests=tokens_per_second(concurrent, ratio, reads.trunk),
+        all_requests_plain=tokens_per_second(concurrent_plain, 1.0, reads.plain),
     )

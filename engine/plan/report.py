@@ -6,7 +6,7 @@ import argparse
 import json
 from dataclasses import asdict
 
-from hamburger.engine.plan.models import PRESETS, with_graft
+from hamburger.engine.plan.known_shapes import PRESETS, with_graft
 from hamburger.engine.plan.plan import NUMBER_BYTES, Load, Machine, Plan, Shape, make_plan, shape_of
 from hamburger.engine.types.config import EngineArgs
 from hamburger.model.checkpoints.folder_config import read_model_config

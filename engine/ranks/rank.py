@@ -16,32 +16,32 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-from hamburger.engine.transport.engine_process import FAILED, begin, failure
+from hamburger.engine.transport.engine_process import FAILED, failed_message, set_up_process
 from hamburger.engine.transport.wire import Encoder, Failed, RankArgs, RankLoaded, RankMemory, frames
 
 
 def main(argv: list[str]) -> int:
-    connection = begin(int(argv[1]))
+    connection = set_up_process(int(argv[1]))
     incoming = frames(connection)
-    hello: RankArgs | None = next(incoming, None)
-    if hello is None:  # rank 0 has gone already
+    rank_args: RankArgs | None = next(incoming, None)
+    if rank_args is None:  # rank 0 has gone already
         return FAILED
     values: queue.SimpleQueue[Any] = queue.SimpleQueue()
     threading.Thread(target=_read, args=(incoming, values), name="hamburger-inbox", daemon=True).start()
     try:
-        _follow(connection, hello, values)
+        _follow(connection, rank_args, values)
     except BaseException as error:  # whatever it is, rank 0 must hear of it
-        told = failure(error)
-        if told.kind == "error":
-            told = Failed("error", f"rank {hello.rank}: {told.message}")
-        _send(connection, told)
+        failed = failed_message(error)
+        if failed.kind == "error":
+            failed = Failed("error", f"rank {rank_args.rank}: {failed.message}")
+        _send(connection, failed)
     return FAILED
 
 
-def _follow(connection: socket.socket, hello: RankArgs, values: queue.SimpleQueue[Any]) -> None:
+def _follow(connection: socket.socket, rank_args: RankArgs, values: queue.SimpleQueue[Any]) -> None:
     from hamburger.engine.ranks.build import RankBuild  # it imports torch, for seconds, in which rank 0 may die
 
-    build = RankBuild(hello.args, hello.rank)
+    build = RankBuild(rank_args.args, rank_args.rank)
     _send(connection, RankLoaded())
     _send(connection, RankMemory(build.meet(values.get(), values.get)))
     cache = build.cache(values.get())

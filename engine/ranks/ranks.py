@@ -21,7 +21,7 @@ from collections.abc import Callable
 
 from hamburger.engine.core.batch import BatchResult, ScheduledBatch
 from hamburger.engine.core.core import Runner
-from hamburger.engine.transport.engine_process import how_it_ended
+from hamburger.engine.transport.engine_process import describe_exit_code
 from hamburger.engine.transport.wire import (
     Encoder,
     Failed,
@@ -40,7 +40,7 @@ from hamburger.model.config import ConfigError
 from hamburger.model.parallel.shards import StepShape
 
 OnLost = Callable[[Failed], None]
-_END_SECONDS = 5.0  # for a process that said its last words, or whose end shows as another's error first
+_END_SECONDS = 5.0  # for a process that has sent its final message, or whose end shows as another's error first
 
 
 class Ranks:
@@ -51,24 +51,27 @@ class Ranks:
 
     def __init__(self, args: EngineArgs, on_lost: OnLost) -> None:
         self._encoder = Encoder()
-        self._watch = _Watch(on_lost)
+        self._watch = _RankWatch(on_lost)
         self._sockets: list[socket.socket] = []
         for rank in range(1, args.tensor_parallel_size):
-            mine, theirs = socket.socketpair()
-            self._sockets.append(mine)
-            hello = self._encoder.frame(RankArgs(args, rank))
+            own_end, rank_end = socket.socketpair()
+            self._sockets.append(own_end)
+            rank_args = self._encoder.frame(RankArgs(args, rank))
             threading.Thread(
-                target=_keep, args=(rank, mine, theirs, hello, self._watch), name=f"hamburger-rank-{rank}", daemon=True
+                target=_run_rank,
+                args=(rank, own_end, rank_end, rank_args, self._watch),
+                name=f"hamburger-rank-{rank}",
+                daemon=True,
             ).start()
         self._finalizer = weakref.finalize(self, _close, self._sockets, self._watch)
 
     def loaded(self) -> None:
         """Wait until each has its part of the weights. Raises what kept one from it."""
-        self._answers()
+        self._collect_answers()
 
     def memory(self) -> int:
-        """Wait until each has told its RankMemory; the least of them. Raises what kept one from it."""
-        return min(answer.pool_bytes for answer in self._answers() if isinstance(answer, RankMemory))
+        """Wait until each has sent its RankMemory; the least of them. Raises what kept one from it."""
+        return min(answer.pool_bytes for answer in self._collect_answers() if isinstance(answer, RankMemory))
 
     def tell(self, value: RankMeet | RankPool | StepShape) -> None:
         """Each of them: the next thing to do."""
@@ -76,24 +79,24 @@ class Ranks:
         for connection in self._sockets:
             connection.sendall(frame)
 
-    def loss(self, seconds: float) -> Failed | None:
+    def wait_for_loss(self, seconds: float) -> Failed | None:
         """The first rank's end; waits so long for one."""
-        self._watch.lost.wait(seconds)
-        return self._watch.first
+        self._watch.has_lost.wait(seconds)
+        return self._watch.first_loss
 
     def close(self) -> None:
         """End them all."""
         self._finalizer()
 
-    def _answers(self) -> list[RankLoaded | RankMemory]:
+    def _collect_answers(self) -> list[RankLoaded | RankMemory]:
         """One of each rank, to the same question."""
         found = []
         for _ in self._sockets:
-            told = self._watch.told.get()
-            if isinstance(told, Failed):
+            answer = self._watch.answers.get()
+            if isinstance(answer, Failed):
                 self.close()
-                raise _error(told)
-            found.append(told)
+                raise _error_of(answer)
+            found.append(answer)
         return found
 
 
@@ -105,54 +108,56 @@ class LeadingRunner:
 
     def __init__(self, runner: Runner, ranks: Ranks) -> None:
         self._runner, self._ranks = runner, ranks
-        self._broken: str | None = None
+        self._broken_by: str | None = None
 
     def run(self, batch: ScheduledBatch) -> BatchResult:
         """As Runner. Raises EngineDead where a rank has ended."""
-        if self._broken is not None:
-            raise EngineDead(self._broken)
-        result, lack = BatchResult([]), None
+        if self._broken_by is not None:
+            raise EngineDead(self._broken_by)
+        result, out_of_memory = BatchResult([]), None
         try:
             result = self._runner.run(batch)
         except OutOfMemory as error:
-            lack = error
+            out_of_memory = error
         except BaseException as error:
-            self._broken = "a step of its ranks was broken off, so it cannot go on: build it anew."
+            self._broken_by = "a step of its ranks was broken off, so it cannot go on: build it anew."
             # A dead rank shows as an error of the collective first; who died says more.
-            self._end(self._ranks.loss(_END_SECONDS) if isinstance(error, (RuntimeError, OSError)) else None, error)
+            self._end(
+                self._ranks.wait_for_loss(_END_SECONDS) if isinstance(error, (RuntimeError, OSError)) else None, error
+            )
             raise
         # The calls of a group that was aborted may end without an error, with anything in their tensors.
-        if (lost := self._ranks.loss(0)) is not None:
-            self._end(lost, lack)
-        if lack is not None:
-            raise lack
+        if (lost := self._ranks.wait_for_loss(0)) is not None:
+            self._end(lost, out_of_memory)
+        if out_of_memory is not None:
+            raise out_of_memory
         return result
 
     def _end(self, lost: Failed | None, error: BaseException | None) -> None:
         self._ranks.close()
         if lost is not None:
-            self._broken = lost.message
+            self._broken_by = lost.message
             raise EngineDead(lost.message) from error
 
 
-class _Watch:
+class _RankWatch:
     """What the ranks' threads have seen. It knows nothing of Ranks, whose end is to end them."""
 
     def __init__(self, on_lost: OnLost) -> None:
-        self.told: queue.SimpleQueue[RankLoaded | RankMemory | Failed] = queue.SimpleQueue()
-        self.lost = threading.Event()
-        self.first: Failed | None = None
+        self.answers: queue.SimpleQueue[RankLoaded | RankMemory | Failed] = queue.SimpleQueue()
+        self.has_lost = threading.Event()
+        self.first_loss: Failed | None = None
         self.closing = False
         self._on_lost = on_lost
         self._lock = threading.Lock()
 
-    def loss(self, failed: Failed) -> None:
+    def report_loss(self, failed: Failed) -> None:
         with self._lock:
-            if self.closing or self.first is not None:
+            if self.closing or self.first_loss is not None:
                 return
-            self.first = failed
-        self.lost.set()
-        self.told.put(failed)
+            self.first_loss = failed
+        self.has_lost.set()
+        self.answers.put(failed)
         self._on_lost(failed)
 
     def close(self) -> None:
@@ -160,22 +165,22 @@ class _Watch:
             self.closing = True
 
 
-def _keep(rank: int, mine: socket.socket, theirs: socket.socket, hello: bytes, watch: _Watch) -> None:
+def _run_rank(rank: int, own_end: socket.socket, rank_end: socket.socket, rank_args: bytes, watch: _RankWatch) -> None:
     """One rank's life, in a thread of its own: on Linux a process ends with the thread that started it, too."""
     last: Failed | None = None
     try:
-        with theirs:
+        with rank_end:
             # -P: the folder that one serves in is no place to import from.
-            command = [sys.executable, "-P", "-m", "hamburger.engine.ranks.rank", str(theirs.fileno())]
-            process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+            command = [sys.executable, "-P", "-m", "hamburger.engine.ranks.rank", str(rank_end.fileno())]
+            process = subprocess.Popen(command, pass_fds=[rank_end.fileno()], stdin=subprocess.DEVNULL)
     except OSError as error:
-        watch.loss(Failed("error", f"rank {rank} could not be started: {error}"))
+        watch.report_loss(Failed("error", f"rank {rank} could not be started: {error}"))
         return
     with contextlib.suppress(OSError, WireError):
-        mine.sendall(hello)
-        for value in frames(mine):
+        own_end.sendall(rank_args)
+        for value in frames(own_end):
             if isinstance(value, (RankLoaded, RankMemory)):
-                watch.told.put(value)
+                watch.answers.put(value)
             elif isinstance(value, Failed):
                 last = value
     try:
@@ -184,11 +189,11 @@ def _keep(rank: int, mine: socket.socket, theirs: socket.socket, hello: bytes, w
         process.kill()
         code = process.wait()
     if last is None:
-        last = Failed("error", f"rank {rank}, its process {process.pid}, {how_it_ended(code)}")
-    watch.loss(last)
+        last = Failed("error", f"rank {rank}, its process {process.pid}, {describe_exit_code(code)}")
+    watch.report_loss(last)
 
 
-def _close(sockets: list[socket.socket], watch: _Watch) -> None:
+def _close(sockets: list[socket.socket], watch: _RankWatch) -> None:
     watch.close()
     for connection in sockets:
         with contextlib.suppress(OSError):  # it has gone already
@@ -196,7 +201,7 @@ def _close(sockets: list[socket.socket], watch: _Watch) -> None:
         connection.close()
 
 
-def _error(failed: Failed) -> Exception:
+def _error_of(failed: Failed) -> Exception:
     match failed.kind:
         case "config":
             return ConfigError(failed.message)

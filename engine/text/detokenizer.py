@@ -1,4 +1,4 @@
-"""Token ids -> text that can be shown as it comes, cut at the earliest stop string. One per request, client side.
+"""Token ids -> text that can be shown as it comes, cut at the earliest stop string. Each request has its own.
 
 It works token by token, so that where groups are split never changes the text or the token count. It must not know
 requests, slots or HTTP.
@@ -91,8 +91,8 @@ class Detokenizer:
                 break
         if last and self._stop is None:
             self._take(self._stream.flush())
-        held = 0 if last or self._stop is not None else max(finder.matched for finder in self._finders)
-        end = len(self._pending) - held
+        num_held_back = 0 if last or self._stop is not None else max(finder.matched for finder in self._finders)
+        end = len(self._pending) - num_held_back
         text, self._pending = self._pending[:end], self._pending[end:]
         return DetokenizedGroup(text, counted, self._stop)
 

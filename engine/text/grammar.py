@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hamburger.engine.text.json_numbers import DigitTokens, NumberLimit
+from hamburger.engine.text.json_schema import MAX_LEVELS, levels_of, usable_schema
 from hamburger.engine.types.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -25,12 +26,7 @@ if TYPE_CHECKING:
 
 # JSON allows white space without end, and small models like it: one space, or one line break and its indentation.
 WHITE_SPACE = r" ?|\n {0,16}"
-_FORMATS = frozenset(["date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"])
-# Fractions of a second, and numbers in durations, may have digits without end in these.
-_DIGITS_IN_A_ROW = "^([0-9]{0,9}[^0-9])*[0-9]{0,9}$"
-_ENDLESS_FORMATS = frozenset(["date-time", "time", "duration"])
-# The library follows rules and references by recursion: some thousand levels would end the process, not raise an error.
-MAX_LEVELS = 1000
+# The library follows rules by recursion: some thousand levels would end the process, not raise an error.
 MAX_PARTS = 1000
 _OPENINGS = ":([{"  # no level of a grammar is without one
 _MAX_CACHED = 64
@@ -48,72 +44,18 @@ def json_grammar(schema: Mapping[str, Any] | bool | None = None) -> str:
 
     if isinstance(schema, bool):
         schema = {"allOf": [schema]}  # the library reads objects only
-    if schema is not None and (levels := _levels(schema)) > MAX_LEVELS:
+    if schema is not None and (levels := levels_of(schema)) > MAX_LEVELS:
         raise InvalidRequest(
             f"The schema and all that its references lead to have {levels} levels together, but at most {MAX_LEVELS} "
             "are allowed: use fewer references.",
             "response_format",
         )
-    text = json.dumps({"type": "object"} if schema is None else _usable(schema))
+    text = json.dumps({"type": "object"} if schema is None else usable_schema(schema))
     try:
         grammar: str = LLMatcher.grammar_from_json_schema(text, overrides={"whitespace_pattern": WHITE_SPACE})
     except ValueError as error:
         raise InvalidRequest(f"The schema cannot be read: {_shown(str(error))}.", "response_format") from error
     return grammar
-
-
-def _usable(schema: Any) -> Any:
-    """A schema without formats that the library does not know (to JSON Schema they are notes, not rules), and with an
-    end to the digits of the others."""
-    if isinstance(schema, list):
-        return [_usable(item) for item in schema]
-    if not isinstance(schema, Mapping):
-        return schema
-    kept = {
-        key: value if key in ("const", "enum", "default", "examples") else _usable(value)
-        for key, value in schema.items()
-        if not (key == "format" and isinstance(value, str) and value not in _FORMATS)
-    }
-    if isinstance(found := kept.get("format"), str) and found in _ENDLESS_FORMATS:
-        kept.setdefault("pattern", _DIGITS_IN_A_ROW)
-    return kept
-
-
-def _levels(schema: Mapping[str, Any]) -> int:
-    """No path through a schema and its references is longer: its depth, and that of each place that is referred to."""
-    own, targets = _depth(schema)
-    waiting, found = set(targets), dict[str, int]()
-    while waiting and own + sum(found.values()) <= MAX_LEVELS:
-        pointer = waiting.pop()
-        found[pointer], further = _depth(_at(schema, pointer))
-        waiting |= further - found.keys()
-    return own + sum(found.values())
-
-
-def _depth(part: Any) -> tuple[int, set[str]]:
-    """How deep a part of a schema is nested, and where it refers to. Without recursion: a client chose its depth."""
-    deepest, targets, waiting = 1, set[str](), [(part, 1)]
-    while waiting:
-        value, depth = waiting.pop()
-        deepest = max(deepest, depth)
-        if isinstance(value, Mapping):
-            targets |= {value[key] for key in ("$ref", "$dynamicRef") if isinstance(value.get(key), str)}
-            waiting += [(item, depth + 1) for item in value.values()]
-        elif isinstance(value, list):
-            waiting += [(item, depth + 1) for item in value]
-    return deepest, targets
-
-
-def _at(schema: Any, pointer: str) -> Any:
-    """The part of a schema that a JSON pointer (#/...) leads to; None where it leads to nothing."""
-    part = schema
-    for name in pointer.lstrip("#").split("/")[1:]:
-        name = name.replace("~1", "/").replace("~0", "~")
-        if isinstance(part, list) and name.isdecimal() and len(name) < 9:
-            part = part[int(name)] if int(name) < len(part) else None
-        else:
-            part = part.get(name) if isinstance(part, Mapping) else None
-    return part
 
 
 def regex_grammar(pattern: str) -> str:

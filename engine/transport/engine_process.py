@@ -1,4 +1,4 @@
-"""What every process of an engine does first, and how it words its end. No torch."""
+"""How every process of an engine is set up, and how its end is put into words. No torch."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _ONEDNN_KERNELS = "512"  # that it keeps, one for each linear shape and number o
 logger = logging.getLogger(__name__)
 
 
-def begin(descriptor: int) -> socket.socket:
-    """The connection to the process that started this one, with whose life this one ends."""
+def set_up_process(descriptor: int) -> socket.socket:
+    """Returns the connection to the process that started this one. When that one dies, so does this one."""
     connection = socket.socket(fileno=descriptor)
     connection.set_inheritable(False)  # a program that is started here must not keep it open
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", _ONEDNN_KERNELS)
@@ -45,8 +45,8 @@ def _die_with_the_parent() -> None:
         os._exit(FAILED)
 
 
-def failure(error: BaseException) -> Failed:
-    """What the other side is told of an error."""
+def failed_message(error: BaseException) -> Failed:
+    """The message that tells the other side of an error; logs one that is no fault of the user's."""
     match error:
         case ConfigError():
             return Failed("config", str(error))
@@ -56,7 +56,7 @@ def failure(error: BaseException) -> Failed:
     return Failed("error", f"{type(error).__name__}: {error}")
 
 
-def how_it_ended(code: int) -> str:
+def describe_exit_code(code: int) -> str:
     """A process's exit code (negative: minus the signal), in words."""
     if code >= 0:
         return f"ended with code {code}"

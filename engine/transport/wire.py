@@ -42,7 +42,7 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """Engine -> server: it was told to stop, and has."""
+    """Engine -> server: it was asked to stop, and has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ _KINDS: tuple[type, ...] = (
     RankMeet,
     RankMemory,
 )
-_NUMBERS = {kind: bytes([i]) for i, kind in enumerate(_KINDS)}
+_KIND_BYTES = {kind: bytes([i]) for i, kind in enumerate(_KINDS)}
 
 
 class Encoder:
@@ -110,7 +110,7 @@ class Encoder:
 
     def frame(self, value: object) -> bytes:
         body = self._encoder.encode(value)
-        return LENGTH.pack(1 + len(body)) + _NUMBERS[type(value)] + body
+        return LENGTH.pack(1 + len(body)) + _KIND_BYTES[type(value)] + body
 
 
 class WireError(ValueError):
@@ -131,7 +131,7 @@ class Decoder:
             raise WireError(f"a frame of {len(rest)} bytes cannot be read: {error}") from error
 
 
-class Received:
+class FrameBuffer:
     """Bytes as they come -> whole frames."""
 
     def __init__(self) -> None:

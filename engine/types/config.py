@@ -1,81 +1,81 @@
-"""How an engine is set up: what the user asks (EngineArgs) and what was resolved from it (EngineConfig). No torch."""
+"""How an engine is set up: what the user asks (EngineArgs) and what was resolved from it (EngineConfig). No torch.
+
+EngineArgs is the one declaration of the engine's settings: LLM's keywords, the options, variables and YAML keys of
+`hamburger serve` and their ranges follow from its fields.
+"""
 
 from __future__ import annotations
 
-import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal, TypedDict
 
+from hamburger.engine.types.setting import Setting, declared_settings, setting
 from hamburger.model.config import ConfigError
 
 Quantization = Literal["auto", "none", "int8", "int4"]
 AttentionBackend = Literal["auto", "torch", "triton"]
-QUANTIZATIONS: tuple[Quantization, ...] = get_args(Quantization)
 OverlapSteps = Literal["auto", "on", "off"]
-OVERLAP_STEPS: tuple[OverlapSteps, ...] = get_args(OverlapSteps)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineArgs:
-    """What the user asks for; None and "auto" are resolved when the engine is built.
+    """What the user asks for; None and "auto" are resolved when the engine is built. docs/configuration.md says more.
 
-    model: folder, hub id, `.ckpt` or GGUF file; None means the embedded default, `builtin` the plain base under it.
-    base: the base model's folder or hub id, for checkpoints that hold only a part of it.
-    max_model_len: most tokens of prompt and answer together; None means what the model was made for.
-    max_num_seqs: most sequences that run at once. max_num_batched_slots: most slots that one step computes.
-    kv_cache_memory: bytes for the KV pool; None sizes it from free memory. block_size: slots of one block.
-    confidence: the default of requests that name none; None takes the checkpoint's.
-    max_queue: most requests that may wait. max_queue_seconds: the longest that one may wait.
-    quantization: `none` keeps the weights' dtype. On CPU `int8`, `int4`; `auto` takes 4 bits for weights that have no
-        more, 8 for the others, and the dtype where the compiled kernels cannot run. On a GPU `int8`; `auto` is `none`.
-    attention_backend: what runs attention and all else between the matrices on a GPU; `auto` is `triton` where its
-        kernels can run, else `torch`.
-    prefix_cache: prompts that begin alike share the slots of their beginning, while the pool still holds them.
-    enforce_eager: on a GPU, launch every operation of a decoding step anew rather than replay CUDA graphs.
-    tensor_parallel_size: over how many devices the model and its KV pool are split, one process a device; on CPU, over
-        how many processes.
-    overlap_steps: whether each step is prepared and launched while the one before it runs; `auto` does so on a GPU.
-    num_engines: how many engines share this machine, this one included: each sizes its pool for its part of it.
+    num_engines: how many engines share this machine, this one included: each sizes its pool for its part of it. The
+    server counts them; nobody sets it.
 
-    Raises ConfigError that names the field when a value is out of range.
+    Raises ConfigError that names the field when a value is out of range, or does not go with another.
     """
 
-    model: str | None = None
-    base: str | None = None
-    device: str = "auto"
-    dtype: str = "auto"
-    max_model_len: int | None = None
-    max_num_seqs: int = 64
-    max_num_batched_slots: int = 512
-    kv_cache_memory: int | None = None
-    block_size: int = 32
-    confidence: float | None = None
-    max_queue: int = 1024
-    max_queue_seconds: float = 600.0
-    prefix_cache: bool = True
-    quantization: Quantization = "auto"
-    enforce_eager: bool = False
-    attention_backend: AttentionBackend = "auto"
-    tensor_parallel_size: int = 1
-    overlap_steps: OverlapSteps = "auto"
+    model: str | None = setting(
+        None,
+        "what to serve: a folder, hub id, .ckpt or .gguf file, or `builtin`, the plain base under the embedded model "
+        "(default: the embedded model)",
+    )
+    base: str | None = setting(
+        None, "folder or hub id of the base model, for a checkpoint that holds only a part of it"
+    )
+    device: str = setting("auto", "auto, cpu, cuda or cuda:N")
+    dtype: str = setting("auto", "what the weights become", choices=("auto", "bfloat16", "float32", "float16"))
+    # none keeps the dtype. auto is none on a GPU, and where the compiled kernels of a CPU cannot run.
+    quantization: Quantization = setting(
+        "auto",
+        "weights: none; on CPU auto (4 bits where a trunk has no more, else 8), int8, int4; on a GPU int8",
+    )
+    # All else between the matrices with it. auto: triton where its kernels can run.
+    attention_backend: AttentionBackend = setting("auto", "what runs attention on a GPU: auto, torch or triton")
+    tensor_parallel_size: int = setting(
+        1,
+        "over how many GPUs of this machine one model is split; on CPU, over how many processes",
+        at_least=1,
+    )
+    max_model_len: int | None = setting(None, "most tokens of prompt and answer together", at_least=2)
+    max_num_seqs: int = setting(64, "most answers generated at once", at_least=1)
+    max_num_batched_slots: int = setting(512, "most slots that one step computes", at_least=1)
+    kv_cache_memory: int | None = setting(
+        None, "size of the KV pool, such as 4GiB (default: a share of free memory)", at_least=1, is_size=True
+    )
+    block_size: int = setting(32, "slots of one block of the pool", at_least=1)
+    confidence: float | None = setting(
+        None, "confidence of requests that name none (default: the checkpoint's)", at_least=0, at_most=1
+    )
+    max_queue: int = setting(1024, "most requests that may wait", at_least=1, of_server=True)
+    max_queue_seconds: float = setting(600.0, "longest that a request may wait", above=0, of_server=True)
+    # As long as the pool still holds them.
+    prefix_cache: bool = setting(True, "whether prompts that begin alike share the KV slots of their beginning")
+    enforce_eager: bool = setting(False, "whether a GPU decodes without CUDA graphs")
+    overlap_steps: OverlapSteps = setting(
+        "auto", "whether a step is prepared while the one before it runs: auto (on a GPU), on or off"
+    )
     num_engines: int = 1
 
     def __post_init__(self) -> None:
-        if self.quantization not in QUANTIZATIONS:
-            raise ConfigError(f"quantization is {self.quantization!r}: it must be one of {', '.join(QUANTIZATIONS)}.")
-        if self.overlap_steps not in OVERLAP_STEPS:
-            raise ConfigError(f"overlap_steps is {self.overlap_steps!r}: it must be one of {', '.join(OVERLAP_STEPS)}.")
-        if self.max_model_len is not None:
-            _at_least("max_model_len", self.max_model_len, 2)
-        if self.kv_cache_memory is not None:
-            _at_least("kv_cache_memory", self.kv_cache_memory, 1)
-        if self.confidence is not None and not 0 <= self.confidence <= 1:
-            raise ConfigError(f"confidence is {self.confidence}: it must be in [0, 1].")
-        _at_least("tensor_parallel_size", self.tensor_parallel_size, 1)
+        _check_ranges(self)
+        _at_least("num_engines", self.num_engines, 1)
+        _check_step_size(self)
         if self.tensor_parallel_size > 1:
             self._check_split()
-        _at_least("num_engines", self.num_engines, 1)
-        _check_limits(self)
 
     def _check_split(self) -> None:
         size = self.tensor_parallel_size
@@ -96,6 +96,29 @@ class EngineArgs:
             )
 
 
+class LLMSettings(TypedDict, total=False):
+    """What LLM takes by keyword: for type checkers and editors, who cannot read it off EngineArgs. A test compares."""
+
+    device: str
+    dtype: str
+    quantization: Quantization
+    attention_backend: AttentionBackend
+    tensor_parallel_size: int
+    max_model_len: int | None
+    max_num_seqs: int
+    max_num_batched_slots: int
+    kv_cache_memory: int | None
+    block_size: int
+    confidence: float | None
+    prefix_cache: bool
+    enforce_eager: bool
+    overlap_steps: OverlapSteps
+
+
+# Each setting's declaration by its name.
+ENGINE_SETTINGS: Mapping[str, Setting] = declared_settings(EngineArgs)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
     """The resolved numbers that scheduling depends on. Fields are those of EngineArgs, and:
@@ -114,14 +137,14 @@ class EngineConfig:
     num_blocks: int
     eos_token_ids: tuple[int, ...]
     max_group: int
-    max_queue: int = 1024
-    max_queue_seconds: float = 600.0
-    prefix_cache: bool = True
+    max_queue: int = ENGINE_SETTINGS["max_queue"].default
+    max_queue_seconds: float = ENGINE_SETTINGS["max_queue_seconds"].default
+    prefix_cache: bool = ENGINE_SETTINGS["prefix_cache"].default
 
     def __post_init__(self) -> None:
-        _at_least("max_model_len", self.max_model_len, 2)
+        _check_ranges(self)
         _at_least("max_group", self.max_group, 1)
-        _check_limits(self)
+        _check_step_size(self)
         if self.total_slots < self.max_model_len:
             raise ConfigError(
                 f"max_model_len is {self.max_model_len} tokens, but the KV pool holds {self.total_slots} slots "
@@ -133,12 +156,14 @@ class EngineConfig:
         return self.num_blocks * self.block_size
 
 
-def _check_limits(config: EngineArgs | EngineConfig) -> None:
-    _at_least("max_num_seqs", config.max_num_seqs, 1)
-    _at_least("block_size", config.block_size, 1)
-    _at_least("max_queue", config.max_queue, 1)
-    if not 0 < config.max_queue_seconds <= math.inf:
-        raise ConfigError(f"max_queue_seconds is {config.max_queue_seconds}: it must be above 0.")
+def _check_ranges(config: EngineArgs | EngineConfig) -> None:
+    """Raise ConfigError for the first field outside the range that its setting declares."""
+    for name, declared in ENGINE_SETTINGS.items():
+        if hasattr(config, name) and (fault := declared.fault(getattr(config, name))) is not None:
+            raise ConfigError(f"{name} is {getattr(config, name)!r}: {fault}")
+
+
+def _check_step_size(config: EngineArgs | EngineConfig) -> None:
     if config.max_num_batched_slots < config.max_num_seqs:
         # One slot for each running sequence, so that every step moves all of them.
         raise ConfigError(

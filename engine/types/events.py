@@ -1,4 +1,4 @@
-"""What the engine's loop tells its client, and the messages that it takes. Plain values: they may cross processes."""
+"""What the engine's loop reports, and the messages that it takes. Plain values: they may cross processes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hamburger.engine.types.messages import AbortRequest, EngineInfo, StepOutput
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Client -> loop: give up what is unfinished and end."""
+    """AsyncEngine -> loop: give up what is unfinished and end."""
 
 
 Message = SubmitRequest | AbortRequest | Stop
@@ -35,7 +35,7 @@ class StepStarted:
 class StepReport:
     """One step. num_received: how many requests the core had been given when it ended, since the start.
 
-    time: time.monotonic() seconds when it ended. goes_on: the next one begins at once, of which nothing else is told.
+    time: time.monotonic() seconds when it ended. goes_on: the next one begins at once, and sends no StepStarted.
     """
 
     outputs: StepOutputs
@@ -49,7 +49,7 @@ LoopEvent = EngineReady | StepStarted | StepReport
 
 @dataclass(frozen=True, slots=True)
 class EngineStopped:
-    """The engine's last words. error: what building or stepping raised; None when it was told to stop."""
+    """The engine has ended. error: what building or stepping raised; None when it was asked to stop."""
 
     error: BaseException | None
 

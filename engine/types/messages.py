@@ -1,4 +1,4 @@
-"""The typed values that cross between the engine core and its client: plain Python, no tensors, no text.
+"""The typed values that cross between the engine core and AsyncEngine or LLM: plain Python, no tensors, no text.
 
 wire.py carries exactly these between processes; nothing else is shared.
 """
@@ -15,7 +15,7 @@ FinishReason = Literal["stop", "length"]
 
 @dataclass(frozen=True, slots=True)
 class SubmitRequest:
-    """Client -> core: generate one answer. `params.seed`, `.confidence` and `.max_tokens` are never None here."""
+    """To the core: generate one answer. `params.seed`, `.confidence` and `.max_tokens` are never None here."""
 
     request_id: str
     prompt_ids: list[int]
@@ -27,7 +27,7 @@ class SubmitRequest:
 
 @dataclass(frozen=True, slots=True)
 class AbortRequest:
-    """Client -> core: free this request's slots within a step. Unknown ids are ignored (it may just have finished)."""
+    """To the core: free this request's slots within a step. Unknown ids are ignored (it may just have finished)."""
 
     request_id: str
 
@@ -42,7 +42,7 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class GroupOutput:
-    """Core -> client: one trimmed group. `token_ids` holds 1 to max_group tokens; none where max_tokens is 0.
+    """From the core: one trimmed group. `token_ids` holds 1 to max_group tokens; none where max_tokens is 0.
 
     stop_probs[i] = sigmoid(stop logit) after token i; a plain base model has no stop head and gives 1.0.
     finish_reason is set on a request's last group; stop_token_id is the end or stop token that ended it, if one did.
@@ -65,7 +65,7 @@ class GroupOutput:
 
 @dataclass(frozen=True, slots=True)
 class RequestFailed:
-    """Core -> client: the request ended without an answer. `kind` picks the error class on the client side."""
+    """From the core: the request ended without an answer. `kind` picks the error class that its caller gets."""
 
     request_id: str
     kind: Literal["queue_timeout", "engine_dead", "draining", "grammar", "out_of_memory"]
@@ -74,7 +74,7 @@ class RequestFailed:
 
 @dataclass(frozen=True, slots=True)
 class StepStats:
-    """What one engine step did (work done, before any client-side trimming) and the state after it."""
+    """What one engine step did (work done, before any trimming at stop strings) and the state after it."""
 
     num_running: int
     num_waiting: int
@@ -91,7 +91,7 @@ class StepStats:
 
 @dataclass(frozen=True, slots=True)
 class StepOutputs:
-    """Core -> client: everything one step produced."""
+    """From the core: everything one step produced."""
 
     outputs: list[GroupOutput] = field(default_factory=list)
     failures: list[RequestFailed] = field(default_factory=list)
@@ -100,7 +100,7 @@ class StepOutputs:
 
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
-    """Core -> client, once, when the engine is ready: the facts that requests are validated against.
+    """From the core, once, when the engine is ready: the facts that requests are validated against.
 
     expected_tokens: total_slots x the tokens per KV expected at the default confidence (1.0 for a plain base).
     """

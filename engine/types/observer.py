@@ -1,4 +1,4 @@
-"""What the client tells whoever measures: steps, groups as they reach their requests, and how each request ended."""
+"""What AsyncEngine reports to whoever measures: steps, groups that reach their requests, and how each request ended."""
 
 from __future__ import annotations
 

@@ -8,22 +8,22 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
-from hamburger.engine.client import GenerationRequest
+from hamburger.engine.request import GenerationRequest
 from hamburger.engine.types.errors import InvalidRequest
 from hamburger.engine.types.sampling_params import SamplingParams
-from hamburger.server.api.body import read_body
-from hamburger.server.api.context import ServerContext, choose_confidence
 from hamburger.server.api.echo import Echo
 from hamburger.server.api.errors import ApiError
-from hamburger.server.api.models import ServedModels
+from hamburger.server.api.model_context import ModelContext, choose_confidence
 from hamburger.server.api.openapi import REFUSED, STREAM, body_of
 from hamburger.server.api.prompts import encode_chat, encode_text
 from hamburger.server.api.protocol import ChatBody, CompletionBody, GenerationBody, named_as_written
+from hamburger.server.api.request_body import read_body
 from hamburger.server.api.responses import ChatReply, CompletionReply, Reply
+from hamburger.server.api.served_models import ServedModels
 from hamburger.server.api.streaming import EventStream, Generation, collect, unless_client_leaves
-from hamburger.server.api.structured import compiled, grammar_of
+from hamburger.server.api.structured_output import compile_grammar, grammar_of
 from hamburger.server.operation.request_log import entry_of
-from hamburger.server.tools.tools import ToolStream, ToolUse
+from hamburger.server.tools.tool_use import ToolStream, ToolUse
 
 _DEFAULT_TOKENS = 16  # what the OpenAI API says of completions
 
@@ -90,16 +90,16 @@ def completion_routes(models: ServedModels) -> APIRouter:
     return router
 
 
-def _check_number(context: ServerContext, body: GenerationBody, num_prompts: int) -> None:
+def _check_number(context: ModelContext, body: GenerationBody, num_prompts: int) -> None:
     """Raise InvalidRequest for more answers than are ever admitted: 429 would have the client try for ever."""
-    number, most = num_prompts * body.num_samples, context.settings.max_queue + context.engine.info.max_num_seqs
+    number, most = num_prompts * body.num_samples, context.engine.max_queue + context.engine.info.max_num_seqs
     if number > most:
         field = "n" if num_prompts == 1 else "prompt"
         raise InvalidRequest(f"The request asks for {number} answers, but at most {most} are admitted.", field)
 
 
 async def _sampling_params(
-    context: ServerContext, request: Request, body: GenerationBody, tools: ToolUse | None = None
+    context: ModelContext, request: Request, body: GenerationBody, tools: ToolUse | None = None
 ) -> list[SamplingParams]:
     alias = context.served.confidence_of(body.model)
     confidence = choose_confidence(body.confidence, alias, request.headers)
@@ -108,7 +108,7 @@ async def _sampling_params(
         raise InvalidRequest(f"stop holds {len(body.stop)} strings, but at most {most} are allowed.", "stop")
     forced = None if tools is None else tools.grammar
     if forced is not None:
-        grammar: str | None = await compiled(context.grammars, lambda: forced, "tools")
+        grammar: str | None = await compile_grammar(context.grammars, lambda: forced, "tools")
     else:
         grammar = await grammar_of(context.grammars, body)
     params = body.sampling_params(confidence, grammar)
@@ -117,7 +117,7 @@ async def _sampling_params(
     return params
 
 
-def _tool_streams(context: ServerContext, tools: ToolUse, params: list[SamplingParams]) -> list[ToolStream]:
+def _tool_streams(context: ModelContext, tools: ToolUse, params: list[SamplingParams]) -> list[ToolStream]:
     """One for each choice."""
     end_texts = [
         context.tokenizer.decode([token_id], skip_special_tokens=False)
@@ -132,7 +132,7 @@ def _limited(params: SamplingParams, num_prompt_tokens: int, max_model_len: int)
 
 
 async def _answer(
-    context: ServerContext,
+    context: ModelContext,
     request: Request,
     body: GenerationBody,
     answers: list[tuple[list[int], SamplingParams]],

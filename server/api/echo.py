@@ -5,8 +5,8 @@ from __future__ import annotations
 import codecs
 from functools import cached_property
 
-from hamburger.engine.client import RequestUpdate
-from hamburger.server.vocabulary import ServerTokenizer
+from hamburger.engine.request import RequestUpdate
+from hamburger.server.server_tokenizer import ServerTokenizer
 
 
 class Echo:

@@ -59,7 +59,7 @@ class ApiError(Exception):
 
 
 def to_api_error(error: Exception) -> ApiError:
-    """What a client is told about `error`; anything that was not raised on purpose is a 500 without its details."""
+    """What a client gets for `error`; anything that was not raised on purpose is a 500 without its details."""
     message = str(error)
     match error:
         case ApiError():

@@ -6,10 +6,10 @@ import codecs
 from collections.abc import Iterable
 from typing import Any
 
-from hamburger.engine.client import RequestUpdate
+from hamburger.engine.request import RequestUpdate
 from hamburger.engine.types.messages import TokenLogprobs
 from hamburger.server.api.echo import Echo
-from hamburger.server.vocabulary import ServerTokenizer
+from hamburger.server.server_tokenizer import ServerTokenizer
 
 LOWEST_LOGPROB = -9999.0
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, WithJsonSchema, model_validator
 
 from hamburger.server.schema import Schema
-from hamburger.server.tools.tools import MadeCall
+from hamburger.server.tools.tool_use import MadeCall
 
 
 def _text(content: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The OpenAPI document: bodies that body.py reads itself, and the one shape of errors, as its pages show them."""
+"""The OpenAPI document: bodies, which FastAPI does not see (request_body.py reads them), and the shape of errors."""
 
 from __future__ import annotations
 

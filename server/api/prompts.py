@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 
 from hamburger.engine.types.errors import InvalidRequest, PromptTooLong, TokenizerError
 from hamburger.server.api.message import Message
-from hamburger.server.tools.tools import messages_with_tools, results_as_user
-from hamburger.server.vocabulary import ServerTokenizer
+from hamburger.server.server_tokenizer import ServerTokenizer
+from hamburger.server.tools.tool_use import messages_with_tools, results_as_user
 
 T = TypeVar("T")
 _RESERVED = {"self", "messages", "tools", "add_generation_prompt", "continue_final_message"}
@@ -31,7 +31,7 @@ async def encode_text(
         )
 
     def encode() -> list[int]:
-        return _naming(param, lambda: tokenizer.encode(text, add_special_tokens=add_special_tokens))
+        return _naming_field(param, lambda: tokenizer.encode(text, add_special_tokens=add_special_tokens))
 
     return encode() if len(text) < _LONG_TEXT else await asyncio.to_thread(encode)
 
@@ -49,7 +49,7 @@ async def encode_chat(
 ) -> list[int]:
     """The prompt that the model's chat template makes of `messages`. Raises InvalidRequest that names the field.
 
-    Where the template knows nothing of tools, they are told in the system message.
+    Where the template knows nothing of tools, they are described in the system message.
     """
     written = [message.for_template() for message in messages]
     knows_tools = "tools" in (tokenizer.tool_template or "")
@@ -61,14 +61,14 @@ async def encode_chat(
             "continue_final_message and add_generation_prompt exclude each other.", "continue_final_message"
         )
     # To continue a message is to ask for no new one.
-    ask = not continue_final_message if add_generation_prompt is None else add_generation_prompt
+    adds_generation_prompt = not continue_final_message if add_generation_prompt is None else add_generation_prompt
 
     def render(chat: list[dict[str, Any]]) -> str:
         if not knows_tools:
             chat = messages_with_tools(chat, tools or [])
         return tokenizer.apply_chat_template(
             chat,
-            add_generation_prompt=ask,
+            add_generation_prompt=adds_generation_prompt,
             continue_final_message=continue_final_message,
             tools=tools if knows_tools else None,
             **kwargs,
@@ -89,14 +89,14 @@ async def encode_chat(
 
     num_characters = sum(len(message.get("content") or "") for message in written)
     is_long = len(written) > _MANY_MESSAGES or num_characters >= _LONG_TEXT
-    work = partial(_naming, "messages", render_all)
+    work = partial(_naming_field, "messages", render_all)
     text = await asyncio.to_thread(work) if is_long else work()
     return await encode_text(
         tokenizer, text, add_special_tokens=add_special_tokens, param="messages", max_tokens=max_tokens
     )
 
 
-def _naming(param: str, work: Callable[[], T]) -> T:
+def _naming_field(param: str, work: Callable[[], T]) -> T:
     try:
         return work()
     except TokenizerError as error:

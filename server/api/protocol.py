@@ -1,7 +1,7 @@
 """The requests that OpenAI clients send: fields and types, and how they become SamplingParams. No engine, no text.
 
 Types are strict (a bool is no int, "1" is no number) and null means the default. Ranges are checked once, by
-SamplingParams; a field that is known but not served is unsupported.py's business, any other is ignored.
+SamplingParams; a field that is known but not served is unsupported_fields.py's business, any other is ignored.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from pydantic_core import CoreSchema
 from hamburger.engine.types.errors import InvalidRequest
 from hamburger.engine.types.sampling_params import MAX_LOGPROBS, MAX_SEED, RANGES, SamplingParams
 from hamburger.server.api.message import Message
-from hamburger.server.api.structured import ResponseFormat, StructuredOutputs
-from hamburger.server.api.unsupported import UNSUPPORTED_CHAT, UNSUPPORTED_COMPLETION, AsksNothing
+from hamburger.server.api.structured_output import ResponseFormat, StructuredOutputs
+from hamburger.server.api.unsupported_fields import UNSUPPORTED_CHAT, UNSUPPORTED_COMPLETION, AsksNothing
 from hamburger.server.schema import Schema
 from hamburger.server.tools.tool_parsers import Family
-from hamburger.server.tools.tools import Tool, ToolChoice, ToolUse
+from hamburger.server.tools.tool_use import Tool, ToolChoice, ToolUse
 
 MAX_CHOICES = 128
 _RANGES = {**RANGES, "n": (1, MAX_CHOICES), "top_k": (-1, math.inf), "top_logprobs": RANGES["logprobs"]}
@@ -134,7 +134,7 @@ class GenerationBody(Schema):
         raise NotImplementedError
 
     def num_prompt_logprobs(self) -> int | None:
-        """The same for the prompt's tokens."""
+        """How many of each prompt token's likeliest rivals are reported; None for no log-probabilities of it."""
         return None
 
     def token_limit(self) -> tuple[str, int | None]:
@@ -262,30 +262,12 @@ class CompletionBody(GenerationBody):
             return params
         if self.stream:
             raise InvalidRequest("best_of above n cannot be streamed: which answers are best is known last.", "best_of")
-        # Which answers are best is told by their log-probabilities.
+        # Their log-probabilities say which answers are best.
         return [replace(choice, logprobs=choice.logprobs or 0) for choice in params]
 
     @property
     def num_samples(self) -> int:
         return self.num_choices if self.best_of is None else self.best_of
-
-
-class TokenizeBody(Schema):
-    """POST /tokenize: a prompt or messages."""
-
-    model: str | None = None
-    prompt: str | None = None
-    messages: list[Message] | None = None
-    add_special_tokens: bool | None = Field(None, description="Default: true for a prompt, false for messages.")
-    add_generation_prompt: bool | None = None
-    return_token_strs: bool | None = None
-
-
-class DetokenizeBody(Schema):
-    """POST /detokenize."""
-
-    model: str | None = None
-    tokens: list[int]
 
 
 def named_as_written(error: InvalidRequest, limit_name: str, prompt_name: str) -> InvalidRequest:

@@ -7,8 +7,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from hamburger.engine.client import RequestUpdate
-from hamburger.server.api.context import ServedModel
+from hamburger.engine.request import RequestUpdate
 from hamburger.server.api.echo import Echo
 from hamburger.server.api.logprobs import (
     ChatLogprobs,
@@ -16,9 +15,10 @@ from hamburger.server.api.logprobs import (
     join_chat_logprobs,
     join_completion_logprobs,
 )
+from hamburger.server.api.model_context import ServedModel
 from hamburger.server.api.protocol import GenerationBody
-from hamburger.server.tools.tools import ToolStream
-from hamburger.server.vocabulary import ServerTokenizer
+from hamburger.server.server_tokenizer import ServerTokenizer
+from hamburger.server.tools.tool_use import ToolStream
 
 
 class Choice:
@@ -68,7 +68,7 @@ class Choice:
 
 
 class Reply:
-    """The frame of one request's answer: its id, its choices and its usage. Subclasses know the two OpenAI shapes."""
+    """One request's answer: its id, its choices and its usage. Subclasses know the two OpenAI shapes."""
 
     id_prefix: str
     object: str
@@ -89,10 +89,10 @@ class Reply:
         tools: for each choice, what finds the calls in its text; None where there are no tools.
         """
         self.id = f"{self.id_prefix}{uuid.uuid4().hex}"
-        self.confidence: float | None = None  # told in the usage, where the server chooses it
+        self.confidence: float | None = None  # named in the usage, where the server chooses it
         self._tokenizer = tokenizer
         self._skip_special_tokens = body.skip_special_tokens is not False
-        self._frame = {
+        self._common_fields = {
             "created": int(time.time()),
             "model": body.model or served.name,
             "system_fingerprint": served.fingerprint,
@@ -124,7 +124,7 @@ class Reply:
                 **self._content(choice),
             }
             choices.append(whole | {"groups": choice.groups} if self._return_groups else whole)
-        return {"id": self.id, "object": self.object, **self._frame, "choices": choices, "usage": self.usage()}
+        return {"id": self.id, "object": self.object, **self._common_fields, "choices": choices, "usage": self.usage()}
 
     def chunk(self, index: int, update: RequestUpdate) -> dict[str, Any]:
         """The streamed piece that one group adds."""
@@ -174,7 +174,7 @@ class Reply:
         }
 
     def counts(self) -> dict[str, Any]:
-        """What the log tells of it: the usage of all choices together, and what ended them."""
+        """What the log says of it: the usage of all choices together, and what ended them."""
         usage = self.usage()
         reasons = {choice.finish_reason or "abort" for choice in self.choices}
         return {
@@ -196,7 +196,7 @@ class Reply:
         return [choice for prompt in ranked for choice in prompt[: self._choices_a_prompt]]
 
     def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        return {"id": self.id, "object": self.chunk_object, **self._frame, "choices": choices}
+        return {"id": self.id, "object": self.chunk_object, **self._common_fields, "choices": choices}
 
     def _content(self, choice: Choice) -> dict[str, Any]:
         """The fields of a whole choice that differ."""

@@ -1,32 +1,23 @@
-"""Every endpoint that does not generate: models, tokenizer, health, metrics, version."""
+"""The endpoints beside generating and tokenizing: models, health, metrics, version."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
-from functools import partial
 from importlib.metadata import version
 from typing import Any
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 
 from hamburger.engine.health import liveness_fault
-from hamburger.engine.types.errors import InvalidRequest
-from hamburger.server.api.body import read_body
-from hamburger.server.api.context import ServerContext
-from hamburger.server.api.models import ServedModels
-from hamburger.server.api.openapi import REFUSED, body_of
-from hamburger.server.api.prompts import encode_chat, encode_text
-from hamburger.server.api.protocol import DetokenizeBody, TokenizeBody
+from hamburger.server.api.model_context import ModelContext
+from hamburger.server.api.openapi import REFUSED
+from hamburger.server.api.served_models import ServedModels
 from hamburger.server.operation.metrics import CONTENT_TYPE
-
-MAX_TOKENIZED = 1_000_000  # characters of a text, or tokens of a list: many times what contexts hold
-_MANY_TOKENS = 5_000  # a few ms of spelling them out, which other streams need not wait for
 
 
 def model_routes(models: ServedModels) -> APIRouter:
-    """What is served, and its tokenizer."""
+    """What is served."""
     router = APIRouter(tags=["model"], responses=REFUSED)
 
     @router.get("/v1/models")
@@ -40,61 +31,6 @@ def model_routes(models: ServedModels) -> APIRouter:
         served = models.find(model_id).served
         served.confidence_of(model_id)
         return served.card(model_id)
-
-    @router.post("/tokenize", openapi_extra=body_of(TokenizeBody))
-    async def tokenize(request: Request) -> Response:
-        """The token ids of a prompt, or of messages as the chat template writes them."""
-        body = await read_body(request, TokenizeBody, models.first.settings)
-        context = models.choose(request, body.model)
-        context.served.confidence_of(body.model)
-        tokenizer = context.tokenizer
-        if (body.prompt is None) == (body.messages is None):
-            raise InvalidRequest("Give either prompt or messages.", "prompt")
-        if body.messages is not None:
-            _check_size(sum(len(message.content or "") for message in body.messages), "messages")
-            tokens = await encode_chat(
-                tokenizer,
-                body.messages,
-                add_generation_prompt=body.add_generation_prompt,
-                add_special_tokens=bool(body.add_special_tokens),
-            )
-        else:
-            special = body.add_special_tokens is not False
-            _check_size(len(body.prompt or ""), "prompt")
-            tokens = await encode_text(tokenizer, body.prompt or "", add_special_tokens=special, param="prompt")
-
-        def told() -> JSONResponse:
-            decode = partial(tokenizer.decode, skip_special_tokens=False)
-            texts = [decode([token]) for token in tokens] if body.return_token_strs else None
-            counted = {"count": len(tokens), "max_model_len": context.engine.info.max_model_len}
-            return JSONResponse({**counted, "tokens": tokens, "token_strs": texts})
-
-        return told() if len(tokens) < _MANY_TOKENS else await asyncio.to_thread(told)
-
-    @router.post("/detokenize", openapi_extra=body_of(DetokenizeBody))
-    async def detokenize(request: Request) -> dict[str, Any]:
-        """The text of token ids, special tokens included."""
-        body = await read_body(request, DetokenizeBody, models.first.settings)
-        context = models.choose(request, body.model)
-        context.served.confidence_of(body.model)
-        _check_size(len(body.tokens), "tokens")
-        vocab_size = context.engine.info.vocab_size
-        for token_id in body.tokens:
-            if not 0 <= token_id < vocab_size:
-                message = f"tokens holds the id {token_id}, but the vocabulary is 0..{vocab_size - 1}."
-                raise InvalidRequest(message, "tokens")
-        return {"prompt": context.tokenizer.decode(body.tokens, skip_special_tokens=False)}
-
-    @router.get("/tokenizer_info")
-    async def tokenizer_info(model: str | None = None) -> dict[str, Any]:
-        """The special tokens and the chat template; null where the model has none. `model`: the first if not named."""
-        tokenizer = models.find(model).tokenizer
-        return {
-            "eos_token": tokenizer.eos_token,
-            "bos_token": tokenizer.bos_token,
-            "pad_token": tokenizer.pad_token,
-            "chat_template": tokenizer.chat_template,
-        }
 
     return router
 
@@ -130,18 +66,12 @@ def operation_routes(models: ServedModels) -> APIRouter:
     return router
 
 
-def _check_size(size: int, param: str) -> None:
-    """Raise InvalidRequest for a text (characters) or a list (tokens) that would keep others waiting."""
-    if size > MAX_TOKENIZED:
-        raise InvalidRequest(f"{param} has the length {size}, but at most {MAX_TOKENIZED} is allowed here.", param)
-
-
-def _readiness_fault(context: ServerContext) -> str | None:
+def _readiness_fault(context: ModelContext) -> str | None:
     state = context.engine.health()
     fault = liveness_fault(state)
     if fault is None and state.draining:
         fault = "draining"
-    if fault is None and state.num_waiting >= context.settings.max_queue:
+    if fault is None and state.num_waiting >= context.engine.max_queue:
         fault = f"full: {state.num_waiting} requests wait"
     return fault
 

@@ -18,7 +18,8 @@ from fastapi import Request
 from sse_starlette import EventSourceResponse
 from starlette.types import Message, Receive, Scope, Send
 
-from hamburger.engine.client import RequestStream, RequestUpdate
+from hamburger.engine.request import RequestUpdate
+from hamburger.engine.request_stream import RequestStream
 from hamburger.engine.types.errors import HamburgerError
 from hamburger.server.api.errors import ApiError, error_event, to_api_error
 from hamburger.server.api.responses import Reply

@@ -1,4 +1,4 @@
 """What operators see and need: metrics, logs, connections, and the supervision of engines.
 
-It must not know what requests ask for.
+It must not know routes, nor the text of requests and answers.
 """

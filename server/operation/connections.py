@@ -15,7 +15,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 logger = logging.getLogger(__name__)
 
-_OTHER_FILES = 256  # that the process has open beside its connections
+_OTHER_OPEN_FILES = 256  # which the process has open beside its connections
 _GRACE_SECONDS = 1.0  # in which the application may answer a slow body itself
 
 
@@ -27,9 +27,9 @@ def bounded_protocol(max_connections: int, client_seconds: float) -> type[H11Pro
     it is sent for as long is closed without an answer.
     """
 
-    class Bounded(H11Protocol):
-        _receiving: asyncio.TimerHandle | None = None
-        _sending: asyncio.TimerHandle | None = None
+    class BoundedProtocol(H11Protocol):
+        _receive_timer: asyncio.TimerHandle | None = None
+        _send_timer: asyncio.TimerHandle | None = None
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
@@ -37,53 +37,53 @@ def bounded_protocol(max_connections: int, client_seconds: float) -> type[H11Pro
                 logger.warning("A connection was refused: %d are open (max_connections).", max_connections)
                 self._refuse(b"503 Service Unavailable", "Too many connections are open: try again later.", retry=True)
             else:
-                self._watch_receiving()
+                self._time_receiving()
 
         def connection_lost(self, exc: Exception | None) -> None:
-            self._stop_receiving()
-            self._stop_sending()
+            self._stop_receive_timer()
+            self._stop_send_timer()
             super().connection_lost(exc)
 
         def data_received(self, data: bytes) -> None:
             super().data_received(data)
-            self._watch_receiving()
+            self._time_receiving()
 
         def pause_writing(self) -> None:
             super().pause_writing()
-            self._watch_sending()
+            self._start_send_timer()
 
         def resume_writing(self) -> None:
-            self._stop_sending()
+            self._stop_send_timer()
             super().resume_writing()
 
-        def _watch_sending(self) -> None:
+        def _start_send_timer(self) -> None:
             unsent = self.transport.get_write_buffer_size()
 
-            def check() -> None:
+            def abort_unless_reading() -> None:
                 if self.transport.get_write_buffer_size() < unsent:  # a slow reader, but one
-                    self._watch_sending()
+                    self._start_send_timer()
                 else:
                     self.transport.abort()
 
-            self._sending = self.loop.call_later(client_seconds, check)
+            self._send_timer = self.loop.call_later(client_seconds, abort_unless_reading)
 
-        def _watch_receiving(self) -> None:
+        def _time_receiving(self) -> None:
             """From a request's first byte until its last one."""
             if self.transport.is_closing() or self.conn.their_state not in (h11.IDLE, h11.SEND_BODY):
-                self._stop_receiving()
-            elif self._receiving is None:
+                self._stop_receive_timer()
+            elif self._receive_timer is None:
                 seconds = client_seconds + _GRACE_SECONDS
-                self._receiving = self.loop.call_later(seconds, self._came_too_slowly)
+                self._receive_timer = self.loop.call_later(seconds, self._came_too_slowly)
 
-        def _stop_receiving(self) -> None:
-            if self._receiving is not None:
-                self._receiving.cancel()
-                self._receiving = None
+        def _stop_receive_timer(self) -> None:
+            if self._receive_timer is not None:
+                self._receive_timer.cancel()
+                self._receive_timer = None
 
-        def _stop_sending(self) -> None:
-            if self._sending is not None:
-                self._sending.cancel()
-                self._sending = None
+        def _stop_send_timer(self) -> None:
+            if self._send_timer is not None:
+                self._send_timer.cancel()
+                self._send_timer = None
 
         def _came_too_slowly(self) -> None:
             if self.conn.their_state is h11.IDLE:
@@ -98,13 +98,13 @@ def bounded_protocol(max_connections: int, client_seconds: float) -> type[H11Pro
             self.transport.write(head % (status, len(body)) + b"Retry-After: 5\r\n" * retry + b"\r\n" + body)
             self.transport.close()
 
-    return Bounded
+    return BoundedProtocol
 
 
 def allow_open_files(max_connections: int) -> None:
     """Raise this process's limit of open files so far that it holds the connections; warn where that is not allowed."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = max_connections + _OTHER_FILES
+    needed = max_connections + _OTHER_OPEN_FILES
     if soft == resource.RLIM_INFINITY or soft >= needed:
         return
     allowed = needed if hard == resource.RLIM_INFINITY else min(needed, hard)

@@ -1,4 +1,4 @@
-"""What the server tells of itself while it starts and stops: lines for people on stdout, or records of the JSON log."""
+"""What the server announces while it starts and stops: lines for people on stdout, or records of the JSON log."""
 
 from __future__ import annotations
 
@@ -15,48 +15,48 @@ from hamburger.server.config import ServeSettings
 
 logger = logging.getLogger("hamburger.start")
 
-Tell = Callable[[str], None]
+Announce = Callable[[str], None]
 
 
-def teller(log_format: LogFormat) -> Tell:
-    """Tells a line together with the seconds since now; in JSON as a record of the log, whatever its level."""
+def announcer(log_format: LogFormat) -> Announce:
+    """A function that announces a line with the seconds since now; in JSON as a log record, whatever its level."""
     start = time.monotonic()
 
-    def tell_people(line: str) -> None:
-        _say(f"[{time.monotonic() - start:5.1f} s] {line}")
+    def announce_on_stdout(line: str) -> None:
+        _print_line(f"[{time.monotonic() - start:5.1f} s] {line}")
 
-    def tell_log(line: str) -> None:
+    def announce_in_log(line: str) -> None:
         logger.info(line, extra={"fields": {"uptime_seconds": round(time.monotonic() - start, 1)}})
 
     if log_format == "text":
-        return tell_people
+        return announce_on_stdout
     logger.setLevel(logging.INFO)
-    return tell_log
+    return announce_in_log
 
 
-def tell_settings(settings: ServeSettings, tell: Tell) -> None:
+def announce_settings(settings: ServeSettings, announce: Announce) -> None:
     """The configuration, once, with secrets masked: all of it in JSON, for people what differs from the defaults."""
     if settings.log_format == "json":
-        logger.info("settings", extra={"fields": {"settings": shown_settings(settings, os.environ)}})
+        logger.info("settings", extra={"fields": {"settings": settings_without_secrets(settings, os.environ)}})
         return
     changed = {
         name: value
-        for name, value in shown_settings(settings, os.environ).items()
+        for name, value in settings_without_secrets(settings, os.environ).items()
         if name not in ServeSettings.model_fields or getattr(settings, name) != ServeSettings.model_fields[name].default
     }
     if changed:
-        tell("settings: " + escaped(", ".join(f"{name} {value}" for name, value in changed.items())))
+        announce("settings: " + escaped(", ".join(f"{name} {value}" for name, value in changed.items())))
 
 
-def shown_settings(settings: ServeSettings, environment: Mapping[str, str]) -> dict[str, Any]:
+def settings_without_secrets(settings: ServeSettings, environment: Mapping[str, str]) -> dict[str, Any]:
     """All settings as plain values; keys and tokens as ***."""
-    shown: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for name in ServeSettings.model_fields:
         value = getattr(settings, name)
-        shown[name] = str(value) if isinstance(value, Path) else value
-    shown["api_key"] = [MASK] * len(settings.api_key)
-    shown["also"] = [str(model) for model in settings.also]
-    return shown | {name: MASK for name in SECRET_VARIABLES if environment.get(name)}
+        values[name] = str(value) if isinstance(value, Path) else value
+    values["api_key"] = [MASK] * len(settings.api_key)
+    values["also"] = [str(model) for model in settings.also]
+    return values | {name: MASK for name in SECRET_VARIABLES if environment.get(name)}
 
 
 def secrets_of(settings: ServeSettings) -> list[str]:
@@ -64,6 +64,6 @@ def secrets_of(settings: ServeSettings) -> list[str]:
     return [*settings.api_keys(), *secrets_of_environment(os.environ)]
 
 
-def _say(text: str) -> None:
+def _print_line(text: str) -> None:
     with contextlib.suppress(OSError):  # nobody reads any more: no reason to stop serving, or to stop without draining
         print(text, flush=True)

@@ -14,8 +14,9 @@ from typing import Any, TypeVar
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
-from hamburger.engine.client import AsyncEngine, EndReason, RequestTimings
+from hamburger.engine.async_engine import AsyncEngine
 from hamburger.engine.types.messages import StepStats
+from hamburger.engine.types.observer import EndReason, RequestTimings
 from hamburger.engine.types.sampling_params import SamplingParams
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
@@ -118,7 +119,7 @@ class ServerMetrics:
             "iteration_tokens_total", "Prompt slots computed and tokens generated in one engine step.", _COUNTS
         )
 
-    def watch(self, engine: AsyncEngine) -> None:
+    def add_gauges(self, engine: AsyncEngine) -> None:
         """Add the gauges, which read the engine's state whenever they are scraped."""
         info = engine.info
         self._gauge("num_requests_running", "Requests that hold KV slots.", lambda: engine.health().num_running)
@@ -153,7 +154,7 @@ class ServerMetrics:
         self._failure.labels(*self._values, str(status)).inc()
 
     def on_failure_of_no_model(self, status: int) -> None:
-        """The same, of a request that named none of several models: for Prometheus it has no model_name."""
+        """An error left the server for a request that named none of several models: it has no model_name."""
         self._failure.labels("", self._values[1], str(status)).inc()
 
     def on_step(self, stats: StepStats) -> None:

@@ -11,7 +11,7 @@ from fastapi.middleware.cors import CORSMiddleware
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from hamburger.server.operation.request_log import open_entry, write
+from hamburger.server.operation.request_log import open_entry, write_entry
 
 REQUEST_ID = "X-Request-Id"
 _USABLE_ID = re.compile(r"[\x21-\x7e]{1,128}")
@@ -62,7 +62,7 @@ class RequestIds:
             raise
         finally:
             if self._logs:
-                write(entry, scope)
+                write_entry(entry, scope)
 
 
 class SafeHeaders:

@@ -22,14 +22,14 @@ FIELDS = (
     "completion_tokens", "kv_slots", "tokens_per_kv", "cached_tokens", "finish_reason", "error", "param",
     "client_left", "queue_seconds", "ttft_seconds", "seconds", "bytes",
 )  # fmt: skip
-# Probes and scrapes come every few seconds: told only at log_level debug, unless they fail.
+# Probes and scrapes come every few seconds: logged only at log_level debug, unless they fail.
 _PROBES = frozenset(["/health", "/ready", "/metrics"])
 _KEY = "hamburger.request"
 _MOST_CHARACTERS = 128  # of what a client wrote
 
 
 class Failure(Protocol):
-    """The part of an ApiError that is told: its message may quote the client."""
+    """The part of an ApiError that is logged: its message may quote the client."""
 
     status: int
     param: str | None
@@ -38,7 +38,7 @@ class Failure(Protocol):
 
 @dataclass(slots=True)
 class RequestEntry:
-    """What is known of a request so far. `counts` are asked when it has ended, for what only is known then."""
+    """What is known of a request so far. `counts` are called when it has ended, for what only is known then."""
 
     request_id: str
     status: int = CLIENT_LEFT
@@ -69,17 +69,17 @@ def entry_of(scope: Scope) -> RequestEntry:
     return open_entry(scope, "")
 
 
-def write(entry: RequestEntry, scope: Scope) -> None:
-    """Tell a request that has ended."""
-    quiet = scope["path"] in _PROBES and entry.status < 400
-    level = logging.DEBUG if quiet else logging.INFO
+def write_entry(entry: RequestEntry, scope: Scope) -> None:
+    """Log a request that has ended."""
+    is_quiet_probe = scope["path"] in _PROBES and entry.status < 400
+    level = logging.DEBUG if is_quiet_probe else logging.INFO
     if request_logger.isEnabledFor(level):
         request_logger.log(level, "request", extra={"fields": _fields(entry, scope)})
 
 
 def _fields(entry: RequestEntry, scope: Scope) -> dict[str, Any]:
     client = scope.get("client")
-    known: dict[str, Any] = {
+    values: dict[str, Any] = {
         "request_id": entry.request_id,
         "client": client[0] if client else None,
         "method": scope["method"][:_MOST_CHARACTERS],
@@ -92,8 +92,8 @@ def _fields(entry: RequestEntry, scope: Scope) -> dict[str, Any]:
         "bytes": entry.bytes,
     }
     for count in entry.counts:
-        known |= count()
+        values |= count()
     if entry.failure is not None:
-        known |= {"error": entry.failure.code or f"http_{entry.failure.status}", "param": entry.failure.param}
-        known["finish_reason"] = "error" if known.get("finish_reason") == "abort" else known.get("finish_reason")
-    return {name: known.get(name) for name in FIELDS}
+        values |= {"error": entry.failure.code or f"http_{entry.failure.status}", "param": entry.failure.param}
+        values["finish_reason"] = "error" if values.get("finish_reason") == "abort" else values.get("finish_reason")
+    return {name: values.get(name) for name in FIELDS}

@@ -6,8 +6,8 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from hamburger.engine.client import AsyncEngine
-from hamburger.engine.health import hang
+from hamburger.engine.async_engine import AsyncEngine
+from hamburger.engine.health import hang_fault
 from hamburger.engine.logs import LogFormat
 from hamburger.engine.process_host import ProcessHost, Worker
 from hamburger.engine.types.config import EngineArgs
@@ -38,7 +38,7 @@ class Supervisor:
         self._title = title
         self.host = self._new_host(worker)
 
-    async def keep(self, engine: AsyncEngine) -> None:
+    async def keep_alive(self, engine: AsyncEngine) -> None:
         """Start the engine again whenever it dies, while restarts are left; returns when it is dead for good."""
         while (error := await engine.stopped()) is not None:
             self._on_progress(f"the engine died: {error}")
@@ -53,14 +53,14 @@ class Supervisor:
                 self._on_progress(f"it could not be started again: {failure}")
                 return
             self._on_progress("the engine is ready again")
-        await asyncio.Event().wait()  # it was told to stop: there is nothing to keep
+        await asyncio.Event().wait()  # it was asked to stop: there is nothing to keep alive
 
-    async def watch(self, engine: AsyncEngine) -> None:
-        """Have the engine write its stacks, once for each time that it hangs."""
+    async def watch_for_hangs(self, engine: AsyncEngine) -> None:
+        """Have the engine write its stacks, once for each time that it hangs. Runs until it is cancelled."""
         was_hanging = False
         while True:
             await asyncio.sleep(_WATCH_SECONDS)
-            fault = hang(engine.health())
+            fault = hang_fault(engine.health())
             if fault is not None and not was_hanging:
                 logger.error("%s hangs: %s. The stacks of its threads follow.", self._title, fault)
                 self.host.dump_stacks()

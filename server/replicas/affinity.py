@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic_core import from_json
 
-from hamburger.server.replicas.scale import Affinity
+from hamburger.server.replicas.scale_options import Affinity
 
 SESSION = "x-session-id"
 _PREFIX_CHARS, _PREFIX_TOKENS = 512, 128

@@ -25,22 +25,22 @@ from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
 from hamburger.engine.types.errors import EngineDead, QueueTimeout
-from hamburger.server.api.body import read_whole
 from hamburger.server.api.errors import ApiError, add_error_handlers, error_event, to_api_error
+from hamburger.server.api.request_body import read_whole
 from hamburger.server.api.streaming import unless_client_leaves
 from hamburger.server.config import ServeSettings
 from hamburger.server.operation.middleware import REQUEST_ID, SafeHeaders, allow_origins
 from hamburger.server.operation.request_log import CLIENT_LEFT
 from hamburger.server.replicas.affinity import affinity_key
-from hamburger.server.replicas.replica import Answer, Call
-from hamburger.server.replicas.scale import ScaleOptions
+from hamburger.server.replicas.replica import WholeRequest, WholeResponse
+from hamburger.server.replicas.scale_options import ScaleOptions
 
 logger = logging.getLogger(__name__)
 _FIRST_PAUSE = 0.1  # seconds before a request is sent again; doubled each time
 _FULL_PAUSE = 0.1  # seconds before one that no replica took is offered again
 _ASK_SECONDS = 10.0
-_RETRY_SECONDS = 5  # what a client is told that nobody took
-_OF_ALL = ("/metrics", "/health", "/ready")
+_RETRY_SECONDS = 5  # the Retry-After of a request that nobody took
+_ASKED_OF_ALL = ("/metrics", "/health", "/ready")
 
 
 class ReplicaLost(Exception):
@@ -54,11 +54,11 @@ class _ReplicaFull(Exception):
 class Replicas(Protocol):
     """What sends calls to replicas."""
 
-    def send(self, call: Call, key: str | None) -> AsyncGenerator[list[Message]]:
+    def send(self, call: WholeRequest, key: str | None) -> AsyncGenerator[list[Message]]:
         """Replica.answer of one of them, the same for the same key while it can be; nothing from one that is full.
         Raises ReplicaLost or QueueFull."""
 
-    async def ask_all(self, call: Call) -> list[Answer]:
+    async def ask_all(self, call: WholeRequest) -> list[WholeResponse]:
         """Replica.whole of each that can be reached; waits for no free place. May raise ReplicaLost if none can."""
 
 
@@ -89,22 +89,22 @@ class _Forwarder:
         pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._replicas, self._options, self._settings, self._pause = replicas, options, settings, pause
-        self._wait_seconds = settings.max_queue_seconds
+        self._wait_seconds = settings.engine_args().max_queue_seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
-        call = Call.of(scope, await read_whole(request, self._settings))  # what is too large, a replica refuses
-        if request.method == "GET" and request.url.path in _OF_ALL:
+        call = WholeRequest.of(scope, await read_whole(request, self._settings))  # what is too large, a replica refuses
+        if request.method == "GET" and request.url.path in _ASKED_OF_ALL:
             await _response(request.url.path, await self._ask_all(call))(scope, receive, send)
             return
-        answer = _Begun(send)
+        answer = _OutgoingAnswer(send)
         try:
             await unless_client_leaves(request, self._forward(call, answer))
         except ApiError as error:
             if error.status != CLIENT_LEFT or not answer.has_begun:
                 raise
 
-    async def _forward(self, call: Call, answer: _Begun) -> None:
+    async def _forward(self, call: WholeRequest, answer: _OutgoingAnswer) -> None:
         key = affinity_key(Headers(raw=call.scope["headers"]), call.body, self._options.affinity)
         deadline = time.monotonic() + self._wait_seconds
         for attempt in range(self._options.retries + 1):
@@ -122,7 +122,7 @@ class _Forwarder:
                     return
         raise EngineDead(f"The request was given to {self._options.retries + 1} replicas, and each was lost.")
 
-    async def _until_taken(self, call: Call, key: str | None, answer: _Begun, deadline: float) -> None:
+    async def _until_taken(self, call: WholeRequest, key: str | None, answer: _OutgoingAnswer, deadline: float) -> None:
         """Raises as _attempt does, but waits for full replicas."""
         while True:
             try:
@@ -130,17 +130,17 @@ class _Forwarder:
                 return
             except _ReplicaFull:
                 if time.monotonic() > deadline:
-                    raise self._waited() from None
+                    raise self._queue_timeout() from None
                 await self._pause(_FULL_PAUSE)
 
-    async def _attempt(self, call: Call, key: str | None, answer: _Begun, deadline: float) -> None:
+    async def _attempt(self, call: WholeRequest, key: str | None, answer: _OutgoingAnswer, deadline: float) -> None:
         """Raises ReplicaLost, _ReplicaFull or QueueTimeout; what was not begun then can be sent again."""
         async with contextlib.aclosing(self._replicas.send(call, key)) as batches:
             try:
                 async with asyncio.timeout(deadline - time.monotonic()):
                     await anext(batches)  # it was taken
             except TimeoutError as error:
-                raise self._waited() from error
+                raise self._queue_timeout() from error
             except StopAsyncIteration as error:
                 raise _ReplicaFull from error
             answer.forget()
@@ -150,10 +150,10 @@ class _Forwarder:
         if not answer.has_ended:
             raise ReplicaLost("its answer has no end")
 
-    def _waited(self) -> QueueTimeout:
+    def _queue_timeout(self) -> QueueTimeout:
         return QueueTimeout(f"No replica took the request within {self._wait_seconds:g} s.", _RETRY_SECONDS)
 
-    async def _ask_all(self, call: Call) -> list[Answer]:
+    async def _ask_all(self, call: WholeRequest) -> list[WholeResponse]:
         try:
             async with asyncio.timeout(_ASK_SECONDS):
                 answers = await self._replicas.ask_all(call)
@@ -164,7 +164,7 @@ class _Forwarder:
         return answers
 
 
-class _Begun:
+class _OutgoingAnswer:
     """An answer on its way out. Nothing of it leaves before its head and the first piece of its body are there."""
 
     def __init__(self, send: Send) -> None:
@@ -213,7 +213,7 @@ def _code(body: bytes) -> str | None:
     return code if isinstance(code, str) else None
 
 
-def _response(path: str, answers: Sequence[Answer]) -> Response:
+def _response(path: str, answers: Sequence[WholeResponse]) -> Response:
     """One for all: the metrics of each, or the best state of any."""
     answers = sorted(answers, key=lambda answer: answer.status)
     if path == "/metrics":

@@ -21,8 +21,8 @@ from hamburger.engine.types.errors import QueueFull
 from hamburger.server.config import ServeSettings
 from hamburger.server.launch import engine_arguments
 from hamburger.server.replicas.forwarding import ReplicaLost, create_front, replica_settings
-from hamburger.server.replicas.replica import Answer, Call, Replica
-from hamburger.server.replicas.scale import ScaleOptions, read_arguments, seats
+from hamburger.server.replicas.replica import Replica, WholeRequest, WholeResponse
+from hamburger.server.replicas.scale_options import ScaleOptions, read_arguments, seats
 
 if TYPE_CHECKING:
     from ray.serve import Application
@@ -89,7 +89,7 @@ class EngineReplica:
         name = serve.get_replica_context().replica_id.unique_id
         self._replica = await Replica.launch(settings, name, _end)
 
-    async def answer(self, call: Call) -> AsyncGenerator[list[Message]]:
+    async def answer(self, call: WholeRequest) -> AsyncGenerator[list[Message]]:
         """Nothing where it is full: routers do not know of each other, and not at once of what they sent themselves."""
         if self._num_taken >= self._most:
             return
@@ -101,7 +101,7 @@ class EngineReplica:
         finally:
             self._num_taken -= 1
 
-    async def whole(self, call: Call) -> Answer:
+    async def whole(self, call: WholeRequest) -> WholeResponse:
         return await self._replica.whole(call)
 
     async def check_health(self) -> None:
@@ -127,7 +127,7 @@ class RayReplicas:
     def __init__(self, engines: DeploymentHandle[Any]) -> None:
         self._engines = engines
 
-    async def send(self, call: Call, key: str | None) -> AsyncGenerator[list[Message]]:
+    async def send(self, call: WholeRequest, key: str | None) -> AsyncGenerator[list[Message]]:
         from ray.exceptions import RayError, RayTaskError
         from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, RayServeException
 
@@ -150,14 +150,14 @@ class RayReplicas:
         except (RayError, DeploymentUnavailableError) as error:  # the actor, its machine or its network is gone
             raise ReplicaLost(f"{type(error).__name__}: {error}") from error
 
-    async def ask_all(self, call: Call) -> list[Answer]:
+    async def ask_all(self, call: WholeRequest) -> list[WholeResponse]:
         from ray.serve.exceptions import DeploymentUnavailableError
 
         try:
             found = await self._engines.broadcast("whole", call).results_async(return_exceptions=True)
         except DeploymentUnavailableError as error:
             raise ReplicaLost(error.message) from error
-        return [answer for answer in found if isinstance(answer, Answer)]
+        return [answer for answer in found if isinstance(answer, WholeResponse)]
 
 
 def _end() -> None:

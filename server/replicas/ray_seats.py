@@ -23,6 +23,6 @@ class SeatedRouter(ConsistentHashRouter):  # type: ignore[misc]  # ray is Any wh
         return [[replica for replica in rank if self._has_seat(replica)] for rank in ranks]
 
     def _has_seat(self, replica: Any) -> bool:
-        # What this router has sent, or was told last; unknown after seconds without either.
+        # What this router has sent, or heard last; unknown after seconds without either.
         num_requests = self.replica_queue_len_cache.get(replica.replica_id)
         return num_requests is None or num_requests < replica.max_ongoing_requests - self._reserved

@@ -15,11 +15,11 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message, Scope
 
-from hamburger.engine.client import AsyncEngine
+from hamburger.engine.async_engine import AsyncEngine
 from hamburger.engine.health import liveness_fault
 from hamburger.server.app import create_app_of
 from hamburger.server.config import ServeSettings
-from hamburger.server.launch import engine_arguments, find_models, launch
+from hamburger.server.launch import engine_arguments, find_models, launch_model
 from hamburger.server.operation.metrics import ServerMetrics
 
 logger = logging.getLogger(__name__)
@@ -27,14 +27,14 @@ _PASSED_ON = ("type", "http_version", "method", "scheme", "path", "raw_path", "q
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class WholeRequest:
     """A whole request. scope: the plain values of its ASGI scope, which can cross to another machine."""
 
     scope: dict[str, Any]
     body: bytes
 
     @classmethod
-    def of(cls, scope: Scope, body: bytes) -> Call:
+    def of(cls, scope: Scope, body: bytes) -> WholeRequest:
         kept = {name: scope[name] for name in _PASSED_ON if name in scope}
         kept["headers"] = [(bytes(name), bytes(value)) for name, value in scope["headers"]]
         kept["client"] = tuple(scope["client"]) if scope.get("client") else None
@@ -42,7 +42,7 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class WholeResponse:
     """A whole response."""
 
     status: int
@@ -65,21 +65,21 @@ class Replica:
         CheckpointError, TokenizerError.
         """
         [found] = await asyncio.to_thread(find_models, engine_arguments(settings))
-        model = await launch(found, logger.info, ServerMetrics(found.name, name))
+        model = await launch_model(found, logger.info, ServerMetrics(found.name, name))
         replica = cls(create_app_of([model.context], settings), model.context.engine)
 
         async def wait_for_death() -> None:
-            await model.keeping
+            await model.supervision
             on_death()
 
-        replica._tasks = [asyncio.create_task(wait_for_death()), model.watching]
+        replica._tasks = [asyncio.create_task(wait_for_death()), model.hang_watch]
         return replica
 
     def fault(self) -> str | None:
         """Why it should be replaced, or None."""
         return liveness_fault(self._engine.health())
 
-    async def answer(self, call: Call) -> AsyncGenerator[list[Message]]:
+    async def answer(self, call: WholeRequest) -> AsyncGenerator[list[Message]]:
         """First an empty list, which says that the call was taken; then the app's messages as they come, several at
         once where they came faster than they were taken. Closing it is what a client does that goes away."""
         yield []
@@ -98,7 +98,7 @@ class Replica:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 
-    async def whole(self, call: Call) -> Answer:
+    async def whole(self, call: WholeRequest) -> WholeResponse:
         """The answer in one piece."""
         status, headers, body = 500, [], bytearray()
         async with contextlib.aclosing(self.answer(call)) as batches:
@@ -108,9 +108,9 @@ class Replica:
                         status, headers = message["status"], list(message["headers"])
                     else:
                         body += message.get("body", b"")
-        return Answer(status, headers, bytes(body))
+        return WholeResponse(status, headers, bytes(body))
 
-    async def _run(self, call: Call, messages: asyncio.Queue[Message | None]) -> None:
+    async def _run(self, call: WholeRequest, messages: asyncio.Queue[Message | None]) -> None:
         was_read = False
 
         async def receive() -> Message:

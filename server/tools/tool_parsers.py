@@ -1,7 +1,7 @@
 """Tool calls in a model's text, for each family's way to write them. Text in, calls out; no HTTP, no state.
 
 A parser is given the whole text so far, and whether more may come; a stream sends what the last result adds to the one
-before (tools.py). So it does not matter how the text was cut, and what is streamed is what a whole answer says.
+before (tool_use.py). So it does not matter how the text was cut, and what is streamed is what a whole answer says.
 
 | family  | written as                                                                  |
 | ------- | --------------------------------------------------------------------------- |
@@ -197,7 +197,7 @@ def _calls(text: str, start: int, names: Collection[str] | None) -> _Found:
 def _call(text: str, at: int) -> tuple[ToolCall | None, int | None, bool]:
     """The call that an object at `at` is: (the call, once its name is known; its end; whether it cannot be one).
 
-    A call that was told stays one: where the JSON breaks after its name, it ends. Of a key that is there twice the
+    A call that was sent stays one: where the JSON breaks after its name, it ends. Of a key that is there twice the
     first counts.
     """
     if text[at] != "{":
@@ -239,7 +239,7 @@ def _made(name: str | None, arguments: str | None) -> ToolCall | None:
 
 
 def _arguments(text: str, start: int, end: int | None) -> str:
-    """The text of the arguments at `start`; some models write it as a JSON string, which is told once it is whole."""
+    """The text of the arguments at `start`; some models write it as a JSON string, which is given once it is whole."""
     if text[start] == '"':
         return "" if end is None else _string(text[start:end]) or "{}"
     if text[start] in "{[":

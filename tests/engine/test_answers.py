@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from fakes import ByteTokenizer, ScriptedRunner, fake_config, fake_core, fake_engine, fake_info, scripted_logprobs
 from hamburger.engine import LLM
-from hamburger.engine.client import GenerationRequest, RequestStream, RequestUpdate
+from hamburger.engine.request import GenerationRequest, RequestUpdate
+from hamburger.engine.request_stream import RequestStream
 from hamburger.engine.types.sampling_params import SamplingParams
 from reference import CONTEXT, Case, expected, random_case
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+from typing import get_type_hints
+
 import pytest
 
 from fakes import fake_config
-from hamburger.engine.types.config import EngineArgs
+from hamburger.engine.types.config import ENGINE_SETTINGS, EngineArgs, LLMSettings
 from hamburger.model.config import ConfigError
 
 
@@ -41,6 +44,38 @@ def test_bad_arguments_are_named(field: str, value: float) -> None:
 def test_what_does_not_go_with_ranks(field: str, value: str, remedy: str) -> None:
     with pytest.raises(ConfigError, match=f"^{field} is {value}, but tensor_parallel_size is 2, .*{remedy}"):
         EngineArgs(tensor_parallel_size=2, **{field: value})  # type: ignore[arg-type]
+
+
+def test_what_type_checkers_see_of_llm_is_what_is_declared() -> None:
+    # The model and its base are arguments of their own.
+    declared = {
+        name: setting.type
+        for name, setting in ENGINE_SETTINGS.items()
+        if not setting.of_server and name not in ("model", "base")
+    }
+    assert get_type_hints(LLMSettings) == declared
+
+
+def test_every_field_but_the_number_of_engines_is_a_setting_with_a_line_of_help() -> None:
+    assert EngineArgs.__dataclass_fields__.keys() - ENGINE_SETTINGS.keys() == {"num_engines"}
+    assert all(setting.help and setting.name == name for name, setting in ENGINE_SETTINGS.items())
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "fault"),
+    [
+        ("max_num_seqs", 1, None),
+        ("max_model_len", None, None),
+        ("max_num_seqs", 0, "it must be at least 1."),
+        ("confidence", float("nan"), "it must be in [0, 1]."),
+        ("max_queue_seconds", math.inf, None),
+        ("max_queue_seconds", float("nan"), "it must be above 0."),
+        ("dtype", "int3", "it must be one of auto, bfloat16, float32, float16."),
+        ("quantization", None, "it must be one of auto, none, int8, int4."),
+    ],
+)
+def test_a_setting_says_what_is_wrong_with_a_value(name: str, value: object, fault: str | None) -> None:
+    assert ENGINE_SETTINGS[name].fault(value) == fault
 
 
 def test_overlap_steps_is_one_of_three() -> None:

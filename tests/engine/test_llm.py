@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
 import itertools
+import math
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any, NoReturn
 
 import pytest
 
@@ -15,9 +17,10 @@ from fakes import BOS, EOS, ByteTokenizer, ScriptedRunner, fake_config, fake_cor
 from hamburger.engine import LLM, SamplingParams
 from hamburger.engine.request import RequestUpdate
 from hamburger.engine.text.grammar import json_grammar
-from hamburger.engine.types.config import EngineArgs
+from hamburger.engine.types.config import ENGINE_SETTINGS, EngineArgs
 from hamburger.engine.types.errors import InvalidRequest, OutOfMemory, QueueTimeout
 from hamburger.engine.types.messages import StepOutputs
+from hamburger.model.config import ConfigError
 from reference import CONTEXT, expected, random_case
 
 
@@ -78,11 +81,27 @@ def test_nothing_runs_when_one_prompt_is_bad() -> None:
     assert runner.num_steps == 0
 
 
-def test_arguments_are_those_of_the_engine() -> None:
-    arguments, fields = inspect.signature(LLM).parameters, inspect.signature(EngineArgs).parameters
-    assert set(arguments) - {"on_progress"} == set(fields) - {"max_queue", "max_queue_seconds", "num_engines"}
-    for name in set(arguments) - {"on_progress"}:
-        assert arguments[name].default == fields[name].default, name
+def test_arguments_are_those_of_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[EngineArgs] = []
+
+    def build(args: EngineArgs, on_progress: Callable[[str], None]) -> NoReturn:
+        asked.append(args)
+        raise ConfigError("built")
+
+    monkeypatch.setattr("hamburger.engine.build.build_core", build)
+    given = {name: declared.default for name, declared in ENGINE_SETTINGS.items() if not declared.of_server}
+    choices: list[dict[str, Any]] = [{}, given, given | {"max_num_seqs": 3, "device": "cpu"}]
+    for settings in choices:
+        with pytest.raises(ConfigError, match="built"):
+            LLM(**settings)
+    assert asked[0] == asked[1] == EngineArgs(max_queue_seconds=math.inf)
+    assert asked[2] == replace(asked[0], max_num_seqs=3, device="cpu")
+
+
+@pytest.mark.parametrize("name", ["max_num_sequences", "max_queue", "max_queue_seconds", "num_engines"])
+def test_a_keyword_that_is_no_setting_is_named(name: str) -> None:
+    with pytest.raises(TypeError, match=f"unexpected keyword argument '{name}'"):
+        LLM(**{name: 1})  # type: ignore[arg-type]
 
 
 def test_a_long_list_is_fed_as_seats_come_free() -> None:

@@ -228,7 +228,7 @@ def test_no_block_is_known_by_a_group_that_was_cut() -> None:
         core.step()
     assert runner.batches == [[("a", 2, True)], [("a", 1, True)], [("a", 1, True)]]
     # Its four slots fill a block, but the last of them was fed [2, EOS, 9].
-    assert not core._scheduler.blocks._known
+    assert not core._scheduler.blocks._block_of_key
 
 
 def test_the_seconds_of_steps_add_up_to_the_time_that_passed() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
+from typing import get_args
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ import torch
 from hamburger.engine.build import _overlaps
 from hamburger.engine.core.batch import BatchResult
 from hamburger.engine.device.running_step import RunningStep
-from hamburger.engine.types.config import OVERLAP_STEPS, EngineArgs
+from hamburger.engine.types.config import EngineArgs, OverlapSteps
 from hamburger.engine.types.messages import GroupOutput, SubmitRequest
 from hamburger.model.assemble import assemble
 from hamburger.model.batch import ForwardBatch, StepOutput
@@ -140,7 +141,7 @@ def test_the_next_step_is_given_to_the_model_before_the_result_is_asked_for(monk
 def test_steps_overlap_where_they_are_asked_to_or_on_a_gpu() -> None:
     chosen = {
         (asked, device): _overlaps(EngineArgs(overlap_steps=asked), torch.device(device))
-        for asked in OVERLAP_STEPS
+        for asked in get_args(OverlapSteps)
         for device in ("cpu", "cuda")
     }
     assert [key for key, overlaps in chosen.items() if overlaps] == [("auto", "cuda"), ("on", "cpu"), ("on", "cuda")]

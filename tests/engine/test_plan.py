@@ -15,7 +15,7 @@ import huggingface_hub
 import pytest
 
 from hamburger.engine.build import build_core
-from hamburger.engine.plan.models import PRESETS, with_graft
+from hamburger.engine.plan.known_shapes import PRESETS, with_graft
 from hamburger.engine.plan.plan import Load, Machine, Plan, Shape, make_plan, shape_of
 from hamburger.engine.types.config import EngineArgs
 from hamburger.engine.types.messages import SubmitRequest

@@ -34,7 +34,7 @@ def compute(blocks: BlockManager, *sequences: Sequence) -> None:
     """Pretend that all slots are in the pool."""
     for s in sequences:
         s.num_computed_slots = s.num_slots
-        blocks.computed(s, s.num_computed_slots)
+        blocks.mark_computed(s, s.num_computed_slots)
         blocks.check_integrity()
 
 

@@ -18,8 +18,9 @@ import pytest
 from async_engine import collect
 from engine_builders import BUILDER
 from fakes import ByteTokenizer
-from hamburger.engine.client import AsyncEngine, GenerationRequest
+from hamburger.engine.async_engine import AsyncEngine
 from hamburger.engine.process_host import EngineProcessError, ProcessHost, Worker
+from hamburger.engine.request import GenerationRequest
 from hamburger.engine.types.errors import EngineDead, EngineDraining
 from hamburger.engine.types.sampling_params import SamplingParams
 from hamburger.model.checkpoints.sources import CheckpointError
@@ -195,7 +196,8 @@ SERVER = """
 import asyncio, os, sys
 from engine_builders import BUILDER
 from fakes import ByteTokenizer
-from hamburger.engine.client import AsyncEngine, GenerationRequest
+from hamburger.engine.async_engine import AsyncEngine
+from hamburger.engine.request import GenerationRequest
 from hamburger.engine.types.config import EngineArgs
 from hamburger.engine.process_host import ProcessHost
 from hamburger.engine.types.sampling_params import SamplingParams

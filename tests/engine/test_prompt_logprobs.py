@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from fakes import EOS, ByteTokenizer, ScriptedRunner, fake_config, fake_core, fake_engine, fake_info, scripted_logprobs
 from hamburger.engine import LLM
-from hamburger.engine.client import GenerationRequest, RequestStream, RequestUpdate
 from hamburger.engine.core.batch import BatchResult, ScheduledBatch
 from hamburger.engine.core.core import EngineCore
-from hamburger.engine.request import admit
+from hamburger.engine.request import GenerationRequest, RequestUpdate, resolve_request
+from hamburger.engine.request_stream import RequestStream
 from hamburger.engine.types.errors import ContextOverflow, InvalidRequest, NeverFits, PromptTooLong
 from hamburger.engine.types.messages import GroupOutput, StepStats, SubmitRequest, TokenLogprobs
 from hamburger.engine.types.sampling_params import SamplingParams
@@ -205,7 +205,7 @@ def test_a_prompt_alone_may_fill_the_context() -> None:
     def ask(num_tokens: int, max_tokens: int | None, total_slots: int = 16) -> SubmitRequest:
         info = fake_info(fake_config(max_model_len=16, num_blocks=4), total_slots=total_slots)
         params = SamplingParams(prompt_logprobs=0, max_tokens=max_tokens)
-        return admit(GenerationRequest("r", [1] * num_tokens, params), info, 0.0)
+        return resolve_request(GenerationRequest("r", [1] * num_tokens, params), info, 0.0)
 
     assert ask(16, 0).params.max_tokens == 0
     assert ask(15, None).params.max_tokens == 1

@@ -197,7 +197,7 @@ class _Dying(Ranks):
         super().__init__(EngineArgs(), lambda failed: None)
 
     def lose_one(self) -> None:
-        self._watch.loss(Failed("error", "rank 1 has ended"))
+        self._watch.report_loss(Failed("error", "rank 1 has ended"))
 
 
 class _Aborted(ScriptedRunner):

@@ -6,7 +6,7 @@ import resource
 
 import pytest
 
-from hamburger.engine.device.cpu_threads import StepThreads, lost_cores
+from hamburger.engine.device.cpu_threads import StepThreads, involuntary_switches
 
 ALONE = {1: 0.010, 2: 0.006, 3: 0.005, 4: 0.004}
 
@@ -158,5 +158,5 @@ def test_a_step_that_fails_leaves_no_trace() -> None:
 
 def test_the_system_counts_the_cores_that_it_takes() -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
-    found = lost_cores()
+    found = involuntary_switches()
     assert before <= found <= resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw

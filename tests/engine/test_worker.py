@@ -9,7 +9,7 @@ from typing import Any, cast
 from hamburger.engine.text.grammar import Grammars
 from hamburger.engine.types.events import Message, Stop
 from hamburger.engine.types.messages import AbortRequest, SubmitRequest
-from hamburger.engine.worker import Compiler
+from hamburger.engine.worker import GrammarCompiler
 from small_models import params
 
 
@@ -30,16 +30,16 @@ def submit(request_id: str, grammar: str | None) -> SubmitRequest:
 
 def test_others_overtake_a_grammar_and_its_own_abort_does_not() -> None:
     grammars, inbox = SlowGrammars(), queue.SimpleQueue[Message]()
-    compiler = Compiler(cast(Grammars, grammars), inbox)
+    compiler = GrammarCompiler(cast(Grammars, grammars), inbox)
     slow: list[Message] = [submit("slow", "a"), AbortRequest("slow"), submit("second", "b")]
-    assert all(compiler.takes(message) for message in slow)
+    assert all(compiler.take_if_it_waits(message) for message in slow)
     others: list[Message] = [submit("plain", None), AbortRequest("plain"), Stop()]
-    assert not any(compiler.takes(message) for message in others)
+    assert not any(compiler.take_if_it_waits(message) for message in others)
     assert inbox.empty()
     grammars.may_go_on.set()
     # What cannot be compiled goes on as well: the core refuses it.
     assert [inbox.get(timeout=10) for _ in slow] == slow
     deadline = threading.Event()
-    while compiler.takes(AbortRequest("second")):  # until the thread has let go of it
+    while compiler.take_if_it_waits(AbortRequest("second")):  # until the thread has let go of it
         assert not deadline.wait(0.01)
         inbox.get(timeout=10)

@@ -6,8 +6,10 @@ import asyncio
 from collections.abc import Callable
 from typing import Literal
 
-from hamburger.engine.client import GenerationRequest, RequestStream, RequestTimings, RequestUpdate
+from hamburger.engine.request import GenerationRequest, RequestUpdate
+from hamburger.engine.request_stream import RequestStream
 from hamburger.engine.types.messages import StepStats
+from hamburger.engine.types.observer import RequestTimings
 from hamburger.engine.types.sampling_params import SamplingParams
 
 LONG = SamplingParams(seed=0, ignore_eos=True)

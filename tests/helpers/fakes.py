@@ -19,7 +19,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from gates import Gate
-from hamburger.engine.client import AsyncEngine, EngineObserver
+from hamburger.engine.async_engine import AsyncEngine
 from hamburger.engine.core.batch import BatchResult, GroupResult, ScheduledBatch
 from hamburger.engine.core.core import EngineCore
 from hamburger.engine.core.overlap import OverlappedCore
@@ -30,6 +30,7 @@ from hamburger.engine.thread_host import ThreadHost
 from hamburger.engine.types.config import EngineConfig
 from hamburger.engine.types.errors import OutOfMemory
 from hamburger.engine.types.messages import EngineInfo, TokenLogprobs
+from hamburger.engine.types.observer import EngineObserver
 
 BOS, EOS, PAD = 256, 257, 258
 VOCAB_SIZE = 259

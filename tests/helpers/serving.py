@@ -15,7 +15,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from fakes import ByteTokenizer, ScriptedRunner, fake_engine
-from hamburger.engine.client import AsyncEngine
+from hamburger.engine.async_engine import AsyncEngine
 from hamburger.engine.core.sequence import Sequence
 from hamburger.server.app import create_app
 from hamburger.server.config import ServeSettings

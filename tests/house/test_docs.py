@@ -6,11 +6,12 @@ from pathlib import Path
 import yaml
 
 from fakes import ByteTokenizer, fake_engine
+from hamburger.server.additional_models import OWN_SETTINGS
 from hamburger.server.app import create_app
 from hamburger.server.config import ServeSettings, parse_bytes
 from hamburger.server.operation.metrics import ServerMetrics
 from hamburger.server.operation.request_log import FIELDS
-from hamburger.server.replicas.scale import ScaleOptions
+from hamburger.server.replicas.scale_options import ScaleOptions
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -23,6 +24,12 @@ def rows(page: str) -> dict[str, str]:
 
 def test_settings_and_their_page_agree() -> None:
     assert set(rows("configuration.md")) == set(ServeSettings.model_fields)
+
+
+def test_the_settings_of_further_models_and_their_list_agree() -> None:
+    page = (DOCS / "configuration.md").read_text()
+    listed = page.partition("**Its own settings** follow after commas:")[2].partition(". What is not given")[0]
+    assert set(re.findall(r"`(\w+)`", listed)) == OWN_SETTINGS
 
 
 def test_options_of_replicas_and_their_page_agree() -> None:
@@ -52,7 +59,7 @@ def _read(written: str, default: object) -> object:
 async def test_metrics_and_their_page_agree() -> None:
     metrics = ServerMetrics("name")
     async with fake_engine() as engine:
-        metrics.watch(engine)
+        metrics.add_gauges(engine)
         text = metrics.render().decode()
     served = dict(re.findall(r"^# TYPE (\w+) (\w+)$", text, flags=re.MULTILINE))
     served = {name: kind for name, kind in served.items() if not name.endswith("_created")}

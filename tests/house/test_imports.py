@@ -21,7 +21,7 @@ def loaded_after(statement: str) -> set[str]:
         "hamburger.server.cli",
         "hamburger.server.config",
         "hamburger.server.replicas.ray_app",
-        "hamburger.engine.client",
+        "hamburger.engine.async_engine",
         "hamburger.engine.text.tokenizer",
         "hamburger.clients.chat",
         "hamburger.clients.bench",

@@ -14,7 +14,7 @@ import yaml
 import check_kubernetes
 from check_kubernetes import Object, faults, metrics_of, objects_of, pod_of, seconds_to_end, server_of, settings_of
 from fakes import fake_engine
-from hamburger.engine.plan.models import PRESETS
+from hamburger.engine.plan.known_shapes import PRESETS
 from hamburger.engine.plan.plan import Load, Machine, make_plan, shape_of
 from hamburger.model.config import ModelConfig
 from hamburger.server.config import ENV_PREFIX, ServeSettings, load_settings
@@ -115,7 +115,7 @@ async def test_the_autoscalers_metrics_are_exported_and_the_adapter_offers_them(
         assert metrics_of(scaler).keys() == queries.keys()
     metrics = ServerMetrics("name")
     async with fake_engine() as engine:
-        metrics.watch(engine)
+        metrics.add_gauges(engine)
         gauges = set(re.findall(r"^# TYPE (\w+) gauge$", metrics.render().decode(), flags=re.MULTILINE))
     assert queries.keys() <= gauges
     for name, query in queries.items():
@@ -133,7 +133,7 @@ def test_the_gpu_overlays_figures_fit_the_gpu_that_it_names() -> None:
     [gigabytes] = re.findall(r"an (\d+) GB GPU", text)
     deployment = yaml.safe_load(text)
     given = {name.removeprefix(ENV_PREFIX).lower(): value for name, value in settings_of(deployment).items()}
-    settings = load_settings(given)
+    settings = load_settings(given).engine_args()
     assert settings.model is not None
     preset = settings.model.partition("/")[2].lower().removesuffix("-instruct")
     shape = shape_of(preset, ModelConfig(trunk=PRESETS[preset]), "bfloat16")

@@ -33,7 +33,7 @@ async def exported() -> dict[str, set[str]]:
     metrics = ServerMetrics("name")
     metrics.on_failure(500)
     async with fake_engine() as engine:
-        metrics.watch(engine)
+        metrics.add_gauges(engine)
         text = metrics.render().decode()
     samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
     return {sample.name: set(sample.labels) for sample in samples}

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from hamburger.server.replicas.affinity import affinity_key
-from hamburger.server.replicas.scale import Affinity
+from hamburger.server.replicas.scale_options import Affinity
 
 SYSTEM, HELLO = {"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello!"}
 

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from fakes import fake_engine
-from hamburger.engine.client import GenerationRequest
 from hamburger.engine.core.batch import BatchResult, ScheduledBatch
 from hamburger.engine.core.sequence import Sequence
 from hamburger.engine.dial.confidence_dial import AutoConfidence
+from hamburger.engine.request import GenerationRequest
 from hamburger.engine.types.sampling_params import SamplingParams
 from hamburger.model.config import ConfigError
 from serving import CHAT, MODEL, ByChoice, Served, serving
@@ -163,7 +163,7 @@ async def test_an_answer_that_is_aborted_leaves_no_trace_in_the_dial() -> None:
     async with serving(runner=runner, auto=AUTO, clock=lambda: runner.now) as server:
         request = GenerationRequest("gone", [1, 2], SamplingParams(max_tokens=200, ignore_eos=True))
         [stream] = server.engine.submit([request])
-        assert stream.by_dial
+        assert stream.chosen_by_dial
         runner.allowed.release()
         async for _ in stream:
             break

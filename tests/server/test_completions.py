@@ -3,7 +3,7 @@
 import pytest
 
 from fakes import BOS, EOS, ByteTokenizer, scripted_logprobs
-from hamburger.engine.client import RequestUpdate
+from hamburger.engine.request import RequestUpdate
 from hamburger.engine.types.messages import TokenLogprobs
 from hamburger.server.api.logprobs import CompletionLogprobs
 from serving import COMPLETIONS, ByChoice, serving, split

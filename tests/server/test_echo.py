@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fakes import BOS, EOS, VOCAB_SIZE, ByteTokenizer, scripted_logprobs
-from hamburger.engine.client import RequestUpdate
+from hamburger.engine.request import RequestUpdate
 from hamburger.engine.types.messages import TokenLogprobs
 from hamburger.server.api.echo import Echo
 from hamburger.server.api.logprobs import CompletionLogprobs

@@ -12,11 +12,11 @@ from starlette.types import Message
 
 from fakes import EOS
 from hamburger.engine.types.errors import QueueFull
-from hamburger.server.config import ServeSettings
+from hamburger.server.config import ServeSettings, load_settings
 from hamburger.server.replicas import forwarding
 from hamburger.server.replicas.forwarding import ReplicaLost, create_front, merge_pages, replica_settings
-from hamburger.server.replicas.replica import Answer, Call, Replica
-from hamburger.server.replicas.scale import ScaleOptions
+from hamburger.server.replicas.replica import Replica, WholeRequest, WholeResponse
+from hamburger.server.replicas.scale_options import ScaleOptions
 from serving import CHAT, COMPLETIONS, HELLO, ByChoice, Served, error_of, events, on_port, serving, split, until
 
 Fault = Callable[[int], BaseException | None]
@@ -30,7 +30,7 @@ class Listed:
         self.faults = faults or []
         self.keys: list[str | None] = []
 
-    async def send(self, call: Call, key: str | None) -> AsyncGenerator[list[Message]]:
+    async def send(self, call: WholeRequest, key: str | None) -> AsyncGenerator[list[Message]]:
         attempt = len(self.keys)
         self.keys.append(key)
         fault = self.faults[attempt] if attempt < len(self.faults) else lambda taken: None
@@ -45,18 +45,18 @@ class Listed:
                     yield messages
                     taken += len(messages)
 
-    async def ask_all(self, call: Call) -> list[Answer]:
+    async def ask_all(self, call: WholeRequest) -> list[WholeResponse]:
         return [await replica.whole(call) for replica in self.replicas]
 
 
 class Nobody:
     """No replica takes anything."""
 
-    async def send(self, call: Call, key: str | None) -> AsyncGenerator[list[Message]]:
+    async def send(self, call: WholeRequest, key: str | None) -> AsyncGenerator[list[Message]]:
         async for batch in _never():
             yield batch
 
-    async def ask_all(self, call: Call) -> list[Answer]:
+    async def ask_all(self, call: WholeRequest) -> list[WholeResponse]:
         raise ReplicaLost("none runs")
 
 
@@ -251,5 +251,6 @@ def test_pages_are_merged_by_family() -> None:
 
 
 def test_web_pages_are_answered_for_once() -> None:
-    settings = ServeSettings(cors_origin=["https://a.example"], max_num_seqs=3)
-    assert (replica_settings(settings).cors_origin, replica_settings(settings).max_num_seqs) == ([], 3)
+    settings = load_settings({"cors_origin": ["https://a.example"], "max_num_seqs": 3})
+    replicas_own = replica_settings(settings)
+    assert (replicas_own.cors_origin, replicas_own.engine_args().max_num_seqs) == ([], 3)

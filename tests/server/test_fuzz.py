@@ -13,7 +13,8 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from fakes import EOS
-from hamburger.server.api.protocol import ChatBody, CompletionBody, DetokenizeBody, GenerationBody, TokenizeBody
+from hamburger.server.api.protocol import ChatBody, CompletionBody, GenerationBody
+from hamburger.server.api.tokenizer_routes import DetokenizeBody, TokenizeBody
 from serving import CHAT, COMPLETIONS, HELLO, error_of, events, serving, split
 
 Send = Callable[[str, bytes | str], httpx.Response]

@@ -11,16 +11,16 @@ import pytest
 
 from async_engine import collect
 from engine_builders import BUILDER
-from hamburger.engine.client import GenerationRequest
 from hamburger.engine.logs import LogFormat
 from hamburger.engine.process_host import ProcessHost, Worker
+from hamburger.engine.request import GenerationRequest
 from hamburger.engine.text.tokenizer import Tokenizer
 from hamburger.engine.types.config import EngineArgs
 from hamburger.engine.types.errors import EngineDead
 from hamburger.engine.types.sampling_params import SamplingParams
 from hamburger.model.checkpoints.sources import BUILTIN
 from hamburger.server.config import ServeSettings, SettingsError
-from hamburger.server.launch import FoundModel, running
+from hamburger.server.launch import FoundModel, running_models
 from hamburger.server.operation import supervisor as module
 from processes import gone, is_alive, let_workers_find_builders
 from serving import until
@@ -63,7 +63,7 @@ def request(name: str, max_tokens: int | None = None) -> GenerationRequest:
 
 async def test_a_killed_engine_takes_its_own_requests_along_and_no_others(hosts: Hosts) -> None:
     lines: list[str] = []
-    async with running([found("a", "slow"), found("b", "slow")], lines.append) as [a, b]:
+    async with running_models([found("a", "slow"), found("b", "slow")], lines.append) as [a, b]:
         assert hosts.made[0].pid != hosts.made[1].pid
         [cut] = b.context.engine.submit([request("cut")])
         [whole] = a.context.engine.submit([request("whole", max_tokens=20)])
@@ -72,8 +72,8 @@ async def test_a_killed_engine_takes_its_own_requests_along_and_no_others(hosts:
             await collect(cut)
         assert sum(len(update.token_ids) for update in await collect(whole)) == 20
         async with asyncio.timeout(10):
-            await b.keeping
-        assert not a.keeping.done()
+            await b.supervision
+        assert not a.supervision.done()
         assert a.context.engine.health().alive
         assert any(line.startswith("b: the engine died") for line in lines)
         assert any(line.startswith("a: building") for line in lines)
@@ -82,19 +82,19 @@ async def test_a_killed_engine_takes_its_own_requests_along_and_no_others(hosts:
 
 
 async def test_each_engine_has_its_own_restarts(hosts: Hosts) -> None:
-    async with running([found("a", "slow", 1), found("b", "slow", 1)], lambda line: None) as [a, b]:
+    async with running_models([found("a", "slow", 1), found("b", "slow", 1)], lambda line: None) as [a, b]:
         for killed, model in ((hosts.made[0], a), (hosts.made[1], b)):
             os.kill(killed.pid, signal.SIGKILL)
             await model.context.engine.stopped()
             await until(lambda model=model: model.context.engine.health().alive)  # type: ignore[misc]
         assert len(hosts.made) == 4
-        assert not a.keeping.done()
-        assert not b.keeping.done()
+        assert not a.supervision.done()
+        assert not b.supervision.done()
 
 
 async def test_a_worker_that_was_started_before_is_the_first_engine_alone(hosts: Hosts) -> None:
     with Worker(BUILDER) as worker:
-        async with running([found("a", "slow", 1), found("b", "slow")], lambda line: None, worker) as [a, _]:
+        async with running_models([found("a", "slow", 1), found("b", "slow")], lambda line: None, worker) as [a, _]:
             first, second = hosts.made
             assert first.pid == worker.process.pid != second.pid
             os.kill(first.pid, signal.SIGKILL)
@@ -108,7 +108,7 @@ async def test_a_worker_that_was_started_before_is_the_first_engine_alone(hosts:
 @pytest.mark.parametrize(("kind", "said"), [("no config", "b: max_model_len is 9"), ("no checkpoint", "b: there is")])
 async def test_what_cannot_be_launched_is_named_and_ends_the_others(hosts: Hosts, kind: str, said: str) -> None:
     with pytest.raises(SettingsError, match=said):
-        async with running([found("a", "slow"), found("b", kind)], lambda line: None):
+        async with running_models([found("a", "slow"), found("b", kind)], lambda line: None):
             pass
     assert len(hosts.made) == 2
     for host in hosts.made:
@@ -128,5 +128,5 @@ async def test_they_are_launched_one_after_another(hosts: Hosts) -> None:
 
 
 async def _launch(models: list[FoundModel], progress: Callable[[str], None]) -> None:
-    async with running(models, progress):
+    async with running_models(models, progress):
         pass

@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from fakes import EOS, ByteTokenizer, fake_engine
 from gates import StepGate
-from hamburger.engine.client import AsyncEngine
+from hamburger.engine.async_engine import AsyncEngine
 from hamburger.server.app import create_app_of, model_context
 from hamburger.server.config import ServeSettings
 from hamburger.server.operation.metrics import ServerMetrics
@@ -57,14 +57,13 @@ async def pair(
     runners = {"burger": ByChoice(split("AAA", 3)), second: base_runner or ByChoice(split("bbb", 1, 1, 1))}
     first, settings = ServerMetrics("burger"), ServeSettings()
     metrics = ServerMetrics(second, beside=first)
-    base_settings = settings.model_copy(update={"max_queue": 1})
     async with (
         fake_engine(runners["burger"], observer=first) as burger,
         fake_engine(runners[second], observer=metrics, **(base_engine or {"max_model_len": 99})) as base,
     ):
         contexts = [
             model_context(burger, ByteTokenizer(), first, settings, "burger"),
-            model_context(base, LargerTokenizer(), metrics, base_settings, second),
+            model_context(base, LargerTokenizer(), metrics, settings, second),
         ]
         transport = httpx.ASGITransport(create_app_of(contexts, settings), raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:

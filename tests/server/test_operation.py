@@ -106,7 +106,7 @@ async def test_draining_is_alive_but_not_ready_and_a_dead_engine_is_neither() ->
 async def test_a_full_queue_is_not_ready() -> None:
     gate = StepGate()
     runner = ByChoice([[97]] * 9, gate=gate)
-    async with serving(runner=runner, settings={"max_queue": 1}, max_num_seqs=1, max_queue=1) as server:
+    async with serving(runner=runner, max_num_seqs=1, max_queue=1) as server:
         asking = [asyncio.create_task(server.post(COMPLETIONS, {"prompt": "a"})) for _ in range(2)]
         await until(lambda: server.engine.health().num_waiting == 2)
         assert (await server.client.get("/ready")).status_code == 503

@@ -11,11 +11,11 @@ from starlette.types import Message
 
 from fakes import EOS
 from gates import StepGate
-from hamburger.server.replicas.replica import Call, Replica
+from hamburger.server.replicas.replica import Replica, WholeRequest
 from serving import COMPLETIONS, ByChoice, events, serving, split, until
 
 
-def call(path: str, fields: Any = None, method: str | None = None) -> Call:
+def call(path: str, fields: Any = None, method: str | None = None) -> WholeRequest:
     data = b"" if fields is None else json.dumps(fields).encode()
     scope = {
         "type": "http",
@@ -30,7 +30,7 @@ def call(path: str, fields: Any = None, method: str | None = None) -> Call:
         "client": ["127.0.0.1", 1],
         "extensions": {"not": "passed on"},
     }
-    return Call.of(scope, data)
+    return WholeRequest.of(scope, data)
 
 
 async def test_answers_are_those_of_the_app() -> None:

@@ -10,7 +10,7 @@ import yaml
 
 from hamburger.server.config import SettingsError
 from hamburger.server.replicas.ray_app import build
-from hamburger.server.replicas.scale import read_arguments, seats
+from hamburger.server.replicas.scale_options import read_arguments, seats
 
 CONFIG = Path(__file__).parents[2] / "deploy/ray-serve.yaml"
 
@@ -26,12 +26,13 @@ def test_options_and_settings_stand_side_by_side() -> None:
     options, settings = read_arguments(
         {"replicas": "3", "max_num_seqs": "8", "kv_cache_memory": "1GiB"}
     )  # as serve run
-    assert (options.replicas, settings.max_num_seqs, settings.kv_cache_memory) == (3, 8, 2**30)
+    args = settings.engine_args()
+    assert (options.replicas, args.max_num_seqs, args.kv_cache_memory) == (3, 8, 2**30)
 
 
 def test_settings_come_from_the_environment_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HAMBURGER_MAX_NUM_SEQS", "5")
-    assert read_arguments({})[1].max_num_seqs == 5
+    assert read_arguments({})[1].engine_args().max_num_seqs == 5
 
 
 @pytest.mark.parametrize(
@@ -67,7 +68,7 @@ def test_bundles_of_one_device_are_passed_on() -> None:
 
 @pytest.mark.parametrize("devices", [{"gpus": 2}, {"bundles": [{"GPU": 2, "CPU": 8}]}, {}])
 def test_a_split_engine_has_a_gpu_for_each_rank_or_none_at_all(devices: dict[str, Any]) -> None:
-    assert read_arguments({"tensor_parallel_size": 2, **devices})[1].tensor_parallel_size == 2
+    assert read_arguments({"tensor_parallel_size": 2, **devices})[1].engine_args().tensor_parallel_size == 2
 
 
 def test_an_engine_is_given_a_few_more_than_its_seats() -> None:

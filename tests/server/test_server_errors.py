@@ -1,7 +1,6 @@
 """Every error row of the contract: one shape, the right status, and the field as the client wrote it."""
 
 import asyncio
-import threading
 from typing import Any
 
 import httpx
@@ -9,8 +8,8 @@ import pytest
 
 from fakes import EOS
 from gates import StepGate
-from hamburger.engine.client import GenerationRequest
 from hamburger.engine.core.batch import ScheduledBatch
+from hamburger.engine.request import GenerationRequest
 from hamburger.engine.types.sampling_params import SamplingParams
 from serving import CHAT, COMPLETIONS, HELLO, MODEL, ByChoice, error_of, on_port, serving, split, until
 
@@ -151,18 +150,23 @@ async def test_a_bad_confidence_header_is_named(value: str) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_full_queue_is_a_429_with_retry_after_before_any_stream(stream: bool) -> None:
-    runner = ByChoice([[EOS]], gate=threading.Event())
+    gate = StepGate()
+    runner = ByChoice([[EOS]], gate=gate)
     async with serving(runner=runner, max_num_seqs=1, max_queue=1) as server:
-        response = await server.post(COMPLETIONS, {"prompt": ["a", "b", "c"], "stream": stream})
+        first = asyncio.create_task(server.post(COMPLETIONS, {"prompt": "a"}))
+        await until(lambda: server.engine.health().num_waiting == 1)
+        response = await server.post(COMPLETIONS, {"prompt": ["a", "b"], "stream": stream})
         assert response.status_code == 429
         assert int(response.headers["retry-after"]) >= 1
         assert error_of(response)["type"] == "rate_limit_error"
-        assert server.engine.health().num_waiting == 0  # all or none
+        assert server.engine.health().num_waiting == 1  # all or none
         assert server.metric("request_failure_total", code="429") == 1
+        gate.set()
+        assert (await first).status_code == 200
 
 
 async def test_more_answers_than_the_server_ever_admits_is_a_400_and_not_a_429() -> None:
-    async with serving([[EOS]], settings={"max_queue": 2}, max_num_seqs=1, max_queue=2) as server:
+    async with serving([[EOS]], max_num_seqs=1, max_queue=2) as server:
         assert len((await server.complete(prompt=["a"] * 3))["choices"]) == 3
         status, error = await server.refused(COMPLETIONS, {"prompt": ["a", "b"], "n": 2})
         assert (status, error["param"]) == (400, "prompt")

@@ -24,9 +24,10 @@ def test_command_line_beats_environment_beats_file_beats_default(
     monkeypatch.setenv("HAMBURGER_PORT", "1002")
     monkeypatch.setenv("HAMBURGER_MAX_QUEUE", "12")
     settings = load_settings({"port": "1003"}, str(file))
-    assert (settings.port, settings.max_queue, settings.block_size, settings.max_num_seqs) == (1003, 12, 8, 64)
+    args = settings.engine_args()
+    assert (settings.port, args.max_queue, args.block_size, args.max_num_seqs) == (1003, 12, 8, 64)
     monkeypatch.setenv("HAMBURGER_CONFIG", str(file))
-    assert load_settings({}).block_size == 8
+    assert load_settings({}).engine_args().block_size == 8
 
 
 def test_every_setting_is_an_option_and_reaches_the_engine() -> None:
@@ -65,7 +66,7 @@ def test_on_and_off_may_stand_plain_in_yaml(tmp_path: Path) -> None:
     file = tmp_path / "settings.yml"
     for written, read in (("on", "on"), ("off", "off"), ("auto", "auto"), ("'on'", "on")):
         file.write_text(f"overlap_steps: {written}\n")
-        assert load_settings({}, str(file)).overlap_steps == read
+        assert load_settings({}, str(file)).engine_args().overlap_steps == read
     file.write_text("overlap_steps: maybe\n")
     with pytest.raises(SettingsError, match=r"overlap_steps in .* is 'maybe'"):
         load_settings({}, str(file))

@@ -14,9 +14,10 @@ import pytest
 from async_engine import collect
 from engine_builders import BUILDER
 from fakes import ByteTokenizer, fake_engine
-from hamburger.engine.client import AsyncEngine, GenerationRequest
+from hamburger.engine.async_engine import AsyncEngine
 from hamburger.engine.logs import LogFormat
 from hamburger.engine.process_host import ProcessHost, Worker
+from hamburger.engine.request import GenerationRequest
 from hamburger.engine.types.config import EngineArgs
 from hamburger.engine.types.errors import EngineDead
 from hamburger.engine.types.sampling_params import SamplingParams
@@ -48,7 +49,7 @@ async def test_an_engine_is_started_as_often_as_allowed() -> None:
     lines: list[str] = []
     supervisor = Supervisor(EngineArgs(model="slow"), lines.append, restarts=2)
     engine = await AsyncEngine.launch(supervisor.host, ByteTokenizer())
-    keeping = asyncio.create_task(supervisor.keep(engine))
+    keeping = asyncio.create_task(supervisor.keep_alive(engine))
     params = SamplingParams(max_tokens=3, seed=0, ignore_eos=True)
     for left in (2, 1, 0):
         [stream] = engine.submit([GenerationRequest(f"{left}", [1], params)])
@@ -75,7 +76,7 @@ async def test_an_engine_that_cannot_start_again_is_given_up() -> None:
     supervisor = Supervisor(EngineArgs(model="slow"), lines.append, restarts=5)
     engine = await AsyncEngine.launch(supervisor.host, ByteTokenizer())
     supervisor._args = EngineArgs(model="no checkpoint")
-    keeping = asyncio.create_task(supervisor.keep(engine))
+    keeping = asyncio.create_task(supervisor.keep_alive(engine))
     os.kill(supervisor.host.pid, signal.SIGKILL)
     async with asyncio.timeout(20):
         await keeping
@@ -91,12 +92,12 @@ async def test_a_hang_is_asked_about_once_each_time(
     faults: list[str | None] = [None, "one step has taken 200 s", "one step has taken 201 s", None, "again", "again"]
     asked: list[int] = []
     monkeypatch.setattr(module, "_WATCH_SECONDS", 0.0)
-    monkeypatch.setattr(module, "hang", lambda health: faults.pop(0) if len(faults) > 1 else faults[0])
+    monkeypatch.setattr(module, "hang_fault", lambda health: faults.pop(0) if len(faults) > 1 else faults[0])
     supervisor = Supervisor(EngineArgs(), lambda line: None, restarts=0)
     host: Any = supervisor.host
     host.dump_stacks = lambda: asked.append(len(faults))
     async with fake_engine() as engine:
-        watching = asyncio.create_task(supervisor.watch(engine))
+        watching = asyncio.create_task(supervisor.watch_for_hangs(engine))
         await until(lambda: len(faults) == 1)
         await asyncio.sleep(0.01)
         watching.cancel()

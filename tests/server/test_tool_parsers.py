@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hamburger.server.tools.tool_parsers import Family, Parser, ToolCall, family_of, list_parser, parser_of
-from hamburger.server.tools.tools import Function, Tool, ToolUse
+from hamburger.server.tools.tool_use import Function, Tool, ToolUse
 
 NAMES = ("get_weather", "add")
 ARGS = '{"city": "Zürich \\"old\\" {town}", "days": [1, {"x": null}]}'

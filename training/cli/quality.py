@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from hamburger.engine.types.config import QUANTIZATIONS
+from hamburger.engine.types.config import ENGINE_SETTINGS
 from hamburger.training.cli.types import confidences, number, whole
 from hamburger.training.corpus.prompts import HELD_OUT
 
@@ -32,7 +32,7 @@ def add_eval_quality_arguments(parser: argparse.ArgumentParser) -> None:
     models.add_argument("--dtype", default="auto", help="auto, bfloat16 or float32 (default: auto)")
     models.add_argument(
         "--quantization",
-        choices=QUANTIZATIONS,
+        choices=ENGINE_SETTINGS["quantization"].choices,
         default="none",
         help="as of `serve`; `none` measures the checkpoint itself, `auto` what is served (default: none)",
     )

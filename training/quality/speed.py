@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import Progress
 
-from hamburger.engine.request import GenerationRequest, admit
+from hamburger.engine.request import GenerationRequest, resolve_request
 from hamburger.engine.types.sampling_params import SamplingParams
 from hamburger.training.corpus.jsonl import GrowingFile, read_rows
 from hamburger.training.quality.answers import Engine
@@ -45,7 +45,7 @@ def time_decoding(engine: Engine, prompt_ids: list[int], confidence: float, max_
     """Decode one greedy answer alone."""
     params = SamplingParams(temperature=0, max_tokens=max_tokens, confidence=confidence)
     request = GenerationRequest("timed", prompt_ids, params)
-    engine.core.add(admit(request, engine.llm.info, time.monotonic()))
+    engine.core.add(resolve_request(request, engine.llm.info, time.monotonic()))
     groups: list[list[int]] = []
     seconds: list[float] = []
     while engine.core.has_work:

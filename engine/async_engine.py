@@ -11,12 +11,12 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from hamburger.engine.admission import Admission
 from hamburger.engine.dial.confidence_dial import AutoConfidence, ConfidenceDial
 from hamburger.engine.health import EngineHealth
-from hamburger.engine.host import EngineHost, Life
-from hamburger.engine.request import Answer, GenerationRequest, RequestUpdate, admit, leaves_confidence
-from hamburger.engine.stream import RequestStream, dial_step
+from hamburger.engine.host import EngineHost, HostedEngine
+from hamburger.engine.queue_room import QueueRoom
+from hamburger.engine.request import AnswerBuilder, GenerationRequest, leaves_confidence, resolve_request
+from hamburger.engine.request_stream import OpenStreams, RequestStream, dial_step
 from hamburger.engine.text.detokenizer import TextDecoder
 from hamburger.engine.types.config import EngineConfig
 from hamburger.engine.types.errors import (
@@ -33,18 +33,7 @@ from hamburger.engine.types.observer import EndReason, EngineObserver, RequestTi
 from hamburger.model.config import ConfigError
 
 logger = logging.getLogger(__name__)
-_STOP_SECONDS = 5.0  # for an engine that was told to stop; its step may be long
-
-__all__ = [
-    "AsyncEngine",
-    "EndReason",
-    "EngineHost",
-    "EngineObserver",
-    "GenerationRequest",
-    "RequestStream",
-    "RequestTimings",
-    "RequestUpdate",
-]
+_STOP_SECONDS = 5.0  # for an engine that was asked to stop; its step may be long
 
 
 class AsyncEngine:
@@ -59,15 +48,13 @@ class AsyncEngine:
         self._tokenizer = tokenizer
         self._observer = observer
         self._clock = clock
-        self._life = Life(host)
+        self._hosted = HostedEngine(host)
         self.dial: ConfidenceDial | None = None  # None: requests that name no confidence get the default
-        self._idle = asyncio.Event()
-        self._idle.set()
         self._draining = False
         self._step_started: float | None = None
         self._step_ended = clock()
-        self._streams: dict[str, RequestStream] = {}
-        self._admission = Admission()
+        self._streams = OpenStreams()
+        self._queue_room = QueueRoom()
 
     @classmethod
     async def launch(
@@ -84,7 +71,7 @@ class AsyncEngine:
         raises ConfigError where the model gives it nothing to choose.
         """
         engine = cls(host, tokenizer, observer, clock)
-        await engine._begin(engine._life)
+        await engine._start(engine._hosted)
         if auto is not None:
             try:
                 engine.dial = auto.dial(engine.info)
@@ -98,26 +85,26 @@ class AsyncEngine:
 
         Raises what building it raises; it stays dead then.
         """
-        life = Life(host)
-        await self._begin(life)
+        hosted = HostedEngine(host)
+        await self._start(hosted)
         if self._draining:  # shut down meanwhile: nobody else would end it
             host.abandon()
-            await life.stopped
+            await hosted.stopped
             await host.join()
             raise EngineDraining("The server is shutting down and starts no engine.")
-        self._admission.reset()
-        self._life = life
+        self._queue_room.reset()
+        self._hosted = hosted
 
     async def stopped(self) -> BaseException | None:
-        """Wait until the engine has stopped: what it died of, None when it was told to."""
-        return (await asyncio.shield(self._life.stopped)).error
+        """Wait until the engine has stopped: what it died of, None when it was asked to stop."""
+        return (await asyncio.shield(self._hosted.stopped)).error
 
-    async def _begin(self, life: Life) -> None:
-        life.host.start(partial(self._on_event, life))
+    async def _start(self, hosted: HostedEngine) -> None:
+        hosted.host.start(partial(self._on_event, hosted))
         try:
-            ready = await life.ready
+            ready = await hosted.ready
         except BaseException:
-            life.host.abandon()  # when cancelled while loading
+            hosted.host.abandon()  # when cancelled while loading
             raise
         self._step_started, self._step_ended = None, self._clock()
         self.info, self._config = ready.info, ready.config
@@ -136,29 +123,25 @@ class AsyncEngine:
         EngineDraining or EngineDead before any work."""
         self._check_available()
         now = self._clock()
-        # One value for the whole answer: it can be told, and asked for again.
+        # One value for the whole answer: the answer can name it, and a client ask for it again.
         chosen = None if self.dial is None else self.confidence()
-        admitted = [admit(request, self.info, now, chosen) for request in requests]
-        request_ids = {request.request_id for request in requests}
-        if len(request_ids) < len(requests) or not request_ids.isdisjoint(self._streams):
-            raise ValueError("request ids must be unique among unfinished requests.")
-        self._admission.check(len(admitted), self._config, now, self._oldest_arrival())
+        resolved = [resolve_request(request, self.info, now, chosen) for request in requests]
+        self._streams.check_ids(request.request_id for request in requests)
+        self._queue_room.check(len(resolved), self._config, now, self._streams.oldest_arrival())
         streams: list[RequestStream] = []
         try:
-            for asked, request in zip(requests, admitted, strict=True):
-                answer = Answer(self._tokenizer, request.params, self.info.eos_token_ids)
-                self._life.host.send(request)  # what cannot be sent was not counted
-                number = self._admission.send()
-                by_dial = chosen is not None and leaves_confidence(asked.params)
-                stream = RequestStream(request, answer, number, self._abort, by_dial)
-                self._streams[request.request_id] = stream
+            for asked, request in zip(requests, resolved, strict=True):
+                answer = AnswerBuilder(self._tokenizer, request.params, self.info.eos_token_ids)
+                self._hosted.host.send(request)  # what cannot be sent was not counted
+                number = self._queue_room.count_sent()
+                chosen_by_dial = chosen is not None and leaves_confidence(asked.params)
+                stream = RequestStream(request, answer, number, self._abort, chosen_by_dial)
+                self._streams.add(stream)
                 streams.append(stream)
         except BaseException:
             for stream in streams:
                 stream.abort()
             raise
-        if streams:
-            self._idle.clear()
         return streams
 
     @property
@@ -167,15 +150,15 @@ class AsyncEngine:
         return self._config.max_queue
 
     def health(self) -> EngineHealth:
-        now, started, stopped = self._clock(), self._step_started, self._life.stopped.done()
+        now, started, stopped = self._clock(), self._step_started, self._hosted.stopped.done()
         return EngineHealth(
             alive=not stopped,
             draining=self._draining,
-            num_running=self._admission.num_running,
-            num_waiting=self._admission.num_waiting,
+            num_running=self._queue_room.num_running,
+            num_waiting=self._queue_room.num_waiting,
             seconds_in_step=None if started is None else max(0.0, now - started),
             seconds_since_step=max(0.0, now - self._step_ended),
-            error=_describe(self._life.stopped.result().error) if stopped else None,
+            error=_describe(self._hosted.stopped.result().error) if stopped else None,
         )
 
     def drain(self) -> None:
@@ -187,35 +170,31 @@ class AsyncEngine:
         self.drain()
         try:
             async with asyncio.timeout(drain_seconds):
-                await self._idle.wait()
+                await self._streams.wait_until_idle()
         except TimeoutError:
             pass
         finally:
-            self._life.host.send(Stop())
+            self._hosted.host.send(Stop())
         try:
             async with asyncio.timeout(_STOP_SECONDS):
-                await asyncio.shield(self._life.stopped)
+                await asyncio.shield(self._hosted.stopped)
         except TimeoutError:  # it is in a long step, or hangs
-            for stream in list(self._streams.values()):
+            for stream in self._streams:
                 self._finish(stream, "error", EngineDraining("The server is shutting down; the answer was cut short."))
-            self._life.host.abandon()
-            await asyncio.shield(self._life.stopped)
-        await self._life.host.join()
+            self._hosted.host.abandon()
+            await asyncio.shield(self._hosted.stopped)
+        await self._hosted.host.join()
 
     def _check_available(self) -> None:
-        stopped = self._life.stopped
+        stopped = self._hosted.stopped
         if stopped.done() and (error := stopped.result().error) is not None:
             raise EngineDead(_dead_message(error))
         if self._draining:
             raise EngineDraining("The server is shutting down and takes no new requests.")
 
-    def _oldest_arrival(self) -> float | None:
-        """When the oldest unfinished request came; in seconds of the clock."""
-        return next((stream.request.arrival_time for stream in self._streams.values()), None)
-
-    def _on_event(self, life: Life, event: Event) -> None:
+    def _on_event(self, hosted: HostedEngine, event: Event) -> None:
         match event:
-            case StepStarted() | StepReport() if life is not self._life:
+            case StepStarted() | StepReport() if hosted is not self._hosted:
                 pass  # of an engine that was given up
             case StepStarted():
                 self._step_started = event.time
@@ -223,48 +202,43 @@ class AsyncEngine:
                 self._step_started, self._step_ended = event.time if event.goes_on else None, event.time
                 self._on_step(event)
             case EngineReady():
-                if not life.ready.done():
-                    life.ready.set_result(event)
+                if not hosted.ready.done():
+                    hosted.ready.set_result(event)
             case EngineStopped():
-                self._on_stop(life, event)
+                self._on_stop(hosted, event)
 
-    def _on_stop(self, life: Life, event: EngineStopped) -> None:
-        life.stopped.set_result(event)
-        if not life.ready.done():
-            life.ready.set_exception(event.error or EngineDead("The engine ended before it was ready."))
+    def _on_stop(self, hosted: HostedEngine, event: EngineStopped) -> None:
+        hosted.stopped.set_result(event)
+        if not hosted.ready.done():
+            hosted.ready.set_exception(event.error or EngineDead("The engine ended before it was ready."))
             return  # nothing was asked of it
         if event.error is None:
             return
-        if life is self._life:
+        if hosted is self._hosted:
             self._step_started = None
-            self._admission.reset()
+            self._queue_room.reset()
             idle = StepStats(0, 0, 0, 0, self._config.total_slots, 0, 0, [], 0.0)
             self._observe(lambda observer: observer.on_step(idle))
-            for stream in list(self._streams.values()):
+            for stream in self._streams:
                 self._finish(stream, "error", EngineDead(_dead_message(event.error)))
 
     def _on_step(self, report: StepReport) -> None:
         stats = report.outputs.stats
-        self._admission.report(report.num_received, stats)
+        self._queue_room.update(report.num_received, stats)
         if stats is not None:
             self._observe(lambda observer: observer.on_step(stats))
             if self.dial is not None:
-                self.dial.observe(dial_step(report, stats, lambda request_id: self._stream(request_id, report)))
+                self.dial.observe(dial_step(report, stats, lambda request_id: self._streams.find(request_id, report)))
         for output in report.outputs.outputs:
-            if (stream := self._stream(output.request_id, report)) is not None:
+            if (stream := self._streams.find(output.request_id, report)) is not None:
                 try:
                     self._on_group(stream, output)
                 except Exception as error:  # one request's text must not take the others' along
-                    logger.exception("A group of %s cannot be told.", output.request_id)
-                    self._give_up(stream, EngineDead(f"The answer cannot be told: {_describe(error)}"))
+                    logger.exception("A group of %s cannot be delivered.", output.request_id)
+                    self._give_up(stream, EngineDead(f"The answer cannot be delivered: {_describe(error)}"))
         for failure in report.outputs.failures:
-            if (stream := self._stream(failure.request_id, report)) is not None:
-                self._finish(stream, "error", self._error(failure))
-
-    def _stream(self, request_id: str, report: StepReport) -> RequestStream | None:
-        """The unfinished request that a report means; not one that took the id of an ended one after the step."""
-        stream = self._streams.get(request_id)
-        return None if stream is None or stream.number > report.num_received else stream
+            if (stream := self._streams.find(failure.request_id, report)) is not None:
+                self._finish(stream, "error", self._error_of(failure))
 
     def _on_group(self, stream: RequestStream, output: GroupOutput) -> None:
         now = self._clock()
@@ -278,41 +252,39 @@ class AsyncEngine:
         if update.finish_reason is not None:
             self._finish(stream, update.finish_reason)
             if output.finish_reason is None:  # a stop string: the core does not know
-                self._life.host.send(AbortRequest(output.request_id))
+                self._hosted.host.send(AbortRequest(output.request_id))
 
     def _abort(self, stream: RequestStream) -> None:
         """Give a request up; RequestStream.abort calls it."""
-        if self._streams.get(stream.request.request_id) is stream:
-            self._life.host.send(AbortRequest(stream.request.request_id))
+        if stream in self._streams:
+            self._hosted.host.send(AbortRequest(stream.request.request_id))
             self._finish(stream, "abort")
 
     def _give_up(self, stream: RequestStream, error: HamburgerError) -> None:
-        if self._streams.get(stream.request.request_id) is stream:
-            self._life.host.send(AbortRequest(stream.request.request_id))
+        if stream in self._streams:
+            self._hosted.host.send(AbortRequest(stream.request.request_id))
             self._finish(stream, "error", error)
 
     def _finish(self, stream: RequestStream, reason: EndReason, error: HamburgerError | None = None) -> None:
         request, now = stream.request, self._clock()
-        del self._streams[request.request_id]
+        self._streams.remove(stream)
         stream.updates.put_nowait(error)
-        self._admission.finish(now)
-        if not self._streams:
-            self._idle.set()
+        self._queue_room.count_finished(now)
         timings = RequestTimings(request.arrival_time, stream.scheduled, stream.first_token, now)
         num_tokens = stream.answer.completion_tokens
         self._observe(lambda o: o.on_finish(reason, request.params, len(request.prompt_ids), num_tokens, timings))
 
-    def _observe(self, tell: Callable[[EngineObserver], None]) -> None:
+    def _observe(self, notify: Callable[[EngineObserver], None]) -> None:
         """An observer that fails harms no request."""
         if self._observer is not None:
             try:
-                tell(self._observer)
+                notify(self._observer)
             except Exception:
                 logger.exception("The observer failed.")
 
-    def _error(self, failure: RequestFailed) -> HamburgerError:
+    def _error_of(self, failure: RequestFailed) -> HamburgerError:
         if failure.kind in ("queue_timeout", "out_of_memory"):
-            seconds = self._admission.retry_after(1, self._config, self._clock(), self._oldest_arrival())
+            seconds = self._queue_room.retry_after(1, self._config, self._clock(), self._streams.oldest_arrival())
             return (QueueTimeout if failure.kind == "queue_timeout" else OutOfMemory)(failure.message, seconds)
         if failure.kind == "grammar":
             return InvalidRequest(failure.message)  # a format, structured_outputs or a tool asked for it

@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
 
-from hamburger.engine.client import AsyncEngine
+from hamburger.engine.async_engine import AsyncEngine
 from hamburger.engine.text.grammar import Grammars
 from hamburger.engine.types.errors import InvalidRequest
 from hamburger.engine.types.messages import EngineInfo
 from hamburger.server.config import ServeSettings
 from hamburger.server.operation.metrics import ServerMetrics
+from hamburger.server.server_tokenizer import ServerTokenizer
 from hamburger.server.tools.tool_parsers import Family
-from hamburger.server.vocabulary import ServerTokenizer
 
 LISTED_CONFIDENCES = ("0.5", "0.6", "0.7", "0.8", "0.9", "1.0")
 _NUMBER = re.compile(r"-?([0-9]+\.?[0-9]*|\.[0-9]+)")
@@ -86,8 +86,8 @@ def choose_confidence(field: float | None, alias: float | None, headers: Mapping
 
 
 @dataclass(frozen=True, slots=True)
-class ServerContext:
-    """One for each model; routes are given all of them (models.py), and nothing global. `settings` are the model's."""
+class ModelContext:
+    """One for each model. Routes get all of them (served_models.py) and nothing global. settings: this model's."""
 
     engine: AsyncEngine
     tokenizer: ServerTokenizer

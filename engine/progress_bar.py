@@ -1,4 +1,4 @@
-"""The one look of a progress bar over answers or examples. No torch."""
+"""speed_progress: the progress bar of all commands that work through answers or examples. No torch."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ import pytest
 from async_engine import Recorder, collect, request, until
 from fakes import EOS, VOCAB_SIZE, ScriptedRunner, fake_engine, scripted_logprobs, scripted_stop_prob
 from gates import StepGate
-from hamburger.engine.client import GenerationRequest, RequestTimings, RequestUpdate
+from hamburger.engine.request import GenerationRequest, RequestUpdate
 from hamburger.engine.types.errors import (
     ContextOverflow,
     InvalidRequest,
@@ -20,6 +20,7 @@ from hamburger.engine.types.errors import (
     QueueFull,
     QueueTimeout,
 )
+from hamburger.engine.types.observer import RequestTimings
 from hamburger.engine.types.sampling_params import SamplingParams
 from reference import CONTEXT, Case, expected, random_case
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from fastapi import Request
 from starlette.types import Scope
 
-from hamburger.server.api.context import ServerContext
 from hamburger.server.api.errors import ApiError
+from hamburger.server.api.model_context import ModelContext
 
 _CHOSEN = "hamburger_model"  # where a request's scope keeps the model that it chose
 
@@ -19,17 +19,17 @@ class ServedModels:
     A request that names none means the first.
     """
 
-    def __init__(self, contexts: Sequence[ServerContext]) -> None:
+    def __init__(self, contexts: Sequence[ModelContext]) -> None:
         self._contexts = list(contexts)
         self.first = self._contexts[0]
 
-    def __iter__(self) -> Iterator[ServerContext]:
+    def __iter__(self) -> Iterator[ModelContext]:
         return iter(self._contexts)
 
     def __len__(self) -> int:
         return len(self._contexts)
 
-    def find(self, model: str | None) -> ServerContext:
+    def find(self, model: str | None) -> ModelContext:
         """The one that a model name means. Raises ApiError 404 for a name that is not served."""
         if model is None:
             return self.first
@@ -48,7 +48,7 @@ class ServedModels:
             code="model_not_found",
         )
 
-    def choose(self, request: Request, model: str | None) -> ServerContext:
+    def choose(self, request: Request, model: str | None) -> ModelContext:
         """`find`, and remember it: an error that follows is this model's."""
         context = self.find(model)
         setattr(request.state, _CHOSEN, context)
@@ -56,7 +56,7 @@ class ServedModels:
 
     def count_failure(self, scope: Scope, status: int) -> None:
         """An error was answered: it is counted for the model that the request chose, if it came to that."""
-        chosen: ServerContext | None = scope.get("state", {}).get(_CHOSEN)
+        chosen: ModelContext | None = scope.get("state", {}).get(_CHOSEN)
         if chosen is None and len(self) == 1:
             chosen = self.first
         if chosen is None:

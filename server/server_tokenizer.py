@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 
 class ServerTokenizer(Protocol):
-    """The part of engine.tokenizer.Tokenizer that the server uses."""
+    """The part of engine.text.tokenizer.Tokenizer that the server uses."""
 
     vocab_size: int
 

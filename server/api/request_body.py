@@ -17,7 +17,7 @@ from starlette.requests import ClientDisconnect
 from hamburger.engine.types.errors import InvalidRequest
 from hamburger.server.api.errors import ApiError
 from hamburger.server.api.protocol import GenerationBody
-from hamburger.server.api.unsupported import reject_unsupported
+from hamburger.server.api.unsupported_fields import reject_unsupported
 from hamburger.server.config import ServeSettings
 from hamburger.server.operation.request_log import CLIENT_LEFT
 from hamburger.server.schema import Schema

@@ -61,7 +61,7 @@ def grammar_of_format(wanted: ResponseFormat) -> str:
 
 
 def grammar_of_outputs(wanted: StructuredOutputs) -> str:
-    """The same of structured_outputs. Raises InvalidRequest for a schema that is a text and no JSON."""
+    """The grammar that structured_outputs asks for. Raises InvalidRequest for a schema that is a text and no JSON."""
     if wanted.regex is not None:
         return regex_grammar(wanted.regex)
     if wanted.choice is not None:
@@ -79,33 +79,34 @@ def grammar_of_outputs(wanted: StructuredOutputs) -> str:
     return json_grammar(schema)
 
 
-class Wants(Protocol):
+class HasAnswerFormat(Protocol):
     """A request's body, as far as it says what the answer must look like."""
 
     response_format: ResponseFormat | None
     structured_outputs: StructuredOutputs | None
 
 
-async def grammar_of(grammars: Grammars, body: Wants) -> str | None:
+async def grammar_of(grammars: Grammars, body: HasAnswerFormat) -> str | None:
     """The grammar of an answer, compiled; None for any text. Raises InvalidRequest that names the field."""
     wanted, outputs = body.response_format, body.structured_outputs
     if outputs is not None:
         if wanted is not None and wanted.type != "text":
             raise InvalidRequest("Give either response_format or structured_outputs.", "structured_outputs")
-        return await compiled(grammars, lambda: grammar_of_outputs(outputs), "structured_outputs")
+        return await compile_grammar(grammars, lambda: grammar_of_outputs(outputs), "structured_outputs")
     if wanted is None or wanted.type == "text":
         return None
-    return await compiled(grammars, lambda: grammar_of_format(wanted), "response_format")
+    return await compile_grammar(grammars, lambda: grammar_of_format(wanted), "response_format")
 
 
-async def compiled(grammars: Grammars, write: Callable[[], str], param: str) -> str:
+async def compile_grammar(grammars: Grammars, write: Callable[[], str], param: str) -> str:
+    """Write a grammar and compile it, in a thread. Raises InvalidRequest that names `param`."""
 
-    def work() -> str:
+    def write_and_compile() -> str:
         grammar = write()
         grammars.compile(grammar)
         return grammar
 
     try:
-        return await asyncio.to_thread(work)
+        return await asyncio.to_thread(write_and_compile)
     except InvalidRequest as error:
         raise InvalidRequest(str(error), param) from error

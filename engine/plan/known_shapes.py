@@ -1,4 +1,4 @@
-"""Shapes to plan with where no checkpoint is at hand: two published trunks, and the grafts of training. No torch.
+"""Shapes to plan with where there is no checkpoint: two published trunks, and the grafts of training. No torch.
 
 docs/scaling.md states the same numbers; tests compare.
 """

@@ -10,7 +10,7 @@ import pytest
 from async_engine import Recorder, collect, request, until
 from fakes import EOS, ByteTokenizer, ScriptedRunner, fake_config, fake_core, fake_engine, fake_info
 from gates import StepGate
-from hamburger.engine.client import AsyncEngine
+from hamburger.engine.async_engine import AsyncEngine
 from hamburger.engine.core.core import EngineCore
 from hamburger.engine.thread_host import ThreadHost
 from hamburger.engine.types.errors import (

@@ -1,39 +1,44 @@
-"""Admission: whether the waiting queue has room for more requests, and when it will have. No asyncio."""
+"""QueueRoom: whether the waiting queue has room for more requests, and when it will have. No asyncio."""
 
 from __future__ import annotations
 
 import math
+from collections import deque
 
-from hamburger.engine.finish_rate import FinishRate
 from hamburger.engine.types.config import EngineConfig
 from hamburger.engine.types.errors import QueueFull
 from hamburger.engine.types.messages import StepStats
 
+_MOST_FINISH_TIMES = 64
 
-class Admission:
-    """What was sent to an engine, and what its last report said of it. Times are seconds of one clock."""
+
+class QueueRoom:
+    """What was sent to an engine, what its last report said of it, and when the last requests left.
+
+    Times are seconds of one clock.
+    """
 
     def __init__(self) -> None:
-        self._finish_rate = FinishRate()
+        self._finish_times: deque[float] = deque(maxlen=_MOST_FINISH_TIMES)
         self.reset()
 
     def reset(self) -> None:
         """The engine has died, or another takes its place: nothing was sent to it yet."""
         self.num_sent = self.num_running = self._num_received = self._num_waiting = 0
 
-    def send(self) -> int:
+    def count_sent(self) -> int:
         """Count a request that was sent: its number, from 1."""
         self.num_sent += 1
         return self.num_sent
 
-    def report(self, num_received: int, stats: StepStats | None) -> None:
+    def update(self, num_received: int, stats: StepStats | None) -> None:
         """After a step: how many requests the core had been given before it, and what it counted, if it did."""
         self._num_received = num_received
         if stats is not None:
             self.num_running, self._num_waiting = stats.num_running, stats.num_waiting
 
-    def finish(self, now: float) -> None:
-        self._finish_rate.add(now)
+    def count_finished(self, now: float) -> None:
+        self._finish_times.append(now)
 
     @property
     def num_waiting(self) -> int:
@@ -53,5 +58,12 @@ class Admission:
 
     def retry_after(self, num_requests: int, config: EngineConfig, now: float, oldest_arrival: float | None) -> int:
         """Whole seconds until so many more requests should have left; oldest_arrival: of those that are here."""
-        seconds = self._finish_rate.seconds_until(num_requests, now, oldest_arrival)
+        seconds = self._seconds_until_finished(num_requests, now, oldest_arrival)
         return math.ceil(min(max(1.0, seconds), config.max_queue_seconds))
+
+    def _seconds_until_finished(self, num_requests: int, now: float, oldest_arrival: float | None) -> float:
+        """Until so many more have left, at the rate of the last ones."""
+        if len(self._finish_times) > 1:
+            return num_requests * (now - self._finish_times[0]) / (len(self._finish_times) - 1)
+        # Nothing to go by: what has taken so long will take as long again.
+        return 0.0 if oldest_arrival is None else now - oldest_arrival

@@ -1,4 +1,4 @@
-"""Tools of a chat: what clients send, how the model is told, what it may answer, and its calls in OpenAI's form."""
+"""Tools of a chat: what clients send, how the model learns of them, and its calls in OpenAI's form."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from pydantic import Field, model_validator
 from hamburger.engine.text.grammar import json_grammar
 from hamburger.engine.types.errors import InvalidRequest
 from hamburger.server.schema import Schema
+from hamburger.server.server_tokenizer import ServerTokenizer
 from hamburger.server.tools.tool_parsers import (
     MARKERS,
     Family,
@@ -22,7 +23,6 @@ from hamburger.server.tools.tool_parsers import (
     list_parser,
     parser_of,
 )
-from hamburger.server.vocabulary import ServerTokenizer
 
 _MOST_CALLS = 16  # that a grammar lets a model make at once
 _ID_CHARACTERS = string.ascii_letters + string.digits
@@ -227,14 +227,14 @@ class ToolStream:
 
 
 def messages_with_tools(messages: Sequence[Mapping[str, Any]], tools: Sequence[Any]) -> list[dict[str, Any]]:
-    """For a chat template that knows nothing of tools: they are told in the system message, calls become text."""
-    told = [dict(message) for message in messages]
-    for message in told:
+    """For a chat template that knows nothing of tools: they are described in the system message, calls become text."""
+    rewritten = [dict(message) for message in messages]
+    for message in rewritten:
         if calls := message.pop("tool_calls", None):
             text = json.dumps([call["function"] for call in calls], ensure_ascii=False)
             message["content"] = f"{message['content']}\n{text}".strip()
     if not tools:
-        return told
+        return rewritten
     functions = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
     system = (
         "You can call these functions:\n"
@@ -242,19 +242,19 @@ def messages_with_tools(messages: Sequence[Mapping[str, Any]], tools: Sequence[A
         'To call one, answer with nothing but JSON: {"name": "the function", "arguments": {...}}. '
         "For several calls, answer with a JSON list of these. Else answer in words."
     )
-    if told and told[0]["role"] == "system":
-        system = f"{told[0]['content']}\n\n{system}"
-        told = told[1:]
-    return [{"role": "system", "content": system}, *told]
+    if rewritten and rewritten[0]["role"] == "system":
+        system = f"{rewritten[0]['content']}\n\n{system}"
+        rewritten = rewritten[1:]
+    return [{"role": "system", "content": system}, *rewritten]
 
 
 def results_as_user(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """For a chat template that leaves out the role `tool`: its messages come from the user."""
     names = {call["id"]: call["function"]["name"] for message in messages for call in message.get("tool_calls", ())}
-    told = []
+    rewritten = []
     for message in messages:
         if message["role"] == "tool":
             name = names.get(message.get("tool_call_id"), "the call")
             message = {"role": "user", "content": f"Result of {name}: {message['content']}"}
-        told.append(dict(message))
-    return told
+        rewritten.append(dict(message))
+    return rewritten

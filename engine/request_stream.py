@@ -1,12 +1,12 @@
-"""RequestStream: one answer on its way to whoever asked for it."""
+"""RequestStream: one answer on its way to whoever asked for it; OpenStreams: all that are unfinished."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 
 from hamburger.engine.dial.confidence_dial import DialRow, DialStep
-from hamburger.engine.request import Answer, RequestUpdate
+from hamburger.engine.request import AnswerBuilder, RequestUpdate
 from hamburger.engine.types.errors import HamburgerError
 from hamburger.engine.types.events import StepReport
 from hamburger.engine.types.messages import StepStats, SubmitRequest
@@ -23,20 +23,20 @@ class RequestStream:
     def __init__(
         self,
         request: SubmitRequest,
-        answer: Answer,
+        answer: AnswerBuilder,
         number: int,
         on_abort: Callable[[RequestStream], None],
-        by_dial: bool = False,
+        chosen_by_dial: bool = False,
     ) -> None:
         """number: how many requests the core has been given when it gets this one.
 
-        by_dial: whether the dial chose its confidence.
+        chosen_by_dial: whether the dial chose its confidence.
         """
         self._on_abort = on_abort
         self.number = number
         self.request = request
         self.answer = answer
-        self.by_dial = by_dial
+        self.chosen_by_dial = chosen_by_dial
         # Unbounded, so that a slow consumer never holds up the others; max_tokens bounds it.
         self.updates: asyncio.Queue[RequestUpdate | HamburgerError | None] = asyncio.Queue()
         self.scheduled: float | None = None
@@ -59,12 +59,55 @@ class RequestStream:
         self._on_abort(self)
 
 
+class OpenStreams:
+    """The unfinished requests of one engine, in the order in which they came."""
+
+    def __init__(self) -> None:
+        self._streams: dict[str, RequestStream] = {}
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    def __iter__(self) -> Iterator[RequestStream]:
+        """Those of now: each of them may be removed meanwhile."""
+        return iter(list(self._streams.values()))
+
+    def __contains__(self, stream: RequestStream) -> bool:
+        return self._streams.get(stream.request.request_id) is stream
+
+    def check_ids(self, request_ids: Iterable[str]) -> None:
+        """Raise ValueError unless none of these ids is among them, nor twice here."""
+        ids = list(request_ids)
+        if len(set(ids)) < len(ids) or not self._streams.keys().isdisjoint(ids):
+            raise ValueError("request ids must be unique among unfinished requests.")
+
+    def add(self, stream: RequestStream) -> None:
+        self._streams[stream.request.request_id] = stream
+        self._idle.clear()
+
+    def remove(self, stream: RequestStream) -> None:
+        del self._streams[stream.request.request_id]
+        if not self._streams:
+            self._idle.set()
+
+    def find(self, request_id: str, report: StepReport) -> RequestStream | None:
+        """The request that a report means; not one that took the id of an ended one after the step."""
+        stream = self._streams.get(request_id)
+        return None if stream is None or stream.number > report.num_received else stream
+
+    def oldest_arrival(self) -> float | None:
+        """When the oldest request came; in seconds of the clock."""
+        return next((stream.request.arrival_time for stream in self._streams.values()), None)
+
+    async def wait_until_idle(self) -> None:
+        await self._idle.wait()
+
+
 def dial_step(report: StepReport, stats: StepStats, find: Callable[[str], RequestStream | None]) -> DialStep:
-    """What the dial is told of a step. find: the unfinished request of an id; its last_step is brought up to date."""
+    """What the dial observes of a step. find: the unfinished request of an id; its last_step is brought up to date."""
     rows: list[DialRow] = []
     for output in report.outputs.outputs:
         stream = find(output.request_id)
-        if stream is None or not stream.by_dial or not output.token_ids:
+        if stream is None or not stream.chosen_by_dial or not output.token_ids:
             continue
         if (confidence := stream.request.params.confidence) is not None:
             gap = None if stream.last_step is None else report.time - stream.last_step

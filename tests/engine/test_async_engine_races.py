@@ -10,9 +10,11 @@ import pytest
 
 from fakes import EOS, ByteTokenizer, ScriptedRunner, fake_config, fake_core, fake_engine, fake_info
 from gates import StepGate
-from hamburger.engine.client import AsyncEngine, GenerationRequest, RequestStream
+from hamburger.engine.async_engine import AsyncEngine
 from hamburger.engine.core.batch import BatchResult, ScheduledBatch
 from hamburger.engine.core.core import EngineCore
+from hamburger.engine.request import GenerationRequest
+from hamburger.engine.request_stream import RequestStream
 from hamburger.engine.thread_host import ThreadHost
 from hamburger.engine.types.errors import EngineDead
 from hamburger.engine.types.messages import EngineInfo, StepStats

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from hamburger.server.config import ServeSettings, SettingsError, first_fault, load_settings
 
 Affinity = Literal["prefix", "session", "none"]
-_ELSEWHERE = {
+_SET_BY_RAY = {
     "host": "http_options.host of the Serve configuration",
     "port": "http_options.port of the Serve configuration",
     "ssl_certfile": "http_options.ssl_certfile of the Serve configuration",
@@ -48,7 +48,7 @@ class ScaleOptions(BaseModel):
     )
 
     @model_validator(mode="after")
-    def _fit(self) -> ScaleOptions:
+    def _check_fit(self) -> ScaleOptions:
         if any(bundle.get("GPU", 0) for bundle in (self.bundles or [])[1:]):
             raise ValueError("bundles after the first ask for GPUs, but an engine uses the first one: put them there")
         if self.max_replicas is not None and self.max_replicas < self.replicas:
@@ -63,14 +63,15 @@ class ScaleOptions(BaseModel):
 def read_arguments(arguments: Mapping[str, Any]) -> tuple[ScaleOptions, ServeSettings]:
     """The arguments of the Serve application: fields of ScaleOptions, and settings of `hamburger serve`.
 
-    Settings that are not among them come from the environment and the YAML file as ever. Raises SettingsError.
+    Settings that are not among them come from the environment and the YAML file as ever. Raises SettingsError, or
+    ConfigError where settings do not fit together.
     """
     own = {name: value for name, value in arguments.items() if name in ScaleOptions.model_fields}
     given = {name: value for name, value in arguments.items() if name not in own}
-    known = [*ScaleOptions.model_fields, *(name for name in ServeSettings.model_fields if name not in _ELSEWHERE)]
+    known = [*ScaleOptions.model_fields, *(name for name in ServeSettings.model_fields if name not in _SET_BY_RAY)]
     for name in given:
-        if name in _ELSEWHERE:
-            raise SettingsError(f"{name} is no setting of a replica. What sets it here: {_ELSEWHERE[name]}.")
+        if name in _SET_BY_RAY:
+            raise SettingsError(f"{name} is no setting of a replica. What sets it here: {_SET_BY_RAY[name]}.")
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)
             hint = f": did you mean {near[0]}?" if near else f". Known are {', '.join(known)}."
@@ -90,7 +91,7 @@ def read_arguments(arguments: Mapping[str, Any]) -> tuple[ScaleOptions, ServeSet
 def _check_gpus(options: ScaleOptions, settings: ServeSettings) -> None:
     """An engine uses one GPU, or part of one, or one for each of its ranks."""
     given = options.gpus if options.bundles is None else options.bundles[0].get("GPU", 0)
-    size = settings.tensor_parallel_size
+    size = settings.engine_args().tensor_parallel_size
     if given > 1 and given != size:
         raise SettingsError(
             f"a replica reserves {given:g} GPUs, but tensor_parallel_size is {size}: make them equal, or use replicas."
@@ -105,6 +106,6 @@ def seats(options: ScaleOptions, settings: ServeSettings) -> tuple[int, float]:
     An engine is given a few more requests than run at once, so that a seat which gets free is taken at once. All others
     wait in the router: there they can still go anywhere. Another engine is wanted before the seats are all taken.
     """
-    num_seats = settings.max_num_seqs
+    num_seats = settings.engine_args().max_num_seqs
     most = options.max_ongoing_requests or num_seats + max(1, num_seats // 4)
     return most, options.target_ongoing_requests or max(1.0, 0.75 * num_seats)

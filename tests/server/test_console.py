@@ -10,25 +10,25 @@ import pytest
 
 from hamburger.engine.logs import JsonFormatter
 from hamburger.server.config import ServeSettings
-from hamburger.server.operation.console import secrets_of, shown_settings, tell_settings, teller
+from hamburger.server.operation.console import announce_settings, announcer, secrets_of, settings_without_secrets
 
 SETTINGS = ServeSettings(api_key=["sk-first", "sk-second"], port=8123, api_key_file=Path("keys"), cors_origin=["*"])
 
 
 def test_people_are_told_what_differs(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf-token")
-    tell_settings(SETTINGS, teller("text"))
+    announce_settings(SETTINGS, announcer("text"))
     line = capsys.readouterr().out
     settings = "port 8123, api_key ['***', '***'], api_key_file keys, cors_origin ['*'], HF_TOKEN ***"
     assert line.endswith(f"s] settings: {settings}\n")
     monkeypatch.delenv("HF_TOKEN")
-    tell_settings(ServeSettings(), teller("text"))
+    announce_settings(ServeSettings(), announcer("text"))
     assert capsys.readouterr().out == ""
 
 
 def test_further_models_are_told_as_they_were_written(capsys: pytest.CaptureFixture[str]) -> None:
     settings = ServeSettings(also=["bold=,confidence=0.3", "base=builtin"])
-    tell_settings(settings, teller("text"))
+    announce_settings(settings, announcer("text"))
     assert capsys.readouterr().out.endswith("also ['bold=,confidence=0.3', 'base=builtin']\n")
 
 
@@ -36,7 +36,7 @@ def test_json_has_all_of_them(caplog: pytest.LogCaptureFixture, monkeypatch: pyt
     monkeypatch.setenv("HUGGING_FACE_HUB_TOKEN", "hf-token")
     settings = SETTINGS.model_copy(update={"log_format": "json"})
     with caplog.at_level(logging.INFO, logger="hamburger.start"):
-        tell_settings(settings, teller("json"))
+        announce_settings(settings, announcer("json"))
     [record] = caplog.records
     told = json.loads(JsonFormatter().format(record))["settings"]
     assert told.keys() == ServeSettings.model_fields.keys() | {"HUGGING_FACE_HUB_TOKEN"}
@@ -51,4 +51,4 @@ def test_all_keys_and_tokens_are_secrets(tmp_path: Path, monkeypatch: pytest.Mon
     file.write_text("sk-of-the-file\n")
     settings = SETTINGS.model_copy(update={"api_key_file": file})
     assert secrets_of(settings) == ["sk-first", "sk-second", "sk-of-the-file", "hf-token"]
-    assert "sk-" not in str(shown_settings(settings, {}))
+    assert "sk-" not in str(settings_without_secrets(settings, {}))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from hamburger.model.checkpoints.sources import EMBEDDED_NAME
-from hamburger.server.additional_models import NOT_INHERITED, OWN_SETTINGS, AlsoModel, parse_also
+from hamburger.server.additional_models import NOT_INHERITED, OWN_SETTINGS, AdditionalModel, parse_additional_models
 from hamburger.server.cli import main
 from hamburger.server.config import ServeSettings, SettingsError, load_settings
 from hamburger.server.launch import engine_arguments, find_models
@@ -23,20 +23,20 @@ def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("written", "read"),
     [
-        ("base=builtin", [AlsoModel("base", "builtin")]),
-        (" a = x ; b = y ;", [AlsoModel("a", "x"), AlsoModel("b", "y")]),
-        (["a=x", "b=y;c=z"], [AlsoModel("a", "x"), AlsoModel("b", "y"), AlsoModel("c", "z")]),
-        ("fast=,confidence=0.3", [AlsoModel("fast", None, {"confidence": "0.3"})]),
-        ("a=some, folder/x=1", [AlsoModel("a", "some, folder/x=1")]),
+        ("base=builtin", [AdditionalModel("base", "builtin")]),
+        (" a = x ; b = y ;", [AdditionalModel("a", "x"), AdditionalModel("b", "y")]),
+        (["a=x", "b=y;c=z"], [AdditionalModel("a", "x"), AdditionalModel("b", "y"), AdditionalModel("c", "z")]),
+        ("fast=,confidence=0.3", [AdditionalModel("fast", None, {"confidence": "0.3"})]),
+        ("a=some, folder/x=1", [AdditionalModel("a", "some, folder/x=1")]),
         (
             "a=x.ckpt, base=y,kv-cache-memory=1GiB",
-            [AlsoModel("a", "x.ckpt", {"base": "y", "kv_cache_memory": "1GiB"})],
+            [AdditionalModel("a", "x.ckpt", {"base": "y", "kv_cache_memory": "1GiB"})],
         ),
         ([], []),
     ],
 )
-def test_what_is_written_is_what_is_read(written: Any, read: list[AlsoModel]) -> None:
-    assert parse_also(written) == read
+def test_what_is_written_is_what_is_read(written: Any, read: list[AdditionalModel]) -> None:
+    assert parse_additional_models(written) == read
 
 
 @pytest.mark.parametrize(
@@ -84,13 +84,15 @@ def test_a_further_model_inherits_all_but_what_belongs_to_a_checkpoint(monkeypat
     given = {"model": "m", "max_num_seqs": "3", "kv_cache_memory": "1GiB", "api_key": "k", "dtype": "float32"}
     settings = load_settings(given | {"also": ["a=x,base=y,max_num_seqs=5", "b=z,tool_parser=json,confidence=1"]})
     first, a, b = settings.models()
-    assert (first.model, first.base, first.confidence, first.tool_parser) == ("m", "the/firsts", 0.4, "mistral")
-    assert (a.model, a.base, a.confidence, a.tool_parser) == ("x", "y", None, "auto")
-    assert (b.model, b.base, b.confidence, b.tool_parser) == ("z", None, 1.0, "json")
+    args = [model.engine_args() for model in (first, a, b)]
+    assert [(found.model, found.base) for found in args] == [("m", "the/firsts"), ("x", "y"), ("z", None)]
+    assert (first.confidence, first.tool_parser) == (0.4, "mistral")
+    assert (a.confidence, a.tool_parser) == (None, "auto")
+    assert (b.confidence, b.tool_parser) == (1.0, "json")
     assert [model.served_model_name for model in (first, a, b)] == [None, "a", "b"]
-    assert [model.max_num_seqs for model in (first, a, b)] == [3, 5, 3]
-    assert {model.kv_cache_memory for model in (first, a, b)} == {2**30}
-    assert {model.dtype for model in (first, a, b)} == {"float32"}
+    assert [found.max_num_seqs for found in args] == [3, 5, 3]
+    assert {found.kv_cache_memory for found in args} == {2**30}
+    assert {found.dtype for found in args} == {"float32"}
     assert not any(model.also for model in (first, a, b))
     assert NOT_INHERITED <= OWN_SETTINGS < set(ServeSettings.model_fields)
 
