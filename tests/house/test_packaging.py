@@ -74,6 +74,24 @@ def test_version_is_the_installed_one() -> None:
     assert importlib.metadata.version("hamburger-serve") == PYPROJECT["project"]["version"]
 
 
+def test_the_version_stands_in_pyproject_alone() -> None:
+    """Code asks importlib.metadata; the changelog's heading is the only other place. Pins of others do not count."""
+    version = re.compile(rf"(?<![\w.]){re.escape(PYPROJECT['project']['version'])}(?![\w.]*\d)")
+    suffixes = {".py", ".sh", ".yml", ".yaml", ".md", ".toml", ".cpp", ".h"}
+    named = {"Dockerfile", "Makefile", ".env.example", "run"}
+    left_out = {"build", "dist", "node_modules"}
+    hidden = [path for folder in (".ci", ".github") for path in (ROOT / folder).rglob("*")]
+    found = {
+        path.relative_to(ROOT).as_posix()
+        for path in [*ROOT.glob("*"), ROOT / ".env.example", *hidden, *ROOT.glob("[!.]*/**/*")]
+        if (path.suffix in suffixes or path.name in named) and path.is_file()
+        if not left_out & set(path.relative_to(ROOT).parts) and version.search(path.read_text())
+    }
+    assert found == {"pyproject.toml", "CHANGELOG.md"}
+    modules = [path for folder in FOLDERS.values() for path in (ROOT / folder).glob("*.py")]
+    assert not [path for path in modules if "__version__ =" in path.read_text()]
+
+
 def test_changelog_names_the_version() -> None:
     assert f"## {PYPROJECT['project']['version']}" in (ROOT / "CHANGELOG.md").read_text()
 
@@ -132,8 +150,10 @@ def test_every_pin_is_exact_and_portable() -> None:
 
 
 def test_set_up_names_no_package_index() -> None:
-    names = ("Makefile", "pyproject.toml", "constraints.txt", "README.md", ".ci/run")
-    for path in [*(ROOT / name for name in names), *(ROOT / "deploy").glob("*.py"), *(ROOT / "docs").glob("*.md")]:
+    names = ("Makefile", "pyproject.toml", "constraints.txt", ".ci/run")
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
+    workflows = [path for path in (ROOT / ".github").rglob("*") if path.is_file()]
+    for path in [*(ROOT / name for name in names), *(ROOT / "deploy").glob("*.py"), *pages, *workflows]:
         found = re.findall(r"https?://\S*/(?:simple|whl)\b", path.read_text())
         assert not found, path
 

@@ -1,17 +1,20 @@
-"""The README's promises hold: commands exist, options parse, Python compiles, links lead somewhere."""
+"""What the README and the pages promise holds: commands and options exist, Python compiles, links lead somewhere."""
 
 import functools
 import re
 import shlex
 import subprocess
 import sys
+from argparse import _SubParsersAction
 from pathlib import Path
 
 import pytest
 
+from hamburger.server.cli import build_parser
+
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / ".github").glob("*.md"))]
 
 
 def blocks(language: str, text: str = README) -> list[str]:
@@ -46,33 +49,67 @@ def options_of(command: str) -> set[str]:
     return set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", result.stdout))
 
 
-HAMBURGER = [words[1:] for words in commands() if words[0].endswith("hamburger")]
+def hamburger(text: str) -> list[list[str]]:
+    """Arguments of `hamburger` in the commands of a page's bash blocks."""
+    return [words[1:] for words in commands(text) if words[0].endswith("hamburger") and len(words) > 1]
+
+
+HAMBURGER = sorted({tuple(arguments) for page in PAGES for arguments in hamburger(page.read_text())})
 
 
 @pytest.mark.parametrize("arguments", HAMBURGER, ids=" ".join)
-def test_hamburger_commands_and_their_options_exist(arguments: list[str]) -> None:
-    assert {word for word in arguments if word.startswith("--")} <= options_of(arguments[0])
+def test_hamburger_commands_and_their_options_exist(arguments: tuple[str, ...]) -> None:
+    named = {word.partition("=")[0] for word in arguments if word.startswith("--")}
+    assert named <= options_of(arguments[0])
 
 
-def test_commands_are_found() -> None:
-    assert {arguments[0] for arguments in HAMBURGER} == {
-        *("serve", "chat", "bench", "plan", "distill", "segment", "inspect", "train", "export", "eval-quality")
-    }
+def test_every_command_is_shown() -> None:
+    """The README shows how to begin; every command is shown on some page."""
+    assert {arguments[0] for arguments in hamburger(README)} == {"chat", "bench"}  # `make serve` serves
+    [subcommands] = [action.choices for action in build_parser()._actions if isinstance(action, _SubParsersAction)]
+    assert {arguments[0] for arguments in HAMBURGER} == set(subcommands)
 
 
 def test_documented_options_exist() -> None:
-    table = README.partition("| option |")[2].partition("\n\n")[0]
-    options = set(re.findall(r"`(--[a-z-]+)`", table))
+    table = (ROOT / "docs" / "serving.md").read_text().partition("| option |")[2].partition("\n\n")[0]
+    options = set(re.findall(r"`(--[a-z-]+)", table))
     assert len(options) > 5
     assert options <= options_of("serve")
 
 
-@pytest.mark.parametrize("code", blocks("python"))
-def test_python_compiles(code: str) -> None:
-    compile(code, "README.md", "exec")
+PYTHON = [(page.name, code) for page in PAGES for code in blocks("python", page.read_text())]
+
+
+@pytest.mark.parametrize(("page", "code"), PYTHON, ids=[name for name, _ in PYTHON])
+def test_python_compiles(page: str, code: str) -> None:
+    compile(code, page, "exec")
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/performance.md"])
+def test_pages_that_everyone_reads_stay_short(page: str) -> None:
+    """The rest is a link away: docs/serving.md, docs/log.md."""
+    assert len((ROOT / page).read_text().splitlines()) <= 120
+
+
+def test_every_picture_is_shown() -> None:
+    shown = {target for page in PAGES for target in re.findall(r"!\[[^]]*\]\(([^)]+)\)", page.read_text())}
+    pictures = {path.name for path in (ROOT / "docs" / "results").glob("*.png")}
+    cards = (ROOT / "model" / "builtin" / "MODEL_CARD.md").read_text()
+    assert pictures == {Path(target).name for target in shown} | {name for name in pictures if name in cards}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_local_links_lead_somewhere(page: Path) -> None:
-    for target in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text()):
-        assert (page.parent / target).exists(), target
+    for target, anchor in re.findall(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]+))?\)", page.read_text()):
+        linked = page.parent / target if target else page
+        assert linked.exists(), target
+        if anchor:
+            assert anchor in anchors(linked.read_text()), f"{target}#{anchor}"
+
+
+def anchors(text: str) -> set[str]:
+    """GitHub's names of a page's headings: lower case, no punctuation, a hyphen for each space."""
+    titles = re.findall(
+        r"^#+ (.+)$", re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL), flags=re.MULTILINE
+    )
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
