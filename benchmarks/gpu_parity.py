@@ -36,6 +36,7 @@ SETTINGS = """[pytest]
 addopts = --import-mode=importlib --strict-markers -p no:cacheprovider -m gpu
 markers =
     gpu: needs a GPU
+    slow: left out elsewhere
     compilers: minutes of compilers
     interop: runs programs of others
     scale: runs replicas on Ray Serve
@@ -110,7 +111,7 @@ def run_tests(
     if found.error is not None:
         return found
     settings, log = out / "pytest.ini", out / "logs" / "parity.log"
-    paths = " ".join(shlex.quote(str(ROOT / name)) for name in ("tests", "benchmarks"))
+    paths = " ".join(shlex.quote(str(ROOT / name)) for name in ("tests/helpers", "benchmarks"))
     settings.write_text(SETTINGS.format(paths=paths), encoding="utf-8")
     end = time.monotonic() + seconds
     names = {f"{file.parent.name}/{file.name}": file for file in files}

@@ -64,6 +64,7 @@ def run_script(out: Path, blocked: Path, *options: str) -> subprocess.CompletedP
     return subprocess.run(command, env=env, capture_output=True, text=True, timeout=280)
 
 
+@pytest.mark.slow
 def test_every_stage_of_a_dry_run_with_a_peer_that_crashes(tmp_path: Path) -> None:
     """What ends or resumes it is tested in test_gpu_run.py, whose workers start sooner."""
     out = tmp_path / "out"

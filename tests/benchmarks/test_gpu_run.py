@@ -25,6 +25,7 @@ from gpu_report import Results, load_results
 from gpu_stages import FLASHINFER, FORMS_STAGE, OURS, OURS_FP8, OURS_INT8, PEER, PLAIN_FP8, Stage, sizes_of, stages
 from peer_memory import fitting_pool
 from processes import is_alive
+from slow_cases import slow
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 # Every script of the command. WORLD: a folder with a file for each worker that lives; `healed` ends what goes wrong,
@@ -158,7 +159,7 @@ def test_all_stages_of_a_gpu_and_a_second_call_with_more_minutes(
     assert "starting" not in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 130), (signal.SIGKILL, -signal.SIGKILL)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 130), slow(signal.SIGKILL, -signal.SIGKILL)])
 def test_a_call_that_is_ended_leaves_results_and_no_process_and_the_next_goes_on(
     number: signal.Signals, code: int, world: Path
 ) -> None:

@@ -18,6 +18,7 @@ import pytest
 from engines_of_servers import ENDLESS, OPTIONS, Streams, engine_pid, until
 from processes import is_alive
 from real_server import RealServer
+from slow_cases import slow
 
 
 def test_a_killed_engine_is_told_to_32_streams_and_ends_the_server(grafted_folder: Path) -> None:
@@ -101,7 +102,7 @@ def test_sigterm_under_load_finishes_what_runs_and_takes_nothing_new(grafted_fol
         assert not is_alive(engine)
 
 
-@pytest.mark.parametrize("sig", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("sig", [signal.SIGKILL, slow(signal.SIGTERM)])
 def test_no_engine_is_left_behind(grafted_folder: Path, sig: signal.Signals) -> None:
     with RealServer(str(grafted_folder), *OPTIONS, "--drain-seconds", "0") as server:
         engine = engine_pid(server)

@@ -17,6 +17,7 @@ import pytest
 from engines_of_servers import OPTIONS, Streams, children, engine_pid, until
 from processes import is_alive
 from real_server import RealServer
+from slow_cases import slow
 
 SPLIT = (*OPTIONS, "--device", "cpu", "--tensor-parallel-size", "2")
 SCHEMA = {
@@ -74,6 +75,7 @@ def test_the_answers_of_one_rank(grafted_folder: Path, grafted: RealServer) -> N
         until(lambda: not is_alive(engine) and not is_alive(rank))
 
 
+@pytest.mark.slow
 def test_a_killed_rank_is_told_to_every_stream_and_an_engine_with_ranks_starts_again(grafted_folder: Path) -> None:
     with RealServer(str(grafted_folder), *SPLIT, "--engine-restarts", "1") as server:
         before = server.post("/v1/completions", asked(temperature=0)).json()["choices"][0]["text"]
@@ -117,8 +119,8 @@ def test_a_rank_that_dies_while_nothing_runs_ends_the_server(grafted_folder: Pat
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        ((), "tensor_parallel_size is 2, but it must divide the model's num_key_value_heads 3"),
-        (("--quantization", "int8"), "quantization is int8, but tensor_parallel_size is 2"),
+        slow((), "tensor_parallel_size is 2, but it must divide the model's num_key_value_heads 3"),
+        slow(("--quantization", "int8"), "quantization is int8, but tensor_parallel_size is 2"),
         (("--device", "cuda:1"), "device is cuda:1, but tensor_parallel_size is 2"),
     ],
 )

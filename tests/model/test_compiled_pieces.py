@@ -20,6 +20,7 @@ from hamburger.model.config import ConfigError, ModelConfig
 from hamburger.model.graphs.capture import EagerCapture
 from hamburger.model.graphs.decode_graphs import Compiling
 from playing import play
+from slow_cases import slow_but
 from small_models import core_of, graft_config, random_model, trunk_config
 
 _Function = TypeVar("_Function", bound=Callable[..., object])
@@ -39,7 +40,7 @@ class Counting:
         return called  # type: ignore[return-value]
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", slow_but(["positions", "short_list", "plain_base"], MODELS))
 def test_texts_are_those_of_the_plain_way(name: str) -> None:
     compiler = Counting()
     model = random_model(MODELS[name], seed=2, masked=True)

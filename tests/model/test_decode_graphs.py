@@ -17,6 +17,7 @@ from hamburger.model.graphs.capture import EagerCapture, Work
 from hamburger.model.graphs.decode_graphs import FORMS, DecodeGraphs, Form, buckets
 from hamburger.model.kv_cache import PagedKVCache
 from playing import play
+from slow_cases import slow_but
 from small_models import CPU, core_of, params, random_model
 
 
@@ -59,7 +60,10 @@ class NoWaiting(TorchDispatchMode):
 CASES = [(name, form) for name in MODELS for form in FORMS if form == "steps" or name in ("positions", "plain_base")]
 
 
-@pytest.mark.parametrize(("name", "form"), CASES)
+@pytest.mark.parametrize(
+    ("name", "form"),
+    slow_but([*(("positions", form) for form in FORMS), ("merge_adapter", "steps"), ("plain_base", "steps")], CASES),
+)
 def test_texts_are_those_of_the_plain_way(name: str, form: Form) -> None:
     capture = CountingCapture()
     model = random_model(MODELS[name], seed=2, masked=True)

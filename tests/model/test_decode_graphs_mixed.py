@@ -16,6 +16,7 @@ from hamburger.model.graphs.capture import EagerCapture, Work
 from hamburger.model.graphs.decode_graphs import FORMS, Compiling, Form
 from hamburger.model.graphs.pieces import Pieces
 from playing import play
+from slow_cases import slow_but
 from small_models import core_of, params, random_model
 
 
@@ -50,7 +51,10 @@ CASES: list[tuple[str, Form, bool]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "form", "overlap"), CASES)
+@pytest.mark.parametrize(
+    ("name", "form", "overlap"),
+    slow_but([("positions", "auto", False), ("short_list", "auto", False), ("positions", "steps", True)], CASES),
+)
 def test_batches_with_prompts_and_grammars_give_the_texts_of_the_plain_way(
     name: str, form: Form, overlap: bool
 ) -> None:

@@ -18,6 +18,7 @@ from hamburger.model.execution import Execution
 from hamburger.model.hamburger import HamburgerModel
 from hamburger.model.rotary import RotaryEmbedding
 from hamburger.model.sampler import sample, uniform
+from slow_cases import slow_but
 from small_models import CPU, grafted, one_sequence, random_model, trunk_config
 from trunk_shapes import SHAPES as TRUNKS
 
@@ -112,7 +113,7 @@ def emit(model: HamburgerModel, batch: ForwardBatch, seed: int, *, masked: bool)
         return (model._emit_masked if masked else model.emit_narrowing)(hidden, features, batch)
 
 
-@pytest.mark.parametrize("shape", GRAFTS)
+@pytest.mark.parametrize("shape", slow_but(["positions_normed", "short_list", "plain_base"], GRAFTS))
 def test_masks_choose_what_narrowing_chooses(shape: str) -> None:
     model, seen = model_of(shape), Counter[str]()
     for seed in range(150):

@@ -48,6 +48,7 @@ from hamburger.model.hamburger import HamburgerModel
 from kernel_checks import any_shapes
 from quantised import norm_error, numbers
 from same_groups import assert_same_groups
+from slow_cases import slow_but
 from small_models import core_of, graft_config, params, random_tensors, run_core, trunk_config
 
 NAN = float("nan")
@@ -297,7 +298,7 @@ def model_of(config: ModelConfig, device: torch.device, backend: Any, kind: Eigh
     return assemble(config, tensors, dtype=torch.float32, device=device, max_positions=64, how=how)
 
 
-@pytest.mark.parametrize(("shape", "kind"), [("positions", "fp8"), ("fused", "int8")])
+@pytest.mark.parametrize(("shape", "kind"), slow_but([("fused", "int8")], [("positions", "fp8"), ("fused", "int8")]))
 def test_answers_of_a_whole_model_are_those_of_the_reference(
     shape: str, kind: EightBits, kernel_device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:

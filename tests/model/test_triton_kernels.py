@@ -135,6 +135,7 @@ def test_norms_and_gates_of_any_size(kernel_device: torch.device, rows: int, siz
     check_gated(rows, size, dtype, kernel_device)
 
 
+@pytest.mark.slow
 @any_shapes(12)
 @given(heads(), st.integers(1, 5), st.integers(1, 6), st.booleans(), st.booleans())
 def test_micro_attention_of_any_shape(

@@ -22,6 +22,7 @@ from hamburger.model.triton_micro_step import MOST_ROWS
 from kernel_checks import any_shapes
 from quantised import norm_error
 from same_groups import assert_same_groups
+from slow_cases import slow_but
 from small_models import CPU, core_of, grafted, params, random_tensors, run_core, trunk_config
 from trunk_shapes import QWEN3
 
@@ -100,7 +101,7 @@ def states(model: HamburgerModel, rows: int) -> list[Tensor]:
         pytest.param(MOST_ROWS, torch.bfloat16, marks=pytest.mark.gpu),
     ],
 )
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", slow_but(["positions, biases"], SHAPES))
 def test_states_are_those_of_the_plain_decoder(
     shape: str, rows: int, dtype: torch.dtype, kernel_device: torch.device
 ) -> None:
@@ -136,6 +137,7 @@ def configs(draw: st.DrawFn) -> ModelConfig:
     return config_with(trunk, {"features": features, "micro_layers": draw(st.integers(1, 2)), "merger_heads": 4})
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("poisoned")
 @any_shapes(3)
 @given(configs(), st.integers(1, 9), st.sampled_from([torch.float32, torch.bfloat16]))
@@ -164,7 +166,7 @@ def test_weights_lie_in_memory_once(kernel_device: torch.device) -> None:
     assert {parameter.untyped_storage().data_ptr() for parameter in decoder.layers.parameters()} <= held
 
 
-@pytest.mark.parametrize("shape", ["fused", "positions, biases"])
+@pytest.mark.parametrize("shape", slow_but(["fused"], ["fused", "positions, biases"]))
 def test_answers_are_those_of_the_plain_model(shape: str, kernel_device: torch.device) -> None:
     config = config_of(shape)
     requests = {
@@ -182,6 +184,7 @@ def test_answers_are_those_of_the_plain_model(shape: str, kernel_device: torch.d
     assert_same_groups(found, wanted)
 
 
+@pytest.mark.slow
 def test_many_launches_stay_in_step(kernel_device: torch.device) -> None:
     """All programs wait for each other every time: the states stay the same, and no arrival is lost."""
     model = model_of(config_of("fused"), kernel_device, torch.float32, SINGLE)
