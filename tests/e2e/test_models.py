@@ -146,6 +146,7 @@ async def test_the_embedded_hamburger_and_its_base_answer_at_once() -> None:
     assert not is_alive(second)
 
 
+@pytest.mark.slow
 def test_a_killed_engine_ends_the_server_once_the_others_answers_are_through(grafted_folder: Path) -> None:
     options = (*SMALL, "--also", f"b={grafted_folder}", "--drain-seconds", "60")
     with RealServer(str(grafted_folder), *options) as server:

@@ -39,7 +39,7 @@ def requests(confidence: float | None) -> list[SubmitRequest]:
 
 @pytest.mark.parametrize(
     ("confidence", "prefix_cache"),
-    slow_but([(0.3, True), (None, False)], [*((c, True) for c in CONFIDENCES), (None, False)]),
+    slow_but([(0.3, True)], [*((c, True) for c in CONFIDENCES), (None, False)]),
 )
 def test_fifty_finish_in_a_pool_for_two_with_the_texts_of_a_large_one(
     confidence: float | None, prefix_cache: bool

@@ -21,6 +21,7 @@ from hamburger.model.embedder import CompositionalEmbedder
 from hamburger.model.hamburger import HamburgerModel
 from hamburger.model.kv_cache import PagedKVCache
 from native_models import SETS, WIDE, RoundedLinear, dequantized, half, models, rounded
+from slow_cases import slow_but
 from small_models import (
     CPU,
     core_of,
@@ -114,7 +115,7 @@ def first_states(model: HamburgerModel, prompts: list[list[int]]) -> dict[str, l
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("bits", slow_but([4], [8, 4]))
 def test_every_kind_of_trunk_is_near_the_plain_one(shape: str, bits: int, kernels: Kernels) -> None:
     changes = {**SHAPES[shape], **WIDE}
     plain, native = models(ModelConfig(trunk=trunk_config(**changes)), kernels=kernels, bits=bits)

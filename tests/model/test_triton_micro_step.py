@@ -22,7 +22,7 @@ from hamburger.model.triton_micro_step import MOST_ROWS
 from kernel_checks import any_shapes
 from quantised import norm_error
 from same_groups import assert_same_groups
-from slow_cases import slow_but
+from slow_cases import slow, slow_but
 from small_models import CPU, core_of, grafted, params, random_tensors, run_core, trunk_config
 from trunk_shapes import QWEN3
 
@@ -95,7 +95,7 @@ def states(model: HamburgerModel, rows: int) -> list[Tensor]:
 @pytest.mark.parametrize(
     ("rows", "dtype"),
     [
-        (MOST_ROWS, torch.float32),
+        slow(MOST_ROWS, torch.float32),
         (3, torch.bfloat16),
         pytest.param(3, torch.float32, marks=pytest.mark.gpu),  # the interpreter takes seconds for each
         pytest.param(MOST_ROWS, torch.bfloat16, marks=pytest.mark.gpu),
