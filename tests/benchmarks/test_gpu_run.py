@@ -118,6 +118,7 @@ def run(world: Path, *options: str) -> tuple[int, Results, list[str]]:
     return code, load_results(world / "out" / "results.json"), log.read_text().splitlines() if log.exists() else []
 
 
+@pytest.mark.slow
 def test_all_stages_of_a_gpu_and_a_second_call_with_more_minutes(
     world: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

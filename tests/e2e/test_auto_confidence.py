@@ -14,6 +14,7 @@ BODY = {"prompt": "Once upon a time", "temperature": 0, "max_tokens": 12, "ignor
 PATH = "/v1/completions"
 
 
+@pytest.mark.slow
 def test_it_says_its_bounds_and_begins_at_the_upper_one(grafted: RealServer, grafted_folder: Path) -> None:
     options = ["--served-model-name", "burger", "--dtype", "float32", "--kv-cache-memory", "64MiB"]
     auto = ["--confidence", "auto", "--target-tpot-ms", "60000", "--min-confidence", "0.1"]

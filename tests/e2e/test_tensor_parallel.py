@@ -33,7 +33,7 @@ def ranks_of(server: RealServer) -> list[int]:
 
 
 def asked(**fields: Any) -> dict[str, Any]:
-    return {"model": "burger", "prompt": "Once upon a time", "max_tokens": 24, "ignore_eos": True, "seed": 4, **fields}
+    return {"model": "burger", "prompt": "Once upon a time", "max_tokens": 16, "ignore_eos": True, "seed": 4, **fields}
 
 
 def listening_addresses(pid: int) -> set[str]:
@@ -51,9 +51,9 @@ def listening_addresses(pid: int) -> set[str]:
 
 def test_the_answers_of_one_rank(grafted_folder: Path, grafted: RealServer) -> None:
     schema = {"type": "json_schema", "json_schema": {"name": "person", "strict": True, "schema": SCHEMA}}
-    chat = {"model": "burger", "messages": [{"role": "user", "content": "Who?"}], "max_tokens": 60, "seed": 4}
+    chat = {"model": "burger", "messages": [{"role": "user", "content": "Who?"}], "max_tokens": 40, "seed": 4}
     bodies: list[tuple[str, dict[str, Any]]] = [
-        *(("/v1/completions", asked(temperature=t, confidence=c)) for t, c in ((0, 0.0), (1, 0.4), (0, 1.0))),
+        *(("/v1/completions", asked(temperature=t, confidence=c)) for t, c in ((0, 0.0), (1, 0.4))),
         ("/v1/completions", asked(temperature=0, logprobs=2, echo=True, frequency_penalty=0.5)),
         ("/v1/chat/completions", {**chat, "response_format": schema, "temperature": 1}),
     ]

@@ -16,7 +16,7 @@ from hamburger.training.run.allocator import keep_freed_memory
 if sys.argv[1] == "keep":
     assert keep_freed_memory()
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-for _ in range(15):
+for _ in range(30):
     torch.ones(10_000_000).sum()
 print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
