@@ -254,6 +254,7 @@ def test_settings_that_cannot_be_used(
     assert told in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_device_that_is_not_there_is_one_line(tmp_path: Path) -> None:
     done = run_script(tmp_path / "out", tmp_path / "blocked", "--device", "cuda:9", "--geometry", "tiny")
     assert done.returncode == 1

@@ -21,6 +21,7 @@ from real_server import RealServer
 from slow_cases import slow
 
 
+@pytest.mark.slow
 def test_a_killed_engine_is_told_to_32_streams_and_ends_the_server(grafted_folder: Path) -> None:
     with RealServer(str(grafted_folder), *OPTIONS, env={"HAMBURGER_MAX_NUM_SEQS": "40"}) as server:
         streams = Streams(server, 32)
@@ -80,6 +81,7 @@ def test_http_answers_during_a_long_prefill_and_has_no_torch(grafted_folder: Pat
         assert num_answers > 4 * num_steps  # who waits for the engine has one a step
 
 
+@pytest.mark.slow
 def test_sigterm_under_load_finishes_what_runs_and_takes_nothing_new(grafted_folder: Path) -> None:
     with RealServer(str(grafted_folder), *OPTIONS, "--max-num-seqs", "16", "--drain-seconds", "60") as server:
         engine = engine_pid(server)

@@ -195,8 +195,11 @@ def test_sigterm_drains_all(grafted_folder: Path) -> None:
             os.kill(server.pid, signal.SIGTERM)
             until(lambda: "stopping: " in server.log())
             assert httpx.get(f"{server.url}/ready").json()["models"] == {"a": "draining", "b": "draining"}
+            assert httpx.get(f"{server.url}/health").status_code == 200  # it lives, but others should be asked
             for name in ("a", "b"):
-                assert server.post("/v1/completions", {**ENDLESS, "model": name}).status_code == 503
+                refused = server.post("/v1/completions", {**ENDLESS, "model": name})
+                assert (refused.status_code, refused.json()["error"]["code"]) == (503, "engine_unavailable")
+                assert int(refused.headers["retry-after"]) > 0
         for stream in streams:
             assert stream.ending()["choices"][0]["finish_reason"] == "length"
         assert server.wait(30) == 0

@@ -1,6 +1,7 @@
 """The Makefile's first minute: a machine that cannot do it is told why, and set-up happens once."""
 
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -44,6 +45,23 @@ def test_set_up_happens_once(tmp_path: Path) -> None:
         assert [line.strip() for line in dry.stdout.splitlines()] == [dry.stdout.strip()]  # one command
         assert dry.stdout.startswith(f"exec {tmp_path}/bin/{command}")
     assert "pip install" in make("--dry-run", "serve", f"VENV={tmp_path / 'other'}").stdout
+
+
+def test_ci_runs_the_readmes_command_and_whatever_else_there_is_once(tmp_path: Path) -> None:
+    for stamp in (".ready", ".ready-dev"):
+        (tmp_path / stamp).touch()
+    [command] = [line for line in (ROOT / ".ci" / "run").read_text().splitlines() if line.startswith("make test")]
+    assert "make test" in (ROOT / "README.md").read_text()
+    make_, *targets = command.split()
+    assert (make_, targets) == ("make", ["test", "test-all"])
+    dry = make("--dry-run", *targets, f"VENV={tmp_path}", f"CLIENTS_VENV={tmp_path}").stdout.splitlines()
+    runs = [line.partition("/bin/pytest ")[2] for line in dry]
+    assert [re.findall(r'-m ("[^"]*"|\S+)', run) for run in runs] == [
+        [],
+        ['"slow and not gpu"'],
+        ["compilers"],
+        ["interop"],
+    ]
 
 
 def test_help_lists_the_two_commands() -> None:

@@ -62,7 +62,7 @@ CASES = [(name, form) for name in MODELS for form in FORMS if form == "steps" or
 
 @pytest.mark.parametrize(
     ("name", "form"),
-    slow_but([*(("positions", form) for form in FORMS), ("merge_adapter", "steps"), ("plain_base", "steps")], CASES),
+    slow_but([*(("positions", form) for form in FORMS), ("plain_base", "steps")], CASES),
 )
 def test_texts_are_those_of_the_plain_way(name: str, form: Form) -> None:
     capture = CountingCapture()

@@ -62,7 +62,7 @@ def model_of(config: ModelConfig, backend: Backend, device: torch.device, seed: 
     )
 
 
-@pytest.mark.parametrize("shape", slow_but(["fused", "merge_adapter"], SHAPES))
+@pytest.mark.parametrize("shape", slow_but(["fused"], SHAPES))
 def test_answers_are_those_of_the_plain_model(shape: str, kernel_device: torch.device) -> None:
     config = config_of(shape)
     # One token, a chunk, and a prompt of several chunks; groups of several lengths, of which some end early.

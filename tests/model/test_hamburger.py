@@ -47,7 +47,7 @@ def prompts(n: int, seed: int = 5) -> list[list[int]]:
     return [torch.randint(2, 96, (3 + 7 * i % 40,), generator=generator).tolist() for i in range(n)]
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", slow_but(["positions", "short_list", "merge_adapter"], SHAPES))
 def test_a_request_alone_and_among_31_others_gives_the_same_groups(shape: str) -> None:
     model = random_model(config_of(shape), seed=1)
     sampling = [params(confidence=0.2 * (i % 6), max_tokens=20) for i in range(32)]
