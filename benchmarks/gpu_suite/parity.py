@@ -36,6 +36,7 @@ SETTINGS = """[pytest]
 addopts = --import-mode=importlib --strict-markers -p no:cacheprovider -m gpu
 markers =
     gpu: needs a GPU
+    slow: left out elsewhere
     compilers: minutes of compilers
     interop: runs programs of others
     scale: runs replicas on Ray Serve

@@ -134,6 +134,7 @@ def test_the_limit_is_of_the_best_bandwidth_of_the_run() -> None:
     assert Results({}, {}, ["a"], [], cells=made).medians(made)["limit_fraction"] is None
 
 
+@pytest.mark.slow
 def test_bytes_of_the_embedded_models() -> None:
     """The graft's files are counted whole, and its micro decoder's share of the head once more for every token."""
     file, source = embedded_gguf(), resolve_source(None)

@@ -63,6 +63,7 @@ def run_script(out: Path, blocked: Path, *options: str) -> subprocess.CompletedP
     return subprocess.run(command, env=env, capture_output=True, text=True, timeout=280)
 
 
+@pytest.mark.slow
 def test_every_stage_of_a_dry_run_with_a_peer_that_crashes(tmp_path: Path) -> None:
     """What ends or resumes it is tested in test_gpu_run.py, whose workers start sooner."""
     out = tmp_path / "out"
@@ -245,6 +246,7 @@ def test_settings_that_cannot_be_used(
     assert told in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_device_that_is_not_there_is_one_line(tmp_path: Path) -> None:
     done = run_script(tmp_path / "out", tmp_path / "blocked", "--device", "cuda:9", "--geometry", "tiny")
     assert done.returncode == 1

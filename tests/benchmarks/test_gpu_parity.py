@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import signal
 import time
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from gpu_suite.parity import marked_files, run_tests
+from gpu_suite.parity import SETTINGS, marked_files, run_tests
 
 ROOT = Path(__file__).parents[2]
 
@@ -45,6 +46,7 @@ def ignored_interrupts() -> Iterator[None]:
     signal.signal(signal.SIGINT, before)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("ignored_interrupts")
 def test_parity_tests_go_on_where_the_time_was_over(tmp_path: Path) -> None:
     """A file that takes too long is told as far as it came, and stands in nobody's way."""
@@ -69,6 +71,13 @@ def test_parity_tests_go_on_where_the_time_was_over(tmp_path: Path) -> None:
     (tmp_path / "test_b.py").write_text(mark + "assert False\n")  # is not run again
     third = run_tests(files, tmp_path, 120, second)
     assert (third.passed, third.failed, third.error) == (2, 0, None)
+
+
+def test_every_marker_of_the_project_is_known() -> None:
+    """Or the tests that bear it could not be loaded: markers are strict."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]
+    known = {line.partition(":")[0].strip() for line in SETTINGS.splitlines() if line.startswith("    ")}
+    assert {marker.partition(":")[0] for marker in project["markers"]} <= known
 
 
 def test_every_file_with_tests_for_a_gpu_is_found_and_no_other() -> None:

@@ -25,6 +25,7 @@ from gpu_suite.report import Results, load_results
 from gpu_suite.stages import FORMS_STAGE, FUSED, OURS, OURS_INT8, PEER, PLAIN_INT8, Stage, sizes_of, stages
 from peers.device_memory import fitting_pool
 from processes import is_alive
+from slow_cases import slow
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 # Every program that the command starts, by the name that it is started by. WORLD: a folder with a file for each worker
@@ -121,6 +122,7 @@ def run(world: Path, *options: str) -> tuple[int, Results, list[str]]:
     return code, load_results(world / "out" / "results.json"), log.read_text().splitlines() if log.exists() else []
 
 
+@pytest.mark.slow
 def test_all_stages_of_a_gpu_and_a_second_call_with_more_minutes(
     world: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -162,7 +164,7 @@ def test_all_stages_of_a_gpu_and_a_second_call_with_more_minutes(
     assert "starting" not in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 130), (signal.SIGKILL, -signal.SIGKILL)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 130), slow(signal.SIGKILL, -signal.SIGKILL)])
 def test_a_call_that_is_ended_leaves_results_and_no_process_and_the_next_goes_on(
     number: signal.Signals, code: int, world: Path
 ) -> None:

@@ -63,6 +63,7 @@ def train(root: Path, does: str, *options: str) -> subprocess.CompletedProcess[s
     return subprocess.run(command, env=env, capture_output=True, text=True, timeout=200)
 
 
+@pytest.mark.slow
 def test_a_step_that_outlasts_the_call_is_ended_and_the_next_call_goes_on(root: Path) -> None:
     stopped = train(root, "hang", "--minutes", "1.3")  # eighteen seconds, and a minute to end
     assert stopped.returncode == 75

@@ -27,6 +27,7 @@ def test_ratios_are_of_one_round_and_the_micro_step_is_what_full_groups_add() ->
     assert f"| 2 | 0.5 | 240.00 | {parts} | 2.00 | 17 | 1.67 (1.67 to 1.67) | 0.92 | 0.100 |" in table(report(found))
 
 
+@pytest.mark.slow
 def test_one_run_of_the_embedded_models(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

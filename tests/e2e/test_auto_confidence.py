@@ -8,11 +8,13 @@ import pytest
 
 from hamburger.server.cli import main
 from real_server import RealServer
+from slow_cases import slow
 
 BODY = {"prompt": "Once upon a time", "temperature": 0, "max_tokens": 12, "ignore_eos": True}
 PATH = "/v1/completions"
 
 
+@pytest.mark.slow
 def test_it_says_its_bounds_and_begins_at_the_upper_one(grafted: RealServer, grafted_folder: Path) -> None:
     options = ["--served-model-name", "burger", "--dtype", "float32", "--kv-cache-memory", "64MiB"]
     auto = ["--confidence", "auto", "--target-tpot-ms", "60000", "--min-confidence", "0.1"]
@@ -32,7 +34,7 @@ def test_it_says_its_bounds_and_begins_at_the_upper_one(grafted: RealServer, gra
 @pytest.mark.parametrize(
     ("model", "options", "said"),
     [
-        ("builtin", [], "is a plain base model"),
+        slow("builtin", [], "is a plain base model"),
         (None, ["--min-confidence", "0.5"], "min_confidence is 0.5: it must be below 0.4"),
     ],
 )

@@ -121,6 +121,7 @@ def test_the_echoed_text_is_the_prompt(embedded: RealServer) -> None:
     assert got[1:] == pytest.approx(logprobs["token_logprobs"][1 : told["count"]], abs=0.2)  # bfloat16
 
 
+@pytest.mark.slow
 def test_50_texts_are_scored_as_transformers_does(grafted: RealServer, peer: Any) -> None:
     draw = random.Random(1)
     texts = [random_text(draw) for _ in range(50)]

@@ -18,8 +18,10 @@ import pytest
 from engines_of_servers import ENDLESS, OPTIONS, Streams, engine_pid, until
 from processes import is_alive
 from real_server import RealServer
+from slow_cases import slow
 
 
+@pytest.mark.slow
 def test_a_killed_engine_is_told_to_32_streams_and_ends_the_server(grafted_folder: Path) -> None:
     with RealServer(str(grafted_folder), *OPTIONS, env={"HAMBURGER_MAX_NUM_SEQS": "40"}) as server:
         streams = Streams(server, 32)
@@ -65,8 +67,8 @@ def test_http_answers_during_a_long_prefill_and_has_no_torch(grafted_folder: Pat
     with RealServer(str(grafted_folder), *options, env={"HAMBURGER_MAX_NUM_SEQS": "64"}) as server:
         assert "libtorch" not in Path(f"/proc/{server.pid}/maps").read_text()
         assert "libtorch" in Path(f"/proc/{engine_pid(server)}/maps").read_text()
-        prompt = [[5] * 500] * 40
-        num_steps = math.ceil(40 * 500 / 4096)
+        prompt = [[5] * 500] * 20
+        num_steps = math.ceil(20 * 500 / 4096)
         body = {"model": "burger", "prompt": prompt, "max_tokens": 1, "temperature": 0, "logprobs": 5, "echo": True}
         asked = threading.Thread(target=lambda: server.post("/v1/completions", body))
         asked.start()
@@ -79,6 +81,7 @@ def test_http_answers_during_a_long_prefill_and_has_no_torch(grafted_folder: Pat
         assert num_answers > 4 * num_steps  # who waits for the engine has one a step
 
 
+@pytest.mark.slow
 def test_sigterm_under_load_finishes_what_runs_and_takes_nothing_new(grafted_folder: Path) -> None:
     with RealServer(str(grafted_folder), *OPTIONS, "--max-num-seqs", "16", "--drain-seconds", "60") as server:
         engine = engine_pid(server)
@@ -101,7 +104,7 @@ def test_sigterm_under_load_finishes_what_runs_and_takes_nothing_new(grafted_fol
         assert not is_alive(engine)
 
 
-@pytest.mark.parametrize("sig", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("sig", [signal.SIGKILL, slow(signal.SIGTERM)])
 def test_no_engine_is_left_behind(grafted_folder: Path, sig: signal.Signals) -> None:
     with RealServer(str(grafted_folder), *OPTIONS, "--drain-seconds", "0") as server:
         engine = engine_pid(server)

@@ -11,6 +11,7 @@ from hamburger.engine import LLM, SamplingParams
 from hamburger.model.checkpoints.load import load_checkpoint
 from hamburger.model.checkpoints.sources import resolve_source
 from peer import hugging_face, is_greedy
+from slow_cases import slow
 
 QUESTIONS = [
     "Name three colours.", "What is the capital of France?", "Write a haiku about rain.", "What is 12 + 30?",
@@ -39,9 +40,10 @@ def conversations(questions: list[str]) -> list[list[dict[str, str]]]:
     return [[{"role": "user", "content": question}] for question in questions]
 
 
-def test_greedy_equals_transformers_on_20_prompts(llm: LLM, peer: Any) -> None:
+@pytest.mark.parametrize("questions", [QUESTIONS[:3], slow(QUESTIONS[3:])], ids=["3", "the other 17"])
+def test_greedy_equals_transformers_on_20_prompts(llm: LLM, peer: Any, questions: list[str]) -> None:
     sampling = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True, confidence=1.0)
-    answers = llm.chat(conversations(QUESTIONS), sampling, progress=False)
+    answers = llm.chat(conversations(questions), sampling, progress=False)
     for answer in answers:
         assert len(answer.token_ids) == NEW_TOKENS
         assert is_greedy(peer, answer.prompt_ids, answer.token_ids)
@@ -63,6 +65,7 @@ def test_prompt_logprobs_equal_transformers(llm: LLM, peer: Any) -> None:
             assert logprob == pytest.approx(float(row.max()), abs=1e-3)
 
 
+@pytest.mark.slow
 def test_a_request_alone_and_among_31_others_gives_the_same_text(llm: LLM) -> None:
     sampling = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True)
     crowd = conversations([f"{question} ({i})" for i in range(4) for question in QUESTIONS][:32])

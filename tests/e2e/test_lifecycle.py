@@ -16,6 +16,7 @@ import httpx
 import pytest
 
 from real_server import RealServer
+from slow_cases import slow
 
 HAMBURGER = str(Path(sys.executable).parent / "hamburger")
 LONG = {"prompt": "Once upon a time", "max_tokens": 400, "ignore_eos": True, "temperature": 0}
@@ -78,6 +79,7 @@ def test_metrics_count_what_clients_saw(grafted: RealServer) -> None:
     assert grown["kv_slots_total"] == usage["prompt_tokens"] + usage["kv_slots"]
 
 
+@pytest.mark.slow  # test_engine_process.py: SIGTERM under load, and SIGINT twice
 @pytest.mark.parametrize("sig", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_the_server_cleanly_with_streams_open(grafted_folder: Path, sig: signal.Signals) -> None:
     options = ("--served-model-name", "burger", "--dtype", "float32", "--kv-cache-memory", "64MiB")
@@ -111,8 +113,8 @@ def test_a_signal_ends_the_server_cleanly_with_streams_open(grafted_folder: Path
         (["--confidence", "2"], "confidence"),
         (["--max-model-len", "many"], "max-model-len"),
         (["no/such/folder"], "no/such/folder"),
-        (["--max-model-len", "100000"], "max_model_len"),
-        (["--kv-cache-memory", "1MiB"], "kv_cache_memory"),
+        slow(["--max-model-len", "100000"], "max_model_len"),
+        slow(["--kv-cache-memory", "1MiB"], "kv_cache_memory"),
         (["--no-such-option"], "no-such-option"),
     ],
 )

@@ -67,6 +67,7 @@ def test_the_embedded_default_emits_groups_and_says_so_at_start(embedded: RealSe
     assert told[0.3]["tokens_per_kv"] > told[None]["tokens_per_kv"]
 
 
+@pytest.mark.slow
 def test_builtin_is_the_plain_base_and_says_so() -> None:
     with RealServer("builtin", "--max-model-len", "256", "--kv-cache-memory", "64MiB") as server:
         log = server.log()

@@ -17,6 +17,7 @@ import pytest
 from engines_of_servers import OPTIONS, Streams, children, engine_pid, until
 from processes import is_alive
 from real_server import RealServer
+from slow_cases import slow
 
 SPLIT = (*OPTIONS, "--device", "cpu", "--tensor-parallel-size", "2")
 SCHEMA = {
@@ -32,7 +33,7 @@ def ranks_of(server: RealServer) -> list[int]:
 
 
 def asked(**fields: Any) -> dict[str, Any]:
-    return {"model": "burger", "prompt": "Once upon a time", "max_tokens": 40, "ignore_eos": True, "seed": 4, **fields}
+    return {"model": "burger", "prompt": "Once upon a time", "max_tokens": 16, "ignore_eos": True, "seed": 4, **fields}
 
 
 def listening_addresses(pid: int) -> set[str]:
@@ -50,11 +51,11 @@ def listening_addresses(pid: int) -> set[str]:
 
 def test_the_answers_of_one_rank(grafted_folder: Path, grafted: RealServer) -> None:
     schema = {"type": "json_schema", "json_schema": {"name": "person", "strict": True, "schema": SCHEMA}}
-    chat = {"model": "burger", "messages": [{"role": "user", "content": "Who?"}], "max_tokens": 60, "seed": 4}
+    chat = {"model": "burger", "messages": [{"role": "user", "content": "Who?"}], "max_tokens": 40, "seed": 4}
     bodies: list[tuple[str, dict[str, Any]]] = [
-        *(("/v1/completions", asked(temperature=t, confidence=c)) for t in (0, 1) for c in (0.0, 0.4, 1.0)),
+        *(("/v1/completions", asked(temperature=t, confidence=c)) for t, c in ((0, 0.0), (1, 0.4))),
         ("/v1/completions", asked(temperature=0, logprobs=2, echo=True, frequency_penalty=0.5)),
-        *(("/v1/chat/completions", {**chat, "response_format": schema, "temperature": t}) for t in (0, 1)),
+        ("/v1/chat/completions", {**chat, "response_format": schema, "temperature": 1}),
     ]
     with RealServer(str(grafted_folder), *SPLIT) as server:
         assert "loading" in server.log()
@@ -74,6 +75,7 @@ def test_the_answers_of_one_rank(grafted_folder: Path, grafted: RealServer) -> N
         until(lambda: not is_alive(engine) and not is_alive(rank))
 
 
+@pytest.mark.slow
 def test_a_killed_rank_is_told_to_every_stream_and_an_engine_with_ranks_starts_again(grafted_folder: Path) -> None:
     with RealServer(str(grafted_folder), *SPLIT, "--engine-restarts", "1") as server:
         before = server.post("/v1/completions", asked(temperature=0)).json()["choices"][0]["text"]
@@ -105,6 +107,7 @@ def test_a_killed_rank_is_told_to_every_stream_and_an_engine_with_ranks_starts_a
         assert "Traceback" not in server.log()
 
 
+@pytest.mark.slow
 def test_a_rank_that_dies_while_nothing_runs_ends_the_server(grafted_folder: Path) -> None:
     with RealServer(str(grafted_folder), *SPLIT) as server:
         engine, [rank] = engine_pid(server), ranks_of(server)
@@ -117,8 +120,8 @@ def test_a_rank_that_dies_while_nothing_runs_ends_the_server(grafted_folder: Pat
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        ((), "tensor_parallel_size is 2, but it must divide the model's num_key_value_heads 3"),
-        (("--quantization", "int8"), "quantization is int8, but tensor_parallel_size is 2"),
+        slow((), "tensor_parallel_size is 2, but it must divide the model's num_key_value_heads 3"),
+        slow(("--quantization", "int8"), "quantization is int8, but tensor_parallel_size is 2"),
         (("--device", "cuda:1"), "device is cuda:1, but tensor_parallel_size is 2"),
     ],
 )

@@ -24,6 +24,7 @@ from hamburger.engine.types.sampling_params import SamplingParams
 from hamburger.model.config import ModelConfig
 from hamburger.model.kv_cache import PagedKVCache
 from random_schemas import random_schema
+from slow_cases import slow
 from small_models import CPU, graft_config, params, random_model, trunk_config
 
 BYTES = Grammars(ByteTokenizer, VOCAB_SIZE, [EOS])
@@ -256,7 +257,15 @@ def answers(core: EngineCore, grammars: Sequence[str], confidence: float) -> tup
 
 
 @pytest.mark.parametrize(
-    ("confidence", "short_list", "number"), [(0.0, None, 100), (0.5, None, 100), (1.0, None, 100), (0.0, 120, 30)]
+    ("confidence", "short_list", "number"),
+    [
+        slow(0.0, None, 100),
+        slow(0.5, None, 100),
+        slow(1.0, None, 100),
+        (0.0, None, 30),
+        (1.0, None, 20),
+        (0.0, 120, 30),
+    ],
 )
 def test_random_schemas_are_followed_at_every_confidence(
     confidence: float, short_list: int | None, number: int

@@ -22,6 +22,7 @@ from hamburger.model.execution import Execution
 from hamburger.model.kv_cache import PagedKVCache
 from hamburger.model.steps import EagerSteps
 from playing import play
+from slow_cases import slow_but
 from small_models import CPU, core_of, graft_config, params, random_model, random_tensors, trunk_config
 
 CONTEXT = 64
@@ -75,7 +76,7 @@ def logprobs_of(output: GroupOutput) -> list[float]:
 
 
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("confidence", [None, 0.0])
+@pytest.mark.parametrize("confidence", slow_but([None], [None, 0.0]))
 def test_texts_and_log_probabilities_are_those_of_the_plain_order(name: str, confidence: float | None) -> None:
     trunk, graft = MODELS[name]
     config = ModelConfig(trunk=trunk_config(**trunk), graft=graft)

@@ -9,6 +9,7 @@ import pytest
 from hamburger.engine.types.messages import SubmitRequest
 from hamburger.model.config import ModelConfig
 from playing import play
+from slow_cases import slow_but
 from small_models import core_of, graft_config, params, random_model, trunk_config
 
 CONTEXT = 96
@@ -36,7 +37,10 @@ def requests(confidence: float | None) -> list[SubmitRequest]:
     return asked
 
 
-@pytest.mark.parametrize(("confidence", "prefix_cache"), [*((c, True) for c in CONFIDENCES), (None, False)])
+@pytest.mark.parametrize(
+    ("confidence", "prefix_cache"),
+    slow_but([(0.3, True)], [*((c, True) for c in CONFIDENCES), (None, False)]),
+)
 def test_fifty_finish_in_a_pool_for_two_with_the_texts_of_a_large_one(
     confidence: float | None, prefix_cache: bool
 ) -> None:

@@ -22,6 +22,7 @@ from hamburger.engine.types.events import EngineStopped
 from hamburger.engine.types.messages import AbortRequest
 from hamburger.engine.types.sampling_params import SamplingParams
 from processes import gone, host_of, let_workers_find_builders
+from slow_cases import slow_but
 
 UNREADABLE = ("no MessagePack", "another type", "unknown kind", "huge")
 SUDDEN = ("not encodable", "cut", "exit before")
@@ -54,7 +55,7 @@ async def life(host: ProcessHost) -> None:
         await engine.shutdown(0)
 
 
-@pytest.mark.parametrize("fault", [*UNREADABLE, *SUDDEN])
+@pytest.mark.parametrize("fault", slow_but(["no MessagePack", "cut", "exit before"], [*UNREADABLE, *SUDDEN]))
 @pytest.mark.parametrize("kind", ["Progress", "EngineReady", "StepStarted", "StepReport"])
 async def test_a_frame_of_the_engine(kind: str, fault: str) -> None:
     host = host_of(f"frames {kind} {fault}")
@@ -66,7 +67,7 @@ async def test_a_frame_of_the_engine(kind: str, fault: str) -> None:
     assert time.monotonic() - began < 20
 
 
-@pytest.mark.parametrize("fault", [*UNREADABLE, *SUDDEN])
+@pytest.mark.parametrize("fault", slow_but(["huge", "not encodable"], [*UNREADABLE, *SUDDEN]))
 async def test_the_last_frame_of_the_engine(fault: str) -> None:
     host = host_of(f"frames Ended {fault}")
     async with asyncio.timeout(30):
@@ -87,7 +88,7 @@ async def test_a_value_that_contradicts_itself(monkeypatch: pytest.MonkeyPatch) 
         await gone(host.pid)
 
 
-@pytest.mark.parametrize("fault", UNREADABLE)
+@pytest.mark.parametrize("fault", slow_but(["another type", "unknown kind"], UNREADABLE))
 @pytest.mark.parametrize("kind", ["EngineArgs", "SubmitRequest", "AbortRequest"])
 async def test_a_frame_of_the_server(kind: str, fault: str) -> None:
     host = host_of("slow")

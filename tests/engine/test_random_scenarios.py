@@ -15,6 +15,7 @@ from fakes import EOS, ScriptedRunner, fake_config, fake_core
 from hamburger.engine.core.core import EngineCore
 from hamburger.engine.types.messages import AbortRequest, StepOutputs, SubmitRequest
 from hamburger.engine.types.sampling_params import SamplingParams
+from slow_cases import slow_but
 
 CONTEXT = 48
 QUEUE_SECONDS = 15.0  # a step takes one second
@@ -123,7 +124,7 @@ def life(scenario: int, *, overlap: bool) -> Life:
 
 
 @pytest.mark.no_cover  # it would take thrice as long, and other tests run the same lines
-@pytest.mark.parametrize("thousand", range(10))
+@pytest.mark.parametrize("thousand", slow_but([0], range(10)))
 def test_nothing_leaks_and_every_answer_is_right(thousand: int) -> None:
     """In every second life steps overlap."""
     seen: dict[bool, Counter[str]] = {False: Counter(), True: Counter()}

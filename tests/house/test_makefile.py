@@ -55,3 +55,20 @@ def test_help_says_of_every_target_what_it_does_and_how_long_it_takes() -> None:
     assert {"serve", "test"} <= set(phony)
     assert all(re.search(r"\d+ (s|min)$|^(at once|seconds|minutes)$", time) for _, time, _ in listed)
     assert make().stdout == make("help").stdout
+
+
+def test_ci_runs_the_readmes_command_and_whatever_else_there_is_once(tmp_path: Path) -> None:
+    for stamp in (".ready", ".ready-dev"):
+        (tmp_path / stamp).touch()
+    [command] = [line for line in (ROOT / ".ci" / "run").read_text().splitlines() if line.startswith("make test")]
+    assert "make test" in (ROOT / "README.md").read_text()
+    make_, *targets = command.split()
+    assert (make_, targets) == ("make", ["test", "test-all"])
+    dry = make("--dry-run", *targets, f"VENV={tmp_path}", f"CLIENTS_VENV={tmp_path}").stdout.splitlines()
+    runs = [line.partition("/bin/pytest ")[2] for line in dry]
+    assert [re.findall(r'-m ("[^"]*"|\S+)', run) for run in runs] == [
+        [],
+        ['"slow and not gpu"'],
+        ["compilers"],
+        ["interop"],
+    ]

@@ -12,11 +12,12 @@ import render_dashboard
 from dashboard import DASHBOARD
 from http_answers import answering
 from render_dashboard import Line, Span, bucket_counts, in_unit
+from slow_cases import slow
 
 PANELS = [panel for panel in json.loads(DASHBOARD.read_text())["panels"] if panel["type"] != "row"]
 
 
-@pytest.mark.parametrize("missing", ["", "hamburger_group_size_bucket"])
+@pytest.mark.parametrize("missing", [slow(""), "hamburger_group_size_bucket"])
 def test_every_panel_is_drawn_and_empty_ones_are_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], missing: str
 ) -> None:

@@ -17,6 +17,7 @@ from hamburger.model.graphs.capture import EagerCapture, Work
 from hamburger.model.graphs.decode_graphs import DecodeGraphs, buckets
 from hamburger.model.kv_cache import PagedKVCache
 from playing import play
+from slow_cases import slow_but
 from small_models import CPU, core_of, params, random_model
 
 
@@ -54,7 +55,7 @@ class NoWaiting(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", slow_but(["positions", "plain_base"], MODELS))
 def test_texts_are_those_of_the_plain_way(name: str) -> None:
     capture = CountingCapture()
     model = random_model(MODELS[name], seed=2, masked=True)

@@ -15,6 +15,7 @@ from hamburger.engine.types.messages import SubmitRequest
 from hamburger.model.graphs.capture import EagerCapture, Work
 from hamburger.model.graphs.pieces import Pieces
 from playing import play
+from slow_cases import slow_but
 from small_models import core_of, params, random_model
 
 
@@ -42,7 +43,12 @@ def ask(core: EngineCore, name: str, prompt: list[int], **how: object) -> None:
 
 
 # Overlap does not depend on the model's shape.
-@pytest.mark.parametrize(("name", "overlap"), [*((name, False) for name in MODELS), ("positions", True)])
+CASES = [*((name, False) for name in MODELS), ("positions", True)]
+
+
+@pytest.mark.parametrize(
+    ("name", "overlap"), slow_but([("positions", False), ("short_list", False), ("positions", True)], CASES)
+)
 def test_batches_with_prompts_and_grammars_give_the_texts_of_the_plain_way(name: str, overlap: bool) -> None:
     longest = MODELS[name].trunk.max_position_embeddings
     asked = [

@@ -22,6 +22,7 @@ from hamburger.model.kv_cache import PagedKVCache
 from hamburger.model.steps import EagerSteps
 from playing import play
 from same_groups import assert_same_groups
+from slow_cases import slow_but
 from small_models import CPU, core_of, grafted, params, random_tensors, run_core, trunk_config
 from trunk_shapes import QWEN3, YARN
 
@@ -61,7 +62,7 @@ def model_of(config: ModelConfig, backend: AttentionBackend, device: torch.devic
     )
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", slow_but(["fused"], SHAPES))
 def test_answers_are_those_of_the_plain_model(shape: str, kernel_device: torch.device) -> None:
     config = config_of(shape)
     # One token, a chunk, and a prompt of several chunks; groups of several lengths, of which some end early.
@@ -131,6 +132,7 @@ def test_rows_of_padding_change_nothing(kernel_device: torch.device) -> None:
     assert finite.isfinite().all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["positions", "short_list"])
 def test_pieces_of_a_decoding_step_on_the_kernels_give_the_plain_texts(name: str) -> None:
     """What CUDA graphs capture, replayed eagerly: static rows, padding in the scratch block, kernels in between."""

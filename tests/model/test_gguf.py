@@ -266,6 +266,7 @@ def test_a_cache_that_cannot_be_written_is_only_said(tmp_path: Path, cache: Path
     assert [("not cached" in line) for line in lines] == [False, True, False, True]
 
 
+@pytest.mark.slow
 def test_two_processes_at_once_leave_one_whole_cache(tmp_path: Path, cache: Path) -> None:
     path = small_gguf(tmp_path)
     context = multiprocessing.get_context("spawn")

@@ -14,6 +14,7 @@ from hamburger.model.backend import TorchBackend
 from hamburger.model.config import ModelConfig
 from hamburger.model.cpu.onednn import PackedLinear, can_pack, compiled_rows
 from hamburger.model.embedder import CompositionalEmbedder
+from slow_cases import slow_but
 from small_models import (
     CPU,
     core_of,
@@ -47,7 +48,7 @@ def prompts(n: int, seed: int = 5) -> list[list[int]]:
     return [torch.randint(2, 96, (3 + 7 * i % 40,), generator=generator).tolist() for i in range(n)]
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", slow_but(["positions", "short_list", "merge_adapter"], SHAPES))
 def test_a_request_alone_and_among_31_others_gives_the_same_groups(shape: str) -> None:
     model = random_model(config_of(shape), seed=1)
     sampling = [params(confidence=0.2 * (i % 6), max_tokens=20) for i in range(32)]
@@ -68,7 +69,7 @@ def test_packed_weights_give_the_groups_of_plain_weights(shape: str) -> None:
             assert a.stop_probs == pytest.approx(b.stop_probs, abs=1e-4)
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", slow_but(list(SHAPES)[:3], SHAPES))
 def test_preempted_answers_are_replayed_to_the_same_groups(shape: str) -> None:
     model = random_model(config_of(shape), seed=3)
     requests = {

@@ -22,6 +22,7 @@ from hamburger.model.kv_cache import PagedKVCache
 from hamburger.model.linear import weights_of
 from hamburger.model.steps import EagerSteps
 from native_models import SETS, WIDE, RoundedLinear, dequantized, half, models, rounded
+from slow_cases import slow_but
 from small_models import (
     CPU,
     core_of,
@@ -115,7 +116,7 @@ def first_states(model: EagerSteps, prompts: list[list[int]]) -> dict[str, list[
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("bits", slow_but([4], [8, 4]))
 def test_every_kind_of_trunk_is_near_the_plain_one(shape: str, bits: int, kernels: Kernels) -> None:
     changes = {**SHAPES[shape], **WIDE}
     plain, native = models(ModelConfig(trunk=trunk_config(**changes)), kernels=kernels, bits=bits)

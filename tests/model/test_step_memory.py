@@ -21,6 +21,7 @@ from hamburger.model.graphs.step_memory import (
 )
 from hamburger.model.kv_cache import slot_bytes
 from hamburger.model.steps import EagerSteps
+from slow_cases import slow_but
 from small_models import graft_config, random_model, trunk_config
 from trunk_shapes import SHAPES as TRUNKS
 
@@ -69,7 +70,7 @@ def test_the_largest_steps_run_on_the_small_cache(name: str, masked: bool) -> No
     assert torch.isfinite(decode.logprobs.chosen).all()
 
 
-@pytest.mark.parametrize("step", [largest_decode, largest_prefill])
+@pytest.mark.parametrize("step", slow_but([largest_decode], [largest_decode, largest_prefill]))
 def test_the_kernels_read_every_row_s_own_table(step: Callable[[EagerSteps, Largest], ForwardBatch]) -> None:
     """All rows of a largest step read the same blocks: so equal rows must come out of it, and the plain ones."""
     pytest.importorskip("triton", reason="the package triton is not installed")

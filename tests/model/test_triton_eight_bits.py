@@ -41,6 +41,7 @@ from hamburger.model.steps import EagerSteps
 from kernel_checks import any_shapes
 from quantised import norm_error, numbers
 from same_groups import assert_same_groups
+from slow_cases import slow_but
 from small_models import core_of, graft_config, params, random_tensors, run_core, trunk_config
 
 NAN = float("nan")
@@ -212,7 +213,7 @@ def model_of(config: ModelConfig, device: torch.device, backend: Any) -> EagerSt
     return assemble(config, tensors, dtype=torch.float32, device=device, max_positions=64, execution=how)
 
 
-@pytest.mark.parametrize("shape", ["positions", "fused"])
+@pytest.mark.parametrize("shape", slow_but(["fused"], ["positions", "fused"]))
 def test_answers_of_a_whole_model_are_those_of_the_reference(
     shape: str, kernel_device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -107,6 +107,7 @@ def slots(draw: st.DrawFn, block: int, least: int = 0, most: int = 200) -> int:
     return draw(st.sampled_from([max(border, least), draw(st.integers(least, most))]))
 
 
+@pytest.mark.slow
 @any_shapes(12)
 @given(heads(), st.integers(1, 40), st.sampled_from([1, 2, 8]), st.data())
 def test_one_slot_rows_of_any_shape(
@@ -115,6 +116,7 @@ def test_one_slot_rows_of_any_shape(
     check_singles(shape, data.draw(st.lists(slots(block), min_size=1, max_size=4)), block, splits, kernel_device)
 
 
+@pytest.mark.slow
 @any_shapes(12)
 @given(heads(), st.integers(1, 40), st.data())
 def test_chunks_of_any_shape(kernel_device: torch.device, shape: Heads, block: int, data: Any) -> None:
@@ -135,6 +137,7 @@ def test_norms_and_gates_of_any_size(kernel_device: torch.device, rows: int, siz
     check_gated(rows, size, dtype, kernel_device)
 
 
+@pytest.mark.slow
 @any_shapes(12)
 @given(heads(), st.integers(1, 5), st.integers(1, 6), st.booleans(), st.booleans())
 def test_micro_attention_of_any_shape(

@@ -17,6 +17,7 @@ from fastapi import FastAPI
 from starlette.types import Receive, Scope, Send
 from uvicorn.server import ServerState
 
+from hamburger.server.operation import connections
 from hamburger.server.operation.connections import allow_open_files, bounded_protocol
 from serving import COMPLETIONS, ByChoice, Served, on_port, serving, until
 
@@ -54,6 +55,13 @@ async def asked(port: int, data: bytes, *more: bytes) -> bytes:
     return answer
 
 
+@pytest.fixture
+def short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the second in which the application may answer a slow body itself, a tenth: here it does not try."""
+    monkeypatch.setattr(connections, "_GRACE_SECONDS", 0.1)
+
+
+@pytest.mark.usefixtures("short_grace")
 @pytest.mark.parametrize("data", [b"", b"GET", POST, POST + b"X-Slow: a"])
 async def test_a_head_that_never_ends_is_a_408(data: bytes) -> None:
     async with impatient() as (_, port):
@@ -62,6 +70,7 @@ async def test_a_head_that_never_ends_is_a_408(data: bytes) -> None:
         assert json.loads(body)["error"]["type"] == "invalid_request_error"
 
 
+@pytest.mark.usefixtures("short_grace")
 async def test_dripping_does_not_help() -> None:
     """Each byte comes in time, the whole request does not."""
     async with impatient() as (_, port):
@@ -78,6 +87,7 @@ async def test_a_body_that_never_ends_is_a_408_in_the_one_shape() -> None:
         assert server.metric("request_failure_total", code="408") == 1
 
 
+@pytest.mark.usefixtures("short_grace")
 async def test_a_body_that_nobody_reads_ends_the_connection() -> None:
     async with impatient() as (_, port):
         answer = await asked(port, b"GET /health HTTP/1.1\r\nHost: x\r\nContent-Length: 99\r\n\r\n", *[b"x"] * 20)
@@ -173,6 +183,7 @@ async def test_requests_sent_at_once_are_answered_one_after_the_other() -> None:
         assert len(server.runner.prompts) == 3
 
 
+@pytest.mark.usefixtures("short_grace")
 async def test_the_next_request_that_never_ends_does_not_disturb_the_answer_before_it() -> None:
     """Neither a slow head nor one that is too large: nothing is written into the answer that is being given."""
     for rest in (POST, POST + b"X-Large: " + b"a" * 30_000, POST + b"Content-Length: 99\r\n\r\n{"):
@@ -189,7 +200,7 @@ async def test_the_next_request_that_never_ends_does_not_disturb_the_answer_befo
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" + rest)
             await asks.wait()
-            await asyncio.sleep(1.5)  # longer than a request may take to arrive
+            await asyncio.sleep(0.5)  # longer than a request may take to arrive
             go_on.set()
             assert (await reader.readuntil(b"text")).startswith(b"HTTP/1.1 200 ")
             writer.close()

@@ -18,7 +18,7 @@ from hamburger.server.api.tokenizer_routes import DetokenizeBody, TokenizeBody
 from serving import CHAT, COMPLETIONS, HELLO, error_of, events, serving, split
 
 Send = Callable[[str, bytes | str], httpx.Response]
-LENIENT = settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+LENIENT = settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @pytest.fixture(scope="module")

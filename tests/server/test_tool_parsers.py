@@ -7,7 +7,7 @@ import random
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hamburger.server.tools.tool_parsers import Family, Parser, ToolCall, family_of, list_parser, parser_of
@@ -124,6 +124,7 @@ def test_streamed_and_whole_agree_on_anything(family: Family, parts: list[str]) 
     check_stream(family, [*"".join(parts), ""])
 
 
+@settings(max_examples=30)
 @given(
     st.recursive(
         st.none() | st.booleans() | st.integers() | st.text(), lambda x: st.lists(x) | st.dictionaries(st.text(), x)
