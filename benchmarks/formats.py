@@ -22,7 +22,7 @@ from hamburger.model.checkpoints.sources import EMBEDDED_BASE, resolve_source
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from hamburger.model.hamburger import HamburgerModel
+    from hamburger.model.steps import EagerSteps
 
 ON_CPU = {"the CPU's int8": 8, "the CPU's int4": 4}  # bits of the trunk's weights; heads and graft keep 8
 # name -> dtype, and what the linears of trunk and micro decoder and the micro-steps' head are
@@ -49,7 +49,7 @@ def read_texts(file: Path, tokenizer: Any, tokens: int) -> Iterator[tuple[list[i
                 return
 
 
-def load(model: str | None, dtype: str, weights: str) -> HamburgerModel:
+def load(model: str | None, dtype: str, weights: str) -> EagerSteps:
     """weights: as in FORMATS."""
     import torch
 
@@ -62,8 +62,8 @@ def load(model: str | None, dtype: str, weights: str) -> HamburgerModel:
     checkpoint = load_checkpoint(resolve_source(model), kind)
     formats: dict[str, Execution] = {
         "none": Execution(packed=False),
-        "int8": Execution(packed=False, eight_bits=True),
-        **{name: Execution(packed=False, kernels=load_kernels(), bits=bits) for name, bits in ON_CPU.items()},
+        "int8": Execution(packed=False, int8=True),
+        **{name: Execution(kernels=load_kernels(), bits=bits) for name, bits in ON_CPU.items()},
     }
     return assemble(
         checkpoint.config,
@@ -71,16 +71,16 @@ def load(model: str | None, dtype: str, weights: str) -> HamburgerModel:
         dtype=kind,
         device=torch.device("cpu"),
         max_positions=2048,
-        how=formats[weights],
+        execution=formats[weights],
     )
 
 
-def predict(model: HamburgerModel, ids: list[int], prompt: int) -> dict[str, Tensor]:
+def predict(model: EagerSteps, ids: list[int], prompt: int) -> dict[str, Tensor]:
     """float32 log-probabilities of each token of the response by the trunk [n, V], and by a micro-step from the third
     token on [n - 1, V'], with the probability that the group goes on after it."""
     import torch
 
-    from hamburger.model.batch import ForwardBatch, empty_sampling
+    from hamburger.model.batch import ForwardBatch, Reads, empty_sampling
     from hamburger.model.kv_cache import PagedKVCache
 
     n, device = len(ids), torch.device("cpu")
@@ -103,18 +103,17 @@ def predict(model: HamburgerModel, ids: list[int], prompt: int) -> dict[str, Ten
         sampling=empty_sampling(len(emit), device),
     )
     cache = PagedKVCache(model.config.trunk, 1, n, model.state_dtype, device)
-    graft = model.config.graft
-    layers = graft.feature_layers if graft else ()
+    backend = model.backend
     with torch.inference_mode():
-        hidden, features = model.trunk(model.embed(batch), batch, cache, model.rotary, layers)
-        found = {"trunk": model.head(hidden).float().log_softmax(-1)}
-        if graft is not None:
+        hidden, features = backend.trunk(batch, cache, Reads(emit, len(emit)))
+        found = {"trunk": backend.head(hidden).float().log_softmax(-1)}
+        if model.config.graft is not None:
             # The trunk at one token, the token after it given: the micro-step foresees the one after that.
-            micro = model.micro_decoder.start(torch.stack(features, dim=1)[:-1])
-            state, logits = model.micro_step(torch.tensor(ids[prompt:-1]), micro)
-            listed = logits[:, model.short_list] if "short_list" in model._buffers else logits
+            micro = backend.begin_group(torch.stack(features, dim=1)[:-1])
+            state, logits = backend.micro_step(torch.tensor(ids[prompt:-1]), micro)
+            listed = logits if model.short_list is None else logits[:, model.short_list]
             found["micro-step"] = listed.float().log_softmax(-1)
-            found["going on"] = (-model.stop_logit(state, 1)).sigmoid()
+            found["going on"] = (-backend.stop_logits(state, 1)).sigmoid()
     return found
 
 

@@ -102,10 +102,11 @@ class Clocked:
     def __init__(self, core: EngineCore, prompts: list[list[int]]) -> None:
         self.core, self.prompts = core, prompts
         self._seconds = dict.fromkeys(("model", "embed", "trunk"), 0.0)
-        model = cast(Any, core._runner)._model  # whose methods are replaced
-        model.step_with = self._clocked("model", model.step_with)
-        model.embed = self._clocked("embed", model.embed)
-        model.trunk.forward = self._clocked("trunk", model.trunk.forward)
+        steps = cast(Any, core._runner)._steps  # whose methods are replaced
+        steps.step_with = self._clocked("model", steps.step_with)
+        backend = steps.backend
+        backend.embed = self._clocked("embed", backend.embed)
+        backend.trunk = self._clocked("trunk", backend.trunk)
 
     def steps(self, number: int) -> tuple[float, int, tuple[float, ...]]:
         """Seconds, tokens, and seconds of PARTS."""
@@ -114,8 +115,9 @@ class Clocked:
         for _ in range(number):
             tokens += sum(len(output.token_ids) for output in self.core.step().outputs)
         seconds, of = time.perf_counter() - start, self._seconds
-        emit = of["model"] - of["embed"] - of["trunk"]
-        return seconds, tokens, (of["embed"], of["trunk"], emit, seconds - of["model"])
+        # The backend's trunk embeds its slots itself.
+        trunk, emit = of["trunk"] - of["embed"], of["model"] - of["trunk"]
+        return seconds, tokens, (of["embed"], trunk, emit, seconds - of["model"])
 
     def _clocked(self, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
