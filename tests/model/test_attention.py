@@ -9,10 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hamburger.model.attention import PagedAttention, reference_attention
+from hamburger.model.attention import PagedAttention, StaticAttention, reference_attention
 from hamburger.model.batch import ForwardBatch, empty_sampling
 from hamburger.model.kv_cache import PagedKVCache, slot_bytes
-from hamburger.model.static_attention import StaticAttention
 from small_models import CPU, trunk_config
 
 BLOCK = 4
