@@ -81,7 +81,7 @@ def random_model(name: str, graft: str, context: int, device: torch.device) -> E
         dtype=dtype,
         device=device,
         max_positions=context + 64,
-        execution=Execution(packed=False, masked=True, attention=choose_backend("auto", device)),
+        execution=Execution(packed=False, static_shapes=True, attention=choose_backend("auto", device)),
     )
 
 

@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hamburger.model.gpu.int8 import EightBitLinear
+from hamburger.model.gpu.int8 import Int8Linear
 
 SHAPES = "3072x2048,2048x2048,16384x2048,2048x8192"
 ROWS = "1,2,4,8,16,32,64,128,256,512,1024,2048,4096"
@@ -29,11 +29,11 @@ REPEATS = 5  # on a CPU
 
 def forms_of(weight: Tensor, rows: int) -> dict[str, Callable[[Tensor], Tensor]]:
     """What is timed with so many rows, by name."""
-    eight_bits = {f"int8 {how}": form for how, form in products(EightBitLinear.of(weight, None), rows).items()}
+    eight_bits = {f"int8 {how}": form for how, form in products(Int8Linear.of(weight, None), rows).items()}
     return {"bfloat16": lambda x: F.linear(x, weight), **eight_bits}
 
 
-def products(linear: EightBitLinear, rows: int) -> dict[str, Callable[[Tensor], Tensor]]:
+def products(linear: Int8Linear, rows: int) -> dict[str, Callable[[Tensor], Tensor]]:
     """What could compute a linear of 8 bits."""
     codes, scales = linear.codes, linear.scales
     if not codes.is_cuda:

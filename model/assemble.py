@@ -14,11 +14,11 @@ from hamburger.model.config import JOINED, ConfigError, ModelConfig, TrunkConfig
 from hamburger.model.cpu.backend import CpuBackend, CpuEmission
 from hamburger.model.cpu.onednn import PackedLinear, can_pack, packed_linear
 from hamburger.model.emission.emission import Emission
-from hamburger.model.emission.masked import MaskedEmission
 from hamburger.model.emission.narrowing import NarrowingEmission
 from hamburger.model.emission.scoring import ScoringEmission
+from hamburger.model.emission.static import StaticEmission
 from hamburger.model.execution import DEFAULT, Execution
-from hamburger.model.gpu.int8 import EightBitLinear, eight_bit_linear
+from hamburger.model.gpu.int8 import Int8Linear, int8_linear
 from hamburger.model.hamburger import HamburgerModel
 from hamburger.model.linear import MakeLinear, give, plain_linear
 from hamburger.model.parallel.collectives import Collectives
@@ -29,11 +29,11 @@ from hamburger.model.steps import EagerSteps
 
 # What excludes what: (is asked, and excludes, remedy). How the user asks for it is the engine's to say.
 _EXCLUDED: tuple[tuple[str, str, str], ...] = (
-    ("kernels", "masked", "the compiled kernels compute only for rows that go on: leave masked off."),
+    ("kernels", "static_shapes", "the compiled kernels compute only for rows that go on: leave static_shapes off."),
     ("kernels", "ranks", "the compiled kernels run whole models only: use one rank."),
     ("kernels", "int8", "the compiled kernels have 8 bits of their own: leave int8 off."),
     ("kernels", "triton", "the compiled kernels are the CPU's, Triton's are a GPU's: use one of them."),
-    ("ranks", "masked", "ranks agree in each micro-step on the rows that go on: leave masked off."),
+    ("ranks", "static_shapes", "ranks agree in each micro-step on the rows that go on: leave static_shapes off."),
     ("ranks", "int8", "weights of 8 bits are for whole models only: use one rank."),
     ("int8", "packed", "weights have one form: use int8 or packed."),
 )
@@ -64,10 +64,10 @@ def assemble(
     model = model_of(config, tensors, dtype=dtype, device=device, max_positions=max_positions, linear=linear)
     heads = _heads(model, linear)
     _drop_spare_head(model, linear)
-    masked = device.type == "cuda" if execution.masked is None else execution.masked
+    static = device.type == "cuda" if execution.static_shapes is None else execution.static_shapes
     quantization = "int8" if execution.int8 else "none"
-    backend = _torch_backend(execution)(model, heads, static=masked, quantization=quantization)
-    emissions: list[Emission] = [MaskedEmission(backend)] if masked else []
+    backend = _torch_backend(execution)(model, heads, static=static, quantization=quantization)
+    emissions: list[Emission] = [StaticEmission(backend)] if static else []
     return _eager(backend, [*emissions, NarrowingEmission(backend)])
 
 
@@ -126,7 +126,7 @@ def model_of(
 def _check(execution: Execution, *, ranks: bool) -> None:
     asked = {
         "kernels": execution.kernels is not None,
-        "masked": bool(execution.masked),
+        "static_shapes": bool(execution.static_shapes),
         "ranks": ranks,
         "int8": execution.int8,
         "packed": bool(execution.packed),
@@ -151,7 +151,7 @@ def _torch_backend(execution: Execution) -> type[TorchBackend]:
 
 def _linear_of(execution: Execution, dtype: torch.dtype, device: torch.device) -> MakeLinear:
     if execution.int8:
-        return eight_bit_linear
+        return int8_linear
     packed = can_pack(dtype, device) if execution.packed is None else execution.packed
     return packed_linear if packed else plain_linear
 
@@ -162,13 +162,13 @@ def _drop_spare_head(model: HamburgerModel, linear: MakeLinear) -> None:
         del model.lm_head
 
 
-_Form = type[PackedLinear] | type[EightBitLinear] | None
+_Form = type[PackedLinear] | type[Int8Linear] | None
 
 
 def _heads(model: HamburgerModel, linear: MakeLinear) -> Heads:
     """In the linears' form; but first tokens keep the dtype where that is 8 bits."""
     own = PackedLinear if linear is packed_linear else None
-    of_micro_steps: _Form = EightBitLinear if linear is eight_bit_linear else own
+    of_micro_steps: _Form = Int8Linear if linear is int8_linear else own
     first = _head(model, own, None)
     if of_micro_steps is own and not model.has_short_list:
         return Heads(first, first)

@@ -87,7 +87,7 @@ class TorchBackend:
         quantization: str = "none",
         lookup: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
-        """static: shapes never depend on a step's numbers, so nothing waits for the device (emission/masked.py).
+        """static: shapes never depend on a step's numbers, so nothing waits for the device (emission/static.py).
 
         lookup: ids int64 [...] -> embeddings [..., D], in another way than by the model's own table.
         """

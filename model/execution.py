@@ -16,7 +16,8 @@ class Execution:
         else has a form for them.
     kernels: run on these compiled ones instead (cpu/); states are float32 then. bits: of the trunk's weights with them,
         4 or 8; None takes 4 for those that have no more.
-    masked: emit in static shapes (emission/masked.py); None means on a GPU, which would wait for its host otherwise.
+    static_shapes: groups are made in them (emission/static.py); None means on a GPU, which would wait for its host
+        otherwise.
     attention: what attention and the rest between the matrices run on, where no kernels do (gpu/availability.py).
     int8: linears of trunk and micro decoder and the micro-steps' head in 8 bits on a GPU (gpu/int8.py); first tokens,
         stop head and embedder keep the dtype.
@@ -25,7 +26,7 @@ class Execution:
     packed: bool | None = None
     kernels: Kernels | None = None
     bits: int | None = None
-    masked: bool | None = None
+    static_shapes: bool | None = None
     attention: AttentionBackend = "torch"
     int8: bool = False
 

@@ -43,5 +43,5 @@ class GroupCache:
             into.copy_(both)
         else:
             into.index_copy_(0, self.rows, both.to(into.dtype))
-        held = self.of_rows(self.kv[layer, :, :end])
-        return held[:, :, 0], held[:, :, 1]
+        both = self.of_rows(self.kv[layer, :, :end])
+        return both[:, :, 0], both[:, :, 1]

@@ -64,15 +64,15 @@ class RankBuild:
         self._device, self._dtype = resolved.device, resolved.dtype
         self.steps = shard_steps_of(resolved, args, self._collectives)
 
-    def meet(self, told: RankMeet, next_shape: Callable[[], StepShape], meter: Meter | None = None) -> int:
+    def meet(self, meet: RankMeet, next_shape: Callable[[], StepShape], meter: Meter | None = None) -> int:
         """Meet the others. Bytes for this rank's part of the KV pool, after the steps that are to be measured.
 
         meter: a GPU's unless it is given."""
-        self._collectives.join(self._device, told.port)
+        self._collectives.join(self._device, meet.port)
         for_steps = 0
-        if told.num_measured:
+        if meet.num_measured:
             meter = meter or CudaMeter(self._device)
-            for_steps = self._measured(told.num_measured, next_shape, meter)
+            for_steps = self._measured(meet.num_measured, next_shape, meter)
             meter.begin()  # all of it can be had again
         return rank_pool_bytes(self._args, self._device, for_steps)
 

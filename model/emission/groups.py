@@ -10,7 +10,7 @@ from hamburger.model.sampler import token_logprobs
 
 
 class GrowingGroups:
-    """The groups of one macro-step, of fewer rows with each token. masked.py has the form of fixed shapes."""
+    """The groups of one macro-step, of fewer rows with each token. static.py has the form of static shapes."""
 
     def __init__(self, rows: int, width: int, max_logprobs: int, device: torch.device) -> None:
         self.token_ids = torch.zeros(rows, width, dtype=torch.int64, device=device)

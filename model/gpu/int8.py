@@ -49,7 +49,7 @@ def product_for(device: torch.device) -> Product:
     return partial(scaled_product, processors=processors)
 
 
-class EightBitLinear(FormedLinear):
+class Int8Linear(FormedLinear):
     """y = x W^T + b; for inference only."""
 
     codes: Tensor
@@ -89,9 +89,9 @@ class EightBitLinear(FormedLinear):
         return y.view(*x.shape[:-1], y.shape[-1])
 
 
-def eight_bit_linear(inputs: int, outputs: int, *, bias: bool, part: Part, split: bool = False) -> nn.Module:
+def int8_linear(inputs: int, outputs: int, *, bias: bool, part: Part, split: bool = False) -> nn.Module:
     """8 bits in trunk and micro decoder. Adapters of composed slots keep their numbers: they are small, and the kernels
     are made for wider matrices; so do embedder and stop head."""
     if part in ("layer", "micro"):
-        return EightBitLinear()
+        return Int8Linear()
     return plain_linear(inputs, outputs, bias=bias, part=part, split=split)

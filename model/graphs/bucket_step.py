@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from hamburger.model.batch import ForwardBatch, SamplingBatch, StepOutput
-from hamburger.model.emission.masked import MaskedStep
+from hamburger.model.emission.static import StaticChoices
 from hamburger.model.graphs.capture import Capture, Work
 from hamburger.model.graphs.pieces import KINDS, Kind, Pieces
 from hamburger.model.graphs.static_batch import with_extras
@@ -49,7 +49,7 @@ class BucketStep:
         choice = pieces.choices[kind]
         if special:
             extended = with_extras(choice.sampling, sampling)
-            choice = MaskedStep(pieces.groups, extended, pieces.batch.confidence, pieces.batch.group_limits)
+            choice = StaticChoices(pieces.groups, extended, pieces.batch.confidence, pieces.batch.group_limits)
         for index in range(min(batch.max_group_limit, pieces.width)):
             if index:
                 self._compute[index]()

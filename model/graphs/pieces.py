@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hamburger.model.backend import Backend
 from hamburger.model.batch import ForwardBatch, Reads
-from hamburger.model.emission.masked import Groups, MaskedStep
+from hamburger.model.emission.static import Groups, StaticChoices
 from hamburger.model.group_cache import GroupCache
 from hamburger.model.kv_cache import PagedKVCache
 
@@ -73,7 +73,7 @@ class Pieces:
         self.batch, self.tensors, self.groups = batches[GREEDY], tensors, tensors.groups
         self.width = self.batch.max_group_limit
         self.choices = {
-            kind: MaskedStep(self.groups, b.sampling, b.confidence, b.group_limits) for kind, b in batches.items()
+            kind: StaticChoices(self.groups, b.sampling, b.confidence, b.group_limits) for kind, b in batches.items()
         }
         # What captured micro-steps leave for each other: it must live as long as their graphs.
         self._group: GroupCache | None = None

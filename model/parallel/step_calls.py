@@ -1,4 +1,4 @@
-"""StepCalls: the calls of its group (collectives.py) that a rank makes in a step, known ahead.
+"""StepCalls: the calls with the others (collectives.py) that a rank makes in a step, known ahead.
 
     batch ─► embedding ─► o, down of each layer ─► head ─► rows that go on ─► micro-step's ─► ... ─► scores ─► flags
 
@@ -50,17 +50,17 @@ class StepCalls:
     A call that is not the next of the step is a mistake in the model or in this file: a RuntimeError.
     """
 
-    def __init__(self, group: Collectives, sizes: CallSizes, weights: Tensor) -> None:
-        self._group, self._sizes, self._weights = group, sizes, weights.detach().flatten()
+    def __init__(self, ranks: Collectives, sizes: CallSizes, weights: Tensor) -> None:
+        self._ranks, self._sizes, self._weights = ranks, sizes, weights.detach().flatten()
         device = self._device = weights.device
-        self._flags = torch.zeros(group.size, dtype=torch.int64, device=device)  # later there may be no memory for it
+        self._flags = torch.zeros(ranks.size, dtype=torch.int64, device=device)  # later there may be no memory for it
         self._ahead: deque[Call] = deque()
-        self._told: Tensor | None = None  # who goes on, until `go_on` is called
+        self._next_tokens: Tensor | None = None  # who goes on, until `go_on` is called
         self._num_emitting, self._is_first = 0, True
 
     @property
     def rank(self) -> int:
-        return self._group.rank
+        return self._ranks.rank
 
     def begin(self, shape: StepShape) -> None:
         """Of the step that is announced."""
@@ -77,12 +77,12 @@ class StepCalls:
                 calls.append(("rows", m))
         for start in range(0, shape.num_scored, s.scored_at_once):
             calls.append(("gather", min(s.scored_at_once, shape.num_scored - start) * s.head))
-        self._ahead = deque([*calls, ("flags", self._group.size)])
-        self._told, self._num_emitting, self._is_first = None, m, True
+        self._ahead = deque([*calls, ("flags", self._ranks.size)])
+        self._next_tokens, self._num_emitting, self._is_first = None, m, True
 
     def go_on(self, num_rows: int) -> None:
         """The groups of so many rows go on, as all ranks know now: next is a micro-step, and who goes on after it."""
-        self._told = None
+        self._next_tokens = None
         if not num_rows:
             return
         s, values = self._sizes, num_rows * self._sizes.hidden
@@ -98,27 +98,27 @@ class StepCalls:
     def share_batch(self, values: Tensor) -> Tensor:
         """Rank 0's batch, into every rank's int64 [sum of StepShape.part_sizes]."""
         self._next("batch", values)
-        return self._group.broadcast(values)
+        return self._ranks.broadcast(values)
 
     def share_rows(self, tokens: Tensor) -> Tensor:
         """Rank 0's tokens of all emitting rows, NOT_ON where none follows, into every rank's int64 [M]. `go_on` with
         the number of the others must follow."""
         self._next("rows", tokens)
-        self._told = self._group.broadcast(tokens)
-        return self._told
+        self._next_tokens = self._ranks.broadcast(tokens)
+        return self._next_tokens
 
     def all_reduce(self, x: Tensor) -> Tensor:
         """The sum of all ranks' x, which may be overwritten."""
         x = x.contiguous()
         self._next("reduce", x)
-        return self._group.all_reduce(x)
+        return self._ranks.all_reduce(x)
 
     def gather(self, x: Tensor) -> Tensor:
         """Rank 0: all ranks' x [..., k] side by side, [..., size * k]. The others get their own x back."""
         x = x.contiguous()
-        parts = [] if self.rank else [torch.empty_like(x) for _ in range(self._group.size)]
+        parts = [] if self.rank else [torch.empty_like(x) for _ in range(self._ranks.size)]
         self._next("gather", x)
-        self._group.gather(x, parts)
+        self._ranks.gather(x, parts)
         return torch.cat(parts, dim=-1) if parts else x
 
     def agree(self, *, has_memory: bool = True) -> list[int]:
@@ -126,7 +126,7 @@ class StepCalls:
         self._flags.zero_()
         self._flags[self.rank].fill_(not has_memory)
         self._next("flags", self._flags)
-        flags: list[int] = self._group.all_reduce(self._flags).tolist()
+        flags: list[int] = self._ranks.all_reduce(self._flags).tolist()
         return [rank for rank, flag in enumerate(flags) if flag]
 
     def abandon(self) -> list[int]:
@@ -136,8 +136,8 @@ class StepCalls:
         """
         try:
             while self._ahead:
-                if self._told is not None:
-                    self.go_on(int((self._told != NOT_ON).sum()))
+                if self._next_tokens is not None:
+                    self.go_on(int((self._next_tokens != NOT_ON).sum()))
                 elif self._ahead[0][0] == "flags":
                     return self.agree(has_memory=False)
                 else:
@@ -162,9 +162,9 @@ class StepCalls:
                 self.all_reduce(self._weights.new_zeros(number))
             case "gather":  # of logits, the largest tensors of all; nobody believes these, if they are finite
                 x = self._weights[:number] if number <= len(self._weights) else self._weights.new_zeros(number)
-                parts = [] if self.rank else [torch.empty_like(x)] * self._group.size  # upon each other
+                parts = [] if self.rank else [torch.empty_like(x)] * self._ranks.size  # upon each other
                 self._next("gather", x)
-                self._group.gather(x, parts)
+                self._ranks.gather(x, parts)
 
     def _next(self, kind: Kind, x: Tensor) -> None:
         """A call is made now: whatever it needs is there, so it will take place."""

@@ -111,8 +111,8 @@ class ParallelSteps:
         local, calls = self._local, self.shard.calls
         rows, cache = torch.arange(len(emit), device=emit.device), None
         while True:
-            told = calls.share_rows(torch.empty_like(emit))
-            on = (told != NOT_ON).nonzero().squeeze(-1)
+            next_tokens = calls.share_rows(torch.empty_like(emit))
+            on = (next_tokens != NOT_ON).nonzero().squeeze(-1)
             calls.go_on(len(on))
             if not len(on):
                 return
@@ -121,7 +121,7 @@ class ParallelSteps:
             elif len(on) < len(rows):
                 cache = cache.select(torch.searchsorted(rows, on))
             rows = on
-            local.heads.micro(local.micro_state(told[on], cache))
+            local.heads.micro(local.micro_state(next_tokens[on], cache))
 
     def _receive(self, shape: StepShape) -> ForwardBatch:
         sizes, device = shape.part_sizes, self.device
@@ -189,8 +189,8 @@ class _LeadingBackend:
 
     def micro_step(self, tokens: Tensor, cache: GroupCache) -> tuple[Tensor, Tensor]:
         rows = cache.of_rows(self._rows)
-        told = tokens.new_full((self._num_emitting,), NOT_ON).index_copy_(0, rows, tokens)
-        self._shard.calls.share_rows(told)
+        next_tokens = tokens.new_full((self._num_emitting,), NOT_ON).index_copy_(0, rows, tokens)
+        self._shard.calls.share_rows(next_tokens)
         self._shard.calls.go_on(len(rows))
         return self._local.micro_step(tokens, cache)
 

@@ -12,7 +12,7 @@ from small_models import CPU, graft_config, random_model, trunk_config
 
 def test_a_start_tells_of_each_quarter_of_its_graphs() -> None:
     args = EngineArgs(max_num_seqs=32, block_size=4)
-    model = random_model(ModelConfig(trunk=trunk_config(), graft=graft_config()), masked=True)
+    model = random_model(ModelConfig(trunk=trunk_config(), graft=graft_config()), static_shapes=True)
     cache = PagedKVCache(model.config.trunk, 8, 4, model.state_dtype, CPU)
     told: list[str] = []
     decode_graphs(model, cache, args, 16).prepare(lambda done, total: tell_captures(told.append, done, total))

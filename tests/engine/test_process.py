@@ -157,7 +157,7 @@ async def test_a_hung_engine_shows_in_health_and_writes_its_stacks(capfd: pytest
 
 @pytest.mark.parametrize("name", ["hang", "late end"])
 async def test_an_engine_that_does_not_end_is_ended(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hamburger.engine.client._STOP_SECONDS", 0.5)
+    monkeypatch.setattr("hamburger.engine.async_engine._STOP_SECONDS", 0.5)
     host = host_of(name)
     engine = await AsyncEngine.launch(host, ByteTokenizer())
     [stream] = engine.submit([GenerationRequest("a", [1], LONG)])

@@ -20,11 +20,11 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
 
 from hamburger.model.gpu import attention as triton_attention
-from hamburger.model.gpu import int8_product as triton_eight_bits
+from hamburger.model.gpu import int8_product
 from hamburger.model.gpu import layers as triton_layers
 from hamburger.model.gpu import micro_attention as triton_micro
 
-MODULES = triton_attention, triton_eight_bits, triton_layers, triton_micro
+MODULES = triton_attention, int8_product, triton_layers, triton_micro
 # Bytes of shared memory that a program may have, by compute capability.
 SHARED = {80: 163 * 1024, 86: 99 * 1024, 89: 99 * 1024, 90: 227 * 1024}
 _TYPES = {
@@ -101,8 +101,8 @@ def launch_all(dtype: torch.dtype) -> Iterator[str]:
     yield "norm"
     triton_layers.gated(new(2, 2 * 8192))
     yield "gated"
-    for rows in triton_eight_bits.ROWS_OF_ALL:
-        triton_eight_bits.into(
+    for rows in int8_product.ROWS_OF_ALL:
+        int8_product.into(
             new(rows, 2048), new(rows, 8192), new(2048, 8192, of=torch.int8), new(2048, 1, of=torch.float32),
             new(2048) if rows == 1 else None, 132,
         )  # fmt: skip

@@ -85,7 +85,7 @@ def random_model(
     seed: int = 0,
     dtype: torch.dtype = torch.float32,
     packed: bool | None = None,
-    masked: bool | None = None,
+    static_shapes: bool | None = None,
     device: torch.device = CPU,
     attention: AttentionBackend = "torch",
 ) -> EagerSteps:
@@ -97,7 +97,7 @@ def random_model(
         dtype=dtype,
         device=device,
         max_positions=length,
-        execution=Execution(packed=packed, masked=masked, attention=attention),
+        execution=Execution(packed=packed, static_shapes=static_shapes, attention=attention),
     )
 
 

@@ -58,7 +58,7 @@ class NoWaiting(TorchDispatchMode):
 @pytest.mark.parametrize("name", slow_but(["positions", "plain_base"], MODELS))
 def test_texts_are_those_of_the_plain_way(name: str) -> None:
     capture = CountingCapture()
-    model = random_model(MODELS[name], seed=2, masked=True)
+    model = random_model(MODELS[name], seed=2, static_shapes=True)
     asked = requests(len(name))
     roomy = play(graphs_core(model, capture, 400), asked, at_once=1, every=3).outputs
     plain = random_model(MODELS[name], seed=2)
@@ -85,7 +85,7 @@ def test_a_bucket_is_the_next_larger_one() -> None:
 
 
 def test_every_bucket_is_captured_once_the_largest_first() -> None:
-    model = random_model(MODELS["positions"], masked=True)
+    model = random_model(MODELS["positions"], static_shapes=True)
     cache = PagedKVCache(model.config.trunk, 8, BLOCK, torch.float32, CPU)
     capture, seen = CountingCapture(), []
     graphs = DecodeGraphs(model, cache, capture, max_rows=4, max_columns=8)
@@ -98,7 +98,7 @@ def test_every_bucket_is_captured_once_the_largest_first() -> None:
 
 
 def test_only_as_many_micro_steps_are_replayed_as_groups_may_need() -> None:
-    model = random_model(MODELS["positions"], seed=2, masked=True)
+    model = random_model(MODELS["positions"], seed=2, static_shapes=True)
     for confidence, max_tokens, pieces in (
         (1.0, 2, 4),  # two groups, for each the trunk and a choice
         (0.0, 3, 6),  # one group: the trunk, two micro-steps, three choices
@@ -117,7 +117,7 @@ def test_only_as_many_micro_steps_are_replayed_as_groups_may_need() -> None:
 
 
 def test_rows_that_fill_up_write_into_no_sequences_block() -> None:
-    model = random_model(MODELS["positions"], seed=3, masked=True)
+    model = random_model(MODELS["positions"], seed=3, static_shapes=True)
     core = graphs_core(model, CountingCapture(), 60, max_rows=8)
     runner = core._runner
     assert isinstance(runner, Runner)
@@ -139,7 +139,7 @@ def test_a_model_that_leaves_rows_out_cannot_be_captured() -> None:
 
 
 def test_another_cache_is_refused() -> None:
-    model = random_model(MODELS["positions"], masked=True)
+    model = random_model(MODELS["positions"], static_shapes=True)
     mine, other = (PagedKVCache(model.config.trunk, 8, BLOCK, torch.float32, CPU) for _ in range(2))
     graphs = DecodeGraphs(model, mine, EagerCapture(), max_rows=4, max_columns=8)
     with pytest.raises(ValueError, match="another cache"):

@@ -55,7 +55,7 @@ def test_batches_with_prompts_and_grammars_give_the_texts_of_the_plain_way(name:
         replace(r, params=replace(r.params, max_tokens=min(r.params.max_tokens or 0, longest - len(r.prompt_ids))))
         for r in guided(requests(len(name) + 20, number=18))
     ]
-    model = random_model(MODELS[name], seed=2, masked=True)
+    model = random_model(MODELS[name], seed=2, static_shapes=True)
     capture = Watched()
     ours = play(graphs_core(model, capture, 400, overlap=overlap), asked, at_once=1, every=2)
     plain = core_of(
@@ -74,7 +74,7 @@ def test_batches_with_prompts_and_grammars_give_the_texts_of_the_plain_way(name:
 
 def test_a_step_with_a_prompt_replays_everything_but_the_trunk() -> None:
     capture = Watched()
-    core = graphs_core(random_model(MODELS["positions"], seed=2, masked=True), capture, 40)
+    core = graphs_core(random_model(MODELS["positions"], seed=2, static_shapes=True), capture, 40)
     ask(core, "a", [5, 6, 7])
     ask(core, "b", [5], max_tokens=2)
     core.step()
@@ -83,7 +83,7 @@ def test_a_step_with_a_prompt_replays_everything_but_the_trunk() -> None:
 
 def test_a_row_with_a_grammar_takes_no_graph_from_the_others() -> None:
     capture = Watched()
-    core = graphs_core(random_model(MODELS["positions"], seed=2, masked=True), capture, 40)
+    core = graphs_core(random_model(MODELS["positions"], seed=2, static_shapes=True), capture, 40)
     ask(core, "a", [5])
     ask(core, "b", [6], grammar=regex_grammar("[a-z]{9}"))
     core.step()
@@ -95,7 +95,7 @@ def test_a_row_with_a_grammar_takes_no_graph_from_the_others() -> None:
 
 def test_the_others_replay_no_micro_steps_that_only_a_grammar_asks_for() -> None:
     capture = Watched()
-    core = graphs_core(random_model(MODELS["positions"], seed=2, masked=True), capture, 40)
+    core = graphs_core(random_model(MODELS["positions"], seed=2, static_shapes=True), capture, 40)
     ask(core, "a", [5], confidence=1.0)
     ask(core, "b", [6], grammar=regex_grammar("[a-z]{9}"))
     groups = {output.request_id: output.token_ids for output in core.step().outputs}

@@ -55,10 +55,10 @@ def largest(**changes: int) -> Largest:
     return Largest(**{**fields, "block_size": 4, **changes})
 
 
-@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("static_shapes", [False, True])
 @pytest.mark.parametrize("name", MODELS)
-def test_the_largest_steps_run_on_the_small_cache(name: str, masked: bool) -> None:
-    model = random_model(MODELS[name], masked=masked)
+def test_the_largest_steps_run_on_the_small_cache(name: str, static_shapes: bool) -> None:
+    model = random_model(MODELS[name], static_shapes=static_shapes)
     meter = ScriptedMeter([7, 5], [])
     assert peak_bytes(model, largest(), meter) == 7
     assert meter.asked == ["begin", "peak"] * 2
@@ -74,7 +74,7 @@ def test_the_largest_steps_run_on_the_small_cache(name: str, masked: bool) -> No
 def test_the_kernels_read_every_row_s_own_table(step: Callable[[EagerSteps, Largest], ForwardBatch]) -> None:
     """All rows of a largest step read the same blocks: so equal rows must come out of it, and the plain ones."""
     pytest.importorskip("triton", reason="the package triton is not installed")
-    models = [random_model(MODELS["grafted"], masked=True, attention=b) for b in ("torch", "triton")]
+    models = [random_model(MODELS["grafted"], static_shapes=True, attention=b) for b in ("torch", "triton")]
     outputs = []
     for model in models:
         cache = small_cache(model, 50, 4)
@@ -108,7 +108,7 @@ def test_they_are_as_large_as_steps_can_be() -> None:
 
 def model_and_args(**changes: int | bool) -> tuple[EagerSteps, EngineArgs]:
     fields = {"max_num_seqs": 11, "max_num_batched_slots": 40, "block_size": 4}
-    return random_model(MODELS["grafted"], masked=True), EngineArgs(**{**fields, **changes})  # type: ignore[arg-type]
+    return random_model(MODELS["grafted"], static_shapes=True), EngineArgs(**{**fields, **changes})  # type: ignore[arg-type]
 
 
 def test_graphs_count_as_the_largest_and_for_each_other_bucket_the_second() -> None:

@@ -20,9 +20,9 @@ from hamburger.model.assemble import assemble
 from hamburger.model.backend import TorchBackend
 from hamburger.model.config import ModelConfig
 from hamburger.model.execution import Execution
-from hamburger.model.gpu import int8 as eight_bits
+from hamburger.model.gpu import int8
 from hamburger.model.gpu.int8 import (
-    EightBitLinear,
+    Int8Linear,
     plain_product,
     product_for,
     to_codes,
@@ -208,7 +208,7 @@ def test_the_device_says_what_multiplies(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def model_of(config: ModelConfig, device: torch.device, backend: Any) -> EagerSteps:
-    how = Execution(packed=False, attention=backend, int8=True, masked=backend == "triton")
+    how = Execution(packed=False, attention=backend, int8=True, static_shapes=backend == "triton")
     tensors = random_tensors(config, 1)
     return assemble(config, tensors, dtype=torch.float32, device=device, max_positions=64, execution=how)
 
@@ -223,10 +223,10 @@ def test_answers_of_a_whole_model_are_those_of_the_reference(
     config = ModelConfig(trunk=trunk, graft=graft_config(feature_layers=(0, 1), **graft))
     plain = model_of(config, torch.device("cpu"), "torch")
     by_kernels = partial(scaled_product, processors=MANY)
-    monkeypatch.setattr(eight_bits, "product_for", lambda device: by_kernels)
+    monkeypatch.setattr(int8, "product_for", lambda device: by_kernels)
     ours = model_of(config, kernel_device, "triton")
     assert isinstance(ours.backend, TorchBackend)
-    linears = [m for m in ours.backend.model.modules() if isinstance(m, EightBitLinear)]
+    linears = [m for m in ours.backend.model.modules() if isinstance(m, Int8Linear)]
     assert linears
     assert not any(m.product is plain_product for m in linears)
     requests = {
@@ -245,7 +245,7 @@ def test_answers_of_a_whole_model_are_those_of_the_reference(
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_on_a_gpu_a_linear_is_captured_and_follows_its_inputs(dtype: torch.dtype, rows: int) -> None:
     weight, bias = numbers(3072, 2048, 6).to(dtype), torch.randn(3072).to(dtype)
-    linear, reference = EightBitLinear.of(weight.cuda(), bias.cuda()), EightBitLinear.of(weight, bias)
+    linear, reference = Int8Linear.of(weight.cuda(), bias.cuda()), Int8Linear.of(weight, bias)
     x = torch.randn(rows, 2048, device="cuda").to(dtype)
     linear(x)  # cuBLAS prepares itself
     graph = torch.cuda.CUDAGraph()

@@ -1,10 +1,10 @@
-"""Weights as 8-bit integers: the rounding, and the linear. test_triton_eight_bits.py has the kernels."""
+"""Weights as 8-bit integers: the rounding, and the linear. test_triton_int8.py has the kernels."""
 
 from __future__ import annotations
 
 import torch
 
-from hamburger.model.gpu.int8 import LARGEST, EightBitLinear, plain_product, to_codes
+from hamburger.model.gpu.int8 import LARGEST, Int8Linear, plain_product, to_codes
 from quantised import norm_error, numbers
 
 
@@ -27,14 +27,14 @@ def test_zeros_stay_zeros_and_what_is_no_number_is_seen() -> None:
 
 
 def test_half_the_bytes_of_bfloat16() -> None:
-    linear = EightBitLinear.of(numbers(256, 512).bfloat16(), None)
+    linear = Int8Linear.of(numbers(256, 512).bfloat16(), None)
     assert sum(tensor.nbytes for tensor in linear.buffers()) == 256 * 512 + 256 * 4
 
 
 def test_the_linear_computes_with_rounded_weights_and_whole_inputs() -> None:
     x, weight = numbers(3, 64, 1).bfloat16(), numbers(48, 64, 2)
     bias = torch.randn(48, generator=torch.Generator().manual_seed(3)).bfloat16()
-    y = EightBitLinear.of(weight, bias)(x.view(3, 1, 64))
+    y = Int8Linear.of(weight, bias)(x.view(3, 1, 64))
     assert (y.shape, y.dtype) == ((3, 1, 48), torch.bfloat16)
     codes, scales = to_codes(weight)
     assert norm_error(y.view(3, 48), x.double() @ (codes.double() * scales).t() + bias) < 5e-3  # bfloat16's rounding

@@ -1,4 +1,4 @@
-"""The masked form of a macro-step chooses what the narrowing form chooses, over random batches of every kind of row."""
+"""The static form of a macro-step chooses what the narrowing form chooses, over random batches of every kind of row."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from torch import Tensor
 from hamburger.model.assemble import assemble
 from hamburger.model.batch import Adjustments, ForwardBatch, SamplingBatch, StepOutput
 from hamburger.model.config import ConfigError, ModelConfig
-from hamburger.model.emission.masked import MaskedEmission, draw
 from hamburger.model.emission.narrowing import NarrowingEmission
+from hamburger.model.emission.static import StaticEmission, draw
 from hamburger.model.execution import Execution
 from hamburger.model.rotary import RotaryEmbedding
 from hamburger.model.sampler import sample, uniform
@@ -107,12 +107,12 @@ def random_adjustments(m: int, draw: random.Random) -> Adjustments:
     )
 
 
-def emit(model: EagerSteps, batch: ForwardBatch, seed: int, *, masked: bool) -> StepOutput:
+def emit(model: EagerSteps, batch: ForwardBatch, seed: int, *, static: bool) -> StepOutput:
     generator = torch.Generator().manual_seed(seed)
     graft, rows = model.config.graft, len(batch.emit)
     hidden, *features = torch.randn(1 + (len(graft.feature_layers) if graft else 0), rows, 32, generator=generator)
     with torch.inference_mode():
-        emission = (MaskedEmission if masked else NarrowingEmission)(model.backend)
+        emission = (StaticEmission if static else NarrowingEmission)(model.backend)
         return emission.emit(hidden, features, batch)
 
 
@@ -121,16 +121,16 @@ def test_masks_choose_what_narrowing_chooses(shape: str) -> None:
     model, seen = model_of(shape), Counter[str]()
     for seed in range(150):
         batch = random_batch(model, random.Random(f"{shape} {seed}"))
-        narrowed, masked = (emit(model, batch, seed, masked=m) for m in (False, True))
-        assert masked.group_sizes.tolist() == narrowed.group_sizes.tolist()
-        assert masked.token_ids.tolist() == narrowed.token_ids.tolist()
-        torch.testing.assert_close(masked.stop_probs, narrowed.stop_probs, atol=2e-6, rtol=1e-5)
-        assert (masked.logprobs is None) == (narrowed.logprobs is None)
-        if masked.logprobs is not None and narrowed.logprobs is not None:
+        narrowed, static = (emit(model, batch, seed, static=m) for m in (False, True))
+        assert static.group_sizes.tolist() == narrowed.group_sizes.tolist()
+        assert static.token_ids.tolist() == narrowed.token_ids.tolist()
+        torch.testing.assert_close(static.stop_probs, narrowed.stop_probs, atol=2e-6, rtol=1e-5)
+        assert (static.logprobs is None) == (narrowed.logprobs is None)
+        if static.logprobs is not None and narrowed.logprobs is not None:
             seen["logprobs"] += 1
-            torch.testing.assert_close(masked.logprobs.chosen, narrowed.logprobs.chosen, atol=1e-5, rtol=1e-5)
-            torch.testing.assert_close(masked.logprobs.top, narrowed.logprobs.top, atol=1e-5, rtol=1e-5)
-            assert masked.logprobs.top_ids.tolist() == narrowed.logprobs.top_ids.tolist()
+            torch.testing.assert_close(static.logprobs.chosen, narrowed.logprobs.chosen, atol=1e-5, rtol=1e-5)
+            torch.testing.assert_close(static.logprobs.top, narrowed.logprobs.top, atol=1e-5, rtol=1e-5)
+            assert static.logprobs.top_ids.tolist() == narrowed.logprobs.top_ids.tolist()
         sizes = narrowed.group_sizes.tolist()
         seen.update(f"size {size}" for size in sizes)
         seen["ragged"] += len(set(sizes)) > 1
@@ -182,6 +182,6 @@ def test_dynamic_rope_of_short_and_long_texts_together_is_that_of_each_alone() -
 
 def test_the_compiled_kernels_take_no_masks() -> None:
     config = ModelConfig(trunk=trunk_config())
-    execution = Execution(kernels=object(), masked=True)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="kernels and masked exclude each other"):
+    execution = Execution(kernels=object(), static_shapes=True)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="kernels and static_shapes exclude each other"):
         assemble(config, {}, dtype=torch.float32, device=CPU, max_positions=16, execution=execution)

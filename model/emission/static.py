@@ -1,4 +1,4 @@
-"""MaskedEmission: groups in static shapes. Every row goes through every micro-step, masks decide what counts.
+"""StaticEmission: groups in static shapes. Every row goes through every micro-step, masks decide what counts.
 
 Nothing here waits for the device or depends on its values, so a CUDA graph can capture it, and a GPU runs it without a
 graph too. It chooses what NarrowingEmission chooses, which spares a CPU the rows that have ended. Grammars are not for
@@ -64,7 +64,7 @@ class Groups:
         self.going.fill_(True)
 
 
-class MaskedStep:
+class StaticChoices:
     """Chooses the tokens of M rows' groups and says which go on.
 
     confidence: float32 [M]. group_limits: int64 [M]. max_logprobs: -1 where no row asks for log-probabilities.
@@ -134,7 +134,7 @@ class MaskedStep:
         into.top[:, index] = torch.where(counts[:, None], top, 0)
 
 
-class MaskedEmission:
+class StaticEmission:
     """Takes every batch without a grammar."""
 
     def __init__(self, backend: Backend) -> None:
@@ -149,7 +149,7 @@ class MaskedEmission:
     def emit(self, states: Tensor, features: list[Tensor], batch: ForwardBatch) -> StepOutput:
         backend, width = self._backend, batch.max_group_limit
         groups = Groups.empty(len(states), width, states.device)
-        step = MaskedStep(groups, batch.sampling, batch.confidence, batch.group_limits)
+        step = StaticChoices(groups, batch.sampling, batch.confidence, batch.group_limits)
         if not len(states):
             return step.output()
         state = states

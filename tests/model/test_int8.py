@@ -13,7 +13,7 @@ from hamburger.model.assemble import assemble
 from hamburger.model.backend import TorchBackend
 from hamburger.model.config import ConfigError, ModelConfig
 from hamburger.model.execution import Execution
-from hamburger.model.gpu.int8 import EightBitLinear
+from hamburger.model.gpu.int8 import Int8Linear
 from hamburger.model.steps import EagerSteps
 from quantised import norm_error
 from small_models import CPU, core_of, graft_config, grafted, params, random_tensors, run_core, tokens_of, trunk_config
@@ -22,9 +22,9 @@ CUDA = torch.device("cuda", 0)
 WIDE = {"hidden_size": 64, "intermediate_size": 96, "num_heads": 4, "num_kv_heads": 2, "head_dim": 16}
 
 
-def model(config: ModelConfig, *, eight_bits: bool) -> EagerSteps:
+def model(config: ModelConfig, *, int8: bool) -> EagerSteps:
     tensors = random_tensors(config)
-    how = Execution(packed=False, int8=eight_bits)
+    how = Execution(packed=False, int8=int8)
     return assemble(config, tensors, dtype=torch.bfloat16, device=CPU, max_positions=256, execution=how)
 
 
@@ -32,19 +32,19 @@ def model(config: ModelConfig, *, eight_bits: bool) -> EagerSteps:
 def test_a_whole_model(short_list_size: int | None) -> None:
     graft = graft_config(short_list_size=short_list_size, features="fused" if short_list_size else "positions")
     config = ModelConfig(trunk=trunk_config(**WIDE), graft=graft)
-    ours, plain = model(config, eight_bits=True), model(config, eight_bits=False)
+    ours, plain = model(config, int8=True), model(config, int8=False)
     assert (ours.quantization, plain.quantization) == ("int8", "none")
     backend = ours.backend
     assert isinstance(backend, TorchBackend)
     parts = backend.model
     assert not any(isinstance(m, nn.Linear) for part in (parts.trunk, parts.micro_decoder) for m in part.modules())
-    assert {m.codes.dtype for m in parts.modules() if isinstance(m, EightBitLinear)} == {torch.int8}
-    assert not isinstance(backend.heads.first, EightBitLinear)  # first tokens keep the dtype
+    assert {m.codes.dtype for m in parts.modules() if isinstance(m, Int8Linear)} == {torch.int8}
+    assert not isinstance(backend.heads.first, Int8Linear)  # first tokens keep the dtype
     assert any(isinstance(m, nn.Linear) for m in parts.stop_head.modules())
     assert any(isinstance(m, nn.Linear) for m in parts.embedder.modules())
     states = torch.randn(5, 64, generator=torch.Generator().manual_seed(0)).bfloat16()
     head = backend.heads.micro
-    assert isinstance(head, EightBitLinear)
+    assert isinstance(head, Int8Linear)
     wanted = states @ (parts.head_weight[parts.short_list] if short_list_size else parts.head_weight).t()
     assert norm_error(head(states), wanted) < 2e-2
     requests = {"a": ([5, 9, 13, 2], params(confidence=0.0, ignore_eos=True)), "b": ([7], params(ignore_eos=True))}
@@ -54,7 +54,7 @@ def test_a_whole_model(short_list_size: int | None) -> None:
 
 
 def test_adapters_of_composed_slots_keep_their_numbers() -> None:
-    ours = model(grafted(trunk_config(**WIDE), adapter_rank=32), eight_bits=True)
+    ours = model(grafted(trunk_config(**WIDE), adapter_rank=32), int8=True)
     assert isinstance(ours.backend, TorchBackend)
     for name, module in ours.backend.model.trunk.named_modules():
         assert isinstance(module, nn.Linear) == name.endswith((".down", ".up"))

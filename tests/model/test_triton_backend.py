@@ -146,7 +146,7 @@ def test_pieces_of_a_decoding_step_on_the_kernels_give_the_plain_texts(name: str
         dtype=torch.float32,
         device=CPU,
         max_positions=CONTEXT,
-        execution=Execution(packed=False, masked=True, attention="triton"),
+        execution=Execution(packed=False, static_shapes=True, attention="triton"),
     )
     ours = play(graphs_core(model, EagerCapture(), 80, max_rows=3), asked, at_once=1).outputs
     plain = model_of(config, "torch", CPU, seed=2)
