@@ -21,9 +21,8 @@ from hamburger.model.batch import ForwardBatch, Reads, StepOutput
 from hamburger.model.config import DynamicRopeScaling
 from hamburger.model.emission.narrowing import NarrowingEmission
 from hamburger.model.emission.scoring import ScoringEmission
-from hamburger.model.graphs.bucket_step import BucketStep
 from hamburger.model.graphs.capture import Capture
-from hamburger.model.graphs.pieces import KINDS, Pieces, StepTensors
+from hamburger.model.graphs.pieces import KINDS, BucketStep, Pieces, StepTensors
 from hamburger.model.graphs.static_batch import StaticBatch
 from hamburger.model.kv_cache import PagedKVCache
 from hamburger.model.steps import EagerSteps

@@ -1,19 +1,22 @@
 """The pieces that a decoding macro-step of static rows is cut into: the trunk, each micro-step, each choice of a token.
 
-Each leaves what the next reads in tensors that stay where they are; decode_graphs.py captures and replays them. What
+Each leaves what the next reads in tensors that stay where they are; BucketStep captures and replays them. What
 the trunk leaves may also come from elsewhere (`take_over`): from a step with prompts, which no graph holds.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from hamburger.model.backend import Backend
-from hamburger.model.batch import ForwardBatch, Reads
+from hamburger.model.batch import ForwardBatch, Reads, SamplingBatch, StepOutput
 from hamburger.model.emission.static import Groups, StaticChoices
+from hamburger.model.graphs.capture import Capture, Work
+from hamburger.model.graphs.static_batch import with_extras
 from hamburger.model.group_cache import GroupCache
 from hamburger.model.kv_cache import PagedKVCache
 
@@ -112,3 +115,66 @@ class Pieces:
         state, logits = self._backend.micro_step(self.groups.newest, self._group)
         self.tensors.logits.copy_(logits)
         self.tensors.stop.copy_(self._backend.stop_logits(state, index))
+
+
+class BucketStep:
+    """The macro-step of one number of rows: its pieces, captured, in the order that a batch needs."""
+
+    def __init__(self, pieces: Pieces) -> None:
+        self.pieces = pieces
+        self._compute: list[Work] = []
+        self._choose: dict[Kind, list[Work]] = {kind: [] for kind in KINDS}
+
+    def warm(self, capture: Capture) -> None:
+        """All pieces once."""
+
+        def all_pieces() -> None:
+            for index in range(self.pieces.width):
+                self.pieces.compute(index)
+                for kind in KINDS:
+                    self.pieces.choose(kind, index)
+
+        capture.warm(all_pieces)
+
+    def capture(self, capture: Capture) -> None:
+        """All pieces in the order of a step."""
+        pieces = self.pieces
+        for index in range(pieces.width):
+            self._compute.append(capture(partial(pieces.compute, index)))
+            for kind in KINDS:
+                self._choose[kind].append(capture(partial(pieces.choose, kind, index)))
+
+    def trunk(self) -> None:
+        self._compute[0]()
+
+    def groups(self, batch: ForwardBatch) -> StepOutput:
+        """Choices and micro-steps of a batch whose choices are loaded into the static rows, and whose trunk has run."""
+        rows, sampling, pieces = len(batch.emit), batch.sampling, self.pieces
+        special = sampling.adjustments is not None or sampling.max_logprobs >= 0
+        kind = _kind(sampling)
+        choice = pieces.choices[kind]
+        if special:
+            extended = with_extras(choice.sampling, sampling)
+            choice = StaticChoices(pieces.groups, extended, pieces.batch.confidence, pieces.batch.group_limits)
+        for index in range(min(batch.max_group_limit, pieces.width)):
+            if index:
+                self._compute[index]()
+            if special:
+                if index == 0:
+                    pieces.groups.begin()
+                choice.take(index, pieces.tensors.logits, pieces.tensors.stop)
+            else:
+                self._choose[kind][index]()
+        return _first(choice.output(), rows)
+
+
+def _kind(sampling: SamplingBatch) -> Kind:
+    return sampling.any_sampled, sampling.any_sampled and sampling.any_filtered
+
+
+def _first(output: StepOutput, rows: int) -> StepOutput:
+    """Copies of the first rows: the next step overwrites what they were made of."""
+    return StepOutput(
+        output.token_ids[:rows].clone(), output.group_sizes[:rows].clone(), output.stop_probs[:rows].clone(),
+        None if output.logprobs is None else output.logprobs.first(rows),
+    )  # fmt: skip

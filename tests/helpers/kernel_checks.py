@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from hypothesis import HealthCheck, Phase, settings
 from torch import Tensor
 
-from hamburger.model.attention import reference_attention
+from attention_reference import reference_attention
 from hamburger.model.gpu.attention import attend_chunks, attend_singles, chunk_tiles
 from hamburger.model.gpu.layers import add_rms_norm, gated, rotate_into_cache
 from hamburger.model.gpu.micro_attention import micro_attention

@@ -9,7 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hamburger.model.attention import PagedAttention, StaticAttention, reference_attention
+from attention_reference import reference_attention
+from hamburger.model.attention import PagedAttention, StaticAttention
 from hamburger.model.batch import ForwardBatch, empty_sampling
 from hamburger.model.kv_cache import PagedKVCache, slot_bytes
 from small_models import CPU, trunk_config

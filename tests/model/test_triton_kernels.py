@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("triton", reason="the package triton is not installed")
 
-from hamburger.model.attention import reference_attention
+from attention_reference import reference_attention
 from hamburger.model.gpu.attention import MAX_SPLITS, attend_singles, chunk_tiles, num_splits
 from kernel_checks import (
     Heads,
