@@ -83,7 +83,7 @@ def hamburger_bytes(source: ModelSource, base: GgufSizes) -> WeightBytes:
 
     settings = read_json(source.path / "config.json")
     graft, slots = settings["graft"], settings.get("adapter", {}).get("slots", "all")
-    of_composed = ("embedder.", "adapter.") if slots == "merged" else ("embedder.",)
+    of_composed = ("embedder.", "adapter.") if slots == "composed" else ("embedder.",)
     micro = composed = step = 0
     for file in sorted(source.path.glob("*.safetensors")):
         with safe_open(file, framework="numpy") as tensors:

@@ -224,10 +224,12 @@ def plot(results: Results, folder: Path) -> None:
     }
     for file, (key, chosen) in panels.items():
         drawn, axis = pyplot.subplots(figsize=(7, 4.5), layout="constrained")
-        for name in (*COMPARED, PLAIN, PLAIN_INT8, PEER):
-            points = _points(results, chosen, name, key)
+        lines = {name: _points(results, chosen, name, key) for name in (*COMPARED, PLAIN, PLAIN_INT8, PEER)}
+        for name, points in lines.items():
             axis.plot([x for x, _ in points], [y for _, y in points], "o-", label=name, markersize=4)
-        axis.set(xscale="log", yscale="log", ylabel="decode tokens/s", title=title)
+        axis.set(xscale="log", ylabel="decode tokens/s", title=title)
+        if any(lines.values()):  # where nothing could be measured there is nothing to scale
+            axis.set(yscale="log")
         axis.set(xlabel="streams" if key == "streams" else "tokens of the prompt, one stream")
         ticks = sorted({stage[key] for stage in chosen})
         if ticks:

@@ -20,21 +20,22 @@ from peers.wire import Ask, Measure, Timing, serve
 
 if TYPE_CHECKING:
     from hamburger.model.batch import ForwardBatch, StepOutput
+from hamburger.model.kv_cache import PagedKVCache
 
 
 @dataclass(slots=True)
 class ShortGroups:
-    """A runner's step whose groups end after `group` tokens, as if the model had ended them: only the device knows. So
+    """A model's step whose groups end after `group` tokens, as if the model had ended them: only the device knows. So
     the host launches the micro-steps of whole groups, as it does where it cannot know. None: groups are what they are.
     """
 
-    step: Callable[..., StepOutput]
+    step: Callable[[ForwardBatch, PagedKVCache], StepOutput]
     group: int | None = None
 
-    def __call__(self, batch: ForwardBatch, **options: Any) -> StepOutput:
+    def __call__(self, batch: ForwardBatch, cache: PagedKVCache) -> StepOutput:
         if self.group is not None:
             batch = replace(batch, group_limits=batch.group_limits.clamp(max=self.group))
-        return self.step(batch, **options)
+        return self.step(batch, cache)
 
 
 class Engine:
@@ -87,7 +88,7 @@ def load(options: dict[str, Any]) -> tuple[Measure, dict[str, Any]]:
     )
     # The engine has no such setting, and should have none: a server's groups end when the model says so.
     runner: Any = core._runner
-    runner._step = groups = ShortGroups(runner._step)
+    runner._steps.step = groups = ShortGroups(runner._steps.step)
     facts = {"model": info.model, "device": info.device, "dtype": info.dtype, "quantization": info.quantization}
     memory = {"pool_slots": info.total_slots, "pool_bytes": pool, "asked_bytes": asked, "free_bytes": free}
     return Engine(core, info, groups).answer, facts | memory

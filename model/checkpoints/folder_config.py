@@ -22,12 +22,12 @@ _CONFIG_KEYS = {"model_type", "format_version", "trunk", "base", "graft", "adapt
 class Adapter:
     """Low-rank adapters on the trunk's linears; they add alpha / rank * B A to a weight.
 
-    is_for_merges: slots of several tokens alone pass them (adapter.py); else they are merged into the weights.
+    is_for_composed: slots of several tokens alone pass them (adapter.py); else they are merged into the weights.
     """
 
     rank: int
     alpha: float
-    is_for_merges: bool = False
+    is_for_composed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class FolderConfig:
         trunk = base if self.trunk is None else self.trunk
         if trunk is None:
             raise CheckpointError("config.json refers to a base, which was not found.")
-        rank = self.adapter.rank if self.adapter is not None and self.adapter.is_for_merges else 0
+        rank = self.adapter.rank if self.adapter is not None and self.adapter.is_for_composed else 0
         return ModelConfig(trunk=trunk, graft=self.graft, adapter_rank=rank)
 
 
@@ -134,8 +134,8 @@ def _adapter(fields: Any, where: str) -> Adapter | None:
     if not isinstance(fields, dict) or not {"rank", "alpha"} <= set(fields) <= {"rank", "alpha", "slots"}:
         raise CheckpointError(f"{where}: adapter must be an object of rank and alpha, and slots where not all pass it.")
     rank, alpha, slots = fields["rank"], fields["alpha"], fields.get("slots", "all")
-    if slots not in ("all", "merged"):
-        raise CheckpointError(f"{where}: adapter.slots is {slots!r}: it must be all or merged.")
+    if slots not in ("all", "composed"):
+        raise CheckpointError(f"{where}: adapter.slots is {slots!r}: it must be all or composed.")
     if type(rank) is not int or rank < 1 or type(alpha) not in (int, float):
         raise CheckpointError(f"{where}: adapter needs a rank of at least 1 and a number alpha.")
-    return Adapter(rank, float(alpha), slots == "merged")
+    return Adapter(rank, float(alpha), slots == "composed")

@@ -138,7 +138,7 @@ def save_checkpoint(
     """Write our format: config.json and model.safetensors. Raises CheckpointError for tensors that do not fit.
 
     tensors: canonical tensors; with `base` (a folder, hub id or "builtin") only the graft's, and with `adapter`, which
-    is to be merged, also `adapter.<linear>.lora_A` [rank, in] and `.lora_B` [out, rank]. One for merged slots is part
+    is to be merged, also `adapter.<linear>.lora_A` [rank, in] and `.lora_B` [out, rank]. One for composed slots is part
     of config and canonical tensors.
     max_file_bytes: more than that is written as shards with an index, as Hugging Face does.
     """
@@ -149,7 +149,7 @@ def save_checkpoint(
     if adapter is not None:
         settings["adapter"] = {"rank": adapter.rank, "alpha": adapter.alpha}
     elif config.adapter_rank:
-        settings["adapter"] = {"rank": config.adapter_rank, "alpha": config.adapter_rank, "slots": "merged"}
+        settings["adapter"] = {"rank": config.adapter_rank, "alpha": config.adapter_rank, "slots": "composed"}
     _check_own(config, tensors, base is not None, adapter, str(folder))
     folder.mkdir(parents=True, exist_ok=True)
     _save_tensors(folder, tensors, max_file_bytes)
@@ -183,7 +183,7 @@ def _save_tensors(folder: Path, tensors: Mapping[str, Tensor], max_file_bytes: i
 def _load_ours(source: ModelSource, dtype: torch.dtype, on_progress: Callable[[str], None]) -> Checkpoint:
     described = read_folder_config(source.path, base_is_referenced=source.base_path is not None)
     adapter = described.adapter
-    is_merged = adapter is not None and not adapter.is_for_merges
+    is_merged = adapter is not None and not adapter.is_for_composed
     base = None
     if source.base_path is not None:
         # An adapter is merged in float32; without one the base comes in the dtype that is served.
@@ -194,7 +194,7 @@ def _load_ours(source: ModelSource, dtype: torch.dtype, on_progress: Callable[[s
     tensors = own if base is None else base.tensors | own
     if adapter is None:
         return Checkpoint(config, tensors)
-    if adapter.is_for_merges:
+    if adapter.is_for_composed:
         return Checkpoint(config, tensors | _for_merges(config, own, adapter, str(source.path)))
     plain = {name: tensor for name, tensor in tensors.items() if not name.startswith(_ADAPTER)}
     return Checkpoint(config, plain | _merged(tensors, adapter))
@@ -224,7 +224,7 @@ def _check_own(
     adapted = {name.rpartition(".")[0] for name in tensors if name.startswith(_ADAPTER)}
     if adapter is not None and not adapted:
         raise CheckpointError(f"{where}: config.json has an adapter, but there are no tensors adapter.*.")
-    if adapter is not None and not adapter.is_for_merges:
+    if adapter is not None and not adapter.is_for_composed:
         rank = adapter.rank
         for pair in sorted(adapted):
             target = pair.removeprefix(_ADAPTER) + ".weight"
@@ -239,7 +239,7 @@ def _for_merges(config: ModelConfig, tensors: Mapping[str, Tensor], adapter: Ada
     for name, shared in shared_lora_a(config).items():
         if not all(torch.equal(found[name], found[other]) for other in shared):
             raise CheckpointError(
-                f"{where}: {name} and {', '.join(shared)} differ: an adapter for merged slots has one for all of them."
+                f"{where}: {name} and {', '.join(shared)} differ: an adapter for composed slots has one for all."
             )
     for name in (name for name in found if name.endswith(".lora_B")):
         found[name] = found[name] * (adapter.alpha / adapter.rank)

@@ -35,11 +35,11 @@ def test_an_adapter_for_merged_slots_is_kept_apart(tmp_path: Path) -> None:
     folder = tmp_path / "grafts"
     save_checkpoint(folder, config, own, base="../base")
     settings = json.loads((folder / "config.json").read_text())
-    assert settings["adapter"] == {"rank": 32, "alpha": 32, "slots": "merged"}
+    assert settings["adapter"] == {"rank": 32, "alpha": 32, "slots": "composed"}
     loaded = load(folder)
     assert loaded.config == config
     assert_equal(loaded.tensors, tensors)
-    edit_config(folder, adapter={"rank": 32, "alpha": 64.0, "slots": "merged"})
+    edit_config(folder, adapter={"rank": 32, "alpha": 64.0, "slots": "composed"})
     pair = "adapter.model.layers.1.mlp.down_proj"
     scaled = load(folder).tensors
     assert torch.equal(scaled[f"{pair}.lora_B"], 2 * tensors[f"{pair}.lora_B"])
@@ -48,7 +48,7 @@ def test_an_adapter_for_merged_slots_is_kept_apart(tmp_path: Path) -> None:
     edit_config(folder, adapter={"rank": 32, "alpha": 64.0, "slots": "all"})
     assert load(folder).config == grafted()  # in the weights of all slots
     edit_config(folder, adapter={"rank": 32, "alpha": 64.0, "slots": "some"})
-    with pytest.raises(CheckpointError, match=r"adapter\.slots is 'some': it must be all or merged"):
+    with pytest.raises(CheckpointError, match=r"adapter\.slots is 'some': it must be all or composed"):
         load(folder)
     other = {**own, "adapter.model.layers.2.self_attn.v_proj.lora_A": torch.randn(32, 32)}
     save_checkpoint(folder, config, other, base="../base")

@@ -54,7 +54,7 @@ def test_an_adapter_for_merged_slots_keeps_its_scale(step: Path, tmp_path: Path,
     out = tmp_path / "exported"
     export(options(step, out, merge=is_whole))
     assert_equal(tensors_of(out), tensors_of(step))
-    assert json.loads((out / "config.json").read_text())["adapter"]["slots"] == "merged"
+    assert json.loads((out / "config.json").read_text())["adapter"]["slots"] == "composed"
     assert "passed by slots of several tokens alone" in (out / "MODEL_CARD.md").read_text()
 
 

@@ -121,7 +121,7 @@ def test_merges_are_learned_beside_a_graft_that_stays(tmp_path: Path) -> None:
     assert moved
     assert all(name.startswith("embedder.") for name in moved)
     [report] = validations(tmp_path / "stage2")
-    assert report["agreement_after"].keys() == {"merged", "single"}
+    assert report["agreement_after"].keys() == {"composed", "single"}
     assert len(report["base_agreement"]) == 4  # of the micro-steps too, though none was trained
     dial = {"trunk": {"mode": "frozen"}, "objective": {**AGREEMENT, "stop_target": "fidelity"}}
     third = recipe(base, init=str(tmp_path / "stage2" / "step-000040"), graft=FUSED, max_steps=2, **dial)

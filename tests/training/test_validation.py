@@ -111,7 +111,7 @@ def test_a_report(objective: Objective, tmp_path: Path) -> None:
     assert len(report["token_accuracy"]) == len(report["base_agreement"]) == 4
     right_after, composed, right, single = trunk_counts(batch, whole).tolist()
     assert 0 < composed < len(batch.emit)
-    assert report["agreement_after"] == pytest.approx({"merged": right_after / composed, "single": right / single})
+    assert report["agreement_after"] == pytest.approx({"composed": right_after / composed, "single": right / single})
 
 
 def test_without_a_teacher_nothing_is_said_about_the_base() -> None:

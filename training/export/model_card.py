@@ -135,7 +135,7 @@ def _shape(facts: CardFacts) -> str:
     counts = [sum(size for name, size in sizes.items() if (name in own) == of_trunk) for of_trunk in (True, False)]
     adapter = facts.adapter
     if rank := facts.config.adapter_rank:
-        adapter = Adapter(rank, rank, is_for_merges=True)
+        adapter = Adapter(rank, rank, is_for_composed=True)
     present = ["trunk"] * facts.is_whole + ["graft"] + ["adapter"] * (adapter is not None)
     rows = {
         "base model": facts.base or "unknown: the source does not name it",
@@ -147,7 +147,9 @@ def _shape(facts: CardFacts) -> str:
         "graft": f"{counts[1] / 1e6:,.1f} M parameters",
     }
     if adapter is not None:
-        passed = ", passed by slots of several tokens alone" if adapter.is_for_merges else f", alpha {adapter.alpha:g}"
+        passed = (
+            ", passed by slots of several tokens alone" if adapter.is_for_composed else f", alpha {adapter.alpha:g}"
+        )
         rows["adapter"] = f"{facts.num_adapter_parameters / 1e6:,.1f} M parameters, rank {adapter.rank}{passed}"
     if graft is not None:
         layers = ", ".join(map(str, graft.feature_layers))

@@ -64,7 +64,7 @@ class Validator:
         token, stop = token / max(tokens, 1), stop / max(stops, 1)
         report: dict[str, Any] = {}
         if core.objective.first_token and self._taught:
-            report["agreement_after"] = {"merged": read[0] / max(read[1], 1), "single": read[2] / max(read[3], 1)}
+            report["agreement_after"] = {"composed": read[0] / max(read[1], 1), "single": read[2] / max(read[3], 1)}
         return report | {
             "loss": token + core.objective.stop * stop,
             "token_loss": token,
