@@ -138,7 +138,7 @@ def save_checkpoint(
     """Write our format: config.json and model.safetensors. Raises CheckpointError for tensors that do not fit.
 
     tensors: canonical tensors; with `base` (a folder, hub id or "builtin") only the graft's, and with `adapter`, which
-    is to be merged, also `adapter.<linear>.lora_A` [rank, in] and `.lora_B` [out, rank]. One for merged slots is part
+    is to be merged, also `adapter.<linear>.lora_A` [rank, in] and `.lora_B` [out, rank]. One for composed slots is part
     of config and canonical tensors.
     max_file_bytes: more than that is written as shards with an index, as Hugging Face does.
     """
@@ -239,7 +239,7 @@ def _for_merges(config: ModelConfig, tensors: Mapping[str, Tensor], adapter: Ada
     for name, shared in shared_lora_a(config).items():
         if not all(torch.equal(found[name], found[other]) for other in shared):
             raise CheckpointError(
-                f"{where}: {name} and {', '.join(shared)} differ: an adapter for merged slots has one for all of them."
+                f"{where}: {name} and {', '.join(shared)} differ: an adapter for composed slots has one for all."
             )
     for name in (name for name in found if name.endswith(".lora_B")):
         found[name] = found[name] * (adapter.alpha / adapter.rank)
