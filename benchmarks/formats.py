@@ -3,8 +3,8 @@
     python benchmarks/formats.py TEXTS.jsonl.gz --tokens 600
 
 TEXTS holds rows with prompt and response. Each token of a response is predicted by the trunk, and by one micro-step
-whose trunk has not read the token before it; no groups are merged. Runs on the CPU: its own formats by its compiled
-kernels, the GPU's by eight_bits.py, which spells its product out.
+whose trunk has not read the token before it; no groups are composed. Runs on the CPU: its own formats by its compiled
+kernels, the GPU's by model/gpu/int8.py, which spells its product out.
 """
 
 from __future__ import annotations

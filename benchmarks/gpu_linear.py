@@ -38,13 +38,13 @@ def products(linear: Int8Linear, rows: int) -> dict[str, Callable[[Tensor], Tens
     codes, scales = linear.codes, linear.scales
     if not codes.is_cuda:
         return {"spelt out": linear}
-    from hamburger.model.gpu.int8_product import MOST_ROWS, into, written_out
+    from hamburger.model.gpu.int8_product import MOST_ROWS, multiply_into, written_out
 
     processors = torch.cuda.get_device_properties(codes.device).multi_processor_count
 
     def by_kernels(x: Tensor) -> Tensor:
         y = x.new_empty(len(x), len(codes))
-        into(y, x, codes, scales, None, processors)
+        multiply_into(y, x, codes, scales, None, processors)
         return y
 
     found: dict[str, Callable[[Tensor], Tensor]] = {"written out": lambda x: written_out(x, codes, scales, None)}

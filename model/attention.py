@@ -1,6 +1,6 @@
-"""Paged attention: a plain reference, the path of plain torch, and a form whose shapes no number decides.
+"""Paged attention in plain torch: for batches whose contexts the host knows, and in shapes that no number decides.
 
-All read keys and values through block tables and fold the query heads of a KV head into one axis (grouped-query
+Both read keys and values through block tables and fold the query heads of a KV head into one axis (grouped-query
 attention), so that the cache is never expanded to the number of query heads.
 """
 

@@ -22,15 +22,15 @@ from hamburger.model.group_cache import GroupCache
 from hamburger.model.hamburger import HamburgerModel
 from hamburger.model.kv_cache import PagedKVCache
 
-Head = Callable[[Tensor], Tensor]  # state [..., D] -> logits
+Head = Callable[[Tensor], Tensor]  # states [..., D] -> logits [..., rows of its weight]
 
 
 class Backend(Protocol):
     """What computes a model's numbers.
 
     trunk_config: the trunk's sizes in this process, where others may hold the rest. state_dtype: of states between
-    calls. quantization: what the trunk's weights are. short_list: int64 [K], ascending, the ids that micro-steps
-    choose from; None for all. static: shapes never depend on a step's numbers, so nothing waits for the device.
+    calls. quantization: what the trunk's weights are. short_list: int64 [K], different ids, which micro-steps choose
+    from; None for all. static: shapes never depend on a step's numbers, so nothing waits for the device.
     """
 
     config: ModelConfig
@@ -49,7 +49,7 @@ class Backend(Protocol):
         """
 
     def head(self, states: Tensor) -> Tensor:
-        """states [N, D] of the trunk -> logits [N, V]."""
+        """states [N, D] of the trunk -> logits [N, V], of the state dtype."""
 
     def stop_logits(self, states: Tensor, index: int) -> Tensor:
         """states [R, D] that chose token `index` of their groups -> calibrated stop logits, float32 [R]; infinite for
@@ -131,7 +131,7 @@ class TorchBackend:
         return state, spread(self.heads.micro(state), self.short_list, self.config.trunk.vocab_size)
 
     def micro_state(self, tokens: Tensor, cache: GroupCache) -> Tensor:
-        """micro_step's states alone."""
+        """micro_step's states [R, D] alone."""
         return self._micro_state(self._lookup(tokens), cache)
 
     def _micro_state(self, embedded: Tensor, cache: GroupCache) -> Tensor:

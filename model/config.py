@@ -252,8 +252,8 @@ def tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Every tensor a checkpoint of this shape holds: canonical name -> shape. Nothing more, nothing less is loaded.
 
     Canonical names are the Hugging Face Llama names for the trunk (`model.*`, `lm_head.weight` only when untied) and
-    `embedder.*`, `micro_decoder.*`, `stop_head.*`, `short_list` for the graft. An adapter for merged slots has a pair
-    `adapter.<linear>.lora_A` and `.lora_B` for each linear of the trunk's layers.
+    `embedder.*`, `micro_decoder.*`, `stop_head.*`, `short_list` for the graft. An adapter for composed slots has a
+    pair `adapter.<linear>.lora_A` and `.lora_B` for each linear of the trunk's layers.
     """
     t, d = config.trunk, config.trunk.hidden_size
     shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (t.vocab_size, d), "model.norm.weight": (d,)}

@@ -28,8 +28,8 @@ class CompositionalEmbedder(nn.Module):
     def forward(self, embeddings: Tensor, sizes: Tensor, rows: Tensor | None) -> Tensor:
         """embeddings [T, W, D] of the tokens of each slot (padding ignored), sizes int64 [T] -> states [T, D].
 
-        rows: int64 [N], the slots of several tokens; None where the device alone knows them, so that all are merged,
-        some for nothing.
+        rows: int64 [N], the slots of several tokens; None where the device alone knows them, so that all are
+        composed, some for nothing.
         """
         if rows is None:
             return torch.where((sizes > 1)[:, None], self._merge(embeddings, sizes), embeddings[:, 0])

@@ -42,7 +42,8 @@ def weights_of(linear: nn.Module) -> tuple[Tensor, Tensor | None]:
 
 
 def give(module: nn.Module, name: str, tensor: Tensor) -> None:
-    """Put a weight into the module that owns it, as its parameter or buffer `name`, or in the form that it has."""
+    """Put a weight into the module that owns it, as its parameter or buffer `name`, or in the form that the module
+    has."""
     if isinstance(module, FormedLinear):
         module.take(name, tensor)
     elif name in module._buffers:

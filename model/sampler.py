@@ -1,8 +1,8 @@
 """Logits -> tokens, at the trunk's step and at every micro-step alike.
 
 Order, as vLLM's: forbidden end tokens and logit bias, penalties, what a grammar allows, temperature, then min-p, top-k
-and top-p. Noise is a
-counter-based function of (seed, output token index), so that neither batch-mates nor replays ever shift it.
+and top-p. Noise is a counter-based function of (seed, output token index), so that neither batch-mates nor replays ever
+shift it.
 """
 
 from __future__ import annotations

@@ -40,7 +40,10 @@ class Steps(Protocol):
 
 
 class EagerSteps:
-    """emissions: in order of preference; the first that takes a batch makes its groups, and the last takes any."""
+    """A Steps of one backend, in this process.
+
+    emissions: in order of preference; the first that takes a batch makes its groups, and the last takes any.
+    """
 
     def __init__(self, backend: Backend, emissions: Sequence[Emission]) -> None:
         self.backend = backend

@@ -91,7 +91,7 @@ class Sequence:
     def block_key(self, index: int, block_size: int) -> bytes:
         """What a full block, and all before it, was fed: a chain of hashes over groups, begun with the request's salt.
 
-        Group boundaries count, so merged and single slots of the same tokens never have one key.
+        Group boundaries count, so composed and single slots of the same tokens never have one key.
         """
         while len(self._block_keys) <= index + 1:
             start = (len(self._block_keys) - 1) * block_size

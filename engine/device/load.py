@@ -1,4 +1,7 @@
-"""From EngineArgs to a model on its device: the whole of it, or one rank's part. build.py and build.py use it."""
+"""From EngineArgs to a model on its device: the whole of it, or one rank's part.
+
+engine/build.py and engine/ranks/build.py use it.
+"""
 
 from __future__ import annotations
 

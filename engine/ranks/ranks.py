@@ -103,7 +103,7 @@ class Ranks:
 class LeadingRunner:
     """A Runner (core.py) of a model that the ranks share. A step that ends early leaves them out of step: for good.
 
-    One that memory does not hold ends on all of them (ParallelModel), so the next may run.
+    One that memory does not hold ends on all of them (ParallelSteps), so the next may run.
     """
 
     def __init__(self, runner: Runner, ranks: Ranks) -> None:

@@ -86,24 +86,25 @@ class CpuGraft:
         s.count, s.features = len(micro.layers.structs), len(graft.feature_layers)
         s.positions, s.fused = len(graft.feature_layers) + graft.max_group, plain.fused
         if plain.fused:
-            s.feature_norm = self._at(plain.feature_norm.weight)
-            s.embedding_norm = self._at(plain.embedding_norm.weight)
+            s.feature_norm = self._held_at(plain.feature_norm.weight)
+            s.embedding_norm = self._held_at(plain.embedding_norm.weight)
             s.feature_proj, s.embedding_proj = self._pack(plain.feature_proj), self._pack(plain.embedding_proj)
         if plain.norm is not None:
-            s.norm = self._at(plain.norm.weight)
+            s.norm = self._held_at(plain.norm.weight)
         linears = (child for child in micro.stop_head if isinstance(child, nn.Linear))
         s.stop = (WeightStruct * 3)(*(self._pack(linear) for linear in linears))
-        s.stop_scale = self._at(torch.tensor(graft.stop_scale or (1.0,) * graft.max_group))
-        s.stop_bias = self._at(torch.tensor(graft.stop_bias or (0.0,) * graft.max_group))
+        s.stop_scale = self._held_at(torch.tensor(graft.stop_scale or (1.0,) * graft.max_group))
+        s.stop_bias = self._held_at(torch.tensor(graft.stop_bias or (0.0,) * graft.max_group))
         s.micro_head = micro.head.struct
         s.embedding = EmbeddingStruct.of(micro.embedding)
-        s.cos = self._at(micro.rotary.cos[: s.positions])
-        s.sin = self._at(micro.rotary.sin[: s.positions])
+        s.cos = self._held_at(micro.rotary.cos[: s.positions])
+        s.sin = self._held_at(micro.rotary.sin[: s.positions])
         if micro.short_list is not None:
             s.short_list = micro.short_list.data_ptr()
         self._held += [micro.layers, micro.head, micro.short_list, micro.embedding]
 
-    def _at(self, numbers: Tensor) -> int:
+    def _held_at(self, numbers: Tensor) -> int:
+        """The address of the numbers in float32, which live as long as this."""
         numbers = numbers.detach().float().contiguous()
         self._held.append(numbers)
         return numbers.data_ptr()

@@ -93,13 +93,14 @@ class PackedLayers:
         self.structs = (LayerStruct * len(parts))(*(self._layer(part) for part in parts))
 
     def _layer(self, part: LayerParts) -> LayerStruct:
-        norms = [self._at(norm) for norm in (part.attn_norm, part.mlp_norm, part.q_norm, part.k_norm)]
+        norms = [self._held_at(norm) for norm in (part.attn_norm, part.mlp_norm, part.q_norm, part.k_norm)]
         linears = [weight.struct for weight in (part.qkv, part.o, part.gate_up, part.down)]
         pairs = zip(part.adapters[::2], part.adapters[1::2], strict=True)
         adapters = (AdapterStruct * 4)(*(AdapterStruct(down.struct, up.struct) for down, up in pairs))
         return LayerStruct(*norms, *linears, part.window, adapters)
 
-    def _at(self, norm: Tensor | None) -> int | None:
+    def _held_at(self, norm: Tensor | None) -> int | None:
+        """The address of the norm in float32, which lives as long as this; None for none."""
         if norm is None:
             return None
         self._norms.append(norm.detach().float().contiguous())

@@ -7,6 +7,7 @@ device, and decoding steps launch the same kernels whatever their numbers are (C
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -42,9 +43,10 @@ class TritonBackend(TorchBackend):
         norm, featured = model.trunk.norm, reads.rows[: reads.num_featured]
 
         def layer(index: int, pair: _Pair) -> _Pair:
-            of_index = model.trunk.layers[index]
-            assert isinstance(of_index, DecoderLayer)
-            return _layer(of_index, *pair, lambda qkv: attention(index, of_index, qkv), composed=embedded.composed)
+            decoder_layer = model.trunk.layers[index]
+            assert isinstance(decoder_layer, DecoderLayer)
+            attend = partial(attention, index, decoder_layer)
+            return _layer(decoder_layer, *pair, attend, composed=embedded.composed)
 
         def final(pair: _Pair) -> Tensor:
             x, delta = (None if part is None else part.index_select(0, reads.rows) for part in pair)

@@ -2,7 +2,7 @@
 
 A weight's codes are whole numbers, and each row of it has a float32 scale: its largest number over 127. Sums are
 float32, rounded once. (The CPU's compiled kernels have an int8 of their own, with a scale for 32 weights and inputs of
-8 bits: library.py.)
+8 bits: cpu/library.py.)
 """
 
 from __future__ import annotations

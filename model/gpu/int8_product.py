@@ -115,7 +115,7 @@ def scaled_product(x: Tensor, codes: Tensor, scales: Tensor, bias: Tensor | None
         return written_out(x, codes, scales, bias)
     y = x.new_empty(len(x), len(codes))
     if len(x):
-        into(y, x, codes, scales, bias, processors)
+        multiply_into(y, x, codes, scales, bias, processors)
     return y
 
 
@@ -125,7 +125,7 @@ def written_out(x: Tensor, codes: Tensor, scales: Tensor, bias: Tensor | None) -
     return F.linear(x, weight, bias)
 
 
-def into(y: Tensor, x: Tensor, codes: Tensor, scales: Tensor, bias: Tensor | None, processors: int) -> None:
+def multiply_into(y: Tensor, x: Tensor, codes: Tensor, scales: Tensor, bias: Tensor | None, processors: int) -> None:
     """scaled_product of up to MOST_ROWS rows by the kernels, written to y [R, out]."""
     rows, (outputs, inputs) = len(x), codes.shape
     form = form_for(rows, x.dtype)

@@ -1,5 +1,5 @@
 """Triton kernels for what lies between a decoder layer's matrices: norms, the gated product, rotary embedding and the
-new slots' keys and values. Each computes in float32 and rounds once; layers.py and rotary.py are the plain reference.
+new slots' keys and values. Each computes in float32 and rounds once; model/layers.py and rotary.py are the plain ones.
 
 Nothing here waits for the device or reads its numbers.
 """

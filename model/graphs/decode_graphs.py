@@ -39,7 +39,10 @@ class DecodeGraphs:
     def __init__(
         self, eager: EagerSteps, cache: PagedKVCache, capture: Capture, *, max_rows: int, max_columns: int
     ) -> None:
-        """max_rows: rows of the largest decoding batch. max_columns: blocks of the longest sequence."""
+        """max_rows: rows of the largest decoding batch. max_columns: blocks of the longest sequence.
+
+        Raises ValueError where the backend is not static.
+        """
         backend = eager.backend
         if not backend.static:
             raise ValueError("a backend whose shapes depend on a step's numbers has none that could be captured.")
@@ -73,7 +76,7 @@ class DecodeGraphs:
 
     @torch.inference_mode()
     def step(self, batch: ForwardBatch, cache: PagedKVCache) -> StepOutput:
-        """As of Steps, of the cache that these graphs were made for."""
+        """As of Steps, of the cache that these graphs were made for: ValueError for another."""
         if cache is not self._cache:
             raise ValueError("these graphs read and write another cache.")
         bucket = self._bucket(len(batch.emit))

@@ -145,6 +145,7 @@ class BucketStep:
                 self._choose[kind].append(capture(partial(pieces.choose, kind, index)))
 
     def trunk(self) -> None:
+        """Of a batch that is loaded into the static rows."""
         self._compute[0]()
 
     def groups(self, batch: ForwardBatch) -> StepOutput:

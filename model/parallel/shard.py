@@ -74,14 +74,15 @@ class Shard:
         self.calls = StepCalls(self.ranks, self._call_sizes(), model.embed_tokens.weight)
 
     def lookup(self, token_ids: Tensor) -> Tensor:
-        """Embeddings. Each rank looks up the ids of its rows; the sum is exact, as all but one add 0."""
+        """ids int64 [...] -> embeddings [..., D]. Each rank looks up the ids of its rows; the sum is exact, as all but
+        one add 0."""
         row = token_ids - self.ranks.rank * self._rows
         mine = (row >= 0) & (row < self._rows)
         embedded: Tensor = self._model.embed_tokens(row.clamp(0, self._rows - 1))
         return self.calls.all_reduce(embedded.masked_fill(~mine[..., None], 0))
 
     def heads(self, of_rows: Callable[[Tensor | None], Callable[[Tensor], Tensor]]) -> Heads:
-        """of_rows: rows of the model's head weight, or all -> what multiplies by them."""
+        """of_rows: rows of the model's head weight (int64 [R]; None: all) -> what multiplies by them."""
         first = _GatheredHead(of_rows(None), self, torch.arange(self._config.trunk.vocab_size))
         if not self._model.has_short_list:
             return Heads(first, first)

@@ -35,7 +35,7 @@ class StepShape:
 
     @property
     def part_sizes(self) -> tuple[int, ...]:
-        """Values of each tensor of the batch, as they lie behind each other on their way to the ranks (model.py)."""
+        """Values of each tensor of the batch, as they lie behind each other on their way to the ranks (steps.py)."""
         t, b, m = self.num_slots, len(self.query_slots), self.num_emitting
         lengths = t if self.has_text_lengths else 0
         return t * self.max_group_size, t, t, t, b * self.table_width, b, m, self.num_scored, lengths

@@ -102,7 +102,7 @@ def launch_all(dtype: torch.dtype) -> Iterator[str]:
     triton_layers.gated(new(2, 2 * 8192))
     yield "gated"
     for rows in int8_product.ROWS_OF_ALL:
-        int8_product.into(
+        int8_product.multiply_into(
             new(rows, 2048), new(rows, 8192), new(2048, 8192, of=torch.int8), new(2048, 1, of=torch.float32),
             new(2048) if rows == 1 else None, 132,
         )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Adapters of merged slots: what they add, and that slots of one token never see them."""
+"""Adapters of composed slots: what they add, and that slots of one token never see them."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ CONFIG = grafted(adapter_rank=32)
 
 
 @pytest.mark.parametrize("is_masked", [False, True])
-def test_merged_slots_get_more_and_others_nothing(is_masked: bool) -> None:
+def test_composed_slots_get_more_and_others_nothing(is_masked: bool) -> None:
     torch.manual_seed(1)
     adapter = LowRank(16, 24, 32)
     sizes, x, y = torch.tensor([1, 2, 4, 1, 3]), torch.randn(5, 16), torch.randn(5, 24)
     rows = (sizes > 1).nonzero().squeeze(-1)
-    merged = ComposedSlots(None, (sizes > 1)[:, None]) if is_masked else ComposedSlots(rows, None)
+    composed = ComposedSlots(None, (sizes > 1)[:, None]) if is_masked else ComposedSlots(rows, None)
     with torch.inference_mode():
-        found = merged.add(adapter, x, y)
+        found = composed.add(adapter, x, y)
         (up, _), (down, _) = weights_of(adapter.up), weights_of(adapter.down)
         wanted = y + (up @ (down @ x.T)).T
     torch.testing.assert_close(found[rows], wanted[rows])
@@ -87,7 +87,7 @@ def test_slots_of_one_token_are_the_base_to_the_bit() -> None:
             assert a.logprobs == b.logprobs
 
 
-def test_merged_slots_go_another_way_with_it() -> None:
+def test_composed_slots_go_another_way_with_it() -> None:
     model = plain_model(CONFIG, seed=4)
     requests = {str(i): ([3 + i, 7], params(confidence=0.0, max_tokens=24, ignore_eos=True)) for i in range(4)}
     with_it = run_core(core_of(steps_of(model)), requests)

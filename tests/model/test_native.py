@@ -153,7 +153,7 @@ def test_slots_of_several_tokens_pass_their_adapter(kernels: Kernels) -> None:
 
 @pytest.mark.parametrize("heads", [1, 4, 32])
 @pytest.mark.parametrize("groups", [1, 2, 9])
-def test_groups_are_merged_as_the_plain_embedder_does(heads: int, groups: int, kernels: Kernels) -> None:
+def test_groups_are_composed_as_the_plain_embedder_does(heads: int, groups: int, kernels: Kernels) -> None:
     torch.manual_seed(heads + groups)
     plain = CompositionalEmbedder(64, 4, heads).requires_grad_(False)
     plain.pos.normal_()
@@ -169,8 +169,8 @@ def test_groups_are_merged_as_the_plain_embedder_does(heads: int, groups: int, k
     sizes[0] = 3
     rows = (sizes > 1).nonzero().squeeze(-1)
     wanted = plain(table[tokens], sizes, rows)
-    found, merged = native(tokens, sizes)
-    assert torch.equal(merged, rows)
+    found, composed = native(tokens, sizes)
+    assert torch.equal(composed, rows)
     off = (wanted - found).abs()
     assert off.max() < 0.02
     assert (off < 1e-5).double().mean() > 0.5
@@ -183,9 +183,9 @@ def test_groups_are_merged_as_the_plain_embedder_does(heads: int, groups: int, k
 def test_single_tokens_are_their_embeddings(dtype: torch.dtype, kernels: Kernels) -> None:
     table = torch.randn(11, 64, dtype=dtype)
     tokens = torch.tensor([[3], [0], [10]])
-    found, merged = CpuEmbedding(kernels, table, None)(tokens, torch.ones(3, dtype=torch.int64))
+    found, composed = CpuEmbedding(kernels, table, None)(tokens, torch.ones(3, dtype=torch.int64))
     assert torch.equal(found, table[tokens[:, 0]].float())
-    assert not len(merged)
+    assert not len(composed)
 
 
 def test_a_merger_of_other_widths_stays_plain() -> None:

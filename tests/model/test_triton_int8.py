@@ -32,7 +32,7 @@ from hamburger.model.gpu.int8_product import (
     MOST_ROWS,
     ROWS_OF_ALL,
     form_for,
-    into,
+    multiply_into,
     scaled_product,
     steps_of_part,
     written_out,
@@ -168,7 +168,7 @@ def test_many_rows_round_the_weights_once_more(kernel_device: torch.device) -> N
     wanted = x.double() @ (codes.double() * scales.double()).t() + bias.double()
     assert norm_error(y, wanted) < 5e-3
     by_kernel = x.new_full((MOST_ROWS, 48), NAN)
-    into(by_kernel, x[:MOST_ROWS], codes, scales, bias, MANY)
+    multiply_into(by_kernel, x[:MOST_ROWS], codes, scales, bias, MANY)
     assert norm_error(by_kernel, wanted[:MOST_ROWS]) < 5e-3
 
 
