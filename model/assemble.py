@@ -115,6 +115,8 @@ def model_of(
         joined = torch.cat(own) if len(own) > 1 else own[0]
         owner, _, leaf = name.rpartition(".")
         give(model.get_submodule(owner), leaf, joined.to(device, dtype if joined.is_floating_point() else joined.dtype))
+    if left := [name for name, tensor in (*model.named_parameters(), *model.named_buffers()) if tensor.is_meta]:
+        raise RuntimeError(f"parts_of names no tensors for {', '.join(left)}.")
     model.eval().requires_grad_(False)
     graft = config.graft
     if graft is not None:  # the micro decoder counts its own positions
@@ -170,7 +172,7 @@ def _heads(model: HamburgerModel, linear: MakeLinear) -> Heads:
     own = PackedLinear if linear is packed_linear else None
     of_micro_steps: _Form = Int8Linear if linear is int8_linear else own
     first = _head(model, own, None)
-    if of_micro_steps is own and not model.has_short_list:
+    if model.config.graft is None or (of_micro_steps is own and not model.has_short_list):
         return Heads(first, first)
     return Heads(first, _head(model, of_micro_steps, model.short_list if model.has_short_list else None))
 

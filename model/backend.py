@@ -132,10 +132,7 @@ class TorchBackend:
 
     def micro_state(self, tokens: Tensor, cache: GroupCache) -> Tensor:
         """micro_step's states [R, D] alone."""
-        return self._micro_state(self._lookup(tokens), cache)
-
-    def _micro_state(self, embedded: Tensor, cache: GroupCache) -> Tensor:
-        state: Tensor = self.model.micro_decoder(embedded, cache, self.model.rotary)
+        state: Tensor = self.model.micro_decoder(self._lookup(tokens), cache, self.model.rotary)
         return state
 
 

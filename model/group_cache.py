@@ -16,13 +16,14 @@ class GroupCache:
 
     def __init__(self, context: Tensor, kv: Tensor, rows: Tensor | None = None, length: int = 0) -> None:
         self.context, self.kv, self.rows, self.length = context, kv, rows, length
+        self._places = rows
 
     @property
     def places(self) -> Tensor:
         """int64 [R]: `rows`, written out."""
-        if self.rows is None:
-            self.rows = torch.arange(self.kv.shape[1], device=self.kv.device)
-        return self.rows
+        if self._places is None:
+            self._places = torch.arange(self.kv.shape[1], device=self.kv.device)
+        return self._places
 
     def select(self, rows: Tensor) -> GroupCache:
         """The cache of some of its rows only (int64 [R'], into R)."""

@@ -76,7 +76,7 @@ class MicroStepDecoder(nn.Module):
 
     def empty_kv(self, features: Tensor) -> Tensor:
         """Room for groups of up to max_group tokens with features [R, F, D]: GroupCache.kv."""
-        return features.new_zeros(len(self.layers), len(features), *self._kv_shape)
+        return features.new_empty(len(self.layers), len(features), *self._kv_shape)
 
     def start(self, features: Tensor) -> GroupCache:
         """Begin a group for R rows with features [R, F, D]."""
@@ -84,8 +84,9 @@ class MicroStepDecoder(nn.Module):
 
     def forward(self, embedding: Tensor, cache: GroupCache, rotary: RotaryEmbedding) -> Tensor:
         """One micro-step: embedding [R, D] of the group's newest token -> state [R, D]; the cache grows."""
-        context, start = cache.of_rows(cache.context), cache.length
-        x = self._inputs(embedding.unsqueeze(1), context, with_context=start == 0)
+        start, x = cache.length, embedding.unsqueeze(1)
+        if self.fused or start == 0:
+            x = self._inputs(x, cache.of_rows(cache.context))
         last = len(self.layers) - 1
         # Only the last position's output is read, so the last layer computes no other.
         attends = [_Cached(cache, i, last_only=i == last) for i in range(last + 1)]
@@ -96,16 +97,17 @@ class MicroStepDecoder(nn.Module):
     def teacher_forced(self, embeddings: Tensor, context: Tensor, rotary: RotaryEmbedding) -> Tensor:
         """Micro-steps 1 to J of groups at once: embeddings [R, J, D] of tokens 0.. and context_of their features ->
         states [R, J, D]."""
-        x = self._inputs(embeddings, context, with_context=True)
+        x = self._inputs(embeddings, context)
         states = self._run(x, 0, [_attend] * len(self.layers), rotary, last_only=False)
         return states[:, -embeddings.shape[1] :]
 
-    def _inputs(self, embeddings: Tensor, context: Tensor, *, with_context: bool) -> Tensor:
-        """embeddings [R, n, D] -> the inputs of the next positions [R, n', D]."""
+    def _inputs(self, embeddings: Tensor, context: Tensor) -> Tensor:
+        """embeddings [R, n, D] and context_of their features -> the inputs of the next positions: [R, n, D] where they
+        are fused, else [R, F + n, D], at a group's beginning."""
         if self.fused:
             fused: Tensor = context + self.embedding_proj(self.embedding_norm(embeddings))
             return fused
-        return torch.cat((context, embeddings), dim=1) if with_context else embeddings
+        return torch.cat((context, embeddings), dim=1)
 
     def _run(
         self, x: Tensor, start: int, attends: Sequence[Attend], rotary: RotaryEmbedding, *, last_only: bool

@@ -21,7 +21,7 @@ from hamburger.model.device.devices import choose_dtype, device_of_rank, make_cu
 from hamburger.model.execution import Execution
 from hamburger.model.gpu.availability import AttentionBackend, choose_backend, why_no_triton
 from hamburger.model.parallel.collectives import Collectives
-from hamburger.model.parallel.shards import shard_trunk
+from hamburger.model.parallel.step_shape import shard_trunk
 from hamburger.model.parallel.steps import ParallelSteps
 from hamburger.model.steps import EagerSteps
 

@@ -22,7 +22,7 @@ from hamburger.model.device.out_of_memory import out_of_memory_reason
 from hamburger.model.graphs.step_memory import NUM_LARGEST, CudaMeter, Meter, most_bytes, small_cache
 from hamburger.model.kv_cache import PagedKVCache
 from hamburger.model.parallel.collectives import Collectives
-from hamburger.model.parallel.shards import StepShape
+from hamburger.model.parallel.step_shape import StepShape
 from hamburger.model.parallel.steps import ParallelSteps
 from hamburger.model.steps import Steps
 

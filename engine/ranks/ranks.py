@@ -37,7 +37,7 @@ from hamburger.engine.types.config import EngineArgs
 from hamburger.engine.types.errors import EngineDead, OutOfMemory
 from hamburger.model.checkpoints.sources import CheckpointError
 from hamburger.model.config import ConfigError
-from hamburger.model.parallel.shards import StepShape
+from hamburger.model.parallel.step_shape import StepShape
 
 OnLost = Callable[[Failed], None]
 _END_SECONDS = 5.0  # for a process that has sent its final message, or whose end shows as another's error first

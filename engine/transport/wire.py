@@ -19,7 +19,7 @@ from hamburger.engine.types.config import EngineArgs
 from hamburger.engine.types.errors import HamburgerError
 from hamburger.engine.types.events import EngineReady, StepReport, StepStarted, Stop
 from hamburger.engine.types.messages import AbortRequest, SubmitRequest
-from hamburger.model.parallel.shards import StepShape
+from hamburger.model.parallel.step_shape import StepShape
 
 LENGTH = struct.Struct(">I")
 MAX_FRAME_BYTES = 2**30  # far above any; a length beyond it was never written by the other side

@@ -17,6 +17,8 @@ from hamburger.model.cpu.graft import CpuGraft, MicroParts, PackedHead
 from hamburger.model.cpu.library import Kernels
 from hamburger.model.cpu.trunk import CpuTrunk
 from hamburger.model.cpu.weights import pack_layers
+from hamburger.model.embedder import CompositionalEmbedder
+from hamburger.model.emission.emission import emitting_reads
 from hamburger.model.group_cache import GroupCache
 from hamburger.model.hamburger import HamburgerModel, calibrated
 from hamburger.model.kv_cache import PagedKVCache
@@ -50,10 +52,13 @@ class CpuBackend:
                 model.rotary,
             )  # fmt: skip
         self.graft = CpuGraft(kernels, config, head, micro)
-        self._embedder = None if graft is None else model.embedder.float()
+        # The plain embedder serves where the kernels do not take its widths; else they have its weights already.
+        self._embedder: CompositionalEmbedder | None = None
         self._embedding: CpuEmbedding | None = None
-        if self._embedder is None or merger_fits(self._embedder):
-            self._embedding = CpuEmbedding(kernels, self._table, self._embedder)
+        if graft is None or merger_fits(model.embedder):
+            self._embedding = CpuEmbedding(kernels, self._table, None if graft is None else model.embedder)
+        else:
+            self._embedder = model.embedder.float()
 
     def trunk(self, batch: ForwardBatch, cache: PagedKVCache, reads: Reads) -> tuple[Tensor, list[Tensor]]:
         return self._trunk(self.embed(batch), batch, cache, reads)
@@ -100,7 +105,7 @@ class CpuEmission:
         return sampling.max_logprobs < 0 and sampling.adjustments is None and sampling.constraint is None
 
     def reads(self, batch: ForwardBatch) -> Reads:
-        return Reads(batch.emit, len(batch.emit))
+        return emitting_reads(batch)
 
     def emit(self, states: Tensor, features: list[Tensor], batch: ForwardBatch) -> StepOutput:
         return self._graft.emit(states, features, batch)

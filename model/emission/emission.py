@@ -23,6 +23,11 @@ class Emission(Protocol):
         """states [N, D] and features [M, D] each, of what it reads -> the groups."""
 
 
+def emitting_reads(batch: ForwardBatch) -> Reads:
+    """One state of each emitting sequence, with its features."""
+    return Reads(batch.emit, len(batch.emit))
+
+
 class GoOn:
     """Whether groups go on, for the M rows of a batch: arXiv 2505.20438, section 3.2, with our ends.
 

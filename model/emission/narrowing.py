@@ -7,7 +7,7 @@ from torch import Tensor
 
 from hamburger.model.backend import Backend
 from hamburger.model.batch import ForwardBatch, Reads, StepOutput
-from hamburger.model.emission.emission import GoOn
+from hamburger.model.emission.emission import GoOn, emitting_reads
 from hamburger.model.emission.groups import GrowingGroups
 from hamburger.model.sampler import Choice, Draw, GroupSampler
 
@@ -23,7 +23,7 @@ class NarrowingEmission:
         return True
 
     def reads(self, batch: ForwardBatch) -> Reads:
-        return Reads(batch.emit, len(batch.emit))
+        return emitting_reads(batch)
 
     def emit(
         self, states: Tensor, features: list[Tensor], batch: ForwardBatch, only: Tensor | None = None

@@ -22,7 +22,7 @@ from hamburger.model.batch import (
     StepOutput,
     stop_probability,
 )
-from hamburger.model.emission.emission import GoOn
+from hamburger.model.emission.emission import GoOn, emitting_reads
 from hamburger.model.sampler import count, filtered_draw, invert, penalise, token_logprobs, uniform
 
 
@@ -144,7 +144,7 @@ class StaticEmission:
         return batch.sampling.constraint is None
 
     def reads(self, batch: ForwardBatch) -> Reads:
-        return Reads(batch.emit, len(batch.emit))
+        return emitting_reads(batch)
 
     def emit(self, states: Tensor, features: list[Tensor], batch: ForwardBatch) -> StepOutput:
         backend, width = self._backend, batch.max_group_limit

@@ -8,19 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from hamburger.model.adapter import ComposedSlots
-from hamburger.model.backend import TorchBackend
+from hamburger.model.backend import Heads, TorchBackend
 from hamburger.model.batch import ForwardBatch, Reads
 from hamburger.model.gpu.attention import TritonChunks
 from hamburger.model.gpu.batch_attention import BatchAttention, norms_of, processors_of
 from hamburger.model.gpu.layers import add_rms_norm, gated
 from hamburger.model.gpu.micro_attention import micro_attention
 from hamburger.model.group_cache import GroupCache
+from hamburger.model.hamburger import HamburgerModel
 from hamburger.model.kv_cache import PagedKVCache
 from hamburger.model.layers import DecoderLayer
 from hamburger.model.trunk import run_layers
@@ -32,8 +32,16 @@ _Pair = tuple[Tensor, Tensor | None]
 class TritonBackend(TorchBackend):
     """The arguments are those of TorchBackend."""
 
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
+    def __init__(
+        self,
+        model: HamburgerModel,
+        heads: Heads,
+        *,
+        static: bool = False,
+        quantization: str = "none",
+        lookup: Callable[[Tensor], Tensor] | None = None,
+    ) -> None:
+        super().__init__(model, heads, static=static, quantization=quantization, lookup=lookup)
         self._chunks = TritonChunks(self.trunk_config, self.state_dtype)
         self._processors = processors_of(self.device)
 
@@ -70,7 +78,8 @@ class TritonBackend(TorchBackend):
             context = decoder.feature_proj(add_rms_norm(features, None, norm.weight, norm.eps)[1].flatten(1))
         return GroupCache(context, decoder.empty_kv(features))
 
-    def _micro_state(self, embedded: Tensor, cache: GroupCache) -> Tensor:
+    def micro_state(self, tokens: Tensor, cache: GroupCache) -> Tensor:
+        embedded = self._lookup(tokens)
         decoder, rotary, rows, new = self.model.micro_decoder, self.model.rotary, len(embedded), 1
         x = embedded
         if decoder.fused:

@@ -71,17 +71,17 @@ class Int8Linear(FormedLinear):
         return linear
 
     def take(self, name: str, tensor: Tensor) -> None:
-        """On a GPU the kernels that a weight needs are compiled."""
+        """On a GPU the kernels that the linear needs are compiled: those without a bias, and with it once it comes."""
         if name == "bias":
             self.bias = tensor.detach().clone()
-            return
-        self.codes, self.scales = to_codes(tensor.detach())
-        self.product = product_for(tensor.device)
-        if tensor.is_cuda:
+        else:
+            self.codes, self.scales = to_codes(tensor.detach())
+            self.product = product_for(tensor.device)
+        if tensor.is_cuda and self.codes is not None:
             from hamburger.model.gpu.int8_product import ROWS_OF_ALL
 
             for rows in ROWS_OF_ALL:  # now, and not while a request waits
-                self(tensor.new_zeros(rows, tensor.shape[1]))
+                self(tensor.new_zeros(rows, self.codes.shape[1]))
 
     def forward(self, x: Tensor) -> Tensor:
         """x [..., in] -> [..., out] of x's dtype."""

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from hamburger.model.batch import ForwardBatch, Reads, StepOutput
 from hamburger.model.config import DynamicRopeScaling
+from hamburger.model.emission.emission import emitting_reads
 from hamburger.model.emission.narrowing import NarrowingEmission
 from hamburger.model.emission.scoring import ScoringEmission
 from hamburger.model.graphs.capture import Capture
@@ -129,7 +130,7 @@ class _ReplayedEmission:
         return True
 
     def reads(self, batch: ForwardBatch) -> Reads:
-        return Reads(batch.emit, len(batch.emit))
+        return emitting_reads(batch)
 
     def emit(self, states: Tensor, features: list[Tensor], batch: ForwardBatch) -> StepOutput:
         return self._graphs.emit_behind(states, features, batch, self._bucket)

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from hamburger.model.backend import Backend
-from hamburger.model.batch import ForwardBatch, Reads, SamplingBatch, StepOutput
+from hamburger.model.batch import ForwardBatch, SamplingBatch, StepOutput
+from hamburger.model.emission.emission import emitting_reads
 from hamburger.model.emission.static import Groups, StaticChoices
 from hamburger.model.graphs.capture import Capture, Work
 from hamburger.model.graphs.static_batch import with_extras
@@ -104,8 +105,7 @@ class Pieces:
         self.choices[kind].take(index, self.tensors.logits, self.tensors.stop)
 
     def _trunk(self) -> None:
-        emit = self.batch.emit
-        self.take_over(*self._backend.trunk(self.batch, self._cache, Reads(emit, len(emit))))
+        self.take_over(*self._backend.trunk(self.batch, self._cache, emitting_reads(self.batch)))
 
     def _micro_step(self, index: int) -> None:
         if index == 1:

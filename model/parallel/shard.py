@@ -18,8 +18,8 @@ from hamburger.model.emission.scoring import SCORED_ROWS_AT_ONCE
 from hamburger.model.hamburger import HamburgerModel
 from hamburger.model.linear import FormedLinear, MakeLinear, Part, give
 from hamburger.model.parallel.collectives import Collectives
-from hamburger.model.parallel.shards import shard_trunk
 from hamburger.model.parallel.step_calls import CallSizes, StepCalls
+from hamburger.model.parallel.step_shape import shard_trunk
 
 _ROWS = re.compile(r".*\.(self_attn\.[qkv]_proj|mlp\.(gate|up)_proj)\.(weight|bias|lora_B)")
 _COLUMNS = re.compile(r".*\.(self_attn\.o_proj|mlp\.down_proj)\.(weight|lora_A)")

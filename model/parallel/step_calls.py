@@ -18,7 +18,7 @@ from torch import Tensor
 
 from hamburger.model.device.out_of_memory import out_of_memory_reason
 from hamburger.model.parallel.collectives import CollectiveError, Collectives
-from hamburger.model.parallel.shards import StepShape
+from hamburger.model.parallel.step_shape import StepShape
 
 NOT_ON = -1  # instead of a token: this row's group does not go on
 

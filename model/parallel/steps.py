@@ -30,8 +30,8 @@ from hamburger.model.emission.scoring import SCORED_ROWS_AT_ONCE, ScoringEmissio
 from hamburger.model.group_cache import GroupCache
 from hamburger.model.kv_cache import PagedKVCache
 from hamburger.model.parallel.shard import Shard
-from hamburger.model.parallel.shards import StepShape
 from hamburger.model.parallel.step_calls import NOT_ON
+from hamburger.model.parallel.step_shape import StepShape
 from hamburger.model.steps import EagerSteps
 
 logger = logging.getLogger(__name__)

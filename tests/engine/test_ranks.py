@@ -36,7 +36,7 @@ from hamburger.model.checkpoints.sources import BUILTIN, CheckpointError
 from hamburger.model.config import ConfigError, ModelConfig
 from hamburger.model.kv_cache import slot_bytes
 from hamburger.model.parallel.collectives import Collectives
-from hamburger.model.parallel.shards import StepShape
+from hamburger.model.parallel.step_shape import StepShape
 from processes import is_alive
 from small_models import graft_config, random_tensors, trunk_config
 from split_models import Starving

@@ -18,8 +18,8 @@ from hamburger.model.assemble import assemble_shard
 from hamburger.model.config import DynamicRopeScaling, ModelConfig
 from hamburger.model.kv_cache import PagedKVCache
 from hamburger.model.parallel.collectives import Collectives
-from hamburger.model.parallel.shards import shard_trunk
 from hamburger.model.parallel.step_calls import Kind, StepCalls
+from hamburger.model.parallel.step_shape import shard_trunk
 from hamburger.model.parallel.steps import ParallelSteps
 from small_models import CPU, graft_config, grafted, random_tensors, trunk_config
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from hamburger.engine.types.messages import SubmitRequest
-from hamburger.model.assemble import assemble
+from hamburger.model.assemble import assemble, parts_of
 from hamburger.model.backend import TorchBackend
 from hamburger.model.config import ModelConfig
 from hamburger.model.cpu.onednn import PackedLinear, can_pack, compiled_rows
@@ -181,6 +181,14 @@ def test_a_context_shorter_than_a_groups_own_positions_is_served() -> None:
     model = assemble(config, tensors, dtype=torch.float32, device=CPU, max_positions=4)
     requests = {"r": ([5, 6], params(confidence=0.0, ignore_eos=True, max_tokens=2))}
     assert len(tokens_of(run_core(core_of(model, max_model_len=4), requests)["r"])) == 2
+
+
+def test_a_parameter_without_a_tensor_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = config_of("positions")
+    parts = {name: found for name, found in parts_of(config).items() if name != "trunk.norm.weight"}
+    monkeypatch.setattr("hamburger.model.assemble.parts_of", lambda config: parts)
+    with pytest.raises(RuntimeError, match=r"no tensors for trunk\.norm\.weight"):
+        random_model(config)
 
 
 def test_an_untied_head_is_packed_once() -> None:

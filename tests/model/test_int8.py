@@ -53,6 +53,13 @@ def test_a_whole_model(short_list_size: int | None) -> None:
     assert max(len(output.token_ids) for output in answers["a"]) == 4
 
 
+def test_a_plain_base_has_one_head() -> None:
+    ours = model(ModelConfig(trunk=trunk_config(**WIDE)), int8=True).backend
+    assert isinstance(ours, TorchBackend)
+    assert ours.heads.micro is ours.heads.first
+    assert not isinstance(ours.heads.first, Int8Linear)
+
+
 def test_adapters_of_composed_slots_keep_their_numbers() -> None:
     ours = model(grafted(trunk_config(**WIDE), adapter_rank=32), int8=True)
     assert isinstance(ours.backend, TorchBackend)

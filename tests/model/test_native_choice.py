@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from hamburger.engine.device.load import _kernels, resolve
 from hamburger.engine.types.config import EngineArgs, Quantization
@@ -16,7 +17,7 @@ from hamburger.model.config import ConfigError, ModelConfig
 from hamburger.model.cpu.backend import CpuBackend
 from hamburger.model.cpu.library import layers_fit, load_kernels
 from hamburger.model.execution import Execution
-from small_models import CPU, random_tensors, trunk_config
+from small_models import CPU, grafted, random_tensors, trunk_config
 
 WIDE: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 32}
 pytestmark = pytest.mark.skipif(load_kernels() is None, reason="built without a compiler, or for another processor")
@@ -36,6 +37,16 @@ def test_bits_are_what_was_asked() -> None:
         )
         assert model.quantization == name
         assert isinstance(model.backend, CpuBackend)
+
+
+def test_the_kernels_weights_are_the_only_ones_that_are_kept() -> None:
+    config = grafted(trunk_config(**WIDE))
+    execution = Execution(kernels=load_kernels())
+    steps = assemble(
+        config, random_tensors(config), dtype=torch.bfloat16, device=CPU, max_positions=64, execution=execution
+    )
+    kept = [found for found in vars(steps.backend).values() if isinstance(found, nn.Module)]
+    assert not kept
 
 
 def asked_for(quantization: Quantization, dtype: str = "auto") -> EngineArgs:

@@ -25,7 +25,7 @@ from hamburger.model.config import ConfigError
 from hamburger.model.execution import Execution
 from hamburger.model.parallel.collectives import Collectives
 from hamburger.model.parallel.shard import shard_tensor
-from hamburger.model.parallel.shards import shard_trunk
+from hamburger.model.parallel.step_shape import shard_trunk
 from slow_cases import slow_but
 from small_models import CPU, core_of, params, trunk_config
 from split_models import BLOCK_SIZE, CASES, SIZE, Starving, shard_of, tensors_of
