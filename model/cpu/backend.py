@@ -12,8 +12,7 @@ from torch import Tensor
 from hamburger.model.adapter import ComposedSlots, Embedded
 from hamburger.model.backend import spread
 from hamburger.model.batch import ForwardBatch, Reads, StepOutput
-from hamburger.model.cpu.embedding import CpuEmbedding, merger_fits
-from hamburger.model.cpu.graft import CpuGraft, MicroParts, PackedHead
+from hamburger.model.cpu.graft import CpuEmbedding, CpuGraft, MicroParts, PackedHead, merger_fits
 from hamburger.model.cpu.library import Kernels
 from hamburger.model.cpu.trunk import CpuTrunk
 from hamburger.model.cpu.weights import pack_layers

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from hamburger.model.batch import ForwardBatch, Reads, empty_sampling
 from hamburger.model.config import ModelConfig
-from hamburger.model.cpu.embedding import CpuEmbedding, merger_fits
-from hamburger.model.cpu.graft import CpuGraft, PackedHead
+from hamburger.model.cpu.graft import CpuEmbedding, CpuGraft, PackedHead, merger_fits
 from hamburger.model.cpu.library import GROUP, InstructionSet, Kernels, load_kernels
 from hamburger.model.cpu.weights import PackedWeight, has_4_bits
 from hamburger.model.embedder import CompositionalEmbedder
