@@ -6,7 +6,7 @@ model is built, and take their weights over as they are loaded (FormedLinear); n
 
 from __future__ import annotations
 
-from typing import Literal, Protocol
+from typing import Literal, Protocol, Self
 
 from torch import Tensor, nn
 
@@ -28,6 +28,15 @@ def plain_linear(inputs: int, outputs: int, *, bias: bool, part: Part, split: bo
 
 class FormedLinear(nn.Module):
     """A linear layer whose weights have a form of their own; for inference only."""
+
+    @classmethod
+    def of(cls, weight: Tensor, bias: Tensor | None = None) -> Self:
+        """weight [out, in] and bias [out] are copied into that form."""
+        linear = cls()
+        linear.take("weight", weight)
+        if bias is not None:
+            linear.take("bias", bias)
+        return linear
 
     def take(self, name: str, tensor: Tensor) -> None:
         """Bring `weight` [out, in] or `bias` [out] into that form; nothing is kept of the tensor itself."""

@@ -5,8 +5,6 @@ At 1 to 16 rows a blocked weight is read about twice as fast as a plain one, at 
 
 from __future__ import annotations
 
-from typing import Self
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -46,15 +44,6 @@ class PackedLinear(FormedLinear):
     def __init__(self) -> None:
         super().__init__()
         self.bias: Tensor | None = None
-
-    @classmethod
-    def of(cls, weight: Tensor, bias: Tensor | None = None) -> Self:
-        """weight [out, in] and bias [out] are copied."""
-        linear = cls()
-        linear.take("weight", weight)
-        if bias is not None:
-            linear.take("bias", bias)
-        return linear
 
     def take(self, name: str, tensor: Tensor) -> None:
         if name == "weight":

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -60,15 +59,6 @@ class Int8Linear(FormedLinear):
         super().__init__()
         for name in ("codes", "scales", "bias"):
             self.register_buffer(name, None)
-
-    @classmethod
-    def of(cls, weight: Tensor, bias: Tensor | None = None) -> Self:
-        """weight [out, in] and bias [out] are copied."""
-        linear = cls()
-        linear.take("weight", weight)
-        if bias is not None:
-            linear.take("bias", bias)
-        return linear
 
     def take(self, name: str, tensor: Tensor) -> None:
         """On a GPU the kernels that the linear needs are compiled: those without a bias, and with it once it comes."""

@@ -57,12 +57,6 @@ class RoundedLinear(FormedLinear):
         self._bits = bits
         self.bias: Tensor | None = None
 
-    @classmethod
-    def of(cls, weight: Tensor) -> RoundedLinear:
-        linear = cls()
-        linear.take("weight", weight)
-        return linear
-
     def take(self, name: str, tensor: Tensor) -> None:
         if name == "weight":
             self.weight = dequantized(tensor, self._bits)
