@@ -23,12 +23,15 @@ from hamburger.engine.device.cpu_threads import StepThreads
 from hamburger.engine.device.load import Resolved, rank_pool_bytes, resolve, shard_steps_of, steps_of
 from hamburger.engine.device.memory import decode_graphs, step_bytes
 from hamburger.engine.device.runner import Runner
+from hamburger.engine.device.step_costs import measure_costs
+from hamburger.engine.drafting.costs import StepCosts
+from hamburger.engine.drafting.policy import DraftPolicy
 from hamburger.engine.text.grammar import Grammars
 from hamburger.engine.text.tokenizer import Tokenizer
 from hamburger.engine.types.config import EngineArgs, EngineConfig
-from hamburger.engine.types.messages import EngineInfo, SubmitRequest
+from hamburger.engine.types.messages import EngineInfo, Groups, SubmitRequest
 from hamburger.engine.types.sampling_params import SamplingParams
-from hamburger.model.config import ConfigError
+from hamburger.model.config import ConfigError, ModelConfig
 from hamburger.model.device.out_of_memory import out_of_memory_reason
 from hamburger.model.graphs.step_memory import CudaMeter
 from hamburger.model.kv_cache import PagedKVCache, slot_bytes
@@ -38,6 +41,9 @@ from hamburger.model.steps import EagerSteps, Steps
 if TYPE_CHECKING:
     from hamburger.engine.ranks.build import Leader
     from hamburger.engine.ranks.ranks import LeadingRunner, OnLost
+
+
+VERIFIED_GROUP = 8  # tokens; longer runs of drafts than the micro decoder makes come from lookup and predictions
 
 
 def build_core(
@@ -69,13 +75,14 @@ def _build(
     _tell_weights(resolved, steps, on_progress)
     resolved = replace(resolved, checkpoint=replace(resolved.checkpoint, tensors={}))  # the model has them now
     config = _plan(args, resolved, steps, leader, on_progress)
-    runner = _runner(args, config, resolved, steps, leader, on_progress)
+    runner, policy = _runner(args, config, resolved, steps, leader, on_progress)
     info = _info(args, config, resolved, steps)
     grammars = Grammars(lambda: Tokenizer.load(resolved.source.tokenizer_path), info.vocab_size, info.eos_token_ids)
-    if isinstance(runner, Runner) and _overlaps(args, resolved.device):
+    # With verified groups the host must know what was confirmed before it can plan the next step.
+    if isinstance(runner, Runner) and config.groups == "composed" and _overlaps(args, resolved.device):
         core: EngineCore = OverlappedCore(config, runner, grammars=grammars)
     else:
-        core = EngineCore(config, runner, grammars=grammars)
+        core = EngineCore(config, runner, grammars=grammars, policy=policy)
     compiles = resolved.attention != "torch"
     on_progress("warming up: Triton compiles its kernels, once a machine" if compiles else "warming up")
     _warm_up(core, info)
@@ -99,6 +106,7 @@ def _plan(
     """The numbers that scheduling depends on: the KV pool by the memory that is left, on a GPU after the largest steps
     were measured."""
     trunk, device = steps.config.trunk, resolved.device
+    groups = _groups(args, steps.config)
     prefix_cache = args.prefix_cache and trunk.context_tokens == trunk.fixed_context_tokens
     if args.prefix_cache and not prefix_cache:
         on_progress("no prefix cache: with dynamic rope scaling a prompt's keys depend on its length")
@@ -127,7 +135,8 @@ def _plan(
             max_num_seqs=args.max_num_seqs,
         ),
         eos_token_ids=trunk.eos_token_ids,
-        max_group=steps.config.max_group,
+        max_group=steps.config.max_group if groups == "composed" else max(VERIFIED_GROUP, steps.config.max_group),
+        groups=groups,
         max_queue=args.max_queue,
         max_queue_seconds=args.max_queue_seconds,
         prefix_cache=prefix_cache,
@@ -141,8 +150,11 @@ def _runner(
     steps: EagerSteps | ParallelSteps,
     leader: Leader | None,
     on_progress: Callable[[str], None],
-) -> Runner | LeadingRunner:
-    """What runs scheduled batches, on a KV pool of its own. Raises ConfigError where the pool does not fit."""
+) -> tuple[Runner | LeadingRunner, DraftPolicy | None]:
+    """What runs scheduled batches, on a KV pool of its own, and what decides its drafts.
+
+    Raises ConfigError where the pool does not fit.
+    """
     runs: Steps = steps
     try:
         cache = PagedKVCache(
@@ -159,20 +171,33 @@ def _runner(
             f"or set enforce_eager. ({reason})"
         ) from error
     if leader is not None:
-        return leader.runner(runs, cache, config.num_blocks)
-    return Runner(runs, cache, None if resolved.kernels is None else _step_threads())
+        return leader.runner(runs, cache, config.num_blocks), None
+    threads = None if resolved.kernels is None else _step_threads()
+    policy = None
+    if config.groups == "verified":
+        on_progress("measuring steps")
+        most = min(config.max_num_batched_slots, config.max_group * config.max_num_seqs)
+        costs = StepCosts(measure_costs(runs, cache, most, resolved.max_model_len, threads))
+        policy = DraftPolicy(costs, steps.config.max_group - 1)
+    return Runner(runs, cache, threads, config.groups), policy
 
 
 def _info(args: EngineArgs, config: EngineConfig, resolved: Resolved, steps: Steps) -> EngineInfo:
     model, size = steps.config, args.tensor_parallel_size
-    confidence = args.confidence if args.confidence is not None else model.default_confidence
-    graft = model.graft
-    tokens_per_kv = graft.expected_tokens_per_kv if graft and confidence == graft.default_confidence else 1.0
+    confidence, graft = model.default_confidence, model.graft
+    if config.groups == "verified":
+        confidence = 0.0  # as many drafts as pay
+    if args.confidence is not None:
+        confidence = args.confidence
+    tokens_per_kv = 1.0
+    if graft and config.groups == "composed" and confidence == graft.default_confidence:
+        tokens_per_kv = graft.expected_tokens_per_kv
     return EngineInfo(
         model=resolved.source.name,
         is_plain_base=graft is None,
         max_model_len=config.max_model_len,
-        max_group=model.max_group,
+        max_group=config.max_group,
+        groups=config.groups,
         default_confidence=confidence,
         vocab_size=model.trunk.vocab_size,
         eos_token_ids=list(model.trunk.eos_token_ids),
@@ -185,6 +210,13 @@ def _info(args: EngineArgs, config: EngineConfig, resolved: Resolved, steps: Ste
         dtype=str(resolved.dtype).removeprefix("torch."),
         quantization=steps.quantization,
     )
+
+
+def _groups(args: EngineArgs, config: ModelConfig) -> Groups:
+    """What the user asks, or the checkpoint says; a plain base model has no groups to compose."""
+    if config.graft is None:
+        return "verified"
+    return config.graft.groups if args.groups == "auto" else args.groups
 
 
 def _captures(args: EngineArgs, resolved: Resolved) -> bool:

@@ -127,6 +127,10 @@ class ForwardBatch:
     max_group_limit: the maximum of group_limits over rows with a confidence below 1, else 1. max_free_limit: the same
         over rows without a grammar; None where that is no other.
     scored: prompt slots whose next token is scored; None, and no work for it, where no request asks.
+    checks: of verified groups (docs/architecture.md), int64 [M]: the token that the next row was fed, a draft, where
+        that row follows this one in its sequence; -1 where none does. Each draft is a row of its own then, with one
+        slot, and what a row emits beyond its first token are drafts for its next macro-step: likeliest tokens, as many
+        as group_limits and confidence allow. None of composed groups, whose tokens are all emitted.
     """
 
     token_ids: Tensor
@@ -147,6 +151,7 @@ class ForwardBatch:
     scored: ScoredSlots | None = None
     text_lengths: Tensor | None = None
     max_free_limit: int | None = None
+    checks: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -171,6 +176,9 @@ class StepOutput:
 
     token_ids: int64 [M, G], right-padded with 0. group_sizes: int64 [M].
     stop_probs: float32 [M, G], sigmoid(stop logit) after each token; 1.0 everywhere for a plain base.
+    With `checks`, the first token of a row is what the trunk chooses there, the others are drafts of what follows it,
+    of rows whose draft was refused or that had none: nobody reads those of others. stop_probs are 1 - the chance that
+    the next draft is accepted.
     prompt_logprobs: of the S prompt tokens that the batch has scored; None where it has none.
     """
 

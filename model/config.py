@@ -167,7 +167,8 @@ class GraftConfig:
     micro_norm: an RMS norm of the micro decoder's output before head and stop head (the published form has none).
     short_list_size: None, or how many vocabulary ids the micro-steps' head is restricted to; the ids are the
         checkpoint's tensor `short_list`. A token off the list starts a new group.
-    default_confidence: what a request gets that names none.
+    default_confidence: what a request gets that names none, of composed groups.
+    groups: how it is served where nobody says: composed, the published form, or verified.
     expected_tokens_per_kv: what was measured at default_confidence when the graft was trained; only for reports.
     stop_scale, stop_bias: the dial's calibration, one entry for each token of a group: the stop logit z after token j
         counts as stop_scale[j] * z + stop_bias[j]. None leaves it as the stop head gives it; training never sees it.
@@ -182,6 +183,7 @@ class GraftConfig:
     short_list_size: int | None = None
     default_confidence: float = 0.8
     expected_tokens_per_kv: float = 1.0
+    groups: Literal["composed", "verified"] = "composed"
     stop_scale: tuple[float, ...] | None = None
     stop_bias: tuple[float, ...] | None = None
 

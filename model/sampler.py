@@ -43,20 +43,24 @@ class GroupSampler:
         self._draw = draw or sample
         self._chosen: list[tuple[Tensor, Tensor]] = []  # (rows, tokens) of this group so far
 
-    def choose(self, logits: Tensor, rows: Tensor, index: int) -> Choice:
-        """logits [R, V] (any float dtype) of rows int64 [R] (ascending), for token `index` of the group."""
+    def choose(self, logits: Tensor, rows: Tensor, index: int, *, is_draft: bool = False) -> Choice:
+        """logits [R, V] (any float dtype) of rows int64 [R] (ascending), for token `index` of the group.
+
+        is_draft: choose the likeliest of what is allowed, at any temperature.
+        """
         logits = logits.float()  # argmax of bf16 is several times slower on CPU
         likeliest = logits.argmax(-1)
         choice = Choice(likeliest, torch.ones_like(rows, dtype=torch.bool))
         p = self.params
-        if p.adjustments is not None or p.any_sampled or p.constraint is not None:
-            choice = self._choose_special(logits, rows, index, likeliest)
+        if p.adjustments is not None or (p.any_sampled and not is_draft) or p.constraint is not None:
+            choice = self._choose_special(logits, rows, index, likeliest, is_draft=is_draft)
         self._chosen.append((rows, choice.tokens))
         return choice
 
-    def _choose_special(self, logits: Tensor, rows: Tensor, index: int, likeliest: Tensor) -> Choice:
+    def _choose_special(self, logits: Tensor, rows: Tensor, index: int, likeliest: Tensor, *, is_draft: bool) -> Choice:
         p = self.params
-        special = p.temperature[rows] > 0
+        sampled = (p.temperature[rows] > 0) & (not is_draft)
+        special = sampled.clone()
         if p.adjustments is not None:
             special |= torch.isin(rows, p.adjustments.row)
         if p.constraint is not None:
@@ -73,7 +77,7 @@ class GroupSampler:
         changed = p.adjustments is not None or p.constraint is not None
         chosen = picked.argmax(-1) if changed else likeliest[at]
         temperature = p.temperature[of]
-        hot = (temperature > 0).nonzero().squeeze(-1)
+        hot = sampled[at].nonzero().squeeze(-1)
         if len(hot):
             of_hot, warm = of[hot], _select(picked, hot)
             chosen[hot] = self._draw(

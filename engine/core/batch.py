@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from hamburger.engine.core.sequence import Sequence
+from hamburger.engine.drafting.proposal import Proposal
 from hamburger.engine.types.messages import TokenLogprobs
 
 
@@ -14,11 +15,23 @@ class ScheduledSequence:
     """Compute the slots [num_computed_slots, num_computed_slots + num_slots) of a sequence; its blocks cover them.
 
     emits: the last of them is the sequence's last slot and it may have more tokens, so the macro-step emits a group.
+    drafts: of verified groups, tokens that are computed in the slots behind those, and kept as far as the trunk chooses
+        them; its blocks cover them too. None where there are none, else at least one.
+    max_drafts: how many the micro-steps may draft for its next macro-step, while the chance that all of them are
+        accepted is at least min_chance.
     """
 
     sequence: Sequence
     num_slots: int
     emits: bool
+    drafts: Proposal | None = None
+    max_drafts: int = 0
+    min_chance: float = 0.0
+
+    @property
+    def num_rows(self) -> int:
+        """Slots that the step computes."""
+        return self.num_slots + (len(self.drafts.token_ids) if self.drafts else 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +49,13 @@ class ScheduledBatch:
 
     @property
     def num_slots(self) -> int:
+        """Without drafts."""
         return sum(item.num_slots for item in self.sequences)
+
+    @property
+    def num_rows(self) -> int:
+        """Slots that the step computes, drafts among them."""
+        return sum(item.num_rows for item in self.sequences)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +63,13 @@ class GroupResult:
     """One emitted group, untrimmed: 1 to max_group tokens, with one entry a token in each list.
 
     stop_probs[i] = sigmoid(stop logit) after token i. logprobs: None unless the request asks for them.
+    proposal: drafts for the next macro-step, of verified groups.
     """
 
     token_ids: list[int]
     stop_probs: list[float]
     logprobs: list[TokenLogprobs] | None = None
+    proposal: Proposal | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,6 +80,23 @@ class BlockManager:
         sequence.block_ids += [self._take_block() for _ in range(missing)]
         return True
 
+    def grow_as_far(self, sequence: Sequence, num_slots: int) -> int:
+        """Give the sequence blocks for its first `num_slots` slots, or for as many of them as there are blocks for.
+
+        Returns for how many it has blocks now, at most num_slots.
+        """
+        have = len(sequence.block_ids)
+        missing = -(-num_slots // self.block_size) - have
+        reach = min(num_slots, (have + min(max(missing, 0), self.num_free_blocks)) * self.block_size)
+        self.grow(sequence, reach)
+        return reach
+
+    def shrink(self, sequence: Sequence, num_slots: int) -> None:
+        """Take back the blocks behind its first `num_slots` slots: they hold nothing that counts."""
+        kept = -(-num_slots // self.block_size)
+        self._release(sequence.block_ids[kept:])
+        del sequence.block_ids[kept:]
+
     def can_grow(self, sequences: Collection[Sequence]) -> bool:
         """Whether there are blocks for all slots of all these sequences at once."""
         missing = sum(-(-s.num_slots // self.block_size) - len(s.block_ids) for s in sequences)

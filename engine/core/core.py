@@ -7,14 +7,16 @@ import time
 from collections.abc import Callable
 from typing import Literal, Protocol
 
-from hamburger.engine.core.batch import BatchResult, ScheduledBatch
+from hamburger.engine.core.batch import BatchResult, GroupResult, ScheduledBatch, ScheduledSequence
 from hamburger.engine.core.scheduler import Scheduler
 from hamburger.engine.core.sequence import Sequence
+from hamburger.engine.drafting.policy import DraftPolicy
 from hamburger.engine.text.grammar import Grammars, Matcher
 from hamburger.engine.types.config import EngineConfig
 from hamburger.engine.types.errors import InvalidRequest, OutOfMemory
 from hamburger.engine.types.messages import (
     AbortRequest,
+    CheckedDrafts,
     GroupOutput,
     RequestFailed,
     StepOutputs,
@@ -44,14 +46,19 @@ class EngineCore:
         runner: Runner,
         clock: Callable[[], float] = time.monotonic,
         grammars: Grammars | None = None,
+        policy: DraftPolicy | None = None,
     ) -> None:
-        """grammars: for requests that have one; without it they fail."""
+        """grammars: for requests that have one; without it they fail.
+
+        policy: of the drafts of verified groups; None makes none.
+        """
         self.config = config
         self.grammars = grammars
         self._refused: list[RequestFailed] = []
         self._runner = runner
         self._clock = clock
-        self._scheduler = Scheduler(config)
+        self._policy = policy
+        self._scheduler = Scheduler(config, policy)
 
     @property
     def has_work(self) -> bool:
@@ -59,7 +66,7 @@ class EngineCore:
 
     def add(self, request: SubmitRequest) -> None:
         """Queue a request that was validated (engine/request.py)."""
-        sequence = Sequence(request, self.config.eos_token_ids, self.config.max_model_len)
+        sequence = Sequence(request, self.config.eos_token_ids, self.config.max_model_len, self.config.groups)
         if (grammar := request.params.grammar) is not None:
             try:
                 sequence.matcher = _matcher(grammar, self.grammars)
@@ -74,7 +81,7 @@ class EngineCore:
 
     def reset(self) -> None:
         """Forget every request and free all blocks, whatever state an interrupted step left behind."""
-        self._scheduler = Scheduler(self.config)
+        self._scheduler = Scheduler(self.config, self._policy)
         self._refused = []
 
     def fail_all(self, kind: Literal["engine_dead", "draining"], message: str) -> StepOutputs:
@@ -83,7 +90,7 @@ class EngineCore:
         for failure in failures:
             self.abort(AbortRequest(failure.request_id))
         failures, self._refused = [*self._refused, *failures], []
-        return StepOutputs(failures=failures, stats=self._stats(ScheduledBatch([]), 0, [], 0.0))
+        return StepOutputs(failures=failures, stats=self._stats(ScheduledBatch([]), 0, [], 0.0, []))
 
     def step(self) -> StepOutputs:
         """One macro-step of everything that is scheduled. With nothing to schedule it only reports the state."""
@@ -124,12 +131,20 @@ class EngineCore:
             if not self._scheduler.holds(sequence):
                 continue
             sequence.score(result.prompt_logprobs.get(sequence.request_id, ()))
-            self._scheduler.blocks.mark_computed(sequence, end)
+            if not sequence.is_verified:  # else what counts of it is known below
+                self._scheduler.blocks.mark_computed(sequence, end)
             if sequence.is_prompt_only and end == sequence.num_slots:
                 outputs.append(sequence.finish_prompt())
             if group is None:
+                if sequence.is_verified:
+                    self._scheduler.blocks.mark_computed(sequence, end)
                 continue
-            output = sequence.accept(group.token_ids, group.stop_probs, group.logprobs)
+            drafts = self._checked(item, group)
+            output = sequence.accept(group.token_ids, group.stop_probs, group.logprobs, drafts)
+            if sequence.is_verified:
+                self._scheduler.confirm(sequence)
+                self._scheduler.blocks.mark_computed(sequence, sequence.num_computed_slots)
+                self._take_drafts(sequence, output, group)
             if sequence.matcher is not None and (error := sequence.matcher.error) is not None:
                 # Its masks allow nothing but an end then: what it chose says nothing.
                 message = f"The grammar became too complex, or the answer left it: {error}."
@@ -140,8 +155,32 @@ class EngineCore:
         for output in outputs:
             if output.finish_reason is not None:
                 self.abort(AbortRequest(output.request_id))
+        seconds = self._clock() - start
+        if self._policy is not None and batch.sequences and num_prompt_slots == 0:
+            self._observe(batch, seconds)
         group_sizes = [len(output.token_ids) for output in outputs if output.token_ids]
-        return StepOutputs(outputs, failures, self._stats(batch, num_prompt_slots, group_sizes, self._clock() - start))
+        checked = [output.drafts for output in outputs if output.drafts is not None]
+        return StepOutputs(outputs, failures, self._stats(batch, num_prompt_slots, group_sizes, seconds, checked))
+
+    def _checked(self, item: ScheduledSequence, group: GroupResult) -> CheckedDrafts | None:
+        """What came of the drafts that a step checked. All but the last token of a group are drafts."""
+        drafts = item.drafts
+        if drafts is None:
+            return None
+        num_accepted = len(group.token_ids) - 1
+        if self._policy is not None:
+            self._policy.acceptance.observe(drafts, num_accepted)
+        if item.sequence.drafters is not None:
+            item.sequence.drafters.observe(drafts.drafter, len(drafts.token_ids), num_accepted)
+        return CheckedDrafts(drafts.drafter, drafts.token_ids, drafts.chances, num_accepted)
+
+    def _take_drafts(self, sequence: Sequence, output: GroupOutput, group: GroupResult) -> None:
+        """For its next macro-step."""
+        sequence.proposal = group.proposal
+        if group.proposal is not None and self._policy is not None:
+            self._policy.acceptance.propose(group.proposal)
+        if sequence.drafters is not None:
+            sequence.drafters.extend(output.token_ids)
 
     def _run(self, batch: ScheduledBatch, failures: list[RequestFailed]) -> tuple[ScheduledBatch, BatchResult]:
         """What was computed of the batch: all, or, where the memory did not hold it, nothing.
@@ -159,9 +198,9 @@ class EngineCore:
 
     def _shrink(self, batch: ScheduledBatch, error: OutOfMemory, failures: list[RequestFailed]) -> ScheduledBatch:
         """What is left of a batch that memory does not hold: no slots, and whom it preempts."""
-        logger.warning("A step of %d slots ran out of memory: %s", batch.num_slots, error)
+        logger.warning("A step of %d slots ran out of memory: %s", batch.num_rows, error)
         preempted = list(batch.preempted)
-        if batch.num_slots > 1:
+        if batch.num_rows > 1:
             preempted += self._scheduler.shrink(batch)
         else:
             request_id = batch.sequences[0].sequence.request_id
@@ -169,6 +208,12 @@ class EngineCore:
             failures.append(RequestFailed(request_id, "out_of_memory", message))
             self.abort(AbortRequest(request_id))
         return ScheduledBatch([], preempted, batch.cache_queries, batch.cache_hits)
+
+    def _observe(self, batch: ScheduledBatch, seconds: float) -> None:
+        """What a step without prompts took."""
+        assert self._policy is not None
+        drafting = [item.max_drafts for item in batch.sequences if item.max_drafts]
+        self._policy.observe(batch.num_rows, max(drafting, default=0), len(drafting), seconds)
 
     def _give_up(self, sequence: Sequence) -> None:
         """End a request whose grammar failed; the next one with the same grammar gets it anew."""
@@ -185,7 +230,14 @@ class EngineCore:
         message = f"The request waited {waited:.1f} s in the queue, longer than the {limit:g} s allowed."
         return RequestFailed(sequence.request_id, "queue_timeout", message)
 
-    def _stats(self, batch: ScheduledBatch, num_prompt_slots: int, group_sizes: list[int], seconds: float) -> StepStats:
+    def _stats(
+        self,
+        batch: ScheduledBatch,
+        num_prompt_slots: int,
+        group_sizes: list[int],
+        seconds: float,
+        drafts: list[CheckedDrafts],
+    ) -> StepStats:
         return StepStats(
             num_running=len(self._scheduler.running),
             num_waiting=len(self._scheduler.waiting),
@@ -198,6 +250,7 @@ class EngineCore:
             seconds=seconds,
             cache_queries=batch.cache_queries,
             cache_hits=batch.cache_hits,
+            drafts=drafts,
         )
 
 

@@ -8,6 +8,11 @@ a prompt, one decoded group and a replay after a preemption are the same thing.
                                <-
                            preemption: it replays its groups later
 
+With verified groups a decoding sequence has rows beside that slot: drafts of what follows it, computed in the slots
+behind it. They take what budget and blocks the step has left when all else is chosen, so nobody is preempted, delayed
+or refused for a draft's sake; blocks that only rejected drafts have used are given back as soon as that is known
+(`confirm`). So between steps slots and blocks are as they would be without drafts.
+
 All sequences have one order (Sequence.rank): by priority, then by arrival. Every step goes through them in it. Who runs
 takes the blocks that it lacks from the last ones; who waits takes a seat and blocks only from those of a lower
 priority, and until it has them nobody behind it starts.
@@ -21,18 +26,22 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import OrderedDict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from hamburger.engine.core.batch import ScheduledBatch, ScheduledSequence
 from hamburger.engine.core.block_manager import BlockManager
 from hamburger.engine.core.sequence import Sequence
+from hamburger.engine.drafting.policy import DraftPolicy
+from hamburger.engine.drafting.proposal import Proposal
 from hamburger.engine.types.config import EngineConfig
 
 _STEPS_UNTIL_LARGER = 64  # a step that does not fit costs a step and replays: at most one in so many may try the limit
 
 
 class Scheduler:
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, policy: DraftPolicy | None = None) -> None:
+        """policy: of verified groups."""
+        self._policy = policy
         self.blocks = BlockManager(config.num_blocks, config.block_size, prefix_cache=config.prefix_cache)
         self.running: list[Sequence] = []
         self.waiting: list[Sequence] = []
@@ -115,12 +124,48 @@ class Scheduler:
                 break
         # Stable: the order stays within both parts.
         scheduled = sorted(step.scheduled, key=lambda item: item.num_slots > 1)
+        if self._policy is not None:
+            scheduled = self._with_drafts(scheduled, self._policy)
         return ScheduledBatch(scheduled, step.preempted, step.cache_queries, step.cache_hits)
+
+    def confirm(self, sequence: Sequence) -> None:
+        """It has accepted what a step confirmed: blocks that only its rejected drafts needed are given back."""
+        self.blocks.shrink(sequence, sequence.num_slots)
+
+    def _with_drafts(self, scheduled: list[ScheduledSequence], policy: DraftPolicy) -> list[ScheduledSequence]:
+        num_slots = sum(item.num_slots for item in scheduled)
+        num_emitting = sum(item.emits for item in scheduled)
+        offered = [self._offered(item, policy) for item in scheduled]
+        floors = [item.sequence.params.confidence or 0.0 for item in scheduled]
+        numbers = policy.choose(num_slots, num_emitting, offered, floors)
+        plan = policy.plan(num_emitting, num_slots - num_emitting)
+        spare = self._max_step_slots - num_slots
+        found = []
+        for item, proposal, number, floor in zip(scheduled, offered, numbers, floors, strict=True):
+            drafts = None if proposal is None else proposal.first(min(number, spare))
+            if drafts is not None:
+                room = self.blocks.grow_as_far(item.sequence, item.sequence.num_slots + len(drafts.token_ids))
+                drafts = drafts.first(room - item.sequence.num_slots)
+            spare -= 0 if drafts is None else len(drafts.token_ids)
+            drafters = item.sequence.drafters
+            wants_more = item.emits and floor < 1 and (drafters is None or drafters.needs_micro)
+            most = plan.max_drafts if wants_more else 0
+            found.append(replace(item, drafts=drafts, max_drafts=most, min_chance=max(plan.min_chance, floor)))
+        return found
+
+    def _offered(self, item: ScheduledSequence, policy: DraftPolicy) -> Proposal | None:
+        """The best drafts that there are for a decoding sequence."""
+        sequence = item.sequence
+        most = min(self._config.max_group, sequence.num_tokens_left) - 1
+        if not item.emits or item.num_slots != 1 or most < 1 or sequence.params.confidence == 1:
+            return None
+        micro = None if sequence.proposal is None else policy.acceptance.corrected(sequence.proposal)
+        return micro if sequence.drafters is None else sequence.drafters.best(micro, most)
 
     def shrink(self, batch: ScheduledBatch) -> list[Sequence]:
         """Memory did not hold a step of this batch's size (above 1 slot): the next ones have half of its slots at most,
         and the last running sequences that these cannot serve are preempted. Returns those."""
-        self._max_step_slots, self._num_steps_that_fit = batch.num_slots // 2, 0
+        self._max_step_slots, self._num_steps_that_fit = batch.num_rows // 2, 0
         step = _StepPlan(0)
         while len(self.running) > self._max_step_slots:
             self._preempt(self.running[-1], step)

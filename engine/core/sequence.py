@@ -5,6 +5,9 @@ A sequence has two lengths. Its tokens are its text; its slots are its KV entrie
     tokens      p0 p1 p2 | a b c | d | e f        prompt, then the tokens of three groups
     slots       0  1  2    3       4   5          one for a prompt token, one for a whole group
     positions   0  1  2    5       6   8          rotary position: the index of the slot's last token
+
+That is so with composed groups. With verified ones each token has a slot of its own, and slot and position are one
+number; a macro-step computes the newest token's slot, and those of drafts, of which it keeps what it confirms.
 """
 
 from __future__ import annotations
@@ -14,14 +17,25 @@ from collections.abc import Collection
 from collections.abc import Sequence as SequenceOf
 from hashlib import blake2b
 
+from hamburger.engine.drafting.answer_drafts import AnswerDrafts
+from hamburger.engine.drafting.proposal import Proposal
 from hamburger.engine.text.grammar import Matcher
-from hamburger.engine.types.messages import FinishReason, GroupOutput, SubmitRequest, TokenLogprobs
+from hamburger.engine.types.messages import (
+    CheckedDrafts,
+    FinishReason,
+    GroupOutput,
+    Groups,
+    SubmitRequest,
+    TokenLogprobs,
+)
 
 
 class Sequence:
     """One request's state. Only the scheduler, the block manager and `accept` change it; the runner reads it.
 
-    groups: the emitted groups, trimmed. output_ids: the same tokens, flat.
+    groups: what each slot of the answer is fed: composed groups, trimmed, or single tokens. output_ids: the same
+        tokens, flat.
+    proposal: drafts of what follows, by the micro-step decoder; None where there are none. drafters: who else drafts.
     num_computed_slots: slots whose KV is in the pool, or will be before any step that is launched from now on; always a
         prefix. block_ids: where they are, in order.
     awaits_group: a step that still runs emits its next group, and the slot of that group is being planned (overlap.py).
@@ -33,8 +47,16 @@ class Sequence:
     scheduled_time: when it first got slots; None while it never did.
     """
 
-    def __init__(self, request: SubmitRequest, eos_token_ids: Collection[int], max_model_len: int) -> None:
+    def __init__(
+        self, request: SubmitRequest, eos_token_ids: Collection[int], max_model_len: int, groups: Groups = "composed"
+    ) -> None:
         params = request.params
+        self.is_verified = groups == "verified"
+        self.proposal: Proposal | None = None
+        self.drafters: AnswerDrafts | None = None
+        if self.is_verified and params.confidence != 1:
+            self.drafters = AnswerDrafts(request.prompt_ids, params.prediction_ids)
+        self.num_macro_steps = 0
         self.request_id = request.request_id
         self.prompt_ids = request.prompt_ids
         self.params = params
@@ -149,7 +171,11 @@ class Sequence:
         return self._output([], [], None if self.params.logprobs is None else [], "length", None)
 
     def accept(
-        self, token_ids: list[int], stop_probs: list[float], logprobs: list[TokenLogprobs] | None
+        self,
+        token_ids: list[int],
+        stop_probs: list[float],
+        logprobs: list[TokenLogprobs] | None,
+        drafts: CheckedDrafts | None = None,
     ) -> GroupOutput:
         """Append a group of at least one token, cut after the token that ends the answer (which counts and is kept).
 
@@ -176,11 +202,15 @@ class Sequence:
                 finish_reason = "length"
                 break
         group = token_ids[:kept]
-        self.groups.append(group)
-        self.output_ids += group
-        self._group_positions.append(self.num_tokens - 1)
+        self.num_macro_steps += 1
+        for fed in [[token_id] for token_id in group] if self.is_verified else [group]:
+            self.groups.append(fed)
+            self.output_ids += fed
+            self._group_positions.append(self.num_tokens - 1)
+        if self.is_verified:  # the slots of its tokens but the last were computed as drafts
+            self.num_computed_slots += kept - 1
         kept_logprobs = None if logprobs is None else logprobs[:kept]
-        return self._output(group, stop_probs[:kept], kept_logprobs, finish_reason, stop_token_id)
+        return self._output(group, stop_probs[:kept], kept_logprobs, finish_reason, stop_token_id, drafts)
 
     def _output(
         self,
@@ -189,6 +219,7 @@ class Sequence:
         logprobs: list[TokenLogprobs] | None,
         finish_reason: FinishReason | None,
         stop_token_id: int | None,
+        drafts: CheckedDrafts | None = None,
     ) -> GroupOutput:
         if self.scheduled_time is None:
             raise RuntimeError(f"{self.request_id} is not running.")
@@ -200,8 +231,9 @@ class Sequence:
             finish_reason=finish_reason,
             stop_token_id=stop_token_id,
             scheduled_time=self.scheduled_time,
-            prompt_logprobs=self.prompt_logprobs if len(self.groups) < 2 else None,
-            cached_slots=self.num_cached_slots if len(self.groups) < 2 else 0,
+            prompt_logprobs=self.prompt_logprobs if self.num_macro_steps < 2 else None,
+            cached_slots=self.num_cached_slots if self.num_macro_steps < 2 else 0,
+            drafts=drafts,
         )
 
 

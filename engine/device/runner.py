@@ -17,8 +17,9 @@ from hamburger.engine.core.batch import BatchResult, ScheduledBatch
 from hamburger.engine.core.sequence import Sequence
 from hamburger.engine.device.constraint import GrammarConstraint
 from hamburger.engine.device.cpu_threads import StepThreads
-from hamburger.engine.device.running_step import RunningStep
+from hamburger.engine.device.running_step import EmittingRow, RunningStep, rows_of
 from hamburger.engine.types.errors import OutOfMemory
+from hamburger.engine.types.messages import Groups
 from hamburger.model.batch import Adjustments, ForwardBatch, SamplingBatch, ScoredSlots
 from hamburger.model.config import DynamicRopeScaling
 from hamburger.model.device.out_of_memory import out_of_memory_reason, release_cached_memory
@@ -33,8 +34,15 @@ _LARGE_TABLE = 1024  # entries
 class Runner:
     """Runs scheduled batches by one model's steps, on one KV cache."""
 
-    def __init__(self, steps: Steps, cache: PagedKVCache, threads: StepThreads | None = None) -> None:
+    def __init__(
+        self,
+        steps: Steps,
+        cache: PagedKVCache,
+        threads: StepThreads | None = None,
+        groups: Groups = "composed",
+    ) -> None:
         """threads: of a CPU; None leaves them."""
+        self._verifies = groups == "verified"
         self._steps, self._config = steps, steps.config
         self._cache, self._threads = cache, threads
         self._device = steps.device
@@ -68,10 +76,10 @@ class Runner:
 
     def _launch(self, previous: RunningStep | None, batch: ScheduledBatch) -> RunningStep:
         self._staging = Staging(self._device)
-        emitting = [item.sequence for item in batch.sequences if item.emits]
-        constraint = self._constraint(emitting)
-        forward = self._forward_batch(batch, constraint)
-        tokens_left = self._ints([sequence.num_tokens_left for sequence in emitting])
+        rows = [row for item in batch.sequences if item.emits for row in rows_of(item)]
+        constraint = self._constraint(rows)
+        forward = self._forward_batch(batch, rows, constraint)
+        tokens_left = self._ints([row.sequence.num_tokens_left for row in rows])
         links = None if previous is None else self._links(batch, previous.emitting)
         self._staging.send()
         if previous is not None and links is not None:
@@ -99,25 +107,39 @@ class Runner:
             sources=self._ints([source_of[batch.sequences[row].sequence] for row in linked_rows]),
         )
 
-    def _constraint(self, emitting: list[Sequence]) -> GrammarConstraint | None:
+    def _constraint(self, rows: list[EmittingRow]) -> GrammarConstraint | None:
         """The rows with a grammar; None when no row has one."""
-        matchers = {row: s.matcher for row, s in enumerate(emitting) if s.matcher is not None}
-        if not matchers:
+        guided = {
+            row: (of.sequence.matcher, of.drafts) for row, of in enumerate(rows) if of.sequence.matcher is not None
+        }
+        if not guided:
             return None
-        return GrammarConstraint(matchers, self._config.trunk.vocab_size, self._device)
+        return GrammarConstraint(guided, self._config.trunk.vocab_size, self._device)
 
-    def _forward_batch(self, batch: ScheduledBatch, constraint: GrammarConstraint | None) -> ForwardBatch:
+    def _forward_batch(
+        self, batch: ScheduledBatch, rows: list[EmittingRow], constraint: GrammarConstraint | None
+    ) -> ForwardBatch:
         size = self._cache.block_size
         tokens: list[list[int]] = []
         positions: list[int] = []
         text_lengths: list[int] = []
         write_slots: list[int] = []
         emit: list[int] = []
+        query_slots: list[int] = []
+        context_slots: list[int] = []
+        blocks: list[list[int]] = []
         for item in batch.sequences:
             sequence = item.sequence
             first = sequence.num_computed_slots
-            for slot in range(first, first + item.num_slots):
-                if sequence.awaits_group:  # it is filled in on the device (fill_in_groups)
+            drafts = [] if item.drafts is None else item.drafts.token_ids
+            query_slots += [item.num_slots] + [1] * len(drafts)
+            context_slots += range(first + item.num_slots, first + item.num_rows + 1)
+            blocks += [sequence.block_ids] * (1 + len(drafts))
+            for slot in range(first, first + item.num_rows):
+                if slot >= first + item.num_slots:
+                    tokens.append([drafts[slot - first - item.num_slots]])
+                    positions.append(slot)  # each token has its slot
+                elif sequence.awaits_group:  # it is filled in on the device (fill_in_groups)
                     tokens.append([0])
                     positions.append(0)
                 else:
@@ -127,12 +149,9 @@ class Runner:
                     text_lengths.append(max(len(sequence.prompt_ids), positions[-1] + 1))
                 write_slots.append(sequence.block_ids[slot // size] * size + slot % size)
             if item.emits:
-                emit.append(len(tokens) - 1)
-        emitting = [item.sequence for item in batch.sequences if item.emits]
-        context_slots = [item.sequence.num_computed_slots + item.num_slots for item in batch.sequences]
-        blocks = [item.sequence.block_ids for item in batch.sequences]
-        limits = [self._group_limit(sequence) for sequence in emitting]
-        confidences = [_confidence(sequence) for sequence in emitting]
+                emit += range(len(tokens) - 1 - len(drafts), len(tokens))
+        limits = [self._group_limit(row) for row in rows]
+        confidences = [_confidence(row) for row in rows]
         longest = [limit if confidence < 1 else 1 for limit, confidence in zip(limits, confidences, strict=True)]
         sizes = [len(group) for group in tokens]
         return ForwardBatch(
@@ -143,17 +162,20 @@ class Runner:
             write_slots=self._ints(write_slots),
             block_tables=self._padded(blocks, 0),
             context_slots=self._ints(context_slots),
-            query_slots=[item.num_slots for item in batch.sequences],
+            query_slots=query_slots,
             context_slots_host=context_slots,
-            num_single=sum(item.num_slots == 1 for item in batch.sequences),
+            num_single=sum(number == 1 for number in query_slots),
             emit=self._ints(emit),
             confidence=self._floats(confidences),
             group_limits=self._ints(limits),
             max_group_limit=max(longest, default=1),
-            max_free_limit=max((n for n, s in zip(longest, emitting, strict=True) if s.matcher is None), default=1),
-            sampling=self._sampling_batch(emitting, constraint),
+            max_free_limit=max(
+                (n for n, row in zip(longest, rows, strict=True) if row.sequence.matcher is None), default=1
+            ),
+            sampling=self._sampling_batch(rows, constraint),
             scored=self._scored_slots(batch),
             text_lengths=self._ints(text_lengths) if self._needs_text_lengths else None,
+            checks=self._ints([row.check for row in rows]) if self._verifies else None,
         )
 
     def _scored_slots(self, batch: ScheduledBatch) -> ScoredSlots | None:
@@ -172,9 +194,14 @@ class Runner:
         max_logprobs = min(max_logprobs, self._config.trunk.vocab_size)
         return ScoredSlots(self._ints(rows), self._ints(next_ids), max_logprobs)
 
-    def _group_limit(self, sequence: Sequence) -> int:
-        """Most tokens of the next group. Where a micro-step's short list may lack what is wanted, or hold nothing that
-        is allowed, all tokens are left to the trunk."""
+    def _group_limit(self, row: EmittingRow) -> int:
+        """Most tokens of the next group: with verified ones the row's own and drafts. Where a micro-step's short list
+        may lack what is wanted, or hold nothing that is allowed, all tokens of composed ones are left to the trunk."""
+        sequence = row.sequence
+        if self._verifies:
+            # What comes after this row's token and a draft of each place must have one place left.
+            left = sequence.num_tokens_left - len(row.drafts)
+            return max(1, min(self._config.max_group, 1 + row.item.max_drafts, left - 1))
         p = sequence.params
         if self._short_list is not None and (
             p.logit_bias or (sequence.num_output_tokens < p.min_tokens and self._short_list <= sequence.end_token_ids)
@@ -182,8 +209,8 @@ class Runner:
             return 1
         return min(self._config.max_group, sequence.num_tokens_left)
 
-    def _sampling_batch(self, emitting: list[Sequence], constraint: GrammarConstraint | None) -> SamplingBatch:
-        params = [sequence.params for sequence in emitting]
+    def _sampling_batch(self, rows: list[EmittingRow], constraint: GrammarConstraint | None) -> SamplingBatch:
+        params = [row.sequence.params for row in rows]
         logprobs = [-1 if p.logprobs is None else p.logprobs for p in params]
         return SamplingBatch(
             temperature=self._floats([p.temperature for p in params]),
@@ -191,29 +218,29 @@ class Runner:
             top_p=self._floats([p.top_p for p in params]),
             min_p=self._floats([p.min_p for p in params]),
             seed=self._ints([p.seed or 0 for p in params]),
-            output_index=self._ints([sequence.num_output_tokens for sequence in emitting]),
-            end_ids=self._padded([sorted(sequence.end_token_ids) for sequence in emitting], -1),
+            output_index=self._ints([row.sequence.num_output_tokens + len(row.drafts) for row in rows]),
+            end_ids=self._padded([sorted(row.sequence.end_token_ids) for row in rows], -1),
             logprobs=self._ints(logprobs),
             any_sampled=any(not p.is_greedy for p in params),
             any_filtered=any(not p.is_greedy and (p.top_k > 0 or p.top_p < 1 or p.min_p > 0) for p in params),
             max_logprobs=min(max(logprobs, default=-1), self._config.trunk.vocab_size),
-            adjustments=self._adjustments(emitting),
+            adjustments=self._adjustments(rows),
             constraint=constraint,
         )
 
-    def _adjustments(self, emitting: list[Sequence]) -> Adjustments | None:
+    def _adjustments(self, emitting: list[EmittingRow]) -> Adjustments | None:
         """The rows that ask for penalties, bias or min_tokens; None when no row does."""
-        rows = [i for i, sequence in enumerate(emitting) if sequence.adjusts_logits]
+        rows = [i for i, row in enumerate(emitting) if row.sequence.adjusts_logits]
         if not rows:
             return None
-        chosen = [emitting[i] for i in rows]
+        chosen = [emitting[i].sequence for i in rows]
         params = [sequence.params for sequence in chosen]
         bias = [(i, token_id, value) for i, p in enumerate(params) for token_id, value in p.logit_bias.items()]
         return Adjustments(
             row=self._ints(rows),
             # Only repetition_penalty looks at the prompt.
             prompt_ids=self._padded([s.prompt_ids if s.params.repetition_penalty != 1 else [] for s in chosen], -1),
-            output_ids=self._padded([s.output_ids for s in chosen], -1),
+            output_ids=self._padded([[*emitting[i].sequence.output_ids, *emitting[i].drafts] for i in rows], -1),
             presence=self._floats([p.presence_penalty for p in params]),
             frequency=self._floats([p.frequency_penalty for p in params]),
             repetition=self._floats([p.repetition_penalty for p in params]),
@@ -248,8 +275,9 @@ def _filled_up(rows: list[list[int]], width: int, fill: int) -> np.ndarray:
     return table
 
 
-def _confidence(sequence: Sequence) -> float:
-    """The request's confidence, which its client filled in."""
-    if sequence.params.confidence is None:
-        raise RuntimeError(f"{sequence.request_id} reached the runner without a confidence.")
-    return sequence.params.confidence
+def _confidence(row: EmittingRow) -> float:
+    """The request's confidence, which its client filled in; with verified groups the chance that drafts must have."""
+    confidence = row.sequence.params.confidence
+    if confidence is None:
+        raise RuntimeError(f"{row.sequence.request_id} reached the runner without a confidence.")
+    return row.item.min_chance if row.sequence.is_verified and confidence < 1 else confidence

@@ -3,16 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import islice
 
 from torch import Tensor
 
-from hamburger.engine.core.batch import BatchResult, GroupResult, ScheduledBatch
+from hamburger.engine.core.batch import BatchResult, GroupResult, ScheduledBatch, ScheduledSequence
 from hamburger.engine.core.sequence import Sequence
+from hamburger.engine.drafting.proposal import Proposal
 from hamburger.engine.types.messages import TokenLogprobs
 from hamburger.model.batch import Logprobs, StepOutput
 from hamburger.model.device.overlapped import StepTail
 from hamburger.model.device.transfer import Download
+
+
+@dataclass(frozen=True, slots=True)
+class EmittingRow:
+    """A row of the batch that emits: a sequence's last slot, or, with verified groups, one of its drafts.
+
+    drafts: what the sequence is fed between its newest token and this row's choice. check: the draft behind them, which
+    this row must choose for the next one to count; -1 where there is none.
+    """
+
+    item: ScheduledSequence
+    drafts: list[int]
+    check: int
+
+    @property
+    def sequence(self) -> Sequence:
+        return self.item.sequence
+
+
+def rows_of(item: ScheduledSequence) -> list[EmittingRow]:
+    """The rows of a sequence that emits, in order."""
+    drafts = [] if item.drafts is None else item.drafts.token_ids
+    return [EmittingRow(item, drafts[:i], check) for i, check in enumerate([*drafts, -1])]
 
 
 class RunningStep:
@@ -28,7 +53,8 @@ class RunningStep:
         tail: StepTail,
     ) -> None:
         self._launch_behind = launch_behind
-        self.emitting = [item.sequence for item in batch.sequences if item.emits]
+        self._items = [item for item in batch.sequences if item.emits]
+        self.emitting = [item.sequence for item in self._items]
         self.tail = tail
         self._scored = [
             (
@@ -52,7 +78,11 @@ class RunningStep:
     def result(self) -> BatchResult:
         sizes, tokens, stop_probs, *rest = self._download.wait()
         logprobs = Logprobs(*rest[:3]) if self._has_logprobs else None
-        groups = _group_results(StepOutput(tokens, sizes, stop_probs, logprobs), self.emitting)
+        output = StepOutput(tokens, sizes, stop_probs, logprobs)
+        if self.tail.batch.checks is None:
+            groups = _group_results(output, self.emitting)
+        else:
+            groups = _verified_results(output, self._items)
         return BatchResult(groups, self._prompt_results(rest[-3:]) if self._has_scores else {})
 
     def _prompt_results(self, scored: list[Tensor]) -> dict[str, list[TokenLogprobs]]:
@@ -81,6 +111,33 @@ def _group_results(output: StepOutput, emitting: list[Sequence]) -> list[GroupRe
         entries = [_entry(chosen[row][i], top_ids[row][i], top[row][i], k) for i in range(sizes[row])]
         results[row] = GroupResult(results[row].token_ids, results[row].stop_probs, entries)
     return results
+
+
+def _verified_results(output: StepOutput, items: list[ScheduledSequence]) -> list[GroupResult]:
+    """Of each sequence the longest prefix of its drafts that the trunk chose too, and the trunk's next token."""
+    of_rows = _group_results(output, [item.sequence for item in items for _ in rows_of(item)])
+    results, rows = [], iter(of_rows)
+    for item in items:
+        checks = [(row.check, next(rows)) for row in rows_of(item)]
+        # The last row has no draft to confirm.
+        last = next(i for i, (check, row) in enumerate(checks) if row.token_ids[0] != check)
+        group = [row for _, row in checks[: last + 1]]
+        entries = [entry for row in group for entry in (row.logprobs or [])[:1]]
+        results.append(
+            GroupResult(
+                [row.token_ids[0] for row in group],
+                [row.stop_probs[0] for row in group],
+                entries if group[0].logprobs is not None else None,
+                _proposal(group[-1]),
+            )
+        )
+    return results
+
+
+def _proposal(row: GroupResult) -> Proposal | None:
+    """What a row emits behind its own token."""
+    drafts = row.token_ids[1:]
+    return Proposal("micro", drafts, [1 - p for p in row.stop_probs[: len(drafts)]]) if drafts else None
 
 
 def _entry(logprob: float, top_ids: list[int], top: list[float], k: int) -> TokenLogprobs:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, TypedDict
 
+from hamburger.engine.types.messages import Groups
 from hamburger.engine.types.setting import Setting, declared_settings, setting
 from hamburger.model.config import ConfigError
 
@@ -59,6 +60,12 @@ class EngineArgs:
     block_size: int = setting(32, "slots of one block of the pool", at_least=1)
     confidence: float | None = setting(
         None, "confidence of requests that name none (default: the checkpoint's)", at_least=0, at_most=1
+    )
+    # verified: the text of the model itself; composed: the published form, whose groups are one slot.
+    groups: Literal["auto", "composed", "verified"] = setting(
+        "auto",
+        "what micro-steps are for: verified (drafts that the model checks), composed (tokens of one slot), or as the "
+        "checkpoint says",
     )
     max_queue: int = setting(1024, "most requests that may wait", at_least=1, of_server=True)
     max_queue_seconds: float = setting(600.0, "longest that a request may wait", above=0, of_server=True)
@@ -110,6 +117,7 @@ class LLMSettings(TypedDict, total=False):
     kv_cache_memory: int | None
     block_size: int
     confidence: float | None
+    groups: Literal["auto", "composed", "verified"]
     prefix_cache: bool
     enforce_eager: bool
     overlap_steps: OverlapSteps
@@ -125,7 +133,7 @@ class EngineConfig:
 
     num_blocks: blocks of the KV pool; together they hold at least one sequence of max_model_len at one slot a token,
         so anything that was admitted can finish.
-    eos_token_ids: the model's end tokens. max_group: most tokens of a group.
+    eos_token_ids: the model's end tokens. max_group: most tokens of a group. groups: what they are, resolved.
 
     Raises ConfigError that names the field when a value is out of range.
     """
@@ -137,6 +145,7 @@ class EngineConfig:
     num_blocks: int
     eos_token_ids: tuple[int, ...]
     max_group: int
+    groups: Groups = "composed"
     max_queue: int = ENGINE_SETTINGS["max_queue"].default
     max_queue_seconds: float = ENGINE_SETTINGS["max_queue_seconds"].default
     prefix_cache: bool = ENGINE_SETTINGS["prefix_cache"].default

@@ -11,6 +11,9 @@ from typing import Literal
 from hamburger.engine.types.sampling_params import SamplingParams
 
 FinishReason = Literal["stop", "length"]
+# composed: a group is one slot, and what a micro-step chose is emitted. verified: each token has its slot, and
+# micro-steps only draft what the trunk then chooses.
+Groups = Literal["composed", "verified"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +44,25 @@ class TokenLogprobs:
 
 
 @dataclass(frozen=True, slots=True)
+class CheckedDrafts:
+    """The drafts that one macro-step checked for a sequence, at least one.
+
+    drafter: who made them: `micro` (the micro-step decoder), `lookup` or `prediction`. chances[i]: that draft i is
+    accepted if those before it are. num_accepted: the first so many were what the trunk chose.
+    """
+
+    drafter: str
+    token_ids: list[int]
+    chances: list[float]
+    num_accepted: int
+
+
+@dataclass(frozen=True, slots=True)
 class GroupOutput:
     """From the core: one trimmed group. `token_ids` holds 1 to max_group tokens; none where max_tokens is 0.
 
     stop_probs[i] = sigmoid(stop logit) after token i; a plain base model has no stop head and gives 1.0.
+    drafts: what was checked, of verified groups; None where nothing was.
     finish_reason is set on a request's last group; stop_token_id is the end or stop token that ended it, if one did.
     scheduled_time: time.monotonic() of the step that first gave the request slots.
     prompt_logprobs: on the request's first output, if it asks for them: one entry a prompt token. The first token's is
@@ -61,6 +79,7 @@ class GroupOutput:
     scheduled_time: float
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     cached_slots: int = 0
+    drafts: CheckedDrafts | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +106,7 @@ class StepStats:
     seconds: float  # wall time of the step
     cache_queries: int = 0  # slots of newly admitted sequences that were looked up in the prefix cache
     cache_hits: int = 0  # those of them that were found
+    drafts: list[CheckedDrafts] = field(default_factory=list)  # of the sequences for which any were checked
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +122,9 @@ class StepOutputs:
 class EngineInfo:
     """From the core, once, when the engine is ready: the facts that requests are validated against.
 
-    expected_tokens: total_slots x the tokens per KV expected at the default confidence (1.0 for a plain base).
+    max_group: most tokens of a group, which are most rows of a sequence in a step where groups are verified.
+    expected_tokens: total_slots x the tokens per KV expected at the default confidence (1.0 for a plain base, and where
+        groups are verified).
     """
 
     model: str  # what was loaded, for people
@@ -120,3 +142,4 @@ class EngineInfo:
     device: str
     dtype: str
     quantization: str = "none"  # or int8, int4
+    groups: Groups = "composed"

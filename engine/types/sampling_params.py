@@ -48,7 +48,9 @@ class SamplingParams:
     stop_token_ids: tokens that end the answer, beside the model's end tokens.
     ignore_eos: the model's end tokens are ordinary tokens.
     grammar: what the answer must look like as a whole, as engine/text/grammar.py writes it; None for any text.
-    confidence: c in [0, 1] of model.md; None takes the server's default. 1 runs no micro-step.
+    confidence: in [0, 1]; None takes the server's default. Of composed groups, how sure a further token must be; of
+        verified groups, the least chance to be accepted at which a draft is made. 1 runs no micro-step.
+    prediction_ids: tokens of a text that the answer is expected to follow, which verified groups then draft from.
 
     Raises InvalidRequest that names the field when a value is out of range.
     """
@@ -72,6 +74,7 @@ class SamplingParams:
     skip_special_tokens: bool = True
     grammar: str | None = None
     confidence: float | None = None
+    prediction_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if self.max_tokens is not None:

@@ -113,6 +113,8 @@ def _graft(fields: Any, where: str) -> GraftConfig | None:
             raise CheckpointError(f"{where}: graft.{name} is {fields[name]!r}, which is not {kinds[0].__name__}.")
     if fields.get("features", "positions") not in ("positions", "fused"):
         raise CheckpointError(f"{where}: graft.features is {fields['features']!r}: it must be positions or fused.")
+    if fields.get("groups", "composed") not in ("composed", "verified"):
+        raise CheckpointError(f"{where}: graft.groups is {fields['groups']!r}: it must be composed or verified.")
     layers = fields.get("feature_layers")
     if not isinstance(layers, list) or not all(type(layer) is int for layer in layers):
         raise CheckpointError(f"{where}: graft.feature_layers is {layers!r}: it must be a list of layers.")

@@ -45,7 +45,7 @@ class CpuTrunk:
         cos, sin = (table.contiguous() for table in self._rotary(batch.positions, batch.text_lengths))
         rows, kv = reads.rows, cache.data
         featured = rows[: reads.num_featured]
-        query_slots = torch.tensor(batch.query_slots)
+        query_slots, context_slots, tables = _sequences(batch)
         final = torch.empty(len(rows), x.shape[1])
         features = [torch.empty(len(featured), x.shape[1]) for _ in self._between]
         places = (_pointer * len(kv))()
@@ -54,10 +54,10 @@ class CpuTrunk:
         composed = ComposedStruct()
         if embedded.composed is not None and (at := embedded.composed.rows) is not None:
             composed = ComposedStruct(len(at), at.data_ptr(), self._layers.rank)
-        tensors = (cos, sin, batch.write_slots, batch.block_tables, batch.context_slots, query_slots)
+        tensors = (cos, sin, batch.write_slots, tables, context_slots, query_slots)
         struct = BatchStruct(
             len(x), len(query_slots), *(tensor.data_ptr() for tensor in tensors),
-            batch.block_tables.shape[1], cache.block_size, kv[0].dtype == torch.float32,
+            tables.shape[1], cache.block_size, kv[0].dtype == torch.float32,
             featured.data_ptr(), len(featured), ctypes.addressof(places),
             self._norm.data_ptr(), rows.data_ptr(), len(rows), final.data_ptr(), composed,
         )  # fmt: skip
@@ -68,3 +68,18 @@ class CpuTrunk:
         if self._last_is_feature:
             features.append(final[: reads.num_featured])
         return final, features
+
+
+def _sequences(batch: ForwardBatch) -> tuple[Tensor, Tensor, Tensor]:
+    """New slots, slots in the cache, and block tables of each sequence, int64. Drafts, which the batch has as rows of
+    their own, join their sequence: attention then reads its context once for all of them."""
+    query_slots = torch.tensor(batch.query_slots)
+    if batch.checks is None or len(batch.emit) == len(batch.query_slots) == 1:
+        return query_slots, batch.context_slots, batch.block_tables
+    followed = batch.emit[batch.checks >= 0]  # one-slot rows come first, so that slot and row are one number
+    if not len(followed):
+        return query_slots, batch.context_slots, batch.block_tables
+    is_last = torch.ones(len(query_slots), dtype=torch.bool).index_fill_(0, followed, False)
+    ends = query_slots.cumsum(0)[is_last]
+    joined = ends.diff(prepend=ends.new_zeros(1))
+    return joined, batch.context_slots[is_last], batch.block_tables[is_last]

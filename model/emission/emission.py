@@ -1,4 +1,4 @@
-"""Emission: what a macro-step makes of the trunk's states. And the one rule that says whether a group goes on."""
+"""Emission: what a macro-step makes of the trunk's states; and the rules of whether a group, or a draft, goes on."""
 
 from __future__ import annotations
 
@@ -52,3 +52,27 @@ class GoOn:
             limits, thresholds, ends = limits[rows], thresholds[rows], ends[rows]
         ended = (tokens[:, None] == ends).any(-1)
         return (-stop >= thresholds) & likeliest & ~ended & (limits > index + 1)
+
+
+def drafts_go_on(stop_probs: Tensor, index: int, confidence: Tensor, group_limits: Tensor) -> Tensor:
+    """bool [R]: rows of verified groups draft another token after token `index`: while the chance that all their drafts
+    are accepted is at least their confidence, within their limits; never at confidence 1.
+
+    stop_probs: float32 [R, G], of tokens 0 to index at least. confidence: float32 [R]. group_limits: int64 [R].
+    """
+    chance = (1 - stop_probs[:, : index + 1]).prod(-1)
+    return (chance >= confidence) & (confidence < 1) & (group_limits > index + 1)
+
+
+def last_confirmed(tokens: Tensor, checks: Tensor) -> Tensor:
+    """bool [M]: the rows of verified groups that end what the trunk confirms of their sequence.
+
+    tokens: int64 [M], what the trunk chose. checks: of the batch. A row counts if every draft before it was the
+    trunk's choice; the last that counts is one whose next draft was not, or that has none.
+    """
+    counts, last = True, []
+    for token, check in zip(tokens.tolist(), checks.tolist(), strict=True):
+        is_confirmed = token == check
+        last.append(counts and not is_confirmed)
+        counts = check < 0 or (counts and is_confirmed)
+    return torch.tensor(last, dtype=torch.bool, device=tokens.device)

@@ -1,4 +1,8 @@
-"""NarrowingEmission: groups token by token, computing only for the rows that go on. The plain reference of emission."""
+"""NarrowingEmission: groups token by token, computing only for the rows that go on. The plain reference of emission.
+
+Composed groups: every token is emitted. Verified groups: the first is the trunk's own, of each row; then the row of
+each sequence up to which its drafts were confirmed goes on, drafting what comes next.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ from torch import Tensor
 
 from hamburger.model.backend import Backend
 from hamburger.model.batch import ForwardBatch, Reads, StepOutput
-from hamburger.model.emission.emission import GoOn, emitting_reads
+from hamburger.model.emission.emission import GoOn, drafts_go_on, emitting_reads, last_confirmed
 from hamburger.model.emission.groups import GrowingGroups
 from hamburger.model.sampler import Choice, Draw, GroupSampler
 
@@ -40,7 +44,7 @@ class NarrowingEmission:
         state, cache = states if only is None else states[only], None
         logits = backend.head(state)
         for index in range(width):
-            choice = sampler.choose(logits, rows, index)
+            choice = sampler.choose(logits, rows, index, is_draft=index > 0 and batch.checks is not None)
             if cache is not None and choice.possible is not None and not choice.possible.all():
                 # The short list holds nothing that is allowed: the trunk chooses that token, in the next macro-step.
                 keep = choice.possible.nonzero().squeeze(-1)
@@ -52,10 +56,15 @@ class NarrowingEmission:
             group.add(rows, index, choice.tokens, stop, logits, sampling.logprobs[rows] >= 0)
             if index + 1 == width:
                 break
-            on = go_on.after(index, choice.tokens, choice.likeliest, stop, rows)
-            if sampling.constraint is not None:
-                on &= ~sampling.constraint.advance(rows, choice.tokens)
+            if batch.checks is None:
+                on = go_on.after(index, choice.tokens, choice.likeliest, stop, rows)
+            else:
+                on = drafts_go_on(group.stop_probs[rows], index, batch.confidence[rows], batch.group_limits[rows])
+                if index == 0:
+                    on &= last_confirmed(choice.tokens, batch.checks[rows])
             keep = on.nonzero().squeeze(-1)
+            if sampling.constraint is not None and len(keep):
+                keep = keep[~sampling.constraint.advance(rows[keep], choice.tokens[keep])]
             if not len(keep):
                 break
             rows, tokens = rows[keep], choice.tokens[keep]

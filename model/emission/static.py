@@ -22,7 +22,7 @@ from hamburger.model.batch import (
     StepOutput,
     stop_probability,
 )
-from hamburger.model.emission.emission import GoOn, emitting_reads
+from hamburger.model.emission.emission import GoOn, drafts_go_on, emitting_reads
 from hamburger.model.sampler import count, filtered_draw, invert, penalise, token_logprobs, uniform
 
 
@@ -68,10 +68,20 @@ class StaticChoices:
     """Chooses the tokens of M rows' groups and says which go on.
 
     confidence: float32 [M]. group_limits: int64 [M]. max_logprobs: -1 where no row asks for log-probabilities.
+    is_verified: tokens after the first are drafts, of every row: which of them is read, is known only on the host.
     """
 
-    def __init__(self, groups: Groups, sampling: SamplingBatch, confidence: Tensor, group_limits: Tensor) -> None:
+    def __init__(
+        self,
+        groups: Groups,
+        sampling: SamplingBatch,
+        confidence: Tensor,
+        group_limits: Tensor,
+        *,
+        is_verified: bool = False,
+    ) -> None:
         self.groups = groups
+        self._is_verified = is_verified
         self.sampling = sampling
         self._confidence = confidence
         self._group_limits = group_limits
@@ -93,8 +103,11 @@ class StaticChoices:
         g.sizes.add_(g.going)
         if self._logprobs is not None:
             self._add_logprobs(index, logits, tokens, self._logprobs)
-        go_on = GoOn(self._confidence, self._group_limits, sampling.end_ids)
-        g.going.logical_and_(go_on.after(index, tokens, likeliest, stop))
+        if self._is_verified:
+            on = drafts_go_on(g.stop_probs, index, self._confidence, self._group_limits)
+        else:
+            on = GoOn(self._confidence, self._group_limits, sampling.end_ids).after(index, tokens, likeliest, stop)
+        g.going.logical_and_(on)
         g.newest.copy_(tokens)
 
     def output(self) -> StepOutput:
@@ -109,7 +122,7 @@ class StaticChoices:
         if self._penalties is not None:
             logits = self._penalties.apply(logits, sampling.output_index + index)
             tokens = logits.argmax(-1)
-        if sampling.any_sampled:
+        if sampling.any_sampled and not (self._is_verified and index):
             hot = sampling.temperature > 0
             temperature = torch.where(hot, sampling.temperature, 1)[:, None]
             drawn = draw(
@@ -149,7 +162,9 @@ class StaticEmission:
     def emit(self, states: Tensor, features: list[Tensor], batch: ForwardBatch) -> StepOutput:
         backend, width = self._backend, batch.max_group_limit
         groups = Groups.empty(len(states), width, states.device)
-        step = StaticChoices(groups, batch.sampling, batch.confidence, batch.group_limits)
+        step = StaticChoices(
+            groups, batch.sampling, batch.confidence, batch.group_limits, is_verified=batch.checks is not None
+        )
         if not len(states):
             return step.output()
         state = states

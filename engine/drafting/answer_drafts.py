@@ -1,0 +1,66 @@
+"""AnswerDrafts: who drafts for one answer. It takes the drafter whose drafts are expected to bring most."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from hamburger.engine.drafting.lookup import Lookup, Prediction
+from hamburger.engine.drafting.proposal import Drafter, Proposal
+
+_KEPT = 0.9  # of what is known of a drafter, with each draft of it that was checked
+_PRIOR = {"lookup": (1.0, 2.0), "prediction": (1.6, 2.0)}  # accepted, of drafts: what a drafter begins with
+_SURE = 0.9  # a drafter of the host that is right so often: the micro decoder need not draft beside it
+
+
+class TextDrafter(Protocol):
+    """A drafter that knows the answer's tokens alone."""
+
+    def extend(self, token_ids: Sequence[int]) -> None:
+        """These were emitted."""
+
+    def after(self, most: int) -> list[int]:
+        """At most so many tokens that may come next."""
+
+
+class AnswerDrafts:
+    """One answer's drafters beside the micro decoder, and how often each was right."""
+
+    def __init__(self, prompt_ids: Sequence[int], prediction_ids: Sequence[int] = ()) -> None:
+        self._drafters: dict[Drafter, TextDrafter] = {"lookup": Lookup(prompt_ids)}
+        if prediction_ids:
+            self._drafters = {"prediction": Prediction(prediction_ids), **self._drafters}
+        self._counts = {drafter: list(_PRIOR[drafter]) for drafter in self._drafters}
+        self._leader: Drafter | None = None
+
+    def extend(self, token_ids: Sequence[int]) -> None:
+        """These were emitted."""
+        for drafter in self._drafters.values():
+            drafter.extend(token_ids)
+
+    def observe(self, drafter: str, num_drafts: int, num_accepted: int) -> None:
+        """So many drafts of this answer were checked."""
+        for name, counts in self._counts.items():
+            if name == drafter:
+                for place in range(min(num_accepted + 1, num_drafts)):
+                    counts[:] = counts[0] * _KEPT + (place < num_accepted), counts[1] * _KEPT + 1
+
+    def best(self, micro: Proposal | None, most: int) -> Proposal | None:
+        """At most so many drafts. micro: those of the micro decoder."""
+        found = micro.first(most) if micro is not None else None
+        for name, drafter in self._drafters.items():
+            token_ids = drafter.after(most)
+            proposal = Proposal(name, token_ids, [self._chance(name)] * len(token_ids))
+            if token_ids and (found is None or proposal.expected > found.expected):
+                found = proposal
+        self._leader = None if found is None else found.drafter
+        return found
+
+    @property
+    def needs_micro(self) -> bool:
+        """Whether the micro decoder's next drafts may be of use."""
+        return self._leader in (None, "micro") or self._chance(self._leader) < _SURE
+
+    def _chance(self, drafter: Drafter) -> float:
+        accepted, drafts = self._counts[drafter]
+        return accepted / drafts

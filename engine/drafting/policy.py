@@ -1,0 +1,108 @@
+"""DraftPolicy: how many drafts a step checks, and how many the next one gets. It decides by what they cost and bring.
+
+    tokens a second of a step = (its sequences + the sum of its drafts' chances) / (cost of its rows + micro-steps)
+
+The chance of a draft here is that it and all before it are accepted, so it falls along a sequence, and the best drafts
+of a batch are the first of some order: all are sorted by it, and the number is taken that makes the most of the above.
+One draft more may cost little where a second row is nearly free, and much where the processor is at its limit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from operator import mul
+
+from hamburger.engine.drafting.acceptance import Acceptance
+from hamburger.engine.drafting.costs import StepCosts
+from hamburger.engine.drafting.proposal import Proposal
+
+_STEPS_A_PLAN = 32
+_LENIENT = 0.7  # a chance so much below what pays may still be worth a look, as chances vary
+
+
+@dataclass(frozen=True, slots=True)
+class DraftPlan:
+    """How many drafts the micro-steps make for a sequence, while the chance of all of them is at least min_chance."""
+
+    max_drafts: int
+    min_chance: float
+
+
+class DraftPolicy:
+    """One engine's."""
+
+    def __init__(self, costs: StepCosts, micro_drafts: int, micro_chance: float = 0.5) -> None:
+        """micro_drafts: most that the micro decoder makes; 0: there is none. micro_chance: of one, as was measured."""
+        self.costs = costs
+        self.micro_drafts = micro_drafts
+        self.acceptance = Acceptance([micro_chance] * micro_drafts)
+        self._plans: dict[tuple[int, int], DraftPlan] = {}
+        self._num_steps = 0
+
+    def choose(
+        self, num_rows: int, num_emitting: int, drafts: Sequence[Proposal | None], floors: Sequence[float]
+    ) -> list[int]:
+        """How many drafts of each sequence to check, in a step of num_rows slots without them.
+
+        floors: the least chance of a draft, given those before it, at which its sequence wants it.
+        """
+        candidates: list[tuple[float, int]] = []
+        for index, (proposal, floor) in enumerate(zip(drafts, floors, strict=True)):
+            together = 1.0
+            for chance in proposal.chances if proposal is not None else ():
+                together *= chance
+                if chance < floor:
+                    break
+                candidates.append((-together, index))
+        chosen = [0] * len(drafts)
+        if not candidates:
+            return chosen
+        candidates.sort()  # stable, so that a sequence's drafts stay in order
+        plan = self.plan(num_emitting, num_rows - num_emitting)
+        fixed = plan.max_drafts * self.costs.micro_step(num_emitting)
+        tokens, most, number = float(num_emitting), num_emitting / (self.costs.step(num_rows) + fixed), 0
+        for taken, (minus_chance, _) in enumerate(candidates, start=1):
+            tokens -= minus_chance
+            rate = tokens / (self.costs.step(num_rows + taken) + fixed)
+            if rate > most:
+                most, number = rate, taken
+        for _, index in candidates[:number]:
+            chosen[index] += 1
+        return chosen
+
+    def plan(self, num_emitting: int, other_rows: int = 0) -> DraftPlan:
+        """For steps of so many sequences, and other_rows slots of prompts."""
+        key = num_emitting, min(other_rows, 64) // 16 * 16
+        if key not in self._plans:
+            self._plans[key] = self._planned(*key)
+        return self._plans[key]
+
+    def observe(self, num_rows: int, num_micro_steps: int, num_drafting: int, seconds: float) -> None:
+        """A step without prompts took so long."""
+        if seconds > 0:
+            self.costs.observe(num_rows, num_micro_steps, num_drafting, 1000 * seconds)
+        self._num_steps += 1
+        if self._num_steps % _STEPS_A_PLAN == 0:
+            if any(plan.max_drafts == 0 for plan in self._plans.values()):
+                self.acceptance.recall()
+            self._plans.clear()
+
+    def _planned(self, num_emitting: int, other_rows: int) -> DraftPlan:
+        """By the chances of the last proposals, as if each had as many sequences as it has a share in them."""
+        recent = [list(accumulate(chances, mul)) for chances in self.acceptance.recent]
+        weight = num_emitting / len(recent) if recent else 0.0
+        base = num_emitting + other_rows
+        best = num_emitting / self.costs.step(base)
+        plan = DraftPlan(0, 1.0)
+        for depth in range(1, self.micro_drafts + 1):
+            fixed = depth * self.costs.micro_step(num_emitting)
+            tokens, rows = float(num_emitting), float(base)
+            for chance in sorted((chance for chances in recent for chance in chances[:depth]), reverse=True):
+                tokens += weight * chance
+                rows += weight
+                rate = tokens / (self.costs.step(rows) + fixed)
+                if rate > best:
+                    best, plan = rate, DraftPlan(depth, _LENIENT * chance)
+        return plan
