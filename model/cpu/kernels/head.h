@@ -55,11 +55,12 @@ struct Best {
   float value;
   int64_t output;
   float least;
+  float high, total;  // where it is asked: the largest coarse logit, and the sum of exp(coarse logit - high)
 };
 
 // The best of this thread's outputs of each row -> best[thread * stride + row], the first where several are. By all threads.
-// logits: [rows, padded outputs], to work in.
-inline void multiply_best(const Head& head, const Inputs& x, int64_t rows, float* logits, Best* best, int64_t stride,
+// logits: [rows, padded outputs], to work in. sums: whether `high` and `total` are asked.
+inline void multiply_best(const Head& head, const Inputs& x, int64_t rows, float* logits, Best* best, int64_t stride, bool sums,
                           const Share& share) {
   constexpr float lowest = -std::numeric_limits<float>::infinity();
   const Weight& w = head.weight;
@@ -74,7 +75,13 @@ inline void multiply_best(const Head& head, const Inputs& x, int64_t rows, float
     const F by = set1(slack(x, row));
     F least = set1(lowest);
     for (int64_t i = first * kLanes; i < last * kLanes; i += kLanes) least = max(least, load(y + i) - load(head.errors + i) * by);
-    mine[row] = {lowest, 0, largest(least)};
+    mine[row] = {lowest, 0, largest(least), lowest, 0};
+    if (!sums || first == last) continue;
+    F high = set1(lowest), total = set1(0.0f);
+    for (int64_t i = first * kLanes; i < last * kLanes; i += kLanes) high = max(high, load(y + i));
+    mine[row].high = largest(high);
+    for (int64_t i = first * kLanes; i < last * kLanes; i += kLanes) total = total + exp(load(y + i) - set1(mine[row].high));
+    mine[row].total = sum(total);
   }
 #pragma omp barrier
   for (int64_t row = 0; row < rows; row++) {
