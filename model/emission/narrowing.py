@@ -13,7 +13,7 @@ from hamburger.model.backend import Backend
 from hamburger.model.batch import ForwardBatch, Reads, StepOutput, stop_probability
 from hamburger.model.emission.emission import GoOn, drafts_go_on, emitting_reads, last_confirmed
 from hamburger.model.emission.groups import GrowingGroups
-from hamburger.model.sampler import Choice, Draw, GroupSampler
+from hamburger.model.sampler import Draw, GroupSampler
 
 
 class NarrowingEmission:
