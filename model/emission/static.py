@@ -116,8 +116,8 @@ class StaticChoices:
         return StepOutput(g.token_ids, g.sizes, g.stop_probs, self._logprobs)
 
     def _choose(self, index: int, logits: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Tokens int64 [M], and whether each is the argmax of the unchanged logits [M, V]; of verified groups also their
-        chances, 1 for what is no draft."""
+        """Tokens int64 [M], and whether each is the argmax of the unchanged logits [M, V]; of verified groups also the
+        drafts' chances, 1 for what is none."""
         sampling = self.sampling
         logits = logits.float()
         tokens = likeliest = logits.argmax(-1)

@@ -51,13 +51,12 @@ inline void decide(const Graft& graft, const Emission& e, int64_t index, int thr
   going.rows.resize(index + 1 < e.width ? kept : 0);
 }
 
-// How likely the micro-step finds the best output of a row, by the coarse logits: to some per cent, and that is enough.
+// How likely the micro-step finds the best output of a row. What is unlikely counts with its coarse logit.
 inline float chance_of(const Going& going, int64_t i, int64_t stride, int threads, float value) {
-  float high = value, total = 0;
-  for (int t = 0; t < threads; t++) high = std::max(high, going.best[t * stride + i].high);
+  float high = going.best[i].high, total = 0;
   for (int t = 0; t < threads; t++) {
-    const Best& best = going.best[t * stride + i];
-    total += best.total * std::exp(best.high - high);
+    high = std::max(high, going.best[t * stride + i].high);
+    total += going.best[t * stride + i].total;
   }
   return std::min(std::exp(value - high) / std::max(total, 1e-30f), 1.0f);
 }
