@@ -15,5 +15,7 @@ def test_a_start_tells_of_each_quarter_of_its_graphs() -> None:
     model = random_model(ModelConfig(trunk=trunk_config(), graft=graft_config()), static_shapes=True)
     cache = PagedKVCache(model.config.trunk, 8, 4, model.state_dtype, CPU)
     told: list[str] = []
-    decode_graphs(model, cache, args, 16).prepare(lambda done, total: tell_captures(told.append, done, total))
+    decode_graphs(model, cache, args, "composed", 16).prepare(
+        lambda done, total: tell_captures(told.append, done, total)
+    )
     assert told == [f"capturing CUDA graphs: {done} of 7 batch sizes" for done in (0, 2, 4, 6)]

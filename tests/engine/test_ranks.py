@@ -271,7 +271,7 @@ class _Two:
 
     def step_bytes(self, meter: _ScriptedMeter) -> int:
         free_bytes = 1000 * slot_bytes(self.steps.trunk_config, torch.float32)
-        return step_bytes(self.steps, self.args, 64, free_bytes, meter, captures=False)
+        return step_bytes(self.steps, self.args, "composed", 64, free_bytes, meter, captures=False)
 
     def told(self) -> int:
         self._thread.join(60)

@@ -65,6 +65,6 @@ def test_what_steps_take_is_measured() -> None:
     model = random_model(MODELS["positions"], device=GPU)
     free, _ = torch.cuda.mem_get_info(GPU)
     args = EngineArgs(max_num_seqs=ROWS, max_num_batched_slots=64, block_size=BLOCK)
-    eager = step_bytes(model, args, CONTEXT, free, CudaMeter(GPU), captures=False)
-    with_graphs = step_bytes(model, args, CONTEXT, free, CudaMeter(GPU), captures=True)
+    eager = step_bytes(model, args, "composed", CONTEXT, free, CudaMeter(GPU), captures=False)
+    with_graphs = step_bytes(model, args, "composed", CONTEXT, free, CudaMeter(GPU), captures=True)
     assert 0 < eager < with_graphs < free

@@ -115,8 +115,10 @@ def test_graphs_count_as_the_largest_and_for_each_other_bucket_the_second() -> N
     model, args = model_and_args()
     cache = small_cache(model, 50, 4)
     meter = ScriptedMeter([], [100, 170, 172])
-    assert graph_bytes(lambda: decode_graphs(model, cache, args, 40), 11, meter) == 70 + 2 * 4  # 1, 2, 4, 8 beside 11
-    assert graph_bytes(lambda: decode_graphs(model, cache, args, 40), 1, ScriptedMeter([], [5, 9])) == 4
+    assert (
+        graph_bytes(lambda: decode_graphs(model, cache, args, "composed", 40), 11, meter) == 70 + 2 * 4
+    )  # 1, 2, 4, 8 beside 11
+    assert graph_bytes(lambda: decode_graphs(model, cache, args, "composed", 40), 1, ScriptedMeter([], [5, 9])) == 4
 
 
 class FailingMeter(ScriptedMeter):
@@ -131,8 +133,10 @@ class FailingMeter(ScriptedMeter):
 def test_steps_and_graphs_are_kept_free_of_the_pool() -> None:
     model, args = model_and_args()
     free = 100 * slot_bytes(model.config.trunk, torch.float32)
-    assert step_bytes(model, args, 40, free, ScriptedMeter([7, 5], [100, 170, 172]), captures=True) == 7 + 78
-    assert step_bytes(model, args, 40, free, ScriptedMeter([7, 5], []), captures=False) == 7
+    assert (
+        step_bytes(model, args, "composed", 40, free, ScriptedMeter([7, 5], [100, 170, 172]), captures=True) == 7 + 78
+    )
+    assert step_bytes(model, args, "composed", 40, free, ScriptedMeter([7, 5], []), captures=False) == 7
 
 
 @pytest.mark.parametrize(
@@ -141,10 +145,12 @@ def test_steps_and_graphs_are_kept_free_of_the_pool() -> None:
 def test_steps_that_do_not_fit_beside_the_weights_are_an_error_that_says_so(error: Exception) -> None:
     model, args = model_and_args()
     with pytest.raises(ConfigError, match=r"slots is 40 and max_num_seqs 11.*lower them.*of memory\.\)"):
-        step_bytes(model, args, 40, 10**6, FailingMeter(error), captures=True)
+        step_bytes(model, args, "composed", 40, 10**6, FailingMeter(error), captures=True)
 
 
 def test_other_errors_of_a_first_step_stay_what_they_are() -> None:
     model, args = model_and_args()
     with pytest.raises(RuntimeError, match="illegal memory access"):
-        step_bytes(model, args, 40, 10**6, FailingMeter(RuntimeError("an illegal memory access")), captures=True)
+        step_bytes(
+            model, args, "composed", 40, 10**6, FailingMeter(RuntimeError("an illegal memory access")), captures=True
+        )
