@@ -58,7 +58,7 @@ def resolve(args: EngineArgs, rank: int = 0, on_progress: Callable[[str], None] 
     attention, int8 = choose_backend(args.attention_backend, device), _int8(args, dtype, device)
     checkpoint = load_checkpoint(source, dtype, on_progress=on_progress)
     shard_trunk(checkpoint.config.trunk, size)  # before any other work, as it may be refused
-    groups = _groups(args, checkpoint.config)
+    groups = groups_of(args, checkpoint.config)
     max_model_len = _max_model_len(args.max_model_len, checkpoint.config)
     if device.type == "cuda":
         reason = why_no_triton(device) if attention == "torch" and args.attention_backend == "auto" else None
@@ -120,7 +120,7 @@ def rank_pool_bytes(args: EngineArgs, device: torch.device, for_steps: int = 0) 
     return pool_bytes(device, asked, args.num_engines * (size if device.type == "cpu" else 1), for_steps)
 
 
-def _groups(args: EngineArgs, config: ModelConfig) -> Groups:
+def groups_of(args: EngineArgs, config: ModelConfig) -> Groups:
     """What the user asks, or the checkpoint says; a plain base model has drafts to verify, unless its steps are to
     overlap. Raises ConfigError for both."""
     overlaps, asked = args.overlap_steps == "on", args.groups
