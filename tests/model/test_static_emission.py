@@ -14,6 +14,7 @@ from torch import Tensor
 from hamburger.model.assemble import assemble
 from hamburger.model.batch import Adjustments, ForwardBatch, SamplingBatch, StepOutput
 from hamburger.model.config import ConfigError, ModelConfig
+from hamburger.model.emission.emission import last_confirmed
 from hamburger.model.emission.narrowing import NarrowingEmission
 from hamburger.model.emission.static import StaticEmission, draw
 from hamburger.model.execution import Execution
@@ -139,6 +140,39 @@ def test_masks_choose_what_narrowing_chooses(shape: str) -> None:
     wanted = {f"size {size}" for size in range(1, model.config.max_group + 1)}
     wanted |= {"logprobs", "sampled", "adjusted"} | ({"ragged"} if model.config.max_group > 1 else set())
     assert all(seen[what] > 10 for what in wanted), seen  # or the batches prove nothing about them
+
+
+@pytest.mark.parametrize("shape", slow_but(["positions_normed", "short_list", "plain_base"], GRAFTS))
+def test_masks_draft_what_narrowing_drafts(shape: str) -> None:
+    """Of the rows that are read; the static form drafts for every other row, too."""
+    model, seen = model_of(shape), Counter[str]()
+    for seed in range(150):
+        draw = random.Random(f"{shape} {seed}")
+        batch = random_batch(model, draw)
+        m = len(batch.emit)
+        alone = replace(batch, checks=torch.full((m,), -1))
+        chosen = emit(model, alone, seed, static=False).token_ids[:, 0].tolist()
+        # Rows that the next one follows in its sequence, if with another draft than the trunk's choice.
+        checks = [-1 if draw.random() < 0.4 else (token + (draw.random() < 0.3)) % VOCAB for token in chosen[:-1]]
+        batch = replace(batch, checks=torch.tensor([*checks, -1]))
+        narrowed, static = (emit(model, batch, seed, static=m) for m in (False, True))
+        assert static.token_ids[:, 0].tolist() == narrowed.token_ids[:, 0].tolist() == chosen
+        assert batch.checks is not None
+        read = last_confirmed(static.token_ids[:, 0], batch.checks)
+        for name in ("group_sizes", "token_ids"):
+            assert getattr(static, name)[read].tolist() == getattr(narrowed, name)[read].tolist()
+        torch.testing.assert_close(static.stop_probs[read], narrowed.stop_probs[read], atol=2e-6, rtol=1e-5)
+        assert narrowed.group_sizes[~read].tolist() == [1] * int((~read).sum())
+        if static.logprobs is not None and narrowed.logprobs is not None:
+            seen["logprobs"] += 1
+            torch.testing.assert_close(static.logprobs.chosen, narrowed.logprobs.chosen, atol=1e-5, rtol=1e-5)
+            assert not static.logprobs.chosen[:, 1:].any()
+        seen.update(f"size {size}" for size in narrowed.group_sizes[read].tolist())
+        seen["sampled"] += batch.sampling.any_sampled
+        seen["adjusted"] += batch.sampling.adjustments is not None
+        seen["refused"] += int((~read).sum())
+    wanted = {f"size {size}" for size in range(1, model.config.max_group + 1)}
+    assert all(seen[what] > 4 for what in wanted | {"logprobs", "sampled", "adjusted", "refused"}), seen
 
 
 def test_a_draw_without_branches_is_the_draw_with_them() -> None:
