@@ -29,7 +29,7 @@ def measure_costs(
 
 
 class _Meter:
-    """Times steps over a text that the model has written itself: what a head has to compute depends on how sure it is."""
+    """Times steps over a text that the model has written: what a head has to compute depends on how sure it is."""
 
     def __init__(self, steps: Steps, cache: PagedKVCache, max_model_len: int, threads: StepThreads | None) -> None:
         self._steps, self._cache, self._threads = steps, cache, threads

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import time
-from types import SimpleNamespace
 
-import pytest
 import torch
 
-from hamburger.engine.device import step_costs
 from hamburger.engine.device.step_costs import measure_costs
 from hamburger.model.batch import ForwardBatch, StepOutput
 from hamburger.model.config import ModelConfig
@@ -17,36 +14,31 @@ from small_models import CPU, graft_config, random_model, trunk_config
 
 
 class SlowFirst:
-    """Steps of another device, on this one: the first of each number of rows compiles kernels."""
+    """The first step of each kind takes long, as where kernels are compiled."""
 
-    def __init__(self, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.config, self.device = ModelConfig(trunk=trunk_config(), graft=graft_config()), torch.device(device)
-        self.seen: list[tuple[int, int]] = []
-        monkeypatch.setattr(step_costs, "_LONGEST_SECONDS", 0.04)
-        make = step_costs._batch
-        on_cpu = SimpleNamespace(device=CPU)
-        monkeypatch.setattr(step_costs, "_batch", lambda steps, *rest: make(on_cpu, *rest))
+    def __init__(self) -> None:
+        self.config, self.device = ModelConfig(trunk=trunk_config(), graft=graft_config()), CPU
+        self.seen: set[tuple[int, int, int]] = set()
 
     def step(self, batch: ForwardBatch, cache: PagedKVCache) -> StepOutput:
-        size = len(batch.emit), batch.max_group_limit
-        if size not in self.seen:
+        assert batch.checks is not None
+        kind = len(batch.emit), batch.max_group_limit, int((batch.checks >= 0).sum())
+        if kind not in self.seen:
             time.sleep(0.05)
-        self.seen.append(size)
-        zeros = torch.zeros(1)
-        return StepOutput(zeros, zeros, zeros, None)
+        self.seen.add(kind)
+        zeros = torch.zeros(len(batch.emit), 1)
+        return StepOutput(zeros.long(), zeros, zeros, None)
 
 
-def test_the_first_step_of_a_gpu_does_not_count_and_its_largest_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_happens_once_does_not_count() -> None:
     cache = PagedKVCache(trunk_config(), 64, 4, torch.float32, CPU)
-    steps = SlowFirst("cuda", monkeypatch)
+    steps = SlowFirst()
     found = measure_costs(steps, cache, 22, 64, None)  # type: ignore[arg-type]
-    assert found.rows == (1, 2, 3, 4, 6, 8, 12, 16, 22)
+    assert found.rows == (1, 2, 3, 4, 6, 8, 12, 16)
     assert max(found.steps) < 40
-    assert {size for _, size in steps.seen} == {1, 4}
-    steps = SlowFirst("cpu", monkeypatch)
-    found = measure_costs(steps, cache, 4, 64, None)  # type: ignore[arg-type]
-    assert found.rows == (1, 2, 3, 4)
-    assert min(found.steps) > 40  # steps of a CPU may take so long each time: once is enough
+    assert {limit for _, limit, _ in steps.seen} == {1, 4}
+    # Rows that follow each other are joined, four at most.
+    assert {(rows, joined) for rows, limit, joined in steps.seen if limit == 1 and rows == 8} == {(8, 0), (8, 6)}
 
 
 def test_real_steps_are_measured_with_drafts_and_without() -> None:
