@@ -188,7 +188,7 @@ class Runner:
                 rows.append(start + token - 1 - sequence.num_computed_slots)  # the slot before it predicts it
                 next_ids.append(sequence.prompt_ids[token])
             max_logprobs = max(max_logprobs, sequence.params.prompt_logprobs or 0)
-            start += item.num_slots
+            start += item.num_rows
         if not rows:
             return None
         max_logprobs = min(max_logprobs, self._config.trunk.vocab_size)
