@@ -14,6 +14,7 @@ from torch import Tensor
 from hamburger.model.assemble import assemble
 from hamburger.model.batch import Adjustments, ForwardBatch, SamplingBatch, StepOutput
 from hamburger.model.config import ConfigError, ModelConfig
+from hamburger.model.emission.emission import last_confirmed
 from hamburger.model.emission.narrowing import NarrowingEmission
 from hamburger.model.emission.static import StaticEmission, draw
 from hamburger.model.execution import Execution
@@ -139,6 +140,69 @@ def test_masks_choose_what_narrowing_chooses(shape: str) -> None:
     wanted = {f"size {size}" for size in range(1, model.config.max_group + 1)}
     wanted |= {"logprobs", "sampled", "adjusted"} | ({"ragged"} if model.config.max_group > 1 else set())
     assert all(seen[what] > 10 for what in wanted), seen  # or the batches prove nothing about them
+
+
+def with_checks(model: EagerSteps, batch: ForwardBatch, seed: int, draw: random.Random) -> ForwardBatch:
+    """Its rows as some sequences of verified groups, whose drafts are often what the trunk chooses."""
+    m = len(batch.emit)
+    alone = replace(batch, checks=torch.full((m,), -1), group_limits=torch.ones_like(batch.group_limits))
+    chosen = emit(model, replace(alone, max_group_limit=1), seed, static=False).token_ids[:, 0].tolist()
+    checks = [
+        -1 if row + 1 == m or draw.random() < 0.3 else (token if draw.random() < 0.7 else (token + 1) % VOCAB)
+        for row, token in enumerate(chosen)
+    ]
+    return replace(batch, checks=torch.tensor(checks))
+
+
+@pytest.mark.parametrize("shape", slow_but(["positions_normed", "short_list", "plain_base"], GRAFTS))
+def test_checked_rows_and_their_drafts_are_those_of_narrowing(shape: str) -> None:
+    model, seen = model_of(shape), Counter[str]()
+    for seed in range(100):
+        draw = random.Random(f"{shape} {seed}")
+        batch = with_checks(model, random_batch(model, draw), seed, draw)
+        assert batch.checks is not None
+        narrowed, static = (emit(model, batch, seed, static=m) for m in (False, True))
+        last = last_confirmed(narrowed.token_ids[:, 0], batch.checks)
+        # A row's own choice, which all have; and what those that nothing follows draft.
+        for rows, columns in ((slice(None), slice(0, 1)), (last, slice(None))):
+            assert static.token_ids[rows, columns].tolist() == narrowed.token_ids[rows, columns].tolist()
+            torch.testing.assert_close(
+                static.stop_probs[rows, columns], narrowed.stop_probs[rows, columns], atol=2e-6, rtol=1e-5
+            )
+            if static.logprobs is not None and narrowed.logprobs is not None:
+                mine, other = static.logprobs.chosen[rows, columns], narrowed.logprobs.chosen[rows, columns]
+                torch.testing.assert_close(mine, other, atol=1e-5, rtol=1e-5)
+        assert static.group_sizes[last].tolist() == narrowed.group_sizes[last].tolist()
+        assert narrowed.group_sizes[~last].tolist() == [1] * int((~last).sum())
+        seen["followed"] += int((~last).sum())
+        seen.update(f"size {size}" for size in narrowed.group_sizes[last].tolist())
+    assert seen["followed"] > 50
+    assert all(seen[f"size {size}"] > 3 for size in range(1, model.config.max_group + 1)), seen
+
+
+@pytest.mark.parametrize("static", [False, True])
+def test_a_draft_is_the_likeliest_token_at_any_temperature(*, static: bool) -> None:
+    model = model_of("positions_normed")
+    base = one_sequence([[1]] * 40, list(range(40)), list(range(40)))
+    batch = replace(
+        base,
+        checks=torch.full((40,), -1),
+        confidence=torch.zeros(40),
+        group_limits=torch.full((40,), 4),
+        max_group_limit=4,
+        sampling=replace(base.sampling, temperature=torch.full((40,), 3.0), seed=torch.arange(40), any_sampled=True),
+    )
+    output = emit(model, batch, 0, static=static)
+    assert output.group_sizes.tolist() == [4] * 40
+    # What the micro decoder makes of the same tokens.
+    generator = torch.Generator().manual_seed(0)
+    hidden, *features = torch.randn(4, 40, 32, generator=generator)
+    with torch.inference_mode():
+        assert output.token_ids[:, 0].tolist() != model.backend.head(hidden).argmax(-1).tolist()
+        cache = model.backend.begin_group(torch.stack(features, dim=1))
+        for index in range(1, 4):
+            _, logits = model.backend.micro_step(output.token_ids[:, index - 1].contiguous(), cache)
+            assert output.token_ids[:, index].tolist() == logits.argmax(-1).tolist()
 
 
 def test_a_draw_without_branches_is_the_draw_with_them() -> None:
