@@ -23,7 +23,7 @@ from hamburger.engine.device.cpu_threads import StepThreads
 from hamburger.engine.device.load import Resolved, rank_pool_bytes, resolve, shard_steps_of, steps_of
 from hamburger.engine.device.memory import decode_graphs, step_bytes
 from hamburger.engine.device.runner import Runner
-from hamburger.engine.device.step_costs import measure_costs
+from hamburger.engine.device.step_costs import CostMeter
 from hamburger.engine.drafting.costs import StepCosts
 from hamburger.engine.drafting.policy import DraftPolicy
 from hamburger.engine.text.grammar import Grammars
@@ -177,7 +177,7 @@ def _runner(
     if config.groups == "verified":
         on_progress("measuring steps")
         most = min(config.max_num_batched_slots, config.max_group * config.max_num_seqs)
-        costs = StepCosts(measure_costs(runs, cache, most, resolved.max_model_len, threads))
+        costs = StepCosts(CostMeter(runs, cache, resolved.max_model_len, threads).measure(most))
         policy = DraftPolicy(costs, steps.config.max_group - 1)
     return Runner(runs, cache, threads, config.groups), policy
 

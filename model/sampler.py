@@ -27,11 +27,18 @@ class Choice:
     """tokens int64 [R]; likeliest bool [R]: the token is the argmax of the unchanged logits.
 
     possible: bool [R], False where all that is allowed has a logit of -inf, so that the token is none; None: all True.
+    chances: float32 [R], of drafts: how likely the token is among what is allowed.
     """
 
     tokens: Tensor
     likeliest: Tensor
     possible: Tensor | None = None
+    chances: Tensor | None = None
+
+    def of(self, rows: Tensor) -> Choice:
+        """Of some rows only, all possible."""
+        chances = None if self.chances is None else self.chances[rows]
+        return Choice(self.tokens[rows], self.likeliest[rows], None, chances)
 
 
 class GroupSampler:
@@ -54,6 +61,8 @@ class GroupSampler:
         p = self.params
         if p.adjustments is not None or (p.any_sampled and not is_draft) or p.constraint is not None:
             choice = self._choose_special(logits, rows, index, likeliest, is_draft=is_draft)
+        elif is_draft:
+            choice.chances = chances_of(logits, likeliest)
         self._chosen.append((rows, choice.tokens))
         return choice
 
@@ -67,7 +76,8 @@ class GroupSampler:
             special |= torch.isin(rows, p.constraint.rows)
         at = special.nonzero().squeeze(-1)
         if not len(at):
-            return Choice(likeliest, torch.ones_like(special))
+            chances = chances_of(logits, likeliest) if is_draft else None
+            return Choice(likeliest, torch.ones_like(special), None, chances)
         picked, of = _select(logits, at), rows[at]
         output_index = p.output_index[of] + index
         if p.adjustments is not None:
@@ -93,7 +103,10 @@ class GroupSampler:
         if p.constraint is not None:
             some = picked.gather(1, chosen[:, None]).squeeze(1) > float("-inf")
             possible = torch.ones_like(special).index_copy(0, at, some)
-        return Choice(tokens, tokens == likeliest, possible)
+        chances = None
+        if is_draft:
+            chances = chances_of(logits, tokens).index_copy(0, at, chances_of(picked, chosen))
+        return Choice(tokens, tokens == likeliest, possible, chances)
 
     def _adjust(self, logits: Tensor, of: Tensor, output_index: Tensor, a: Adjustments) -> Tensor:
         """Apply bans, bias and penalties to logits [S, V] of batch rows `of` [S]; rows that ask for none stay as is."""
@@ -123,6 +136,12 @@ class GroupSampler:
             a.repetition[mine],
         )
         return logits.index_copy(0, where, x)
+
+
+def chances_of(logits: Tensor, tokens: Tensor) -> Tensor:
+    """The probabilities of tokens int64 [R] under logits float32 [R, V]; 0 where nothing is allowed."""
+    of_tokens = logits.gather(1, tokens[:, None]).squeeze(1)
+    return (of_tokens - logits.logsumexp(-1)).exp().nan_to_num(0.0)
 
 
 def _select(x: Tensor, rows: Tensor) -> Tensor:

@@ -168,10 +168,12 @@ class EngineCore:
         if drafts is None:
             return None
         num_accepted = len(group.token_ids) - 1
-        if self._policy is not None:
-            self._policy.acceptance.observe(drafts, num_accepted)
-        if item.sequence.drafters is not None:
-            item.sequence.drafters.observe(drafts.drafter, len(drafts.token_ids), num_accepted)
+        sequence, number = item.sequence, len(drafts.token_ids)
+        if self._policy is not None and drafts.drafter == "micro" and sequence.proposal is not None:
+            foretold = sequence.proposal.chances[:number]
+            self._policy.acceptance.observe(foretold, num_accepted, sequence.params.temperature)
+        if sequence.drafters is not None:
+            sequence.drafters.observe(drafts.drafter, number, num_accepted)
         return CheckedDrafts(drafts.drafter, drafts.token_ids, drafts.chances, num_accepted)
 
     def _take_drafts(self, sequence: Sequence, output: GroupOutput, group: GroupResult) -> None:

@@ -159,7 +159,9 @@ class Scheduler:
         most = min(self._config.max_group, sequence.num_tokens_left) - 1
         if not item.emits or item.num_slots != 1 or most < 1 or sequence.params.confidence == 1:
             return None
-        micro = None if sequence.proposal is None else policy.acceptance.corrected(sequence.proposal)
+        micro = sequence.proposal
+        if micro is not None:
+            micro = policy.acceptance.corrected(micro, sequence.params.temperature)
         return micro if sequence.drafters is None else sequence.drafters.best(micro, most)
 
     def shrink(self, batch: ScheduledBatch) -> list[Sequence]:

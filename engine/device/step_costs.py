@@ -1,84 +1,109 @@
-"""Measures what steps take by their rows, when an engine with verified groups starts: a second at most on a CPU."""
+"""Measures what steps take by their rows, when an engine with verified groups starts: a second or so on a CPU."""
 
 from __future__ import annotations
 
 import statistics
 import time
 from contextlib import nullcontext
+from dataclasses import replace
+from itertools import pairwise
 
 import torch
 
 from hamburger.engine.device.cpu_threads import StepThreads
 from hamburger.engine.drafting.costs import MeasuredCosts
-from hamburger.model.batch import ForwardBatch, empty_sampling
+from hamburger.model.batch import ForwardBatch, StepOutput, empty_sampling
 from hamburger.model.kv_cache import PagedKVCache
 from hamburger.model.steps import Steps
 
-_ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
-_TURNS = 5
-_LONGEST_SECONDS = 0.1  # a step that takes longer is measured once
-_CONTEXT = 96  # slots
+_ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 32)  # beyond the last, as from the one before to it
+_TURNS_MILLISECONDS, _MOST_TURNS, _LEAST_TURNS = 40.0, 7, 2  # at each number of rows
+_TEXT = 40  # tokens
+_TOGETHER = 4  # rows that follow each other in one sequence
 
 
-def measure_costs(
-    steps: Steps, cache: PagedKVCache, most_rows: int, max_model_len: int, threads: StepThreads | None
-) -> MeasuredCosts:
-    """On a cache that holds nothing yet: what it holds afterwards is of no use. most_rows: of a step."""
-    context = min(_CONTEXT, max_model_len)
-    depth, rows = steps.config.max_group - 1, [n for n in _ROWS if n <= most_rows] or [1]
-    if len(rows) == 1:
-        rows.append(2)
-    plain, further = [], []
-    for number in rows:
-        plain.append(_milliseconds(steps, cache, _batch(steps, cache, number, 0, context), threads))
-        drafting = (
-            _milliseconds(steps, cache, _batch(steps, cache, number, depth, context), threads) if depth else plain[-1]
-        )
-        further.append(max(drafting - plain[-1], 0.0) / max(depth, 1))
-    return MeasuredCosts(tuple(rows), tuple(plain), tuple(further))
+class CostMeter:
+    """Times steps over a text that the model has written itself: what a head has to compute depends on how sure it is.
 
+    On a cache that holds nothing yet; what it holds afterwards is of no use.
+    """
 
-def _milliseconds(steps: Steps, cache: PagedKVCache, batch: ForwardBatch, threads: StepThreads | None) -> float:
-    """The median of some turns."""
-    taken: list[float] = []
-    for turn in range(1 + _TURNS):
+    def __init__(self, steps: Steps, cache: PagedKVCache, max_model_len: int, threads: StepThreads | None) -> None:
+        self._steps, self._cache, self._threads = steps, cache, threads
+        self._text = [1]
+        while len(self._text) < min(_TEXT, max_model_len):
+            self._text.append(int(self._step(self._batch([len(self._text) - 1], 0)).token_ids[-1, 0]))
+
+    def measure(self, most_rows: int) -> MeasuredCosts:
+        """most_rows: of a step."""
+        depth = self._steps.config.max_group - 1
+        rows = [number for number in _ROWS if number <= most_rows]
+        if len(rows) == 1:
+            rows.append(2)
+        plain, further = [], []
+        for number in rows:
+            # Runs of tokens, so that most rows have drafts behind them.
+            places = [(i // _TOGETHER * 7 + i % _TOGETHER) % len(self._text) for i in range(number)]
+            apart, joined = self._batch(places, 0), self._batch(places, 0, are_joined=True)
+            drafting = self._batch(places, depth) if depth else apart
+            of_joined, of_apart, of_drafting = self._milliseconds([joined, apart, drafting])
+            plain.append(of_joined)
+            further.append(max(of_drafting - of_apart, 0.0) / max(depth, 1))
+        return MeasuredCosts(tuple(rows), tuple(plain), tuple(further))
+
+    def _milliseconds(self, batches: list[ForwardBatch]) -> list[float]:
+        """Of each, in turns: medians."""
+        taken: list[list[float]] = [[] for _ in batches]
+        first = self._seconds(batches[0])  # it also warms up
+        turns = min(max(int(_TURNS_MILLISECONDS / 1000 / first), _LEAST_TURNS), _MOST_TURNS)
+        for _ in range(turns):
+            for batch, seconds in zip(batches, taken, strict=True):
+                seconds.append(self._seconds(batch))
+        return [1000 * statistics.median(seconds) for seconds in taken]
+
+    def _seconds(self, batch: ForwardBatch) -> float:
         start = time.perf_counter()
-        with nullcontext() if threads is None else threads.step(decodes=True):
-            output = steps.step(batch, cache)
-        output.group_sizes.tolist()  # waits for the device
-        if turn or time.perf_counter() - start > _LONGEST_SECONDS:  # the first warms up
-            taken.append(time.perf_counter() - start)
-            if taken[-1] > _LONGEST_SECONDS:
-                break
-    return 1000 * statistics.median(taken)
+        self._step(batch)
+        return time.perf_counter() - start
 
+    def _step(self, batch: ForwardBatch) -> StepOutput:
+        with nullcontext() if self._threads is None else self._threads.step(decodes=True):
+            output = self._steps.step(batch, self._cache)
+        return replace(output, token_ids=output.token_ids.cpu())  # waits for the device
 
-def _batch(steps: Steps, cache: PagedKVCache, rows: int, drafts: int, context: int) -> ForwardBatch:
-    """Rows of one slot, each of a sequence of its own, which share what they read."""
-    device = steps.device
+    def _batch(self, places: list[int], drafts: int, *, are_joined: bool = False) -> ForwardBatch:
+        """The tokens at these places of the text, each as a row; what follows each is to be drafted.
 
-    def ints(values: list[int]) -> torch.Tensor:
-        return torch.tensor(values, dtype=torch.int64, device=device)
+        are_joined: rows of places that follow each other are drafts of one sequence.
+        """
+        device = self._steps.device
 
-    num_slots = (len(cache.data[0]) - 1) * cache.block_size
-    columns = list(range(-(-context // cache.block_size)))
-    one = torch.ones(rows, dtype=torch.int64, device=device)
-    return ForwardBatch(
-        token_ids=one[:, None],
-        group_sizes=one,
-        max_group_size=1,
-        positions=one * (context - 1),
-        write_slots=ints([slot % num_slots for slot in range(rows)]),
-        block_tables=ints(columns).repeat(rows, 1),
-        context_slots=one * context,
-        query_slots=[1] * rows,
-        context_slots_host=[context] * rows,
-        num_single=rows,
-        emit=ints(list(range(rows))),
-        confidence=torch.zeros(rows, device=device),
-        group_limits=one * (1 + drafts),
-        max_group_limit=1 + drafts,
-        sampling=empty_sampling(rows, device),
-        text_lengths=one * context,
-        checks=one * -1,
-    )
+        def ints(values: list[int]) -> torch.Tensor:
+            return torch.tensor(values, dtype=torch.int64, device=device)
+
+        rows, size = len(places), self._cache.block_size
+        checks = [-1] * rows
+        if are_joined:
+            follow = [b == a + 1 and (i + 1) % _TOGETHER > 0 for i, (a, b) in enumerate(pairwise(places))]
+            checks = [self._text[place + 1] if on else -1 for place, on in zip(places, [*follow, False], strict=True)]
+        one = torch.ones(rows, dtype=torch.int64, device=device)
+        columns = list(range(-(-(max(places) + 1) // size)))
+        return ForwardBatch(
+            token_ids=ints([self._text[place] for place in places])[:, None],
+            group_sizes=one,
+            max_group_size=1,
+            positions=ints(places),
+            write_slots=ints(places),
+            block_tables=ints(columns).repeat(rows, 1),
+            context_slots=ints(places) + 1,
+            query_slots=[1] * rows,
+            context_slots_host=[place + 1 for place in places],
+            num_single=rows,
+            emit=ints(list(range(rows))),
+            confidence=torch.zeros(rows, device=device),
+            group_limits=one * (1 + drafts),
+            max_group_limit=1 + drafts,
+            sampling=empty_sampling(rows, device),
+            text_lengths=ints(places) + 1,
+            checks=ints(checks),
+        )

@@ -1,38 +1,40 @@
-"""Acceptance: how often drafts were what the trunk chose, beside what their drafters foretold."""
+"""Acceptance: how often the micro decoder's drafts were what the trunk chose, beside what it foretold."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
-from hamburger.engine.drafting.proposal import Drafter, Proposal
+from hamburger.engine.drafting.proposal import Proposal
 
-_MEMORY = 512.0  # drafts of one place
+_MEMORY = 512.0  # drafts of one kind
 _PRIOR = 32.0  # drafts for which what is foretold counts
 _RECENT = 64  # proposals that are kept
+_PLACES = 4  # told apart
+
+_Kind = tuple[int, int]
 
 
 class Acceptance:
-    """Corrects chances by what came of such drafts before; remembers the last ones of the micro decoder."""
+    """Corrects chances by what came of such drafts before; remembers the last proposals."""
 
-    def __init__(self, micro_chances: Iterable[float]) -> None:
-        """micro_chances: of the micro decoder's drafts in the mean, until some are known."""
-        self._counts: dict[tuple[Drafter, int], list[float]] = {}  # foretold, accepted
-        prior = list(micro_chances)
-        self.recent: deque[list[float]] = deque([prior] * 8, maxlen=_RECENT)
-        self._prior = prior
+    def __init__(self, chances: Iterable[float]) -> None:
+        """chances: of a proposal's drafts in the mean, until some are known."""
+        self._counts: dict[_Kind, list[float]] = {}  # foretold, accepted
+        self._prior = list(chances)
+        self.recent: deque[list[float]] = deque([self._prior] * 8, maxlen=_RECENT)
 
-    def corrected(self, proposal: Proposal) -> Proposal:
-        """With the chances that drafts of this kind have had."""
+    def corrected(self, proposal: Proposal, temperature: float) -> Proposal:
+        """With the chances that such drafts have had in answers of about that temperature."""
         chances = [
-            min(chance * self._factor(proposal.drafter, place), 0.99) for place, chance in enumerate(proposal.chances)
+            min(chance * self._factor(_kind(place, temperature)), 1.0) for place, chance in enumerate(proposal.chances)
         ]
         return Proposal(proposal.drafter, proposal.token_ids, chances)
 
-    def observe(self, drafts: Proposal, num_accepted: int) -> None:
-        """These were checked, with the chances that their drafter gave them."""
-        for place, chance in enumerate(drafts.chances[: num_accepted + 1]):  # nothing is known of those behind
-            counts = self._counts.setdefault((drafts.drafter, min(place, 8)), [0.0, 0.0])
+    def observe(self, foretold: Sequence[float], num_accepted: int, temperature: float) -> None:
+        """Drafts with these chances, uncorrected, were checked."""
+        for place, chance in enumerate(foretold[: num_accepted + 1]):  # nothing is known of those behind
+            counts = self._counts.setdefault(_kind(place, temperature), [0.0, 0.0])
             if counts[0] > _MEMORY:
                 counts[:] = (0.5 * count for count in counts)
             counts[0] += chance
@@ -46,6 +48,11 @@ class Acceptance:
         """Nothing was drafted for a while: what is remembered gives way to what was known at first."""
         self.recent.append(self._prior)
 
-    def _factor(self, drafter: Drafter, place: int) -> float:
-        foretold, accepted = self._counts.get((drafter, min(place, 8)), (0.0, 0.0))
+    def _factor(self, kind: _Kind) -> float:
+        foretold, accepted = self._counts.get(kind, (0.0, 0.0))
         return (accepted + _PRIOR) / (foretold + _PRIOR)
+
+
+def _kind(place: int, temperature: float) -> _Kind:
+    """What chances are corrected by. The hotter an answer, the less often the likeliest token is chosen."""
+    return min(place, _PLACES - 1), round(min(temperature, 2.0) * 2)

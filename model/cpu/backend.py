@@ -101,8 +101,6 @@ class CpuEmission:
 
     def takes(self, batch: ForwardBatch) -> bool:
         sampling = batch.sampling
-        if batch.checks is not None and batch.max_group_limit > 1:
-            return False
         return sampling.max_logprobs < 0 and sampling.adjustments is None and sampling.constraint is None
 
     def reads(self, batch: ForwardBatch) -> Reads:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hamburger.model.batch import Logprobs, StepOutput, stop_probability
+from hamburger.model.batch import Logprobs, StepOutput
 from hamburger.model.sampler import token_logprobs
 
 
@@ -21,10 +21,10 @@ class GrowingGroups:
             top = torch.zeros(rows, width, max_logprobs, device=device)
             self.logprobs = Logprobs(torch.zeros(rows, width, device=device), top.long(), top)
 
-    def add(self, rows: Tensor, index: int, tokens: Tensor, stop: Tensor, logits: Tensor, asked: Tensor) -> None:
+    def add(self, rows: Tensor, index: int, tokens: Tensor, stop_probs: Tensor, logits: Tensor, asked: Tensor) -> None:
         """Token `index` of rows [R]; log-probabilities only for the rows in `asked` (bool [R])."""
         self.token_ids[rows, index] = tokens
-        self.stop_probs[rows, index] = stop_probability(stop)
+        self.stop_probs[rows, index] = stop_probs
         self.sizes[rows] = index + 1
         if self.logprobs is None:
             return

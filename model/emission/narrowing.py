@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from hamburger.model.backend import Backend
-from hamburger.model.batch import ForwardBatch, Reads, StepOutput
+from hamburger.model.batch import ForwardBatch, Reads, StepOutput, stop_probability
 from hamburger.model.emission.emission import GoOn, drafts_go_on, emitting_reads, last_confirmed
 from hamburger.model.emission.groups import GrowingGroups
-from hamburger.model.sampler import Choice, Draw, GroupSampler
+from hamburger.model.sampler import Draw, GroupSampler
 
 
 class NarrowingEmission:
@@ -51,9 +51,13 @@ class NarrowingEmission:
                 if not len(keep):
                     break
                 rows, state, logits, cache = rows[keep], state[keep], logits[keep], cache.select(keep)
-                choice = Choice(choice.tokens[keep], choice.likeliest[keep])
-            stop = backend.stop_logits(state, index)
-            group.add(rows, index, choice.tokens, stop, logits, sampling.logprobs[rows] >= 0)
+                choice = choice.of(keep)
+            if batch.checks is None:
+                stop = backend.stop_logits(state, index)
+                ends = stop_probability(stop)
+            else:
+                ends = 1 - choice.chances if choice.chances is not None else torch.zeros(len(rows), device=device)
+            group.add(rows, index, choice.tokens, ends, logits, sampling.logprobs[rows] >= 0)
             if index + 1 == width:
                 break
             if batch.checks is None:

@@ -23,7 +23,7 @@ from hamburger.model.batch import (
     stop_probability,
 )
 from hamburger.model.emission.emission import GoOn, drafts_go_on, emitting_reads
-from hamburger.model.sampler import count, filtered_draw, invert, penalise, token_logprobs, uniform
+from hamburger.model.sampler import chances_of, count, filtered_draw, invert, penalise, token_logprobs, uniform
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -97,9 +97,10 @@ class StaticChoices:
     def take(self, index: int, logits: Tensor, stop: Tensor) -> None:
         """Token `index` of every row that goes on, from logits [M, V] (any float dtype) and stop logit float32 [M]."""
         g, sampling = self.groups, self.sampling
-        tokens, likeliest = self._choose(index, logits)
+        tokens, likeliest, chances = self._choose(index, logits)
+        ends = stop_probability(stop) if chances is None else 1 - chances
         g.token_ids[:, index] = torch.where(g.going, tokens, 0)
-        g.stop_probs[:, index] = torch.where(g.going, stop_probability(stop), 0)
+        g.stop_probs[:, index] = torch.where(g.going, ends, 0)
         g.sizes.add_(g.going)
         if self._logprobs is not None:
             self._add_logprobs(index, logits, tokens, self._logprobs)
@@ -114,8 +115,9 @@ class StaticChoices:
         g = self.groups
         return StepOutput(g.token_ids, g.sizes, g.stop_probs, self._logprobs)
 
-    def _choose(self, index: int, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """Tokens int64 [M], and whether each is the argmax of the unchanged logits [M, V]."""
+    def _choose(self, index: int, logits: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Tokens int64 [M], and whether each is the argmax of the unchanged logits [M, V]; of verified groups also the
+        drafts' chances, 1 for what is none."""
         sampling = self.sampling
         logits = logits.float()
         tokens = likeliest = logits.argmax(-1)
@@ -137,7 +139,10 @@ class StaticChoices:
             tokens = torch.where(hot, drawn, tokens)
         if self._penalties is not None:
             self._penalties.add(tokens)
-        return tokens, tokens == likeliest
+        chances = None
+        if self._is_verified:
+            chances = chances_of(logits, tokens) if index else torch.ones_like(self.groups.stop_probs[:, 0])
+        return tokens, tokens == likeliest, chances
 
     def _add_logprobs(self, index: int, logits: Tensor, tokens: Tensor, into: Logprobs) -> None:
         counts = self.groups.going & (self.sampling.logprobs >= 0)

@@ -203,7 +203,11 @@ def test_what_the_one_call_chooses_is_what_torch_would(kernels: Kernels) -> None
     hidden = torch.cat((weight[17:18], -weight[17:18], torch.randn(3, 64), torch.full((1, 64), float("nan"))))
     logits = PackedWeight(kernels, weight, None, 8).multiply(hidden)
     batch = SimpleNamespace(
-        max_group_limit=1, confidence=torch.ones(6), group_limits=torch.ones(6).long(), sampling=empty_sampling(6, CPU)
+        max_group_limit=1,
+        confidence=torch.ones(6),
+        group_limits=torch.ones(6).long(),
+        checks=None,
+        sampling=empty_sampling(6, CPU),
     )
     output = emitter.emit(hidden, [], cast(ForwardBatch, batch))
     assert output.token_ids[:, 0].tolist() == logits.argmax(-1).tolist()
@@ -225,6 +229,7 @@ def test_the_coarse_head_hides_no_likeliest_token(kernels: Kernels, rows: int) -
         logits = packed.multiply(hidden)
         batch = SimpleNamespace(
             max_group_limit=1,
+            checks=None,
             confidence=torch.ones(rows),
             group_limits=torch.ones(rows).long(),
             sampling=empty_sampling(rows, CPU),

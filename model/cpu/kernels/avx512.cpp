@@ -17,6 +17,8 @@ namespace avx512 {
 #include "layers.h"
 #include "merge.h"
 #include "head.h"
+#include "micro.h"
+#include "decide.h"
 #include "emit.h"
 }  // namespace avx512
 #define SPACE avx512

@@ -4,6 +4,7 @@
 // A coarse logit is off by the product of the inputs and the 4-bit weights' errors. Signs of errors are as good as random, so
 // that is a sum with deviation |errors| |x| / sqrt(width), and beyond 8 of these once in 10^15.
 constexpr float kDeviations = 8.0f;
+constexpr float kNear = 5.0f;  // nats below the best: what is further off may be coarse in a sum of probabilities
 constexpr float kLeastError = 1e-4f;  // of an output's weights: what sums of floats are off by, and more
 
 // |weights - coarse weights| of each output -> errors [outputs, to a whole block].
@@ -55,11 +56,12 @@ struct Best {
   float value;
   int64_t output;
   float least;
+  float high, total;  // where it is asked: the largest coarse logit, and the sum of exp(logit - that of all threads)
 };
 
 // The best of this thread's outputs of each row -> best[thread * stride + row], the first where several are. By all threads.
-// logits: [rows, padded outputs], to work in.
-inline void multiply_best(const Head& head, const Inputs& x, int64_t rows, float* logits, Best* best, int64_t stride,
+// logits: [rows, padded outputs], to work in. sums: whether `high` and `total` are asked.
+inline void multiply_best(const Head& head, const Inputs& x, int64_t rows, float* logits, Best* best, int64_t stride, bool sums,
                           const Share& share) {
   constexpr float lowest = -std::numeric_limits<float>::infinity();
   const Weight& w = head.weight;
@@ -74,20 +76,39 @@ inline void multiply_best(const Head& head, const Inputs& x, int64_t rows, float
     const F by = set1(slack(x, row));
     F least = set1(lowest);
     for (int64_t i = first * kLanes; i < last * kLanes; i += kLanes) least = max(least, load(y + i) - load(head.errors + i) * by);
-    mine[row] = {lowest, 0, largest(least)};
+    mine[row] = {lowest, 0, largest(least), lowest, 0};
+    if (first == last) continue;
+    F high = set1(lowest);
+    for (int64_t i = first * kLanes; i < last * kLanes; i += kLanes) high = max(high, load(y + i));
+    mine[row].high = largest(high);
+    // What the best one truly is leaves half as much open as what it is at least.
+    int64_t block = first;
+    while (!(largest(load(y + block * kLanes)) >= mine[row].high) && block + 1 < last) block++;
+    multiply_block<8, 1>(w, block, x, row, out);
+    for (int64_t j = block * kLanes; j < std::min<int64_t>((block + 1) * kLanes, w.outputs); j++)
+      mine[row].least = std::max(mine[row].least, y[j]);
   }
 #pragma omp barrier
   for (int64_t row = 0; row < rows; row++) {
     float* const y = logits + row * width;
     const F by = set1(slack(x, row));
-    float least = mine[row].least;
-    for (int t = 0; t < share.threads; t++) least = std::max(least, best[t * stride + row].least);
+    float least = mine[row].least, high = mine[row].high;
+    for (int t = 0; t < share.threads; t++) {
+      least = std::max(least, best[t * stride + row].least);
+      high = std::max(high, best[t * stride + row].high);
+    }
+    F total = set1(0.0f);
     for (int64_t block = first; block < last; block++) {
       const int64_t i = block * kLanes;
-      if (!(largest(fma(load(head.errors + i), by, load(y + i))) >= least)) continue;
-      multiply_block<8, 1>(w, block, x, row, out);
-      for (int64_t j = i; j < std::min<int64_t>(i + kLanes, w.outputs); j++)
-        if (y[j] > mine[row].value) mine[row].value = y[j], mine[row].output = j;
+      const bool is_near = sums && largest(load(y + i)) >= high - kNear;
+      if (is_near || largest(fma(load(head.errors + i), by, load(y + i))) >= least) {
+        multiply_block<8, 1>(w, block, x, row, out);
+        if (last * kLanes > w.outputs && block == last - 1) std::fill(y + w.outputs, y + width, lowest);
+        for (int64_t j = i; j < std::min<int64_t>(i + kLanes, w.outputs); j++)
+          if (y[j] > mine[row].value) mine[row].value = y[j], mine[row].output = j;
+      }
+      if (sums) total = total + exp(min(load(y + i) - set1(high), set1(kNear)));
     }
+    if (sums) mine[row].total = sum(total);
   }
 }

@@ -128,8 +128,9 @@ STRUCT(Emission)
   FIELD(const float*, hidden)           // [M, D]
   FIELD(const float* const*, features)  // of each feature layer [M, D]
   FIELD(const int64_t*, limits)         // [M]
-  FIELD(const float*, thresholds)       // [M]
+  FIELD(const float*, thresholds)       // [M]; of verified groups the least chance of all drafts so far
   FIELD(const int64_t*, end_ids)        // [M, ends]
+  FIELD(const int64_t*, checks)         // [M], of verified groups (ForwardBatch); null of composed ones
   FIELD(const float*, temperatures)     // [M]; null where all are greedy, as then the next four
   FIELD(const int64_t*, top_k)          // [M]
   FIELD(const float*, top_p)            // [M]
@@ -137,5 +138,5 @@ STRUCT(Emission)
   FIELD(const double*, u)               // [M, width]
   FIELD(int64_t*, token_ids)            // [M, width], zeros
   FIELD(int64_t*, sizes)                // [M]
-  FIELD(float*, stops)                  // [M, width], the stop logits; -inf where there is no token
+  FIELD(float*, stops)                  // [M, width], the stop logits; -inf where there is no token. With checks chances
 END

@@ -1,0 +1,173 @@
+"""What verified groups bring on held-out prompts: tokens a macro-step by kind, which drafts are accepted, and whether
+every answer is, token for token, that of confidence 1.
+
+    python benchmarks/drafts.py --prompts DATA/*.jsonl.gz --out docs/results/drafts.json
+
+One answer at a time, in this process, with nothing between the clock and the core. The prompts are those of
+`hamburger eval-quality`. Reported by kind and temperature: tokens a macro-step, drafts and accepted drafts a
+macro-step, speed over confidence 1 (the two in turns, prompt work left out; medians over answers); by drafter and place
+the share of drafts that were accepted, and the expected calibration error of their chances (ten bins).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hamburger.engine.build import build_core
+from hamburger.engine.core.core import EngineCore
+from hamburger.engine.text.tokenizer import Tokenizer
+from hamburger.engine.types.config import EngineArgs
+from hamburger.engine.types.messages import CheckedDrafts, SubmitRequest
+from hamburger.engine.types.sampling_params import SamplingParams
+from hamburger.model.checkpoints.sources import resolve_source
+from hamburger.training.corpus.prompts import HELD_OUT
+from hamburger.training.quality.prompts import DEFAULT_KINDS, Prompt, choose_prompts
+from machine import processor
+
+
+@dataclass(slots=True)
+class Answer:
+    """token_ids of the whole; steps and seconds after its first macro-step, which holds the prompt's work."""
+
+    token_ids: list[int] = field(default_factory=list)
+    tokens: int = 0
+    steps: int = 0
+    seconds: float = 0.0
+    drafts: list[CheckedDrafts] = field(default_factory=list)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", help="the HAMburger (default: the embedded one)")
+    parser.add_argument("--base", help="its base, where the checkpoint holds only a part")
+    parser.add_argument("--prompts", type=Path, nargs="+", required=True, metavar="FILE", help="JSON Lines, also .gz")
+    parser.add_argument("--per-kind", type=int, default=40)
+    parser.add_argument("--max-tokens", type=int, default=256)
+    parser.add_argument("--max-prompt-tokens", type=int, default=768)
+    parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 0.7])
+    parser.add_argument("--out", type=Path, help="file for all figures, as JSON")
+    args = parser.parse_args()
+    core, _ = build_core(EngineArgs(model=args.model, base=args.base, groups="verified", prefix_cache=False))
+    tokenizer = Tokenizer.load(resolve_source(args.model, args.base).tokenizer_path)
+    prompts = choose_prompts(
+        args.prompts, DEFAULT_KINDS, args.per_kind, HELD_OUT,
+        lambda messages: tokenizer.encode(tokenizer.apply_chat_template(list(messages))), args.max_prompt_tokens,
+    )  # fmt: skip
+    rows, checked = [], []
+    for temperature in args.temperatures:
+        pairs = [_both(core, prompt, number, temperature, args.max_tokens) for number, prompt in enumerate(prompts)]
+        rows += report(temperature, prompts, pairs)
+        checked += places(temperature, [drafted for _, drafted in pairs])
+        print(table([row for row in rows if row["temperature"] == temperature]), flush=True)
+    print(table(checked))
+    if args.out:
+        told = {"date": datetime.now(UTC).date().isoformat(), "processor": processor(), "torch": torch.__version__}
+        settings = {"threads": torch.get_num_threads(), "per_kind": args.per_kind, "max_tokens": args.max_tokens}
+        args.out.write_text(json.dumps({**told, **settings, "rows": rows, "places": checked}, indent=1) + "\n")
+
+
+def report(
+    temperature: float, prompts: Sequence[Prompt], pairs: Sequence[tuple[Answer, Answer]]
+) -> list[dict[str, Any]]:
+    """A row for each kind, and one for all. pairs: at confidence 1, and with drafts."""
+    by_kind = defaultdict(list)
+    for prompt, pair in zip(prompts, pairs, strict=True):
+        by_kind[prompt.kind].append(pair)
+        by_kind["all"].append(pair)
+    found = []
+    for kind, answers in sorted(by_kind.items(), key=lambda item: item[0] == "all"):
+        steps = sum(drafted.steps for _, drafted in answers)
+        drafts = [checked for _, drafted in answers for checked in drafted.drafts]
+        gains = [
+            (drafted.tokens / drafted.seconds) / (single.tokens / single.seconds)
+            for single, drafted in answers
+            if drafted.steps and single.steps
+        ]
+        found.append(
+            {
+                "kind": kind,
+                "temperature": temperature,
+                "answers": len(answers),
+                "same": sum(single.token_ids == drafted.token_ids for single, drafted in answers),
+                "tokens_per_step": sum(drafted.tokens for _, drafted in answers) / steps,
+                "drafts_per_step": sum(len(checked.token_ids) for checked in drafts) / steps,
+                "accepted_per_step": sum(checked.num_accepted for checked in drafts) / steps,
+                "speed_over_1": statistics.median(gains),
+            }
+        )
+    return found
+
+
+def places(temperature: float, answers: Sequence[Answer]) -> list[dict[str, Any]]:
+    """Of the drafts whose forerunners were accepted, by drafter and place."""
+    outcomes: dict[tuple[str, int], list[tuple[float, bool]]] = defaultdict(list)
+    for checked in (checked for answer in answers for checked in answer.drafts):
+        for place, chance in enumerate(checked.chances[: checked.num_accepted + 1]):
+            outcomes[checked.drafter, place].append((chance, place < checked.num_accepted))
+    return [
+        {
+            "temperature": temperature,
+            "drafter": drafter,
+            "place": place + 1,
+            "drafts": len(seen),
+            "accepted": sum(accepted for _, accepted in seen) / len(seen),
+            "calibration_error": calibration_error(seen),
+        }
+        for (drafter, place), seen in sorted(outcomes.items())
+    ]
+
+
+def calibration_error(outcomes: Sequence[tuple[float, bool]]) -> float:
+    """The mean distance of foretold and true share over ten bins of equal width, weighed by their numbers."""
+    bins: dict[int, list[tuple[float, bool]]] = defaultdict(list)
+    for outcome in outcomes:
+        bins[min(int(outcome[0] * 10), 9)].append(outcome)
+    return sum(abs(sum(chance - accepted for chance, accepted in seen)) for seen in bins.values()) / len(outcomes)
+
+
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    heads = list(rows[0])
+    lines = [f"| {' | '.join(heads)} |", "| " + " | ".join("---" for _ in heads) + " |"]
+    for row in rows:
+        lines.append("| " + " | ".join(f"{v:.3f}" if isinstance(v, float) else str(v) for v in row.values()) + " |")
+    return "\n".join(lines)
+
+
+def _both(core: EngineCore, prompt: Prompt, number: int, temperature: float, most: int) -> tuple[Answer, Answer]:
+    """The answer at confidence 1, and with drafts; every other prompt begins with the other."""
+    order = (1.0, 0.0) if number % 2 else (0.0, 1.0)
+    answers = {confidence: _answer(core, prompt, number, temperature, most, confidence) for confidence in order}
+    return answers[1.0], answers[0.0]
+
+
+def _answer(core: EngineCore, prompt: Prompt, seed: int, temperature: float, most: int, confidence: float) -> Answer:
+    params = SamplingParams(temperature=temperature, max_tokens=most, seed=seed, confidence=confidence)
+    core.add(SubmitRequest("answer", prompt.prompt_ids, params, time.monotonic()))
+    answer = Answer()
+    while core.has_work:
+        start = time.perf_counter()
+        outputs = core.step().outputs
+        seconds = time.perf_counter() - start
+        for output in outputs:
+            if answer.token_ids:
+                answer.steps, answer.seconds = answer.steps + 1, answer.seconds + seconds
+                answer.tokens += len(output.token_ids)
+            answer.token_ids += output.token_ids
+            if output.drafts is not None:
+                answer.drafts.append(output.drafts)
+    return answer
+
+
+if __name__ == "__main__":
+    main()
