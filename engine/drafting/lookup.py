@@ -54,19 +54,22 @@ class Prediction:
         self._num_learnt = 1
         self._places: dict[tuple[int, int], list[int]] = {}  # where two tokens end, in order
         self._answer: list[int] = []
-        self._next: int | None = 0
+        self._next = 0  # where the answer is; where it was left while it is lost
+        self._is_lost = False
 
     def extend(self, token_ids: Sequence[int]) -> None:
         for token_id in token_ids:
             self._answer = [*self._answer[1 - _LONGEST :], token_id]
-            if self._next is not None and self._next < len(self._text) and self._text[self._next] == token_id:
+            if not self._is_lost and self._next < len(self._text) and self._text[self._next] == token_id:
                 self._next += 1
             else:
-                self._next = self._found_again()
+                found = self._found_again()
+                self._is_lost = found is None
+                self._next = self._next if found is None else found
 
     def after(self, most: int) -> list[int]:
         """At most so many tokens that may come next."""
-        return [] if self._next is None else self._text[self._next : self._next + most]
+        return [] if self._is_lost else self._text[self._next : self._next + most]
 
     def _found_again(self) -> int | None:
         """Behind the longest end of the answer that the text has, the first of them from where it was left on."""
@@ -74,7 +77,7 @@ class Prediction:
         if len(self._answer) < 2:
             return None
         places = self._places.get((self._answer[-2], self._answer[-1]), [])
-        at = bisect_right(places, self._next or 0)
+        at = bisect_right(places, self._next)
         ahead, behind = places[at : at + _MOST_PLACES], places[max(at - _MOST_PLACES, 0) : at]
         return _best(self._text, [*ahead, *reversed(behind)], self._answer)
 

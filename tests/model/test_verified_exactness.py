@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from fakes import EOS, VOCAB_SIZE, ByteTokenizer, fake_info
 from hamburger.engine import LLM
@@ -22,7 +23,9 @@ from hamburger.engine.text.grammar import Grammars, choice_grammar, json_grammar
 from hamburger.engine.types.messages import GroupOutput, SubmitRequest, TokenLogprobs
 from hamburger.engine.types.sampling_params import SamplingParams
 from hamburger.model.assemble import assemble
+from hamburger.model.batch import ForwardBatch, StepOutput
 from hamburger.model.config import GraftConfig, ModelConfig
+from hamburger.model.cpu.backend import CpuEmission
 from hamburger.model.cpu.library import load_kernels
 from hamburger.model.execution import Execution
 from hamburger.model.steps import EagerSteps
@@ -120,7 +123,6 @@ class Answer:
     token_ids: list[int]
     logprobs: list[TokenLogprobs]
     prompt_logprobs: list[TokenLogprobs | None] | None
-    stop_probs: list[float]
     end: tuple[str | None, int | None]
 
 
@@ -130,7 +132,6 @@ def answer(outputs: Sequence[GroupOutput]) -> Answer:
         [token_id for output in outputs for token_id in output.token_ids],
         [entry for output in outputs for entry in output.logprobs or []],
         first.prompt_logprobs,
-        [value for output in outputs for value in output.stop_probs],
         (last.finish_reason, last.stop_token_id),
     )
 
@@ -149,7 +150,7 @@ def answers(core: EngineCore, asked: list[SubmitRequest], seen: Counter[str], at
 
 def numbers(found: Answer) -> list[float]:
     entries = [*found.logprobs, *(entry for entry in found.prompt_logprobs or [] if entry is not None)]
-    return [value for entry in entries for value in (entry.logprob, *(p for _, p in entry.top))] + found.stop_probs
+    return [value for entry in entries for value in (entry.logprob, *(p for _, p in entry.top))]
 
 
 def assert_same(found: dict[str, Answer], wanted: dict[str, Answer], *, to_the_bit: bool) -> None:
@@ -175,7 +176,7 @@ class Meddling:
     def extend(self, token_ids: Sequence[int]) -> None:
         self._at += len(token_ids)
 
-    def observe(self, drafter: str, num_drafts: int, num_accepted: int) -> None:
+    def observe(self, *checked: object) -> None:
         """It learns nothing."""
 
     def best(self, micro: Proposal | None, most: int) -> Proposal | None:
@@ -235,6 +236,48 @@ def test_whatever_is_drafted_the_answers_are_those_of_confidence_1(name: str, fo
     core = core_of(steps, max_model_len=CONTEXT, grammars=GRAMMARS, policy=free_rows())
     mixed = [r if int(r.request_id) % 2 else asking([r], confidence=1.0)[0] for r in told]
     assert_same(answers(core, mixed, Counter()), truth, to_the_bit=to_the_bit)
+
+
+@pytest.mark.parametrize("name", ["hamburger", "short_list"])
+@pytest.mark.usefixtures("meddling")
+def test_one_call_of_the_kernels_and_its_parts_check_and_draft_the_same(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps, seen, calls = steps_of(name, "kernels"), Counter[str](), Counter[bool]()
+    plain = [
+        request
+        for request in requests("one call")
+        if not request.params.grammar and request.params.logprobs is None and not request.params.logit_bias
+        if request.params.repetition_penalty == 1 and not request.params.presence_penalty and request.params.max_tokens
+        if not request.params.min_tokens and request.params.prompt_logprobs is None
+    ]
+    emit = CpuEmission.emit
+
+    def counted(self: CpuEmission, states: Tensor, features: list[Tensor], batch: ForwardBatch) -> StepOutput:
+        calls[batch.checks is not None and bool((batch.checks >= 0).any()) and batch.max_group_limit > 1] += 1
+        return emit(self, states, features, batch)
+
+    monkeypatch.setattr(CpuEmission, "emit", counted)
+    truth = unaided(steps, plain)
+    told = foretold(plain, truth)
+    found = []
+    for asked in (told, asking(told, logprobs=1)):
+        core = core_of(steps, max_model_len=CONTEXT, policy=free_rows(3))
+        outputs = play(core, asked, at_once=3).outputs
+        found.append({name: [o.drafts for o in groups if o.drafts is not None] for name, groups in outputs.items()})
+        if asked is told:
+            assert_same({name: answer(groups) for name, groups in outputs.items()}, truth, to_the_bit=True)
+            assert calls[True] > 10
+            calls.clear()
+    assert not calls  # log-probabilities: such batches go by parts
+    for name, drafts in found[0].items():
+        # Chances are rounded otherwise, and decide how many drafts there are; the first ones come from the same state.
+        for one, other in zip(drafts[:1], found[1][name][:1], strict=True):
+            both = min(len(one.token_ids), len(other.token_ids))
+            assert one.token_ids[:both] == other.token_ids[:both]
+            assert one.chances[:both] == pytest.approx(other.chances[:both], abs=0.01)
+            seen[one.drafter] += 1
+    assert min(seen["micro"], seen["prediction"]) > 1
 
 
 @pytest.mark.usefixtures("meddling")
