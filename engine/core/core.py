@@ -173,7 +173,7 @@ class EngineCore:
             foretold = sequence.proposal.chances[:number]
             self._policy.acceptance.observe(foretold, num_accepted, sequence.params.temperature)
         if sequence.drafters is not None:
-            sequence.drafters.observe(drafts.drafter, number, num_accepted)
+            sequence.drafters.observe(drafts.drafter, num_accepted)
         return CheckedDrafts(drafts.drafter, drafts.token_ids, drafts.chances, num_accepted)
 
     def _take_drafts(self, sequence: Sequence, output: GroupOutput, group: GroupResult) -> None:

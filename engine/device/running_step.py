@@ -137,7 +137,7 @@ def _verified_results(output: StepOutput, items: list[ScheduledSequence]) -> lis
 def _proposal(row: GroupResult) -> Proposal | None:
     """What a row emits behind its own token."""
     drafts = row.token_ids[1:]
-    return Proposal("micro", drafts, [1 - p for p in row.stop_probs[: len(drafts)]]) if drafts else None
+    return Proposal("micro", drafts, [1 - p for p in row.stop_probs[1:]]) if drafts else None
 
 
 def _entry(logprob: float, top_ids: list[int], top: list[float], k: int) -> TokenLogprobs:

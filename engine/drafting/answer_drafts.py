@@ -8,7 +8,8 @@ from typing import Protocol
 from hamburger.engine.drafting.lookup import Lookup, Prediction
 from hamburger.engine.drafting.proposal import Drafter, Proposal
 
-_KEPT = 0.9  # of what is known of a drafter, with each draft of it that was checked
+_KEPT = 0.9  # of what is known of a drafter, with each proposal of it that was checked
+_LEFT = 0.6  # of the doubt about a text's next token, once this one was right (docs/log.md)
 _PRIOR = {"lookup": (1.0, 2.0), "prediction": (1.6, 2.0)}  # accepted, of drafts: what a drafter begins with
 _SURE = 0.9  # a drafter of the host that is right so often: the micro decoder need not draft beside it
 
@@ -38,19 +39,19 @@ class AnswerDrafts:
         for drafter in self._drafters.values():
             drafter.extend(token_ids)
 
-    def observe(self, drafter: str, num_drafts: int, num_accepted: int) -> None:
-        """So many drafts of this answer were checked."""
+    def observe(self, drafter: str, num_accepted: int) -> None:
+        """Drafts of this answer were checked, and the first so many of them accepted."""
         for name, counts in self._counts.items():
             if name == drafter:
-                for place in range(min(num_accepted + 1, num_drafts)):
-                    counts[:] = counts[0] * _KEPT + (place < num_accepted), counts[1] * _KEPT + 1
+                counts[:] = counts[0] * _KEPT + (num_accepted > 0), counts[1] * _KEPT + 1
 
     def best(self, micro: Proposal | None, most: int) -> Proposal | None:
         """At most so many drafts. micro: those of the micro decoder."""
         found = micro.first(most) if micro is not None else None
         for name, drafter in self._drafters.items():
             token_ids = drafter.after(most)
-            proposal = Proposal(name, token_ids, [self._chance(name)] * len(token_ids))
+            missed = 1 - self._chance(name)
+            proposal = Proposal(name, token_ids, [1 - missed * _LEFT**place for place in range(len(token_ids))])
             if token_ids and (found is None or proposal.expected > found.expected):
                 found = proposal
         self._leader = None if found is None else found.drafter
@@ -62,5 +63,6 @@ class AnswerDrafts:
         return self._leader in (None, "micro") or self._chance(self._leader) < _SURE
 
     def _chance(self, drafter: Drafter) -> float:
+        """Of the first draft."""
         accepted, drafts = self._counts[drafter]
         return accepted / drafts
