@@ -61,7 +61,8 @@ def test_each_row_may_choose_what_it_may_alone(name: str) -> None:
     grammar, refused = CHOICES[name], 0
     for seed in range(40):
         draw = random.Random(f"{name} {seed}")
-        sequences, guided = [], {}
+        sequences: list[tuple[list[int], Matcher]] = []
+        guided: dict[int, tuple[Matcher, list[int], list[int]]] = {}
         for _ in range(draw.randint(1, 3)):
             text = walk(grammar, draw, draw.randint(0, 3), 0.0)
             drafts = walk(grammar, draw, draw.randint(0, 6), 0.1) if not text else walk(grammar, draw, 3, 0.3)

@@ -138,11 +138,10 @@ def rate(
     policy: DraftPolicy, num_rows: int, num_emitting: int, drafts: Sequence[Proposal | None], numbers: Sequence[int]
 ) -> float:
     """Tokens a millisecond, where micro-steps take none."""
-    tokens = num_emitting + sum(
-        of.first(number).expected
-        for of, number in zip(drafts, numbers, strict=True)
-        if of is not None and number  # type: ignore[union-attr]
-    )
+    tokens = float(num_emitting)
+    for of, number in zip(drafts, numbers, strict=True):
+        if of is not None and (first := of.first(number)) is not None:
+            tokens += first.expected
     return tokens / policy.costs.step(num_rows + sum(numbers))
 
 

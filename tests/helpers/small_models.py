@@ -146,7 +146,9 @@ def core_of(
     )
     cache = PagedKVCache(model.trunk_config, num_blocks, block_size, model.state_dtype, model.device)
     runner = Runner(model, cache, groups=groups)
-    return (OverlappedCore if overlap else EngineCore)(config, runner, lambda: 0.0, grammars, policy)
+    if overlap:
+        return OverlappedCore(config, runner, lambda: 0.0, grammars)
+    return EngineCore(config, runner, lambda: 0.0, grammars, policy)
 
 
 def params(**fields: Any) -> SamplingParams:

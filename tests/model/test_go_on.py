@@ -152,6 +152,5 @@ def test_drafts_go_on_while_all_of_them_together_are_likely_enough() -> None:
     ],
 )
 def test_the_last_row_that_counts_of_each_sequence(tokens: list[int], checks: list[int], wanted: list[int]) -> None:
-    ints = {"dtype": torch.int64}
-    last = last_confirmed(torch.tensor(tokens, **ints), torch.tensor(checks, **ints))  # type: ignore[call-overload]
+    last = last_confirmed(*(torch.tensor(ids, dtype=torch.int64) for ids in (tokens, checks)))
     assert last.nonzero().flatten().tolist() == wanted

@@ -222,11 +222,11 @@ def test_whatever_is_drafted_the_answers_are_those_of_confidence_1(name: str, fo
     assert len({tuple(found.token_ids) for found in truth.values()}) > 0.9 * len(truth)
     assert len({found.end for found in truth.values()}) > 3
     told, to_the_bit = foretold(asked, truth), form == "kernels"
-    tight = {"num_blocks": 32, "max_num_seqs": 6, "max_num_batched_slots": 24, "prefix_cache": True}
+    tight: dict[str, Any] = {"num_blocks": 32, "max_num_seqs": 6, "max_num_batched_slots": 24, "prefix_cache": True}
     for settings in ({"num_blocks": 400}, tight):
         core = core_of(
             steps, max_model_len=CONTEXT, grammars=GRAMMARS, policy=free_rows(steps.config.max_group - 1), **settings
-        )  # type: ignore[arg-type]
+        )
         assert_same(answers(core, told, seen), truth, to_the_bit=to_the_bit)
     assert seen["preemptions"] > 3
     assert seen["accepted"] > 100
