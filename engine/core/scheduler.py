@@ -124,7 +124,7 @@ class Scheduler:
                 break
         # Stable: the order stays within both parts.
         scheduled = sorted(step.scheduled, key=lambda item: item.num_slots > 1)
-        if self._policy is not None:
+        if self._policy is not None and any(item.emits for item in scheduled):
             scheduled = self._with_drafts(scheduled, self._policy)
         return ScheduledBatch(scheduled, step.preempted, step.cache_queries, step.cache_hits)
 
@@ -168,6 +168,9 @@ class Scheduler:
         """Memory did not hold a step of this batch's size (above 1 slot): the next ones have half of its slots at most,
         and the last running sequences that these cannot serve are preempted. Returns those."""
         self._max_step_slots, self._num_steps_that_fit = batch.num_rows // 2, 0
+        for item in batch.sequences:
+            if item.drafts is not None:  # nothing of them is confirmed
+                self.confirm(item.sequence)
         step = _StepPlan(0)
         while len(self.running) > self._max_step_slots:
             self._preempt(self.running[-1], step)

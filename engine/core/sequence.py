@@ -15,6 +15,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Collection
 from collections.abc import Sequence as SequenceOf
+from dataclasses import replace
 from hashlib import blake2b
 
 from hamburger.engine.drafting.answer_drafts import AnswerDrafts
@@ -210,6 +211,8 @@ class Sequence:
         if self.is_verified:  # the slots of its tokens but the last were computed as drafts
             self.num_computed_slots += kept - 1
         kept_logprobs = None if logprobs is None else logprobs[:kept]
+        if drafts is not None:  # those behind the end were never tokens
+            drafts = replace(drafts, num_accepted=min(drafts.num_accepted, kept))
         return self._output(group, stop_probs[:kept], kept_logprobs, finish_reason, stop_token_id, drafts)
 
     def _output(

@@ -7,15 +7,19 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pytest
 
 from fakes import EOS, ScriptedRunner, fake_config, fake_core
 from hamburger.engine.core.core import EngineCore
+from hamburger.engine.types.config import EngineConfig
 from hamburger.engine.types.messages import AbortRequest, StepOutputs, SubmitRequest
 from hamburger.engine.types.sampling_params import SamplingParams
 from slow_cases import slow_but
+from verified import ScriptedTrunk, VerifyingRunner, drafts_of, policy_of, verified_core
 
 CONTEXT = 48
 QUEUE_SECONDS = 15.0  # a step takes one second
@@ -26,10 +30,11 @@ class Life:
     """One engine and the requests that it was given."""
 
     core: EngineCore
-    runner: ScriptedRunner
+    answer: Callable[[SubmitRequest], list[int]]
     draw: random.Random
     now: list[float]
     beginnings: list[list[int]]
+    is_verified: bool = False
     requests: dict[str, SubmitRequest] = field(default_factory=dict)
     unfinished: set[str] = field(default_factory=set)
     tokens: dict[str, list[int]] = field(default_factory=dict)
@@ -65,6 +70,7 @@ class Life:
             max_tokens=draw.randint(1, CONTEXT - len(prompt)),
             seed=draw.randrange(9),
             prompt_logprobs=draw.choice([None, None, None, 1]),
+            **self.more_params() if self.is_verified else {},
         )
         request = SubmitRequest(
             name, prompt, params, self.now[0], draw.choice([0, 0, 0, -1, 3]), draw.choice(["", "", "salt"])
@@ -72,6 +78,17 @@ class Life:
         self.core.add(request)
         self.requests[name] = request
         self.unfinished.add(name)
+
+    def more_params(self) -> dict[str, Any]:
+        draw = self.draw
+        return {
+            "confidence": draw.choice([0.0, 0.0, 0.0, 0.5, 1.0]),
+            "stop_token_ids": draw.choice([(), (), (2,)]),
+            "min_tokens": draw.choice([0, 0, 1]),
+            "ignore_eos": draw.random() < 0.5,
+            "logprobs": draw.choice([None, 2]),
+            "prediction_ids": tuple(draw.randrange(4) for _ in range(draw.choice([0, 0, 30]))),
+        }
 
     def abort(self, name: str) -> None:
         self.core.abort(AbortRequest(name))
@@ -85,7 +102,7 @@ class Life:
             self.tokens.setdefault(output.request_id, []).extend(output.token_ids)
             if output.finish_reason is not None:
                 self.unfinished.remove(output.request_id)
-                assert self.tokens[output.request_id] == self.answer(output.request_id)
+                assert self.tokens[output.request_id] == self.answer(self.requests[output.request_id])
                 self.seen["answers"] += 1
         for failure in step.failures:
             self.unfinished.remove(failure.request_id)
@@ -95,19 +112,27 @@ class Life:
         self.seen["preemptions"] += step.stats.num_preemptions
         self.seen["cache hits"] += step.stats.cache_hits
 
-    def answer(self, name: str) -> list[int]:
-        """What the script says, cut at the end token or at max_tokens."""
-        request = self.requests[name]
-        flat = [token for group in self.runner.emitted[name] for token in group]
-        end = flat.index(EOS) + 1 if EOS in flat else len(flat)
-        return flat[: min(end, request.params.max_tokens or CONTEXT)]
-
 
 def life(scenario: int, *, overlap: bool) -> Life:
     draw = random.Random(scenario)
+    config = random_config(draw)
+    now = [0.0]
+    runner = ScriptedRunner(seed=scenario, eos_chance=0.01)
+
+    def answer(request: SubmitRequest) -> list[int]:
+        """What the script says, cut at the end token or at max_tokens."""
+        flat = [token for group in runner.emitted[request.request_id] for token in group]
+        end = flat.index(EOS) + 1 if EOS in flat else len(flat)
+        return flat[: min(end, request.params.max_tokens or CONTEXT)]
+
+    core = fake_core(runner, config, lambda: now[0], overlap)
+    return Life(core, answer, draw, now, beginnings(draw))
+
+
+def random_config(draw: random.Random) -> EngineConfig:
     block_size = draw.choice([1, 2, 4, 8])
     max_num_seqs = draw.randint(1, 6)
-    config = fake_config(
+    return fake_config(
         max_model_len=CONTEXT,
         block_size=block_size,
         num_blocks=-(-CONTEXT // block_size) + draw.randint(0, 32 // block_size),
@@ -116,11 +141,25 @@ def life(scenario: int, *, overlap: bool) -> Life:
         max_queue_seconds=QUEUE_SECONDS,
         prefix_cache=draw.random() < 0.7,
     )
-    now = [0.0]
-    runner = ScriptedRunner(seed=scenario, eos_chance=0.01)
-    core = fake_core(runner, config, lambda: now[0], overlap)
-    beginnings = [[draw.randrange(4) for _ in range(draw.randint(0, 14))] for _ in range(3)]
-    return Life(core, runner, draw, now, beginnings)
+
+
+def beginnings(draw: random.Random) -> list[list[int]]:
+    return [[draw.randrange(4) for _ in range(draw.randint(0, 14))] for _ in range(3)]
+
+
+def verified_life(scenario: int) -> tuple[Life, VerifyingRunner]:
+    """Drafts of every kind, at any costs; now and then memory does not hold a step."""
+    draw = random.Random(scenario)
+    config = replace(random_config(draw), groups="verified", max_group=draw.randint(2, 8))
+    runs_out = draw.random() < 0.2
+    trunk, now = ScriptedTrunk(scenario), [0.0]
+    runner = VerifyingRunner(
+        trunk, drafts_of(trunk, draw), lambda step, batch: runs_out and batch.num_rows > 1 and draw.random() < 0.05
+    )
+    steps = sorted(draw.choice([1.0, 1.0, 1.1, 2.0, 9.0]) for _ in range(8))
+    core = verified_core(runner, config, policy_of(steps, draw.randint(0, 4)), lambda: now[0])
+    life = Life(core, lambda request: trunk.answer(request, config), draw, now, beginnings(draw), is_verified=True)
+    return life, runner
 
 
 @pytest.mark.no_cover  # it would take thrice as long, and other tests run the same lines
@@ -136,3 +175,16 @@ def test_nothing_leaks_and_every_answer_is_right(thousand: int) -> None:
     # or the scenarios prove nothing about them
     for what in ("answers", "aborts", "preemptions", "cache hits", "queue_timeout", "draining", "drains"):
         assert min(seen[overlap][what] for overlap in seen) > 15, what
+
+
+@pytest.mark.no_cover
+@pytest.mark.parametrize("thousand", slow_but([0], range(10)))
+def test_whatever_is_drafted_every_answer_is_the_one_without(thousand: int) -> None:
+    seen: Counter[str] = Counter()
+    for scenario in range(thousand * 1000, thousand * 1000 + 500):
+        this, runner = verified_life(scenario)
+        this.play()
+        seen += this.seen + runner.seen
+    for what in ("answers", "aborts", "preemptions", "cache hits", "queue_timeout", "drains", "accepted"):
+        assert seen[what] > 15, what
+    assert seen["drafted"] > 1.2 * seen["accepted"]

@@ -13,9 +13,10 @@ from torch import Tensor
 from hamburger.engine.core.core import EngineCore
 from hamburger.engine.core.overlap import OverlappedCore
 from hamburger.engine.device.runner import Runner
+from hamburger.engine.drafting.policy import DraftPolicy
 from hamburger.engine.text.grammar import Grammars
 from hamburger.engine.types.config import EngineConfig
-from hamburger.engine.types.messages import GroupOutput, SubmitRequest
+from hamburger.engine.types.messages import GroupOutput, Groups, SubmitRequest
 from hamburger.engine.types.sampling_params import SamplingParams
 from hamburger.model.assemble import assemble, model_of
 from hamburger.model.backend import Heads, TorchBackend
@@ -128,8 +129,10 @@ def core_of(
     prefix_cache: bool = False,
     overlap: bool = False,
     grammars: Grammars | None = None,
+    policy: DraftPolicy | None = None,
 ) -> EngineCore:
-    """A real core and runner over a model."""
+    """A real core and runner over a model. policy: of verified groups; None for composed ones."""
+    groups: Groups = "composed" if policy is None else "verified"
     config = EngineConfig(
         max_model_len=max_model_len,
         max_num_seqs=max_num_seqs,
@@ -137,11 +140,15 @@ def core_of(
         block_size=block_size,
         num_blocks=num_blocks,
         eos_token_ids=model.config.trunk.eos_token_ids,
-        max_group=model.config.max_group,
+        max_group=model.config.max_group if policy is None else 8,
+        groups=groups,
         prefix_cache=prefix_cache,
     )
     cache = PagedKVCache(model.trunk_config, num_blocks, block_size, model.state_dtype, model.device)
-    return (OverlappedCore if overlap else EngineCore)(config, Runner(model, cache), lambda: 0.0, grammars)
+    runner = Runner(model, cache, groups=groups)
+    if overlap:
+        return OverlappedCore(config, runner, lambda: 0.0, grammars)
+    return EngineCore(config, runner, lambda: 0.0, grammars, policy)
 
 
 def params(**fields: Any) -> SamplingParams:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hamburger.model.cpu.library import Kernels
 from hamburger.model.cpu.structs import EmissionStruct
-from hamburger.model.emission.emission import GoOn
+from hamburger.model.emission.emission import GoOn, drafts_go_on, last_confirmed
 
 INFINITY = float("inf")
 GREATEST = torch.finfo(torch.float32).max
@@ -123,3 +123,34 @@ def test_no_end_tokens_at_all(kernels: Kernels) -> None:
         torch.tensor([-1.0]),
     )  # fmt: skip
     assert on.all()
+
+
+def test_drafts_go_on_while_all_of_them_together_are_likely_enough() -> None:
+    stop_probs = torch.tensor([[0.2, 0.5, 0.9], [0.0, 0.0, 0.9], [1.0, 0.5, 0.9]])
+    limits, wanted = torch.full((3,), 4), [[True, False, False], [True, True, False], [False, False, False]]
+    found = [drafts_go_on(stop_probs, i, torch.full((3,), 0.5), limits).tolist() for i in range(3)]
+    assert [*map(list, zip(*found, strict=True))] == wanted
+    # At exactly the chance that is asked for they do; without any they always do, and at 1 never.
+    assert drafts_go_on(stop_probs, 1, torch.full((3,), 0.4), limits).tolist() == [True, True, False]
+    assert drafts_go_on(stop_probs, 2, torch.zeros(3), limits).tolist() == [True] * 3
+    assert drafts_go_on(torch.zeros(3, 3), 0, torch.ones(3), limits).tolist() == [False] * 3
+    assert drafts_go_on(torch.zeros(3, 3), 1, torch.zeros(3), torch.tensor([1, 2, 3])).tolist() == [False, False, True]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "checks", "wanted"),
+    [
+        ([5], [-1], [0]),
+        ([5, 6, 7], [5, 6, -1], [2]),
+        ([5, 6, 7], [4, 6, -1], [0]),
+        ([5, 6, 7], [5, 4, -1], [1]),
+        ([5, 6, 7], [-1, -1, -1], [0, 1, 2]),
+        # Three sequences: two drafts, of which none counts; none; one, which counts.
+        ([1, 2, 3, 4, 5, 6], [9, 2, -1, -1, 5, -1], [0, 3, 5]),
+        ([1, 1, 1, 1], [1, 1, 1, -1], [3]),
+        ([], [], []),
+    ],
+)
+def test_the_last_row_that_counts_of_each_sequence(tokens: list[int], checks: list[int], wanted: list[int]) -> None:
+    last = last_confirmed(*(torch.tensor(ids, dtype=torch.int64) for ids in (tokens, checks)))
+    assert last.nonzero().flatten().tolist() == wanted

@@ -175,6 +175,31 @@ def test_masks_draft_what_narrowing_drafts(shape: str) -> None:
     assert all(seen[what] > 4 for what in wanted | {"logprobs", "sampled", "adjusted", "refused"}), seen
 
 
+@pytest.mark.parametrize("static", [False, True])
+def test_a_draft_is_the_likeliest_token_at_any_temperature(*, static: bool) -> None:
+    model = model_of("positions_normed")
+    base = one_sequence([[1]] * 40, list(range(40)), list(range(40)))
+    batch = replace(
+        base,
+        checks=torch.full((40,), -1),
+        confidence=torch.zeros(40),
+        group_limits=torch.full((40,), 4),
+        max_group_limit=4,
+        sampling=replace(base.sampling, temperature=torch.full((40,), 3.0), seed=torch.arange(40), any_sampled=True),
+    )
+    output = emit(model, batch, 0, static=static)
+    assert output.group_sizes.tolist() == [4] * 40
+    # What the micro decoder makes of the same tokens.
+    generator = torch.Generator().manual_seed(0)
+    hidden, *features = torch.randn(4, 40, 32, generator=generator)
+    with torch.inference_mode():
+        assert output.token_ids[:, 0].tolist() != model.backend.head(hidden).argmax(-1).tolist()
+        cache = model.backend.begin_group(torch.stack(features, dim=1))
+        for index in range(1, 4):
+            _, logits = model.backend.micro_step(output.token_ids[:, index - 1].contiguous(), cache)
+            assert output.token_ids[:, index].tolist() == logits.argmax(-1).tolist()
+
+
 def test_a_draw_without_branches_is_the_draw_with_them() -> None:
     """Over more tokens than the prefix that `sample` sorts first."""
     generator = torch.Generator().manual_seed(1)

@@ -1,0 +1,279 @@
+"""engine/drafting: what is foreseen, how likely it is, and how many drafts pay. Behaviour only, not how it is done."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+import time
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hamburger.engine.drafting.answer_drafts import AnswerDrafts
+from hamburger.engine.drafting.costs import MeasuredCosts, StepCosts
+from hamburger.engine.drafting.lookup import Lookup, Prediction
+from hamburger.engine.drafting.policy import DraftPolicy
+from hamburger.engine.drafting.proposal import Drafter, Proposal
+from verified import free_rows, policy_of
+
+
+def proposal(*chances: float, drafter: Drafter = "micro") -> Proposal:
+    return Proposal(drafter, [7] * len(chances), list(chances))
+
+
+def test_the_first_drafts_of_a_proposal_and_what_they_bring() -> None:
+    drafts = Proposal("micro", [1, 2, 3], [0.5, 1.0, 0.25])
+    assert drafts.first(2) == Proposal("micro", [1, 2], [0.5, 1.0])
+    assert drafts.first(3) is drafts.first(9) is drafts
+    assert drafts.first(0) is drafts.first(-2) is None
+    assert drafts.expected == 0.5 + 0.5 + 0.125
+
+
+def looked_up(text: list[int], most: int) -> list[int]:
+    """What followed the longest of the newest 4 to 2 tokens that came before, where they came last."""
+    for n in (4, 3, 2):
+        for end in range(len(text) - 1, n - 1, -1):
+            if len(text) >= n and text[end - n : end] == text[-n:]:
+                return text[end : end + most]
+    return []
+
+
+@given(st.lists(st.integers(0, 5), max_size=40), st.integers(0, 40), st.integers(1, 7))
+@settings(max_examples=300, deadline=None)
+def test_a_lookup_finds_what_followed_last(text: list[int], num_prompt: int, most: int) -> None:
+    lookup = Lookup(text[:num_prompt])
+    lookup.after(most)
+    for token_id in text[num_prompt:]:
+        lookup.extend([token_id])
+        lookup.after(most)
+    assert lookup.after(most) == looked_up(text, most)
+
+
+def test_a_lookup_over_a_long_prompt_finds_all_of_it_in_the_end() -> None:
+    draw = random.Random(1)
+    text = [draw.randrange(5000) for _ in range(9000)]
+    lookup = Lookup([*text, *text[700:704]])
+    for _ in range(30):
+        found = lookup.after(7)
+    assert found == text[704:711]
+    for place in (3, 4000, 8000):
+        lookup.extend(text[place : place + 4])
+        assert lookup.after(3) == text[place + 4 : place + 7]
+
+
+@pytest.mark.parametrize("alphabet", [1, 3, 40_000])
+@pytest.mark.parametrize("drafter", [Lookup, Prediction])
+def test_no_text_holds_up_a_step(drafter: type[Lookup | Prediction], alphabet: int) -> None:
+    """Not even a long one of few different tokens: each call takes about a millisecond at most."""
+    draw = random.Random(1)
+    text = [draw.randrange(alphabet) for _ in range(32_000)]
+    begun = time.thread_time()
+    found = drafter(text)
+    longest = [time.thread_time() - begun]
+    for i in range(400):
+        begun = time.thread_time()
+        found.extend([draw.randrange(alphabet) if i % 3 else 50_000])
+        found.after(7)
+        longest.append(time.thread_time() - begun)
+    assert sorted(longest)[-5] < 0.01  # ten times what they take, and some calls may be held up by others
+
+
+def test_a_prediction_is_followed_from_its_beginning() -> None:
+    prediction = Prediction([1, 2, 3, 4, 5])
+    assert prediction.after(3) == [1, 2, 3]
+    prediction.extend([1, 2])
+    assert prediction.after(9) == [3, 4, 5]
+    prediction.extend([3, 4, 5])
+    assert prediction.after(9) == []
+    prediction.extend([6, 7])
+    assert prediction.after(9) == []
+    assert Prediction([]).after(3) == []
+
+
+@pytest.mark.parametrize(
+    ("answer", "wanted"),
+    [
+        ([10, 11, 99], None),  # a new token: nothing is known until two tokens are found again
+        ([10, 11, 99, 13], None),
+        ([10, 11, 99, 13, 14], [15, 16]),  # one token was replaced
+        ([10, 11, 98, 99, 12, 13], [14, 15]),  # two were inserted
+        ([10, 11, 15, 16], [17, 18]),  # some were left out
+        ([10, 11, 12, 13, 50, 10, 11], [12, 13]),  # all begins anew
+    ],
+)
+def test_a_prediction_finds_its_way_back(answer: list[int], wanted: list[int] | None) -> None:
+    prediction = Prediction(range(10, 30))
+    prediction.extend(answer)
+    assert prediction.after(2) == (wanted or [])
+
+
+def test_a_prediction_goes_on_where_it_was_left_and_not_where_the_same_came_before() -> None:
+    line = [1, 2, 3, 4]
+    prediction = Prediction([*line, 5, *line, 6, *line, 7, *line, 8])
+    prediction.extend([*line, 5, *line, 6, 1, 2])
+    assert prediction.after(3) == [3, 4, 7]
+    prediction.extend([90, 91, 92])  # lost
+    assert prediction.after(3) == []
+    prediction.extend([3, 4])
+    assert prediction.after(3) == [7, 1, 2]
+
+
+@given(st.lists(st.integers(0, 3), max_size=30), st.lists(st.integers(0, 3), max_size=30), st.integers(1, 7))
+@settings(max_examples=200, deadline=None)
+def test_drafters_take_any_text_and_groups_make_no_difference(text: list[int], answer: list[int], most: int) -> None:
+    for drafter in (Lookup, Prediction):
+        one, other = drafter(text), drafter(text)
+        one.extend(answer)
+        for token_id in answer:
+            other.extend([token_id])
+        assert one.after(most) == other.after(most)
+        assert len(one.after(most)) <= most
+    assert Prediction(answer).after(most) == answer[:most]
+
+
+def rate(
+    policy: DraftPolicy, num_rows: int, num_emitting: int, drafts: Sequence[Proposal | None], numbers: Sequence[int]
+) -> float:
+    """Tokens a millisecond, where micro-steps take none."""
+    tokens = float(num_emitting)
+    for of, number in zip(drafts, numbers, strict=True):
+        if of is not None and (first := of.first(number)) is not None:
+            tokens += first.expected
+    return tokens / policy.costs.step(num_rows + sum(numbers))
+
+
+def test_free_rows_take_all_drafts_and_dear_ones_none() -> None:
+    drafts = [proposal(0.9, 0.5, 0.1), None, proposal(0.2)]
+    assert free_rows().choose(3, 3, drafts, [0.0] * 3) == [3, 0, 1]
+    assert policy_of([1.0, 2.0, 3.0, 4.0]).choose(3, 3, drafts, [0.0] * 3) == [0, 0, 0]
+    assert free_rows().choose(3, 3, [None] * 3, [0.0] * 3) == [0, 0, 0]
+    assert free_rows().plan(1).max_drafts == 7
+    assert policy_of([1.0, 9.0]).plan(1).max_drafts == 0
+    assert free_rows(0).plan(1).max_drafts == 0  # a plain base has no micro decoder
+
+
+def test_a_draft_is_made_only_at_the_chance_that_its_request_asks_for() -> None:
+    policy, drafts = free_rows(), [proposal(0.9, 0.5, 0.8)] * 4
+    assert policy.choose(4, 4, drafts, [0.0, 0.5, 0.6, 0.95]) == [3, 3, 1, 0]
+
+
+chances = st.lists(st.floats(0.0, 1.0), min_size=1, max_size=4)
+
+
+@given(
+    drafts=st.lists(st.none() | chances, min_size=1, max_size=4),
+    steps=st.lists(st.floats(0.01, 2.0), min_size=16, max_size=16),
+    other_rows=st.integers(0, 4),
+)
+@settings(max_examples=150, deadline=None)
+def test_the_number_of_drafts_makes_the_most_tokens_a_second(
+    drafts: list[list[float] | None], steps: list[float], other_rows: int
+) -> None:
+    """Compared with every other choice; and of each sequence always the first ones."""
+    policy = policy_of([*itertools.accumulate(steps)], micro_drafts=4)
+    offered = [None if one is None else proposal(*one) for one in drafts]
+    num_emitting = len(drafts)
+    num_rows = num_emitting + other_rows
+    chosen = policy.choose(num_rows, num_emitting, offered, [0.0] * num_emitting)
+    assert all(number <= len(one or ()) for number, one in zip(chosen, drafts, strict=True))
+    every = itertools.product(*(range(1 + len(one or ())) for one in drafts))
+    best = max(rate(policy, num_rows, num_emitting, offered, numbers) for numbers in every)
+    assert rate(policy, num_rows, num_emitting, offered, chosen) == pytest.approx(best, rel=1e-6)
+
+
+MEASURED = MeasuredCosts((1, 2, 4, 8), (10.0, 11.0, 13.0, 30.0), (1.0, 1.5, 2.0, 3.0))
+
+
+def test_costs_are_what_was_measured_and_between() -> None:
+    costs = StepCosts(MEASURED)
+    assert [costs.step(rows) for rows in (1, 2, 3, 4, 6, 8)] == pytest.approx([10, 11, 12, 13, 21.5, 30])
+    assert [costs.micro_step(rows) for rows in (1, 2, 4, 8)] == pytest.approx([1, 1.5, 2, 3])
+    assert costs.step(12) > costs.step(8)
+    noisy = StepCosts(MeasuredCosts((1, 2, 4), (10.0, 9.0, 12.0), (1.0, 0.5, 2.0)))
+    assert [noisy.step(rows) for rows in (1, 2, 4)] == sorted(noisy.step(rows) for rows in (1, 2, 4))
+
+
+def test_costs_follow_what_steps_take() -> None:
+    costs = StepCosts(MEASURED)
+    for i in range(600):
+        rows = (1, 2, 4)[i % 3]
+        costs.observe(rows, 0, 0, 2 * (10, 11, 13)[i % 3] * (0.9, 1.1)[i % 2])
+    assert [costs.step(rows) for rows in (1, 2, 4)] == pytest.approx([20, 22, 26], rel=0.1)
+    assert costs.step(8) == pytest.approx(60, rel=0.3)  # a slow machine is slow at all numbers of rows
+    before = costs.step(2)
+    costs.observe(2, 0, 0, 100_000.0)
+    assert costs.step(2) < 1.2 * before  # one step may be held up by anything
+
+
+def test_costs_of_some_rows_alone_may_be_otherwise_than_measured() -> None:
+    costs = StepCosts(MEASURED)
+    for i in range(1500):
+        rows, took = ((1, 10.0), (4, 39.0))[i % 2]
+        costs.observe(rows, 0, 0, took)
+    assert costs.step(4) / costs.step(1) > 2  # 1.3 were measured, and 3.9 are true
+
+
+@pytest.mark.parametrize("true", [0.2, 0.5, 0.85])
+@pytest.mark.parametrize("foretold", [0.3, 0.7])
+def test_chances_become_those_that_drafts_have(true: float, foretold: float) -> None:
+    policy, draw = free_rows(3), random.Random(3)
+    made = proposal(foretold, foretold, foretold)
+    for _ in range(1500):
+        accepted = next((i for i in range(3) if draw.random() > true), 3)
+        policy.acceptance.observe(made.chances, accepted, 0.7)
+    corrected = policy.acceptance.corrected(made, 0.7)
+    assert corrected.token_ids == made.token_ids
+    assert corrected.chances[:2] == pytest.approx([true, true], abs=0.12)
+    assert all(0 <= chance <= 1 for chance in corrected.chances)
+
+
+def test_a_policy_stops_drafting_what_is_never_accepted_and_begins_again() -> None:
+    steps = [1.0, 1.3, 1.6, 1.9]
+    policy = policy_of(steps, micro_drafts=3)
+    assert policy.plan(1).max_drafts > 0
+    for _ in range(400):
+        policy.acceptance.propose(proposal(0.02, 0.02, 0.02))
+        policy.observe(1, 0, 0, 0.001)
+    assert policy.plan(1).max_drafts == 0
+    for _ in range(64 * 32 + 400):  # nothing is drafted meanwhile
+        policy.observe(1, 0, 0, 0.001)
+        policy.plan(1)
+    assert policy.plan(1).max_drafts > 0
+
+
+def test_the_drafter_that_brings_most_drafts() -> None:
+    text = list(range(20))
+    drafts = AnswerDrafts([*text, 50, 0, 1], tuple(range(100, 110)))
+    weak, strong = proposal(0.1), proposal(0.99, 0.99, 0.99, 0.99, 0.99, 0.99, 0.99)
+    found = drafts.best(weak, 7)
+    assert found is not None
+    assert (found.drafter, found.token_ids) == ("prediction", text_of(100, 7))
+    found = drafts.best(strong, 7)
+    assert found is not None
+    assert found.drafter == "micro"
+    assert drafts.needs_micro
+    # The answer goes another way, which the prompt knows.
+    drafts.extend([2, 3])
+    found = drafts.best(weak, 4)
+    assert found is not None
+    assert (found.drafter, found.token_ids) == ("lookup", text_of(4, 4))
+    assert all(0 < chance <= 1 for chance in found.chances)
+    assert len(found.chances) == 4
+    assert AnswerDrafts([1]).best(None, 7) is None
+    assert AnswerDrafts([1]).best(proposal(0.5, 0.5, 0.5), 2) == proposal(0.5, 0.5)
+
+
+def text_of(first: int, number: int) -> list[int]:
+    return list(range(first, first + number))
+
+
+def test_rates_are_finite() -> None:
+    """Whatever a machine was measured at."""
+    for steps in ([1.0, 1.0], [1.0, 2.0], [1.0, 5.0], [0.001, 0.002]):
+        policy = policy_of(steps, 3, 0.5)
+        for num_emitting in (1, 2, 3, 64):
+            assert math.isfinite(policy.plan(num_emitting, 100).min_chance)
+            policy.choose(num_emitting + 100, num_emitting, [proposal(0.5)] * num_emitting, [0.0] * num_emitting)

@@ -1,0 +1,355 @@
+"""Verified groups in the core: which slots, blocks and rows drafts take, and that no wrong one leaves a trace."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as SequenceOf
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from fakes import EOS, scripted_logprobs
+from hamburger.engine.core.batch import ScheduledBatch
+from hamburger.engine.core.block_manager import BlockManager
+from hamburger.engine.core.core import EngineCore
+from hamburger.engine.core.sequence import Sequence
+from hamburger.engine.drafting.proposal import Proposal
+from hamburger.engine.types.messages import AbortRequest, CheckedDrafts, GroupOutput, SubmitRequest
+from hamburger.engine.types.sampling_params import SamplingParams
+from playing import play
+from verified import ScriptedTrunk, VerifyingRunner, free_rows, no_drafts, policy_of, verified_config, verified_core
+
+
+class Counting(ScriptedTrunk):
+    """Says 100, 101, 102, ... from the answer's first token on, or what `instead` says at a place of the answer."""
+
+    def __init__(self, instead: dict[int, int] | None = None) -> None:
+        super().__init__()
+        self._instead = instead or {}
+
+    def choose(self, tokens: SequenceOf[int], params: SamplingParams, output_index: int) -> int:
+        return self._instead.get(output_index, 100 + output_index)
+
+
+class Drafting:
+    """Drafts what the trunk would say, but for the places of the answer that are named here."""
+
+    def __init__(self, trunk: ScriptedTrunk, most: int = 3, wrong: SequenceOf[int] = ()) -> None:
+        self._trunk, self._most, self._wrong = trunk, most, wrong
+
+    def __call__(self, tokens: SequenceOf[int], params: SamplingParams, output_index: int) -> Proposal | None:
+        found = self._trunk.continuation(tokens, params, output_index, self._most)
+        found = [99 if output_index + i in self._wrong else token_id for i, token_id in enumerate(found)]
+        return Proposal("micro", found, [0.9] * len(found)) if found else None
+
+
+def request(name: str, num_prompt: int = 4, **fields: Any) -> SubmitRequest:
+    params = SamplingParams(**{"max_tokens": 20, "seed": 1, "confidence": 0.0, "temperature": 0.0, **fields})
+    return SubmitRequest(name, list(range(num_prompt)), params, arrival_time=0.0)
+
+
+def core_of(
+    trunk: ScriptedTrunk | None = None, most: int = 3, wrong: SequenceOf[int] = (), **changes: Any
+) -> tuple[EngineCore, VerifyingRunner]:
+    trunk = trunk or Counting()
+    runner = VerifyingRunner(trunk, Drafting(trunk, most, wrong) if most else no_drafts)
+    return verified_core(runner, verified_config(**changes)), runner
+
+
+def sequence_of(core: EngineCore, name: str) -> Sequence:
+    return core._scheduler._sequences[name]
+
+
+def step(core: EngineCore) -> list[GroupOutput]:
+    outputs = core.step().outputs
+    core.check_integrity()
+    return outputs
+
+
+def test_each_token_has_its_slot_and_rejected_drafts_give_their_blocks_back() -> None:
+    # Places 3 and 8 are foreseen wrongly.
+    core, runner = core_of(wrong=[3, 8], num_blocks=64)
+    core.add(request("a", num_prompt=3))
+    lives: list[tuple[list[int], tuple[int, int] | None, int, list[int]]] = []
+    while core.has_work and len(lives) < 5:
+        [output] = step(core)
+        sequence = sequence_of(core, "a")
+        drafts = None if output.drafts is None else (len(output.drafts.token_ids), output.drafts.num_accepted)
+        lives.append((output.token_ids, drafts, sequence.num_computed_slots, list(sequence.block_ids)))
+    assert lives == [
+        ([100], None, 3, [0]),  # the prompt; its answer's first token is the fourth slot
+        # Rows in slots 3 to 6, of blocks 0 and 1. Drafts 1 and 2 stay, the third is wrong: slots 3 to 5 count.
+        ([101, 102, 103], (3, 2), 6, [0, 1]),
+        ([104, 105, 106, 107], (3, 3), 10, [0, 1, 2]),
+        # Slots 10 to 13, of which the first draft is wrong: block 3 was used by drafts only, and is given back.
+        ([108], (3, 0), 11, [0, 1, 2]),
+        ([109, 110, 111, 112], (3, 3), 15, [0, 1, 2, 3]),
+    ]
+    assert runner.batches == [[("a", 3, 0)], *[[("a", 1, 3)]] * 4]
+    sequence = sequence_of(core, "a")
+    assert sequence.groups == [[100 + i] for i in range(13)]
+    assert [sequence.slot_position(slot) for slot in range(16)] == list(range(16))
+    assert (sequence.num_macro_steps, sequence.num_slots) == (5, 16)
+
+
+def test_what_a_step_tells_of_its_drafts() -> None:
+    core, _ = core_of(wrong=[2])
+    core.add(request("a", num_prompt=1, logprobs=2))
+    core.add(request("b", num_prompt=1, confidence=1.0))
+    assert [output.drafts for output in step(core)] == [None, None]
+    outputs = core.step()
+    first, second = outputs.outputs
+    assert first.drafts is not None
+    assert (first.drafts.drafter, first.drafts.token_ids, first.drafts.num_accepted) == ("micro", [101, 99, 103], 1)
+    assert first.token_ids == [101, 102]
+    assert first.logprobs == [scripted_logprobs(1, 101, 2), scripted_logprobs(2, 102, 2)]
+    assert (second.token_ids, second.drafts) == ([101], None)
+    assert outputs.stats is not None
+    assert outputs.stats.drafts == [first.drafts]
+    assert (outputs.stats.group_sizes, outputs.stats.decoded_sequences) == ([2, 1], 2)
+    assert outputs.stats.prompt_slots == 0
+
+
+@pytest.mark.parametrize("max_tokens", range(1, 12))
+@pytest.mark.parametrize("confidence", [0.0, 1.0])
+def test_max_tokens_or_the_context_ends_inside_a_group(max_tokens: int, confidence: float) -> None:
+    by_context = {"num_prompt": 16 - max_tokens, "max_tokens": None}
+    for asked in ({"max_tokens": max_tokens}, by_context):
+        core, _ = core_of(most=12, max_model_len=16, num_blocks=4)
+        outputs = play(core, [request("a", confidence=confidence, **asked)]).outputs["a"]
+        assert [token_id for output in outputs for token_id in output.token_ids] == answer(max_tokens)
+        assert [output.finish_reason for output in outputs][-1] == "length"
+        # No draft is made that could not be kept: the last token of all is always the trunk's own.
+        wanted = [(max_tokens - 1 - 8 * i, 8) for i in range(2) if max_tokens - 1 > 8 * i]
+        if confidence == 0:
+            assert [len(output.token_ids) for output in outputs] == [1, *(min(pair) for pair in wanted)]
+            assert all(o.drafts is None or len(o.drafts.token_ids) == len(o.token_ids) - 1 for o in outputs)
+
+
+def answer(num_tokens: int) -> list[int]:
+    return [100 + i for i in range(num_tokens)]
+
+
+def ends(**fields: Any) -> dict[str, Any]:
+    return fields
+
+
+@pytest.mark.parametrize(
+    ("instead", "asked", "wanted", "stop"),
+    [
+        ({3: EOS}, ends(), [*answer(3), EOS], EOS),
+        ({3: EOS}, ends(ignore_eos=True, max_tokens=6), [100, 101, 102, EOS, 104, 105], None),
+        ({}, ends(stop_token_ids=(102,)), answer(3), 102),
+        ({1: 102, 4: 102}, ends(stop_token_ids=(102,), min_tokens=2), [100, 102, 102], 102),
+        ({1: 102, 2: 50, 4: 102}, ends(stop_token_ids=(102,), min_tokens=2), [100, 102, 50, 103, 102], 102),
+        ({0: EOS}, ends(), [EOS], EOS),
+    ],
+)
+def test_an_end_among_accepted_drafts_cuts_the_group_there(
+    instead: dict[int, int], asked: dict[str, Any], wanted: list[int], stop: int | None
+) -> None:
+    core, _ = core_of(Counting(instead), most=7)
+    plain, _ = core_of(Counting(instead), most=0)
+    outputs = play(core, [request("a", logprobs=1, **asked)]).outputs["a"]
+    unaided = play(plain, [request("a", logprobs=1, **asked)]).outputs["a"]
+    assert [t for o in outputs for t in o.token_ids] == [t for o in unaided for t in o.token_ids] == wanted
+    assert (outputs[-1].finish_reason, outputs[-1].stop_token_id) == ("length" if stop is None else "stop", stop)
+    assert [e for o in outputs for e in o.logprobs or []] == [e for o in unaided for e in o.logprobs or []]
+    for output in outputs:
+        # Tokens behind the end were never tokens, so their drafts were not accepted.
+        assert output.drafts is None or output.drafts.num_accepted <= len(output.token_ids)
+    if len(wanted) > 1 and stop is not None:
+        assert outputs[-1].drafts is not None
+        assert outputs[-1].drafts.num_accepted == len(outputs[-1].token_ids)
+
+
+def test_max_tokens_0_and_prompt_logprobs() -> None:
+    core, runner = core_of(max_num_batched_slots=8)
+    asked = [
+        request("a", num_prompt=20, max_tokens=0, prompt_logprobs=2),
+        request("b", num_prompt=9, max_tokens=9, prompt_logprobs=1),
+        request("c", num_prompt=1, max_tokens=9),
+    ]
+    played = play(core, asked)
+    [output] = played.outputs["a"]
+    assert (output.token_ids, output.finish_reason, output.drafts) == ([], "length", None)
+    assert output.prompt_logprobs == [None, *(scripted_logprobs(1000 + i, i, 2) for i in range(1, 20))]
+    first, *others = played.outputs["b"]
+    assert first.prompt_logprobs == [None, *(scripted_logprobs(1000 + i, i, 1) for i in range(1, 9))]
+    assert all(output.prompt_logprobs is None for output in others)
+    assert played.tokens["b"] == played.tokens["c"] == answer(9)
+    assert runner.seen["accepted"]
+
+
+def test_drafts_take_only_what_the_budget_leaves_and_delay_no_prompt() -> None:
+    def prompts_of(most: int) -> tuple[list[list[int]], int]:
+        core, runner = core_of(most=most, max_num_batched_slots=10)
+        for name in "ab":
+            core.add(request(name, num_prompt=1, max_tokens=40))
+        step(core)
+        core.add(request("c", num_prompt=30, max_tokens=4))
+        for _ in range(8):
+            step(core)
+        of_c = [[slots for name, slots, _ in batch if name == "c"] for batch in runner.batches]
+        return of_c, max(sum(slots + drafts for _, slots, drafts in batch) for batch in runner.batches)
+
+    (without, _), (with_drafts, most_rows) = prompts_of(0), prompts_of(7)
+    # 8 slots of the prompt beside two decoding sequences, whatever these would like to draft.
+    assert without[1:5] == with_drafts[1:5] == [[8], [8], [8], [6]]
+    assert most_rows == 10
+
+
+def test_the_budget_goes_to_the_first_who_ask() -> None:
+    core, runner = core_of(most=7, max_num_batched_slots=11)
+    for name in "abc":
+        core.add(request(name, num_prompt=1))
+    step(core)
+    step(core)
+    assert runner.batches[1] == [("a", 1, 7), ("b", 1, 1), ("c", 1, 0)]
+
+
+@pytest.mark.parametrize(("num_blocks", "num_drafts"), [(6, 7), (5, 7), (4, 3)])
+def test_a_full_pool_means_fewer_drafts(num_blocks: int, num_drafts: int) -> None:
+    core, runner = core_of(most=7, num_blocks=num_blocks, block_size=4, max_model_len=16)
+    core.add(request("a", num_prompt=4, max_tokens=4, confidence=1.0))
+    core.add(request("b", num_prompt=4, max_tokens=12))
+    step(core)
+    [_, output] = step(core)
+    # Each takes a second block; with 4 there is none beyond "b"'s own, whose last three slots are for drafts.
+    assert runner.batches[1] == [("a", 1, 0), ("b", 1, num_drafts)]
+    assert len(output.token_ids) == 1 + num_drafts
+    assert not core._scheduler.waiting
+
+
+def test_a_sequence_that_needs_a_block_gets_it_before_any_draft() -> None:
+    """Preemptions come when they come without drafts: here the pool holds one sequence and a half."""
+
+    def preempted(most: int) -> tuple[int, dict[str, list[int]]]:
+        core, _ = core_of(most=most, num_blocks=6, block_size=4, max_model_len=24)
+        played = play(core, [request(name, num_prompt=4, max_tokens=16) for name in "ab"])
+        return played.seen["preemptions"], played.tokens
+
+    without, tokens = preempted(0)
+    with_drafts, same = preempted(7)
+    assert tokens == same == {name: answer(16) for name in "ab"}
+    assert without >= 1
+    assert with_drafts <= without
+
+
+def test_a_replay_computes_the_same_slots_and_drafts_go_on() -> None:
+    core, runner = core_of(wrong=[5], num_blocks=6, block_size=4, max_model_len=24)
+    low, high = request("low", num_prompt=4, max_tokens=12), request("high", num_prompt=12, max_tokens=8)
+    core.add(low)
+    for _ in range(3):
+        step(core)
+    emitted = sequence_of(core, "low").output_ids[:]
+    core.add(replace(high, priority=-1))
+    played = play(core, [])
+    assert played.seen["preemptions"] == 1
+    assert emitted + played.tokens["low"] == answer(12)
+    replayed = [slots for batch in runner.batches for name, slots, _ in batch if name == "low"]
+    assert max(replayed[1:]) == 4 + len(emitted)  # in one pass
+    after = next(i for i, batch in enumerate(runner.batches) if ("low", 4 + len(emitted), 0) in batch)
+    assert any(drafts for batch in runner.batches[after:] for name, _, drafts in batch if name == "low")
+
+
+def test_only_confirmed_slots_are_known_and_the_next_turn_reads_the_answer() -> None:
+    core, _ = core_of(wrong=[2, 3, 6, 9], prefix_cache=True, num_blocks=64)
+    core.add(request("a", num_prompt=5, max_tokens=14))
+    known = []
+    while core.has_work:
+        blocks = core._scheduler.blocks
+        step(core)
+        known.append(len(blocks._key_of_block))
+        if core.has_work:
+            sequence = sequence_of(core, "a")
+            assert known[-1] == sequence.num_known_blocks == sequence.num_computed_slots // 4
+    # 5 + 14 tokens, the last of which was never fed.
+    assert known[-1] == 18 // 4
+    turn = SubmitRequest("b", [*range(5), *answer(14), 7, 8], request("b").params, arrival_time=0.0)
+    core.add(turn)
+    [output] = step(core)
+    assert output.cached_slots == 16
+
+
+def test_an_abort_frees_the_blocks_of_drafts_too() -> None:
+    core, _ = core_of(most=7)
+    core.add(request("a"))
+    step(core)
+    step(core)
+    core.abort(AbortRequest("a"))
+    core.check_integrity()
+    assert core._scheduler.blocks.used_slots == 0
+
+
+def test_a_step_that_memory_does_not_hold_leaves_no_blocks_of_drafts() -> None:
+    sizes: list[int] = []
+
+    def most_5(step: int, batch: ScheduledBatch) -> bool:
+        sizes.append(batch.num_rows)
+        return batch.num_rows > 5
+
+    trunk = Counting()
+    core = verified_core(VerifyingRunner(trunk, Drafting(trunk, 7), most_5), verified_config())
+    played = play(core, [request("a", num_prompt=4), request("b", num_prompt=1)])
+    assert played.tokens == {"a": answer(20), "b": answer(20)}
+    # A prompt and "b" are 5 slots; what they draft next, 14 tokens, is halved until it fits.
+    assert sizes[:4] == [5, 16, 8, 4]
+    assert not played.seen["out_of_memory"]
+
+
+def test_drafts_wait_until_all_that_they_follow_is_computed() -> None:
+    """A prompt's last chunk emits without drafts, even one that the client predicted."""
+    core, runner = core_of(most=0, max_num_seqs=4, max_num_batched_slots=4)
+    core.add(request("a", num_prompt=6, prediction_ids=tuple(answer(20)), max_tokens=9))
+    play(core, [])
+    assert runner.batches == [[("a", 4, 0)], [("a", 2, 0)], [("a", 1, 3)], [("a", 1, 3)]]
+
+
+def test_without_a_policy_or_where_rows_are_dear_nothing_is_drafted() -> None:
+    for policy in (policy_of([1.0, 9.0]), free_rows()):
+        trunk = Counting()
+        runner = VerifyingRunner(trunk, Drafting(trunk))
+        core = verified_core(runner, verified_config(), policy)
+        play(core, [request("a")])
+        assert (runner.seen["drafted"] > 0) == (policy.costs.step(2) < 2)
+    runner = VerifyingRunner(trunk, Drafting(trunk))
+    runner.config = verified_config()
+    played = play(EngineCore(runner.config, runner, lambda: 0.0), [request("a")])
+    assert (played.tokens["a"], runner.seen["drafted"]) == (answer(20), 0)
+
+
+def test_accept_counts_slots_of_confirmed_tokens_and_drafts_that_were_kept() -> None:
+    sequence = Sequence(request("a", max_tokens=5), (EOS,), 64, "verified")
+    sequence.scheduled_time, sequence.num_computed_slots = 0.0, 4
+    assert sequence.accept([100], [0.5], None).token_ids == [100]
+    assert (sequence.num_slots, sequence.num_computed_slots, sequence.num_tokens_left) == (5, 4, 4)
+    sequence.num_computed_slots += 1
+    drafts = CheckedDrafts("micro", [101, 102, 9], [0.9] * 3, 2)
+    output = sequence.accept([101, 102, 103], [0.5] * 3, None, drafts)
+    assert output.drafts == drafts
+    assert (sequence.num_slots, sequence.num_computed_slots) == (8, 7)
+    sequence.num_computed_slots += 1
+    output = sequence.accept([EOS, 7, 8], [0.5] * 3, None, CheckedDrafts("micro", [EOS, 7, 9], [0.9] * 3, 2))
+    assert (output.token_ids, output.finish_reason, output.drafts and output.drafts.num_accepted) == ([EOS], "stop", 1)
+    assert sequence.num_computed_slots < sequence.num_slots
+
+
+def test_grow_as_far_and_shrink() -> None:
+    blocks = BlockManager(4, 4)
+    one, other = (Sequence(request(name, num_prompt=3), (), 64, "verified") for name in "ab")
+    assert blocks.grow_as_far(one, 3) == 3
+    assert (one.block_ids, blocks.grow_as_far(one, 4), one.block_ids) == ([0], 4, [0])
+    assert (blocks.grow_as_far(one, 9), one.block_ids) == (9, [0, 1, 2])
+    assert (blocks.grow_as_far(other, 30), other.block_ids) == (4, [3])
+    assert (blocks.grow_as_far(one, 30), one.block_ids) == (12, [0, 1, 2])
+    assert (blocks.grow_as_far(one, 2), one.block_ids) == (2, [0, 1, 2])  # what it has, it keeps
+    blocks.shrink(one, 5)
+    assert (one.block_ids, blocks.num_free_blocks) == ([0, 1], 1)
+    blocks.shrink(one, 4)
+    blocks.shrink(one, 4)
+    assert one.block_ids == [0]
+    blocks.shrink(other, 0)
+    assert (other.block_ids, blocks.num_free_blocks) == ([], 3)
+    blocks.free(one)
+    blocks.check_integrity()
