@@ -15,6 +15,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Collection
 from collections.abc import Sequence as SequenceOf
+from dataclasses import replace
 from hashlib import blake2b
 
 from hamburger.engine.drafting.answer_drafts import AnswerDrafts
@@ -209,6 +210,8 @@ class Sequence:
             self._group_positions.append(self.num_tokens - 1)
         if self.is_verified:  # the slots of its tokens but the last were computed as drafts
             self.num_computed_slots += kept - 1
+        if drafts is not None:
+            drafts = replace(drafts, num_accepted=min(drafts.num_accepted, kept))
         kept_logprobs = None if logprobs is None else logprobs[:kept]
         return self._output(group, stop_probs[:kept], kept_logprobs, finish_reason, stop_token_id, drafts)
 

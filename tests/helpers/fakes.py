@@ -297,6 +297,7 @@ def fake_info(config: EngineConfig, **changes: Any) -> EngineInfo:
         "max_num_batched_slots": config.max_num_batched_slots,
         "device": "cpu",
         "dtype": "float32",
+        "groups": config.groups,
     }
     return EngineInfo(**(fields | changes))
 
