@@ -47,8 +47,8 @@ MOST_TOKENS = 4000  # never reached: answers are cut after so many steps
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Steps of one contestant in one round: seconds of all and of each of PARTS, the tokens that they emitted, the slots
-    that these take, drafts that were checked, and micro-steps of the batch."""
+    """Steps of one contestant in one round: seconds of all and of each of PARTS, the tokens that they emitted, the
+    slots that these take, drafts that were checked, and micro-steps of the batch."""
 
     streams: int
     round: int

@@ -94,17 +94,23 @@ class StaticChoices:
             top = chosen.new_zeros(*chosen.shape, sampling.max_logprobs)
             self._logprobs = Logprobs(chosen, top.long(), top)
 
-    def take(self, index: int, logits: Tensor, stop: Tensor) -> None:
-        """Token `index` of every row that goes on, from logits [M, V] (any float dtype) and stop logit float32 [M]."""
+    def take(self, index: int, logits: Tensor, stop: Tensor | None) -> None:
+        """Token `index` of every row that goes on, from logits [M, V] (any float dtype) and stop logits float32 [M],
+        which verified groups have none of."""
         g, sampling = self.groups, self.sampling
-        tokens, likeliest, chances = self._choose(index, logits)
-        ends = stop_probability(stop) if chances is None else 1 - chances
+        tokens, likeliest, changed = self._choose(index, logits)
+        if stop is not None:
+            ends = stop_probability(stop)
+        elif index:
+            ends = 1 - chances_of(changed, tokens)
+        else:
+            ends = torch.zeros_like(g.stop_probs[:, 0])
         g.token_ids[:, index] = torch.where(g.going, tokens, 0)
         g.stop_probs[:, index] = torch.where(g.going, ends, 0)
         g.sizes.add_(g.going)
         if self._logprobs is not None and not (self._is_verified and index):
             self._add_logprobs(index, logits, tokens, self._logprobs)
-        if self._is_verified:
+        if stop is None:
             on = drafts_go_on(g.stop_probs, index, self._confidence, self._group_limits)
         else:
             on = GoOn(self._confidence, self._group_limits, sampling.end_ids).after(index, tokens, likeliest, stop)
@@ -115,9 +121,9 @@ class StaticChoices:
         g = self.groups
         return StepOutput(g.token_ids, g.sizes, g.stop_probs, self._logprobs)
 
-    def _choose(self, index: int, logits: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Tokens int64 [M], and whether each is the argmax of the unchanged logits [M, V]; of verified groups also the
-        drafts' chances, 1 for what is none."""
+    def _choose(self, index: int, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Tokens int64 [M], whether each is the argmax of the unchanged logits [M, V], and the logits under bans, bias
+        and penalties."""
         sampling = self.sampling
         logits = logits.float()
         tokens = likeliest = logits.argmax(-1)
@@ -139,10 +145,7 @@ class StaticChoices:
             tokens = torch.where(hot, drawn, tokens)
         if self._penalties is not None:
             self._penalties.add(tokens)
-        chances = None
-        if self._is_verified:
-            chances = chances_of(logits, tokens) if index else torch.ones_like(self.groups.stop_probs[:, 0])
-        return tokens, tokens == likeliest, chances
+        return tokens, tokens == likeliest, logits
 
     def _add_logprobs(self, index: int, logits: Tensor, tokens: Tensor, into: Logprobs) -> None:
         counts = self.groups.going & (self.sampling.logprobs >= 0)
@@ -165,20 +168,17 @@ class StaticEmission:
         return emitting_reads(batch)
 
     def emit(self, states: Tensor, features: list[Tensor], batch: ForwardBatch) -> StepOutput:
-        backend, width = self._backend, batch.max_group_limit
+        backend, width, is_verified = self._backend, batch.max_group_limit, batch.checks is not None
         groups = Groups.empty(len(states), width, states.device)
-        step = StaticChoices(
-            groups, batch.sampling, batch.confidence, batch.group_limits, is_verified=batch.checks is not None
-        )
+        step = StaticChoices(groups, batch.sampling, batch.confidence, batch.group_limits, is_verified=is_verified)
         if not len(states):
             return step.output()
-        state = states
-        step.take(0, backend.head(state), backend.stop_logits(state, 0))
+        step.take(0, backend.head(states), None if is_verified else backend.stop_logits(states, 0))
         if width > 1:
             cache = backend.begin_group(torch.stack(features, dim=1))
         for index in range(1, width):
             state, logits = backend.micro_step(groups.newest, cache)
-            step.take(index, logits, backend.stop_logits(state, index))
+            step.take(index, logits, None if is_verified else backend.stop_logits(state, index))
         return step.output()
 
 

@@ -75,7 +75,7 @@ class DecodeGraphs:
         )
         self._buckets = buckets(max_rows)
         self._steps: dict[int, BucketStep] = {}
-        self._tensors = StepTensors.empty(backend, max_rows)
+        self._tensors = StepTensors.empty(backend, max_rows, is_verified=is_verified)
 
     @torch.inference_mode()
     def prepare(self, on_progress: Callable[[int, int], None] = lambda done, total: None, only: int = 0) -> None:

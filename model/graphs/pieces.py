@@ -32,17 +32,17 @@ class StepTensors:
     """What pieces leave for each other, of M rows; G is the widest group.
 
     hidden [M, D] and features [M, F, D] are the trunk's, of the model's state dtype. logits [M, V], of the same, and
-    stop, float32 [M], are of the newest state. groups: what was chosen.
+    stop, float32 [M] (None of verified groups), are of the newest state. groups: what was chosen.
     """
 
     groups: Groups
     hidden: Tensor
     features: Tensor
     logits: Tensor
-    stop: Tensor
+    stop: Tensor | None
 
     @classmethod
-    def empty(cls, backend: Backend, rows: int) -> StepTensors:
+    def empty(cls, backend: Backend, rows: int, *, is_verified: bool) -> StepTensors:
         trunk, graft, device = backend.config.trunk, backend.config.graft, backend.device
         num_features = len(graft.feature_layers) if graft else 0
 
@@ -54,14 +54,13 @@ class StepTensors:
             zeros(trunk.hidden_size),
             zeros(num_features, trunk.hidden_size),
             zeros(trunk.vocab_size),
-            torch.zeros(rows, device=device),
+            None if is_verified else torch.zeros(rows, device=device),
         )
 
     def first(self, rows: int) -> StepTensors:
         """That of the first rows: views."""
-        return StepTensors(
-            self.groups.first(rows), self.hidden[:rows], self.features[:rows], self.logits[:rows], self.stop[:rows]
-        )
+        stop = None if self.stop is None else self.stop[:rows]
+        return StepTensors(self.groups.first(rows), self.hidden[:rows], self.features[:rows], self.logits[:rows], stop)
 
 
 class Pieces:
@@ -108,7 +107,8 @@ class Pieces:
         rows, to = len(hidden), self.tensors
         to.hidden[:rows] = hidden
         to.logits[:rows] = self._backend.head(hidden)
-        to.stop[:rows] = self._backend.stop_logits(hidden, 0)
+        if to.stop is not None:
+            to.stop[:rows] = self._backend.stop_logits(hidden, 0)
         if features:
             torch.stack(features, dim=1, out=to.features[:rows])
 
@@ -128,7 +128,8 @@ class Pieces:
             raise RuntimeError("a group goes on that never began.")
         state, logits = self._backend.micro_step(self.groups.newest, self._group)
         self.tensors.logits.copy_(logits)
-        self.tensors.stop.copy_(self._backend.stop_logits(state, index))
+        if self.tensors.stop is not None:
+            self.tensors.stop.copy_(self._backend.stop_logits(state, index))
 
 
 class BucketStep:

@@ -10,6 +10,7 @@ import torch
 from captures import CountingCapture, Watched
 from drafted import assert_same_text, checked, drafted, eager_drafts, never_drafted
 from graph_cores import BLOCK, CONTEXT, MODELS, ROWS, ascii_grammars, graphs_core, guided, requests
+from hamburger.engine.device.step_costs import measure_costs
 from hamburger.engine.types.messages import SubmitRequest
 from hamburger.model.graphs.capture import EagerCapture
 from hamburger.model.graphs.decode_graphs import DecodeGraphs
@@ -68,6 +69,18 @@ def test_only_as_many_micro_steps_are_replayed_as_drafts_are_wanted() -> None:
         core.add(SubmitRequest("a", [5], asked, 0.0))
         core.step()
         assert capture.replayed == replayed
+
+
+def test_the_steps_that_are_measured_are_replayed() -> None:
+    model, capture = random_model(MODELS["positions"], static_shapes=True), Watched()
+    cache = PagedKVCache(model.config.trunk, 64, BLOCK, torch.float32, CPU)
+    graphs = DecodeGraphs(model, cache, capture, max_rows=6, max_columns=16, is_verified=True)
+    graphs.prepare()
+    found = measure_costs(graphs, cache, 6, 64, None)
+    assert found.rows == (1, 2, 3, 4, 6)
+    assert min(found.steps) > 0
+    # At least twice for each number of rows: a trunk twice, and once with 3 micro-steps.
+    assert capture.replayed["compute"] >= 2 * 5 * (1 + 1 + 4)
 
 
 def test_a_batch_of_composed_groups_is_refused_and_the_other_way_round() -> None:
