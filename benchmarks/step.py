@@ -1,13 +1,17 @@
-"""What decoding costs in one engine: a macro-step of the HAMburger at several confidences, beside the plain base.
+"""What decoding costs in one engine: a macro-step of the HAMburger beside the plain base.
 
-    python benchmarks/step.py --out docs/results/step.json
+    python benchmarks/step.py --streams 1,2,4,8,16,64 --out docs/results/step.json
+    python benchmarks/step.py --groups composed --out docs/results/step-composed.json
 
 Both models lie in this process and answer the same prompts, others in each round, with nothing between the clock and
 the core: no HTTP, no messages, no text. Every measurement is of `--steps` macro-steps of full batches that only decode;
 all take turns, and who begins changes from round to round. Reported, medians over rounds: milliseconds a macro-step and
-where they go, tokens per KV (g), tokens/s; the cost r of a micro-step over a base step, the merge of its token into the
-next slot included, from steps at confidence 0, where every group is full, against those at 1; and each confidence's
-speed over the base's beside what g and r allow, g / (1 + (g - 1) r).
+where they go, tokens a macro-step and sequence (g), tokens/s, speed over the base's and over confidence 1.
+
+Verified groups: without drafts (1) and with as many as pay (auto); `of_table` is the speed over confidence 1 beside
+g / (cost(rows) + drafts r), where cost and r, of a step and a micro-step over a step of one row, are what the engine
+measured when it started. Composed groups: confidences from 1 to 0; `of_target` is the speed over the base's beside
+g / (1 + (g - 1) r), with r, the merge of a token included, from steps at confidence 0 against those at 1.
 """
 
 from __future__ import annotations
@@ -27,6 +31,7 @@ import torch
 from hamburger.clients.prompts import built_in_prompts
 from hamburger.engine.build import build_core
 from hamburger.engine.core.core import EngineCore
+from hamburger.engine.drafting.costs import MeasuredCosts, StepCosts
 from hamburger.engine.text.tokenizer import Tokenizer
 from hamburger.engine.types.config import EngineArgs
 from hamburger.engine.types.messages import AbortRequest, SubmitRequest
@@ -34,7 +39,7 @@ from hamburger.engine.types.sampling_params import SamplingParams
 from hamburger.model.checkpoints.sources import resolve_source
 from machine import processor
 
-BASE = "base"
+BASE, AUTO = "base", "auto"
 PARTS = ("embedding and merge", "layers", "heads and micro-steps", "the rest")  # scheduler, tensors, results
 PROMPT_WORDS = 40
 MOST_TOKENS = 4000  # never reached: answers are cut after so many steps
@@ -42,7 +47,8 @@ MOST_TOKENS = 4000  # never reached: answers are cut after so many steps
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Steps of one contestant in one round: seconds of all and of each of PARTS, and the tokens that they emitted."""
+    """Steps of one contestant in one round: seconds of all and of each of PARTS, the tokens that they emitted, the slots
+    that these take, drafts that were checked, and micro-steps of the batch."""
 
     streams: int
     round: int
@@ -50,6 +56,9 @@ class Measured:
     steps: int
     seconds: float
     tokens: int
+    kv_slots: int
+    drafts: int
+    micro_steps: int
     parts: tuple[float, ...] = (0.0,) * len(PARTS)
 
     @property
@@ -61,7 +70,8 @@ class Measured:
         return self.tokens / self.seconds
 
     @property
-    def tokens_per_kv(self) -> float:
+    def tokens_per_step(self) -> float:
+        """Of one sequence."""
         return self.tokens / (self.steps * self.streams)
 
 
@@ -70,14 +80,19 @@ def main() -> None:
     parser.add_argument("--model", help="the HAMburger (default: the embedded one)")
     parser.add_argument("--base", default="builtin", help="the plain base under it")
     parser.add_argument("--streams", type=_integers, default=[1, 4, 16], help="of a batch, with commas")
-    parser.add_argument("--confidences", type=_fractions, default=[0.8, 0.7, 0.5, 0.3], help="besides 0 and 1")
+    parser.add_argument("--groups", choices=("verified", "composed"), default="verified")
+    parser.add_argument(
+        "--confidences", type=_fractions, default=[0.8, 0.7, 0.5, 0.3], help="of composed groups, besides 0 and 1"
+    )
     parser.add_argument("--steps", type=int, default=48, help="macro-steps of one measurement")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--quantization", default="auto")
     parser.add_argument("--out", type=Path, help="file for all figures, as JSON")
     args = parser.parse_args()
     cores = {name: _clocked(args, name) for name in (BASE, "hamburger")}
-    names = [BASE, *(f"{c:g}" for c in [1.0, *args.confidences, 0.0])]
+    names = [BASE, "1", AUTO]
+    if args.groups == "composed":
+        names = [BASE, *(f"{c:g}" for c in [1.0, *args.confidences, 0.0])]
     found = []
     for streams in args.streams:
         for round_ in range(args.rounds + 1):
@@ -86,13 +101,22 @@ def main() -> None:
                 measured = _measure(cores[BASE if name == BASE else "hamburger"], name, streams, round_, args.steps)
                 if round_ > 0:  # the first warms up
                     found.append(measured)
-    rows = [row for streams in args.streams for row in report([m for m in found if m.streams == streams])]
+    costs = cores["hamburger"].costs
+    rows = [row for streams in args.streams for row in report([m for m in found if m.streams == streams], costs)]
     print(table(rows))
     if args.out:
         told = {"date": datetime.now(UTC).date().isoformat(), "processor": processor(), "torch": torch.__version__}
         settings = {"threads": torch.get_num_threads(), "steps": args.steps, "rounds": args.rounds}
+        settings["groups"] = args.groups
         measured_ = [asdict(m) for m in found]
-        value = {**told, **settings, "quantization": args.quantization, "rows": rows, "measured": measured_}
+        value = {
+            **told,
+            **settings,
+            "quantization": args.quantization,
+            "costs": None if costs is None else asdict(costs),
+            "rows": rows,
+            "measured": measured_,
+        }
         args.out.write_text(json.dumps(value) + "\n")
 
 
@@ -103,25 +127,34 @@ class Clocked:
         self.core, self.prompts = core, prompts
         self._seconds = dict.fromkeys(("model", "embed", "trunk"), 0.0)
         steps = cast(Any, core._runner)._steps  # whose methods are replaced
+        self._micro_steps = 0
+        self.costs: MeasuredCosts | None = None if core._policy is None else core._policy.costs.measured
         steps.step_with = self._clocked("model", steps.step_with)
         backend = steps.backend
         backend.embed = self._clocked("embed", backend.embed)
         backend.trunk = self._clocked("trunk", backend.trunk)
 
-    def steps(self, number: int) -> tuple[float, int, tuple[float, ...]]:
-        """Seconds, tokens, and seconds of PARTS."""
+    def steps(self, number: int) -> tuple[float, int, int, int, int, tuple[float, ...]]:
+        """Seconds, tokens, slots, drafts, micro-steps, and seconds of PARTS."""
         self._seconds.update(dict.fromkeys(self._seconds, 0.0))
-        start, tokens = time.perf_counter(), 0
+        start, tokens, groups, drafts, self._micro_steps = time.perf_counter(), 0, 0, 0, 0
         for _ in range(number):
-            tokens += sum(len(output.token_ids) for output in self.core.step().outputs)
+            for output in self.core.step().outputs:
+                tokens += len(output.token_ids)
+                groups += 1
+                drafts += 0 if output.drafts is None else len(output.drafts.token_ids)
         seconds, of = time.perf_counter() - start, self._seconds
         # The backend's trunk embeds its slots itself.
         trunk, emit = of["trunk"] - of["embed"], of["model"] - of["trunk"]
-        return seconds, tokens, (of["embed"], trunk, emit, seconds - of["model"])
+        slots = tokens if self.core.config.groups == "verified" else groups
+        parts = (of["embed"], trunk, emit, seconds - of["model"])
+        return seconds, tokens, slots, drafts, self._micro_steps, parts
 
     def _clocked(self, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
             start = time.perf_counter()
+            if part == "model":
+                self._micro_steps += args[1].max_group_limit - 1
             try:
                 return function(*args, **kwargs)
             finally:
@@ -130,51 +163,78 @@ class Clocked:
         return call
 
 
-def report(found: list[Measured]) -> list[dict[str, Any]]:
+def report(found: list[Measured], costs: MeasuredCosts | None = None) -> list[dict[str, Any]]:
     """Rows of one number of streams, in the order in which contestants were first measured. Ratios are taken within a
-    round; `of_target` is the speed over the base's over what g and the micro-step's cost allow."""
+    round."""
     by_round = {(m.round, m.name): m for m in found}
     rounds = sorted({m.round for m in found})
 
-    def micro_step(round_: int) -> float:
-        base, full, single = (by_round[round_, name] for name in (BASE, "0", "1"))
-        added = full.tokens_per_kv - single.tokens_per_kv
-        return (full.step_seconds - single.step_seconds) / added / base.step_seconds
+    def over(name: str, other: str) -> list[float]:
+        pairs = [(by_round[r, name].tokens_per_second, by_round[r, other].tokens_per_second) for r in rounds]
+        ratios = sorted(ours / theirs for ours, theirs in pairs)
+        return [statistics.median(ratios), ratios[0], ratios[-1]]
 
-    cost = statistics.median(micro_step(round_) for round_ in rounds)
     rows = []
     for name in dict.fromkeys(m.name for m in found):
         own = [m for m in found if m.name == name]
-        g = statistics.median(m.tokens_per_kv for m in own)
-        speeds = [(by_round[r, name].tokens_per_second, by_round[r, BASE].tokens_per_second) for r in rounds]
-        over_base = sorted(ours / base for ours, base in speeds)
         rows.append(
             {
                 "streams": own[0].streams,
                 "name": name,
                 "parts_ms": [1000 * statistics.median(m.parts[i] / m.steps for m in own) for i in range(len(PARTS))],
                 "ms": 1000 * statistics.median(m.step_seconds for m in own),
-                "tokens_per_kv": g,
+                "tokens_per_step": statistics.median(m.tokens_per_step for m in own),
+                "tokens_per_kv": statistics.median(m.tokens / m.kv_slots for m in own),
+                "drafts_per_step": statistics.median(m.drafts / m.steps for m in own),
                 "tokens_per_second": statistics.median(m.tokens_per_second for m in own),
-                "over_base": [statistics.median(over_base), over_base[0], over_base[-1]],
-                "micro_step_over_base_step": cost,
-                "of_target": statistics.median(over_base) / (g / (1 + (g - 1) * cost)),
+                "over_base": over(name, BASE),
+                "over_1": over(name, "1"),
+                "of_target": _of_target(name, own, by_round, rounds, costs),
             }
         )
     return rows
 
 
+def _of_target(
+    name: str, own: list[Measured], by_round: dict[tuple[int, str], Measured], rounds: list[int],
+    costs: MeasuredCosts | None,
+) -> float | None:  # fmt: skip
+    """Its speed beside what tokens a macro-step and the costs of rows and micro-steps allow."""
+    if name == AUTO and costs is not None:
+        steps = StepCosts(costs)
+
+        def expected(m: Measured) -> float:
+            taken = steps.step(m.streams + m.drafts / m.steps) + m.micro_steps / m.steps * steps.micro_step(m.streams)
+            return m.tokens_per_step / (taken / steps.step(m.streams))
+
+        shares = [m.tokens_per_second / by_round[m.round, "1"].tokens_per_second / expected(m) for m in own]
+        return statistics.median(shares)
+    if (rounds[0], "0") not in by_round:
+        return None
+    g = statistics.median(m.tokens_per_step for m in own)
+    cost = statistics.median(_composed_cost(*(by_round[r, key] for key in (BASE, "0", "1"))) for r in rounds)
+    speeds = [m.tokens_per_second / by_round[m.round, BASE].tokens_per_second for m in own]
+    return statistics.median(speeds) / (g / (1 + (g - 1) * cost))
+
+
+def _composed_cost(base: Measured, full: Measured, single: Measured) -> float:
+    """Of a micro-step over a step of the base."""
+    added = full.tokens_per_step - single.tokens_per_step
+    return (full.step_seconds - single.step_seconds) / added / base.step_seconds
+
+
 def table(rows: list[dict[str, Any]]) -> str:
-    heads = ["streams", "confidence", "ms a macro-step", *PARTS, "g", "tok/s", "over base (range)"]
-    heads += ["of g / (1 + (g - 1) r)", "r"]
+    heads = ["streams", "confidence", "ms a macro-step", *PARTS, "g", "tokens per KV", "drafts a step", "tok/s"]
+    heads += ["over base (range)", "over 1 (range)", "of what costs allow"]
     lines = [f"| {' | '.join(heads)} |", "| ---: | --- |" + " ---: |" * (len(heads) - 2)]
     for row in rows:
-        middle, low, high = row["over_base"]
+        ratios = [f"{middle:.2f} ({low:.2f} to {high:.2f})" for middle, low, high in (row["over_base"], row["over_1"])]
+        target = "" if row["of_target"] is None else f"{row['of_target']:.2f}"
         lines.append(
             f"| {row['streams']} | {row['name']} | {row['ms']:.2f} "
-            f"| {' | '.join(f'{ms:.2f}' for ms in row['parts_ms'])} | {row['tokens_per_kv']:.2f} "
-            f"| {row['tokens_per_second']:.0f} | {middle:.2f} ({low:.2f} to {high:.2f}) | {row['of_target']:.2f} "
-            f"| {row['micro_step_over_base_step']:.3f} |"
+            f"| {' | '.join(f'{ms:.2f}' for ms in row['parts_ms'])} | {row['tokens_per_step']:.2f} "
+            f"| {row['tokens_per_kv']:.2f} | {row['drafts_per_step']:.1f} | {row['tokens_per_second']:.0f} "
+            f"| {' | '.join(ratios)} | {target} |"
         )
     return "\n".join(lines)
 
@@ -184,8 +244,11 @@ def _clocked(args: argparse.Namespace, name: str) -> Clocked:
     model, base = (args.base, None) if name == BASE else (args.model, None if args.model is None else args.base)
     most = max(args.streams)
     core, _ = build_core(
-        EngineArgs(model=model, base=base, quantization=args.quantization, max_num_seqs=most, prefix_cache=False)
-    )
+        EngineArgs(
+            model=model, base=base, quantization=args.quantization, max_num_seqs=most, prefix_cache=False,
+            groups="verified" if name == BASE else args.groups,
+        )
+    )  # fmt: skip
     tokenizer = Tokenizer.load(resolve_source(model, base).tokenizer_path)
     chats = [[{"role": "user", "content": text}] for text in built_in_prompts(most + args.rounds, PROMPT_WORDS, seed=0)]
     return Clocked(core, [tokenizer.encode(tokenizer.apply_chat_template(chat)) for chat in chats])
@@ -193,7 +256,7 @@ def _clocked(args: argparse.Namespace, name: str) -> Clocked:
 
 def _measure(of: Clocked, name: str, streams: int, round_: int, steps: int) -> Measured:
     core = of.core
-    confidence = 1.0 if name == BASE else float(name)
+    confidence = {BASE: 1.0, AUTO: 0.0}.get(name) if name in (BASE, AUTO) else float(name)
     params = SamplingParams(temperature=0, ignore_eos=True, confidence=confidence, max_tokens=MOST_TOKENS)
     waiting = set()
     for index, prompt in enumerate(of.prompts[round_ : round_ + streams]):

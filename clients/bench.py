@@ -210,24 +210,30 @@ def _words_per_token(client: httpx.Client, model: str) -> float:
 
 
 def _print_tables(out: Console, measured: list[Measured], title: str) -> None:
-    throughput, latency = Table(box=SIMPLE, pad_edge=False), Table(box=SIMPLE, pad_edge=False)
+    throughput, steps, latency = (Table(box=SIMPLE, pad_edge=False) for _ in range(3))
     for name in ("load", "conf."):
-        throughput.add_column(name, no_wrap=True)
-        latency.add_column(name, no_wrap=True)
-    for name in ("ok", "failed", "req/s", "output tok/s", "total tok/s", "tokens/KV"):
+        for table in (throughput, steps, latency):
+            table.add_column(name, no_wrap=True)
+    for name in ("ok", "failed", "req/s", "output tok/s", "total tok/s"):
         throughput.add_column(name, justify="right", overflow="fold")  # a figure is never cut
+    for name in ("tokens/KV", "tokens/step", "drafted", "accepted"):
+        steps.add_column(name, justify="right", overflow="fold")
     latency.add_column("ms")
     for name in ("mean", "p50", "p90", "p99"):
         latency.add_column(name, justify="right", overflow="fold")
     for m in measured:
         s, labels = m.summary, (m.level.load, m.level.confidence_text)
-        rates = (s.requests_per_second, s.output_tokens_per_second, s.total_tokens_per_second, s.tokens_per_kv)
+        rates = (s.requests_per_second, s.output_tokens_per_second, s.total_tokens_per_second)
         throughput.add_row(*labels, str(s.ok), str(sum(s.failures.values())), *(_number(rate) for rate in rates))
+        drafts = ("-", "-") if s.acceptance is None else (f"{s.drafted_tokens:,}", f"{s.acceptance:.0%}")
+        steps.add_row(*labels, _number(s.tokens_per_kv), _number(s.tokens_per_step), *drafts)
         for name, values in (("TTFT", s.ttft), ("TPOT", s.tpot), ("ITL", s.itl), ("E2E", s.e2e)):
             latency.add_row(*labels, name, *_milliseconds(values), end_section=name == "E2E")
             labels = ("", "")
     out.print(title, markup=False, soft_wrap=True)
     out.print(throughput)
+    if any(m.summary.tokens_per_kv is not None for m in measured):
+        out.print(steps)
     out.print(latency)
     for m in measured:
         for reason, times in m.summary.failures.items():
@@ -268,6 +274,9 @@ def _request(answer: Answer, start: float) -> dict[str, Any]:
         "prompt_tokens": answer.usage.prompt_tokens if answer.usage else None,
         "completion_tokens": answer.completion_tokens,
         "kv_slots": answer.kv_slots,
+        "macro_steps": answer.macro_steps,
+        "drafted_tokens": answer.num_drafted,
+        "accepted_tokens": answer.num_accepted,
         "finish_reason": answer.finish_reason,
         "error": answer.error,
         "arrivals": [[when - answer.started, tokens] for when, tokens in answer.arrivals],

@@ -39,7 +39,7 @@ HELP = """\
 /help           this text
 /exit           leave (also Ctrl-D); Ctrl-C stops an answer"""
 HINT_400 = "A conversation that grew too long: /clear. A server that rejects unknown fields: --no-colour-groups."
-GROUP_STYLES = ("cyan", "yellow")
+GROUP_COLOURS = ("cyan", "yellow")
 _LONGEST_SILENCE = 600.0  # seconds: a long prompt on a slow machine is silent for minutes
 _CONTROL_CHARACTERS = {code: None for code in [*range(32), *range(127, 160)] if chr(code) not in "\n\t"}
 
@@ -208,12 +208,16 @@ def _stream(client: httpx.Client, body: dict[str, Any]) -> Generator[StreamEvent
 
 
 class _Painter:
-    """Writes an answer as it arrives, each group in the other colour than the one before."""
+    """Writes an answer as it arrives, each group in the other colour than the one before.
+
+    A group that accepted drafts bring tokens to is bold.
+    """
 
     def __init__(self, out: Console) -> None:
         self._out = out
         self._group: int | None = None  # index of the last group that showed text
         self._style = 0
+        self._is_bold = False
         self.text = ""
 
     def show(self, event: StreamEvent) -> None:
@@ -221,10 +225,11 @@ class _Painter:
             return
         if event.group_index is not None and event.group_index != self._group:
             self._style, self._group = 1 - self._style, event.group_index
+            self._is_bold = event.num_accepted > 0
         self.text += event.text
         # An answer must not be able to move the cursor or set the title: only text reaches the terminal.
         shown = event.text.translate(_CONTROL_CHARACTERS)
-        style = None if self._group is None else Style.parse(GROUP_STYLES[self._style])
+        style = None if self._group is None else Style(color=GROUP_COLOURS[self._style], bold=self._is_bold or None)
         # A bare segment: the console's other ways of printing would wrap lines and turn tabs into spaces.
         self._out.print(Segments([Segment(shown, style)]), end="", soft_wrap=True)
 
@@ -234,13 +239,18 @@ class _Painter:
 
 
 def summary(answer: Answer, stopped: bool) -> str:
-    """The line under an answer: tokens, KV slots, tokens per KV, tokens/s (1 / TPOT), time to first token."""
-    tokens, slots, tpot = answer.completion_tokens, answer.kv_slots, answer.tpot
-    tokens_per_kv = ratio(tokens, slots)
+    """The line under an answer: tokens, KV slots, tokens per KV or step, drafts, tokens/s (1 / TPOT), time to first
+    token."""
+    tokens, slots, steps, tpot = answer.completion_tokens, answer.kv_slots, answer.macro_steps, answer.tpot
+    tokens_per_kv, tokens_per_step = ratio(tokens, slots), ratio(tokens, steps)
+    if steps != slots:  # each token has a slot: how many of them a KV has says nothing
+        tokens_per_kv = None
     parts = [
         f"{tokens} token{'' if tokens == 1 else 's'}",
         f"{slots} KV slot{'' if slots == 1 else 's'}" if slots is not None else "",
         f"{tokens_per_kv:.2f} tokens per KV" if tokens_per_kv is not None else "",
+        f"{tokens_per_step:.2f} tokens per step" if tokens_per_kv is None and tokens_per_step is not None else "",
+        f"{answer.num_accepted} of {answer.num_drafted} drafts accepted" if answer.num_drafted else "",
         f"{1 / tpot:.1f} tokens/s" if tpot else "",
         f"first token after {answer.ttft:.2f} s" if answer.ttft is not None else "",
         "stopped" if stopped else "cut at the token limit" if answer.finish_reason == "length" else "",

@@ -26,6 +26,9 @@ class Answer:
     last: float | None = None
     arrivals: list[tuple[float, int]] = field(default_factory=list)
     num_groups: int = 0
+    num_slots: int = 0  # of these groups
+    num_drafted: int | None = None  # tokens that were drafted, None where the server tells of none, and accepted ones
+    num_accepted: int | None = None
     finish_reason: str | None = None
     usage: Usage | None = None
     ended: float | None = None  # the connection is done with
@@ -41,9 +44,14 @@ class Answer:
         self.last = now
         if event.token_ids:
             self.num_groups += 1
+            # Only verified groups have drafts; each of their tokens has a slot of its own.
+            self.num_slots += 1 if event.num_drafted is None else len(event.token_ids)
             self.arrivals.append((now, len(event.token_ids)))
         elif event.text and not self.num_groups:
             self.arrivals.append((now, 1))
+        if event.num_drafted is not None:
+            self.num_drafted = (self.num_drafted or 0) + event.num_drafted
+            self.num_accepted = (self.num_accepted or 0) + event.num_accepted
 
     @property
     def counted_by(self) -> Literal["usage", "groups", "events"]:
@@ -60,9 +68,16 @@ class Answer:
 
     @property
     def kv_slots(self) -> int | None:
-        """Groups emitted, or None where the server speaks of none."""
+        """KV slots of the answer, or None where the server speaks of none."""
         if self.usage is not None and self.usage.kv_slots is not None:
             return self.usage.kv_slots
+        return self.num_slots or None
+
+    @property
+    def macro_steps(self) -> int | None:
+        """Groups emitted, each by one pass of the model, or None where the server speaks of none."""
+        if self.usage is not None and self.usage.macro_steps is not None:
+            return self.usage.macro_steps
         return self.num_groups or None
 
     @property
@@ -114,7 +129,8 @@ class Summary:
     """The figures of one level of load. Rates and latencies (seconds) are of the requests that succeeded.
 
     seconds: from the first request sent to the last one ended.
-    total_tokens_per_second, tokens_per_kv: None where the server's usage does not say.
+    total_tokens_per_second, tokens_per_kv, tokens_per_step: None where the server's usage does not say.
+    drafted_tokens, accepted_tokens, acceptance: of the answers whose groups tell of drafts; None where none does.
     counted_by: the weakest source among the answers' token counts.
     """
 
@@ -124,11 +140,16 @@ class Summary:
     prompt_tokens: int | None
     output_tokens: int
     kv_slots: int | None
+    macro_steps: int | None
+    drafted_tokens: int | None
+    accepted_tokens: int | None
     counted_by: Literal["usage", "groups", "events"]
     requests_per_second: float
     output_tokens_per_second: float
     total_tokens_per_second: float | None
     tokens_per_kv: float | None
+    tokens_per_step: float | None
+    acceptance: float | None
     ttft: Distribution | None
     tpot: Distribution | None
     itl: Distribution | None
@@ -142,6 +163,10 @@ def summarise(answers: Sequence[Answer]) -> Summary:
     output_tokens = sum(answer.completion_tokens for answer in good)
     prompt_tokens = _sum_if_all_known(answer.usage.prompt_tokens if answer.usage else None for answer in good)
     kv_slots = _sum_if_all_known(answer.kv_slots for answer in good)
+    macro_steps = _sum_if_all_known(answer.macro_steps for answer in good)
+    told = [answer for answer in good if answer.num_drafted is not None]
+    drafted = _sum_if_all_known(answer.num_drafted for answer in told)
+    accepted = _sum_if_all_known(answer.num_accepted for answer in told)
     per_second = 1 / seconds if seconds > 0 else 0.0
     sources: tuple[Literal["events", "groups", "usage"], ...] = ("events", "groups", "usage")
     return Summary(
@@ -151,11 +176,16 @@ def summarise(answers: Sequence[Answer]) -> Summary:
         prompt_tokens=prompt_tokens,
         output_tokens=output_tokens,
         kv_slots=kv_slots,
+        macro_steps=macro_steps,
+        drafted_tokens=drafted,
+        accepted_tokens=accepted,
         counted_by=next((s for s in sources if any(answer.counted_by == s for answer in good)), "usage"),
         requests_per_second=len(good) * per_second,
         output_tokens_per_second=output_tokens * per_second,
         total_tokens_per_second=None if prompt_tokens is None else (prompt_tokens + output_tokens) * per_second,
         tokens_per_kv=ratio(output_tokens, kv_slots),
+        tokens_per_step=ratio(output_tokens, macro_steps),
+        acceptance=ratio(accepted, drafted),
         ttft=Distribution.of(answer.ttft for answer in good),
         tpot=Distribution.of(answer.tpot for answer in good),
         itl=Distribution.of(latency for answer in good for latency in answer.inter_token_latencies),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import httpx
@@ -38,17 +38,23 @@ class Usage:
     prompt_tokens: int | None
     completion_tokens: int | None
     kv_slots: int | None
+    macro_steps: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class StreamEvent:
-    """One event of a streamed answer. `token_ids` and `group_index` are None unless the server reports groups."""
+    """One event of a streamed answer. `token_ids` and `group_index` are None unless the server reports groups.
+
+    num_drafted: tokens that were drafted for the group, None where nothing was; the first num_accepted are in it.
+    """
 
     text: str = ""
     token_ids: list[int] | None = None
     group_index: int | None = None
     finish_reason: str | None = None
     usage: Usage | None = None
+    num_drafted: int | None = None
+    num_accepted: int = 0
 
     @property
     def carries_output(self) -> bool:
@@ -175,14 +181,23 @@ def _parse_event(payload: bytes) -> StreamEvent:
         counts = body.get("usage")
         usage = None
         if counts:
-            usage = Usage(counts.get("prompt_tokens"), counts.get("completion_tokens"), counts.get("kv_slots"))
+            usage = Usage(**{field.name: counts.get(field.name) for field in fields(Usage)})
         if not body.get("choices"):
             return StreamEvent(usage=usage)
         choice = body["choices"][0]
         delta = choice.get("delta") or {}
         text = choice.get("text") or delta.get("content") or delta.get("reasoning_content") or ""
         group = choice.get("group") or {}
-        return StreamEvent(text, group.get("token_ids"), group.get("index"), choice.get("finish_reason"), usage)
+        drafted = group.get("drafted")
+        return StreamEvent(
+            text,
+            group.get("token_ids"),
+            group.get("index"),
+            choice.get("finish_reason"),
+            usage,
+            None if drafted is None else len(drafted),
+            group.get("accepted") or 0,
+        )
     except (ValueError, LookupError, TypeError, AttributeError):
         shown = payload[:80].decode(errors="replace")
         raise RequestError(f"the stream holds an event that makes no sense: {shown}") from None

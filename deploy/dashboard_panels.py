@@ -52,6 +52,10 @@ TOKENS = (
 PROMPT_SLOTS = 'sum(rate(hamburger_kv_slots_total{S, kind="prompt"}[R]))'
 GENERATED_SLOTS = 'sum(rate(hamburger_kv_slots_total{S, kind="generated"}[R]))'
 GENERATED_TOKENS = "sum(rate(hamburger_generation_tokens_total{S}[R]))"
+ACCEPTED = (
+    "sum by ({label}) (rate(hamburger_accepted_tokens_total{{S}}[R]))"
+    " / sum by ({label}) (rate(hamburger_drafted_tokens_total{{S}}[R]))"
+)
 RUNNING, WAITING = "sum(hamburger_num_requests_running{S})", "sum(hamburger_num_requests_waiting{S})"
 
 ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
@@ -61,7 +65,7 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
             stat(
                 "Tokens per KV entry",
                 "Generated tokens for one KV slot, over the last minute; the mean of the chosen models. A server with "
-                "one token a slot shows 1.",
+                "one token a slot shows 1, and so do verified groups: it says nothing of speed.",
                 "avg(hamburger_tokens_per_kv_ratio{S})",
             ),
             stat(
@@ -85,7 +89,7 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
             ),
             Panel(
                 "Tokens per KV entry",
-                "1 means that every group has one token: groups are off, or the confidence is high.",
+                "1 means that every group has one token: groups are off or verified, or the confidence is high.",
                 ((f"{GENERATED_TOKENS} / {GENERATED_SLOTS}", "tokens per KV"),),
             ),
             Panel(
@@ -101,6 +105,38 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
                     ("min(hamburger_confidence_in_force{S})", "in force"),
                     (mean("hamburger_request_confidence"), "of finished requests"),
                 ),
+            ),
+        ),
+    ),
+    (
+        "Drafts of verified groups",
+        (
+            Panel(
+                "Tokens per macro-step",
+                "Tokens that a sequence got of one pass of the trunk: 1 without drafts, and without composed groups.",
+                (
+                    (f"{GENERATED_TOKENS} / sum(rate(hamburger_group_size_count{{S}}[R]))", "tokens per macro-step"),
+                    ("min(hamburger_tokens_per_macro_step{S})", "lowest model, over the last minute"),
+                ),
+            ),
+            Panel(
+                "Accepted drafts, by position",
+                "Share of what was drafted at each place behind a sequence's newest token. It falls along a sequence: "
+                "a draft counts only where all before it do.",
+                ((ACCEPTED.format(label="position"), "{{position}}"),),
+                "percentunit",
+            ),
+            Panel(
+                "Accepted drafts, by drafter",
+                "Share of what each drafted: the micro decoder, lookup in prompt and answer, predictions of requests.",
+                ((ACCEPTED.format(label="drafter"), "{{drafter}}"),),
+                "percentunit",
+            ),
+            Panel(
+                "Drafts a second",
+                "Tokens that were checked. Many sequences at once leave few that pay.",
+                (("sum by (drafter) (rate(hamburger_drafted_tokens_total{S}[R]))", "{{drafter}}"),),
+                stacked=True,
             ),
         ),
     ),
@@ -142,7 +178,7 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
         (
             by_model(
                 "Tokens per KV entry, each model",
-                "A plain base has 1. What lies above it is what the groups of the other buy.",
+                "A plain base has 1. What lies above it is what the composed groups of the other buy.",
                 "sum by (model_name) (rate(hamburger_generation_tokens_total{S}[R]))"
                 ' / sum by (model_name) (rate(hamburger_kv_slots_total{S, kind="generated"}[R]))',
             ),

@@ -131,7 +131,7 @@ class AsyncEngine:
         streams: list[RequestStream] = []
         try:
             for asked, request in zip(requests, resolved, strict=True):
-                answer = AnswerBuilder(self._tokenizer, request.params, self.info.eos_token_ids)
+                answer = AnswerBuilder(self._tokenizer, request.params, self.info)
                 self._hosted.host.send(request)  # what cannot be sent was not counted
                 number = self._queue_room.count_sent()
                 chosen_by_dial = chosen is not None and leaves_confidence(asked.params)

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -21,17 +22,17 @@ from hamburger.engine.core.overlap import OverlappedCore
 from hamburger.engine.core.pool import blocks_of_pool
 from hamburger.engine.device.cpu_threads import StepThreads
 from hamburger.engine.device.load import Resolved, rank_pool_bytes, resolve, shard_steps_of, steps_of
-from hamburger.engine.device.memory import decode_graphs, step_bytes
+from hamburger.engine.device.memory import decode_graphs, decode_rows, step_bytes
 from hamburger.engine.device.runner import Runner
-from hamburger.engine.device.step_costs import CostMeter
-from hamburger.engine.drafting.costs import StepCosts
+from hamburger.engine.device.step_costs import measure_costs
+from hamburger.engine.drafting.costs import MeasuredCosts, StepCosts
 from hamburger.engine.drafting.policy import DraftPolicy
 from hamburger.engine.text.grammar import Grammars
 from hamburger.engine.text.tokenizer import Tokenizer
-from hamburger.engine.types.config import EngineArgs, EngineConfig
-from hamburger.engine.types.messages import EngineInfo, Groups, SubmitRequest
+from hamburger.engine.types.config import VERIFIED_GROUP, EngineArgs, EngineConfig
+from hamburger.engine.types.messages import EngineInfo, SubmitRequest
 from hamburger.engine.types.sampling_params import SamplingParams
-from hamburger.model.config import ConfigError, ModelConfig
+from hamburger.model.config import ConfigError
 from hamburger.model.device.out_of_memory import out_of_memory_reason
 from hamburger.model.graphs.step_memory import CudaMeter
 from hamburger.model.kv_cache import PagedKVCache, slot_bytes
@@ -41,9 +42,6 @@ from hamburger.model.steps import EagerSteps, Steps
 if TYPE_CHECKING:
     from hamburger.engine.ranks.build import Leader
     from hamburger.engine.ranks.ranks import LeadingRunner, OnLost
-
-
-VERIFIED_GROUP = 8  # tokens; longer runs of drafts than the micro decoder makes come from lookup and predictions
 
 
 def build_core(
@@ -78,7 +76,6 @@ def _build(
     runner, policy = _runner(args, config, resolved, steps, leader, on_progress)
     info = _info(args, config, resolved, steps)
     grammars = Grammars(lambda: Tokenizer.load(resolved.source.tokenizer_path), info.vocab_size, info.eos_token_ids)
-    # With verified groups the host must know what was confirmed before it can plan the next step.
     if isinstance(runner, Runner) and config.groups == "composed" and _overlaps(args, resolved.device):
         core: EngineCore = OverlappedCore(config, runner, grammars=grammars)
     else:
@@ -106,7 +103,7 @@ def _plan(
     """The numbers that scheduling depends on: the KV pool by the memory that is left, on a GPU after the largest steps
     were measured."""
     trunk, device = steps.config.trunk, resolved.device
-    groups = _groups(args, steps.config)
+    groups = resolved.groups
     prefix_cache = args.prefix_cache and trunk.context_tokens == trunk.fixed_context_tokens
     if args.prefix_cache and not prefix_cache:
         on_progress("no prefix cache: with dynamic rope scaling a prompt's keys depend on its length")
@@ -117,7 +114,7 @@ def _plan(
         on_progress("measuring what steps take")
         free = torch.cuda.mem_get_info(device)[0]
         captures = _captures(args, resolved)
-        for_steps = step_bytes(steps, args, resolved.max_model_len, free, CudaMeter(device), captures=captures)
+        for_steps = step_bytes(steps, args, groups, resolved.max_model_len, free, CudaMeter(device), captures=captures)
     on_progress("sizing the KV pool")
     budget = rank_pool_bytes(args, device, for_steps)
     if leader is not None:
@@ -153,33 +150,39 @@ def _runner(
 ) -> tuple[Runner | LeadingRunner, DraftPolicy | None]:
     """What runs scheduled batches, on a KV pool of its own, and what decides its drafts.
 
-    Raises ConfigError where the pool does not fit.
+    Raises ConfigError where the pool or the first steps do not fit.
     """
     runs: Steps = steps
+    threads = None if resolved.kernels is None else _step_threads()
+    most_rows = min(config.max_num_batched_slots, config.max_group * config.max_num_seqs)
+    if resolved.device.type != "cpu":  # whose memory for steps is measured
+        most_rows = min(most_rows, decode_rows(args, config.groups))
+    costs: MeasuredCosts | None = None
     try:
         cache = PagedKVCache(
             steps.trunk_config, config.num_blocks, config.block_size, resolved.kv_dtype, resolved.device
         )
         if isinstance(steps, EagerSteps) and _captures(args, resolved):
-            runs = graphs = decode_graphs(steps, cache, args, config.max_model_len)
+            runs = graphs = decode_graphs(steps, cache, args, config.groups, config.max_model_len)
             graphs.prepare(lambda done, total: tell_captures(on_progress, done, total))
+        runner: Runner | LeadingRunner = Runner(runs, cache, threads, config.groups)
+        measure = partial(measure_costs, runs, cache, most_rows, resolved.max_model_len, threads)
+        if leader is not None and isinstance(runner, Runner):
+            runner = leader.runner(runner, config.num_blocks)
+            measure = partial(runner.lead, measure)
+        if config.groups == "verified":
+            on_progress("measuring steps")
+            costs = measure()
     except (RuntimeError, MemoryError) as error:
         if (reason := out_of_memory_reason(error)) is None:
             raise
         raise ConfigError(
-            "The KV pool and the CUDA graphs do not fit beside the weights: lower kv_cache_memory or max_num_seqs, "
-            f"or set enforce_eager. ({reason})"
+            "The KV pool, the CUDA graphs and the first steps do not fit beside the weights: lower kv_cache_memory or "
+            f"max_num_seqs, or set enforce_eager. ({reason})"
         ) from error
-    if leader is not None:
-        return leader.runner(runs, cache, config.num_blocks), None
-    threads = None if resolved.kernels is None else _step_threads()
-    policy = None
-    if config.groups == "verified":
-        on_progress("measuring steps")
-        most = min(config.max_num_batched_slots, config.max_group * config.max_num_seqs)
-        costs = StepCosts(CostMeter(runs, cache, resolved.max_model_len, threads).measure(most))
-        policy = DraftPolicy(costs, steps.config.max_group - 1)
-    return Runner(runs, cache, threads, config.groups), policy
+    if costs is None:
+        return runner, None
+    return runner, DraftPolicy(StepCosts(costs), steps.config.max_group - 1, max_rows=most_rows)
 
 
 def _info(args: EngineArgs, config: EngineConfig, resolved: Resolved, steps: Steps) -> EngineInfo:
@@ -212,13 +215,6 @@ def _info(args: EngineArgs, config: EngineConfig, resolved: Resolved, steps: Ste
     )
 
 
-def _groups(args: EngineArgs, config: ModelConfig) -> Groups:
-    """What the user asks, or the checkpoint says; a plain base model has no groups to compose."""
-    if config.graft is None:
-        return "verified"
-    return config.graft.groups if args.groups == "auto" else args.groups
-
-
 def _captures(args: EngineArgs, resolved: Resolved) -> bool:
     """Whether decoding steps become CUDA graphs. torch's attention would gather max_model_len slots of every row in
     each captured step, at 64 rows gigabytes."""
@@ -240,7 +236,8 @@ def tell_captures(on_progress: Callable[[str], None], done: int, total: int) -> 
 
 
 def _overlaps(args: EngineArgs, device: torch.device) -> bool:
-    """Whether steps overlap. On CPU there is nothing beside which the host could work: docs/performance.md."""
+    """Whether steps of composed groups overlap. On CPU there is nothing beside which the host could work:
+    docs/performance.md."""
     return args.overlap_steps == "on" or (args.overlap_steps == "auto" and device.type != "cpu")
 
 

@@ -6,12 +6,12 @@ import math
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, NamedTuple, Protocol, Unpack, cast
 
 from hamburger.engine.core.core import EngineCore
-from hamburger.engine.request import AnswerBuilder, GenerationRequest, RequestUpdate, resolve_request
+from hamburger.engine.request import AnswerBuilder, DraftCounts, GenerationRequest, RequestUpdate, resolve_request
 from hamburger.engine.text.detokenizer import TextDecoder
 from hamburger.engine.types.config import EngineArgs, LLMSettings
 from hamburger.engine.types.errors import InvalidRequest, OutOfMemory, QueueTimeout
@@ -30,11 +30,13 @@ class ChatTokenizer(TextDecoder, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class GenerationResult:
-    """One whole answer. token_ids, stop_probs and logprobs have one entry a token; groups are the same ids by group.
+    """One whole answer. token_ids, stop_probs and logprobs have one entry a token; groups are the same ids by
+    macro-step.
 
     text ends before the stop string, token_ids with the token that completed it. stop_reason: the stop string or stop
-    token id that ended the answer, else None. kv_slots: groups emitted. prompt_logprobs: one entry a prompt token, None
-    for the first, which nothing predicts.
+    token id that ended the answer, else None. kv_slots: slots of the answer, one a group where groups are composed,
+    else one a token. macro_steps: groups emitted. drafts: of verified groups. prompt_logprobs: one entry a prompt
+    token, None for the first, which nothing predicts.
     """
 
     prompt_ids: list[int]
@@ -47,11 +49,18 @@ class GenerationResult:
     stop_reason: str | int | None
     kv_slots: int
     prompt_logprobs: list[TokenLogprobs | None] | None = None
+    macro_steps: int = 0
+    drafts: DraftCounts = field(default_factory=DraftCounts)
 
     @property
     def tokens_per_kv(self) -> float:
-        """0.0 where max_tokens was 0."""
+        """Tokens a KV slot, which says nothing of speed: 1.0 where groups are verified. 0.0 where max_tokens was 0."""
         return len(self.token_ids) / self.kv_slots if self.kv_slots else 0.0
+
+    @property
+    def tokens_per_step(self) -> float:
+        """Tokens a macro-step, that is, a pass of the trunk. 0.0 where max_tokens was 0."""
+        return len(self.token_ids) / self.macro_steps if self.macro_steps else 0.0
 
 
 class LLM:
@@ -185,7 +194,7 @@ class LLM:
                 # LLM fills the seats itself, so the engine's own queue stays short, however long the list is.
                 for request in islice(waiting, self._core.config.max_num_seqs - len(running)):
                     self._core.add(replace(request, arrival_time=time.monotonic()))
-                    answer = AnswerBuilder(self.tokenizer, request.params, self.info.eos_token_ids)
+                    answer = AnswerBuilder(self.tokenizer, request.params, self.info)
                     running[request.request_id] = _RunningRequest(request, answer, [])
                 if not running:
                     return
@@ -218,7 +227,9 @@ class _RunningRequest(NamedTuple):
 
 
 def _result(prompt_ids: list[int], updates: list[RequestUpdate], finish_reason: FinishReason) -> GenerationResult:
-    last = updates[-1]
+    last, drafts = updates[-1], DraftCounts()
+    for update in updates:
+        drafts.add(update.drafts)
     return GenerationResult(
         prompt_ids=prompt_ids,
         text="".join(update.text for update in updates),
@@ -230,26 +241,28 @@ def _result(prompt_ids: list[int], updates: list[RequestUpdate], finish_reason: 
         stop_reason=last.stop_reason,
         kv_slots=last.kv_slots,
         prompt_logprobs=updates[0].prompt_logprobs,
+        macro_steps=last.macro_steps,
+        drafts=drafts,
     )
 
 
 @contextmanager
 def _progress_bar(num_requests: int, visible: bool) -> Iterator[Callable[[RequestUpdate], None]]:
-    """A bar of finished answers, with tokens/s and tokens per KV so far; give it every update."""
+    """A bar of finished answers, with tokens/s and tokens per step so far; give it every update."""
     from rich.console import Console
 
     from hamburger.engine.progress_bar import speed_progress
 
     with speed_progress(Console(stderr=True), visible=visible) as bar:
         task = bar.add_task("Generating", total=num_requests, speed="")
-        start, num_tokens, num_slots = time.monotonic(), 0, 0
+        start, num_tokens, num_groups = time.monotonic(), 0, 0
 
         def show(update: RequestUpdate) -> None:
-            nonlocal num_tokens, num_slots
+            nonlocal num_tokens, num_groups
             num_tokens += len(update.token_ids)
-            num_slots += bool(update.token_ids)
+            num_groups += bool(update.token_ids)
             seconds = max(time.monotonic() - start, 1e-9)
-            speed = f"{num_tokens / seconds:.1f} tokens/s, {num_tokens / max(num_slots, 1):.2f} tokens per KV"
+            speed = f"{num_tokens / seconds:.1f} tokens/s, {num_tokens / max(num_groups, 1):.2f} tokens per step"
             bar.update(task, advance=int(update.finish_reason is not None), speed=speed)
 
         yield show

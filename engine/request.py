@@ -11,7 +11,14 @@ from dataclasses import dataclass, replace
 
 from hamburger.engine.text.detokenizer import Detokenizer, TextDecoder
 from hamburger.engine.types.errors import ContextOverflow, InvalidRequest, NeverFits, PromptTooLong
-from hamburger.engine.types.messages import EngineInfo, FinishReason, GroupOutput, SubmitRequest, TokenLogprobs
+from hamburger.engine.types.messages import (
+    CheckedDrafts,
+    EngineInfo,
+    FinishReason,
+    GroupOutput,
+    SubmitRequest,
+    TokenLogprobs,
+)
 from hamburger.engine.types.sampling_params import SamplingParams
 
 
@@ -36,7 +43,10 @@ class RequestUpdate:
 
     text: new text that can no longer change (an unfinished character or a possible stop string is held back).
     token_ids, stop_probs, logprobs: this group's tokens, one entry a token; what the client may see.
-    completion_tokens, kv_slots: totals so far, this group included.
+    completion_tokens, kv_slots, macro_steps: totals so far, this group included. Slots are one a group where groups are
+        composed, else one a token; macro-steps are groups.
+    drafts: of verified groups, what this one's macro-step checked, its accepted ones trimmed like the tokens; None
+        where it checked none.
     stop_reason: the stop string or stop token id that ended the answer; None for an end token, length or abort.
     prompt_logprobs: on the first update, if asked: one entry a prompt token, None for the first.
     cached_tokens: on the first update: prompt tokens whose slots were found in the prefix cache.
@@ -53,6 +63,29 @@ class RequestUpdate:
     stop_reason: str | int | None
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     cached_tokens: int = 0
+    macro_steps: int = 0
+    drafts: CheckedDrafts | None = None
+
+
+@dataclass(slots=True)
+class DraftCounts:
+    """Tokens that were drafted for an answer, and those of them that are in it: by all drafters, and by one of them,
+    the prediction that came with the request."""
+
+    drafted: int = 0
+    accepted: int = 0
+    drafted_of_prediction: int = 0
+    accepted_of_prediction: int = 0
+
+    def add(self, drafts: CheckedDrafts | None) -> None:
+        """Count what one macro-step checked."""
+        if drafts is None:
+            return
+        self.drafted += len(drafts.token_ids)
+        self.accepted += drafts.num_accepted
+        if drafts.drafter == "prediction":
+            self.drafted_of_prediction += len(drafts.token_ids)
+            self.accepted_of_prediction += drafts.num_accepted
 
 
 def leaves_confidence(params: SamplingParams) -> bool:
@@ -75,6 +108,7 @@ def resolve_request(
     _check_ids("prompt", request.prompt_ids, info)
     _check_ids("stop_token_ids", params.stop_token_ids, info)
     _check_ids("logit_bias", params.logit_bias, info)
+    _check_prediction(params.prediction_ids, info)
     context_left = info.max_model_len - num_prompt_tokens
     if context_left < (0 if params.max_tokens == 0 else 1):
         raise PromptTooLong(
@@ -121,25 +155,46 @@ def _check_ids(param: str, token_ids: Iterable[int], info: EngineInfo) -> None:
             )
 
 
+def _check_prediction(prediction_ids: Sequence[int], info: EngineInfo) -> None:
+    if not prediction_ids:
+        return
+    if info.groups == "composed":
+        raise InvalidRequest(
+            "A prediction is given, but the groups of this server are composed, which checks no drafts: leave it out, "
+            "or serve with `--groups verified`.",
+            "prediction_ids",
+        )
+    if len(prediction_ids) > info.max_model_len:
+        raise InvalidRequest(
+            f"The prediction has {len(prediction_ids)} tokens, but the context holds {info.max_model_len}: shorten it.",
+            "prediction_ids",
+        )
+    _check_ids("prediction_ids", prediction_ids, info)
+
+
 class AnswerBuilder:
     """Turns a request's groups into updates: text, and the cut at the stop string that completes first."""
 
-    def __init__(self, tokenizer: TextDecoder, params: SamplingParams, eos_token_ids: Sequence[int]) -> None:
+    def __init__(self, tokenizer: TextDecoder, params: SamplingParams, info: EngineInfo) -> None:
         self._detokenizer = Detokenizer(
             tokenizer,
             stop=params.stop,
             skip_special_tokens=params.skip_special_tokens,
             min_tokens=params.min_tokens,
         )
-        self._unreported_end_ids = frozenset() if params.ignore_eos else frozenset(eos_token_ids)
+        self._unreported_end_ids = frozenset() if params.ignore_eos else frozenset(info.eos_token_ids)
+        self._is_verified = info.groups == "verified"
         self.completion_tokens = 0
-        self.kv_slots = 0
+        self.macro_steps = 0
 
     def push(self, output: GroupOutput) -> RequestUpdate:
         """The update of one group. When its stop_reason is a string, the caller must abort the request in the core."""
         group = self._detokenizer.push(output.token_ids, last=output.finish_reason is not None)
         self.completion_tokens += group.num_tokens
-        self.kv_slots += bool(output.token_ids)
+        self.macro_steps += bool(output.token_ids)
+        drafts = output.drafts
+        if drafts is not None:
+            drafts = replace(drafts, num_accepted=min(drafts.num_accepted, group.num_tokens))
         stop_token_id = None if output.stop_token_id in self._unreported_end_ids else output.stop_token_id
         return RequestUpdate(
             text=group.text,
@@ -147,9 +202,11 @@ class AnswerBuilder:
             stop_probs=output.stop_probs[: group.num_tokens],
             logprobs=None if output.logprobs is None else output.logprobs[: group.num_tokens],
             completion_tokens=self.completion_tokens,
-            kv_slots=self.kv_slots,
+            kv_slots=self.completion_tokens if self._is_verified else self.macro_steps,
             finish_reason=output.finish_reason if group.stop is None else "stop",
             stop_reason=stop_token_id if group.stop is None else group.stop,
             prompt_logprobs=output.prompt_logprobs,
             cached_tokens=output.cached_slots,
+            macro_steps=self.macro_steps,
+            drafts=drafts,
         )

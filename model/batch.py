@@ -179,6 +179,7 @@ class StepOutput:
     With `checks`, the first token of a row is what the trunk chooses there, the others are drafts of what follows it,
     of rows whose draft was refused or that had none: nobody reads those of others. stop_probs are 1 - the chance that
     a draft is accepted if those before it are: the micro-step's own probability of it. 0 for the trunk's choices.
+    Drafts have no log-probabilities.
     prompt_logprobs: of the S prompt tokens that the batch has scored; None where it has none.
     """
 

@@ -7,7 +7,7 @@ import json
 import random
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,8 @@ from gpu_suite.stages import (
     PEER,
     PLAIN,
     PLAIN_INT8,
+    UNDRAFTED,
+    VERIFIED,
     WIDE,
     WIDE_GROUPS,
     Sizes,
@@ -46,13 +48,17 @@ class Kind:
     engine: Mapping[str, Any] = field(default_factory=dict)
 
 
+OVERLAPS = {"overlap_steps": "on"}  # what a plain base can do without drafts
+
 KINDS = {
     OURS: Kind("published"),
     FUSED: Kind("fused"),
-    PLAIN: Kind(BASE),
+    PLAIN: Kind(BASE, OVERLAPS),
     WIDE: Kind(WIDE_GRAFT),
     OURS_INT8: Kind("published", {"quantization": "int8"}),
-    PLAIN_INT8: Kind(BASE, {"quantization": "int8"}),
+    PLAIN_INT8: Kind(BASE, {"quantization": "int8", **OVERLAPS}),
+    VERIFIED: Kind("published", {"groups": "verified", "confidence": 0.0}),
+    UNDRAFTED: Kind("published", {"groups": "verified", "confidence": 1.0}),
 }
 
 
@@ -116,9 +122,12 @@ def roster_of(stage: Stage, setup: Setup, processes: Mapping[str, Contestant], a
         config = _config(setup, process)
         eight_bits = {**setup.engine, **_engine(process)}.get("quantization", "none") != "none" and process != PEER
         weights = weight_bytes(config, size, eight_bits=eight_bits)
-        slots = stage.prompt + stage.output // (2 * (group or config.max_group))  # in the middle of an answer
+        composed = 1 if process in (VERIFIED, UNDRAFTED) else group or config.max_group  # tokens of a slot
+        slots = stage.prompt + stage.output // (2 * composed)  # in the middle of an answer
         cache = stage.streams * slots * config.trunk.slot_bytes(size)
-        all_bytes = WeightBytes(weights.step + cache, weights.composed, weights.micro_step)
+        all_bytes = WeightBytes(weights.step + cache)
+        if composed > 1:  # how many micro-steps drafted, cannot be told from groups that were verified
+            all_bytes = replace(all_bytes, composed=weights.composed, micro_step=weights.micro_step)
         roster.add(process, processes[process], Entry(name, process, None, all_bytes, group))
     return roster
 

@@ -6,9 +6,11 @@ from dataclasses import dataclass
 
 OURS, FUSED, PLAIN, PEER = "hamburger", "hamburger fused", "base", "transformers"
 OURS_INT8, PLAIN_INT8 = "hamburger int8", "base int8"
+VERIFIED, UNDRAFTED = "hamburger verified", "verified without drafts"
 WIDE = "hamburger of 4"  # a process: its model's max_group is above the groups that it makes
 WIDE_GROUPS = {"hamburger 1 of 4": 1, "hamburger 2 of 4": 2, "hamburger 4 of 4": 4}
 FORMS_STAGE, WIDE_STAGE = "forms of the decode step", "groups below max_group"
+VERIFIED_STAGE = "verified groups"
 LEAST_OUTPUT = 16
 
 
@@ -16,7 +18,8 @@ LEAST_OUTPUT = 16
 class Sizes:
     """Tokens of prompts and answers, numbers of streams and contexts, each in the order in which they are measured.
 
-    wide_streams: of the second part with groups below max_group. rows, confidences: of the forms of the decode step.
+    wide_streams: of the second part with groups below max_group. verified_streams: of verified groups. rows,
+    confidences: of the forms of the decode step.
     """
 
     prompt: int
@@ -25,13 +28,16 @@ class Sizes:
     contexts: tuple[int, ...]
     batched_slots: int
     wide_streams: int
+    verified_streams: tuple[int, ...]
     rows: tuple[int, ...]
     confidences: tuple[float, ...]
     repeats: int
 
 
-LARGE = Sizes(1024, 512, (256, 16, 64, 4), (32768, 8192, 16384, 4096, 2048), 4096, 64, (1, 8, 64), (0.0, 1.0), 30)
-SMALL = Sizes(24, 16, (4,), (96,), 64, 4, (1, 3), (0.0, 1.0), 2)
+LARGE = Sizes(
+    1024, 512, (256, 16, 64, 4), (32768, 8192, 16384, 4096, 2048), 4096, 64, (1, 16, 64), (1, 8, 64), (0.0, 1.0), 30
+)
+SMALL = Sizes(24, 16, (4,), (96,), 64, 4, (1, 4), (1, 3), (0.0, 1.0), 2)
 
 
 def sizes_of(geometry: str) -> Sizes:
@@ -76,12 +82,17 @@ def stages(sizes: Sizes, device: str) -> list[Stage | Forms]:
     # A context's answer counts towards it.
     far = [stage(f"context {n}", 1, n - sizes.output, OURS, PLAIN) for n in sizes.contexts]
     wide = (*WIDE_GROUPS, OURS, PLAIN)
+    verified = [
+        stage(f"{VERIFIED_STAGE}, {n} stream{'s' * (n > 1)}", n, sizes.prompt, VERIFIED, UNDRAFTED, PLAIN, rounds=2)
+        for n in sizes.verified_streams
+    ]
     found: list[Stage | Forms] = [
         stage("1 stream", 1, sizes.prompt, OURS, PLAIN, rounds=2),
         many[0],
         far[0],
         stage(WIDE_STAGE, 1, sizes.prompt, *wide),
         stage(f"{WIDE_STAGE}, {sizes.wide_streams} streams", sizes.wide_streams, sizes.prompt, *wide),
+        *verified,
         *many[1:],
         *far[1:],
         Forms(FORMS_STAGE, sizes.rows, sizes.confidences, sizes.prompt, sizes.repeats),

@@ -252,6 +252,7 @@ class EngineCore:
             seconds=seconds,
             cache_queries=batch.cache_queries,
             cache_hits=batch.cache_hits,
+            generated_slots=sum(group_sizes) if self.config.groups == "verified" else len(group_sizes),
             drafts=drafts,
         )
 

@@ -12,6 +12,7 @@ import torch
 
 from hamburger.engine.device.memory import pool_bytes
 from hamburger.engine.types.config import EngineArgs
+from hamburger.engine.types.messages import Groups
 from hamburger.model.assemble import assemble, assemble_shard
 from hamburger.model.checkpoints.load import Checkpoint, load_checkpoint
 from hamburger.model.checkpoints.sources import ModelSource, resolve_source
@@ -28,7 +29,8 @@ from hamburger.model.steps import EagerSteps
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """A checkpoint that was read, and that fits the arguments. max_model_len: in tokens. kv_dtype: of the KV cache."""
+    """A checkpoint that was read, and that fits the arguments. max_model_len: in tokens. kv_dtype: of the KV cache.
+    groups: what they are."""
 
     source: ModelSource
     checkpoint: Checkpoint
@@ -39,6 +41,7 @@ class Resolved:
     kernels: Kernels | None
     attention: AttentionBackend
     int8: bool
+    groups: Groups
 
 
 def resolve(args: EngineArgs, rank: int = 0, on_progress: Callable[[str], None] = lambda line: None) -> Resolved:
@@ -55,6 +58,7 @@ def resolve(args: EngineArgs, rank: int = 0, on_progress: Callable[[str], None] 
     attention, int8 = choose_backend(args.attention_backend, device), _int8(args, dtype, device)
     checkpoint = load_checkpoint(source, dtype, on_progress=on_progress)
     shard_trunk(checkpoint.config.trunk, size)  # before any other work, as it may be refused
+    groups = groups_of(args, checkpoint.config)
     max_model_len = _max_model_len(args.max_model_len, checkpoint.config)
     if device.type == "cuda":
         reason = why_no_triton(device) if attention == "torch" and args.attention_backend == "auto" else None
@@ -71,6 +75,7 @@ def resolve(args: EngineArgs, rank: int = 0, on_progress: Callable[[str], None] 
         kernels=kernels,
         attention=attention,
         int8=int8,
+        groups=groups,
     )
 
 
@@ -113,6 +118,27 @@ def rank_pool_bytes(args: EngineArgs, device: torch.device, for_steps: int = 0) 
     size = args.tensor_parallel_size
     asked = None if args.kv_cache_memory is None else args.kv_cache_memory // size
     return pool_bytes(device, asked, args.num_engines * (size if device.type == "cpu" else 1), for_steps)
+
+
+def groups_of(args: EngineArgs, config: ModelConfig) -> Groups:
+    """What the user asks, or the checkpoint says; a plain base model has drafts to verify, unless its steps are to
+    overlap. Raises ConfigError for both."""
+    overlaps, asked = args.overlap_steps == "on", args.groups
+    if config.graft is None and overlaps and asked != "verified":
+        return "composed"  # of one token each
+    if config.graft is None:
+        found: Groups = "verified"
+    else:
+        found = config.graft.groups if asked == "auto" else asked
+    if found == "verified" and overlaps:
+        remedy = (
+            "overlap_steps auto or off" if config.graft is None else "groups composed, or overlap_steps auto or off"
+        )
+        raise ConfigError(
+            "overlap_steps is on, but groups are verified, and the host must know what was confirmed of a step before "
+            f"it can plan the next: use {remedy}."
+        )
+    return found
 
 
 def _kernels(args: EngineArgs, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> Kernels | None:

@@ -12,7 +12,8 @@ from pathlib import Path
 import torch
 
 from hamburger.engine.core.pool import pool_share
-from hamburger.engine.types.config import EngineArgs
+from hamburger.engine.types.config import VERIFIED_GROUP, EngineArgs
+from hamburger.engine.types.messages import Groups
 from hamburger.engine.types.sampling_params import MAX_LOGPROBS
 from hamburger.model.config import ConfigError
 from hamburger.model.device.out_of_memory import out_of_memory_reason
@@ -47,6 +48,7 @@ def pool_bytes(device: torch.device, kv_cache_memory: int | None, num_engines: i
 def step_bytes(
     steps: EagerSteps | ParallelSteps,
     args: EngineArgs,
+    groups: Groups,
     max_model_len: int,
     free_bytes: int,
     meter: Meter,
@@ -60,18 +62,19 @@ def step_bytes(
     pool_slots = free_bytes // slot_bytes(steps.trunk_config, steps.state_dtype)
     largest = Largest(
         max_slots=args.max_num_batched_slots,
-        max_rows=args.max_num_seqs,
+        max_rows=decode_rows(args, groups),
         max_model_len=max_model_len,
         context_slots=pool_slots // args.max_num_seqs,
         max_logprobs=min(MAX_LOGPROBS, steps.config.trunk.vocab_size),
         block_size=args.block_size,
+        is_verified=groups == "verified",
     )
     try:
         needed = peak_bytes(steps, largest, meter)
         if captures and isinstance(steps, EagerSteps):
             cache = small_cache(steps, args.max_num_batched_slots, args.block_size)
-            make = partial(decode_graphs, steps, cache, args, max_model_len)
-            needed += graph_bytes(make, args.max_num_seqs, meter)
+            make = partial(decode_graphs, steps, cache, args, groups, max_model_len)
+            needed += graph_bytes(make, decode_rows(args, groups), meter)
             del cache, make
     except (RuntimeError, MemoryError) as error:
         if (said := out_of_memory_reason(error)) is None:
@@ -84,12 +87,29 @@ def step_bytes(
     return needed
 
 
-def decode_graphs(steps: EagerSteps, cache: PagedKVCache, args: EngineArgs, max_model_len: int) -> DecodeGraphs:
+def decode_rows(args: EngineArgs, groups: Groups) -> int:
+    """Rows of a GPU's largest decoding steps, which are measured and captured: one for each sequence and, with verified
+    groups, as many drafts, or as make one group."""
+    if groups == "composed":
+        return args.max_num_seqs
+    return min(max(2 * args.max_num_seqs, VERIFIED_GROUP), args.max_num_batched_slots)
+
+
+def decode_graphs(
+    steps: EagerSteps, cache: PagedKVCache, args: EngineArgs, groups: Groups, max_model_len: int
+) -> DecodeGraphs:
     """For the model's device, nothing captured yet."""
     device = steps.device
     capture = CudaCapture(device) if device.type == "cuda" else EagerCapture()
     columns = -(-max_model_len // args.block_size)
-    return DecodeGraphs(steps, cache, capture, max_rows=args.max_num_seqs, max_columns=columns)
+    return DecodeGraphs(
+        steps,
+        cache,
+        capture,
+        max_rows=decode_rows(args, groups),
+        max_columns=columns,
+        is_verified=groups == "verified",
+    )
 
 
 def available_host_bytes(root: Path = Path("/")) -> int:

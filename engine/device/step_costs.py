@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 import time
 from contextlib import nullcontext
 from dataclasses import replace
@@ -22,11 +21,15 @@ _TEXT = 40  # tokens
 _TOGETHER = 4  # rows that follow each other in one sequence
 
 
-class CostMeter:
-    """Times steps over a text that the model has written itself: what a head has to compute depends on how sure it is.
+def measure_costs(
+    steps: Steps, cache: PagedKVCache, most_rows: int, max_model_len: int, threads: StepThreads | None
+) -> MeasuredCosts:
+    """On a cache that holds nothing yet: what it holds afterwards is of no use. most_rows: of a step."""
+    return _Meter(steps, cache, max_model_len, threads).measure(most_rows)
 
-    On a cache that holds nothing yet; what it holds afterwards is of no use.
-    """
+
+class _Meter:
+    """Times steps over a text that the model has written: what a head has to compute depends on how sure it is."""
 
     def __init__(self, steps: Steps, cache: PagedKVCache, max_model_len: int, threads: StepThreads | None) -> None:
         self._steps, self._cache, self._threads = steps, cache, threads
@@ -40,10 +43,13 @@ class CostMeter:
         rows = [number for number in _ROWS if number <= most_rows]
         if len(rows) == 1:
             rows.append(2)
+        if self._steps.device.type != "cpu" and most_rows > rows[-1]:
+            rows.append(most_rows)  # a GPU's steps are short
         plain, further = [], []
         for number in rows:
             # Runs of tokens, so that most rows have drafts behind them.
-            places = [(i // _TOGETHER * 7 + i % _TOGETHER) % len(self._text) for i in range(number)]
+            start = len(self._text) // 2  # at its beginning a text is less sure of itself
+            places = [(start + i // _TOGETHER * 7 + i % _TOGETHER) % len(self._text) for i in range(number)]
             apart, joined = self._batch(places, 0), self._batch(places, 0, are_joined=True)
             drafting = self._batch(places, depth) if depth else apart
             of_joined, of_apart, of_drafting = self._milliseconds([joined, apart, drafting])
@@ -52,14 +58,16 @@ class CostMeter:
         return MeasuredCosts(tuple(rows), tuple(plain), tuple(further))
 
     def _milliseconds(self, batches: list[ForwardBatch]) -> list[float]:
-        """Of each, in turns: medians."""
+        """Of each, in turns: the least, as whatever is in the way only adds."""
         taken: list[list[float]] = [[] for _ in batches]
-        first = self._seconds(batches[0])  # it also warms up
+        first = max(self._seconds(batch) for batch in batches)  # it warms up: a GPU may compile kernels
+        if self._steps.device.type != "cpu":
+            first = self._seconds(batches[0])
         turns = min(max(int(_TURNS_MILLISECONDS / 1000 / first), _LEAST_TURNS), _MOST_TURNS)
         for _ in range(turns):
             for batch, seconds in zip(batches, taken, strict=True):
                 seconds.append(self._seconds(batch))
-        return [1000 * statistics.median(seconds) for seconds in taken]
+        return [1000 * min(seconds) for seconds in taken]
 
     def _seconds(self, batch: ForwardBatch) -> float:
         start = time.perf_counter()

@@ -46,6 +46,12 @@ class AutoConfidence:
                 f"confidence is auto, but {info.model} is a plain base model, whose groups always have one token: "
                 "leave confidence and target_tpot_ms away."
             )
+        if info.groups == "verified":
+            raise ConfigError(
+                f"confidence is auto, but the groups of {info.model} are verified: its drafts follow the load anyway, "
+                "and confidence never changes its text. Leave confidence and target_tpot_ms away, or serve with "
+                "--groups composed."
+            )
         high = info.default_confidence
         low = max(0.0, round(high - DEFAULT_RANGE, 4)) if self.min_confidence is None else self.min_confidence
         if not low < high:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 _FOLLOWS = 0.05  # of what a step took beside what was foretold, that is believed at once
 _FORGETS = 0.999  # of what one number of rows took beside the others, that is still believed a step later
@@ -12,7 +13,7 @@ _FORGETS = 0.999  # of what one number of rows took beside the others, that is s
 
 @dataclass(frozen=True, slots=True)
 class MeasuredCosts:
-    """Milliseconds, medians, at ascending numbers of rows, the first of which is 1.
+    """Milliseconds at ascending numbers of rows, the first of which is 1.
 
     steps[i]: of a step of rows[i] slots that drafts nothing. micro_steps[i]: of one further micro-step of rows[i]
     sequences.
@@ -31,8 +32,7 @@ class StepCosts:
     """
 
     def __init__(self, measured: MeasuredCosts) -> None:
-        self._measured = measured
-        # So that a step of more rows never seems to take less than one of fewer.
+        self.measured = measured
         self._steps = _ascending(measured.steps)
         self._scale = 1.0
         self._own = [1.0] * len(measured.rows)
@@ -46,7 +46,7 @@ class StepCosts:
     def micro_step(self, rows: float) -> float:
         """Milliseconds of a micro-step of so many sequences."""
         at, share = self._between(rows)
-        low, high = self._measured.micro_steps[at : at + 2]
+        low, high = self.measured.micro_steps[at : at + 2]
         return self._scale * max(low + share * (high - low), 0.0)
 
     def observe(self, rows: int, num_micro_steps: int, num_drafting: int, milliseconds: float) -> None:
@@ -55,20 +55,17 @@ class StepCosts:
         # One step may be held up by anything: it counts as at most twice what was foretold.
         ratio = min(max(milliseconds / foretold, 0.5), 2.0) ** _FOLLOWS
         self._scale *= ratio
-        nearest = min(range(len(self._own)), key=lambda i: abs(self._measured.rows[i] - rows))
+        nearest = min(range(len(self._own)), key=lambda i: abs(self.measured.rows[i] - rows))
         self._own = [own**_FORGETS for own in self._own]
         self._own[nearest] *= ratio
 
     def _between(self, rows: float) -> tuple[int, float]:
         """The measured number before, and how far towards the next; beyond the last as between the last two."""
-        known = self._measured.rows
+        known = self.measured.rows
         at = min(max(bisect_left(known, rows) - 1, 0), len(known) - 2)
         return at, (rows - known[at]) / (known[at + 1] - known[at])
 
 
 def _ascending(values: Sequence[float]) -> list[float]:
-    most, found = 0.0, []
-    for value in values:
-        most = max(most, value)
-        found.append(most)
-    return found
+    """No more than those behind: what was in the way of a measurement has only added to it."""
+    return list(accumulate(reversed(values), min))[::-1]

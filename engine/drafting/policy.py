@@ -33,9 +33,15 @@ class DraftPlan:
 class DraftPolicy:
     """One engine's."""
 
-    def __init__(self, costs: StepCosts, micro_drafts: int, micro_chance: float = 0.5) -> None:
-        """micro_drafts: most that the micro decoder makes; 0: there is none. micro_chance: of one, as was measured."""
+    def __init__(
+        self, costs: StepCosts, micro_drafts: int, micro_chance: float = 0.5, max_rows: int | None = None
+    ) -> None:
+        """micro_drafts: most that the micro decoder makes; 0: there is none. micro_chance: of one, as was measured.
+
+        max_rows: most rows that emit in a step with drafts; None: as many as there are slots for.
+        """
         self.costs = costs
+        self._max_rows = max_rows
         self.micro_drafts = micro_drafts
         self.acceptance = Acceptance([micro_chance] * micro_drafts)
         self._plans: dict[tuple[int, int], DraftPlan] = {}
@@ -60,6 +66,8 @@ class DraftPolicy:
         if not candidates:
             return chosen
         candidates.sort()  # stable, so that a sequence's drafts stay in order
+        if self._max_rows is not None:
+            del candidates[max(0, self._max_rows - num_emitting) :]
         plan = self.plan(num_emitting, num_rows - num_emitting)
         fixed = plan.max_drafts * self.costs.micro_step(num_emitting)
         tokens, most, number = float(num_emitting), num_emitting / (self.costs.step(num_rows) + fixed), 0

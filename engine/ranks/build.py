@@ -24,7 +24,6 @@ from hamburger.model.kv_cache import PagedKVCache
 from hamburger.model.parallel.collectives import Collectives
 from hamburger.model.parallel.step_shape import StepShape
 from hamburger.model.parallel.steps import ParallelSteps
-from hamburger.model.steps import Steps
 
 
 class Leader:
@@ -48,10 +47,10 @@ class Leader:
         """Bytes for the whole pool, by the rank that has least; own: what this one has."""
         return self._args.tensor_parallel_size * min(self.ranks.memory(), own)
 
-    def runner(self, steps: Steps, cache: PagedKVCache, num_blocks: int) -> LeadingRunner:
-        """cache: this rank's part of the pool, of num_blocks; the others make theirs now."""
+    def runner(self, runner: Runner, num_blocks: int) -> LeadingRunner:
+        """runner: has this rank's part of the pool, of num_blocks; the others make theirs now."""
         self.ranks.tell(RankPool(num_blocks))
-        return LeadingRunner(Runner(steps, cache), self.ranks)
+        return LeadingRunner(runner, self.ranks)
 
 
 class RankBuild:

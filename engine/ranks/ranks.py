@@ -18,6 +18,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable
+from typing import TypeVar
 
 from hamburger.engine.core.batch import BatchResult, ScheduledBatch
 from hamburger.engine.core.core import Runner
@@ -40,6 +41,7 @@ from hamburger.model.config import ConfigError
 from hamburger.model.parallel.step_shape import StepShape
 
 OnLost = Callable[[Failed], None]
+_Result = TypeVar("_Result")
 _END_SECONDS = 5.0  # for a process that has sent its final message, or whose end shows as another's error first
 
 
@@ -112,13 +114,17 @@ class LeadingRunner:
 
     def run(self, batch: ScheduledBatch) -> BatchResult:
         """As Runner. Raises EngineDead where a rank has ended."""
+        return self.lead(lambda: self._runner.run(batch))
+
+    def lead(self, compute: Callable[[], _Result]) -> _Result:
+        """Whatever takes steps of the ranks, which are told of them. Raises as `run`."""
         if self._broken_by is not None:
             raise EngineDead(self._broken_by)
-        result, out_of_memory = BatchResult([]), None
         try:
-            result = self._runner.run(batch)
+            result = compute()
         except OutOfMemory as error:
-            out_of_memory = error
+            self._end_where_lost(error)
+            raise
         except BaseException as error:
             self._broken_by = "a step of its ranks was broken off, so it cannot go on: build it anew."
             # A dead rank shows as an error of the collective first; who died says more.
@@ -126,12 +132,13 @@ class LeadingRunner:
                 self._ranks.wait_for_loss(_END_SECONDS) if isinstance(error, (RuntimeError, OSError)) else None, error
             )
             raise
-        # The calls of a group that was aborted may end without an error, with anything in their tensors.
-        if (lost := self._ranks.wait_for_loss(0)) is not None:
-            self._end(lost, out_of_memory)
-        if out_of_memory is not None:
-            raise out_of_memory
+        self._end_where_lost(None)
         return result
+
+    def _end_where_lost(self, error: OutOfMemory | None) -> None:
+        """The calls of a group that was aborted may end without an error, with anything in their tensors."""
+        if (lost := self._ranks.wait_for_loss(0)) is not None:
+            self._end(lost, error)
 
     def _end(self, lost: Failed | None, error: BaseException | None) -> None:
         self._ranks.close()

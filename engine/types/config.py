@@ -17,6 +17,7 @@ from hamburger.model.config import ConfigError
 Quantization = Literal["auto", "none", "int8", "int4"]
 AttentionBackend = Literal["auto", "torch", "triton"]
 OverlapSteps = Literal["auto", "on", "off"]
+VERIFIED_GROUP = 8  # tokens; longer runs of drafts than the micro decoder makes come from lookup and predictions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -48,7 +48,7 @@ class CheckedDrafts:
     """The drafts that one macro-step checked for a sequence, at least one.
 
     drafter: who made them: `micro` (the micro-step decoder), `lookup` or `prediction`. chances[i]: that draft i is
-    accepted if those before it are. num_accepted: the first so many were what the trunk chose.
+    accepted if those before it are. num_accepted: the first so many were what the trunk chose, and are in the answer.
     """
 
     drafter: str
@@ -106,6 +106,7 @@ class StepStats:
     seconds: float  # wall time of the step
     cache_queries: int = 0  # slots of newly admitted sequences that were looked up in the prefix cache
     cache_hits: int = 0  # those of them that were found
+    generated_slots: int = 0  # of the groups' tokens: one a group where groups are composed, else one a token
     drafts: list[CheckedDrafts] = field(default_factory=list)  # of the sequences for which any were checked
 
 

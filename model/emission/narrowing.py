@@ -44,7 +44,8 @@ class NarrowingEmission:
         state, cache = states if only is None else states[only], None
         logits = backend.head(state)
         for index in range(width):
-            choice = sampler.choose(logits, rows, index, is_draft=index > 0 and batch.checks is not None)
+            is_draft = index > 0 and batch.checks is not None
+            choice = sampler.choose(logits, rows, index, is_draft=is_draft)
             if cache is not None and choice.possible is not None and not choice.possible.all():
                 # The short list holds nothing that is allowed: the trunk chooses that token, in the next macro-step.
                 keep = choice.possible.nonzero().squeeze(-1)
@@ -57,7 +58,7 @@ class NarrowingEmission:
                 ends = stop_probability(stop)
             else:
                 ends = 1 - choice.chances if choice.chances is not None else torch.zeros(len(rows), device=device)
-            group.add(rows, index, choice.tokens, ends, logits, sampling.logprobs[rows] >= 0)
+            group.add(rows, index, choice.tokens, ends, logits, (sampling.logprobs[rows] >= 0) & (not is_draft))
             if index + 1 == width:
                 break
             if batch.checks is None:

@@ -102,7 +102,7 @@ class StaticChoices:
         g.token_ids[:, index] = torch.where(g.going, tokens, 0)
         g.stop_probs[:, index] = torch.where(g.going, ends, 0)
         g.sizes.add_(g.going)
-        if self._logprobs is not None:
+        if self._logprobs is not None and not (self._is_verified and index):
             self._add_logprobs(index, logits, tokens, self._logprobs)
         if self._is_verified:
             on = drafts_go_on(g.stop_probs, index, self._confidence, self._group_limits)

@@ -7,6 +7,9 @@ replays as many as the batch's widest group may need, and knows that beforehand.
 chosen without a graph, between the graphs of the pieces that compute. With prompts or scores in it a batch's trunk is
 the eager one, and the pieces after it are replayed. Rows with a grammar are emitted eagerly, after the
 replays for the others.
+
+Verified groups: each draft is a row, so a bucket holds sequences and drafts. Every row's micro-steps run: which of them
+is read, only the host finds out.
 """
 
 from __future__ import annotations
@@ -38,9 +41,17 @@ class DecodeGraphs:
     """A Steps (model/steps.py) for one cache. Batches that it cannot take run eagerly."""
 
     def __init__(
-        self, eager: EagerSteps, cache: PagedKVCache, capture: Capture, *, max_rows: int, max_columns: int
+        self,
+        eager: EagerSteps,
+        cache: PagedKVCache,
+        capture: Capture,
+        *,
+        max_rows: int,
+        max_columns: int,
+        is_verified: bool = False,
     ) -> None:
-        """max_rows: rows of the largest decoding batch. max_columns: blocks of the longest sequence.
+        """max_rows: rows of the largest batch that is captured. max_columns: blocks of the longest sequence.
+        is_verified: the groups of all batches are.
 
         Raises ValueError where the backend is not static.
         """
@@ -51,7 +62,7 @@ class DecodeGraphs:
         self.device, self.state_dtype = backend.device, backend.state_dtype
         self.quantization, self.short_list = backend.quantization, backend.short_list
         self._eager, self._backend, self._cache, self._capture = eager, backend, cache, capture
-        self._narrowing = NarrowingEmission(backend)
+        self._narrowing, self._is_verified = NarrowingEmission(backend), is_verified
         self._batch = StaticBatch(
             max_rows,
             max_columns,
@@ -60,6 +71,7 @@ class DecodeGraphs:
             cache.scratch_block,
             backend.device,
             has_text_lengths=isinstance(backend.config.trunk.rope_scaling, DynamicRopeScaling),
+            is_verified=is_verified,
         )
         self._buckets = buckets(max_rows)
         self._steps: dict[int, BucketStep] = {}
@@ -77,9 +89,11 @@ class DecodeGraphs:
 
     @torch.inference_mode()
     def step(self, batch: ForwardBatch, cache: PagedKVCache) -> StepOutput:
-        """As of Steps, of the cache that these graphs were made for: ValueError for another."""
+        """As of Steps, of the cache and the kind of groups that these graphs were made for: ValueError for others."""
         if cache is not self._cache:
             raise ValueError("these graphs read and write another cache.")
+        if (batch.checks is not None) != self._is_verified:
+            raise ValueError("these graphs make groups of the other kind.")
         bucket = self._bucket(len(batch.emit))
         if bucket is None or not self._batch.holds_choices(batch):
             return self._eager.step(batch, cache)
@@ -114,7 +128,8 @@ class DecodeGraphs:
 
     def _prepared(self, bucket: int) -> BucketStep:
         batches = {kind: self._batch.rows(bucket, any_sampled=kind[0], any_filtered=kind[1]) for kind in KINDS}
-        step = BucketStep(Pieces(self._backend, self._cache, batches, self._tensors.first(bucket)))
+        tensors = self._tensors.first(bucket)
+        step = BucketStep(Pieces(self._backend, self._cache, batches, tensors, is_verified=self._is_verified))
         step.warm(self._capture)
         step.capture(self._capture)
         return step

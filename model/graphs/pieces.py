@@ -67,20 +67,34 @@ class StepTensors:
 class Pieces:
     """Those of one number of rows, on a backend.
 
-    batches: the static rows, the same for each kind of choice.
+    batches: the static rows, the same for each kind of choice. is_verified: of verified groups, whose tokens after the
+    first are drafts.
     """
 
     def __init__(
-        self, backend: Backend, cache: PagedKVCache, batches: dict[Kind, ForwardBatch], tensors: StepTensors
+        self,
+        backend: Backend,
+        cache: PagedKVCache,
+        batches: dict[Kind, ForwardBatch],
+        tensors: StepTensors,
+        *,
+        is_verified: bool,
     ) -> None:
-        self._backend, self._cache = backend, cache
+        self._backend, self._cache, self._is_verified = backend, cache, is_verified
         self.batch, self.tensors, self.groups = batches[GREEDY], tensors, tensors.groups
         self.width = self.batch.max_group_limit
-        self.choices = {
-            kind: StaticChoices(self.groups, b.sampling, b.confidence, b.group_limits) for kind, b in batches.items()
-        }
+        self.choices = {kind: self.choices_of(batch.sampling) for kind, batch in batches.items()}
         # What captured micro-steps leave for each other: it must live as long as their graphs.
         self._group: GroupCache | None = None
+
+    def choices_of(self, sampling: SamplingBatch) -> StaticChoices:
+        """What chooses the static rows' tokens by this sampling, of theirs."""
+        batch = self.batch
+        return StaticChoices(self.groups, sampling, batch.confidence, batch.group_limits, is_verified=self._is_verified)
+
+    def kinds(self, index: int) -> tuple[Kind, ...]:
+        """The kinds of choice that token `index` of a group may need: nothing is sampled for a draft."""
+        return (GREEDY,) if self._is_verified and index else KINDS
 
     def compute(self, index: int) -> None:
         """The state that token `index` of the groups is chosen from, its logits and its stop value."""
@@ -123,7 +137,7 @@ class BucketStep:
     def __init__(self, pieces: Pieces) -> None:
         self.pieces = pieces
         self._compute: list[Work] = []
-        self._choose: dict[Kind, list[Work]] = {kind: [] for kind in KINDS}
+        self._choose: list[dict[Kind, Work]] = []
 
     def warm(self, capture: Capture) -> None:
         """All pieces once."""
@@ -131,7 +145,7 @@ class BucketStep:
         def all_pieces() -> None:
             for index in range(self.pieces.width):
                 self.pieces.compute(index)
-                for kind in KINDS:
+                for kind in self.pieces.kinds(index):
                     self.pieces.choose(kind, index)
 
         capture.warm(all_pieces)
@@ -141,8 +155,7 @@ class BucketStep:
         pieces = self.pieces
         for index in range(pieces.width):
             self._compute.append(capture(partial(pieces.compute, index)))
-            for kind in KINDS:
-                self._choose[kind].append(capture(partial(pieces.choose, kind, index)))
+            self._choose.append({kind: capture(partial(pieces.choose, kind, index)) for kind in pieces.kinds(index)})
 
     def trunk(self) -> None:
         """Of a batch that is loaded into the static rows."""
@@ -155,8 +168,7 @@ class BucketStep:
         kind = _kind(sampling)
         choice = pieces.choices[kind]
         if special:
-            extended = with_extras(choice.sampling, sampling)
-            choice = StaticChoices(pieces.groups, extended, pieces.batch.confidence, pieces.batch.group_limits)
+            choice = pieces.choices_of(with_extras(choice.sampling, sampling))
         for index in range(min(batch.max_group_limit, pieces.width)):
             if index:
                 self._compute[index]()
@@ -165,7 +177,8 @@ class BucketStep:
                     pieces.groups.begin()
                 choice.take(index, pieces.tensors.logits, pieces.tensors.stop)
             else:
-                self._choose[kind][index]()
+                choose = self._choose[index]
+                choose.get(kind, choose[GREEDY])()
         return _first(choice.output(), rows)
 
 

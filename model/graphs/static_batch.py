@@ -24,7 +24,10 @@ _TABLES = {"token_ids": 0, "block_tables": 0, "end_ids": -1}
 
 
 class StaticBatch:
-    """max_rows: of the largest bucket. max_columns: blocks of the longest sequence. max_group: tokens of a slot."""
+    """max_rows: of the largest bucket. max_columns: blocks of the longest sequence. max_group: tokens of a group.
+
+    is_verified: each token of a group has a slot of its own, so a slot has one; else it has as many as a group.
+    """
 
     def __init__(
         self,
@@ -36,6 +39,7 @@ class StaticBatch:
         device: torch.device,
         *,
         has_text_lengths: bool,
+        is_verified: bool,
     ) -> None:
         slots = _SLOT_INTS | {"write_slots": scratch_slot}
         if not has_text_lengths:
@@ -49,14 +53,14 @@ class StaticBatch:
         )
         # A row a field, so that each field lies in one piece.
         self._numbers = tuple(padding.repeat(1, max_rows) for padding in self._padding)
-        widths = {"token_ids": max_group, "block_tables": max_columns, "end_ids": MAX_END_IDS}
+        self._max_group, self._slot_tokens = max_group, 1 if is_verified else max_group
+        widths = {"token_ids": self._slot_tokens, "block_tables": max_columns, "end_ids": MAX_END_IDS}
         self._fill = _TABLES | {"block_tables": scratch_block}
         self._tables = {
             name: torch.full((max_rows, width), self._fill[name], dtype=torch.int64, device=device)
             for name, width in widths.items()
         }
         self._emit = torch.arange(max_rows, device=device)
-        self._max_group = max_group
 
     def holds(self, batch: ForwardBatch) -> bool:
         """Whether the whole batch has this form, and fits: one slot a row, a group for each, nothing scored."""
@@ -107,7 +111,7 @@ class StaticBatch:
         )
         return ForwardBatch(
             **given,
-            max_group_size=self._max_group,
+            max_group_size=self._slot_tokens,
             query_slots=[1] * bucket,
             context_slots_host=None,
             num_single=bucket,

@@ -52,7 +52,8 @@ class CudaMeter:
 class Largest:
     """The largest that steps can be: slots of one step, decoding rows, tokens of a sequence, and rivals' logprobs.
 
-    context_slots: that each of so many decoding rows can have at once.
+    max_rows: drafts of verified groups among them. context_slots: that each of so many decoding rows can have at once.
+    is_verified: their groups are.
     """
 
     max_slots: int
@@ -61,6 +62,7 @@ class Largest:
     context_slots: int
     max_logprobs: int
     block_size: int
+    is_verified: bool = False
 
 
 NUM_LARGEST = 2  # steps that peak_bytes runs
@@ -149,7 +151,7 @@ def _batch(
     steps: Steps, largest: Largest, queries: Sequence[int], contexts: Sequence[int], *, scored: bool
 ) -> ForwardBatch:
     """Sequences with so many new slots and so much context, the same of all."""
-    device, width = steps.device, steps.config.max_group
+    device, width = steps.device, 1 if largest.is_verified else steps.config.max_group
     queries = sorted(queries, key=lambda n: n > 1)
     num_slots, size = sum(queries), largest.block_size
 
@@ -177,4 +179,6 @@ def _batch(
         sampling=empty_sampling(len(queries), device),
         scored=ScoredSlots(slots, torch.zeros_like(slots), largest.max_logprobs) if scored else None,
         text_lengths=torch.full_like(slots, largest.max_model_len),
+        # None is followed by a draft, so the micro-steps of all of them count.
+        checks=torch.full((len(queries),), -1, device=device) if largest.is_verified else None,
     )

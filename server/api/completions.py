@@ -39,7 +39,7 @@ def completion_routes(models: ServedModels) -> APIRouter:
         entry_of(request.scope).asked_for(body.model or models.first.served.name, bool(body.stream))
         context = models.choose(request, body.model)
         _check_number(context, body, 1)
-        tools = body.tool_use(context.tool_family)
+        tools, predicted_text = body.tool_use(context.tool_family), body.predicted_text()
         params = await _sampling_params(context, request, body, tools)
         prompt = await encode_chat(
             context.tokenizer,
@@ -50,6 +50,16 @@ def completion_routes(models: ServedModels) -> APIRouter:
             template_kwargs=body.chat_template_kwargs,
             max_tokens=context.engine.info.max_model_len,
         )
+        if predicted_text:
+            prediction = await encode_text(
+                context.tokenizer,
+                predicted_text,
+                add_special_tokens=False,
+                param="prediction",
+                max_tokens=context.engine.info.max_model_len,
+                noun="prediction",
+            )
+            params = [replace(choice, prediction_ids=tuple(prediction)) for choice in params]
         streams = None if tools is None else _tool_streams(context, tools, params)
         reply = ChatReply(body, context.served, context.tokenizer, len(prompt), len(params), tools=streams)
         return await _answer(context, request, body, [(prompt, choice) for choice in params], reply)

@@ -25,6 +25,7 @@ def _text(content: Any) -> Any:
     return "\n".join(texts)
 
 
+Text = Annotated[str, BeforeValidator(_text), WithJsonSchema({"type": ["string", "array"]})]
 Content = Annotated[str | None, BeforeValidator(_text), WithJsonSchema({"type": ["string", "array", "null"]})]
 
 

@@ -26,14 +26,16 @@ _NUMBER = re.compile(r"-?([0-9]+\.?[0-9]*|\.[0-9]+)")
 class ServedModel:
     """A model that is served, and its aliases NAME@c, which set the confidence of clients that cannot add fields.
 
-    fingerprint: the `system_fingerprint` of answers; it changes with whatever may change their rounding.
+    fingerprint: the `system_fingerprint` of answers; it changes with whatever may change their text.
     """
 
     def __init__(self, name: str, info: EngineInfo) -> None:
         self.name = name
         self.info = info
         self.created = int(time.time())
-        build = f"{version('hamburger-serve')} {info.model} {info.dtype} {info.quantization} {info.device}"
+        build = (
+            f"{version('hamburger-serve')} {info.model} {info.dtype} {info.quantization} {info.device} {info.groups}"
+        )
         self.fingerprint = "fp_" + hashlib.sha256(build.encode()).hexdigest()[:10]
 
     def confidence_of(self, model: str | None) -> float | None:

@@ -19,13 +19,19 @@ _MANY_MESSAGES = 200  # the same of the template
 
 
 async def encode_text(
-    tokenizer: ServerTokenizer, text: str, *, add_special_tokens: bool, param: str, max_tokens: int | None = None
+    tokenizer: ServerTokenizer,
+    text: str,
+    *,
+    add_special_tokens: bool,
+    param: str,
+    max_tokens: int | None = None,
+    noun: str = "prompt",
 ) -> list[int]:
     """Raises InvalidRequest that names `param`. A text that cannot have as few as `max_tokens` tokens is PromptTooLong
     before it is tokenized."""
     if max_tokens is not None and len(text) > (most := max_tokens * tokenizer.max_token_bytes):
         raise PromptTooLong(
-            f"The prompt has {len(text)} characters, but the context holds {max_tokens} tokens, which cover at most "
+            f"The {noun} has {len(text)} characters, but the context holds {max_tokens} tokens, which cover at most "
             f"{most}: shorten it.",
             param,
         )

@@ -10,14 +10,14 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, GetJsonSchemaHandler, WithJsonSchema
 from pydantic_core import CoreSchema
 
 from hamburger.engine.types.errors import InvalidRequest
 from hamburger.engine.types.sampling_params import MAX_LOGPROBS, MAX_SEED, RANGES, SamplingParams
-from hamburger.server.api.message import Message
+from hamburger.server.api.message import Message, Text
 from hamburger.server.api.structured_output import ResponseFormat, StructuredOutputs
 from hamburger.server.api.unsupported_fields import UNSUPPORTED_CHAT, UNSUPPORTED_COMPLETION, AsksNothing
 from hamburger.server.schema import Schema
@@ -61,6 +61,14 @@ class StreamOptions(Schema):
     continuous_usage_stats: bool | None = None
 
 
+class Prediction(Schema):
+    """A text that the answer is expected to follow, at least in parts. It changes how soon the answer comes, not what
+    it says."""
+
+    type: Literal["content"]
+    content: Text
+
+
 class GenerationBody(Schema):
     """The fields that chat and text completions share; SamplingParams says what they mean."""
 
@@ -96,7 +104,9 @@ class GenerationBody(Schema):
         None, min_length=1, max_length=256, description="Only requests with the same one share cached prompt slots."
     )
     confidence: float | None = Field(
-        None, description="In [0, 1]: how sure each further token of a group must be. Higher is safer and slower."
+        None,
+        description="In [0, 1]. Composed groups: how sure each further token of a group must be; higher is safer and "
+        "slower. Verified groups: the least chance of acceptance at which a draft is made; 0 is automatic, 1 is none.",
     )
     return_groups: bool | None = Field(None, description="Show which tokens were emitted by one macro-step.")
 
@@ -128,6 +138,10 @@ class GenerationBody(Schema):
     @property
     def wants_continuous_usage(self) -> bool:
         return self.stream_options is not None and bool(self.stream_options.continuous_usage_stats)
+
+    @property
+    def has_prediction(self) -> bool:
+        return False
 
     def num_logprobs(self) -> int | None:
         """How many of each token's likeliest rivals are reported; None for no log-probabilities."""
@@ -199,6 +213,23 @@ class ChatBody(GenerationBody):
     tools: list[Tool] | None = Field(None, max_length=128)
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
+    prediction: Prediction | None = Field(
+        None, description="Predicted Outputs, of verified groups: what the answer is expected to follow."
+    )
+
+    @property
+    def has_prediction(self) -> bool:
+        return self.prediction is not None
+
+    def predicted_text(self) -> str:
+        """What the answer is expected to follow; empty where nothing is. Raises InvalidRequest."""
+        if self.prediction is None:
+            return ""
+        if self.num_choices > 1:
+            raise InvalidRequest(f"n is {self.n}, but a prediction is of one answer: leave one of them out.", "n")
+        if self.tools:
+            raise InvalidRequest("A prediction does not go with tools: leave one of them out.", "tools")
+        return self.prediction.content
 
     def tool_use(self, family: Family) -> ToolUse | None:
         """What is to be made of the tools; None where there are none. Raises InvalidRequest."""
@@ -271,8 +302,8 @@ class CompletionBody(GenerationBody):
 
 
 def named_as_written(error: InvalidRequest, limit_name: str, prompt_name: str) -> InvalidRequest:
-    """The same error, its `param` in the client's words; the engine says max_tokens and prompt."""
-    names = {"max_tokens": limit_name, "prompt": prompt_name}
+    """The same error, its `param` in the client's words; the engine says max_tokens, prompt and prediction_ids."""
+    names = {"max_tokens": limit_name, "prompt": prompt_name, "prediction_ids": "prediction"}
     error.param = None if error.param is None else names.get(error.param, error.param)
     return error
 

@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from hamburger.engine.request import RequestUpdate
+from hamburger.engine.request import DraftCounts, RequestUpdate
 from hamburger.server.api.echo import Echo
 from hamburger.server.api.logprobs import (
     ChatLogprobs,
@@ -19,6 +19,8 @@ from hamburger.server.api.model_context import ServedModel
 from hamburger.server.api.protocol import GenerationBody
 from hamburger.server.server_tokenizer import ServerTokenizer
 from hamburger.server.tools.tool_use import ToolStream
+
+_LOGGED_USAGE = ("prompt_tokens", "completion_tokens", "kv_slots", "tokens_per_kv", "macro_steps", "tokens_per_step")
 
 
 class Choice:
@@ -38,6 +40,8 @@ class Choice:
         self.logprobs: list[dict[str, Any]] = []
         self.completion_tokens = 0
         self.kv_slots = 0
+        self.macro_steps = 0
+        self.drafts = DraftCounts()
         self.cached_tokens = 0
         self.logprob = 0.0
         self.finish_reason: str | None = None
@@ -52,6 +56,8 @@ class Choice:
         keep: remember its text, ids and log-probabilities for the whole answer; a stream has no use for them.
         """
         self.completion_tokens, self.kv_slots = update.completion_tokens, update.kv_slots
+        self.macro_steps = update.macro_steps
+        self.drafts.add(update.drafts)
         self.cached_tokens += update.cached_tokens
         self.logprob += sum(entry.logprob for entry in update.logprobs or ())
         self.finish_reason, self.stop_reason = update.finish_reason, update.stop_reason
@@ -100,6 +106,7 @@ class Reply:
         self._return_groups = bool(body.return_groups)
         self._usage_in_chunks = body.wants_continuous_usage
         self._wants_usage = body.wants_usage
+        self._has_prediction = body.has_prediction
         self._prompt_tokens = prompt_tokens
         self._samples_a_prompt, self._choices_a_prompt = body.num_samples, body.num_choices
         wants_logprobs = body.num_logprobs() is not None
@@ -129,7 +136,7 @@ class Reply:
     def chunk(self, index: int, update: RequestUpdate) -> dict[str, Any]:
         """The streamed piece that one group adds."""
         choice = self.choices[index]
-        first = choice.kv_slots == 0
+        first = choice.macro_steps == 0
         text, logprobs = choice.add(update, keep=False)
         piece: dict[str, Any] = {
             "index": index,
@@ -140,11 +147,7 @@ class Reply:
         if update.finish_reason is not None:
             piece["stop_reason"] = update.stop_reason
         if self._return_groups and update.token_ids:
-            piece["group"] = {
-                "index": update.kv_slots - 1,
-                "token_ids": update.token_ids,
-                "stop_probs": update.stop_probs,
-            }
+            piece["group"] = _group(update)
         chunk = self._chunk([piece])
         if self._usage_in_chunks:
             chunk["usage"] = self.usage()
@@ -160,6 +163,7 @@ class Reply:
         """What the client saw so far, summed over the choices."""
         completion_tokens = sum(choice.completion_tokens for choice in self.choices)
         kv_slots = sum(choice.kv_slots for choice in self.choices)
+        macro_steps = sum(choice.macro_steps for choice in self.choices)
         # The choices of one prompt share it: it counts once, and so does what was cached of it before they came.
         cached_tokens = sum(min(choice.cached_tokens for choice in prompt) for prompt in self._prompts())
         confidence = {} if self.confidence is None else {"confidence": self.confidence}
@@ -168,10 +172,22 @@ class Reply:
             "completion_tokens": completion_tokens,
             "total_tokens": self._prompt_tokens + completion_tokens,
             "kv_slots": kv_slots,
-            "tokens_per_kv": round(completion_tokens / kv_slots, 4) if kv_slots else None,
+            "tokens_per_kv": _rate(completion_tokens, kv_slots),
+            "macro_steps": macro_steps,
+            "tokens_per_step": _rate(completion_tokens, macro_steps),
             **confidence,
             "prompt_tokens_details": {"cached_tokens": cached_tokens},
+            **self._completion_details(),
         }
+
+    def _completion_details(self) -> dict[str, Any]:
+        """What came of the prediction that the request brought, in OpenAI's names; nothing where it brought none."""
+        if not self._has_prediction:
+            return {}
+        accepted = sum(choice.drafts.accepted_of_prediction for choice in self.choices)
+        drafted = sum(choice.drafts.drafted_of_prediction for choice in self.choices)
+        details = {"accepted_prediction_tokens": accepted, "rejected_prediction_tokens": drafted - accepted}
+        return {"completion_tokens_details": details}
 
     def counts(self) -> dict[str, Any]:
         """What the log says of it: the usage of all choices together, and what ended them."""
@@ -179,7 +195,9 @@ class Reply:
         reasons = {choice.finish_reason or "abort" for choice in self.choices}
         return {
             "choices": len(self.choices),
-            **{name: usage[name] for name in ("prompt_tokens", "completion_tokens", "kv_slots", "tokens_per_kv")},
+            **{name: usage[name] for name in _LOGGED_USAGE},
+            "drafted_tokens": sum(choice.drafts.drafted for choice in self.choices),
+            "accepted_tokens": sum(choice.drafts.accepted for choice in self.choices),
             "cached_tokens": usage["prompt_tokens_details"]["cached_tokens"],
             "finish_reason": ",".join(sorted(reasons)),
         }
@@ -211,6 +229,23 @@ class Reply:
 
     def _join(self, parts: list[dict[str, Any]]) -> dict[str, Any]:
         raise NotImplementedError
+
+
+def _group(update: RequestUpdate) -> dict[str, Any]:
+    """What one macro-step emitted, and what it checked for that."""
+    group = {"index": update.macro_steps - 1, "token_ids": update.token_ids, "stop_probs": update.stop_probs}
+    if (drafts := update.drafts) is None:
+        return group
+    return group | {
+        "drafted": drafts.token_ids,
+        "accepted": drafts.num_accepted,
+        "chances": [round(chance, 4) for chance in drafts.chances],
+        "drafter": drafts.drafter,
+    }
+
+
+def _rate(num_tokens: int, number: int) -> float | None:
+    return round(num_tokens / number, 4) if number else None
 
 
 class ChatReply(Reply):

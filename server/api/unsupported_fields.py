@@ -72,7 +72,6 @@ UNSUPPORTED_CHAT: dict[str, AsksNothing] = (
         "documents": _EMPTY,
         "modalities": _only(["text"]),
         "audio": _only(),
-        "prediction": _only(),
         "reasoning_effort": _only("none"),
         "verbosity": _only("medium"),
         "web_search_options": _only(),
@@ -85,6 +84,7 @@ UNSUPPORTED_COMPLETION: dict[str, AsksNothing] = (
     | {
         "suffix": _EMPTY,
         "prompt_embeds": _only(),
+        "prediction": _only(),
     }
 )
 

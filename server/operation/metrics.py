@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from hamburger.engine.async_engine import AsyncEngine
-from hamburger.engine.types.messages import StepStats
+from hamburger.engine.types.messages import CheckedDrafts, StepStats
 from hamburger.engine.types.observer import EndReason, RequestTimings
 from hamburger.engine.types.sampling_params import SamplingParams
 
@@ -30,39 +30,46 @@ _SHORT_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2
 _COUNTS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000)
 _GROUP_SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16)
 _CONFIDENCES = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0)
-# They begin at 0: of a counter that is not there yet, Prometheus sees no increase when the first ones come.
+_DRAFTERS = ("micro", "lookup", "prediction")  # a plain base has not the first
+# They begin at 0, and so do drafts: of a counter that is not there yet, Prometheus does not see the first ones come.
 _EXPECTED_FAILURES = ("400", "401", "404", "429", "500", "503")
 
 
 class RecentGroups:
-    """Tokens and groups of the last minute, in buckets of a second."""
+    """Tokens, slots and groups of the last minute, in buckets of a second."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._buckets: deque[tuple[int, int, int]] = deque()  # (second, tokens, groups)
+        self._buckets: deque[tuple[int, int, int, int]] = deque()  # (second, tokens, slots, groups)
 
-    def add(self, num_tokens: int, num_groups: int) -> None:
+    def add(self, num_tokens: int, num_slots: int, num_groups: int) -> None:
         second = int(self._clock())
         if self._buckets and self._buckets[-1][0] == second:
-            _, tokens, groups = self._buckets.pop()
-            num_tokens, num_groups = num_tokens + tokens, num_groups + groups
-        self._buckets.append((second, num_tokens, num_groups))
+            _, tokens, slots, groups = self._buckets.pop()
+            num_tokens, num_slots, num_groups = num_tokens + tokens, num_slots + slots, num_groups + groups
+        self._buckets.append((second, num_tokens, num_slots, num_groups))
         while self._buckets[0][0] < second - RATIO_WINDOW_SECONDS:
             self._buckets.popleft()
 
     def tokens_per_kv(self) -> float:
         """Over the last RATIO_WINDOW_SECONDS; 0 without work."""
-        tokens, groups = self._sum(RATIO_WINDOW_SECONDS)
+        tokens, slots, _ = self._sum(RATIO_WINDOW_SECONDS)
+        return tokens / slots if slots else 0.0
+
+    def tokens_per_macro_step(self) -> float:
+        """Of one sequence; over the last RATIO_WINDOW_SECONDS; 0 without work."""
+        tokens, _, groups = self._sum(RATIO_WINDOW_SECONDS)
         return tokens / groups if groups else 0.0
 
     def tokens_per_second(self) -> float:
         """Over the last SPEED_WINDOW_SECONDS."""
         return self._sum(SPEED_WINDOW_SECONDS)[0] / SPEED_WINDOW_SECONDS
 
-    def _sum(self, seconds: float) -> tuple[int, int]:
+    def _sum(self, seconds: float) -> tuple[int, int, int]:
         start = int(self._clock()) - seconds
-        recent = [(tokens, groups) for second, tokens, groups in self._buckets if second > start]
-        return sum(tokens for tokens, _ in recent), sum(groups for _, groups in recent)
+        recent = [counts for second, *counts in self._buckets if second > start]
+        tokens, slots, groups = (sum(column) for column in zip(*recent, strict=True)) if recent else (0, 0, 0)
+        return tokens, slots, groups
 
 
 class ServerMetrics:
@@ -88,17 +95,20 @@ class ServerMetrics:
         self._prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of finished requests.")
         self._generation_tokens = self._counter("generation_tokens", "Tokens generated.")
         self._macro_steps = self._counter("macro_steps", "Engine steps x sequences decoded in them.")
-        slots = self._family("kv_slots", "KV slots computed.", "kind")
+        slots = self._family("kv_slots", "KV slots computed, without rejected drafts.", ("kind",))
         self._prompt_slots = slots.labels(*self._values, "prompt")
         self._generated_slots = slots.labels(*self._values, "generated")
-        self._success = self._family("request_success", "Finished requests.", "finished_reason")
+        self._success = self._family("request_success", "Finished requests.", ("finished_reason",))
         for reason in ("stop", "length", "abort"):
             self._success.labels(*self._values, reason)
-        self._failure = self._family("request_failure", "Answers with an error, by HTTP status.", "code")
+        self._failure = self._family("request_failure", "Answers with an error, by HTTP status.", ("code",))
         for code in _EXPECTED_FAILURES:
             self._failure.labels(*self._values, code)
             if beside is not None:
                 self._failure.labels("", engine, code)
+        drafts = ("drafter", "position")
+        self._drafted = self._family("drafted_tokens", "Tokens drafted for a macro-step, which checked them.", drafts)
+        self._accepted = self._family("accepted_tokens", "Those of them that are in the answer.", drafts)
         self._preemptions = self._counter("num_preemptions", "Sequences that gave their blocks up for a while.")
         self._cache_queries = self._counter("prefix_cache_queries", "Slots looked up in the prefix cache.")
         self._cache_hits = self._counter("prefix_cache_hits", "Slots found in the prefix cache.")
@@ -127,9 +137,17 @@ class ServerMetrics:
         self._gauge("max_requests_running", "Most requests that may run at once.", lambda: engine.info.max_num_seqs)
         self._gauge("max_requests_waiting", "Most requests that may wait.", lambda: engine.max_queue)
         self._gauge("kv_cache_usage_perc", "Used slots / all slots of the pool, 0 to 1.", lambda: self._used_share)
-        self._gauge("tokens_per_kv_ratio", "Tokens / groups over the last minute.", self._recent.tokens_per_kv)
+        self._gauge("tokens_per_kv_ratio", "Tokens / KV slots over the last minute.", self._recent.tokens_per_kv)
+        self._gauge(
+            "tokens_per_macro_step", "Tokens / groups over the last minute.", self._recent.tokens_per_macro_step
+        )
         self._gauge("generation_tokens_per_second", "Over the last seconds.", self._recent.tokens_per_second)
         self._gauge("confidence_in_force", "What a request that leaves it to the server would get.", engine.confidence)
+        if info.groups == "verified":
+            for drafter in _DRAFTERS[info.is_plain_base :]:
+                for position in range(1, info.max_group):
+                    for family in (self._drafted, self._accepted):
+                        family.labels(*self._values, drafter, str(position))
         shape = {
             name: str(getattr(info, name))
             for name in (
@@ -140,6 +158,7 @@ class ServerMetrics:
                 "device",
                 "dtype",
                 "quantization",
+                "groups",
             )
         }
         config = self._once(Gauge, "cache_config_info", "The KV pool's shape.", (*_LABELS, *shape))
@@ -170,11 +189,20 @@ class ServerMetrics:
         self._prompt_slots.inc(stats.prompt_slots)
         if stats.group_sizes:
             self._generation_tokens.inc(num_tokens)
-            self._generated_slots.inc(len(stats.group_sizes))
+            self._generated_slots.inc(stats.generated_slots)
             self._macro_steps.inc(stats.decoded_sequences)
-            self._recent.add(num_tokens, len(stats.group_sizes))
+            self._recent.add(num_tokens, stats.generated_slots, len(stats.group_sizes))
             for size in stats.group_sizes:
                 self._group_size.observe(size)
+            for drafts in stats.drafts:
+                self._count_drafts(drafts)
+
+    def _count_drafts(self, drafts: CheckedDrafts) -> None:
+        """Positions count from 1. Beside each drafted there is an accepted, if 0: so that they can be divided."""
+        for position in range(1, len(drafts.token_ids) + 1):
+            labels = (*self._values, drafts.drafter, str(position))
+            self._drafted.labels(*labels).inc()
+            self._accepted.labels(*labels).inc(position <= drafts.num_accepted)
 
     def on_group(self, gap_seconds: float | None, num_tokens: int) -> None:
         if gap_seconds is not None:
@@ -204,8 +232,8 @@ class ServerMetrics:
         self._first_token.observe(timings.first_token - timings.arrival)
         self._decode.observe(timings.finished - timings.first_token)
 
-    def _family(self, name: str, text: str, label: str) -> Counter:
-        return self._once(Counter, name, text, (*_LABELS, label))
+    def _family(self, name: str, text: str, labels: Sequence[str]) -> Counter:
+        return self._once(Counter, name, text, (*_LABELS, *labels))
 
     def _counter(self, name: str, text: str) -> Counter:
         return self._once(Counter, name, text).labels(*self._values)

@@ -16,7 +16,7 @@ from hamburger.clients.figures import Answer, Distribution, percentile, summaris
 from hamburger.clients.load import Job, poisson_offsets
 from hamburger.clients.prompts import built_in_prompts, read_prompts
 from hamburger.clients.wire import StreamEvent, Usage
-from scripted_server import Reply, ScriptedServer, error_body, hamburger_stream, plain_stream, sse
+from scripted_server import Reply, ScriptedServer, drafting_stream, error_body, hamburger_stream, plain_stream, sse
 
 
 def run_bench(server: ScriptedServer, *arguments: str) -> int:
@@ -299,3 +299,26 @@ def test_bad_files_exit_with_2_before_any_request(
     dataset.write_text("\n", encoding="utf-8")
     with pytest.raises(ValueError, match="holds no prompts"):
         read_prompts(dataset)
+
+
+def test_macro_steps_and_accepted_drafts_are_told(
+    server: ScriptedServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.replies = [Reply(drafting_stream())]
+    figures = tmp_path / "figures.json"
+    assert run_bench(server, "--concurrency", "2", "--requests", "3", "--warm-up", "0", "--json", str(figures)) == 0
+    out = capsys.readouterr().out
+    assert "tokens/step" in out
+    assert "60%" in out
+    [level] = json.loads(figures.read_text(encoding="utf-8"))["levels"]
+    assert (level["macro_steps"], level["tokens_per_step"], level["tokens_per_kv"]) == (9, 2.0, 1.0)
+    assert (level["drafted_tokens"], level["accepted_tokens"], level["acceptance"]) == (15, 9, 0.6)
+    assert [level["requests"][0][name] for name in ("macro_steps", "drafted_tokens", "accepted_tokens")] == [3, 5, 3]
+
+
+def test_a_server_that_tells_of_no_drafts_leaves_them_unknown() -> None:
+    summary = summarise([grouped_answer()])
+    assert (summary.macro_steps, summary.drafted_tokens, summary.acceptance) == (3, None, None)
+    plain = Answer(0.0, ended=2.0)
+    plain.add(StreamEvent("a"), 1.0)
+    assert (summarise([plain]).macro_steps, summarise([plain]).tokens_per_step) == (None, None)

@@ -14,7 +14,7 @@ from rich.console import Console
 from hamburger.clients import chat
 from hamburger.clients.figures import Answer
 from hamburger.clients.wire import StreamDecoder, StreamEvent, Usage
-from scripted_server import Reply, ScriptedServer, error_body, hamburger_stream, plain_stream, sse
+from scripted_server import Reply, ScriptedServer, drafting_stream, error_body, hamburger_stream, plain_stream, sse
 
 Captured = pytest.CaptureFixture[str]
 
@@ -280,3 +280,30 @@ def test_the_summary_of_nothing_and_of_a_usual_answer() -> None:
     answer.add(StreamEvent(usage=Usage(9, 5, 2)), 3.0)
     text = "5 tokens · 2 KV slots · 2.50 tokens per KV · 4.0 tokens/s · first token after 0.50 s"
     assert chat.summary(answer, stopped=False) == text
+
+
+def test_verified_groups_show_steps_and_drafts(server: ScriptedServer, pipe: io.StringIO, capsys: Captured) -> None:
+    say(pipe, "hello")
+    server.replies = [Reply(drafting_stream())]
+    assert run_chat(server) == 0
+    printed = capsys.readouterr()
+    assert printed.out == "one two three four\n"
+    assert printed.err.startswith("6 tokens · 6 KV slots · 2.00 tokens per step · 3 of 5 drafts accepted · ")
+
+
+def test_a_group_with_accepted_drafts_is_bold() -> None:
+    file = io.StringIO()
+    painter = chat._Painter(Console(file=file, force_terminal=True, color_system="standard", highlight=False))
+    for index, accepted in enumerate([0, 2, 0]):
+        painter.show(StreamEvent("x", [1] * (1 + accepted), index, num_drafted=3, num_accepted=accepted))
+    cyan, yellow = "\x1b[36m", "\x1b[33m"
+    assert file.getvalue().replace("\x1b[0m", "") == f"{yellow}x{cyan.replace('[', '[1;')}x{yellow}x"
+
+
+def test_an_answer_that_was_stopped_counts_slots_and_steps_by_its_groups() -> None:
+    answer, decoder = Answer(1.0), StreamDecoder()
+    for chunk in drafting_stream()[:2]:
+        for event in decoder.feed(chunk):
+            answer.add(event, 2.0)
+    text = "4 tokens · 4 KV slots · 2.00 tokens per step · 2 of 3 drafts accepted · first token after 1.00 s · stopped"
+    assert chat.summary(answer, stopped=True) == text

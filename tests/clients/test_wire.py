@@ -9,7 +9,7 @@ import pytest
 
 from hamburger.clients.arguments import list_of, positive, server_url, unit_interval, whole
 from hamburger.clients.wire import RequestError, StreamDecoder, Usage, client_options, response_error
-from scripted_server import hamburger_stream, plain_stream, sse
+from scripted_server import drafting_stream, hamburger_stream, plain_stream, sse
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 10_000])
@@ -112,3 +112,10 @@ def test_only_a_loopback_address_goes_around_the_proxies(monkeypatch: pytest.Mon
     assert remote["trust_env"] is True
     assert remote["headers"]["Authorization"] == "Bearer from-env"
     assert client_options("https://example.org", "given", 1)["headers"]["Authorization"] == "Bearer given"
+
+
+def test_drafts_of_a_group_and_macro_steps_are_read() -> None:
+    decoder = StreamDecoder()
+    events = [event for chunk in drafting_stream() for event in decoder.feed(chunk)] + decoder.close()
+    assert [(event.num_drafted, event.num_accepted) for event in events] == [(None, 0), (3, 2), (2, 1), (None, 0)]
+    assert events[-1].usage == Usage(5, 6, 6, 3)

@@ -1,11 +1,21 @@
-"""What the start of an engine tells of the graphs that it captures."""
+"""What the start of an engine tells of the graphs that it captures, and which groups it makes."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import get_args
+
+import pytest
+
 from hamburger.engine.build import tell_captures
+from hamburger.engine.device.load import groups_of
 from hamburger.engine.device.memory import decode_graphs
-from hamburger.engine.types.config import EngineArgs
-from hamburger.model.config import ModelConfig
+from hamburger.engine.drafting.costs import MeasuredCosts, StepCosts
+from hamburger.engine.drafting.policy import DraftPolicy
+from hamburger.engine.drafting.proposal import Proposal
+from hamburger.engine.types.config import EngineArgs, OverlapSteps
+from hamburger.engine.types.messages import Groups
+from hamburger.model.config import ConfigError, ModelConfig
 from hamburger.model.kv_cache import PagedKVCache
 from small_models import CPU, graft_config, random_model, trunk_config
 
@@ -15,5 +25,49 @@ def test_a_start_tells_of_each_quarter_of_its_graphs() -> None:
     model = random_model(ModelConfig(trunk=trunk_config(), graft=graft_config()), static_shapes=True)
     cache = PagedKVCache(model.config.trunk, 8, 4, model.state_dtype, CPU)
     told: list[str] = []
-    decode_graphs(model, cache, args, 16).prepare(lambda done, total: tell_captures(told.append, done, total))
+    decode_graphs(model, cache, args, "composed", 16).prepare(
+        lambda done, total: tell_captures(told.append, done, total)
+    )
     assert told == [f"capturing CUDA graphs: {done} of 7 batch sizes" for done in (0, 2, 4, 6)]
+
+
+PLAIN = ModelConfig(trunk=trunk_config())
+COMPOSED = ModelConfig(trunk=trunk_config(), graft=graft_config())
+VERIFIED = replace(COMPOSED, graft=graft_config(groups="verified"))
+
+
+def test_groups_are_what_is_asked_or_what_the_checkpoint_says() -> None:
+    for overlap_steps in get_args(OverlapSteps):
+        if overlap_steps == "on":
+            continue
+        args = EngineArgs(overlap_steps=overlap_steps)
+        assert [groups_of(args, config) for config in (PLAIN, COMPOSED, VERIFIED)] == [
+            "verified",
+            "composed",
+            "verified",
+        ]
+        for groups in get_args(Groups):
+            asked = replace(args, groups=groups)
+            assert [groups_of(asked, config) for config in (PLAIN, COMPOSED, VERIFIED)] == ["verified", groups, groups]
+
+
+def test_steps_that_are_to_overlap_verify_nothing() -> None:
+    args = EngineArgs(overlap_steps="on")
+    assert [groups_of(args, config) for config in (PLAIN, COMPOSED)] == ["composed"] * 2
+    assert groups_of(replace(args, groups="composed"), VERIFIED) == "composed"
+    with pytest.raises(
+        ConfigError, match=r"overlap_steps is on, but groups are verified.*use groups composed, or overlap"
+    ):
+        groups_of(args, VERIFIED)
+    for config, remedy in ((PLAIN, "use overlap_steps auto or off"), (COMPOSED, "use groups composed, or overlap")):
+        with pytest.raises(ConfigError, match=remedy):
+            groups_of(replace(args, groups="verified"), config)
+
+
+def test_no_draft_makes_a_step_of_more_rows_than_were_measured() -> None:
+    costs = StepCosts(MeasuredCosts((1, 2), (1.0, 1.0), (0.0, 0.0)))
+    offered = [Proposal("lookup", [5, 6, 7], [0.9, 0.9, 0.9]), None, Proposal("lookup", [5, 6], [0.95, 0.5])]
+    # Beside 20 slots of a prompt, which emits, too.
+    for max_rows, chosen in ((None, [3, 0, 2]), (9, [3, 0, 2]), (6, [2, 0, 1]), (4, [0, 0, 1]), (2, [0, 0, 0])):
+        policy = DraftPolicy(costs, 0, max_rows=max_rows)
+        assert policy.choose(22, 3, offered, [0.0] * 3) == chosen, max_rows

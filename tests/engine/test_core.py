@@ -43,14 +43,14 @@ def test_a_request_from_its_first_step_to_its_last() -> None:
     assert (output.token_ids, output.finish_reason, output.scheduled_time) == ([1, 2], None, 1.0)
     assert stats(first) == StepStats(
         num_running=1, num_waiting=0, num_preemptions=0, used_slots=8, total_slots=1024, prompt_slots=5,
-        decoded_sequences=1, group_sizes=[2], seconds=1.0,
+        decoded_sequences=1, group_sizes=[2], seconds=1.0, generated_slots=1,
     )  # fmt: skip
     second = core.step()
     [output] = second.outputs
     assert (output.token_ids, output.finish_reason, output.stop_token_id) == ([3, 4, EOS], "stop", EOS)
     assert stats(second) == StepStats(
         num_running=0, num_waiting=0, num_preemptions=0, used_slots=0, total_slots=1024, prompt_slots=0,
-        decoded_sequences=1, group_sizes=[3], seconds=1.0,
+        decoded_sequences=1, group_sizes=[3], seconds=1.0, generated_slots=1,
     )  # fmt: skip
     assert not core.has_work
 

@@ -316,5 +316,8 @@ def test_a_plain_base_and_bounds_that_cross_are_refused() -> None:
     plain = fake_info(fake_config(max_group=1), default_confidence=1.0, model="smol")
     with pytest.raises(ConfigError, match="confidence is auto, but smol is a plain base model"):
         AutoConfidence(target_seconds=1).dial(plain)
+    verified = fake_info(fake_config(groups="verified"), model="smol")
+    with pytest.raises(ConfigError, match=r"the groups of smol are verified: .* --groups composed"):
+        AutoConfidence(target_seconds=1).dial(verified)
     with pytest.raises(ConfigError, match=r"min_confidence is 0.8: it must be below 0.8"):
         AutoConfidence(target_seconds=1, min_confidence=0.8).dial(fake_info(fake_config()))

@@ -69,7 +69,7 @@ def test_progress_goes_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
     out, err = capsys.readouterr()
     assert out == ""
     assert "1/1" in err
-    assert "3.00 tokens per KV" in err
+    assert "3.00 tokens per step" in err
 
 
 def test_nothing_runs_when_one_prompt_is_bad() -> None:

@@ -70,7 +70,7 @@ def test_a_request_for_the_prompt_alone_ends_with_it() -> None:
     assert (group.request_id, group.token_ids, group.prompt_logprobs) == ("b", [1, 2], None)
     assert step.stats == StepStats(
         num_running=1, num_waiting=0, num_preemptions=0, used_slots=4, total_slots=1024, prompt_slots=6,
-        decoded_sequences=1, group_sizes=[2], seconds=0.0,
+        decoded_sequences=1, group_sizes=[2], seconds=0.0, generated_slots=1,
     )  # fmt: skip
     core.check_integrity()
     assert runner.batches == [[("a", 8, False)], [("a", 4, False), ("b", 2, True)]]

@@ -12,6 +12,7 @@ import socket
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,12 @@ import torch
 
 from engines_of_servers import children, until
 from fakes import ScriptedRunner
+from hamburger.engine import build
 from hamburger.engine.core.batch import BatchResult, ScheduledBatch
 from hamburger.engine.device.load import resolve, shard_steps_of
 from hamburger.engine.device.memory import step_bytes
+from hamburger.engine.device.step_costs import measure_costs
+from hamburger.engine.drafting.costs import MeasuredCosts
 from hamburger.engine.llm import LLM
 from hamburger.engine.ranks import build as build_rank
 from hamburger.engine.ranks.build import RankBuild
@@ -56,7 +60,7 @@ def made(folder: Path, **trunk: Any) -> Path:
     return folder
 
 
-def llm(folder: Path, size: int) -> LLM:
+def llm(folder: Path, size: int, **options: Any) -> LLM:
     threads = torch.get_num_threads()
     try:
         return LLM(
@@ -65,8 +69,8 @@ def llm(folder: Path, size: int) -> LLM:
             dtype="float32",
             kv_cache_memory=2**20,
             max_num_seqs=4,
-            confidence=0.3,
             tensor_parallel_size=size,
+            **{"confidence": 0.3, **options},
         )
     finally:
         torch.set_num_threads(threads)  # which the ranks have shared out
@@ -94,6 +98,28 @@ def test_an_llm_on_two_ranks(folder: Path) -> None:
         with pytest.raises(EngineDead, match=f"rank 1, its process {process}, was ended by SIGKILL"):
             two.generate(prompts, params, progress=False)
     assert time.monotonic() - began < 20
+
+
+def test_ranks_measure_their_steps_and_check_drafts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    measured = []
+
+    def measure(*args: Any) -> MeasuredCosts:
+        measured.append(measure_costs(*args))
+        return MeasuredCosts((1, 2), (1.0, 1.0), (0.0, 0.0))  # or drafts may not pay here
+
+    monkeypatch.setattr(build, "measure_costs", measure)
+    params = [SamplingParams(max_tokens=24, temperature=t, seed=5, ignore_eos=True, logprobs=1) for t in (0, 1, 0)]
+    prompts = ["Once upon a time", "The sky is", "x"]
+    expected = llm(folder, 1, groups="verified", confidence=1.0).generate(prompts, params, progress=False)
+    two = llm(folder, 2, groups="verified", confidence=None)
+    assert (two.info.groups, two.info.max_group, two.info.default_confidence) == ("verified", 8, 0.0)
+    foreseen = [replace(p, prediction_ids=tuple(e.token_ids)) for p, e in zip(params, expected, strict=True)]
+    answers = two.generate(prompts, foreseen, progress=False)
+    assert [answer.token_ids for answer in answers] == [answer.token_ids for answer in expected]
+    assert any(len(group) > 1 for answer in answers for group in answer.groups)
+    of_one, of_two = measured
+    assert of_two.rows == of_one.rows == (1, 2, 3, 4, 6, 8, 12, 16, 32)
+    assert min(of_two.steps) > 0
 
 
 class _Lift(logging.Handler):
@@ -271,7 +297,7 @@ class _Two:
 
     def step_bytes(self, meter: _ScriptedMeter) -> int:
         free_bytes = 1000 * slot_bytes(self.steps.trunk_config, torch.float32)
-        return step_bytes(self.steps, self.args, 64, free_bytes, meter, captures=False)
+        return step_bytes(self.steps, self.args, "composed", 64, free_bytes, meter, captures=False)
 
     def told(self) -> int:
         self._thread.join(60)

@@ -16,6 +16,7 @@ from hamburger.engine.types.config import EngineArgs
 from hamburger.engine.types.events import EngineReady, StepReport, StepStarted, Stop
 from hamburger.engine.types.messages import (
     AbortRequest,
+    CheckedDrafts,
     GroupOutput,
     RequestFailed,
     StepOutputs,
@@ -27,6 +28,13 @@ from hamburger.engine.types.sampling_params import SamplingParams
 
 ids = st.integers(0, 2**31)
 logprobs = st.builds(TokenLogprobs, st.floats(-1e9, 0), st.lists(st.tuples(ids, st.floats(-1e9, 0)), max_size=3))
+drafts = st.builds(
+    CheckedDrafts,
+    st.sampled_from(["micro", "lookup", "prediction"]),
+    st.lists(ids, min_size=1, max_size=7),
+    st.lists(st.floats(0, 1), min_size=1, max_size=7),
+    st.integers(0, 7),
+)
 groups = st.builds(
     GroupOutput,
     request_id=st.text(),
@@ -37,6 +45,7 @@ groups = st.builds(
     stop_token_id=st.none() | ids,
     scheduled_time=st.floats(0, 1e9),
     prompt_logprobs=st.none() | st.lists(st.none() | logprobs, max_size=2),
+    drafts=st.none() | drafts,
 )
 requests = st.builds(
     SubmitRequest,
@@ -52,10 +61,18 @@ requests = st.builds(
         stop=st.lists(st.text(min_size=1), max_size=2).map(tuple),
         stop_token_ids=st.lists(ids, max_size=3).map(tuple),
         confidence=st.floats(0, 1),
+        prediction_ids=st.lists(ids, max_size=5).map(tuple),
     ),
     arrival_time=st.floats(0, 1e9),
 )
-stats = st.builds(StepStats, *[st.integers(0, 2**40)] * 7, st.lists(st.integers(1, 16), max_size=3), st.floats(0, 1e6))
+stats = st.builds(
+    StepStats,
+    *[st.integers(0, 2**40)] * 7,
+    st.lists(st.integers(1, 16), max_size=3),
+    st.floats(0, 1e6),
+    generated_slots=st.integers(0, 2**40),
+    drafts=st.lists(drafts, max_size=2),
+)
 reports = st.builds(
     StepReport,
     st.builds(

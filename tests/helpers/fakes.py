@@ -25,6 +25,8 @@ from hamburger.engine.core.core import EngineCore
 from hamburger.engine.core.overlap import OverlappedCore
 from hamburger.engine.core.sequence import Sequence
 from hamburger.engine.dial.confidence_dial import AutoConfidence
+from hamburger.engine.drafting.costs import MeasuredCosts, StepCosts
+from hamburger.engine.drafting.policy import DraftPolicy
 from hamburger.engine.text.grammar import Grammars
 from hamburger.engine.thread_host import ThreadHost
 from hamburger.engine.types.config import EngineConfig
@@ -297,6 +299,7 @@ def fake_info(config: EngineConfig, **changes: Any) -> EngineInfo:
         "max_num_batched_slots": config.max_num_batched_slots,
         "device": "cpu",
         "dtype": "float32",
+        "groups": config.groups,
     }
     return EngineInfo(**(fields | changes))
 
@@ -311,7 +314,11 @@ def fake_core(
     runner.block_size, runner.max_batched_slots = config.block_size, config.max_num_batched_slots
     runner.shares = config.prefix_cache
     core = OverlappedCore if overlap else EngineCore
-    return core(config, runner, clock, Grammars(ByteTokenizer, VOCAB_SIZE, config.eos_token_ids))
+    grammars = Grammars(ByteTokenizer, VOCAB_SIZE, config.eos_token_ids)
+    if config.groups == "composed":
+        return core(config, runner, clock, grammars)
+    free = MeasuredCosts(rows=(1, 2), steps=(1.0, 1.0), micro_steps=(0.0, 0.0))  # whatever is drafted is checked
+    return EngineCore(config, runner, clock, grammars, DraftPolicy(StepCosts(free), config.max_group - 1))
 
 
 @asynccontextmanager

@@ -12,8 +12,9 @@ import torch
 from hamburger.engine.core.core import EngineCore
 from hamburger.engine.core.overlap import OverlappedCore
 from hamburger.engine.device.runner import Runner
+from hamburger.engine.drafting.policy import DraftPolicy
 from hamburger.engine.text.grammar import Grammars, choice_grammar, json_grammar, regex_grammar
-from hamburger.engine.types.config import EngineConfig
+from hamburger.engine.types.config import VERIFIED_GROUP, EngineConfig
 from hamburger.engine.types.messages import GroupOutput, SubmitRequest
 from hamburger.model.config import ModelConfig
 from hamburger.model.graphs.capture import Capture
@@ -42,7 +43,11 @@ def graphs_core(
     *,
     max_rows: int = ROWS,
     overlap: bool = False,
+    captured_rows: int | None = None,
+    policy: DraftPolicy | None = None,
 ) -> EngineCore:
+    """captured_rows: of the largest batches that are, if others than max_rows. policy: of verified groups' drafts."""
+    verifies = policy is not None
     config = EngineConfig(
         max_model_len=CONTEXT,
         max_num_seqs=max_rows,
@@ -50,14 +55,25 @@ def graphs_core(
         block_size=BLOCK,
         num_blocks=num_blocks,
         eos_token_ids=(1,),
-        max_group=model.config.max_group,
+        max_group=VERIFIED_GROUP if verifies else model.config.max_group,
+        groups="verified" if verifies else "composed",
     )
     cache = PagedKVCache(model.config.trunk, num_blocks, BLOCK, torch.float32, model.device)
     for data in cache.data:  # what nobody has written must not matter
         data[:num_blocks].fill_(1e4)
-    graphs = DecodeGraphs(model, cache, capture, max_rows=max_rows, max_columns=CONTEXT // BLOCK)
+    graphs = DecodeGraphs(
+        model,
+        cache,
+        capture,
+        max_rows=captured_rows or max_rows,
+        max_columns=CONTEXT // BLOCK,
+        is_verified=verifies,
+    )
     graphs.prepare()
-    return (OverlappedCore if overlap else EngineCore)(config, Runner(graphs, cache), lambda: 0.0, ascii_grammars())
+    runner = Runner(graphs, cache, groups=config.groups)
+    if verifies:
+        return EngineCore(config, runner, lambda: 0.0, ascii_grammars(), policy)
+    return (OverlappedCore if overlap else EngineCore)(config, runner, lambda: 0.0, ascii_grammars())
 
 
 class Ascii:

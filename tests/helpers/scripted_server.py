@@ -138,3 +138,20 @@ def plain_stream(texts: Sequence[str]) -> list[bytes]:
     deltas.append(({}, "stop"))
     events = [sse({"choices": [{"index": 0, "delta": d, "finish_reason": reason}]}) for d, reason in deltas]
     return [*events, b"data: [DONE]\n\n"]
+
+
+def drafting_stream() -> list[bytes]:
+    """A HAMburger server's stream with verified groups: 1 + 3 + 2 tokens, of 5 drafts 3 accepted."""
+    groups = [("one", [1], None, 0), (" two three", [2, 3, 4], [2, 3, 9], 2), (" four", [5, 6], [5, 8], 1)]
+    chunks = []
+    for index, (text, token_ids, drafted, accepted) in enumerate(groups):
+        group: dict[str, Any] = {"index": index, "token_ids": token_ids, "stop_probs": [0.5] * len(token_ids)}
+        if drafted is not None:
+            chances = [0.5] * len(drafted)
+            group |= {"drafted": drafted, "accepted": accepted, "chances": chances, "drafter": "lookup"}
+        finish = "stop" if index == 2 else None
+        chunks.append(
+            sse({"choices": [{"index": 0, "delta": {"content": text}, "group": group, "finish_reason": finish}]})
+        )
+    usage = {"prompt_tokens": 5, "completion_tokens": 6, "total_tokens": 11, "kv_slots": 6, "macro_steps": 3}
+    return [*chunks, sse({"choices": [], "usage": usage}), b"data: [DONE]\n\n"]

@@ -2,57 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
-
 import pytest
 import torch
-from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from captures import CountingCapture
 from graph_cores import BLOCK, CONTEXT, MODELS, ROWS, assert_same, graphs_core, requests
 from hamburger.engine.device.runner import Runner
 from hamburger.engine.types.messages import SubmitRequest
-from hamburger.model.graphs.capture import EagerCapture, Work
+from hamburger.model.graphs.capture import EagerCapture
 from hamburger.model.graphs.decode_graphs import DecodeGraphs, buckets
 from hamburger.model.kv_cache import PagedKVCache
 from playing import play
 from slow_cases import slow_but
 from small_models import CPU, core_of, params, random_model
-
-
-class CountingCapture(EagerCapture):
-    """Counts what is captured and replayed, and lets nothing in it wait for the device."""
-
-    def __init__(self) -> None:
-        self.captured = self.replayed = 0
-
-    def __call__(self, work: Work) -> Work:
-        self.captured += 1
-
-        def replay() -> None:
-            self.replayed += 1
-            with NoWaiting():  # type: ignore[no-untyped-call]
-                work()
-
-        return replay
-
-
-class NoWaiting(TorchDispatchMode):
-    """Fails on operations whose result's shape, or whose course, depends on the device's numbers."""
-
-    FORBIDDEN = ("nonzero", "_local_scalar_dense", "item", "masked_select", "unique", "is_nonzero", "equal")
-
-    def __torch_dispatch__(
-        self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        name = func.__name__.split(".")[0]
-        assert name not in self.FORBIDDEN, f"{name} waits for the device"
-        if name in ("index", "index_put", "index_put_"):
-            assert all(index is None or index.dtype != torch.bool for index in args[1]), "a mask picks rows out"
-        if name == "repeat_interleave":
-            assert not isinstance(args[-1], Tensor), "the shape depends on numbers"
-        return func(*args, **(kwargs or {}))
 
 
 @pytest.mark.parametrize("name", slow_but(["positions", "plain_base"], MODELS))

@@ -8,6 +8,7 @@ from importlib.util import find_spec
 import pytest
 import torch
 
+from drafted import assert_same_text, checked, drafted, eager_drafts, never_drafted
 from graph_cores import BLOCK, CONTEXT, MODELS, ROWS, ascii_grammars, assert_same, graphs_core, guided, requests
 from hamburger.engine.core.core import EngineCore
 from hamburger.engine.device.memory import step_bytes
@@ -41,15 +42,32 @@ def test_graphs_give_the_texts_of_the_same_gpu_without_them(name: str) -> None:
     assert_same(with_graphs, play(plain, asked, at_once=1, every=3).outputs)
 
 
-def test_a_step_never_waits_for_the_device() -> None:
+@pytest.mark.parametrize("name", MODELS)
+def test_drafts_as_rows_of_graphs_leave_the_text(name: str) -> None:
+    model = random_model(MODELS[name], seed=2, device=GPU)
+    asked = requests(len(name) + 30)
+    if find_spec("llguidance") is not None:
+        asked = guided(asked, every=4)
+    alone = graphs_core(model, CudaCapture(GPU), 400, captured_rows=2 * ROWS, policy=eager_drafts(model))
+    wanted = play(alone, never_drafted(asked), at_once=1, every=3).outputs
+    core = graphs_core(model, CudaCapture(GPU), 400, captured_rows=2 * ROWS, policy=eager_drafts(model))
+    found = play(core, drafted(asked, wanted), at_once=1, every=3).outputs
+    assert_same_text(found, wanted)
+    seen = checked(found)
+    assert min(seen["accepted"], seen["rejected"]) > 20
+
+
+@pytest.mark.parametrize("is_verified", [False, True])
+def test_a_step_never_waits_for_the_device(is_verified: bool) -> None:
     model = random_model(MODELS["positions"], seed=2, device=GPU)
     cache = PagedKVCache(model.config.trunk, 400, BLOCK, torch.float32, GPU)
     columns = CONTEXT // BLOCK
-    graphs = DecodeGraphs(model, cache, CudaCapture(GPU), max_rows=ROWS, max_columns=columns)
+    graphs = DecodeGraphs(model, cache, CudaCapture(GPU), max_rows=ROWS, max_columns=columns, is_verified=is_verified)
     graphs.prepare()
     largest = Largest(
-        max_slots=32, max_rows=5, max_model_len=CONTEXT, context_slots=40, max_logprobs=3, block_size=BLOCK
-    )
+        max_slots=32, max_rows=5, max_model_len=CONTEXT, context_slots=40, max_logprobs=3, block_size=BLOCK,
+        is_verified=is_verified,
+    )  # fmt: skip
     special = largest_decode(model, largest)
     for batch in (replace(special, sampling=empty_sampling(5, GPU)), special):
         graphs.step(batch, cache)
@@ -65,6 +83,6 @@ def test_what_steps_take_is_measured() -> None:
     model = random_model(MODELS["positions"], device=GPU)
     free, _ = torch.cuda.mem_get_info(GPU)
     args = EngineArgs(max_num_seqs=ROWS, max_num_batched_slots=64, block_size=BLOCK)
-    eager = step_bytes(model, args, CONTEXT, free, CudaMeter(GPU), captures=False)
-    with_graphs = step_bytes(model, args, CONTEXT, free, CudaMeter(GPU), captures=True)
+    eager = step_bytes(model, args, "composed", CONTEXT, free, CudaMeter(GPU), captures=False)
+    with_graphs = step_bytes(model, args, "composed", CONTEXT, free, CudaMeter(GPU), captures=True)
     assert 0 < eager < with_graphs < free

@@ -2,39 +2,18 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import replace
-from functools import partial
 
 import pytest
 
+from captures import Watched
 from graph_cores import CONTEXT, MODELS, ROWS, ascii_grammars, assert_same, graphs_core, guided, requests
 from hamburger.engine.core.core import EngineCore
 from hamburger.engine.text.grammar import regex_grammar
 from hamburger.engine.types.messages import SubmitRequest
-from hamburger.model.graphs.capture import EagerCapture, Work
-from hamburger.model.graphs.pieces import Pieces
 from playing import play
 from slow_cases import slow_but
 from small_models import core_of, params, random_model
-
-
-class Watched(EagerCapture):
-    """Counts the pieces that are replayed, by their names."""
-
-    def __init__(self) -> None:
-        self.replayed: Counter[str] = Counter()
-
-    def __call__(self, work: Work) -> Work:
-        assert isinstance(work, partial)
-        name = work.func.__name__
-        assert name in (Pieces.compute.__name__, Pieces.choose.__name__)
-
-        def replay() -> None:
-            self.replayed[name] += 1
-            work()
-
-        return replay
 
 
 def ask(core: EngineCore, name: str, prompt: list[int], **how: object) -> None:

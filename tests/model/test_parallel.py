@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from drafted import assert_same_text, checked, drafted, drafting_core, never_drafted
 from hamburger.engine.core.core import EngineCore
 from hamburger.engine.transport.wire import Encoder, Progress, RankMeet, RankPool
 from hamburger.engine.types.messages import GroupOutput, SubmitRequest
@@ -26,6 +27,7 @@ from hamburger.model.execution import Execution
 from hamburger.model.parallel.collectives import Collectives
 from hamburger.model.parallel.shard import shard_tensor
 from hamburger.model.parallel.step_shape import shard_trunk
+from playing import play
 from slow_cases import slow_but
 from small_models import CPU, core_of, params, trunk_config
 from split_models import BLOCK_SIZE, CASES, SIZE, Starving, shard_of, tensors_of
@@ -50,15 +52,18 @@ class Pair:
             self._send(RankMeet(listener.getsockname()[1], 0))
             self._group.host(CPU, listener)
 
-    def core(self, case: str, starved: tuple[set[int], set[int]] = (set(), set()), **options: Any) -> EngineCore:
-        """starved: calls of the group before which memory ends, of each rank."""
+    def core(
+        self, case: str, starved: tuple[set[int], set[int]] = (set(), set()), *, drafts: bool = False, **options: Any
+    ) -> EngineCore:
+        """starved: calls of the group before which memory ends, of each rank. drafts: groups are verified."""
         self._send(Progress(" ".join(["starve", *map(str, starved[1])])))
         self._send(Progress(case))
         self._send(RankPool(options.setdefault("num_blocks", 256)))
         steps = shard_of(case, self._group)
         self.calls = Starving(steps, starved[0])
         steps.lead(self._send)
-        return core_of(steps, block_size=BLOCK_SIZE, **options)
+        core = core_of(steps, block_size=BLOCK_SIZE, **options)
+        return drafting_core(steps, core.config) if drafts else core
 
     def close(self) -> None:
         self._mine.close()
@@ -145,6 +150,25 @@ def test_the_tokens_of_one_rank(pair: Pair, case: str) -> None:
     assert_equal(ours, expected)
     sizes = {len(group.token_ids) for groups in expected.values() for group in groups}
     assert sizes == set(range(1, CASES[case].max_group + 1))  # else micro-steps were not tried
+
+
+@pytest.mark.parametrize("case", slow_but(["short list", "plain"], CASES))
+def test_drafts_leave_the_tokens_of_one_rank_without_any(pair: Pair, case: str) -> None:
+    asked = [
+        SubmitRequest(str(i), prompt_ids, replace(sampling, ignore_eos=True, max_tokens=14), 0.0)
+        for i, (prompt_ids, sampling) in enumerate(many_kinds(CASES[case].trunk.vocab_size).values())
+    ]
+    wanted = play(one_rank(case), never_drafted(asked), at_once=4).outputs
+    ours = drafted(asked, wanted)
+    found = play(pair.core(case, drafts=True), ours, at_once=4).outputs
+    assert_same_text(found, wanted)
+    seen = checked(found)
+    assert min(seen["accepted"], seen["rejected"]) > 20
+    if CASES[case].graft is not None:
+        assert seen["micro"] > 20
+    calm = pair.calls.number
+    again = play(pair.core(case, ({calm // 3}, {calm // 2}), drafts=True), ours, at_once=4).outputs
+    assert_same_text(again, wanted)  # with steps that the memory of a rank did not hold
 
 
 @pytest.mark.parametrize("case", slow_but(["positions"], ["positions", "plain"]))
@@ -255,5 +279,5 @@ def test_a_batch_has_no_field_that_the_ranks_are_not_told() -> None:
         "token_ids", "group_sizes", "max_group_size", "positions", "write_slots", "block_tables", "context_slots",
         "query_slots", "context_slots_host", "num_single", "emit", "max_group_limit", "scored", "text_lengths",
     }  # fmt: skip
-    rank_0_alone = {"confidence", "group_limits", "sampling", "max_free_limit"}  # the last of graphs
+    rank_0_alone = {"confidence", "group_limits", "sampling", "checks", "max_free_limit"}  # the last of graphs
     assert {field.name for field in fields(ForwardBatch)} == told | rank_0_alone

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 
-from hamburger.engine.device.memory import decode_graphs, step_bytes
+from hamburger.engine.device.memory import decode_graphs, decode_rows, step_bytes
 from hamburger.engine.types.config import EngineArgs
 from hamburger.model.batch import ForwardBatch
 from hamburger.model.config import ConfigError, ModelConfig
@@ -50,21 +51,29 @@ class ScriptedMeter:
         return self.useds.pop(0)
 
 
-def largest(**changes: int) -> Largest:
-    fields = {"max_slots": 50, "max_rows": 6, "max_model_len": 40, "context_slots": 30, "max_logprobs": 20}
+def largest(**changes: Any) -> Largest:
+    fields: dict[str, Any] = {
+        "max_slots": 50,
+        "max_rows": 6,
+        "max_model_len": 40,
+        "context_slots": 30,
+        "max_logprobs": 20,
+    }
     return Largest(**{**fields, "block_size": 4, **changes})
 
 
+@pytest.mark.parametrize("is_verified", [False, True])
 @pytest.mark.parametrize("static_shapes", [False, True])
 @pytest.mark.parametrize("name", MODELS)
-def test_the_largest_steps_run_on_the_small_cache(name: str, static_shapes: bool) -> None:
+def test_the_largest_steps_run_on_the_small_cache(name: str, static_shapes: bool, is_verified: bool) -> None:
     model = random_model(MODELS[name], static_shapes=static_shapes)
     meter = ScriptedMeter([7, 5], [])
-    assert peak_bytes(model, largest(), meter) == 7
+    assert peak_bytes(model, largest(is_verified=is_verified), meter) == 7
     assert meter.asked == ["begin", "peak"] * 2
     cache = small_cache(model, 50, 4)
     assert cache.scratch_block * 4 == 52
-    decode = model.step(largest_decode(model, largest()), cache)
+    decode = model.step(largest_decode(model, largest(is_verified=is_verified)), cache)
+    assert decode.token_ids.shape == (6, model.config.max_group)
     assert len(decode.group_sizes) == 6
     assert decode.logprobs is not None
     assert torch.isfinite(decode.logprobs.chosen).all()
@@ -106,6 +115,29 @@ def test_they_are_as_large_as_steps_can_be() -> None:
     assert largest_decode(model, largest(context_slots=10**9)).context_slots_host == [40] * 6
 
 
+def test_with_verified_groups_a_slot_has_one_token_and_every_row_may_draft() -> None:
+    model = random_model(MODELS["grafted"])
+    prefill, decode = (step(model, largest(is_verified=True)) for step in (largest_prefill, largest_decode))
+    assert (prefill.token_ids.shape, prefill.max_group_size) == ((50, 1), 1)
+    assert (decode.token_ids.shape, decode.max_group_limit) == ((6, 1), 4)
+    assert decode.checks is not None
+    assert decode.checks.tolist() == [-1] * 6
+
+
+def test_the_largest_decoding_step_has_a_draft_for_each_sequence_or_one_group() -> None:
+    def rows(**changes: int) -> tuple[int, int]:
+        args = EngineArgs(**{"max_num_seqs": 11, "max_num_batched_slots": 40, **changes})  # type: ignore[arg-type]
+        return decode_rows(args, "composed"), decode_rows(args, "verified")
+
+    assert rows() == (11, 22)
+    assert rows(max_num_seqs=1) == (1, 8)
+    assert rows(max_num_seqs=30) == (30, 40)
+    model, args = model_and_args()
+    # Buckets of 1, 2, 4, 8 and 16 beside 22.
+    meter = ScriptedMeter([7, 5], [100, 170, 172])
+    assert step_bytes(model, args, "verified", 40, 10**6, meter, captures=True) == 7 + 70 + 2 * 5
+
+
 def model_and_args(**changes: int | bool) -> tuple[EagerSteps, EngineArgs]:
     fields = {"max_num_seqs": 11, "max_num_batched_slots": 40, "block_size": 4}
     return random_model(MODELS["grafted"], static_shapes=True), EngineArgs(**{**fields, **changes})  # type: ignore[arg-type]
@@ -115,8 +147,10 @@ def test_graphs_count_as_the_largest_and_for_each_other_bucket_the_second() -> N
     model, args = model_and_args()
     cache = small_cache(model, 50, 4)
     meter = ScriptedMeter([], [100, 170, 172])
-    assert graph_bytes(lambda: decode_graphs(model, cache, args, 40), 11, meter) == 70 + 2 * 4  # 1, 2, 4, 8 beside 11
-    assert graph_bytes(lambda: decode_graphs(model, cache, args, 40), 1, ScriptedMeter([], [5, 9])) == 4
+    assert (
+        graph_bytes(lambda: decode_graphs(model, cache, args, "composed", 40), 11, meter) == 70 + 2 * 4
+    )  # 1, 2, 4, 8 beside 11
+    assert graph_bytes(lambda: decode_graphs(model, cache, args, "composed", 40), 1, ScriptedMeter([], [5, 9])) == 4
 
 
 class FailingMeter(ScriptedMeter):
@@ -131,8 +165,10 @@ class FailingMeter(ScriptedMeter):
 def test_steps_and_graphs_are_kept_free_of_the_pool() -> None:
     model, args = model_and_args()
     free = 100 * slot_bytes(model.config.trunk, torch.float32)
-    assert step_bytes(model, args, 40, free, ScriptedMeter([7, 5], [100, 170, 172]), captures=True) == 7 + 78
-    assert step_bytes(model, args, 40, free, ScriptedMeter([7, 5], []), captures=False) == 7
+    assert (
+        step_bytes(model, args, "composed", 40, free, ScriptedMeter([7, 5], [100, 170, 172]), captures=True) == 7 + 78
+    )
+    assert step_bytes(model, args, "composed", 40, free, ScriptedMeter([7, 5], []), captures=False) == 7
 
 
 @pytest.mark.parametrize(
@@ -141,10 +177,12 @@ def test_steps_and_graphs_are_kept_free_of_the_pool() -> None:
 def test_steps_that_do_not_fit_beside_the_weights_are_an_error_that_says_so(error: Exception) -> None:
     model, args = model_and_args()
     with pytest.raises(ConfigError, match=r"slots is 40 and max_num_seqs 11.*lower them.*of memory\.\)"):
-        step_bytes(model, args, 40, 10**6, FailingMeter(error), captures=True)
+        step_bytes(model, args, "composed", 40, 10**6, FailingMeter(error), captures=True)
 
 
 def test_other_errors_of_a_first_step_stay_what_they_are() -> None:
     model, args = model_and_args()
     with pytest.raises(RuntimeError, match="illegal memory access"):
-        step_bytes(model, args, 40, 10**6, FailingMeter(RuntimeError("an illegal memory access")), captures=True)
+        step_bytes(
+            model, args, "composed", 40, 10**6, FailingMeter(RuntimeError("an illegal memory access")), captures=True
+        )

@@ -10,7 +10,9 @@ import torch
 
 pytest.importorskip("triton", reason="the package triton is not installed")
 
+from drafted import assert_same_text, checked, drafted, drafting_core, eager_drafts, never_drafted
 from graph_cores import CONTEXT, MODELS, assert_same, graphs_core, requests
+from hamburger.engine.types.messages import SubmitRequest
 from hamburger.model.assemble import assemble
 from hamburger.model.batch import ForwardBatch, Reads, empty_sampling
 from hamburger.model.config import DynamicRopeScaling, ModelConfig
@@ -80,6 +82,28 @@ def test_answers_are_those_of_the_plain_model(shape: str, kernel_device: torch.d
     assert_same_groups(found, wanted)
 
 
+@pytest.mark.parametrize("shape", slow_but(["fused"], SHAPES))
+def test_drafts_as_rows_give_the_plain_model_s_text(shape: str, kernel_device: torch.device) -> None:
+    """Rows of one sequence see each other's keys in one step, beside chunks and other sequences."""
+    config = config_of(shape)
+    asked = [
+        SubmitRequest(
+            str(i), [(7 * n + j) % 90 + 2 for j in range(n)],
+            params(temperature=t, seed=i, max_tokens=m, logprobs=2, ignore_eos=True), 0.0,
+        )
+        for i, (n, t, m) in enumerate(((1, 0.0, 14), (5, 0.0, 12), (11, 0.8, 9)))
+    ]  # fmt: skip
+    small = {"max_num_seqs": 3, "max_num_batched_slots": 12, "max_model_len": 32}
+    plain = core_of(model_of(config, "torch", CPU), **small)  # type: ignore[arg-type]
+    wanted = play(plain, never_drafted(asked), at_once=1).outputs
+    fused = model_of(config, "triton", kernel_device)
+    found = play(drafting_core(fused, plain.config), drafted(asked, wanted), at_once=1, every=2).outputs
+    assert_same_text(found, wanted)
+    seen = checked(found)
+    assert min(seen["accepted"], seen["rejected"]) > 3
+    assert max(len(output.token_ids) for outputs in found.values() for output in outputs) > 2
+
+
 def decoding(contexts: list[int], write: list[int], emit: list[int], device: torch.device) -> ForwardBatch:
     """One slot for each of the sequences, which have two blocks of 4 each; nothing about them is known to the host."""
     n = len(contexts)
@@ -130,6 +154,23 @@ def test_rows_of_padding_change_nothing(kernel_device: torch.device) -> None:
         torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5)
     finite, _ = model.backend.trunk(padded, cache, Reads(torch.arange(4, device=kernel_device), 0))
     assert finite.isfinite().all()
+
+
+@pytest.mark.slow
+def test_pieces_of_a_step_with_drafts_on_the_kernels_give_the_plain_texts() -> None:
+    config = MODELS["short_list"]
+    asked = [replace(r, params=replace(r.params, max_tokens=6, min_tokens=0)) for r in requests(3, number=3)]
+    plain = model_of(config, "torch", CPU, seed=2)
+    core = core_of(plain, max_num_seqs=3, max_model_len=CONTEXT, num_blocks=80)
+    wanted = play(core, never_drafted(asked), at_once=1).outputs
+    execution = Execution(packed=False, static_shapes=True, attention="triton")
+    model = assemble(
+        config, random_tensors(config, 2), dtype=torch.float32, device=CPU, max_positions=CONTEXT, execution=execution
+    )
+    graphs = graphs_core(model, EagerCapture(), 80, max_rows=3, captured_rows=10, policy=eager_drafts(model))
+    found = play(graphs, drafted(asked, wanted), at_once=1).outputs
+    assert_same_text(found, wanted)
+    assert checked(found)["accepted"]
 
 
 @pytest.mark.slow

@@ -31,6 +31,8 @@ async def test_the_whole_answer() -> None:
         "total_tokens": len("user: hello\nassistant: ") + 9,
         "kv_slots": 5,
         "tokens_per_kv": 1.8,
+        "macro_steps": 5,
+        "tokens_per_step": 1.8,
         "prompt_tokens_details": {"cached_tokens": 0},
     }
 

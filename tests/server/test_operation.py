@@ -133,6 +133,7 @@ async def test_metrics_count_groups_slots_and_requests() -> None:
         assert server.metric("request_confidence_bucket", le="0.8") == 1
         assert server.metric("request_confidence_bucket", le="0.7") == 0
         assert server.metric("tokens_per_kv_ratio") == pytest.approx(7 / 3)
+        assert server.metric("tokens_per_macro_step") == pytest.approx(7 / 3)
         assert server.metric("kv_cache_usage_perc") == 0
         assert server.metric("cache_config_info", block_size=str(server.engine.info.block_size)) == 1
 
@@ -140,15 +141,16 @@ async def test_metrics_count_groups_slots_and_requests() -> None:
 def test_recent_groups_forget() -> None:
     now = [100.0]
     recent = RecentGroups(lambda: now[0])
-    recent.add(12, 4)
+    recent.add(12, 4, 2)
     now[0] += 1
     assert recent.tokens_per_kv() == 3
+    assert recent.tokens_per_macro_step() == 6
     assert recent.tokens_per_second() > 0
     now[0] += 30
     assert recent.tokens_per_second() == 0
     assert recent.tokens_per_kv() == 3
     now[0] += 60
-    assert recent.tokens_per_kv() == 0
+    assert recent.tokens_per_kv() == recent.tokens_per_macro_step() == 0
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -45,6 +45,7 @@ def test_every_setting_is_an_option_and_reaches_the_engine() -> None:
         "enforce_eager": "true",
         "tensor_parallel_size": "2",
         "overlap_steps": "off",
+        "groups": "verified",
     }  # fmt: skip
     assert given.keys() == ServeSettings.model_fields.keys()
     options = [part for name, value in given.items() for part in (f"--{name.replace('_', '-')}", value)]
@@ -58,6 +59,7 @@ def test_every_setting_is_an_option_and_reaches_the_engine() -> None:
     assert (args.max_queue, args.max_queue_seconds, args.prefix_cache) == (7, 1.5, False)
     assert (args.quantization, args.attention_backend, args.enforce_eager) == ("none", "torch", True)
     assert (args.quantization, args.tensor_parallel_size) == ("none", 2)
+    assert args.groups == "verified"
     assert args.overlap_steps == "off"
     assert "k" not in repr(settings).replace("kv_cache_memory", "").replace("block_size", "").split("api_key")[-1][:5]
 

@@ -1,0 +1,50 @@
+"""What is measured of steps when an engine with verified groups starts."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+
+from hamburger.engine.device.step_costs import measure_costs
+from hamburger.model.batch import ForwardBatch, StepOutput
+from hamburger.model.config import ModelConfig
+from hamburger.model.kv_cache import PagedKVCache
+from small_models import CPU, graft_config, random_model, trunk_config
+
+
+class SlowFirst:
+    """The first step of each kind takes long, as where kernels are compiled."""
+
+    def __init__(self) -> None:
+        self.config, self.device = ModelConfig(trunk=trunk_config(), graft=graft_config()), CPU
+        self.seen: set[tuple[int, int, int]] = set()
+
+    def step(self, batch: ForwardBatch, cache: PagedKVCache) -> StepOutput:
+        assert batch.checks is not None
+        kind = len(batch.emit), batch.max_group_limit, int((batch.checks >= 0).sum())
+        if kind not in self.seen:
+            time.sleep(0.05)
+        self.seen.add(kind)
+        zeros = torch.zeros(len(batch.emit), 1)
+        return StepOutput(zeros.long(), zeros, zeros, None)
+
+
+def test_what_happens_once_does_not_count() -> None:
+    cache = PagedKVCache(trunk_config(), 64, 4, torch.float32, CPU)
+    steps = SlowFirst()
+    found = measure_costs(steps, cache, 22, 64, None)  # type: ignore[arg-type]
+    assert found.rows == (1, 2, 3, 4, 6, 8, 12, 16)
+    assert max(found.steps) < 40
+    assert {limit for _, limit, _ in steps.seen} == {1, 4}
+    # Rows that follow each other are joined, four at most.
+    assert {(rows, joined) for rows, limit, joined in steps.seen if limit == 1 and rows == 8} == {(8, 0), (8, 6)}
+
+
+def test_real_steps_are_measured_with_drafts_and_without() -> None:
+    model = random_model(ModelConfig(trunk=trunk_config(), graft=graft_config()))
+    cache = PagedKVCache(model.config.trunk, 64, 4, torch.float32, CPU)
+    found = measure_costs(model, cache, 3, 64, None)
+    assert found.rows == (1, 2, 3)
+    assert min(found.steps) > 0
+    assert len(found.micro_steps) == 3
