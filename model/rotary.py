@@ -84,8 +84,9 @@ def _exponents(config: TrunkConfig, device: torch.device | None = None) -> Tenso
 
 def _dynamic(config: TrunkConfig, factor: float, lengths: Tensor) -> Tensor:
     """float32 [..., head_dim / 2] for texts of lengths [...] that the pretraining context does not hold."""
-    growth = factor * lengths.float() / config.max_position_embeddings - (factor - 1)
-    base = config.rope_theta * growth ** (config.head_dim / (config.head_dim - 2))
+    # In float64, as torch rounds a power otherwise by its place in the tensor: the batch must not change any bit.
+    growth = factor * lengths.double() / config.max_position_embeddings - (factor - 1)
+    base = (config.rope_theta * growth ** (config.head_dim / (config.head_dim - 2))).float()
     return 1.0 / base.unsqueeze(-1) ** _exponents(config, lengths.device)
 
 

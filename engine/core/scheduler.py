@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import OrderedDict
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from hamburger.engine.core.batch import ScheduledBatch, ScheduledSequence
 from hamburger.engine.core.block_manager import BlockManager
@@ -150,7 +150,10 @@ class Scheduler:
             drafters = item.sequence.drafters
             wants_more = item.emits and floor < 1 and (drafters is None or drafters.needs_micro)
             most = plan.max_drafts if wants_more else 0
-            found.append(replace(item, drafts=drafts, max_drafts=most, min_chance=max(plan.min_chance, floor)))
+            if drafts is not None or most:
+                least = max(plan.min_chance, floor)
+                item = ScheduledSequence(item.sequence, item.num_slots, item.emits, drafts, most, least)
+            found.append(item)
         return found
 
     def _offered(self, item: ScheduledSequence, policy: DraftPolicy) -> Proposal | None:

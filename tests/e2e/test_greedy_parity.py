@@ -1,13 +1,19 @@
-"""The embedded default's trunk in float32: text at confidence 1 is that of transformers, alone and in a crowd."""
+"""The embedded default's trunk in float32: text at confidence 1 is that of transformers, alone and in a crowd.
+
+And so is the text of verified groups, whatever is drafted. On the CPU kernels these have the bits of confidence 1.
+"""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
 from hamburger.engine import LLM, SamplingParams
+from hamburger.engine.core.core import EngineCore
+from hamburger.engine.drafting.costs import MeasuredCosts, StepCosts
 from hamburger.model.checkpoints.load import load_checkpoint
 from hamburger.model.checkpoints.sources import resolve_source
 from peer import hugging_face, is_greedy
@@ -72,3 +78,43 @@ def test_a_request_alone_and_among_31_others_gives_the_same_text(llm: LLM) -> No
     together = llm.chat(crowd, sampling, progress=False)
     for i in (0, 17, 31):
         assert llm.chat([crowd[i]], sampling, progress=False)[0].token_ids == together[i].token_ids
+
+
+@pytest.mark.slow
+def test_verified_groups_are_greedy_as_transformers_is(peer: Any) -> None:
+    llm = LLM(dtype="float32", max_model_len=256, kv_cache_memory=1 << 30, groups="verified", overlap_steps="on")
+    assert (llm.info.groups, llm.info.default_confidence) == ("verified", 0.0)
+    assert type(llm._core) is EngineCore  # which step comes next depends on what this one confirms
+    sampling = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True)
+    for questions in (QUESTIONS, *([question] for question in QUESTIONS[:5])):
+        for answer in llm.chat(conversations(questions), sampling, progress=False):
+            assert len(answer.token_ids) == NEW_TOKENS
+            assert is_greedy(peer, answer.prompt_ids, answer.token_ids)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", [None, "builtin"])
+def test_verified_groups_have_the_bits_of_confidence_1(model: str | None) -> None:
+    """On the compiled kernels, where there are any: alone and together, greedy and sampled."""
+    llm = LLM(model, max_model_len=512, kv_cache_memory=1 << 29, groups="verified")
+    several = 0
+    for temperature in (0.0, 0.7):
+        asked = [
+            SamplingParams(
+                temperature=temperature, seed=i, max_tokens=48, confidence=1.0, logprobs=2 if i % 5 == 0 else None
+            )
+            for i in range(len(QUESTIONS))
+        ]
+        plain = llm.chat(conversations(QUESTIONS), asked, progress=False)
+        policy = llm._core._policy
+        assert policy is not None
+        free = StepCosts(MeasuredCosts((1, 2), (1.0, 1.0), (0.0, 0.0)))
+        for costs in (policy.costs, free):
+            policy.costs = costs
+            told = [replace(one, confidence=0.0) for one in asked]
+            found = llm.chat(conversations(QUESTIONS), told, progress=False)
+            found += [llm.chat([conversations(QUESTIONS)[i]], told[i], progress=False)[0] for i in (0, 3, 5)]
+            for mine, other in zip(found, [*plain, plain[0], plain[3], plain[5]], strict=True):
+                assert (mine.text, mine.token_ids, mine.logprobs) == (other.text, other.token_ids, other.logprobs)
+                several += sum(len(group) > 1 for group in mine.groups)
+    assert several > (100 if model is None else 10)  # the base drafts by lookup alone

@@ -306,6 +306,14 @@ def test_drafts_wait_until_all_that_they_follow_is_computed() -> None:
     assert runner.batches == [[("a", 4, 0)], [("a", 2, 0)], [("a", 1, 3)], [("a", 1, 3)]]
 
 
+def test_what_was_drafted_for_another_place_is_forgotten() -> None:
+    trunk = Counting()
+    made = iter([Proposal("micro", [101, 102], [0.9, 0.9])])
+    runner = VerifyingRunner(trunk, lambda tokens, params, output_index: next(made, None))
+    play(verified_core(runner), [request("a")])
+    assert [drafts for [(_, _, drafts)] in runner.batches[:4]] == [0, 2, 0, 0]
+
+
 def test_without_a_policy_or_where_rows_are_dear_nothing_is_drafted() -> None:
     for policy in (policy_of([1.0, 9.0]), free_rows()):
         trunk = Counting()

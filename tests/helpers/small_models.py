@@ -130,8 +130,10 @@ def core_of(
     overlap: bool = False,
     grammars: Grammars | None = None,
     policy: DraftPolicy | None = None,
+    kv_dtype: torch.dtype | None = None,
 ) -> EngineCore:
-    """A real core and runner over a model. policy: of verified groups; None for composed ones."""
+    """A real core and runner over a model. policy: of verified groups; None for composed ones. kv_dtype: of the cache;
+    None for the states' own."""
     groups: Groups = "composed" if policy is None else "verified"
     config = EngineConfig(
         max_model_len=max_model_len,
@@ -144,7 +146,7 @@ def core_of(
         groups=groups,
         prefix_cache=prefix_cache,
     )
-    cache = PagedKVCache(model.trunk_config, num_blocks, block_size, model.state_dtype, model.device)
+    cache = PagedKVCache(model.trunk_config, num_blocks, block_size, kv_dtype or model.state_dtype, model.device)
     runner = Runner(model, cache, groups=groups)
     if overlap:
         return OverlappedCore(config, runner, lambda: 0.0, grammars)

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from exactness import Meddling
 from hamburger.model.cpu.library import Kernels, load_kernels
 from native_models import SETS
 
@@ -40,3 +41,9 @@ def kernels(request: pytest.FixtureRequest) -> Kernels:
     if loaded is None:
         pytest.skip(f"this processor has no {request.param}")
     return loaded
+
+
+@pytest.fixture
+def meddling(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Verified groups draft what Meddling says, which knows the answer by its prediction_ids."""
+    monkeypatch.setattr("hamburger.engine.core.sequence.AnswerDrafts", Meddling)
