@@ -225,16 +225,23 @@ def _greeting(settings: ServeSettings, models: list[ModelContext], url: str) -> 
 
 def _description(model: ModelContext) -> list[str]:
     info = model.engine.info
-    if info.is_plain_base:
-        kind = "plain base model: 1.0 tokens per KV, every group has one token"
+    kind = "plain base model" if info.is_plain_base else "HAMburger model"
+    if info.groups == "verified":
+        kind += f": its own text, groups of up to {info.max_group} verified tokens, {_drafts(info.default_confidence)}"
     else:
-        kind = f"HAMburger model: groups of up to {info.max_group} tokens, {_confidence(model)}"
+        kind += f": groups of up to {info.max_group} tokens, {_confidence(model)}"
     return [
         f"ready: {model.served.name} on {info.device} in {info.dtype}, context {info.max_model_len:,} tokens",
         kind,
         f"KV pool: {info.total_slots:,} slots, about {info.expected_tokens:,} tokens; "
         f"{info.max_num_seqs} answers at once",
     ]
+
+
+def _drafts(confidence: float) -> str:
+    if confidence == 1:
+        return "no drafts"
+    return f"drafts from a chance of {confidence:g}" if confidence else "drafts where they pay"
 
 
 def _confidence(model: ModelContext) -> str:

@@ -138,7 +138,7 @@ def shape_of(name: str, config: ModelConfig, dtype: str) -> Shape:
         number_bytes=number_bytes,
         max_model_len=trunk.context_tokens,
         max_group=config.max_group,
-        tokens_per_kv=graft.expected_tokens_per_kv if graft else 1.0,
+        tokens_per_kv=graft.expected_tokens_per_kv if graft and graft.groups == "composed" else 1.0,
         reads=WeightReads(trunk=plain + stop, head=head, merge=of("embedder.", "adapter."), micro=micro, plain=plain),
     )
 

@@ -72,7 +72,7 @@ def test_builtin_is_the_plain_base_and_says_so() -> None:
     with RealServer("builtin", "--max-model-len", "256", "--kv-cache-memory", "64MiB") as server:
         log = server.log()
         assert "plain base model" in log
-        assert "1.0 tokens per KV" in log
+        assert "its own text, groups of up to 8 verified tokens, drafts where they pay" in log
         model = next(iter(server.client.models.list()))
         assert model.id == "smollm2-135m-instruct"
         answer = server.client.chat.completions.create(model=model.id, messages=MESSAGES, max_tokens=8)

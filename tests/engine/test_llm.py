@@ -13,9 +13,10 @@ from typing import Any, NoReturn
 import pytest
 
 import hamburger.engine.llm as llm_module
+from drafting import DraftingRunner
 from fakes import BOS, EOS, ByteTokenizer, ScriptedRunner, fake_config, fake_core, fake_info, scripted_logprobs
 from hamburger.engine import LLM, SamplingParams
-from hamburger.engine.request import RequestUpdate
+from hamburger.engine.request import DraftCounts, RequestUpdate
 from hamburger.engine.text.grammar import json_grammar
 from hamburger.engine.types.config import ENGINE_SETTINGS, EngineArgs
 from hamburger.engine.types.errors import InvalidRequest, OutOfMemory, QueueTimeout
@@ -38,6 +39,7 @@ def test_results_come_in_the_order_of_the_prompts() -> None:
     assert first.groups == [[104], [105, 32, 106], [EOS]]
     assert (first.token_ids, first.kv_slots) == ([104, 105, 32, 106, EOS], 3)
     assert first.tokens_per_kv == pytest.approx(5 / 3)
+    assert (first.macro_steps, first.tokens_per_step, first.drafts) == (3, first.tokens_per_kv, DraftCounts())
     assert (first.finish_reason, first.stop_reason, first.logprobs) == ("stop", None, None)
     assert second.token_ids == [EOS]
     assert (third.token_ids, third.finish_reason, third.stop_reason) == ([120, 121], "stop", "y")
@@ -53,6 +55,46 @@ def test_prompts_and_params_in_all_their_forms() -> None:
     for too_few in ([SamplingParams()], []):
         with pytest.raises(ValueError, match=f"2 prompts came with {len(too_few)}"):
             llm.generate([[5], [6]], too_few)
+
+
+def verified_llm(text: str, micro: dict[int, str]) -> LLM:
+    config = fake_config(max_model_len=CONTEXT, groups="verified", max_group=8)
+    core = fake_core(DraftingRunner(text, micro), config)
+    return LLM.from_core(core, fake_info(config, default_confidence=0.0), ByteTokenizer())
+
+
+def test_verified_groups_are_macro_steps_whose_tokens_have_slots_of_their_own() -> None:
+    llm = verified_llm("abcdef", {1: "bcX"})
+    whole, cut = llm.generate(
+        [[5], [5]], [SamplingParams(max_tokens=6), SamplingParams(max_tokens=6, stop=("b",))], progress=False
+    )
+    assert (whole.text, whole.groups) == ("abcdef", [[97], [98, 99, 100], [101], [102]])
+    assert (whole.kv_slots, whole.macro_steps, whole.tokens_per_kv, whole.tokens_per_step) == (6, 4, 1.0, 1.5)
+    assert whole.drafts == DraftCounts(drafted=3, accepted=2)
+    assert (cut.text, cut.groups, cut.kv_slots, cut.macro_steps) == ("a", [[97], [98]], 2, 2)
+    assert cut.drafts == DraftCounts(drafted=3, accepted=1)
+
+
+def test_a_prediction_is_drafted_from_and_counted_by_itself() -> None:
+    llm, prediction = verified_llm("abcdefgh", {}), tuple(b"abcdefgh")
+    [result] = llm.generate("x", SamplingParams(max_tokens=8, prediction_ids=prediction), progress=False)
+    assert (result.text, result.macro_steps) == ("abcdefgh", 2)
+    assert result.drafts == DraftCounts(6, 6, drafted_of_prediction=6, accepted_of_prediction=6)
+
+
+@pytest.mark.parametrize(
+    ("ids", "says"),
+    [((1,) * (CONTEXT + 1), "The prediction has"), ((999,), "prediction_ids holds the token id 999"), ((-1,), "-1")],
+)
+def test_a_wrong_prediction_is_named(ids: tuple[int, ...], says: str) -> None:
+    with pytest.raises(InvalidRequest, match=says) as caught:
+        verified_llm("a", {}).generate("x", SamplingParams(prediction_ids=ids), progress=False)
+    assert caught.value.param == "prediction_ids"
+
+
+def test_composed_groups_take_no_prediction() -> None:
+    with pytest.raises(InvalidRequest, match="--groups verified"):
+        make_llm(ScriptedRunner()).generate("x", SamplingParams(prediction_ids=(1,)), progress=False)
 
 
 def test_chat_applies_the_template() -> None:

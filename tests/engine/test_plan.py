@@ -243,3 +243,10 @@ def test_the_table_says_what_to_set(capsys: pytest.CaptureFixture[str]) -> None:
     assert "a bound, no measurement" in text.lower()
     assert main(["plan", *options, "--max-num-seqs", "8"]) == 0
     assert "max_num_seqs is the limit here, 8 answers at once" in capsys.readouterr().out
+
+
+def test_verified_groups_take_a_slot_a_token() -> None:
+    composed = replace(graft_config(), expected_tokens_per_kv=2.5)
+    for graft, expected in ((composed, 2.5), (replace(composed, groups="verified"), 1.0)):
+        config = ModelConfig(trunk=trunk_config(), graft=graft)
+        assert shape_of("small", config, "float32").tokens_per_kv == expected
