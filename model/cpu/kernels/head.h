@@ -40,10 +40,11 @@ inline void head_errors(const Head& head, float* errors) {
 // By how much a coarse logit of this row may be off, for each unit of an output's error.
 inline float slack(const Inputs& x, int64_t row) {
   float squares = 0;
-  for (int64_t g = row * x.groups(); g < (row + 1) * x.groups(); g++) {
+  for (int64_t g = 0; g < x.groups(); g++) {
+    const int64_t at = x.place(row, g);
     int32_t whole = 0;
-    for (int64_t k = 0; k < kGroup; k++) whole += x.values[g * kGroup + k] * x.values[g * kGroup + k];
-    squares += x.scales[g] * x.scales[g] * static_cast<float>(whole);
+    for (int64_t k = 0; k < kGroup; k++) whole += x.values[at * kGroup + k] * x.values[at * kGroup + k];
+    squares += x.scales[at] * x.scales[at] * static_cast<float>(whole);
   }
   return kDeviations * std::sqrt(squares / static_cast<float>(x.width));
 }

@@ -130,7 +130,7 @@ inline void multiply_rows(const Weight& w, const Inputs& x, const Composed& rows
   for (int64_t block = first; block < last; block++) {
     for (int64_t i = 0; i < rows.count;) {
       const int64_t row = rows.rows[i];
-      if (i + 4 <= rows.count && rows.rows[i + 3] == row + 3) {
+      if (i + 4 <= rows.count && rows.rows[i + 3] == row + 3 && row % kRowsAtOnce + 4 <= kRowsAtOnce) {
         multiply_block<8, 4>(w, block, x, row, out);
         i += 4;
       } else {

@@ -110,9 +110,8 @@ template <>
 struct Sums<4> {
   B sums;
 
-  Sums() : sums{_mm256_setzero_si256(), _mm256_setzero_si256()} {}
-
-  void add(B codes, const int8_t* x, int) {
+  void begin(int32_t) { sums = {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
+  void add(B codes, const int8_t* x) {
     int32_t four;
     std::memcpy(&four, x, 4);
     const __m256i values = _mm256_set1_epi32(four);
@@ -120,7 +119,7 @@ struct Sums<4> {
     sums.b = _mm256_add_epi16(sums.b, _mm256_maddubs_epi16(codes.b, values));
     keep_order(sums.a, sums.b);
   }
-  I all(int32_t) const {
+  I all() const {
     const __m256i ones = _mm256_set1_epi16(1);
     return {_mm256_madd_epi16(sums.a, ones), _mm256_madd_epi16(sums.b, ones)};
   }
@@ -131,9 +130,8 @@ template <>
 struct Sums<8> {
   I sums;
 
-  Sums() : sums{_mm256_setzero_si256(), _mm256_setzero_si256()} {}
-
-  void add(B codes, const int8_t* x, int) {
+  void begin(int32_t) { sums = {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
+  void add(B codes, const int8_t* x) {
     int32_t four;
     std::memcpy(&four, x, 4);
     const __m256i values = _mm256_set1_epi32(four);
@@ -145,7 +143,7 @@ struct Sums<8> {
     const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(whole), _mm256_sign_epi8(values, whole));
     return _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
   }
-  I all(int32_t) const { return sums; }
+  I all() const { return sums; }
 };
 
 // 8 rows of 8 words -> out[8][16] (half a row of 16), transposed.
