@@ -171,11 +171,9 @@ inline void transpose(const uint32_t* const* rows, uint32_t* out) {
     for (int row = 0; row < 16; row += 8) transpose8(rows + row, column, out + 16 * column + row);
 }
 // Words of two bfloat16 each -> their first and second values.
-inline void split_pairs(const uint32_t* p, float* first, float* second) {
-  for (int i = 0; i < 16; i += 8) {
-    const __m256i words = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + i));
-    const __m256i high = _mm256_and_si256(words, _mm256_set1_epi32(static_cast<int>(0xffff0000u)));
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(first + i), _mm256_slli_epi32(words, 16));
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(second + i), high);
-  }
+inline std::pair<F, F> split_pairs(const uint32_t* p) {
+  const __m256i a = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)), high = _mm256_set1_epi32(static_cast<int>(0xffff0000u));
+  const __m256i b = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 8));
+  return {{_mm256_castsi256_ps(_mm256_slli_epi32(a, 16)), _mm256_castsi256_ps(_mm256_slli_epi32(b, 16))},
+          {_mm256_castsi256_ps(_mm256_and_si256(a, high)), _mm256_castsi256_ps(_mm256_and_si256(b, high))}};
 }

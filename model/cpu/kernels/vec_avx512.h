@@ -101,8 +101,7 @@ inline void transpose(const uint32_t* const* rows, uint32_t* out) {
   }
 }
 // Words of two bfloat16 each -> their first and second values.
-inline void split_pairs(const uint32_t* p, float* first, float* second) {
-  const __m512i words = _mm512_loadu_si512(p);
-  _mm512_storeu_si512(first, _mm512_slli_epi32(words, 16));
-  _mm512_storeu_si512(second, _mm512_and_si512(words, _mm512_set1_epi32(static_cast<int>(0xffff0000u))));
+inline std::pair<F, F> split_pairs(const uint32_t* p) {
+  const __m512i words = _mm512_loadu_si512(p), high = _mm512_set1_epi32(static_cast<int>(0xffff0000u));
+  return {{_mm512_castsi512_ps(_mm512_slli_epi32(words, 16))}, {_mm512_castsi512_ps(_mm512_and_si512(words, high))}};
 }
