@@ -200,9 +200,10 @@ inline void soften(int query, int head_dim, float scale, int64_t start, int64_t 
   for (int d = 0; d < head_dim; d += kLanes) store(&s.outputs[query][d], load(&s.outputs[query][d]) * set1(kept));
 }
 
+// One tile and one KV head -> inputs [T, heads * head_dim].
 template <typename Value>
 void attend(const Geometry& g, const Value* kv, const int64_t* slots_of, const AttentionTile& tile, int kv_head, int window,
-            const float* qkv, int64_t width, float* out, Scratch& s) {
+            const float* qkv, int64_t width, const Inputs& out, Scratch& s) {
   constexpr bool pairs = std::is_same_v<Value, Bf16>;
   const int head_dim = g.head_dim, each = g.heads / g.kv_heads, count = static_cast<int>(tile.rows) * each;
   const float* queries[kMaxQueries];
@@ -252,8 +253,9 @@ void attend(const Geometry& g, const Value* kv, const int64_t* slots_of, const A
     weigh_all([&](int j) { return s.values + j * head_dim; }, count, head_dim, slots, s);
   }
   for (int i = 0; i < count; i++) {
-    float* to = out + (tile.first_row + i / each) * g.heads * head_dim + (kv_head * each + i % each) * head_dim;
+    const int64_t group = ((tile.first_row + i / each) * g.heads + kv_head * each + i % each) * head_dim / kGroup;
     const F inverse = set1(1.0f / s.total[i]);
-    for (int d = 0; d < head_dim; d += kLanes) store(to + d, load(&s.outputs[i][d]) * inverse);
+    for (int d = 0; d < head_dim; d += kGroup)
+      quantize(out, group + d / kGroup, load(&s.outputs[i][d]) * inverse, load(&s.outputs[i][d + kLanes]) * inverse);
   }
 }

@@ -137,11 +137,21 @@ inline void multiply_blocks(const Weight& w, int64_t first, int64_t last, const 
     for (int64_t row = 0; row < rows; row += kRowsAtOnce) multiply_tile<bits>(w, block, x, row, rows - row, out);
 }
 
+// f(first, last) of this thread's blocks of outputs. halves: two, of which a thread has the same groups of 32 outputs.
+template <typename Function>
+inline void for_share(const Weight& w, bool halves, const Share& share, const Function& f) {
+  const int64_t blocks = (w.outputs + kLanes - 1) / kLanes / (halves ? 2 : 1);
+  const auto [first, last] = share.of(blocks, halves ? kGroup / kLanes : 1);
+  f(first, last);
+  if (halves) f(blocks + first, blocks + last);
+}
+
 // This thread's share of the outputs, for all rows.
-inline void multiply(const Weight& w, const Inputs& x, int64_t rows, const Output& out, const Share& share) {
-  const auto [first, last] = share.of((w.outputs + kLanes - 1) / kLanes);
-  if (w.bits == 4) multiply_blocks<4>(w, first, last, x, rows, out);
-  else multiply_blocks<8>(w, first, last, x, rows, out);
+inline void multiply(const Weight& w, const Inputs& x, int64_t rows, const Output& out, const Share& share, bool halves = false) {
+  for_share(w, halves, share, [&](int64_t first, int64_t last) {
+    if (w.bits == 4) multiply_blocks<4>(w, first, last, x, rows, out);
+    else multiply_blocks<8>(w, first, last, x, rows, out);
+  });
 }
 
 // One group of 32 of an output lane, quantised to 4 or 8 bits.
