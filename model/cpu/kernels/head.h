@@ -51,11 +51,13 @@ inline float slack(const Inputs& x, int64_t row) {
 
 inline int64_t padded_outputs(const Weight& w) { return (w.outputs + kLanes - 1) / kLanes * kLanes; }
 
-// What threads learn of each row: the best that they have seen, and how good the likeliest output is at least.
+// What threads learn of each row: the best that they have seen, how good the likeliest output is at least, and the block
+// of outputs that promised most.
 struct Best {
   float value;
   int64_t output;
   float least;
+  int64_t block;
 };
 
 // The best of this thread's outputs of each row -> best[thread * stride + row], the first where several are. By all threads.
@@ -69,26 +71,41 @@ inline void multiply_best(const Head& head, const Inputs& x, int64_t rows, float
   const Output out = {logits, width, false};
   multiply_blocks<4>(head.coarse, first, last, x, rows, out);
   Best* const mine = best + share.thread * stride;
+  const auto look = [&](int64_t row, int64_t block) {
+    const float* const y = logits + row * width;
+    Best& b = mine[row];
+    multiply_block<8, 1>(w, block, x, row, out);
+    for (int64_t j = block * kLanes; j < std::min<int64_t>((block + 1) * kLanes, w.outputs); j++)
+      if (y[j] > b.value || (y[j] == b.value && j < b.output)) b.value = y[j], b.output = j;
+  };
   for (int64_t row = 0; row < rows; row++) {
     float* const y = logits + row * width;
     if (last * kLanes > w.outputs) std::fill(y + w.outputs, y + width, lowest);
     const F by = set1(slack(x, row));
-    F least = set1(lowest);
-    for (int64_t i = first * kLanes; i < last * kLanes; i += kLanes) least = max(least, load(y + i) - load(head.errors + i) * by);
-    mine[row] = {lowest, 0, largest(least)};
+    F least = set1(lowest), of = set1(static_cast<float>(first));
+    for (int64_t block = first; block < last; block++) {
+      const F here = load(y + block * kLanes) - load(head.errors + block * kLanes) * by;
+      of = if_negative(least - here, set1(static_cast<float>(block)), of);
+      least = max(least, here);
+    }
+    float blocks[kLanes], values[kLanes];
+    store(blocks, of);
+    store(values, least);
+    mine[row] = {lowest, 0, largest(least), static_cast<int64_t>(blocks[std::max_element(values, values + kLanes) - values])};
+    // What it is in 8 bits leaves fewer open than its 4 bits do.
+    if (first < last) look(row, mine[row].block);
+    mine[row].least = std::max(mine[row].least, mine[row].value);
   }
 #pragma omp barrier
   for (int64_t row = 0; row < rows; row++) {
-    float* const y = logits + row * width;
     const F by = set1(slack(x, row));
     float least = mine[row].least;
     for (int t = 0; t < share.threads; t++) least = std::max(least, best[t * stride + row].least);
     for (int64_t block = first; block < last; block++) {
-      const int64_t i = block * kLanes;
-      if (!(largest(fma(load(head.errors + i), by, load(y + i))) >= least)) continue;
-      multiply_block<8, 1>(w, block, x, row, out);
-      for (int64_t j = i; j < std::min<int64_t>(i + kLanes, w.outputs); j++)
-        if (y[j] > mine[row].value) mine[row].value = y[j], mine[row].output = j;
+      const F here = load(logits + row * width + block * kLanes);
+      if (!(largest(fma(load(head.errors + block * kLanes), by, here)) >= least) || block == mine[row].block) continue;
+      look(row, block);
+      least = std::max(least, mine[row].value);
     }
   }
 }
