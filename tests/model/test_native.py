@@ -86,6 +86,15 @@ def test_weights_that_have_4_bits_are_kept_exactly(kernels: Kernels) -> None:
 
 
 @pytest.mark.parametrize("bits", [4, 8])
+def test_a_row_is_the_same_beside_any_others(bits: int, kernels: Kernels) -> None:
+    packed, x = PackedWeight(kernels, torch.randn(37, 96), torch.randn(37), bits), torch.randn(19, 96)
+    alone = torch.cat([packed.multiply(row[None]) for row in x])
+    for first in range(3):
+        for rows in range(1, 20 - first):
+            assert torch.equal(packed.multiply(x[first : first + rows].contiguous()), alone[first : first + rows])
+
+
+@pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("fault", [float("nan"), float("inf"), -float("inf")])
 def test_what_is_not_finite_stays_so(kernels: Kernels, bits: int, fault: float) -> None:
     x = torch.randn(3, 64)

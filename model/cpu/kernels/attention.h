@@ -32,7 +32,7 @@ struct Scratch {  // one thread's
   alignas(64) float scores[kMaxQueries][kTile];
   alignas(64) float outputs[kMaxQueries][kMaxHeadDim];
   float most[kMaxQueries], total[kMaxQueries];
-  alignas(64) uint32_t words[kLanes][kLanes];
+  alignas(64) uint32_t pairs[kTile / kLanes][kMaxHeadDim / 2][kLanes];  // keys in bfloat16, two dimensions in a word
 };
 
 // Some new slots of one sequence. first_slot: where first_row lies in its sequence; context: where the list of the
@@ -62,53 +62,89 @@ struct AttentionPlan {  // the same for all layers
   }
 };
 
-inline void transpose_keys(const Bf16* const* rows, int head_dim, Scratch& s, int part) {
+constexpr int kFewQueries = 12;  // heads, for which bfloat16 is not kept as float: it is read only once
+constexpr int kPartsAtOnce = kRowsAtOnce / 4;  // vectors of slots, as registers allow
+
+inline void transpose_keys(const Bf16* const* rows, int head_dim, int count, Scratch& s, int part) {
   for (int d = 0; d < head_dim; d += 32) {
     const uint32_t* words[kLanes];
     for (int j = 0; j < kLanes; j++) words[j] = reinterpret_cast<const uint32_t*>(rows[j] + d);
-    transpose(words, &s.words[0][0]);
-    for (int i = 0; i < kLanes; i++) split_pairs(s.words[i], s.keys[part][d + 2 * i], s.keys[part][d + 2 * i + 1]);
+    transpose(words, s.pairs[part][d / 2]);
+  }
+  for (int d = 0; count > kFewQueries && d < head_dim; d += 2) {
+    const auto [first, second] = split_pairs(s.pairs[part][d / 2]);
+    store(s.keys[part][d], first);
+    store(s.keys[part][d + 1], second);
   }
 }
 
-inline void transpose_keys(const float* const* rows, int head_dim, Scratch& s, int part) {
+inline void transpose_keys(const float* const* rows, int head_dim, int, Scratch& s, int part) {
   for (int d = 0; d < head_dim; d += kLanes) {
     const uint32_t* words[kLanes];
     for (int j = 0; j < kLanes; j++) words[j] = reinterpret_cast<const uint32_t*>(rows[j] + d);
-    transpose(words, reinterpret_cast<uint32_t*>(&s.keys[part][d][0]));
+    transpose(words, reinterpret_cast<uint32_t*>(s.keys[part][d]));
   }
 }
 
-template <int count>
+// `count` query heads with `parts` vectors of slots.
+template <bool pairs, int count, int parts>
 inline void score(const float* const* queries, int head_dim, int part, int first, Scratch& s) {
-  F total[count];
+  F total[count][parts];
 #pragma GCC unroll 8
-  for (int i = 0; i < count; i++) total[i] = set1(0.0f);
-  for (int d = 0; d < head_dim; d++) {
-    const F key = load(s.keys[part][d]);
+  for (int i = 0; i < count; i++)
 #pragma GCC unroll 8
-    for (int i = 0; i < count; i++) total[i] = fma(set1(queries[first + i][d]), key, total[i]);
+    for (int p = 0; p < parts; p++) total[i][p] = set1(0.0f);
+  for (int d = 0; d < head_dim; d += 2) {
+    F keys[2][parts];
+#pragma GCC unroll 8
+    for (int p = 0; p < parts; p++) {
+      if constexpr (pairs) {
+        const auto [a, b] = split_pairs(s.pairs[part + p][d / 2]);
+        keys[0][p] = a, keys[1][p] = b;
+      } else {
+        keys[0][p] = load(s.keys[part + p][d]), keys[1][p] = load(s.keys[part + p][d + 1]);
+      }
+    }
+#pragma GCC unroll 8
+    for (int k = 0; k < 2; k++)
+#pragma GCC unroll 8
+      for (int i = 0; i < count; i++) {
+        const F query = set1(queries[first + i][d + k]);
+#pragma GCC unroll 8
+        for (int p = 0; p < parts; p++) total[i][p] = fma(query, keys[k][p], total[i][p]);
+      }
   }
 #pragma GCC unroll 8
-  for (int i = 0; i < count; i++) store(&s.scores[first + i][part * kLanes], total[i]);
+  for (int i = 0; i < count; i++)
+#pragma GCC unroll 8
+    for (int p = 0; p < parts; p++) store(&s.scores[first + i][(part + p) * kLanes], total[i][p]);
 }
 
+template <bool pairs, int parts>
 inline void score_all(const float* const* queries, int count, int head_dim, int part, Scratch& s) {
   int i = 0;
-  for (; i + 4 <= count; i += 4) score<4>(queries, head_dim, part, i, s);
-  if (count - i == 3) score<3>(queries, head_dim, part, i, s);
-  if (count - i == 2) score<2>(queries, head_dim, part, i, s);
-  if (count - i == 1) score<1>(queries, head_dim, part, i, s);
+  for (; i + 4 <= count; i += 4) score<pairs, 4, parts>(queries, head_dim, part, i, s);
+  if (count - i == 3) score<pairs, 3, parts>(queries, head_dim, part, i, s);
+  if (count - i == 2) score<pairs, 2, parts>(queries, head_dim, part, i, s);
+  if (count - i == 1) score<pairs, 1, parts>(queries, head_dim, part, i, s);
 }
 
-template <int count>
-inline void weigh(int head_dim, int first, int slots, Scratch& s) {
+template <bool pairs>
+inline void score_tile(const float* const* queries, int count, int head_dim, int parts, Scratch& s) {
+  int p = 0;
+  for (; p + kPartsAtOnce <= parts; p += kPartsAtOnce) score_all<pairs, kPartsAtOnce>(queries, count, head_dim, p, s);
+  for (; p < parts; p++) score_all<pairs, 1>(queries, count, head_dim, p, s);
+}
+
+// value(j): where the values of slot j lie.
+template <int count, typename Place>
+inline void weigh(const Place& value, int head_dim, int first, int slots, Scratch& s) {
   for (int d = 0; d < head_dim; d += 2 * kLanes) {
     F a[count], b[count];
 #pragma GCC unroll 8
     for (int i = 0; i < count; i++) a[i] = load(&s.outputs[first + i][d]), b[i] = load(&s.outputs[first + i][d + kLanes]);
     for (int j = 0; j < slots; j++) {
-      const F low = load(s.values + j * head_dim + d), high = load(s.values + j * head_dim + d + kLanes);
+      const F low = load(value(j) + d), high = load(value(j) + d + kLanes);
 #pragma GCC unroll 8
       for (int i = 0; i < count; i++) {
         const F weight = set1(s.scores[first + i][j]);
@@ -121,24 +157,31 @@ inline void weigh(int head_dim, int first, int slots, Scratch& s) {
   }
 }
 
-inline void weigh_all(int count, int head_dim, int slots, Scratch& s) {
+template <typename Place>
+inline void weigh_all(const Place& value, int count, int head_dim, int slots, Scratch& s) {
   int i = 0;
-  for (; i + 4 <= count; i += 4) weigh<4>(head_dim, i, slots, s);
-  if (count - i == 3) weigh<3>(head_dim, i, slots, s);
-  if (count - i == 2) weigh<2>(head_dim, i, slots, s);
-  if (count - i == 1) weigh<1>(head_dim, i, slots, s);
+  for (; i + 4 <= count; i += 4) weigh<4>(value, head_dim, i, slots, s);
+  if (count - i == 3) weigh<3>(value, head_dim, i, slots, s);
+  if (count - i == 2) weigh<2>(value, head_dim, i, slots, s);
+  if (count - i == 1) weigh<1>(value, head_dim, i, slots, s);
 }
 
 // Scores of one query head over slots start .. start + kTile - 1 become weights; what was gathered before is rescaled.
+// all: it sees all of them.
+template <bool all>
 inline void soften(int query, int head_dim, float scale, int64_t start, int64_t from, int64_t until, Scratch& s) {
+  const auto seen = [&](int p, F yes, float no) {
+    if (all) return yes;
+    const int64_t base = start + p * kLanes;
+    const int first = static_cast<int>(std::min<int64_t>(std::max<int64_t>(from - base, 0), kLanes));
+    const int last = static_cast<int>(std::min<int64_t>(std::max<int64_t>(until - base, 0), kLanes));
+    return between(first, last, yes, set1(no));
+  };
   F parts[kTile / kLanes];
   F most = set1(kHidden);
 #pragma GCC unroll 8
   for (int p = 0; p < kTile / kLanes; p++) {
-    const int64_t base = start + p * kLanes;
-    const int first = static_cast<int>(std::min<int64_t>(std::max<int64_t>(from - base, 0), kLanes));
-    const int last = static_cast<int>(std::min<int64_t>(std::max<int64_t>(until - base, 0), kLanes));
-    parts[p] = between(first, last, load(&s.scores[query][p * kLanes]) * set1(scale), set1(kHidden));
+    parts[p] = seen(p, load(&s.scores[query][p * kLanes]) * set1(scale), kHidden);
     most = max(most, parts[p]);
   }
   const float before = s.most[query], now = std::max(before, largest(most));
@@ -146,13 +189,9 @@ inline void soften(int query, int head_dim, float scale, int64_t start, int64_t 
 #pragma GCC unroll 8
   for (int p = 0; p < kTile / kLanes; p++) {
     // A tile in which nothing is seen, before any that is: weights of 0.
-    const F weight = now <= kHidden ? set1(0.0f) : exp(parts[p] - set1(now));
-    const int64_t base = start + p * kLanes;
-    const int first = static_cast<int>(std::min<int64_t>(std::max<int64_t>(from - base, 0), kLanes));
-    const int last = static_cast<int>(std::min<int64_t>(std::max<int64_t>(until - base, 0), kLanes));
-    const F seen = between(first, last, weight, set1(0.0f));
-    store(&s.scores[query][p * kLanes], seen);
-    total = total + seen;
+    const F weight = seen(p, now <= kHidden ? set1(0.0f) : exp(parts[p] - set1(now)), 0.0f);
+    store(&s.scores[query][p * kLanes], weight);
+    total = total + weight;
   }
   const float kept = now > before ? std::exp(before - now) : 1.0f;
   s.most[query] = now;
@@ -161,9 +200,11 @@ inline void soften(int query, int head_dim, float scale, int64_t start, int64_t 
   for (int d = 0; d < head_dim; d += kLanes) store(&s.outputs[query][d], load(&s.outputs[query][d]) * set1(kept));
 }
 
+// One tile and one KV head -> inputs [T, heads * head_dim].
 template <typename Value>
 void attend(const Geometry& g, const Value* kv, const int64_t* slots_of, const AttentionTile& tile, int kv_head, int window,
-            const float* qkv, int64_t width, float* out, Scratch& s) {
+            const float* qkv, int64_t width, const Inputs& out, Scratch& s) {
+  constexpr bool pairs = std::is_same_v<Value, Bf16>;
   const int head_dim = g.head_dim, each = g.heads / g.kv_heads, count = static_cast<int>(tile.rows) * each;
   const float* queries[kMaxQueries];
   for (int i = 0; i < count; i++) {
@@ -193,21 +234,28 @@ void attend(const Geometry& g, const Value* kv, const int64_t* slots_of, const A
       for (int j = 0; j < slots; j++) prefetch(rows[j] + g.kv_heads * head_dim, head_dim);
     const int parts = (slots + kLanes - 1) / kLanes;
     for (int p = 0; p < kTile / kLanes; p++) {
-      if (p < parts) transpose_keys(rows + p * kLanes, head_dim, s, p);
+      if (p < parts) transpose_keys(rows + p * kLanes, head_dim, count, s, p);
+    }
+    if (pairs && count <= kFewQueries) score_tile<pairs>(queries, count, head_dim, parts, s);
+    else score_tile<false>(queries, count, head_dim, parts, s);
+    for (int i = 0; i < count; i++) {
+      const int64_t slot = tile.first_slot + i / each, from = seen_from(slot);
+      if (from <= start && start + kTile <= slot + 1) soften<true>(i, head_dim, scale, start, from, slot + 1, s);
+      else soften<false>(i, head_dim, scale, start, from, slot + 1, s);
+    }
+    const auto value = [&](int j) { return rows[j] + g.kv_heads * head_dim; };
+    if (count <= kFewQueries) {
+      weigh_all(value, count, head_dim, slots, s);
+      continue;
     }
     for (int j = 0; j < slots; j++)
-      for (int d = 0; d < head_dim; d += kLanes)
-        store(s.values + j * head_dim + d, load(rows[j] + g.kv_heads * head_dim + d));
-    for (int p = 0; p < parts; p++) score_all(queries, count, head_dim, p, s);
-    for (int i = 0; i < count; i++) {
-      const int64_t slot = tile.first_slot + i / each;
-      soften(i, head_dim, scale, start, seen_from(slot), slot + 1, s);
-    }
-    weigh_all(count, head_dim, slots, s);
+      for (int d = 0; d < head_dim; d += kLanes) store(s.values + j * head_dim + d, load(value(j) + d));
+    weigh_all([&](int j) { return s.values + j * head_dim; }, count, head_dim, slots, s);
   }
   for (int i = 0; i < count; i++) {
-    float* to = out + (tile.first_row + i / each) * g.heads * head_dim + (kv_head * each + i % each) * head_dim;
+    const int64_t group = ((tile.first_row + i / each) * g.heads + kv_head * each + i % each) * head_dim / kGroup;
     const F inverse = set1(1.0f / s.total[i]);
-    for (int d = 0; d < head_dim; d += kLanes) store(to + d, load(&s.outputs[i][d]) * inverse);
+    for (int d = 0; d < head_dim; d += kGroup)
+      quantize(out, group + d / kGroup, load(&s.outputs[i][d]) * inverse, load(&s.outputs[i][d + kLanes]) * inverse);
   }
 }

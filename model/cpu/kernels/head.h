@@ -41,21 +41,24 @@ inline void head_errors(const Head& head, float* errors) {
 // By how much a coarse logit of this row may be off, for each unit of an output's error.
 inline float slack(const Inputs& x, int64_t row) {
   float squares = 0;
-  for (int64_t g = row * x.groups(); g < (row + 1) * x.groups(); g++) {
+  for (int64_t g = 0; g < x.groups(); g++) {
+    const int64_t at = x.place(row, g);
     int32_t whole = 0;
-    for (int64_t k = 0; k < kGroup; k++) whole += x.values[g * kGroup + k] * x.values[g * kGroup + k];
-    squares += x.scales[g] * x.scales[g] * static_cast<float>(whole);
+    for (int64_t k = 0; k < kGroup; k++) whole += x.values[at * kGroup + k] * x.values[at * kGroup + k];
+    squares += x.scales[at] * x.scales[at] * static_cast<float>(whole);
   }
   return kDeviations * std::sqrt(squares / static_cast<float>(x.width));
 }
 
 inline int64_t padded_outputs(const Weight& w) { return (w.outputs + kLanes - 1) / kLanes * kLanes; }
 
-// What threads learn of each row: the best that they have seen, and how good the likeliest output is at least.
+// What threads learn of each row: the best that they have seen, how good the likeliest output is at least, and the block
+// of outputs that promised most.
 struct Best {
   float value;
   int64_t output;
   float least;
+  int64_t block;
   float high, total;  // where it is asked: the largest coarse logit, and the sum of exp(logit - that of all threads)
 };
 
@@ -70,27 +73,37 @@ inline void multiply_best(const Head& head, const Inputs& x, int64_t rows, float
   const Output out = {logits, width, false};
   multiply_blocks<4>(head.coarse, first, last, x, rows, out);
   Best* const mine = best + share.thread * stride;
+  const auto look = [&](int64_t row, int64_t block) {
+    float* const y = logits + row * width;
+    Best& b = mine[row];
+    multiply_block<8, 1>(w, block, x, row, out);
+    if ((block + 1) * kLanes > w.outputs) std::fill(y + w.outputs, y + width, lowest);
+    for (int64_t j = block * kLanes; j < std::min<int64_t>((block + 1) * kLanes, w.outputs); j++)
+      if (y[j] > b.value || (y[j] == b.value && j < b.output)) b.value = y[j], b.output = j;
+  };
   for (int64_t row = 0; row < rows; row++) {
     float* const y = logits + row * width;
     if (last * kLanes > w.outputs) std::fill(y + w.outputs, y + width, lowest);
     const F by = set1(slack(x, row));
-    F least = set1(lowest);
-    for (int64_t i = first * kLanes; i < last * kLanes; i += kLanes) least = max(least, load(y + i) - load(head.errors + i) * by);
-    mine[row] = {lowest, 0, largest(least), lowest, 0};
-    if (first == last) continue;
-    F high = set1(lowest);
-    for (int64_t i = first * kLanes; i < last * kLanes; i += kLanes) high = max(high, load(y + i));
-    mine[row].high = largest(high);
-    // What the best one truly is leaves half as much open as what it is at least.
-    int64_t block = first;
-    while (!(largest(load(y + block * kLanes)) >= mine[row].high) && block + 1 < last) block++;
-    multiply_block<8, 1>(w, block, x, row, out);
-    for (int64_t j = block * kLanes; j < std::min<int64_t>((block + 1) * kLanes, w.outputs); j++)
-      mine[row].least = std::max(mine[row].least, y[j]);
+    F least = set1(lowest), of = set1(static_cast<float>(first)), high = set1(lowest);
+    for (int64_t block = first; block < last; block++) {
+      const F coarse = load(y + block * kLanes), here = coarse - load(head.errors + block * kLanes) * by;
+      of = if_negative(least - here, set1(static_cast<float>(block)), of);
+      least = max(least, here);
+      high = max(high, coarse);
+    }
+    float blocks[kLanes], values[kLanes];
+    store(blocks, of);
+    store(values, least);
+    const int64_t block = static_cast<int64_t>(blocks[std::max_element(values, values + kLanes) - values]);
+    mine[row] = {lowest, 0, largest(least), block, largest(high), 0};
+    // What it is in 8 bits leaves fewer open than its 4 bits do.
+    if (first < last) look(row, block);
+    mine[row].least = std::max(mine[row].least, mine[row].value);
   }
 #pragma omp barrier
   for (int64_t row = 0; row < rows; row++) {
-    float* const y = logits + row * width;
+    const float* const y = logits + row * width;
     const F by = set1(slack(x, row));
     float least = mine[row].least, high = mine[row].high;
     for (int t = 0; t < share.threads; t++) {
@@ -99,15 +112,14 @@ inline void multiply_best(const Head& head, const Inputs& x, int64_t rows, float
     }
     F total = set1(0.0f);
     for (int64_t block = first; block < last; block++) {
-      const int64_t i = block * kLanes;
-      const bool is_near = sums && largest(load(y + i)) >= high - kNear;
-      if (is_near || largest(fma(load(head.errors + i), by, load(y + i))) >= least) {
-        multiply_block<8, 1>(w, block, x, row, out);
-        if (last * kLanes > w.outputs && block == last - 1) std::fill(y + w.outputs, y + width, lowest);
-        for (int64_t j = i; j < std::min<int64_t>(i + kLanes, w.outputs); j++)
-          if (y[j] > mine[row].value) mine[row].value = y[j], mine[row].output = j;
+      const float* const here = y + block * kLanes;
+      const bool is_near = sums && largest(load(here)) >= high - kNear;
+      const bool is_open = largest(fma(load(head.errors + block * kLanes), by, load(here))) >= least;
+      if ((is_near || is_open) && block != mine[row].block) {
+        look(row, block);
+        least = std::max(least, mine[row].value);
       }
-      if (sums) total = total + exp(min(load(y + i) - set1(high), set1(kNear)));
+      if (sums) total = total + exp(min(load(here) - set1(high), set1(kNear)));
     }
     if (sums) mine[row].total = sum(total);
   }

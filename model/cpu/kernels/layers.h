@@ -1,16 +1,15 @@
 // Decoder layers over a batch of new slots: all stages of all layers in one parallel region, with a barrier after each
 // stage. Every thread takes a fixed share of a stage. Included inside a namespace, after linear.h and attention.h.
 
-constexpr int64_t kFewRows = 2;  // of which each thread makes all inputs for itself, sooner than it would wait for others
+constexpr int64_t kFewRows = 8;  // which each thread norms for itself, sooner than it would wait for others
 
 struct Workspace {
-  float *qkv, *attended, *gate_up;
+  float *qkv, *gate_up;
   float* low;        // [T, rank], of which composed slots are used, as of low_inputs
   Inputs narrow, heads, wide;  // inputs of the linears: [T, hidden], [T, heads * head_dim], [T, intermediate]
   Inputs low_inputs;
-  bool few;         // each thread has narrow, heads and wide of its own
+  bool few;         // each thread has a narrow of its own
   uint8_t* inputs;  // where they begin
-  int64_t inputs_each;
 };
 
 inline int64_t qkv_width(const Geometry& g) { return static_cast<int64_t>(g.heads + 2 * g.kv_heads) * g.head_dim; }
@@ -28,23 +27,19 @@ inline int64_t lay_out(const Geometry& g, int64_t rows, uint8_t* p, Workspace* w
     return place;
   };
   w->qkv = reinterpret_cast<float*>(take(rows * qkv_width(g) * 4));
-  w->attended = reinterpret_cast<float*>(take(rows * heads * 4));
   w->gate_up = reinterpret_cast<float*>(take(rows * 2 * g.intermediate * 4));
   w->low = reinterpret_cast<float*>(take(rows * rank * 4));
   w->low_inputs = inputs_at(take(inputs_bytes(rows, rank)), rows, rank);
   w->few = rows <= kFewRows;
-  w->inputs_each = aligned(inputs_bytes(rows, g.hidden)) + aligned(inputs_bytes(rows, heads)) + aligned(inputs_bytes(rows, g.intermediate));
-  w->inputs = take(w->inputs_each * (w->few ? omp_get_max_threads() : 1));
+  w->heads = inputs_at(take(inputs_bytes(rows, heads)), rows, heads);
+  w->wide = inputs_at(take(inputs_bytes(rows, g.intermediate)), rows, g.intermediate);
+  w->inputs = take(aligned(inputs_bytes(rows, g.hidden)) * (w->few ? omp_get_max_threads() : 1));
   return at;
 }
 
 // The workspace with the inputs that a thread makes and reads.
 inline Workspace of_thread(const Geometry& g, int64_t rows, Workspace w, const Share& share) {
-  const int64_t heads = static_cast<int64_t>(g.heads) * g.head_dim;
-  uint8_t* p = w.inputs + (w.few ? share.thread * w.inputs_each : 0);
-  w.narrow = inputs_at(p, rows, g.hidden);
-  w.heads = inputs_at(p += aligned(inputs_bytes(rows, g.hidden)), rows, heads);
-  w.wide = inputs_at(p += aligned(inputs_bytes(rows, heads)), rows, g.intermediate);
+  w.narrow = inputs_at(w.inputs + (w.few ? share.thread * aligned(inputs_bytes(rows, g.hidden)) : 0), rows, g.hidden);
   return w;
 }
 
@@ -80,14 +75,15 @@ inline void plain_inputs(const float* x, const Inputs& to, int64_t rows, const S
   for (int64_t at = first; at < last; at++) quantize(to, at, load(x + at * kGroup), load(x + at * kGroup + kLanes));
 }
 
-// silu(gate) * up of [T, 2, width].
+// silu(gate) * up of [T, 2, width], of the outputs that this thread has made (for_share).
 inline void gated_inputs(const float* gate_up, const Inputs& to, int64_t rows, const Share& share) {
-  const int64_t groups = to.groups();
-  const auto [first, last] = share.of(rows * groups);
-  for (int64_t at = first; at < last; at++) {
-    const float* gate = gate_up + at / groups * 2 * to.width + at % groups * kGroup;
-    const float* up = gate + to.width;
-    quantize(to, at, silu(load(gate)) * load(up), silu(load(gate + kLanes)) * load(up + kLanes));
+  const auto [first, last] = share.of(to.groups());
+  for (int64_t row = 0; row < rows; row++) {
+    for (int64_t g = first; g < last; g++) {
+      const float* gate = gate_up + row * 2 * to.width + g * kGroup;
+      const float* up = gate + to.width;
+      quantize(to, row * to.groups() + g, silu(load(gate)) * load(up), silu(load(gate + kLanes)) * load(up + kLanes));
+    }
   }
 }
 
@@ -125,26 +121,28 @@ inline void rotate_and_write(const Geometry& g, const Layer& layer, const Batch&
 }
 
 // Some rows only, ascending; those that follow each other at once.
-inline void multiply_rows(const Weight& w, const Inputs& x, const Composed& rows, const Output& out, const Share& share) {
-  const auto [first, last] = share.of((w.outputs + kLanes - 1) / kLanes);
-  for (int64_t block = first; block < last; block++) {
-    for (int64_t i = 0; i < rows.count;) {
-      const int64_t row = rows.rows[i];
-      if (i + 4 <= rows.count && rows.rows[i + 3] == row + 3) {
-        multiply_block<8, 4>(w, block, x, row, out);
-        i += 4;
-      } else {
-        multiply_block<8, 1>(w, block, x, row, out);
-        i++;
+inline void multiply_rows(const Weight& w, const Inputs& x, const Composed& rows, const Output& out, const Share& share,
+                          bool halves = false) {
+  for_share(w, halves, share, [&](int64_t first, int64_t last) {
+    for (int64_t block = first; block < last; block++) {
+      for (int64_t i = 0; i < rows.count;) {
+        const int64_t row = rows.rows[i];
+        if (i + 4 <= rows.count && rows.rows[i + 3] == row + 3 && row % kRowsAtOnce + 4 <= kRowsAtOnce) {
+          multiply_block<8, 4>(w, block, x, row, out);
+          i += 4;
+        } else {
+          multiply_block<8, 1>(w, block, x, row, out);
+          i++;
+        }
       }
     }
-  }
+  });
 }
 
 // y = W x, and for composed slots y += up(down(x)). A thread adds to the outputs that it has made.
 inline void project(const Weight& weight, const Layer& layer, int which, const Inputs& x, const Batch& batch, const Output& out,
-                    const Workspace& w, const Share& share) {
-  multiply(weight, x, batch.slots, out, share);
+                    const Workspace& w, const Share& share, bool halves = false) {
+  multiply(weight, x, batch.slots, out, share, halves);
   const Composed& m = batch.composed;
   if (!m.count) return;
   const auto& [down, up] = layer.adapters[which];
@@ -157,7 +155,7 @@ inline void project(const Weight& weight, const Layer& layer, int which, const I
     quantize(w.low_inputs, at, load(w.low + at * kGroup), load(w.low + at * kGroup + kLanes));
   }
 #pragma omp barrier
-  multiply_rows(up, w.low_inputs, m, {out.y, out.stride, true}, share);
+  multiply_rows(up, w.low_inputs, m, {out.y, out.stride, true}, share, halves);
 }
 
 // One layer, by all threads. taken: 0 at first; pieces of attention differ in length, so threads take the next one.
@@ -179,19 +177,16 @@ void run_layer(const Geometry& g, const Layer& layer, Value* cache, const Batch&
 #pragma omp barrier
   for (int64_t piece; (piece = __atomic_fetch_add(taken, 1, __ATOMIC_RELAXED)) < pieces;) {
     attend(g, cache, plan.slots.data(), plan.tiles[piece / g.kv_heads], static_cast<int>(piece % g.kv_heads), layer.window,
-           w.qkv, qkv_width(g), w.attended, scratch);
+           w.qkv, qkv_width(g), w.heads, scratch);
   }
 #pragma omp barrier
-  plain_inputs(w.attended, w.heads, rows, inputs);
-  inputs_are_made();
   project(layer.o, layer, 1, w.heads, batch, {x, g.hidden, true}, w, share);
 #pragma omp barrier
   norm_inputs(x, layer.mlp_norm, g.eps, w.narrow, rows, inputs);
   inputs_are_made();
-  project(layer.gate_up, layer, 2, w.narrow, batch, {w.gate_up, 2 * g.intermediate, false}, w, share);
+  project(layer.gate_up, layer, 2, w.narrow, batch, {w.gate_up, 2 * g.intermediate, false}, w, share, true);
+  gated_inputs(w.gate_up, w.wide, rows, share);
 #pragma omp barrier
-  gated_inputs(w.gate_up, w.wide, rows, inputs);
-  inputs_are_made();
   project(layer.down, layer, 3, w.wide, batch, {x, g.hidden, true}, w, share);
 #pragma omp barrier
 }

@@ -1,14 +1,21 @@
 // Inputs in 8 bits, packed weights, and their product. Included inside a namespace, after the vectors.
 
-// Rows of inputs, quantised in groups of 32: x = value * scale. [T, inputs], [T, groups].
+// Rows of inputs [T, inputs], quantised in groups of 32: x = value * scale. Rows lie in tiles of kRowsAtOnce, the last of
+// as many as there are: [tiles, groups, rows of the tile], so that the rows of a group lie side by side.
 struct Inputs {
   int8_t* values;
   float* scales;
   float* sums;  // scale times the sum of a group's values, for zeros
   int32_t* offsets;  // -128 times that sum, for 8-bit codes
-  int64_t width;
+  int64_t width, rows;
 
   int64_t groups() const { return width / kGroup; }
+  // How far apart the groups of a row are.
+  int64_t stride(int64_t row) const { return std::min<int64_t>(rows - row / kRowsAtOnce * kRowsAtOnce, kRowsAtOnce); }
+  int64_t place(int64_t row, int64_t group) const {
+    const int64_t in_tile = row % kRowsAtOnce;
+    return (row - in_tile) * groups() + group * stride(row) + in_tile;
+  }
 };
 
 inline int64_t inputs_bytes(int64_t rows, int64_t width) { return rows * (width + width / kGroup * 12); }
@@ -17,11 +24,12 @@ inline Inputs inputs_at(uint8_t* p, int64_t rows, int64_t width) {
   const int64_t groups = rows * (width / kGroup);
   auto* scales = reinterpret_cast<float*>(p);
   return {reinterpret_cast<int8_t*>(p + 12 * groups), scales, scales + groups,
-          reinterpret_cast<int32_t*>(scales + 2 * groups), width};
+          reinterpret_cast<int32_t*>(scales + 2 * groups), width, rows};
 }
 
-// Group `at` of [T, groups], from its 32 numbers. What is not finite makes the group's part of every sum NaN.
-inline void quantize(const Inputs& x, int64_t at, F a, F b) {
+// Group `index` of [T, groups], from its 32 numbers. What is not finite makes the group's part of every sum NaN.
+inline void quantize(const Inputs& x, int64_t index, F a, F b) {
+  const int64_t at = x.place(index / x.groups(), index % x.groups());
   const float fault = sum((a - a) + (b - b));  // 0, or NaN
   if (fault != 0.0f) {
     std::memset(x.values + at * kGroup, 0, kGroup);
@@ -39,10 +47,12 @@ inline void quantize(const Inputs& x, int64_t at, F a, F b) {
   x.offsets[at] = -128 * total;
 }
 
+// Inlined always: a call that only prefetches has no effect to GCC, which leaves it out.
 template <typename Value>
-inline void prefetch(const Value* p, int64_t count) {
+__attribute__((always_inline)) inline void prefetch(const Value* p, int64_t count) {
   const auto* bytes = reinterpret_cast<const char*>(p);
   const auto size = count * static_cast<int64_t>(sizeof(Value));
+#pragma GCC unroll 16
   for (int64_t i = 0; i < size; i += 64) _mm_prefetch(bytes + i, _MM_HINT_T0);
 }
 
@@ -53,20 +63,21 @@ struct Output {
   int64_t first = 0;  // the output that y begins with
 };
 
-inline void write(const Output& out, const Weight& w, int64_t row, int64_t block, F value) {
-  float* y = out.y + row * out.stride + block * kLanes - out.first;
-  const int64_t valid = w.outputs - block * kLanes;
+__attribute__((noinline)) inline void write_some(const Output& out, const Weight& w, int64_t block, F value, float* y, int64_t valid) {
   float held[kLanes];
-  if (valid >= kLanes) {
-    if (w.bias) value = value + load(w.bias + block * kLanes);
-    store(y, out.add ? value + load(y) : value);
-    return;
-  }
   store(held, value);
   for (int64_t i = 0; i < valid; i++) {
     const float biased = held[i] + (w.bias ? w.bias[block * kLanes + i] : 0.0f);
     y[i] = out.add ? y[i] + biased : biased;
   }
+}
+
+inline void write(const Output& out, const Weight& w, int64_t row, int64_t block, F value) {
+  float* y = out.y + row * out.stride + block * kLanes - out.first;
+  const int64_t valid = w.outputs - block * kLanes;
+  if (valid < kLanes) return write_some(out, w, block, value, y, valid);
+  if (w.bias) value = value + load(w.bias + block * kLanes);
+  store(y, out.add ? value + load(y) : value);
 }
 
 // f(0) to f(n - 1), written out before anything else is decided: what f indexes can stay in registers.
@@ -79,59 +90,68 @@ __attribute__((always_inline)) inline void unrolled(const Function& f) {
   write_out(std::make_integer_sequence<int, n>(), f);
 }
 
+// Some rows of one tile. Every row's sums are made in the same order, whatever is made beside them.
 template <int bits, int rows>
-inline void multiply_block(const Weight& w, int64_t block, const Inputs& x, int64_t row, const Output& out) {
+void multiply_block(const Weight& w, int64_t block, const Inputs& x, int64_t row, const Output& out) {
   constexpr int64_t step = bits == 4 ? 4 * 64 + 64 : 8 * 64 + 32;
-  const int64_t groups = x.groups();
+  const int64_t groups = x.groups(), stride = x.stride(row);
   const uint8_t* data = w.data + block * groups * step;
+  int64_t at = x.place(row, 0);
   F total[rows];
-  const int8_t* inputs[rows];
-  unrolled<rows>([&](auto r) __attribute__((always_inline)) {
-    total[r] = set1(0.0f);
-    inputs[r] = x.values + (row + r) * x.width;
-  });
-  for (int64_t g = 0; g < groups; g++, data += step) {
+  unrolled<rows>([&](auto r) __attribute__((always_inline)) { total[r] = set1(0.0f); });
+  for (int64_t g = 0; g < groups; g++, data += step, at += stride) {
     // The same group of the next block: while this one is multiplied, memory need not wait.
     if (row == 0) prefetch(data + groups * step, step);
     Sums<bits> sums[rows];
+    unrolled<rows>([&](auto r) __attribute__((always_inline)) { sums[r].begin(x.offsets[at + r]); });
+    const int8_t* const values = x.values + at * kGroup;
     unrolled<4>([&](auto i) __attribute__((always_inline)) {
       B even = load_bytes(data + (bits == 4 ? 64 : 128) * i), odd = even;
       if constexpr (bits == 4) even = low_nibbles(even), odd = high_nibbles(odd);
       else odd = load_bytes(data + 128 * i + 64);
       unrolled<rows>([&](auto r) __attribute__((always_inline)) {
-        const int8_t* values = inputs[r] + g * kGroup + 8 * i;
-        sums[r].add(even, values, 0);
-        sums[r].add(odd, values + 4, 1);
+        sums[r].add(even, values + r * kGroup + 8 * i);
+        sums[r].add(odd, values + r * kGroup + 8 * i + 4);
       });
     });
-    const F scale = load_half(reinterpret_cast<const uint16_t*>(data + (bits == 4 ? 256 : 512)));
-    F zero = scale;
-    if constexpr (bits == 4) zero = load_half(reinterpret_cast<const uint16_t*>(data + 288));
+    const auto* scales = reinterpret_cast<const uint16_t*>(data + (bits == 4 ? 256 : 512));
+    const F scale = load_half(scales), zero = bits == 4 ? load_half(scales + kLanes) : scale;
     unrolled<rows>([&](auto r) __attribute__((always_inline)) {
-      const int64_t at = (row + r) * groups + g;
-      total[r] = fma(to_float(sums[r].all(x.offsets[at])) * scale, set1(x.scales[at]), total[r]);
-      if constexpr (bits == 4) total[r] = fma(zero, set1(x.sums[at]), total[r]);
+      total[r] = fma(to_float(sums[r].all()) * scale, set1(x.scales[at + r]), total[r]);
+      if constexpr (bits == 4) total[r] = fma(zero, set1(x.sums[at + r]), total[r]);
     });
   }
   unrolled<rows>([&](auto r) { write(out, w, row + r, block, total[r]); });
 }
 
+// `rows` rows of one tile, as one block: its weights are unpacked once.
+template <int bits, int most = kRowsAtOnce>
+inline void multiply_tile(const Weight& w, int64_t block, const Inputs& x, int64_t row, int64_t rows, const Output& out) {
+  if (rows >= most) return multiply_block<bits, most>(w, block, x, row, out);
+  if constexpr (most > 1) multiply_tile<bits, most - 1>(w, block, x, row, rows, out);
+}
+
 template <int bits>
 inline void multiply_blocks(const Weight& w, int64_t first, int64_t last, const Inputs& x, int64_t rows, const Output& out) {
-  for (int64_t block = first; block < last; block++) {
-    int64_t row = 0;
-    for (; row + kRowsAtOnce <= rows; row += kRowsAtOnce) multiply_block<bits, kRowsAtOnce>(w, block, x, row, out);
-    for (; row + 4 <= rows; row += 4) multiply_block<bits, 4>(w, block, x, row, out);
-    for (; row + 2 <= rows; row += 2) multiply_block<bits, 2>(w, block, x, row, out);
-    if (row < rows) multiply_block<bits, 1>(w, block, x, row, out);
-  }
+  for (int64_t block = first; block < last; block++)
+    for (int64_t row = 0; row < rows; row += kRowsAtOnce) multiply_tile<bits>(w, block, x, row, rows - row, out);
+}
+
+// f(first, last) of this thread's blocks of outputs. halves: two, of which a thread has the same groups of 32 outputs.
+template <typename Function>
+inline void for_share(const Weight& w, bool halves, const Share& share, const Function& f) {
+  const int64_t blocks = (w.outputs + kLanes - 1) / kLanes / (halves ? 2 : 1);
+  const auto [first, last] = share.of(blocks, halves ? kGroup / kLanes : 1);
+  f(first, last);
+  if (halves) f(blocks + first, blocks + last);
 }
 
 // This thread's share of the outputs, for all rows.
-inline void multiply(const Weight& w, const Inputs& x, int64_t rows, const Output& out, const Share& share) {
-  const auto [first, last] = share.of((w.outputs + kLanes - 1) / kLanes);
-  if (w.bits == 4) multiply_blocks<4>(w, first, last, x, rows, out);
-  else multiply_blocks<8>(w, first, last, x, rows, out);
+inline void multiply(const Weight& w, const Inputs& x, int64_t rows, const Output& out, const Share& share, bool halves = false) {
+  for_share(w, halves, share, [&](int64_t first, int64_t last) {
+    if (w.bits == 4) multiply_blocks<4>(w, first, last, x, rows, out);
+    else multiply_blocks<8>(w, first, last, x, rows, out);
+  });
 }
 
 // One group of 32 of an output lane, quantised to 4 or 8 bits.

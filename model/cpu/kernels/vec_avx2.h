@@ -110,9 +110,8 @@ template <>
 struct Sums<4> {
   B sums;
 
-  Sums() : sums{_mm256_setzero_si256(), _mm256_setzero_si256()} {}
-
-  void add(B codes, const int8_t* x, int) {
+  void begin(int32_t) { sums = {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
+  void add(B codes, const int8_t* x) {
     int32_t four;
     std::memcpy(&four, x, 4);
     const __m256i values = _mm256_set1_epi32(four);
@@ -120,7 +119,7 @@ struct Sums<4> {
     sums.b = _mm256_add_epi16(sums.b, _mm256_maddubs_epi16(codes.b, values));
     keep_order(sums.a, sums.b);
   }
-  I all(int32_t) const {
+  I all() const {
     const __m256i ones = _mm256_set1_epi16(1);
     return {_mm256_madd_epi16(sums.a, ones), _mm256_madd_epi16(sums.b, ones)};
   }
@@ -131,9 +130,8 @@ template <>
 struct Sums<8> {
   I sums;
 
-  Sums() : sums{_mm256_setzero_si256(), _mm256_setzero_si256()} {}
-
-  void add(B codes, const int8_t* x, int) {
+  void begin(int32_t) { sums = {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
+  void add(B codes, const int8_t* x) {
     int32_t four;
     std::memcpy(&four, x, 4);
     const __m256i values = _mm256_set1_epi32(four);
@@ -145,7 +143,7 @@ struct Sums<8> {
     const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(whole), _mm256_sign_epi8(values, whole));
     return _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
   }
-  I all(int32_t) const { return sums; }
+  I all() const { return sums; }
 };
 
 // 8 rows of 8 words -> out[8][16] (half a row of 16), transposed.
@@ -173,11 +171,9 @@ inline void transpose(const uint32_t* const* rows, uint32_t* out) {
     for (int row = 0; row < 16; row += 8) transpose8(rows + row, column, out + 16 * column + row);
 }
 // Words of two bfloat16 each -> their first and second values.
-inline void split_pairs(const uint32_t* p, float* first, float* second) {
-  for (int i = 0; i < 16; i += 8) {
-    const __m256i words = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + i));
-    const __m256i high = _mm256_and_si256(words, _mm256_set1_epi32(static_cast<int>(0xffff0000u)));
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(first + i), _mm256_slli_epi32(words, 16));
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(second + i), high);
-  }
+inline std::pair<F, F> split_pairs(const uint32_t* p) {
+  const __m256i a = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)), high = _mm256_set1_epi32(static_cast<int>(0xffff0000u));
+  const __m256i b = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 8));
+  return {{_mm256_castsi256_ps(_mm256_slli_epi32(a, 16)), _mm256_castsi256_ps(_mm256_slli_epi32(b, 16))},
+          {_mm256_castsi256_ps(_mm256_and_si256(a, high)), _mm256_castsi256_ps(_mm256_and_si256(b, high))}};
 }

@@ -59,21 +59,20 @@ inline I store_bytes(int8_t* p, F a) {
 inline B load_bytes(const uint8_t* p) { return {_mm512_loadu_si512(p)}; }
 inline B low_nibbles(B a) { return {_mm512_and_si512(a.v, _mm512_set1_epi8(15))}; }
 inline B high_nibbles(B a) { return {_mm512_and_si512(_mm512_srli_epi16(a.v, 4), _mm512_set1_epi8(15))}; }
-// The products of a group's 32 codes with its inputs, summed for each lane; 4 codes a time, to one of two sums, so that
-// neither waits for itself. Exact.
+// The products of a group's 32 codes with its inputs, summed for each lane; 4 codes a time. Exact.
+// No constructor: those of an array would be a loop through memory.
 template <int bits>
 struct Sums {
-  I sums[2];
+  I sums;
 
-  Sums() : sums{{_mm512_setzero_si512()}, {_mm512_setzero_si512()}} {}
-
-  void add(B codes, const int8_t* x, int which) {
+  // offset: -128 times the sum of the inputs, which codes of 8 bits stand above their weights.
+  void begin(int32_t offset) { sums = set1(bits == 4 ? 0 : offset); }
+  void add(B codes, const int8_t* x) {
     int32_t four;
     std::memcpy(&four, x, 4);
-    sums[which] = {_mm512_dpbusd_epi32(sums[which].v, codes.v, _mm512_set1_epi32(four))};
+    sums = {_mm512_dpbusd_epi32(sums.v, codes.v, _mm512_set1_epi32(four))};
   }
-  // offset: -128 times the sum of the inputs, which codes of 8 bits stand above their weights.
-  I all(int32_t offset) const { return sums[0] + sums[1] + set1(bits == 4 ? 0 : offset); }
+  I all() const { return sums; }
 };
 
 // 16 rows of 16 words -> out[16][16], transposed.
@@ -102,8 +101,7 @@ inline void transpose(const uint32_t* const* rows, uint32_t* out) {
   }
 }
 // Words of two bfloat16 each -> their first and second values.
-inline void split_pairs(const uint32_t* p, float* first, float* second) {
-  const __m512i words = _mm512_loadu_si512(p);
-  _mm512_storeu_si512(first, _mm512_slli_epi32(words, 16));
-  _mm512_storeu_si512(second, _mm512_and_si512(words, _mm512_set1_epi32(static_cast<int>(0xffff0000u))));
+inline std::pair<F, F> split_pairs(const uint32_t* p) {
+  const __m512i words = _mm512_loadu_si512(p), high = _mm512_set1_epi32(static_cast<int>(0xffff0000u));
+  return {{_mm512_castsi512_ps(_mm512_slli_epi32(words, 16))}, {_mm512_castsi512_ps(_mm512_and_si512(words, high))}};
 }
