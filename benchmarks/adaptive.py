@@ -130,6 +130,7 @@ def server(args: argparse.Namespace, *options: str) -> Iterator[str]:
     port = str(free_port())
     command = [str(Path(sys.executable).parent / "hamburger"), "serve", *([args.model] if args.model else [])]
     common = ["--port", port, "--prefix-cache", "false", "--max-num-seqs", str(args.seats), "--max-model-len", "2048"]
+    common += ["--groups", "composed"]
     url = f"http://127.0.0.1:{port}"
     with subprocess.Popen([*command, *common, *options], stdout=subprocess.DEVNULL, env=os.environ) as process:
         try:

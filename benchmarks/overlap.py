@@ -152,7 +152,7 @@ def answer_all(core: EngineCore, streams: int, confidence: float) -> tuple[float
 
 def on_this_cpu() -> None:
     for streams in (1, 16):
-        plain, info = build_core(EngineArgs(device="cpu", max_num_seqs=streams, prefix_cache=False))
+        plain, info = build_core(EngineArgs(device="cpu", max_num_seqs=streams, prefix_cache=False, groups="composed"))
         ahead = OverlappedCore(plain.config, cast(Runner, plain._runner))
         rates: list[list[float]] = []
         for _ in range(ROUNDS):

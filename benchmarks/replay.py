@@ -114,6 +114,7 @@ def engine_args(args: argparse.Namespace, model: str | None) -> EngineArgs:
         max_num_batched_slots=args.budget,
         kv_cache_memory=2 << 30,
         max_queue_seconds=math.inf,
+        groups="composed",
     )
 
 

@@ -6,7 +6,7 @@ import importlib.util
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +72,8 @@ class Roster:
         self.processes = {name: process for name, process in self.processes.items() if name in needed}
 
 
-OURS = ("hamburger", "engine", "base")  # the processes that are ours
+GROUPS = {"hamburger": "verified", "composed": "composed", "base": "composed"}  # a plain base's: of one token each
+OURS = (*GROUPS, "engine")  # the processes that are ours
 
 
 def build_roster(setup: Setup) -> Roster:
@@ -82,12 +83,17 @@ def build_roster(setup: Setup) -> Roster:
     sizes = gguf_sizes(gguf) if gguf else None
     plain = WeightBytes(sizes.bytes) if sizes else None
     ours = _ours(model, sizes)
-    named = [Entry(f"hamburger c={c:g}", "hamburger", c, ours) for c in setup.confidences]
+    # Verified groups compose no slot; composed ones are another mode of the same checkpoint.
+    verified = None if ours is None else replace(ours, composed=0)
+    composed = [Entry(f"composed c={c:g}", "composed", c, ours) for c in setup.confidences]
     roster = Roster()
-    roster.add("hamburger", _our_server(setup, setup.model), Entry("hamburger", "hamburger", None, ours), *named)
+    roster.add("hamburger", _our_server(setup, "hamburger"), Entry("hamburger", "hamburger", None, verified))
+    roster.add("composed", _our_server(setup, "composed"), Entry("composed", "composed", None, ours), *composed)
     options = {"model": setup.model, "context": setup.context, "kv_cache_memory": setup.kv_cache_memory}
-    roster.add("engine", _worker(setup, "engine", "peers.our_engine", options), Entry("engine", "engine", None, ours))
-    roster.add("base", _our_server(setup, setup.base), Entry("base", "base", None, plain))
+    options["engine"] = {"groups": GROUPS["hamburger"]}
+    worker = _worker(setup, "engine", "peers.our_engine", options)
+    roster.add("engine", worker, Entry("engine", "engine", None, verified))
+    roster.add("base", _our_server(setup, "base"), Entry("base", "base", None, plain))
     _add_llama(roster, setup, gguf, plain)
     _add_transformers(roster, setup, sizes)
     return roster
@@ -159,7 +165,8 @@ def _missing(package: str) -> str | None:
     return None
 
 
-def _our_server(setup: Setup, model: str | None) -> Server:
+def _our_server(setup: Setup, name: str) -> Server:
+    model = setup.base if name == "base" else setup.model
     options = {
         "--port": "{port}",
         "--max-model-len": str(setup.context),
@@ -167,10 +174,11 @@ def _our_server(setup: Setup, model: str | None) -> Server:
         "--max-num-batched-slots": str(BATCHED),
         "--kv-cache-memory": str(setup.kv_cache_memory),
         "--prefix-cache": "false",
+        "--groups": GROUPS[name],
     }
     command = [sys.executable, "-c", SERVE, "serve", *([model] if model else [])]
     command += [part for option in options.items() for part in option]
-    return Server(_launch(setup, "base" if model == setup.base else "hamburger", command), ours=True)
+    return Server(_launch(setup, name, command), ours=True)
 
 
 def _worker(setup: Setup, name: str, module: str, options: dict[str, Any]) -> Worker:

@@ -82,7 +82,7 @@ def load(options: dict[str, Any]) -> tuple[Measure, dict[str, Any]]:
             max_model_len=options["context"],
             kv_cache_memory=pool,
             prefix_cache=False,
-            **engine,
+            **{"groups": "composed", **engine},
         ),
         lambda line: print(line, file=sys.stderr, flush=True),
     )

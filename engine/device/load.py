@@ -121,15 +121,15 @@ def rank_pool_bytes(args: EngineArgs, device: torch.device, for_steps: int = 0) 
 
 
 def groups_of(args: EngineArgs, config: ModelConfig) -> Groups:
-    """What the user asks, or the checkpoint says; a plain base model has drafts to verify, unless its steps are to
-    overlap. Raises ConfigError for both."""
+    """What the user asks, or the checkpoint says; a plain base model has drafts to verify, unless composed groups (of
+    one token each there) are asked or its steps are to overlap. Raises ConfigError for verified groups that overlap."""
     overlaps, asked = args.overlap_steps == "on", args.groups
-    if config.graft is None and overlaps and asked != "verified":
-        return "composed"  # of one token each
-    if config.graft is None:
-        found: Groups = "verified"
+    if asked != "auto":
+        found: Groups = asked
+    elif config.graft is None:
+        found = "composed" if overlaps else "verified"
     else:
-        found = config.graft.groups if asked == "auto" else asked
+        found = config.graft.groups
     if found == "verified" and overlaps:
         remedy = (
             "overlap_steps auto or off" if config.graft is None else "groups composed, or overlap_steps auto or off"

@@ -86,8 +86,7 @@ def load_engine(name: ModelName, options: EngineOptions, on_progress: Callable[[
     """Load a model. Raises CheckpointError, ConfigError and TokenizerError."""
     args = EngineArgs(
         quantization=options.quantization,
-        # Only composed groups change what a model says.
-        groups="composed" if name.has_graft else "auto",
+        groups="composed",  # only these change what a model says; a plain base's are of one token
         prefix_cache=False,  # what was computed for one prompt must not round the answer to another
         model=name.model,
         base=name.base,
@@ -131,13 +130,8 @@ def generate_answers(
     missing = [pair for pair in wanted if _key(*pair) not in known]
     if missing:
         llm = engine().llm
-        # A plain base composes nothing: each of its tokens is a group, at any confidence.
-        is_composed = llm.info.groups == "composed"
         requests = (
-            (
-                prompt.prompt_ids,
-                SamplingParams(temperature=0, max_tokens=max_tokens, confidence=confidence if is_composed else 1.0),
-            )
+            (prompt.prompt_ids, SamplingParams(temperature=0, max_tokens=max_tokens, confidence=confidence))
             for prompt, confidence in missing
         )
         with token_bar(f"Answers of {llm.info.model}", len(wanted), Console(stderr=True)) as bar:
