@@ -135,10 +135,10 @@ class Scheduler:
     def _with_drafts(self, scheduled: list[ScheduledSequence], policy: DraftPolicy) -> list[ScheduledSequence]:
         num_slots = sum(item.num_slots for item in scheduled)
         num_emitting = sum(item.emits for item in scheduled)
-        offered = [self._offered(item, policy) for item in scheduled]
+        plan = policy.plan(num_emitting, num_slots - num_emitting)
+        offered = [self._offered(item, policy, plan.least) for item in scheduled]
         floors = [item.sequence.params.confidence or 0.0 for item in scheduled]
         numbers = policy.choose(num_slots, num_emitting, offered, floors)
-        plan = policy.plan(num_emitting, num_slots - num_emitting)
         spare = self._max_step_slots - num_slots
         found = []
         for item, proposal, number, floor in zip(scheduled, offered, numbers, floors, strict=True):
@@ -156,8 +156,8 @@ class Scheduler:
             found.append(item)
         return found
 
-    def _offered(self, item: ScheduledSequence, policy: DraftPolicy) -> Proposal | None:
-        """The best drafts that there are for a decoding sequence."""
+    def _offered(self, item: ScheduledSequence, policy: DraftPolicy, least: float) -> Proposal | None:
+        """The best drafts that there are for a decoding sequence, if the first of them has a chance above least."""
         sequence = item.sequence
         most = min(self._config.max_group, sequence.num_tokens_left) - 1
         if not item.emits or item.num_slots != 1 or most < 1 or sequence.params.confidence == 1:
@@ -165,7 +165,8 @@ class Scheduler:
         micro = sequence.proposal
         if micro is not None:
             micro = policy.acceptance.corrected(micro, sequence.params.temperature)
-        return micro if sequence.drafters is None else sequence.drafters.best(micro, most)
+            micro = micro if micro.chances[0] > least else None
+        return micro if sequence.drafters is None else sequence.drafters.best(micro, most, least)
 
     def shrink(self, batch: ScheduledBatch) -> list[Sequence]:
         """Memory did not hold a step of this batch's size (above 1 slot): the next ones have half of its slots at most,

@@ -45,12 +45,14 @@ class AnswerDrafts:
             if name == drafter:
                 counts[:] = counts[0] * _KEPT + (num_accepted > 0), counts[1] * _KEPT + 1
 
-    def best(self, micro: Proposal | None, most: int) -> Proposal | None:
-        """At most so many drafts. micro: those of the micro decoder."""
+    def best(self, micro: Proposal | None, most: int, least: float = 0.0) -> Proposal | None:
+        """At most so many drafts. micro: those of the micro decoder. least: a chance that the first must be above."""
         found = micro.first(most) if micro is not None else None
         for name, drafter in self._drafters.items():
-            token_ids = drafter.after(most)
             missed = 1 - self._chance(name)
+            if 1 - missed <= least:
+                continue
+            token_ids = drafter.after(most)
             proposal = Proposal(name, token_ids, [1 - missed * _LEFT**place for place in range(len(token_ids))])
             if token_ids and (found is None or proposal.expected > found.expected):
                 found = proposal

@@ -10,7 +10,7 @@ One draft more may cost little where a second row is nearly free, and much where
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from operator import mul
 
@@ -24,10 +24,14 @@ _LENIENT = 0.7  # a chance so much below what pays may still be worth a look, as
 
 @dataclass(frozen=True, slots=True)
 class DraftPlan:
-    """How many drafts the micro-steps make for a sequence, while the chance of all of them is at least min_chance."""
+    """How many drafts the micro-steps make for a sequence, while the chance of all of them is at least min_chance.
+
+    least: no draft whose chance is not above it pays, however many others are checked with it.
+    """
 
     max_drafts: int
     min_chance: float
+    least: float = 0.0
 
 
 class DraftPolicy:
@@ -52,14 +56,14 @@ class DraftPolicy:
     ) -> list[int]:
         """How many drafts of each sequence to check, in a step of num_rows slots without them.
 
-        floors: the least chance of a draft, given those before it, at which its sequence wants it.
+        floors: the least chance, of a draft and all before it, at which its sequence wants it.
         """
         candidates: list[tuple[float, int]] = []
         for index, (proposal, floor) in enumerate(zip(drafts, floors, strict=True)):
             together = 1.0
             for chance in proposal.chances if proposal is not None else ():
                 together *= chance
-                if chance < floor:
+                if together < floor:
                     break
                 candidates.append((-together, index))
         chosen = [0] * len(drafts)
@@ -113,4 +117,12 @@ class DraftPolicy:
                 rate = tokens / (self.costs.step(rows) + fixed)
                 if rate > best:
                     best, plan = rate, DraftPlan(depth, _LENIENT * chance)
-        return plan
+        return replace(plan, least=self._least(num_emitting, base, plan.max_drafts))
+
+    def _least(self, num_emitting: int, base: int, micro_drafts: int) -> float:
+        """The mean chance that drafts must be above, at the number of them that asks least."""
+        alone = self.costs.step(base)
+        per_token = (alone + micro_drafts * self.costs.micro_step(num_emitting)) / num_emitting
+        # Costs are linear between measured numbers, so one of these, or the next row, is the cheapest.
+        rows = (base + 1, *(rows for rows in self.costs.measured.rows if rows > base))
+        return min((self.costs.step(more) - alone) / (more - base) for more in rows) / per_token

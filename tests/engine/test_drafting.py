@@ -157,7 +157,8 @@ def test_free_rows_take_all_drafts_and_dear_ones_none() -> None:
 
 def test_a_draft_is_made_only_at_the_chance_that_its_request_asks_for() -> None:
     policy, drafts = free_rows(), [proposal(0.9, 0.5, 0.8)] * 4
-    assert policy.choose(4, 4, drafts, [0.0, 0.5, 0.6, 0.95]) == [3, 3, 1, 0]
+    # Of a draft and all before it: 0.9, 0.45, 0.36.
+    assert policy.choose(4, 4, drafts, [0.0, 0.4, 0.6, 0.95]) == [3, 2, 1, 0]
 
 
 chances = st.lists(st.floats(0.0, 1.0), min_size=1, max_size=4)
@@ -277,3 +278,15 @@ def test_rates_are_finite() -> None:
         for num_emitting in (1, 2, 3, 64):
             assert math.isfinite(policy.plan(num_emitting, 100).min_chance)
             policy.choose(num_emitting + 100, num_emitting, [proposal(0.5)] * num_emitting, [0.0] * num_emitting)
+
+
+@given(
+    chances=st.lists(st.lists(st.floats(0, 1), min_size=1, max_size=4), min_size=1, max_size=6),
+    steps=st.lists(st.floats(0.1, 20), min_size=4, max_size=4),
+)
+def test_what_a_plan_calls_hopeless_is_never_chosen(chances: list[list[float]], steps: list[float]) -> None:
+    policy = DraftPolicy(StepCosts(MeasuredCosts((1, 2, 4, 16), tuple(steps), (0.1, 0.1, 0.1, 0.1))), 0)
+    number = len(chances)
+    least = policy.plan(number).least
+    hopeless = [proposal(*(0.999 * chance * min(least, 1.0) for chance in each)) for each in chances]
+    assert policy.choose(number, number, hopeless, [0.0] * number) == [0] * number
