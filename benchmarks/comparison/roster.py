@@ -89,8 +89,8 @@ def build_roster(setup: Setup) -> Roster:
     roster = Roster()
     roster.add("hamburger", _our_server(setup, "hamburger"), Entry("hamburger", "hamburger", None, verified))
     roster.add("composed", _our_server(setup, "composed"), Entry("composed", "composed", None, ours), *composed)
-    options = {"model": setup.model, "context": setup.context, "kv_cache_memory": setup.kv_cache_memory}
-    options["engine"] = {"groups": GROUPS["hamburger"]}
+    limits = {"context": setup.context, "kv_cache_memory": setup.kv_cache_memory}
+    options = {"model": setup.model, **limits, "engine": {"groups": GROUPS["hamburger"]}}
     worker = _worker(setup, "engine", "peers.our_engine", options)
     roster.add("engine", worker, Entry("engine", "engine", None, verified))
     roster.add("base", _our_server(setup, "base"), Entry("base", "base", None, plain))

@@ -45,7 +45,7 @@ class AnswerDrafts:
             if name == drafter:
                 counts[:] = counts[0] * _KEPT + (num_accepted > 0), counts[1] * _KEPT + 1
 
-    def best(self, micro: Proposal | None, most: int, least: float = 0.0) -> Proposal | None:
+    def best(self, micro: Proposal | None, most: int, least: float) -> Proposal | None:
         """At most so many drafts. micro: those of the micro decoder. least: a chance that the first must be above."""
         found = micro.first(most) if micro is not None else None
         for name, drafter in self._drafters.items():

@@ -249,22 +249,22 @@ def test_the_drafter_that_brings_most_drafts() -> None:
     text = list(range(20))
     drafts = AnswerDrafts([*text, 50, 0, 1], tuple(range(100, 110)))
     weak, strong = proposal(0.1), proposal(0.99, 0.99, 0.99, 0.99, 0.99, 0.99, 0.99)
-    found = drafts.best(weak, 7)
+    found = drafts.best(weak, 7, 0.0)
     assert found is not None
     assert (found.drafter, found.token_ids) == ("prediction", text_of(100, 7))
-    found = drafts.best(strong, 7)
+    found = drafts.best(strong, 7, 0.0)
     assert found is not None
     assert found.drafter == "micro"
     assert drafts.needs_micro
     # The answer goes another way, which the prompt knows.
     drafts.extend([2, 3])
-    found = drafts.best(weak, 4)
+    found = drafts.best(weak, 4, 0.0)
     assert found is not None
     assert (found.drafter, found.token_ids) == ("lookup", text_of(4, 4))
     assert all(0 < chance <= 1 for chance in found.chances)
     assert len(found.chances) == 4
-    assert AnswerDrafts([1]).best(None, 7) is None
-    assert AnswerDrafts([1]).best(proposal(0.5, 0.5, 0.5), 2) == proposal(0.5, 0.5)
+    assert AnswerDrafts([1]).best(None, 7, 0.0) is None
+    assert AnswerDrafts([1]).best(proposal(0.5, 0.5, 0.5), 2, 0.0) == proposal(0.5, 0.5)
 
 
 def text_of(first: int, number: int) -> list[int]:

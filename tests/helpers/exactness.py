@@ -168,7 +168,8 @@ class Meddling:
     def observe(self, *checked: object) -> None:
         """It learns nothing."""
 
-    def best(self, micro: Proposal | None, most: int) -> Proposal | None:
+    def best(self, micro: Proposal | None, most: int, least: float) -> Proposal | None:
+        del least  # a wrong draft is what it is for
         draw = self._draw
         kind = draw.random()
         if kind < 0.2:
