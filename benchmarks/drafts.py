@@ -2,21 +2,25 @@
 every answer is, token for token, that of confidence 1.
 
     python benchmarks/drafts.py --prompts DATA/*.jsonl.gz --out docs/results/drafts.json
+    python benchmarks/drafts.py --prompts DATA/*.jsonl.gz --model builtin --edits 40 --out docs/results/drafts-base.json
 
 One answer at a time, in this process, with nothing between the clock and the core. The prompts are those of
-`hamburger eval-quality`. Reported by kind and temperature: tokens a macro-step, drafts and accepted drafts a
-macro-step, speed over confidence 1 (the two in turns, prompt work left out; medians over answers); by drafter and place
-the share of drafts that were accepted, and the expected calibration error of their chances (ten bins).
+`hamburger eval-quality`; with --edits also Python functions to be written again under another name, without and with
+the old code as a prediction (kinds "editing" and "editing, predicted"). Reported by kind and temperature: tokens a
+macro-step, drafts and accepted drafts a macro-step, speed over confidence 1 (the two in turns, prompt work left out;
+medians over answers); by drafter and place the share of drafts that were accepted, and the expected calibration error
+of their chances (ten bins).
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -31,9 +35,22 @@ from hamburger.engine.types.config import EngineArgs
 from hamburger.engine.types.messages import CheckedDrafts, SubmitRequest
 from hamburger.engine.types.sampling_params import SamplingParams
 from hamburger.model.checkpoints.sources import resolve_source
-from hamburger.training.corpus.prompts import HELD_OUT
+from hamburger.training.corpus.jsonl import read_rows
+from hamburger.training.corpus.prompts import HELD_OUT, is_held_out, row_id
 from hamburger.training.quality.prompts import DEFAULT_KINDS, Prompt, choose_prompts
 from machine import processor
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What is asked, and what the client would foretell of the answer."""
+
+    prompt: Prompt
+    prediction_ids: tuple[int, ...] = ()
+
+    @property
+    def kind(self) -> str:
+        return self.prompt.kind
 
 
 @dataclass(slots=True)
@@ -53,6 +70,7 @@ def main() -> None:
     parser.add_argument("--base", help="its base, where the checkpoint holds only a part")
     parser.add_argument("--prompts", type=Path, nargs="+", required=True, metavar="FILE", help="JSON Lines, also .gz")
     parser.add_argument("--per-kind", type=int, default=40)
+    parser.add_argument("--edits", type=int, default=0, metavar="N", help="so many functions to be renamed, too")
     parser.add_argument("--max-tokens", type=int, default=256)
     parser.add_argument("--max-prompt-tokens", type=int, default=768)
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 0.7])
@@ -60,31 +78,59 @@ def main() -> None:
     args = parser.parse_args()
     core, _ = build_core(EngineArgs(model=args.model, base=args.base, groups="verified", prefix_cache=False))
     tokenizer = Tokenizer.load(resolve_source(args.model, args.base).tokenizer_path)
-    prompts = choose_prompts(
-        args.prompts, DEFAULT_KINDS, args.per_kind, HELD_OUT,
-        lambda messages: tokenizer.encode(tokenizer.apply_chat_template(list(messages))), args.max_prompt_tokens,
-    )  # fmt: skip
+
+    def encode(messages: Sequence[dict[str, str]]) -> list[int]:
+        return tokenizer.encode(tokenizer.apply_chat_template(list(messages)))
+
+    longest = args.max_prompt_tokens
+    tasks = [
+        Task(prompt) for prompt in choose_prompts(args.prompts, DEFAULT_KINDS, args.per_kind, HELD_OUT, encode, longest)
+    ]
+    tasks += list(edits(args.prompts, args.edits, encode, lambda text: tokenizer.encode(text)))
     rows, checked = [], []
     for temperature in args.temperatures:
-        pairs = [_both(core, prompt, number, temperature, args.max_tokens) for number, prompt in enumerate(prompts)]
-        rows += report(temperature, prompts, pairs)
+        pairs = [_both(core, task, number, temperature, args.max_tokens) for number, task in enumerate(tasks)]
+        rows += report(temperature, tasks, pairs)
         checked += places(temperature, [drafted for _, drafted in pairs])
         print(table([row for row in rows if row["temperature"] == temperature]), flush=True)
     print(table(checked))
     if args.out:
         told = {"date": datetime.now(UTC).date().isoformat(), "processor": processor(), "torch": torch.__version__}
         settings = {"threads": torch.get_num_threads(), "per_kind": args.per_kind, "max_tokens": args.max_tokens}
+        settings["model"] = args.model or "the embedded default"
         args.out.write_text(json.dumps({**told, **settings, "rows": rows, "places": checked}, indent=1) + "\n")
 
 
-def report(
-    temperature: float, prompts: Sequence[Prompt], pairs: Sequence[tuple[Answer, Answer]]
-) -> list[dict[str, Any]]:
+def edits(
+    files: Sequence[Path],
+    number: int,
+    encode: Callable[[list[dict[str, str]]], list[int]],
+    tokens: Callable[[str], list[int]],
+) -> Iterator[Task]:
+    """Held-out rows whose response is a Python function, to be written again under another name."""
+    found = 0
+    for row in (row for file in files for row in read_rows(file)):
+        code = str(row.values.get("response"))
+        name = re.search(r"^def (\w+)\(", code, re.MULTILINE)
+        if found == number or name is None or not is_held_out(row_id(row), HELD_OUT):
+            continue
+        found += 1
+        fenced = f"```python\n{code}\n```"
+        ask = f"Rename the function {name[1]} to my_{name[1]}. Answer with the whole code and nothing else.\n\n{fenced}"
+        prompt_ids = encode([{"role": "user", "content": ask}])
+        yield Task(Prompt(row_id(row), "editing", prompt_ids))
+        yield Task(Prompt(row_id(row), "editing, predicted", prompt_ids), tuple(tokens(fenced)))
+    if found < number:
+        raise SystemExit(f"--edits: only {found} held-out rows have a Python function as their response.")
+
+
+def report(temperature: float, tasks: Sequence[Task], pairs: Sequence[tuple[Answer, Answer]]) -> list[dict[str, Any]]:
     """A row for each kind, and one for all. pairs: at confidence 1, and with drafts."""
     by_kind = defaultdict(list)
-    for prompt, pair in zip(prompts, pairs, strict=True):
-        by_kind[prompt.kind].append(pair)
-        by_kind["all"].append(pair)
+    for task, pair in zip(tasks, pairs, strict=True):
+        by_kind[task.kind].append(pair)
+        if task.kind in DEFAULT_KINDS:
+            by_kind["all"].append(pair)
     found = []
     for kind, answers in sorted(by_kind.items(), key=lambda item: item[0] == "all"):
         steps = sum(drafted.steps for _, drafted in answers)
@@ -144,16 +190,18 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def _both(core: EngineCore, prompt: Prompt, number: int, temperature: float, most: int) -> tuple[Answer, Answer]:
+def _both(core: EngineCore, task: Task, number: int, temperature: float, most: int) -> tuple[Answer, Answer]:
     """The answer at confidence 1, and with drafts; every other prompt begins with the other."""
     order = (1.0, 0.0) if number % 2 else (0.0, 1.0)
-    answers = {confidence: _answer(core, prompt, number, temperature, most, confidence) for confidence in order}
+    answers = {confidence: _answer(core, task, number, temperature, most, confidence) for confidence in order}
     return answers[1.0], answers[0.0]
 
 
-def _answer(core: EngineCore, prompt: Prompt, seed: int, temperature: float, most: int, confidence: float) -> Answer:
-    params = SamplingParams(temperature=temperature, max_tokens=most, seed=seed, confidence=confidence)
-    core.add(SubmitRequest("answer", prompt.prompt_ids, params, time.monotonic()))
+def _answer(core: EngineCore, task: Task, seed: int, temperature: float, most: int, confidence: float) -> Answer:
+    params = SamplingParams(
+        temperature=temperature, max_tokens=most, seed=seed, confidence=confidence, prediction_ids=task.prediction_ids
+    )
+    core.add(SubmitRequest("answer", task.prompt.prompt_ids, params, time.monotonic()))
     answer = Answer()
     while core.has_work:
         start = time.perf_counter()

@@ -210,8 +210,6 @@ class Sequence:
             self._group_positions.append(self.num_tokens - 1)
         if self.is_verified:  # the slots of its tokens but the last were computed as drafts
             self.num_computed_slots += kept - 1
-        if drafts is not None:
-            drafts = replace(drafts, num_accepted=min(drafts.num_accepted, kept))
         kept_logprobs = None if logprobs is None else logprobs[:kept]
         if drafts is not None:  # those behind the end were never tokens
             drafts = replace(drafts, num_accepted=min(drafts.num_accepted, kept))

@@ -50,11 +50,15 @@ class _Meter:
             # Runs of tokens, so that most rows have drafts behind them.
             start = len(self._text) // 2  # at its beginning a text is less sure of itself
             places = [(start + i // _TOGETHER * 7 + i % _TOGETHER) % len(self._text) for i in range(number)]
-            apart, joined = self._batch(places, 0), self._batch(places, 0, are_joined=True)
-            drafting = self._batch(places, depth) if depth else apart
-            of_joined, of_apart, of_drafting = self._milliseconds([joined, apart, drafting])
+            joined = self._batch(places, 0, are_joined=True)
+            if not depth:  # there are no micro-steps
+                plain += self._milliseconds([joined])
+                further.append(0.0)
+                continue
+            batches = [joined, self._batch(places, 0), self._batch(places, depth)]
+            of_joined, of_apart, of_drafting = self._milliseconds(batches)
             plain.append(of_joined)
-            further.append(max(of_drafting - of_apart, 0.0) / max(depth, 1))
+            further.append(max(of_drafting - of_apart, 0.0) / depth)
         return MeasuredCosts(tuple(rows), tuple(plain), tuple(further))
 
     def _milliseconds(self, batches: list[ForwardBatch]) -> list[float]:

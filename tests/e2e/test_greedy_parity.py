@@ -27,7 +27,14 @@ QUESTIONS = [
     "What is the opposite of cold?", "Tell me a short joke.", "Which planet is the largest?",
     "What is photosynthesis?", "Say hello in French.",
 ]  # fmt: skip
+REPEATS = ["Repeat ten times: one two three four five.", "Write 'the sun is warm' on eight lines."]  # past their ends
 NEW_TOKENS = 32
+
+
+class FreeRows(StepCosts):
+    """Every draft pays, whatever steps take here."""
+
+    def observe(self, rows: int, num_micro_steps: int, num_drafting: int, milliseconds: float) -> None: ...
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +89,7 @@ def test_a_request_alone_and_among_31_others_gives_the_same_text(llm: LLM) -> No
 
 @pytest.mark.slow
 def test_verified_groups_are_greedy_as_transformers_is(peer: Any) -> None:
-    llm = LLM(dtype="float32", max_model_len=256, kv_cache_memory=1 << 30, groups="verified", overlap_steps="on")
+    llm = LLM(dtype="float32", max_model_len=256, kv_cache_memory=1 << 30, groups="verified")
     assert (llm.info.groups, llm.info.default_confidence) == ("verified", 0.0)
     assert type(llm._core) is EngineCore  # which step comes next depends on what this one confirms
     sampling = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True)
@@ -97,24 +104,28 @@ def test_verified_groups_are_greedy_as_transformers_is(peer: Any) -> None:
 def test_verified_groups_have_the_bits_of_confidence_1(model: str | None) -> None:
     """On the compiled kernels, where there are any: alone and together, greedy and sampled."""
     llm = LLM(model, max_model_len=512, kv_cache_memory=1 << 29, groups="verified")
-    several = 0
+    questions, several = [*QUESTIONS, *REPEATS], 0
     for temperature in (0.0, 0.7):
         asked = [
             SamplingParams(
-                temperature=temperature, seed=i, max_tokens=48, confidence=1.0, logprobs=2 if i % 5 == 0 else None
+                temperature=temperature,
+                seed=i,
+                max_tokens=48,
+                confidence=1.0,
+                logprobs=2 if i % 5 == 0 else None,
+                ignore_eos=question in REPEATS,
             )
-            for i in range(len(QUESTIONS))
+            for i, question in enumerate(questions)
         ]
-        plain = llm.chat(conversations(QUESTIONS), asked, progress=False)
+        plain = llm.chat(conversations(questions), asked, progress=False)
         policy = llm._core._policy
         assert policy is not None
-        free = StepCosts(MeasuredCosts((1, 2), (1.0, 1.0), (0.0, 0.0)))
-        for costs in (policy.costs, free):
+        for costs in (policy.costs, FreeRows(MeasuredCosts((1, 2), (1.0, 1.0), (0.0, 0.0)))):
             policy.costs = costs
             told = [replace(one, confidence=0.0) for one in asked]
-            found = llm.chat(conversations(QUESTIONS), told, progress=False)
-            found += [llm.chat([conversations(QUESTIONS)[i]], told[i], progress=False)[0] for i in (0, 3, 5)]
+            found = llm.chat(conversations(questions), told, progress=False)
+            found += [llm.chat([conversations(questions)[i]], told[i], progress=False)[0] for i in (0, 3, 5)]
             for mine, other in zip(found, [*plain, plain[0], plain[3], plain[5]], strict=True):
                 assert (mine.text, mine.token_ids, mine.logprobs) == (other.text, other.token_ids, other.logprobs)
                 several += sum(len(group) > 1 for group in mine.groups)
-    assert several > (100 if model is None else 10)  # the base drafts by lookup alone
+    assert several > (100 if model is None else 20)  # the base drafts by lookup alone
