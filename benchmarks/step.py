@@ -128,7 +128,7 @@ class Clocked:
         self._seconds = dict.fromkeys(("model", "embed", "trunk"), 0.0)
         steps = cast(Any, core._runner)._steps  # whose methods are replaced
         self._micro_steps = 0
-        self.costs: MeasuredCosts | None = None if core._policy is None else core._policy.costs.measured
+        self.costs: MeasuredCosts | None = None if core._policy is None else core._policy.costs().measured
         steps.step_with = self._clocked("model", steps.step_with)
         backend = steps.backend
         backend.embed = self._clocked("embed", backend.embed)

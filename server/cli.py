@@ -90,6 +90,12 @@ _COMMANDS = (
         "training.quality.evaluate:run",
         extra="train",
     ),
+    _Command(
+        "eval-settle",
+        "measure what settled slots cost",
+        "training.cli.settle:add_eval_settle_arguments",
+        "training.settling.evaluate:run",
+    ),
 )
 
 

@@ -81,13 +81,15 @@ class BlockManager:
         return True
 
     def grow_as_far(self, sequence: Sequence, num_slots: int) -> int:
-        """Give the sequence blocks for its first `num_slots` slots, or for as many of them as there are blocks for.
+        """Give the sequence blocks for its first `num_slots` slots, or for as many of them as free blocks hold.
+
+        No idle block is taken: a known prompt is not forgotten for what may be rejected.
 
         Returns for how many it has blocks now, at most num_slots.
         """
         have = len(sequence.block_ids)
         missing = -(-num_slots // self.block_size) - have
-        reach = min(num_slots, (have + min(max(missing, 0), self.num_free_blocks)) * self.block_size)
+        reach = min(num_slots, (have + min(max(missing, 0), len(self._free))) * self.block_size)
         self.grow(sequence, reach)
         return reach
 

@@ -139,6 +139,8 @@ class EngineCore:
                 if sequence.is_verified:
                     self._scheduler.blocks.mark_computed(sequence, end)
                 continue
+            if sequence.is_verified:
+                self._forget_drafts(sequence, group.token_ids)
             drafts = self._checked(item, group)
             output = sequence.accept(group.token_ids, group.stop_probs, group.logprobs, drafts)
             if sequence.is_verified:
@@ -172,15 +174,13 @@ class EngineCore:
         if self._policy is not None and drafts.drafter == "micro" and sequence.proposal is not None:
             foretold = sequence.proposal.chances[:number]
             self._policy.acceptance.observe(foretold, num_accepted, sequence.params.temperature)
-        if sequence.drafters is not None:
-            sequence.drafters.observe(drafts.drafter, num_accepted)
         return CheckedDrafts(drafts.drafter, drafts.token_ids, drafts.chances, num_accepted)
 
     def _take_drafts(self, sequence: Sequence, output: GroupOutput, group: GroupResult) -> None:
         """For its next macro-step."""
         sequence.proposal = group.proposal
         if group.proposal is not None and self._policy is not None:
-            self._policy.acceptance.propose(group.proposal)
+            self._policy.acceptance.propose(group.proposal, sequence.params.temperature)
         if sequence.drafters is not None:
             sequence.drafters.extend(output.token_ids)
 
@@ -215,7 +215,15 @@ class EngineCore:
         """What a step without prompts took."""
         assert self._policy is not None
         drafting = [item.max_drafts for item in batch.sequences if item.max_drafts]
-        self._policy.observe(batch.num_rows, max(drafting, default=0), len(drafting), seconds)
+        in_parts = any(item.emits and item.sequence.needs_logits for item in batch.sequences)
+        self._policy.observe(batch.num_rows, max(drafting, default=0), len(drafting), seconds, in_parts=in_parts)
+
+    def _forget_drafts(self, sequence: Sequence, token_ids: list[int]) -> None:
+        """An error behind a draft stays in a matcher that has gone back: it is made anew. One behind tokens that are
+        accepted comes again."""
+        grammar, matcher = sequence.params.grammar, sequence.matcher
+        if self.grammars is not None and grammar is not None and matcher is not None and matcher.error is not None:
+            sequence.matcher = self.grammars.matcher_behind(grammar, sequence.output_ids, token_ids)
 
     def _give_up(self, sequence: Sequence) -> None:
         """End a request whose grammar failed; the next one with the same grammar gets it anew."""

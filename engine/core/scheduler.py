@@ -135,10 +135,11 @@ class Scheduler:
     def _with_drafts(self, scheduled: list[ScheduledSequence], policy: DraftPolicy) -> list[ScheduledSequence]:
         num_slots = sum(item.num_slots for item in scheduled)
         num_emitting = sum(item.emits for item in scheduled)
-        plan = policy.plan(num_emitting, num_slots - num_emitting)
+        in_parts = any(item.emits and item.sequence.needs_logits for item in scheduled)
+        plan = policy.plan(num_emitting, num_slots - num_emitting, in_parts=in_parts)
         offered = [self._offered(item, policy, plan.least) for item in scheduled]
         floors = [item.sequence.params.confidence or 0.0 for item in scheduled]
-        numbers = policy.choose(num_slots, num_emitting, offered, floors)
+        numbers = policy.choose(num_slots, num_emitting, offered, floors, in_parts=in_parts)
         spare = self._max_step_slots - num_slots
         found = []
         for item, proposal, number, floor in zip(scheduled, offered, numbers, floors, strict=True):

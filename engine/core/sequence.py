@@ -144,6 +144,11 @@ class Sequence:
         )
 
     @property
+    def needs_logits(self) -> bool:
+        """Its logits are changed or told, so that a step with it takes longer (DraftPolicy)."""
+        return self.matcher is not None or self.params.logprobs is not None or self.adjusts_logits
+
+    @property
     def is_prompt_only(self) -> bool:
         """It asks for no token (max_tokens is 0): it ends with its last prompt slot and never emits."""
         return self._max_output_tokens == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 
 from hamburger.engine.drafting.proposal import Proposal
 
@@ -11,6 +12,7 @@ _MEMORY = 512.0  # drafts of one kind
 _PRIOR = 32.0  # drafts for which what is foretold counts
 _RECENT = 64  # proposals that are kept
 _PLACES = 4  # told apart
+_FADES = 0.98  # what is known of a draft's chance beside that of the one before, with each proposal
 
 _Kind = tuple[int, int]
 
@@ -23,6 +25,7 @@ class Acceptance:
         self._counts: dict[_Kind, list[float]] = {}  # foretold, accepted
         self._prior = list(chances)
         self.recent: deque[list[float]] = deque([self._prior] * 8, maxlen=_RECENT)
+        self._follow = [[4.0, 4.0] for _ in self._prior[1:]]  # chances of the drafts before, and of these
 
     def corrected(self, proposal: Proposal, temperature: float) -> Proposal:
         """With the chances that such drafts have had in answers of about that temperature."""
@@ -40,9 +43,14 @@ class Acceptance:
             counts[0] += chance
             counts[1] += place < num_accepted
 
-    def propose(self, proposal: Proposal) -> None:
-        """The micro decoder has made these."""
-        self.recent.append(proposal.chances)
+    def propose(self, proposal: Proposal, temperature: float) -> None:
+        """The micro decoder has made these. What it was not let make is remembered too, as it is likely to be."""
+        chances = self.corrected(proposal, temperature).chances
+        for counts, (before, chance) in zip(self._follow, pairwise(chances), strict=False):
+            counts[:] = counts[0] * _FADES + before, counts[1] * _FADES + chance
+        for before, chance in self._follow[len(chances) - 1 :]:
+            chances.append(min(chances[-1] * chance / before, 1.0))
+        self.recent.append(chances)
 
     def recall(self) -> None:
         """Nothing was drafted for a while: what is remembered gives way to what was known at first."""

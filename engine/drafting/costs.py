@@ -7,7 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-_FOLLOWS = 0.05  # of what a step took beside what was foretold, that is believed at once
+_FOLLOWS = 0.02  # of what a number of rows took beside what was foretold, that is believed at once
+_MEMORY = 0.995  # of what the steps before told of all, that is still believed
+_PRIOR = (1.0, 0.02)  # how many steps, and micro-steps alone, what was measured at the start is worth
+_LEAST_MICRO_STEP = 0.001  # of a step of one row
+_WITHOUT_WEIGHS = 8.0  # a step without micro-steps, beside one with them: few are, where drafts pay
 _FORGETS = 0.999  # of what one number of rows took beside the others, that is still believed a step later
 
 
@@ -25,7 +29,7 @@ class MeasuredCosts:
 
 
 class StepCosts:
-    """What was measured, times how much slower steps are now: all of them, and those of about so many rows.
+    """What was measured, times how much slower steps and micro-steps are now, and steps of about so many rows.
 
     A busy neighbour and longer contexts slow all steps down, so what is seen of some tells of the others; what is
     particular to a number of rows is forgotten slowly where it is not seen again.
@@ -34,36 +38,63 @@ class StepCosts:
     def __init__(self, measured: MeasuredCosts) -> None:
         self.measured = measured
         self._steps = _ascending(measured.steps)
-        self._scale = 1.0
+        # Differences of what was measured, so some may be lost in its noise: none is less than those of fewer rows.
+        least = _LEAST_MICRO_STEP * self._steps[0]
+        self._micro_steps = list(accumulate(measured.micro_steps, max, initial=least))[1:]
         self._own = [1.0] * len(measured.rows)
+        self._now = _Factors()
 
     def step(self, rows: float) -> float:
         """Milliseconds of a step of so many rows."""
         at, share = self._between(rows)
         low = self._steps[at] * self._own[at]
-        return self._scale * (low + share * (self._steps[at + 1] * self._own[at + 1] - low))
+        return self._now.step * (low + share * (self._steps[at + 1] * self._own[at + 1] - low))
 
     def micro_step(self, rows: float) -> float:
         """Milliseconds of a micro-step of so many sequences."""
         at, share = self._between(rows)
-        low, high = self.measured.micro_steps[at : at + 2]
-        return self._scale * max(low + share * (high - low), 0.0)
+        low, high = self._micro_steps[at : at + 2]
+        return self._now.micro_step * max(low + share * (high - low), 0.0)
 
     def observe(self, rows: int, num_micro_steps: int, num_drafting: int, milliseconds: float) -> None:
         """A step without prompts took so long, with so many micro-steps of num_drafting sequences."""
-        foretold = self.step(rows) + num_micro_steps * self.micro_step(num_drafting)
+        step, micro = self.step(rows), num_micro_steps * self.micro_step(num_drafting)
         # One step may be held up by anything: it counts as at most twice what was foretold.
-        ratio = min(max(milliseconds / foretold, 0.5), 2.0) ** _FOLLOWS
-        self._scale *= ratio
-        nearest = min(range(len(self._own)), key=lambda i: abs(self.measured.rows[i] - rows))
+        ratio = min(max(milliseconds / (step + micro), 0.5), 2.0)
         self._own = [own**_FORGETS for own in self._own]
-        self._own[nearest] *= ratio
+        if not micro:  # else nobody can say whether rows or micro-steps took it
+            nearest = min(range(len(self._own)), key=lambda i: abs(self.measured.rows[i] - rows))
+            self._own[nearest] *= ratio**_FOLLOWS
+        self._now.add(step / (step + micro), micro / (step + micro), ratio)
 
     def _between(self, rows: float) -> tuple[int, float]:
         """The measured number before, and how far towards the next; beyond the last as between the last two."""
         known = self.measured.rows
         at = min(max(bisect_left(known, rows) - 1, 0), len(known) - 2)
         return at, (rows - known[at]) / (known[at + 1] - known[at])
+
+
+class _Factors:
+    """Least squares, fading: step and micro_step times what is foretold of both is what steps took."""
+
+    def __init__(self) -> None:
+        self.step, self.micro_step = 1.0, 1.0
+        self._xx, self._xy, self._yy = _PRIOR[0], 0.0, _PRIOR[1]  # x: steps, y: micro-steps
+        self._xt, self._yt = _PRIOR
+
+    def add(self, step: float, micro_step: float, took: float) -> None:
+        """A step took so much, of which step and micro_step were foretold for its parts."""
+        x, y = step / self.step, micro_step / self.micro_step
+        (a, b), old, new = _PRIOR, _MEMORY, 1 - _MEMORY
+        weight = 1.0 if y else _WITHOUT_WEIGHS
+        self._xx = old * self._xx + new * a + weight * x * x
+        self._yy = old * self._yy + new * b + weight * y * y
+        self._xy = old * self._xy + weight * x * y
+        self._xt = old * self._xt + new * a + weight * x * took
+        self._yt = old * self._yt + new * b + weight * y * took
+        determinant = self._xx * self._yy - self._xy**2
+        self.step = max((self._xt * self._yy - self._yt * self._xy) / determinant, 0.05)
+        self.micro_step = max((self._yt * self._xx - self._xt * self._xy) / determinant, 0.05)
 
 
 def _ascending(values: Sequence[float]) -> list[float]:

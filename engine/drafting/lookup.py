@@ -35,7 +35,10 @@ class Lookup:
             places.append(end)
             end = self._before[end]
         found = _best(text, places, text[-_LONGEST:])
-        return [] if found is None else text[found : found + most]
+        if found is None:
+            return []
+        period = len(text) - found  # what ends the text may go on as it did
+        return [text[found + i % period] for i in range(most)]
 
     def _learn(self) -> None:
         text, ends, before = self._text, self._ends, self._before
@@ -58,6 +61,7 @@ class Prediction:
         self._is_lost = False
 
     def extend(self, token_ids: Sequence[int]) -> None:
+        self._learn()
         for token_id in token_ids:
             self._answer = [*self._answer[1 - _LONGEST :], token_id]
             if not self._is_lost and self._next < len(self._text) and self._text[self._next] == token_id:
@@ -73,7 +77,6 @@ class Prediction:
 
     def _found_again(self) -> int | None:
         """Behind the longest end of the answer that the text has, the first of them from where it was left on."""
-        self._learn()
         if len(self._answer) < 2:
             return None
         places = self._places.get((self._answer[-2], self._answer[-1]), [])

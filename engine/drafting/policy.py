@@ -19,6 +19,7 @@ from hamburger.engine.drafting.costs import StepCosts
 from hamburger.engine.drafting.proposal import Proposal
 
 _STEPS_A_PLAN = 32
+_WITHOUT = 16  # the step of a plan that makes no drafts, so that it stays known what such steps take
 _LENIENT = 0.7  # a chance so much below what pays may still be worth a look, as chances vary
 
 
@@ -40,19 +41,29 @@ class DraftPolicy:
     def __init__(
         self, costs: StepCosts, micro_drafts: int, micro_chance: float = 0.5, max_rows: int | None = None
     ) -> None:
-        """micro_drafts: most that the micro decoder makes; 0: there is none. micro_chance: of one, as was measured.
+        """costs: as measured. micro_drafts: most that the micro decoder makes; 0: there is none. micro_chance: of one.
 
         max_rows: most rows that emit in a step with drafts; None: as many as there are slots for.
         """
-        self.costs = costs
+        self._costs = {False: costs, True: StepCosts(costs.measured)}
         self._max_rows = max_rows
-        self.micro_drafts = micro_drafts
+        self._micro_drafts = micro_drafts
         self.acceptance = Acceptance([micro_chance] * micro_drafts)
-        self._plans: dict[tuple[int, int], DraftPlan] = {}
+        self._plans: dict[tuple[int, int, bool], DraftPlan] = {}
         self._num_steps = 0
 
+    def costs(self, *, in_parts: bool = False) -> StepCosts:
+        """in_parts: of steps in which some row's logits are changed or told, which are computed part by part."""
+        return self._costs[in_parts]
+
     def choose(
-        self, num_rows: int, num_emitting: int, drafts: Sequence[Proposal | None], floors: Sequence[float]
+        self,
+        num_rows: int,
+        num_emitting: int,
+        drafts: Sequence[Proposal | None],
+        floors: Sequence[float],
+        *,
+        in_parts: bool = False,
     ) -> list[int]:
         """How many drafts of each sequence to check, in a step of num_rows slots without them.
 
@@ -72,57 +83,62 @@ class DraftPolicy:
         candidates.sort()  # stable, so that a sequence's drafts stay in order
         if self._max_rows is not None:
             del candidates[max(0, self._max_rows - num_emitting) :]
-        plan = self.plan(num_emitting, num_rows - num_emitting)
-        fixed = plan.max_drafts * self.costs.micro_step(num_emitting)
-        tokens, most, number = float(num_emitting), num_emitting / (self.costs.step(num_rows) + fixed), 0
+        costs, plan = self._costs[in_parts], self.plan(num_emitting, num_rows - num_emitting, in_parts=in_parts)
+        fixed = plan.max_drafts * costs.micro_step(num_emitting)
+        tokens, most, number = float(num_emitting), num_emitting / (costs.step(num_rows) + fixed), 0
         for taken, (minus_chance, _) in enumerate(candidates, start=1):
             tokens -= minus_chance
-            rate = tokens / (self.costs.step(num_rows + taken) + fixed)
+            rate = tokens / (costs.step(num_rows + taken) + fixed)
             if rate > most:
                 most, number = rate, taken
         for _, index in candidates[:number]:
             chosen[index] += 1
         return chosen
 
-    def plan(self, num_emitting: int, other_rows: int = 0) -> DraftPlan:
+    def plan(self, num_emitting: int, other_rows: int = 0, *, in_parts: bool = False) -> DraftPlan:
         """For steps of so many sequences, and other_rows slots of prompts."""
-        key = num_emitting, min(other_rows, 64) // 16 * 16
+        key = num_emitting, min(other_rows, 64) // 16 * 16, in_parts
         if key not in self._plans:
             self._plans[key] = self._planned(*key)
-        return self._plans[key]
+        plan = self._plans[key]
+        return replace(plan, max_drafts=0) if self._num_steps % _STEPS_A_PLAN == _WITHOUT else plan
 
-    def observe(self, num_rows: int, num_micro_steps: int, num_drafting: int, seconds: float) -> None:
+    def observe(
+        self, num_rows: int, num_micro_steps: int, num_drafting: int, seconds: float, *, in_parts: bool = False
+    ) -> None:
         """A step without prompts took so long."""
         if seconds > 0:
-            self.costs.observe(num_rows, num_micro_steps, num_drafting, 1000 * seconds)
+            self._costs[in_parts].observe(num_rows, num_micro_steps, num_drafting, 1000 * seconds)
         self._num_steps += 1
         if self._num_steps % _STEPS_A_PLAN == 0:
             if any(plan.max_drafts == 0 for plan in self._plans.values()):
                 self.acceptance.recall()
             self._plans.clear()
 
-    def _planned(self, num_emitting: int, other_rows: int) -> DraftPlan:
+    def _planned(self, num_emitting: int, other_rows: int, in_parts: bool) -> DraftPlan:
         """By the chances of the last proposals, as if each had as many sequences as it has a share in them."""
+        costs = self._costs[in_parts]
         recent = [list(accumulate(chances, mul)) for chances in self.acceptance.recent]
         weight = num_emitting / len(recent) if recent else 0.0
         base = num_emitting + other_rows
-        best = num_emitting / self.costs.step(base)
+        best = num_emitting / costs.step(base)
         plan = DraftPlan(0, 1.0)
-        for depth in range(1, self.micro_drafts + 1):
-            fixed = depth * self.costs.micro_step(num_emitting)
+        for depth in range(1, self._micro_drafts + 1):
+            fixed = depth * costs.micro_step(num_emitting)
             tokens, rows = float(num_emitting), float(base)
             for chance in sorted((chance for chances in recent for chance in chances[:depth]), reverse=True):
                 tokens += weight * chance
                 rows += weight
-                rate = tokens / (self.costs.step(rows) + fixed)
+                rate = tokens / (costs.step(rows) + fixed)
                 if rate > best:
                     best, plan = rate, DraftPlan(depth, _LENIENT * chance)
-        return replace(plan, least=self._least(num_emitting, base, plan.max_drafts))
+        return replace(plan, least=_least(costs, num_emitting, base, plan.max_drafts))
 
-    def _least(self, num_emitting: int, base: int, micro_drafts: int) -> float:
-        """The mean chance that drafts must be above, at the number of them that asks least."""
-        alone = self.costs.step(base)
-        per_token = (alone + micro_drafts * self.costs.micro_step(num_emitting)) / num_emitting
-        # Costs are linear between measured numbers, so one of these, or the next row, is the cheapest.
-        rows = (base + 1, *(rows for rows in self.costs.measured.rows if rows > base))
-        return min((self.costs.step(more) - alone) / (more - base) for more in rows) / per_token
+
+def _least(costs: StepCosts, num_emitting: int, base: int, micro_drafts: int) -> float:
+    """The mean chance that drafts must be above, at the number of them that asks least."""
+    alone = costs.step(base)
+    per_token = (alone + micro_drafts * costs.micro_step(num_emitting)) / num_emitting
+    # Costs are linear between measured numbers, so one of these, or the next row, is the cheapest.
+    rows = (base + 1, *(rows for rows in costs.measured.rows if rows > base))
+    return min((costs.step(more) - alone) / (more - base) for more in rows) / per_token

@@ -149,6 +149,21 @@ class Grammars:
                 compiled.num_uses += 1
         return matcher
 
+    def matcher_behind(self, grammar: str, token_ids: Sequence[int], tried: Sequence[int]) -> Matcher:
+        """One that has taken token_ids. It has an error where choosing one of the tokens `tried` after them gives one,
+        else those are not taken."""
+        matcher = self.matcher(grammar)
+        for token_id in token_ids:
+            matcher.advance(token_id)
+        masks, num_taken = np.empty((1, -(-self.vocab_size // 32)), dtype=np.int32), 0
+        while num_taken < len(tried) and not matcher.is_complete and matcher.error is None:
+            matcher.allow(masks, 0)  # what is too complex is found here
+            matcher.advance(tried[num_taken])
+            num_taken += 1
+        if matcher.error is None:
+            matcher.go_back(num_taken)
+        return matcher
+
     def _build(self) -> LLTokenizer:
         if not self._eos_token_ids:
             raise InvalidRequest("The model has no end token, without which no grammar works.", "response_format")

@@ -120,8 +120,9 @@ def test_verified_groups_have_the_bits_of_confidence_1(model: str | None) -> Non
         plain = llm.chat(conversations(questions), asked, progress=False)
         policy = llm._core._policy
         assert policy is not None
-        for costs in (policy.costs, FreeRows(MeasuredCosts((1, 2), (1.0, 1.0), (0.0, 0.0)))):
-            policy.costs = costs
+        free: StepCosts = FreeRows(MeasuredCosts((1, 2), (1.0, 1.0), (0.0, 0.0)))
+        for costs in (policy._costs, {False: free, True: free}):
+            policy._costs = costs
             told = [replace(one, confidence=0.0) for one in asked]
             found = llm.chat(conversations(questions), told, progress=False)
             found += [llm.chat([conversations(questions)[i]], told[i], progress=False)[0] for i in (0, 3, 5)]

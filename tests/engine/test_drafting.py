@@ -33,11 +33,12 @@ def test_the_first_drafts_of_a_proposal_and_what_they_bring() -> None:
 
 
 def looked_up(text: list[int], most: int) -> list[int]:
-    """What followed the longest of the newest 4 to 2 tokens that came before, where they came last."""
+    """What followed the longest of the newest 4 to 2 tokens that came before, where they came last; again and again,
+    where the text ends before."""
     for n in (4, 3, 2):
         for end in range(len(text) - 1, n - 1, -1):
             if len(text) >= n and text[end - n : end] == text[-n:]:
-                return text[end : end + most]
+                return list(itertools.islice(itertools.cycle(text[end:]), most))
     return []
 
 
@@ -50,6 +51,11 @@ def test_a_lookup_finds_what_followed_last(text: list[int], num_prompt: int, mos
         lookup.extend([token_id])
         lookup.after(most)
     assert lookup.after(most) == looked_up(text, most)
+
+
+def test_what_repeats_itself_is_expected_to_go_on() -> None:
+    assert Lookup([1] * 50).after(7) == [1] * 7
+    assert Lookup([8, 1, 2, 1, 2, 1, 2]).after(5) == [1, 2, 1, 2, 1]
 
 
 def test_a_lookup_over_a_long_prompt_finds_all_of_it_in_the_end() -> None:
@@ -142,7 +148,7 @@ def rate(
     for of, number in zip(drafts, numbers, strict=True):
         if of is not None and (first := of.first(number)) is not None:
             tokens += first.expected
-    return tokens / policy.costs.step(num_rows + sum(numbers))
+    return tokens / policy.costs().step(num_rows + sum(numbers))
 
 
 def test_free_rows_take_all_drafts_and_dear_ones_none() -> None:
@@ -217,6 +223,49 @@ def test_costs_of_some_rows_alone_may_be_otherwise_than_measured() -> None:
     assert costs.step(4) / costs.step(1) > 2  # 1.3 were measured, and 3.9 are true
 
 
+def test_what_micro_steps_take_is_told_from_what_steps_take() -> None:
+    """Three times what was measured, as where logits are changed, while steps take what was."""
+    costs = StepCosts(MEASURED)
+    for i in range(600):
+        micro_steps = 0 if i % 32 == 16 else 2
+        costs.observe(1, micro_steps, 1, (10 + micro_steps * 3) * (0.95, 1.05)[i // 3 % 2])
+    assert costs.step(1) == pytest.approx(10, rel=0.05)
+    assert costs.micro_step(1) == pytest.approx(3, rel=0.1)
+
+
+def test_steps_in_parts_have_costs_of_their_own() -> None:
+    policy = policy_of([10.0, 10.5, 11.0, 11.5], micro_drafts=3, micro_step=1.0)
+    for i in range(600):
+        policy.acceptance.propose(proposal(0.5, 0.5, 0.5), 0.0)
+        micro_steps = 0 if i % 32 == 16 else 1
+        policy.observe(2, micro_steps, 1, 0.0105 + micro_steps * 0.008, in_parts=True)
+    assert policy.plan(1, in_parts=True).max_drafts == 0
+    assert policy.plan(1).max_drafts > 1
+
+
+def test_a_plan_goes_deep_again_when_drafts_become_good() -> None:
+    policy = policy_of([10.0, 10.5, 11.0, 11.5], micro_drafts=3, micro_step=0.8)
+
+    def told(chance: float) -> int:
+        for _ in range(300):
+            depth = policy.plan(1).max_drafts
+            if depth:
+                policy.acceptance.propose(proposal(*[chance] * depth), 0.0)
+            policy.observe(1 + depth, depth, 1, (10 + depth * 1.3) / 1000)
+        return max(policy.plan(1).max_drafts, depth)
+
+    assert [told(0.8), told(0.25), told(0.8)] == [3, 1, 3]
+
+
+def test_one_step_in_a_plan_makes_no_drafts() -> None:
+    policy, depths = free_rows(3), []
+    for _ in range(64):
+        depths.append(policy.plan(1).max_drafts)
+        policy.observe(1, 0, 0, 0.001)
+    assert sorted(depths)[:3] == [0, 0, 3]
+    assert depths[0] == 3
+
+
 @pytest.mark.parametrize("true", [0.2, 0.5, 0.85])
 @pytest.mark.parametrize("foretold", [0.3, 0.7])
 def test_chances_become_those_that_drafts_have(true: float, foretold: float) -> None:
@@ -236,7 +285,7 @@ def test_a_policy_stops_drafting_what_is_never_accepted_and_begins_again() -> No
     policy = policy_of(steps, micro_drafts=3)
     assert policy.plan(1).max_drafts > 0
     for _ in range(400):
-        policy.acceptance.propose(proposal(0.02, 0.02, 0.02))
+        policy.acceptance.propose(proposal(0.02, 0.02, 0.02), 0.0)
         policy.observe(1, 0, 0, 0.001)
     assert policy.plan(1).max_drafts == 0
     for _ in range(64 * 32 + 400):  # nothing is drafted meanwhile
@@ -265,6 +314,32 @@ def test_the_drafter_that_brings_most_drafts() -> None:
     assert len(found.chances) == 4
     assert AnswerDrafts([1]).best(None, 7, 0.0) is None
     assert AnswerDrafts([1]).best(proposal(0.5, 0.5, 0.5), 2, 0.0) == proposal(0.5, 0.5)
+
+
+def test_a_drafter_that_was_wrong_is_asked_again() -> None:
+    """Where its drafts pay no more, it is looked at now and then, so that it comes back when it is right."""
+    text = list(range(1000, 1300))
+    drafts, passes = AnswerDrafts([1], tuple(text)), 0
+    for i in range(60):  # the answer begins otherwise, and seems to follow the prediction again and again
+        drafts.best(None, 7, 0.3)
+        drafts.extend([text[i], text[i + 1], 5])
+    answer = text[100:]
+    while answer:
+        found = drafts.best(None, 7, 0.3)
+        number = 1 + (0 if found is None else next((i for i, t in enumerate(found.token_ids) if t != answer[i]), 7))
+        drafts.extend(answer[:number])
+        answer, passes = answer[number:], passes + 1
+    assert passes < 80
+
+
+def test_a_drafter_that_is_right_comes_to_be_as_sure_as_a_request_asks() -> None:
+    text = list(range(200))
+    drafts, sure = AnswerDrafts([500], tuple(text)), 0
+    for token_id in text:
+        found = drafts.best(None, 7, 0.0)
+        sure += found is not None and found.chances[0] >= 0.95
+        drafts.extend([token_id])
+    assert sure > 150
 
 
 def text_of(first: int, number: int) -> list[int]:

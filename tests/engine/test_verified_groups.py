@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
-from fakes import EOS, scripted_logprobs
-from hamburger.engine.core.batch import ScheduledBatch
+from fakes import EOS, VOCAB_SIZE, scripted_logprobs
+from hamburger.engine.core.batch import BatchResult, ScheduledBatch
 from hamburger.engine.core.block_manager import BlockManager
 from hamburger.engine.core.core import EngineCore
 from hamburger.engine.core.sequence import Sequence
 from hamburger.engine.drafting.proposal import Proposal
-from hamburger.engine.types.messages import AbortRequest, CheckedDrafts, GroupOutput, SubmitRequest
+from hamburger.engine.text.grammar import regex_grammar
+from hamburger.engine.types.messages import AbortRequest, CheckedDrafts, GroupOutput, RequestFailed, SubmitRequest
 from hamburger.engine.types.sampling_params import SamplingParams
 from playing import play
 from verified import ScriptedTrunk, VerifyingRunner, free_rows, no_drafts, policy_of, verified_config, verified_core
@@ -306,6 +307,35 @@ def test_drafts_wait_until_all_that_they_follow_is_computed() -> None:
     assert runner.batches == [[("a", 4, 0)], [("a", 2, 0)], [("a", 1, 3)], [("a", 1, 3)]]
 
 
+class Spoiling(VerifyingRunner):
+    """Leaves an error in every matcher, as a walk along drafts may that were not accepted."""
+
+    def run(self, batch: ScheduledBatch) -> BatchResult:
+        for matcher in [item.sequence.matcher for item in batch.sequences if item.sequence.matcher is not None]:
+            matcher.advance(VOCAB_SIZE - 3)
+            matcher.go_back(1)
+            assert matcher.error is not None
+        return super().run(batch)
+
+
+@pytest.mark.parametrize(("pattern", "reason"), [("[d-z]{14}", "stop"), ("[d-k]{14}", None)])
+def test_an_error_behind_drafts_is_forgotten_and_one_behind_the_answer_is_not(pattern: str, reason: str | None) -> None:
+    trunk = Counting()
+    core = verified_core(Spoiling(trunk, Drafting(trunk, 3, ())), verified_config())
+    core.add(request("a", grammar=regex_grammar(pattern)))
+    outputs, failures = list[GroupOutput](), list[RequestFailed]()
+    while core.has_work:
+        told = core.step()
+        core.check_integrity()
+        outputs, failures = outputs + told.outputs, failures + told.failures
+    found = [token_id for output in outputs for token_id in output.token_ids]
+    if reason is None:  # after k comes l, which is not allowed
+        assert [failure.kind for failure in failures] == ["grammar"]
+        assert found == answer(20)[: len(found)]
+    else:
+        assert (failures, outputs[-1].finish_reason, found) == ([], reason, answer(20)[:14])
+
+
 def test_what_was_drafted_for_another_place_is_forgotten() -> None:
     trunk = Counting()
     made = iter([Proposal("micro", [101, 102], [0.9, 0.9])])
@@ -320,7 +350,7 @@ def test_without_a_policy_or_where_rows_are_dear_nothing_is_drafted() -> None:
         runner = VerifyingRunner(trunk, Drafting(trunk))
         core = verified_core(runner, verified_config(), policy)
         play(core, [request("a")])
-        assert (runner.seen["drafted"] > 0) == (policy.costs.step(2) < 2)
+        assert (runner.seen["drafted"] > 0) == (policy.costs().step(2) < 2)
     runner = VerifyingRunner(trunk, Drafting(trunk))
     runner.config = verified_config()
     played = play(EngineCore(runner.config, runner, lambda: 0.0), [request("a")])

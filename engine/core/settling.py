@@ -1,0 +1,59 @@
+"""Settling: when old answer tokens are looked at, and how many of them keep their slot. Numbers alone.
+
+    answer    0 ...................... settled ............ computed - window ............ computed
+              one slot in 1 / keep     the next chunk       each token has its slot
+
+The window grows with the answer, so a longer one is settled later. Everything here is a function of how many of the
+answer's tokens have slots, so it is the same for every batch, draft and replay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+
+PLACES_APART = 32  # output tokens: where an answer may settle
+
+
+@dataclass(frozen=True, slots=True)
+class Settling:
+    """window: the newest tokens that keep their slots: the larger of it and `growth` of the answer.
+
+    keep: the share of older ones that stays. chunk: tokens that are looked at together.
+    """
+
+    window: int
+    keep: Fraction
+    growth: Fraction = Fraction(1, 3)
+    chunk: int = 64
+
+    @property
+    def kept(self) -> int:
+        """Tokens of a chunk that stay."""
+        return int(self.chunk * self.keep)
+
+    def is_due(self, computed: int, settled: int) -> bool:
+        """Whether the chunk behind the first `settled` tokens settles before the slot of token `computed` is made."""
+        window = max(self.window, int(computed * self.growth))
+        return computed % PLACES_APART == 0 and settled + self.chunk <= computed - window
+
+    def next_place(self, computed: int, settled: int) -> int:
+        """The first number of computed tokens above `computed` at which a chunk is due."""
+        place = computed - computed % PLACES_APART + PLACES_APART
+        while not self.is_due(place, settled):
+            place += PLACES_APART
+        return place
+
+    def places(self, length: int) -> Iterator[tuple[int, int]]:
+        """(computed, settled) of every chunk that settles while an answer grows to `length` tokens."""
+        computed, settled = 0, 0
+        while (computed := self.next_place(computed, settled)) < length:
+            while self.is_due(computed, settled):
+                yield computed, settled
+                settled += self.chunk
+
+    def slots(self, length: int) -> int:
+        """That an answer of so many tokens holds."""
+        settled = sum(1 for _ in self.places(length))
+        return length - settled * (self.chunk - self.kept)

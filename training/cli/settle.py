@@ -1,0 +1,59 @@
+"""The arguments of `hamburger eval-settle`. No torch: the command line is built before any work."""
+
+from __future__ import annotations
+
+import argparse
+from fractions import Fraction
+from pathlib import Path
+
+from hamburger.training.cli.types import whole
+
+
+def add_eval_settle_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of `hamburger eval-settle`; training/settling/evaluate.py reads them."""
+    models = parser.add_argument_group("model")
+    models.add_argument(
+        "--model", metavar="M", help="folder, hub id, GGUF file or `builtin` (default: the embedded one)"
+    )
+    models.add_argument("--base", metavar="B", help="base model of a checkpoint that holds only a part of it")
+    models.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (default: auto)")
+    models.add_argument("--dtype", default="auto", help="auto, bfloat16 or float32 (default: auto)")
+    texts = parser.add_argument_group("texts")
+    texts.add_argument(
+        "--answers", type=Path, nargs="*", default=[], metavar="FILE", help="the model's own, as `distill` writes them"
+    )
+    texts.add_argument(
+        "--texts", type=Path, nargs="*", default=[], metavar="FILE", help='by people: JSON Lines with "text"'
+    )
+    texts.add_argument("--min-tokens", type=whole(2), default=300, metavar="N", help="shorter ones are left out (300)")
+    texts.add_argument("--max-tokens", type=whole(2), default=2048, metavar="N", help="longer ones are cut (2048)")
+    texts.add_argument("--per-kind", type=whole(1), default=20, metavar="N", help="answers of a file's category (20)")
+    policies = parser.add_argument_group("policies: each score with each window, growth and share")
+    policies.add_argument("--scores", type=_texts, default=["attention", "random", "recency"], metavar="S;S")
+    policies.add_argument("--windows", type=_wholes, default=[192], metavar="N,N", help="newest tokens that stay whole")
+    policies.add_argument(
+        "--growths", type=_shares, default=[Fraction(1, 3)], metavar="F,F", help="or so much of the answer, if more"
+    )
+    policies.add_argument(
+        "--keeps", type=_shares, default=[Fraction(1, 4)], metavar="F,F", help="share of older tokens that stays"
+    )
+    policies.add_argument("--chunk", type=whole(1), default=64, metavar="N", help="tokens that are looked at together")
+    parser.add_argument("--seed", type=whole(0), default=0, metavar="N", help="of random choice and of the bootstrap")
+    parser.add_argument(
+        "--out", type=Path, required=True, metavar="FOLDER", help="for results and what a later call resumes from"
+    )
+
+
+def _texts(text: str) -> list[str]:
+    return [part.strip() for part in text.split(";")]
+
+
+def _wholes(text: str) -> list[int]:
+    return [whole(0)(part) for part in text.split(",")]
+
+
+def _shares(text: str) -> list[Fraction]:
+    shares = [Fraction(part) for part in text.split(",")]
+    if not all(0 <= share <= 1 for share in shares):
+        raise argparse.ArgumentTypeError("shares are in [0, 1], such as 1/4 or 0.25")
+    return shares

@@ -1,0 +1,77 @@
+"""Policies: which tokens of a chunk keep their slot, and so until when each token of an answer is seen."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hamburger.engine.core.settling import Settling
+from hamburger.training.settling.observed import Observed
+
+NEAREST = 9  # what the tokens before it pay to a token is not counted: nearly all of it is of being near
+
+# By name, what a score is made of: a statistic of attention or None, and whether it is weighted by surprise.
+SCORES: dict[str, tuple[str | None, bool]] = {
+    "attention": ("attention", False),
+    "attention, all layers": ("all layers", False),
+    "attention, largest head": ("largest head", False),
+    "attention x |value|": ("by value", False),
+    "attention, its neighbours'": ("attention", False),
+    "attention, recent half": ("attention", False),
+    "attention x surprise": ("attention", True),
+    "surprise": (None, True),
+}
+CONTROLS = ("random", "newest", "recency")
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """score: a name of SCORES or CONTROLS. newest: of each chunk the newest stay; recency: of the whole answer the
+    newest, as many as are held otherwise."""
+
+    score: str
+    settling: Settling
+
+    @property
+    def name(self) -> str:
+        s = self.settling
+        return f"{self.score} | {s.window} | {s.growth} | {s.keep} | {s.chunk}"
+
+    def dropped_at(self, seen: Observed, seed: int) -> Tensor:
+        """int64 [A]: the number of computed answer tokens at which each loses its slot; A where it never does."""
+        length = len(seen.surprise)
+        dropped = torch.full((length,), length, dtype=torch.int64)
+        generator = torch.Generator().manual_seed(seed)
+        gone = 0
+        for place, first in self.settling.places(length):
+            end = first + self.settling.chunk
+            number = self.settling.chunk - self.settling.kept
+            if self.score == "recency":
+                dropped[gone : gone + number] = place
+                gone += number
+                continue
+            order = self._scores(seen, place, first, end, generator).argsort(stable=True)
+            dropped[first + order[:number]] = place
+        return dropped
+
+    def _scores(self, seen: Observed, place: int, first: int, end: int, generator: torch.Generator) -> Tensor:
+        """float32 [chunk]: of answer tokens first to end - 1, when `place` tokens have slots."""
+        if self.score == "random":
+            return torch.rand(end - first, generator=generator)
+        if self.score == "newest":
+            return torch.arange(end - first, dtype=torch.float32)
+        statistic, by_surprise = SCORES[self.score]
+        scores = torch.ones(end - first)
+        if statistic is not None:
+            near = 2 if self.score == "attention, its neighbours'" else 0
+            low = max(first - near, 0)
+            since = low + (place - low) // 2 if self.score == "attention, recent half" else low
+            paid = seen.attention[statistic][since:place, low : end + near]
+            query = torch.arange(since, place)[:, None]
+            scores = (paid * (query >= torch.arange(low, end + near) + NEAREST)).sum(0)
+            if near:
+                around = scores.unfold(0, 2 * near + 1, 1).mean(-1) if low == first - near else None
+                scores = scores[first - low : end - low] if around is None else around
+        return scores * seen.surprise[first:end] if by_surprise else scores

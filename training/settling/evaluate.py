@@ -1,0 +1,150 @@
+"""`hamburger eval-settle`: what an answer loses when its old tokens keep fewer slots, by who stays, how many and when.
+
+Nothing is generated: each answer is read again by masks, as if its tokens had settled while it was written. Every
+figure is kept in the folder, so a call that was cut off goes on where it was.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import product
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from rich.console import Console
+
+from hamburger.engine.core.settling import Settling
+from hamburger.engine.text.tokenizer import Tokenizer
+from hamburger.model.checkpoints.sources import resolve_source
+from hamburger.model.hamburger import HamburgerModel
+from hamburger.training.corpus.answers import read_answers
+from hamburger.training.corpus.jsonl import GrowingFile, read_rows, text_of
+from hamburger.training.errors import TrainingError
+from hamburger.training.forward.loading import load_model
+from hamburger.training.progress import token_bar
+from hamburger.training.settling.choice import CONTROLS, SCORES, Policy
+from hamburger.training.settling.observed import Observed, observe, settled_states
+from hamburger.training.settling.report import write_report
+
+BUCKET = 256  # answer tokens: places are told apart by it
+_ROWS_A_HEAD = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """key: of the cache, the same in every call. kind: what figures are told apart by."""
+
+    key: str
+    kind: str
+    prompt_ids: list[int]
+    answer_ids: list[int]
+
+
+def run(args: argparse.Namespace) -> int:
+    """Evaluate and write the results. Raises TrainingError, CheckpointError, ConfigError or OSError."""
+    console = Console(stderr=True, highlight=False)
+    policies = list(_policies(args))
+    source = resolve_source(args.model, args.base)
+    texts = [*_answers(args), *_books(args, Tokenizer.load(source.tokenizer_path))]
+    if not texts:
+        raise TrainingError("no answer is as long as --min-tokens, and there are no texts: give more --answers.")
+    args.out.mkdir(parents=True, exist_ok=True)
+    model = load_model(
+        source, device=args.device, dtype=args.dtype, on_progress=lambda line: console.print(line, markup=False)
+    )
+    with GrowingFile(args.out / "measured.jsonl") as cache:
+        known = {(row.values["key"], row.values["policy"]): row.values for row in read_rows(cache.path)}
+        with token_bar("Texts", len(texts), console) as bar:
+            for text in texts:
+                for row in _measured(model, text, [p for p in policies if (text.key, p.name) not in known]):
+                    known[text.key, row["policy"]] = row
+                    cache.append(row)
+                bar.add_tokens(len(text.answer_ids))
+                bar.advance(1)
+    rows = [known[text.key, policy.name] for text in texts for policy in policies if (text.key, policy.name) in known]
+    Console(highlight=False).print(write_report(args.out, rows, policies, args.seed), markup=False, soft_wrap=True)
+    return 0
+
+
+def _policies(args: argparse.Namespace) -> Iterator[Policy]:
+    for score, window, growth, keep in product(args.scores, args.windows, args.growths, args.keeps):
+        if score not in SCORES and score not in CONTROLS:
+            raise TrainingError(f"score {score!r}: choose from {', '.join([*SCORES, *CONTROLS])}.")
+        yield Policy(score, Settling(window, Fraction(keep), Fraction(growth), args.chunk))
+
+
+def _answers(args: argparse.Namespace) -> Iterator[Text]:
+    """Of each file the first --per-kind answers of each kind that are long enough."""
+    for file in args.answers:
+        number: dict[str, int] = {}
+        for answer in read_answers([file]):
+            if answer.token_ids is None or answer.prompt_ids is None:
+                raise TrainingError(f"{answer.place}: it needs token_ids and prompt_ids, as `distill` writes them.")
+            kind = answer.category or "answers"
+            found, number[kind] = number.get(kind, 0), number.get(kind, 0)
+            ids = answer.token_ids[: args.max_tokens]
+            if len(ids) < args.min_tokens or found == args.per_kind:
+                continue
+            number[kind] += 1
+            name = file.name.removesuffix(".gz").removesuffix(".jsonl")
+            yield Text(f"{name} {answer.id} {answer.sample}", f"{name}: {kind}", answer.prompt_ids, ids)
+
+
+def _books(args: argparse.Namespace, tokenizer: Tokenizer) -> Iterator[Text]:
+    """The beginnings of whole texts, all of which settles but the first token."""
+    for file in args.texts:
+        for row in read_rows(file):
+            ids = tokenizer.encode(text_of(row, "text")[: 8 * args.max_tokens])[: args.max_tokens]
+            if len(ids) > args.min_tokens:
+                name = file.name.removesuffix(".gz").removesuffix(".jsonl")
+                yield Text(f"{name} {row.line}", f"{name} (by people)", ids[:1], ids[1:])
+
+
+def _measured(model: HamburgerModel, text: Text, policies: Sequence[Policy]) -> Iterator[dict[str, Any]]:
+    """A row a policy that settles anything of this text: sums over the tokens after the first place, by bucket."""
+    length = len(text.answer_ids)
+    policies = [policy for policy in policies if policy.settling.slots(length) < length]
+    if not policies:
+        return
+    seen = observe(model, text.prompt_ids, text.answer_ids)
+    for policy in policies:
+        first = next(policy.settling.places(length))[0]
+        dropped = policy.dropped_at(seen, seed=0)
+        states = settled_states(model, seen, dropped, first)
+        yield {
+            "key": text.key,
+            "kind": text.kind,
+            "policy": policy.name,
+            "tokens": length,
+            "slots": policy.settling.slots(length),
+            "first": first,
+            "sums": _sums(model, seen, states, first),
+        }
+
+
+@torch.inference_mode()
+def _sums(model: HamburgerModel, seen: Observed, states: torch.Tensor, first: int) -> dict[str, list[float]]:
+    """By bucket of the place in the answer: number of tokens, KL (nats) from the whole to the settled distribution,
+    tokens with the same likeliest, nats of the text's own next token beyond those of the whole."""
+    whole, length = seen.states[seen.num_prompt + first :], len(seen.surprise)
+    sums: dict[str, list[float]] = {}
+    targets = seen.token_ids[seen.num_prompt + first + 1 :]
+    for at in range(0, len(targets), _ROWS_A_HEAD):
+        rows = slice(at, min(at + _ROWS_A_HEAD, len(targets)))
+        p = F.linear(whole[rows], model.head_weight).float().log_softmax(-1)
+        q = F.linear(states[rows], model.head_weight).float().log_softmax(-1)
+        kl = (p.exp() * (p - q)).sum(-1)
+        same = (p.argmax(-1) == q.argmax(-1)).float()
+        nats = (p - q).gather(-1, targets[rows, None])[:, 0]
+        place = torch.arange(first + rows.start + 1, first + rows.stop + 1) // BUCKET
+        for bucket in place.unique().tolist():
+            here = place == bucket
+            found = sums.setdefault(str(bucket), [0.0] * 4)
+            for i, value in enumerate((torch.ones_like(kl), kl, same, nats)):
+                found[i] += value[here].sum().item()
+    assert sum(values[0] for values in sums.values()) == length - first - 1
+    return sums

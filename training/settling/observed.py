@@ -1,0 +1,123 @@
+"""One pass over a text in which every token sees all before it: what the choice of slots and the comparison need."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hamburger.model.hamburger import HamburgerModel
+from hamburger.model.trunk import run_layers
+
+STATISTICS = ("attention", "all layers", "largest head", "by value")
+_ROWS_A_HEAD = 256
+
+
+def middle_layers(num_layers: int) -> tuple[int, ...]:
+    """Three layers spread over the middle of a trunk: of 30 layers 8, 15 and 22."""
+    return tuple(dict.fromkeys(round(num_layers * share) for share in (0.27, 0.5, 0.74)))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Observed:
+    """Of a text of T tokens, of which the last A are the answer.
+
+    heads: of each layer rotated keys and values [T, kv_heads, head_dim]. states: the final normed ones [T, D].
+    attention: by statistic float32 [A, A], the attention that answer token q paid to answer token j. surprise: float32
+    [A], 1 - P of each answer token.
+    """
+
+    token_ids: Tensor
+    num_prompt: int
+    heads: list[tuple[Tensor, Tensor]]
+    states: Tensor
+    attention: dict[str, Tensor]
+    surprise: Tensor
+
+
+@torch.inference_mode()
+def observe(model: HamburgerModel, prompt_ids: Sequence[int], answer_ids: Sequence[int]) -> Observed:
+    """The prompt needs at least one token."""
+    device = model.embed_tokens.weight.device
+    ids = torch.tensor([*prompt_ids, *answer_ids], device=device)
+    start, answer = len(prompt_ids), len(answer_ids)
+    cos, sin = model.rotary(torch.arange(len(ids), device=device))
+    heads: list[tuple[Tensor, Tensor]] = []
+    attention = {name: torch.zeros(answer, answer, device=device) for name in STATISTICS}
+    few = middle_layers(len(model.trunk.layers))
+
+    def attend(index: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        heads.append((k, v))
+        _add(attention, q, k, v, start, in_few=index in few)
+        return _attended(q, k, v, is_causal=True)
+
+    def layer(index: int, x: Tensor) -> Tensor:
+        out: Tensor = model.trunk.layers[index](x, cos, sin, partial(attend, index))
+        return out
+
+    x = model.embed_tokens(ids)
+    states, _ = run_layers(len(model.trunk.layers), x, layer, (), lambda x: x, model.trunk.final)
+    # The state of the token before gives each.
+    nats = token_nats(model, states[start - 1 : -1], ids[start:])
+    return Observed(ids, start, heads, states, attention, 1 - (-nats).exp())
+
+
+@torch.inference_mode()
+def settled_states(model: HamburgerModel, seen: Observed, dropped_at: Tensor, first: int) -> Tensor:
+    """The final normed states [T - s, D] of the text from answer token `first` (s = num_prompt + first) on, where
+    answer token j is seen by those before answer token dropped_at[j] (int64 [A]) alone."""
+    start, length = seen.num_prompt + first, len(seen.token_ids)
+    place = torch.arange(length, device=dropped_at.device)
+    until = torch.cat((torch.full((seen.num_prompt,), length, device=place.device), dropped_at + seen.num_prompt))
+    mask = (place <= place[start:, None]) & (until > place[start:, None])
+    cos, sin = model.rotary(place[start:])
+
+    def attend(index: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        keys, values = (torch.cat((old[:start], new)) for old, new in zip(seen.heads[index], (k, v), strict=True))
+        return _attended(q, keys, values, attn_mask=mask)
+
+    def layer(index: int, x: Tensor) -> Tensor:
+        out: Tensor = model.trunk.layers[index](x, cos, sin, partial(attend, index))
+        return out
+
+    x = model.embed_tokens(seen.token_ids[start:])
+    states, _ = run_layers(len(model.trunk.layers), x, layer, (), lambda x: x, model.trunk.final)
+    return states
+
+
+def token_nats(model: HamburgerModel, states: Tensor, token_ids: Tensor) -> Tensor:
+    """float32 [n]: minus the log-probability of each token after its state."""
+    parts = zip(states.split(_ROWS_A_HEAD), token_ids.split(_ROWS_A_HEAD), strict=True)
+    return torch.cat(
+        [F.cross_entropy(F.linear(s, model.head_weight).float(), ids, reduction="none") for s, ids in parts]
+    )
+
+
+def _attended(q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, *, is_causal: bool = False) -> Tensor:
+    """q [n, num_heads, head_dim], k and v [T, num_kv_heads, head_dim] -> [n, num_heads * head_dim]."""
+    shared = q.shape[1] // k.shape[1]
+    q, k, v = (x.transpose(0, 1)[None] for x in (q, k.repeat_interleave(shared, 1), v.repeat_interleave(shared, 1)))
+    out = F.scaled_dot_product_attention(q, k, v, attn_mask=attn_mask, is_causal=is_causal)
+    return out[0].transpose(0, 1).flatten(1)
+
+
+def _add(attention: dict[str, Tensor], q: Tensor, k: Tensor, v: Tensor, start: int, *, in_few: bool) -> None:
+    """Add what the answer's queries pay to its keys in one layer, head by head: whole texts of all heads are large."""
+    shared = q.shape[1] // k.shape[1]
+    queries, length = q[start:].float(), len(k)
+    future = torch.arange(length, device=q.device) > torch.arange(start, length, device=q.device)[:, None]
+    largest = None
+    for head in range(q.shape[1]):
+        scores = queries[:, head] @ k[:, head // shared].float().T * q.shape[-1] ** -0.5
+        paid = scores.masked_fill_(future, float("-inf")).softmax(-1)[:, start:]
+        attention["all layers"] += paid
+        if in_few:
+            attention["attention"] += paid
+            attention["by value"] += paid * v[start:, head // shared].float().norm(dim=-1)
+            largest = paid if largest is None else torch.maximum(largest, paid)
+    if largest is not None:
+        attention["largest head"] += largest
