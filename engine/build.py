@@ -79,7 +79,13 @@ def _build(
     if isinstance(runner, Runner) and config.groups == "composed" and _overlaps(args, resolved.device):
         core: EngineCore = OverlappedCore(config, runner, grammars=grammars)
     else:
-        core = EngineCore(config, runner, grammars=grammars, policy=policy)
+        core = EngineCore(
+            config,
+            runner,
+            grammars=grammars,
+            policy=policy,
+            settle=runner.settle if isinstance(runner, Runner) else None,
+        )
     compiles = resolved.attention != "torch"
     on_progress("warming up: Triton compiles its kernels, once a machine" if compiles else "warming up")
     _warm_up(core, info)
@@ -134,6 +140,7 @@ def _plan(
         eos_token_ids=trunk.eos_token_ids,
         max_group=steps.config.max_group if groups == "composed" else max(VERIFIED_GROUP, steps.config.max_group),
         groups=groups,
+        settling=args.settling,
         max_queue=args.max_queue,
         max_queue_seconds=args.max_queue_seconds,
         prefix_cache=prefix_cache,
@@ -160,8 +167,9 @@ def _runner(
     costs: MeasuredCosts | None = None
     try:
         cache = PagedKVCache(
-            steps.trunk_config, config.num_blocks, config.block_size, resolved.kv_dtype, resolved.device
-        )
+            steps.trunk_config, config.num_blocks, config.block_size, resolved.kv_dtype, resolved.device,
+            settles=config.settling is not None,
+        )  # fmt: skip
         if isinstance(steps, EagerSteps) and _captures(args, resolved):
             runs = graphs = decode_graphs(steps, cache, args, config.groups, config.max_model_len)
             graphs.prepare(lambda done, total: tell_captures(on_progress, done, total))
@@ -196,6 +204,7 @@ def _info(args: EngineArgs, config: EngineConfig, resolved: Resolved, steps: Ste
     if graft and config.groups == "composed" and confidence == graft.default_confidence:
         tokens_per_kv = graft.expected_tokens_per_kv
     return EngineInfo(
+        settles=config.settling is not None,
         model=resolved.source.name,
         is_plain_base=graft is None,
         max_model_len=config.max_model_len,

@@ -44,7 +44,7 @@ class RequestUpdate:
     text: new text that can no longer change (an unfinished character or a possible stop string is held back).
     token_ids, stop_probs, logprobs: this group's tokens, one entry a token; what the client may see.
     completion_tokens, kv_slots, macro_steps: totals so far, this group included. Slots are one a group where groups are
-        composed, else one a token; macro-steps are groups.
+        composed, else one a token that has not lost its slot by settling; macro-steps are groups.
     drafts: of verified groups, what this one's macro-step checked, its accepted ones trimmed like the tokens; None
         where it checked none.
     stop_reason: the stop string or stop token id that ended the answer; None for an end token, length or abort.
@@ -109,6 +109,8 @@ def resolve_request(
     _check_ids("stop_token_ids", params.stop_token_ids, info)
     _check_ids("logit_bias", params.logit_bias, info)
     _check_prediction(params.prediction_ids, info)
+    if params.settle and not info.settles:
+        raise InvalidRequest("settle is true, but this server keeps all slots: serve with `--settle true`.", "settle")
     context_left = info.max_model_len - num_prompt_tokens
     if context_left < (0 if params.max_tokens == 0 else 1):
         raise PromptTooLong(
@@ -186,12 +188,14 @@ class AnswerBuilder:
         self._is_verified = info.groups == "verified"
         self.completion_tokens = 0
         self.macro_steps = 0
+        self._dropped_slots = 0
 
     def push(self, output: GroupOutput) -> RequestUpdate:
         """The update of one group. When its stop_reason is a string, the caller must abort the request in the core."""
         group = self._detokenizer.push(output.token_ids, last=output.finish_reason is not None)
         self.completion_tokens += group.num_tokens
         self.macro_steps += bool(output.token_ids)
+        self._dropped_slots = output.dropped_slots
         drafts = output.drafts
         if drafts is not None:
             drafts = replace(drafts, num_accepted=min(drafts.num_accepted, group.num_tokens))
@@ -202,7 +206,7 @@ class AnswerBuilder:
             stop_probs=output.stop_probs[: group.num_tokens],
             logprobs=None if output.logprobs is None else output.logprobs[: group.num_tokens],
             completion_tokens=self.completion_tokens,
-            kv_slots=self.completion_tokens if self._is_verified else self.macro_steps,
+            kv_slots=self.completion_tokens - self._dropped_slots if self._is_verified else self.macro_steps,
             finish_reason=output.finish_reason if group.stop is None else "stop",
             stop_reason=stop_token_id if group.stop is None else group.stop,
             prompt_logprobs=output.prompt_logprobs,

@@ -10,31 +10,56 @@ gather fetches both.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from hamburger.model.config import TrunkConfig
+from hamburger.model.slot_scores import SlotScores, middle_layers
 
 
 class PagedKVCache:
     """KV tensors for `num_blocks` blocks of `block_size` slots.
 
     scratch_block: one block more, that nobody owns: rows that only fill up a batch write and read there.
+    scores: what slots of answers that settle are chosen by; None where none do.
     """
 
     def __init__(
-        self, config: TrunkConfig, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
+        self,
+        config: TrunkConfig,
+        num_blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        settles: bool = False,
     ) -> None:
         self.scratch_block = num_blocks
         shape = (num_blocks + 1, block_size, 2, config.num_kv_heads, config.head_dim)
         self.block_size = block_size
         self.data = [_zeros(shape, dtype, device) for _ in range(config.num_layers)]
+        self.scores: SlotScores | None = None
+        if settles:
+            layers = middle_layers(config.num_layers)
+            self.scores = SlotScores((num_blocks + 1) * block_size, block_size, layers, device)
 
     def write(self, layer: int, slots: Tensor, key: Tensor, value: Tensor) -> None:
         """Store key and value [T, num_kv_heads, head_dim] at slots [T] (int64, distinct)."""
         self.data[layer].flatten(0, 1).index_copy_(0, slots, torch.stack((key, value), dim=1))
+
+    def move(self, moves: Sequence[tuple[int, int]]) -> None:
+        """Copy what (from, to) slots hold, all at once: what one overwrites is read before."""
+        if not moves:
+            return
+        sources, targets = torch.tensor(moves, device=self.data[0].device).T
+        for data in self.data:
+            flat = data.flatten(0, 1)
+            flat[targets] = flat[sources]
+        if self.scores is not None:
+            self.scores.move(sources, targets)
 
     def gather(self, layer: int, block_tables: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values of whole block tables [B, N]: two views [B, N * block_size, num_kv_heads, head_dim]."""

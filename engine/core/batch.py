@@ -59,6 +59,20 @@ class ScheduledBatch:
 
 
 @dataclass(frozen=True, slots=True)
+class SettlingChunk:
+    """Tokens of a sequence that settle together, by their slots in the pool.
+
+    candidates: where each of them is. kept_at: where those go that stay, in order. moves: (from, to) of slots around
+    them. chosen: which stay, as places in candidates, ascending; None: those whose slots have the highest scores.
+    """
+
+    candidates: list[int]
+    kept_at: list[int]
+    moves: list[tuple[int, int]]
+    chosen: list[int] | None
+
+
+@dataclass(frozen=True, slots=True)
 class GroupResult:
     """One emitted group, untrimmed: 1 to max_group tokens, with one entry a token in each list.
 

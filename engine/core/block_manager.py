@@ -19,6 +19,7 @@ import heapq
 from collections import Counter, OrderedDict
 from collections.abc import Collection
 
+from hamburger.engine.core.batch import SettlingChunk
 from hamburger.engine.core.sequence import Sequence
 
 
@@ -99,6 +100,38 @@ class BlockManager:
         self._release(sequence.block_ids[kept:])
         del sequence.block_ids[kept:]
 
+    def settle(self, sequence: Sequence) -> SettlingChunk:
+        """Take back what the sequence's next chunk leaves free: whole blocks out of its midst, and what is left over by
+        moving all slots behind. The caller moves what is in the slots, before anybody computes anything, and then tells
+        the sequence.
+
+            chunk of 8, 2 stay, blocks of 4     [p p p a|b c d e|f g h i|j k    ]  ->  [p p p c|f i j k]
+        """
+        settling = sequence.settling
+        if settling is None:
+            raise RuntimeError(f"{sequence.request_id} settles nothing.")
+        first, size, old = sequence.num_settled_slots, self.block_size, list(sequence.block_ids)
+        end, dropped = first + settling.kept, settling.chunk - settling.kept
+        gone = slice(end // size, end // size + dropped // size)
+        self._release(sequence.block_ids[gone])
+        del sequence.block_ids[gone]
+        new = sequence.block_ids
+        # The block that follows the kept ones takes over what an older one held before them.
+        moves = [(self._place(old, slot), self._place(new, slot)) for slot in range(end // size * size, first)]
+        if dropped % size:
+            behind = range(end, sequence.num_computed_slots - dropped)
+            moves += [(self._place(old, slot + dropped), self._place(new, slot)) for slot in behind]
+        return SettlingChunk(
+            candidates=[self._place(old, slot) for slot in range(first, first + settling.chunk)],
+            kept_at=[self._place(new, slot) for slot in range(first, end)],
+            moves=moves,
+            chosen=sequence.next_choice,
+        )
+
+    def _place(self, block_ids: list[int], slot: int) -> int:
+        """In the pool."""
+        return block_ids[slot // self.block_size] * self.block_size + slot % self.block_size
+
     def can_grow(self, sequences: Collection[Sequence]) -> bool:
         """Whether there are blocks for all slots of all these sequences at once."""
         missing = sum(-(-s.num_slots // self.block_size) - len(s.block_ids) for s in sequences)
@@ -108,6 +141,7 @@ class BlockManager:
         """Its first `num_slots` slots are in the pool: the full blocks among them can be read from now on."""
         if not self._prefix_cache:
             return
+        num_slots = min(num_slots, sequence.num_shared_slots)
         for index in range(sequence.num_known_blocks, num_slots // self.block_size):
             key, block_id = sequence.block_key(index, self.block_size), sequence.block_ids[index]
             if key not in self._block_of_key:  # else two computed the same at once, and the other's is known
@@ -125,7 +159,7 @@ class BlockManager:
         if not self._prefix_cache or sequence.needs_all_slots:
             return []
         found = []
-        for index in range((sequence.num_slots - 1) // self.block_size):
+        for index in range(min(sequence.num_slots - 1, sequence.num_shared_slots) // self.block_size):
             block_id = self._block_of_key.get(sequence.block_key(index, self.block_size))
             if block_id is None:
                 break

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Literal, Protocol
 
-from hamburger.engine.core.batch import BatchResult, GroupResult, ScheduledBatch, ScheduledSequence
+from hamburger.engine.core.batch import BatchResult, GroupResult, ScheduledBatch, ScheduledSequence, SettlingChunk
 from hamburger.engine.core.scheduler import Scheduler
 from hamburger.engine.core.sequence import Sequence
 from hamburger.engine.drafting.policy import DraftPolicy
@@ -37,6 +37,10 @@ class Runner(Protocol):
         """
 
 
+# Moves what is in the chunks' slots, and says which of each chunk's tokens have stayed.
+Settle = Callable[[list[SettlingChunk]], list[list[int]]]
+
+
 class EngineCore:
     """`clock` gives time.monotonic() seconds. Not thread-safe: one thread owns a core."""
 
@@ -47,17 +51,20 @@ class EngineCore:
         clock: Callable[[], float] = time.monotonic,
         grammars: Grammars | None = None,
         policy: DraftPolicy | None = None,
+        settle: Settle | None = None,
     ) -> None:
         """grammars: for requests that have one; without it they fail.
 
-        policy: of the drafts of verified groups; None makes none.
+        policy: of the drafts of verified groups; None makes none. settle: wanted where the config's answers settle.
         """
         self.config = config
         self.grammars = grammars
         self._refused: list[RequestFailed] = []
+        self._settled_tokens = self._dropped_slots = 0  # of the step in progress
         self._runner = runner
         self._clock = clock
         self._policy = policy
+        self._settle_chunks = settle
         self._scheduler = Scheduler(config, policy)
 
     @property
@@ -66,7 +73,8 @@ class EngineCore:
 
     def add(self, request: SubmitRequest) -> None:
         """Queue a request that was validated (engine/request.py)."""
-        sequence = Sequence(request, self.config.eos_token_ids, self.config.max_model_len, self.config.groups)
+        of = self.config
+        sequence = Sequence(request, of.eos_token_ids, of.max_model_len, of.groups, of.settling)
         if (grammar := request.params.grammar) is not None:
             try:
                 sequence.matcher = _matcher(grammar, self.grammars)
@@ -96,6 +104,7 @@ class EngineCore:
         """One macro-step of everything that is scheduled. With nothing to schedule it only reports the state."""
         start = self._clock()
         failures = self._expire(start)
+        self._settle()
         batch, result = self._run(self._scheduler.schedule(start), failures)
         return self._accept(batch, self._advance(batch), result, failures, start)
 
@@ -103,6 +112,19 @@ class EngineCore:
         """The requests that end before they run."""
         failures, self._refused = self._refused, []
         return failures + [self._timeout(sequence, now) for sequence in self._scheduler.expire(now)]
+
+    def _settle(self) -> None:
+        """Old tokens of running answers give their slots back before anything else is computed."""
+        self._settled_tokens = self._dropped_slots = 0
+        while due := [sequence for sequence in self._scheduler.running if sequence.settles]:
+            chunks = [self._scheduler.blocks.settle(sequence) for sequence in due]
+            if self._settle_chunks is None:
+                raise RuntimeError("answers settle, but nothing moves their slots.")
+            for sequence, chunk, chosen in zip(due, chunks, self._settle_chunks(chunks), strict=True):
+                sequence.settle(chosen)
+                self._scheduler.confirm(sequence)
+                self._settled_tokens += len(chunk.candidates)
+                self._dropped_slots += len(chunk.candidates) - len(chosen)
 
     def _advance(self, batch: ScheduledBatch) -> list[int]:
         """The batch's slots will be in the pool before any step that is launched from here on. Returns how many slots
@@ -173,7 +195,7 @@ class EngineCore:
         sequence, number = item.sequence, len(drafts.token_ids)
         if self._policy is not None and drafts.drafter == "micro" and sequence.proposal is not None:
             foretold = sequence.proposal.chances[:number]
-            self._policy.acceptance.observe(foretold, num_accepted, sequence.params.temperature)
+            self._policy.acceptance.observe("micro", foretold, num_accepted, sequence.params.temperature)
         return CheckedDrafts(drafts.drafter, drafts.token_ids, drafts.chances, num_accepted)
 
     def _take_drafts(self, sequence: Sequence, output: GroupOutput, group: GroupResult) -> None:
@@ -181,8 +203,11 @@ class EngineCore:
         sequence.proposal = group.proposal
         if group.proposal is not None and self._policy is not None:
             self._policy.acceptance.propose(group.proposal, sequence.params.temperature)
-        if sequence.drafters is not None:
-            sequence.drafters.extend(output.token_ids)
+        if sequence.drafters is None:
+            return
+        for told, num_right in sequence.drafters.extend(output.token_ids):
+            if self._policy is not None:
+                self._policy.acceptance.observe(told.drafter, told.chances, num_right, sequence.params.temperature)
 
     def _run(self, batch: ScheduledBatch, failures: list[RequestFailed]) -> tuple[ScheduledBatch, BatchResult]:
         """What was computed of the batch: all, or, where the memory did not hold it, nothing.
@@ -262,6 +287,8 @@ class EngineCore:
             cache_hits=batch.cache_hits,
             generated_slots=sum(group_sizes) if self.config.groups == "verified" else len(group_sizes),
             drafts=drafts,
+            settled_tokens=self._settled_tokens,
+            dropped_slots=self._dropped_slots,
         )
 
 

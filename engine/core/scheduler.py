@@ -13,6 +13,8 @@ behind it. They take what budget and blocks the step has left when all else is c
 or refused for a draft's sake; blocks that only rejected drafts have used are given back as soon as that is known
 (`confirm`). So between steps slots and blocks are as they would be without drafts.
 
+An answer's old tokens settle at fixed places (settling.py): no step computes slots before and behind one.
+
 All sequences have one order (Sequence.rank): by priority, then by arrival. Every step goes through them in it. Who runs
 takes the blocks that it lacks from the last ones; who waits takes a seat and blocks only from those of a lower
 priority, and until it has them nobody behind it starts.
@@ -160,14 +162,16 @@ class Scheduler:
     def _offered(self, item: ScheduledSequence, policy: DraftPolicy, least: float) -> Proposal | None:
         """The best drafts that there are for a decoding sequence, if the first of them has a chance above least."""
         sequence = item.sequence
-        most = min(self._config.max_group, sequence.num_tokens_left) - 1
+        most = min(self._config.max_group, sequence.num_tokens_left, sequence.num_slots_at_once) - 1
         if not item.emits or item.num_slots != 1 or most < 1 or sequence.params.confidence == 1:
             return None
-        micro = sequence.proposal
+        micro, temperature = sequence.proposal, sequence.params.temperature
         if micro is not None:
-            micro = policy.acceptance.corrected(micro, sequence.params.temperature)
+            micro = policy.acceptance.corrected(micro, temperature)
             micro = micro if micro.chances[0] > least else None
-        return micro if sequence.drafters is None else sequence.drafters.best(micro, most, least)
+        if sequence.drafters is None:
+            return micro
+        return sequence.drafters.best(micro, most, least, lambda other: policy.acceptance.corrected(other, temperature))
 
     def shrink(self, batch: ScheduledBatch) -> list[Sequence]:
         """Memory did not hold a step of this batch's size (above 1 slot): the next ones have half of its slots at most,
@@ -238,7 +242,7 @@ class Scheduler:
         step.preempted.append(sequence)
         self.running.remove(sequence)
         self.blocks.free(sequence)
-        sequence.num_computed_slots = 0
+        sequence.forget_slots()
         insort(self.waiting, sequence, key=_rank)
 
     def check_integrity(self) -> None:
@@ -273,7 +277,8 @@ class _StepPlan:
     def schedule(self, sequence: Sequence, *, is_new: bool = False) -> None:
         """Take a running sequence in, as far as the budget reaches."""
         remaining = sequence.num_slots - sequence.num_computed_slots
-        num_slots = 1 if _is_decode(sequence) and not is_new else min(remaining, self.spare_slots)
+        most = min(self.spare_slots, sequence.num_slots_at_once)
+        num_slots = 1 if _is_decode(sequence) and not is_new else min(remaining, most)
         if is_new or not _is_decode(sequence):
             self.spare_slots -= num_slots
         if num_slots:

@@ -8,6 +8,12 @@ A sequence has two lengths. Its tokens are its text; its slots are its KV entrie
 
 That is so with composed groups. With verified ones each token has a slot of its own, and slot and position are one
 number; a macro-step computes the newest token's slot, and those of drafts, of which it keeps what it confirms.
+
+Where old tokens settle (settling.py), some of each chunk of them keep their slots, and all slots behind move up:
+
+    tokens      p0 p1 p2 | a b c d | e f g h | i j k     the first chunk has settled, b and d stay
+    slots       0  1  2    3 4       5 6 7 8   9 ...
+    positions   0  1  2    4 6       7 8 9 10  11 ...
 """
 
 from __future__ import annotations
@@ -29,13 +35,17 @@ from hamburger.engine.types.messages import (
     SubmitRequest,
     TokenLogprobs,
 )
+from hamburger.engine.types.settling import Settling
 
 
 class Sequence:
     """One request's state. Only the scheduler, the block manager and `accept` change it; the runner reads it.
 
-    groups: what each slot of the answer is fed: composed groups, trimmed, or single tokens. output_ids: the same
-        tokens, flat.
+    groups: what the answer's slots are fed, if all have one: composed groups, trimmed, or single tokens. output_ids:
+        the same tokens, flat.
+    settling: when its old tokens settle; None where they never do. num_settled: the answer's first tokens, which have.
+        kept: those of them that have a slot, by their places in the answer. choices: of each chunk that settled once,
+        which of its tokens stayed; a replay takes them again.
     proposal: drafts of what follows, by the micro-step decoder; None where there are none. drafters: who else drafts.
     num_computed_slots: slots whose KV is in the pool, or will be before any step that is launched from now on; always a
         prefix. block_ids: where they are, in order.
@@ -49,9 +59,19 @@ class Sequence:
     """
 
     def __init__(
-        self, request: SubmitRequest, eos_token_ids: Collection[int], max_model_len: int, groups: Groups = "composed"
+        self,
+        request: SubmitRequest,
+        eos_token_ids: Collection[int],
+        max_model_len: int,
+        groups: Groups = "composed",
+        settling: Settling | None = None,
     ) -> None:
+        """settling: of the engine; a request may ask that all its tokens keep their slots."""
         params = request.params
+        self.settling = None if params.settle is False else settling
+        self.num_settled = 0
+        self.kept: list[int] = []
+        self.choices: list[list[int]] = []
         self.is_verified = groups == "verified"
         self.proposal: Proposal | None = None
         self.drafters: AnswerDrafts | None = None
@@ -85,7 +105,61 @@ class Sequence:
     def num_slots(self) -> int:
         """Slots of all tokens so far, and of the group that it awaits; the newest group's slot is computed by the next
         macro-step."""
-        return len(self.prompt_ids) + len(self.groups) + self.awaits_group
+        return len(self.prompt_ids) + len(self.groups) + self.awaits_group - self.num_dropped
+
+    @property
+    def num_dropped(self) -> int:
+        """Tokens that have lost their slots."""
+        return self.num_settled - len(self.kept)
+
+    @property
+    def num_computed_outputs(self) -> int:
+        """Tokens of the answer whose slots were computed; below 0 while the prompt's are not all."""
+        return self.num_computed_slots + self.num_dropped - len(self.prompt_ids)
+
+    @property
+    def num_settled_slots(self) -> int:
+        """Of the prompt, and of the settled tokens that have one."""
+        return len(self.prompt_ids) + len(self.kept)
+
+    @property
+    def settles(self) -> bool:
+        """A chunk settles before any further slot is computed."""
+        return self.settling is not None and self.settling.is_due(self.num_computed_outputs, self.num_settled)
+
+    @property
+    def num_slots_at_once(self) -> int:
+        """Most slots that may be computed before a chunk settles; as many as there may be where none ever does."""
+        if self.settling is None:
+            return len(self.prompt_ids) + self._max_output_tokens
+        computed = self.num_computed_outputs
+        return self.settling.next_place(max(computed, 0), self.num_settled) - computed
+
+    @property
+    def num_shared_slots(self) -> int:
+        """The first slots, which other sequences may read: those that stay where they are."""
+        return self.num_slots if self.settling is None else len(self.prompt_ids)
+
+    def settle(self, chosen: list[int]) -> None:
+        """The next chunk has settled, and its tokens at these places of it, ascending, have kept their slots."""
+        if self.settling is None or not self.settles:
+            raise RuntimeError(f"{self.request_id} settles nothing now.")
+        if len(self.kept) == len(self.choices) * self.settling.kept:
+            self.choices.append(chosen)
+        self.num_computed_slots -= self.settling.chunk - self.settling.kept
+        self.kept += [self.num_settled + place for place in chosen]
+        self.num_settled += self.settling.chunk
+
+    @property
+    def next_choice(self) -> list[int] | None:
+        """What stayed of the chunk that settles next, when it did before; None where it never has."""
+        at = 0 if self.settling is None else self.num_settled // self.settling.chunk
+        return self.choices[at] if at < len(self.choices) else None
+
+    def forget_slots(self) -> None:
+        """Nothing of it is in the pool: all tokens are to be computed again."""
+        self.num_computed_slots = self.num_settled = 0
+        self.kept = []
 
     @property
     def num_output_tokens(self) -> int:
@@ -104,12 +178,17 @@ class Sequence:
     def slot_tokens(self, slot: int) -> SequenceOf[int]:
         """The tokens that feed a slot: one prompt token, or a whole group."""
         num_prompt = len(self.prompt_ids)
-        return self.prompt_ids[slot : slot + 1] if slot < num_prompt else self.groups[slot - num_prompt]
+        return self.prompt_ids[slot : slot + 1] if slot < num_prompt else self.groups[self._place(slot)]
 
     def slot_position(self, slot: int) -> int:
         """The slot's rotary position: the index of its last token."""
         num_prompt = len(self.prompt_ids)
-        return slot if slot < num_prompt else self._group_positions[slot - num_prompt]
+        return slot if slot < num_prompt else self._group_positions[self._place(slot)]
+
+    def _place(self, slot: int) -> int:
+        """In `groups`, of a slot of the answer."""
+        place = slot - len(self.prompt_ids)
+        return self.kept[place] if place < len(self.kept) else place + self.num_dropped
 
     def block_key(self, index: int, block_size: int) -> bytes:
         """What a full block, and all before it, was fed: a chain of hashes over groups, begun with the request's salt.
@@ -242,6 +321,7 @@ class Sequence:
             prompt_logprobs=self.prompt_logprobs if self.num_macro_steps < 2 else None,
             cached_slots=self.num_cached_slots if self.num_macro_steps < 2 else 0,
             drafts=drafts,
+            dropped_slots=self.num_dropped,
         )
 
 

@@ -59,6 +59,7 @@ def resolve(args: EngineArgs, rank: int = 0, on_progress: Callable[[str], None] 
     checkpoint = load_checkpoint(source, dtype, on_progress=on_progress)
     shard_trunk(checkpoint.config.trunk, size)  # before any other work, as it may be refused
     groups = groups_of(args, checkpoint.config)
+    _check_settling(args, groups, checkpoint.config, device)
     max_model_len = _max_model_len(args.max_model_len, checkpoint.config)
     if device.type == "cuda":
         reason = why_no_triton(device) if attention == "torch" and args.attention_backend == "auto" else None
@@ -139,6 +140,23 @@ def groups_of(args: EngineArgs, config: ModelConfig) -> Groups:
             f"it can plan the next: use {remedy}."
         )
     return found
+
+
+def _check_settling(args: EngineArgs, groups: Groups, config: ModelConfig, device: torch.device) -> None:
+    """Raises ConfigError for what old tokens of answers cannot settle with."""
+    if not args.settle:
+        return
+    if groups == "composed":
+        raise ConfigError(
+            "settle is on, but groups are composed, whose slots hold several tokens: use groups verified."
+        )
+    if device.type != "cpu":
+        raise ConfigError(f"settle is on, but attention on {device.type} does not tell which slots were looked at: use "
+                          "device cpu, or turn it off.")  # fmt: skip
+    if config.trunk.sliding_layers:
+        raise ConfigError(
+            "settle is on, but this model's layers see a sliding window of slots, which would move: turn it off."
+        )
 
 
 def _kernels(args: EngineArgs, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> Kernels | None:

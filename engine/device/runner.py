@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hamburger.engine.core.batch import BatchResult, ScheduledBatch
+from hamburger.engine.core.batch import BatchResult, ScheduledBatch, SettlingChunk
 from hamburger.engine.core.sequence import Sequence
 from hamburger.engine.device.constraint import GrammarConstraint
 from hamburger.engine.device.cpu_threads import StepThreads
@@ -29,6 +29,7 @@ from hamburger.model.kv_cache import PagedKVCache
 from hamburger.model.steps import Steps
 
 _LARGE_TABLE = 1024  # entries
+_NEVER = 1 << 40  # no sequence has so many slots
 
 
 class Runner:
@@ -56,6 +57,18 @@ class Runner:
         Raises OutOfMemory where the device has none left; nothing of the sequences has changed then.
         """
         return self.launch(batch).result()
+
+    def settle(self, chunks: list[SettlingChunk]) -> list[list[int]]:
+        """Move what is in their slots, and say which of each chunk's tokens have stayed."""
+        scores = self._cache.scores
+        if scores is None:
+            raise RuntimeError("the KV cache keeps no scores, so nothing can settle.")
+        chosen = [c.chosen or scores.best(c.candidates, len(c.kept_at)) for c in chunks]
+        moves = [move for chunk in chunks for move in chunk.moves]
+        for chunk, stay in zip(chunks, chosen, strict=True):
+            moves += zip((chunk.candidates[place] for place in stay), chunk.kept_at, strict=True)
+        self._cache.move(moves)
+        return chosen
 
     def launch(self, batch: ScheduledBatch) -> RunningStep:
         """The same, without waiting for it where the model does not wait for the device itself. Memory is taken here,
@@ -91,7 +104,7 @@ class Runner:
         finally:
             if constraint is not None:
                 constraint.restore()
-        return RunningStep(self.launch_behind, batch, StepTail(forward, output, tokens_left))
+        return RunningStep(self.launch_behind, batch, StepTail(forward, output, tokens_left), self._cache.scores)
 
     def _links(self, batch: ScheduledBatch, sources: list[Sequence]) -> OverlapLinks | None:
         """The linked rows of a batch; sources: the emitting rows of the step before. None where no row is."""
@@ -128,6 +141,7 @@ class Runner:
         query_slots: list[int] = []
         context_slots: list[int] = []
         blocks: list[list[int]] = []
+        score_from: list[int] = []
         for item in batch.sequences:
             sequence = item.sequence
             first = sequence.num_computed_slots
@@ -135,10 +149,12 @@ class Runner:
             query_slots += [item.num_slots] + [1] * len(drafts)
             context_slots += range(first + item.num_slots, first + item.num_rows + 1)
             blocks += [sequence.block_ids] * (1 + len(drafts))
+            settles = sequence.settling is not None
+            score_from += [sequence.num_settled_slots if settles else _NEVER] * (1 + len(drafts))
             for slot in range(first, first + item.num_rows):
                 if slot >= first + item.num_slots:
                     tokens.append([drafts[slot - first - item.num_slots]])
-                    positions.append(slot)  # each token has its slot
+                    positions.append(sequence.num_tokens + slot - first - item.num_slots)
                 elif sequence.awaits_group:  # it is filled in on the device (fill_in_groups)
                     tokens.append([0])
                     positions.append(0)
@@ -176,6 +192,7 @@ class Runner:
             scored=self._scored_slots(batch),
             text_lengths=self._ints(text_lengths) if self._needs_text_lengths else None,
             checks=self._ints([row.check for row in rows]) if self._verifies else None,
+            score_from=self._ints(score_from) if min(score_from, default=_NEVER) < _NEVER else None,
         )
 
     def _scored_slots(self, batch: ScheduledBatch) -> ScoredSlots | None:

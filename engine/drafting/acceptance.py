@@ -1,4 +1,4 @@
-"""Acceptance: how often the micro decoder's drafts were what the trunk chose, beside what it foretold."""
+"""Acceptance: how often drafts were what the trunk chose, beside what was foretold of them."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
-from hamburger.engine.drafting.proposal import Proposal
+from hamburger.engine.drafting.proposal import Drafter, Proposal
 
-_MEMORY = 512.0  # drafts of one kind
-_PRIOR = 32.0  # drafts for which what is foretold counts
+_MEMORY = 256.0  # drafts of one kind
+_PRIOR = 16.0  # drafts for which what is foretold counts
 _RECENT = 64  # proposals that are kept
 _PLACES = 4  # told apart
+_LEVELS = 10  # of what is foretold: who foretells much is wrong in another way than who foretells little
 _FADES = 0.98  # what is known of a draft's chance beside that of the one before, with each proposal
 
-_Kind = tuple[int, int]
+_Kind = tuple[Drafter, int, int, int]
 
 
 class Acceptance:
@@ -30,18 +31,19 @@ class Acceptance:
     def corrected(self, proposal: Proposal, temperature: float) -> Proposal:
         """With the chances that such drafts have had in answers of about that temperature."""
         chances = [
-            min(chance * self._factor(_kind(place, temperature)), 1.0) for place, chance in enumerate(proposal.chances)
+            min(chance * self._factor(_kind(proposal.drafter, place, chance, temperature)), 1.0)
+            for place, chance in enumerate(proposal.chances)
         ]
         return Proposal(proposal.drafter, proposal.token_ids, chances)
 
-    def observe(self, foretold: Sequence[float], num_accepted: int, temperature: float) -> None:
-        """Drafts with these chances, uncorrected, were checked."""
-        for place, chance in enumerate(foretold[: num_accepted + 1]):  # nothing is known of those behind
-            counts = self._counts.setdefault(_kind(place, temperature), [0.0, 0.0])
+    def observe(self, drafter: Drafter, foretold: Sequence[float], num_right: int, temperature: float) -> None:
+        """So many of the first drafts with these chances, uncorrected, were right, and the next one, if any, wrong."""
+        for place, chance in enumerate(foretold[: num_right + 1]):  # nothing is known of those behind
+            counts = self._counts.setdefault(_kind(drafter, place, chance, temperature), [0.0, 0.0])
             if counts[0] > _MEMORY:
                 counts[:] = (0.5 * count for count in counts)
             counts[0] += chance
-            counts[1] += place < num_accepted
+            counts[1] += place < num_right
 
     def propose(self, proposal: Proposal, temperature: float) -> None:
         """The micro decoder has made these. What it was not let make is remembered too, as it is likely to be."""
@@ -61,6 +63,6 @@ class Acceptance:
         return (accepted + _PRIOR) / (foretold + _PRIOR)
 
 
-def _kind(place: int, temperature: float) -> _Kind:
+def _kind(drafter: Drafter, place: int, chance: float, temperature: float) -> _Kind:
     """What chances are corrected by. The hotter an answer, the less often the likeliest token is chosen."""
-    return min(place, _PLACES - 1), round(min(temperature, 2.0) * 2)
+    return drafter, min(place, _PLACES - 1), int(chance * _LEVELS), round(min(temperature, 2.0) * 2)

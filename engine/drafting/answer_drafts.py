@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from hamburger.engine.drafting.lookup import Lookup, Prediction
@@ -33,34 +33,49 @@ class AnswerDrafts:
         if prediction_ids:
             self._drafters = {"prediction": Prediction(prediction_ids), **self._drafters}
         self._counts = {drafter: list(_PRIOR[drafter]) for drafter in self._drafters}
-        self._foretold: dict[Drafter, int] = {}  # the next token
+        self._looked_at: list[Proposal] = []  # of what comes next, with chances uncorrected
         self._num_asked = 0
         self._leader: Drafter | None = None
 
-    def extend(self, token_ids: Sequence[int]) -> None:
-        """These were emitted. Whoever foretold the first of them was right, whether that draft was checked or not."""
-        for name, token_id in self._foretold.items():
-            accepted, drafts = self._counts[name]
-            self._counts[name] = [accepted * _KEPT + (token_id == token_ids[0]), drafts * _KEPT + 1]
-        self._foretold.clear()
+    def extend(self, token_ids: Sequence[int]) -> list[tuple[Proposal, int]]:
+        """These were emitted. Of each proposal that was looked at, whether it was checked or not: as much of it as is
+        known now, with how many of its first tokens were right."""
+        found = list[tuple[Proposal, int]]()
+        for proposal in self._looked_at:
+            pairs = zip(proposal.token_ids, token_ids, strict=False)
+            right = next((i for i, (draft, token_id) in enumerate(pairs) if draft != token_id), None)
+            accepted, drafts = self._counts[proposal.drafter]
+            self._counts[proposal.drafter] = [accepted * _KEPT + (right != 0), drafts * _KEPT + 1]
+            known = min(len(proposal.token_ids), len(token_ids) if right is None else right + 1)
+            if (told := proposal.first(known)) is not None:
+                found.append((told, known if right is None else right))
+        self._looked_at = []
         for drafter in self._drafters.values():
             drafter.extend(token_ids)
+        return found
 
-    def best(self, micro: Proposal | None, most: int, least: float) -> Proposal | None:
-        """At most so many drafts. micro: those of the micro decoder. least: a chance that the first must be above."""
+    def best(
+        self,
+        micro: Proposal | None,
+        most: int,
+        least: float,
+        corrected: Callable[[Proposal], Proposal] = lambda proposal: proposal,
+    ) -> Proposal | None:
+        """At most so many drafts. micro: those of the micro decoder. least: a chance that the first must be above.
+        corrected: of others' drafts."""
         found = micro.first(most) if micro is not None else None
         self._num_asked += 1
         for name, drafter in self._drafters.items():
             missed = 1 - self._chance(name)
-            pays = 1 - missed > least
-            if not pays and self._num_asked % _LOOKS:
+            if 1 - missed <= least and self._num_asked % _LOOKS:
                 continue
             token_ids = drafter.after(most)
             if not token_ids:
                 continue
-            self._foretold[name] = token_ids[0]
             proposal = Proposal(name, token_ids, [1 - missed * _LEFT**place for place in range(len(token_ids))])
-            if pays and (found is None or proposal.expected > found.expected):
+            self._looked_at.append(proposal)
+            proposal = corrected(proposal)
+            if proposal.chances[0] > least and (found is None or proposal.expected > found.expected):
                 found = proposal
         self._leader = None if found is None else found.drafter
         return found

@@ -20,6 +20,7 @@ from hamburger.engine.drafting.proposal import Proposal
 
 _STEPS_A_PLAN = 32
 _WITHOUT = 16  # the step of a plan that makes no drafts, so that it stays known what such steps take
+_STEPS_A_TRIAL = 128  # where micro-steps do not pay, one is made all the same, so that it stays known what they take
 _LENIENT = 0.7  # a chance so much below what pays may still be worth a look, as chances vary
 
 
@@ -101,7 +102,11 @@ class DraftPolicy:
         if key not in self._plans:
             self._plans[key] = self._planned(*key)
         plan = self._plans[key]
-        return replace(plan, max_drafts=0) if self._num_steps % _STEPS_A_PLAN == _WITHOUT else plan
+        if self._num_steps % _STEPS_A_PLAN == _WITHOUT:
+            return replace(plan, max_drafts=0)
+        if plan.max_drafts == 0 < self._micro_drafts and self._num_steps % _STEPS_A_TRIAL == _STEPS_A_TRIAL - 1:
+            return replace(plan, max_drafts=1, min_chance=0.0)
+        return plan
 
     def observe(
         self, num_rows: int, num_micro_steps: int, num_drafting: int, seconds: float, *, in_parts: bool = False

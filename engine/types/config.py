@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Literal, TypedDict
 
 from hamburger.engine.types.messages import Groups
 from hamburger.engine.types.setting import Setting, declared_settings, setting
+from hamburger.engine.types.settling import Settling
 from hamburger.model.config import ConfigError
 
 Quantization = Literal["auto", "none", "int8", "int4"]
@@ -68,6 +70,12 @@ class EngineArgs:
         "what micro-steps are for: verified (drafts that the model checks), composed (tokens of one slot), or as the "
         "checkpoint says",
     )
+    # Of verified groups. What an answer holds of its old tokens: docs/architecture.md#settled-slots.
+    settle: bool = setting(False, "whether old tokens of an answer give most of their KV slots back")
+    settle_window: int = setting(
+        192, "newest tokens of an answer that keep their slots (at least a third)", at_least=32
+    )
+    settle_keep: float = setting(0.25, "share of older tokens that keep their slots", at_least=1 / 64, at_most=63 / 64)
     max_queue: int = setting(1024, "most requests that may wait", at_least=1, of_server=True)
     max_queue_seconds: float = setting(600.0, "longest that a request may wait", above=0, of_server=True)
     # As long as the pool still holds them.
@@ -85,6 +93,13 @@ class EngineArgs:
         if self.tensor_parallel_size > 1:
             self._check_split()
 
+    @property
+    def settling(self) -> Settling | None:
+        """When old tokens of answers settle; None: never."""
+        if not self.settle:
+            return None
+        return Settling(self.settle_window, Fraction(self.settle_keep).limit_denominator(64))
+
     def _check_split(self) -> None:
         size = self.tensor_parallel_size
         if self.quantization not in ("auto", "none"):
@@ -96,6 +111,11 @@ class EngineArgs:
             raise ConfigError(
                 f"overlap_steps is on, but tensor_parallel_size is {size}, and steps of several ranks do not "
                 "overlap: use auto or off."
+            )
+        if self.settle:
+            raise ConfigError(
+                f"settle is on, but tensor_parallel_size is {size}, and ranks do not tell each other which slots stay: "
+                "turn it off, or use tensor_parallel_size 1."
             )
         if ":" in self.device:
             raise ConfigError(
@@ -119,6 +139,9 @@ class LLMSettings(TypedDict, total=False):
     block_size: int
     confidence: float | None
     groups: Literal["auto", "composed", "verified"]
+    settle: bool
+    settle_window: int
+    settle_keep: float
     prefix_cache: bool
     enforce_eager: bool
     overlap_steps: OverlapSteps
@@ -135,6 +158,7 @@ class EngineConfig:
     num_blocks: blocks of the KV pool; together they hold at least one sequence of max_model_len at one slot a token,
         so anything that was admitted can finish.
     eos_token_ids: the model's end tokens. max_group: most tokens of a group. groups: what they are, resolved.
+    settling: when old tokens of answers settle; None: never.
 
     Raises ConfigError that names the field when a value is out of range.
     """
@@ -147,6 +171,7 @@ class EngineConfig:
     eos_token_ids: tuple[int, ...]
     max_group: int
     groups: Groups = "composed"
+    settling: Settling | None = None
     max_queue: int = ENGINE_SETTINGS["max_queue"].default
     max_queue_seconds: float = ENGINE_SETTINGS["max_queue_seconds"].default
     prefix_cache: bool = ENGINE_SETTINGS["prefix_cache"].default

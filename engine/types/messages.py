@@ -68,6 +68,7 @@ class GroupOutput:
     prompt_logprobs: on the request's first output, if it asks for them: one entry a prompt token. The first token's is
         None, because nothing predicts it.
     cached_slots: on the request's first output: prompt slots that were found in the prefix cache.
+    dropped_slots: of all tokens of the answer so far that settled, those without a slot.
     """
 
     request_id: str
@@ -80,6 +81,7 @@ class GroupOutput:
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     cached_slots: int = 0
     drafts: CheckedDrafts | None = None
+    dropped_slots: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +110,8 @@ class StepStats:
     cache_hits: int = 0  # those of them that were found
     generated_slots: int = 0  # of the groups' tokens: one a group where groups are composed, else one a token
     drafts: list[CheckedDrafts] = field(default_factory=list)  # of the sequences for which any were checked
+    settled_tokens: int = 0  # looked at before this step
+    dropped_slots: int = 0  # of them given back
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,3 +148,4 @@ class EngineInfo:
     dtype: str
     quantization: str = "none"  # or int8, int4
     groups: Groups = "composed"
+    settles: bool = False  # old tokens of answers give slots back

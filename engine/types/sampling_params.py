@@ -50,6 +50,7 @@ class SamplingParams:
     grammar: what the answer must look like as a whole, as engine/text/grammar.py writes it; None for any text.
     confidence: in [0, 1]; None takes the server's default. Of composed groups, how sure a further token must be; of
         verified groups, the least chance to be accepted at which a draft is made. 1 runs no micro-step.
+    settle: whether old tokens of the answer give slots back; None takes the server's default.
     prediction_ids: tokens of a text that the answer is expected to follow, which verified groups then draft from.
 
     Raises InvalidRequest that names the field when a value is out of range.
@@ -74,6 +75,7 @@ class SamplingParams:
     skip_special_tokens: bool = True
     grammar: str | None = None
     confidence: float | None = None
+    settle: bool | None = None
     prediction_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:

@@ -65,6 +65,8 @@ class BatchStruct(ctypes.Structure):
         ("reading", _int64),
         ("states", _pointer),
         ("composed", ComposedStruct),
+        *((name, _pointer) for name in ("score_from", "scored", "paid")),
+        ("paid_width", _int64),
     )
 
 

@@ -108,6 +108,9 @@ class GenerationBody(Schema):
         description="In [0, 1]. Composed groups: how sure each further token of a group must be; higher is safer and "
         "slower. Verified groups: the least chance of acceptance at which a draft is made; 0 is automatic, 1 is none.",
     )
+    settle: bool | None = Field(
+        None, description="False: all tokens of the answer keep their KV slots. The default is the server's."
+    )
     return_groups: bool | None = Field(None, description="Show which tokens were emitted by one macro-step.")
 
     @classmethod
@@ -187,6 +190,7 @@ class GenerationBody(Schema):
             "prompt_logprobs": self.num_prompt_logprobs(),
             "grammar": grammar,
             "confidence": confidence,
+            "settle": self.settle,
         }
         try:
             first = SamplingParams(seed=self.seed, **options)

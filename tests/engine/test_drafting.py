@@ -257,6 +257,24 @@ def test_a_plan_goes_deep_again_when_drafts_become_good() -> None:
     assert [told(0.8), told(0.25), told(0.8)] == [3, 1, 3]
 
 
+def test_micro_steps_that_a_neighbour_slowed_are_tried_again() -> None:
+    policy = policy_of([10.0, 10.5, 11.0, 11.5], micro_drafts=3, micro_step=0.8)
+
+    def steps(number: int, micro_step: float) -> int:
+        drafting = 0
+        for _ in range(number):
+            depth = policy.plan(1).max_drafts
+            drafting += depth > 0
+            policy.observe(1 + depth, depth, 1, (10 + depth * (0.5 + micro_step)) / 1000)
+        return drafting
+
+    assert steps(300, 0.8) > 280
+    steps(1500, 12.0)
+    assert steps(300, 12.0) <= 6
+    steps(1500, 0.8)
+    assert steps(300, 0.8) > 280
+
+
 def test_one_step_in_a_plan_makes_no_drafts() -> None:
     policy, depths = free_rows(3), []
     for _ in range(64):
@@ -273,7 +291,7 @@ def test_chances_become_those_that_drafts_have(true: float, foretold: float) -> 
     made = proposal(foretold, foretold, foretold)
     for _ in range(1500):
         accepted = next((i for i in range(3) if draw.random() > true), 3)
-        policy.acceptance.observe(made.chances, accepted, 0.7)
+        policy.acceptance.observe("micro", made.chances, accepted, 0.7)
     corrected = policy.acceptance.corrected(made, 0.7)
     assert corrected.token_ids == made.token_ids
     assert corrected.chances[:2] == pytest.approx([true, true], abs=0.12)

@@ -162,14 +162,12 @@ class Meddling:
     def __init__(self, prompt_ids: Sequence[int], prediction_ids: Sequence[int]) -> None:
         self._truth, self._at, self._draw = [*prediction_ids], 0, random.Random(f"{prompt_ids}")
 
-    def extend(self, token_ids: Sequence[int]) -> None:
+    def extend(self, token_ids: Sequence[int]) -> list[tuple[Proposal, int]]:
         self._at += len(token_ids)
+        return []
 
-    def observe(self, *checked: object) -> None:
-        """It learns nothing."""
-
-    def best(self, micro: Proposal | None, most: int, least: float) -> Proposal | None:
-        del least  # a wrong draft is what it is for
+    def best(self, micro: Proposal | None, most: int, least: float, corrected: object) -> Proposal | None:
+        del least, corrected  # a wrong draft is what it is for
         draw = self._draw
         kind = draw.random()
         if kind < 0.2:

@@ -18,6 +18,7 @@ from hamburger.engine.text.grammar import Grammars
 from hamburger.engine.types.config import EngineConfig
 from hamburger.engine.types.messages import GroupOutput, Groups, SubmitRequest
 from hamburger.engine.types.sampling_params import SamplingParams
+from hamburger.engine.types.settling import Settling
 from hamburger.model.assemble import assemble, model_of
 from hamburger.model.backend import Heads, TorchBackend
 from hamburger.model.batch import ForwardBatch, Reads, empty_sampling
@@ -131,9 +132,10 @@ def core_of(
     grammars: Grammars | None = None,
     policy: DraftPolicy | None = None,
     kv_dtype: torch.dtype | None = None,
+    settling: Settling | None = None,
 ) -> EngineCore:
     """A real core and runner over a model. policy: of verified groups; None for composed ones. kv_dtype: of the cache;
-    None for the states' own."""
+    None for the states' own. settling: of answers' old tokens."""
     groups: Groups = "composed" if policy is None else "verified"
     config = EngineConfig(
         max_model_len=max_model_len,
@@ -145,12 +147,14 @@ def core_of(
         max_group=model.config.max_group if policy is None else 8,
         groups=groups,
         prefix_cache=prefix_cache,
+        settling=settling,
     )
-    cache = PagedKVCache(model.trunk_config, num_blocks, block_size, kv_dtype or model.state_dtype, model.device)
+    dtype, settles = kv_dtype or model.state_dtype, settling is not None
+    cache = PagedKVCache(model.trunk_config, num_blocks, block_size, dtype, model.device, settles=settles)
     runner = Runner(model, cache, groups=groups)
     if overlap:
         return OverlappedCore(config, runner, lambda: 0.0, grammars)
-    return EngineCore(config, runner, lambda: 0.0, grammars, policy)
+    return EngineCore(config, runner, lambda: 0.0, grammars, policy, runner.settle)
 
 
 def params(**fields: Any) -> SamplingParams:

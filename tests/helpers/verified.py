@@ -15,7 +15,7 @@ from collections.abc import Sequence as SequenceOf
 from zlib import crc32
 
 from fakes import EOS, VOCAB_SIZE, ByteTokenizer, fake_config, scripted_logprobs
-from hamburger.engine.core.batch import BatchResult, GroupResult, ScheduledBatch, ScheduledSequence
+from hamburger.engine.core.batch import BatchResult, GroupResult, ScheduledBatch, ScheduledSequence, SettlingChunk
 from hamburger.engine.core.core import EngineCore
 from hamburger.engine.core.sequence import Sequence
 from hamburger.engine.drafting.costs import MeasuredCosts, StepCosts
@@ -108,6 +108,22 @@ class VerifyingRunner:
         self.seen: Counter[str] = Counter()
         self._pool: dict[int, int] = {}
         self._chains: dict[Sequence, list[int]] = {}
+        self._settled: dict[Sequence, dict[int, int]] = {}  # of sequences that settle, what each token's slot holds
+        self._reached = Counter[Sequence]()  # tokens of them that were computed once, and are no rejected drafts
+
+    def settle(self, chunks: list[SettlingChunk]) -> list[list[int]]:
+        """Who stays depends on what the slots hold, as it does in a model."""
+        found = []
+        for chunk in chunks:
+            held = [self._pool[slot] for slot in chunk.candidates]
+            best = sorted(sorted(range(len(held)), key=lambda place: held[place])[: len(chunk.kept_at)])
+            assert chunk.chosen in (None, best), "a replay chooses otherwise"
+            found.append(best)
+            moved = {to: self._pool[source] for source, to in chunk.moves}
+            moved |= {to: held[place] for place, to in zip(best, chunk.kept_at, strict=True)}
+            self._pool.update(moved)
+            self.seen["settled"] += len(held)
+        return found
 
     def run(self, batch: ScheduledBatch) -> BatchResult:
         self.num_steps += 1
@@ -145,6 +161,9 @@ class VerifyingRunner:
 
     def _write(self, item: ScheduledSequence) -> None:
         sequence, start = item.sequence, item.sequence.num_computed_slots
+        if sequence.settling is not None:
+            self._write_settling(item)
+            return
         chain = self._chain(sequence)
         for slot in range(start):
             assert self._pool.get(self._physical(sequence, slot)) == chain[slot], f"slot {slot} is stale"
@@ -152,6 +171,29 @@ class VerifyingRunner:
         for token_id in item.drafts.token_ids if item.drafts is not None else ():
             newest.append(hash((newest[-1], token_id)))
         for slot, content in enumerate(newest, start):
+            self._pool[self._physical(sequence, slot)] = content
+
+    def _write_settling(self, item: ScheduledSequence) -> None:
+        """What a slot holds depends on its token and on all slots that are there when it is computed: a replay must
+        find the same ones."""
+        sequence, start = item.sequence, item.sequence.num_computed_slots
+        text = [*sequence.prompt_ids, *sequence.output_ids, *(item.drafts.token_ids if item.drafts else ())]
+        held = self._settled.setdefault(sequence, dict(enumerate(self._chain(sequence))))
+        places = [sequence.slot_position(slot) for slot in range(start)]
+        for slot, place in enumerate(places):
+            assert self._pool.get(self._physical(sequence, slot)) == held[place], f"slot {slot} is stale"
+        self._reached[sequence] = max(self._reached[sequence], places[-1] + 1 if places else 0)
+        last = start + item.num_slots - 1
+        for slot in range(start, start + item.num_rows):
+            drafted = max(slot - last, 0)
+            place = sequence.slot_position(min(slot, last)) + drafted
+            content = hash((sequence.cache_salt, place, text[place], *(held[p] for p in places)))
+            if place < len(sequence.prompt_ids):
+                content = held[place]  # others with the same prompt read it
+            elif place < self._reached[sequence]:
+                assert held[place] == content, f"token {place} was computed among other slots before"
+            held[place] = content
+            places.append(place)
             self._pool[self._physical(sequence, slot)] = content
 
     def _emit(self, item: ScheduledSequence) -> GroupResult:
@@ -177,7 +219,8 @@ class VerifyingRunner:
     def _chain(self, sequence: Sequence) -> list[int]:
         """For each slot, a hash of what it and all before it are fed."""
         chain = self._chains.setdefault(sequence, [])
-        for slot in range(len(chain), sequence.num_slots):
+        number = sequence.num_slots if sequence.settling is None else len(sequence.prompt_ids)
+        for slot in range(len(chain), number):
             [token_id] = sequence.slot_tokens(slot)
             assert sequence.slot_position(slot) == slot
             chain.append(hash((chain[-1] if chain else hash(sequence.cache_salt), token_id)))
@@ -209,7 +252,7 @@ def verified_core(
     config = config or verified_config()
     runner.config = config
     grammars = Grammars(ByteTokenizer, VOCAB_SIZE, config.eos_token_ids)
-    return EngineCore(config, runner, clock, grammars, policy or free_rows())
+    return EngineCore(config, runner, clock, grammars, policy or free_rows(), runner.settle)
 
 
 def verified_config(**changes: object) -> EngineConfig:

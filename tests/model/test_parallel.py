@@ -279,5 +279,12 @@ def test_a_batch_has_no_field_that_the_ranks_are_not_told() -> None:
         "token_ids", "group_sizes", "max_group_size", "positions", "write_slots", "block_tables", "context_slots",
         "query_slots", "context_slots_host", "num_single", "emit", "max_group_limit", "scored", "text_lengths",
     }  # fmt: skip
-    rank_0_alone = {"confidence", "group_limits", "sampling", "checks", "max_free_limit"}  # the last of graphs
+    rank_0_alone = {
+        "confidence",
+        "group_limits",
+        "sampling",
+        "checks",
+        "max_free_limit",
+        "score_from",
+    }  # the last of graphs
     assert {field.name for field in fields(ForwardBatch)} == told | rank_0_alone

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hamburger.training.quality.statistics import Ratio, difference, quotient, ratio, resample
+from hamburger.training.statistics import Ratio, difference, quotient, ratio, resample
 
 numbers = st.floats(-1e6, 1e6, allow_nan=False)
 counts = st.integers(1, 1000)

@@ -10,7 +10,6 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from hamburger.training.quality.points import ALL, Bin, Point
-from hamburger.training.quality.statistics import Interval
 from hamburger.training.quality.verdict import (
     MAX_DIAL_SHORTFALL,
     MAX_EOS_DIFFERENCE,
@@ -18,6 +17,7 @@ from hamburger.training.quality.verdict import (
     MAX_REPETITION_QUOTIENT,
     MIN_DIAL_TOKENS,
 )
+from hamburger.training.statistics import Interval
 
 _PANELS = {
     "nll": "nats a token under the base",

@@ -9,7 +9,7 @@ import numpy as np
 
 from hamburger.training.quality.scores import Accepted, AnswerScore, ratios
 from hamburger.training.quality.speed import Timed
-from hamburger.training.quality.statistics import Draws, Interval, Ratio, difference, quotient, ratio, resample
+from hamburger.training.statistics import Draws, Interval, Ratio, difference, quotient, ratio, resample
 
 ALL = "all"
 _BINS = 10

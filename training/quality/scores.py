@@ -18,7 +18,7 @@ from rich.progress import Progress
 from hamburger.training.corpus.jsonl import GrowingFile, read_rows
 from hamburger.training.corpus.repetition import first_repeated_ngram
 from hamburger.training.quality.answers import Answer
-from hamburger.training.quality.statistics import Ratio
+from hamburger.training.statistics import Ratio
 
 CUT_NGRAM, REPETITION_NGRAM = 8, 4
 _ANSWERS_A_CHUNK = 64

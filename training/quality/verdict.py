@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hamburger.training.quality.points import ALL, Dial, Point
-from hamburger.training.quality.statistics import Interval
+from hamburger.training.statistics import Interval
 
 MIN_TOKENS_PER_KV = 1.5
 MAX_NLL_DIFFERENCE = 0.15  # nats

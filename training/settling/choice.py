@@ -7,10 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hamburger.engine.core.settling import Settling
+from hamburger.engine.types.settling import Settling
+from hamburger.model.slot_scores import NEAREST
 from hamburger.training.settling.observed import Observed
-
-NEAREST = 9  # what the tokens before it pay to a token is not counted: nearly all of it is of being near
 
 # By name, what a score is made of: a statistic of attention or None, and whether it is weighted by surprise.
 SCORES: dict[str, tuple[str | None, bool]] = {

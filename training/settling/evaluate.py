@@ -17,8 +17,8 @@ import torch
 import torch.nn.functional as F
 from rich.console import Console
 
-from hamburger.engine.core.settling import Settling
 from hamburger.engine.text.tokenizer import Tokenizer
+from hamburger.engine.types.settling import Settling
 from hamburger.model.checkpoints.sources import resolve_source
 from hamburger.model.hamburger import HamburgerModel
 from hamburger.training.corpus.answers import read_answers

@@ -11,15 +11,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hamburger.model.hamburger import HamburgerModel
+from hamburger.model.slot_scores import middle_layers
 from hamburger.model.trunk import run_layers
 
 STATISTICS = ("attention", "all layers", "largest head", "by value")
 _ROWS_A_HEAD = 256
-
-
-def middle_layers(num_layers: int) -> tuple[int, ...]:
-    """Three layers spread over the middle of a trunk: of 30 layers 8, 15 and 22."""
-    return tuple(dict.fromkeys(round(num_layers * share) for share in (0.27, 0.5, 0.74)))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from hamburger.training.quality.statistics import Draws, Interval, Ratio, ratio, resample
 from hamburger.training.settling.choice import Policy
+from hamburger.training.statistics import Draws, Interval, Ratio, ratio, resample
 
 _ROUNDS = 1000
 _PLACES = ((0, 1), (2, 3), (4, 7))  # first and last bucket of 256 tokens

@@ -70,6 +70,10 @@ STRUCT(Batch)
   FIELD(int64_t, reading)
   FIELD(float*, states)                 // [S, D], to be written: those states, normed
   FIELD(Composed, composed)
+  FIELD(const int64_t*, score_from)     // [B], the first slot whose attention is told; null: of none
+  FIELD(const int32_t*, scored)         // of each layer: 0 does not count, 1 is the first that does, 2 another
+  FIELD(float*, paid)                   // [kv heads, T, paid_width], to be written: what a row paid to slot score_from + w
+  FIELD(int64_t, paid_width)
 END
 
 // The compositional embedder.

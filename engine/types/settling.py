@@ -13,36 +13,36 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 
-PLACES_APART = 32  # output tokens: where an answer may settle
-
 
 @dataclass(frozen=True, slots=True)
 class Settling:
     """window: the newest tokens that keep their slots: the larger of it and `growth` of the answer.
 
-    keep: the share of older ones that stays. chunk: tokens that are looked at together.
+    keep: the share of older ones that stays. chunk: tokens that are looked at together. apart: tokens between the
+    places of an answer where it may settle.
     """
 
     window: int
     keep: Fraction
     growth: Fraction = Fraction(1, 3)
     chunk: int = 64
+    apart: int = 32
 
     @property
     def kept(self) -> int:
         """Tokens of a chunk that stay."""
-        return int(self.chunk * self.keep)
+        return max(1, round(self.chunk * self.keep))
 
     def is_due(self, computed: int, settled: int) -> bool:
         """Whether the chunk behind the first `settled` tokens settles before the slot of token `computed` is made."""
         window = max(self.window, int(computed * self.growth))
-        return computed % PLACES_APART == 0 and settled + self.chunk <= computed - window
+        return computed % self.apart == 0 and settled + self.chunk <= computed - window
 
     def next_place(self, computed: int, settled: int) -> int:
         """The first number of computed tokens above `computed` at which a chunk is due."""
-        place = computed - computed % PLACES_APART + PLACES_APART
+        place = computed - computed % self.apart + self.apart
         while not self.is_due(place, settled):
-            place += PLACES_APART
+            place += self.apart
         return place
 
     def places(self, length: int) -> Iterator[tuple[int, int]]:
@@ -53,7 +53,10 @@ class Settling:
                 yield computed, settled
                 settled += self.chunk
 
+    def settled_slots(self, length: int) -> int:
+        """That an answer of so many tokens has given back."""
+        return sum(1 for _ in self.places(length)) * (self.chunk - self.kept)
+
     def slots(self, length: int) -> int:
-        """That an answer of so many tokens holds."""
-        settled = sum(1 for _ in self.places(length))
-        return length - settled * (self.chunk - self.kept)
+        """That it holds."""
+        return length - self.settled_slots(length)
