@@ -1,26 +1,29 @@
 """What verified groups bring on held-out prompts: tokens a macro-step by kind, which drafts are accepted, and whether
 every answer is, token for token, that of confidence 1.
 
-    python benchmarks/drafts.py --prompts DATA/*.jsonl.gz --out docs/results/drafts.json
-    python benchmarks/drafts.py --prompts DATA/*.jsonl.gz --model builtin --edits 40 --out docs/results/drafts-base.json
+    python benchmarks/drafts.py --prompts DATA/*.jsonl.gz --edits 20 --out docs/results/drafts.json
+    python benchmarks/drafts.py --prompts DATA/*.jsonl.gz --model builtin --edits 20 --out docs/results/drafts-base.json
+    python benchmarks/drafts.py --tables docs/results/drafts.json docs/results/drafts-base.json > docs/results/drafts.md
 
 One answer at a time, in this process, with nothing between the clock and the core. The prompts are those of
 `hamburger eval-quality`; with --edits also Python functions to be written again under another name, without and with
 the old code as a prediction (kinds "editing" and "editing, predicted"). Reported by kind and temperature: tokens a
 macro-step, drafts and accepted drafts a macro-step, speed over confidence 1 (the two in turns, prompt work left out;
-medians over answers); by drafter and place the share of drafts that were accepted, and the expected calibration error
-of their chances (ten bins).
+medians over answers); tokens a macro-step and speed once more of each answer before its first repeated 8-gram, since
+small models go round in circles, which lookup foresees; by drafter and place the share of drafts that were accepted,
+and the expected calibration error of their chances (ten bins).
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import re
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -37,6 +40,7 @@ from hamburger.engine.types.sampling_params import SamplingParams
 from hamburger.model.checkpoints.sources import resolve_source
 from hamburger.training.corpus.jsonl import read_rows
 from hamburger.training.corpus.prompts import HELD_OUT, is_held_out, row_id
+from hamburger.training.corpus.repetition import first_repeated_ngram
 from hamburger.training.quality.prompts import DEFAULT_KINDS, Prompt, choose_prompts
 from machine import processor
 
@@ -53,22 +57,36 @@ class Task:
         return self.prompt.kind
 
 
+Groups = Sequence[tuple[int, float]]
+
+
 @dataclass(slots=True)
 class Answer:
-    """token_ids of the whole; steps and seconds after its first macro-step, which holds the prompt's work."""
+    """token_ids of the whole; groups, (tokens, seconds), after its first macro-step, which holds the prompt's work."""
 
     token_ids: list[int] = field(default_factory=list)
-    tokens: int = 0
-    steps: int = 0
-    seconds: float = 0.0
+    groups: list[tuple[int, float]] = field(default_factory=list)
     drafts: list[CheckedDrafts] = field(default_factory=list)
+
+    @property
+    def uncircular(self) -> list[tuple[int, float]]:
+        """The groups before its first repeated 8-gram."""
+        end = first_repeated_ngram(self.token_ids)
+        done = itertools.accumulate((tokens for tokens, _ in self.groups), initial=len(self.token_ids) - self.tokens)
+        next(done)
+        return [group for group, last in zip(self.groups, done, strict=True) if end is None or last <= end]
+
+    @property
+    def tokens(self) -> int:
+        return sum(tokens for tokens, _ in self.groups)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", help="the HAMburger (default: the embedded one)")
     parser.add_argument("--base", help="its base, where the checkpoint holds only a part")
-    parser.add_argument("--prompts", type=Path, nargs="+", required=True, metavar="FILE", help="JSON Lines, also .gz")
+    parser.add_argument("--tables", type=Path, nargs="+", metavar="FILE", help="print those of earlier calls, no more")
+    parser.add_argument("--prompts", type=Path, nargs="+", default=[], metavar="FILE", help="JSON Lines, also .gz")
     parser.add_argument("--per-kind", type=int, default=40)
     parser.add_argument("--edits", type=int, default=0, metavar="N", help="so many functions to be renamed, too")
     parser.add_argument("--max-tokens", type=int, default=256)
@@ -76,6 +94,11 @@ def main() -> None:
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 0.7])
     parser.add_argument("--out", type=Path, help="file for all figures, as JSON")
     args = parser.parse_args()
+    if args.tables:
+        print(page(args.tables), end="")
+        return
+    if not args.prompts:
+        parser.error("--prompts: which files of prompts?")
     core, _ = build_core(EngineArgs(model=args.model, base=args.base, groups="verified", prefix_cache=False))
     tokenizer = Tokenizer.load(resolve_source(args.model, args.base).tokenizer_path)
 
@@ -133,26 +156,36 @@ def report(temperature: float, tasks: Sequence[Task], pairs: Sequence[tuple[Answ
             by_kind["all"].append(pair)
     found = []
     for kind, answers in sorted(by_kind.items(), key=lambda item: item[0] == "all"):
-        steps = sum(drafted.steps for _, drafted in answers)
         drafts = [checked for _, drafted in answers for checked in drafted.drafts]
-        gains = [
-            (drafted.tokens / drafted.seconds) / (single.tokens / single.seconds)
-            for single, drafted in answers
-            if drafted.steps and single.steps
-        ]
+        steps = sum(len(drafted.groups) for _, drafted in answers)
+        whole = [(single.groups, drafted.groups) for single, drafted in answers]
+        straight = [(single.uncircular, drafted.uncircular) for single, drafted in answers]
+        whole, straight = ([pair for pair in pairs if all(pair)] for pairs in (whole, straight))
         found.append(
             {
                 "kind": kind,
                 "temperature": temperature,
                 "answers": len(answers),
                 "same": sum(single.token_ids == drafted.token_ids for single, drafted in answers),
-                "tokens_per_step": sum(drafted.tokens for _, drafted in answers) / steps,
+                "tokens_per_step": tokens_per_step(drafted for _, drafted in whole),
                 "drafts_per_step": sum(len(checked.token_ids) for checked in drafts) / steps,
                 "accepted_per_step": sum(checked.num_accepted for checked in drafts) / steps,
-                "speed_over_1": statistics.median(gains),
+                "speed_over_1": statistics.median(rate(drafted) / rate(single) for single, drafted in whole),
+                "straight_tokens_per_step": tokens_per_step(drafted for _, drafted in straight),
+                "straight_speed_over_1": statistics.median(rate(drafted) / rate(one) for one, drafted in straight),
             }
         )
     return found
+
+
+def tokens_per_step(answers: Iterable[Groups]) -> float:
+    groups = [group for answer in answers for group in answer]
+    return sum(tokens for tokens, _ in groups) / len(groups)
+
+
+def rate(groups: Groups) -> float:
+    """Tokens a second."""
+    return sum(tokens for tokens, _ in groups) / sum(seconds for _, seconds in groups)
 
 
 def places(temperature: float, answers: Sequence[Answer]) -> list[dict[str, Any]]:
@@ -182,11 +215,34 @@ def calibration_error(outcomes: Sequence[tuple[float, bool]]) -> float:
     return sum(abs(sum(chance - accepted for chance, accepted in seen)) for seen in bins.values()) / len(outcomes)
 
 
+HEADS = {
+    "kind": "kind", "temperature": "temperature", "answers": "answers", "same": "the same",
+    "tokens_per_step": "tokens a pass", "drafts_per_step": "drafts a pass", "accepted_per_step": "accepted",
+    "speed_over_1": "speed over 1", "straight_tokens_per_step": "tokens a pass, before circles",
+    "straight_speed_over_1": "speed, before circles",
+    "drafter": "drafter", "place": "place", "drafts": "drafts", "calibration_error": "calibration error",
+    "accepted": "accepted",
+}  # fmt: skip
+
+
+def page(files: Sequence[Path]) -> str:
+    """docs/results/drafts.md, from what earlier calls wrote."""
+    parts = ["# Drafts of verified groups\n\nOne answer at" + (__doc__ or "").partition("One answer at")[2].rstrip()]
+    for file in files:
+        found = json.loads(file.read_text())
+        model = found["model"][0].upper() + found["model"][1:]
+        machine = f"{found['processor']}, {found['threads']} threads, torch {found['torch']}, {found['date']}"
+        limits = f"{found['per_kind']} prompts a kind, at most {found['max_tokens']} tokens"
+        told = f"Written by benchmarks/drafts.py. {machine}; {limits}. All figures: [{file.name}]({file.name})."
+        parts.append("\n\n".join((f"## {model}", told, table(found["rows"]), table(found["places"]))))
+    return "\n\n".join(parts) + "\n"
+
+
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    heads = list(rows[0])
-    lines = [f"| {' | '.join(heads)} |", "| " + " | ".join("---" for _ in heads) + " |"]
+    lines = [f"| {' | '.join(HEADS[name] for name in rows[0])} |", "| --- " * len(rows[0]) + "|"]
     for row in rows:
-        lines.append("| " + " | ".join(f"{v:.3f}" if isinstance(v, float) else str(v) for v in row.values()) + " |")
+        cells = (f"{v:.2f}" if isinstance(v, float) and name != "temperature" else str(v) for name, v in row.items())
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
@@ -209,8 +265,7 @@ def _answer(core: EngineCore, task: Task, seed: int, temperature: float, most: i
         seconds = time.perf_counter() - start
         for output in outputs:
             if answer.token_ids:
-                answer.steps, answer.seconds = answer.steps + 1, answer.seconds + seconds
-                answer.tokens += len(output.token_ids)
+                answer.groups.append((len(output.token_ids), seconds))
             answer.token_ids += output.token_ids
             if output.drafts is not None:
                 answer.drafts.append(output.drafts)

@@ -44,13 +44,16 @@ def mean(histogram: str) -> str:
 
 
 # For the same text a server with one token a slot computes the prompt's slots and one slot for each token.
-SLOTS = "sum(increase(hamburger_kv_slots_total{S}[$__range]))"
+SLOTS = (
+    "(sum(increase(hamburger_kv_slots_total{S}[$__range])) - sum(increase(hamburger_dropped_slots_total{S}[$__range])))"
+)
 TOKENS = (
     'sum(increase(hamburger_kv_slots_total{S, kind="prompt"}[$__range]))'
     " + sum(increase(hamburger_generation_tokens_total{S}[$__range]))"
 )
 PROMPT_SLOTS = 'sum(rate(hamburger_kv_slots_total{S, kind="prompt"}[R]))'
 GENERATED_SLOTS = 'sum(rate(hamburger_kv_slots_total{S, kind="generated"}[R]))'
+DROPPED_SLOTS = "sum(rate(hamburger_dropped_slots_total{S}[R]))"
 GENERATED_TOKENS = "sum(rate(hamburger_generation_tokens_total{S}[R]))"
 ACCEPTED = (
     "sum by ({label}) (rate(hamburger_accepted_tokens_total{{S}}[R]))"
@@ -65,7 +68,7 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
             stat(
                 "Tokens per KV entry",
                 "Generated tokens for one KV slot, over the last minute; the mean of the chosen models. A server with "
-                "one token a slot shows 1, and so do verified groups: it says nothing of speed.",
+                "one token a slot shows 1, and so do verified groups unless slots settle: it says nothing of speed.",
                 "avg(hamburger_tokens_per_kv_ratio{S})",
             ),
             stat(
@@ -89,8 +92,8 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
             ),
             Panel(
                 "Tokens per KV entry",
-                "1 means that every group has one token: groups are off or verified, or the confidence is high.",
-                ((f"{GENERATED_TOKENS} / {GENERATED_SLOTS}", "tokens per KV"),),
+                "1 means that every token has its slot: groups are off or verified, and nothing settles.",
+                ((f"{GENERATED_TOKENS} / ({GENERATED_SLOTS} - {DROPPED_SLOTS})", "tokens per KV"),),
             ),
             Panel(
                 "Group sizes",
@@ -178,9 +181,10 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
         (
             by_model(
                 "Tokens per KV entry, each model",
-                "A plain base has 1. What lies above it is what the composed groups of the other buy.",
+                "One token a slot is 1. What lies above it is what composed groups or settled slots buy.",
                 "sum by (model_name) (rate(hamburger_generation_tokens_total{S}[R]))"
-                ' / sum by (model_name) (rate(hamburger_kv_slots_total{S, kind="generated"}[R]))',
+                ' / (sum by (model_name) (rate(hamburger_kv_slots_total{S, kind="generated"}[R]))'
+                " - sum by (model_name) (rate(hamburger_dropped_slots_total{S}[R])))",
             ),
             by_model(
                 "Tokens/s, each model",
@@ -223,6 +227,14 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
                     (PROMPT_SLOTS, "prompt"),
                     (GENERATED_SLOTS, "generated"),
                     (f"{PROMPT_SLOTS} + {GENERATED_TOKENS}", "both, with one token a slot"),
+                ),
+            ),
+            Panel(
+                "Settled slots",
+                "Old tokens of answers that were looked at, a second, and the slots that they gave back.",
+                (
+                    ("sum(rate(hamburger_settled_tokens_total{S}[R]))", "tokens"),
+                    (DROPPED_SLOTS, "slots given back"),
                 ),
             ),
             Panel(

@@ -123,8 +123,9 @@ class EngineCore:
             for sequence, chunk, chosen in zip(due, chunks, self._settle_chunks(chunks), strict=True):
                 sequence.settle(chosen)
                 self._scheduler.confirm(sequence)
-                self._settled_tokens += len(chunk.candidates)
-                self._dropped_slots += len(chunk.candidates) - len(chosen)
+                if chunk.chosen is None:  # not again, by a replay
+                    self._settled_tokens += len(chunk.candidates)
+                    self._dropped_slots += len(chunk.candidates) - len(chosen)
 
     def _advance(self, batch: ScheduledBatch) -> list[int]:
         """The batch's slots will be in the pool before any step that is launched from here on. Returns how many slots

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from fractions import Fraction
 from typing import Literal, TypedDict
 
 from hamburger.engine.types.messages import Groups
@@ -98,7 +97,7 @@ class EngineArgs:
         """When old tokens of answers settle; None: never."""
         if not self.settle:
             return None
-        return Settling(self.settle_window, Fraction(self.settle_keep).limit_denominator(64))
+        return Settling(self.settle_window, self.settle_keep)
 
     def _check_split(self) -> None:
         size = self.tensor_parallel_size

@@ -110,7 +110,7 @@ class StepStats:
     cache_hits: int = 0  # those of them that were found
     generated_slots: int = 0  # of the groups' tokens: one a group where groups are composed, else one a token
     drafts: list[CheckedDrafts] = field(default_factory=list)  # of the sequences for which any were checked
-    settled_tokens: int = 0  # looked at before this step
+    settled_tokens: int = 0  # looked at before this step, those of replays not once more
     dropped_slots: int = 0  # of them given back
 
 

@@ -9,9 +9,9 @@ answer's tokens have slots, so it is the same for every batch, draft and replay.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from fractions import Fraction
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +23,8 @@ class Settling:
     """
 
     window: int
-    keep: Fraction
-    growth: Fraction = Fraction(1, 3)
+    keep: float
+    growth: float = 1 / 3
     chunk: int = 64
     apart: int = 32
 
@@ -35,7 +35,8 @@ class Settling:
 
     def is_due(self, computed: int, settled: int) -> bool:
         """Whether the chunk behind the first `settled` tokens settles before the slot of token `computed` is made."""
-        window = max(self.window, int(computed * self.growth))
+        # A third of 192 is 64, whatever is rounded.
+        window = max(self.window, math.floor(computed * self.growth + 1e-6))
         return computed % self.apart == 0 and settled + self.chunk <= computed - window
 
     def next_place(self, computed: int, settled: int) -> int:

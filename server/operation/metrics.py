@@ -54,7 +54,7 @@ class RecentGroups:
     def tokens_per_kv(self) -> float:
         """Over the last RATIO_WINDOW_SECONDS; 0 without work."""
         tokens, slots, _ = self._sum(RATIO_WINDOW_SECONDS)
-        return tokens / slots if slots else 0.0
+        return tokens / slots if slots > 0 else 0.0
 
     def tokens_per_macro_step(self) -> float:
         """Of one sequence; over the last RATIO_WINDOW_SECONDS; 0 without work."""
@@ -98,6 +98,8 @@ class ServerMetrics:
         slots = self._family("kv_slots", "KV slots computed, without rejected drafts.", ("kind",))
         self._prompt_slots = slots.labels(*self._values, "prompt")
         self._generated_slots = slots.labels(*self._values, "generated")
+        self._settled_tokens = self._counter("settled_tokens", "Old tokens of answers that settled.")
+        self._dropped_slots = self._counter("dropped_slots", "KV slots that they gave back.")
         self._success = self._family("request_success", "Finished requests.", ("finished_reason",))
         for reason in ("stop", "length", "abort"):
             self._success.labels(*self._values, reason)
@@ -181,6 +183,8 @@ class ServerMetrics:
         self._preemptions.inc(stats.num_preemptions)
         self._cache_queries.inc(stats.cache_queries)
         self._cache_hits.inc(stats.cache_hits)
+        self._settled_tokens.inc(stats.settled_tokens)
+        self._dropped_slots.inc(stats.dropped_slots)
         num_tokens = sum(stats.group_sizes)
         if not stats.prompt_slots and not stats.decoded_sequences:
             return  # it only reports the state
@@ -191,7 +195,7 @@ class ServerMetrics:
             self._generation_tokens.inc(num_tokens)
             self._generated_slots.inc(stats.generated_slots)
             self._macro_steps.inc(stats.decoded_sequences)
-            self._recent.add(num_tokens, stats.generated_slots, len(stats.group_sizes))
+            self._recent.add(num_tokens, stats.generated_slots - stats.dropped_slots, len(stats.group_sizes))
             for size in stats.group_sizes:
                 self._group_size.observe(size)
             for drafts in stats.drafts:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from fractions import Fraction
 from typing import Any
 
 import pytest
@@ -18,7 +17,7 @@ from hamburger.engine.types.settling import Settling
 from playing import play
 from verified import ScriptedTrunk, VerifyingRunner, drafts_of, verified_config, verified_core
 
-SMALL = Settling(window=6, keep=Fraction(1, 4), growth=Fraction(0), chunk=8, apart=4)
+SMALL = Settling(window=6, keep=1 / 4, growth=0.0, chunk=8, apart=4)
 
 
 def request(name: str, num_prompt: int = 3, **fields: Any) -> SubmitRequest:
@@ -28,15 +27,15 @@ def request(name: str, num_prompt: int = 3, **fields: Any) -> SubmitRequest:
 
 @given(
     window=st.integers(0, 80),
-    growth=st.sampled_from([Fraction(0), Fraction(1, 4), Fraction(1, 3), Fraction(1, 2)]),
-    keep=st.sampled_from([Fraction(1, 2), Fraction(1, 4), Fraction(1, 8)]),
+    growth=st.sampled_from([0.0, 1 / 4, 1 / 3, 1 / 2]),
+    keep=st.sampled_from([1 / 2, 1 / 4, 1 / 8]),
     chunk=st.sampled_from([8, 32, 64]),
     apart=st.sampled_from([4, 32]),
     length=st.integers(1, 1200),
 )
 @settings(max_examples=200, deadline=None)
 def test_only_tokens_beyond_the_window_settle_at_fixed_places(
-    window: int, growth: Fraction, keep: Fraction, chunk: int, apart: int, length: int
+    window: int, growth: float, keep: float, chunk: int, apart: int, length: int
 ) -> None:
     settling = Settling(window, keep, growth, chunk, apart)
     slots, settled = 0, 0
@@ -52,7 +51,7 @@ def test_only_tokens_beyond_the_window_settle_at_fixed_places(
 
 
 def test_an_answer_of_1000_tokens_holds_less_than_half_of_its_slots() -> None:
-    default = Settling(192, Fraction(1, 4))
+    default = Settling(192, 1 / 4)
     assert 1024 / default.slots(1024) > 1.8
     assert default.slots(200) == 200
 
@@ -90,7 +89,7 @@ def outputs_of(core: EngineCore, asked: list[SubmitRequest]) -> tuple[dict[str, 
 @pytest.mark.parametrize("chunk", [4, 8])
 def test_drafts_preemption_and_shared_prompts_change_no_slot(block_size: int, chunk: int) -> None:
     """The runner compares what every slot was computed among with the answer's first life."""
-    settling = Settling(window=5, keep=Fraction(1, 4), growth=Fraction(1, 4), chunk=chunk, apart=4)
+    settling = Settling(window=5, keep=1 / 4, growth=1 / 4, chunk=chunk, apart=4)
     seen = Counter[str]()
     for seed in range(12):
         draw = random.Random(f"{seed} {block_size}")
@@ -130,9 +129,7 @@ def test_ten_thousand_random_lives() -> None:
         draw = random.Random(seed)
         trunk = ScriptedTrunk(seed)
         chunk = draw.choice([4, 8, 12])
-        settling = Settling(
-            draw.randint(3, 9), Fraction(1, draw.choice([2, 4])), Fraction(draw.choice([0, 1]), 3), chunk, 4
-        )
+        settling = Settling(draw.randint(3, 9), 1 / draw.choice([2, 4]), draw.choice([0, 1]) / 3, chunk, 4)
         config = verified_config(
             settling=settling,
             block_size=draw.choice([1, 2, 3, 4, 8]),

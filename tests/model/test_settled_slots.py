@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from fractions import Fraction
 from functools import partial
 from typing import Any
 
@@ -31,7 +30,7 @@ from small_models import CPU, core_of, graft_config, params, plain_model, random
 from verified import free_rows
 
 LENGTH = 160
-SETTLING = Settling(window=20, keep=Fraction(1, 4), growth=Fraction(1, 4), chunk=16, apart=8)
+SETTLING = Settling(window=20, keep=1 / 4, growth=1 / 4, chunk=16, apart=8)
 
 
 def config_of(*, grafted: bool) -> ModelConfig:
@@ -177,7 +176,7 @@ def test_neither_batch_nor_drafts_nor_preemption_change_the_answer(form: str, lo
 @pytest.mark.parametrize("form", ["kernels", "torch"])
 def test_a_window_beyond_the_answer_is_the_whole_model(form: str) -> None:
     steps, asked = steps_of(form, grafted=False), requests(4, logprobs=1)
-    wide = Settling(window=200, keep=Fraction(1, 4), chunk=16, apart=8)
+    wide = Settling(window=200, keep=1 / 4, chunk=16, apart=8)
     found = [
         answers(
             core_of(steps, num_blocks=300, max_model_len=LENGTH, policy=free_rows(0), settling=settling),

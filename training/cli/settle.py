@@ -32,10 +32,10 @@ def add_eval_settle_arguments(parser: argparse.ArgumentParser) -> None:
     policies.add_argument("--scores", type=_texts, default=["attention", "random", "recency"], metavar="S;S")
     policies.add_argument("--windows", type=_wholes, default=[192], metavar="N,N", help="newest tokens that stay whole")
     policies.add_argument(
-        "--growths", type=_shares, default=[Fraction(1, 3)], metavar="F,F", help="or so much of the answer, if more"
+        "--growths", type=_shares, default=[1 / 3], metavar="F,F", help="or so much of the answer, if more"
     )
     policies.add_argument(
-        "--keeps", type=_shares, default=[Fraction(1, 4)], metavar="F,F", help="share of older tokens that stays"
+        "--keeps", type=_shares, default=[1 / 4], metavar="F,F", help="share of older tokens that stays"
     )
     policies.add_argument("--chunk", type=whole(1), default=64, metavar="N", help="tokens that are looked at together")
     parser.add_argument("--seed", type=whole(0), default=0, metavar="N", help="of random choice and of the bootstrap")
@@ -52,8 +52,8 @@ def _wholes(text: str) -> list[int]:
     return [whole(0)(part) for part in text.split(",")]
 
 
-def _shares(text: str) -> list[Fraction]:
-    shares = [Fraction(part) for part in text.split(",")]
+def _shares(text: str) -> list[float]:
+    shares = [float(Fraction(part)) for part in text.split(",")]
     if not all(0 <= share <= 1 for share in shares):
         raise argparse.ArgumentTypeError("shares are in [0, 1], such as 1/4 or 0.25")
     return shares

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from itertools import product
 from typing import Any
 
@@ -74,7 +73,7 @@ def _policies(args: argparse.Namespace) -> Iterator[Policy]:
     for score, window, growth, keep in product(args.scores, args.windows, args.growths, args.keeps):
         if score not in SCORES and score not in CONTROLS:
             raise TrainingError(f"score {score!r}: choose from {', '.join([*SCORES, *CONTROLS])}.")
-        yield Policy(score, Settling(window, Fraction(keep), Fraction(growth), args.chunk))
+        yield Policy(score, Settling(window, keep, growth, args.chunk))
 
 
 def _answers(args: argparse.Namespace) -> Iterator[Text]:

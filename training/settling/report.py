@@ -33,13 +33,17 @@ def of_policy(policy: Policy, rows: Sequence[dict[str, Any]], seed: int) -> dict
     return {
         "score": policy.score,
         "window": s.window,
-        "growth": str(s.growth),
-        "keep": str(s.keep),
+        "growth": round(s.growth, 3),
+        "keep": s.keep,
         "chunk": s.chunk,
         "texts": len(rows),
         "tokens_per_slot": sum(r["tokens"] for r in rows) / sum(r["slots"] for r in rows),
         "all": _figures(rows, draws, (0, 1 << 30)),
-        "places": {f"{256 * a} to {256 * (b + 1)}": _figures(rows, draws, (a, b)) for a, b in _PLACES},
+        "places": {
+            f"{256 * a} to {256 * (b + 1)}": _figures(rows, draws, (a, b))
+            for a, b in _PLACES
+            if any(a <= int(bucket) <= b for row in rows for bucket in row["sums"])
+        },
         "kinds": {
             kind: _figures([r for r in rows if r["kind"] == kind], None, (0, 1 << 30))
             for kind in sorted({r["kind"] for r in rows})
@@ -65,15 +69,20 @@ def _figures(rows: Sequence[dict[str, Any]], draws: Draws | None, buckets: tuple
 
 def table(found: Sequence[dict[str, Any]]) -> str:
     heads = ["who stays", "window", "growth", "keep", "texts", "tokens a slot", "KL", "same", "nats"]
-    heads += [f"KL, {place}" for place in found[0]["places"]] if found else []
+    places: dict[str, Any] = max((entry["places"] for entry in found), key=len, default={})
+    heads += [f"KL, {place}" for place in places]
     lines = [f"| {' | '.join(heads)} |", "| --- |" + " ---: |" * (len(heads) - 1)]
     for entry in found:
         figures = entry["all"]
         cells = [entry["score"], entry["window"], entry["growth"], entry["keep"], entry["texts"]]
         cells += [f"{entry['tokens_per_slot']:.2f}", _shown(figures["kl"], 4), _shown(figures["same"], 3)]
-        cells += [_shown(figures["nats"], 3), *(f"{place['kl'][0]:.4f}" for place in entry["places"].values())]
+        cells += [_shown(figures["nats"], 3), *(_kl(entry["places"].get(place)) for place in places)]
         lines.append("| " + " | ".join(str(cell) for cell in cells) + " |")
     return "\n".join(lines)
+
+
+def _kl(figures: dict[str, Any] | None) -> str:
+    return "" if figures is None else f"{figures['kl'][0]:.4f}"
 
 
 def _shown(interval: Sequence[float], digits: int) -> str:

@@ -1,0 +1,137 @@
+"""`hamburger eval-settle` on a small random model: what masks say, against what the engine's settling says."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import hamburger.training.settling.evaluate as evaluation
+from hamburger.engine.types.settling import Settling
+from hamburger.model.checkpoints.load import save_checkpoint
+from hamburger.model.checkpoints.sources import BUILTIN
+from hamburger.model.config import ModelConfig
+from hamburger.training.cli.settle import add_eval_settle_arguments
+from hamburger.training.errors import TrainingError
+from hamburger.training.settling.choice import CONTROLS, SCORES, Policy
+from hamburger.training.settling.observed import Observed, observe, settled_states
+from small_models import plain_model, random_tensors, trunk_config
+
+SETTLING = Settling(window=20, keep=1 / 4, growth=1 / 4, chunk=16, apart=8)
+LENGTH = 120
+
+
+@pytest.fixture(scope="module")
+def seen() -> tuple[Any, Observed]:
+    model = plain_model(ModelConfig(trunk=trunk_config(vocab_size=64, max_position_embeddings=256)), 3)
+    draw = random.Random(2)
+    prompt, answer = ([draw.randrange(2, 64) for _ in range(number)] for number in (7, LENGTH))
+    return model, observe(model, prompt, answer)
+
+
+def test_what_nobody_lost_is_seen_as_before(seen: tuple[Any, Observed]) -> None:
+    model, observed = seen
+    for first in (1, 40):
+        states = settled_states(model, observed, torch.full((LENGTH,), LENGTH), first)
+        assert torch.allclose(states, observed.states[7 + first :], atol=1e-5)
+
+
+def test_a_dropped_token_is_missed_from_its_place_on(seen: tuple[Any, Observed]) -> None:
+    model, observed = seen
+    dropped = torch.full((LENGTH,), LENGTH)
+    dropped[5] = 60
+    states = settled_states(model, observed, dropped, 20)
+    whole = observed.states[27:]
+    assert torch.allclose(states[:40], whole[:40], atol=1e-5)
+    assert not torch.allclose(states[40:], whole[40:], atol=1e-3)
+
+
+@pytest.mark.parametrize("score", [*SCORES, *CONTROLS])
+def test_as_many_lose_their_slots_as_the_engine_takes(seen: tuple[Any, Observed], score: str) -> None:
+    _, observed = seen
+    dropped = Policy(score, SETTLING).dropped_at(observed, seed=1)
+    assert int((dropped < LENGTH).sum()) == SETTLING.settled_slots(LENGTH)
+    for place, settled in SETTLING.places(LENGTH):
+        here = (dropped == place).nonzero().flatten().tolist()
+        assert max(here) < settled + SETTLING.chunk  # the window is whole
+    assert torch.equal(dropped, Policy(score, SETTLING).dropped_at(observed, seed=1))
+
+
+def test_who_gets_no_attention_goes_first(seen: tuple[Any, Observed]) -> None:
+    _, observed = seen
+    dropped = Policy("attention", SETTLING).dropped_at(observed, seed=1)
+    place, first = next(SETTLING.places(LENGTH))
+    paid = observed.attention["attention"]
+    scores = [float(sum(paid[query, j] for query in range(j + 9, place))) for j in range(first, first + SETTLING.chunk)]
+    order = sorted(range(SETTLING.chunk), key=lambda j: scores[j])
+    gone = sorted(order[: SETTLING.chunk - SETTLING.kept])
+    assert (dropped[first : first + SETTLING.chunk] == place).nonzero().flatten().tolist() == gone
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    config = ModelConfig(trunk=trunk_config(vocab_size=49152, hidden_size=32, eos_token_ids=(2,)))
+    save_checkpoint(folder / "base", config, random_tensors(config, seed=1))
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(BUILTIN / name, folder / "base" / name)
+    draw, rows = random.Random(1), []
+    for i in range(6):
+        ids = [draw.randrange(3, 49152) for _ in range(150 if i < 5 else 20)]
+        rows.append({"id": str(i), "sample": 0, "category": ("a", "b")[i % 2], "model": "m", "sampling": "greedy",
+                     "messages": [{"role": "user", "content": "Hi"}], "prompt_ids": [5, 6],
+                     "response": "", "token_ids": ids, "finish_reason": "length"})  # fmt: skip
+    (folder / "answers.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "books.jsonl").write_text(json.dumps({"text": "Once upon a time there was a king. " * 40}) + "\n")
+    return folder
+
+
+def arguments(folder: Path, out: Path, *more: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    add_eval_settle_arguments(parser)
+    given = ["--model", folder / "base", "--answers", folder / "answers.jsonl", "--texts", folder / "books.jsonl"]
+    given += ["--min-tokens", "100", "--max-tokens", "150", "--per-kind", "2", "--windows", "32", "--chunk", "32"]
+    given += ["--dtype", "float32", "--device", "cpu", "--out", out]
+    return parser.parse_args([*map(str, given), *more])
+
+
+def test_results_hold_every_policy_and_a_second_call_goes_on(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert evaluation.run(arguments(folder, tmp_path, "--scores", "attention;recency")) == 0
+    attention, recency = json.loads((tmp_path / "results.json").read_text())
+    assert [attention["score"], recency["score"]] == ["attention", "recency"]
+    assert attention["texts"] == 5  # two of each kind, and the book; the short one is left out
+    assert attention["tokens_per_slot"] == recency["tokens_per_slot"] > 1.2
+    value, low, high = attention["all"]["kl"]
+    assert 0 < low <= value <= high
+    assert list(attention["places"]) == ["0 to 512"]
+    assert set(attention["kinds"]) == {"answers: a", "answers: b", "books (by people)"}
+    assert "| attention | 32 | 0.333 | 0.25 | 5 |" in (tmp_path / "results.md").read_text()
+    asked = []
+
+    def counted(*args: Any) -> torch.Tensor:
+        asked.append(args)
+        return settled_states(*args)
+
+    monkeypatch.setattr(evaluation, "settled_states", counted)
+    assert evaluation.run(arguments(folder, tmp_path, "--scores", "attention;recency;random")) == 0
+    assert len(asked) == 5  # of the new policy alone
+    assert len(json.loads((tmp_path / "results.json").read_text())) == 3
+
+
+def test_mistakes_are_named(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(TrainingError, match="score 'attentoin': choose from attention"):
+        evaluation.run(arguments(folder, tmp_path, "--scores", "attentoin"))
+    none = arguments(folder, tmp_path, "--min-tokens", "9000", "--max-tokens", "9001")
+    with pytest.raises(TrainingError, match="no answer is as long as --min-tokens"):
+        evaluation.run(none)
+    with pytest.raises(SystemExit):
+        arguments(folder, tmp_path, "--keeps", "2")
+    assert "shares are in [0, 1]" in capsys.readouterr().err
