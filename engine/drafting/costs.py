@@ -7,13 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-_FOLLOWS = 0.003  # of what a number of rows took beside what was foretold, that is believed to be its own
-_MEMORY = 0.99  # of what the steps before told of all, that is still believed
+_FOLLOWS = 0.02  # of what a number of rows took beside what was foretold, that is believed at once
+_MEMORY = 0.995  # of what the steps before told of all, that is still believed
 _PRIOR = (1.0, 0.02)  # how many steps, and micro-steps alone, what was measured at the start is worth
 _LEAST_MICRO_STEP = 0.001  # of a step of one row
-_MEMORY_UNSEEN = 0.999  # the same of micro-steps, through steps without any
-_STANDS_FOR = 16.0  # a step with micro-steps, or without, counts for those since the last one like it, up to so many
-_FORGETS = 0.9997  # of what one number of rows took beside the others, that is still believed a step later
+_WITHOUT_WEIGHS = 8.0  # a step without micro-steps, beside one with them: few are, where drafts pay
+_FORGETS = 0.999  # of what one number of rows took beside the others, that is still believed a step later
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,19 +81,17 @@ class _Factors:
         self.step, self.micro_step = 1.0, 1.0
         self._xx, self._xy, self._yy = _PRIOR[0], 0.0, _PRIOR[1]  # x: steps, y: micro-steps
         self._xt, self._yt = _PRIOR
-        self._since = {True: 0.0, False: 0.0}  # the last step with micro-steps, and without
 
     def add(self, step: float, micro_step: float, took: float) -> None:
         """A step took so much, of which step and micro_step were foretold for its parts."""
         x, y = step / self.step, micro_step / self.micro_step
-        (a, b), kept, kept_micro = _PRIOR, _MEMORY, _MEMORY if y else _MEMORY_UNSEEN
-        self._since = {kind: since + 1 for kind, since in self._since.items()}
-        weight, self._since[y > 0] = min(self._since[y > 0], _STANDS_FOR), 0.0
-        self._xx = kept * self._xx + (1 - kept) * a + weight * x * x
-        self._xt = kept * self._xt + (1 - kept) * a + weight * x * took
-        self._yy = kept_micro * self._yy + (1 - kept_micro) * b + weight * y * y
-        self._xy = kept_micro * self._xy + weight * x * y
-        self._yt = kept_micro * self._yt + (1 - kept_micro) * b + weight * y * took
+        (a, b), old, new = _PRIOR, _MEMORY, 1 - _MEMORY
+        weight = 1.0 if y else _WITHOUT_WEIGHS
+        self._xx = old * self._xx + new * a + weight * x * x
+        self._yy = old * self._yy + new * b + weight * y * y
+        self._xy = old * self._xy + weight * x * y
+        self._xt = old * self._xt + new * a + weight * x * took
+        self._yt = old * self._yt + new * b + weight * y * took
         determinant = self._xx * self._yy - self._xy**2
         self.step = max((self._xt * self._yy - self._yt * self._xy) / determinant, 0.05)
         self.micro_step = max((self._yt * self._xx - self._xt * self._xy) / determinant, 0.05)

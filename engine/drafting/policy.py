@@ -20,7 +20,7 @@ from hamburger.engine.drafting.proposal import Proposal
 
 _STEPS_A_PLAN = 32
 _WITHOUT = 16  # the step of a plan that makes no drafts, so that it stays known what such steps take
-_STEPS_A_TRIAL = 128  # where micro-steps do not pay, one is made all the same, so that it stays known what they take
+_GAIN = 1.02  # least that drafts must be expected to bring: less may as well be a loss
 _LENIENT = 0.7  # a chance so much below what pays may still be worth a look, as chances vary
 
 
@@ -86,7 +86,7 @@ class DraftPolicy:
             del candidates[max(0, self._max_rows - num_emitting) :]
         costs, plan = self._costs[in_parts], self.plan(num_emitting, num_rows - num_emitting, in_parts=in_parts)
         fixed = plan.max_drafts * costs.micro_step(num_emitting)
-        tokens, most, number = float(num_emitting), num_emitting / (costs.step(num_rows) + fixed), 0
+        tokens, most, number = float(num_emitting), _GAIN * num_emitting / (costs.step(num_rows) + fixed), 0
         for taken, (minus_chance, _) in enumerate(candidates, start=1):
             tokens -= minus_chance
             rate = tokens / (costs.step(num_rows + taken) + fixed)
@@ -102,11 +102,7 @@ class DraftPolicy:
         if key not in self._plans:
             self._plans[key] = self._planned(*key)
         plan = self._plans[key]
-        if self._num_steps % _STEPS_A_PLAN == _WITHOUT:
-            return replace(plan, max_drafts=0)
-        if plan.max_drafts == 0 < self._micro_drafts and self._num_steps % _STEPS_A_TRIAL == _STEPS_A_TRIAL - 1:
-            return replace(plan, max_drafts=1, min_chance=0.0)
-        return plan
+        return replace(plan, max_drafts=0) if self._num_steps % _STEPS_A_PLAN == _WITHOUT else plan
 
     def observe(
         self, num_rows: int, num_micro_steps: int, num_drafting: int, seconds: float, *, in_parts: bool = False
@@ -126,7 +122,7 @@ class DraftPolicy:
         recent = [list(accumulate(chances, mul)) for chances in self.acceptance.recent]
         weight = num_emitting / len(recent) if recent else 0.0
         base = num_emitting + other_rows
-        best = num_emitting / costs.step(base)
+        best = _GAIN * num_emitting / costs.step(base)
         plan = DraftPlan(0, 1.0)
         for depth in range(1, self._micro_drafts + 1):
             fixed = depth * costs.micro_step(num_emitting)

@@ -100,7 +100,7 @@ def test_drafts_as_rows_give_the_plain_model_s_text(shape: str, kernel_device: t
     found = play(drafting_core(fused, plain.config), drafted(asked, wanted), at_once=1, every=2).outputs
     assert_same_text(found, wanted)
     seen = checked(found)
-    assert min(seen["accepted"], seen["rejected"]) > 3
+    assert min(seen["accepted"], seen["rejected"]) > 2
     assert max(len(output.token_ids) for outputs in found.values() for output in outputs) > 2
 
 
