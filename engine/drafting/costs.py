@@ -9,9 +9,11 @@ from itertools import accumulate
 
 _FOLLOWS = 0.02  # of what a number of rows took beside what was foretold, that is believed at once
 _MEMORY = 0.995  # of what the steps before told of all, that is still believed
-_PRIOR = (1.0, 0.02)  # how many steps, and micro-steps alone, what was measured at the start is worth
+# What counts as a step that took what was measured, and as micro-steps that are slower now by as much as steps are: a
+# step is slower by its context and by the host's work, and before much is known that must not be laid to micro-steps.
+_PRIOR_STEP, _PRIOR_MICRO_STEP = 0.1, 0.1
 _LEAST_MICRO_STEP = 0.001  # of a step of one row
-_WITHOUT_WEIGHS = 8.0  # a step without micro-steps, beside one with them: few are, where drafts pay
+_WITHOUT_WEIGHS = 24.0  # a step without micro-steps, beside one with them: few are, where drafts pay
 _FORGETS = 0.999  # of what one number of rows took beside the others, that is still believed a step later
 
 
@@ -79,22 +81,22 @@ class _Factors:
 
     def __init__(self) -> None:
         self.step, self.micro_step = 1.0, 1.0
-        self._xx, self._xy, self._yy = _PRIOR[0], 0.0, _PRIOR[1]  # x: steps, y: micro-steps
-        self._xt, self._yt = _PRIOR
+        self._xx = self._xy = self._yy = self._xt = self._yt = 0.0  # x: steps, y: micro-steps
 
     def add(self, step: float, micro_step: float, took: float) -> None:
         """A step took so much, of which step and micro_step were foretold for its parts."""
         x, y = step / self.step, micro_step / self.micro_step
-        (a, b), old, new = _PRIOR, _MEMORY, 1 - _MEMORY
         weight = 1.0 if y else _WITHOUT_WEIGHS
-        self._xx = old * self._xx + new * a + weight * x * x
-        self._yy = old * self._yy + new * b + weight * y * y
-        self._xy = old * self._xy + weight * x * y
-        self._xt = old * self._xt + new * a + weight * x * took
-        self._yt = old * self._yt + new * b + weight * y * took
-        determinant = self._xx * self._yy - self._xy**2
-        self.step = max((self._xt * self._yy - self._yt * self._xy) / determinant, 0.05)
-        self.micro_step = max((self._yt * self._xx - self._xt * self._xy) / determinant, 0.05)
+        self._xx = _MEMORY * self._xx + weight * x * x
+        self._xy = _MEMORY * self._xy + weight * x * y
+        self._yy = _MEMORY * self._yy + weight * y * y
+        self._xt = _MEMORY * self._xt + weight * x * took
+        self._yt = _MEMORY * self._yt + weight * y * took
+        a, b = _PRIOR_STEP, _PRIOR_MICRO_STEP
+        xx, xy, yy, xt, yt = self._xx + a + b, self._xy - b, self._yy + b, self._xt + a, self._yt
+        determinant = xx * yy - xy**2
+        self.step = max((xt * yy - yt * xy) / determinant, 0.05)
+        self.micro_step = max((yt * xx - xt * xy) / determinant, 0.05)
 
 
 def _ascending(values: Sequence[float]) -> list[float]:
