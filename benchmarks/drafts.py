@@ -3,7 +3,7 @@ every answer is, token for token, that of confidence 1.
 
     python benchmarks/drafts.py --prompts DATA/*.jsonl.gz --edits 20 --out docs/results/drafts.json
     python benchmarks/drafts.py --prompts DATA/*.jsonl.gz --model builtin --edits 20 --out docs/results/drafts-base.json
-    python benchmarks/drafts.py --tables docs/results/drafts.json docs/results/drafts-base.json > docs/results/drafts.md
+    python benchmarks/drafts.py --tables docs/results/drafts*.json > docs/results/drafts.md
 
 One answer at a time, in this process, with nothing between the clock and the core. The prompts are those of
 `hamburger eval-quality`; with --edits also Python functions to be written again under another name, without and with

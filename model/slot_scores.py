@@ -90,11 +90,19 @@ class SlotScores:
             paid = paid + of.paid[head, index]
         columns = torch.arange(paid.shape[1])
         counts = columns < of.numbers[index, None]
+        sequences = of.sequences[index]
         slots = of.firsts[index, None] + columns.where(counts, torch.tensor(0))
         size = self._block_size
-        places = of.block_tables[of.sequences[index, None], slots // size] * size + slots % size
-        for row, place, count in zip(paid, places, of.numbers[index].tolist(), strict=True):
-            self._values[place[:count]] += row[:count]
+        places = of.block_tables[sequences[:, None], slots // size] * size + slots % size
+        # Sequences share no slot that counts, and so not its block: the first rows of all may add at once, then the
+        # second ones, which are those of drafts or of a replay.
+        owner = of.block_tables[sequences, of.firsts[index] // size]
+        is_first = owner.diff(prepend=owner.new_full((1,), -1)) != 0
+        starts = is_first.nonzero()[:, 0]
+        ranks = torch.arange(len(index)) - starts[is_first.cumsum(0) - 1]
+        for rank in range(int(ranks.max()) + 1):
+            now = counts & (ranks == rank)[:, None]
+            self._values.index_add_(0, places[now], paid[now])
 
     def best(self, slots: Sequence[int], number: int) -> list[int]:
         """Places in `slots`, ascending, of those with the highest scores; of equal ones the last."""

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+import drafts
 import step
 from comparison.report import load_results
 
@@ -22,6 +23,14 @@ def test_the_parts_of_a_step_are_those_of_the_figures() -> None:
     assert step.table(found["rows"]) in text
     assert f"`python benchmarks/step.py --steps {found['steps']} --rounds {found['rounds']}`" in text
     assert found["date"] in text
+
+
+def test_the_tables_of_drafts_are_those_of_the_figures() -> None:
+    files = sorted(RESULTS.glob("drafts*.json"))
+    assert (RESULTS / "drafts.md").read_text() == drafts.page(files)
+    for file in files:
+        rows = json.loads(file.read_text())["rows"]
+        assert all(row["same"] == row["answers"] for row in rows), file  # what the card says
 
 
 def test_the_page_and_the_readme_tell_these_figures() -> None:
