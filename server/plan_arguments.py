@@ -68,6 +68,21 @@ def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
         type=_ratio,
         help="answer tokens of a slot (default: the checkpoint's)",
     )
+    load.add_argument("--settle", action="store_true", help="old tokens of its answer give slots back, as for serve")
+    load.add_argument(
+        "--settle-window",
+        metavar="N",
+        type=_whole(32),
+        default=EngineArgs().settle_window,
+        help="as for serve (default: %(default)s)",
+    )
+    load.add_argument(
+        "--settle-keep",
+        metavar="F",
+        type=_share,
+        default=EngineArgs().settle_keep,
+        help="as for serve (default: %(default)s)",
+    )
     load.add_argument("--max-model-len", metavar="N", type=_whole(2), help="as for serve (default: the model's)")
     load.add_argument("--max-num-seqs", metavar="N", type=_whole(1), help="as for serve (default: as many as fit)")
     load.add_argument(
@@ -93,6 +108,16 @@ def _size(text: str) -> int:
     if size < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is no size: it must be at least one byte")
     return size
+
+
+def _share(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 1 / 64 <= value <= 63 / 64:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a share, a number from 1/64 to 63/64")
+    return value
 
 
 def _ratio(text: str) -> float:

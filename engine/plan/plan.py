@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from hamburger.engine.core.pool import blocks_of_pool, pool_share
+from hamburger.engine.types.settling import Settling
 from hamburger.model.config import ConfigError, ModelConfig, kv_slot_bytes, tensor_shapes
 
 NUMBER_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
@@ -70,7 +71,10 @@ class Machine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """What one request is, in tokens, and how the server is set; None leaves a setting open."""
+    """What one request is, in tokens, and how the server is set; None leaves a setting open.
+
+    settling: when old tokens of the answer give slots back; None: never.
+    """
 
     prompt_tokens: int
     output_tokens: int
@@ -78,6 +82,7 @@ class Load:
     max_model_len: int | None = None
     max_num_seqs: int | None = None
     block_size: int = 32
+    settling: Settling | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +97,10 @@ class Speed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """The answer. `plain` is a server of the same memory and weights with one token a slot."""
+    """The answer. `plain` is a server of the same memory and weights with one token a slot.
+
+    tokens_per_kv: of a whole answer. slots_per_request: the most that one holds at a time.
+    """
 
     model: str
     parameters: int
@@ -154,12 +162,13 @@ def make_plan(shape: Shape, machine: Machine, load: Load) -> Plan:
         max_model_len=context,
         max_num_seqs=load.max_num_seqs,
     )
-    slots = load.prompt_tokens + math.ceil(load.output_tokens / ratio)
+    held, most = _answer_slots(ratio, load)
+    slots = load.prompt_tokens + most
     plain_slots = load.prompt_tokens + load.output_tokens
     concurrent, concurrent_plain = (_max_concurrent(num_blocks, needed, load) for needed in (slots, plain_slots))
     speed = None
     if machine.bandwidth is not None:
-        speed = _speed(shape, machine.bandwidth, load, ratio, concurrent, concurrent_plain)
+        speed = _speed(shape, machine.bandwidth, load, ratio, held, concurrent, concurrent_plain)
     num_slots = num_blocks * load.block_size
     return Plan(
         model=shape.name,
@@ -172,7 +181,7 @@ def make_plan(shape: Shape, machine: Machine, load: Load) -> Plan:
         max_model_len=context,
         prompt_tokens=load.prompt_tokens,
         output_tokens=load.output_tokens,
-        tokens_per_kv=ratio,
+        tokens_per_kv=load.output_tokens / held if load.settling else ratio,
         slots_per_request=slots,
         slots_per_request_plain=plain_slots,
         concurrent_requests=concurrent,
@@ -191,6 +200,18 @@ def _tokens_per_kv(shape: Shape, load: Load) -> float:
             f"tokens_per_kv is {ratio:g}, but {shape.name} is {what}: it can be at most {shape.max_group}; {remedy}."
         )
     return ratio
+
+
+def _answer_slots(ratio: float, load: Load) -> tuple[int, int]:
+    """At the answer's end, and at most."""
+    if load.settling is None:
+        return (slots := math.ceil(load.output_tokens / ratio)), slots
+    if ratio != 1:
+        raise ConfigError(
+            f"settle is on, but there are {ratio:g} tokens per KV before, and slots of several tokens do not settle: "
+            "plan groups verified, or leave settle out."
+        )
+    return load.settling.slots(load.output_tokens), load.settling.most_slots(load.output_tokens)
 
 
 def _context(shape: Shape, load: Load) -> int:
@@ -232,23 +253,25 @@ def _max_concurrent(num_blocks: int, slots: int, load: Load) -> int:
     return fits if load.max_num_seqs is None else min(fits, load.max_num_seqs)
 
 
-def _speed(shape: Shape, bandwidth: float, load: Load, ratio: float, concurrent: int, concurrent_plain: int) -> Speed:
+def _speed(
+    shape: Shape, bandwidth: float, load: Load, ratio: float, held: int, concurrent: int, concurrent_plain: int
+) -> Speed:
     reads = shape.reads
     if reads is None:
         raise ConfigError("bandwidth says a speed only with the model's whole shape: name a model, not its parameters.")
 
-    def tokens_per_second(streams: int, tokens: float, trunk: int) -> float:
+    def tokens_per_second(streams: int, tokens: float, trunk: int, held: int) -> float:
         # Averaged over its steps, half of an answer lies in the pool. A batch runs a micro-step if any of its groups
         # goes on, so tokens - 1 is the least that it runs, in the fewest steps if these groups are full.
-        slots = load.prompt_tokens + load.output_tokens / tokens / 2
+        slots = load.prompt_tokens + held / 2
         more = tokens - 1
         merging = more / (shape.max_group - 1) * reads.merge if more and shape.max_group else 0
         weights = (trunk + reads.head + more * reads.micro + merging) * shape.number_bytes
         return streams * tokens * bandwidth / (weights + streams * slots * shape.slot_bytes)
 
     return Speed(
-        one_stream=tokens_per_second(1, ratio, reads.trunk),
-        one_stream_plain=tokens_per_second(1, 1.0, reads.plain),
-        all_requests=tokens_per_second(concurrent, ratio, reads.trunk),
-        all_requests_plain=tokens_per_second(concurrent_plain, 1.0, reads.plain),
+        one_stream=tokens_per_second(1, ratio, reads.trunk, held),
+        one_stream_plain=tokens_per_second(1, 1.0, reads.plain, load.output_tokens),
+        all_requests=tokens_per_second(concurrent, ratio, reads.trunk, held),
+        all_requests_plain=tokens_per_second(concurrent_plain, 1.0, reads.plain, load.output_tokens),
     )

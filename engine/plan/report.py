@@ -9,6 +9,7 @@ from dataclasses import asdict
 from hamburger.engine.plan.known_shapes import PRESETS, with_graft
 from hamburger.engine.plan.plan import NUMBER_BYTES, Load, Machine, Plan, Shape, make_plan, shape_of
 from hamburger.engine.types.config import EngineArgs
+from hamburger.engine.types.settling import Settling
 from hamburger.model.checkpoints.folder_config import read_model_config
 from hamburger.model.checkpoints.sources import resolve_source
 from hamburger.model.config import ConfigError, ModelConfig
@@ -32,6 +33,7 @@ def run(args: argparse.Namespace) -> int:
         max_model_len=args.max_model_len,
         max_num_seqs=args.max_num_seqs,
         block_size=args.block_size,
+        settling=Settling(args.settle_window, args.settle_keep) if args.settle else None,
     )
     plan = make_plan(_shape(args), machine, load)
     print(json.dumps(asdict(plan), indent=2) if args.json else table(plan))
@@ -89,7 +91,7 @@ def table(plan: Plan) -> str:
         ("KV pool", f"{_gib(plan.pool_bytes)}: {plan.pool_slots:,} slots in {plan.pool_blocks:,} blocks"),
         ("one request", f"{plan.prompt_tokens:,} prompt and {plan.output_tokens:,} answer tokens"),
         ("", ""),
-        ("", f"{f'{g:g} tokens per KV':>20}{'one token a slot':>20}"),
+        ("", f"{f'{g:.4g} tokens per KV':>20}{'one token a slot':>20}"),
         ("slots of a request", f"{plan.slots_per_request:>20,}{plan.slots_per_request_plain:>20,}"),
         ("requests at once", f"{plan.concurrent_requests:>20,}{plan.concurrent_requests_plain:>20,}{ratio:>9.2f} x"),
     ]

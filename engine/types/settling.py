@@ -61,3 +61,9 @@ class Settling:
     def slots(self, length: int) -> int:
         """That it holds."""
         return length - self.settled_slots(length)
+
+    def most_slots(self, length: int) -> int:
+        """That it holds at any time while it grows to so many tokens: what it needs a pool for."""
+        dropped = self.chunk - self.kept
+        before = [computed - number * dropped for number, (computed, _) in enumerate(self.places(length))]
+        return max([*before, self.slots(length)])

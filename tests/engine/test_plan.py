@@ -19,11 +19,13 @@ from hamburger.engine.plan.known_shapes import PRESETS, with_graft
 from hamburger.engine.plan.plan import Load, Machine, Plan, Shape, make_plan, shape_of
 from hamburger.engine.types.config import EngineArgs
 from hamburger.engine.types.messages import SubmitRequest
+from hamburger.engine.types.settling import Settling
 from hamburger.model.checkpoints.load import save_checkpoint
 from hamburger.model.checkpoints.sources import BUILTIN, embedded_gguf
 from hamburger.model.config import ModelConfig
 from hamburger.server.cli import main
 from small_models import core_of, graft_config, params, plain_model, random_model, random_tensors, trunk_config
+from verified import free_rows
 
 PLAIN = ModelConfig(trunk=trunk_config())
 GRAFTED = ModelConfig(trunk=trunk_config(), graft=graft_config())
@@ -97,6 +99,26 @@ def test_a_request_holds_the_slots_that_are_planned(confidence: float, tokens_pe
     assert used == planned.slots_per_request - 2
 
 
+@pytest.mark.parametrize("tokens", [40, 100, 111])
+def test_an_answer_that_settles_holds_the_slots_that_are_planned(tokens: int) -> None:
+    settling = Settling(window=20, keep=1 / 4, growth=1 / 4, chunk=16, apart=8)
+    core = core_of(
+        random_model(PLAIN), block_size=1, num_blocks=200, max_model_len=140, settling=settling, policy=free_rows(0)
+    )
+    core.add(SubmitRequest("a", list(range(2, 22)), params(max_tokens=tokens, ignore_eos=True, confidence=1.0), 0.0))
+    used, last = 0, 0
+    while core.has_work:
+        outputs = core.step()
+        assert outputs.stats is not None
+        used = max(used, outputs.stats.used_slots)
+        last = tokens - outputs.outputs[0].dropped_slots if outputs.outputs else last
+    load = Load(prompt_tokens=20, output_tokens=tokens, block_size=1, settling=settling)
+    planned = make_plan(shape_of("m", PLAIN, "float32"), Machine(kv_cache_memory=2**30), load)
+    assert planned.tokens_per_kv == tokens / last
+    # The last token's slot is counted, but never written; that before it is freed when the last step is reported.
+    assert planned.slots_per_request - 2 <= used <= planned.slots_per_request
+
+
 def test_seats_limit_the_pool_as_they_do_in_the_engine(capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--kv-cache-memory", "1GiB", "--max-model-len", "100", "--prompt-tokens", "50", "--output-tokens", "50"]
     found = command(capsys, "builtin", *options, "--max-num-seqs", "3")
@@ -164,6 +186,21 @@ def test_more_tokens_per_kv_serve_more_requests_from_the_same_pool() -> None:
     # Blocks of 32 slots: 160 slots take 5, 100 + 30 take 5 as well; 100 + 15 take 4.
     assert two.concurrent_requests == one.concurrent_requests
     assert plan(shape, kv_cache_memory=2**20, tokens_per_kv=4.0).concurrent_requests == two.pool_blocks // 4
+
+
+def test_settling_serves_more_answers_from_the_same_pool(capsys: pytest.CaptureFixture[str]) -> None:
+    request = ["--prompt-tokens", "64", "--output-tokens", "2048", "--bandwidth", "1GB"]
+    whole = command(capsys, "builtin", *POOL, *request)
+    found = command(capsys, "builtin", *POOL, *request, "--settle")
+    assert 1.8 < found["tokens_per_kv"] < 2.1
+    assert found["slots_per_request"] < 0.6 * whole["slots_per_request"]
+    assert found["concurrent_requests"] > 1.7 * whole["concurrent_requests"]
+    assert found["speed"]["one_stream"] > whole["speed"]["one_stream"]
+    kept = command(capsys, "builtin", *POOL, *request, "--settle", "--settle-window", "4096")
+    assert kept["slots_per_request"] == whole["slots_per_request"]
+    message = refused(capsys, "builtin", "--graft", "fused", *POOL, "--settle", "--tokens-per-kv", "2")
+    assert "settle is on, but there are 2 tokens per KV" in message
+    assert "is not a share" in refused(capsys, "builtin", *POOL, "--settle", "--settle-keep", "1")
 
 
 def test_bounds_of_speed_follow_from_bytes() -> None:
