@@ -43,8 +43,7 @@ class PagedKVCache:
         self.data = [_zeros(shape, dtype, device) for _ in range(config.num_layers)]
         self.scores: SlotScores | None = None
         if settles:
-            layers = middle_layers(config.num_layers)
-            self.scores = SlotScores((num_blocks + 1) * block_size, block_size, layers, device)
+            self.scores = SlotScores((num_blocks + 1) * block_size, block_size, middle_layers(config.num_layers))
 
     def write(self, layer: int, slots: Tensor, key: Tensor, value: Tensor) -> None:
         """Store key and value [T, num_kv_heads, head_dim] at slots [T] (int64, distinct)."""
@@ -59,7 +58,7 @@ class PagedKVCache:
             flat = data.flatten(0, 1)
             flat[targets] = flat[sources]
         if self.scores is not None:
-            self.scores.move(sources, targets)
+            self.scores.move(sources.tolist(), targets.tolist())
 
     def gather(self, layer: int, block_tables: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values of whole block tables [B, N]: two views [B, N * block_size, num_kv_heads, head_dim]."""

@@ -9,10 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from hamburger.model.batch import ForwardBatch
+
+_Ints = npt.NDArray[np.int64]
 
 NEAREST = 9  # attention to the tokens just before is not counted: nearly all of it is of being near
 
@@ -30,19 +34,19 @@ class Recording:
     """
 
     paid: Tensor
-    sequences: Tensor
-    firsts: Tensor
-    numbers: Tensor
-    block_tables: Tensor
+    sequences: _Ints
+    firsts: _Ints
+    numbers: _Ints
+    block_tables: _Ints
 
 
 class SlotScores:
-    """One score a slot of the pool. layers: whose attention counts."""
+    """One score a slot of the pool, on the CPU. layers: whose attention counts."""
 
-    def __init__(self, num_slots: int, block_size: int, layers: Sequence[int], device: torch.device) -> None:
+    def __init__(self, num_slots: int, block_size: int, layers: Sequence[int]) -> None:
         self.layers = tuple(layers)
         self.recording: Recording | None = None
-        self._values = torch.zeros(num_slots, device=device)
+        self.values: npt.NDArray[np.float32] = np.zeros(num_slots, dtype=np.float32)
         self._block_size = block_size
 
     def begin(self, batch: ForwardBatch, kv_heads: int) -> Recording | None:
@@ -50,17 +54,16 @@ class SlotScores:
         self.recording = None
         if batch.score_from is None:
             return None
-        self._values.index_fill_(0, batch.write_slots, 0.0)
-        queries = torch.tensor(batch.query_slots)
-        sequences = torch.arange(len(queries)).repeat_interleave(queries)
+        self.values[batch.write_slots.numpy()] = 0.0
+        queries = np.array(batch.query_slots)
+        sequences = np.arange(len(queries)).repeat(queries)
         # Of each row its own slot in its sequence.
-        slots = (batch.context_slots - queries.cumsum(0))[sequences] + torch.arange(len(sequences))
-        firsts = batch.score_from[sequences]
-        numbers = (slots - NEAREST + 1 - firsts).clamp_(min=0)
-        width = int(numbers.max())
-        if width:
+        slots = (batch.context_slots.numpy() - queries.cumsum())[sequences] + np.arange(len(sequences))
+        firsts = batch.score_from.numpy()[sequences]
+        numbers = (slots - NEAREST + 1 - firsts).clip(min=0)
+        if width := int(numbers.max()):
             paid = torch.empty(kv_heads, len(sequences), width)
-            self.recording = Recording(paid, sequences, firsts, numbers, batch.block_tables)
+            self.recording = Recording(paid, sequences, firsts, numbers, batch.block_tables.numpy())
         return self.recording
 
     def record(self, layer: int, rows: Tensor, probs: Tensor) -> None:
@@ -69,7 +72,7 @@ class SlotScores:
         into = self.recording
         if into is None:
             return
-        columns = into.firsts[rows, None] + torch.arange(into.paid.shape[2])
+        columns = torch.from_numpy(into.firsts)[rows, None] + torch.arange(into.paid.shape[2])
         found = probs.transpose(0, 1).gather(2, columns.clamp(max=probs.shape[2] - 1).expand(probs.shape[1], -1, -1))
         if layer == self.layers[0]:
             into.paid[:, rows] = found
@@ -81,35 +84,34 @@ class SlotScores:
         of, self.recording = self.recording, None
         if of is None:
             return
-        index = torch.tensor(rows)
+        index = np.array(rows)
         index = index[of.numbers[index] > 0]
         if not len(index):
             return
-        paid = of.paid[0, index]
-        for head in range(1, of.paid.shape[0]):
-            paid = paid + of.paid[head, index]
-        columns = torch.arange(paid.shape[1])
-        counts = columns < of.numbers[index, None]
-        sequences = of.sequences[index]
-        slots = of.firsts[index, None] + columns.where(counts, torch.tensor(0))
-        size = self._block_size
+        numbers, firsts, sequences, size = of.numbers[index], of.firsts[index], of.sequences[index], self._block_size
+        by_head = of.paid.numpy()
+        paid = by_head[0, index]
+        for head in by_head[1:]:
+            paid += head[index]
+        columns = np.arange(paid.shape[1])
+        counts = columns < numbers[:, None]
+        slots = firsts[:, None] + np.where(counts, columns, 0)
         places = of.block_tables[sequences[:, None], slots // size] * size + slots % size
         # Sequences share no slot that counts, and so not its block: the first rows of all may add at once, then the
         # second ones, which are those of drafts or of a replay.
-        owner = of.block_tables[sequences, of.firsts[index] // size]
-        is_first = owner.diff(prepend=owner.new_full((1,), -1)) != 0
-        starts = is_first.nonzero()[:, 0]
-        ranks = torch.arange(len(index)) - starts[is_first.cumsum(0) - 1]
+        owners = of.block_tables[sequences, firsts // size]
+        starts = np.flatnonzero(np.diff(owners, prepend=-1))
+        ranks = np.arange(len(index)) - starts.repeat(np.diff(starts, append=len(index)))
         for rank in range(int(ranks.max()) + 1):
             now = counts & (ranks == rank)[:, None]
-            self._values.index_add_(0, places[now], paid[now])
+            self.values[places[now]] += paid[now]
 
     def best(self, slots: Sequence[int], number: int) -> list[int]:
         """Places in `slots`, ascending, of those with the highest scores; of equal ones the last."""
-        order = self._values[torch.tensor(slots, device=self._values.device)].argsort(stable=True)
-        kept: list[int] = order[len(slots) - number :].sort().values.tolist()
+        order = self.values[slots].argsort(kind="stable")
+        kept: list[int] = sorted(order[len(slots) - number :].tolist())
         return kept
 
-    def move(self, sources: Tensor, targets: Tensor) -> None:
-        """int64 [N] each."""
-        self._values[targets] = self._values[sources]
+    def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """All at once."""
+        self.values[targets] = self.values[sources]
