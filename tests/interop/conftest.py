@@ -49,3 +49,10 @@ def burger() -> Iterator[RealServer]:
     """The embedded default."""
     with RealServer("--max-model-len", "1024", "--kv-cache-memory", "512MiB") as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def composed() -> Iterator[RealServer]:
+    """The same with composed groups, whose confidence shows in the usage."""
+    with RealServer("--groups", "composed", "--max-model-len", "1024", "--kv-cache-memory", "512MiB") as server:
+        yield server

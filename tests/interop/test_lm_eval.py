@@ -95,11 +95,11 @@ def test_local_chat_completions(
     assert_same(found, own_chat)
 
 
-def test_a_hamburger_is_scored_at_the_confidence_that_its_name_says(harness: Harness, burger: RealServer) -> None:
-    model_args = f"model=smollm2-135m-hamburger@0.3,base_url={burger.url}/v1/completions,num_concurrent=8"
-    slots = burger.metric("hamburger_kv_slots_total", 'kind="generated"')
-    tokens = burger.metric("hamburger_generation_tokens_total")
+def test_a_hamburger_is_scored_at_the_confidence_that_its_name_says(harness: Harness, composed: RealServer) -> None:
+    model_args = f"model=smollm2-135m-hamburger@0.3,base_url={composed.url}/v1/completions,num_concurrent=8"
+    slots = composed.metric("hamburger_kv_slots_total", 'kind="generated"')
+    tokens = composed.metric("hamburger_generation_tokens_total")
     found = harness.scores("burger", "local-completions", f"{model_args},tokenizer_backend=remote", ANSWERED)
     assert set(found) == {"gsm8k_local exact_match"}
-    made = burger.metric("hamburger_generation_tokens_total") - tokens
-    assert made > 1.2 * (burger.metric("hamburger_kv_slots_total", 'kind="generated"') - slots) > 0
+    made = composed.metric("hamburger_generation_tokens_total") - tokens
+    assert made > 1.2 * (composed.metric("hamburger_kv_slots_total", 'kind="generated"') - slots) > 0

@@ -16,8 +16,8 @@ pytestmark = [pytest.mark.interop, pytest.mark.timeout(1200)]
 MODEL = "smollm2-135m-hamburger"
 
 
-def test_langchain(clients: Clients, burger: RealServer) -> None:
-    found = clients.program("langchain_chat.py", f"{burger.url}/v1", MODEL)
+def test_langchain(clients: Clients, burger: RealServer, composed: RealServer) -> None:
+    found = clients.program("langchain_chat.py", f"{burger.url}/v1", MODEL, f"{composed.url}/v1")
     assert "Paris" in found["text"]
     assert found["streamed"] == found["text"]
     assert found["pieces"] > 1

@@ -1,4 +1,4 @@
-"""LangChain's ChatOpenAI: langchain_chat.py URL MODEL; prints one line of JSON. Runs in the clients' environment."""
+"""LangChain: langchain_chat.py URL MODEL COMPOSED_URL; prints one line of JSON. Runs in the clients' environment."""
 
 import json
 import sys
@@ -21,7 +21,7 @@ def weather(city: str) -> str:
     return f"sunny in {city}"
 
 
-url, name = sys.argv[1:]
+url, name, composed_url = sys.argv[1:]
 model = ChatOpenAI(base_url=url, api_key="none", model=name, temperature=0, max_tokens=32)
 question = "Name the capital of France."
 
@@ -31,6 +31,7 @@ streamed = chunks[0]
 for chunk in chunks[1:]:
     streamed += chunk
 short = model.model_copy(update={"max_tokens": 200})
+composed = ChatOpenAI(base_url=composed_url, api_key="none", model=name, temperature=0, max_tokens=200)
 called = short.bind_tools([weather], tool_choice="required").invoke("What is the weather in Oslo?")
 logged = model.bind(logprobs=True, top_logprobs=2).invoke(question)
 
@@ -40,7 +41,7 @@ print(
             "text": whole.content,
             "usage": whole.usage_metadata,
             "tokens_per_kv": {
-                confidence: short.bind(extra_body={"confidence": confidence})
+                confidence: composed.bind(extra_body={"confidence": confidence})
                 .invoke("Count from 1 to 20.")
                 .response_metadata["token_usage"]["tokens_per_kv"]
                 for confidence in (0.3, 1.0)
