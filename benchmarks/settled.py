@@ -5,8 +5,8 @@
 Two engines lie in this process, one that settles and one that does not, and take turns, `--chunk` macro-steps each, on
 the same prompts; drafts are left out, so that a step is one token of every answer. Reported by answer length: the
 median milliseconds of a step (prompt work left out), their ratio within a turn, and the slots of an answer. Capacity:
-the pool of `--pool-slots` slots is filled with answers of `--answer` tokens, and the largest number that ran at once
-without a preemption is counted, until the first one.
+a pool of `--pool` is filled with answers of `--answer` tokens, all begun at once: the largest number of them that ends
+without a preemption.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from hamburger.engine.types.config import EngineArgs
 from hamburger.engine.types.messages import AbortRequest, StepStats, SubmitRequest
 from hamburger.engine.types.sampling_params import SamplingParams
 from hamburger.model.checkpoints.sources import resolve_source
+from hamburger.server.config import parse_bytes
 from machine import processor
 
 WHOLE, SETTLED = "whole", "settled"
@@ -72,7 +73,7 @@ def main() -> None:
 
 
 def core_of(args: argparse.Namespace, name: str, pool: str | None = None, longest: int | None = None) -> EngineCore:
-    given: dict[str, Any] = {"kv_cache_memory": size_of(pool)} if pool else {}
+    given: dict[str, Any] = {"kv_cache_memory": parse_bytes(pool)} if pool else {}
     core, _ = build_core(
         EngineArgs(
             model=args.model,
@@ -87,12 +88,6 @@ def core_of(args: argparse.Namespace, name: str, pool: str | None = None, longes
         )
     )
     return core
-
-
-def size_of(text: str) -> int:
-    units = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
-    number, unit = text[:-3], text[-3:]
-    return int(number) * units[unit]
 
 
 def prompts(tokenizer: Tokenizer, number: int) -> list[list[int]]:

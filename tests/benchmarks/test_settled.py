@@ -43,7 +43,3 @@ def test_as_many_answers_as_a_pool_holds_without_a_preemption() -> None:
     assert settled.answers_held(core(WHOLE, num_blocks=5 * 16 + 100), asked, 60) == 8
     assert settled.answers_held(core(WHOLE, num_blocks=5 * 36), asked, 140) == 5
     assert settled.answers_held(core(SETTLED, num_blocks=5 * 36), asked, 140) == 8
-
-
-def test_sizes() -> None:
-    assert settled.size_of("128MiB") == 128 << 20

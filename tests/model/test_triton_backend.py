@@ -91,7 +91,7 @@ def test_drafts_as_rows_give_the_plain_model_s_text(shape: str, kernel_device: t
             str(i), [(7 * n + j) % 90 + 2 for j in range(n)],
             params(temperature=t, seed=i, max_tokens=m, logprobs=2, ignore_eos=True), 0.0,
         )
-        for i, (n, t, m) in enumerate(((1, 0.0, 14), (5, 0.0, 12), (11, 0.8, 9)))
+        for i, (n, t, m) in enumerate(((1, 0.0, 24), (5, 0.0, 22), (11, 0.8, 19)))
     ]  # fmt: skip
     small = {"max_num_seqs": 3, "max_num_batched_slots": 12, "max_model_len": 32}
     plain = core_of(model_of(config, "torch", CPU), **small)  # type: ignore[arg-type]
@@ -100,7 +100,7 @@ def test_drafts_as_rows_give_the_plain_model_s_text(shape: str, kernel_device: t
     found = play(drafting_core(fused, plain.config), drafted(asked, wanted), at_once=1, every=2).outputs
     assert_same_text(found, wanted)
     seen = checked(found)
-    assert min(seen["accepted"], seen["rejected"]) > 2
+    assert min(seen["accepted"], seen["rejected"]) > 3
     assert max(len(output.token_ids) for outputs in found.values() for output in outputs) > 2
 
 
