@@ -62,7 +62,7 @@ class SlotScores:
         firsts = batch.score_from.numpy()[sequences]
         numbers = (slots - NEAREST + 1 - firsts).clip(min=0)
         if width := int(numbers.max()):
-            paid = torch.empty(kv_heads, len(sequences), width)
+            paid = torch.zeros(kv_heads, len(sequences), width)  # rows leave what lies beyond their number
             self.recording = Recording(paid, sequences, firsts, numbers, batch.block_tables.numpy())
         return self.recording
 
