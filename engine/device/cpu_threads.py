@@ -78,7 +78,7 @@ class StepThreads:
         """What get_number gives outside of steps is the most that steps take; it is in force again after each."""
         self._get_number, self._set_number = get_number, set_number
         self._clock, self._switches = clock, switches
-        self.number = self._most = get_number()
+        self.number = self._most = self.taken = get_number()  # taken: by the last step
         self._trial: _Trial | None = None
         self._rest = {-1: _FIRST_REST, 1: _FIRST_REST}
         self._not_before = {-1: float("-inf"), 1: float("-inf")}
@@ -92,7 +92,7 @@ class StepThreads:
             self.number = self._most = most
             self._trial = None
         trial = self._trial if decodes else None
-        wanted = self.number + (0 if trial is None else trial.present_change)
+        self.taken = wanted = self.number + (0 if trial is None else trial.present_change)
         began, switches_before = self._clock(), self._switches()
         if wanted == most:
             yield

@@ -19,6 +19,7 @@ _ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 32)  # beyond the last, as from the one befor
 _TURNS_MILLISECONDS, _MOST_TURNS, _LEAST_TURNS = 40.0, 7, 2  # at each number of rows
 _TEXT = 40  # tokens
 _TOGETHER = 4  # rows that follow each other in one sequence
+_MOST_TRIES = 4  # steps of two threads beside steps of one say nothing of what a row costs
 
 
 def measure_costs(
@@ -33,12 +34,21 @@ class _Meter:
 
     def __init__(self, steps: Steps, cache: PagedKVCache, max_model_len: int, threads: StepThreads | None) -> None:
         self._steps, self._cache, self._threads = steps, cache, threads
+        self._threads_taken: set[int] = set()
         self._text = [1]
         while len(self._text) < min(_TEXT, max_model_len):
             self._text.append(int(self._step(self._batch([len(self._text) - 1], 0)).token_ids[-1, 0]))
 
     def measure(self, most_rows: int) -> MeasuredCosts:
-        """most_rows: of a step."""
+        """most_rows: of a step. Anew where the number of threads has changed meanwhile: a neighbour is busy then."""
+        for _ in range(_MOST_TRIES):
+            self._threads_taken.clear()
+            found = self._measured(most_rows)
+            if len(self._threads_taken) <= 1:
+                break
+        return found
+
+    def _measured(self, most_rows: int) -> MeasuredCosts:
         depth = self._steps.config.max_group - 1
         rows = [number for number in _ROWS if number <= most_rows]
         if len(rows) == 1:
@@ -81,6 +91,8 @@ class _Meter:
     def _step(self, batch: ForwardBatch) -> StepOutput:
         with nullcontext() if self._threads is None else self._threads.step(decodes=True):
             output = self._steps.step(batch, self._cache)
+        if self._threads is not None:
+            self._threads_taken.add(self._threads.taken)
         return replace(output, token_ids=output.token_ids.cpu())  # waits for the device
 
     def _batch(self, places: list[int], drafts: int, *, are_joined: bool = False) -> ForwardBatch:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -39,6 +41,38 @@ def test_what_happens_once_does_not_count() -> None:
     assert {limit for _, limit, _ in steps.seen} == {1, 4}
     # Rows that follow each other are joined, four at most.
     assert {(rows, joined) for rows, limit, joined in steps.seen if limit == 1 and rows == 8} == {(8, 0), (8, 6)}
+
+
+class LosingThreads:
+    """Two, and one from the 50th step on."""
+
+    def __init__(self) -> None:
+        self.taken, self._num_steps = 2, 0
+
+    @contextmanager
+    def step(self, *, decodes: bool) -> Iterator[None]:
+        self._num_steps += 1
+        self.taken = 2 if self._num_steps < 50 else 1
+        yield
+
+
+class StepsOfThreads:
+    """One thread takes four times as long as two."""
+
+    def __init__(self, threads: LosingThreads) -> None:
+        self.config, self.device, self._threads = ModelConfig(trunk=trunk_config()), CPU, threads
+
+    def step(self, batch: ForwardBatch, cache: PagedKVCache) -> StepOutput:
+        time.sleep(0.004 if self._threads.taken == 1 else 0.001)
+        zeros = torch.zeros(len(batch.emit), 1)
+        return StepOutput(zeros.long(), zeros, zeros, None)
+
+
+def test_all_rows_are_measured_at_one_number_of_threads() -> None:
+    cache = PagedKVCache(trunk_config(), 64, 4, torch.float32, CPU)
+    threads = LosingThreads()
+    found = measure_costs(StepsOfThreads(threads), cache, 4, 64, threads)  # type: ignore[arg-type]
+    assert min(found.steps) >= 4.0
 
 
 def test_real_steps_are_measured_with_drafts_and_without() -> None:
