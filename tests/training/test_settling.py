@@ -19,7 +19,7 @@ from hamburger.model.checkpoints.sources import BUILTIN
 from hamburger.model.config import ModelConfig
 from hamburger.training.cli.settle import add_eval_settle_arguments
 from hamburger.training.errors import TrainingError
-from hamburger.training.settling.choice import CONTROLS, SCORES, Policy
+from hamburger.training.settling.choice import BY_HEAD, SCORE_NAMES, Policy
 from hamburger.training.settling.observed import Observed, observe, settled_states
 from small_models import plain_model, random_tensors, trunk_config
 
@@ -32,7 +32,7 @@ def seen() -> tuple[Any, Observed]:
     model = plain_model(ModelConfig(trunk=trunk_config(vocab_size=64, max_position_embeddings=256)), 3)
     draw = random.Random(2)
     prompt, answer = ([draw.randrange(2, 64) for _ in range(number)] for number in (7, LENGTH))
-    return model, observe(model, prompt, answer)
+    return model, observe(model, prompt, answer, by_head=True)
 
 
 def test_what_nobody_lost_is_seen_as_before(seen: tuple[Any, Observed]) -> None:
@@ -52,14 +52,38 @@ def test_a_dropped_token_is_missed_from_its_place_on(seen: tuple[Any, Observed])
     assert not torch.allclose(states[40:], whole[40:], atol=1e-3)
 
 
-@pytest.mark.parametrize("score", [*SCORES, *CONTROLS])
+def test_a_head_misses_what_it_alone_has_dropped(seen: tuple[Any, Observed]) -> None:
+    """Dropped in every head is dropped; a head's own choice changes what follows, and by less."""
+    model, observed = seen
+    dropped = torch.full((LENGTH,), LENGTH)
+    dropped[:20] = 60
+    shape = (len(observed.heads), observed.heads[0][0].shape[1], LENGTH)
+    alike = settled_states(model, observed, dropped, 20)
+    assert torch.allclose(settled_states(model, observed, dropped.expand(shape), 20), alike, atol=1e-5)
+    one = torch.full(shape, LENGTH)
+    one[0, 1, :20] = 60
+    states = settled_states(model, observed, one, 20)
+    whole = observed.states[27:]
+    assert torch.allclose(states[:40], whole[:40], atol=1e-5)
+    assert 0 < (states - whole)[40:].norm() < (alike - whole)[40:].norm()
+
+
+def test_attention_by_head_adds_up_to_that_of_all_layers(seen: tuple[Any, Observed]) -> None:
+    _, observed = seen
+    assert observed.by_head is not None
+    assert torch.allclose(observed.by_head.float().sum((0, 1)), observed.attention["all layers"], atol=0.02)
+
+
+@pytest.mark.parametrize("score", SCORE_NAMES)
 def test_as_many_lose_their_slots_as_the_engine_takes(seen: tuple[Any, Observed], score: str) -> None:
     _, observed = seen
     dropped = Policy(score, SETTLING).dropped_at(observed, seed=1)
-    assert int((dropped < LENGTH).sum()) == SETTLING.settled_slots(LENGTH)
-    for place, settled in SETTLING.places(LENGTH):
-        here = (dropped == place).nonzero().flatten().tolist()
-        assert max(here) < settled + SETTLING.chunk  # the window is whole
+    assert dropped.dim() == (3 if score in BY_HEAD else 1)
+    for of_head in dropped.reshape(-1, LENGTH):
+        assert int((of_head < LENGTH).sum()) == SETTLING.settled_slots(LENGTH)
+        for place, settled in SETTLING.places(LENGTH):
+            here = (of_head == place).nonzero().flatten().tolist()
+            assert max(here) < settled + SETTLING.chunk  # the window is whole
     assert torch.equal(dropped, Policy(score, SETTLING).dropped_at(observed, seed=1))
 
 

@@ -22,13 +22,15 @@ SCORES: dict[str, tuple[str | None, bool]] = {
     "attention x surprise": ("attention", True),
     "surprise": (None, True),
 }
+BY_HEAD = ("attention, by layer", "attention, by head", "attention of the last 64, by head", "random, by head")
 CONTROLS = ("random", "newest", "recency")
+SCORE_NAMES = (*SCORES, *BY_HEAD, *CONTROLS)
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """score: a name of SCORES or CONTROLS. newest: of each chunk the newest stay; recency: of the whole answer the
-    newest, as many as are held otherwise."""
+    """score: one of SCORE_NAMES; with those of BY_HEAD other tokens stay in each layer and KV head. newest: of each
+    chunk the newest stay; recency: of the whole answer the newest, as many as are held otherwise."""
 
     score: str
     settling: Settling
@@ -39,9 +41,11 @@ class Policy:
         return f"{self.score} | {s.window} | {s.growth} | {s.keep} | {s.chunk}"
 
     def dropped_at(self, seen: Observed, seed: int) -> Tensor:
-        """int64 [A]: the number of computed answer tokens at which each loses its slot; A where it never does."""
+        """int64 [A], or [layers, kv_heads, A]: the number of computed answer tokens at which each loses its slot; A
+        where it never does."""
         length = len(seen.surprise)
-        dropped = torch.full((length,), length, dtype=torch.int64)
+        heads = (len(seen.heads), seen.heads[0][0].shape[1]) if self.score in BY_HEAD else ()
+        dropped = torch.full((*heads, length), length, dtype=torch.int64)
         generator = torch.Generator().manual_seed(seed)
         gone = 0
         for place, first in self.settling.places(length):
@@ -51,8 +55,12 @@ class Policy:
                 dropped[gone : gone + number] = place
                 gone += number
                 continue
-            order = self._scores(seen, place, first, end, generator).argsort(stable=True)
-            dropped[first + order[:number]] = place
+            if heads:
+                scores = self._scores_by_head(seen, place, first, end, generator)
+            else:
+                scores = self._scores(seen, place, first, end, generator)
+            order = scores.argsort(stable=True)
+            dropped.scatter_(-1, first + order[..., :number], place)
         return dropped
 
     def _scores(self, seen: Observed, place: int, first: int, end: int, generator: torch.Generator) -> Tensor:
@@ -74,3 +82,16 @@ class Policy:
                 around = scores.unfold(0, 2 * near + 1, 1).mean(-1) if low == first - near else None
                 scores = scores[first - low : end - low] if around is None else around
         return scores * seen.surprise[first:end] if by_surprise else scores
+
+    def _scores_by_head(
+        self, seen: Observed, place: int, first: int, end: int, generator: torch.Generator
+    ) -> torch.Tensor:
+        """float32 [layers, kv_heads, chunk]."""
+        if seen.by_head is None:
+            raise ValueError(f"{self.score}: the text was not observed by head.")
+        since = max(first, place - 64) if self.score == "attention of the last 64, by head" else first
+        paid = seen.by_head[:, :, since:place, first:end].float()
+        if self.score == "random, by head":
+            return torch.rand(*paid.shape[:2], end - first, generator=generator)
+        scores = (paid * (torch.arange(since, place)[:, None] >= torch.arange(first, end) + NEAREST)).sum(2)
+        return scores.mean(1, keepdim=True).expand_as(scores) if self.score == "attention, by layer" else scores

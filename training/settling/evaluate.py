@@ -25,7 +25,7 @@ from hamburger.training.corpus.jsonl import GrowingFile, read_rows, text_of
 from hamburger.training.errors import TrainingError
 from hamburger.training.forward.loading import load_model
 from hamburger.training.progress import token_bar
-from hamburger.training.settling.choice import CONTROLS, SCORES, Policy
+from hamburger.training.settling.choice import BY_HEAD, SCORE_NAMES, Policy
 from hamburger.training.settling.observed import Observed, observe, settled_states
 from hamburger.training.settling.report import write_report
 
@@ -71,8 +71,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _policies(args: argparse.Namespace) -> Iterator[Policy]:
     for score, window, growth, keep in product(args.scores, args.windows, args.growths, args.keeps):
-        if score not in SCORES and score not in CONTROLS:
-            raise TrainingError(f"score {score!r}: choose from {', '.join([*SCORES, *CONTROLS])}.")
+        if score not in SCORE_NAMES:
+            raise TrainingError(f"score {score!r}: choose from {', '.join(SCORE_NAMES)}.")
         yield Policy(score, Settling(window, keep, growth, args.chunk))
 
 
@@ -109,7 +109,8 @@ def _measured(model: HamburgerModel, text: Text, policies: Sequence[Policy]) -> 
     policies = [policy for policy in policies if policy.settling.slots(length) < length]
     if not policies:
         return
-    seen = observe(model, text.prompt_ids, text.answer_ids)
+    by_head = any(policy.score in BY_HEAD for policy in policies)
+    seen = observe(model, text.prompt_ids, text.answer_ids, by_head=by_head)
     for policy in policies:
         first = next(policy.settling.places(length))[0]
         dropped = policy.dropped_at(seen, seed=0)

@@ -23,8 +23,8 @@ class Observed:
     """Of a text of T tokens, of which the last A are the answer.
 
     heads: of each layer rotated keys and values [T, kv_heads, head_dim]. states: the final normed ones [T, D].
-    attention: by statistic float32 [A, A], the attention that answer token q paid to answer token j. surprise: float32
-    [A], 1 - P of each answer token.
+    attention: by statistic float32 [A, A], the attention that answer token q paid to answer token j. by_head: the same
+    as bfloat16 [layers, kv_heads, A, A], where it was asked for. surprise: float32 [A], 1 - P of each answer token.
     """
 
     token_ids: Tensor
@@ -32,11 +32,14 @@ class Observed:
     heads: list[tuple[Tensor, Tensor]]
     states: Tensor
     attention: dict[str, Tensor]
+    by_head: Tensor | None
     surprise: Tensor
 
 
 @torch.inference_mode()
-def observe(model: HamburgerModel, prompt_ids: Sequence[int], answer_ids: Sequence[int]) -> Observed:
+def observe(
+    model: HamburgerModel, prompt_ids: Sequence[int], answer_ids: Sequence[int], *, by_head: bool = False
+) -> Observed:
     """The prompt needs at least one token."""
     device = model.embed_tokens.weight.device
     ids = torch.tensor([*prompt_ids, *answer_ids], device=device)
@@ -44,11 +47,14 @@ def observe(model: HamburgerModel, prompt_ids: Sequence[int], answer_ids: Sequen
     cos, sin = model.rotary(torch.arange(len(ids), device=device))
     heads: list[tuple[Tensor, Tensor]] = []
     attention = {name: torch.zeros(answer, answer, device=device) for name in STATISTICS}
+    each: list[Tensor] = []
     few = middle_layers(len(model.trunk.layers))
 
     def attend(index: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         heads.append((k, v))
-        _add(attention, q, k, v, start, in_few=index in few)
+        of_heads = _add(attention, q, k, v, start, in_few=index in few)
+        if by_head:
+            each.append(of_heads.bfloat16())
         return _attended(q, k, v, is_causal=True)
 
     def layer(index: int, x: Tensor) -> Tensor:
@@ -59,22 +65,24 @@ def observe(model: HamburgerModel, prompt_ids: Sequence[int], answer_ids: Sequen
     states, _ = run_layers(len(model.trunk.layers), x, layer, (), lambda x: x, model.trunk.final)
     # The state of the token before gives each.
     nats = token_nats(model, states[start - 1 : -1], ids[start:])
-    return Observed(ids, start, heads, states, attention, 1 - (-nats).exp())
+    return Observed(ids, start, heads, states, attention, torch.stack(each) if by_head else None, 1 - (-nats).exp())
 
 
 @torch.inference_mode()
 def settled_states(model: HamburgerModel, seen: Observed, dropped_at: Tensor, first: int) -> Tensor:
     """The final normed states [T - s, D] of the text from answer token `first` (s = num_prompt + first) on, where
-    answer token j is seen by those before answer token dropped_at[j] (int64 [A]) alone."""
+    answer token j is seen by those before answer token dropped_at[j] alone. dropped_at: int64 [A], or each layer's and
+    KV head's, [layers, kv_heads, A]."""
     start, length = seen.num_prompt + first, len(seen.token_ids)
     place = torch.arange(length, device=dropped_at.device)
-    until = torch.cat((torch.full((seen.num_prompt,), length, device=place.device), dropped_at + seen.num_prompt))
-    mask = (place <= place[start:, None]) & (until > place[start:, None])
+    until = F.pad(dropped_at + seen.num_prompt, (seen.num_prompt, 0), value=length)
+    past = place <= place[start:, None]
     cos, sin = model.rotary(place[start:])
 
     def attend(index: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         keys, values = (torch.cat((old[:start], new)) for old, new in zip(seen.heads[index], (k, v), strict=True))
-        return _attended(q, keys, values, attn_mask=mask)
+        of_layer = until if until.dim() == 1 else until[index].repeat_interleave(q.shape[1] // k.shape[1], 0)[:, None]
+        return _attended(q, keys, values, attn_mask=past & (of_layer > place[start:, None]))
 
     def layer(index: int, x: Tensor) -> Tensor:
         out: Tensor = model.trunk.layers[index](x, cos, sin, partial(attend, index))
@@ -101,9 +109,11 @@ def _attended(q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, 
     return out[0].transpose(0, 1).flatten(1)
 
 
-def _add(attention: dict[str, Tensor], q: Tensor, k: Tensor, v: Tensor, start: int, *, in_few: bool) -> None:
-    """Add what the answer's queries pay to its keys in one layer, head by head: whole texts of all heads are large."""
+def _add(attention: dict[str, Tensor], q: Tensor, k: Tensor, v: Tensor, start: int, *, in_few: bool) -> Tensor:
+    """Add what the answer's queries pay to its keys in one layer, head by head: whole texts of all heads are large.
+    Returns it summed over the query heads of each KV head, [kv_heads, A, A]."""
     shared = q.shape[1] // k.shape[1]
+    found = torch.zeros(k.shape[1], len(q) - start, len(q) - start, device=q.device)
     queries, length = q[start:].float(), len(k)
     future = torch.arange(length, device=q.device) > torch.arange(start, length, device=q.device)[:, None]
     largest = None
@@ -111,9 +121,11 @@ def _add(attention: dict[str, Tensor], q: Tensor, k: Tensor, v: Tensor, start: i
         scores = queries[:, head] @ k[:, head // shared].float().T * q.shape[-1] ** -0.5
         paid = scores.masked_fill_(future, float("-inf")).softmax(-1)[:, start:]
         attention["all layers"] += paid
+        found[head // shared] += paid
         if in_few:
             attention["attention"] += paid
             attention["by value"] += paid * v[start:, head // shared].float().norm(dim=-1)
             largest = paid if largest is None else torch.maximum(largest, paid)
     if largest is not None:
         attention["largest head"] += largest
+    return found
