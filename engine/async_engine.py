@@ -9,6 +9,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 
 from hamburger.engine.dial.confidence_dial import AutoConfidence, ConfidenceDial
@@ -132,10 +133,11 @@ class AsyncEngine:
         try:
             for asked, request in zip(requests, resolved, strict=True):
                 answer = AnswerBuilder(self._tokenizer, request.params, self.info)
+                request = replace(request, number=self._queue_room.num_sent + 1)
                 self._hosted.host.send(request)  # what cannot be sent was not counted
-                number = self._queue_room.count_sent()
+                self._queue_room.count_sent()
                 chosen_by_dial = chosen is not None and leaves_confidence(asked.params)
-                stream = RequestStream(request, answer, number, self._abort, chosen_by_dial)
+                stream = RequestStream(request, answer, self._abort, chosen_by_dial)
                 self._streams.add(stream)
                 streams.append(stream)
         except BaseException:
@@ -151,13 +153,14 @@ class AsyncEngine:
 
     def health(self) -> EngineHealth:
         now, started, stopped = self._clock(), self._step_started, self._hosted.stopped.done()
+        waits_since = self._streams.oldest_arrival_at_core()
         return EngineHealth(
             alive=not stopped,
             draining=self._draining,
             num_running=self._queue_room.num_running,
             num_waiting=self._queue_room.num_waiting,
             seconds_in_step=None if started is None else max(0.0, now - started),
-            seconds_since_step=max(0.0, now - self._step_ended),
+            seconds_without_step=0.0 if waits_since is None else max(0.0, now - max(waits_since, self._step_ended)),
             error=_describe(self._hosted.stopped.result().error) if stopped else None,
         )
 
@@ -224,20 +227,21 @@ class AsyncEngine:
 
     def _on_step(self, report: StepReport) -> None:
         stats = report.outputs.stats
-        self._queue_room.update(report.num_received, stats)
+        self._queue_room.update(len(report.received), stats)
+        self._streams.receive(report.received)
         if stats is not None:
             self._observe(lambda observer: observer.on_step(stats))
             if self.dial is not None:
-                self.dial.observe(dial_step(report, stats, lambda request_id: self._streams.find(request_id, report)))
+                self.dial.observe(dial_step(report, stats, self._streams.find))
         for output in report.outputs.outputs:
-            if (stream := self._streams.find(output.request_id, report)) is not None:
+            if (stream := self._streams.find(output.request_id)) is not None:
                 try:
                     self._on_group(stream, output)
                 except Exception as error:  # one request's text must not take the others' along
                     logger.exception("A group of %s cannot be delivered.", output.request_id)
                     self._give_up(stream, EngineDead(f"The answer cannot be delivered: {_describe(error)}"))
         for failure in report.outputs.failures:
-            if (stream := self._streams.find(failure.request_id, report)) is not None:
+            if (stream := self._streams.find(failure.request_id)) is not None:
                 self._finish(stream, "error", self._error_of(failure))
 
     def _on_group(self, stream: RequestStream, output: GroupOutput) -> None:

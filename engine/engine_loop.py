@@ -20,15 +20,15 @@ def run_loop(
     clock: Callable[[], float] = time.monotonic,
 ) -> None:
     """Run steps while there is work, until Stop. Raises what a step raises. clock: time.monotonic() seconds."""
-    num_received, goes_on = 0, False
+    received, goes_on = list[int](), False
     while True:
         for message in _messages(inbox, block=not core.has_work):
             if isinstance(message, SubmitRequest):
                 core.add(message)
-                num_received += 1
+                received.append(message.number)
             elif isinstance(message, Stop):
                 outputs = core.fail_all("draining", "The server is shutting down; the answer was cut short.")
-                deliver(StepReport(outputs, num_received, clock(), goes_on=False))
+                deliver(StepReport(outputs, received, clock(), goes_on=False))
                 return
             else:
                 core.abort(message)
@@ -36,7 +36,8 @@ def run_loop(
             deliver(StepStarted(clock()))
         outputs = core.step()  # also when an abort left nothing to do: its report takes the gauges to zero
         goes_on = core.has_work
-        deliver(StepReport(outputs, num_received, clock(), goes_on))
+        deliver(StepReport(outputs, received, clock(), goes_on))
+        received = []
 
 
 def _messages(inbox: Inbox, *, block: bool) -> Iterator[Message]:

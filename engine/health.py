@@ -12,14 +12,15 @@ HUNG_BETWEEN_STEPS_SECONDS = 30.0
 
 @dataclass(frozen=True, slots=True)
 class EngineHealth:
-    """alive: the loop runs. seconds_in_step: None between steps. seconds_since_step: since the last step's end."""
+    """alive: the loop runs. seconds_in_step: None between steps. seconds_without_step: since the last step's end
+    or the oldest request that waits for the core came, the later; 0 where none waits."""
 
     alive: bool
     draining: bool
     num_running: int
     num_waiting: int
     seconds_in_step: float | None
-    seconds_since_step: float
+    seconds_without_step: float
     error: str | None
 
 
@@ -39,5 +40,5 @@ def hang_fault(state: EngineHealth) -> str | None:
     if state.seconds_in_step is not None:
         hangs = state.seconds_in_step > HUNG_IN_STEP_SECONDS
         return f"one step has taken {state.seconds_in_step:.0f} s" if hangs else None
-    hangs = state.seconds_since_step > HUNG_BETWEEN_STEPS_SECONDS
-    return f"no step for {state.seconds_since_step:.0f} s, though requests wait" if hangs else None
+    hangs = state.seconds_without_step > HUNG_BETWEEN_STEPS_SECONDS
+    return f"no step for {state.seconds_without_step:.0f} s, though requests wait" if hangs else None

@@ -26,14 +26,13 @@ class QueueRoom:
         """The engine has died, or another takes its place: nothing was sent to it yet."""
         self.num_sent = self.num_running = self._num_received = self._num_waiting = 0
 
-    def count_sent(self) -> int:
-        """Count a request that was sent: its number, from 1."""
+    def count_sent(self) -> None:
+        """Count a request that was sent."""
         self.num_sent += 1
-        return self.num_sent
 
     def update(self, num_received: int, stats: StepStats | None) -> None:
-        """After a step: how many requests the core had been given before it, and what it counted, if it did."""
-        self._num_received = num_received
+        """After a step: how many more requests the core had been given before it, and what it counted, if it did."""
+        self._num_received += num_received
         if stats is not None:
             self.num_running, self._num_waiting = stats.num_running, stats.num_waiting
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 
 from hamburger.engine.dial.confidence_dial import DialRow, DialStep
 from hamburger.engine.request import AnswerBuilder, RequestUpdate
@@ -24,16 +24,12 @@ class RequestStream:
         self,
         request: SubmitRequest,
         answer: AnswerBuilder,
-        number: int,
         on_abort: Callable[[RequestStream], None],
         chosen_by_dial: bool = False,
     ) -> None:
-        """number: how many requests the core has been given when it gets this one.
-
-        chosen_by_dial: whether the dial chose its confidence.
-        """
+        """chosen_by_dial: whether the dial chose its confidence."""
         self._on_abort = on_abort
-        self.number = number
+        self.is_received = False  # by the core: until then what is told of its id is another's, which has ended
         self.request = request
         self.answer = answer
         self.chosen_by_dial = chosen_by_dial
@@ -89,14 +85,25 @@ class OpenStreams:
         if not self._streams:
             self._idle.set()
 
-    def find(self, request_id: str, report: StepReport) -> RequestStream | None:
+    def receive(self, numbers: Sequence[int]) -> None:
+        """The core has been given the requests with these numbers."""
+        if numbers:
+            for stream in self._streams.values():
+                stream.is_received |= stream.request.number in numbers
+
+    def find(self, request_id: str) -> RequestStream | None:
         """The request that a report means; not one that took the id of an ended one after the step."""
         stream = self._streams.get(request_id)
-        return None if stream is None or stream.number > report.num_received else stream
+        return stream if stream is not None and stream.is_received else None
 
     def oldest_arrival(self) -> float | None:
         """When the oldest request came; in seconds of the clock."""
         return next((stream.request.arrival_time for stream in self._streams.values()), None)
+
+    def oldest_arrival_at_core(self) -> float | None:
+        """The same of those that wait for the core, and not for their grammar to be compiled before."""
+        arrivals = (s.request.arrival_time for s in self if s.is_received or s.request.params.grammar is None)
+        return next(arrivals, None)
 
     async def wait_until_idle(self) -> None:
         await self._idle.wait()

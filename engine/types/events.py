@@ -33,13 +33,13 @@ class StepStarted:
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """One step. num_received: how many requests the core had been given when it ended, since the start.
+    """One step. received: the numbers of the requests that the core was given since the last report.
 
     time: time.monotonic() seconds when it ended. goes_on: the next one begins at once, and sends no StepStarted.
     """
 
     outputs: StepOutputs
-    num_received: int
+    received: list[int]
     time: float
     goes_on: bool
 

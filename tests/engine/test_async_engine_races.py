@@ -13,11 +13,13 @@ from gates import StepGate
 from hamburger.engine.async_engine import AsyncEngine
 from hamburger.engine.core.batch import BatchResult, ScheduledBatch
 from hamburger.engine.core.core import EngineCore
+from hamburger.engine.health import liveness_fault
 from hamburger.engine.request import GenerationRequest
 from hamburger.engine.request_stream import RequestStream
 from hamburger.engine.thread_host import ThreadHost
-from hamburger.engine.types.errors import EngineDead
-from hamburger.engine.types.messages import EngineInfo, StepStats
+from hamburger.engine.types.errors import EngineDead, InvalidRequest
+from hamburger.engine.types.events import Message
+from hamburger.engine.types.messages import EngineInfo, StepStats, SubmitRequest
 from hamburger.engine.types.sampling_params import SamplingParams
 
 LONG = SamplingParams(seed=0, ignore_eos=True)
@@ -65,6 +67,58 @@ async def test_a_group_of_an_aborted_request_never_reaches_the_next_one_of_its_n
         [second] = engine.submit([GenerationRequest("a", [1, 2, 3], SamplingParams())])
         gate.set()
         assert await text_of(second) == "ABC"
+
+
+class Compiling(ThreadHost):
+    """Holds requests with a grammar back, as the engine's process does while it compiles them."""
+
+    held: SubmitRequest | None = None
+
+    def send(self, message: Message) -> None:
+        if isinstance(message, SubmitRequest) and message.params.grammar is not None:
+            self.held = message
+        else:
+            super().send(message)
+
+    def go_on(self) -> None:
+        assert self.held is not None
+        super().send(self.held)
+
+
+async def test_whoever_overtakes_a_grammar_that_compiles_gets_all_groups_and_nobody_hangs() -> None:
+    now = [0.0]
+    core = fake_core(ScriptedRunner({"b": [[65], [66], [67], [EOS]]}), clock=lambda: now[0])
+    host = Compiling(lambda: (core, fake_info(core.config)), lambda: now[0])
+    engine = await AsyncEngine.launch(host, ByteTokenizer(), clock=lambda: now[0])
+    now[0] = 1000.0
+    [slow] = engine.submit([GenerationRequest("a", [1], SamplingParams(grammar="x"))])
+    now[0] += 100
+    assert liveness_fault(engine.health()) is None  # compiling is not hanging
+    [fast] = engine.submit([GenerationRequest("b", [1], SamplingParams())])
+    async with asyncio.timeout(20):
+        assert await text_of(fast) == "ABC"
+        now[0] += 100
+        assert liveness_fault(engine.health()) is None
+        host.go_on()
+        with pytest.raises(InvalidRequest, match="The grammar cannot be used"):  # it was heard, too
+            await text_of(slow)
+    await engine.shutdown(0)
+
+
+async def test_an_engine_that_takes_nothing_hangs_from_when_it_was_asked() -> None:
+    now = [0.0]
+    core = fake_core(ScriptedRunner(), clock=lambda: now[0])
+    host = ThreadHost(lambda: (core, fake_info(core.config)), lambda: now[0])
+    engine = await AsyncEngine.launch(host, ByteTokenizer(), clock=lambda: now[0])
+    host.send = lambda message: None  # type: ignore[method-assign]
+    now[0] = 1000.0
+    [stream] = engine.submit([GenerationRequest("a", [1], SamplingParams())])
+    for seconds, fault in ((29, None), (31, "no step for 31 s, though requests wait")):
+        now[0] = 1000.0 + seconds
+        assert liveness_fault(engine.health()) == fault
+    stream.abort()
+    del host.send
+    await engine.shutdown(0)
 
 
 async def test_an_observer_that_fails_holds_nothing_up(caplog: pytest.LogCaptureFixture) -> None:

@@ -81,7 +81,7 @@ reports = st.builds(
         st.lists(st.builds(RequestFailed, st.text(), st.sampled_from(["queue_timeout", "draining"]), st.text())),
         st.none() | stats,
     ),
-    st.integers(0, 2**40),
+    st.lists(st.integers(0, 2**40)),
     st.floats(0, 1e9),
 )
 values = st.one_of(

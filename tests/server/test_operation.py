@@ -77,15 +77,15 @@ async def test_tokenize_and_detokenize_are_inverse() -> None:
 
 def state(**fields: Any) -> EngineHealth:
     plain: dict[str, Any] = {"alive": True, "draining": False, "num_running": 1, "num_waiting": 0}
-    plain |= {"seconds_in_step": None, "seconds_since_step": 0.0, "error": None}
+    plain |= {"seconds_in_step": None, "seconds_without_step": 0.0, "error": None}
     return EngineHealth(**{**plain, **fields})
 
 
 def test_a_long_step_is_alive_and_a_hung_engine_is_not() -> None:
     assert liveness_fault(state(seconds_in_step=60.0)) is None  # one long prefill
-    assert liveness_fault(state(num_running=0, seconds_since_step=1e6)) is None  # idle for days
+    assert liveness_fault(state(num_running=0, seconds_without_step=1e6)) is None  # idle for days
     assert "step" in (liveness_fault(state(seconds_in_step=500.0)) or "")
-    assert "step" in (liveness_fault(state(seconds_since_step=500.0)) or "")
+    assert "step" in (liveness_fault(state(seconds_without_step=500.0)) or "")
     assert "boom" in (liveness_fault(state(alive=False, error="boom")) or "")
 
 
