@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hamburger.engine.text.json_numbers import DigitTokens, NumberLimit
-from hamburger.engine.text.json_schema import MAX_LEVELS, levels_of, usable_schema
+from hamburger.engine.text.json_schema import MAX_LEVELS, excess_of, levels_of, usable_schema
 from hamburger.engine.types.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 WHITE_SPACE = r" ?|\n {0,16}"
 # The library follows rules by recursion: some thousand levels would end the process, not raise an error.
 MAX_PARTS = 1000
+MAX_CHARACTERS = 500_000  # of a grammar, as the client wrote it: beyond, compiling takes seconds and hundreds of MB
 _OPENINGS = ":([{"  # no level of a grammar is without one
 _MAX_CACHED = 64
 # Answers of one compiled grammar share what its lexer has built, up to a limit: so many use it, then it is made anew.
@@ -38,7 +39,7 @@ _MAX_LEXER_STATES = 50_000  # 1 to 2 kB each
 def json_grammar(schema: Mapping[str, Any] | bool | None = None) -> str:
     """JSON text that a JSON Schema (draft 2020-12) allows; None: any object.
 
-    Raises InvalidRequest for one that is nested too deeply to be read.
+    Raises InvalidRequest for one that is nested too deeply to be read, or too large to be compiled soon.
     """
     from llguidance import LLMatcher
 
@@ -50,7 +51,10 @@ def json_grammar(schema: Mapping[str, Any] | bool | None = None) -> str:
             "are allowed: use fewer references.",
             "response_format",
         )
+    if schema is not None and (excess := excess_of(schema)) is not None:
+        raise InvalidRequest(f"The schema has {excess}: ask for less at once.", "response_format")
     text = json.dumps({"type": "object"} if schema is None else usable_schema(schema))
+    _check_size("schema", len(text), "response_format")
     try:
         grammar: str = LLMatcher.grammar_from_json_schema(text, overrides={"whitespace_pattern": WHITE_SPACE})
     except ValueError as error:
@@ -59,20 +63,20 @@ def json_grammar(schema: Mapping[str, Any] | bool | None = None) -> str:
 
 
 def regex_grammar(pattern: str) -> str:
-    """Text that a regular expression (Rust's regex syntax) matches as a whole."""
-    from llguidance import LLMatcher
-
-    grammar: str = LLMatcher.grammar_from_regex(pattern)
-    return grammar
+    """Text that a regular expression (Rust's regex syntax) matches as a whole. Raises InvalidRequest if it is large."""
+    _check_size("regular expression", len(pattern), "structured_outputs")
+    return _regex_grammar(pattern)
 
 
 def choice_grammar(choices: Sequence[str]) -> str:
-    """One of several texts."""
-    return regex_grammar("|".join(f"({re.escape(choice)})" for choice in choices))
+    """One of several texts. Raises InvalidRequest where they are large together."""
+    _check_size("choice", sum(map(len, choices)), "structured_outputs")
+    return _regex_grammar("|".join(f"({re.escape(choice)})" for choice in choices))
 
 
 def lark_grammar(text: str) -> str:
     """A context-free grammar in llguidance's dialect of Lark. Raises InvalidRequest for one that is too large."""
+    _check_size("grammar", len(text), "structured_outputs")
     if (num_parts := sum(map(text.count, _OPENINGS))) > MAX_PARTS:
         raise InvalidRequest(
             f"The grammar has {num_parts} rules and brackets ({' '.join(_OPENINGS)}), but at most {MAX_PARTS} are "
@@ -83,6 +87,20 @@ def lark_grammar(text: str) -> str:
 
     grammar: str = LLMatcher.grammar_from_lark(text)
     return grammar
+
+
+def _regex_grammar(pattern: str) -> str:
+    from llguidance import LLMatcher
+
+    grammar: str = LLMatcher.grammar_from_regex(pattern)
+    return grammar
+
+
+def _check_size(name: str, num_characters: int, param: str) -> None:
+    if num_characters > MAX_CHARACTERS:
+        raise InvalidRequest(
+            f"The {name} has {num_characters:,} characters, but at most {MAX_CHARACTERS:,} are allowed.", param
+        )
 
 
 class GrammarTokenizer(Protocol):

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
+from decimal import Decimal
 from typing import Any
 
 # llguidance follows references by recursion: some thousand levels would end the process, not raise an error.
 MAX_LEVELS = 1000
+# What it takes some tenths of a second for. Properties cost it time by their square; multiples a state each.
+MAX_PROPERTIES = 2000
+MAX_MULTIPLE = 100_000
+_VALUES = ("const", "enum", "default", "examples")  # what is in these is no schema
 _FORMATS = frozenset(["date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"])
 # Fractions of a second, and numbers in durations, may have digits without end in these.
 _DIGITS_IN_A_ROW = "^([0-9]{0,9}[^0-9])*[0-9]{0,9}$"
@@ -21,13 +27,53 @@ def usable_schema(schema: Any) -> Any:
     if not isinstance(schema, Mapping):
         return schema
     kept = {
-        key: value if key in ("const", "enum", "default", "examples") else usable_schema(value)
+        key: value if key in _VALUES else usable_schema(value)
         for key, value in schema.items()
         if not (key == "format" and isinstance(value, str) and value not in _FORMATS)
     }
     if isinstance(found := kept.get("format"), str) and found in _ENDLESS_FORMATS:
         kept.setdefault("pattern", _DIGITS_IN_A_ROW)
     return kept
+
+
+def excess_of(schema: Any) -> str | None:
+    """What a schema has too much of to be compiled soon; None for most. Without recursion, as `_depth`."""
+    num_properties, multiples, are_joined, waiting = 0, list[Decimal](), False, [schema]
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, list):
+            waiting += part
+        if not isinstance(part, Mapping):
+            continue
+        for key, value in part.items():
+            if key in _VALUES:
+                continue
+            waiting.append(value)
+            if key in ("properties", "patternProperties") and isinstance(value, Mapping):
+                num_properties += len(value)
+            elif key == "multipleOf" and isinstance(value, int | float) and value is not True and value > 0:
+                multiples.append(Decimal(str(min(value, 10**15))))
+            are_joined |= key in ("allOf", "$ref")
+    if num_properties > MAX_PROPERTIES:
+        return f"{num_properties:,} properties together, but at most {MAX_PROPERTIES:,} are allowed"
+    # A number that must be a multiple of two is one of their least common multiple.
+    of_one = [multiples] if are_joined else [[multiple] for multiple in multiples]
+    if any(_num_steps(together) > MAX_MULTIPLE for together in of_one):
+        return f"a multipleOf of more than {MAX_MULTIPLE:,} of its last decimal place, alone or with others of an allOf"
+    return None
+
+
+def _num_steps(multiples: Sequence[Decimal]) -> int:
+    """The least common multiple, counted in the last decimal place of all; a larger number where it is too large."""
+    places = max((-int(multiple.as_tuple().exponent) for multiple in multiples), default=0)
+    found = 1
+    for multiple in multiples:
+        if multiple.adjusted() + places > 2 * len(str(MAX_MULTIPLE)):
+            return MAX_MULTIPLE + 1
+        found = math.lcm(found, int(multiple.scaleb(places)))
+        if found > MAX_MULTIPLE:
+            break
+    return found
 
 
 def levels_of(schema: Mapping[str, Any]) -> int:

@@ -85,6 +85,14 @@ CASES: dict[str, tuple[str, str | bytes, int]] = {
     "a long salt": (COMPLETIONS, completion('"cache_salt": "' + "a" * 257 + '"'), 400),
     "10,000 prompts": (COMPLETIONS, json.dumps({"prompt": ["a"] * 10_000}), 400),
     "100,000 choices in an enum": (CHAT, schema({"enum": [f"x{i}" for i in range(100_000)]}), 400),
+    "a multiple of much": (CHAT, schema({"type": "integer", "multipleOf": 999_983}), 400),
+    "a multiple of much in a tool": (CHAT, chat(tools=[tool({"multipleOf": 999_983})], tool_choice="required"), 400),
+    "250,000 properties": (CHAT, schema({"properties": {f"p{i}": {} for i in range(250_000)}}), 400),
+    "3 MB of choices": (
+        COMPLETIONS,
+        completion('"structured_outputs": ' + json.dumps({"choice": [f"v{i}" * 100 for i in range(5000)]})),
+        400,
+    ),
     "empty": (COMPLETIONS, b"", 400),
     "a list": (CHAT, b"[]", 400),
 }
