@@ -88,8 +88,9 @@ class OpenStreams:
     def receive(self, numbers: Sequence[int]) -> None:
         """The core has been given the requests with these numbers."""
         if numbers:
+            received = set(numbers)
             for stream in self._streams.values():
-                stream.is_received |= stream.request.number in numbers
+                stream.is_received |= stream.request.number in received
 
     def find(self, request_id: str) -> RequestStream | None:
         """The request that a report means; not one that took the id of an ended one after the step."""

@@ -45,14 +45,14 @@ def json_grammar(schema: Mapping[str, Any] | bool | None = None) -> str:
 
     if isinstance(schema, bool):
         schema = {"allOf": [schema]}  # the library reads objects only
+    if schema is not None and (excess := excess_of(schema)) is not None:
+        raise InvalidRequest(f"The schema has {excess}: ask for less at once.", "response_format")
     if schema is not None and (levels := levels_of(schema)) > MAX_LEVELS:
         raise InvalidRequest(
             f"The schema and all that its references lead to have {levels} levels together, but at most {MAX_LEVELS} "
             "are allowed: use fewer references.",
             "response_format",
         )
-    if schema is not None and (excess := excess_of(schema)) is not None:
-        raise InvalidRequest(f"The schema has {excess}: ask for less at once.", "response_format")
     text = json.dumps({"type": "object"} if schema is None else usable_schema(schema))
     _check_size("schema", len(text), "response_format")
     try:
@@ -70,7 +70,7 @@ def regex_grammar(pattern: str) -> str:
 
 def choice_grammar(choices: Sequence[str]) -> str:
     """One of several texts. Raises InvalidRequest where they are large together."""
-    _check_size("choice", sum(map(len, choices)), "structured_outputs")
+    _check_size("choice", sum(len(choice) + 1 for choice in choices), "structured_outputs")  # empty ones count too
     return _regex_grammar("|".join(f"({re.escape(choice)})" for choice in choices))
 
 

@@ -83,15 +83,13 @@ class Policy:
                 scores = scores[first - low : end - low] if around is None else around
         return scores * seen.surprise[first:end] if by_surprise else scores
 
-    def _scores_by_head(
-        self, seen: Observed, place: int, first: int, end: int, generator: torch.Generator
-    ) -> torch.Tensor:
+    def _scores_by_head(self, seen: Observed, place: int, first: int, end: int, generator: torch.Generator) -> Tensor:
         """float32 [layers, kv_heads, chunk]."""
         if seen.by_head is None:
             raise ValueError(f"{self.score}: the text was not observed by head.")
+        if self.score == "random, by head":
+            return torch.rand(*seen.by_head.shape[:2], end - first, generator=generator)
         since = max(first, place - 64) if self.score == "attention of the last 64, by head" else first
         paid = seen.by_head[:, :, since:place, first:end].float()
-        if self.score == "random, by head":
-            return torch.rand(*paid.shape[:2], end - first, generator=generator)
         scores = (paid * (torch.arange(since, place)[:, None] >= torch.arange(first, end) + NEAREST)).sum(2)
         return scores.mean(1, keepdim=True).expand_as(scores) if self.score == "attention, by layer" else scores

@@ -47,14 +47,16 @@ def observe(
     cos, sin = model.rotary(torch.arange(len(ids), device=device))
     heads: list[tuple[Tensor, Tensor]] = []
     attention = {name: torch.zeros(answer, answer, device=device) for name in STATISTICS}
-    each: list[Tensor] = []
-    few = middle_layers(len(model.trunk.layers))
+    layers = len(model.trunk.layers)
+    few = middle_layers(layers)
+    of_heads: list[Tensor] = []
 
     def attend(index: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         heads.append((k, v))
-        of_heads = _add(attention, q, k, v, start, in_few=index in few)
-        if by_head:
-            each.append(of_heads.bfloat16())
+        of_layer = torch.zeros(k.shape[1], answer, answer, device=device) if by_head else None
+        _add(attention, q, k, v, start, in_few=index in few, by_head=of_layer)
+        if of_layer is not None:
+            of_heads.append(of_layer.bfloat16())
         return _attended(q, k, v, is_causal=True)
 
     def layer(index: int, x: Tensor) -> Tensor:
@@ -62,10 +64,11 @@ def observe(
         return out
 
     x = model.embed_tokens(ids)
-    states, _ = run_layers(len(model.trunk.layers), x, layer, (), lambda x: x, model.trunk.final)
+    states, _ = run_layers(layers, x, layer, (), lambda x: x, model.trunk.final)
     # The state of the token before gives each.
     nats = token_nats(model, states[start - 1 : -1], ids[start:])
-    return Observed(ids, start, heads, states, attention, torch.stack(each) if by_head else None, 1 - (-nats).exp())
+    paid = torch.stack(of_heads) if by_head else None
+    return Observed(ids, start, heads, states, attention, paid, 1 - (-nats).exp())
 
 
 @torch.inference_mode()
@@ -77,12 +80,16 @@ def settled_states(model: HamburgerModel, seen: Observed, dropped_at: Tensor, fi
     place = torch.arange(length, device=dropped_at.device)
     until = F.pad(dropped_at + seen.num_prompt, (seen.num_prompt, 0), value=length)
     past = place <= place[start:, None]
+    alike = past & (until > place[start:, None]) if until.dim() == 1 else None
     cos, sin = model.rotary(place[start:])
 
     def attend(index: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         keys, values = (torch.cat((old[:start], new)) for old, new in zip(seen.heads[index], (k, v), strict=True))
-        of_layer = until if until.dim() == 1 else until[index].repeat_interleave(q.shape[1] // k.shape[1], 0)[:, None]
-        return _attended(q, keys, values, attn_mask=past & (of_layer > place[start:, None]))
+        mask = alike
+        if mask is None:
+            of_heads = until[index].repeat_interleave(q.shape[1] // k.shape[1], 0)
+            mask = past & (of_heads[:, None] > place[start:, None])
+        return _attended(q, keys, values, attn_mask=mask)
 
     def layer(index: int, x: Tensor) -> Tensor:
         out: Tensor = model.trunk.layers[index](x, cos, sin, partial(attend, index))
@@ -109,11 +116,12 @@ def _attended(q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, 
     return out[0].transpose(0, 1).flatten(1)
 
 
-def _add(attention: dict[str, Tensor], q: Tensor, k: Tensor, v: Tensor, start: int, *, in_few: bool) -> Tensor:
+def _add(
+    attention: dict[str, Tensor], q: Tensor, k: Tensor, v: Tensor, start: int, *, in_few: bool, by_head: Tensor | None
+) -> None:
     """Add what the answer's queries pay to its keys in one layer, head by head: whole texts of all heads are large.
-    Returns it summed over the query heads of each KV head, [kv_heads, A, A]."""
+    by_head: [kv_heads, A, A], to be added to, each KV head's query heads together."""
     shared = q.shape[1] // k.shape[1]
-    found = torch.zeros(k.shape[1], len(q) - start, len(q) - start, device=q.device)
     queries, length = q[start:].float(), len(k)
     future = torch.arange(length, device=q.device) > torch.arange(start, length, device=q.device)[:, None]
     largest = None
@@ -121,11 +129,11 @@ def _add(attention: dict[str, Tensor], q: Tensor, k: Tensor, v: Tensor, start: i
         scores = queries[:, head] @ k[:, head // shared].float().T * q.shape[-1] ** -0.5
         paid = scores.masked_fill_(future, float("-inf")).softmax(-1)[:, start:]
         attention["all layers"] += paid
-        found[head // shared] += paid
+        if by_head is not None:
+            by_head[head // shared] += paid
         if in_few:
             attention["attention"] += paid
             attention["by value"] += paid * v[start:, head // shared].float().norm(dim=-1)
             largest = paid if largest is None else torch.maximum(largest, paid)
     if largest is not None:
         attention["largest head"] += largest
-    return found
