@@ -1,5 +1,5 @@
-"""Where there is no GPU, Triton's kernels run in its interpreter. It must be told before anything imports triton, which
-transformers does, so here.
+"""The environment of all tests. Where there is no GPU, Triton's kernels run in its interpreter: it must be told before
+anything imports triton, which transformers does, so here. Settings of whoever runs the tests are not the tests' own.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ import shutil
 
 if shutil.which("nvidia-smi") is None:
     os.environ.setdefault("TRITON_INTERPRET", "1")
+for name in [name for name in os.environ if name.startswith("HAMBURGER_")]:
+    del os.environ[name]
 
 
 def pytest_collection_finish() -> None:
