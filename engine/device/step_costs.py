@@ -15,9 +15,11 @@ from hamburger.model.batch import ForwardBatch, StepOutput, empty_sampling
 from hamburger.model.kv_cache import PagedKVCache
 from hamburger.model.steps import Steps
 
-_ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 32)  # beyond the last, as from the one before to it
+# Kernels take 8 rows at once, and one more costs at once. Beyond the last, as from the one before to it.
+_ROWS = (1, 2, 3, 4, 6, 8, 9, 12, 16, 17, 24, 32)
 _TURNS_MILLISECONDS, _MOST_TURNS, _LEAST_TURNS = 40.0, 7, 2  # at each number of rows
-_TEXT = 40  # tokens
+_TEXT = 40  # tokens that the model writes
+_CONTEXT = 256  # tokens, the text over and over: what attention adds for a row grows with it
 _TOGETHER = 4  # rows that follow each other in one sequence
 _MOST_TRIES = 4  # steps of two threads beside steps of one say nothing of what a row costs
 
@@ -35,9 +37,15 @@ class _Meter:
     def __init__(self, steps: Steps, cache: PagedKVCache, max_model_len: int, threads: StepThreads | None) -> None:
         self._steps, self._cache, self._threads = steps, cache, threads
         self._threads_taken: set[int] = set()
-        self._text = [1]
-        while len(self._text) < min(_TEXT, max_model_len):
-            self._text.append(int(self._step(self._batch([len(self._text) - 1], 0)).token_ids[-1, 0]))
+        text = self._text = [1]
+        while len(text) < min(_TEXT, max_model_len):
+            text.append(int(self._step(self._batch([len(text) - 1], 0)).token_ids[-1, 0]))
+        longest = min(_CONTEXT, max_model_len, cache.scratch_block * cache.block_size)
+        while len(text) + _TEXT <= longest:
+            place = len(text)
+            text += text[:_TEXT]
+            for start in range(place, len(text), _TOGETHER):
+                self._step(self._batch(list(range(start, min(start + _TOGETHER, len(text)))), 0))
 
     def measure(self, most_rows: int) -> MeasuredCosts:
         """most_rows: of a step. Anew where the number of threads has changed meanwhile: a neighbour is busy then."""
@@ -58,7 +66,9 @@ class _Meter:
         plain, further = [], []
         for number in rows:
             # Runs of tokens, so that most rows have drafts behind them.
-            start = len(self._text) // 2  # at its beginning a text is less sure of itself
+            span = (number - 1) // _TOGETHER * 7 + _TOGETHER
+            # At its beginning a text is less sure of itself.
+            start = max(min(len(self._text) * 3 // 4, len(self._text) - span), 0)
             places = [(start + i // _TOGETHER * 7 + i % _TOGETHER) % len(self._text) for i in range(number)]
             joined = self._batch(places, 0, are_joined=True)
             if not depth:  # there are no micro-steps

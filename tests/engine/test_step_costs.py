@@ -21,6 +21,7 @@ class SlowFirst:
     def __init__(self) -> None:
         self.config, self.device = ModelConfig(trunk=trunk_config(), graft=graft_config()), CPU
         self.seen: set[tuple[int, int, int]] = set()
+        self.contexts: list[int] = []  # of the last step of each kind
 
     def step(self, batch: ForwardBatch, cache: PagedKVCache) -> StepOutput:
         assert batch.checks is not None
@@ -28,6 +29,7 @@ class SlowFirst:
         if kind not in self.seen:
             time.sleep(0.05)
         self.seen.add(kind)
+        self.contexts = batch.context_slots.tolist()
         zeros = torch.zeros(len(batch.emit), 1)
         return StepOutput(zeros.long(), zeros, zeros, None)
 
@@ -36,11 +38,22 @@ def test_what_happens_once_does_not_count() -> None:
     cache = PagedKVCache(trunk_config(), 64, 4, torch.float32, CPU)
     steps = SlowFirst()
     found = measure_costs(steps, cache, 22, 64, None)  # type: ignore[arg-type]
-    assert found.rows == (1, 2, 3, 4, 6, 8, 12, 16)
+    assert found.rows == (1, 2, 3, 4, 6, 8, 9, 12, 16, 17)  # the kernels' eight, and one more
     assert max(found.steps) < 40
     assert {limit for _, limit, _ in steps.seen} == {1, 4}
     # Rows that follow each other are joined, four at most.
     assert {(rows, joined) for rows, limit, joined in steps.seen if limit == 1 and rows == 8} == {(8, 0), (8, 6)}
+
+
+def test_rows_are_measured_in_a_context() -> None:
+    steps = SlowFirst()
+    measure_costs(steps, PagedKVCache(trunk_config(), 20, 16, torch.float32, CPU), 32, 1024, None)  # type: ignore[arg-type]
+    assert 180 <= min(steps.contexts) <= max(steps.contexts) <= 256
+    # As far as model and pool allow.
+    measure_costs(steps, PagedKVCache(trunk_config(), 6, 16, torch.float32, CPU), 4, 1024, None)  # type: ignore[arg-type]
+    assert 60 <= max(steps.contexts) <= 96
+    measure_costs(steps, PagedKVCache(trunk_config(), 20, 16, torch.float32, CPU), 4, 100, None)  # type: ignore[arg-type]
+    assert 60 <= max(steps.contexts) <= 100
 
 
 class LosingThreads:
