@@ -21,7 +21,7 @@ from hamburger.engine.core.core import EngineCore
 from hamburger.engine.core.overlap import OverlappedCore
 from hamburger.engine.core.pool import blocks_of_pool
 from hamburger.engine.device.cpu_threads import StepThreads
-from hamburger.engine.device.load import Resolved, rank_pool_bytes, resolve, shard_steps_of, steps_of
+from hamburger.engine.device.load import Resolved, rank_pool_bytes, resolve, shard_steps_of, slot_choice, steps_of
 from hamburger.engine.device.memory import decode_graphs, decode_rows, step_bytes
 from hamburger.engine.device.runner import Runner
 from hamburger.engine.device.step_costs import measure_costs
@@ -167,13 +167,13 @@ def _runner(
     costs: MeasuredCosts | None = None
     try:
         cache = PagedKVCache(
-            steps.trunk_config, config.num_blocks, config.block_size, resolved.kv_dtype, resolved.device,
-            settles=config.settling is not None,
-        )  # fmt: skip
+            steps.trunk_config, config.num_blocks, config.block_size, resolved.kv_dtype, resolved.device
+        )
         if isinstance(steps, EagerSteps) and _captures(args, resolved):
             runs = graphs = decode_graphs(steps, cache, args, config.groups, config.max_model_len)
             graphs.prepare(lambda done, total: tell_captures(on_progress, done, total))
-        runner: Runner | LeadingRunner = Runner(runs, cache, threads, config.groups)
+        choice = None if config.settling is None else slot_choice(resolved)
+        runner: Runner | LeadingRunner = Runner(runs, cache, threads, config.groups, choice)
         measure = partial(measure_costs, runs, cache, most_rows, resolved.max_model_len, threads)
         if leader is not None and isinstance(runner, Runner):
             runner = leader.runner(runner, config.num_blocks)

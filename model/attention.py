@@ -31,9 +31,6 @@ class PagedAttention:
         self.cache = cache
         self.sliding_layers = frozenset(sliding_layers)
         self.write_slots = batch.write_slots
-        self.scores = cache.scores
-        if self.scores is not None and self.scores.begin(batch, cache.data[0].shape[3]) is None:
-            self.scores = None
         n = batch.num_single
         contexts = batch.context_slots_host
         if contexts is None:
@@ -69,14 +66,11 @@ class PagedAttention:
         """
         self.cache.write(layer, self.write_slots, k, v)
         slides = layer in self.sliding_layers
-        records = self.scores is not None and layer in self.scores.layers
         parts = []
         if self.num_single:
             parts.append(self._attend_singles(layer, slides, q[: self.num_single], k.shape[1]))
         for first, last, table, masks in self.chunks:
             keys, values = self.cache.gather(layer, table)
-            if records:
-                self._record(layer, torch.arange(first, last), q[first:last], keys, masks.of(slides))
             parts.append(_attend_chunk(q[first:last], keys, values, masks.of(slides)))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
@@ -86,9 +80,6 @@ class PagedAttention:
         attended = torch.empty_like(folded)
         for rows, tables, masks in self.singles:
             keys, values = self.cache.gather(layer, tables)
-            if self.scores is not None and layer in self.scores.layers:
-                of = torch.arange(len(q)) if rows is None else rows
-                self._record(layer, of, q[of], keys, masks.of(slides)[:, 0, 0])
             out = F.scaled_dot_product_attention(
                 folded if rows is None else folded.index_select(0, rows),
                 keys.transpose(1, 2),
@@ -97,13 +88,6 @@ class PagedAttention:
             )
             attended = out if rows is None else attended.index_copy_(0, rows, out)
         return attended.reshape(len(q), -1)
-
-    def _record(self, layer: int, rows: Tensor, q: Tensor, keys: Tensor, mask: Tensor) -> None:
-        """q [R, num_heads, head_dim], keys [R or 1, L, num_kv_heads, head_dim], mask [R, L]."""
-        assert self.scores is not None
-        folded = q.float().unflatten(1, (keys.shape[2], -1))  # [R, kv_heads, query heads a kv head, head_dim]
-        scores = torch.einsum("rkgd,rlkd->rkgl", folded, keys.float().expand(len(q), -1, -1, -1)) * q.shape[-1] ** -0.5
-        self.scores.record(layer, rows, (scores + mask[:, None, None].float()).softmax(-1).sum(2))
 
 
 class Masks:

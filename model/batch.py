@@ -126,8 +126,6 @@ class ForwardBatch:
     confidence: float32 [M]. group_limits: int64 [M], most tokens the row may emit now (>= 1).
     max_group_limit: the maximum of group_limits over rows with a confidence below 1, else 1. max_free_limit: the same
         over rows without a grammar; None where that is no other.
-    score_from: int64 [B], of sequences whose old tokens settle the first slot whose attention counts (slot_scores.py),
-        of others a number above all; None where none settles.
     scored: prompt slots whose next token is scored; None, and no work for it, where no request asks.
     checks: of verified groups (docs/architecture.md), int64 [M]: the token that the next row was fed, a draft, where
         that row follows this one in its sequence; -1 where none does. Each draft is a row of its own then, with one
@@ -154,7 +152,6 @@ class ForwardBatch:
     text_lengths: Tensor | None = None
     max_free_limit: int | None = None
     checks: Tensor | None = None
-    score_from: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -10,21 +10,19 @@ gather fetches both.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from hamburger.model.config import TrunkConfig
-from hamburger.model.slot_scores import SlotScores, middle_layers
 
 
 class PagedKVCache:
     """KV tensors for `num_blocks` blocks of `block_size` slots.
 
     scratch_block: one block more, that nobody owns: rows that only fill up a batch write and read there.
-    scores: what slots of answers that settle are chosen by; None where none do.
     """
 
     def __init__(
@@ -34,31 +32,38 @@ class PagedKVCache:
         block_size: int,
         dtype: torch.dtype,
         device: torch.device,
-        *,
-        settles: bool = False,
     ) -> None:
         self.scratch_block = num_blocks
         shape = (num_blocks + 1, block_size, 2, config.num_kv_heads, config.head_dim)
         self.block_size = block_size
         self.data = [_zeros(shape, dtype, device) for _ in range(config.num_layers)]
-        self.scores: SlotScores | None = None
-        if settles:
-            self.scores = SlotScores((num_blocks + 1) * block_size, block_size, middle_layers(config.num_layers))
 
     def write(self, layer: int, slots: Tensor, key: Tensor, value: Tensor) -> None:
         """Store key and value [T, num_kv_heads, head_dim] at slots [T] (int64, distinct)."""
         self.data[layer].flatten(0, 1).index_copy_(0, slots, torch.stack((key, value), dim=1))
 
-    def move(self, moves: Sequence[tuple[int, int]]) -> None:
-        """Copy what (from, to) slots hold, all at once: what one overwrites is read before."""
-        if not moves:
-            return
-        sources, targets = torch.tensor(moves, device=self.data[0].device).T
-        for data in self.data:
-            flat = data.flatten(0, 1)
-            flat[targets] = flat[sources]
-        if self.scores is not None:
-            self.scores.move(sources.tolist(), targets.tolist())
+    def settle(
+        self,
+        candidates: Sequence[int],
+        kept_at: Sequence[int],
+        moves: Sequence[tuple[int, int]],
+        best: Callable[[Tensor], Tensor],
+    ) -> None:
+        """Of what the candidates' slots hold, what stays goes to kept_at; what (from, to) slots hold is copied. All at
+        once: what is overwritten is read before.
+
+        best: given what candidates hold [layers, C, 2, kv_heads, head_dim], int64 [layers, kept, kv_heads]: which of
+        them each layer and KV head keeps.
+        """
+        device, number = self.data[0].device, len(candidates)
+        sources = torch.tensor([*candidates, *(source for source, _ in moves)], device=device)
+        targets = torch.tensor([*kept_at, *(target for _, target in moves)], device=device)
+        read = torch.stack([data.flatten(0, 1).index_select(0, sources) for data in self.data])
+        held = read[:, :number]
+        places = best(held)[:, :, None, :, None].expand(-1, -1, 2, -1, held.shape[-1])
+        written = torch.cat((held.gather(1, places), read[:, number:]), dim=1)
+        for data, of_layer in zip(self.data, written, strict=True):
+            data.flatten(0, 1).index_copy_(0, targets, of_layer)
 
     def gather(self, layer: int, block_tables: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values of whole block tables [B, N]: two views [B, N * block_size, num_kv_heads, head_dim]."""

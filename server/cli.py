@@ -96,6 +96,12 @@ _COMMANDS = (
         "training.cli.settle:add_eval_settle_arguments",
         "training.settling.evaluate:run",
     ),
+    _Command(
+        "fit-settle",
+        "fit a model's choice of settled slots",
+        "training.cli.settle:add_fit_settle_arguments",
+        "training.settling.fit:run",
+    ),
 )
 
 

@@ -62,14 +62,14 @@ class ScheduledBatch:
 class SettlingChunk:
     """Tokens of a sequence that settle together, by their slots in the pool.
 
-    candidates: where each of them is. kept_at: where those go that stay, in order. moves: (from, to) of slots around
-    them. chosen: which stay, as places in candidates, ascending; None: those whose slots have the highest scores.
+    candidates: where each of them is, and positions: its token's. kept_at: where those go that stay, in order. moves:
+    (from, to) of slots around them.
     """
 
     candidates: list[int]
+    positions: list[int]
     kept_at: list[int]
     moves: list[tuple[int, int]]
-    chosen: list[int] | None
 
 
 @dataclass(frozen=True, slots=True)

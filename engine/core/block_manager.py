@@ -123,9 +123,9 @@ class BlockManager:
             moves += [(self._place(old, slot + dropped), self._place(new, slot)) for slot in behind]
         return SettlingChunk(
             candidates=[self._place(old, slot) for slot in range(first, first + settling.chunk)],
+            positions=[sequence.slot_position(slot) for slot in range(first, first + settling.chunk)],
             kept_at=[self._place(new, slot) for slot in range(first, end)],
             moves=moves,
-            chosen=sequence.next_choice,
         )
 
     def _place(self, block_ids: list[int], slot: int) -> int:

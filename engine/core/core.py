@@ -37,8 +37,8 @@ class Runner(Protocol):
         """
 
 
-# Moves what is in the chunks' slots, and says which of each chunk's tokens have stayed.
-Settle = Callable[[list[SettlingChunk]], list[list[int]]]
+# Chooses which of the chunks' tokens stay, and moves what is in the slots.
+Settle = Callable[[list[SettlingChunk]], None]
 
 
 class EngineCore:
@@ -120,12 +120,13 @@ class EngineCore:
             chunks = [self._scheduler.blocks.settle(sequence) for sequence in due]
             if self._settle_chunks is None:
                 raise RuntimeError("answers settle, but nothing moves their slots.")
-            for sequence, chunk, chosen in zip(due, chunks, self._settle_chunks(chunks), strict=True):
-                sequence.settle(chosen)
+            self._settle_chunks(chunks)
+            for sequence, chunk in zip(due, chunks, strict=True):
+                is_new = sequence.settle()
                 self._scheduler.confirm(sequence)
-                if chunk.chosen is None:  # not again, by a replay
+                if is_new:  # not again, by a replay
                     self._settled_tokens += len(chunk.candidates)
-                    self._dropped_slots += len(chunk.candidates) - len(chosen)
+                    self._dropped_slots += len(chunk.candidates) - len(chunk.kept_at)
 
     def _advance(self, batch: ScheduledBatch) -> list[int]:
         """The batch's slots will be in the pool before any step that is launched from here on. Returns how many slots

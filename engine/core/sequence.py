@@ -9,11 +9,11 @@ A sequence has two lengths. Its tokens are its text; its slots are its KV entrie
 That is so with composed groups. With verified ones each token has a slot of its own, and slot and position are one
 number; a macro-step computes the newest token's slot, and those of drafts, of which it keeps what it confirms.
 
-Where old tokens settle (settling.py), some of each chunk of them keep their slots, and all slots behind move up:
+Where old tokens settle (settling.py), each chunk of them keeps some slots, and all slots behind move up:
 
-    tokens      p0 p1 p2 | a b c d | e f g h | i j k     the first chunk has settled, b and d stay
-    slots       0  1  2    3 4       5 6 7 8   9 ...
-    positions   0  1  2    4 6       7 8 9 10  11 ...
+    tokens      p0 p1 p2 | a b c d | e f g h | i j k     the first chunk has settled, two of its slots stay: what they
+    slots       0  1  2    3 4       5 6 7 8   9 ...     hold, each layer and KV head chooses for itself
+    positions   0  1  2              7 8 9 10  11 ...
 """
 
 from __future__ import annotations
@@ -44,8 +44,7 @@ class Sequence:
     groups: what the answer's slots are fed, if all have one: composed groups, trimmed, or single tokens. output_ids:
         the same tokens, flat.
     settling: when its old tokens settle; None where they never do. num_settled: the answer's first tokens, which have.
-        kept: those of them that have a slot, by their places in the answer. choices: of each chunk that settled once,
-        which of its tokens stayed; a replay takes them again.
+        num_kept: slots that are left of them; which tokens they hold is each layer's and KV head's own choice.
     proposal: drafts of what follows, by the micro-step decoder; None where there are none. drafters: who else drafts.
     num_computed_slots: slots whose KV is in the pool, or will be before any step that is launched from now on; always a
         prefix. block_ids: where they are, in order.
@@ -70,8 +69,7 @@ class Sequence:
         params = request.params
         self.settling = None if params.settle is False else settling
         self.num_settled = 0
-        self.kept: list[int] = []
-        self.choices: list[list[int]] = []
+        self._most_settled = 0  # in any of its lives
         self.is_verified = groups == "verified"
         self.proposal: Proposal | None = None
         self.drafters: AnswerDrafts | None = None
@@ -108,9 +106,13 @@ class Sequence:
         return len(self.prompt_ids) + len(self.groups) + self.awaits_group - self.num_dropped
 
     @property
+    def num_kept(self) -> int:
+        return 0 if self.settling is None else self.num_settled // self.settling.chunk * self.settling.kept
+
+    @property
     def num_dropped(self) -> int:
-        """Tokens that have lost their slots."""
-        return self.num_settled - len(self.kept)
+        """Slots that settled tokens have given back."""
+        return self.num_settled - self.num_kept
 
     @property
     def num_computed_outputs(self) -> int:
@@ -119,8 +121,8 @@ class Sequence:
 
     @property
     def num_settled_slots(self) -> int:
-        """Of the prompt, and of the settled tokens that have one."""
-        return len(self.prompt_ids) + len(self.kept)
+        """Of the prompt, and those that are left of settled tokens."""
+        return len(self.prompt_ids) + self.num_kept
 
     @property
     def settles(self) -> bool:
@@ -140,26 +142,19 @@ class Sequence:
         """The first slots, which other sequences may read: those that stay where they are."""
         return self.num_slots if self.settling is None else len(self.prompt_ids)
 
-    def settle(self, chosen: list[int]) -> None:
-        """The next chunk has settled, and its tokens at these places of it, ascending, have kept their slots."""
+    def settle(self) -> bool:
+        """The next chunk has settled. Whether for the first time: not in a replay."""
         if self.settling is None or not self.settles:
             raise RuntimeError(f"{self.request_id} settles nothing now.")
-        if len(self.kept) == len(self.choices) * self.settling.kept:
-            self.choices.append(chosen)
         self.num_computed_slots -= self.settling.chunk - self.settling.kept
-        self.kept += [self.num_settled + place for place in chosen]
         self.num_settled += self.settling.chunk
-
-    @property
-    def next_choice(self) -> list[int] | None:
-        """What stayed of the chunk that settles next, when it did before; None where it never has."""
-        at = 0 if self.settling is None else self.num_settled // self.settling.chunk
-        return self.choices[at] if at < len(self.choices) else None
+        is_new = self.num_settled > self._most_settled
+        self._most_settled = max(self._most_settled, self.num_settled)
+        return is_new
 
     def forget_slots(self) -> None:
         """Nothing of it is in the pool: all tokens are to be computed again."""
         self.num_computed_slots = self.num_settled = 0
-        self.kept = []
 
     @property
     def num_output_tokens(self) -> int:
@@ -186,9 +181,10 @@ class Sequence:
         return slot if slot < num_prompt else self._group_positions[self._place(slot)]
 
     def _place(self, slot: int) -> int:
-        """In `groups`, of a slot of the answer."""
-        place = slot - len(self.prompt_ids)
-        return self.kept[place] if place < len(self.kept) else place + self.num_dropped
+        """In `groups`, of a slot of the answer that has not settled: those that have hold no token of their own."""
+        if slot < self.num_settled_slots:
+            raise IndexError(f"slot {slot} of {self.request_id} has settled.")
+        return slot - len(self.prompt_ids) + self.num_dropped
 
     def block_key(self, index: int, block_size: int) -> bytes:
         """What a full block, and all before it, was fed: a chain of hashes over groups, begun with the request's salt.

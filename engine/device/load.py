@@ -15,15 +15,19 @@ from hamburger.engine.types.config import EngineArgs
 from hamburger.engine.types.messages import Groups
 from hamburger.model.assemble import assemble, assemble_shard
 from hamburger.model.checkpoints.load import Checkpoint, load_checkpoint
+from hamburger.model.checkpoints.settle_probe import load_probe
 from hamburger.model.checkpoints.sources import ModelSource, resolve_source
 from hamburger.model.config import ConfigError, ModelConfig
 from hamburger.model.cpu.library import Kernels, layers_fit, load_kernels
+from hamburger.model.cpu.slot_choice import CpuSlotChoice
 from hamburger.model.device.devices import choose_dtype, device_of_rank, make_current
 from hamburger.model.execution import Execution
 from hamburger.model.gpu.availability import AttentionBackend, choose_backend, why_no_triton
 from hamburger.model.parallel.collectives import Collectives
 from hamburger.model.parallel.step_shape import shard_trunk
 from hamburger.model.parallel.steps import ParallelSteps
+from hamburger.model.rotary import RotaryEmbedding
+from hamburger.model.slot_choice import SlotChoice
 from hamburger.model.steps import EagerSteps
 
 
@@ -59,7 +63,7 @@ def resolve(args: EngineArgs, rank: int = 0, on_progress: Callable[[str], None] 
     checkpoint = load_checkpoint(source, dtype, on_progress=on_progress)
     shard_trunk(checkpoint.config.trunk, size)  # before any other work, as it may be refused
     groups = groups_of(args, checkpoint.config)
-    _check_settling(args, groups, checkpoint.config, device)
+    _check_settling(args, groups, checkpoint.config)
     max_model_len = _max_model_len(args.max_model_len, checkpoint.config)
     if device.type == "cuda":
         reason = why_no_triton(device) if attention == "torch" and args.attention_backend == "auto" else None
@@ -142,7 +146,15 @@ def groups_of(args: EngineArgs, config: ModelConfig) -> Groups:
     return found
 
 
-def _check_settling(args: EngineArgs, groups: Groups, config: ModelConfig, device: torch.device) -> None:
+def slot_choice(resolved: Resolved) -> SlotChoice:
+    """Who stays where answers settle. Raises CheckpointError for a probe of another model."""
+    trunk = resolved.checkpoint.config.trunk
+    rotary = RotaryEmbedding(trunk, resolved.max_model_len, resolved.device, torch.float32)
+    probe = load_probe(resolved.source, trunk)
+    return SlotChoice(rotary, probe) if resolved.kernels is None else CpuSlotChoice(resolved.kernels, rotary, probe)
+
+
+def _check_settling(args: EngineArgs, groups: Groups, config: ModelConfig) -> None:
     """Raises ConfigError for what old tokens of answers cannot settle with."""
     if not args.settle:
         return
@@ -150,9 +162,6 @@ def _check_settling(args: EngineArgs, groups: Groups, config: ModelConfig, devic
         raise ConfigError(
             "settle is on, but groups are composed, whose slots hold several tokens: use groups verified."
         )
-    if device.type != "cpu":
-        raise ConfigError(f"settle is on, but attention on {device.type} does not tell which slots were looked at: use "
-                          "device cpu, or turn it off.")  # fmt: skip
     if config.trunk.sliding_layers:
         raise ConfigError(
             "settle is on, but this model's layers see a sliding window of slots, which would move: turn it off."

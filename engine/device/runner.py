@@ -26,10 +26,10 @@ from hamburger.model.device.out_of_memory import out_of_memory_reason, release_c
 from hamburger.model.device.overlapped import OverlapLinks, StepTail, fill_in_groups
 from hamburger.model.device.transfer import Staging
 from hamburger.model.kv_cache import PagedKVCache
+from hamburger.model.slot_choice import SlotChoice
 from hamburger.model.steps import Steps
 
 _LARGE_TABLE = 1024  # entries
-_NEVER = 1 << 40  # no sequence has so many slots
 
 
 class Runner:
@@ -41,11 +41,12 @@ class Runner:
         cache: PagedKVCache,
         threads: StepThreads | None = None,
         groups: Groups = "composed",
+        choice: SlotChoice | None = None,
     ) -> None:
-        """threads: of a CPU; None leaves them."""
+        """threads: of a CPU; None leaves them. choice: wanted where answers settle."""
         self._verifies = groups == "verified"
         self._steps, self._config = steps, steps.config
-        self._cache, self._threads = cache, threads
+        self._cache, self._threads, self._choice = cache, threads, choice
         self._device = steps.device
         self._staging = Staging(self._device)
         self._needs_text_lengths = isinstance(steps.config.trunk.rope_scaling, DynamicRopeScaling)
@@ -58,17 +59,12 @@ class Runner:
         """
         return self.launch(batch).result()
 
-    def settle(self, chunks: list[SettlingChunk]) -> list[list[int]]:
-        """Move what is in their slots, and say which of each chunk's tokens have stayed."""
-        scores = self._cache.scores
-        if scores is None:
-            raise RuntimeError("the KV cache keeps no scores, so nothing can settle.")
-        chosen = [c.chosen or scores.best(c.candidates, len(c.kept_at)) for c in chunks]
-        moves = [move for chunk in chunks for move in chunk.moves]
-        for chunk, stay in zip(chunks, chosen, strict=True):
-            moves += zip((chunk.candidates[place] for place in stay), chunk.kept_at, strict=True)
-        self._cache.move(moves)
-        return chosen
+    def settle(self, chunks: list[SettlingChunk]) -> None:
+        """Choose which of each chunk's tokens stay, in each layer and KV head, and move what is in the slots."""
+        if self._choice is None:
+            raise RuntimeError("nothing chooses which slots stay, so nothing can settle.")
+        for chunk in chunks:
+            self._choice.settle(self._cache, chunk.candidates, chunk.positions, chunk.kept_at, chunk.moves)
 
     def launch(self, batch: ScheduledBatch) -> RunningStep:
         """The same, without waiting for it where the model does not wait for the device itself. Memory is taken here,
@@ -104,7 +100,7 @@ class Runner:
         finally:
             if constraint is not None:
                 constraint.restore()
-        return RunningStep(self.launch_behind, batch, StepTail(forward, output, tokens_left), self._cache.scores)
+        return RunningStep(self.launch_behind, batch, StepTail(forward, output, tokens_left))
 
     def _links(self, batch: ScheduledBatch, sources: list[Sequence]) -> OverlapLinks | None:
         """The linked rows of a batch; sources: the emitting rows of the step before. None where no row is."""
@@ -141,7 +137,6 @@ class Runner:
         query_slots: list[int] = []
         context_slots: list[int] = []
         blocks: list[list[int]] = []
-        score_from: list[int] = []
         for item in batch.sequences:
             sequence = item.sequence
             first = sequence.num_computed_slots
@@ -149,8 +144,6 @@ class Runner:
             query_slots += [item.num_slots] + [1] * len(drafts)
             context_slots += range(first + item.num_slots, first + item.num_rows + 1)
             blocks += [sequence.block_ids] * (1 + len(drafts))
-            settles = sequence.settling is not None
-            score_from += [sequence.num_settled_slots if settles else _NEVER] * (1 + len(drafts))
             for slot in range(first, first + item.num_rows):
                 if slot >= first + item.num_slots:
                     tokens.append([drafts[slot - first - item.num_slots]])
@@ -192,7 +185,6 @@ class Runner:
             scored=self._scored_slots(batch),
             text_lengths=self._ints(text_lengths) if self._needs_text_lengths else None,
             checks=self._ints([row.check for row in rows]) if self._verifies else None,
-            score_from=self._ints(score_from) if min(score_from, default=_NEVER) < _NEVER else None,
         )
 
     def _scored_slots(self, batch: ScheduledBatch) -> ScoredSlots | None:

@@ -15,7 +15,6 @@ from hamburger.engine.types.messages import TokenLogprobs
 from hamburger.model.batch import Logprobs, StepOutput
 from hamburger.model.device.overlapped import StepTail
 from hamburger.model.device.transfer import Download
-from hamburger.model.slot_scores import SlotScores
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +51,7 @@ class RunningStep:
         launch_behind: Callable[[RunningStep, ScheduledBatch], RunningStep],
         batch: ScheduledBatch,
         tail: StepTail,
-        scores: SlotScores | None = None,
     ) -> None:
-        self._scores, self._rows = scores, [(item.num_rows, item.num_slots, item.emits) for item in batch.sequences]
         self._launch_behind = launch_behind
         self._items = [item for item in batch.sequences if item.emits]
         self.emitting = [item.sequence for item in self._items]
@@ -86,18 +83,7 @@ class RunningStep:
             groups = _group_results(output, self.emitting)
         else:
             groups = _verified_results(output, self._items)
-        if self._scores is not None:
-            self._scores.confirm(self._confirmed(groups))
         return BatchResult(groups, self._prompt_results(rest[-3:]) if self._has_scores else {})
-
-    def _confirmed(self, groups: list[GroupResult]) -> list[int]:
-        """The rows of the step whose tokens are in their texts: all but those of rejected drafts."""
-        found, start, emitted = list[int](), 0, iter(groups)
-        for num_rows, num_slots, emits in self._rows:
-            drafts = len(next(emitted).token_ids) - 1 if emits and self.tail.batch.checks is not None else 0
-            found += range(start, start + num_slots + drafts)
-            start += num_rows
-        return found
 
     def _prompt_results(self, scored: list[Tensor]) -> dict[str, list[TokenLogprobs]]:
         """The scored tokens, in the batch's order, as entries of their requests."""

@@ -21,7 +21,14 @@ from torch import Tensor
 from hamburger.model.checkpoints.folder_config import FORMAT_VERSION, Adapter, read_folder_config
 from hamburger.model.checkpoints.hf_config import read_trunk_config, trunk_config_json
 from hamburger.model.checkpoints.lightning import load_lightning
-from hamburger.model.checkpoints.sources import BUILTIN, CheckpointError, ModelSource, embedded_gguf, read_json
+from hamburger.model.checkpoints.sources import (
+    BUILTIN,
+    PROBE_FILE,
+    CheckpointError,
+    ModelSource,
+    embedded_gguf,
+    read_json,
+)
 from hamburger.model.config import ConfigError, ModelConfig, shared_lora_a, tensor_shapes
 
 _WEIGHTS, _INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -189,7 +196,7 @@ def _load_ours(source: ModelSource, dtype: torch.dtype, on_progress: Callable[[s
         # An adapter is merged in float32; without one the base comes in the dtype that is served.
         base = _load_base(source.base_path, torch.float32 if is_merged else dtype, on_progress)
     config = described.model(None if base is None else base.config.trunk)
-    own = read_files(sorted(source.path.glob("*.safetensors")))
+    own = read_files(sorted(file for file in source.path.glob("*.safetensors") if file.name != PROBE_FILE))
     _check_own(config, own, base is not None, adapter, str(source.path))
     tensors = own if base is None else base.tensors | own
     if adapter is None:

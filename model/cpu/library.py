@@ -20,7 +20,7 @@ from hamburger.model.cpu.structs import check_layouts
 
 InstructionSet = Literal["avx512", "avx2"]
 
-_FORMAT = 6  # of what is passed and packed; supports.cpp says the same
+_FORMAT = 7  # of what is passed and packed; supports.cpp says the same
 GROUP = 32
 MAX_HEAD_DIM = 256
 _MAX_QUERY_HEADS = 32  # of one KV head

@@ -65,8 +65,6 @@ class BatchStruct(ctypes.Structure):
         ("reading", _int64),
         ("states", _pointer),
         ("composed", ComposedStruct),
-        *((name, _pointer) for name in ("score_from", "scored", "paid")),
-        ("paid_width", _int64),
     )
 
 
@@ -115,6 +113,14 @@ class EmissionStruct(ctypes.Structure):
         *((name, _pointer) for name in ("hidden", "features", "limits", "thresholds", "end_ids", "checks")),
         *((name, _pointer) for name in ("temperatures", "top_k", "top_p", "min_p", "u")),
         *((name, _pointer) for name in ("token_ids", "sizes", "stops")),
+    )
+
+
+class SettlingStruct(ctypes.Structure):
+    _fields_ = (
+        *((name, _int64) for name in ("layers", "kv_heads", "head_dim", "candidates", "kept")),
+        *((name, _pointer) for name in ("from", "to", "cos", "sin", "probe")),
+        ("precision", ctypes.c_float),
     )
 
 

@@ -35,7 +35,6 @@ class CpuTrunk:
         # The kernels keep the states after a layer; those after the last are the final normed ones.
         self._last_is_feature = config.num_layers - 1 in feature_layers
         self._between = [layer for layer in feature_layers if layer != config.num_layers - 1]
-        self._scored: Tensor | None = None
         self.quantization = "+".join(f"int{bits}" for bits in sorted({w.bits for w in self._layers.weights}))
 
     def __call__(
@@ -46,8 +45,7 @@ class CpuTrunk:
         cos, sin = (table.contiguous() for table in self._rotary(batch.positions, batch.text_lengths))
         rows, kv = reads.rows, cache.data
         featured = rows[: reads.num_featured]
-        query_slots, context_slots, tables, score_from = _sequences(batch)
-        paid = self._paid(batch, cache)
+        query_slots, context_slots, tables = _sequences(batch)
         final = torch.empty(len(rows), x.shape[1])
         features = [torch.empty(len(featured), x.shape[1]) for _ in self._between]
         places = (_pointer * len(kv))()
@@ -63,9 +61,6 @@ class CpuTrunk:
             featured.data_ptr(), len(featured), ctypes.addressof(places),
             self._norm.data_ptr(), rows.data_ptr(), len(rows), final.data_ptr(), composed,
         )  # fmt: skip
-        if paid is not None and score_from is not None and self._scored is not None:
-            struct.score_from, struct.scored = score_from.data_ptr(), self._scored.data_ptr()
-            struct.paid, struct.paid_width = paid.data_ptr(), paid.shape[2]
         layers = self._layers
         memory = self._kernels.working_memory(self._memory(layers.geometry, len(x), layers.rank))
         pointers = (_pointer * len(kv))(*(tensor.data_ptr() for tensor in kv))
@@ -74,29 +69,17 @@ class CpuTrunk:
             features.append(final[: reads.num_featured])
         return final, features
 
-    def _paid(self, batch: ForwardBatch, cache: PagedKVCache) -> Tensor | None:
-        """Where the kernels tell what the batch's rows paid to slots; None where nobody asks."""
-        if cache.scores is None or (recording := cache.scores.begin(batch, cache.data[0].shape[3])) is None:
-            return None
-        if self._scored is None:
-            kinds = [0] * len(cache.data)
-            for i, layer in enumerate(cache.scores.layers):
-                kinds[layer] = 1 if i == 0 else 2
-            self._scored = torch.tensor(kinds, dtype=torch.int32)
-        return recording.paid
 
-
-def _sequences(batch: ForwardBatch) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """New slots, slots in the cache, block tables and score_from of each sequence, int64. Drafts, which the batch has
-    as rows of their own, join their sequence: attention then reads its context once for all of them."""
+def _sequences(batch: ForwardBatch) -> tuple[Tensor, Tensor, Tensor]:
+    """New slots, slots in the cache, and block tables of each sequence, int64. Drafts, which the batch has as rows of
+    their own, join their sequence: attention then reads its context once for all of them."""
     query_slots = torch.tensor(batch.query_slots)
     if batch.checks is None or len(batch.emit) == len(batch.query_slots) == 1:
-        return query_slots, batch.context_slots, batch.block_tables, batch.score_from
+        return query_slots, batch.context_slots, batch.block_tables
     followed = batch.emit[batch.checks >= 0]  # one-slot rows come first, so that slot and row are one number
     if not len(followed):
-        return query_slots, batch.context_slots, batch.block_tables, batch.score_from
+        return query_slots, batch.context_slots, batch.block_tables
     is_last = torch.ones(len(query_slots), dtype=torch.bool).index_fill_(0, followed, False)
     ends = query_slots.cumsum(0)[is_last]
     joined = ends.diff(prepend=ends.new_zeros(1))
-    score_from = None if batch.score_from is None else batch.score_from[is_last]
-    return joined, batch.context_slots[is_last], batch.block_tables[is_last], score_from
+    return joined, batch.context_slots[is_last], batch.block_tables[is_last]

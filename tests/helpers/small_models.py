@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -30,6 +30,8 @@ from hamburger.model.gpu.availability import AttentionBackend
 from hamburger.model.hamburger import HamburgerModel
 from hamburger.model.kv_cache import PagedKVCache
 from hamburger.model.linear import MakeLinear, plain_linear
+from hamburger.model.rotary import RotaryEmbedding
+from hamburger.model.slot_choice import SlotChoice
 from hamburger.model.steps import EagerSteps, Steps
 
 CPU = torch.device("cpu")
@@ -133,9 +135,10 @@ def core_of(
     policy: DraftPolicy | None = None,
     kv_dtype: torch.dtype | None = None,
     settling: Settling | None = None,
+    choice: Callable[[RotaryEmbedding], SlotChoice] = SlotChoice,
 ) -> EngineCore:
     """A real core and runner over a model. policy: of verified groups; None for composed ones. kv_dtype: of the cache;
-    None for the states' own. settling: of answers' old tokens."""
+    None for the states' own. settling: of answers' old tokens; choice: of who stays."""
     groups: Groups = "composed" if policy is None else "verified"
     config = EngineConfig(
         max_model_len=max_model_len,
@@ -149,9 +152,10 @@ def core_of(
         prefix_cache=prefix_cache,
         settling=settling,
     )
-    dtype, settles = kv_dtype or model.state_dtype, settling is not None
-    cache = PagedKVCache(model.trunk_config, num_blocks, block_size, dtype, model.device, settles=settles)
-    runner = Runner(model, cache, groups=groups)
+    dtype = kv_dtype or model.state_dtype
+    cache = PagedKVCache(model.trunk_config, num_blocks, block_size, dtype, model.device)
+    rotary = RotaryEmbedding(model.trunk_config, max_model_len, model.device, torch.float32)
+    runner = Runner(model, cache, groups=groups, choice=choice(rotary))
     if overlap:
         return OverlappedCore(config, runner, lambda: 0.0, grammars)
     return EngineCore(config, runner, lambda: 0.0, grammars, policy, runner.settle)

@@ -108,22 +108,21 @@ class VerifyingRunner:
         self.seen: Counter[str] = Counter()
         self._pool: dict[int, int] = {}
         self._chains: dict[Sequence, list[int]] = {}
+        self._places: dict[int, int] = {}  # of slots of answers that settle, the token that each holds
         self._settled: dict[Sequence, dict[int, int]] = {}  # of sequences that settle, what each token's slot holds
         self._reached = Counter[Sequence]()  # tokens of them that were computed once, and are no rejected drafts
 
-    def settle(self, chunks: list[SettlingChunk]) -> list[list[int]]:
+    def settle(self, chunks: list[SettlingChunk]) -> None:
         """Who stays depends on what the slots hold, as it does in a model."""
-        found = []
         for chunk in chunks:
+            assert chunk.positions == [self._places[slot] for slot in chunk.candidates]
             held = [self._pool[slot] for slot in chunk.candidates]
             best = sorted(sorted(range(len(held)), key=lambda place: held[place])[: len(chunk.kept_at)])
-            assert chunk.chosen in (None, best), "a replay chooses otherwise"
-            found.append(best)
-            moved = {to: self._pool[source] for source, to in chunk.moves}
-            moved |= {to: held[place] for place, to in zip(best, chunk.kept_at, strict=True)}
-            self._pool.update(moved)
+            moved = [(source, to) for source, to in chunk.moves]
+            moved += [(chunk.candidates[place], to) for place, to in zip(best, chunk.kept_at, strict=True)]
+            for pool in (self._pool, self._places):
+                pool.update({to: pool[source] for source, to in moved if source in pool})
             self.seen["settled"] += len(held)
-        return found
 
     def run(self, batch: ScheduledBatch) -> BatchResult:
         self.num_steps += 1
@@ -179,7 +178,11 @@ class VerifyingRunner:
         sequence, start = item.sequence, item.sequence.num_computed_slots
         text = [*sequence.prompt_ids, *sequence.output_ids, *(item.drafts.token_ids if item.drafts else ())]
         held = self._settled.setdefault(sequence, dict(enumerate(self._chain(sequence))))
-        places = [sequence.slot_position(slot) for slot in range(start)]
+        settled = range(len(sequence.prompt_ids), sequence.num_settled_slots)
+        places = [
+            self._places[self._physical(sequence, slot)] if slot in settled else sequence.slot_position(slot)
+            for slot in range(start)
+        ]
         for slot, place in enumerate(places):
             assert self._pool.get(self._physical(sequence, slot)) == held[place], f"slot {slot} is stale"
         self._reached[sequence] = max(self._reached[sequence], places[-1] + 1 if places else 0)
@@ -195,6 +198,7 @@ class VerifyingRunner:
             held[place] = content
             places.append(place)
             self._pool[self._physical(sequence, slot)] = content
+            self._places[self._physical(sequence, slot)] = place
 
     def _emit(self, item: ScheduledSequence) -> GroupResult:
         sequence, params = item.sequence, item.sequence.params

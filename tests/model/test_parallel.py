@@ -285,6 +285,5 @@ def test_a_batch_has_no_field_that_the_ranks_are_not_told() -> None:
         "sampling",
         "checks",
         "max_free_limit",
-        "score_from",
     }  # the last of graphs
     assert {field.name for field in fields(ForwardBatch)} == told | rank_0_alone

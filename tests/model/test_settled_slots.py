@@ -7,22 +7,23 @@ from collections import Counter
 from functools import partial
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from exactness import Answer, answer, asking, numbers
 from hamburger.engine.core.core import EngineCore
-from hamburger.engine.core.sequence import Sequence
 from hamburger.engine.types.messages import SubmitRequest
 from hamburger.engine.types.settling import Settling
 from hamburger.model.assemble import assemble
 from hamburger.model.config import ModelConfig
-from hamburger.model.cpu.library import load_kernels
+from hamburger.model.cpu.library import InstructionSet, load_kernels
+from hamburger.model.cpu.slot_choice import CpuSlotChoice
 from hamburger.model.execution import Execution
 from hamburger.model.hamburger import HamburgerModel
-from hamburger.model.slot_scores import NEAREST, middle_layers
+from hamburger.model.kv_cache import PagedKVCache
+from hamburger.model.rotary import RotaryEmbedding, inverse_frequencies, rotate
+from hamburger.model.slot_choice import SlotChoice
 from hamburger.model.steps import EagerSteps
 from hamburger.model.trunk import run_layers
 from native_models import WIDE
@@ -70,40 +71,47 @@ def answers(core: EngineCore, asked: list[SubmitRequest], seen: Counter[str], at
 class Masked:
     """A whole text in one plain pass a chunk: what each token sees of those before it, and who stays, spelled out."""
 
-    def __init__(self, model: HamburgerModel, prompt: list[int], text: list[int], settling: Settling) -> None:
+    def __init__(self, model: HamburgerModel, request: SubmitRequest, text: list[int], settling: Settling) -> None:
+        prompt, trunk = request.prompt_ids, model.config.trunk
         self._model, self._start, self._ids = model, len(prompt), torch.tensor([*prompt, *text])
-        self.dropped_at = torch.full((len(self._ids),), len(self._ids))
-        self.kept: list[int] = []
+        length, self._freqs = len(self._ids), inverse_frequencies(trunk)
+        self.dropped_at = torch.full((trunk.num_layers, trunk.num_kv_heads, length), length)
         for place, settled in settling.places(len(text)):
             self._pass()
             first = self._start + settled
-            scores = torch.zeros(settling.chunk)
-            for query in range(self._start, self._start + place):
-                for i in range(settling.chunk):
-                    if query - (first + i) >= NEAREST:
-                        scores[i] += self._paid[query, first + i]
-            order = scores.argsort(stable=True)
-            number = settling.chunk - settling.kept
-            self.dropped_at[first + order[:number]] = self._start + place
-            self.kept += sorted((settled + order[number:]).tolist())
+            for layer, keys in enumerate(self._keys):
+                for head in range(trunk.num_kv_heads):
+                    apart = torch.stack([self._apart(keys[first + i, head], first + i) for i in range(settling.chunk)])
+                    units = apart / apart.norm(dim=1, keepdim=True)
+                    mean = units.mean(0)
+                    alike = units @ (mean / mean.norm())
+                    unlike = (-4096 * alike).round().tolist()  # what rounding does shall not count; then the newest
+                    order = sorted(range(settling.chunk), key=lambda i: (unlike[i], i))
+                    gone = torch.tensor(order[: settling.chunk - settling.kept])
+                    self.dropped_at[layer, head, first + gone] = self._start + place
         self.logprobs = self._pass().log_softmax(-1)
+
+    def _apart(self, key: Tensor, position: int) -> Tensor:
+        """A rotated key [head_dim], turned back."""
+        a, b = key.chunk(2)
+        turned = torch.complex(a, b) * torch.polar(torch.ones_like(a), -position * self._freqs)
+        return torch.cat((turned.real, turned.imag))
 
     @torch.inference_mode()
     def _pass(self) -> Tensor:
-        """Logits [T, V]; leaves what each token paid to each."""
+        """Logits [T, V]; leaves each layer's keys."""
         model, places = self._model, torch.arange(len(self._ids))
-        seen = (places <= places[:, None]) & (self.dropped_at > places[:, None])
-        counted = middle_layers(len(model.trunk.layers))
-        self._paid = torch.zeros(len(places), len(places))
+        past = places <= places[:, None]
+        self._keys: list[Tensor] = []
         cos, sin = model.rotary(places)
 
         def attend(index: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            self._keys.append(k)
             each = q.shape[1] // k.shape[1]
+            seen = past & (self.dropped_at[index][:, None] > places[:, None])
             keys, values = k.repeat_interleave(each, 1), v.repeat_interleave(each, 1)
             scores = torch.einsum("qhd,khd->hqk", q, keys) * q.shape[-1] ** -0.5
-            weights = scores.masked_fill(~seen, float("-inf")).softmax(-1)
-            if index in counted:
-                self._paid += weights.sum(0)
+            weights = scores.masked_fill(~seen.repeat_interleave(each, 0), float("-inf")).softmax(-1)
             return torch.einsum("hqk,khd->qhd", weights, values).flatten(1)
 
         def layer(index: int, x: Tensor) -> Tensor:
@@ -126,20 +134,11 @@ def test_logits_are_those_of_a_pass_with_a_mask(block_size: int) -> None:
         policy=free_rows(3),
         settling=SETTLING,
     )
-    ended: dict[str, Sequence] = {}
-    remove = core._scheduler.remove
-
-    def removed(name: str) -> None:
-        ended[name] = core._scheduler._sequences[name]
-        remove(name)
-
-    core._scheduler.remove = removed  # type: ignore[method-assign, assignment]
     found = answers(core, asked, seen := Counter[str]())
     model = plain_model(config_of(grafted=True), 5)
     for request in asked:
         mine = found[request.request_id]
-        masked = Masked(model, request.prompt_ids, mine.token_ids, SETTLING)
-        assert ended[request.request_id].kept == masked.kept
+        masked = Masked(model, request, mine.token_ids, SETTLING)
         for i, (token_id, entry) in enumerate(zip(mine.token_ids, mine.logprobs, strict=True)):
             row = masked.logprobs[len(request.prompt_ids) + i - 1]
             assert entry.logprob == pytest.approx(float(row[token_id]), abs=1e-4)
@@ -155,7 +154,9 @@ def test_neither_batch_nor_drafts_nor_preemption_change_the_answer(form: str, lo
 
     def core(**settings: Any) -> EngineCore:
         limits = {"num_blocks": 300, "max_model_len": LENGTH, **settings}
-        return core_of(steps, policy=free_rows(3), settling=SETTLING, **limits)
+        kernels = load_kernels() if form == "kernels" else None
+        choice = SlotChoice if kernels is None else partial(CpuSlotChoice, kernels)
+        return core_of(steps, policy=free_rows(3), settling=SETTLING, choice=choice, **limits)
 
     truth = answers(core(max_num_seqs=1), asking(asked, confidence=1.0), seen)
     assert not seen["drafted"]
@@ -189,19 +190,74 @@ def test_a_window_beyond_the_answer_is_the_whole_model(form: str) -> None:
     assert found[0] == found[1]
 
 
-def test_kernels_tell_what_plain_attention_pays() -> None:
-    """The same model on both paths; float32 weights of 8 bits differ, so attention does a little."""
-    found = []
-    for form in ("kernels", "torch"):
-        steps = steps_of(form, grafted=False)
-        core = core_of(steps, num_blocks=300, max_model_len=LENGTH, policy=free_rows(0), settling=SETTLING)
-        core.add(SubmitRequest("a", list(range(2, 40)), params(max_tokens=60, ignore_eos=True, logit_bias=FORCED), 0.0))
-        while core.has_work:
-            core.step()
-        scores = core._runner._cache.scores  # type: ignore[attr-defined]
-        found.append(scores.values[: 100 + 4].copy())
-    assert found[1].max() > 1
-    assert np.corrcoef(found)[0, 1] > 0.99
+def test_a_probe_chooses_by_keys_without_their_positions_and_values_norms() -> None:
+    trunk = config_of(grafted=False).trunk
+    layers, heads, dim = trunk.num_layers, trunk.num_kv_heads, trunk.head_dim
+    rotary = RotaryEmbedding(trunk, LENGTH, CPU, torch.float32)
+    keys, values = torch.randn(2, layers, 8, heads, dim, generator=torch.Generator().manual_seed(1))
+    probe = torch.randn(layers, heads, dim + 1, generator=torch.Generator().manual_seed(2))
+    wanted = (keys * probe[:, None, :, :-1]).sum(-1) + values.norm(dim=-1).log() * probe[:, None, :, -1]
+    for first in (0, 100):  # wherever the chunk lies
+        positions = torch.arange(first, first + 8)
+        cos, sin = rotary(positions)
+        held = torch.stack((rotate(keys, cos, sin), values), dim=2)
+        choice = SlotChoice(rotary, probe)
+        torch.testing.assert_close(choice.scores(held, positions), wanted)
+        best = choice.best(held, positions, 3)
+        assert best.shape == (layers, 3, heads)
+        assert torch.equal(best, wanted.topk(3, dim=1).indices.sort(dim=1).values)
 
 
-FORCED = {7: 100.0}  # the same text on both paths
+def test_of_equals_the_newest_stay() -> None:
+    rotary = RotaryEmbedding(config_of(grafted=False).trunk, LENGTH, CPU, torch.float32)
+    trunk = rotary.config
+    key, other = torch.randn(2, trunk.head_dim, generator=torch.Generator().manual_seed(1))
+    keys = key.repeat(trunk.num_layers, 8, trunk.num_kv_heads, 1)
+    keys[:, 2] = other
+    positions = torch.arange(90, 98)
+    held = torch.stack((rotate(keys, *rotary(positions)), keys), dim=2)
+    assert SlotChoice(rotary).best(held, positions, 3)[1, :, 0].tolist() == [2, 6, 7]
+
+
+def test_a_fitted_probe_is_another_choice_and_as_exact() -> None:
+    steps, asked = steps_of("torch"), requests(4)
+    trunk = config_of(grafted=True).trunk
+    probe = torch.randn(trunk.num_layers, trunk.num_kv_heads, trunk.head_dim + 1)
+
+    def found(at_once: int, probe: Tensor | None) -> dict[str, Answer]:
+        choice = partial(SlotChoice, probe=probe)
+        core = core_of(
+            steps, num_blocks=300, max_model_len=LENGTH, policy=free_rows(3), settling=SETTLING, choice=choice
+        )
+        return answers(core, asked, Counter(), at_once=at_once)
+
+    fitted = found(4, probe)
+    assert fitted == found(1, probe)
+    assert fitted != found(4, None)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("fitted", [False, True])
+@pytest.mark.parametrize("instructions", ["avx512", "avx2"])
+def test_kernels_move_what_plain_settling_moves(dtype: torch.dtype, fitted: bool, instructions: InstructionSet) -> None:
+    if (kernels := load_kernels(instructions)) is None:
+        pytest.skip("built without a compiler, or for another processor")
+    trunk = trunk_config(num_layers=3, **{**WIDE, "head_dim": 64})
+    draw = torch.Generator().manual_seed(4)
+    rotary = RotaryEmbedding(trunk, 500, CPU, torch.float32)
+    probe = torch.randn(3, trunk.num_kv_heads, 65, generator=draw) if fitted else None
+    caches = [PagedKVCache(trunk, 20, 8, dtype, CPU) for _ in range(2)]
+    for of_plain, of_kernels in zip(*(cache.data for cache in caches), strict=True):
+        of_kernels.copy_(of_plain.copy_(torch.randn(of_plain.shape, generator=draw)))
+    before = caches[0].data[1].clone()
+    slots = torch.randperm(150, generator=draw).tolist()
+    candidates, behind = slots[:48], slots[48:60]
+    # What stays goes to candidates' own slots and to new ones; what is moved, to where candidates or moved ones were.
+    kept_at = [*candidates[10:15], *slots[60:67]]
+    moves = list(zip(behind, [*candidates[20:26], *behind[:6]], strict=True))
+    for cache, choice in zip(caches, (SlotChoice(rotary, probe), CpuSlotChoice(kernels, rotary, probe)), strict=True):
+        choice.settle(cache, candidates, list(range(100, 148)), kept_at, moves)
+    for of_plain, of_kernels in zip(*(cache.data for cache in caches), strict=True):
+        assert torch.equal(of_plain, of_kernels)
+    assert not torch.equal(caches[0].data[1], before)
+    assert torch.equal(caches[1].data[1].flatten(0, 1)[candidates[20]], before.flatten(0, 1)[behind[0]])

@@ -17,19 +17,27 @@ from hamburger.engine.types.settling import Settling
 from hamburger.model.checkpoints.load import save_checkpoint
 from hamburger.model.checkpoints.sources import BUILTIN
 from hamburger.model.config import ModelConfig
+from hamburger.model.rotary import RotaryEmbedding
+from hamburger.model.slot_choice import SlotChoice
 from hamburger.training.cli.settle import add_eval_settle_arguments
 from hamburger.training.errors import TrainingError
-from hamburger.training.settling.choice import BY_HEAD, SCORE_NAMES, Policy
-from hamburger.training.settling.observed import Observed, observe, settled_states
-from small_models import plain_model, random_tensors, trunk_config
+from hamburger.training.settling.choice import BY_HEAD, KEYS, PROBE, SCORE_NAMES, Policy
+from hamburger.training.settling.observed import Observed, middle_layers, observe, settled_states
+from small_models import CPU, plain_model, random_tensors, trunk_config
 
 SETTLING = Settling(window=20, keep=1 / 4, growth=1 / 4, chunk=16, apart=8)
 LENGTH = 120
 
 
+TRUNK = trunk_config(vocab_size=64, max_position_embeddings=256)
+ROTARY = RotaryEmbedding(TRUNK, 256, CPU, torch.float32)
+PROBE_OF = torch.randn(TRUNK.num_layers, TRUNK.num_kv_heads, TRUNK.head_dim + 1)
+CHOICES = {KEYS: SlotChoice(ROTARY), PROBE: SlotChoice(ROTARY, PROBE_OF)}
+
+
 @pytest.fixture(scope="module")
 def seen() -> tuple[Any, Observed]:
-    model = plain_model(ModelConfig(trunk=trunk_config(vocab_size=64, max_position_embeddings=256)), 3)
+    model = plain_model(ModelConfig(trunk=TRUNK), 3)
     draw = random.Random(2)
     prompt, answer = ([draw.randrange(2, 64) for _ in range(number)] for number in (7, LENGTH))
     return model, observe(model, prompt, answer, by_head=True)
@@ -68,30 +76,31 @@ def test_a_head_misses_what_it_alone_has_dropped(seen: tuple[Any, Observed]) -> 
     assert 0 < (states - whole)[40:].norm() < (alike - whole)[40:].norm()
 
 
-def test_attention_by_head_adds_up_to_that_of_all_layers(seen: tuple[Any, Observed]) -> None:
+def test_attention_by_head_adds_up(seen: tuple[Any, Observed]) -> None:
     _, observed = seen
     assert observed.by_head is not None
-    assert torch.allclose(observed.by_head.float().sum((0, 1)), observed.attention["all layers"], atol=0.02)
+    few = list(middle_layers(len(observed.heads)))
+    assert torch.allclose(observed.by_head[few].float().sum((0, 1)), observed.attention, atol=0.02)
 
 
 @pytest.mark.parametrize("score", SCORE_NAMES)
 def test_as_many_lose_their_slots_as_the_engine_takes(seen: tuple[Any, Observed], score: str) -> None:
     _, observed = seen
-    dropped = Policy(score, SETTLING).dropped_at(observed, seed=1)
+    dropped = Policy(score, SETTLING).dropped_at(observed, CHOICES, seed=1)
     assert dropped.dim() == (3 if score in BY_HEAD else 1)
     for of_head in dropped.reshape(-1, LENGTH):
         assert int((of_head < LENGTH).sum()) == SETTLING.settled_slots(LENGTH)
         for place, settled in SETTLING.places(LENGTH):
             here = (of_head == place).nonzero().flatten().tolist()
             assert max(here) < settled + SETTLING.chunk  # the window is whole
-    assert torch.equal(dropped, Policy(score, SETTLING).dropped_at(observed, seed=1))
+    assert torch.equal(dropped, Policy(score, SETTLING).dropped_at(observed, CHOICES, seed=1))
 
 
 def test_who_gets_no_attention_goes_first(seen: tuple[Any, Observed]) -> None:
     _, observed = seen
-    dropped = Policy("attention", SETTLING).dropped_at(observed, seed=1)
+    dropped = Policy("attention", SETTLING).dropped_at(observed, CHOICES, seed=1)
     place, first = next(SETTLING.places(LENGTH))
-    paid = observed.attention["attention"]
+    paid = observed.attention
     scores = [float(sum(paid[query, j] for query in range(j + 9, place))) for j in range(first, first + SETTLING.chunk)]
     order = sorted(range(SETTLING.chunk), key=lambda j: scores[j])
     gone = sorted(order[: SETTLING.chunk - SETTLING.kept])
@@ -151,7 +160,7 @@ def test_results_hold_every_policy_and_a_second_call_goes_on(
 
 
 def test_mistakes_are_named(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(TrainingError, match="score 'attentoin': choose from attention"):
+    with pytest.raises(TrainingError, match="score 'attentoin': choose from keys"):
         evaluation.run(arguments(folder, tmp_path, "--scores", "attentoin"))
     none = arguments(folder, tmp_path, "--min-tokens", "9000", "--max-tokens", "9001")
     with pytest.raises(TrainingError, match="no answer is as long as --min-tokens"):

@@ -1,4 +1,4 @@
-"""The arguments of `hamburger eval-settle`. No torch: the command line is built before any work."""
+"""The arguments of `hamburger eval-settle` and `fit-settle`. No torch: the command line is built before any work."""
 
 from __future__ import annotations
 
@@ -11,13 +11,7 @@ from hamburger.training.cli.types import whole
 
 def add_eval_settle_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `hamburger eval-settle`; training/settling/evaluate.py reads them."""
-    models = parser.add_argument_group("model")
-    models.add_argument(
-        "--model", metavar="M", help="folder, hub id, GGUF file or `builtin` (default: the embedded one)"
-    )
-    models.add_argument("--base", metavar="B", help="base model of a checkpoint that holds only a part of it")
-    models.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (default: auto)")
-    models.add_argument("--dtype", default="auto", help="auto, bfloat16 or float32 (default: auto)")
+    _add_model_arguments(parser)
     texts = parser.add_argument_group("texts")
     texts.add_argument(
         "--answers", type=Path, nargs="*", default=[], metavar="FILE", help="the model's own, as `distill` writes them"
@@ -29,7 +23,8 @@ def add_eval_settle_arguments(parser: argparse.ArgumentParser) -> None:
     texts.add_argument("--max-tokens", type=whole(2), default=2048, metavar="N", help="longer ones are cut (2048)")
     texts.add_argument("--per-kind", type=whole(1), default=20, metavar="N", help="answers of a file's category (20)")
     policies = parser.add_argument_group("policies: each score with each window, growth and share")
-    policies.add_argument("--scores", type=_texts, default=["attention", "random", "recency"], metavar="S;S")
+    policies.add_argument("--scores", type=_texts, default=["keys", "random, by head", "recency"], metavar="S;S")
+    policies.add_argument("--probe", type=Path, metavar="FILE", help="of the score `probe` (default: the model's own)")
     policies.add_argument("--windows", type=_wholes, default=[192], metavar="N,N", help="newest tokens that stay whole")
     policies.add_argument(
         "--growths", type=_shares, default=[1 / 3], metavar="F,F", help="or so much of the answer, if more"
@@ -42,6 +37,42 @@ def add_eval_settle_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--out", type=Path, required=True, metavar="FOLDER", help="for results and what a later call resumes from"
     )
+
+
+def add_fit_settle_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of `hamburger fit-settle`; training/settling/fit.py reads them."""
+    _add_model_arguments(parser)
+    parser.add_argument(
+        "--answers",
+        type=Path,
+        nargs="+",
+        required=True,
+        metavar="FILE",
+        help="the model's own, as `distill` writes them",
+    )
+    parser.add_argument(
+        "--min-tokens", type=whole(192), default=300, metavar="N", help="shorter ones are left out (300)"
+    )
+    parser.add_argument("--max-tokens", type=whole(192), default=1024, metavar="N", help="longer ones are cut (1024)")
+    parser.add_argument("--steps", type=whole(1), default=600, metavar="N", help="of the fit (600)")
+    parser.add_argument("--seed", type=whole(0), default=0, metavar="N", help="of the order of chunks")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help="`serve` looks for settle.safetensors beside the model",
+    )
+
+
+def _add_model_arguments(parser: argparse.ArgumentParser) -> None:
+    models = parser.add_argument_group("model")
+    models.add_argument(
+        "--model", metavar="M", help="folder, hub id, GGUF file or `builtin` (default: the embedded one)"
+    )
+    models.add_argument("--base", metavar="B", help="base model of a checkpoint that holds only a part of it")
+    models.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (default: auto)")
+    models.add_argument("--dtype", default="auto", help="auto, bfloat16 or float32 (default: auto)")
 
 
 def _texts(text: str) -> list[str]:

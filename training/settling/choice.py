@@ -2,35 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from hamburger.engine.types.settling import Settling
-from hamburger.model.slot_scores import NEAREST
+from hamburger.model.slot_choice import SlotChoice
 from hamburger.training.settling.observed import Observed
 
-# By name, what a score is made of: a statistic of attention or None, and whether it is weighted by surprise.
-SCORES: dict[str, tuple[str | None, bool]] = {
-    "attention": ("attention", False),
-    "attention, all layers": ("all layers", False),
-    "attention, largest head": ("largest head", False),
-    "attention x |value|": ("by value", False),
-    "attention, its neighbours'": ("attention", False),
-    "attention, recent half": ("attention", False),
-    "attention x surprise": ("attention", True),
-    "surprise": (None, True),
-}
-BY_HEAD = ("attention, by layer", "attention, by head", "attention of the last 64, by head", "random, by head")
-CONTROLS = ("random", "newest", "recency")
-SCORE_NAMES = (*SCORES, *BY_HEAD, *CONTROLS)
+NEAREST = 9  # attention to the tokens just before is not counted: nearly all of it is of being near
+KEYS, PROBE = "keys", "probe"  # what an engine does without a probe, and with one
+# Each layer and KV head chooses for itself.
+BY_HEAD = (KEYS, PROBE, "attention, by head", "attention, by layer", "attention to come, by head", "random, by head")
+ALIKE = ("attention", "attention x surprise", "surprise", "random", "newest", "recency")
+SCORE_NAMES = (*BY_HEAD, *ALIKE)
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """score: one of SCORE_NAMES; with those of BY_HEAD other tokens stay in each layer and KV head. newest: of each
-    chunk the newest stay; recency: of the whole answer the newest, as many as are held otherwise."""
+    """score: one of SCORE_NAMES. `attention to come` is what no engine knows; newest: of each chunk the newest stay;
+    recency: of the whole answer the newest, as many as are held otherwise."""
 
     score: str
     settling: Settling
@@ -40,25 +33,30 @@ class Policy:
         s = self.settling
         return f"{self.score} | {s.window} | {s.growth} | {s.keep} | {s.chunk}"
 
-    def dropped_at(self, seen: Observed, seed: int) -> Tensor:
+    def dropped_at(self, seen: Observed, choices: Mapping[str, SlotChoice], seed: int) -> Tensor:
         """int64 [A], or [layers, kv_heads, A]: the number of computed answer tokens at which each loses its slot; A
-        where it never does."""
+        where it never does. choices: of the scores KEYS and PROBE."""
         length = len(seen.surprise)
         heads = (len(seen.heads), seen.heads[0][0].shape[1]) if self.score in BY_HEAD else ()
         dropped = torch.full((*heads, length), length, dtype=torch.int64)
         generator = torch.Generator().manual_seed(seed)
+        chunk, number = self.settling.chunk, self.settling.chunk - self.settling.kept
         gone = 0
         for place, first in self.settling.places(length):
-            end = first + self.settling.chunk
-            number = self.settling.chunk - self.settling.kept
             if self.score == "recency":
                 dropped[gone : gone + number] = place
                 gone += number
                 continue
+            if self.score in choices:
+                held, positions = seen.chunk(first, first + chunk)
+                stay = choices[self.score].best(held, positions, self.settling.kept).transpose(1, 2)
+                dropped[..., first : first + chunk] = place
+                dropped.scatter_(-1, first + stay, length)
+                continue
             if heads:
-                scores = self._scores_by_head(seen, place, first, end, generator)
+                scores = self._scores_by_head(seen, place, first, first + chunk, generator)
             else:
-                scores = self._scores(seen, place, first, end, generator)
+                scores = self._scores(seen, place, first, first + chunk, generator)
             order = scores.argsort(stable=True)
             dropped.scatter_(-1, first + order[..., :number], place)
         return dropped
@@ -69,19 +67,11 @@ class Policy:
             return torch.rand(end - first, generator=generator)
         if self.score == "newest":
             return torch.arange(end - first, dtype=torch.float32)
-        statistic, by_surprise = SCORES[self.score]
-        scores = torch.ones(end - first)
-        if statistic is not None:
-            near = 2 if self.score == "attention, its neighbours'" else 0
-            low = max(first - near, 0)
-            since = low + (place - low) // 2 if self.score == "attention, recent half" else low
-            paid = seen.attention[statistic][since:place, low : end + near]
-            query = torch.arange(since, place)[:, None]
-            scores = (paid * (query >= torch.arange(low, end + near) + NEAREST)).sum(0)
-            if near:
-                around = scores.unfold(0, 2 * near + 1, 1).mean(-1) if low == first - near else None
-                scores = scores[first - low : end - low] if around is None else around
-        return scores * seen.surprise[first:end] if by_surprise else scores
+        if self.score == "surprise":
+            return seen.surprise[first:end]
+        far = torch.arange(first, place)[:, None] >= torch.arange(first, end) + NEAREST
+        scores = (seen.attention[first:place, first:end] * far).sum(0)
+        return scores * seen.surprise[first:end] if self.score == "attention x surprise" else scores
 
     def _scores_by_head(self, seen: Observed, place: int, first: int, end: int, generator: torch.Generator) -> Tensor:
         """float32 [layers, kv_heads, chunk]."""
@@ -89,7 +79,8 @@ class Policy:
             raise ValueError(f"{self.score}: the text was not observed by head.")
         if self.score == "random, by head":
             return torch.rand(*seen.by_head.shape[:2], end - first, generator=generator)
-        since = max(first, place - 64) if self.score == "attention of the last 64, by head" else first
-        paid = seen.by_head[:, :, since:place, first:end].float()
-        scores = (paid * (torch.arange(since, place)[:, None] >= torch.arange(first, end) + NEAREST)).sum(2)
+        if self.score == "attention to come, by head":
+            return seen.by_head[:, :, place:, first:end].float().sum(2)
+        far = torch.arange(first, place)[:, None] >= torch.arange(first, end) + NEAREST
+        scores = (seen.by_head[:, :, first:place, first:end].float() * far).sum(2)
         return scores.mean(1, keepdim=True).expand_as(scores) if self.score == "attention, by layer" else scores

@@ -7,7 +7,7 @@ figure is kept in the folder, so a call that was cut off goes on where it was.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -18,14 +18,17 @@ from rich.console import Console
 
 from hamburger.engine.text.tokenizer import Tokenizer
 from hamburger.engine.types.settling import Settling
-from hamburger.model.checkpoints.sources import resolve_source
+from hamburger.model.checkpoints.settle_probe import load_probe, read_probe
+from hamburger.model.checkpoints.sources import ModelSource, resolve_source
 from hamburger.model.hamburger import HamburgerModel
+from hamburger.model.rotary import RotaryEmbedding
+from hamburger.model.slot_choice import SlotChoice
 from hamburger.training.corpus.answers import read_answers
 from hamburger.training.corpus.jsonl import GrowingFile, read_rows, text_of
 from hamburger.training.errors import TrainingError
 from hamburger.training.forward.loading import load_model
 from hamburger.training.progress import token_bar
-from hamburger.training.settling.choice import BY_HEAD, SCORE_NAMES, Policy
+from hamburger.training.settling.choice import BY_HEAD, KEYS, PROBE, SCORE_NAMES, Policy
 from hamburger.training.settling.observed import Observed, observe, settled_states
 from hamburger.training.settling.report import write_report
 
@@ -55,11 +58,12 @@ def run(args: argparse.Namespace) -> int:
     model = load_model(
         source, device=args.device, dtype=args.dtype, on_progress=lambda line: console.print(line, markup=False)
     )
+    choices = _choices(args, source, model)
     with GrowingFile(args.out / "measured.jsonl") as cache:
         known = {(row.values["key"], row.values["policy"]): row.values for row in read_rows(cache.path)}
         with token_bar("Texts", len(texts), console) as bar:
             for text in texts:
-                for row in _measured(model, text, [p for p in policies if (text.key, p.name) not in known]):
+                for row in _measured(model, text, [p for p in policies if (text.key, p.name) not in known], choices):
                     known[text.key, row["policy"]] = row
                     cache.append(row)
                 bar.add_tokens(len(text.answer_ids))
@@ -103,17 +107,34 @@ def _books(args: argparse.Namespace, tokenizer: Tokenizer) -> Iterator[Text]:
                 yield Text(f"{name} {row.line}", f"{name} (by people)", ids[:1], ids[1:])
 
 
-def _measured(model: HamburgerModel, text: Text, policies: Sequence[Policy]) -> Iterator[dict[str, Any]]:
+def _choices(args: argparse.Namespace, source: ModelSource, model: HamburgerModel) -> dict[str, SlotChoice]:
+    """Raises TrainingError where a probe is asked for and there is none."""
+    trunk, device = model.config.trunk, model.embed_tokens.weight.device
+    rotary = RotaryEmbedding(trunk, trunk.context_tokens, device, torch.float32)
+    choices = {KEYS: SlotChoice(rotary)}
+    if PROBE in args.scores:
+        probe = load_probe(source, trunk) if args.probe is None else read_probe(args.probe, trunk)
+        if probe is None:
+            raise TrainingError(
+                f"{source.name} has no probe: make one with `hamburger fit-settle`, and name it (--probe)."
+            )
+        choices[PROBE] = SlotChoice(rotary, probe)
+    return choices
+
+
+def _measured(
+    model: HamburgerModel, text: Text, policies: Sequence[Policy], choices: Mapping[str, SlotChoice]
+) -> Iterator[dict[str, Any]]:
     """A row a policy that settles anything of this text: sums over the tokens after the first place, by bucket."""
     length = len(text.answer_ids)
     policies = [policy for policy in policies if policy.settling.slots(length) < length]
     if not policies:
         return
-    by_head = any(policy.score in BY_HEAD for policy in policies)
+    by_head = any(policy.score in BY_HEAD and policy.score not in choices for policy in policies)
     seen = observe(model, text.prompt_ids, text.answer_ids, by_head=by_head)
     for policy in policies:
         first = next(policy.settling.places(length))[0]
-        dropped = policy.dropped_at(seen, seed=0)
+        dropped = policy.dropped_at(seen, choices, seed=0)
         states = settled_states(model, seen, dropped, first)
         yield {
             "key": text.key,

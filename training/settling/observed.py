@@ -11,10 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hamburger.model.hamburger import HamburgerModel
-from hamburger.model.slot_scores import middle_layers
 from hamburger.model.trunk import run_layers
 
-STATISTICS = ("attention", "all layers", "largest head", "by value")
 _ROWS_A_HEAD = 256
 
 
@@ -23,17 +21,29 @@ class Observed:
     """Of a text of T tokens, of which the last A are the answer.
 
     heads: of each layer rotated keys and values [T, kv_heads, head_dim]. states: the final normed ones [T, D].
-    attention: by statistic float32 [A, A], the attention that answer token q paid to answer token j. by_head: the same
-    as bfloat16 [layers, kv_heads, A, A], where it was asked for. surprise: float32 [A], 1 - P of each answer token.
+    attention: float32 [A, A], what answer token q paid to answer token j in three layers (middle_layers), all heads
+    together. by_head: the same as bfloat16 [layers, kv_heads, A, A], where it was asked for. surprise: float32 [A],
+    1 - P of each answer token.
     """
 
     token_ids: Tensor
     num_prompt: int
     heads: list[tuple[Tensor, Tensor]]
     states: Tensor
-    attention: dict[str, Tensor]
+    attention: Tensor
     by_head: Tensor | None
     surprise: Tensor
+
+    def chunk(self, first: int, end: int) -> tuple[Tensor, Tensor]:
+        """As SlotChoice takes it, answer tokens first to end - 1: [layers, C, 2, kv_heads, head_dim], and positions."""
+        span = slice(self.num_prompt + first, self.num_prompt + end)
+        held = torch.stack([torch.stack((k[span], v[span]), dim=1) for k, v in self.heads])
+        return held, torch.arange(span.start, span.stop, device=held.device)
+
+
+def middle_layers(num_layers: int) -> tuple[int, ...]:
+    """Three layers spread over the middle of a trunk, which tell as much as all: of 30 layers 8, 15 and 22."""
+    return tuple(dict.fromkeys(round(num_layers * share) for share in (0.27, 0.5, 0.74)))
 
 
 @torch.inference_mode()
@@ -46,17 +56,19 @@ def observe(
     start, answer = len(prompt_ids), len(answer_ids)
     cos, sin = model.rotary(torch.arange(len(ids), device=device))
     heads: list[tuple[Tensor, Tensor]] = []
-    attention = {name: torch.zeros(answer, answer, device=device) for name in STATISTICS}
+    attention = torch.zeros(answer, answer, device=device)
     layers = len(model.trunk.layers)
     few = middle_layers(layers)
     of_heads: list[Tensor] = []
 
     def attend(index: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         heads.append((k, v))
-        of_layer = torch.zeros(k.shape[1], answer, answer, device=device) if by_head else None
-        _add(attention, q, k, v, start, in_few=index in few, by_head=of_layer)
-        if of_layer is not None:
-            of_heads.append(of_layer.bfloat16())
+        if by_head or index in few:
+            paid = _paid(q, k, start)
+            if index in few:
+                attention.add_(paid.sum(0))
+            if by_head:
+                of_heads.append(paid.bfloat16())
         return _attended(q, k, v, is_causal=True)
 
     def layer(index: int, x: Tensor) -> Tensor:
@@ -67,8 +79,8 @@ def observe(
     states, _ = run_layers(layers, x, layer, (), lambda x: x, model.trunk.final)
     # The state of the token before gives each.
     nats = token_nats(model, states[start - 1 : -1], ids[start:])
-    paid = torch.stack(of_heads) if by_head else None
-    return Observed(ids, start, heads, states, attention, paid, 1 - (-nats).exp())
+    each = torch.stack(of_heads) if by_head else None
+    return Observed(ids, start, heads, states, attention, each, 1 - (-nats).exp())
 
 
 @torch.inference_mode()
@@ -116,24 +128,14 @@ def _attended(q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, 
     return out[0].transpose(0, 1).flatten(1)
 
 
-def _add(
-    attention: dict[str, Tensor], q: Tensor, k: Tensor, v: Tensor, start: int, *, in_few: bool, by_head: Tensor | None
-) -> None:
-    """Add what the answer's queries pay to its keys in one layer, head by head: whole texts of all heads are large.
-    by_head: [kv_heads, A, A], to be added to, each KV head's query heads together."""
+def _paid(q: Tensor, k: Tensor, start: int) -> Tensor:
+    """float32 [kv_heads, A, A]: what the answer's queries pay to its keys in one layer, the query heads of a KV head
+    together; head by head, as whole texts of all heads are large."""
     shared = q.shape[1] // k.shape[1]
     queries, length = q[start:].float(), len(k)
     future = torch.arange(length, device=q.device) > torch.arange(start, length, device=q.device)[:, None]
-    largest = None
+    found = torch.zeros(k.shape[1], length - start, length - start, device=q.device)
     for head in range(q.shape[1]):
         scores = queries[:, head] @ k[:, head // shared].float().T * q.shape[-1] ** -0.5
-        paid = scores.masked_fill_(future, float("-inf")).softmax(-1)[:, start:]
-        attention["all layers"] += paid
-        if by_head is not None:
-            by_head[head // shared] += paid
-        if in_few:
-            attention["attention"] += paid
-            attention["by value"] += paid * v[start:, head // shared].float().norm(dim=-1)
-            largest = paid if largest is None else torch.maximum(largest, paid)
-    if largest is not None:
-        attention["largest head"] += largest
+        found[head // shared] += scores.masked_fill_(future, float("-inf")).softmax(-1)[:, start:]
+    return found

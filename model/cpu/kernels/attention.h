@@ -26,42 +26,6 @@ inline F silu(F x) {
   return if_negative(x, x * e, x) / (set1(1.0f) + e);
 }
 
-constexpr int64_t kNearest = 9;  // slots before a row, from which on its attention is told (slot_scores.py)
-
-// What query heads weighed the slots of some tiles by, each against the most of its tile, until their totals are known.
-struct Told {
-  int64_t first_tile = 0, tiles = 0;
-  std::vector<float> weights, most;  // [query heads, tiles, kTile] and [query heads, tiles]
-
-  void begin(int64_t from, int64_t until, int count) {
-    first_tile = from / kTile;
-    tiles = until > from ? (until + kTile - 1) / kTile - first_tile : 0;
-    weights.resize(count * tiles * kTile);
-    most.resize(count * tiles);
-  }
-  void keep(int query, int64_t start, const float* scores, float now) {
-    const int64_t tile = start / kTile - first_tile;
-    if (tile < 0 || tile >= tiles) return;
-    std::memcpy(&weights[(query * tiles + tile) * kTile], scores, kTile * sizeof(float));
-    most[query * tiles + tile] = now;
-  }
-  // to[w] is, or grows by, what `each` query heads from `first` on paid to slot from + w, for those before `until`.
-  void add_up(int first, int each, int64_t from, int64_t until, bool grows, const float* final, const float* total,
-              float* to) const {
-    for (int64_t tile = from / kTile; tile * kTile < until; tile++) {
-      float paid[kTile] = {};
-      for (int query = first; query < first + each; query++) {
-        const int64_t at = query * tiles + tile - first_tile;
-        const float share = std::exp(most[at] - final[query]) / total[query];
-        for (int j = 0; j < kTile; j++) paid[j] += weights[at * kTile + j] * share;
-      }
-      const int64_t begin = std::max(from, tile * kTile), end = std::min(until, (tile + 1) * kTile);
-      for (int64_t slot = begin; slot < end; slot++)
-        to[slot - from] = paid[slot - tile * kTile] + (grows ? to[slot - from] : 0.0f);
-    }
-  }
-};
-
 struct Scratch {  // one thread's
   alignas(64) float keys[kTile / kLanes][kMaxHeadDim][kLanes];
   alignas(64) float values[kTile * kMaxHeadDim];  // [kTile][head_dim]: as close as they go
@@ -69,13 +33,12 @@ struct Scratch {  // one thread's
   alignas(64) float outputs[kMaxQueries][kMaxHeadDim];
   float most[kMaxQueries], total[kMaxQueries];
   alignas(64) uint32_t pairs[kTile / kLanes][kMaxHeadDim / 2][kLanes];  // keys in bfloat16, two dimensions in a word
-  Told told;
 };
 
 // Some new slots of one sequence. first_slot: where first_row lies in its sequence; context: where the list of the
-// sequence's slots in the cache begins. score_from: the first slot whose attention is told.
+// sequence's slots in the cache begins.
 struct AttentionTile {
-  int64_t first_row, rows, first_slot, context, score_from;
+  int64_t first_row, rows, first_slot, context;
 };
 
 struct AttentionPlan {  // the same for all layers
@@ -89,8 +52,7 @@ struct AttentionPlan {  // the same for all layers
       const int64_t queries = batch.query_slots[i], end = batch.context_slots[i];
       for (int64_t done = 0; done < queries; done += most) {
         const int64_t rows = std::min(most, queries - done);
-        const int64_t from = batch.score_from ? batch.score_from[i] : std::numeric_limits<int64_t>::max();
-        tiles.push_back({row + done, rows, end - queries + done, static_cast<int64_t>(slots.size()), from});
+        tiles.push_back({row + done, rows, end - queries + done, static_cast<int64_t>(slots.size())});
       }
       row += queries;
       const int64_t* block = batch.block_tables + i * batch.table_width;
@@ -238,10 +200,10 @@ inline void soften(int query, int head_dim, float scale, int64_t start, int64_t 
   for (int d = 0; d < head_dim; d += kLanes) store(&s.outputs[query][d], load(&s.outputs[query][d]) * set1(kept));
 }
 
-// One tile and one KV head -> inputs [T, heads * head_dim]; where attention is told, that as well.
+// One tile and one KV head -> inputs [T, heads * head_dim].
 template <typename Value>
 void attend(const Geometry& g, const Value* kv, const int64_t* slots_of, const AttentionTile& tile, int kv_head, int window,
-            const float* qkv, int64_t width, const Inputs& out, Scratch& s, int scored, const Batch& batch) {
+            const float* qkv, int64_t width, const Inputs& out, Scratch& s) {
   constexpr bool pairs = std::is_same_v<Value, Bf16>;
   const int head_dim = g.head_dim, each = g.heads / g.kv_heads, count = static_cast<int>(tile.rows) * each;
   const float* queries[kMaxQueries];
@@ -257,9 +219,6 @@ void attend(const Geometry& g, const Value* kv, const int64_t* slots_of, const A
   const float scale = 1.0f / std::sqrt(static_cast<float>(head_dim));
   const auto place = [&](int64_t slot) { return kv + slot_at[slot] * stride + kv_head * head_dim; };
   const int64_t first_tile = seen_from(tile.first_slot) / kTile * kTile;
-  const auto told_until = [&](int64_t row) { return tile.first_slot + row - kNearest + 1; };
-  const bool tells = scored && tile.score_from < told_until(tile.rows - 1);
-  if (tells) s.told.begin(tile.score_from, told_until(tile.rows - 1), count);
   for (int64_t start = first_tile; start < end; start += kTile) {
     const int slots = static_cast<int>(std::min<int64_t>(end - start, kTile));
     const Value* rows[kTile];
@@ -283,7 +242,6 @@ void attend(const Geometry& g, const Value* kv, const int64_t* slots_of, const A
       const int64_t slot = tile.first_slot + i / each, from = seen_from(slot);
       if (from <= start && start + kTile <= slot + 1) soften<true>(i, head_dim, scale, start, from, slot + 1, s);
       else soften<false>(i, head_dim, scale, start, from, slot + 1, s);
-      if (tells) s.told.keep(i, start, s.scores[i], s.most[i]);
     }
     const auto value = [&](int j) { return rows[j] + g.kv_heads * head_dim; };
     if (count <= kFewQueries) {
@@ -299,9 +257,5 @@ void attend(const Geometry& g, const Value* kv, const int64_t* slots_of, const A
     const F inverse = set1(1.0f / s.total[i]);
     for (int d = 0; d < head_dim; d += kGroup)
       quantize(out, group + d / kGroup, load(&s.outputs[i][d]) * inverse, load(&s.outputs[i][d + kLanes]) * inverse);
-  }
-  for (int64_t row = 0; tells && row < tile.rows; row++) {
-    float* to = batch.paid + (kv_head * batch.slots + tile.first_row + row) * batch.paid_width;
-    s.told.add_up(static_cast<int>(row) * each, each, tile.score_from, told_until(row), scored > 1, s.most, s.total, to);
   }
 }

@@ -16,6 +16,7 @@ namespace avx2 {
 #include "attention.h"
 #include "draw.h"
 #include "layers.h"
+#include "settle.h"
 #include "merge.h"
 #include "head.h"
 #include "micro.h"

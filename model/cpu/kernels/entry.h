@@ -44,4 +44,8 @@ void NAME(embed)(const Embedding* table, const Merger* m, const int64_t* tokens,
                  float* x, int64_t* composed, int64_t* count, uint8_t* memory) {
   *count = SPACE::embed_slots(*table, *m, tokens, sizes, slots, width, x, composed, memory);
 }
+void NAME(settle)(const Settling* s, int kv_is_float, void* const* kv) {
+  if (kv_is_float) SPACE::settle<float>(*s, kv);
+  else SPACE::settle<Bf16>(*s, kv);
+}
 }

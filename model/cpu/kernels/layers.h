@@ -158,10 +158,10 @@ inline void project(const Weight& weight, const Layer& layer, int which, const I
   multiply_rows(up, w.low_inputs, m, {out.y, out.stride, true}, share, halves);
 }
 
-// One layer, by all threads. scored: of Batch. taken: 0 at first; pieces of attention differ in length, so threads take the next one.
+// One layer, by all threads. taken: 0 at first; pieces of attention differ in length, so threads take the next one.
 template <typename Value>
 void run_layer(const Geometry& g, const Layer& layer, Value* cache, const Batch& batch, const AttentionPlan& plan, int64_t* taken,
-               float* x, const Workspace& shared, Scratch& scratch, const Share& share, int scored = 0) {
+               float* x, const Workspace& shared, Scratch& scratch, const Share& share) {
   const int64_t rows = batch.slots, pieces = static_cast<int64_t>(plan.tiles.size()) * g.kv_heads;
   const Workspace w = of_thread(g, rows, shared, share);
   const Share inputs = w.few ? Share{0, 1} : share;
@@ -177,7 +177,7 @@ void run_layer(const Geometry& g, const Layer& layer, Value* cache, const Batch&
 #pragma omp barrier
   for (int64_t piece; (piece = __atomic_fetch_add(taken, 1, __ATOMIC_RELAXED)) < pieces;) {
     attend(g, cache, plan.slots.data(), plan.tiles[piece / g.kv_heads], static_cast<int>(piece % g.kv_heads), layer.window,
-           w.qkv, qkv_width(g), w.heads, scratch, scored, batch);
+           w.qkv, qkv_width(g), w.heads, scratch);
   }
 #pragma omp barrier
   project(layer.o, layer, 1, w.heads, batch, {x, g.hidden, true}, w, share);
@@ -214,8 +214,7 @@ void run_layers(const Geometry& g, const Layer* layers, int count, void* const* 
     const std::unique_ptr<Scratch> scratch(new Scratch);
     const auto [first, last] = share.of(batch.emitting);
     for (int i = 0; i < count; i++) {
-      run_layer(g, layers[i], static_cast<Value*>(kv[i]), batch, plan, &taken[i], x, w, *scratch, share,
-                batch.score_from ? batch.scored[i] : 0);
+      run_layer(g, layers[i], static_cast<Value*>(kv[i]), batch, plan, &taken[i], x, w, *scratch, share);
       float* const to = batch.features ? batch.features[i] : nullptr;
       // The next layer changes x only after barriers.
       for (int64_t m = first; to && m < last; m++)

@@ -70,10 +70,6 @@ STRUCT(Batch)
   FIELD(int64_t, reading)
   FIELD(float*, states)                 // [S, D], to be written: those states, normed
   FIELD(Composed, composed)
-  FIELD(const int64_t*, score_from)     // [B], the first slot whose attention is told; null: of none
-  FIELD(const int32_t*, scored)         // of each layer: 0 does not count, 1 is the first that does, 2 another
-  FIELD(float*, paid)                   // [kv heads, T, paid_width], to be written: what a row paid to slot score_from + w
-  FIELD(int64_t, paid_width)
 END
 
 // The compositional embedder.
@@ -143,4 +139,19 @@ STRUCT(Emission)
   FIELD(int64_t*, token_ids)            // [M, width], zeros
   FIELD(int64_t*, sizes)                // [M]
   FIELD(float*, stops)                  // [M, width], the stop logits; -inf where there is no token. With checks chances
+END
+
+// A chunk that settles: of C slots some stay.
+STRUCT(Settling)
+  FIELD(int64_t, layers)
+  FIELD(int64_t, kv_heads)
+  FIELD(int64_t, head_dim)
+  FIELD(int64_t, candidates)    // C
+  FIELD(int64_t, kept)
+  FIELD(const int64_t*, from)   // [C], the slots
+  FIELD(const int64_t*, to)     // [kept], where those go that stay
+  FIELD(const float*, cos)      // [C, head_dim]
+  FIELD(const float*, sin)      // [C, head_dim]
+  FIELD(const float*, probe)    // [layers, kv_heads, head_dim + 1], or null
+  FIELD(float, precision)       // scores times this are rounded
 END

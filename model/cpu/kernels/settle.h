@@ -1,0 +1,86 @@
+// Which slots of a chunk stay when it settles, and the move of what they hold; each layer and KV head chooses for itself
+// (slot_choice.py, which is the plain reference). Included inside a namespace, after layers.h.
+
+// Of one key its dimensions without its position -> to [head_dim].
+template <typename Value>
+inline void turn_back(const Value* key, const float* cos, const float* sin, int64_t head_dim, float* to) {
+  const int64_t half = head_dim / 2;
+  for (int64_t d = 0; d < half; d += kLanes) {
+    const F a = load(key + d), b = load(key + half + d);
+    store(to + d, a * load(cos + d) - b * load(sin + d));
+    store(to + half + d, b * load(cos + half + d) - a * load(sin + half + d));
+  }
+}
+
+inline float dot(const float* a, const float* b, int64_t width) {
+  F total = set1(0.0f);
+  for (int64_t d = 0; d < width; d += kLanes) total = fma(load(a + d), load(b + d), total);
+  return sum(total);
+}
+
+template <typename Value>
+inline float norm(const Value* x, int64_t width) {
+  F total = set1(0.0f);
+  for (int64_t d = 0; d < width; d += kLanes) total = fma(load(x + d), load(x + d), total);
+  return std::sqrt(sum(total));
+}
+
+// Scores that a head goes by -> scores [C]. data: its layer's.
+template <typename Value>
+void settle_scores(const Settling& s, const Value* data, int64_t layer, int64_t head, float* keys, float* mean, float* scores) {
+  const int64_t dim = s.head_dim, stride = 2 * s.kv_heads * dim;
+  const float* probe = s.probe ? s.probe + (layer * s.kv_heads + head) * (dim + 1) : nullptr;
+  std::fill(mean, mean + dim, 0.0f);
+  for (int64_t i = 0; i < s.candidates; i++) {
+    const Value* key = data + s.from[i] * stride + head * dim;
+    float* turned = keys + i * dim;
+    turn_back(key, s.cos + i * dim, s.sin + i * dim, dim, turned);
+    if (probe) {
+      scores[i] = dot(turned, probe, dim) + probe[dim] * std::log(std::max(norm(key + s.kv_heads * dim, dim), 1e-6f));
+      continue;
+    }
+    const F inverse = set1(1.0f / std::max(norm(turned, dim), 1e-12f));
+    for (int64_t d = 0; d < dim; d += kLanes) {
+      const F unit = load(turned + d) * inverse;
+      store(turned + d, unit);
+      store(mean + d, load(mean + d) + unit);
+    }
+  }
+  if (probe) return;
+  const float length = std::max(norm(mean, dim), 1e-8f);
+  for (int64_t i = 0; i < s.candidates; i++) scores[i] = -dot(keys + i * dim, mean, dim) / length;
+}
+
+template <typename Value>
+void settle(const Settling& s, void* const* kv) {
+  const int64_t dim = s.head_dim, stride = 2 * s.kv_heads * dim, pieces = s.layers * s.kv_heads;
+#pragma omp parallel
+  {
+    std::vector<float> keys(s.candidates * dim), mean(dim), scores(s.candidates);
+    std::vector<int64_t> order(s.candidates);
+    std::vector<Value> held(2 * s.kept * dim);
+#pragma omp for schedule(static)
+    for (int64_t piece = 0; piece < pieces; piece++) {
+      const int64_t layer = piece / s.kv_heads, head = piece % s.kv_heads;
+      Value* const data = static_cast<Value*>(kv[layer]);
+      settle_scores(s, data, layer, head, keys.data(), mean.data(), scores.data());
+      for (int64_t i = 0; i < s.candidates; i++) scores[i] = std::nearbyint(scores[i] * s.precision), order[i] = i;
+      // Of equals the newest stay.
+      std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return scores[a] < scores[b]; });
+      const auto stay = order.end() - s.kept;
+      std::sort(stay, order.end());
+      const auto move = [&](bool out) {
+        for (int64_t i = 0; i < s.kept; i++) {
+          Value* const slot = data + (out ? s.from[stay[i]] : s.to[i]) * stride + head * dim;
+          Value* const copy = held.data() + 2 * i * dim;
+          for (int64_t part = 0; part < 2; part++) {
+            Value *const there = slot + part * s.kv_heads * dim, *const here = copy + part * dim;
+            std::memcpy(out ? here : there, out ? there : here, dim * sizeof(Value));
+          }
+        }
+      };
+      move(true);  // all of them, before any is overwritten
+      move(false);
+    }
+  }
+}

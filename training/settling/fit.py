@@ -1,0 +1,150 @@
+"""`hamburger fit-settle`: the probe by which each layer and KV head of a model chooses which old slots stay.
+
+Features of an answer token are its key without its position, and the logarithm of its value's norm; what is to be
+foretold is the share that it will get of what tokens far behind pay to its chunk. One linear score for each layer and
+KV head, by cross-entropy of the softmax over a chunk: minutes on a CPU, and no weight of the model changes.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from rich.console import Console
+from torch import Tensor
+
+from hamburger.model.checkpoints.settle_probe import save_probe
+from hamburger.model.checkpoints.sources import resolve_source
+from hamburger.model.hamburger import HamburgerModel
+from hamburger.model.rotary import RotaryEmbedding
+from hamburger.model.slot_choice import SlotChoice
+from hamburger.training.corpus.answers import read_answers
+from hamburger.training.errors import TrainingError
+from hamburger.training.forward.loading import load_model
+from hamburger.training.progress import token_bar
+from hamburger.training.settling.observed import Observed, observe
+
+CHUNK = 64  # tokens, as the engine looks at them together
+FAR = 64  # tokens behind a chunk, from which on attention to it counts: those before see it whole
+_LEAST_LATER = 64  # tokens that must be there to pay
+_HELD_OUT = 8  # every so-manieth text tells how others do
+_BATCH, _LEARNING_RATE, _WEIGHT_DECAY = 24, 1e-2, 1e-3
+_KEEP = 1 / 4  # of a chunk, for what is told of the fit
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Chunks:
+    """Of N chunks. features: float16 [N, layers, C, kv_heads, head_dim + 1]. shares: float32 [N, layers, C, kv_heads],
+    of all attention to come each token's."""
+
+    features: Tensor
+    shares: Tensor
+
+
+def run(args: argparse.Namespace) -> int:
+    """Fit and write the probe. Raises TrainingError, CheckpointError, ConfigError or OSError."""
+    console = Console(stderr=True, highlight=False)
+    texts = list(_texts(args))
+    if len(texts) < 2:
+        raise TrainingError(
+            f"fewer than two answers are as long as --min-tokens {args.min_tokens}: give more --answers."
+        )
+    source = resolve_source(args.model, args.base)
+    model = load_model(
+        source, device=args.device, dtype=args.dtype, on_progress=lambda line: console.print(line, markup=False)
+    )
+    choice = SlotChoice(
+        RotaryEmbedding(model.config.trunk, model.config.trunk.context_tokens, _device(model), torch.float32)
+    )
+    found: list[list[Chunks]] = []
+    with token_bar("Texts", len(texts), console) as bar:
+        for prompt_ids, answer_ids in texts:
+            seen = observe(model, prompt_ids, answer_ids, by_head=True)
+            found.append(list(chunks_of(seen, choice)))
+            bar.add_tokens(len(answer_ids))
+            bar.advance(1)
+    held_out = together([chunk for text in found[::_HELD_OUT] for chunk in text])
+    fitted = together([chunk for i, text in enumerate(found) for chunk in text if i % _HELD_OUT])
+    probe = fit(fitted, args.steps, args.seed)
+    save_probe(args.out, probe)
+    for name, chunks in (("fitted", fitted), ("held-out", held_out)):
+        probed, unlike, most = (kept(chunks, s) for s in (scored(probe, chunks), _unlike(chunks), chunks.shares))
+        console.print(
+            f"{name}: {len(chunks.shares)} chunks; the quarter that stays gets {probed:.3f} of the attention to come, "
+            f"by keys alone {unlike:.3f}, at most {most:.3f}",
+            markup=False,
+        )
+    console.print(f"wrote {args.out}", markup=False)
+    return 0
+
+
+def _texts(args: argparse.Namespace) -> Iterator[tuple[list[int], list[int]]]:
+    for answer in read_answers(args.answers):
+        if answer.token_ids is None or answer.prompt_ids is None:
+            raise TrainingError(f"{answer.place}: it needs token_ids and prompt_ids, as `distill` writes them.")
+        if len(answer.token_ids) >= args.min_tokens:
+            yield answer.prompt_ids, answer.token_ids[: args.max_tokens]
+
+
+@torch.inference_mode()
+def chunks_of(seen: Observed, choice: SlotChoice) -> Iterator[Chunks]:
+    """Of each chunk of an answer that enough tokens follow, N is 1."""
+    assert seen.by_head is not None
+    length = len(seen.surprise)
+    for first in range(0, length - CHUNK - FAR - _LEAST_LATER + 1, CHUNK):
+        later = seen.by_head[:, :, first + CHUNK + FAR :, first : first + CHUNK].float().mean(2)
+        shares = (later / later.sum(2, keepdim=True).clamp(min=1e-12)).transpose(1, 2)
+        yield Chunks(choice.features(*seen.chunk(first, first + CHUNK)).half()[None].cpu(), shares[None].cpu())
+
+
+def together(chunks: Sequence[Chunks]) -> Chunks:
+    """Raises TrainingError where there is none."""
+    if not chunks:
+        raise TrainingError("the answers are too short to fit on: give more --answers, or raise --max-tokens.")
+    return Chunks(torch.cat([c.features for c in chunks]), torch.cat([c.shares for c in chunks]))
+
+
+def fit(chunks: Chunks, steps: int, seed: int) -> Tensor:
+    """float32 [layers, kv_heads, head_dim + 1]."""
+    number, layers, _, heads, width = chunks.features.shape
+    # Each dimension as it varies, so that one learning rate suits all; in parts, as all in float32 are large.
+    parts = chunks.features.split(64)
+    mean = sum((part.float().mean(2).sum(0) for part in parts), torch.zeros(layers, heads, width)) / number
+    squares = sum(((part.float() - mean[:, None]).square().mean(2).sum(0) for part in parts), torch.zeros_like(mean))
+    deviation = (squares / number).sqrt().clamp(min=1e-6)
+    weights = torch.zeros(layers, heads, width, requires_grad=True)
+    optimizer = torch.optim.AdamW([weights], lr=_LEARNING_RATE, weight_decay=_WEIGHT_DECAY)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, _LEARNING_RATE, total_steps=steps)
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(steps):
+        of = torch.randint(number, (_BATCH,), generator=generator)
+        features = (chunks.features[of].float() - mean[:, None]) / deviation[:, None]
+        scores = torch.einsum("nlchw,lhw->nlch", features, weights)
+        loss = -(chunks.shares[of] * scores.log_softmax(2)).sum(2).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+    return weights.detach() / deviation  # what the mean adds is the same for a whole chunk
+
+
+def scored(probe: Tensor, chunks: Chunks) -> Tensor:
+    """float32 [N, layers, C, kv_heads]."""
+    return torch.cat([torch.einsum("nlchw,lhw->nlch", part.float(), probe) for part in chunks.features.split(64)])
+
+
+def kept(chunks: Chunks, scores: Tensor) -> float:
+    """The share of attention to come that the best of each chunk get."""
+    best = scores.topk(max(1, round(_KEEP * scores.shape[2])), dim=2).indices
+    return float(chunks.shares.gather(2, best).sum(2).mean())
+
+
+def _unlike(chunks: Chunks) -> Tensor:
+    return torch.stack([SlotChoice.unlike(features[..., :-1].float()) for features in chunks.features])
+
+
+def _device(model: HamburgerModel) -> torch.device:
+    device: torch.device = model.embed_tokens.weight.device
+    return device
