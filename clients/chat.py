@@ -54,6 +54,7 @@ class Conversation:
     temperature: float | None = None
     max_tokens: int | None = None
     groups: bool = True
+    counts_live: bool = False  # what an answer holds is told while it grows
     messages: list[dict[str, str]] = field(default_factory=list)
 
     def body(self) -> dict[str, Any]:
@@ -64,7 +65,7 @@ class Conversation:
             "model": self.model,
             "messages": system + self.messages,
             "stream": True,
-            "stream_options": {"include_usage": True},
+            "stream_options": {"include_usage": True, **({"continuous_usage_stats": True} if self.counts_live else {})},
             **({"return_groups": True} if self.groups else {}),
             **{name: value for name, value in options.items() if value is not None},
         }
@@ -99,6 +100,7 @@ def run(args: argparse.Namespace) -> int:
         except KeyboardInterrupt:
             return 130
         chat = Conversation(model, args.system, args.confidence, args.temperature, args.max_tokens, args.groups)
+        chat.counts_live = out.is_terminal and args.groups
         interactive = sys.stdin.isatty()
         if interactive:
             with contextlib.suppress(ImportError):  # line editing and history, where the platform has them
@@ -181,6 +183,8 @@ def _answer(client: httpx.Client, chat: Conversation, out: Console, err: Console
             for event in events:
                 answer.add(event, time.perf_counter())
                 painter.show(event)
+                if chat.counts_live and answer.kv_slots is not None:
+                    painter.tell(f"{answer.completion_tokens} tokens in {answer.kv_slots} KV slots")
     except KeyboardInterrupt:
         stopped = True  # leaving the stream has closed the connection, which frees the server's slots
     finally:
@@ -219,6 +223,7 @@ class _Painter:
         self._style = 0
         self._is_bold = False
         self.text = ""
+        self._title = ""
 
     def show(self, event: StreamEvent) -> None:
         if not event.text:
@@ -233,6 +238,12 @@ class _Painter:
         # A bare segment: the console's other ways of printing would wrap lines and turn tabs into spaces.
         self._out.print(Segments([Segment(shown, style)]), end="", soft_wrap=True)
 
+    def tell(self, title: str) -> None:
+        """In the terminal's title, where the text is not in the way."""
+        if title != self._title:
+            self._title = title
+            self._out.set_window_title(title)
+
     def end_line(self) -> None:
         if self.text and not self.text.endswith("\n"):
             self._out.print()
@@ -243,13 +254,13 @@ def summary(answer: Answer, stopped: bool) -> str:
     token."""
     tokens, slots, steps, tpot = answer.completion_tokens, answer.kv_slots, answer.macro_steps, answer.tpot
     tokens_per_kv, tokens_per_step = ratio(tokens, slots), ratio(tokens, steps)
-    if steps != slots:  # each token has a slot: how many of them a KV has says nothing
+    if steps != slots == tokens:  # each token has a slot: how many of them a KV has says nothing
         tokens_per_kv = None
     parts = [
         f"{tokens} token{'' if tokens == 1 else 's'}",
         f"{slots} KV slot{'' if slots == 1 else 's'}" if slots is not None else "",
         f"{tokens_per_kv:.2f} tokens per KV" if tokens_per_kv is not None else "",
-        f"{tokens_per_step:.2f} tokens per step" if tokens_per_kv is None and tokens_per_step is not None else "",
+        f"{tokens_per_step:.2f} tokens per step" if steps != slots and tokens_per_step is not None else "",
         f"{answer.num_accepted} of {answer.num_drafted} drafts accepted" if answer.num_drafted else "",
         f"{1 / tpot:.1f} tokens/s" if tpot else "",
         f"first token after {answer.ttft:.2f} s" if answer.ttft is not None else "",

@@ -83,6 +83,7 @@ def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
         default=EngineArgs().settle_keep,
         help="as for serve (default: %(default)s)",
     )
+    load.add_argument("--settle-limit", metavar="N", type=_whole(1), help="as for serve (default: none)")
     load.add_argument("--max-model-len", metavar="N", type=_whole(2), help="as for serve (default: the model's)")
     load.add_argument("--max-num-seqs", metavar="N", type=_whole(1), help="as for serve (default: as many as fit)")
     load.add_argument(

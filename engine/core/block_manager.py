@@ -106,25 +106,35 @@ class BlockManager:
         the sequence.
 
             chunk of 8, 2 stay, blocks of 4     [p p p a|b c d e|f g h i|j k    ]  ->  [p p p c|f i j k]
+
+        At the answer's limit what stays takes the slots of the chunk that settled first, whose tokens are lost.
         """
         settling = sequence.settling
         if settling is None:
             raise RuntimeError(f"{sequence.request_id} settles nothing.")
         first, size, old = sequence.num_settled_slots, self.block_size, list(sequence.block_ids)
-        end, dropped = first + settling.kept, settling.chunk - settling.kept
+        index = sequence.num_settled // settling.chunk
+        replaces = index >= settling.most_chunks
+        end = first if replaces else first + settling.kept
+        dropped = settling.chunk - (end - first)
+        kept_from = first
+        if replaces:
+            kept_from = len(sequence.prompt_ids) + int(index % settling.most_chunks) * settling.kept
+        kept_at = range(kept_from, kept_from + settling.kept)
         gone = slice(end // size, end // size + dropped // size)
         self._release(sequence.block_ids[gone])
         del sequence.block_ids[gone]
         new = sequence.block_ids
         # The block that follows the kept ones takes over what an older one held before them.
-        moves = [(self._place(old, slot), self._place(new, slot)) for slot in range(end // size * size, first)]
+        before = [slot for slot in range(end // size * size, first) if slot not in kept_at]
+        moves = [(self._place(old, slot), self._place(new, slot)) for slot in before]
         if dropped % size:
             behind = range(end, sequence.num_computed_slots - dropped)
             moves += [(self._place(old, slot + dropped), self._place(new, slot)) for slot in behind]
         return SettlingChunk(
             candidates=[self._place(old, slot) for slot in range(first, first + settling.chunk)],
             positions=[sequence.slot_position(slot) for slot in range(first, first + settling.chunk)],
-            kept_at=[self._place(new, slot) for slot in range(first, end)],
+            kept_at=[self._place(new, slot) for slot in kept_at],
             moves=moves,
         )
 

@@ -122,11 +122,12 @@ class EngineCore:
                 raise RuntimeError("answers settle, but nothing moves their slots.")
             self._settle_chunks(chunks)
             for sequence, chunk in zip(due, chunks, strict=True):
+                dropped = sequence.num_dropped
                 is_new = sequence.settle()
                 self._scheduler.confirm(sequence)
                 if is_new:  # not again, by a replay
                     self._settled_tokens += len(chunk.candidates)
-                    self._dropped_slots += len(chunk.candidates) - len(chunk.kept_at)
+                    self._dropped_slots += sequence.num_dropped - dropped
 
     def _advance(self, batch: ScheduledBatch) -> list[int]:
         """The batch's slots will be in the pool before any step that is launched from here on. Returns how many slots

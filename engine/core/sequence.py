@@ -107,7 +107,7 @@ class Sequence:
 
     @property
     def num_kept(self) -> int:
-        return 0 if self.settling is None else self.num_settled // self.settling.chunk * self.settling.kept
+        return 0 if self.settling is None else self.settling.kept_slots(self.num_settled)
 
     @property
     def num_dropped(self) -> int:
@@ -146,8 +146,9 @@ class Sequence:
         """The next chunk has settled. Whether for the first time: not in a replay."""
         if self.settling is None or not self.settles:
             raise RuntimeError(f"{self.request_id} settles nothing now.")
-        self.num_computed_slots -= self.settling.chunk - self.settling.kept
+        held = self.num_kept + self.settling.chunk
         self.num_settled += self.settling.chunk
+        self.num_computed_slots -= held - self.num_kept
         is_new = self.num_settled > self._most_settled
         self._most_settled = max(self._most_settled, self.num_settled)
         return is_new

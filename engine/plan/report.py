@@ -33,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
         max_model_len=args.max_model_len,
         max_num_seqs=args.max_num_seqs,
         block_size=args.block_size,
-        settling=Settling(args.settle_window, args.settle_keep) if args.settle else None,
+        settling=Settling(args.settle_window, args.settle_keep, limit=args.settle_limit) if args.settle else None,
     )
     plan = make_plan(_shape(args), machine, load)
     print(json.dumps(asdict(plan), indent=2) if args.json else table(plan))

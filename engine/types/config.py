@@ -75,6 +75,9 @@ class EngineArgs:
         192, "newest tokens of an answer that keep their slots (at least a third)", at_least=32
     )
     settle_keep: float = setting(0.25, "share of older tokens that keep their slots", at_least=1 / 64, at_most=63 / 64)
+    settle_limit: int | None = setting(
+        None, "most KV slots that an answer holds; what settled first is lost then, and the window at most half of it"
+    )
     max_queue: int = setting(1024, "most requests that may wait", at_least=1, of_server=True)
     max_queue_seconds: float = setting(600.0, "longest that a request may wait", above=0, of_server=True)
     # As long as the pool still holds them.
@@ -89,15 +92,14 @@ class EngineArgs:
         _check_ranges(self)
         _at_least("num_engines", self.num_engines, 1)
         _check_step_size(self)
+        _ = self.settling  # a limit that holds too little
         if self.tensor_parallel_size > 1:
             self._check_split()
 
     @property
     def settling(self) -> Settling | None:
-        """When old tokens of answers settle; None: never."""
-        if not self.settle:
-            return None
-        return Settling(self.settle_window, self.settle_keep)
+        """When old tokens of answers settle; None: never. Raises ConfigError."""
+        return Settling(self.settle_window, self.settle_keep, limit=self.settle_limit) if self.settle else None
 
     def _check_split(self) -> None:
         size = self.tensor_parallel_size
@@ -141,6 +143,7 @@ class LLMSettings(TypedDict, total=False):
     settle: bool
     settle_window: int
     settle_keep: float
+    settle_limit: int | None
     prefix_cache: bool
     enforce_eager: bool
     overlap_steps: OverlapSteps

@@ -3,8 +3,9 @@
     answer    0 ...................... settled ............ computed - window ............ computed
               one slot in 1 / keep     the next chunk       each token has its slot
 
-The window grows with the answer, so a longer one is settled later. Everything here is a function of how many of the
-answer's tokens have slots, so it is the same for every batch, draft and replay.
+The window grows with the answer, so a longer one is settled later. With a limit it does not grow beyond half of that,
+and what settles takes the slots of what settled first, so that an endless answer needs no more. Everything here is a
+function of how many of the answer's tokens have slots, so it is the same for every batch, draft and replay.
 """
 
 from __future__ import annotations
@@ -13,13 +14,15 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from hamburger.model.config import ConfigError
+
 
 @dataclass(frozen=True, slots=True)
 class Settling:
     """window: the newest tokens that keep their slots: the larger of it and `growth` of the answer.
 
     keep: the share of older ones that stays. chunk: tokens that are looked at together. apart: tokens between the
-    places of an answer where it may settle.
+    places of an answer where it may settle. limit: most slots that an answer holds; None: as many as it comes to.
     """
 
     window: int
@@ -27,16 +30,44 @@ class Settling:
     growth: float = 1 / 3
     chunk: int = 64
     apart: int = 32
+    limit: int | None = None
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError for a limit that holds too little."""
+        if self.limit is not None and self.limit < self.least_limit:
+            raise ConfigError(
+                f"settle_limit is {self.limit}, but a window of {self.window} with a settle_keep of {self.keep:g} "
+                f"needs {self.least_limit} at least: raise it, or lower settle_window."
+            )
 
     @property
     def kept(self) -> int:
-        """Tokens of a chunk that stay."""
+        """Slots of a chunk that stay."""
         return max(1, round(self.chunk * self.keep))
+
+    @property
+    def least_limit(self) -> int:
+        """The smallest limit: the window is at most half of it, and a chunk's slots have room beside."""
+        return max(2 * self.window, 2 * (self.chunk + self.apart + self.kept))
+
+    @property
+    def most_chunks(self) -> float:
+        """Settled chunks that have slots at a time."""
+        if self.limit is None:
+            return math.inf
+        # While a chunk waits for its place, it and all that is newer have their slots.
+        return (self.limit - self.limit // 2 - self.chunk - self.apart) // self.kept
+
+    def kept_slots(self, settled: int) -> int:
+        """That the first `settled` tokens, which have settled, hold."""
+        return int(min(settled // self.chunk, self.most_chunks)) * self.kept
 
     def is_due(self, computed: int, settled: int) -> bool:
         """Whether the chunk behind the first `settled` tokens settles before the slot of token `computed` is made."""
         # A third of 192 is 64, whatever is rounded.
         window = max(self.window, math.floor(computed * self.growth + 1e-6))
+        if self.limit is not None:
+            window = min(window, self.limit // 2)
         return computed % self.apart == 0 and settled + self.chunk <= computed - window
 
     def next_place(self, computed: int, settled: int) -> int:
@@ -56,7 +87,8 @@ class Settling:
 
     def settled_slots(self, length: int) -> int:
         """That an answer of so many tokens has given back."""
-        return sum(1 for _ in self.places(length)) * (self.chunk - self.kept)
+        settled = sum(self.chunk for _ in self.places(length))
+        return settled - self.kept_slots(settled)
 
     def slots(self, length: int) -> int:
         """That it holds."""
@@ -64,6 +96,5 @@ class Settling:
 
     def most_slots(self, length: int) -> int:
         """That it holds at any time while it grows to so many tokens: what it needs a pool for."""
-        dropped = self.chunk - self.kept
-        before = [computed - number * dropped for number, (computed, _) in enumerate(self.places(length))]
+        before = [computed - settled + self.kept_slots(settled) for computed, settled in self.places(length)]
         return max([*before, self.slots(length)])

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import io
+import re
 import signal
 import subprocess
 import sys
 
+import httpx
 import pytest
 from rich.console import Console
 
@@ -307,3 +309,24 @@ def test_an_answer_that_was_stopped_counts_slots_and_steps_by_its_groups() -> No
             answer.add(event, 2.0)
     text = "4 tokens · 4 KV slots · 2.00 tokens per step · 2 of 3 drafts accepted · first token after 1.00 s · stopped"
     assert chat.summary(answer, stopped=True) == text
+
+
+def test_an_answer_that_settles_shows_tokens_per_kv_and_per_step() -> None:
+    answer = Answer(1.0)
+    answer.add(StreamEvent("a", [1, 2], 0, num_drafted=1, num_accepted=1), 2.0)
+    answer.add(StreamEvent(usage=Usage(9, 1024, 470, macro_steps=640)), 3.0)
+    told = chat.summary(answer, stopped=False)
+    assert told.startswith("1024 tokens · 470 KV slots · 2.18 tokens per KV · 1.60 tokens per step · ")
+
+
+def test_what_a_growing_answer_holds_is_the_terminals_title(server: ScriptedServer, pipe: io.StringIO) -> None:
+    file = io.StringIO()
+    out, err = Console(file=file, force_terminal=True, highlight=False), Console(stderr=True)
+    talk = chat.Conversation("m", counts_live=True, messages=[{"role": "user", "content": "hello"}])
+    server.replies = [Reply(drafting_stream())]
+    with httpx.Client(base_url=server.url) as client:
+        assert not chat._answer(client, talk, out, err)
+    assert server.requests[-1]["stream_options"] == {"include_usage": True, "continuous_usage_stats": True}
+    titles = re.findall(r"\x1b\]0;([^\x07]*)\x07", file.getvalue())
+    assert titles[0] == "1 tokens in 1 KV slots"
+    assert titles[-1] == "6 tokens in 6 KV slots"

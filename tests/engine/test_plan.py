@@ -198,6 +198,10 @@ def test_settling_serves_more_answers_from_the_same_pool(capsys: pytest.CaptureF
     assert found["speed"]["one_stream"] > whole["speed"]["one_stream"]
     kept = command(capsys, "builtin", *POOL, *request, "--settle", "--settle-window", "4096")
     assert kept["slots_per_request"] == whole["slots_per_request"]
+    flat = command(capsys, "builtin", *POOL, *request, "--settle", "--settle-limit", "512")
+    assert flat["slots_per_request"] <= 64 + 512 + 16
+    message = refused(capsys, "builtin", *POOL, "--settle", "--settle-limit", "300")
+    assert "settle_limit is 300, but a window of 192 with a settle_keep of 0.25 needs 384 at least" in message
     message = refused(capsys, "builtin", "--graft", "fused", *POOL, "--settle", "--tokens-per-kv", "2")
     assert "settle is on, but there are 2 tokens per KV" in message
     assert "is not a share" in refused(capsys, "builtin", *POOL, "--settle", "--settle-keep", "1")

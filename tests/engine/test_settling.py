@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -31,23 +32,35 @@ def request(name: str, num_prompt: int = 3, **fields: Any) -> SubmitRequest:
     keep=st.sampled_from([1 / 2, 1 / 4, 1 / 8]),
     chunk=st.sampled_from([8, 32, 64]),
     apart=st.sampled_from([4, 32]),
+    limit=st.none() | st.integers(0, 400),
     length=st.integers(1, 1200),
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=300, deadline=None)
 def test_only_tokens_beyond_the_window_settle_at_fixed_places(
-    window: int, growth: float, keep: float, chunk: int, apart: int, length: int
+    window: int, growth: float, keep: float, chunk: int, apart: int, limit: int | None, length: int
 ) -> None:
     settling = Settling(window, keep, growth, chunk, apart)
-    slots, settled = 0, 0
+    if limit is not None:
+        settling = replace(settling, limit=settling.least_limit + limit)
+    slots, settled, most = 0, 0, 0
     for computed in range(length):  # a token after the other, as an engine does
+        most = max(most, slots)
         while settling.is_due(computed, settled):
             assert computed % apart == 0
-            assert computed - settled - chunk >= max(window, int(computed * growth))
-            settled, slots = settled + chunk, slots - chunk + settling.kept
+            widest = computed if settling.limit is None else settling.limit // 2
+            assert computed - settled - chunk >= max(window, min(int(computed * growth), widest))
+            slots -= chunk
+            if settled // chunk < settling.most_chunks:
+                slots += settling.kept
+            settled += chunk
         assert settling.next_place(computed, settled) > computed
         slots += 1
+    most = max(most, slots)
     assert settling.slots(length) == slots
+    assert settling.most_slots(length) == most
     assert sum(1 for _ in settling.places(length)) * chunk == settled
+    if settling.limit is not None:
+        assert most <= settling.limit
 
 
 def test_an_answer_of_1000_tokens_holds_less_than_half_of_its_slots() -> None:
@@ -80,16 +93,41 @@ def test_exact_blocks_through_a_life() -> None:
     assert core._scheduler.blocks.used_slots == 0
 
 
+def test_exact_blocks_at_a_limit() -> None:
+    """Of chunks of 8 two have slots at a time, two each; the third takes the first one's."""
+    settling = Settling(window=6, keep=1 / 4, growth=0.0, chunk=8, apart=4, limit=32)
+    assert (settling.least_limit, settling.most_chunks) == (28, 2)
+    core = verified_core(
+        VerifyingRunner(ScriptedTrunk()),
+        verified_config(settling=settling, block_size=4, num_blocks=40, max_model_len=100),
+    )
+    core.add(request("a", confidence=1.0, max_tokens=60))
+    slots, blocks = {}, {}
+    while core.has_work:
+        core.step()
+        core.check_integrity()
+        if (sequence := core._scheduler._sequences.get("a")) is not None:
+            slots[sequence.num_computed_outputs], blocks[sequence.num_computed_outputs] = (
+                sequence.num_slots,
+                [*sequence.block_ids],
+            )
+    assert (slots[24], slots[25], slots[32], slots[33]) == (22, 17, 24, 17)
+    # The prompt's 3, the chunks' 4, and what is newer: two whole blocks come free at each place from here on.
+    assert blocks[32] == [0, 3, 4, 1, 2, 5]
+    assert blocks[33] == [0, 1, 2, 5]
+    assert max(slots.values()) - 3 - 1 == settling.most_slots(60) <= 32  # the newest has no slot yet
+
+
 def outputs_of(core: EngineCore, asked: list[SubmitRequest]) -> tuple[dict[str, list[int]], Counter[str]]:
     played = play(core, asked)
     return played.tokens, played.seen
 
 
 @pytest.mark.parametrize("block_size", [2, 4, 8])
-@pytest.mark.parametrize("chunk", [4, 8])
-def test_drafts_preemption_and_shared_prompts_change_no_slot(block_size: int, chunk: int) -> None:
+@pytest.mark.parametrize(("chunk", "limit"), [(4, None), (8, None), (4, 26), (8, 36)])
+def test_drafts_preemption_and_shared_prompts_change_no_slot(block_size: int, chunk: int, limit: int | None) -> None:
     """The runner compares what every slot was computed among with the answer's first life."""
-    settling = Settling(window=5, keep=1 / 4, growth=1 / 4, chunk=chunk, apart=4)
+    settling = Settling(window=5, keep=1 / 4, growth=1 / 4, chunk=chunk, apart=4, limit=limit)
     seen = Counter[str]()
     for seed in range(12):
         draw = random.Random(f"{seed} {block_size}")
@@ -130,6 +168,8 @@ def test_ten_thousand_random_lives() -> None:
         trunk = ScriptedTrunk(seed)
         chunk = draw.choice([4, 8, 12])
         settling = Settling(draw.randint(3, 9), 1 / draw.choice([2, 4]), draw.choice([0, 1]) / 3, chunk, 4)
+        if draw.random() < 0.4:
+            settling = replace(settling, limit=settling.least_limit + draw.randint(0, 8))
         config = verified_config(
             settling=settling,
             block_size=draw.choice([1, 2, 3, 4, 8]),

@@ -46,7 +46,7 @@ def test_every_setting_is_an_option_and_reaches_the_engine() -> None:
         "tensor_parallel_size": "2",
         "overlap_steps": "off",
         "groups": "verified",
-        "settle": "false", "settle_window": "96", "settle_keep": "0.5",
+        "settle": "false", "settle_window": "96", "settle_keep": "0.5", "settle_limit": "700",
     }  # fmt: skip
     assert given.keys() == ServeSettings.model_fields.keys()
     options = [part for name, value in given.items() for part in (f"--{name.replace('_', '-')}", value)]

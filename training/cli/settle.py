@@ -33,6 +33,7 @@ def add_eval_settle_arguments(parser: argparse.ArgumentParser) -> None:
         "--keeps", type=_shares, default=[1 / 4], metavar="F,F", help="share of older tokens that stays"
     )
     policies.add_argument("--chunk", type=whole(1), default=64, metavar="N", help="tokens that are looked at together")
+    policies.add_argument("--limit", type=whole(1), metavar="N", help="most slots of an answer (default: no limit)")
     parser.add_argument("--seed", type=whole(0), default=0, metavar="N", help="of random choice and of the bootstrap")
     parser.add_argument(
         "--out", type=Path, required=True, metavar="FOLDER", help="for results and what a later call resumes from"

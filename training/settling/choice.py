@@ -31,7 +31,7 @@ class Policy:
     @property
     def name(self) -> str:
         s = self.settling
-        return f"{self.score} | {s.window} | {s.growth} | {s.keep} | {s.chunk}"
+        return f"{self.score} | {s.window} | {s.growth} | {s.keep} | {s.chunk}" + (f" | {s.limit}" if s.limit else "")
 
     def dropped_at(self, seen: Observed, choices: Mapping[str, SlotChoice], seed: int) -> Tensor:
         """int64 [A], or [layers, kv_heads, A]: the number of computed answer tokens at which each loses its slot; A
@@ -43,6 +43,10 @@ class Policy:
         chunk, number = self.settling.chunk, self.settling.chunk - self.settling.kept
         gone = 0
         for place, first in self.settling.places(length):
+            if first // chunk >= self.settling.most_chunks:  # the slots of what settled first
+                lost = first - int(self.settling.most_chunks) * chunk
+                here = dropped[..., lost : lost + chunk]
+                here[here == length] = place
             if self.score == "recency":
                 dropped[gone : gone + number] = place
                 gone += number

@@ -77,7 +77,7 @@ def _policies(args: argparse.Namespace) -> Iterator[Policy]:
     for score, window, growth, keep in product(args.scores, args.windows, args.growths, args.keeps):
         if score not in SCORE_NAMES:
             raise TrainingError(f"score {score!r}: choose from {', '.join(SCORE_NAMES)}.")
-        yield Policy(score, Settling(window, keep, growth, args.chunk))
+        yield Policy(score, Settling(window, keep, growth, args.chunk, limit=args.limit))
 
 
 def _answers(args: argparse.Namespace) -> Iterator[Text]:

@@ -75,8 +75,9 @@ def run(args: argparse.Namespace) -> int:
             f"{name}: {len(chunks.shares)} chunks; the quarter that stays gets {probed:.3f} of the attention to come, "
             f"by keys alone {unlike:.3f}, at most {most:.3f}",
             markup=False,
+            soft_wrap=True,
         )
-    console.print(f"wrote {args.out}", markup=False)
+    console.print(f"wrote {args.out}", markup=False, soft_wrap=True)
     return 0
 
 
