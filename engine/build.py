@@ -173,6 +173,9 @@ def _runner(
             runs = graphs = decode_graphs(steps, cache, args, config.groups, config.max_model_len)
             graphs.prepare(lambda done, total: tell_captures(on_progress, done, total))
         choice = None if config.settling is None else slot_choice(resolved)
+        if choice is not None:
+            by = "a fitted probe" if choice.is_fitted else "their keys alone (less is lost with `hamburger fit-settle`)"
+            on_progress(f"old slots settle by {by}")
         runner: Runner | LeadingRunner = Runner(runs, cache, threads, config.groups, choice)
         measure = partial(measure_costs, runs, cache, most_rows, resolved.max_model_len, threads)
         if leader is not None and isinstance(runner, Runner):

@@ -32,6 +32,10 @@ class SlotChoice:
         self._rotary = rotary
         self._probe = None if probe is None else probe.float().contiguous().to(rotary.cos.device)
 
+    @property
+    def is_fitted(self) -> bool:
+        return self._probe is not None
+
     def settle(
         self,
         cache: PagedKVCache,

@@ -17,6 +17,18 @@ HamburgerError
 
 from __future__ import annotations
 
+_MOST_SHOWN = 128  # characters
+
+
+def cut(text: str) -> str:
+    """What a client sent, as an error may repeat it: its end is left out where it is long."""
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}... ({len(text):,} characters)"
+
+
+def shown(value: object) -> str:
+    """The same of any value, quoted."""
+    return cut(repr(value))
+
 
 class HamburgerError(Exception):
     """Base of all errors raised on purpose; `str(error)` is fit for the user."""

@@ -34,6 +34,7 @@ from hamburger.engine.types.errors import (
     PromptTooLong,
     QueueFull,
     TokenizerError,
+    cut,
 )
 from hamburger.server.operation.request_log import entry_of
 
@@ -110,12 +111,12 @@ def add_error_handlers(app: FastAPI, on_failure: Callable[[Scope, int], None]) -
             raise error
         message = str(error.detail)
         if error.status_code == 404:
-            message = f"There is nothing at {request.url.path}."
+            message = f"There is nothing at {cut(request.url.path)}."
             if request.url.path.startswith("/v1/"):
                 message += " Served are /v1/chat/completions, /v1/completions and /v1/models: this is one text model,"
                 message += " without embeddings, images or audio."
         elif error.status_code == 405:
-            message = f"{request.url.path} does not answer {request.method}."
+            message = f"{cut(request.url.path)} does not answer {cut(request.method)}."
         return respond(request.scope, ApiError(error.status_code, message, headers=error.headers))
 
     async def invalid(request: Request, error: Exception) -> JSONResponse:

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, WithJsonSchema, model_validator
 
+from hamburger.engine.types.errors import shown
 from hamburger.server.schema import Schema
 from hamburger.server.tools.tool_use import MadeCall
 
@@ -18,7 +19,7 @@ def _text(content: Any) -> Any:
     for part in content:
         kind = part.get("type") if isinstance(part, dict) else None
         if kind != "text":
-            raise ValueError(f"only text parts are supported, not {kind!r}")
+            raise ValueError(f"only text parts are supported, not {shown(kind)}")
         if not isinstance(part.get("text"), str):
             raise ValueError("a text part needs a string `text`")
         texts.append(part["text"])

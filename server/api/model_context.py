@@ -12,7 +12,7 @@ from typing import Any
 
 from hamburger.engine.async_engine import AsyncEngine
 from hamburger.engine.text.grammar import Grammars
-from hamburger.engine.types.errors import InvalidRequest
+from hamburger.engine.types.errors import InvalidRequest, shown
 from hamburger.engine.types.messages import EngineInfo
 from hamburger.server.config import ServeSettings
 from hamburger.server.operation.metrics import ServerMetrics
@@ -47,7 +47,7 @@ class ServedModel:
             return None
         number = model.rpartition("@")[2]
         if not 0 <= float(number) <= 1:
-            raise InvalidRequest(f"model is {model!r}: the confidence after @ must be in [0, 1].", "model")
+            raise InvalidRequest(f"model is {shown(model)}: the confidence after @ must be in [0, 1].", "model")
         return float(number)
 
     def has_alias(self, model: str) -> bool:
@@ -83,7 +83,7 @@ def choose_confidence(field: float | None, alias: float | None, headers: Mapping
     if field is not None or alias is not None or header is None:
         return alias if field is None else field
     if not _NUMBER.fullmatch(header.strip()) or not 0 <= float(header) <= 1:
-        raise InvalidRequest(f"{CONFIDENCE_HEADER} is {header!r}: it must be in [0, 1].", CONFIDENCE_HEADER)
+        raise InvalidRequest(f"{CONFIDENCE_HEADER} is {shown(header)}: it must be in [0, 1].", CONFIDENCE_HEADER)
     return float(header)
 
 

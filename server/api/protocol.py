@@ -15,7 +15,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field, GetJsonSchemaHandler, WithJsonSchema
 from pydantic_core import CoreSchema
 
-from hamburger.engine.types.errors import InvalidRequest
+from hamburger.engine.types.errors import InvalidRequest, shown
 from hamburger.engine.types.sampling_params import MAX_LOGPROBS, MAX_SEED, RANGES, SamplingParams
 from hamburger.server.api.message import Message, Text
 from hamburger.server.api.structured_output import ResponseFormat, StructuredOutputs
@@ -317,5 +317,5 @@ def _logit_bias(value: dict[str, float] | None) -> dict[int, float] | None:
         return None
     for key in value:
         if not re.fullmatch(r"-?[0-9]{1,18}", key):
-            raise InvalidRequest(f"logit_bias has the key {key!r}: keys are token ids.", "logit_bias")
+            raise InvalidRequest(f"logit_bias has the key {shown(key)}: keys are token ids.", "logit_bias")
     return {int(key): bias for key, bias in value.items()}

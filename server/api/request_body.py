@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from pydantic_core import from_json
 from starlette.requests import ClientDisconnect
 
-from hamburger.engine.types.errors import InvalidRequest
+from hamburger.engine.types.errors import InvalidRequest, cut
 from hamburger.server.api.errors import ApiError
 from hamburger.server.api.protocol import GenerationBody
 from hamburger.server.api.unsupported_fields import reject_unsupported
@@ -76,5 +76,5 @@ def _parse(data: bytes) -> dict[str, Any]:
 
 def _path(location: tuple[int | str, ...]) -> str:
     """("messages", 0, "role") -> messages[0].role"""
-    path = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in location)
+    path = "".join(f"[{step}]" if isinstance(step, int) else f".{cut(step)}" for step in location)
     return path.removeprefix(".") or "body"

@@ -43,16 +43,19 @@ def operation_routes(models: ServedModels) -> APIRouter:
         503: {"description": "It is not.", "content": {"application/json": {}}},
     }
 
+    @router.head("/health", include_in_schema=False)
     @router.get("/health", responses=unavailable)
     async def health() -> JSONResponse:
         """Liveness: 503 when an engine is dead or hangs. Draining is alive, and so is a long prefill."""
         return _status({context.served.name: liveness_fault(context.engine.health()) for context in models}, "ok")
 
+    @router.head("/ready", include_in_schema=False)
     @router.get("/ready", responses=unavailable)
     async def ready() -> JSONResponse:
         """Readiness: 503 when new requests should go elsewhere: an engine is dead, hangs or drains, a queue is full."""
         return _status({context.served.name: _readiness_fault(context) for context in models}, "ready")
 
+    @router.head("/metrics", include_in_schema=False)
     @router.get("/metrics", response_class=PlainTextResponse, responses=REFUSED)
     async def metrics() -> Response:
         """Prometheus text."""

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from fastapi import Request
 from starlette.types import Scope
 
+from hamburger.engine.types.errors import shown
 from hamburger.server.api.errors import ApiError
 from hamburger.server.api.model_context import ModelContext
 
@@ -43,7 +44,7 @@ class ServedModels:
         alias = f"{names}@c" if len(self) == 1 else "NAME@c of each"
         raise ApiError(
             404,
-            f"The model {model!r} does not exist. Served: {names} (and {alias} with a confidence c in [0, 1]).",
+            f"The model {shown(model)} does not exist. Served: {names} (and {alias} with a confidence c in [0, 1]).",
             param="model",
             code="model_not_found",
         )

@@ -11,7 +11,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, model_validator
 
 from hamburger.engine.text.grammar import json_grammar
-from hamburger.engine.types.errors import InvalidRequest
+from hamburger.engine.types.errors import InvalidRequest, shown
 from hamburger.server.schema import Schema
 from hamburger.server.server_tokenizer import ServerTokenizer
 from hamburger.server.tools.tool_parsers import (
@@ -80,9 +80,9 @@ class MadeCall(Schema):
         try:
             value = json.loads(self.function.arguments or "{}")
         except (ValueError, RecursionError) as error:
-            raise ValueError(f"the arguments of {self.function.name} are no JSON: {error}") from error
+            raise ValueError(f"the arguments of {shown(self.function.name)} are no JSON: {error}") from error
         if not isinstance(value, dict):
-            raise ValueError(f"the arguments of {self.function.name} are no JSON object")
+            raise ValueError(f"the arguments of {shown(self.function.name)} are no JSON object")
         return value
 
     def for_template(self) -> dict[str, Any]:
@@ -114,7 +114,7 @@ class ToolUse:
             chosen = [tool for tool in tools if tool.function.name == choice.function.name]
             if not chosen:
                 raise InvalidRequest(
-                    f"tool_choice names {choice.function.name!r}, which is no tool here.", "tool_choice"
+                    f"tool_choice names {shown(choice.function.name)}, which is no tool here.", "tool_choice"
                 )
             self.is_named = True
             self.grammar = json_grammar(chosen[0].function.arguments_schema())

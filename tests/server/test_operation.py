@@ -203,3 +203,10 @@ async def test_streamed_bytes_are_events_split_by_newlines_alone() -> None:
     events = response.content.split(b"\n\n")
     assert events[-2:] == [b"data: [DONE]", b""]
     assert all(event.startswith(b"data: {") for event in events[:-2])
+
+
+async def test_head_asks_as_get_does() -> None:
+    async with serving() as server:
+        for path in ("/health", "/ready", "/metrics"):
+            head, get = await server.client.head(path), await server.client.get(path)
+            assert (head.status_code, head.headers["content-type"]) == (200, get.headers["content-type"])

@@ -248,3 +248,31 @@ async def test_a_bug_is_a_500_that_tells_nothing(monkeypatch: pytest.MonkeyPatch
 
 def _request(request_id: str) -> GenerationRequest:
     return GenerationRequest(f"{request_id}-0", [1, 2], SamplingParams(max_tokens=100))
+
+
+LONG = "x" * 5000
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHAT, {"messages": HELLO, "model": LONG}),
+        (CHAT, {"messages": HELLO, "model": f"{MODEL}@{LONG}"}),
+        (CHAT, {"messages": HELLO, "logit_bias": {LONG: 1}}),
+        (CHAT, {"messages": HELLO, "logit_bias": {LONG: "1"}}),
+        (CHAT, {"messages": [{"role": LONG, "content": "a"}]}),
+        (CHAT, {"messages": [{"role": "user", "content": [{"type": LONG}]}]}),
+        (CHAT, {"messages": HELLO, "tools": [{"type": "function", "function": {"name": "f"}}],
+                "tool_choice": {"type": "function", "function": {"name": LONG}}}),
+        (CHAT, {"messages": HELLO, "response_format": {"type": LONG}}),
+        (CHAT, {"messages": HELLO, "structured_outputs": {"regex": f"({LONG}"}}),
+        (CHAT, {"messages": HELLO, "chat_template_kwargs": {LONG: [1]}, "temperature": LONG}),
+        (CHAT, {"messages": HELLO, "stop": [1, LONG]}),
+        (f"/v1/{LONG}", {}),
+    ],
+)  # fmt: skip
+async def test_an_error_repeats_little_of_what_was_sent(path: str, body: dict[str, Any]) -> None:
+    async with serving() as server:
+        response = await server.client.post(path, json=body)
+        assert response.status_code in (400, 404)
+        assert 20 < len(error_of(response)["message"]) < 600

@@ -57,13 +57,13 @@ def arguments(folder: Path, *more: str) -> argparse.Namespace:
 
 def test_serve_finds_what_was_fitted(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     args = EngineArgs(model=str(folder), device="cpu", dtype="float32", settle=True, groups="verified")
-    assert slot_choice(resolve(args))._probe is None
+    assert not slot_choice(resolve(args)).is_fitted
     assert fitting.run(arguments(folder)) == 0
     told = capsys.readouterr().err
     assert "fitted: 4 chunks" in told
     assert "held-out: 2 chunks" in told
-    probe = slot_choice(resolve(args))._probe
-    assert probe is not None
+    assert slot_choice(resolve(args)).is_fitted
+    probe = read_probe(folder / PROBE_FILE, TRUNK)
     assert probe.shape == (TRUNK.num_layers, TRUNK.num_kv_heads, TRUNK.head_dim + 1)
     assert probe.abs().min() > 0
 
