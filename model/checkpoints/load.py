@@ -64,6 +64,7 @@ def load_checkpoint(
         raise CheckpointError(f"{source.path}: {error}") from error
     tensors = verified(checkpoint.config, checkpoint.tensors, str(source.path))
     cast = {name: _cast(tensor, dtype) for name, tensor in tensors.items()}
+    _check_finite(cast, str(source.path))
     return Checkpoint(checkpoint.config, cast)
 
 
@@ -84,6 +85,18 @@ def verified(config: ModelConfig, tensors: Mapping[str, Tensor], where: str) -> 
     ):
         raise CheckpointError(f"{where}: short_list must hold different ids of 0..{config.trunk.vocab_size - 1}.")
     return tensors
+
+
+def _check_finite(tensors: Mapping[str, Tensor], where: str) -> None:
+    """Raises CheckpointError that names the first tensor with a value that is no finite number."""
+    for name, tensor in tensors.items():
+        # A sum reads at the speed of memory, and is finite only if all are; one that overflows says nothing.
+        if tensor.is_floating_point() and not tensor.sum().isfinite() and not tensor.isfinite().all():
+            dtype = str(tensor.dtype).removeprefix("torch.")
+            raise CheckpointError(
+                f"{where}: {name} has values that are no finite numbers in {dtype}: the file is damaged, or made for "
+                "another dtype."
+            )
 
 
 def check_shapes(tensors: Mapping[str, Tensor], wanted: Mapping[str, tuple[int, ...]], where: str) -> None:

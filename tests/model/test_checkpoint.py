@@ -116,6 +116,28 @@ def test_a_file_cut_short_is_named(tmp_path: Path, kept_bytes: int) -> None:
         load(tmp_path)
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("name", ["model.norm.weight", "stop_head.2.bias"])
+def test_what_is_no_finite_number_is_named(tmp_path: Path, name: str, value: float) -> None:
+    tensors = random_tensors(GRAFTED)
+    tensors[name].view(-1)[-1] = value
+    save_checkpoint(tmp_path, GRAFTED, tensors)
+    with pytest.raises(CheckpointError, match=rf"{name} has values that are no finite numbers in float32"):
+        load(tmp_path)
+
+
+def test_what_another_dtype_does_not_hold_is_named(tmp_path: Path) -> None:
+    tensors = random_tensors(PLAIN)
+    name = "model.layers.1.mlp.up_proj.weight"
+    tensors[name][0, 0] = 1e6
+    save_hf(tmp_path, PLAIN, tensors)
+    with pytest.raises(CheckpointError, match=rf"{name} has values that are no finite numbers in float16"):
+        load(tmp_path, dtype=torch.float16)
+    tensors[name][:] = 30_000.0  # whose sum overflows
+    save_hf(tmp_path, PLAIN, tensors)
+    load(tmp_path, dtype=torch.float16)
+
+
 def test_no_weights_at_all(tmp_path: Path) -> None:
     (save_hf(tmp_path, PLAIN, {}) / "model.safetensors").unlink()
     (tmp_path / "pytorch_model.bin").write_bytes(b"")

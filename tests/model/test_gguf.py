@@ -223,7 +223,14 @@ def empty(file: Path) -> None:
     file.write_bytes(b"")
 
 
-@pytest.mark.parametrize("spoil", [cut, scribble, empty])
+def flip(file: Path) -> None:
+    """One bit of one weight."""
+    data = bytearray(file.read_bytes())
+    data[-1000] ^= 1
+    file.write_bytes(data)
+
+
+@pytest.mark.parametrize("spoil", [cut, scribble, empty, flip])
 def test_a_spoilt_cache_is_made_anew(tmp_path: Path, cache: Path, spoil: Callable[[Path], None]) -> None:
     path = small_gguf(tmp_path)
     first = load_gguf(path, None, torch.float32)[1]
