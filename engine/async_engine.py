@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 
 from hamburger.engine.dial.confidence_dial import AutoConfidence, ConfidenceDial
 from hamburger.engine.health import EngineHealth
@@ -19,6 +19,7 @@ from hamburger.engine.queue_room import QueueRoom
 from hamburger.engine.request import AnswerBuilder, GenerationRequest, leaves_confidence, resolve_request
 from hamburger.engine.request_stream import OpenStreams, RequestStream, dial_step
 from hamburger.engine.text.detokenizer import TextDecoder
+from hamburger.engine.text.stop_strings import StopStrings
 from hamburger.engine.types.config import EngineConfig
 from hamburger.engine.types.errors import (
     EngineDead,
@@ -34,6 +35,7 @@ from hamburger.engine.types.observer import EndReason, EngineObserver, RequestTi
 from hamburger.model.config import ConfigError
 
 logger = logging.getLogger(__name__)
+_STOPS_SHARED = 8  # sets of stop strings among requests that come at once
 _STOP_SECONDS = 5.0  # for an engine that was asked to stop; its step may be long
 
 
@@ -130,9 +132,10 @@ class AsyncEngine:
         self._streams.check_ids(request.request_id for request in requests)
         self._queue_room.check(len(resolved), self._config, now, self._streams.oldest_arrival())
         streams: list[RequestStream] = []
+        stop_strings = lru_cache(maxsize=_STOPS_SHARED)(StopStrings)
         try:
             for asked, request in zip(requests, resolved, strict=True):
-                answer = AnswerBuilder(self._tokenizer, request.params, self.info)
+                answer = AnswerBuilder(self._tokenizer, request.params, self.info, stop_strings)
                 request = replace(request, number=self._queue_room.num_sent + 1)
                 self._hosted.host.send(request)  # what cannot be sent was not counted
                 self._queue_room.count_sent()

@@ -7,12 +7,14 @@ import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from itertools import islice
 from typing import Any, NamedTuple, Protocol, Unpack, cast
 
 from hamburger.engine.core.core import EngineCore
 from hamburger.engine.request import AnswerBuilder, DraftCounts, GenerationRequest, RequestUpdate, resolve_request
 from hamburger.engine.text.detokenizer import TextDecoder
+from hamburger.engine.text.stop_strings import StopStrings
 from hamburger.engine.types.config import EngineArgs, LLMSettings
 from hamburger.engine.types.errors import InvalidRequest, OutOfMemory, QueueTimeout
 from hamburger.engine.types.messages import AbortRequest, EngineInfo, FinishReason, SubmitRequest, TokenLogprobs
@@ -61,6 +63,9 @@ class GenerationResult:
     def tokens_per_step(self) -> float:
         """Tokens a macro-step, that is, a pass of the trunk. 0.0 where max_tokens was 0."""
         return len(self.token_ids) / self.macro_steps if self.macro_steps else 0.0
+
+
+_STOPS_SHARED = 8  # sets of stop strings among requests
 
 
 class LLM:
@@ -189,12 +194,13 @@ class LLM:
             raise RuntimeError("This LLM is generating already: exhaust or close the iterator of generate_each first.")
         waiting, running = iter(requests), dict[str, _RunningRequest]()
         self._is_running = True
+        stop_strings = lru_cache(maxsize=_STOPS_SHARED)(StopStrings)
         try:
             while True:
                 # LLM fills the seats itself, so the engine's own queue stays short, however long the list is.
                 for request in islice(waiting, self._core.config.max_num_seqs - len(running)):
                     self._core.add(replace(request, arrival_time=time.monotonic()))
-                    answer = AnswerBuilder(self.tokenizer, request.params, self.info)
+                    answer = AnswerBuilder(self.tokenizer, request.params, self.info, stop_strings)
                     running[request.request_id] = _RunningRequest(request, answer, [])
                 if not running:
                     return

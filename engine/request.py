@@ -6,10 +6,11 @@ AsyncEngine and LLM share this, so that an answer is the same whichever of them 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from hamburger.engine.text.detokenizer import Detokenizer, TextDecoder
+from hamburger.engine.text.stop_strings import StopStrings
 from hamburger.engine.types.errors import ContextOverflow, InvalidRequest, NeverFits, PromptTooLong
 from hamburger.engine.types.messages import (
     CheckedDrafts,
@@ -177,10 +178,17 @@ def _check_prediction(prediction_ids: Sequence[int], info: EngineInfo) -> None:
 class AnswerBuilder:
     """Turns a request's groups into updates: text, and the cut at the stop string that completes first."""
 
-    def __init__(self, tokenizer: TextDecoder, params: SamplingParams, info: EngineInfo) -> None:
+    def __init__(
+        self,
+        tokenizer: TextDecoder,
+        params: SamplingParams,
+        info: EngineInfo,
+        stop_strings: Callable[[tuple[str, ...]], StopStrings] = StopStrings,
+    ) -> None:
+        """stop_strings: may give several answers the same."""
         self._detokenizer = Detokenizer(
             tokenizer,
-            stop=params.stop,
+            stop=stop_strings(params.stop) if params.stop else None,
             skip_special_tokens=params.skip_special_tokens,
             min_tokens=params.min_tokens,
         )

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+from hamburger.engine.text.stop_strings import StopStrings
+
 
 class TextDecoder(Protocol):
     """The least that a tokenizer must do here. Later tokens must not change the text of complete characters."""
@@ -57,19 +59,16 @@ class Detokenizer:
         self,
         tokenizer: TextDecoder,
         *,
-        stop: Sequence[str] = (),
+        stop: StopStrings | None = None,
         skip_special_tokens: bool = True,
         min_tokens: int = 0,
     ) -> None:
-        """Raises ValueError for an empty stop string."""
-        if not all(stop):
-            raise ValueError("stop holds an empty string")
         self._stream: _ByteStream | _WindowStream
         if isinstance(tokenizer, ByteDecoder) and tokenizer.streams_bytes:
             self._stream = _ByteStream(tokenizer, skip_special_tokens)
         else:
             self._stream = _WindowStream(tokenizer, skip_special_tokens)
-        self._finders = [_StopFinder(s) for s in stop]
+        self._stops, self._state = stop, 0
         self._min_tokens = min_tokens
         self._num_tokens = 0
         self._pending = ""  # text not shown yet
@@ -79,62 +78,32 @@ class Detokenizer:
         """Take the next group (`last`: the answer ends with it). After a stop nothing is taken: no text, 0 tokens."""
         if self._stop is not None:
             return DetokenizedGroup("", 0, self._stop)
-        if not self._finders:
+        if self._stops is None:
             text = self._stream.add(token_ids)
             return DetokenizedGroup(text + self._stream.flush() if last else text, len(token_ids), None)
         counted = 0
         for token_id in token_ids:
             counted += 1
             self._num_tokens += 1
-            self._take(self._stream.add((token_id,)))
+            self._take(self._stops, self._stream.add((token_id,)))
             if self._stop is not None:
                 break
         if last and self._stop is None:
-            self._take(self._stream.flush())
-        num_held_back = 0 if last or self._stop is not None else max(finder.matched for finder in self._finders)
+            self._take(self._stops, self._stream.flush())
+        num_held_back = 0 if last or self._stop is not None else self._stops.held(self._state)
         end = len(self._pending) - num_held_back
         text, self._pending = self._pending[:end], self._pending[end:]
         return DetokenizedGroup(text, counted, self._stop)
 
-    def _take(self, new: str) -> None:
+    def _take(self, stops: StopStrings, new: str) -> None:
         """Add the latest token's text to the pending text; end that before a stop string which this text completes."""
-        ends = [(end, -len(f.stop), f.stop) for f in self._finders if (end := f.feed(new)) is not None]
+        self._state, found = stops.feed(self._state, new)
         start = len(self._pending)
         self._pending += new
-        if ends and self._num_tokens > self._min_tokens:
-            end, minus_length, self._stop = min(ends)
-            self._pending = self._pending[: start + end + minus_length]
-
-
-class _StopFinder:
-    """Finds one string in a stream of text (Knuth, Morris and Pratt), looking at each character once.
-
-    matched: how many characters the longest end of the text has that `stop` begins with (always less than all).
-    """
-
-    def __init__(self, stop: str) -> None:
-        self.stop = stop
-        self.matched = 0
-        self._borders = [0]  # [i]: the longest proper end of stop[:i + 1] that stop begins with
-        for char in stop[1:]:
-            self._borders.append(self._step(self._borders[-1], char))
-
-    def feed(self, text: str) -> int | None:
-        """Take more text; the index in it just behind the first occurrence that ends there, None without one."""
-        if not self.matched and self.stop[0] not in text:
-            return None
-        found: int | None = None
-        for i, char in enumerate(text, 1):
-            self.matched = self._step(self.matched, char)
-            if self.matched == len(self.stop):
-                found = found or i
-                self.matched = self._borders[-1]
-        return found
-
-    def _step(self, matched: int, char: str) -> int:
-        while matched and self.stop[matched] != char:
-            matched = self._borders[matched - 1]
-        return matched + (self.stop[matched] == char)
+        if found is not None and self._num_tokens > self._min_tokens:
+            end, length = found
+            self._stop = self._pending[start + end - length : start + end]
+            self._pending = self._pending[: start + end - length]
 
 
 class _ByteStream:

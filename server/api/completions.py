@@ -25,6 +25,7 @@ from hamburger.server.api.structured_output import compile_grammar, grammar_of
 from hamburger.server.operation.request_log import entry_of
 from hamburger.server.tools.tool_use import ToolStream, ToolUse
 
+MAX_STOP_CHARACTERS = 20_000  # of all stop strings together
 _DEFAULT_TOKENS = 16  # what the OpenAI API says of completions
 
 
@@ -116,6 +117,9 @@ async def _sampling_params(
     most = context.settings.max_stop_strings
     if body.stop is not None and len(body.stop) > most:
         raise InvalidRequest(f"stop holds {len(body.stop)} strings, but at most {most} are allowed.", "stop")
+    if (number := sum(map(len, body.stop or ()))) > MAX_STOP_CHARACTERS:
+        message = f"stop holds {number:,} characters together, but at most {MAX_STOP_CHARACTERS:,} are allowed."
+        raise InvalidRequest(message, "stop")
     forced = None if tools is None else tools.grammar
     if forced is not None:
         grammar: str | None = await compile_grammar(context.grammars, lambda: forced, "tools")

@@ -16,6 +16,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 import hamburger.model
 from fakes import ByteTokenizer
 from hamburger.engine.text.detokenizer import DetokenizedGroup, Detokenizer, TextDecoder
+from hamburger.engine.text.stop_strings import StopStrings
 from hamburger.engine.text.tokenizer import Tokenizer
 
 BUILTIN = Path(str(hamburger.model.__file__)).parent / "builtin"
@@ -106,7 +107,9 @@ def groups_of(count: int, cuts: Sequence[int]) -> list[range]:
 def stream(
     tokenizer: TextDecoder, groups: Sequence[Sequence[int]], stop: Sequence[str], min_tokens: int = 0, skip: bool = True
 ) -> list[DetokenizedGroup]:
-    detokenizer = Detokenizer(tokenizer, stop=stop, min_tokens=min_tokens, skip_special_tokens=skip)
+    detokenizer = Detokenizer(
+        tokenizer, stop=StopStrings(stop) if stop else None, min_tokens=min_tokens, skip_special_tokens=skip
+    )
     return [detokenizer.push(group, last=i == len(groups) - 1) for i, group in enumerate(groups)]
 
 
@@ -212,21 +215,21 @@ def test_rules(pieces: list[bytes], stop: list[str], min_tokens: int, expected: 
 
 
 def test_last_may_come_without_tokens() -> None:
-    detokenizer = Detokenizer(Pieces([b"a\xe2", b"<"]), stop=["<|", "\ufffd<|"])
+    detokenizer = Detokenizer(Pieces([b"a\xe2", b"<"]), stop=StopStrings(["<|", "\ufffd<|"]))
     assert detokenizer.push([0]) == DetokenizedGroup("a", 1, None)
     assert detokenizer.push([1]) == DetokenizedGroup("", 1, None)
     assert detokenizer.push([], last=True) == DetokenizedGroup("\ufffd<", 0, None)
 
 
 def test_nothing_is_taken_after_a_stop() -> None:
-    detokenizer = Detokenizer(Pieces([b"a", b"b"]), stop=["b"])
+    detokenizer = Detokenizer(Pieces([b"a", b"b"]), stop=StopStrings(["b"]))
     assert detokenizer.push([0, 1, 0]) == DetokenizedGroup("a", 2, "b")
     assert detokenizer.push([0], last=True) == DetokenizedGroup("", 0, "b")
 
 
 def test_empty_stop_string_is_refused() -> None:
     with pytest.raises(ValueError, match="empty"):
-        Detokenizer(Pieces([]), stop=["a", ""])
+        StopStrings(["a", ""])
 
 
 # --- real tokenizers: all texts together are decode() ---
