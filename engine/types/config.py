@@ -74,7 +74,7 @@ class EngineArgs:
     settle_window: int = setting(
         192, "newest tokens of an answer that keep their slots (at least a third)", at_least=32
     )
-    settle_keep: float = setting(0.25, "share of older tokens that keep their slots", at_least=1 / 64, at_most=63 / 64)
+    settle_keep: float = setting(0.125, "share of older tokens that keep their slots", at_least=1 / 64, at_most=63 / 64)
     settle_limit: int | None = setting(
         None, "most KV slots that an answer holds; what settled first is lost then, and the window at most half of it"
     )

@@ -30,7 +30,7 @@ def add_eval_settle_arguments(parser: argparse.ArgumentParser) -> None:
         "--growths", type=_shares, default=[1 / 3], metavar="F,F", help="or so much of the answer, if more"
     )
     policies.add_argument(
-        "--keeps", type=_shares, default=[1 / 4], metavar="F,F", help="share of older tokens that stays"
+        "--keeps", type=_shares, default=[1 / 8], metavar="F,F", help="share of older tokens that stays"
     )
     policies.add_argument("--chunk", type=whole(1), default=64, metavar="N", help="tokens that are looked at together")
     policies.add_argument("--limit", type=whole(1), metavar="N", help="most slots of an answer (default: no limit)")

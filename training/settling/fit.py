@@ -31,7 +31,7 @@ FAR = 64  # tokens behind a chunk, from which on attention to it counts: those b
 _LEAST_LATER = 64  # tokens that must be there to pay
 _HELD_OUT = 8  # every so-manieth text tells how others do
 _BATCH, _LEARNING_RATE, _WEIGHT_DECAY = 24, 1e-2, 1e-3
-_KEEP = 1 / 4  # of a chunk, for what is told of the fit
+_KEEP = 1 / 8  # of a chunk, for what is told of the fit
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
     for name, chunks in (("fitted", fitted), ("held-out", held_out)):
         probed, unlike, most = (kept(chunks, s) for s in (scored(probe, chunks), _unlike(chunks), chunks.shares))
         console.print(
-            f"{name}: {len(chunks.shares)} chunks; the quarter that stays gets {probed:.3f} of the attention to come, "
+            f"{name}: {len(chunks.shares)} chunks; the eighth that stays gets {probed:.3f} of the attention to come, "
             f"by keys alone {unlike:.3f}, at most {most:.3f}",
             markup=False,
             soft_wrap=True,
