@@ -163,6 +163,11 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
             ),
             quantiles("Whole requests", "Arrival to end.", "hamburger_e2e_request_latency_seconds"),
             quantiles("Engine step", "One macro-step of the whole batch.", "hamburger_macro_step_seconds"),
+            quantiles(
+                "Event loop lag",
+                "How late the server woke a task: what holds it up holds up all streams.",
+                "hamburger_event_loop_lag_seconds",
+            ),
             Panel(
                 "Where a request's time goes",
                 "Means: in the queue, filling its prompt, generating.",

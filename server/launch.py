@@ -17,6 +17,7 @@ from hamburger.model.checkpoints.sources import resolve_source
 from hamburger.server.api.model_context import ModelContext
 from hamburger.server.app import model_context
 from hamburger.server.config import ServeSettings, SettingsError
+from hamburger.server.operation.loop_watch import watch_loop
 from hamburger.server.operation.metrics import ServerMetrics
 from hamburger.server.operation.supervisor import Supervisor
 
@@ -120,6 +121,8 @@ async def running_models(
             stack.callback(launched.supervision.cancel)
             stack.callback(launched.hang_watch.cancel)
             found.append(launched)
+        loop_watch = asyncio.create_task(watch_loop(found[0].context.metrics.on_loop_lag))
+        stack.callback(loop_watch.cancel)
         yield found
 
 

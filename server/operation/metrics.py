@@ -127,9 +127,18 @@ class ServerMetrics:
         self._request_prompt = self._histogram("request_prompt_tokens", "Prompt tokens of a request.", _COUNTS)
         self._request_generated = self._histogram("request_generation_tokens", "Tokens generated for it.", _COUNTS)
         self._confidence = self._histogram("request_confidence", "The confidence a request ran with.", _CONFIDENCES)
+        self._loop_lag = self._histogram(
+            "event_loop_lag_seconds",
+            "How late the server's event loop woke a task, ten times a second.",
+            _SHORT_SECONDS,
+        )
         self._iteration_tokens = self._histogram(
             "iteration_tokens_total", "Prompt slots computed and tokens generated in one engine step.", _COUNTS
         )
+
+    def on_loop_lag(self, seconds: float) -> None:
+        """A task of the server was woken so much later than it asked; of all models together, so of the first."""
+        self._loop_lag.observe(seconds)
 
     def add_gauges(self, engine: AsyncEngine) -> None:
         """Add the gauges, which read the engine's state whenever they are scraped."""
