@@ -17,7 +17,7 @@ from hamburger.engine.health import EngineHealth
 from hamburger.engine.host import EngineHost, HostedEngine
 from hamburger.engine.queue_room import QueueRoom
 from hamburger.engine.request import AnswerBuilder, GenerationRequest, leaves_confidence, resolve_request
-from hamburger.engine.request_stream import OpenStreams, RequestStream, dial_step
+from hamburger.engine.request_stream import OpenStreams, PromptScores, RequestStream, dial_step, scored_once
 from hamburger.engine.text.detokenizer import TextDecoder
 from hamburger.engine.text.stop_strings import StopStrings
 from hamburger.engine.types.config import EngineConfig
@@ -133,14 +133,16 @@ class AsyncEngine:
         self._queue_room.check(len(resolved), self._config, now, self._streams.oldest_arrival())
         streams: list[RequestStream] = []
         stop_strings = lru_cache(maxsize=_STOPS_SHARED)(StopStrings)
+        shared: dict[tuple[object, ...], PromptScores] = {}
         try:
             for asked, request in zip(requests, resolved, strict=True):
                 answer = AnswerBuilder(self._tokenizer, request.params, self.info, stop_strings)
-                request = replace(request, number=self._queue_room.num_sent + 1)
+                numbered = replace(request, number=self._queue_room.num_sent + 1)
+                request, scores = scored_once(numbered, shared)
                 self._hosted.host.send(request)  # what cannot be sent was not counted
                 self._queue_room.count_sent()
                 chosen_by_dial = chosen is not None and leaves_confidence(asked.params)
-                stream = RequestStream(request, answer, self._abort, chosen_by_dial)
+                stream = RequestStream(request, answer, self._abort, chosen_by_dial, scores)
                 self._streams.add(stream)
                 streams.append(stream)
         except BaseException:
@@ -254,6 +256,8 @@ class AsyncEngine:
         if stream.first_token is None:
             stream.first_token, stream.scheduled = now, output.scheduled_time
         stream.last_group = now
+        if stream.scores is not None and update.prompt_logprobs is not None:
+            stream.scores.tell(update.prompt_logprobs)
         stream.updates.put_nowait(update)
         self._observe(lambda observer: observer.on_group(gap, len(update.token_ids)))
         if update.finish_reason is not None:
@@ -275,6 +279,8 @@ class AsyncEngine:
     def _finish(self, stream: RequestStream, reason: EndReason, error: HamburgerError | None = None) -> None:
         request, now = stream.request, self._clock()
         self._streams.remove(stream)
+        if stream.scores is not None and request.scores_prompt:
+            stream.scores.give_up(error)
         stream.updates.put_nowait(error)
         self._queue_room.count_finished(now)
         timings = RequestTimings(request.arrival_time, stream.scheduled, stream.first_token, now)

@@ -4,12 +4,35 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 
 from hamburger.engine.dial.confidence_dial import DialRow, DialStep
 from hamburger.engine.request import AnswerBuilder, RequestUpdate
-from hamburger.engine.types.errors import HamburgerError
+from hamburger.engine.types.errors import EngineDead, HamburgerError
 from hamburger.engine.types.events import StepReport
-from hamburger.engine.types.messages import StepStats, SubmitRequest
+from hamburger.engine.types.messages import StepStats, SubmitRequest, TokenLogprobs
+
+
+class PromptScores:
+    """The log-probabilities of a prompt, which is scored once for several answers: the first one's request asks for
+    them, and the others wait for what it gets."""
+
+    def __init__(self) -> None:
+        self._scores: asyncio.Future[list[TokenLogprobs | None]] = asyncio.get_running_loop().create_future()
+
+    def tell(self, scores: list[TokenLogprobs | None]) -> None:
+        if not self._scores.done():
+            self._scores.set_result(scores)
+
+    def give_up(self, error: HamburgerError | None) -> None:
+        """The first request ends. error: of what, if not of its client's own will. What was told before, holds."""
+        if not self._scores.done():
+            self._scores.set_exception(error or EngineDead("The prompt was not scored: its request was given up."))
+            self._scores.exception()  # nobody may wait for it
+
+    async def wait(self) -> list[TokenLogprobs | None]:
+        """Raises what give_up was given."""
+        return await asyncio.shield(self._scores)
 
 
 class RequestStream:
@@ -26,8 +49,11 @@ class RequestStream:
         answer: AnswerBuilder,
         on_abort: Callable[[RequestStream], None],
         chosen_by_dial: bool = False,
+        scores: PromptScores | None = None,
     ) -> None:
-        """chosen_by_dial: whether the dial chose its confidence."""
+        """chosen_by_dial: whether the dial chose its confidence. scores: of its prompt, if several answers share them;
+        its request asks for them, or it waits for another's."""
+        self.scores = scores
         self._on_abort = on_abort
         self.is_received = False  # by the core: until then what is told of its id is another's, which has ended
         self.request = request
@@ -42,7 +68,10 @@ class RequestStream:
 
     async def __aiter__(self) -> AsyncGenerator[RequestUpdate, None]:
         try:
+            waits = self.scores is not None and not self.request.scores_prompt
             while isinstance(update := await self.updates.get(), RequestUpdate):
+                if waits and self.scores is not None:
+                    update, waits = replace(update, prompt_logprobs=await self.scores.wait()), False
                 yield update
             self.updates.put_nowait(update)  # the end stays the end for whoever asks again
             if update is not None:
@@ -53,6 +82,20 @@ class RequestStream:
     def abort(self) -> None:
         """Free the request's slots within a step. Idempotent; a finished request is left alone."""
         self._on_abort(self)
+
+
+def scored_once(
+    request: SubmitRequest, shared: dict[tuple[object, ...], PromptScores]
+) -> tuple[SubmitRequest, PromptScores | None]:
+    """The request, and the scores of its prompt where it wants them; it asks for them unless one in `shared` does."""
+    number = request.params.prompt_logprobs
+    if number is None:
+        return request, None
+    key = tuple(request.prompt_ids), number, request.cache_salt
+    if key not in shared:
+        shared[key] = PromptScores()
+        return request, shared[key]
+    return replace(request, scores_prompt=False), shared[key]
 
 
 class OpenStreams:

@@ -89,7 +89,8 @@ class Sequence:
         self.output_ids: list[int] = []
         self.num_computed_slots = 0
         self.awaits_group = False
-        self.prompt_logprobs: list[TokenLogprobs | None] | None = None if params.prompt_logprobs is None else [None]
+        is_scored = params.prompt_logprobs is not None and request.scores_prompt
+        self.prompt_logprobs: list[TokenLogprobs | None] | None = [None] if is_scored else None
         self.num_known_blocks = 0
         self.num_cached_slots = 0
         self.block_ids: list[int] = []

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 
 from hamburger.engine.request import GenerationRequest
 from hamburger.engine.types.errors import InvalidRequest
@@ -20,7 +20,7 @@ from hamburger.server.api.protocol import ChatBody, CompletionBody, GenerationBo
 from hamburger.server.api.request_body import read_body
 from hamburger.server.api.responses import ChatReply, CompletionReply, Reply
 from hamburger.server.api.served_models import ServedModels
-from hamburger.server.api.streaming import EventStream, Generation, collect, unless_client_leaves
+from hamburger.server.api.streaming import EventStream, Generation, collect, encoded, unless_client_leaves
 from hamburger.server.api.structured_output import compile_grammar, grammar_of
 from hamburger.server.operation.request_log import entry_of
 from hamburger.server.tools.tool_use import ToolStream, ToolUse
@@ -173,7 +173,7 @@ async def _answer(
     try:
         if not body.stream:
             whole: dict[str, Any] = await unless_client_leaves(request, collect(generation, reply))
-            return JSONResponse(whole)
+            return Response(await encoded(whole), media_type="application/json")
         first = await unless_client_leaves(request, generation.first())
         answered = True
         return EventStream(first, generation, reply, wants_usage=body.wants_usage, on_failure=on_failure)

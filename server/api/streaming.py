@@ -120,6 +120,22 @@ async def collect(generation: Generation, reply: Reply) -> dict[str, Any]:
     return reply.whole()
 
 
+async def encoded(whole: dict[str, Any]) -> bytes:
+    """A whole answer as JSON, choice by choice: the log-probabilities of many take a second, in which others' streams
+    want their turn."""
+    choices = []
+    for choice in whole["choices"]:
+        choices.append(_dumps(choice))
+        await asyncio.sleep(0)
+    fields = {name: _dumps(value) for name, value in whole.items() if name != "choices"}
+    fields["choices"] = f"[{','.join(choices)}]"
+    return ("{" + ",".join(f"{_dumps(name)}:{fields[name]}" for name in whole) + "}").encode()
+
+
+def _dumps(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+
+
 class EventStream(EventSourceResponse):
     """The streamed answer. However it ends (done, failed, client gone, never begun), its requests are aborted.
 

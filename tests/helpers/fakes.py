@@ -201,7 +201,7 @@ class ScriptedRunner:
         k = sequence.params.prompt_logprobs
         start, scored = sequence.num_computed_slots, self._scored.get(sequence, 1)
         end = min(start + num_slots + 1, len(sequence.prompt_ids))
-        if k is None or end <= scored:
+        if k is None or sequence.prompt_logprobs is None or end <= scored:
             return []
         self._scored[sequence] = end
         self.num_scored += end - scored

@@ -261,3 +261,25 @@ def test_kernels_move_what_plain_settling_moves(dtype: torch.dtype, fitted: bool
         assert torch.equal(of_plain, of_kernels)
     assert not torch.equal(caches[0].data[1], before)
     assert torch.equal(caches[1].data[1].flatten(0, 1)[candidates[20]], before.flatten(0, 1)[behind[0]])
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA GPU")
+@pytest.mark.parametrize("fitted", [False, True])
+def test_a_gpu_moves_what_the_processor_moves(fitted: bool) -> None:
+    trunk = trunk_config(num_layers=3, **{**WIDE, "head_dim": 64})
+    draw = torch.Generator().manual_seed(4)
+    probe = torch.randn(3, trunk.num_kv_heads, 65, generator=draw) if fitted else None
+    values = [torch.randn(21, 8, 2, trunk.num_kv_heads, 64, generator=draw).bfloat16() for _ in range(3)]
+    slots = torch.randperm(150, generator=draw).tolist()
+    found = []
+    for device in (CPU, torch.device("cuda")):
+        cache = PagedKVCache(trunk, 20, 8, torch.bfloat16, device)
+        for data, of_layer in zip(cache.data, values, strict=True):
+            data.copy_(of_layer)
+        choice = SlotChoice(RotaryEmbedding(trunk, 500, device, torch.float32), probe)
+        moves = list(zip(slots[48:60], slots[20:32], strict=True))
+        choice.settle(cache, slots[:48], list(range(100, 148)), slots[60:72], moves)
+        found.append([data.cpu() for data in cache.data])
+    for of_cpu, of_gpu in zip(*found, strict=True):
+        assert torch.equal(of_cpu, of_gpu)

@@ -1,11 +1,16 @@
 """POST /v1/completions: the four forms of a prompt, n, and log-probabilities in their own shape."""
 
+import json
+from typing import Any
+
 import pytest
+from fastapi.responses import JSONResponse
 
 from fakes import BOS, EOS, ByteTokenizer, scripted_logprobs
 from hamburger.engine.request import RequestUpdate
 from hamburger.engine.types.messages import TokenLogprobs
 from hamburger.server.api.logprobs import CompletionLogprobs
+from hamburger.server.api.streaming import encoded
 from serving import COMPLETIONS, ByChoice, serving, split
 
 DONE = [[EOS]]
@@ -132,3 +137,12 @@ async def test_best_of_gives_the_likeliest_first_and_counts_all() -> None:
         assert two["choices"][0]["logprobs"]["tokens"][0] == "a"
         status, error = await server.refused(COMPLETIONS, {"prompt": "a", "best_of": 2, "stream": True})
         assert (status, error["param"]) == (400, "best_of")
+
+
+async def test_an_answer_that_is_encoded_choice_by_choice_is_the_same_json() -> None:
+    whole = {"id": "x", "choices": [{"index": 0, "text": 'a"é\u2028'}, {"index": 1, "text": ""}], "usage": {"n": 1}}
+    answers: list[dict[str, Any]] = [whole, {**whole, "choices": []}]
+    for answer in answers:
+        data = await encoded(answer)
+        assert data == JSONResponse(answer).body
+        assert list(json.loads(data)) == ["id", "choices", "usage"]

@@ -10,6 +10,8 @@ import pytest
 
 from fakes import BOS, EOS, VOCAB_SIZE, ByteTokenizer, scripted_logprobs
 from hamburger.engine.request import RequestUpdate
+from hamburger.engine.request_stream import PromptScores
+from hamburger.engine.types.errors import EngineDead, OutOfMemory
 from hamburger.engine.types.messages import TokenLogprobs
 from hamburger.server.api.echo import Echo
 from hamburger.server.api.logprobs import CompletionLogprobs
@@ -153,7 +155,7 @@ async def test_n_answers_to_each_of_several_prompts(logprobs: int | None) -> Non
         else:
             check_shape(choice["logprobs"], num_tokens)
             assert all(len(top) == max(logprobs, 1) for top in choice["logprobs"]["top_logprobs"][1:])
-    assert server.runner.num_scored == (0 if logprobs is None else 2 * 2 * (1 + 2))
+    assert server.runner.num_scored == (0 if logprobs is None else 2 * (1 + 2))  # once for both answers
 
 
 async def test_32_at_once() -> None:
@@ -242,3 +244,48 @@ async def test_a_request_without_echo_scores_nothing() -> None:
         await server.complete(prompt=[1, 2, 3], logprobs=2)
         await server.chat(logprobs=True, top_logprobs=2)
     assert server.runner.num_scored == 0
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("max_tokens", [0, 3])
+async def test_a_prompt_is_scored_once_for_all_its_choices(stream: bool, max_tokens: int) -> None:
+    runner = ByChoice(*[[[97], [98], [EOS]]] * 8)
+    body = loglikelihood([BOS, 97, 99, 98], [97, 98], max_tokens=max_tokens, n=4, temperature=1)
+    async with serving(runner=runner) as server:
+        if stream:
+            chunks = await server.stream(COMPLETIONS, **body)
+            firsts = {c["choices"][0]["index"]: c["choices"][0]["logprobs"] for c in reversed(chunks) if c["choices"]}
+            found = [firsts[i]["token_logprobs"] for i in range(8)]
+        else:
+            answer = await server.ok(COMPLETIONS, body)
+            found = [choice["logprobs"]["token_logprobs"] for choice in answer["choices"]]
+    assert runner.num_scored == 3 + 1
+    for i, prompt in enumerate([[BOS, 97, 99, 98]] * 4 + [[97, 98]] * 4):
+        expected = [scripted_logprobs(1000 + j, token, 1).logprob for j, token in enumerate(prompt)]
+        assert found[i][1 : len(prompt)] == expected[1:]
+
+
+async def test_prompts_of_other_salts_or_numbers_are_scored_for_themselves() -> None:
+    runner = ByChoice(*[[[EOS]]] * 2)
+    async with serving(runner=runner) as server:
+        for salt in ("a", "b"):
+            await server.ok(COMPLETIONS, loglikelihood([97, 98, 99], cache_salt=salt))
+    assert runner.num_scored == 4
+
+
+async def test_answers_that_wait_for_the_scores_fail_with_what_scores() -> None:
+    scores = PromptScores()
+    scores.give_up(OutOfMemory("no room", 1))
+    for _ in range(2):
+        with pytest.raises(OutOfMemory, match="no room"):
+            await scores.wait()
+    left = PromptScores()
+    waiting = asyncio.create_task(left.wait())
+    await asyncio.sleep(0)
+    left.give_up(None)
+    with pytest.raises(EngineDead, match="was not scored"):
+        await waiting
+    told = PromptScores()
+    told.tell([None])
+    told.give_up(None)
+    assert await told.wait() == [None]
