@@ -30,6 +30,7 @@ logger = logging.getLogger(__name__)
 
 BUILD_CORE = "hamburger.engine.build:build_core"
 _RECEIVED_BYTES = 2**18  # at once, at most
+_OF_SERVER = "HAMBURGER_"  # variables: keys among them, and an engine is told its settings in a message
 _END_SECONDS = 5.0  # for a process that has sent its final message
 
 
@@ -56,6 +57,7 @@ class Worker:
                 pass_fds=[worker_end.fileno()],
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
+                env={name: value for name, value in os.environ.items() if not name.startswith(_OF_SERVER)},
             )
 
     def __enter__(self) -> Self:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from engines_of_servers import engine_pid
 from real_server import RealServer
 
 KEY, TOKEN = "sk-key-of-the-operator", "hf_token-of-the-operator"
@@ -20,6 +21,9 @@ def test_every_line_is_json_and_secrets_are_masked(grafted_folder: Path) -> None
             for key, more in ((KEY, {}), (KEY, {"stream": True}), (KEY, {"max_tokens": -1}), (f"{KEY}x", {}))
         ]
         assert [answer.status_code for answer in answers] == [200, 200, 400, 401]
+        environment = Path(f"/proc/{engine_pid(server)}/environ").read_bytes()
+        assert b"PATH=" in environment
+        assert KEY.encode() not in environment
         assert server.stop() == 0
         log = server.log()
     lines = [json.loads(line) for line in log.splitlines()]
