@@ -15,6 +15,7 @@ import torch
 import hamburger.training.settling.evaluate as evaluation
 from hamburger.engine.types.settling import Settling
 from hamburger.model.checkpoints.load import save_checkpoint
+from hamburger.model.checkpoints.settle_probe import save_probe
 from hamburger.model.checkpoints.sources import BUILTIN
 from hamburger.model.config import ModelConfig
 from hamburger.model.rotary import RotaryEmbedding
@@ -157,6 +158,19 @@ def test_results_hold_every_policy_and_a_second_call_goes_on(
     assert evaluation.run(arguments(folder, tmp_path, "--scores", "attention;recency;random")) == 0
     assert len(asked) == 5  # of the new policy alone
     assert len(json.loads((tmp_path / "results.json").read_text())) == 3
+
+
+def test_another_probe_is_measured_anew(folder: Path, tmp_path: Path) -> None:
+    trunk = trunk_config(vocab_size=49152, hidden_size=32)
+    files = [tmp_path / f"{i}.safetensors" for i in range(2)]
+    for file in files:
+        save_probe(file, torch.randn(trunk.num_layers, trunk.num_kv_heads, trunk.head_dim + 1))
+        assert evaluation.run(arguments(folder, tmp_path, "--scores", "probe;keys", "--probe", str(file))) == 0
+    rows = [json.loads(line) for line in (tmp_path / "measured.jsonl").read_text().splitlines()]
+    of_probes = [row for row in rows if row["policy"].startswith("probe")]
+    assert (len(of_probes), len(rows)) == (10, 15)
+    with pytest.raises(TrainingError, match="base has no probe: make one with `hamburger fit-settle`"):
+        evaluation.run(arguments(folder, tmp_path, "--scores", "probe"))
 
 
 def test_mistakes_are_named(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

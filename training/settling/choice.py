@@ -23,15 +23,17 @@ SCORE_NAMES = (*BY_HEAD, *ALIKE)
 @dataclass(frozen=True, slots=True)
 class Policy:
     """score: one of SCORE_NAMES. `attention to come` is what no engine knows; newest: of each chunk the newest stay;
-    recency: of the whole answer the newest, as many as are held otherwise."""
+    recency: of the whole answer the newest, as many as are held otherwise. probe: which one it is."""
 
     score: str
     settling: Settling
+    probe: str = ""
 
     @property
     def name(self) -> str:
         s = self.settling
-        return f"{self.score} | {s.window} | {s.growth} | {s.keep} | {s.chunk}" + (f" | {s.limit}" if s.limit else "")
+        parts = [self.score, s.window, s.growth, s.keep, s.chunk, *([s.limit] if s.limit else ()), self.probe]
+        return " | ".join(str(part) for part in parts if part != "")
 
     def dropped_at(self, seen: Observed, choices: Mapping[str, SlotChoice], seed: int) -> Tensor:
         """int64 [A], or [layers, kv_heads, A]: the number of computed answer tokens at which each loses its slot; A

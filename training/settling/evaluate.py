@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from hashlib import blake2b
 from itertools import product
 from typing import Any
 
@@ -58,7 +59,8 @@ def run(args: argparse.Namespace) -> int:
     model = load_model(
         source, device=args.device, dtype=args.dtype, on_progress=lambda line: console.print(line, markup=False)
     )
-    choices = _choices(args, source, model)
+    choices, probe = _choices(args, source, model)
+    policies = [replace(policy, probe=probe) if policy.score == PROBE else policy for policy in policies]
     with GrowingFile(args.out / "measured.jsonl") as cache:
         known = {(row.values["key"], row.values["policy"]): row.values for row in read_rows(cache.path)}
         with token_bar("Texts", len(texts), console) as bar:
@@ -107,8 +109,8 @@ def _books(args: argparse.Namespace, tokenizer: Tokenizer) -> Iterator[Text]:
                 yield Text(f"{name} {row.line}", f"{name} (by people)", ids[:1], ids[1:])
 
 
-def _choices(args: argparse.Namespace, source: ModelSource, model: HamburgerModel) -> dict[str, SlotChoice]:
-    """Raises TrainingError where a probe is asked for and there is none."""
+def _choices(args: argparse.Namespace, source: ModelSource, model: HamburgerModel) -> tuple[dict[str, SlotChoice], str]:
+    """And what tells the probe from others. Raises TrainingError where one is asked for and there is none."""
     trunk, device = model.config.trunk, model.embed_tokens.weight.device
     rotary = RotaryEmbedding(trunk, trunk.context_tokens, device, torch.float32)
     choices = {KEYS: SlotChoice(rotary)}
@@ -119,7 +121,8 @@ def _choices(args: argparse.Namespace, source: ModelSource, model: HamburgerMode
                 f"{source.name} has no probe: make one with `hamburger fit-settle`, and name it (--probe)."
             )
         choices[PROBE] = SlotChoice(rotary, probe)
-    return choices
+        return choices, blake2b(probe.numpy().tobytes(), digest_size=4).hexdigest()
+    return choices, ""
 
 
 def _measured(
