@@ -148,6 +148,7 @@ def test_results_hold_every_policy_and_a_second_call_goes_on(
     assert list(attention["places"]) == ["0 to 512"]
     assert set(attention["kinds"]) == {"answers: a", "answers: b", "books (by people)"}
     assert "| attention | 32 | 0.333 | 0.125 | 5 |" in (tmp_path / "results.md").read_text()
+    assert (tmp_path / "results.png").read_bytes().startswith(b"\x89PNG")
     asked = []
 
     def counted(*args: Any) -> torch.Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,16 @@ _PLACES = ((0, 1), (2, 3), (4, 7))  # first and last bucket of 256 tokens
 
 
 def write_report(out: Path, rows: Sequence[dict[str, Any]], policies: Sequence[Policy], seed: int) -> str:
-    """results.json and results.md in the folder; returns the latter."""
+    """results.json, results.md and, where matplotlib is installed, results.png in the folder; returns the second."""
     found = [of_policy(p, [r for r in rows if r["policy"] == p.name], seed) for p in policies]
     found = [entry for entry in found if entry is not None]
     (out / "results.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     text = table(found)  # type: ignore[arg-type]
     (out / "results.md").write_text(text + "\n", encoding="utf-8")
+    if found and find_spec("matplotlib") is not None:  # of the train extra
+        from hamburger.training.settling.plot import plot
+
+        plot(out / "results.png", found)  # type: ignore[arg-type]
     return text
 
 
