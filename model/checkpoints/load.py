@@ -94,8 +94,8 @@ def _check_finite(tensors: Mapping[str, Tensor], where: str) -> None:
         if tensor.is_floating_point() and not tensor.sum().isfinite() and not tensor.isfinite().all():
             dtype = str(tensor.dtype).removeprefix("torch.")
             raise CheckpointError(
-                f"{where}: {name} has values that are no finite numbers in {dtype}: the file is damaged, or made for "
-                "another dtype."
+                f"{where}: {name} holds numbers that are not finite in {dtype}: the file is damaged, its training "
+                "diverged, or dtype is too narrow."
             )
 
 

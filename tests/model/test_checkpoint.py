@@ -122,7 +122,7 @@ def test_what_is_no_finite_number_is_named(tmp_path: Path, name: str, value: flo
     tensors = random_tensors(GRAFTED)
     tensors[name].view(-1)[-1] = value
     save_checkpoint(tmp_path, GRAFTED, tensors)
-    with pytest.raises(CheckpointError, match=rf"{name} has values that are no finite numbers in float32"):
+    with pytest.raises(CheckpointError, match=rf"{name} holds numbers that are not finite in float32"):
         load(tmp_path)
 
 
@@ -131,7 +131,7 @@ def test_what_another_dtype_does_not_hold_is_named(tmp_path: Path) -> None:
     name = "model.layers.1.mlp.up_proj.weight"
     tensors[name][0, 0] = 1e6
     save_hf(tmp_path, PLAIN, tensors)
-    with pytest.raises(CheckpointError, match=rf"{name} has values that are no finite numbers in float16"):
+    with pytest.raises(CheckpointError, match=rf"{name} holds numbers that are not finite in float16"):
         load(tmp_path, dtype=torch.float16)
     tensors[name][:] = 30_000.0  # whose sum overflows
     save_hf(tmp_path, PLAIN, tensors)
