@@ -17,6 +17,8 @@ from hamburger.model.steps import Steps
 
 # Kernels take 8 rows at once, and one more costs at once. Beyond the last, as from the one before to it.
 _ROWS = (1, 2, 3, 4, 6, 8, 9, 12, 16, 17, 24, 32)
+_FEW_ROWS = (1, 2, 4, 8, 16, 32)  # without kernels, where steps are slow: else the start would be
+_SLOW = 0.012  # seconds of a step of one row
 _TURNS_MILLISECONDS, _MOST_TURNS, _LEAST_TURNS = 40.0, 7, 2  # at each number of rows
 _TEXT = 40  # tokens that the model writes
 _CONTEXT = 256  # tokens, the text over and over: what attention adds for a row grows with it
@@ -28,24 +30,30 @@ def measure_costs(
     steps: Steps, cache: PagedKVCache, most_rows: int, max_model_len: int, threads: StepThreads | None
 ) -> MeasuredCosts:
     """On a cache that holds nothing yet: what it holds afterwards is of no use. most_rows: of a step."""
-    return _Meter(steps, cache, max_model_len, threads).measure(most_rows)
+    return _Meter(steps, cache, most_rows, max_model_len, threads).measure(most_rows)
 
 
 class _Meter:
     """Times steps over a text that the model has written: what a head has to compute depends on how sure it is."""
 
-    def __init__(self, steps: Steps, cache: PagedKVCache, max_model_len: int, threads: StepThreads | None) -> None:
+    def __init__(
+        self, steps: Steps, cache: PagedKVCache, most_rows: int, max_model_len: int, threads: StepThreads | None
+    ) -> None:
         self._steps, self._cache, self._threads = steps, cache, threads
         self._threads_taken: set[int] = set()
         text = self._text = [1]
+        taken = []
         while len(text) < min(_TEXT, max_model_len):
+            start_time = time.perf_counter()
             text.append(int(self._step(self._batch([len(text) - 1], 0)).token_ids[-1, 0]))
-        longest = min(_CONTEXT, max_model_len, cache.scratch_block * cache.block_size)
+            taken.append(time.perf_counter() - start_time)
+        self._rows = _FEW_ROWS if min(taken, default=0.0) > _SLOW else _ROWS
+        longest, at_once = min(_CONTEXT, max_model_len, cache.scratch_block * cache.block_size), min(most_rows, _TEXT)
         while len(text) + _TEXT <= longest:
             place = len(text)
             text += text[:_TEXT]
-            for start in range(place, len(text), _TOGETHER):
-                self._step(self._batch(list(range(start, min(start + _TOGETHER, len(text)))), 0))
+            for start in range(place, len(text), at_once):
+                self._step(self._batch(list(range(start, min(start + at_once, len(text)))), 0))
 
     def measure(self, most_rows: int) -> MeasuredCosts:
         """most_rows: of a step. Anew where the number of threads has changed meanwhile: a neighbour is busy then."""
@@ -58,7 +66,7 @@ class _Meter:
 
     def _measured(self, most_rows: int) -> MeasuredCosts:
         depth = self._steps.config.max_group - 1
-        rows = [number for number in _ROWS if number <= most_rows]
+        rows = [number for number in self._rows if number <= most_rows]
         if len(rows) == 1:
             rows.append(2)
         if self._steps.device.type != "cpu" and most_rows > rows[-1]:

@@ -118,7 +118,9 @@ def test_ranks_measure_their_steps_and_check_drafts(folder: Path, monkeypatch: p
     assert [answer.token_ids for answer in answers] == [answer.token_ids for answer in expected]
     assert any(len(group) > 1 for answer in answers for group in answer.groups)
     of_one, of_two = measured
-    assert of_two.rows == of_one.rows == (1, 2, 3, 4, 6, 8, 9, 12, 16, 17, 24, 32)
+    every = {1, 2, 3, 4, 6, 8, 9, 12, 16, 17, 24, 32}  # or fewer, where steps are slow
+    assert {1, 2, 4, 8, 16, 32} <= set(of_two.rows) <= every
+    assert {1, 2, 4, 8, 16, 32} <= set(of_one.rows) <= every
     assert min(of_two.steps) > 0
 
 

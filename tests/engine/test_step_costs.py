@@ -56,6 +56,20 @@ def test_rows_are_measured_in_a_context() -> None:
     assert 60 <= max(steps.contexts) <= 100
 
 
+class AlwaysSlow(SlowFirst):
+    """As without kernels."""
+
+    def step(self, batch: ForwardBatch, cache: PagedKVCache) -> StepOutput:
+        time.sleep(0.015)
+        return super().step(batch, cache)
+
+
+def test_fewer_rows_are_measured_where_steps_are_slow() -> None:
+    cache = PagedKVCache(trunk_config(), 64, 4, torch.float32, CPU)
+    found = measure_costs(AlwaysSlow(), cache, 22, 64, None)  # type: ignore[arg-type]
+    assert found.rows == (1, 2, 4, 8, 16)
+
+
 class LosingThreads:
     """Two, and one from the 50th step on."""
 
