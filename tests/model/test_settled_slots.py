@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -33,6 +34,7 @@ from verified import free_rows
 
 LENGTH = 160
 SETTLING = Settling(window=20, keep=1 / 4, growth=1 / 4, chunk=16, apart=8)
+AT_LIMIT = replace(SETTLING, limit=60)  # one chunk has slots at a time
 
 
 def config_of(*, grafted: bool) -> ModelConfig:
@@ -148,15 +150,17 @@ def test_logits_are_those_of_a_pass_with_a_mask(block_size: int) -> None:
 
 
 @pytest.mark.parametrize("form", ["kernels", "torch"])
-@pytest.mark.parametrize("logprobs", [None, 2])
-def test_neither_batch_nor_drafts_nor_preemption_change_the_answer(form: str, logprobs: int | None) -> None:
+@pytest.mark.parametrize(("logprobs", "settling"), [(None, SETTLING), (2, SETTLING), (None, AT_LIMIT)])
+def test_neither_batch_nor_drafts_nor_preemption_change_the_answer(
+    form: str, logprobs: int | None, settling: Settling
+) -> None:
     steps, asked, seen = steps_of(form), requests(logprobs=logprobs), Counter[str]()
 
     def core(**settings: Any) -> EngineCore:
         limits = {"num_blocks": 300, "max_model_len": LENGTH, **settings}
         kernels = load_kernels() if form == "kernels" else None
         choice = SlotChoice if kernels is None else partial(CpuSlotChoice, kernels)
-        return core_of(steps, policy=free_rows(3), settling=SETTLING, choice=choice, **limits)
+        return core_of(steps, policy=free_rows(3), settling=settling, choice=choice, **limits)
 
     truth = answers(core(max_num_seqs=1), asking(asked, confidence=1.0), seen)
     assert not seen["drafted"]
