@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
-from engines_of_servers import ENDLESS, OPTIONS, Streams, engine_pid, until
+from engines_of_servers import ENDLESS, OPTIONS, Streams, engine_pid, in_the_middle, until
 from processes import is_alive
 from real_server import RealServer
 from slow_cases import slow
@@ -24,10 +24,10 @@ from slow_cases import slow
 @pytest.mark.slow
 def test_a_killed_engine_is_told_to_32_streams_and_ends_the_server(grafted_folder: Path) -> None:
     with RealServer(str(grafted_folder), *OPTIONS, env={"HAMBURGER_MAX_NUM_SEQS": "40"}) as server:
-        streams = Streams(server, 32)
-        until(lambda: server.metric("hamburger_num_requests_running") == 32)
-        killed_at = time.monotonic()
-        os.kill(engine_pid(server), signal.SIGKILL)
+        engine = engine_pid(server)
+        with in_the_middle(server, [engine], lambda: [Streams(server, 32)], 32) as [streams]:
+            killed_at = time.monotonic()
+            os.kill(engine, signal.SIGKILL)
         streams.join()
         assert len(streams.endings) == 32
         for error, done in streams.endings:
@@ -46,9 +46,8 @@ def test_an_engine_is_started_again_when_told_to(grafted_folder: Path) -> None:
         body = {**ENDLESS, "stream": False, "max_tokens": 8}
         before = server.post("/v1/completions", body).json()["choices"][0]["text"]
         first = engine_pid(server)
-        streams = Streams(server, 4)
-        until(lambda: server.metric("hamburger_num_requests_running") == 4)
-        os.kill(first, signal.SIGKILL)
+        with in_the_middle(server, [first], lambda: [Streams(server, 4)], 4) as [streams]:
+            os.kill(first, signal.SIGKILL)
         streams.join()
         assert all("engine_unavailable" in error for error, _ in streams.endings)
         refused = server.post("/v1/completions", body)

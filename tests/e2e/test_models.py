@@ -6,10 +6,6 @@ import asyncio
 import json
 import os
 import signal
-import threading
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +13,13 @@ import httpx
 import openai
 import pytest
 
+from engines_of_servers import ENDLESS, Streams, in_the_middle, until
 from processes import is_alive
 from real_server import RealServer
 
 BURGER = "smollm2-135m-hamburger"
 MESSAGES: Any = [{"role": "user", "content": "Name three colours."}]
 SMALL = ("--served-model-name", "a", "--dtype", "float32", "--kv-cache-memory", "64MiB")
-ENDLESS: dict[str, Any] = {"prompt": "Once upon a time", "max_tokens": 500, "ignore_eos": True, "temperature": 0}
 
 
 def engine_pids(server: RealServer) -> list[int]:
@@ -36,64 +32,12 @@ def has_torch(pid: int) -> bool:
     return "libtorch" in Path(f"/proc/{pid}/maps").read_text()
 
 
-def until(condition: Any, seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it never came to that"
-        time.sleep(0.02)
-
-
-class Stream(threading.Thread):
-    """An open stream of one model; `last` are its last two lines once it is joined."""
-
-    def __init__(self, server: RealServer, model: str) -> None:
-        super().__init__()
-        self.last: list[str] = []
-        self._url, self._body = f"{server.url}/v1/completions", {**ENDLESS, "model": model, "stream": True}
-        self.start()
-
-    def run(self) -> None:
-        with httpx.stream("POST", self._url, json=self._body, timeout=120) as response:
-            self.last = [line for line in response.iter_lines() if line][-2:]
-
-    def ending(self) -> Any:
-        """The last event's JSON; [DONE] must follow it."""
-        self.join(120)
-        assert self.last[1] == "data: [DONE]"
-        return json.loads(self.last[0].removeprefix("data: "))
-
-
-@contextmanager
-def in_the_middle(server: RealServer, models: Sequence[str], engines: list[int]) -> Iterator[list[Stream]]:
-    """A stream of each model that has begun and cannot end meanwhile, for the engines stand still.
-
-    On a crowded machine some are through before the last has begun; then there are others.
-    """
-    number, streams = len(models), list[Stream]()
-
-    def stand_still() -> bool:
-        streams[:] = [Stream(server, model) for model in models]
-        while server.metric("hamburger_num_requests_running") < number:
-            if not any(stream.is_alive() for stream in streams):
-                return False
-        for pid in engines:
-            os.kill(pid, signal.SIGSTOP)
-        all_run = server.metric("hamburger_num_requests_running") == number
-        if not all_run:
-            go_on()
-            for stream in streams:
-                stream.join()
-        return all_run
-
-    def go_on() -> None:
-        for pid in engines:
-            os.kill(pid, signal.SIGCONT)
-
-    until(stand_still)
-    try:
-        yield streams
-    finally:
-        go_on()
+def ending(stream: Streams) -> Any:
+    """The last event's JSON of one stream; [DONE] must follow it."""
+    stream.join()
+    [(last, done)] = stream.endings
+    assert done == "data: [DONE]"
+    return json.loads(last.removeprefix("data: "))
 
 
 async def test_the_embedded_hamburger_and_its_base_answer_at_once() -> None:
@@ -150,14 +94,13 @@ async def test_the_embedded_hamburger_and_its_base_answer_at_once() -> None:
 def test_a_killed_engine_ends_the_server_once_the_others_answers_are_through(grafted_folder: Path) -> None:
     options = (*SMALL, "--also", f"b={grafted_folder}", "--drain-seconds", "60")
     with RealServer(str(grafted_folder), *options) as server:
-        streams = [Stream(server, "a@1.0"), Stream(server, "b@1.0")]
-        until(lambda: server.metric("hamburger_num_requests_running") == 2)
-        first, second = engine_pids(server)
-        os.kill(second, signal.SIGKILL)
-        error = streams[1].ending()["error"]
+        first, second = engines = engine_pids(server)
+        with in_the_middle(server, engines, lambda: [Streams(server, 1, model=name) for name in "ab"], 2) as streams:
+            os.kill(second, signal.SIGKILL)
+        error = ending(streams[1])["error"]
         assert error["code"] == "engine_unavailable"
         assert "SIGKILL" in error["message"]
-        assert streams[0].ending()["choices"][0]["finish_reason"] == "length"  # whole: drained, not cut off
+        assert ending(streams[0])["choices"][0]["finish_reason"] == "length"  # whole: drained, not cut off
         assert server.wait(30) == 1
         assert "b: the engine died" in server.log()
         assert "Traceback" not in server.log()
@@ -168,7 +111,7 @@ def test_a_killed_engine_ends_the_server_once_the_others_answers_are_through(gra
 def test_one_engine_starts_again_while_the_other_serves(grafted_folder: Path) -> None:
     options = (*SMALL, "--also", f"b={grafted_folder},confidence=1", "--engine-restarts", "1")
     with RealServer(str(grafted_folder), *options) as server:
-        body = {**ENDLESS, "max_tokens": 8}
+        body = {**ENDLESS, "max_tokens": 8, "stream": False}
         before = server.post("/v1/completions", {**body, "model": "b"}).json()
         assert before["usage"]["tokens_per_kv"] == 1.0  # its own confidence
         first, second = engine_pids(server)
@@ -191,16 +134,16 @@ def test_sigterm_drains_all(grafted_folder: Path) -> None:
     options = (*SMALL, "--also", f"b={grafted_folder}", "--drain-seconds", "60")
     with RealServer(str(grafted_folder), *options) as server:
         engines = engine_pids(server)
-        with in_the_middle(server, ("a@1.0", "b@1.0") * 2, engines) as streams:
+        with in_the_middle(server, engines, lambda: [Streams(server, 1, model=name) for name in "abab"], 4) as streams:
             os.kill(server.pid, signal.SIGTERM)
             until(lambda: "stopping: " in server.log())
             assert httpx.get(f"{server.url}/ready").json()["models"] == {"a": "draining", "b": "draining"}
             assert httpx.get(f"{server.url}/health").status_code == 200  # it lives, but others should be asked
             for name in ("a", "b"):
-                refused = server.post("/v1/completions", {**ENDLESS, "model": name})
+                refused = server.post("/v1/completions", {**ENDLESS, "model": name, "stream": False})
                 assert (refused.status_code, refused.json()["error"]["code"]) == (503, "engine_unavailable")
                 assert int(refused.headers["retry-after"]) > 0
         for stream in streams:
-            assert stream.ending()["choices"][0]["finish_reason"] == "length"
+            assert ending(stream)["choices"][0]["finish_reason"] == "length"
         assert server.wait(30) == 0
         assert not any(is_alive(pid) for pid in engines)

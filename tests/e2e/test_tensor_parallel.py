@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-from engines_of_servers import OPTIONS, Streams, children, engine_pid, until
+from engines_of_servers import OPTIONS, Streams, children, engine_pid, in_the_middle, until
 from processes import is_alive
 from real_server import RealServer
 from slow_cases import slow
@@ -80,10 +80,9 @@ def test_a_killed_rank_is_told_to_every_stream_and_an_engine_with_ranks_starts_a
     with RealServer(str(grafted_folder), *SPLIT, "--engine-restarts", "1") as server:
         before = server.post("/v1/completions", asked(temperature=0)).json()["choices"][0]["text"]
         first, [rank] = engine_pid(server), ranks_of(server)
-        streams = Streams(server, 8)
-        until(lambda: server.metric("hamburger_num_requests_running") == 8)
-        killed_at = time.monotonic()
-        os.kill(rank, signal.SIGKILL)
+        with in_the_middle(server, [first, rank], lambda: [Streams(server, 8)], 8) as [streams]:
+            killed_at = time.monotonic()
+            os.kill(rank, signal.SIGKILL)
         streams.join()
         assert len(streams.endings) == 8
         for error, done in streams.endings:
@@ -97,9 +96,8 @@ def test_a_killed_rank_is_told_to_every_stream_and_an_engine_with_ranks_starts_a
         assert server.post("/v1/completions", asked(temperature=0)).json()["choices"][0]["text"] == before
         second, [rank] = engine_pid(server), ranks_of(server)
         assert second != first
-        streams = Streams(server, 2)
-        until(lambda: server.metric("hamburger_num_requests_running") == 2)
-        os.kill(second, signal.SIGKILL)  # rank 0, in the middle of steps; no restart is left
+        with in_the_middle(server, [second, rank], lambda: [Streams(server, 2)], 2) as [streams]:
+            os.kill(second, signal.SIGKILL)  # rank 0, in the middle of steps; no restart is left
         streams.join()
         assert all("engine_unavailable" in error for error, _ in streams.endings)
         assert server.wait(20) == 1

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 import threading
 import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -50,20 +54,65 @@ def until(condition: Any, seconds: float = 30) -> None:
 class Streams:
     """Open streams, each read to its end by a thread of its own."""
 
-    def __init__(self, server: RealServer, number: int) -> None:
+    def __init__(self, server: RealServer, number: int, **fields: Any) -> None:
+        """fields: those of the request that are not ENDLESS's."""
         self.endings: list[list[str]] = []
         self.ended_at: list[float] = []
         self._server = server
+        self._body = {**ENDLESS, **fields}
         self._threads = [threading.Thread(target=self._read) for _ in range(number)]
         for thread in self._threads:
             thread.start()
 
     def _read(self) -> None:
-        with httpx.stream("POST", f"{self._server.url}/v1/completions", json=ENDLESS, timeout=60) as response:
+        url = f"{self._server.url}/v1/completions"
+        with httpx.stream("POST", url, json=self._body, timeout=120, verify=False) as response:
             lines = [line for line in response.iter_lines() if line]
         self.ended_at.append(time.monotonic())
         self.endings.append(lines[-2:])
 
     def join(self) -> None:
         for thread in self._threads:
-            thread.join(60)
+            thread.join(120)
+
+    @property
+    def are_open(self) -> bool:
+        return any(thread.is_alive() for thread in self._threads)
+
+
+@contextmanager
+def in_the_middle(
+    server: RealServer, engines: Sequence[int], start: Callable[[], Sequence[Streams]], number: int
+) -> Iterator[Sequence[Streams]]:
+    """Streams of which `number` answers have begun and none can end meanwhile, for the engines stand still.
+
+    On a crowded machine some are through before the last has begun; then there are others.
+    """
+    streams: Sequence[Streams] = ()
+
+    def go_on() -> None:
+        for pid in engines:
+            with contextlib.suppress(ProcessLookupError):  # the test has ended it
+                os.kill(pid, signal.SIGCONT)
+
+    def stand_still() -> bool:
+        nonlocal streams
+        streams = start()
+        while server.metric("hamburger_num_requests_running") < number:
+            if not any(stream.are_open for stream in streams):
+                return False
+        for pid in engines:
+            os.kill(pid, signal.SIGSTOP)
+        time.sleep(0.1)  # for what the engines have said to arrive
+        all_run = server.metric("hamburger_num_requests_running") == number
+        if not all_run:
+            go_on()
+            for stream in streams:
+                stream.join()
+        return all_run
+
+    until(stand_still, 90)
+    try:
+        yield streams
+    finally:
+        go_on()
