@@ -122,7 +122,13 @@ def measure(model: EagerSteps, rows: int, context: int, confidence: float, repea
 def decoding(model: EagerSteps, rows: int, context: int, columns: int, confidence: float) -> ForwardBatch:
     """Full groups in, each row on its own blocks, in an order that is not that of the pool."""
     largest = Largest(
-        max_slots=rows, max_rows=rows, max_model_len=context, context_slots=context, max_logprobs=0, block_size=BLOCK
+        max_slots=rows,
+        max_rows=rows,
+        max_model_len=context,
+        context_slots=context,
+        max_logprobs=0,
+        block_size=BLOCK,
+        kv_dtype=model.state_dtype,
     )
     device = model.device
     generator = torch.Generator().manual_seed(1)

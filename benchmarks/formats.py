@@ -12,7 +12,9 @@ from __future__ import annotations
 import argparse
 import gzip
 import json
+from collections import defaultdict
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,12 +27,14 @@ if TYPE_CHECKING:
     from hamburger.model.steps import EagerSteps
 
 ON_CPU = {"the CPU's int8": 8, "the CPU's int4": 4}  # bits of the trunk's weights; heads and graft keep 8
-# name -> dtype, and what the linears of trunk and micro decoder and the micro-steps' head are
+# name -> dtype, what the linears of trunk and micro decoder and the micro-steps' head are, and the KV cache
 FORMATS = {
-    "float32": ("float32", "none"),
-    "bfloat16": ("bfloat16", "none"),
-    "int8": ("bfloat16", "int8"),
-    **{name: ("bfloat16", name) for name in ON_CPU},
+    "float32": ("float32", "none", "float32"),
+    "float32, KV bfloat16": ("float32", "none", "bfloat16"),
+    "float32, KV int8": ("float32", "none", "int8"),
+    "bfloat16": ("bfloat16", "none", "bfloat16"),
+    "int8": ("bfloat16", "int8", "bfloat16"),
+    **{f"{name}, KV {kv}": ("bfloat16", name, kv) for name, kv in product(ON_CPU, ("float32", "bfloat16", "int8"))},
 }
 
 
@@ -75,7 +79,7 @@ def load(model: str | None, dtype: str, weights: str) -> EagerSteps:
     )
 
 
-def predict(model: EagerSteps, ids: list[int], prompt: int) -> dict[str, Tensor]:
+def predict(model: EagerSteps, kv: str, ids: list[int], prompt: int) -> dict[str, Tensor]:
     """float32 log-probabilities of each token of the response by the trunk [n, V], and by a micro-step from the third
     token on [n - 1, V'], with the probability that the group goes on after it."""
     import torch
@@ -102,7 +106,7 @@ def predict(model: EagerSteps, ids: list[int], prompt: int) -> dict[str, Tensor]
         max_group_limit=1,
         sampling=empty_sampling(len(emit), device),
     )
-    cache = PagedKVCache(model.config.trunk, 1, n, model.state_dtype, device)
+    cache = PagedKVCache(model.config.trunk, 1, n, getattr(torch, kv), device)
     backend = model.backend
     with torch.inference_mode():
         hidden, features = backend.trunk(batch, cache, Reads(emit, len(emit)))
@@ -117,11 +121,29 @@ def predict(model: EagerSteps, ids: list[int], prompt: int) -> dict[str, Tensor]
     return found
 
 
-def compare(wanted: Tensor, found: Tensor) -> str:
-    """Mean KL divergence in nats and the share of changed arg-maxes."""
-    kl = (wanted.exp() * (wanted - found)).nan_to_num(0.0).sum(-1).mean()
-    changed = (wanted.argmax(-1) != found.argmax(-1)).float().mean()
-    return f"KL {float(kl):.4f}, arg-max changed {float(changed):.1%}"
+class Sums:
+    """Of one format, over texts: tokens, and what was found of them in sum."""
+
+    def __init__(self) -> None:
+        self.tokens = self.kl = self.changed = self.nats = self.moved = 0.0
+
+    def add(self, wanted: dict[str, Tensor], found: dict[str, Tensor], key: str, ids: Tensor) -> None:
+        w, f = wanted[key], found[key]
+        self.tokens += len(w)
+        if key == "going on":
+            self.moved += (w - f).abs().sum().item()
+            return
+        self.kl += (w.exp() * (w - f)).nan_to_num(0.0).sum().item()
+        self.changed += (w.argmax(-1) != f.argmax(-1)).sum().item()
+        if key == "trunk":
+            self.nats -= f.gather(1, ids[:, None]).sum().item()
+
+    def told(self, key: str) -> str:
+        n = self.tokens
+        if key == "going on":
+            return f"moved by {self.moved / n:.4f}"
+        text = f"KL {self.kl / n:.5f} nats, arg-max changed {self.changed / n:.2%}"
+        return f"{text}, negative log-likelihood {self.nats / n:.4f}" if key == "trunk" else text
 
 
 def main() -> None:
@@ -136,22 +158,22 @@ def main() -> None:
     args = parser.parse_args()
     texts = list(read_texts(args.texts, Tokenizer.load(resolve_source(None).tokenizer_path), args.tokens))
     print(f"{len(texts)} texts, {sum(len(ids) - prompt for ids, prompt in texts)} tokens")
+    has_kernels = load_kernels() is not None  # else built without a compiler, or for another processor
+    formats = {name: of for name, of in FORMATS.items() if has_kernels or of[1] not in ON_CPU}
     for name, source in (("base", EMBEDDED_BASE), ("default", None)):
-        predicted: dict[str, dict[str, Tensor]] = {}
-        for format_, (dtype, weights) in FORMATS.items():
-            if weights in ON_CPU and load_kernels() is None:
-                continue  # built without a compiler, or for another processor
-            model = load(source, dtype, weights)
-            parts = [predict(model, *text) for text in texts]
-            predicted[format_] = {key: torch.cat([part[key] for part in parts]) for key in parts[0]}
-        ids = torch.cat([torch.tensor(ids[prompt:]) for ids, prompt in texts])
-        for format_, values in predicted.items():
-            loss = -values["trunk"].gather(1, ids[:, None]).mean()
-            print(f"{name}, {format_}: negative log-likelihood {float(loss):.4f}")
-            for key in values:
-                wanted = predicted["float32"][key]
-                moved = (wanted - values[key]).abs().mean() if key == "going on" else None
-                print(f"  {key}: {compare(wanted, values[key])}" if moved is None else f"  {key}: moved by {moved:.4f}")
+        models = {of[:2]: load(source, *of[:2]) for of in formats.values()}
+        sums: dict[str, dict[str, Sums]] = {format_: defaultdict(Sums) for format_ in formats}
+        for ids, prompt in texts:
+            wanted: dict[str, Tensor] = {}
+            for format_, (*which, kv) in formats.items():
+                found = predict(models[which[0], which[1]], kv, ids, prompt)
+                wanted = wanted or found  # of the first, float32
+                for key in found:
+                    sums[format_][key].add(wanted, found, key, torch.tensor(ids[prompt:]))
+        for format_, of_format in sums.items():
+            print(f"{name}, {format_}")
+            for key, values in of_format.items():
+                print(f"  {key}: {values.told(key)}", flush=True)
 
 
 if __name__ == "__main__":

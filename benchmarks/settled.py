@@ -1,8 +1,10 @@
-"""What settled slots bring: milliseconds a macro-step and slots held as answers grow, and how many a pool holds.
+"""What a smaller KV brings, by settled slots or in 8 bits: milliseconds a macro-step and slots held as answers grow,
+and how many a pool holds.
 
     python benchmarks/settled.py --streams 1,16 --tokens 4096 --out docs/results/settled.json
+    python benchmarks/settled.py --no-settle --kv-cache-dtype int8
 
-Two engines lie in this process, one that settles and one that does not, and take turns, `--chunk` macro-steps each, on
+Two engines lie in this process, a plain one and one whose KV is small, and take turns, `--chunk` macro-steps each, on
 the same prompts; drafts are left out, so that a step is one token of every answer. Reported by answer length: the
 median milliseconds of a step (prompt work left out), their ratio within a turn, and the slots of an answer. Capacity:
 a pool of `--pool` is filled with answers of `--answer` tokens, all begun at once: the largest number of them that ends
@@ -34,7 +36,7 @@ from hamburger.model.checkpoints.sources import resolve_source
 from hamburger.server.config import parse_bytes
 from machine import processor
 
-WHOLE, SETTLED = "whole", "settled"
+WHOLE, SMALL = "whole", "small"
 BUCKET = 256  # tokens of an answer
 PROMPT_WORDS = 40
 
@@ -46,6 +48,8 @@ def main() -> None:
     parser.add_argument("--streams", type=lambda text: [int(n) for n in text.split(",")], default=[1, 16])
     parser.add_argument("--tokens", type=int, default=4096, help="of each answer (4096)")
     parser.add_argument("--chunk", type=int, default=64, help="macro-steps of a turn (64)")
+    parser.add_argument("--settle", action=argparse.BooleanOptionalAction, default=True, help="of the small engine")
+    parser.add_argument("--kv-cache-dtype", default="auto", help="of the small engine (auto)")
     parser.add_argument("--window", type=int, default=EngineArgs().settle_window, help="settle_window")
     parser.add_argument("--keep", type=float, default=EngineArgs().settle_keep, help="settle_keep")
     parser.add_argument("--answer", type=int, default=1024, help="tokens of the answers that fill the pool (1024)")
@@ -53,7 +57,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="file for all figures, as JSON")
     args = parser.parse_args()
     tokenizer = Tokenizer.load(resolve_source(args.model, args.base).tokenizer_path)
-    cores = {name: core_of(args, name) for name in (WHOLE, SETTLED)}
+    cores = {name: core_of(args, name) for name in (WHOLE, SMALL)}
     rows = [
         row for streams in args.streams for row in grow(cores, prompts(tokenizer, streams), args.tokens, args.chunk)
     ]
@@ -61,13 +65,16 @@ def main() -> None:
     del cores
     held = {}
     if args.pool != "0":
-        for name in (WHOLE, SETTLED):
+        for name in (WHOLE, SMALL):
             core = core_of(args, name, args.pool, args.answer + 128)
             held[name] = answers_held(core, prompts(tokenizer, 64), args.answer)
         print(f"answers of {args.answer} tokens at once in {args.pool}: {held}")
     if args.out:
         told = {"date": datetime.now(UTC).date().isoformat(), "processor": processor(), "torch": torch.__version__}
-        settings = {"threads": torch.get_num_threads(), "window": args.window, "keep": args.keep}
+        settings = {
+            "threads": torch.get_num_threads(), "settle": args.settle, "window": args.window, "keep": args.keep,
+            "kv_cache_dtype": args.kv_cache_dtype,
+        }  # fmt: skip
         capacity = {"answer": args.answer, "pool": args.pool, "held": held}
         args.out.write_text(json.dumps({**told, **settings, "capacity": capacity, "rows": rows}, indent=1) + "\n")
 
@@ -81,7 +88,8 @@ def core_of(args: argparse.Namespace, name: str, pool: str | None = None, longes
             groups="verified",
             prefix_cache=False,
             max_model_len=longest or args.tokens + 128,
-            settle=name == SETTLED,
+            settle=name == SMALL and args.settle,
+            kv_cache_dtype=args.kv_cache_dtype if name == SMALL else "auto",
             settle_window=args.window,
             settle_keep=args.keep,
             **given,
@@ -117,7 +125,7 @@ def grow(cores: dict[str, EngineCore], asked: Sequence[list[int]], tokens: int, 
             took[name] = sum(times)
             seconds[name, done // BUCKET] += times
             slots[name, done // BUCKET] = stats.used_slots
-        ratios[done // BUCKET].append(took[SETTLED] / took[WHOLE])
+        ratios[done // BUCKET].append(took[SMALL] / took[WHOLE])
         order.reverse()
         done += chunk
     for core in cores.values():
@@ -130,10 +138,10 @@ def grow(cores: dict[str, EngineCore], asked: Sequence[list[int]], tokens: int, 
             "streams": len(asked),
             "answer_tokens": (bucket + 1) * BUCKET,
             "whole_ms": 1000 * statistics.median(seconds[WHOLE, bucket]),
-            "settled_ms": 1000 * statistics.median(seconds[SETTLED, bucket]),
+            "small_ms": 1000 * statistics.median(seconds[SMALL, bucket]),
             "ratio": statistics.median(ratios[bucket]),
             "whole_slots": slots[WHOLE, bucket] / len(asked),
-            "settled_slots": slots[SETTLED, bucket] / len(asked),
+            "small_slots": slots[SMALL, bucket] / len(asked),
         }
         for bucket in sorted(ratios)
     ]
@@ -170,11 +178,11 @@ def submit(core: EngineCore, asked: Sequence[list[int]], tokens: int) -> None:
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    heads = "| streams | answer tokens | ms a step, whole | settled | ratio | slots an answer, whole | settled |"
+    heads = "| streams | answer tokens | ms a step, whole | small | ratio | slots an answer, whole | small |"
     lines = [heads, "| ---: " * 7 + "|"]
     for row in rows:
-        times = f"{row['whole_ms']:.2f} | {row['settled_ms']:.2f} | {row['ratio']:.2f}"
-        slots = f"{row['whole_slots']:.0f} | {row['settled_slots']:.0f}"
+        times = f"{row['whole_ms']:.2f} | {row['small_ms']:.2f} | {row['ratio']:.2f}"
+        slots = f"{row['whole_slots']:.0f} | {row['small_slots']:.0f}"
         lines.append(f"| {row['streams']} | {row['answer_tokens']} | {times} | {slots} |")
     return "\n".join(lines)
 

@@ -120,7 +120,10 @@ def _plan(
         on_progress("measuring what steps take")
         free = torch.cuda.mem_get_info(device)[0]
         captures = _captures(args, resolved)
-        for_steps = step_bytes(steps, args, groups, resolved.max_model_len, free, CudaMeter(device), captures=captures)
+        for_steps = step_bytes(
+            steps, args, groups, resolved.max_model_len, free, CudaMeter(device),
+            kv_dtype=resolved.kv_dtype, captures=captures,
+        )  # fmt: skip
     on_progress("sizing the KV pool")
     budget = rank_pool_bytes(args, device, for_steps)
     if leader is not None:
@@ -223,6 +226,7 @@ def _info(args: EngineArgs, config: EngineConfig, resolved: Resolved, steps: Ste
         max_num_batched_slots=config.max_num_batched_slots,
         device=str(resolved.device) if size == 1 else f"{size} x {resolved.device.type}",
         dtype=str(resolved.dtype).removeprefix("torch."),
+        kv_cache_dtype=str(resolved.kv_dtype).removeprefix("torch."),
         quantization=steps.quantization,
     )
 

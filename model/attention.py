@@ -28,7 +28,7 @@ class PagedAttention:
         sliding_layers: Sequence[int] = (),
     ) -> None:
         """In sliding_layers a slot sees itself and the sliding_window - 1 slots before it (TrunkConfig)."""
-        self.cache = cache
+        self.cache, self._dtype = cache, dtype
         self.sliding_layers = frozenset(sliding_layers)
         self.write_slots = batch.write_slots
         n = batch.num_single
@@ -70,7 +70,7 @@ class PagedAttention:
         if self.num_single:
             parts.append(self._attend_singles(layer, slides, q[: self.num_single], k.shape[1]))
         for first, last, table, masks in self.chunks:
-            keys, values = self.cache.gather(layer, table)
+            keys, values = self.cache.gather(layer, table, self._dtype)
             parts.append(_attend_chunk(q[first:last], keys, values, masks.of(slides)))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
@@ -79,7 +79,7 @@ class PagedAttention:
         folded = q.unflatten(1, (kv_heads, -1))  # [n, kv_heads, query heads a kv head, head_dim]
         attended = torch.empty_like(folded)
         for rows, tables, masks in self.singles:
-            keys, values = self.cache.gather(layer, tables)
+            keys, values = self.cache.gather(layer, tables, self._dtype)
             out = F.scaled_dot_product_attention(
                 folded if rows is None else folded.index_select(0, rows),
                 keys.transpose(1, 2),
@@ -145,7 +145,7 @@ class StaticAttention:
         sliding_window: int | None = None,
         sliding_layers: Sequence[int] = (),
     ) -> None:
-        self._cache = cache
+        self._cache, self._dtype = cache, dtype
         self._sliding_layers = frozenset(sliding_layers)
         self._write_slots = batch.write_slots
         device, size = batch.positions.device, cache.block_size
@@ -159,7 +159,7 @@ class StaticAttention:
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """q [B, num_heads, head_dim], k and v [B, num_kv_heads, head_dim] -> [B, num_heads * head_dim]."""
         self._cache.write(layer, self._write_slots, k, v)
-        keys, values = self._cache.gather(layer, self._tables)
+        keys, values = self._cache.gather(layer, self._tables, self._dtype)
         out = F.scaled_dot_product_attention(
             q.unflatten(1, (k.shape[1], -1)),
             keys.transpose(1, 2),

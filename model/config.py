@@ -148,8 +148,9 @@ class TrunkConfig:
 
 
 def kv_slot_bytes(num_layers: int, num_kv_heads: int, head_dim: int, number_bytes: int) -> int:
-    """Bytes of one slot's keys and values over all layers."""
-    return 2 * num_layers * num_kv_heads * head_dim * number_bytes
+    """Bytes of one slot's keys and values over all layers. Numbers of one byte have a float32 scale a head."""
+    scale_bytes = 4 if number_bytes == 1 else 0
+    return 2 * num_layers * num_kv_heads * (head_dim * number_bytes + scale_bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,19 +4,29 @@
                         └  block id  ┘ └ offset ┘ └ key, value
 
 Slot s lies at block s // block_size, offset s % block_size. Key and value of a slot lie side by side, so that one
-gather fetches both.
+gather fetches both. In int8 a head's key or value is its codes, of -127 to 127, times a scale of its own:
+
+             scales[i]  [num_blocks + 1, block_size, 2, num_kv_heads]  float32
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from hamburger.model.config import TrunkConfig
+
+
+class KVLayer(NamedTuple):
+    """One layer of the cache; scales are those of int8."""
+
+    data: Tensor
+    scales: Tensor | None
 
 
 class PagedKVCache:
@@ -37,10 +47,19 @@ class PagedKVCache:
         shape = (num_blocks + 1, block_size, 2, config.num_kv_heads, config.head_dim)
         self.block_size = block_size
         self.data = [_zeros(shape, dtype, device) for _ in range(config.num_layers)]
+        num_scaled = config.num_layers if dtype == torch.int8 else 0
+        self.scales = [_zeros(shape[:-1], torch.float32, device) for _ in range(num_scaled)]
+
+    def layer(self, index: int) -> KVLayer:
+        return KVLayer(self.data[index], self.scales[index] if self.scales else None)
 
     def write(self, layer: int, slots: Tensor, key: Tensor, value: Tensor) -> None:
         """Store key and value [T, num_kv_heads, head_dim] at slots [T] (int64, distinct)."""
-        self.data[layer].flatten(0, 1).index_copy_(0, slots, torch.stack((key, value), dim=1))
+        data, both = self.data[layer].flatten(0, 1), torch.stack((key, value), dim=1)
+        if self.scales:
+            both, scales = to_int8(both)
+            self.scales[layer].flatten(0, 1).index_copy_(0, slots, scales)
+        data.index_copy_(0, slots, both.to(data.dtype))
 
     def settle(
         self,
@@ -58,18 +77,38 @@ class PagedKVCache:
         device, number = self.data[0].device, len(candidates)
         sources = torch.tensor([*candidates, *(source for source, _ in moves)], device=device)
         targets = torch.tensor([*kept_at, *(target for _, target in moves)], device=device)
-        read = torch.stack([data.flatten(0, 1).index_select(0, sources) for data in self.data])
-        held = read[:, :number]
-        places = best(held)[:, :, None, :, None].expand(-1, -1, 2, -1, held.shape[-1])
-        written = torch.cat((held.gather(1, places), read[:, number:]), dim=1)
-        for data, of_layer in zip(self.data, written, strict=True):
-            data.flatten(0, 1).index_copy_(0, targets, of_layer)
+        parts = [
+            torch.stack([of_layer.flatten(0, 1).index_select(0, sources) for of_layer in part])
+            for part in (self.data, self.scales)
+            if part
+        ]
+        held = [part[:, :number] for part in parts]
+        places = best(from_int8(*held) if self.scales else held[0])[:, :, None].expand(-1, -1, 2, -1)
+        for to, part in zip((self.data, self.scales), parts, strict=False):
+            at = places if part.dim() == places.dim() else places[..., None].expand(*places.shape, part.shape[-1])
+            written = torch.cat((part[:, :number].gather(1, at), part[:, number:]), dim=1)
+            for of_layer, rows in zip(to, written, strict=True):
+                of_layer.flatten(0, 1).index_copy_(0, targets, rows)
 
-    def gather(self, layer: int, block_tables: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values of whole block tables [B, N]: two views [B, N * block_size, num_kv_heads, head_dim]."""
+    def gather(self, layer: int, block_tables: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Keys and values of whole block tables [B, N]: two of `dtype` [B, N * block_size, num_kv_heads, head_dim]."""
         blocks = self.data[layer].index_select(0, block_tables.flatten())
-        both = blocks.view(block_tables.shape[0], -1, *blocks.shape[2:])
+        if self.scales:
+            blocks = from_int8(blocks, self.scales[layer].index_select(0, block_tables.flatten()))
+        both = blocks.to(dtype).view(block_tables.shape[0], -1, *blocks.shape[2:])
         return both[:, :, 0], both[:, :, 1]
+
+
+def to_int8(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Codes int8 [..., D] and scales float32 [...] of [..., D]: the largest is 127 or -127."""
+    most = x.abs().amax(-1).float()
+    inverse = torch.where(most > 0, 127 / most, 0.0)
+    return (x.float() * inverse[..., None]).round().to(torch.int8), most / 127
+
+
+def from_int8(codes: Tensor, scales: Tensor) -> Tensor:
+    """float32 [..., D] of codes [..., D] and scales [...]."""
+    return codes * scales[..., None]
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -80,5 +119,5 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
 
 
 def slot_bytes(config: TrunkConfig, dtype: torch.dtype) -> int:
-    """Bytes one slot takes over all layers."""
+    """Bytes one slot takes over all layers, with the scales of int8."""
     return config.slot_bytes(dtype.itemsize)

@@ -55,6 +55,12 @@ def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
         default="bfloat16",
         help="of weights and KV (default: %(default)s)",
     )
+    machine.add_argument(
+        "--kv-cache-dtype",
+        choices=("auto", "bfloat16", "int8"),
+        default="auto",
+        help="of the KV pool alone, as for serve (default: as --dtype)",
+    )
     load = parser.add_argument_group("the load")
     load.add_argument(
         "--prompt-tokens", metavar="N", type=_whole(1), default=1024, help="of a request (default: %(default)s)"

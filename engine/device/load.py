@@ -74,14 +74,20 @@ def resolve(args: EngineArgs, rank: int = 0, on_progress: Callable[[str], None] 
         checkpoint=checkpoint,
         device=device,
         dtype=dtype,
-        # Attention waits for memory, and the kernels read bfloat16 on any processor.
-        kv_dtype=torch.bfloat16 if kernels is not None and args.dtype == "auto" else dtype,
+        kv_dtype=_kv_dtype(args, dtype, kernels),
         max_model_len=max_model_len,
         kernels=kernels,
         attention=attention,
         int8=int8,
         groups=groups,
     )
+
+
+def _kv_dtype(args: EngineArgs, dtype: torch.dtype, kernels: Kernels | None) -> torch.dtype:
+    if args.kv_cache_dtype != "auto":
+        return {"bfloat16": torch.bfloat16, "int8": torch.int8}[args.kv_cache_dtype]
+    # Attention waits for memory, and the kernels read bfloat16 on any processor.
+    return torch.bfloat16 if kernels is not None and args.dtype == "auto" else dtype
 
 
 def steps_of(resolved: Resolved, args: EngineArgs) -> EagerSteps:

@@ -53,13 +53,14 @@ def step_bytes(
     free_bytes: int,
     meter: Meter,
     *,
+    kv_dtype: torch.dtype,
     captures: bool,
 ) -> int:
     """Bytes that the largest steps and, if it captures any, CUDA graphs take beside weights and pool: measured.
 
     free_bytes: of the device, which the pool cannot be larger than. Raises ConfigError where no pool would be left.
     """
-    pool_slots = free_bytes // slot_bytes(steps.trunk_config, steps.state_dtype)
+    pool_slots = free_bytes // slot_bytes(steps.trunk_config, kv_dtype)
     largest = Largest(
         max_slots=args.max_num_batched_slots,
         max_rows=decode_rows(args, groups),
@@ -67,12 +68,13 @@ def step_bytes(
         context_slots=pool_slots // args.max_num_seqs,
         max_logprobs=min(MAX_LOGPROBS, steps.config.trunk.vocab_size),
         block_size=args.block_size,
+        kv_dtype=kv_dtype,
         is_verified=groups == "verified",
     )
     try:
         needed = peak_bytes(steps, largest, meter)
         if captures and isinstance(steps, EagerSteps):
-            cache = small_cache(steps, args.max_num_batched_slots, args.block_size)
+            cache = small_cache(steps, args.max_num_batched_slots, args.block_size, kv_dtype)
             make = partial(decode_graphs, steps, cache, args, groups, max_model_len)
             needed += graph_bytes(make, decode_rows(args, groups), meter)
             del cache, make

@@ -16,6 +16,7 @@ from hamburger.engine.types.settling import Settling
 from hamburger.model.config import ConfigError, ModelConfig, kv_slot_bytes, tensor_shapes
 
 NUMBER_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
+KV_BYTES = {**NUMBER_BYTES, "int8": 1}  # and a scale a head
 _SHORT_LIST_ID_BYTES = 8
 
 
@@ -46,6 +47,7 @@ class Shape:
     parameters: int
     weights_bytes: int
     number_bytes: int
+    kv_bytes: int
     max_model_len: int | None
     max_group: int | None
     tokens_per_kv: float
@@ -53,7 +55,7 @@ class Shape:
 
     @property
     def slot_bytes(self) -> int:
-        return kv_slot_bytes(self.num_layers, self.num_kv_heads, self.head_dim, self.number_bytes)
+        return kv_slot_bytes(self.num_layers, self.num_kv_heads, self.head_dim, self.kv_bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,8 +123,8 @@ class Plan:
     speed: Speed | None
 
 
-def shape_of(name: str, config: ModelConfig, dtype: str) -> Shape:
-    """The shape of a model that is loaded in a dtype."""
+def shape_of(name: str, config: ModelConfig, dtype: str, kv_dtype: str | None = None) -> Shape:
+    """The shape of a model that is loaded in a dtype. kv_dtype: of the KV pool, if it is another."""
     sizes = {tensor: math.prod(shape) for tensor, shape in tensor_shapes(config).items()}
     ids = sizes.pop("short_list", 0)
     trunk, graft, number_bytes = config.trunk, config.graft, NUMBER_BYTES[dtype]
@@ -144,6 +146,7 @@ def shape_of(name: str, config: ModelConfig, dtype: str) -> Shape:
         parameters=parameters,
         weights_bytes=(parameters + short_head) * number_bytes + ids * _SHORT_LIST_ID_BYTES,
         number_bytes=number_bytes,
+        kv_bytes=KV_BYTES[kv_dtype or dtype],
         max_model_len=trunk.context_tokens,
         max_group=config.max_group,
         tokens_per_kv=graft.expected_tokens_per_kv if graft and graft.groups == "composed" else 1.0,

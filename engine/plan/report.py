@@ -7,7 +7,7 @@ import json
 from dataclasses import asdict
 
 from hamburger.engine.plan.known_shapes import PRESETS, with_graft
-from hamburger.engine.plan.plan import NUMBER_BYTES, Load, Machine, Plan, Shape, make_plan, shape_of
+from hamburger.engine.plan.plan import KV_BYTES, NUMBER_BYTES, Load, Machine, Plan, Shape, make_plan, shape_of
 from hamburger.engine.types.config import EngineArgs
 from hamburger.engine.types.settling import Settling
 from hamburger.model.checkpoints.folder_config import read_model_config
@@ -48,7 +48,7 @@ def _shape(args: argparse.Namespace) -> Shape:
             if config.graft is not None:
                 raise ConfigError(f"graft is {args.graft}, but {name} is a HAMburger already: leave it out.")
             config = with_graft(config.trunk, args.graft)
-        return shape_of(name, config, args.dtype)
+        return shape_of(name, config, args.dtype, _kv_dtype(args))
     for option in ("model", "base", "graft"):
         if getattr(args, option) is not None:
             raise ConfigError(f"{option} is given, and {given[0]} too: give a model, or its numbers.")
@@ -63,11 +63,16 @@ def _shape(args: argparse.Namespace) -> Shape:
         parameters=args.parameters,
         weights_bytes=args.parameters * number_bytes,
         number_bytes=number_bytes,
+        kv_bytes=KV_BYTES[_kv_dtype(args) or args.dtype],
         max_model_len=None,
         max_group=None,
         tokens_per_kv=1.0,
         reads=None,
     )
+
+
+def _kv_dtype(args: argparse.Namespace) -> str | None:
+    return None if args.kv_cache_dtype == "auto" else str(args.kv_cache_dtype)
 
 
 def _model(model: str | None, base: str | None) -> tuple[str, ModelConfig]:

@@ -60,7 +60,7 @@ class RankBuild:
         self._args = args
         self._collectives = Collectives(rank, args.tensor_parallel_size)
         resolved = resolve(args, rank)
-        self._device, self._dtype = resolved.device, resolved.dtype
+        self._device, self._kv_dtype = resolved.device, resolved.kv_dtype
         self.steps = shard_steps_of(resolved, args, self._collectives)
 
     def meet(self, meet: RankMeet, next_shape: Callable[[], StepShape], meter: Meter | None = None) -> int:
@@ -76,14 +76,14 @@ class RankBuild:
         return rank_pool_bytes(self._args, self._device, for_steps)
 
     def _measured(self, number: int, next_shape: Callable[[], StepShape], meter: Meter) -> int:
-        cache = small_cache(self.steps, self._args.max_num_batched_slots, self._args.block_size)
+        cache = small_cache(self.steps, self._args.max_num_batched_slots, self._args.block_size, self._kv_dtype)
         return most_bytes(number, lambda: self.steps.follow(next_shape(), cache), meter)
 
     def cache(self, pool: RankPool) -> PagedKVCache:
         """This rank's part of the pool. Raises ConfigError."""
         try:
             return PagedKVCache(
-                self.steps.trunk_config, pool.num_blocks, self._args.block_size, self._dtype, self._device
+                self.steps.trunk_config, pool.num_blocks, self._args.block_size, self._kv_dtype, self._device
             )
         except (RuntimeError, MemoryError) as error:
             if (said := out_of_memory_reason(error)) is None:

@@ -18,6 +18,7 @@ from hamburger.model.config import ConfigError
 Quantization = Literal["auto", "none", "int8", "int4"]
 AttentionBackend = Literal["auto", "torch", "triton"]
 OverlapSteps = Literal["auto", "on", "off"]
+KVCacheDtype = Literal["auto", "bfloat16", "int8"]
 VERIFIED_GROUP = 8  # tokens; longer runs of drafts than the micro decoder makes come from lookup and predictions
 
 
@@ -58,6 +59,10 @@ class EngineArgs:
     max_num_batched_slots: int = setting(512, "most slots that one step computes", at_least=1)
     kv_cache_memory: int | None = setting(
         None, "size of the KV pool, such as 4GiB (default: a share of free memory)", at_least=1, is_size=True
+    )
+    # auto: that of the states; beside the compiled kernels bfloat16. int8: with a float32 scale a slot and head.
+    kv_cache_dtype: KVCacheDtype = setting(
+        "auto", "numbers in the KV pool: auto, bfloat16 or int8, which halves them for a small loss"
     )
     block_size: int = setting(32, "slots of one block of the pool", at_least=1)
     confidence: float | None = setting(
@@ -137,6 +142,7 @@ class LLMSettings(TypedDict, total=False):
     max_num_seqs: int
     max_num_batched_slots: int
     kv_cache_memory: int | None
+    kv_cache_dtype: KVCacheDtype
     block_size: int
     confidence: float | None
     groups: Literal["auto", "composed", "verified"]

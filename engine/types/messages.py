@@ -149,5 +149,6 @@ class EngineInfo:
     device: str
     dtype: str
     quantization: str = "none"  # or int8, int4
+    kv_cache_dtype: str = "bfloat16"
     groups: Groups = "composed"
     settles: bool = False  # old tokens of answers give slots back

@@ -23,6 +23,7 @@ from hamburger.model.cpu.structs import (
     HeadStruct,
     MergerStruct,
     WeightStruct,
+    pointers,
 )
 from hamburger.model.cpu.weights import PackedLayers, PackedWeight
 from hamburger.model.embedder import CompositionalEmbedder
@@ -167,15 +168,15 @@ class CpuGraft:
         ends = batch.sampling.end_ids.contiguous()
         go_on = GoOn(batch.confidence, batch.group_limits, ends)
         thresholds = go_on.thresholds if checks is None else batch.confidence
-        states = _pointers(features)
+        states = pointers(features)
         s = batch.sampling
         choosing: Sequence[Tensor | None] = 5 * (None,)
         if s.any_sampled:
             u = uniform(s.seed[:, None], s.output_index[:, None] + torch.arange(width))
             choosing = s.temperature, s.top_k, s.top_p, s.min_p, u
         tensors = (go_on.limits, thresholds, ends, checks, *choosing, tokens, sizes, stops)
-        pointers = (None if t is None else t.data_ptr() for t in tensors)
-        emission = EmissionStruct(rows, width, ends.shape[1], hidden.data_ptr(), ctypes.addressof(states), *pointers)
+        addresses = (None if t is None else t.data_ptr() for t in tensors)
+        emission = EmissionStruct(rows, width, ends.shape[1], hidden.data_ptr(), ctypes.addressof(states), *addresses)
         self._emit(self._reference, ctypes.byref(emission), self._working_memory(rows))
         return StepOutput(tokens, sizes, stop_probability(stops) if checks is None else 1 - stops, None)
 
@@ -201,7 +202,7 @@ class CpuGraft:
         context = torch.empty(rows, width) if self._struct.fused else torch.empty(rows, count, width)
         parts = features.transpose(0, 1).contiguous()
         memory = self._working_memory(rows)
-        self._begin(self._reference, _pointers(parts.unbind()), rows, context.data_ptr(), memory)
+        self._begin(self._reference, pointers(parts.unbind()), rows, context.data_ptr(), memory)
         return GroupCache(context, torch.empty(self._struct.count, rows, positions, 2, t.num_kv_heads, t.head_dim))
 
     def micro_state(self, embedded: Tensor, cache: GroupCache) -> Tensor:
@@ -212,14 +213,10 @@ class CpuGraft:
         memory = self._working_memory(len(embedded))
         self._state(
             self._reference, *(t.data_ptr() for t in tensors), len(embedded), cache.length,
-            _pointers(cache.kv.unbind()), states.data_ptr(), memory,
+            pointers(cache.kv.unbind()), states.data_ptr(), memory,
         )  # fmt: skip
         cache.length += 1 if cache.length or self._struct.fused else self._struct.features + 1
         return states
 
     def _working_memory(self, rows: int) -> int:
         return self._kernels.working_memory(self._memory(self._reference, rows))
-
-
-def _pointers(tensors: Sequence[Tensor]) -> ctypes.Array[ctypes.c_void_p]:
-    return (_pointer * len(tensors))(*(tensor.data_ptr() for tensor in tensors))

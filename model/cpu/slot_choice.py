@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hamburger.model.cpu.library import Kernels
-from hamburger.model.cpu.structs import SettlingStruct
+from hamburger.model.cpu.structs import SettlingStruct, pointers
 from hamburger.model.kv_cache import PagedKVCache
 from hamburger.model.rotary import RotaryEmbedding
 from hamburger.model.slot_choice import PRECISION, SlotChoice
@@ -22,7 +22,7 @@ class CpuSlotChoice(SlotChoice):
 
     def __init__(self, kernels: Kernels, rotary: RotaryEmbedding, probe: Tensor | None = None) -> None:
         super().__init__(rotary, probe)
-        self._run = kernels.function("settle", _pointer, ctypes.c_int, _pointer)
+        self._run = kernels.function("settle", *2 * (_pointer,))
 
     def settle(
         self,
@@ -34,16 +34,18 @@ class CpuSlotChoice(SlotChoice):
     ) -> None:
         moving = torch.tensor(moves).view(-1, 2)
         # What the call may overwrite is read before, and written after what it reads.
-        moved = [data.flatten(0, 1)[moving[:, 0]] for data in cache.data] if moves else []
+        parts = [*cache.data, *cache.scales]
+        moved = [part.flatten(0, 1)[moving[:, 0]] for part in parts] if moves else []
         places = torch.tensor(positions)
         cos, sin = (table.contiguous() for table in self._rotary(places, places + 1))
         source, target = torch.tensor(candidates), torch.tensor(kept_at)
+        scales = pointers(cache.scales)
         layers, (kv_heads, head_dim) = len(cache.data), cache.data[0].shape[3:]
         struct = SettlingStruct(
             layers, kv_heads, head_dim, len(candidates), len(kept_at), source.data_ptr(), target.data_ptr(),
             cos.data_ptr(), sin.data_ptr(), None if self._probe is None else self._probe.data_ptr(), PRECISION,
+            8 * cache.data[0].itemsize, ctypes.addressof(scales) if scales else None,
         )  # fmt: skip
-        pointers = (_pointer * layers)(*(data.data_ptr() for data in cache.data))
-        self._run(ctypes.byref(struct), cache.data[0].dtype == torch.float32, pointers)
-        for data, held in zip(cache.data, moved, strict=bool(moves)):
-            data.flatten(0, 1)[moving[:, 1]] = held
+        self._run(ctypes.byref(struct), pointers(cache.data))
+        for part, held in zip(parts, moved, strict=bool(moves)):
+            part.flatten(0, 1)[moving[:, 1]] = held

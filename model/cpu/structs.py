@@ -7,6 +7,7 @@ would be read from the wrong bytes.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from itertools import zip_longest
 from typing import Self
 
@@ -58,7 +59,8 @@ class BatchStruct(ctypes.Structure):
         *((name, _int64) for name in ("slots", "sequences")),
         *((name, _pointer) for name in ("cos", "sin", "write_slots", "block_tables", "context_slots", "query_slots")),
         *((name, _int64) for name in ("table_width", "block_size")),
-        ("kv_is_float", _int32),
+        ("kv_bits", _int32),
+        ("kv_scales", _pointer),
         ("emit", _pointer),
         ("emitting", _int64),
         *((name, _pointer) for name in ("features", "norm", "read")),
@@ -121,7 +123,14 @@ class SettlingStruct(ctypes.Structure):
         *((name, _int64) for name in ("layers", "kv_heads", "head_dim", "candidates", "kept")),
         *((name, _pointer) for name in ("from", "to", "cos", "sin", "probe")),
         ("precision", ctypes.c_float),
+        ("kv_bits", _int32),
+        ("kv_scales", _pointer),
     )
+
+
+def pointers(tensors: Sequence[Tensor]) -> ctypes.Array[ctypes.c_void_p]:
+    """Where they lie; the tensors must outlive what is made."""
+    return (_pointer * len(tensors))(*(tensor.data_ptr() for tensor in tensors))
 
 
 def check_layouts(library: ctypes.CDLL) -> None:

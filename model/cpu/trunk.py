@@ -10,7 +10,7 @@ from torch import Tensor
 from hamburger.model.adapter import Embedded
 from hamburger.model.batch import ForwardBatch, Reads
 from hamburger.model.cpu.library import Kernels
-from hamburger.model.cpu.structs import BatchStruct, ComposedStruct
+from hamburger.model.cpu.structs import BatchStruct, ComposedStruct, pointers
 from hamburger.model.cpu.weights import pack_layers
 from hamburger.model.kv_cache import PagedKVCache
 from hamburger.model.rotary import RotaryEmbedding
@@ -43,12 +43,12 @@ class CpuTrunk:
         """As Trunk.forward, in float32; the embedded states are overwritten."""
         x = embedded.x.contiguous()  # one-token groups of a batch that had room for more are a view with gaps
         cos, sin = (table.contiguous() for table in self._rotary(batch.positions, batch.text_lengths))
-        rows, kv = reads.rows, cache.data
+        rows, scales = reads.rows, pointers(cache.scales)
         featured = rows[: reads.num_featured]
         query_slots, context_slots, tables = _sequences(batch)
         final = torch.empty(len(rows), x.shape[1])
         features = [torch.empty(len(featured), x.shape[1]) for _ in self._between]
-        places = (_pointer * len(kv))()
+        places = (_pointer * len(cache.data))()
         for layer, states in zip(self._between, features, strict=True):
             places[layer] = states.data_ptr()
         composed = ComposedStruct()
@@ -57,14 +57,14 @@ class CpuTrunk:
         tensors = (cos, sin, batch.write_slots, tables, context_slots, query_slots)
         struct = BatchStruct(
             len(x), len(query_slots), *(tensor.data_ptr() for tensor in tensors),
-            tables.shape[1], cache.block_size, kv[0].dtype == torch.float32,
+            tables.shape[1], cache.block_size, 8 * cache.data[0].itemsize, ctypes.addressof(scales) if scales else None,
             featured.data_ptr(), len(featured), ctypes.addressof(places),
             self._norm.data_ptr(), rows.data_ptr(), len(rows), final.data_ptr(), composed,
         )  # fmt: skip
         layers = self._layers
         memory = self._kernels.working_memory(self._memory(layers.geometry, len(x), layers.rank))
-        pointers = (_pointer * len(kv))(*(tensor.data_ptr() for tensor in kv))
-        self._run(layers.geometry, layers.structs, len(kv), pointers, ctypes.byref(struct), x.data_ptr(), memory)
+        kv = pointers(cache.data)
+        self._run(layers.geometry, layers.structs, len(cache.data), kv, ctypes.byref(struct), x.data_ptr(), memory)
         if self._last_is_feature:
             features.append(final[: reads.num_featured])
         return final, features

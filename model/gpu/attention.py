@@ -17,6 +17,7 @@ from torch import Tensor
 from hamburger.model.config import TrunkConfig
 from hamburger.model.device.transfer import upload
 from hamburger.model.gpu.chunks import AttendChunks, Chunk
+from hamburger.model.kv_cache import KVLayer
 
 LOG2_E = 1.4426950408889634
 MAX_SPLITS = 64
@@ -46,21 +47,33 @@ def _split(context, splits, WINDOW: tl.constexpr, BLOCK_N: tl.constexpr):
 
 
 @triton.jit
-def _keys_of(tables, row, table_width, slots, seen, kv_head, columns, BLOCK_SIZE: tl.constexpr,
-             KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr):  # fmt: skip
-    """Offsets [slots, columns] into a layer's data of the slots' keys; values lie KV_HEADS * HEAD_DIM further."""
+def _keys_of(tables, row, table_width, slots, seen, kv_head, BLOCK_SIZE: tl.constexpr, KV_HEADS: tl.constexpr):
+    """Which of a layer's keys and values [slots] the slots' keys are; their values are KV_HEADS further."""
     blocks = tl.load(tables + row.to(tl.int64) * table_width + slots // BLOCK_SIZE, mask=seen, other=0).to(tl.int64)
-    places = blocks * BLOCK_SIZE + slots % BLOCK_SIZE
-    return (places[:, None] * (2 * KV_HEADS) + kv_head) * HEAD_DIM + columns[None, :]
+    return (blocks * BLOCK_SIZE + slots % BLOCK_SIZE) * (2 * KV_HEADS) + kv_head
+
+
+@triton.jit
+def _as(numbers, query):
+    """By way of float32: the interpreter makes no bfloat16 of whole numbers."""
+    return numbers.to(tl.float32).to(query.dtype)
+
+
+@triton.jit
+def _scale(scales, at, seen, numbers, IS_INT8: tl.constexpr):
+    """Numbers [rows, slots], each slot's times its scale where the cache has scales."""
+    if IS_INT8:
+        numbers *= tl.load(scales + at, mask=seen, other=0.0)[None, :]
+    return numbers
 
 
 # Pointers into a step's staged numbers have any alignment: each would be compiled anew, while others wait.
 @triton.jit(do_not_specialize=["table_width", "splits"], do_not_specialize_on_alignment=["tables", "contexts"])
 def _decode(
-    q, data, tables, contexts, out, partial, sums, table_width, splits, scale,
+    q, data, scales, tables, contexts, out, partial, sums, table_width, splits, scale,
     WINDOW: tl.constexpr, BLOCK_SIZE: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr,
-    HEAD_DIM: tl.constexpr, IS_SPLIT: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr,
-    BLOCK_N: tl.constexpr,
+    HEAD_DIM: tl.constexpr, IS_INT8: tl.constexpr, IS_SPLIT: tl.constexpr, BLOCK_G: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     row, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     context = tl.load(contexts + row).to(tl.int32)
@@ -78,24 +91,27 @@ def _decode(
         for start in range(first, last, BLOCK_N):
             slots = start + tl.arange(0, BLOCK_N)
             seen = slots < last
-            at = _keys_of(tables, row, table_width, slots, seen, kv_head, columns, BLOCK_SIZE, KV_HEADS, HEAD_DIM)
+            key = _keys_of(tables, row, table_width, slots, seen, kv_head, BLOCK_SIZE, KV_HEADS)
+            at = key[:, None] * HEAD_DIM + columns[None, :]
             # Slots out of sight may hold anything, and NaN times 0 is NaN.
             read = seen[:, None] & (columns < HEAD_DIM)[None, :]
-            keys = tl.load(data + at, mask=read, other=0.0)
-            values = tl.load(data + at + KV_HEADS * HEAD_DIM, mask=read, other=0.0)
+            keys = tl.load(data + at, mask=read, other=0)
+            values = tl.load(data + at + KV_HEADS * HEAD_DIM, mask=read, other=0)
             if GROUP == 1:
                 scores = tl.sum(keys.to(tl.float32) * query.to(tl.float32), 1)[None, :]
             else:
-                scores = dot(query, tl.trans(keys.to(query.dtype)))
-            scores = tl.where(seen[None, :], scores * scale, float("-inf"))
+                scores = dot(query, tl.trans(_as(keys, query)))
+            scores = _scale(scales, key, seen, scores * scale, IS_INT8)
+            scores = tl.where(seen[None, :], scores, float("-inf"))
             higher = tl.maximum(highest, tl.max(scores, 1))
             weights = tl.exp2(scores - higher[:, None])
             shrink = tl.exp2(highest - higher)
             total = total * shrink + tl.sum(weights, 1)
+            weights = _scale(scales, key + KV_HEADS, seen, weights, IS_INT8)
             if GROUP == 1:
                 step = tl.sum(tl.trans(weights) * values.to(tl.float32), 0)[None, :]
             else:
-                step = dot(weights.to(query.dtype), values.to(query.dtype))
+                step = dot(weights.to(query.dtype), _as(values, query))
             sum_of_values = sum_of_values * shrink[:, None] + step
             highest = higher
         result = sum_of_values / tl.where(total > 0, total, 1.0)[:, None]  # 0 for a row without context
@@ -131,9 +147,10 @@ def _merge(
 
 @triton.jit(do_not_specialize=["table_width"], do_not_specialize_on_alignment=["tables"])
 def _chunks(
-    q, data, tables, tiles, out, table_width, scale,
+    q, data, scales, tables, tiles, out, table_width, scale,
     WINDOW: tl.constexpr, BLOCK_SIZE: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr,
-    HEAD_DIM: tl.constexpr, FIELDS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
+    HEAD_DIM: tl.constexpr, IS_INT8: tl.constexpr, FIELDS: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     tile, kv_head = tiles + tl.program_id(0) * FIELDS, tl.program_id(1)
     sequence, first_row = tl.load(tile), tl.load(tile + 1)
@@ -154,11 +171,13 @@ def _chunks(
     for start in range(low, end, BLOCK_N):
         slots = start + tl.arange(0, BLOCK_N)
         held = slots < end
-        at = _keys_of(tables, sequence, table_width, slots, held, kv_head, columns, BLOCK_SIZE, KV_HEADS, HEAD_DIM)
+        key = _keys_of(tables, sequence, table_width, slots, held, kv_head, BLOCK_SIZE, KV_HEADS)
+        at = key[:, None] * HEAD_DIM + columns[None, :]
         read = held[:, None] & (columns < HEAD_DIM)[None, :]
-        keys = tl.load(data + at, mask=read, other=0.0)
-        values = tl.load(data + at + KV_HEADS * HEAD_DIM, mask=read, other=0.0)
-        scores = dot(query, tl.trans(keys.to(query.dtype))) * scale
+        keys = tl.load(data + at, mask=read, other=0)
+        values = tl.load(data + at + KV_HEADS * HEAD_DIM, mask=read, other=0)
+        scores = dot(query, tl.trans(_as(keys, query))) * scale
+        scores = _scale(scales, key, held, scores, IS_INT8)
         visible = slots[None, :] <= own[:, None]
         if WINDOW > 0:
             visible = visible & (slots[None, :] > own[:, None] - WINDOW)
@@ -169,7 +188,8 @@ def _chunks(
         weights = tl.exp2(scores - base[:, None])
         shrink = tl.exp2(highest - base)
         total = total * shrink + tl.sum(weights, 1)
-        step = dot(weights.to(query.dtype), values.to(query.dtype))
+        weights = _scale(scales, key + KV_HEADS, held, weights, IS_INT8)
+        step = dot(weights.to(query.dtype), _as(values, query))
         sum_of_values = sum_of_values * shrink[:, None] + step
         highest = higher
     result = sum_of_values / tl.where(total > 0, total, 1.0)[:, None]
@@ -187,28 +207,30 @@ def num_splits(rows: int, kv_heads: int, longest: int, processors: int) -> int:
 
 
 def attend_singles(
-    q: Tensor, data: Tensor, tables: Tensor, contexts: Tensor, out: Tensor, splits: int, window: int | None = None
+    q: Tensor, layer: KVLayer, tables: Tensor, contexts: Tensor, out: Tensor, splits: int, window: int | None = None
 ) -> None:
     """Attention of n rows with one slot each, the last of their contexts, written to the first n rows of `out`.
 
-    q and out: [at least n, num_heads, head_dim]. data: a layer of PagedKVCache, the new slots already in it. tables:
+    q and out: [at least n, num_heads, head_dim]. layer: of PagedKVCache, the new slots already in it. tables:
     int64 [at least n, N]. contexts: int64 [n], the slots that each row sees; 0 is padding, whose output is 0. splits:
     as num_splits says. window: slots that a row sees at most.
     """
     tables = tables.contiguous()  # of an expanded one only the first row would lie there
     n, heads = len(contexts), q.shape[1]
+    data, scales = layer
     block_size, _, kv_heads, head_dim = data.shape[1:]
     group = heads // kv_heads
     block_d = max(triton.next_power_of_2(head_dim), _MIN_DOT)
-    block_n = _slots_at_once(block_d, data)
+    block_n = _slots_at_once(block_d, q)
     shape = {"WINDOW": window or 0, "HEAD_DIM": head_dim, "BLOCK_D": block_d, "BLOCK_N": block_n}
     split_out, sums = out, out
     if splits > 1:
         split_out = torch.empty(n, heads, splits, head_dim, dtype=torch.float32, device=q.device)
         sums = torch.empty(n, heads, splits, dtype=torch.float32, device=q.device)
     _decode[(n, kv_heads, splits)](
-        q, data, tables, contexts, out, split_out, sums, tables.shape[1], splits, head_dim**-0.5 * LOG2_E,
-        BLOCK_SIZE=block_size, KV_HEADS=kv_heads, GROUP=group, IS_SPLIT=splits > 1,
+        q, data, data if scales is None else scales, tables, contexts, out, split_out, sums,
+        tables.shape[1], splits, head_dim**-0.5 * LOG2_E,
+        BLOCK_SIZE=block_size, KV_HEADS=kv_heads, GROUP=group, IS_INT8=scales is not None, IS_SPLIT=splits > 1,
         BLOCK_G=1 if group == 1 else max(triton.next_power_of_2(group), _MIN_DOT),
         num_warps=4, num_stages=3, **shape,
     )  # fmt: skip
@@ -226,8 +248,8 @@ class TritonChunks:
         """As ChunkAttention.plan."""
         tiles = upload(chunk_tiles(chunks, self._per_kv, self._dtype), tables.device)
 
-        def attend(q: Tensor, data: Tensor, out: Tensor, window: int | None) -> None:
-            attend_chunks(q, data, tables, tiles, out, window)
+        def attend(q: Tensor, layer: KVLayer, out: Tensor, window: int | None) -> None:
+            attend_chunks(q, layer, tables, tiles, out, window)
 
         return attend
 
@@ -247,23 +269,24 @@ def chunk_tiles(chunks: Sequence[tuple[int, int, int, int]], per_kv: int, dtype:
 
 
 def attend_chunks(
-    q: Tensor, data: Tensor, tables: Tensor, tiles: Tensor, out: Tensor, window: int | None = None
+    q: Tensor, layer: KVLayer, tables: Tensor, tiles: Tensor, out: Tensor, window: int | None = None
 ) -> None:
     """Causal attention of chunks over their sequences' slots so far, written to the chunks' rows of `out`.
 
-    q and out: [T, num_heads, head_dim]. data and tables as for attend_singles, [B, N]. tiles: int64 [tiles, 4], on the
+    q and out: [T, num_heads, head_dim]. layer and tables as for attend_singles, [B, N]. tiles: int64 [tiles, 4], on the
     device, as chunk_tiles gives them.
     """
     tables = tables.contiguous()
     heads = q.shape[1]
+    data, scales = layer
     block_size, _, kv_heads, head_dim = data.shape[1:]
     group = heads // kv_heads
     block_d = max(triton.next_power_of_2(head_dim), _MIN_DOT)
     _chunks[(len(tiles), kv_heads)](
-        q, data, tables, tiles, out, tables.shape[1], head_dim**-0.5 * LOG2_E,
+        q, data, data if scales is None else scales, tables, tiles, out, tables.shape[1], head_dim**-0.5 * LOG2_E,
         WINDOW=window or 0, BLOCK_SIZE=block_size, KV_HEADS=kv_heads, GROUP=group, HEAD_DIM=head_dim,
-        FIELDS=TILE_FIELDS, BLOCK_M=_chunk_rows(group, q.dtype), BLOCK_D=block_d,
-        BLOCK_N=_slots_at_once(block_d, data), num_warps=4, num_stages=2,
+        IS_INT8=scales is not None, FIELDS=TILE_FIELDS, BLOCK_M=_chunk_rows(group, q.dtype), BLOCK_D=block_d,
+        BLOCK_N=_slots_at_once(block_d, q), num_warps=4, num_stages=2,
     )  # fmt: skip
 
 
@@ -271,6 +294,6 @@ def _chunk_rows(group: int, dtype: torch.dtype) -> int:
     return max(_CHUNK_ROWS[dtype.itemsize], int(triton.next_power_of_2(group)))
 
 
-def _slots_at_once(block_d: int, data: Tensor) -> int:
-    """A power of 2, as block_d is."""
-    return max(min(_KEY_BYTES // (block_d * data.element_size()), _MAX_SLOTS), _MIN_DOT)
+def _slots_at_once(block_d: int, q: Tensor) -> int:
+    """A power of 2, as block_d is. Keys are multiplied as numbers of q's kind."""
+    return max(min(_KEY_BYTES // (block_d * q.element_size()), _MAX_SLOTS), _MIN_DOT)

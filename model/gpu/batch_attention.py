@@ -43,17 +43,17 @@ class BatchAttention:
 
     def __call__(self, index: int, layer: DecoderLayer, qkv: Tensor) -> Tensor:
         """qkv of layer `index`, [T, (num_heads + 2 * kv_heads) * head_dim] -> [T, num_heads * head_dim]."""
-        batch, data = self._batch, self._cache.data[index]
+        batch, of_cache = self._batch, self._cache.layer(index)
         q = rotate_into_cache(
-            qkv, self._tables, self._at, norms_of(layer), self._config.rms_norm_eps, data, batch.write_slots,
+            qkv, self._tables, self._at, norms_of(layer), self._config.rms_norm_eps, of_cache, batch.write_slots,
             batch.context_slots, batch.num_single, layer.num_heads,
         )  # fmt: skip
         out = torch.empty_like(q)
         window = window_of(self._config, index)
         if n := batch.num_single:
-            attend_singles(q, data, batch.block_tables, batch.context_slots[:n], out, self._splits, window)
+            attend_singles(q, of_cache, batch.block_tables, batch.context_slots[:n], out, self._splits, window)
         if self._chunks is not None:
-            self._chunks(q, data, out, window)
+            self._chunks(q, of_cache, out, window)
         return out.flatten(1)
 
 

@@ -14,10 +14,11 @@ from torch import Tensor
 
 from hamburger.model.batch import ForwardBatch
 from hamburger.model.config import TrunkConfig
+from hamburger.model.kv_cache import KVLayer
 
-# (q, data, out, window): q and out [T, num_heads, head_dim]; data: a layer of PagedKVCache, the new slots already in
+# (q, layer, out, window): q and out [T, num_heads, head_dim]; layer: of PagedKVCache, the new slots already in
 # it; window: slots that a row sees at most. Writes the chunks' rows of `out`.
-AttendChunks = Callable[[Tensor, Tensor, Tensor, int | None], None]
+AttendChunks = Callable[[Tensor, KVLayer, Tensor, int | None], None]
 
 
 class Chunk(NamedTuple):

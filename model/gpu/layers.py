@@ -11,6 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from hamburger.model.kv_cache import KVLayer
+
 _GATE_COLUMNS = 1024
 _ROTARY_HEADS = 16  # a program takes this many heads of a slot
 
@@ -80,12 +82,18 @@ def scale_of_norm(a, b, eps, HEAD_DIM: tl.constexpr):
     return tl.rsqrt(tl.sum(a * a + b * b, 1, keep_dims=True) / HEAD_DIM + eps)
 
 
+@triton.jit
+def _nearest(x):
+    """The nearest whole number, of two the even one, of x below 2^22: a float32 above 2^23 has no fraction."""
+    return (x + 12582912.0) - 12582912.0
+
+
 # at, write_slots and context_slots lie anywhere (attention.py).
 @triton.jit(do_not_specialize=["singles"], do_not_specialize_on_alignment=["at", "write_slots", "context_slots"])
 def _rotary(
-    qkv, cos, sin, at, q_weight, k_weight, write_slots, context_slots, cache, q_out, singles, eps,
+    qkv, cos, sin, at, q_weight, k_weight, write_slots, context_slots, cache, scales, q_out, singles, eps,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
-    BLOCK_HEADS: tl.constexpr, BLOCK_HALF: tl.constexpr, NORMS: tl.constexpr,
+    BLOCK_HEADS: tl.constexpr, BLOCK_HALF: tl.constexpr, NORMS: tl.constexpr, IS_INT8: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)[:, None]  # of q, then of k, then of v
@@ -126,11 +134,23 @@ def _rotary(
     is_k = inside & (head >= HEADS) & (head < HEADS + KV_HEADS) & writes
     is_v = inside & (head >= HEADS + KV_HEADS) & writes
     # The slot's keys lie before its values, as they do in qkv.
-    to_kv = cache + (slot * 2 * KV_HEADS + head - HEADS) * HEAD_DIM + column
-    tl.store(to_kv, new_a.to(cache.dtype.element_ty), mask=is_k)
-    tl.store(to_kv + half, new_b.to(cache.dtype.element_ty), mask=is_k)
-    tl.store(to_kv, raw_a.to(cache.dtype.element_ty), mask=is_v)
-    tl.store(to_kv + half, raw_b.to(cache.dtype.element_ty), mask=is_v)
+    place = slot * 2 * KV_HEADS + head - HEADS
+    to_kv = cache + place * HEAD_DIM + column
+    if IS_INT8:  # as to_int8 of kv_cache.py
+        is_key = head < HEADS + KV_HEADS
+        x, y = tl.where(is_key, new_a, raw_a.to(tl.float32)), tl.where(is_key, new_b, raw_b.to(tl.float32))
+        highest = tl.where(inside, tl.maximum(tl.abs(x), tl.abs(y)), 0.0)
+        most = tl.max(highest, 1, keep_dims=True)
+        inverse = tl.where(most > 0, 127.0 / tl.where(most > 0, most, 1.0), 0.0)
+        writes_kv = is_k | is_v
+        tl.store(to_kv, _nearest(x * inverse).to(tl.int8), mask=writes_kv)
+        tl.store(to_kv + half, _nearest(y * inverse).to(tl.int8), mask=writes_kv)
+        tl.store(scales + place, most / 127.0, mask=(head >= HEADS) & (head < HEADS + 2 * KV_HEADS) & writes)
+    else:
+        tl.store(to_kv, new_a.to(cache.dtype.element_ty), mask=is_k)
+        tl.store(to_kv + half, new_b.to(cache.dtype.element_ty), mask=is_k)
+        tl.store(to_kv, raw_a.to(cache.dtype.element_ty), mask=is_v)
+        tl.store(to_kv + half, raw_b.to(cache.dtype.element_ty), mask=is_v)
 
 
 def rotate_into_cache(
@@ -139,19 +159,20 @@ def rotate_into_cache(
     at: Tensor,
     norms: tuple[Tensor, Tensor] | None,
     eps: float,
-    data: Tensor,
+    layer: KVLayer,
     write_slots: Tensor,
     context_slots: Tensor,
     num_single: int,
     num_heads: int,
 ) -> Tensor:
-    """q rotated, [T, num_heads, head_dim]; keys, rotated, and values go to their slots of `data`.
+    """q rotated, [T, num_heads, head_dim]; keys, rotated, and values go to their slots of `layer`.
 
     qkv: [T, (num_heads + 2 * kv_heads) * head_dim]. tables: cos and sin [positions, head_dim], of which slot t takes
-    row at[t] (int64 [T]). norms: weights [head_dim] of the norms of q and k. data: a layer of PagedKVCache.
+    row at[t] (int64 [T]). norms: weights [head_dim] of the norms of q and k. layer: of PagedKVCache.
     write_slots: int64 [T], negative for none. context_slots: int64 [B]; of the first num_single sequences, which have
     one slot each, those with no context are padding and write nothing.
     """
+    data, scales = layer
     kv_heads, head_dim = data.shape[-2:]
     q = qkv.new_empty(len(qkv), num_heads, head_dim)
     q_weight, k_weight = norms if norms is not None else (qkv, qkv)
@@ -159,10 +180,10 @@ def rotate_into_cache(
         heads = num_heads + 2 * kv_heads
         block = min(triton.next_power_of_2(heads), _ROTARY_HEADS)
         _rotary[(len(qkv), triton.cdiv(heads, block))](
-            qkv.contiguous(), tables[0], tables[1], at, q_weight, k_weight, write_slots, context_slots, data, q,
-            num_single, eps,
+            qkv.contiguous(), tables[0], tables[1], at, q_weight, k_weight, write_slots, context_slots, data,
+            data if scales is None else scales, q, num_single, eps,
             HEADS=num_heads, KV_HEADS=kv_heads, HEAD_DIM=head_dim,
             BLOCK_HEADS=block, BLOCK_HALF=triton.next_power_of_2(head_dim // 2), NORMS=norms is not None,
-            num_warps=2 if head_dim <= 64 else 4,
+            IS_INT8=scales is not None, num_warps=2 if head_dim <= 64 else 4,
         )  # fmt: skip
     return q

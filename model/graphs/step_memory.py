@@ -62,21 +62,22 @@ class Largest:
     context_slots: int
     max_logprobs: int
     block_size: int
+    kv_dtype: torch.dtype
     is_verified: bool = False
 
 
 NUM_LARGEST = 2  # steps that peak_bytes runs
 
 
-def small_cache(steps: Steps, max_slots: int, block_size: int) -> PagedKVCache:
+def small_cache(steps: Steps, max_slots: int, block_size: int, dtype: torch.dtype) -> PagedKVCache:
     """Just large enough for what one step of max_slots writes."""
     blocks = -(-max_slots // block_size)
-    return PagedKVCache(steps.trunk_config, blocks, block_size, steps.state_dtype, steps.device)
+    return PagedKVCache(steps.trunk_config, blocks, block_size, dtype, steps.device)
 
 
 def peak_bytes(steps: Steps, largest: Largest, meter: Meter) -> int:
     """Of the largest prefill step and of the largest decoding step, whichever takes more."""
-    cache = small_cache(steps, largest.max_slots, largest.block_size)
+    cache = small_cache(steps, largest.max_slots, largest.block_size, largest.kv_dtype)
     batches = iter((largest_prefill(steps, largest), largest_decode(steps, largest)))
     return most_bytes(NUM_LARGEST, lambda: steps.step(next(batches), cache), meter)
 

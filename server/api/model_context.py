@@ -34,7 +34,8 @@ class ServedModel:
         self.info = info
         self.created = int(time.time())
         build = (
-            f"{version('hamburger-serve')} {info.model} {info.dtype} {info.quantization} {info.device} {info.groups}"
+            f"{version('hamburger-serve')} {info.model} {info.dtype} {info.quantization} {info.device} {info.groups} "
+            f"{info.kv_cache_dtype} {info.settles}"
         )
         self.fingerprint = "fp_" + hashlib.sha256(build.encode()).hexdigest()[:10]
 

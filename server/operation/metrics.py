@@ -169,6 +169,7 @@ class ServerMetrics:
                 "device",
                 "dtype",
                 "quantization",
+                "kv_cache_dtype",
                 "groups",
             )
         }

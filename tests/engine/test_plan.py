@@ -17,7 +17,7 @@ import pytest
 from hamburger.engine.build import build_core
 from hamburger.engine.plan.known_shapes import PRESETS, with_graft
 from hamburger.engine.plan.plan import Load, Machine, Plan, Shape, make_plan, shape_of
-from hamburger.engine.types.config import EngineArgs
+from hamburger.engine.types.config import EngineArgs, KVCacheDtype
 from hamburger.engine.types.messages import SubmitRequest
 from hamburger.engine.types.settling import Settling
 from hamburger.model.checkpoints.load import save_checkpoint
@@ -66,14 +66,16 @@ def test_weights_are_what_a_loaded_model_holds(short_list_size: int | None) -> N
     assert shape_of("m", config, "float32").weights_bytes == held
 
 
+@pytest.mark.parametrize("kv_cache_dtype", ["auto", "int8"])
 def test_the_engine_sizes_its_pool_as_planned(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    kv_cache_dtype: KVCacheDtype, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     weights = command(capsys, "builtin", "--kv-cache-memory", "1GiB")["weights_bytes"]
     memory = weights + 2 * 10**9
     monkeypatch.setattr("hamburger.engine.device.memory.available_host_bytes", lambda: memory - weights)
-    _, info = build_core(EngineArgs(model="builtin", dtype="bfloat16", quantization="none", device="cpu"))
-    options = ["--memory", str(memory), "--device", "cpu", "--max-num-seqs", "64"]
+    plain: dict[str, Any] = {"model": "builtin", "dtype": "bfloat16", "quantization": "none", "device": "cpu"}
+    _, info = build_core(EngineArgs(**plain, kv_cache_dtype=kv_cache_dtype))
+    options = ["--kv-cache-dtype", kv_cache_dtype, "--memory", str(memory), "--device", "cpu", "--max-num-seqs", "64"]
     found = command(capsys, "builtin", *options)
     assert found["pool_slots"] == info.total_slots
     assert found["max_model_len"] == info.max_model_len

@@ -100,6 +100,18 @@ def test_an_llm_on_two_ranks(folder: Path) -> None:
     assert time.monotonic() - began < 20
 
 
+def test_ranks_hold_codes_of_their_own_heads(folder: Path) -> None:
+    params = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True, logprobs=1)
+    found = []
+    for size in (1, 2):
+        model = llm(folder, size, kv_cache_dtype="int8", confidence=1.0)
+        assert model.info.kv_cache_dtype == "int8"
+        [answer] = model.generate(["Once upon a time"], params, progress=False)
+        found.append([entry.logprob for entry in answer.logprobs or ()])
+    assert len(found[0]) == 8
+    assert found[1] == pytest.approx(found[0], abs=0.01)
+
+
 def test_ranks_measure_their_steps_and_check_drafts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     measured = []
 
@@ -299,7 +311,9 @@ class _Two:
 
     def step_bytes(self, meter: _ScriptedMeter) -> int:
         free_bytes = 1000 * slot_bytes(self.steps.trunk_config, torch.float32)
-        return step_bytes(self.steps, self.args, "composed", 64, free_bytes, meter, captures=False)
+        return step_bytes(
+            self.steps, self.args, "composed", 64, free_bytes, meter, kv_dtype=torch.float32, captures=False
+        )
 
     def told(self) -> int:
         self._thread.join(60)

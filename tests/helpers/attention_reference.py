@@ -24,7 +24,10 @@ def reference_attention(
     """
     size = cache.block_size
     slots = [block_table[i // size] * size + i % size for i in range(context_slots)]
-    both = cache.data[layer].flatten(0, 1)[slots].float()
+    of_layer = cache.layer(layer)
+    both = of_layer.data.flatten(0, 1)[slots].float()
+    if of_layer.scales is not None:
+        both *= of_layer.scales.flatten(0, 1)[slots][..., None]
     per_kv = q.shape[1] // both.shape[2]
     keys, values = (both[:, i].repeat_interleave(per_kv, dim=1) for i in (0, 1))
     scores = torch.einsum("nhd,lhd->hnl", q.float(), keys) / q.shape[-1] ** 0.5

@@ -23,6 +23,7 @@ from hamburger.model.gpu import attention as triton_attention
 from hamburger.model.gpu import int8_product
 from hamburger.model.gpu import layers as triton_layers
 from hamburger.model.gpu import micro_attention as triton_micro
+from hamburger.model.kv_cache import KVLayer
 
 MODULES = triton_attention, int8_product, triton_layers, triton_micro
 # Bytes of shared memory that a program may have, by compute capability.
@@ -75,22 +76,29 @@ def launch_all(dtype: torch.dtype) -> Iterator[str]:
     def whole(*shape: int) -> Tensor:
         return new(*shape, of=torch.int64)
 
+    def layers(*heads: int) -> Iterator[tuple[str, KVLayer]]:
+        """Of a cache, and what its kind is called."""
+        yield "", KVLayer(new(9, 32, 2, *heads), None)
+        yield ", int8 KV", KVLayer(new(9, 32, 2, *heads, of=torch.int8), new(9, 32, 2, heads[0], of=torch.float32))
+
     for heads, kv_heads, head_dim, window in (GROUPS, SINGLE, *WIDE):
         shape = f"{heads}/{kv_heads} heads of {head_dim}"
-        data, tables, tokens = new(9, 32, 2, kv_heads, head_dim), whole(2, 4), new(8, heads, head_dim)
-        for splits in (1, 8):
-            triton_attention.attend_singles(tokens, data, tables, whole(2), tokens, splits, window)
-            yield f"decode {shape}, {splits} splits"
-        triton_attention.attend_chunks(tokens, data, tables, whole(3, triton_attention.TILE_FIELDS), tokens, window)
-        yield f"chunks {shape}"
+        tables, tokens = whole(2, 4), new(8, heads, head_dim)
+        for kind, layer in layers(kv_heads, head_dim):
+            for splits in (1, 8):
+                triton_attention.attend_singles(tokens, layer, tables, whole(2), tokens, splits, window)
+                yield f"decode {shape}, {splits} splits{kind}"
+            tiles = whole(3, triton_attention.TILE_FIELDS)
+            triton_attention.attend_chunks(tokens, layer, tables, tiles, tokens, window)
+            yield f"chunks {shape}{kind}"
     for heads, kv_heads, head_dim, window in (GROUPS, SINGLE, EMBEDDED):
         shape, normed = f"{heads}/{kv_heads} heads of {head_dim}", window is not None
-        data = new(9, 32, 2, kv_heads, head_dim)
         turns = new(64, head_dim), new(64, head_dim)
         norms = (new(head_dim), new(head_dim)) if normed else None
         qkv = new(10, (heads + 2 * kv_heads) * head_dim)
-        triton_layers.rotate_into_cache(qkv, turns, whole(10), norms, 1e-5, data, whole(10), whole(2), 2, heads)
-        yield f"rotary {shape}"
+        for kind, layer in layers(kv_heads, head_dim):
+            triton_layers.rotate_into_cache(qkv, turns, whole(10), norms, 1e-5, layer, whole(10), whole(2), 2, heads)
+            yield f"rotary {shape}{kind}"
         kv = new(2, 8, 2, kv_heads, head_dim)
         for length, positions in ((0, 5), (5, 1)):
             triton_micro.micro_attention(

@@ -17,7 +17,7 @@ from hamburger.model.gpu.layers import add_rms_norm, gated, rotate_into_cache
 from hamburger.model.gpu.micro_attention import micro_attention
 from hamburger.model.kv_cache import PagedKVCache
 from hamburger.model.rotary import RotaryEmbedding, rotate
-from poisoned_caches import NAN, check, poisoned_cache
+from poisoned_caches import NAN, check, poison_all, poisoned_cache
 from small_models import trunk_config
 
 
@@ -38,16 +38,21 @@ class Heads(NamedTuple):
     head_dim: int
     window: int | None
     dtype: torch.dtype
+    kv_dtype: torch.dtype | None = None  # None: the same
+
+    @property
+    def of_cache(self) -> torch.dtype:
+        return self.kv_dtype or self.dtype
 
 
 def check_singles(shape: Heads, totals: list[int], block: int, splits: int, device: torch.device) -> None:
     """totals: contexts of one-slot rows; 0 is padding."""
-    heads, kv_heads, head_dim, window, dtype = shape
+    heads, kv_heads, head_dim, window, dtype, _ = shape
     torch.manual_seed(heads)
-    cache, blocks, table = poisoned_cache(totals, kv_heads, head_dim, dtype, device, block)
+    cache, blocks, table = poisoned_cache(totals, kv_heads, head_dim, shape.of_cache, device, block)
     q = torch.randn(len(totals) + 2, heads, head_dim, device=device).to(dtype)
     out = torch.full_like(q, NAN)
-    attend_singles(q, cache.data[0], table, torch.tensor(totals, device=device), out, splits, window)
+    attend_singles(q, cache.layer(0), table, torch.tensor(totals, device=device), out, splits, window)
     assert out[len(totals) :].isnan().all()  # rows of others
     for row, (total, own) in enumerate(zip(totals, blocks, strict=True)):
         if total:
@@ -59,10 +64,10 @@ def check_singles(shape: Heads, totals: list[int], block: int, splits: int, devi
 
 def check_chunks(shape: Heads, lengths: list[tuple[int, int]], block: int, device: torch.device) -> None:
     """lengths: (slots before, new slots) of each sequence; the first, of one new slot, is no chunk and not attended."""
-    heads, kv_heads, head_dim, window, dtype = shape
+    heads, kv_heads, head_dim, window, dtype, _ = shape
     torch.manual_seed(heads)
     totals = [before + new for before, new in lengths]
-    cache, blocks, table = poisoned_cache(totals, kv_heads, head_dim, dtype, device, block)
+    cache, blocks, table = poisoned_cache(totals, kv_heads, head_dim, shape.of_cache, device, block)
     q = torch.randn(sum(new for _, new in lengths), heads, head_dim, device=device).to(dtype)
     chunks, row = [], 1
     for sequence, (before, new) in list(enumerate(lengths))[1:]:
@@ -70,7 +75,7 @@ def check_chunks(shape: Heads, lengths: list[tuple[int, int]], block: int, devic
         row += new
     tiles = torch.tensor(chunk_tiles(chunks, heads // kv_heads, dtype), device=device)
     out = torch.full_like(q, NAN)
-    attend_chunks(q, cache.data[0], table, tiles, out, window)
+    attend_chunks(q, cache.layer(0), table, tiles, out, window)
     assert out[0].isnan().all()
     for sequence, row, new, _ in chunks:
         own = slice(row, row + new)
@@ -80,12 +85,12 @@ def check_chunks(shape: Heads, lengths: list[tuple[int, int]], block: int, devic
 
 def check_rotated(shape: Heads, block: int, normed: bool, device: torch.device) -> None:
     """Five slots, two of which are padding, into three blocks."""
-    heads, kv_heads, head_dim, _, dtype = shape
+    heads, kv_heads, head_dim, _, dtype, _ = shape
     torch.manual_seed(heads)
     config = trunk_config(num_layers=1, num_heads=heads, num_kv_heads=kv_heads, head_dim=head_dim)
     rotary = RotaryEmbedding(config, 64, device, dtype)
-    cache = PagedKVCache(config, 3, block, dtype, device)
-    cache.data[0].fill_(NAN)
+    cache = PagedKVCache(config, 3, block, shape.of_cache, device)
+    poison_all(cache)
     qkv = torch.randn(5, (heads + 2 * kv_heads) * head_dim, device=device).to(dtype)
     positions = torch.tensor([0, 63, 5, 9, 10], device=device)
     # Row 1 has a slot but no context, row 2 no slot: both are padding. Rows 3 and 4 are a chunk of sequence 3.
@@ -94,7 +99,7 @@ def check_rotated(shape: Heads, block: int, normed: bool, device: torch.device) 
     contexts = torch.tensor([1, 0, 0, 11], device=device)
     weights = norms_of(head_dim, dtype, device) if normed else None
     q = rotate_into_cache(
-        qkv, (rotary.cos, rotary.sin), positions, weights, 1e-5, cache.data[0], write, contexts, 3, heads
+        qkv, (rotary.cos, rotary.sin), positions, weights, 1e-5, cache.layer(0), write, contexts, 3, heads
     )
 
     by_head = qkv.float().unflatten(1, (-1, head_dim))
@@ -105,11 +110,20 @@ def check_rotated(shape: Heads, block: int, normed: bool, device: torch.device) 
         )
     cos, sin = (table.float() for table in rotary(positions))
     check(q, rotate(q_raw, cos, sin), dtype)
-    flat, exact = cache.data[0].flatten(0, 1), torch.stack((rotate(k_raw, cos, sin), v), dim=1)
-    written = [0, 3, 4]
-    check(flat[write[written]], exact[written], dtype)
+    exact, written = torch.stack((rotate(k_raw, cos, sin), v), dim=1), [0, 3, 4]
     untouched = sorted(set(range(most)) - {0, most // 2})
-    assert flat[untouched].isnan().all()
+    flat, scales = (part if part is None else part.flatten(0, 1) for part in cache.layer(0))
+    assert flat is not None
+    if scales is None:
+        check(flat[write[written]], exact[written], dtype)
+        assert flat[untouched].isnan().all()
+        return
+    check(scales[write[written]], exact[written].abs().amax(-1) / 127, dtype)
+    off = flat[write[written]] * scales[write[written]][..., None] - exact[written]
+    # To the nearest code, of numbers that were rounded to dtype before.
+    assert (off.abs() <= scales[write[written]][..., None] * (0.51 if dtype == torch.float32 else 1.1)).all()
+    assert scales[untouched].isnan().all()
+    assert (flat[untouched] == 127).all()
 
 
 def norms_of(head_dim: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -139,7 +153,7 @@ def check_gated(rows: int, size: int, dtype: torch.dtype, device: torch.device) 
 
 def check_micro(shape: Heads, rows: int, positions: int, normed: bool, last_only: bool, device: torch.device) -> None:
     """Rows in places of a cache: some positions at once, then one more of every second row."""
-    heads, kv_heads, head_dim, _, dtype = shape
+    heads, kv_heads, head_dim, _, dtype, _ = shape
     torch.manual_seed(heads)
     config = trunk_config(num_layers=1, num_heads=heads, num_kv_heads=kv_heads, head_dim=head_dim)
     rotary = RotaryEmbedding(config, 64, device, dtype)

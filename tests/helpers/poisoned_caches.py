@@ -20,6 +20,16 @@ def check(ours: Tensor, exact: Tensor, dtype: torch.dtype) -> None:
         assert error < {torch.bfloat16: 1e-2, torch.float16: 1e-3}[dtype]
 
 
+def poison_all(cache: PagedKVCache, poison: float = NAN) -> None:
+    """Of the first layer. Codes cannot be NaN, but their scales can."""
+    data, scales = cache.layer(0)
+    if scales is None:
+        data.fill_(poison)
+    else:
+        data.fill_(127)
+        scales.fill_(poison)
+
+
 def poisoned_cache(
     totals: list[int],
     kv_heads: int,
@@ -29,16 +39,17 @@ def poisoned_cache(
     block: int,
     poison: float = NAN,
 ) -> tuple[PagedKVCache, list[list[int]], Tensor]:
-    """One layer, whose blocks lie shuffled, poisoned where nobody has a slot; each one's blocks, and all as a table."""
+    """One layer, whose blocks lie shuffled, poisoned where nobody has a slot; each one's blocks, and all as a table.
+    dtype: of the cache."""
     needed = [-(-total // block) for total in totals]
     config = trunk_config(num_layers=1, num_heads=kv_heads, num_kv_heads=kv_heads, head_dim=head_dim)
     cache = PagedKVCache(config, sum(needed) + 3, block, dtype, device)
-    cache.data[0].fill_(poison)
+    poison_all(cache, poison)
     order = (torch.randperm(sum(needed) + 2) + 1).tolist()  # block 0, which pads the table, stays poisoned
     blocks = [[order.pop() for _ in range(n)] for n in needed]
     for total, own in zip(totals, blocks, strict=True):
         slots = torch.tensor([own[i // block] * block + i % block for i in range(total)], dtype=torch.int64)
-        cache.data[0].flatten(0, 1)[slots.to(device)] = torch.randn(total, 2, kv_heads, head_dim).to(device, dtype)
+        cache.write(0, slots.to(device), *torch.randn(2, total, kv_heads, head_dim).to(device))
     width = max(needed) + 1
     table = torch.tensor([own + [0] * (width - len(own)) for own in blocks], device=device)
     return cache, blocks, table

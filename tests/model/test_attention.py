@@ -8,14 +8,21 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 from attention_reference import reference_attention
 from hamburger.model.attention import PagedAttention, StaticAttention
 from hamburger.model.batch import ForwardBatch, empty_sampling
-from hamburger.model.kv_cache import PagedKVCache, slot_bytes
+from hamburger.model.kv_cache import PagedKVCache, from_int8, slot_bytes, to_int8
+from poisoned_caches import poison_all
 from small_models import CPU, trunk_config
 
 BLOCK = 4
+
+
+def parts_of(cache: PagedKVCache) -> list[Tensor]:
+    """Of the first layer the data, and scales if there are any, by slot."""
+    return [part.flatten(0, 1) for part in cache.layer(0) if part is not None]
 
 
 def batch_of(lengths: list[tuple[int, int]], seed: int) -> tuple[ForwardBatch, list[list[int]]]:
@@ -55,32 +62,35 @@ def batch_of(lengths: list[tuple[int, int]], seed: int) -> tuple[ForwardBatch, l
     seed=st.integers(0, 1000),
 )
 @settings(max_examples=40, deadline=None)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int8])
 @pytest.mark.parametrize("window", [None, 1, 6])
 @pytest.mark.parametrize(("heads", "kv_heads"), [(4, 2), (3, 3), (6, 1)])
 def test_equals_reference_and_touches_only_its_slots(
-    heads: int, kv_heads: int, window: int | None, lengths: list[tuple[int, int]], seed: int
+    heads: int, kv_heads: int, window: int | None, dtype: torch.dtype, lengths: list[tuple[int, int]], seed: int
 ) -> None:
     config = trunk_config(num_heads=heads, num_kv_heads=kv_heads, num_layers=1)
-    cache = PagedKVCache(config, 96, BLOCK, torch.float32, CPU)
+    cache = PagedKVCache(config, 96, BLOCK, dtype, CPU)
     generator = torch.Generator().manual_seed(seed)
     batch, tables = batch_of(lengths, seed)
     # Foreign and stale slots hold huge values: reading one would show.
     assert batch.context_slots_host is not None
-    cache.data[0].fill_(1e6)
+    poison_all(cache, 1e6)
     for total, table in zip(batch.context_slots_host, tables, strict=True):
-        slots = [table[i // BLOCK] * BLOCK + i % BLOCK for i in range(total)]
-        cache.data[0].flatten(0, 1)[slots] = torch.randn(total, 2, kv_heads, 8, generator=generator)
-    before = cache.data[0].clone()
+        slots = torch.tensor([table[i // BLOCK] * BLOCK + i % BLOCK for i in range(total)])
+        cache.write(0, slots, *torch.randn(2, total, kv_heads, 8, generator=generator))
+    before = [part.clone() for part in parts_of(cache)]
     n = len(batch.write_slots)
     q = torch.randn(n, heads, 8, generator=generator)
     k, v = torch.randn(2, n, kv_heads, 8, generator=generator)
     out = PagedAttention(batch, cache, torch.float32, window, () if window is None else (0,))(0, q, k, v)
 
-    flat = cache.data[0].flatten(0, 1)
-    torch.testing.assert_close(flat[batch.write_slots], torch.stack((k, v), dim=1), atol=0, rtol=0)
-    untouched = torch.ones(len(flat), dtype=torch.bool)
+    written = torch.stack((k, v), dim=1)
+    untouched = torch.ones(97 * BLOCK, dtype=torch.bool)
     untouched[batch.write_slots] = False
-    torch.testing.assert_close(flat[untouched], before.flatten(0, 1)[untouched], atol=0, rtol=0)
+    wanted = to_int8(written) if dtype == torch.int8 else (written,)
+    for part, was, new_slots in zip(parts_of(cache), before, wanted, strict=True):
+        torch.testing.assert_close(part[batch.write_slots], new_slots, atol=0, rtol=0)
+        torch.testing.assert_close(part[untouched], was[untouched], atol=0, rtol=0)
     start = 0
     for new, total, table in zip(batch.query_slots, batch.context_slots_host, tables, strict=True):
         expected = reference_attention(q[start : start + new], cache, 0, table, total, window)
@@ -115,7 +125,18 @@ def test_static_attention_equals_the_reference_whatever_lies_beyond_the_contexts
             torch.testing.assert_close(out[row : row + 1], expected, atol=1e-5, rtol=1e-5)
 
 
-def test_slot_bytes_is_what_the_cache_takes() -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
+def test_slot_bytes_is_what_the_cache_takes(dtype: torch.dtype) -> None:
     config = trunk_config()
-    cache = PagedKVCache(config, 6, BLOCK, torch.bfloat16, CPU)  # and a scratch block
-    assert sum(layer.nbytes for layer in cache.data) == slot_bytes(config, torch.bfloat16) * 7 * BLOCK
+    cache = PagedKVCache(config, 6, BLOCK, dtype, CPU)  # and a scratch block
+    assert sum(part.nbytes for part in (*cache.data, *cache.scales)) == slot_bytes(config, dtype) * 7 * BLOCK
+
+
+@given(st.lists(st.lists(st.floats(-1e4, 1e4, width=32), min_size=8, max_size=8), min_size=1, max_size=5))
+def test_codes_are_the_nearest_and_the_largest_has_the_last(rows: list[list[float]]) -> None:
+    x = torch.tensor(rows)
+    codes, scales = to_int8(x)
+    most = x.abs().amax(-1)
+    assert (from_int8(codes, scales) - x).abs().le(scales[:, None] * 0.5001).all()
+    assert codes.abs().amax(-1).tolist() == [127 if value > 0 else 0 for value in most.tolist()]
+    assert torch.equal(to_int8(-x)[0], -codes)

@@ -66,6 +66,7 @@ def test_a_step_never_waits_for_the_device(is_verified: bool) -> None:
     graphs.prepare()
     largest = Largest(
         max_slots=32, max_rows=5, max_model_len=CONTEXT, context_slots=40, max_logprobs=3, block_size=BLOCK,
+        kv_dtype=torch.float32,
         is_verified=is_verified,
     )  # fmt: skip
     special = largest_decode(model, largest)
@@ -83,6 +84,8 @@ def test_what_steps_take_is_measured() -> None:
     model = random_model(MODELS["positions"], device=GPU)
     free, _ = torch.cuda.mem_get_info(GPU)
     args = EngineArgs(max_num_seqs=ROWS, max_num_batched_slots=64, block_size=BLOCK)
-    eager = step_bytes(model, args, "composed", CONTEXT, free, CudaMeter(GPU), captures=False)
-    with_graphs = step_bytes(model, args, "composed", CONTEXT, free, CudaMeter(GPU), captures=True)
+    eager = step_bytes(model, args, "composed", CONTEXT, free, CudaMeter(GPU), kv_dtype=torch.float32, captures=False)
+    with_graphs = step_bytes(
+        model, args, "composed", CONTEXT, free, CudaMeter(GPU), kv_dtype=torch.float32, captures=True
+    )
     assert 0 < eager < with_graphs < free

@@ -90,6 +90,7 @@ def test_a_batch_of_composed_groups_is_refused_and_the_other_way_round() -> None
         graphs = DecodeGraphs(model, cache, EagerCapture(), max_rows=4, max_columns=8, is_verified=is_verified)
         largest = Largest(
             max_slots=4, max_rows=4, max_model_len=8, context_slots=4, max_logprobs=0, block_size=BLOCK,
+            kv_dtype=torch.float32,
             is_verified=not is_verified,
         )  # fmt: skip
         with pytest.raises(ValueError, match="groups of the other kind"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 import torch
@@ -114,10 +114,12 @@ def test_only_an_even_grid_has_4_bits() -> None:
     assert has_4_bits(torch.full((16, 32), 0.5))
 
 
-def first_states(model: EagerSteps, prompts: list[list[int]]) -> dict[str, list[float]]:
+def first_states(
+    model: EagerSteps, prompts: list[list[int]], kv_dtype: torch.dtype | None = None
+) -> dict[str, list[float]]:
     """The log-probabilities of each first token's rivals: how far the whole step is off."""
     found = run_core(
-        core_of(model, max_num_batched_slots=48, max_model_len=200),
+        core_of(model, max_num_batched_slots=48, max_model_len=200, kv_dtype=kv_dtype),
         {str(i): (ids, params(max_tokens=1, logprobs=5)) for i, ids in enumerate(prompts)},
     )
     return {name: [value for _, value in (groups[0].logprobs or [])[0].top] for name, groups in found.items()}
@@ -139,6 +141,25 @@ def test_every_kind_of_trunk_is_near_the_plain_one(shape: str, bits: int, kernel
     near = [value < 1e-4 for value in off]
     assert sum(near[: len(short)]) >= len(short) / 2
     assert any(near[len(short) :])
+
+
+@pytest.mark.parametrize("shape", [*SHAPES, "heads of 32", "heads of 96"])
+@pytest.mark.parametrize("instructions", ["avx512", "avx2"])
+def test_keys_and_values_in_8_bits_are_those_of_the_plain_cache(shape: str, instructions: InstructionSet) -> None:
+    """Of one layer, whose inputs are the same: codes differ only where rounding decides them."""
+    if (kernels := load_kernels(instructions)) is None:
+        pytest.skip("built without a compiler, or for another processor")
+    head_dim = int(shape.removeprefix("heads of ")) if shape.startswith("heads of ") else 64
+    changes: dict[str, Any] = {**SHAPES.get(shape, {}), **WIDE, "num_layers": 1, "head_dim": head_dim}
+    plain, native = models(ModelConfig(trunk=trunk_config(**changes)), kernels=kernels)
+    # Chunks of 48 slots cut the long prompts, whose queries are many at once; a last chunk of few slots has few.
+    prompts = [[(7 * n + j) % 90 + 2 for j in range(n)] for n in (*range(1, 9), 17, 31, 33, 47, 49, 50, 97, 98, 150)]
+    wanted, found = first_states(plain, prompts, torch.int8), first_states(native, prompts, torch.int8)
+    exact = first_states(native, prompts)
+    off = [max(abs(a - b) for a, b in zip(wanted[name], found[name], strict=True)) for name in wanted]
+    assert sum(value < 1e-3 for value in off) >= len(prompts) / 2
+    assert max(off) < 0.5  # an input between two steps
+    assert found != exact  # it is another cache
 
 
 def test_slots_of_several_tokens_pass_their_adapter(kernels: Kernels) -> None:

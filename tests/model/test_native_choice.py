@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from hamburger.engine.device.load import _kernels, resolve
-from hamburger.engine.types.config import EngineArgs, Quantization
+from hamburger.engine.types.config import EngineArgs, KVCacheDtype, Quantization
 from hamburger.model.assemble import assemble
 from hamburger.model.checkpoints.load import save_checkpoint
 from hamburger.model.config import ConfigError, ModelConfig
@@ -82,11 +82,13 @@ def test_the_cache_is_bfloat16_unless_somebody_asked_for_other_digits(tmp_path: 
     config = ModelConfig(trunk=trunk_config(**WIDE))
     save_checkpoint(tmp_path, config, random_tensors(config))
 
-    def kv_dtype(quantization: Quantization, dtype: str) -> torch.dtype:
-        args = EngineArgs(model=str(tmp_path), quantization=quantization, dtype=dtype, device="cpu", max_model_len=32)
-        return resolve(args).kv_dtype
+    def kv_dtype(quantization: Quantization, dtype: str, asked: KVCacheDtype = "auto") -> torch.dtype:
+        given: dict[str, Any] = {"quantization": quantization, "dtype": dtype, "kv_cache_dtype": asked}
+        return resolve(EngineArgs(model=str(tmp_path), device="cpu", max_model_len=32, **given)).kv_dtype
 
     assert kv_dtype("auto", "auto") == torch.bfloat16  # also where states are float32
     assert kv_dtype("int8", "float32") == torch.float32
     assert kv_dtype("none", "float32") == torch.float32
     assert kv_dtype("auto", "bfloat16") == torch.bfloat16
+    assert kv_dtype("none", "float32", "bfloat16") == torch.bfloat16
+    assert kv_dtype("auto", "auto", "int8") == torch.int8

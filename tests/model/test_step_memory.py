@@ -59,7 +59,7 @@ def largest(**changes: Any) -> Largest:
         "context_slots": 30,
         "max_logprobs": 20,
     }
-    return Largest(**{**fields, "block_size": 4, **changes})
+    return Largest(**{**fields, "block_size": 4, "kv_dtype": torch.float32, **changes})
 
 
 @pytest.mark.parametrize("is_verified", [False, True])
@@ -70,7 +70,7 @@ def test_the_largest_steps_run_on_the_small_cache(name: str, static_shapes: bool
     meter = ScriptedMeter([7, 5], [])
     assert peak_bytes(model, largest(is_verified=is_verified), meter) == 7
     assert meter.asked == ["begin", "peak"] * 2
-    cache = small_cache(model, 50, 4)
+    cache = small_cache(model, 50, 4, torch.float32)
     assert cache.scratch_block * 4 == 52
     decode = model.step(largest_decode(model, largest(is_verified=is_verified)), cache)
     assert decode.token_ids.shape == (6, model.config.max_group)
@@ -86,7 +86,7 @@ def test_the_kernels_read_every_row_s_own_table(step: Callable[[EagerSteps, Larg
     models = [random_model(MODELS["grafted"], static_shapes=True, attention=b) for b in ("torch", "triton")]
     outputs = []
     for model in models:
-        cache = small_cache(model, 50, 4)
+        cache = small_cache(model, 50, 4, torch.float32)
         for layer, data in enumerate(cache.data):
             data.copy_(torch.randn(data.shape, generator=torch.Generator().manual_seed(layer)))
         outputs.append(model.step(step(model, largest()), cache))
@@ -135,7 +135,9 @@ def test_the_largest_decoding_step_has_a_draft_for_each_sequence_or_one_group() 
     model, args = model_and_args()
     # Buckets of 1, 2, 4, 8 and 16 beside 22.
     meter = ScriptedMeter([7, 5], [100, 170, 172])
-    assert step_bytes(model, args, "verified", 40, 10**6, meter, captures=True) == 7 + 70 + 2 * 5
+    assert (
+        step_bytes(model, args, "verified", 40, 10**6, meter, kv_dtype=torch.float32, captures=True) == 7 + 70 + 2 * 5
+    )
 
 
 def model_and_args(**changes: int | bool) -> tuple[EagerSteps, EngineArgs]:
@@ -145,7 +147,7 @@ def model_and_args(**changes: int | bool) -> tuple[EagerSteps, EngineArgs]:
 
 def test_graphs_count_as_the_largest_and_for_each_other_bucket_the_second() -> None:
     model, args = model_and_args()
-    cache = small_cache(model, 50, 4)
+    cache = small_cache(model, 50, 4, torch.float32)
     meter = ScriptedMeter([], [100, 170, 172])
     assert (
         graph_bytes(lambda: decode_graphs(model, cache, args, "composed", 40), 11, meter) == 70 + 2 * 4
@@ -166,9 +168,22 @@ def test_steps_and_graphs_are_kept_free_of_the_pool() -> None:
     model, args = model_and_args()
     free = 100 * slot_bytes(model.config.trunk, torch.float32)
     assert (
-        step_bytes(model, args, "composed", 40, free, ScriptedMeter([7, 5], [100, 170, 172]), captures=True) == 7 + 78
+        step_bytes(
+            model,
+            args,
+            "composed",
+            40,
+            free,
+            ScriptedMeter([7, 5], [100, 170, 172]),
+            kv_dtype=torch.float32,
+            captures=True,
+        )
+        == 7 + 78
     )
-    assert step_bytes(model, args, "composed", 40, free, ScriptedMeter([7, 5], []), captures=False) == 7
+    assert (
+        step_bytes(model, args, "composed", 40, free, ScriptedMeter([7, 5], []), kv_dtype=torch.float32, captures=False)
+        == 7
+    )
 
 
 @pytest.mark.parametrize(
@@ -177,12 +192,19 @@ def test_steps_and_graphs_are_kept_free_of_the_pool() -> None:
 def test_steps_that_do_not_fit_beside_the_weights_are_an_error_that_says_so(error: Exception) -> None:
     model, args = model_and_args()
     with pytest.raises(ConfigError, match=r"slots is 40 and max_num_seqs 11.*lower them.*of memory\.\)"):
-        step_bytes(model, args, "composed", 40, 10**6, FailingMeter(error), captures=True)
+        step_bytes(model, args, "composed", 40, 10**6, FailingMeter(error), kv_dtype=torch.float32, captures=True)
 
 
 def test_other_errors_of_a_first_step_stay_what_they_are() -> None:
     model, args = model_and_args()
     with pytest.raises(RuntimeError, match="illegal memory access"):
         step_bytes(
-            model, args, "composed", 40, 10**6, FailingMeter(RuntimeError("an illegal memory access")), captures=True
+            model,
+            args,
+            "composed",
+            40,
+            10**6,
+            FailingMeter(RuntimeError("an illegal memory access")),
+            kv_dtype=torch.float32,
+            captures=True,
         )

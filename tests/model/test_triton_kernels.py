@@ -37,6 +37,8 @@ HEADS = [
     Heads(6, 2, 96, None, torch.bfloat16),
     Heads(7, 1, 64, 5, torch.float16),
     Heads(2, 2, 128, None, torch.bfloat16),
+    Heads(9, 3, 64, None, torch.float32, torch.int8),
+    Heads(2, 2, 64, 70, torch.bfloat16, torch.int8),
 ]
 KERNELS = {
     *("decode", "merge", "chunks", "rotary", "add_rms_norm", "gated", "micro"),
@@ -67,7 +69,7 @@ def test_splits_follow_shapes_alone() -> None:
 
 
 @pytest.mark.parametrize("normed", [False, True])
-@pytest.mark.parametrize("shape", HEADS[:3])
+@pytest.mark.parametrize("shape", [*HEADS[:3], *HEADS[5:]])
 def test_rotated_into_the_cache(shape: Heads, normed: bool, kernel_device: torch.device) -> None:
     check_rotated(shape, 4, normed, kernel_device)
 
@@ -97,7 +99,8 @@ DTYPES = st.sampled_from([torch.float32, torch.bfloat16, torch.float16])
 def heads(draw: st.DrawFn) -> Heads:
     kv_heads, window = draw(st.integers(1, 3)), draw(st.none() | st.integers(1, 150))
     head_dim = 2 * draw(st.integers(4, 66))
-    return Heads(kv_heads * draw(st.integers(1, 9)), kv_heads, head_dim, window, draw(DTYPES))
+    kv_dtype = draw(st.sampled_from([None, torch.int8]))
+    return Heads(kv_heads * draw(st.integers(1, 9)), kv_heads, head_dim, window, draw(DTYPES), kv_dtype)
 
 
 @st.composite
@@ -175,10 +178,10 @@ def test_a_captured_launch_follows_its_tensors() -> None:
     q = torch.randn(3, 8, 64, device=device).bfloat16()
     out, contexts = torch.full_like(q, NAN), torch.tensor(totals, device=device)
     splits = num_splits(3, 2, table.shape[1] * 16, 132)
-    attend_singles(q, cache.data[0], table, contexts, out, splits)  # compiles
+    attend_singles(q, cache.layer(0), table, contexts, out, splits)  # compiles
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        attend_singles(q, cache.data[0], table, contexts, out, splits)
+        attend_singles(q, cache.layer(0), table, contexts, out, splits)
     for order in ([0, 1, 2], [2, 0, 1], [1, 2, 0]):
         table.copy_(table.new_tensor([blocks[i] + [0] * (table.shape[1] - len(blocks[i])) for i in order]))
         contexts.copy_(contexts.new_tensor([0 if i == 1 else totals[i] for i in order]))

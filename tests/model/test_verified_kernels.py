@@ -88,8 +88,11 @@ QUICK = [
     ("many_heads_a_kv_head", "avx2", torch.bfloat16),
     ("dynamic_rope", "torch", torch.float32),
     ("mistral", "avx512", torch.float32),
+    ("qwen3_sliding_yarn", "avx512", torch.int8),
+    ("many_heads_a_kv_head", "avx2", torch.int8),
 ]
-WAYS = [*((form, dtype) for form in SETS for dtype in (torch.bfloat16, torch.float32)), ("torch", torch.float32)]
+KV_DTYPES = torch.bfloat16, torch.float32, torch.int8
+WAYS = [*((form, dtype) for form in SETS for dtype in KV_DTYPES), ("torch", torch.float32)]
 DEEP = [(shape, *way) for shape in SHAPES for way in WAYS]
 
 

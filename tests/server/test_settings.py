@@ -46,7 +46,7 @@ def test_every_setting_is_an_option_and_reaches_the_engine() -> None:
         "tensor_parallel_size": "2",
         "overlap_steps": "off",
         "groups": "verified",
-        "settle": "false", "settle_window": "96", "settle_keep": "0.5", "settle_limit": "700",
+        "kv_cache_dtype": "int8", "settle": "false", "settle_window": "96", "settle_keep": "0.5", "settle_limit": "700",
     }  # fmt: skip
     assert given.keys() == ServeSettings.model_fields.keys()
     options = [part for name, value in given.items() for part in (f"--{name.replace('_', '-')}", value)]
@@ -61,6 +61,7 @@ def test_every_setting_is_an_option_and_reaches_the_engine() -> None:
     assert (args.quantization, args.attention_backend, args.enforce_eager) == ("none", "torch", True)
     assert (args.quantization, args.tensor_parallel_size) == ("none", 2)
     assert args.groups == "verified"
+    assert args.kv_cache_dtype == "int8"
     assert args.overlap_steps == "off"
     assert "k" not in repr(settings).replace("kv_cache_memory", "").replace("block_size", "").split("api_key")[-1][:5]
 

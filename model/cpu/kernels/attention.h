@@ -26,6 +26,13 @@ inline F silu(F x) {
   return if_negative(x, x * e, x) / (set1(1.0f) + e);
 }
 
+// A layer of the cache: of each slot the keys of all KV heads, then their values. Codes have a scale for each of these.
+template <typename Value>
+struct Kv {
+  Value* data;
+  float* scales;
+};
+
 struct Scratch {  // one thread's
   alignas(64) float keys[kTile / kLanes][kMaxHeadDim][kLanes];
   alignas(64) float values[kTile * kMaxHeadDim];  // [kTile][head_dim]: as close as they go
@@ -33,6 +40,13 @@ struct Scratch {  // one thread's
   alignas(64) float outputs[kMaxQueries][kMaxHeadDim];
   float most[kMaxQueries], total[kMaxQueries];
   alignas(64) uint32_t pairs[kTile / kLanes][kMaxHeadDim / 2][kLanes];  // keys in bfloat16, two dimensions in a word
+  // Of keys that are codes: the codes plus 128, four dimensions in a word, and the scales; and queries as whole numbers:
+  // a query is its scale times (first codes + second codes / 254).
+  alignas(64) uint8_t codes[kTile / kLanes][kMaxHeadDim / 4][4 * kLanes];
+  alignas(64) float key_scales[kTile], value_scales[kTile];
+  alignas(64) int8_t query_codes[2][kMaxQueries][kMaxHeadDim];
+  int32_t query_sums[2][kMaxQueries];
+  float query_scales[kMaxQueries];
 };
 
 // Some new slots of one sequence. first_slot: where first_row lies in its sequence; context: where the list of the
@@ -136,6 +150,90 @@ inline void score_tile(const float* const* queries, int count, int head_dim, int
   for (; p < parts; p++) score_all<pairs, 1>(queries, count, head_dim, p, s);
 }
 
+inline void transpose_keys(const Int8* const* rows, int head_dim, int, Scratch& s, int part) {
+  for (int d = 0; d < head_dim; d += 4 * kLanes) {
+    const uint32_t* words[kLanes];
+    uint32_t half[kLanes][kLanes] = {};  // where 32 dimensions are left, which end the row
+    for (int j = 0; j < kLanes; j++) {
+      words[j] = reinterpret_cast<const uint32_t*>(rows[j] + d);
+      if (d + 4 * kLanes <= head_dim) continue;
+      std::memcpy(half[j], words[j], head_dim - d);
+      words[j] = half[j];
+    }
+    uint8_t* const to = s.codes[part][d / 4];
+    transpose(words, reinterpret_cast<uint32_t*>(to));
+    for (int i = 0; i < kLanes; i++) store_bytes(to + 4 * kLanes * i, plus_128(load_bytes(to + 4 * kLanes * i)));
+  }
+}
+
+// To 15 bits, so that products with codes are exact sums of whole numbers.
+inline void round_query(const float* query, int head_dim, int i, Scratch& s) {
+  F most = set1(0.0f);
+  for (int d = 0; d < head_dim; d += kLanes) most = max(most, abs(load(query + d)));
+  const float top = largest(most);
+  const F inverse = set1(top > 0 ? 127.0f / top : 0.0f);
+  I first = set1(0), second = set1(0);
+  for (int d = 0; d < head_dim; d += kLanes) {
+    const F value = load(query + d) * inverse, whole = round(value);
+    first = first + store_bytes(&s.query_codes[0][i][d], whole);
+    second = second + store_bytes(&s.query_codes[1][i][d], round((value - whole) * set1(254.0f)));
+  }
+  s.query_sums[0][i] = sum(first);
+  s.query_sums[1][i] = sum(second);
+  s.query_scales[i] = top / 127.0f;
+}
+
+template <int count, int parts>
+inline void score_codes(int head_dim, int part, int first, Scratch& s) {
+  F scores[count][parts];
+#pragma GCC unroll 2
+  for (int k = 1; k >= 0; k--) {
+    Sums<8> total[count][parts];
+#pragma GCC unroll 8
+    for (int i = 0; i < count; i++)
+#pragma GCC unroll 8
+      for (int p = 0; p < parts; p++) total[i][p].begin(-128 * s.query_sums[k][first + i]);
+    for (int d = 0; d < head_dim; d += 4) {
+      B keys[parts];
+#pragma GCC unroll 8
+      for (int p = 0; p < parts; p++) keys[p] = load_bytes(s.codes[part + p][d / 4]);
+#pragma GCC unroll 8
+      for (int i = 0; i < count; i++)
+#pragma GCC unroll 8
+        for (int p = 0; p < parts; p++) total[i][p].add(keys[p], &s.query_codes[k][first + i][d]);
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < count; i++)
+#pragma GCC unroll 8
+      for (int p = 0; p < parts; p++) {
+        const F whole = to_float(total[i][p].all());
+        scores[i][p] = k ? whole * set1(1.0f / 254.0f) : scores[i][p] + whole;
+      }
+  }
+#pragma GCC unroll 8
+  for (int i = 0; i < count; i++)
+#pragma GCC unroll 8
+    for (int p = 0; p < parts; p++) {
+      const F scale = load(&s.key_scales[(part + p) * kLanes]) * set1(s.query_scales[first + i]);
+      store(&s.scores[first + i][(part + p) * kLanes], scores[i][p] * scale);
+    }
+}
+
+template <int parts>
+inline void score_all_codes(int count, int head_dim, int part, Scratch& s) {
+  int i = 0;
+  for (; i + 4 <= count; i += 4) score_codes<4, parts>(head_dim, part, i, s);
+  if (count - i == 3) score_codes<3, parts>(head_dim, part, i, s);
+  if (count - i == 2) score_codes<2, parts>(head_dim, part, i, s);
+  if (count - i == 1) score_codes<1, parts>(head_dim, part, i, s);
+}
+
+inline void score_tile_of_codes(int count, int head_dim, int parts, Scratch& s) {
+  int p = 0;
+  for (; p + kPartsAtOnce <= parts; p += kPartsAtOnce) score_all_codes<kPartsAtOnce>(count, head_dim, p, s);
+  for (; p < parts; p++) score_all_codes<1>(count, head_dim, p, s);
+}
+
 // value(j): where the values of slot j lie.
 template <int count, typename Place>
 inline void weigh(const Place& value, int head_dim, int first, int slots, Scratch& s) {
@@ -202,28 +300,34 @@ inline void soften(int query, int head_dim, float scale, int64_t start, int64_t 
 
 // One tile and one KV head -> inputs [T, heads * head_dim].
 template <typename Value>
-void attend(const Geometry& g, const Value* kv, const int64_t* slots_of, const AttentionTile& tile, int kv_head, int window,
+void attend(const Geometry& g, const Kv<Value>& kv, const int64_t* slots_of, const AttentionTile& tile, int kv_head, int window,
             const float* qkv, int64_t width, const Inputs& out, Scratch& s) {
-  constexpr bool pairs = std::is_same_v<Value, Bf16>;
+  constexpr bool pairs = std::is_same_v<Value, Bf16>, codes = std::is_same_v<Value, Int8>;
   const int head_dim = g.head_dim, each = g.heads / g.kv_heads, count = static_cast<int>(tile.rows) * each;
   const float* queries[kMaxQueries];
   for (int i = 0; i < count; i++) {
     queries[i] = qkv + (tile.first_row + i / each) * width + (kv_head * each + i % each) * head_dim;
     s.most[i] = kHidden;
     s.total[i] = 0;
+    if constexpr (codes) round_query(queries[i], head_dim, i, s);
     std::memset(s.outputs[i], 0, sizeof(float) * head_dim);
   }
   const auto seen_from = [&](int64_t slot) { return window ? std::max<int64_t>(slot - window + 1, 0) : 0; };
   const int64_t* slot_at = slots_of + tile.context;
   const int64_t end = tile.first_slot + tile.rows, stride = 2 * g.kv_heads * head_dim;
   const float scale = 1.0f / std::sqrt(static_cast<float>(head_dim));
-  const auto place = [&](int64_t slot) { return kv + slot_at[slot] * stride + kv_head * head_dim; };
+  const auto place = [&](int64_t slot) { return kv.data + slot_at[slot] * stride + kv_head * head_dim; };
   const int64_t first_tile = seen_from(tile.first_slot) / kTile * kTile;
   for (int64_t start = first_tile; start < end; start += kTile) {
     const int slots = static_cast<int>(std::min<int64_t>(end - start, kTile));
     const Value* rows[kTile];
     for (int j = 0; j < kTile; j++) {
-      rows[j] = place(start + std::min(j, slots - 1));  // past the end the last slot again: its scores are hidden
+      const int64_t slot = start + std::min(j, slots - 1);  // past the end the last slot again: its scores are hidden
+      rows[j] = place(slot);
+      if constexpr (codes) {
+        const float* const scales = kv.scales + slot_at[slot] * 2 * g.kv_heads + kv_head;
+        s.key_scales[j] = scales[0], s.value_scales[j] = scales[g.kv_heads];
+      }
       if (start + kTile + j < end) {  // the next tile's, which lie scattered
         const Value* next = place(start + kTile + j);
         prefetch(next, head_dim);
@@ -236,12 +340,14 @@ void attend(const Geometry& g, const Value* kv, const int64_t* slots_of, const A
     for (int p = 0; p < kTile / kLanes; p++) {
       if (p < parts) transpose_keys(rows + p * kLanes, head_dim, count, s, p);
     }
-    if (pairs && count <= kFewQueries) score_tile<pairs>(queries, count, head_dim, parts, s);
+    if constexpr (codes) score_tile_of_codes(count, head_dim, parts, s);
+    else if (pairs && count <= kFewQueries) score_tile<pairs>(queries, count, head_dim, parts, s);
     else score_tile<false>(queries, count, head_dim, parts, s);
     for (int i = 0; i < count; i++) {
       const int64_t slot = tile.first_slot + i / each, from = seen_from(slot);
       if (from <= start && start + kTile <= slot + 1) soften<true>(i, head_dim, scale, start, from, slot + 1, s);
       else soften<false>(i, head_dim, scale, start, from, slot + 1, s);
+      for (int p = 0; codes && p < kTile; p += kLanes) store(&s.scores[i][p], load(&s.scores[i][p]) * load(&s.value_scales[p]));
     }
     const auto value = [&](int j) { return rows[j] + g.kv_heads * head_dim; };
     if (count <= kFewQueries) {

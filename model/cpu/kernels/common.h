@@ -6,6 +6,7 @@
 #include <immintrin.h>
 
 struct Bf16 { uint16_t bits; };
+struct Int8 { int8_t code; };  // its value is the code times a scale
 
 constexpr int kLanes = 16;  // outputs that one block of a packed weight holds
 constexpr int kGroup = 32;  // inputs that share a scale

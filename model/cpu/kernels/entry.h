@@ -2,8 +2,9 @@
 extern "C" {
 void NAME(layers)(const Geometry* g, const Layer* layers, int count, void* const* kv, const Batch* batch, float* x,
                   uint8_t* memory) {
-  if (batch->kv_is_float) SPACE::run_layers<float>(*g, layers, count, kv, *batch, x, memory);
-  else SPACE::run_layers<Bf16>(*g, layers, count, kv, *batch, x, memory);
+  if (batch->kv_bits == 32) SPACE::run_layers<float>(*g, layers, count, kv, *batch, x, memory);
+  else if (batch->kv_bits == 16) SPACE::run_layers<Bf16>(*g, layers, count, kv, *batch, x, memory);
+  else SPACE::run_layers<Int8>(*g, layers, count, kv, *batch, x, memory);
 }
 int64_t NAME(layers_memory)(const Geometry* g, int64_t rows, int64_t rank) {
   SPACE::Workspace w;
@@ -44,8 +45,9 @@ void NAME(embed)(const Embedding* table, const Merger* m, const int64_t* tokens,
                  float* x, int64_t* composed, int64_t* count, uint8_t* memory) {
   *count = SPACE::embed_slots(*table, *m, tokens, sizes, slots, width, x, composed, memory);
 }
-void NAME(settle)(const Settling* s, int kv_is_float, void* const* kv) {
-  if (kv_is_float) SPACE::settle<float>(*s, kv);
-  else SPACE::settle<Bf16>(*s, kv);
+void NAME(settle)(const Settling* s, void* const* kv) {
+  if (s->kv_bits == 32) SPACE::settle<float>(*s, kv);
+  else if (s->kv_bits == 16) SPACE::settle<Bf16>(*s, kv);
+  else SPACE::settle<Int8>(*s, kv);
 }
 }

@@ -102,7 +102,21 @@ inline void rotate(float* head, const float* norm, const float* cos, const float
 }
 
 template <typename Value>
-inline void rotate_and_write(const Geometry& g, const Layer& layer, const Batch& batch, float* qkv, Value* kv, const Share& share) {
+inline void write_head(const Kv<Value>& kv, int64_t at, const float* x, int64_t head_dim) {
+  for (int64_t d = 0; d < head_dim; d += kLanes) store(kv.data + at * head_dim + d, load(x + d));
+}
+inline void write_head(const Kv<Int8>& kv, int64_t at, const float* x, int64_t head_dim) {
+  F most = set1(0.0f);
+  for (int64_t d = 0; d < head_dim; d += kLanes) most = max(most, abs(load(x + d)));
+  const float top = largest(most);
+  const F inverse = set1(top > 0 ? 127.0f / top : 0.0f);
+  for (int64_t d = 0; d < head_dim; d += kLanes) store_bytes(&kv.data[at * head_dim + d].code, round(load(x + d) * inverse));
+  kv.scales[at] = top / 127.0f;
+}
+
+template <typename Value>
+inline void rotate_and_write(const Geometry& g, const Layer& layer, const Batch& batch, float* qkv, const Kv<Value>& kv,
+                             const Share& share) {
   const int64_t heads = g.heads + 2 * g.kv_heads;
   const auto [first, last] = share.of(batch.slots * heads);
   for (int64_t at = first; at < last; at++) {
@@ -115,8 +129,7 @@ inline void rotate_and_write(const Geometry& g, const Layer& layer, const Batch&
     }
     if (head < g.heads + g.kv_heads) rotate(x, layer.k_norm, cos, sin, g);
     // A slot holds the keys of all KV heads, then their values: in the order they have here.
-    Value* to = kv + (batch.write_slots[row] * 2 * g.kv_heads + head - g.heads) * g.head_dim;
-    for (int d = 0; d < g.head_dim; d += kLanes) store(to + d, load(x + d));
+    write_head(kv, batch.write_slots[row] * 2 * g.kv_heads + head - g.heads, x, g.head_dim);
   }
 }
 
@@ -160,7 +173,7 @@ inline void project(const Weight& weight, const Layer& layer, int which, const I
 
 // One layer, by all threads. taken: 0 at first; pieces of attention differ in length, so threads take the next one.
 template <typename Value>
-void run_layer(const Geometry& g, const Layer& layer, Value* cache, const Batch& batch, const AttentionPlan& plan, int64_t* taken,
+void run_layer(const Geometry& g, const Layer& layer, const Kv<Value>& cache, const Batch& batch, const AttentionPlan& plan, int64_t* taken,
                float* x, const Workspace& shared, Scratch& scratch, const Share& share) {
   const int64_t rows = batch.slots, pieces = static_cast<int64_t>(plan.tiles.size()) * g.kv_heads;
   const Workspace w = of_thread(g, rows, shared, share);
@@ -214,7 +227,8 @@ void run_layers(const Geometry& g, const Layer* layers, int count, void* const* 
     const std::unique_ptr<Scratch> scratch(new Scratch);
     const auto [first, last] = share.of(batch.emitting);
     for (int i = 0; i < count; i++) {
-      run_layer(g, layers[i], static_cast<Value*>(kv[i]), batch, plan, &taken[i], x, w, *scratch, share);
+      const Kv<Value> cache = {static_cast<Value*>(kv[i]), batch.kv_scales ? batch.kv_scales[i] : nullptr};
+      run_layer(g, layers[i], cache, batch, plan, &taken[i], x, w, *scratch, share);
       float* const to = batch.features ? batch.features[i] : nullptr;
       // The next layer changes x only after barriers.
       for (int64_t m = first; to && m < last; m++)

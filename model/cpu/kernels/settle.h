@@ -1,12 +1,24 @@
 // Which slots of a chunk stay when it settles, and the move of what they hold; each layer and KV head chooses for itself
 // (slot_choice.py, which is the plain reference). Included inside a namespace, after layers.h.
 
+template <typename Value>
+struct Numbers {  // of one head in a slot
+  const Value* data;
+  float scale;  // of codes
+
+  F at(int64_t d) const {
+    const F x = load(data + d);
+    if constexpr (std::is_same_v<Value, Int8>) return x * set1(scale);
+    return x;
+  }
+};
+
 // Of one key its dimensions without its position -> to [head_dim].
 template <typename Value>
-inline void turn_back(const Value* key, const float* cos, const float* sin, int64_t head_dim, float* to) {
+inline void turn_back(const Numbers<Value>& key, const float* cos, const float* sin, int64_t head_dim, float* to) {
   const int64_t half = head_dim / 2;
   for (int64_t d = 0; d < half; d += kLanes) {
-    const F a = load(key + d), b = load(key + half + d);
+    const F a = key.at(d), b = key.at(half + d);
     store(to + d, a * load(cos + d) - b * load(sin + d));
     store(to + half + d, b * load(cos + half + d) - a * load(sin + half + d));
   }
@@ -19,27 +31,28 @@ inline float dot(const float* a, const float* b, int64_t width) {
 }
 
 template <typename Value>
-inline float norm(const Value* x, int64_t width) {
+inline float norm(const Numbers<Value>& x, int64_t width) {
   F total = set1(0.0f);
-  for (int64_t d = 0; d < width; d += kLanes) total = fma(load(x + d), load(x + d), total);
+  for (int64_t d = 0; d < width; d += kLanes) total = fma(x.at(d), x.at(d), total);
   return std::sqrt(sum(total));
 }
 
 // Scores that a head goes by -> scores [C]. data: its layer's.
 template <typename Value>
-void settle_scores(const Settling& s, const Value* data, int64_t layer, int64_t head, float* keys, float* mean, float* scores) {
-  const int64_t dim = s.head_dim, stride = 2 * s.kv_heads * dim;
+void settle_scores(const Settling& s, const Kv<Value>& kv, int64_t layer, int64_t head, float* keys, float* mean, float* scores) {
+  const int64_t dim = s.head_dim;
+  const auto numbers = [&](int64_t at) { return Numbers<Value>{kv.data + at * dim, kv.scales ? kv.scales[at] : 1.0f}; };
   const float* probe = s.probe ? s.probe + (layer * s.kv_heads + head) * (dim + 1) : nullptr;
   std::fill(mean, mean + dim, 0.0f);
   for (int64_t i = 0; i < s.candidates; i++) {
-    const Value* key = data + s.from[i] * stride + head * dim;
+    const int64_t key = s.from[i] * 2 * s.kv_heads + head;
     float* turned = keys + i * dim;
-    turn_back(key, s.cos + i * dim, s.sin + i * dim, dim, turned);
+    turn_back(numbers(key), s.cos + i * dim, s.sin + i * dim, dim, turned);
     if (probe) {
-      scores[i] = dot(turned, probe, dim) + probe[dim] * std::log(std::max(norm(key + s.kv_heads * dim, dim), 1e-6f));
+      scores[i] = dot(turned, probe, dim) + probe[dim] * std::log(std::max(norm(numbers(key + s.kv_heads), dim), 1e-6f));
       continue;
     }
-    const F inverse = set1(1.0f / std::max(norm(turned, dim), 1e-12f));
+    const F inverse = set1(1.0f / std::max(norm<float>({turned, 1.0f}, dim), 1e-12f));
     for (int64_t d = 0; d < dim; d += kLanes) {
       const F unit = load(turned + d) * inverse;
       store(turned + d, unit);
@@ -47,23 +60,24 @@ void settle_scores(const Settling& s, const Value* data, int64_t layer, int64_t 
     }
   }
   if (probe) return;
-  const float length = std::max(norm(mean, dim), 1e-8f);
+  const float length = std::max(norm<float>({mean, 1.0f}, dim), 1e-8f);
   for (int64_t i = 0; i < s.candidates; i++) scores[i] = -dot(keys + i * dim, mean, dim) / length;
 }
 
 template <typename Value>
 void settle(const Settling& s, void* const* kv) {
-  const int64_t dim = s.head_dim, stride = 2 * s.kv_heads * dim, pieces = s.layers * s.kv_heads;
+  const int64_t dim = s.head_dim, pieces = s.layers * s.kv_heads;
 #pragma omp parallel
   {
     std::vector<float> keys(s.candidates * dim), mean(dim), scores(s.candidates);
     std::vector<int64_t> order(s.candidates);
     std::vector<Value> held(2 * s.kept * dim);
+    std::vector<float> held_scales(2 * s.kept);
 #pragma omp for schedule(static)
     for (int64_t piece = 0; piece < pieces; piece++) {
       const int64_t layer = piece / s.kv_heads, head = piece % s.kv_heads;
-      Value* const data = static_cast<Value*>(kv[layer]);
-      settle_scores(s, data, layer, head, keys.data(), mean.data(), scores.data());
+      const Kv<Value> cache = {static_cast<Value*>(kv[layer]), s.kv_scales ? s.kv_scales[layer] : nullptr};
+      settle_scores(s, cache, layer, head, keys.data(), mean.data(), scores.data());
       for (int64_t i = 0; i < s.candidates; i++) scores[i] = std::nearbyint(scores[i] * s.precision), order[i] = i;
       // Of equals the newest stay.
       std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return scores[a] < scores[b]; });
@@ -71,11 +85,13 @@ void settle(const Settling& s, void* const* kv) {
       std::sort(stay, order.end());
       const auto move = [&](bool out) {
         for (int64_t i = 0; i < s.kept; i++) {
-          Value* const slot = data + (out ? s.from[stay[i]] : s.to[i]) * stride + head * dim;
-          Value* const copy = held.data() + 2 * i * dim;
           for (int64_t part = 0; part < 2; part++) {
-            Value *const there = slot + part * s.kv_heads * dim, *const here = copy + part * dim;
-            std::memcpy(out ? here : there, out ? there : here, dim * sizeof(Value));
+            const int64_t there = ((out ? s.from[stay[i]] : s.to[i]) * 2 + part) * s.kv_heads + head, here = 2 * i + part;
+            Value *const slot = cache.data + there * dim, *const copy = held.data() + here * dim;
+            std::memcpy(out ? copy : slot, out ? slot : copy, dim * sizeof(Value));
+            if (!cache.scales) continue;
+            if (out) held_scales[here] = cache.scales[there];
+            else cache.scales[there] = held_scales[here];
           }
         }
       };

@@ -61,7 +61,8 @@ STRUCT(Batch)
   FIELD(const int64_t*, query_slots)    // [B]
   FIELD(int64_t, table_width)
   FIELD(int64_t, block_size)
-  FIELD(int32_t, kv_is_float)           // else bfloat16
+  FIELD(int32_t, kv_bits)               // of a number in the cache: 32, float; 16, bfloat16; 8, codes
+  FIELD(float* const*, kv_scales)       // of codes: of each layer one for each slot, key or value, and KV head; else null
   FIELD(const int64_t*, emit)           // [M], the slots whose states are read between layers
   FIELD(int64_t, emitting)
   FIELD(float* const*, features)        // of each layer [M, D], to be written, or null; null: none at all
@@ -154,4 +155,6 @@ STRUCT(Settling)
   FIELD(const float*, sin)      // [C, head_dim]
   FIELD(const float*, probe)    // [layers, kv_heads, head_dim + 1], or null
   FIELD(float, precision)       // scores times this are rounded
+  FIELD(int32_t, kv_bits)       // as the next one: of Batch
+  FIELD(float* const*, kv_scales)
 END

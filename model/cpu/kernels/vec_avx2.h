@@ -72,6 +72,11 @@ inline void store(Bf16* p, F x) {  // to nearest, ties to even
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_permute4x64_epi64(packed, 0xd8));
 }
 
+inline F load(const Int8* p) {
+  const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes)), _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(bytes, 8)))};
+}
+
 inline I set1(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
 inline I truncated(F x) { return {_mm256_cvttps_epi32(x.a), _mm256_cvttps_epi32(x.b)}; }
 inline F to_float(I x) { return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
@@ -93,6 +98,15 @@ inline I store_bytes(int8_t* p, F x) {
 inline B load_bytes(const uint8_t* p) {
   const auto* words = reinterpret_cast<const __m256i*>(p);
   return {_mm256_loadu_si256(words), _mm256_loadu_si256(words + 1)};
+}
+inline void store_bytes(uint8_t* p, B x) {
+  auto* words = reinterpret_cast<__m256i*>(p);
+  _mm256_storeu_si256(words, x.a);
+  _mm256_storeu_si256(words + 1, x.b);
+}
+inline B plus_128(B x) {
+  const __m256i sign = _mm256_set1_epi8(-128);
+  return {_mm256_xor_si256(x.a, sign), _mm256_xor_si256(x.b, sign)};
 }
 inline B low_nibbles(B x) {
   return {_mm256_and_si256(x.a, _mm256_set1_epi8(15)), _mm256_and_si256(x.b, _mm256_set1_epi8(15))};

@@ -44,6 +44,10 @@ inline void store(Bf16* p, F a) {  // to nearest, ties to even
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded, 16)));
 }
 
+inline F load(const Int8* p) {
+  return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))))};
+}
+
 inline I set1(int32_t x) { return {_mm512_set1_epi32(x)}; }
 inline I truncated(F a) { return {_mm512_cvttps_epi32(a.v)}; }
 inline F to_float(I a) { return {_mm512_cvtepi32_ps(a.v)}; }
@@ -57,6 +61,8 @@ inline I store_bytes(int8_t* p, F a) {
 }
 
 inline B load_bytes(const uint8_t* p) { return {_mm512_loadu_si512(p)}; }
+inline void store_bytes(uint8_t* p, B a) { _mm512_storeu_si512(p, a.v); }
+inline B plus_128(B a) { return {_mm512_xor_si512(a.v, _mm512_set1_epi8(-128))}; }  // of each byte
 inline B low_nibbles(B a) { return {_mm512_and_si512(a.v, _mm512_set1_epi8(15))}; }
 inline B high_nibbles(B a) { return {_mm512_and_si512(_mm512_srli_epi16(a.v, 4), _mm512_set1_epi8(15))}; }
 // The products of a group's 32 codes with its inputs, summed for each lane; 4 codes a time. Exact.
