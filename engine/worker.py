@@ -7,7 +7,6 @@ It ends with the server, however that ends: the socket's end tells it, and on Li
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
 import importlib
 import logging
@@ -25,6 +24,7 @@ from hamburger.engine.engine_loop import Inbox, run_loop
 from hamburger.engine.logs import LogFormat, configure_logging, secrets_of_environment
 from hamburger.engine.ranks.ranks import OnLost
 from hamburger.engine.text.grammar import Grammars
+from hamburger.engine.text.process_memory import give_back
 from hamburger.engine.transport.engine_process import FAILED, failed_message, set_up_process
 from hamburger.engine.transport.wire import Encoder, Ended, Failed, Progress, frames
 from hamburger.engine.types.config import EngineArgs
@@ -33,6 +33,7 @@ from hamburger.engine.types.messages import AbortRequest, EngineInfo, SubmitRequ
 
 Builder = Callable[[EngineArgs, Callable[[str], None], OnLost], tuple[EngineCore, EngineInfo]]
 
+_UNUSED_SECONDS = 60.0  # after which a compiled grammar is forgotten
 _TRIM_SECONDS = 30.0
 
 
@@ -155,7 +156,11 @@ class GrammarCompiler:
 
     def _run(self) -> None:
         while True:
-            message = self._waiting.get()
+            try:
+                message = self._waiting.get(timeout=_UNUSED_SECONDS)
+            except queue.Empty:
+                self._grammars.forget_unused(_UNUSED_SECONDS)
+                continue
             if isinstance(message, SubmitRequest) and message.params.grammar is not None:
                 with contextlib.suppress(Exception):  # the core compiles it again, and reports the error
                     self._grammars.compile(message.params.grammar)
@@ -167,9 +172,7 @@ class GrammarCompiler:
 def _return_freed_memory() -> None:
     """Have the allocator return, now and then, what it keeps of freed memory: 400 MB after loading, later the pieces
     that many steps of all sizes leave. It takes milliseconds. Only glibc has this."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    while trim is not None:
-        trim(0)
+    while give_back():
         time.sleep(_TRIM_SECONDS)
 
 

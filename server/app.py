@@ -8,7 +8,7 @@ from importlib.metadata import version
 from fastapi import Depends, FastAPI
 
 from hamburger.engine.async_engine import AsyncEngine
-from hamburger.engine.text.grammar import Grammars
+from hamburger.engine.text.grammar_processes import GrammarProcesses
 from hamburger.server.api.auth import require_api_key
 from hamburger.server.api.completions import completion_routes
 from hamburger.server.api.errors import add_error_handlers
@@ -39,7 +39,7 @@ def model_context(
 
     metrics: the observer that `engine` was launched with. model_name: what clients call the model.
     """
-    grammars = Grammars(lambda: tokenizer, engine.info.vocab_size, engine.info.eos_token_ids)
+    grammars = GrammarProcesses(tokenizer.loader, engine.info.vocab_size, engine.info.eos_token_ids)
     family = settings.tool_parser if settings.tool_parser != "auto" else family_of(tokenizer.tool_template)
     metrics.add_gauges(engine)
     return ModelContext(engine, tokenizer, metrics, settings, ServedModel(model_name, engine.info), grammars, family)

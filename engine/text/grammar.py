@@ -9,16 +9,16 @@ from __future__ import annotations
 import json
 import re
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hamburger.engine.text.grammar_cache import GrammarCache
 from hamburger.engine.text.json_numbers import DigitTokens, NumberLimit
 from hamburger.engine.text.json_schema import MAX_LEVELS, excess_of, levels_of, usable_schema
+from hamburger.engine.text.process_memory import resident_bytes
 from hamburger.engine.types.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -30,9 +30,7 @@ WHITE_SPACE = r" ?|\n {0,16}"
 MAX_PARTS = 1000
 MAX_CHARACTERS = 500_000  # of a grammar, as the client wrote it: beyond, compiling takes seconds and hundreds of MB
 _OPENINGS = ":([{"  # no level of a grammar is without one
-_MAX_CACHED = 64
-# Answers of one compiled grammar share what its lexer has built, up to a limit: so many use it, then it is made anew.
-_MAX_USES = 64
+NO_END_TOKEN = "The model has no end token, without which no grammar works."
 _MAX_LEXER_STATES = 50_000  # 1 to 2 kB each
 
 
@@ -124,7 +122,7 @@ class Grammars:
         self._eos_token_ids = sorted(eos_token_ids)
         self._vocabulary: LLTokenizer | None = None
         self._digits: DigitTokens | None = None
-        self._compiled: OrderedDict[str, _Compiled] = OrderedDict()
+        self._compiled: GrammarCache[LLMatcher] = GrammarCache()
         self._lock = threading.Lock()
 
     def compile(self, grammar: str) -> LLMatcher:
@@ -134,37 +132,40 @@ class Grammars:
         """
         from llguidance import LLMatcher, LLParserLimits
 
+        if (found := self._compiled.get(grammar)) is not None:
+            return found
         with self._lock:
-            found = self._compiled.get(grammar)
-            if found is not None and found.num_uses < _MAX_USES:
-                self._compiled.move_to_end(grammar)
-                return found.matcher
             vocabulary = self._vocabulary = self._vocabulary or self._build()
+        before = resident_bytes()
         matcher = LLMatcher(vocabulary, grammar, log_level=0, limits=LLParserLimits(max_lexer_states=_MAX_LEXER_STATES))
         tried = matcher.deep_copy()
         tried.compute_bitmask()  # some are too complex only for their first token
         for error in (matcher.get_error(), tried.get_error()):
             if error:
                 raise InvalidRequest(f"The grammar cannot be used: {_shown(error)}.", "response_format")
-        with self._lock:
-            self._compiled[grammar] = _Compiled(matcher)
-            while len(self._compiled) > _MAX_CACHED:
-                self._compiled.popitem(last=False)
+        # Others may have taken memory meanwhile: it counts for more then, and is compiled anew sooner.
+        self._compiled.put(grammar, matcher, max(len(grammar), resident_bytes() - before))
         return matcher
+
+    def prepare(self) -> None:
+        """Read the vocabulary now. Raises InvalidRequest where no grammar works."""
+        with self._lock:
+            self._vocabulary = self._vocabulary or self._build()
 
     def forget(self, grammar: str) -> None:
         """Compile it anew the next time: what answers share of it is used up."""
-        with self._lock:
-            self._compiled.pop(grammar, None)
+        self._compiled.forget(grammar)
+
+    def forget_unused(self, seconds: float) -> None:
+        """What nobody has used for so long."""
+        self._compiled.forget_unused(seconds)
 
     def matcher(self, grammar: str) -> Matcher:
         """The grammar for one answer. Raises InvalidRequest as `compile` does."""
         compiled_matcher = self.compile(grammar)
         limit = NumberLimit(self._digits) if self._digits is not None and _is_json(grammar) else None
         matcher = Matcher(compiled_matcher.deep_copy(), self._eos_token_ids, limit)
-        with self._lock:
-            if (compiled := self._compiled.get(grammar)) is not None:
-                compiled.num_uses += 1
+        self._compiled.count_use(grammar)
         return matcher
 
     def matcher_behind(self, grammar: str, token_ids: Sequence[int], tried: Sequence[int]) -> Matcher:
@@ -184,7 +185,7 @@ class Grammars:
 
     def _build(self) -> LLTokenizer:
         if not self._eos_token_ids:
-            raise InvalidRequest("The model has no end token, without which no grammar works.", "response_format")
+            raise InvalidRequest(NO_END_TOKEN, "response_format")
         from llguidance import LLTokenizer
 
         vocabulary = _Vocabulary(self._load(), self.vocab_size, self._eos_token_ids[0])
@@ -194,12 +195,6 @@ class Grammars:
             n_vocab=self.vocab_size,
             eos_token=self._eos_token_ids,
         )
-
-
-@dataclass(slots=True)
-class _Compiled:
-    matcher: LLMatcher
-    num_uses: int = 0
 
 
 class Matcher:

@@ -26,6 +26,7 @@ class Tokenizer:
 
     vocab_size: one more than the highest token id (the model's own vocabulary may be padded beyond it).
     bos_token, eos_token, pad_token: text of that special token, or None; `*_id`: its token id, or None.
+    loader: `module:function` and its arguments, by which another process gets one that was loaded from files.
     streams_bytes: `decode` is exactly the UTF-8 text of the tokens' bytes joined, so text can be streamed by bytes.
     """
 
@@ -48,6 +49,7 @@ class Tokenizer:
         known = {token.content for token in backend.get_added_tokens_decoder().values() if token.special}
         backend.add_special_tokens([t for t in dict.fromkeys(self._special_tokens.values()) if t not in known])
         self._backend = backend
+        self.loader: tuple[str, ...] = ()
         self._special_ids = {i for i, token in backend.get_added_tokens_decoder().items() if token.special}
         self._special_ids |= {i for i in ids.values() if i is not None}
         self._templates = {name: ChatTemplate(source) for name, source in (chat_templates or {}).items()}
@@ -65,6 +67,12 @@ class Tokenizer:
 
         A tokenizer.json beside a GGUF file is preferred to what the file says. Raises TokenizerError.
         """
+        loaded = cls._read(path)
+        loaded.loader = f"{__name__}:{load_tokenizer.__name__}", str(path.absolute())
+        return loaded
+
+    @classmethod
+    def _read(cls, path: Path) -> Tokenizer:
         folder = path.parent if path.suffix == ".gguf" else path
         if (folder / "tokenizer.json").is_file():
             return cls._load_folder(folder)
@@ -292,3 +300,8 @@ def _read_json(file: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise TokenizerError(f"{file} does not hold a JSON object.")
     return value
+
+
+def load_tokenizer(path: str) -> Tokenizer:
+    """As Tokenizer.load."""
+    return Tokenizer.load(Path(path))

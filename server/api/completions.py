@@ -121,10 +121,9 @@ async def _sampling_params(
         message = f"stop holds {number:,} characters together, but at most {MAX_STOP_CHARACTERS:,} are allowed."
         raise InvalidRequest(message, "stop")
     forced = None if tools is None else tools.grammar
-    if forced is not None:
-        grammar: str | None = await compile_grammar(context.grammars, lambda: forced, "tools")
-    else:
-        grammar = await grammar_of(context.grammars, body)
+    grammars = context.grammars
+    compiled = grammar_of(grammars, body) if forced is None else compile_grammar(grammars, forced, "tools")
+    grammar: str | None = await unless_client_leaves(request, compiled)
     params = body.sampling_params(confidence, grammar)
     if tools is not None and body.skip_special_tokens is None and tools.shows_special_tokens(context.tokenizer):
         params = [replace(choice, skip_special_tokens=False) for choice in params]

@@ -11,7 +11,7 @@ from importlib.metadata import version
 from typing import Any
 
 from hamburger.engine.async_engine import AsyncEngine
-from hamburger.engine.text.grammar import Grammars
+from hamburger.engine.text.grammar_processes import GrammarProcesses
 from hamburger.engine.types.errors import InvalidRequest, shown
 from hamburger.engine.types.messages import EngineInfo
 from hamburger.server.config import ServeSettings
@@ -97,5 +97,5 @@ class ModelContext:
     metrics: ServerMetrics
     settings: ServeSettings
     served: ServedModel
-    grammars: Grammars
+    grammars: GrammarProcesses
     tool_family: Family

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
-from collections.abc import Callable
 from typing import Any, Literal, Protocol
 
 from pydantic import ConfigDict, Field, model_validator
 
-from hamburger.engine.text.grammar import Grammars, choice_grammar, json_grammar, lark_grammar, regex_grammar
+from hamburger.engine.text.grammar_processes import GrammarProcesses
+from hamburger.engine.text.grammar_source import GrammarSource
 from hamburger.engine.types.errors import InvalidRequest
 from hamburger.server.schema import Schema
 
@@ -55,28 +53,20 @@ class StructuredOutputs(Schema):
         return self
 
 
-def grammar_of_format(wanted: ResponseFormat) -> str:
+def source_of_format(wanted: ResponseFormat) -> GrammarSource:
     """The grammar that a response_format other than text asks for."""
-    return json_grammar(None if wanted.json_schema is None else wanted.json_schema.schema_)
+    return GrammarSource("json", None if wanted.json_schema is None else wanted.json_schema.schema_)
 
 
-def grammar_of_outputs(wanted: StructuredOutputs) -> str:
-    """The grammar that structured_outputs asks for. Raises InvalidRequest for a schema that is a text and no JSON."""
+def source_of_outputs(wanted: StructuredOutputs) -> GrammarSource:
+    """The grammar that structured_outputs asks for."""
     if wanted.regex is not None:
-        return regex_grammar(wanted.regex)
+        return GrammarSource("regex", wanted.regex)
     if wanted.choice is not None:
-        return choice_grammar(wanted.choice)
+        return GrammarSource("choice", wanted.choice)
     if wanted.grammar is not None:
-        return lark_grammar(wanted.grammar)
-    schema: Any = wanted.json_
-    if isinstance(schema, str):
-        try:
-            schema = json.loads(schema)
-        except (ValueError, RecursionError) as error:
-            raise InvalidRequest(f"structured_outputs.json is no JSON: {error}.", "structured_outputs") from error
-        if not isinstance(schema, (dict, bool)):
-            raise InvalidRequest("structured_outputs.json is no JSON Schema.", "structured_outputs")
-    return json_grammar(schema)
+        return GrammarSource("lark", wanted.grammar)
+    return GrammarSource("json_text" if isinstance(wanted.json_, str) else "json", wanted.json_)
 
 
 class HasAnswerFormat(Protocol):
@@ -86,27 +76,21 @@ class HasAnswerFormat(Protocol):
     structured_outputs: StructuredOutputs | None
 
 
-async def grammar_of(grammars: Grammars, body: HasAnswerFormat) -> str | None:
+async def grammar_of(grammars: GrammarProcesses, body: HasAnswerFormat) -> str | None:
     """The grammar of an answer, compiled; None for any text. Raises InvalidRequest that names the field."""
     wanted, outputs = body.response_format, body.structured_outputs
     if outputs is not None:
         if wanted is not None and wanted.type != "text":
             raise InvalidRequest("Give either response_format or structured_outputs.", "structured_outputs")
-        return await compile_grammar(grammars, lambda: grammar_of_outputs(outputs), "structured_outputs")
+        return await compile_grammar(grammars, source_of_outputs(outputs), "structured_outputs")
     if wanted is None or wanted.type == "text":
         return None
-    return await compile_grammar(grammars, lambda: grammar_of_format(wanted), "response_format")
+    return await compile_grammar(grammars, source_of_format(wanted), "response_format")
 
 
-async def compile_grammar(grammars: Grammars, write: Callable[[], str], param: str) -> str:
-    """Write a grammar and compile it, in a thread. Raises InvalidRequest that names `param`."""
-
-    def write_and_compile() -> str:
-        grammar = write()
-        grammars.compile(grammar)
-        return grammar
-
+async def compile_grammar(grammars: GrammarProcesses, source: GrammarSource, param: str) -> str:
+    """Write a grammar and compile it, in another process. Raises InvalidRequest that names `param`."""
     try:
-        return await asyncio.to_thread(write_and_compile)
+        return await grammars.write(source)
     except InvalidRequest as error:
         raise InvalidRequest(str(error), param) from error

@@ -10,7 +10,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from hamburger.engine.text.grammar import json_grammar
+from hamburger.engine.text.grammar_source import GrammarSource
 from hamburger.engine.types.errors import InvalidRequest, shown
 from hamburger.server.schema import Schema
 from hamburger.server.server_tokenizer import ServerTokenizer
@@ -106,7 +106,7 @@ class ToolUse:
         if len(set(names)) < len(names):
             raise InvalidRequest("tools holds two functions of one name.", "tools")
         self.for_template = [tool.model_dump(exclude_none=True) for tool in tools]
-        self.grammar: str | None = None
+        self.grammar: GrammarSource | None = None
         self.is_named = False
         self.parser: Parser
         self.family, self.parallel = family, parallel
@@ -117,10 +117,10 @@ class ToolUse:
                     f"tool_choice names {shown(choice.function.name)}, which is no tool here.", "tool_choice"
                 )
             self.is_named = True
-            self.grammar = json_grammar(chosen[0].function.arguments_schema())
+            self.grammar = GrammarSource("json", chosen[0].function.arguments_schema())
             self.parser = arguments_parser(choice.function.name)
         elif choice == "required":
-            self.grammar = json_grammar(_list_schema(tools, _MOST_CALLS if parallel else 1))
+            self.grammar = GrammarSource("json", _list_schema(tools, _MOST_CALLS if parallel else 1))
             self.parser = list_parser
         else:
             self.parser = parser_of(family, names)

@@ -50,6 +50,10 @@ class ByteTokenizer:
     chat_template = tool_template = "{{ messages }}"
     streams_bytes = True
 
+    @property
+    def loader(self) -> tuple[str, ...]:
+        return (f"{type(self).__module__}:{type(self).__name__}",)
+
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
         ids = [BOS] if add_special_tokens else []
         for part in re.split("(<bos>|<eos>|<pad>)", text):

@@ -17,7 +17,7 @@ from fastapi import FastAPI
 from fakes import ByteTokenizer, ScriptedRunner, fake_engine
 from hamburger.engine.async_engine import AsyncEngine
 from hamburger.engine.core.sequence import Sequence
-from hamburger.server.app import create_app
+from hamburger.server.app import create_app_of, model_context
 from hamburger.server.config import ServeSettings
 from hamburger.server.operation.metrics import ServerMetrics
 from hamburger.server.serve import uvicorn_config
@@ -134,10 +134,13 @@ async def serving(
     runner = runner or ByChoice(*by_choice)
     metrics = ServerMetrics(MODEL)
     async with fake_engine(runner, observer=metrics, **engine) as launched:
-        app = create_app(launched, ByteTokenizer(), metrics, ServeSettings(**(settings or {})), MODEL)
+        given = ServeSettings(**(settings or {}))
+        context = model_context(launched, ByteTokenizer(), metrics, given, MODEL)
+        app = create_app_of([context], given)
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
             yield Served(app, launched, runner, metrics, client)
+        context.grammars.close()
 
 
 @asynccontextmanager

@@ -1,0 +1,249 @@
+"""GrammarProcesses: tries grammars in processes of their own, so that none of them can hold up or fill this one.
+
+    write ── known already ──► its text
+      └────► quick lane (2 processes, .5 s a grammar) ── longer ──► slow lane (1 process, 10 s) ── longer ──► error
+
+A grammar that takes longer than its lane allows, or that all who wait for it have left, ends with its process. So
+quick ones never wait for slow ones longer than it takes to notice them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from hashlib import blake2b
+from multiprocessing.connection import Connection, Pipe
+
+from hamburger.engine.text.grammar import NO_END_TOKEN
+from hamburger.engine.text.grammar_source import GrammarSource
+from hamburger.engine.types.errors import InvalidRequest
+
+QUICK_SECONDS, SLOW_SECONDS = 0.5, 10.0
+PROCESSES = 2
+MEMORY = 512 << 20  # bytes that a grammar may take
+_START_SECONDS = 60.0
+_KNOWN_CHARACTERS = 16 << 20  # of grammars that are remembered
+_MOST_WRITTEN = 8 << 20  # bytes; a body is no larger unless the server is set so
+
+_log = logging.getLogger(__name__)
+
+
+class GrammarFault(RuntimeError):
+    """A process that tries grammars failed, and not for the grammar's sake."""
+
+
+class GrammarProcesses:
+    """For one vocabulary. Nothing is started before the first grammar; close() ends what was."""
+
+    def __init__(
+        self,
+        loader: Sequence[str],
+        vocab_size: int,
+        eos_token_ids: Collection[int],
+        *,
+        quick_seconds: float = QUICK_SECONDS,
+        slow_seconds: float = SLOW_SECONDS,
+        memory: int = MEMORY,
+    ) -> None:
+        """loader: `module:function` and its arguments, which give the tokenizer. memory: bytes that compiling may
+        take. Otherwise as for Grammars."""
+        hello = {
+            "loader": list(loader), "vocab_size": vocab_size, "eos_token_ids": sorted(eos_token_ids), "memory": memory,
+        }  # fmt: skip
+        self._too_large = f"The grammar takes more than {memory >> 20} MiB to compile: ask for less at once."
+        self._threads = ThreadPoolExecutor(PROCESSES + 1, thread_name_prefix="hamburger-grammar")
+        self._has_ends, self._slow_seconds = bool(eos_token_ids), slow_seconds
+        self._lanes = [
+            _Lane([_Process(json.dumps(hello).encode()) for _ in range(number)], seconds, self._threads)
+            for number, seconds in ((PROCESSES, quick_seconds), (1, slow_seconds))
+        ]
+        self._known: OrderedDict[bytes, str] = OrderedDict()  # by digests of their sources
+        self._known_characters = 0
+        self._trials: dict[bytes, _Trial] = {}
+
+    async def write(self, source: GrammarSource) -> str:
+        """Its text, once it has been compiled. Raises InvalidRequest, without a field, for one that cannot be used or
+        takes too long or too much, and GrammarFault."""
+        if not self._has_ends:
+            raise InvalidRequest(NO_END_TOKEN)
+        try:
+            data = json.dumps({"kind": source.kind, "value": source.value})[:-1].encode()
+        except RecursionError as error:
+            raise InvalidRequest("The schema is nested too deeply: use fewer levels.") from error
+        if len(data) > _MOST_WRITTEN:
+            raise InvalidRequest(f"The grammar is larger than {_MOST_WRITTEN >> 20} MiB: ask for less at once.")
+        key = blake2b(data, digest_size=16).digest()
+        if (known := self._known.get(key)) is not None:
+            self._known.move_to_end(key)
+            return known
+        trial = self._trials.get(key)
+        if trial is None:
+            trial = self._trials[key] = _Trial(asyncio.create_task(self._try(key, data)))
+        trial.number += 1
+        try:
+            return await asyncio.shield(trial.task)
+        finally:
+            trial.number -= 1
+            if not trial.number and not trial.task.done():  # all have left
+                del self._trials[key]
+                trial.task.cancel()
+
+    async def _try(self, key: bytes, data: bytes) -> str:
+        try:
+            for lane in self._lanes:
+                if (grammar := await lane.write(data)) is not None:
+                    break
+            else:
+                raise InvalidRequest(
+                    f"The grammar takes longer than {self._slow_seconds:g} s to compile: ask for less at once."
+                )
+        except _TooLarge:
+            raise InvalidRequest(self._too_large) from None
+        finally:
+            if (trial := self._trials.get(key)) is not None and trial.task is asyncio.current_task():
+                del self._trials[key]
+        self._known[key] = grammar
+        self._known_characters += len(grammar)
+        while self._known_characters > _KNOWN_CHARACTERS:
+            self._known_characters -= len(self._known.popitem(last=False)[1])
+        return grammar
+
+    def close(self) -> None:
+        """End the processes; who still waits gets GrammarFault."""
+        for lane in self._lanes:
+            lane.close()
+        self._threads.shutdown(wait=False)
+
+
+class _TooLarge(Exception):
+    pass
+
+
+class _Trial:
+    """One grammar that is being tried, for so many who wait."""
+
+    def __init__(self, task: asyncio.Task[str]) -> None:
+        self.task = task
+        self.number = 0
+
+
+class _Lane:
+    """Some processes, each for one grammar at a time, which may take so many seconds."""
+
+    def __init__(self, processes: list[_Process], seconds: float, threads: ThreadPoolExecutor) -> None:
+        self._all, self._seconds, self._threads = tuple(processes), seconds, threads
+        self._free = processes
+        self._seats = asyncio.Semaphore(len(processes))
+
+    async def write(self, data: bytes) -> str | None:
+        """None for one that takes longer. Raises InvalidRequest and GrammarFault."""
+        async with self._seats:
+            process = self._free.pop()
+            tried = asyncio.get_running_loop().run_in_executor(self._threads, process.write, data, self._seconds)
+            try:
+                return await asyncio.shield(tried)
+            except asyncio.CancelledError:
+                process.end()
+                with contextlib.suppress(InvalidRequest, GrammarFault, _TooLarge):
+                    await tried  # at once, now
+                raise
+            finally:
+                self._free.append(process)
+
+    def close(self) -> None:
+        for process in self._all:
+            process.end()
+
+
+class _Process:
+    """One process, which is started when it is needed and there is none."""
+
+    def __init__(self, hello: bytes) -> None:
+        self._hello = hello
+        self._lock = threading.Lock()
+        self._running: tuple[Connection, weakref.finalize[..., _Process]] | None = None
+
+    def write(self, data: bytes, seconds: float) -> str | None:
+        """As _Lane.write; blocks. data: JSON of a GrammarSource, but for its last brace."""
+        connection = self._connection()
+        try:
+            connection.send_bytes(data + b', "seconds": %g}' % seconds)
+            if not connection.poll(seconds):
+                self.end()
+                return None
+            answer = json.loads(connection.recv_bytes())
+        except (EOFError, OSError) as error:
+            code = self.end()
+            if code is not None and -code in (signal.SIGABRT, signal.SIGSEGV):
+                # The library ends its process where it gets no memory.
+                raise _TooLarge from error
+            raise GrammarFault("A process that tries grammars has ended.") from error
+        if answer.get("is_too_large"):
+            raise _TooLarge
+        if "fault" in answer:
+            _log.error("a grammar could not be tried:\n%s", answer["fault"])
+            raise GrammarFault("A grammar could not be tried.")
+        if "refused" in answer:
+            raise InvalidRequest(answer["refused"])
+        return str(answer["grammar"])
+
+    def _connection(self) -> Connection:
+        if self._running is not None and self._running[0].poll():  # it says nothing unasked: it has ended
+            self.end()
+        with self._lock:
+            if self._running is None:
+                connection, process = _start()
+                self._running = connection, weakref.finalize(self, _end, connection, process)
+                connection.send_bytes(self._hello)
+            else:
+                return self._running[0]
+        try:
+            if connection.poll(_START_SECONDS) and "ready" in json.loads(connection.recv_bytes()):
+                return connection
+        except (EOFError, OSError):
+            pass
+        self.end()
+        raise GrammarFault("A process that tries grammars did not start.")
+
+    def end(self) -> int | None:
+        """Whatever it is doing. From any thread. The exit code of one that had ended by itself; None if there was none
+        any more."""
+        with self._lock:
+            running, self._running = self._running, None
+        return None if running is None else running[1]()
+
+
+def _start() -> tuple[Connection, subprocess.Popen[bytes]]:
+    ours, theirs = Pipe()
+    with theirs:
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "hamburger.engine.text.grammar_worker", str(theirs.fileno())],
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,  # what the library says of memory that it did not get
+            env={name: value for name, value in os.environ.items() if not name.startswith("HAMBURGER_")}
+            | {
+                "PYTHONPATH": os.pathsep.join(filter(None, sys.path))
+            },  # what this process can import, a tokenizer may need
+        )
+    return ours, process
+
+
+def _end(connection: Connection, process: subprocess.Popen[bytes]) -> int:
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(0.0)
+    process.kill()
+    code = process.wait()
+    connection.close()
+    return code

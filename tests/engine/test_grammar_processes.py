@@ -1,0 +1,179 @@
+"""Processes that try grammars: what takes too long or too much ends with its process, and nobody else waits for it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from engines_of_servers import children
+from fakes import EOS, VOCAB_SIZE, ByteTokenizer
+from hamburger.engine.text.grammar_processes import GrammarFault, GrammarProcesses
+from hamburger.engine.text.grammar_source import GrammarSource
+from hamburger.engine.types.errors import InvalidRequest
+
+PERSON = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
+
+
+def bomb(number: int = 0) -> GrammarSource:
+    """Seconds of work; each number another one."""
+    multiples = [{"type": "integer", "multipleOf": 90_001 + 2 * i} for i in range(number, number + 10)]
+    return GrammarSource("json", {"anyOf": multiples})
+
+
+@asynccontextmanager
+async def processes(**limits: Any) -> AsyncIterator[GrammarProcesses]:
+    tried = GrammarProcesses(ByteTokenizer().loader, VOCAB_SIZE, [EOS], **limits)
+    try:
+        yield tried
+    finally:
+        tried.close()
+
+
+def running() -> list[int]:
+    return children(os.getpid(), "hamburger.engine.text.grammar_worker")
+
+
+async def until_running(number: int) -> None:
+    async with asyncio.timeout(20):
+        while len(running()) != number:  # noqa: ASYNC110 - nothing announces it
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        GrammarSource("json", PERSON),
+        GrammarSource("json", None),
+        GrammarSource("json_text", '{"type": "boolean"}'),
+        GrammarSource("regex", "[a-c]{2,5}"),
+        GrammarSource("choice", ["yes", "no"]),
+        GrammarSource("lark", 'start: "a" | "b"'),
+    ],
+)
+async def test_the_text_is_what_the_writers_write(source: GrammarSource) -> None:
+    async with processes() as tried:
+        assert await tried.write(source) == source.write()
+        for pid in running():
+            os.kill(pid, signal.SIGKILL)
+        assert await tried.write(source) == source.write()  # it is remembered
+    assert not running()
+
+
+@pytest.mark.parametrize(
+    ("source", "named"),
+    [
+        (GrammarSource("regex", "(a"), "cannot be used"),
+        (GrammarSource("json", {"type": "no-such"}), "cannot be used|cannot be read"),
+        (GrammarSource("json_text", "{"), "is no JSON"),
+        (GrammarSource("json_text", "3"), "no JSON Schema"),
+        (GrammarSource("choice", ["a" * 600_000]), "at most 500,000"),
+        (GrammarSource("regex", "a" * (9 << 20)), "larger than 8 MiB"),
+    ],
+)
+async def test_what_cannot_be_used_is_said(source: GrammarSource, named: str) -> None:
+    async with processes() as tried:
+        with pytest.raises(InvalidRequest, match=named):
+            await tried.write(source)
+
+
+async def test_slow_ones_are_refused_and_quick_ones_do_not_wait_for_them() -> None:
+    async with processes(quick_seconds=0.3, slow_seconds=1.0) as tried:
+        await tried.write(GrammarSource("json", PERSON))
+        slow = [asyncio.create_task(tried.write(bomb(i))) for i in range(5)]
+        await asyncio.sleep(0)
+        assert await tried.write(GrammarSource("regex", "[a-c]{2,5}"))
+        assert not any(task.done() for task in slow[2:])  # the last ones are still at it
+        for task in slow:
+            with pytest.raises(InvalidRequest, match="takes longer than 1 s"):
+                await task
+        assert await tried.write(GrammarSource("regex", "[a-d]{2,5}"))
+
+
+async def test_who_leaves_ends_its_grammar() -> None:
+    async with processes(quick_seconds=60) as tried:
+        task = asyncio.create_task(tried.write(bomb()))
+        await until_running(1)
+        await asyncio.sleep(0.5)
+        began = time.monotonic()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await until_running(0)
+        assert time.monotonic() - began < 5  # it takes far longer
+        assert await tried.write(GrammarSource("json", PERSON))
+
+
+async def test_several_wait_for_one_trial_and_one_may_leave() -> None:
+    async with processes(quick_seconds=60) as tried:
+        source = GrammarSource("json", {"type": "integer", "multipleOf": 9_001})
+        first, second, third = (asyncio.create_task(tried.write(source)) for _ in range(3))
+        await until_running(1)
+        first.cancel()
+        grammar = await second
+        assert grammar == await third == source.write()
+        assert len(running()) == 1
+        with contextlib.suppress(asyncio.CancelledError):
+            await first
+
+
+async def test_a_newcomer_does_not_get_the_end_of_those_who_left() -> None:
+    async with processes(quick_seconds=60) as tried:
+        source = GrammarSource("json", {"type": "integer", "multipleOf": 9_001})
+        left = asyncio.create_task(tried.write(source))
+        await until_running(1)
+        left.cancel()
+        await asyncio.sleep(0)
+        assert await tried.write(source) == source.write()
+        with contextlib.suppress(asyncio.CancelledError):
+            await left
+
+
+async def test_what_takes_too_much_memory_is_refused() -> None:
+    async with processes(quick_seconds=60, memory=64 << 20) as tried:
+        with pytest.raises(InvalidRequest, match="takes more than 64 MiB"):
+            await tried.write(bomb())
+        assert await tried.write(GrammarSource("regex", "[a-c]{2,5}"))
+
+
+async def test_a_process_that_somebody_ends_is_a_fault_and_the_next_one_is_another() -> None:
+    async with processes(quick_seconds=60) as tried:
+        task = asyncio.create_task(tried.write(bomb()))
+        await until_running(1)
+        await asyncio.sleep(0.5)
+        os.kill(running()[0], signal.SIGKILL)
+        with pytest.raises(GrammarFault):
+            await task
+        assert await tried.write(GrammarSource("json", PERSON))
+
+
+async def test_one_that_ended_while_idle_is_started_again() -> None:
+    async with processes() as tried:
+        await tried.write(GrammarSource("json", PERSON))
+        for pid in running():
+            os.kill(pid, signal.SIGKILL)
+        await until_running(0)
+        await asyncio.sleep(0.1)  # its files are closed after its memory is gone
+        assert await tried.write(GrammarSource("json", None))
+
+
+async def test_a_tokenizer_that_cannot_be_loaded_is_a_fault() -> None:
+    tried = GrammarProcesses(("no.such.module:f",), VOCAB_SIZE, [EOS])
+    with pytest.raises(GrammarFault, match="did not start"):
+        await tried.write(GrammarSource("json", None))
+    tried.close()
+    assert not running()
+
+
+async def test_without_an_end_token_nothing_is_started() -> None:
+    tried = GrammarProcesses(ByteTokenizer().loader, VOCAB_SIZE, [])
+    with pytest.raises(InvalidRequest, match="no end token"):
+        await tried.write(GrammarSource("json", None))
+    assert not running()
