@@ -53,6 +53,7 @@ class AsyncEngine:
         self._clock = clock
         self._hosted = HostedEngine(host)
         self.dial: ConfidenceDial | None = None  # None: requests that name no confidence get the default
+        self.starts_again = False  # by whoever restarts it, when it dies
         self._draining = False
         self._step_started: float | None = None
         self._step_ended = clock()
@@ -167,6 +168,7 @@ class AsyncEngine:
             seconds_in_step=None if started is None else max(0.0, now - started),
             seconds_without_step=0.0 if waits_since is None else max(0.0, now - max(waits_since, self._step_ended)),
             error=_describe(self._hosted.stopped.result().error) if stopped else None,
+            restarting=stopped and self.starts_again and not self._draining,
         )
 
     def drain(self) -> None:

@@ -13,7 +13,8 @@ HUNG_BETWEEN_STEPS_SECONDS = 30.0
 @dataclass(frozen=True, slots=True)
 class EngineHealth:
     """alive: the loop runs. seconds_in_step: None between steps. seconds_without_step: since the last step's end
-    or the oldest request that waits for the core came, the later; 0 where none waits."""
+    or the oldest request that waits for the core came, the later; 0 where none waits. error: what it died of, for
+    operators. restarting: it is dead, and starts again."""
 
     alive: bool
     draining: bool
@@ -22,12 +23,13 @@ class EngineHealth:
     seconds_in_step: float | None
     seconds_without_step: float
     error: str | None
+    restarting: bool = False
 
 
 def liveness_fault(state: EngineHealth) -> str | None:
-    """Why the process should be restarted, or None."""
-    if not state.alive:
-        return f"the engine is dead: {state.error}" if state.error else "the engine has stopped"
+    """Why the process should be restarted, or None; in words for everybody."""
+    if not state.alive and not state.restarting:
+        return "the engine is dead" if state.error else "the engine has stopped"
     return hang_fault(state)
 
 

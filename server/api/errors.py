@@ -7,7 +7,7 @@
 | QueueFull                        | 429    | queue_full               |
 | QueueTimeout                     | 503    | queue_timeout            |
 | OutOfMemory                      | 503    | out_of_memory            |
-| EngineDraining, EngineDead       | 503    | engine_unavailable       |
+| EngineDraining, EngineDead, ...  | 503    | engine_unavailable       |
 | ApiError                         | its own                           |
 """
 
@@ -26,6 +26,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from hamburger.engine.types.errors import (
     ContextOverflow,
+    EngineDead,
     EngineUnavailable,
     HamburgerError,
     InvalidRequest,
@@ -40,6 +41,8 @@ from hamburger.server.operation.request_log import entry_of
 
 logger = logging.getLogger(__name__)
 
+# Of what is for operators: the log and the supervisor say it.
+ENGINE_ENDED = "The engine has ended, and what it was doing is lost: try again later."
 _RETRY_UNAVAILABLE = 5  # seconds: about what a restart takes
 
 
@@ -78,6 +81,8 @@ def to_api_error(error: Exception) -> ApiError:
             status, code = (429, "queue_full") if full else (503, "queue_timeout")
             return ApiError(status, message, code=code, headers={"Retry-After": str(error.retry_after)})
         case EngineUnavailable():
+            if isinstance(error, EngineDead):
+                message = ENGINE_ENDED
             headers = {"Retry-After": str(_RETRY_UNAVAILABLE)}
             return ApiError(503, message, code="engine_unavailable", headers=headers)
         case _:

@@ -46,8 +46,10 @@ def operation_routes(models: ServedModels) -> APIRouter:
     @router.head("/health", include_in_schema=False)
     @router.get("/health", responses=unavailable)
     async def health() -> JSONResponse:
-        """Liveness: 503 when an engine is dead or hangs. Draining is alive, and so is a long prefill."""
-        return _status({context.served.name: liveness_fault(context.engine.health()) for context in models}, "ok")
+        """Liveness: 503 when an engine is dead or hangs. Draining, restarting and a long prefill are alive."""
+        health = {context.served.name: context.engine.health() for context in models}
+        words = {name: "restarting" if state.restarting else "ok" for name, state in health.items()}
+        return _status({name: liveness_fault(state) for name, state in health.items()}, "ok", words)
 
     @router.head("/ready", include_in_schema=False)
     @router.get("/ready", responses=unavailable)
@@ -71,7 +73,7 @@ def operation_routes(models: ServedModels) -> APIRouter:
 
 def _readiness_fault(context: ModelContext) -> str | None:
     state = context.engine.health()
-    fault = liveness_fault(state)
+    fault = "the engine starts again" if state.restarting else liveness_fault(state)
     if fault is None and state.draining:
         fault = "draining"
     if fault is None and state.num_waiting >= context.engine.max_queue:
@@ -79,9 +81,10 @@ def _readiness_fault(context: ModelContext) -> str | None:
     return fault
 
 
-def _status(faults: Mapping[str, str | None], word: str) -> JSONResponse:
-    """faults: of each model by its name, None for one that is well. One fault is enough for a 503."""
-    models = {name: fault or word for name, fault in faults.items()}
+def _status(faults: Mapping[str, str | None], word: str, words: Mapping[str, str] | None = None) -> JSONResponse:
+    """faults: of each model by its name, None for one that is well. One fault is enough for a 503. words: for models
+    that are well, if not `word`."""
+    models = {name: fault or (words or {}).get(name, word) for name, fault in faults.items()}
     found = {name: fault for name, fault in faults.items() if fault is not None}
     if not found:
         return JSONResponse({"status": word, "models": models})

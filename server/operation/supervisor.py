@@ -40,6 +40,7 @@ class Supervisor:
 
     async def keep_alive(self, engine: AsyncEngine) -> None:
         """Start the engine again whenever it dies, while restarts are left; returns when it is dead for good."""
+        engine.starts_again = self._restarts > 0
         while (error := await engine.stopped()) is not None:
             self._on_progress(f"the engine died: {error}")
             if not self._restarts or engine.health().draining:
@@ -50,8 +51,10 @@ class Supervisor:
             try:
                 await engine.restart(self.host)
             except Exception as failure:  # what built it before should do so again; if not, no restart will help
+                engine.starts_again = False
                 self._on_progress(f"it could not be started again: {failure}")
                 return
+            engine.starts_again = self._restarts > 0
             self._on_progress("the engine is ready again")
         await asyncio.Event().wait()  # it was asked to stop: there is nothing to keep alive
 

@@ -24,7 +24,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
-from hamburger.engine.types.errors import EngineDead, QueueTimeout
+from hamburger.engine.types.errors import EngineUnavailable, QueueTimeout
 from hamburger.server.api.errors import ApiError, add_error_handlers, error_event, to_api_error
 from hamburger.server.api.request_body import read_whole
 from hamburger.server.api.streaming import unless_client_leaves
@@ -118,9 +118,9 @@ class _Forwarder:
             except ReplicaLost as lost:
                 logger.warning("Replica lost (attempt %d of %d): %s", attempt + 1, self._options.retries + 1, lost)
                 if answer.has_begun:
-                    await answer.break_off(EngineDead("The replica that wrote this answer was lost."))
+                    await answer.break_off(EngineUnavailable("The replica that wrote this answer was lost."))
                     return
-        raise EngineDead(f"The request was given to {self._options.retries + 1} replicas, and each was lost.")
+        raise EngineUnavailable(f"The request was given to {self._options.retries + 1} replicas, and each was lost.")
 
     async def _until_taken(self, call: WholeRequest, key: str | None, answer: _OutgoingAnswer, deadline: float) -> None:
         """Raises as _attempt does, but waits for full replicas."""
@@ -160,7 +160,7 @@ class _Forwarder:
         except (ReplicaLost, TimeoutError):
             answers = []
         if not answers:
-            raise EngineDead("No replica answers.")
+            raise EngineUnavailable("No replica answers.")
         return answers
 
 
@@ -192,7 +192,7 @@ class _OutgoingAnswer:
         self.has_ended = not message.get("more_body", False)
         await self._send(message)
 
-    async def break_off(self, error: EngineDead) -> None:
+    async def break_off(self, error: EngineUnavailable) -> None:
         """End a stream of events as one ends whose engine died. Raises `error` where the body is no such stream."""
         if not Headers(raw=self._head["headers"] if self._head else []).get("content-type", "").startswith(_EVENTS):
             raise error

@@ -16,6 +16,7 @@ import httpx
 import pytest
 
 from engines_of_servers import ENDLESS, OPTIONS, Streams, engine_pid, in_the_middle, until
+from hamburger.server.api.errors import ENGINE_ENDED
 from processes import is_alive
 from real_server import RealServer
 from slow_cases import slow
@@ -34,10 +35,11 @@ def test_a_killed_engine_is_told_to_32_streams_and_ends_the_server(grafted_folde
             assert done == "data: [DONE]"
             body = json.loads(error.removeprefix("data: "))["error"]
             assert (body["type"], body["code"]) == ("service_unavailable", "engine_unavailable")
-            assert "SIGKILL" in body["message"]
+            assert body["message"] == ENGINE_ENDED
         assert max(streams.ended_at) - killed_at < 5
         assert server.wait(20) == 1  # for its supervisor
-        assert "the engine died" in server.log()
+        assert "the engine died: its process" in server.log()
+        assert "SIGKILL" in server.log()
         assert "Traceback" not in server.log()
 
 
@@ -53,8 +55,9 @@ def test_an_engine_is_started_again_when_told_to(grafted_folder: Path) -> None:
         refused = server.post("/v1/completions", body)
         assert refused.status_code == 503
         assert refused.headers["retry-after"]
-        assert httpx.get(f"{server.url}/health").status_code == 503
-        until(lambda: httpx.get(f"{server.url}/health").status_code == 200)
+        assert httpx.get(f"{server.url}/ready").status_code == 503
+        assert httpx.get(f"{server.url}/health").json() == {"status": "ok", "models": {"burger": "restarting"}}
+        until(lambda: httpx.get(f"{server.url}/ready").status_code == 200)
         assert server.post("/v1/completions", body).json()["choices"][0]["text"] == before
         assert engine_pid(server) != first
         os.kill(engine_pid(server), signal.SIGKILL)  # no restart is left

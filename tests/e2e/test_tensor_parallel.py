@@ -15,6 +15,7 @@ import httpx
 import pytest
 
 from engines_of_servers import OPTIONS, Streams, children, engine_pid, in_the_middle, until
+from hamburger.server.api.errors import ENGINE_ENDED
 from processes import is_alive
 from real_server import RealServer
 from slow_cases import slow
@@ -89,10 +90,11 @@ def test_a_killed_rank_is_told_to_every_stream_and_an_engine_with_ranks_starts_a
             assert done == "data: [DONE]"
             body = json.loads(error.removeprefix("data: "))["error"]
             assert (body["type"], body["code"]) == ("service_unavailable", "engine_unavailable")
-            assert f"rank 1, its process {rank}, was ended by SIGKILL" in body["message"]
+            assert body["message"] == ENGINE_ENDED
+        assert f"rank 1, its process {rank}, was ended by SIGKILL" in server.log()
         assert max(streams.ended_at) - killed_at < 20
         until(lambda: not is_alive(first))
-        until(lambda: httpx.get(f"{server.url}/health").status_code == 200)
+        until(lambda: httpx.get(f"{server.url}/ready").status_code == 200)
         assert server.post("/v1/completions", asked(temperature=0)).json()["choices"][0]["text"] == before
         second, [rank] = engine_pid(server), ranks_of(server)
         assert second != first
