@@ -16,6 +16,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 logger = logging.getLogger(__name__)
 
 _OTHER_OPEN_FILES = 256  # which the process has open beside its connections
+_PROBE_SECONDS = 1.0  # between two signs to a client that has ended its side
 _GRACE_SECONDS = 1.0  # in which the application may answer a slow body itself
 
 
@@ -24,12 +25,17 @@ def bounded_protocol(max_connections: int, client_seconds: float) -> type[H11Pro
 
     Connections beyond max_connections are answered 503 and closed. A request that has not arrived client_seconds after
     it began (or after its connection did) is answered 408 and closed. A connection whose client reads nothing of what
-    it is sent for as long is closed without an answer.
+    it is sent for as long is closed without an answer. What is no HTTP is a 400 in the API's shape.
+
+    A client that ends its side of the connection after a whole request still gets its answer. One that has left
+    altogether looks the same until it is sent something: so it is, a 102 (RFC 2518) each second before its answer.
     """
 
     class BoundedProtocol(H11Protocol):
         _receive_timer: asyncio.TimerHandle | None = None
         _send_timer: asyncio.TimerHandle | None = None
+        _probe_timer: asyncio.TimerHandle | None = None
+        _is_half_closed = False
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
@@ -42,7 +48,36 @@ def bounded_protocol(max_connections: int, client_seconds: float) -> type[H11Pro
         def connection_lost(self, exc: Exception | None) -> None:
             self._stop_receive_timer()
             self._stop_send_timer()
+            if self._probe_timer is not None:
+                self._probe_timer.cancel()
             super().connection_lost(exc)
+
+        def eof_received(self) -> bool:  # type: ignore[override]  # asyncio's own: whether to go on
+            cycle = self.cycle
+            if cycle is None or cycle.response_complete or self.conn.their_state not in (h11.DONE, h11.MUST_CLOSE):
+                return False
+            if self.transport.get_extra_info("sslcontext") is not None:  # asyncio has no half of a TLS connection
+                return False
+            self._is_half_closed = True
+            if cycle.scope["http_version"] != "1.0":  # which knows no 102
+                self._probe()
+            return True
+
+        def _probe(self) -> None:
+            if self.cycle is not None and not self.cycle.response_started and not self.transport.is_closing():
+                self.transport.write(b"HTTP/1.1 102 Processing\r\n\r\n")
+                self._probe_timer = self.loop.call_later(_PROBE_SECONDS, self._probe)
+
+        def on_response_complete(self) -> None:
+            super().on_response_complete()
+            if self._is_half_closed and (self.cycle is None or self.cycle.response_complete):
+                self.transport.close()
+
+        def send_400_response(self, msg: str) -> None:
+            if self.cycle is not None and self.cycle.response_started and not self.cycle.response_complete:
+                self.transport.close()
+            else:
+                self._refuse(b"400 Bad Request", "This is no HTTP/1.1 request that can be read.", retry=False)
 
         def data_received(self, data: bytes) -> None:
             super().data_received(data)

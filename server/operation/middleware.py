@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from hamburger.server.operation.request_log import open_entry, write_entry
 
 REQUEST_ID = "X-Request-Id"
+_SCHEMES = ("http", "https", b"http", b"https")
 _USABLE_ID = re.compile(r"[\x21-\x7e]{1,128}")
 # An answer is what its type says, never shown inside somebody's page, and kept by no cache.
 _SAFE_HEADERS = {"X-Content-Type-Options": "nosniff", "X-Frame-Options": "DENY", "Cache-Control": "no-store"}
@@ -33,6 +34,7 @@ class RequestIds:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        _leave_host_out(scope)
         given = Headers(scope=scope).get(REQUEST_ID, "")
         request_id = given if _USABLE_ID.fullmatch(given) else uuid.uuid4().hex
         entry = open_entry(scope, request_id)
@@ -63,6 +65,15 @@ class RequestIds:
         finally:
             if self._logs:
                 write_entry(entry, scope)
+
+
+def _leave_host_out(scope: Scope) -> None:
+    """Of a target in absolute form, as proxies send it (RFC 9112, 3.2.2): what counts is the path."""
+    for name, scheme, slash in (("path", "://", "/"), ("raw_path", b"://", b"/")):
+        target = scope.get(name)
+        if target and not target.startswith(slash) and target.partition(scheme)[0].lower() in _SCHEMES:
+            _, found, rest = target.partition(scheme)[2].partition(slash)
+            scope[name] = found + rest or slash
 
 
 class SafeHeaders:

@@ -17,6 +17,8 @@ from fastapi import FastAPI
 from starlette.types import Receive, Scope, Send
 from uvicorn.server import ServerState
 
+from fakes import EOS
+from gates import StepGate
 from hamburger.server.operation import connections
 from hamburger.server.operation.connections import allow_open_files, bounded_protocol
 from serving import COMPLETIONS, ByChoice, Served, on_port, serving, until
@@ -233,3 +235,69 @@ def test_the_limit_of_open_files_holds_the_connections(
     allow_open_files(10_000)
     assert limits[-1] == (4096, 4096)
     assert "max_connections 10000" in caplog.text
+
+
+async def half_closed(port: int, data: bytes) -> bytes:
+    """What is answered to a client that has ended its own side."""
+    async with asyncio.timeout(20):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(data)
+        writer.write_eof()
+        answer = await reader.read()
+        writer.close()
+    return answer
+
+
+def post(version: str = "1.1", **body: Any) -> bytes:
+    data = json.dumps({"prompt": "a", "max_tokens": 4, **body}).encode()
+    head = f"POST /v1/completions HTTP/{version}\r\nHost: x\r\nContent-Length: {len(data)}\r\n"
+    return head.encode() + b"Content-Type: application/json\r\n\r\n" + data
+
+
+@pytest.mark.parametrize("version", ["1.0", "1.1"])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_who_has_ended_its_side_gets_its_answer(stream: bool, version: str) -> None:
+    gate = StepGate()
+    async with serving(runner=ByChoice([[97], [98], [EOS]], gate=gate)) as server, on_port(server.app) as port:
+        asking = asyncio.create_task(half_closed(port, post(version, stream=stream)))
+        await until(lambda: server.engine.health().num_waiting + server.engine.health().num_running > 0)
+        await asyncio.sleep(0.1)
+        gate.set()
+        head, _, rest = (await asking).removeprefix(b"HTTP/1.1 102 Processing\r\n\r\n").partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 200 OK")
+        assert (b"data: [DONE]" in rest) if stream else (b'"ab"' in rest)
+
+
+async def test_who_has_left_altogether_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "_PROBE_SECONDS", 0.05)
+    gate = StepGate()
+    async with serving(runner=ByChoice([[97]] * 9, gate=gate)) as server, on_port(server.app) as port:
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(post())
+        await until(lambda: server.engine.health().num_waiting + server.engine.health().num_running > 0)
+        writer.close()
+        await until(lambda: server.metric("request_success_total", finished_reason="abort") == 1)
+        gate.set()
+
+
+async def test_half_a_request_is_none() -> None:
+    async with serving([[97]]) as server, on_port(server.app) as port:
+        assert await half_closed(port, post()[:-3]) == b""
+        assert not server.engine.health().num_running
+
+
+@pytest.mark.parametrize("data", [b"\x16\x03\x01\x02\x00\r\n\r\n", b"GET\r\n\r\n", b"GET / HTTP/9\r\n\r\n"])
+async def test_what_is_no_http_is_a_400_in_the_one_shape(data: bytes) -> None:
+    async with serving([[97]]) as server, on_port(server.app) as port:
+        head, _, body = (await asked(port, data)).partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 400 Bad Request")
+        assert b"application/json" in head
+        assert json.loads(body)["error"]["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize("target", [b"http://x/health", b"HTTP://x:80/health?a=b", b"https://user@x/health"])
+async def test_a_target_in_absolute_form_is_its_path(target: bytes) -> None:
+    async with serving([[97]]) as server, on_port(server.app) as port:
+        answer = await asked(port, b"GET %s HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n" % target)
+        assert answer.startswith(b"HTTP/1.1 200 OK")
+        assert b'"status":"ok"' in answer
