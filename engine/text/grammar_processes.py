@@ -20,10 +20,12 @@ import sys
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from hashlib import blake2b
 from multiprocessing.connection import Connection, Pipe
+from typing import NamedTuple
 
 from hamburger.engine.text.grammar import NO_END_TOKEN
 from hamburger.engine.text.grammar_source import GrammarSource
@@ -149,14 +151,16 @@ class _Lane:
     async def write(self, data: bytes) -> str | None:
         """None for one that takes longer. Raises InvalidRequest and GrammarFault."""
         async with self._seats:
-            process = self._free.pop()
-            tried = asyncio.get_running_loop().run_in_executor(self._threads, process.write, data, self._seconds)
+            process, given_up = self._free.pop(), threading.Event()
+            work = partial(process.write, data, self._seconds, given_up)
+            tried = asyncio.get_running_loop().run_in_executor(self._threads, work)
             try:
                 return await asyncio.shield(tried)
             except asyncio.CancelledError:
-                process.end()
+                given_up.set()
+                process.kill()
                 with contextlib.suppress(InvalidRequest, GrammarFault, _TooLarge):
-                    await tried  # at once, now
+                    await tried  # soon, now
                 raise
             finally:
                 self._free.append(process)
@@ -166,17 +170,25 @@ class _Lane:
             process.end()
 
 
+class _Running(NamedTuple):
+    connection: Connection
+    process: subprocess.Popen[bytes]
+    end: Callable[[], int | None]
+
+
 class _Process:
     """One process, which is started when it is needed and there is none."""
 
     def __init__(self, hello: bytes) -> None:
         self._hello = hello
         self._lock = threading.Lock()
-        self._running: tuple[Connection, weakref.finalize[..., _Process]] | None = None
+        self._running: _Running | None = None
 
-    def write(self, data: bytes, seconds: float) -> str | None:
-        """As _Lane.write; blocks. data: JSON of a GrammarSource, but for its last brace."""
+    def write(self, data: bytes, seconds: float, given_up: threading.Event) -> str | None:
+        """As _Lane.write; blocks. data: JSON of a GrammarSource, but for its last brace. given_up: nobody waits."""
         connection = self._connection()
+        if given_up.is_set():
+            return None
         try:
             connection.send_bytes(data + b', "seconds": %g}' % seconds)
             if not connection.poll(seconds):
@@ -199,16 +211,17 @@ class _Process:
         return str(answer["grammar"])
 
     def _connection(self) -> Connection:
-        if self._running is not None and self._running[0].poll():  # it says nothing unasked: it has ended
-            self.end()
+        running = self._running
+        if running is not None:
+            with contextlib.suppress(OSError):
+                if not running.connection.poll():
+                    return running.connection
+            self.end()  # it says nothing unasked: it has ended
+        connection, process = _start()
         with self._lock:
-            if self._running is None:
-                connection, process = _start()
-                self._running = connection, weakref.finalize(self, _end, connection, process)
-                connection.send_bytes(self._hello)
-            else:
-                return self._running[0]
+            self._running = _Running(connection, process, weakref.finalize(self, _end, connection, process))
         try:
+            connection.send_bytes(self._hello)
             if connection.poll(_START_SECONDS) and "ready" in json.loads(connection.recv_bytes()):
                 return connection
         except (EOFError, OSError):
@@ -216,15 +229,20 @@ class _Process:
         self.end()
         raise GrammarFault("A process that tries grammars did not start.")
 
+    def kill(self) -> None:
+        """Whatever it is doing, without waiting; from any thread. Who waits for it then ends it."""
+        if (running := self._running) is not None:
+            running.process.kill()
+
     def end(self) -> int | None:
-        """Whatever it is doing. From any thread. The exit code of one that had ended by itself; None if there was none
-        any more."""
+        """From any thread. Its exit code; None if there was none any more."""
         with self._lock:
             running, self._running = self._running, None
-        return None if running is None else running[1]()
+        return None if running is None else running.end()
 
 
 def _start() -> tuple[Connection, subprocess.Popen[bytes]]:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("HAMBURGER_")}
     ours, theirs = Pipe()
     with theirs:
         process = subprocess.Popen(
@@ -232,10 +250,7 @@ def _start() -> tuple[Connection, subprocess.Popen[bytes]]:
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,  # what the library says of memory that it did not get
-            env={name: value for name, value in os.environ.items() if not name.startswith("HAMBURGER_")}
-            | {
-                "PYTHONPATH": os.pathsep.join(filter(None, sys.path))
-            },  # what this process can import, a tokenizer may need
+            env=environment | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},  # a tokenizer may need it
         )
     return ours, process
 

@@ -27,8 +27,8 @@ def bounded_protocol(max_connections: int, client_seconds: float) -> type[H11Pro
     it began (or after its connection did) is answered 408 and closed. A connection whose client reads nothing of what
     it is sent for as long is closed without an answer. What is no HTTP is a 400 in the API's shape.
 
-    A client that ends its side of the connection after a whole request still gets its answer. One that has left
-    altogether looks the same until it is sent something: so it is, a 102 (RFC 2518) each second before its answer.
+    A client that ends its side of the connection after a whole request, and before its answer begins, still gets it.
+    One that has left altogether looks the same until it is sent something: so it is, a 102 (RFC 2518) each second.
     """
 
     class BoundedProtocol(H11Protocol):
@@ -54,7 +54,7 @@ def bounded_protocol(max_connections: int, client_seconds: float) -> type[H11Pro
 
         def eof_received(self) -> bool:  # type: ignore[override]  # asyncio's own: whether to go on
             cycle = self.cycle
-            if cycle is None or cycle.response_complete or self.conn.their_state not in (h11.DONE, h11.MUST_CLOSE):
+            if cycle is None or cycle.response_started or self.conn.their_state not in (h11.DONE, h11.MUST_CLOSE):
                 return False
             if self.transport.get_extra_info("sslcontext") is not None:  # asyncio has no half of a TLS connection
                 return False

@@ -23,6 +23,9 @@ class SlowGrammars:
         assert self.may_go_on.wait(10)
         raise ValueError(grammar)
 
+    def forget_unused(self, seconds: float) -> None:
+        """Nothing is held."""
+
 
 def submit(request_id: str, grammar: str | None) -> SubmitRequest:
     return SubmitRequest(request_id, [1], params(grammar=grammar), 0.0)

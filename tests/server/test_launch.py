@@ -125,6 +125,7 @@ async def test_they_are_launched_one_after_another(hosts: Hosts) -> None:
     await asyncio.gather(launching, return_exceptions=True)
     assert len(hosts.made) == 1
     await gone(hosts.made[0].pid)
+    await hosts.made[0].join()  # else nobody hears of its end
 
 
 async def _launch(models: list[FoundModel], progress: Callable[[str], None]) -> None:

@@ -1,0 +1,1 @@
+"""What abuse.py sends to a server, and how it judges the answers."""

@@ -1,0 +1,63 @@
+"""benchmarks/abuse.py: what it draws, and how it judges."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from abusing.attack import why_wrong
+from abusing.bodies import BASES, BOMBS, Bodies
+from serving import serving
+
+ERROR = {"message": "no", "type": "t", "param": None, "code": None}
+
+
+async def document() -> Any:
+    async with serving([[97]]) as server:
+        return (await server.client.get("/openapi.json")).json()
+
+
+async def test_a_number_and_a_seed_give_the_same_body_again() -> None:
+    found = await document()
+    first, second, other = Bodies(found, 1), Bodies(found, 1), Bodies(found, 2)
+    drawn = [first.draw(i) for i in range(3000)]
+    assert drawn == [second.draw(i) for i in range(3000)]
+    assert drawn != [other.draw(i) for i in range(3000)]
+    assert {attack.path for attack in drawn} == set(BASES)
+    kinds = Counter(attack.kind for attack in drawn)
+    assert min(kinds["by the schema"], kinds["one thing is odd"]) > 900
+    assert {"bomb", "cut", "no UTF-8", "noise", "no JSON number", "too deep", "twice", "another type"} < set(kinds)
+    assert 30 < sum(attack.leaves is not None for attack in drawn) < 200
+    answers = [json.loads(a.data) for a in drawn if a.kind == "by the schema" and a.path.startswith("/v1/")]
+    assert all(not isinstance(a.get("n"), int) or a["n"] <= 3 or a["n"] >= 2**20 for a in answers)
+    assert all(json.dumps(bomb(random.Random(1))) for bomb in BOMBS)
+
+
+@pytest.mark.parametrize(
+    ("status", "text", "named"),
+    [
+        (200, '{"choices": []}', None),
+        (200, 'data: {"a": 1}\n\ndata: [DONE]\n\n', None),
+        (200, 'data: {"a": 1}\n\n', "without an end"),
+        (400, json.dumps({"error": ERROR}), None),
+        (400, "Bad Request", "without the error's shape"),
+        (400, json.dumps({"detail": []}), "without the error's shape"),
+        (400, json.dumps({"error": {**ERROR, "message": "x" * 5000}}), "5[0-9]+ characters"),
+        (400, json.dumps({"error": {**ERROR, "message": "<a.B object at 0x7f>"}}), "insides"),
+        (503, json.dumps({"error": {**ERROR, "code": "queue_full"}}), None),
+        (503, json.dumps({"error": {**ERROR, "code": "engine_unavailable"}}), "503: no"),
+        (500, json.dumps({"error": ERROR}), "500: no"),
+    ],
+)
+def test_what_is_wrong_with_an_answer(status: int, text: str, named: str | None) -> None:
+    found = why_wrong(status, text)
+    if named is None:
+        assert found is None
+    else:
+        assert found is not None
+        assert re.search(named, found)
