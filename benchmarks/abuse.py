@@ -16,9 +16,7 @@ import argparse
 import asyncio
 import contextlib
 import json
-import os
 import random
-import re
 import signal
 import subprocess
 import sys
@@ -34,6 +32,7 @@ import httpx
 from abusing.attack import Findings, poll_health, send, send_raw, shares, watch_stream
 from abusing.bodies import Bodies
 from machine import free_port, processor
+from served import engine_pid, metric, resident_mib
 
 RAW_EVERY = 50
 WARM_UP = 200  # bodies that come before memory is measured
@@ -154,19 +153,7 @@ def told(findings: Findings) -> dict[str, Any]:
 
 def resident(server: int) -> dict[str, float]:
     """MiB of the server's process, and of its engine's."""
-    found = {"server": mib(server)}
-    for child in Path(f"/proc/{server}/task/{server}/children").read_text().split():
-        if b"hamburger.engine.worker" in Path(f"/proc/{child}/cmdline").read_bytes():
-            found["engine"] = mib(int(child))
-    return found
-
-
-def mib(pid: int) -> float:
-    return round(int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20, 1)
-
-
-def metric(text: str, name: str) -> float:
-    return sum(float(value) for value in re.findall(rf"^hamburger_{name}(?:{{[^}}]*}})? (\S+)$", text, re.MULTILINE))
+    return {name: round(resident_mib(pid), 1) for name, pid in (("server", server), ("engine", engine_pid(server)))}
 
 
 if __name__ == "__main__":

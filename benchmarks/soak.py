@@ -19,7 +19,6 @@ import asyncio
 import json
 import os
 import random
-import re
 import signal
 import statistics
 import subprocess
@@ -33,6 +32,7 @@ from typing import Any
 import httpx
 
 from machine import free_port
+from served import engine_pid, metric, resident_mib
 
 WORDS = ["the", "a", "of", "river", "stone", "light", "under", "seven", "nine", "carries", "question", "city", "green"]
 SAMPLE_SECONDS = 5.0
@@ -109,17 +109,8 @@ class Soak:
             self.samples.append(sample)
 
 
-def resident_mib(pid: int) -> float:
-    match = re.search(r"VmRSS:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
-    return int(match[1]) / 1024 if match else 0.0
-
-
 def is_alive(pid: int) -> bool:
     return Path(f"/proc/{pid}").exists()
-
-
-def metric(text: str, name: str) -> float:
-    return sum(float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if re.match(rf"hamburger_{name}[{{ ]", line))
 
 
 def growth(samples: list[dict[str, float]], name: str) -> float:
@@ -128,11 +119,6 @@ def growth(samples: list[dict[str, float]], name: str) -> float:
     parts = (samples[2 * fifth : 3 * fifth], samples[-fifth:])
     early, late = (statistics.median(sample[f"{name}_mib"] for sample in part) for part in parts)
     return late / early
-
-
-def engine_pid(server: int) -> int:
-    children = Path(f"/proc/{server}/task/{server}/children").read_text().split()
-    return next(int(pid) for pid in children if b"engine.worker" in Path(f"/proc/{pid}/cmdline").read_bytes())
 
 
 async def healthy(http: httpx.AsyncClient, server: subprocess.Popen[bytes]) -> None:

@@ -24,7 +24,7 @@ from hamburger.engine.engine_loop import Inbox, run_loop
 from hamburger.engine.logs import LogFormat, configure_logging, secrets_of_environment
 from hamburger.engine.ranks.ranks import OnLost
 from hamburger.engine.text.grammar import Grammars
-from hamburger.engine.text.process_memory import give_back
+from hamburger.engine.text.process_usage import give_back
 from hamburger.engine.transport.engine_process import FAILED, failed_message, set_up_process
 from hamburger.engine.transport.wire import Encoder, Ended, Failed, Progress, frames
 from hamburger.engine.types.config import EngineArgs

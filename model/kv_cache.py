@@ -23,7 +23,8 @@ from hamburger.model.config import TrunkConfig
 
 
 class KVLayer(NamedTuple):
-    """One layer of the cache; scales are those of int8."""
+    """One layer of the cache: data [num_blocks + 1, block_size, 2, num_kv_heads, head_dim], and of int8 its scales,
+    float32 without the last axis."""
 
     data: Tensor
     scales: Tensor | None

@@ -58,7 +58,8 @@ def step_bytes(
 ) -> int:
     """Bytes that the largest steps and, if it captures any, CUDA graphs take beside weights and pool: measured.
 
-    free_bytes: of the device, which the pool cannot be larger than. Raises ConfigError where no pool would be left.
+    free_bytes: of the device, which the pool cannot be larger than. kv_dtype: of the KV cache. Raises ConfigError where
+    no pool would be left.
     """
     pool_slots = free_bytes // slot_bytes(steps.trunk_config, kv_dtype)
     largest = Largest(

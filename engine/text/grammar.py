@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from hamburger.engine.text.grammar_cache import GrammarCache
 from hamburger.engine.text.json_numbers import DigitTokens, NumberLimit
 from hamburger.engine.text.json_schema import MAX_LEVELS, excess_of, levels_of, usable_schema
-from hamburger.engine.text.process_memory import resident_bytes
+from hamburger.engine.text.process_usage import resident_bytes
 from hamburger.engine.types.errors import InvalidRequest
 
 if TYPE_CHECKING:

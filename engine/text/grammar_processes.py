@@ -13,11 +13,13 @@ import asyncio
 import contextlib
 import json
 import logging
+import math
 import os
 import signal
 import subprocess
 import sys
 import threading
+import time
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
@@ -29,12 +31,16 @@ from typing import NamedTuple
 
 from hamburger.engine.text.grammar import NO_END_TOKEN
 from hamburger.engine.text.grammar_source import GrammarSource
-from hamburger.engine.types.errors import InvalidRequest
+from hamburger.engine.text.process_usage import cpu_seconds
+from hamburger.engine.types.errors import InvalidRequest, QueueFull
 
-QUICK_SECONDS, SLOW_SECONDS = 0.5, 10.0
+QUICK_SECONDS, SLOW_SECONDS = 0.5, 10.0  # of a processor: beside busy others a grammar takes no more of them
 PROCESSES = 2
+MOST_QUICK, MOST_SLOW = 1024, 4  # that may wait for a process
 MEMORY = 512 << 20  # bytes that a grammar may take
 _START_SECONDS = 60.0
+_LOOK_SECONDS = 0.05  # between two looks at what a grammar has taken
+_WALL_SECONDS = 60.0  # by the clock, however little it got of a processor
 _KNOWN_CHARACTERS = 16 << 20  # of grammars that are remembered
 _MOST_WRITTEN = 8 << 20  # bytes; a body is no larger unless the server is set so
 
@@ -67,8 +73,8 @@ class GrammarProcesses:
         self._threads = ThreadPoolExecutor(PROCESSES + 1, thread_name_prefix="hamburger-grammar")
         self._has_ends, self._slow_seconds = bool(eos_token_ids), slow_seconds
         self._lanes = [
-            _Lane([_Process(json.dumps(hello).encode()) for _ in range(number)], seconds, self._threads)
-            for number, seconds in ((PROCESSES, quick_seconds), (1, slow_seconds))
+            _Lane([_Process(json.dumps(hello).encode()) for _ in range(number)], seconds, most, self._threads)
+            for number, seconds, most in ((PROCESSES, quick_seconds, MOST_QUICK), (1, slow_seconds, MOST_SLOW))
         ]
         self._known: OrderedDict[bytes, str] = OrderedDict()  # by digests of their sources
         self._known_characters = 0
@@ -76,7 +82,7 @@ class GrammarProcesses:
 
     async def write(self, source: GrammarSource) -> str:
         """Its text, once it has been compiled. Raises InvalidRequest, without a field, for one that cannot be used or
-        takes too long or too much, and GrammarFault."""
+        takes too long or too much, QueueFull where too many others are before it, and GrammarFault."""
         if not self._has_ends:
             raise InvalidRequest(NO_END_TOKEN)
         try:
@@ -141,15 +147,27 @@ class _Trial:
 
 
 class _Lane:
-    """Some processes, each for one grammar at a time, which may take so many seconds."""
+    """Some processes, each for one grammar at a time, which may take so many seconds. most_waiting: for a process."""
 
-    def __init__(self, processes: list[_Process], seconds: float, threads: ThreadPoolExecutor) -> None:
+    def __init__(
+        self, processes: list[_Process], seconds: float, most_waiting: int, threads: ThreadPoolExecutor
+    ) -> None:
         self._all, self._seconds, self._threads = tuple(processes), seconds, threads
-        self._free = processes
+        self._free, self._most = processes, len(processes) + most_waiting
+        self._number = 0  # that wait or are tried
         self._seats = asyncio.Semaphore(len(processes))
 
     async def write(self, data: bytes) -> str | None:
-        """None for one that takes longer. Raises InvalidRequest and GrammarFault."""
+        """None for one that takes longer. Raises InvalidRequest, QueueFull and GrammarFault."""
+        if self._number >= self._most:
+            raise QueueFull("Too many grammars are being compiled: try again later.", math.ceil(self._seconds))
+        self._number += 1
+        try:
+            return await self._write(data)
+        finally:
+            self._number -= 1
+
+    async def _write(self, data: bytes) -> str | None:
         async with self._seats:
             process, given_up = self._free.pop(), threading.Event()
             work = partial(process.write, data, self._seconds, given_up)
@@ -186,14 +204,16 @@ class _Process:
 
     def write(self, data: bytes, seconds: float, given_up: threading.Event) -> str | None:
         """As _Lane.write; blocks. data: JSON of a GrammarSource, but for its last brace. given_up: nobody waits."""
-        connection = self._connection()
+        connection, pid = self._connection()
         if given_up.is_set():
             return None
         try:
             connection.send_bytes(data + b', "seconds": %g}' % seconds)
-            if not connection.poll(seconds):
-                self.end()
-                return None
+            most, latest = cpu_seconds(pid) + seconds, time.monotonic() + _WALL_SECONDS
+            while not connection.poll(_LOOK_SECONDS):
+                if cpu_seconds(pid) > most or time.monotonic() > latest:
+                    self.end()
+                    return None
             answer = json.loads(connection.recv_bytes())
         except (EOFError, OSError) as error:
             code = self.end()
@@ -210,12 +230,12 @@ class _Process:
             raise InvalidRequest(answer["refused"])
         return str(answer["grammar"])
 
-    def _connection(self) -> Connection:
+    def _connection(self) -> tuple[Connection, int]:
         running = self._running
         if running is not None:
             with contextlib.suppress(OSError):
                 if not running.connection.poll():
-                    return running.connection
+                    return running.connection, running.process.pid
             self.end()  # it says nothing unasked: it has ended
         connection, process = _start()
         with self._lock:
@@ -223,7 +243,7 @@ class _Process:
         try:
             connection.send_bytes(self._hello)
             if connection.poll(_START_SECONDS) and "ready" in json.loads(connection.recv_bytes()):
-                return connection
+                return connection, process.pid
         except (EOFError, OSError):
             pass
         self.end()

@@ -4,7 +4,7 @@ Compiling cannot be interrupted, and what it takes is not known beforehand. Gram
 starts and ends these processes. All messages are JSON:
 
     in   {"loader": [...], "vocab_size": n, "eos_token_ids": [...], "memory": bytes},
-         then for each grammar {"kind", "value", "seconds"}
+         then for each grammar {"kind", "value", "seconds"}, seconds of a processor
     out  {"ready": true},
          then for each {"grammar": its text}, {"refused": why}, {"is_too_large": true} or {"fault": a traceback}
 """
@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import importlib
 import json
-import math
 import os
 import resource
 import signal
@@ -26,10 +25,10 @@ from typing import Any
 
 from hamburger.engine.text.grammar import Grammars, GrammarTokenizer
 from hamburger.engine.text.grammar_source import GrammarSource
-from hamburger.engine.text.process_memory import give_back
+from hamburger.engine.text.process_usage import give_back
 from hamburger.engine.types.errors import InvalidRequest
 
-_NICENESS = 19  # answers that are being made go first
+_NICENESS = 10  # answers that are being made go first
 _SPARE_SECONDS = 5  # after which it ends itself, as nobody has
 
 
@@ -46,9 +45,9 @@ def main() -> None:
         connection.send_bytes(b'{"ready": true}')
         while True:
             asked = json.loads(connection.recv_bytes())
-            signal.alarm(math.ceil(asked["seconds"]) + _SPARE_SECONDS)
+            signal.setitimer(signal.ITIMER_PROF, asked["seconds"] + _SPARE_SECONDS)
             answer = _try(grammars, GrammarSource(asked["kind"], asked["value"]))
-            signal.alarm(0)
+            signal.setitimer(signal.ITIMER_PROF, 0)
             connection.send_bytes(json.dumps(answer).encode())
 
 

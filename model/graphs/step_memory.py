@@ -53,7 +53,7 @@ class Largest:
     """The largest that steps can be: slots of one step, decoding rows, tokens of a sequence, and rivals' logprobs.
 
     max_rows: drafts of verified groups among them. context_slots: that each of so many decoding rows can have at once.
-    is_verified: their groups are.
+    kv_dtype: of the KV cache. is_verified: their groups are.
     """
 
     max_slots: int

@@ -15,9 +15,9 @@ import pytest
 
 from engines_of_servers import children
 from fakes import EOS, VOCAB_SIZE, ByteTokenizer
-from hamburger.engine.text.grammar_processes import GrammarFault, GrammarProcesses
+from hamburger.engine.text.grammar_processes import MOST_SLOW, GrammarFault, GrammarProcesses
 from hamburger.engine.text.grammar_source import GrammarSource
-from hamburger.engine.types.errors import InvalidRequest
+from hamburger.engine.types.errors import InvalidRequest, QueueFull
 
 PERSON = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
 
@@ -94,6 +94,23 @@ async def test_slow_ones_are_refused_and_quick_ones_do_not_wait_for_them() -> No
         for task in slow:
             with pytest.raises(InvalidRequest, match="takes longer than 1 s"):
                 await task
+        assert await tried.write(GrammarSource("regex", "[a-d]{2,5}"))
+
+
+async def test_too_many_slow_ones_are_refused_and_the_others_wait_on() -> None:
+    async with processes(quick_seconds=0.1, slow_seconds=60) as tried:
+        slow = {asyncio.create_task(tried.write(bomb(20 * i))) for i in range(MOST_SLOW + 3)}
+        waiting = set(slow)
+        while not (refused := {task for task in slow - waiting if isinstance(task.exception(), QueueFull)}):
+            _, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        assert len(waiting) >= MOST_SLOW + 1  # one is tried, and so many wait
+        [error] = {task.exception() for task in refused}
+        assert isinstance(error, QueueFull)
+        assert error.retry_after == 60
+        assert await tried.write(GrammarSource("regex", "[a-c]{2,5}"))
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
         assert await tried.write(GrammarSource("regex", "[a-d]{2,5}"))
 
 
