@@ -1,13 +1,14 @@
 """Abuse: a real server under bodies of every kind, raw sockets, bombs and clients that leave; it must stay whole.
 
-    python benchmarks/abuse.py --bodies 100000 --out docs/results/abuse.json
+    python benchmarks/abuse.py --bodies 100000 --kills 5 --out docs/results/abuse.json
 
 Starts `hamburger serve` (options after `--` are its), draws bodies from its own OpenAPI document, and sends them by
 --clients at once, with a raw socket for every fiftieth. Beside them one stream and a poll of /health are timed. Writes
 a report, and exits 1 where there is a finding: an answer of 5xx that is not for load, one that is not of the documented
 shape or shows the server's insides, one that takes more than a minute, a traceback in the log, a /health that is not
 200, something that runs, waits or holds a slot at the end, a server that does not end by SIGTERM, or resident memory
-that is more than 20 % above that before, half a minute later. A finding names its number: --only N sends it again.
+that is more than 20 % above that before, half a minute later. With --kills the engine is killed so often on the way; it
+has to come back each time. A finding names its number: --only N sends it again.
 """
 
 from __future__ import annotations
@@ -16,26 +17,28 @@ import argparse
 import asyncio
 import contextlib
 import json
+import os
 import random
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any
 
 import httpx
 
-from abusing.attack import Findings, poll_health, send, send_raw, shares, watch_stream
+from abusing.attack import OF_KILLS, Findings, poll_health, send, send_raw, shares, watch_stream
 from abusing.bodies import Bodies
 from machine import free_port, processor
 from served import engine_pid, metric, resident_mib
 
 RAW_EVERY = 50
 WARM_UP = 200  # bodies that come before memory is measured
+POOL = ("--kv-cache-memory", "200MiB")  # small: it counts as resident once it was written
 SETTLE_SECONDS = 30.0
 
 
@@ -44,13 +47,17 @@ def main() -> int:
     parser.add_argument("--bodies", type=int, default=1000)
     parser.add_argument("--clients", type=int, default=16)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--kills", type=int, default=0, help="of the engine, which --engine-restarts start again")
     parser.add_argument("--only", type=int, help="send the body of this number alone, and show its answer")
     parser.add_argument("--settle-seconds", type=float, default=SETTLE_SECONDS, help="before memory is measured again")
     parser.add_argument("--growth", type=float, default=1.2, help="of resident memory that is no finding (1.2)")
     parser.add_argument("--out", type=Path, help="file for the report, as JSON")
     parser.add_argument("options", nargs="*", help="of `hamburger serve`")
     args = parser.parse_args()
-    with tempfile.TemporaryFile("w+") as log, serving(args.options, log) as (server, url):
+    with (
+        tempfile.TemporaryFile("w+") as log,
+        serving([*POOL, "--engine-restarts", str(args.kills), *args.options], log) as (server, url),
+    ):
         report = asyncio.run(run(args, server, url))
         server.send_signal(signal.SIGTERM)
         try:
@@ -102,10 +109,14 @@ async def run(args: argparse.Namespace, server: subprocess.Popen[bytes], url: st
             answer = await http.post(attack.path, content=attack.data, headers=attack.headers)
             print(answer.status_code, answer.text[:2000])
         else:
+            await fill_pool(http)
             await attack_all(http, url, bodies, range(-WARM_UP, 0), args.clients, Findings())
             before = resident(server.pid)
+            if args.kills:
+                findings.allowed |= OF_KILLS
+            kills = {number * args.bodies // (args.kills + 1) for number in range(1, args.kills + 1)}
             beside = [asyncio.create_task(work(http, findings)) for work in (watch_stream, poll_health)]
-            await attack_all(http, url, bodies, range(args.bodies), args.clients, findings)
+            await attack_all(http, url, bodies, range(args.bodies), args.clients, findings, kills, server)
             for task in beside:
                 task.cancel()
             for found in await asyncio.gather(*beside, return_exceptions=True):
@@ -125,19 +136,55 @@ async def run(args: argparse.Namespace, server: subprocess.Popen[bytes], url: st
 
 
 async def attack_all(
-    http: httpx.AsyncClient, url: str, bodies: Bodies, numbers: range, clients: int, findings: Findings
+    http: httpx.AsyncClient,
+    url: str,
+    bodies: Bodies,
+    numbers: range,
+    clients: int,
+    findings: Findings,
+    kills: Set[int] = frozenset(),
+    server: subprocess.Popen[bytes] | None = None,
 ) -> None:
-    """So many clients, each with the next number."""
+    """So many clients, each with the next number. kills: before these the server's engine is killed, and all wait until
+    there is another."""
     waiting = iter(numbers)
     host, _, port = url.removeprefix("http://").partition(":")
+    is_ready = asyncio.Event()
+    is_ready.set()
 
     async def client() -> None:
         for number in waiting:
+            await is_ready.wait()
+            if server is not None and number in kills:
+                is_ready.clear()
+                await kill_engine(http, server)
+                findings.counts["kills"] += 1
+                is_ready.set()
             await send(http, bodies.draw(number), findings)
             if number % RAW_EVERY == 0:
                 await send_raw(host, int(port), random.Random(number), findings)
 
     await asyncio.gather(*(client() for _ in range(clients)))
+
+
+async def fill_pool(http: httpx.AsyncClient) -> None:
+    """Write every block of it once: two prompts as long as the context, which share nothing."""
+    most = (await http.get("/v1/models")).json()["data"][0]["max_model_len"] - 8
+    for token_id in (100, 101):
+        await http.post("/v1/completions", json={"prompt": [token_id] * most, "max_tokens": 1})
+
+
+async def kill_engine(http: httpx.AsyncClient, server: subprocess.Popen[bytes]) -> None:
+    """And wait until another is ready."""
+    os.kill(engine_pid(server.pid), signal.SIGKILL)
+    was_noticed = False
+    async with asyncio.timeout(120):
+        while True:
+            is_ready = (await http.get("/ready")).status_code == 200
+            if is_ready and was_noticed:
+                return
+            was_noticed |= not is_ready
+            await asyncio.sleep(0.05)
 
 
 def told(findings: Findings) -> dict[str, Any]:

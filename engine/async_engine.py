@@ -15,7 +15,7 @@ from functools import lru_cache, partial
 from hamburger.engine.dial.confidence_dial import AutoConfidence, ConfidenceDial
 from hamburger.engine.health import EngineHealth
 from hamburger.engine.host import EngineHost, HostedEngine
-from hamburger.engine.queue_room import QueueRoom
+from hamburger.engine.queue_room import ClientLoad, QueueRoom
 from hamburger.engine.request import AnswerBuilder, GenerationRequest, leaves_confidence, resolve_request
 from hamburger.engine.request_stream import OpenStreams, PromptScores, RequestStream, dial_step, scored_once
 from hamburger.engine.text.detokenizer import TextDecoder
@@ -156,6 +156,16 @@ class AsyncEngine:
     def max_queue(self) -> int:
         """Most requests that may wait."""
         return self._config.max_queue
+
+    def load_of(self, client: str) -> ClientLoad:
+        config, streams = self._config, self._streams
+        free_seats = self._queue_room.free_seats(config)
+        return ClientLoad(streams.num_open(client), streams.num_without_token(client), config.max_queue, free_seats)
+
+    def retry_after(self, num_requests: int) -> int:
+        """Whole seconds until so many more requests should have left."""
+        oldest = self._streams.oldest_arrival()
+        return self._queue_room.retry_after(num_requests, self._config, self._clock(), oldest)
 
     def health(self) -> EngineHealth:
         now, started, stopped = self._clock(), self._step_started, self._hosted.stopped.done()
@@ -299,7 +309,7 @@ class AsyncEngine:
 
     def _error_of(self, failure: RequestFailed) -> HamburgerError:
         if failure.kind in ("queue_timeout", "out_of_memory"):
-            seconds = self._queue_room.retry_after(1, self._config, self._clock(), self._streams.oldest_arrival())
+            seconds = self.retry_after(1)
             return (QueueTimeout if failure.kind == "queue_timeout" else OutOfMemory)(failure.message, seconds)
         if failure.kind == "grammar":
             return InvalidRequest(failure.message)  # a format, structured_outputs or a tool asked for it

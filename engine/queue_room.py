@@ -4,12 +4,23 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from typing import NamedTuple
 
 from hamburger.engine.types.config import EngineConfig
 from hamburger.engine.types.errors import QueueFull
 from hamburger.engine.types.messages import StepStats
 
 _MOST_FINISH_TIMES = 64
+
+
+class ClientLoad(NamedTuple):
+    """What a client has of an engine: num_open: its unfinished requests; num_without_token: those of them that have got
+    nothing of their answers yet. max_queue: most requests that may wait. free_seats: for all clients."""
+
+    num_open: int
+    num_without_token: int
+    max_queue: int
+    free_seats: int
 
 
 class QueueRoom:
@@ -46,14 +57,16 @@ class QueueRoom:
 
     def check(self, num_requests: int, config: EngineConfig, now: float, oldest_arrival: float | None) -> None:
         """Raise QueueFull unless the waiting queue, with the seats that are free now, has room for all of them."""
-        free_seats = max(0, config.max_num_seqs - self.num_running)
-        room = config.max_queue + free_seats - self.num_waiting
+        room = config.max_queue + self.free_seats(config) - self.num_waiting
         if num_requests > room:
             raise QueueFull(
                 f"{self.num_waiting} requests wait and {self.num_running} run: the queue has no room for "
                 f"{num_requests} more (max_queue is {config.max_queue}). Try again later.",
                 self.retry_after(num_requests - room, config, now, oldest_arrival),
             )
+
+    def free_seats(self, config: EngineConfig) -> int:
+        return max(0, config.max_num_seqs - self.num_running)
 
     def retry_after(self, num_requests: int, config: EngineConfig, now: float, oldest_arrival: float | None) -> int:
         """Whole seconds until so many more requests should have left; oldest_arrival: of those that are here."""

@@ -29,6 +29,7 @@ class GenerationRequest:
 
     priority: a request with a lower number goes before all with a higher one, and may take their place.
     cache_salt: only requests with the same one share slots (for tenants that must not notice each other).
+    client: who sends it. Of one priority, the client that has been served the least goes first.
     """
 
     request_id: str
@@ -36,6 +37,7 @@ class GenerationRequest:
     params: SamplingParams
     priority: int = 0
     cache_salt: str = ""
+    client: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +148,13 @@ def resolve_request(
         confidence=confidence,
     )
     return SubmitRequest(
-        request.request_id, request.prompt_ids, params, arrival_time, request.priority, request.cache_salt
+        request.request_id,
+        request.prompt_ids,
+        params,
+        arrival_time,
+        request.priority,
+        request.cache_salt,
+        client=request.client,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
@@ -103,6 +104,7 @@ class OpenStreams:
 
     def __init__(self) -> None:
         self._streams: dict[str, RequestStream] = {}
+        self._num_open: Counter[str] = Counter()  # by client
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -121,12 +123,21 @@ class OpenStreams:
 
     def add(self, stream: RequestStream) -> None:
         self._streams[stream.request.request_id] = stream
+        self._num_open[stream.request.client] += 1
         self._idle.clear()
 
     def remove(self, stream: RequestStream) -> None:
         del self._streams[stream.request.request_id]
+        self._num_open[stream.request.client] -= 1
         if not self._streams:
             self._idle.set()
+
+    def num_open(self, client: str) -> int:
+        return self._num_open[client]
+
+    def num_without_token(self, client: str) -> int:
+        """Requests of a client that have got nothing of their answers yet."""
+        return sum(s.first_token is None and s.request.client == client for s in self._streams.values())
 
     def receive(self, numbers: Sequence[int]) -> None:
         """The core has been given the requests with these numbers."""

@@ -19,6 +19,7 @@ from hamburger.server.api.routes import model_routes, operation_routes
 from hamburger.server.api.served_models import ServedModels
 from hamburger.server.api.tokenizer_routes import DetokenizeBody, TokenizeBody, tokenizer_routes
 from hamburger.server.config import ServeSettings
+from hamburger.server.operation.key_limits import KeyLimits
 from hamburger.server.operation.metrics import ServerMetrics
 from hamburger.server.operation.middleware import RequestIds, allow_origins
 from hamburger.server.server_tokenizer import ServerTokenizer
@@ -51,7 +52,7 @@ def create_app_of(contexts: Sequence[ModelContext], settings: ServeSettings) -> 
     app = FastAPI(title="HAMburger Serve", version=version("hamburger-serve"))
     add_error_handlers(app, models.count_failure)
     key_needed = [Depends(require_api_key(settings.api_keys()))]
-    app.include_router(completion_routes(models), dependencies=key_needed)
+    app.include_router(completion_routes(models, KeyLimits(settings)), dependencies=key_needed)
     app.include_router(model_routes(models), dependencies=key_needed)
     app.include_router(tokenizer_routes(models), dependencies=key_needed)
     app.include_router(operation_routes(models), dependencies=[] if settings.public_operation else key_needed)

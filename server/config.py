@@ -109,6 +109,16 @@ class ServeSettings(_EngineSettings):
         [], repr=False, description="key that clients must send; several with commas between them"
     )
     api_key_file: Path | None = Field(None, description="file with further keys, one a line")
+    key_requests: int | None = Field(
+        None, ge=1, description="most requests of one API key at once; each choice of an answer is one"
+    )
+    key_tokens_per_minute: int | None = Field(
+        None, ge=1, description="tokens of prompts and answers that one API key may use in a minute"
+    )
+    key_queue_share: float = Field(
+        1.0, gt=0, le=1, description="share of the places in the queue that one API key may take"
+    )
+    allow_priority: bool = Field(True, description="whether a request may set its priority")
     public_operation: bool = Field(
         True, description="whether /health, /ready, /metrics and /version answer without a key"
     )
@@ -164,8 +174,12 @@ class ServeSettings(_EngineSettings):
         return init_settings, env_settings
 
     def api_keys(self) -> list[str]:
-        """Those of the command line and those of the file. Raises SettingsError when the file cannot be used."""
+        """Those of the command line and those of the file. Raises SettingsError when the file cannot be used, and for
+        limits of keys without keys."""
         if self.api_key_file is None:
+            for name in ("key_requests", "key_tokens_per_minute", "key_queue_share"):
+                if getattr(self, name) != type(self).model_fields[name].default and not self.api_key:
+                    raise SettingsError(f"{name} is given, but there are no API keys: add --api-key or --api-key-file.")
             return self.api_key
         try:
             lines = [line.strip() for line in self.api_key_file.read_text(encoding="utf-8-sig").splitlines()]

@@ -7,7 +7,7 @@ import json
 import random
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,7 @@ from abusing.bodies import Attack
 
 SECONDS = 60.0  # which no answer may take
 OF_LOAD = {"queue_full", "queue_timeout", "out_of_memory"}  # codes of 429 and 503 that are no fault
+OF_KILLS = {"engine_unavailable"}  # nor these, where engines are killed
 INSIDES = ("Traceback (most recent", 'File "/', "object at 0x", "SIGKILL", "site-packages")
 # Sent as they are: what is no HTTP, or two kinds of it.
 RAW: list[bytes] = [
@@ -36,8 +37,12 @@ RAW: list[bytes] = [
 
 @dataclass
 class Findings:
-    """counts: by kind and by status. slowest: (seconds, number, kind). gaps and polls: seconds beside the attacks."""
+    """counts: by kind and by status. slowest: (seconds, number, kind). gaps and polls: seconds beside the attacks.
 
+    allowed: codes of 5xx that are no fault.
+    """
+
+    allowed: set[str] = field(default_factory=lambda: set(OF_LOAD))
     counts: Counter[str] = field(default_factory=Counter)
     faults: list[str] = field(default_factory=list)
     slowest: list[tuple[float, int, str]] = field(default_factory=list)
@@ -52,8 +57,8 @@ class Findings:
         self.slowest = sorted([*self.slowest, (round(seconds, 2), attack.number, attack.kind)], reverse=True)[:10]
 
 
-def why_wrong(status: int, text: str) -> str | None:
-    """What of an answer is not as documented; None if all is."""
+def why_wrong(status: int, text: str, allowed: Set[str] = OF_LOAD) -> str | None:
+    """What of an answer is not as documented; None if all is. allowed: codes of 5xx that are no fault."""
     for inside in INSIDES:
         if inside in text:
             return f"{status} shows the server's insides: {inside}"
@@ -66,7 +71,7 @@ def why_wrong(status: int, text: str) -> str | None:
             return f"{status} without the error's shape: {text[:200]!r}"
         if wrong:
             return f"{status} without the error's shape: {text[:200]!r}"
-        if status >= 500 and code not in OF_LOAD:
+        if status >= 500 and code not in allowed:
             return f"{status}: {error['message'][:200]}"
         if len(text) > 4000:
             return f"{status} with an error of {len(text)} characters"
@@ -83,7 +88,7 @@ async def send(http: httpx.AsyncClient, attack: Attack, findings: Findings) -> N
         async with asyncio.timeout(attack.leaves or SECONDS):
             response = await http.post(attack.path, content=attack.data, headers=attack.headers)
             findings.counts[f"status {response.status_code}"] += 1
-            if (wrong := why_wrong(response.status_code, response.text)) is not None:
+            if (wrong := why_wrong(response.status_code, response.text, findings.allowed)) is not None:
                 findings.fault(attack, wrong)
     except TimeoutError:
         if attack.leaves is None:
@@ -123,6 +128,9 @@ async def watch_stream(http: httpx.AsyncClient, findings: Findings) -> None:
     while True:
         last: float | None = None
         async with http.stream("POST", "/v1/completions", json=body) as response:
+            if response.status_code == 503 and findings.allowed >= OF_KILLS:
+                await asyncio.sleep(0.5)
+                continue
             if response.status_code != 200:
                 findings.fault(None, f"the stream beside them got {response.status_code}")
                 return

@@ -1,7 +1,7 @@
 """Bodies that a careless or a hostile client may send, drawn from a server's own OpenAPI document.
 
 Each is drawn from (seed, number) alone, so a finding can be sent again. What would only be long is kept short: few
-tokens, few choices.
+tokens, few choices, and clients leave that ask for an answer as long as the context.
 """
 
 from __future__ import annotations
@@ -81,6 +81,8 @@ class Bodies:
         kind = "by the schema"
         if draw.random() < 0.4:
             kind, body = "one thing is odd", self._spoilt(draw, body)
+        if _has_no_end(body):
+            leaves = leaves or draw.uniform(0.05, 1)
         data = json.dumps(_kept_short(body)).encode()
         headers = {"Content-Type": JSON}
         if draw.random() < 0.08:
@@ -185,6 +187,13 @@ class Bodies:
                 return "twice", data[:-1] + b"," + data[1:], headers
         kinds = ["text/plain", "multipart/form-data; boundary=x", "application/json; charset=latin-1", "", "\x7f"]
         return "another type", data, {"Content-Type": draw.choice(kinds)}
+
+
+def _has_no_end(body: Any) -> bool:
+    """An answer may be as long as the context is."""
+    if not isinstance(body, dict):
+        return False
+    return body.get("max_tokens") is None and body.get("max_completion_tokens") is None
 
 
 def _kept_short(body: Any) -> Any:

@@ -168,6 +168,7 @@ class EngineCore:
                 self._forget_drafts(sequence, group.token_ids)
             drafts = self._checked(item, group)
             output = sequence.accept(group.token_ids, group.stop_probs, group.logprobs, drafts)
+            self._scheduler.count(sequence, len(output.token_ids))
             if sequence.is_verified:
                 self._scheduler.confirm(sequence)
                 self._scheduler.blocks.mark_computed(sequence, sequence.num_computed_slots)

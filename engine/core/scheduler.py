@@ -15,11 +15,11 @@ or refused for a draft's sake; blocks that only rejected drafts have used are gi
 
 An answer's old tokens settle at fixed places (settling.py): no step computes slots before and behind one.
 
-All sequences have one order (Sequence.rank): by priority, then by arrival. Every step goes through them in it. Who runs
-takes the blocks that it lacks from the last ones; who waits takes a seat and blocks only from those of a lower
-priority, and until it has them nobody behind it starts.
+All sequences have one order (Sequence.rank): by priority, then as they first ran. Every step goes through them in it.
+Who runs takes the blocks that it lacks from the last ones; who waits takes a seat and blocks only from those of a lower
+priority, and until it has them nobody behind it starts. Who of those that never ran is next: waiting.py.
 
-Invariants: running and waiting are each in that order; of one priority, all that run come before all that wait.
+Invariants: the running are in that order; of one priority, all that run come before all that wait.
 Progress: the first running sequence gets slots in every step, and the pool holds any one sequence as a whole
 (EngineConfig checks it). So everything admitted finishes, once what has a higher priority has.
 """
@@ -33,6 +33,7 @@ from dataclasses import dataclass, field
 from hamburger.engine.core.batch import ScheduledBatch, ScheduledSequence
 from hamburger.engine.core.block_manager import BlockManager
 from hamburger.engine.core.sequence import Sequence
+from hamburger.engine.core.waiting import OUTPUT_COST, WaitingQueue, rank
 from hamburger.engine.drafting.policy import DraftPolicy
 from hamburger.engine.drafting.proposal import Proposal
 from hamburger.engine.types.config import EngineConfig
@@ -46,11 +47,11 @@ class Scheduler:
         self._policy = policy
         self.blocks = BlockManager(config.num_blocks, config.block_size, prefix_cache=config.prefix_cache)
         self.running: list[Sequence] = []
-        self.waiting: list[Sequence] = []
+        self.waiting = WaitingQueue()
         self._config = config
         self._sequences: dict[str, Sequence] = {}
         self._never_ran: OrderedDict[str, Sequence] = OrderedDict()  # by arrival
-        self._num_added = 0
+        self._num_started = 0
         # Also the most running sequences. Below the config's only while memory is short.
         self._max_step_slots = config.max_num_batched_slots
         self._num_steps_that_fit = 0  # since the last one that memory did not hold
@@ -69,7 +70,8 @@ class Scheduler:
 
     def preempts_nobody(self) -> bool:
         """Whether `schedule` certainly takes no blocks and no seat from a running sequence."""
-        if self.waiting and self.running and self.waiting[0].rank < self.running[-1].rank:
+        head = self.waiting.head
+        if head is not None and self.running and head.rank < self.running[-1].rank:
             return False
         # An admitted sequence leaves a block free for each running one.
         return self.blocks.can_grow(self.running)
@@ -77,10 +79,8 @@ class Scheduler:
     def add(self, sequence: Sequence) -> None:
         if sequence.request_id in self._sequences:
             raise ValueError(f"request id {sequence.request_id} is in use.")
-        self._num_added += 1
-        sequence.rank = (sequence.priority, self._num_added)
         self._sequences[sequence.request_id] = self._never_ran[sequence.request_id] = sequence
-        insort(self.waiting, sequence, key=_rank)
+        self.waiting.enter(sequence)
 
     def remove(self, request_id: str) -> None:
         """Forget a finished or aborted request and free its blocks. Unknown ids are ignored."""
@@ -89,6 +89,7 @@ class Scheduler:
             return
         self._never_ran.pop(request_id, None)
         (self.running if sequence in self.running else self.waiting).remove(sequence)
+        self.waiting.leave(sequence)
         self.blocks.free(sequence)
 
     def expire(self, now: float) -> list[Sequence]:
@@ -109,7 +110,7 @@ class Scheduler:
         step = _StepPlan(self._max_step_slots - num_decodes)
         index, admits = 0, True
         while True:
-            head = self.waiting[0] if admits and self.waiting else None
+            head = self.waiting.head if admits else None
             if index < len(self.running) and (head is None or self.running[index].rank < head.rank):
                 sequence = self.running[index]
                 # What was just preempted does not come back only to be preempted again before others have freed some.
@@ -129,6 +130,10 @@ class Scheduler:
         if self._policy is not None and any(item.emits for item in scheduled):
             scheduled = self._with_drafts(scheduled, self._policy)
         return ScheduledBatch(scheduled, step.preempted, step.cache_queries, step.cache_hits)
+
+    def count(self, sequence: Sequence, num_tokens: int) -> None:
+        """It has got so many tokens of its answer."""
+        self.waiting.charge(sequence, OUTPUT_COST * num_tokens)
 
     def confirm(self, sequence: Sequence) -> None:
         """It has accepted what a step confirmed: blocks that only its rejected drafts needed are given back."""
@@ -226,7 +231,10 @@ class Scheduler:
     def _start(self, sequence: Sequence, now: float, step: _StepPlan) -> None:
         """An admitted sequence runs, and takes part in this step."""
         self.waiting.remove(sequence)
-        insort(self.running, sequence, key=_rank)
+        if sequence.scheduled_time is None:
+            self._num_started += 1
+            sequence.rank = (sequence.priority, self._num_started)
+        insort(self.running, sequence, key=rank)
         if self._config.prefix_cache:
             step.cache_queries += sequence.num_slots
             step.cache_hits += sequence.num_computed_slots
@@ -234,6 +242,7 @@ class Scheduler:
             del self._never_ran[sequence.request_id]
             sequence.scheduled_time = now
             sequence.num_cached_slots = sequence.num_computed_slots
+            self.waiting.charge(sequence, sequence.num_slots - sequence.num_computed_slots)
         step.schedule(sequence, is_new=True)
 
     def _preempt(self, sequence: Sequence, step: _StepPlan) -> None:
@@ -243,7 +252,7 @@ class Scheduler:
         self.running.remove(sequence)
         self.blocks.free(sequence)
         sequence.forget_slots()
-        insort(self.waiting, sequence, key=_rank)
+        self.waiting.put_back(sequence)
 
     def check_integrity(self) -> None:
         """Raise RuntimeError when blocks leaked or a sequence is in the wrong place; for tests and bug hunts."""
@@ -251,9 +260,9 @@ class Scheduler:
         placed = [*self.running, *self.waiting]
         if len(placed) != len(self._sequences) or {*placed} != {*self._sequences.values()}:
             raise RuntimeError("running and waiting sequences are not all requests.")
-        if any(placed != sorted(placed, key=_rank) for placed in (self.running, self.waiting)):
-            raise RuntimeError("running or waiting sequences are not in order.")
-        first = {s.priority: s.rank for s in reversed(self.waiting)}
+        if self.running != sorted(self.running, key=rank):
+            raise RuntimeError("running sequences are not in order.")
+        first = {s.priority: s.rank for s in reversed([*self.waiting])}
         if any(s.rank > first.get(s.priority, s.rank) for s in self.running):
             raise RuntimeError("a sequence runs before one of its priority that came earlier.")
         if any(s.block_ids or s.num_computed_slots for s in self.waiting):
@@ -284,10 +293,6 @@ class _StepPlan:
         if num_slots:
             emits = num_slots == remaining and not sequence.is_prompt_only
             self.scheduled.append(ScheduledSequence(sequence, num_slots, emits))
-
-
-def _rank(sequence: Sequence) -> tuple[int, int]:
-    return sequence.rank
 
 
 def _is_decode(sequence: Sequence) -> bool:

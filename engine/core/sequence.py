@@ -18,6 +18,7 @@ Where old tokens settle (settling.py), each chunk of them keeps some slots, and 
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections.abc import Collection
 from collections.abc import Sequence as SequenceOf
@@ -52,7 +53,8 @@ class Sequence:
     num_known_blocks: the first of them whose content the block manager knows.
     num_cached_slots: prompt slots that were found in the pool when it first ran.
     prompt_logprobs: entries of the prompt's first tokens, as far as known (a replay keeps them); None if not asked.
-    rank: its place among all, the lowest first: priority and order of arrival (the scheduler sets it).
+    rank: its place among all, the lowest first: priority, and the order in which they first ran (the scheduler sets
+        it); infinite before that.
     matcher: where it stands in its grammar; None without one (the core sets it).
     scheduled_time: when it first got slots; None while it never did.
     """
@@ -82,7 +84,8 @@ class Sequence:
         self.arrival_time = request.arrival_time
         self.cache_salt = request.cache_salt
         self.priority = request.priority
-        self.rank = (request.priority, 0)
+        self.client = request.client
+        self.rank: tuple[int, float] = (request.priority, math.inf)
         self.matcher: Matcher | None = None
         self.scheduled_time: float | None = None
         self.groups: list[list[int]] = []

@@ -66,6 +66,10 @@ class QueueFull(Overloaded):
     """The waiting queue is at its bound."""
 
 
+class RateLimited(Overloaded):
+    """A client has reached a limit of its own."""
+
+
 class QueueTimeout(Overloaded):
     """The request waited longer than the longest allowed time."""
 

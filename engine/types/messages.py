@@ -26,6 +26,7 @@ class SubmitRequest:
     arrival_time: float  # time.monotonic() seconds
     priority: int = 0  # lower goes first
     cache_salt: str = ""  # only requests with the same one read each other's blocks
+    client: str = ""  # who sends it: clients share the engine fairly
     scores_prompt: bool = True  # for prompt_logprobs; False where another request of the same prompt does it
     number: int = 0  # from 1, as they were sent to this engine; the core may get them in another order
 

@@ -8,6 +8,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from fastapi import Request
 
 from hamburger.server.api.errors import ApiError
+from hamburger.server.operation.request_log import entry_of
+
+_KEY = "hamburger_key"
 
 
 def require_api_key(keys: Sequence[str]) -> Callable[[Request], Awaitable[None]]:
@@ -28,5 +31,13 @@ def require_api_key(keys: Sequence[str]) -> Callable[[Request], Awaitable[None]]
                 code="invalid_api_key",
                 headers={"WWW-Authenticate": "Bearer"},
             )
+        number = str(matches.index(True) + 1)
+        setattr(request.state, _KEY, number)
+        entry_of(request.scope).key = number
 
     return check
+
+
+def key_of(request: Request) -> str:
+    """Which of the keys it carries, the first is "1"; "" without keys."""
+    return getattr(request.state, _KEY, "")

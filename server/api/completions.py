@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -11,6 +13,7 @@ from fastapi.responses import Response
 from hamburger.engine.request import GenerationRequest
 from hamburger.engine.types.errors import InvalidRequest
 from hamburger.engine.types.sampling_params import SamplingParams
+from hamburger.server.api.auth import key_of
 from hamburger.server.api.echo import Echo
 from hamburger.server.api.errors import ApiError
 from hamburger.server.api.model_context import ModelContext, choose_confidence
@@ -22,15 +25,17 @@ from hamburger.server.api.responses import ChatReply, CompletionReply, Reply
 from hamburger.server.api.served_models import ServedModels
 from hamburger.server.api.streaming import EventStream, Generation, collect, encoded, unless_client_leaves
 from hamburger.server.api.structured_output import compile_grammar, grammar_of
+from hamburger.server.operation.key_limits import KeyLimits
 from hamburger.server.operation.request_log import entry_of
 from hamburger.server.tools.tool_use import ToolStream, ToolUse
 
 MAX_STOP_CHARACTERS = 20_000  # of all stop strings together
+Answers = list[tuple[list[int], SamplingParams]]  # each with its prompt's tokens
 _DEFAULT_TOKENS = 16  # what the OpenAI API says of completions
 
 
-def completion_routes(models: ServedModels) -> APIRouter:
-    """The two endpoints that generate."""
+def completion_routes(models: ServedModels, limits: KeyLimits) -> APIRouter:
+    """The two endpoints that generate. limits: of each API key, for all models together."""
     router = APIRouter(tags=["generation"], responses=REFUSED | STREAM)
 
     @router.post("/v1/chat/completions", openapi_extra=body_of(ChatBody))
@@ -63,7 +68,7 @@ def completion_routes(models: ServedModels) -> APIRouter:
             params = [replace(choice, prediction_ids=tuple(prediction)) for choice in params]
         streams = None if tools is None else _tool_streams(context, tools, params)
         reply = ChatReply(body, context.served, context.tokenizer, len(prompt), len(params), tools=streams)
-        return await _answer(context, request, body, [(prompt, choice) for choice in params], reply)
+        return await answer(context, request, body, [(prompt, choice) for choice in params], reply)
 
     @router.post("/v1/completions", openapi_extra=body_of(CompletionBody))
     async def completions(request: Request) -> Response:
@@ -96,7 +101,14 @@ def completion_routes(models: ServedModels) -> APIRouter:
         max_model_len = context.engine.info.max_model_len
         if "max_tokens" not in body.model_fields_set:
             answers = [(prompt, _limited(choice, len(prompt), max_model_len)) for prompt, choice in answers]
-        return await _answer(context, request, body, answers, reply)
+        return await answer(context, request, body, answers, reply)
+
+    async def answer(
+        context: ModelContext, request: Request, body: GenerationBody, answers: Answers, reply: Reply
+    ) -> Response:
+        key = key_of(request)
+        limits.check(key, len(answers), context.engine, (model.engine for model in models))
+        return await _answer(context, request, body, answers, reply, key, partial(limits.spend, key))
 
     return router
 
@@ -148,18 +160,22 @@ async def _answer(
     context: ModelContext,
     request: Request,
     body: GenerationBody,
-    answers: list[tuple[list[int], SamplingParams]],
+    answers: Answers,
     reply: Reply,
+    key: str,
+    spend: Callable[[int], None],
 ) -> Response:
-    requests = [
-        GenerationRequest(f"{reply.id}-{i}", *answer, priority=body.priority or 0, cache_salt=body.cache_salt or "")
-        for i, answer in enumerate(answers)
-    ]
+    """spend: is told of the tokens of the prompts and of the answers."""
+    priority, salt = body.priority or 0, body.cache_salt or ""
+    if priority and not context.settings.allow_priority:
+        raise InvalidRequest("This server lets no request go before others (allow_priority).", "priority")
+    requests = [GenerationRequest(f"{reply.id}-{i}", *of, priority, salt, key) for i, of in enumerate(answers)]
     try:
         streams = context.engine.submit(requests)
     except InvalidRequest as error:
         raise named_as_written(error, body.token_limit()[0], body.prompt_name) from error
-    generation = Generation(streams)
+    spend(reply.prompt_tokens)
+    generation = Generation(streams, spend)
     if context.engine.dial is not None:
         reply.confidence = streams[0].request.params.confidence  # that of all choices: they were submitted together
     answered, entry = False, entry_of(request.scope)

@@ -5,6 +5,7 @@
 | InvalidRequest, TokenizerError   | 400    | null                     |
 | PromptTooLong, ContextOverflow   | 400    | context_length_exceeded  |
 | QueueFull                        | 429    | queue_full               |
+| RateLimited                      | 429    | rate_limit_exceeded      |
 | QueueTimeout                     | 503    | queue_timeout            |
 | OutOfMemory                      | 503    | out_of_memory            |
 | EngineDraining, EngineDead, ...  | 503    | engine_unavailable       |
@@ -34,6 +35,7 @@ from hamburger.engine.types.errors import (
     Overloaded,
     PromptTooLong,
     QueueFull,
+    RateLimited,
     TokenizerError,
     cut,
 )
@@ -77,8 +79,8 @@ def to_api_error(error: Exception) -> ApiError:
         case OutOfMemory():
             return ApiError(503, message, code="out_of_memory", headers={"Retry-After": str(error.retry_after)})
         case Overloaded():
-            full = isinstance(error, QueueFull)
-            status, code = (429, "queue_full") if full else (503, "queue_timeout")
+            codes = {QueueFull: (429, "queue_full"), RateLimited: (429, "rate_limit_exceeded")}
+            status, code = codes.get(type(error), (503, "queue_timeout"))
             return ApiError(status, message, code=code, headers={"Retry-After": str(error.retry_after)})
         case EngineUnavailable():
             if isinstance(error, EngineDead):

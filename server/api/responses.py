@@ -107,7 +107,7 @@ class Reply:
         self._usage_in_chunks = body.wants_continuous_usage
         self._wants_usage = body.wants_usage
         self._has_prediction = body.has_prediction
-        self._prompt_tokens = prompt_tokens
+        self.prompt_tokens = prompt_tokens
         self._samples_a_prompt, self._choices_a_prompt = body.num_samples, body.num_choices
         wants_logprobs = body.num_logprobs() is not None
         self.choices = [
@@ -168,9 +168,9 @@ class Reply:
         cached_tokens = sum(min(choice.cached_tokens for choice in prompt) for prompt in self._prompts())
         confidence = {} if self.confidence is None else {"confidence": self.confidence}
         return {
-            "prompt_tokens": self._prompt_tokens,
+            "prompt_tokens": self.prompt_tokens,
             "completion_tokens": completion_tokens,
-            "total_tokens": self._prompt_tokens + completion_tokens,
+            "total_tokens": self.prompt_tokens + completion_tokens,
             "kv_slots": kv_slots,
             "tokens_per_kv": _rate(completion_tokens, kv_slots),
             "macro_steps": macro_steps,

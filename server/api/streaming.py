@@ -36,8 +36,9 @@ class Generation:
     Raises what the first failing choice raises. `abort` gives all of them up; call it whenever the answer ends early.
     """
 
-    def __init__(self, streams: Sequence[RequestStream]) -> None:
-        self._streams = streams
+    def __init__(self, streams: Sequence[RequestStream], on_tokens: Callable[[int], None] = lambda _: None) -> None:
+        """on_tokens: is told how many each update brings."""
+        self._streams, self._on_tokens = streams, on_tokens
         self._updates = self._single() if len(streams) == 1 else self._merged()
 
     def __aiter__(self) -> AsyncIterator[tuple[int, RequestUpdate]]:
@@ -63,6 +64,7 @@ class Generation:
 
     async def _single(self) -> AsyncGenerator[tuple[int, RequestUpdate]]:
         async for update in self._streams[0]:
+            self._on_tokens(len(update.token_ids))
             yield 0, update
 
     async def _merged(self) -> AsyncGenerator[tuple[int, RequestUpdate]]:
@@ -87,6 +89,7 @@ class Generation:
                 elif isinstance(item, HamburgerError):
                     raise item
                 else:
+                    self._on_tokens(len(item[1].token_ids))
                     yield item
         finally:
             for task in tasks:

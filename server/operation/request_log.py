@@ -18,7 +18,7 @@ request_logger = logging.getLogger("hamburger.request")
 
 CLIENT_LEFT = 499  # no status of HTTP's: the client went away before it could be answered
 FIELDS = (
-    "request_id", "client", "method", "path", "status", "model", "stream", "choices", "prompt_tokens",
+    "request_id", "client", "key", "method", "path", "status", "model", "stream", "choices", "prompt_tokens",
     "completion_tokens", "kv_slots", "tokens_per_kv", "macro_steps", "tokens_per_step", "drafted_tokens",
     "accepted_tokens", "cached_tokens", "finish_reason", "error", "param",
     "client_left", "queue_seconds", "ttft_seconds", "seconds", "bytes",
@@ -44,6 +44,7 @@ class RequestEntry:
     request_id: str
     status: int = CLIENT_LEFT
     bytes: int = 0
+    key: str | None = None
     model: str | None = None
     stream: bool | None = None
     has_ended: bool = False  # its whole answer was handed over
@@ -83,6 +84,7 @@ def _fields(entry: RequestEntry, scope: Scope) -> dict[str, Any]:
     values: dict[str, Any] = {
         "request_id": entry.request_id,
         "client": client[0] if client else None,
+        "key": entry.key,
         "method": scope["method"][:_MOST_CHARACTERS],
         "path": scope["path"][:_MOST_CHARACTERS],
         "status": entry.status,

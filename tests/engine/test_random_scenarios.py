@@ -73,7 +73,13 @@ class Life:
             **self.more_params() if self.is_verified else {},
         )
         request = SubmitRequest(
-            name, prompt, params, self.now[0], draw.choice([0, 0, 0, -1, 3]), draw.choice(["", "", "salt"])
+            name,
+            prompt,
+            params,
+            self.now[0],
+            draw.choice([0, 0, 0, -1, 3]),
+            draw.choice(["", "", "salt"]),
+            client=str(prompt[-1] % 3),
         )
         self.core.add(request)
         self.requests[name] = request

@@ -117,11 +117,11 @@ def test_only_requests_that_never_ran_expire() -> None:
     b = add(scheduler, "b", 4)
     for _ in range(6):
         run(scheduler.schedule(0.0))
-    assert scheduler.waiting == [b]
+    assert [*scheduler.waiting] == [b]
     late = add(scheduler, "late", 4, arrival=1.0)
     assert scheduler.expire(11.0) == []
     assert scheduler.expire(11.1) == [late]
-    assert scheduler.waiting == [b]
+    assert [*scheduler.waiting] == [b]
     scheduler.check_integrity()
 
 
