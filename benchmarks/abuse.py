@@ -99,7 +99,8 @@ def serving(options: list[str], log: IO[str]) -> Iterator[tuple[subprocess.Popen
 
 
 async def run(args: argparse.Namespace, server: subprocess.Popen[bytes], url: str) -> dict[str, Any]:
-    limits = httpx.Limits(max_connections=args.clients + 4, max_keepalive_connections=args.clients + 4)
+    # Without a bound: a client that leaves may take its place in the pool along.
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=args.clients + 4)
     async with httpx.AsyncClient(base_url=url, timeout=None, limits=limits) as http:
         bodies = Bodies((await http.get("/openapi.json")).json(), args.seed)
         findings = Findings()

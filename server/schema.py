@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict
+from typing import Annotated, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field
+
+T = TypeVar("T")
+# Its first wrong element is told, and no list made of all the others.
+ListOf = Annotated[list[T], Field(fail_fast=True)]
 
 
 class Schema(BaseModel):

@@ -18,6 +18,7 @@ import tokenizers
 from hamburger.engine.text.chat_template import ChatTemplate
 from hamburger.engine.types.errors import TokenizerError as TokenizerError
 
+_LONG = 5_000  # characters or tokens: from here on other threads go on meanwhile
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -137,7 +138,10 @@ class Tokenizer:
                 f"The text holds a lone surrogate (U+{ord(text[error.start]):04X} at character {error.start}), "
                 "which is not valid Unicode text."
             ) from error
-        ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        if len(text) < _LONG:
+            ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        else:  # of the library's functions only those for batches release the interpreter's lock
+            ids = self._backend.encode_batch([text], add_special_tokens=add_special_tokens)[0].ids
         return ids
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
@@ -148,7 +152,9 @@ class Tokenizer:
         spelling = self._spelling
         if spelling is None or spelling.byte_level:
             try:
-                return self._backend.decode(ids, skip_special_tokens=skip_special_tokens)
+                if len(ids) < _LONG:
+                    return self._backend.decode(ids, skip_special_tokens=skip_special_tokens)
+                return self._backend.decode_batch([ids], skip_special_tokens=skip_special_tokens)[0]
             except OverflowError as error:
                 raise TokenizerError(f"A token id is outside 0..{self.vocab_size - 1}.") from error
         # The library turns a whole run of byte tokens into U+FFFD where one byte of it is wrong, so that text already

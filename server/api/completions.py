@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -23,13 +24,14 @@ from hamburger.server.api.protocol import ChatBody, CompletionBody, GenerationBo
 from hamburger.server.api.request_body import read_body
 from hamburger.server.api.responses import ChatReply, CompletionReply, Reply
 from hamburger.server.api.served_models import ServedModels
-from hamburger.server.api.streaming import EventStream, Generation, collect, encoded, unless_client_leaves
+from hamburger.server.api.streaming import EventStream, Generation, collect, unless_client_leaves, whole_response
 from hamburger.server.api.structured_output import compile_grammar, grammar_of
 from hamburger.server.operation.key_limits import KeyLimits
 from hamburger.server.operation.request_log import entry_of
 from hamburger.server.tools.tool_use import ToolStream, ToolUse
 
 MAX_STOP_CHARACTERS = 20_000  # of all stop strings together
+MAX_COPIED = 200_000  # token ids of logit_bias and stop_token_ids, of all answers together: each is told its own
 Answers = list[tuple[list[int], SamplingParams]]  # each with its prompt's tokens
 _DEFAULT_TOKENS = 16  # what the OpenAI API says of completions
 
@@ -80,27 +82,26 @@ def completion_routes(models: ServedModels, limits: KeyLimits) -> APIRouter:
         _check_number(context, body, len(body.prompt))
         params = await _sampling_params(context, request, body)
         add_special_tokens = body.add_special_tokens is not False
-        prompts = [
-            await encode_text(
-                tokenizer,
-                prompt,
-                add_special_tokens=add_special_tokens,
-                param="prompt",
-                max_tokens=context.engine.info.max_model_len,
-            )
-            if isinstance(prompt, str)
-            else prompt  # ids are taken as they are: no BOS is added
-            for prompt in body.prompt
-        ]
+        most = context.engine.info.max_model_len
+        prompts: list[list[int]] = []
+        for prompt in body.prompt:
+            if isinstance(prompt, str):
+                prompts.append(
+                    await encode_text(
+                        tokenizer, prompt, add_special_tokens=add_special_tokens, param="prompt", max_tokens=most
+                    )
+                )
+                await asyncio.sleep(0)  # others want their turn between many
+            else:
+                prompts.append(prompt)  # ids are taken as they are: no BOS is added
         num_prompt_tokens = sum(map(len, prompts))
         answers = [(prompt, choice) for prompt in prompts for choice in params]
         echoes: list[Echo] = []
         for ids, written in zip(prompts, body.prompt, strict=True) if body.echo else ():
             echoes += [Echo(tokenizer, ids, written if isinstance(written, str) else None)] * len(params)
         reply = CompletionReply(body, context.served, tokenizer, num_prompt_tokens, len(answers), echoes)
-        max_model_len = context.engine.info.max_model_len
         if "max_tokens" not in body.model_fields_set:
-            answers = [(prompt, _limited(choice, len(prompt), max_model_len)) for prompt, choice in answers]
+            answers = [(prompt, _limited(choice, len(prompt), most)) for prompt, choice in answers]
         return await answer(context, request, body, answers, reply)
 
     async def answer(
@@ -119,6 +120,11 @@ def _check_number(context: ModelContext, body: GenerationBody, num_prompts: int)
     if number > most:
         field = "n" if num_prompts == 1 else "prompt"
         raise InvalidRequest(f"The request asks for {number} answers, but at most {most} are admitted.", field)
+    ids = {"logit_bias": body.logit_bias or (), "stop_token_ids": body.stop_token_ids or ()}
+    field = max(ids, key=lambda name: len(ids[name]))
+    if (copied := number * sum(map(len, ids.values()))) > MAX_COPIED:
+        message = f"{field} has {len(ids[field]):,} tokens for each of {number} answers, {copied:,} together, but at "
+        raise InvalidRequest(f"{message}most {MAX_COPIED:,} are allowed: ask for fewer answers at once.", field)
 
 
 async def _sampling_params(
@@ -188,7 +194,7 @@ async def _answer(
     try:
         if not body.stream:
             whole: dict[str, Any] = await unless_client_leaves(request, collect(generation, reply))
-            return Response(await encoded(whole), media_type="application/json")
+            return await whole_response(whole)
         first = await unless_client_leaves(request, generation.first())
         answered = True
         return EventStream(first, generation, reply, wants_usage=body.wants_usage, on_failure=on_failure)

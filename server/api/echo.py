@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 from functools import cached_property
+from typing import Any
 
 from hamburger.engine.request import RequestUpdate
 from hamburger.server.server_tokenizer import ServerTokenizer
@@ -15,6 +16,7 @@ class Echo:
     def __init__(self, tokenizer: ServerTokenizer, token_ids: list[int], written: str | None) -> None:
         """written: the prompt as the client wrote it; None where it sent token ids."""
         self.token_ids = token_ids
+        self.logprobs: dict[str, Any] | None = None  # as they are written: made once for all answers to the prompt
         self._tokenizer = tokenizer
         self._written = written
 

@@ -53,8 +53,10 @@ class CompletionLogprobs:
         if echo is None or update.prompt_logprobs is None:
             return self._answer(update)
         self._num_chars = len(echo.text)
-        prompt = self._lists(zip(echo.token_ids, update.prompt_logprobs, strict=True), echo.offsets())
-        return join_completion_logprobs([prompt, self._answer(update)])
+        if echo.logprobs is None:
+            entries = zip(echo.token_ids, update.prompt_logprobs, strict=True)
+            echo.logprobs = self._lists(entries, echo.offsets())
+        return join_completion_logprobs([echo.logprobs, self._answer(update)])
 
     def _answer(self, update: RequestUpdate) -> dict[str, Any]:
         return self._lists(_entries(update), [self._advance(token_id) for token_id in update.token_ids])

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, WithJsonSchema, model_validator
 
 from hamburger.engine.types.errors import shown
-from hamburger.server.schema import Schema
+from hamburger.server.schema import ListOf, Schema
 from hamburger.server.tools.tool_use import MadeCall
 
 
@@ -36,7 +36,7 @@ class Message(Schema):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Content = None
     name: str | None = None
-    tool_calls: list[MadeCall] | None = None
+    tool_calls: ListOf[MadeCall] | None = None
     tool_call_id: str | None = None
 
     @model_validator(mode="before")

@@ -94,7 +94,7 @@ async def encode_chat(
         return render(results_as_user(written))
 
     num_characters = sum(len(message.get("content") or "") for message in written)
-    is_long = len(written) > _MANY_MESSAGES or num_characters >= _LONG_TEXT
+    is_long = len(written) > _MANY_MESSAGES or num_characters >= _LONG_TEXT or bool(tools or template_kwargs)
     work = partial(_naming_field, "messages", render_all)
     text = await asyncio.to_thread(work) if is_long else work()
     return await encode_text(

@@ -20,16 +20,23 @@ from hamburger.engine.types.sampling_params import MAX_LOGPROBS, MAX_SEED, RANGE
 from hamburger.server.api.message import Message, Text
 from hamburger.server.api.structured_output import ResponseFormat, StructuredOutputs
 from hamburger.server.api.unsupported_fields import UNSUPPORTED_CHAT, UNSUPPORTED_COMPLETION, AsksNothing
-from hamburger.server.schema import Schema
+from hamburger.server.schema import ListOf, Schema
 from hamburger.server.tools.tool_parsers import Family
 from hamburger.server.tools.tool_use import Tool, ToolChoice, ToolUse
 
 MAX_CHOICES = 128
+MAX_BIASES = 10_000  # and stop_token_ids
 _RANGES = {**RANGES, "n": (1, MAX_CHOICES), "top_k": (-1, math.inf), "top_logprobs": RANGES["logprobs"]}
 
 
 def _strings(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
+
+
+def _not_too_many(value: Any) -> Any:
+    if isinstance(value, dict) and len(value) > MAX_BIASES:
+        raise ValueError(f"it holds {len(value):,} tokens, but at most {MAX_BIASES:,} are allowed")
+    return value
 
 
 def _prompts(value: Any) -> Any:
@@ -47,7 +54,7 @@ def _are_ids(value: Any) -> bool:
 
 
 Strings = Annotated[
-    list[str],
+    ListOf[str],
     BeforeValidator(_strings),
     WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}),
 ]
@@ -85,11 +92,11 @@ class GenerationBody(Schema):
     n: int | None = None
     seed: int | None = None
     stop: Strings | None = None
-    stop_token_ids: list[int] | None = None
+    stop_token_ids: ListOf[int] | None = Field(None, max_length=MAX_BIASES)
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
+    logit_bias: Annotated[dict[str, float], BeforeValidator(_not_too_many)] | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
     stream: bool | None = None
@@ -207,14 +214,14 @@ class ChatBody(GenerationBody):
     unsupported: ClassVar = UNSUPPORTED_CHAT
     prompt_name: ClassVar = "messages"
 
-    messages: list[Message] = Field(min_length=1)
+    messages: ListOf[Message] = Field(min_length=1)
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = Field(None, description="The answer goes on with the last message.")
     chat_template_kwargs: dict[str, Any] | None = Field(None, description="Further variables for the chat template.")
-    tools: list[Tool] | None = Field(None, max_length=128)
+    tools: ListOf[Tool] | None = Field(None, max_length=128)
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     prediction: Prediction | None = Field(

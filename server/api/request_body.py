@@ -1,6 +1,8 @@
 """Reads a request's JSON body into a schema. Whatever is wrong with it is a 400 that names the field (413: too large).
 
-FastAPI's own validation is not used: it answers 422, accepts NaN, and puts no bound on the size of a body.
+FastAPI's own validation is not used: it answers 422, accepts NaN, and puts no bound on the size of a body. What a body
+costs to read is a matter of its values more than of its bytes, and is paid in one piece, which everybody waits for: so
+they are counted before.
 """
 
 from __future__ import annotations
@@ -24,6 +26,8 @@ from hamburger.server.schema import Schema
 
 logger = logging.getLogger(__name__)
 S = TypeVar("S", bound=Schema)
+MAX_VALUES = 300_000  # of a body; a tenth of a second of reading and checking them
+MAX_CONTAINERS = 30_000  # objects and lists among them
 
 
 async def read_body(request: Request, schema: type[S], settings: ServeSettings) -> S:
@@ -31,6 +35,7 @@ async def read_body(request: Request, schema: type[S], settings: ServeSettings) 
     data = await read_whole(request, settings)
     if len(data) > settings.max_body_size:
         raise ApiError(413, f"The request's body has more than {settings.max_body_size} bytes (max_body_size).")
+    _check_number(data)
     body = _parse(data)
     if issubclass(schema, GenerationBody):
         reject_unsupported(schema.unsupported, body)
@@ -62,6 +67,22 @@ async def read_whole(request: Request, settings: ServeSettings) -> bytes:
     except ClientDisconnect as error:  # no fault of ours, and nobody to tell
         raise ApiError(CLIENT_LEFT, "The client closed the connection.") from error
     return bytes(data)
+
+
+def _check_number(data: bytes) -> None:
+    """Raise InvalidRequest for more values than a body may have: commas and brackets, of what is no text."""
+    if data.count(b",") + data.count(b"[") + data.count(b"{") > MAX_CONTAINERS:
+        bare = data.replace(rb"\\", b"").replace(rb"\"", b"")
+        if bare.count(b'"') <= 4 * MAX_VALUES:  # else its texts alone, with their names, are too many
+            bare = b"".join(bare.split(b'"')[::2])
+        containers = bare.count(b"[") + bare.count(b"{")
+        for number, most, noun in (
+            (containers, MAX_CONTAINERS, "objects and lists"),
+            (bare.count(b",") + containers, MAX_VALUES, "values"),
+        ):
+            if number > most:
+                message = f"The request's body has {number:,} {noun}, but at most {most:,} are allowed"
+                raise InvalidRequest(f"{message}: send it in parts.")
 
 
 def _parse(data: bytes) -> dict[str, Any]:

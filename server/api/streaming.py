@@ -10,11 +10,13 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
 from fastapi import Request
+from fastapi.responses import Response, StreamingResponse
 from sse_starlette import EventSourceResponse
 from starlette.types import Message, Receive, Scope, Send
 
@@ -27,6 +29,8 @@ from hamburger.server.operation.request_log import CLIENT_LEFT
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
+_LARGE = 2**20  # bytes of an answer
+_MANY_SCORES = 200  # of a prompt: a few ms of writing them
 _DONE = b"data: [DONE]\n\n"
 
 
@@ -119,24 +123,41 @@ async def _client_left(receive: Callable[[], Awaitable[Any]]) -> None:
 async def collect(generation: Generation, reply: Reply) -> dict[str, Any]:
     """The whole answer, once every choice has ended."""
     async for index, update in generation:
-        reply.add(index, update)
+        await _beside_others(update, partial(reply.add, index, update))
     return reply.whole()
 
 
-async def encoded(whole: dict[str, Any]) -> bytes:
-    """A whole answer as JSON, choice by choice: the log-probabilities of many take a second, in which others' streams
-    want their turn."""
-    choices = []
-    for choice in whole["choices"]:
-        choices.append(_dumps(choice))
+async def _beside_others(update: RequestUpdate, work: Callable[[], T]) -> T:
+    """A long prompt's log-probabilities take a while: other streams go on meanwhile."""
+    is_long = update.prompt_logprobs is not None and len(update.prompt_logprobs) > _MANY_SCORES
+    return await asyncio.to_thread(work) if is_long else work()
+
+
+async def whole_response(whole: dict[str, Any]) -> Response:
+    """A whole answer, written choice by choice: the log-probabilities of many take a second, in which others' streams
+    want their turn, and much memory, so what is large is sent as it is written."""
+    written, pieces = bytearray(), _pieces(whole)
+    for piece in pieces:
+        written += piece
+        if len(written) > _LARGE:
+            return StreamingResponse(_in_turns(bytes(written), pieces), media_type="application/json")
         await asyncio.sleep(0)
-    fields = {name: _dumps(value) for name, value in whole.items() if name != "choices"}
-    fields["choices"] = f"[{','.join(choices)}]"
-    return ("{" + ",".join(f"{_dumps(name)}:{fields[name]}" for name in whole) + "}").encode()
+    return Response(bytes(written), media_type="application/json")
 
 
-def _dumps(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+def _pieces(whole: dict[str, Any]) -> Iterator[bytes]:
+    empty = b'"choices":[]'  # no text holds it: quotes are escaped there
+    before, _, after = msgspec.json.encode(whole | {"choices": []}).partition(empty)
+    yield before + empty[:-1]
+    for number, choice in enumerate(whole["choices"]):
+        yield (b"," if number else b"") + msgspec.json.encode(choice)
+    yield empty[-1:] + after
+
+
+async def _in_turns(first: bytes, rest: Iterator[bytes]) -> AsyncIterator[bytes]:
+    yield first
+    for piece in rest:
+        yield piece
 
 
 class EventStream(EventSourceResponse):
@@ -176,10 +197,10 @@ async def _events(
     wants_usage: bool,
     on_failure: Callable[[ApiError], None],
 ) -> AsyncGenerator[bytes]:
-    yield _event(reply.chunk(*first))
+    yield await _beside_others(first[1], partial(_chunk_event, reply, *first))
     try:
         async for index, update in generation:
-            yield _event(reply.chunk(index, update))
+            yield await _beside_others(update, partial(_chunk_event, reply, index, update))
     except HamburgerError as error:
         yield _failure(to_api_error(error), on_failure)
     else:
@@ -191,6 +212,10 @@ async def _events(
 def _failure(error: ApiError, on_failure: Callable[[ApiError], None]) -> bytes:
     on_failure(error)
     return error_event(error)
+
+
+def _chunk_event(reply: Reply, index: int, update: RequestUpdate) -> bytes:
+    return _event(reply.chunk(index, update))
 
 
 def _event(chunk: dict[str, Any]) -> bytes:

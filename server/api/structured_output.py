@@ -9,7 +9,7 @@ from pydantic import ConfigDict, Field, model_validator
 from hamburger.engine.text.grammar_processes import GrammarProcesses
 from hamburger.engine.text.grammar_source import GrammarSource
 from hamburger.engine.types.errors import InvalidRequest
-from hamburger.server.schema import Schema
+from hamburger.server.schema import ListOf, Schema
 
 
 class JsonSchema(Schema):
@@ -42,7 +42,7 @@ class StructuredOutputs(Schema):
     json_: dict[str, Any] | str | bool | None = Field(None, alias="json", description="A JSON Schema.")
     json_object: bool | None = None
     regex: str | None = Field(None, description="In the syntax of Rust's regex, matched as a whole.")
-    choice: list[str] | None = Field(None, min_length=1)
+    choice: ListOf[str] | None = Field(None, min_length=1)
     grammar: str | None = Field(None, description="A context-free grammar in llguidance's dialect of Lark.")
 
     @model_validator(mode="after")

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from functools import partial
+from functools import cache
 from typing import Any
 
+import msgspec
 from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 from pydantic import Field
 
 from hamburger.engine.types.errors import InvalidRequest
@@ -16,9 +17,10 @@ from hamburger.server.api.openapi import REFUSED, body_of
 from hamburger.server.api.prompts import encode_chat, encode_text
 from hamburger.server.api.request_body import read_body
 from hamburger.server.api.served_models import ServedModels
-from hamburger.server.schema import Schema
+from hamburger.server.schema import ListOf, Schema
 
-MAX_TOKENIZED = 1_000_000  # characters of a text, or tokens of a list: many times what contexts hold
+MAX_TOKENIZED = 1_000_000  # characters of a text: many times what contexts hold
+MAX_TOKENS = 250_000  # of a list
 _MANY_TOKENS = 5_000  # a few ms of spelling them out, which other streams need not wait for
 
 
@@ -27,7 +29,7 @@ class TokenizeBody(Schema):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[Message] | None = None
+    messages: ListOf[Message] | None = None
     add_special_tokens: bool | None = Field(None, description="Default: true for a prompt, false for messages.")
     add_generation_prompt: bool | None = None
     return_token_strs: bool | None = None
@@ -37,7 +39,7 @@ class DetokenizeBody(Schema):
     """POST /detokenize."""
 
     model: str | None = None
-    tokens: list[int]
+    tokens: ListOf[int]
 
 
 def tokenizer_routes(models: ServedModels) -> APIRouter:
@@ -66,27 +68,31 @@ def tokenizer_routes(models: ServedModels) -> APIRouter:
             _check_size(len(body.prompt or ""), "prompt")
             tokens = await encode_text(tokenizer, body.prompt or "", add_special_tokens=special, param="prompt")
 
-        def respond() -> JSONResponse:
-            decode = partial(tokenizer.decode, skip_special_tokens=False)
-            texts = [decode([token]) for token in tokens] if body.return_token_strs else None
+        def respond() -> Response:
+            decode = cache(lambda token: tokenizer.decode([token], skip_special_tokens=False))
+            texts = [decode(token) for token in tokens] if body.return_token_strs else None
             counted = {"count": len(tokens), "max_model_len": context.engine.info.max_model_len}
-            return JSONResponse({**counted, "tokens": tokens, "token_strs": texts})
+            return _json({**counted, "tokens": tokens, "token_strs": texts})
 
         return respond() if len(tokens) < _MANY_TOKENS else await asyncio.to_thread(respond)
 
     @router.post("/detokenize", openapi_extra=body_of(DetokenizeBody))
-    async def detokenize(request: Request) -> dict[str, Any]:
+    async def detokenize(request: Request) -> Response:
         """The text of token ids, special tokens included."""
         body = await read_body(request, DetokenizeBody, models.first.settings)
         context = models.choose(request, body.model)
         context.served.confidence_of(body.model)
-        _check_size(len(body.tokens), "tokens")
+        _check_size(len(body.tokens), "tokens", MAX_TOKENS)
         vocab_size = context.engine.info.vocab_size
-        for token_id in body.tokens:
+        for token_id in (min(body.tokens, default=0), max(body.tokens, default=0)):
             if not 0 <= token_id < vocab_size:
                 message = f"tokens holds the id {token_id}, but the vocabulary is 0..{vocab_size - 1}."
                 raise InvalidRequest(message, "tokens")
-        return {"prompt": context.tokenizer.decode(body.tokens, skip_special_tokens=False)}
+
+        def respond() -> Response:
+            return _json({"prompt": context.tokenizer.decode(body.tokens, skip_special_tokens=False)})
+
+        return respond() if len(body.tokens) < _MANY_TOKENS else await asyncio.to_thread(respond)
 
     @router.get("/tokenizer_info")
     async def tokenizer_info(model: str | None = None) -> dict[str, Any]:
@@ -102,7 +108,11 @@ def tokenizer_routes(models: ServedModels) -> APIRouter:
     return router
 
 
-def _check_size(size: int, param: str) -> None:
+def _json(content: dict[str, Any]) -> Response:
+    return Response(msgspec.json.encode(content), media_type="application/json")
+
+
+def _check_size(size: int, param: str, most: int = MAX_TOKENIZED) -> None:
     """Raise InvalidRequest for a text (characters) or a list (tokens) that would keep others waiting."""
-    if size > MAX_TOKENIZED:
-        raise InvalidRequest(f"{param} has the length {size}, but at most {MAX_TOKENIZED} is allowed here.", param)
+    if size > most:
+        raise InvalidRequest(f"{param} has the length {size}, but at most {most} is allowed here.", param)

@@ -4,13 +4,13 @@ import json
 from typing import Any
 
 import pytest
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, StreamingResponse
 
 from fakes import BOS, EOS, ByteTokenizer, scripted_logprobs
 from hamburger.engine.request import RequestUpdate
 from hamburger.engine.types.messages import TokenLogprobs
 from hamburger.server.api.logprobs import CompletionLogprobs
-from hamburger.server.api.streaming import encoded
+from hamburger.server.api.streaming import whole_response
 from serving import COMPLETIONS, ByChoice, serving, split
 
 DONE = [[EOS]]
@@ -141,8 +141,16 @@ async def test_best_of_gives_the_likeliest_first_and_counts_all() -> None:
 
 async def test_an_answer_that_is_encoded_choice_by_choice_is_the_same_json() -> None:
     whole = {"id": "x", "choices": [{"index": 0, "text": 'a"é\u2028'}, {"index": 1, "text": ""}], "usage": {"n": 1}}
-    answers: list[dict[str, Any]] = [whole, {**whole, "choices": []}]
+    long = {"index": 2, "text": '"choices":[]' * 50_000}
+    answers: list[dict[str, Any]] = [whole, {**whole, "choices": []}, {**whole, "choices": [long, long, long]}]
     for answer in answers:
-        data = await encoded(answer)
+        response = await whole_response(answer)
+        if isinstance(response, StreamingResponse):
+            pieces = [piece async for piece in response.body_iterator]
+            assert len(pieces) == 3  # two choices, the third, the end
+            data = b"".join(piece for piece in pieces if isinstance(piece, bytes))
+        else:
+            data = bytes(response.body)
         assert data == JSONResponse(answer).body
         assert list(json.loads(data)) == ["id", "choices", "usage"]
+    assert isinstance(response, StreamingResponse)

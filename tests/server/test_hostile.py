@@ -95,6 +95,15 @@ CASES: dict[str, tuple[str, str | bytes, int]] = {
         completion('"structured_outputs": ' + json.dumps({"choice": [f"v{i}" * 100 for i in range(5000)]})),
         400,
     ),
+    "objects without end": (COMPLETIONS, completion('"x": [' + "{}," * 40_000 + "0]"), 400),
+    "names without end": (COMPLETIONS, completion('"x": {' + ",".join(f'"{i}":1' for i in range(310_000)) + "}"), 400),
+    "wrong ids without end": (COMPLETIONS, completion('"stop_token_ids": [' + '"a",' * 200_000 + "1]"), 400),
+    "10,001 biases": (COMPLETIONS, completion('"logit_bias": ' + json.dumps({f"{i}": 1 for i in range(10_001)})), 400),
+    "biases for 128 answers": (
+        COMPLETIONS,
+        completion('"n": 128, "logit_bias": ' + json.dumps({f"{i}": 1 for i in range(5000)})),
+        400,
+    ),
     "empty": (COMPLETIONS, b"", 400),
     "a list": (CHAT, b"[]", 400),
 }
@@ -129,7 +138,7 @@ async def test_tokenize_takes_no_more_than_it_should() -> None:
         for path, body, param in (
             ("/tokenize", {"prompt": "a" * 1_000_001}, "prompt"),
             ("/tokenize", {"messages": [{"role": "user", "content": "a" * 1_000_001}]}, "messages"),
-            ("/detokenize", {"tokens": [97] * 1_000_001}, "tokens"),
+            ("/detokenize", {"tokens": [97] * 250_001}, "tokens"),
         ):
             status, error = await server.refused(path, body)
             assert (status, error["param"]) == (400, param)

@@ -1,0 +1,182 @@
+"""The largest that each endpoint takes, and what is just too large, beside a stream: nobody else has to wait for it.
+
+What holds the server's event loop up holds up every stream and every probe. It does so each time, while a busy machine
+does not: of a few tries the best one counts.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import httpx
+import pytest
+
+from hamburger.server.api.completions import MAX_COPIED, MAX_STOP_CHARACTERS
+from hamburger.server.api.protocol import MAX_BIASES
+from hamburger.server.api.request_body import MAX_CONTAINERS, MAX_VALUES
+from hamburger.server.api.tokenizer_routes import MAX_TOKENIZED, MAX_TOKENS
+from real_server import RealServer
+
+pytestmark = pytest.mark.slow
+
+CONTEXT = 8192
+MOST_SECONDS = 0.25
+STEP_SECONDS = 1.0  # where the stream's own steps are long: /health does not wait for these
+TRIES = 5
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+HELLO = [{"role": "user", "content": "a"}]
+BODY = 8 * 2**20 - 300  # characters of one that is not too large
+
+
+def completion(**fields: Any) -> dict[str, Any]:
+    return {"prompt": "a", "max_tokens": 2, **fields}
+
+
+def chat(**fields: Any) -> dict[str, Any]:
+    return {"messages": HELLO, "max_tokens": 2, **fields}
+
+
+def tools(number: int, properties: int, description: int) -> list[dict[str, Any]]:
+    parameters = {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(properties)}}
+    function = {"description": "x" * description, "parameters": parameters}
+    return [{"type": "function", "function": {**function, "name": f"f{i}"}} for i in range(number)]
+
+
+class Case(NamedTuple):
+    path: str
+    status: int
+    body: Callable[[], dict[str, Any]]
+    stream_seconds: float = MOST_SECONDS
+
+
+CASES = {
+    "as many messages as there may be": Case(
+        CHAT,
+        400,
+        lambda: chat(messages=HELLO * (MAX_CONTAINERS - 2)),  # more than the context holds
+    ),
+    "more messages": Case(CHAT, 400, lambda: chat(messages=HELLO * (BODY // 35))),
+    "one message": Case(CHAT, 400, lambda: chat(messages=[{"role": "user", "content": "a " * (BODY // 2)}])),
+    "a message that is only just tokenized": Case(
+        CHAT, 400, lambda: chat(messages=[{"role": "user", "content": "a " * (CONTEXT * 60)}])
+    ),
+    "many tools": Case(CHAT, 400, lambda: chat(tools=tools(128, 200, 30_000), tool_choice="auto")),
+    "variables of the template": Case(CHAT, 200, lambda: chat(chat_template_kwargs={"a": [0] * (MAX_VALUES - 9)})),
+    "unknown fields": Case(CHAT, 200, lambda: chat(unknown=[[]] * (MAX_CONTAINERS - 9))),
+    "more unknown fields": Case(CHAT, 400, lambda: chat(unknown=[[]] * (BODY // 4))),
+    "many names": Case(CHAT, 200, lambda: chat(metadata={f"{i}": "a" for i in range(MAX_VALUES - 9)})),
+    "a prediction": Case(CHAT, 400, lambda: chat(prediction={"type": "content", "content": "a " * (CONTEXT * 60)})),
+    "token ids of many prompts": Case(COMPLETIONS, 200, lambda: completion(prompt=[[5] * 500] * 590, max_tokens=1)),
+    "texts of many prompts": Case(COMPLETIONS, 200, lambda: completion(prompt=["a b c " * 90] * 1000, max_tokens=1)),
+    "more prompts": Case(COMPLETIONS, 400, lambda: completion(prompt=["a"] * (BODY // 5))),
+    "scores of a long prompt for many": Case(
+        COMPLETIONS,
+        200,
+        lambda: completion(prompt="a " * (CONTEXT - 9), max_tokens=1, echo=True, logprobs=20, n=64),
+        STEP_SECONDS,
+    ),
+    "stop strings": Case(COMPLETIONS, 200, lambda: completion(stop=["a" * (MAX_STOP_CHARACTERS // 256)] * 256, n=64)),
+    "biases": Case(
+        COMPLETIONS,
+        200,
+        lambda: completion(logit_bias={f"{i}": 1 for i in range(MAX_BIASES)}, n=MAX_COPIED // MAX_BIASES),
+    ),
+    "wrong ids": Case(COMPLETIONS, 400, lambda: completion(stop_token_ids=["a"] * (MAX_VALUES - 9))),
+    "stop ids": Case(
+        COMPLETIONS, 200, lambda: completion(stop_token_ids=[*range(MAX_BIASES)], n=MAX_COPIED // MAX_BIASES)
+    ),
+    "a text to tokenize": Case("/tokenize", 200, lambda: {"prompt": "ሴ" * MAX_TOKENIZED}),
+    "the tokens' texts": Case("/tokenize", 200, lambda: {"prompt": "a " * 200_000, "return_token_strs": True}),
+    "tokens to write": Case("/detokenize", 200, lambda: {"tokens": [12345] * MAX_TOKENS}),
+}
+
+
+@pytest.fixture(scope="module")
+def server(grafted_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
+    """A small model with a long context."""
+    folder = tmp_path_factory.mktemp("long") / "model"
+    shutil.copytree(grafted_folder, folder)
+    config = json.loads((folder / "config.json").read_text())
+    config["trunk"]["max_position_embeddings"] = CONTEXT
+    (folder / "config.json").write_text(json.dumps(config))
+    with RealServer(str(folder), "--dtype", "float32", "--kv-cache-memory", "64MiB") as server:
+        yield server
+
+
+def test_every_endpoint_that_takes_a_body_is_tried(server: RealServer) -> None:
+    paths = httpx.get(f"{server.url}/openapi.json").json()["paths"]
+    assert {path for path, methods in paths.items() if "post" in methods} == {case.path for case in CASES.values()}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_nobody_waits_for_it(server: RealServer, name: str) -> None:
+    path, status, body, stream_seconds = CASES[name]
+    data = json.dumps(body(), ensure_ascii=False, separators=(",", ":")).encode()
+    found = []
+    for _ in range(TRIES):
+        found.append(beside(server.port, path, data, status))
+        gap, health = found[-1]
+        if gap <= stream_seconds and health <= MOST_SECONDS:
+            return
+    pytest.fail(f"the longest gap of a stream and the slowest /health, in seconds, of each try: {found}")
+
+
+def beside(port: int, path: str, data: bytes, status: int) -> tuple[float, float]:
+    """Send it. Returns the longest gap of a stream and the slowest /health meanwhile."""
+    has_begun, is_over = threading.Event(), threading.Event()
+    gaps: list[float] = []
+    answers: list[int] = []
+
+    def connect(seconds: float = 60) -> Any:
+        return closing(http.client.HTTPConnection("127.0.0.1", port, timeout=seconds))
+
+    def stream() -> None:
+        fields = completion(prompt="Once", max_tokens=CONTEXT - 100, ignore_eos=True, stream=True, priority=-1)
+        with connect() as connection:
+            connection.request("POST", COMPLETIONS, json.dumps(fields))
+            with connection.getresponse() as response:
+                last = None
+                while not is_over.is_set() and (line := response.readline()):
+                    if line.startswith(b"data: {"):
+                        now = time.monotonic()
+                        gaps.append(0.0 if last is None else now - last)
+                        last = now
+                        has_begun.set()
+
+    def attack() -> None:
+        with connect(120) as connection:
+            connection.request("POST", path, data)
+            response = connection.getresponse()
+            while response.read(2**20):
+                pass
+            answers.append(response.status)
+
+    def poll(connection: http.client.HTTPConnection) -> float:
+        began = time.monotonic()
+        connection.request("GET", "/health")
+        assert connection.getresponse().read()
+        return time.monotonic() - began
+
+    watch, sender = threading.Thread(target=stream), threading.Thread(target=attack)
+    watch.start()
+    assert has_begun.wait(60)
+    gaps.clear()
+    sender.start()
+    with connect() as probe:
+        slowest = poll(probe)
+        while sender.is_alive():
+            slowest = max(slowest, poll(probe))
+            time.sleep(0.005)
+    is_over.set()
+    watch.join()
+    sender.join()
+    assert answers == [status]
+    return max(gaps, default=0.0), slowest
