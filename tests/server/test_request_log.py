@@ -42,7 +42,8 @@ async def test_a_line_has_counts_and_times(lines: Lines, stream: bool) -> None:
     assert line == {
         "request_id": "mine", "client": "127.0.0.1", "key": None, "method": "POST", "path": CHAT, "status": 200,
         "model": MODEL, "stream": stream, "choices": 2, "prompt_tokens": len(b"user: hello\nassistant: "),
-        "completion_tokens": 9, "kv_slots": 6, "tokens_per_kv": 1.5, "macro_steps": 6, "tokens_per_step": 1.5, "drafted_tokens": 0,
+        "completion_tokens": 9, "kv_slots": 6, "tokens_per_kv": 1.5, "macro_steps": 6, "tokens_per_step": 1.5,
+        "drafted_tokens": 0,
         "accepted_tokens": 0, "cached_tokens": 0, "finish_reason": "length,stop", "error": None,
         "param": None, "client_left": False, "bytes": len(response.content),
     }  # fmt: skip
