@@ -17,7 +17,6 @@ import argparse
 import asyncio
 import contextlib
 import json
-import os
 import random
 import signal
 import subprocess
@@ -34,7 +33,7 @@ import httpx
 from abusing.attack import OF_KILLS, Findings, poll_health, send, send_raw, shares, watch_stream
 from abusing.bodies import Bodies
 from machine import free_port, processor
-from served import engine_pid, metric, resident_mib
+from served import engine_pid, kill_engine, metric, resident_mib
 
 RAW_EVERY = 50
 WARM_UP = 200  # bodies that come before memory is measured
@@ -158,7 +157,7 @@ async def attack_all(
             await is_ready.wait()
             if server is not None and number in kills:
                 is_ready.clear()
-                await kill_engine(http, server)
+                await kill_engine(http, server.pid)
                 findings.counts["kills"] += 1
                 is_ready.set()
             await send(http, bodies.draw(number), findings)
@@ -173,19 +172,6 @@ async def fill_pool(http: httpx.AsyncClient) -> None:
     most = (await http.get("/v1/models")).json()["data"][0]["max_model_len"] - 8
     for token_id in (100, 101):
         await http.post("/v1/completions", json={"prompt": [token_id] * most, "max_tokens": 1})
-
-
-async def kill_engine(http: httpx.AsyncClient, server: subprocess.Popen[bytes]) -> None:
-    """And wait until another is ready."""
-    os.kill(engine_pid(server.pid), signal.SIGKILL)
-    was_noticed = False
-    async with asyncio.timeout(120):
-        while True:
-            is_ready = (await http.get("/ready")).status_code == 200
-            if is_ready and was_noticed:
-                return
-            was_noticed |= not is_ready
-            await asyncio.sleep(0.05)
 
 
 def told(findings: Findings) -> dict[str, Any]:

@@ -1,12 +1,15 @@
-"""Soak: a real server at twice its capacity for half an hour, with clients that leave; its memory must stay flat.
+"""Soak: a real server at twice its capacity for an hour, with clients that leave, abuse and dying engines.
 
-    python benchmarks/soak.py --minutes 30 --out docs/results/soak
+    python benchmarks/soak.py --minutes 60 --abuse 2 --kills 3 --out docs/results/soak
 
-Starts `hamburger serve` with a KV pool that is short of what its seats could use (so sequences are preempted), keeps
-twice as many requests open as it has seats, streamed and whole, at all confidences and priorities, and has some of the
-clients disconnect at a random time. Every five seconds it notes the resident memory of both processes. Writes OUT.json
-and OUT.png (matplotlib, of the train extra); exits 1 unless
-- each answer was whole, or the client itself had left;
+Starts `hamburger serve` with a KV pool that is short of what its seats could use (so sequences are preempted), asks
+each of some hundred requests alone, and then keeps twice as many of them open as it has seats, streamed and whole, at
+all confidences and priorities. Some of the clients disconnect at a random time, --abuse others send what abuse.py
+sends, and the engine is killed --kills times, all in the first two fifths. Every five seconds it notes the resident
+memory of both processes. Writes OUT.json and OUT.png (matplotlib, of the train extra); exits 1 unless
+- each answer that ended is, to the letter, the one that the same request got alone; else its client had left, or the
+  engine had just been killed;
+- abuse.py would find nothing;
 - resident memory grew by less than 2 % from the third fifth of the run to the last (the first two are for warming up:
   kernels for each number of rows, pages of the pool that are touched for the first time);
 - at the end nothing runs, waits or holds a slot, and the server exits 0 on SIGTERM without leaving a process.
@@ -31,19 +34,30 @@ from typing import Any
 
 import httpx
 
-from machine import free_port
-from served import engine_pid, metric, resident_mib
+from abusing.attack import OF_KILLS, Findings, send
+from abusing.bodies import Bodies
+from machine import free_port, processor
+from served import engine_pid, kill_engine, metric, resident_mib
 
 WORDS = ["the", "a", "of", "river", "stone", "light", "under", "seven", "nine", "carries", "question", "city", "green"]
 SAMPLE_SECONDS = 5.0
 MAX_GROWTH = 1.02
 
 
+Answer = dict[int, tuple[str, str]]  # of each choice its text and why it ended
+
+
+class Died(Exception):
+    """The engine was killed."""
+
+
 @dataclass
 class Soak:
-    url: str
     model: str
     draw: random.Random
+    requests: list[dict[str, Any]] = field(default_factory=list)
+    alone: list[Answer] = field(default_factory=list)  # to each of the requests
+    may_die: bool = False
     samples: list[dict[str, float]] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
     problems: list[str] = field(default_factory=list)
@@ -51,14 +65,29 @@ class Soak:
     async def client(self, http: httpx.AsyncClient, deadline: float) -> None:
         """One request after the other, until the time is over."""
         while time.monotonic() < deadline:
-            body, leaves_after = self.body(), self.draw.expovariate(0.3) if self.draw.random() < 0.3 else None
+            number = self.draw.randrange(len(self.requests))
+            leaves_after = self.draw.expovariate(0.3) if self.draw.random() < 0.3 else None
             try:
                 async with asyncio.timeout(leaves_after):
-                    await self.ask(http, body)
+                    answer = await self.ask(http, self.requests[number])
             except TimeoutError:
                 self.counts["left"] += 1
+                continue
+            except Died:
+                self.counts["died"] += 1
+                await asyncio.sleep(0.5)
+                continue
             except Exception as error:
                 self.problems.append(f"{type(error).__name__}: {error}")
+                continue
+            self.counts["answers"] += 1
+            if answer != self.alone[number]:
+                self.problems.append(f"{self.requests[number]} got {answer}, alone {self.alone[number]}")
+
+    async def abuse(self, http: httpx.AsyncClient, bodies: Bodies, findings: Findings, deadline: float) -> None:
+        while time.monotonic() < deadline:
+            self.counts["abuses"] += 1
+            await send(http, bodies.draw(self.counts["abuses"]), findings)
 
     def body(self) -> dict[str, Any]:
         draw = self.draw
@@ -70,6 +99,7 @@ class Soak:
             "messages": [{"role": "user", "content": text}],
             "max_tokens": draw.choice([1, 16, 64, 200]),
             "temperature": draw.choice([0, 0.8]),
+            "seed": draw.randrange(2**31),
             "confidence": draw.choice([0.3, 0.6, 0.8, 1.0]),
             "priority": draw.choice([0, 0, 0, 1]),
             "n": draw.choice([1, 1, 1, 2]),
@@ -77,26 +107,43 @@ class Soak:
             "stream": draw.random() < 0.7,
         }
 
-    async def ask(self, http: httpx.AsyncClient, body: dict[str, Any]) -> None:
-        if not body["stream"]:
-            response = await http.post("/v1/chat/completions", json=body)
-            response.raise_for_status()
-            self.counts["tokens"] += response.json()["usage"]["completion_tokens"]
-            self.counts["whole answers"] += 1
-            return
+    async def ask(self, http: httpx.AsyncClient, body: dict[str, Any]) -> Answer:
+        """Raises Died where the engine was killed."""
         async with http.stream("POST", "/v1/chat/completions", json=body) as response:
+            if response.status_code == 503 and self.may_die:
+                raise Died
             response.raise_for_status()
             lines = [line async for line in response.aiter_lines() if line]
-        if lines[-1] != "data: [DONE]" or any('"error"' in line for line in lines[-2:]):
-            self.problems.append(f"a stream ended with {lines[-2:]}")
-        self.counts["streams"] += 1
-        self.counts["events"] += len(lines)
+        if not body["stream"]:
+            choices = json.loads("".join(lines))["choices"]
+            return {choice["index"]: (choice["message"]["content"], choice["finish_reason"]) for choice in choices}
+        if lines.pop() != "data: [DONE]":
+            raise ValueError("a stream without an end")
+        reasons: dict[int, str] = {}
+        written: dict[int, list[str]] = {}
+        for line in lines:
+            event = json.loads(line.removeprefix("data: "))
+            if "error" in event:
+                if self.may_die and event["error"]["code"] in OF_KILLS:
+                    raise Died
+                raise ValueError(f"a stream ended with {event}")
+            for choice in event["choices"]:
+                written.setdefault(choice["index"], []).append(choice["delta"].get("content") or "")
+                if choice["finish_reason"] is not None:
+                    reasons[choice["index"]] = choice["finish_reason"]
+        return {index: ("".join(texts), reasons[index]) for index, texts in written.items()}
 
-    async def watch(self, http: httpx.AsyncClient, pids: dict[str, int], deadline: float) -> None:
+    async def watch(self, http: httpx.AsyncClient, server: int, kills: int, deadline: float) -> None:
         start = time.monotonic()
+        left = [start + (deadline - start) * 2 / 5 * (i + 1) / (kills + 1) for i in range(kills)]
         while time.monotonic() < deadline:
             await asyncio.sleep(SAMPLE_SECONDS)
+            if left and time.monotonic() > left[0]:
+                left.pop(0)
+                self.counts["kills"] += 1
+                await kill_engine(http, server)
             sample = {"seconds": time.monotonic() - start}
+            pids = {"server": server, "engine": engine_pid(server)}
             sample |= {f"{name}_mib": resident_mib(pid) for name, pid in pids.items()}
             text = (await http.get("/metrics")).text
             for name in (
@@ -135,11 +182,19 @@ async def run(args: argparse.Namespace, server: subprocess.Popen[bytes], url: st
     async with httpx.AsyncClient(base_url=url, timeout=600, limits=httpx.Limits(max_connections=None)) as http:
         await healthy(http, server)
         model = (await http.get("/v1/models")).json()["data"][0]["id"]
-        soak = Soak(url, model, random.Random(args.seed))
-        pids = {"server": server.pid, "engine": engine_pid(server.pid)}
+        soak = Soak(model, random.Random(args.seed))
+        soak.requests = [soak.body() for _ in range(args.requests)]
+        soak.alone = [await soak.ask(http, body) for body in soak.requests]
+        soak.may_die = args.kills > 0
+        bodies = Bodies((await http.get("/openapi.json")).json(), args.seed)
+        findings = Findings()
+        findings.allowed |= OF_KILLS if args.kills else set()
         deadline = time.monotonic() + 60 * args.minutes
         clients = [soak.client(http, deadline) for _ in range(2 * args.seats)]
-        await asyncio.gather(soak.watch(http, pids, deadline), *clients)
+        clients += [soak.abuse(http, bodies, findings, deadline) for _ in range(args.abuse)]
+        await asyncio.gather(soak.watch(http, server.pid, args.kills, deadline), *clients)
+        soak.problems += findings.faults
+        engine = engine_pid(server.pid)
         for _ in range(100):  # what was left behind is given up within a step
             text = (await http.get("/metrics")).text
             if not metric(text, "num_requests_running") + metric(text, "num_requests_waiting"):
@@ -153,7 +208,7 @@ async def run(args: argparse.Namespace, server: subprocess.Popen[bytes], url: st
         server.send_signal(signal.SIGTERM)
         if (code := await asyncio.to_thread(server.wait, 60)) != 0:
             soak.problems.append(f"the server's exit code is {code}")
-        soak.problems += ["the engine's process is left"] * is_alive(pids["engine"])
+        soak.problems += ["the engine's process is left"] * is_alive(engine)
     return soak
 
 
@@ -178,7 +233,10 @@ def plot(soak: Soak, path: Path) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=float, default=30.0)
+    parser.add_argument("--minutes", type=float, default=60.0)
+    parser.add_argument("--requests", type=int, default=300, help="that are asked alone first")
+    parser.add_argument("--abuse", type=int, default=0, help="clients that send what abuse.py sends")
+    parser.add_argument("--kills", type=int, default=0, help="of the engine, which --engine-restarts start again")
     parser.add_argument("--seats", type=int, default=16, help="max_num_seqs; twice as many requests are open")
     parser.add_argument("--max-model-len", default="1024")
     parser.add_argument("--kv-cache-memory", default="48MiB")
@@ -189,7 +247,8 @@ def main() -> int:
     port = str(free_port())
     command = [str(Path(sys.executable).parent / "hamburger"), "serve", *([args.model] if args.model else [])]
     options = ["--port", port, "--max-num-seqs", str(args.seats), "--max-model-len", args.max_model_len]
-    options += ["--kv-cache-memory", args.kv_cache_memory]
+    options += ["--kv-cache-memory", args.kv_cache_memory, "--engine-restarts", str(args.kills)]
+    options += ["--access-log", "false"]
     with subprocess.Popen([*command, *options], stdout=subprocess.DEVNULL, env=os.environ) as server:
         try:
             soak = asyncio.run(run(args, server, f"http://127.0.0.1:{port}"))
@@ -197,7 +256,8 @@ def main() -> int:
             server.kill()
     grown = {name: growth(soak.samples, name) for name in ("server", "engine")}
     soak.problems += [f"the {name}'s memory grew by {g - 1:.1%}" for name, g in grown.items() if g > MAX_GROWTH]
-    result = {"minutes": args.minutes, "seats": args.seats, "counts": soak.counts, "growth": grown}
+    result = {"processor": processor(), "minutes": args.minutes, "seats": args.seats}
+    result |= {"counts": soak.counts, "growth": grown}
     args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.with_suffix(".json").write_text(
         json.dumps({**result, "problems": soak.problems, "samples": soak.samples}, indent=1)

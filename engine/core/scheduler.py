@@ -26,6 +26,7 @@ Progress: the first running sequence gets slots in every step, and the pool hold
 
 from __future__ import annotations
 
+import math
 from bisect import insort
 from collections import OrderedDict
 from dataclasses import dataclass, field
@@ -107,7 +108,8 @@ class Scheduler:
         """Choose the next step's slots: one for each decoding sequence, and what is left of max_num_batched_slots for
         prompts and replays, in order. `now` marks when a sequence first ran."""
         num_decodes = sum(_is_decode(sequence) for sequence in self.running)
-        step = _StepPlan(self._max_step_slots - num_decodes)
+        # Alone, a prompt delays nobody.
+        step = _StepPlan(self._max_step_slots - num_decodes, self._config.even_context if num_decodes else None)
         index, admits = 0, True
         while True:
             head = self.waiting.head if admits else None
@@ -275,9 +277,11 @@ class Scheduler:
 
 @dataclass(slots=True)
 class _StepPlan:
-    """The next step, as far as it is chosen. spare_slots: of the budget, without one for each decode still to come."""
+    """The next step, as far as it is chosen. spare_slots: of the budget, without one for each decode still to come.
+    even_context: of EngineConfig, where it counts."""
 
     spare_slots: int
+    even_context: int | None = None
     scheduled: list[ScheduledSequence] = field(default_factory=list)
     preempted: list[Sequence] = field(default_factory=list)
     cache_queries: int = 0
@@ -286,10 +290,12 @@ class _StepPlan:
     def schedule(self, sequence: Sequence, *, is_new: bool = False) -> None:
         """Take a running sequence in, as far as the budget reaches."""
         remaining = sequence.num_slots - sequence.num_computed_slots
-        most = min(self.spare_slots, sequence.num_slots_at_once)
+        # What a slot takes of the budget: more, the more of its context attention reads.
+        cost = 1.0 if self.even_context is None else 1 + sequence.num_computed_slots / self.even_context
+        most = min(math.ceil(self.spare_slots / cost), sequence.num_slots_at_once)
         num_slots = 1 if _is_decode(sequence) and not is_new else min(remaining, most)
         if is_new or not _is_decode(sequence):
-            self.spare_slots -= num_slots
+            self.spare_slots -= min(self.spare_slots, math.ceil(num_slots * cost))
         if num_slots:
             emits = num_slots == remaining and not sequence.is_prompt_only
             self.scheduled.append(ScheduledSequence(sequence, num_slots, emits))

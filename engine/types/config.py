@@ -167,6 +167,8 @@ class EngineConfig:
         so anything that was admitted can finish.
     eos_token_ids: the model's end tokens. max_group: most tokens of a group. groups: what they are, resolved.
     settling: when old tokens of answers settle; None: never.
+    even_context: slots of context at which attention takes as long as all else of a prompt's slot. Beside running
+        answers, prompts behind more than that get fewer slots in a step. None: as many.
 
     Raises ConfigError that names the field when a value is out of range.
     """
@@ -180,6 +182,7 @@ class EngineConfig:
     max_group: int
     groups: Groups = "composed"
     settling: Settling | None = None
+    even_context: int | None = None
     max_queue: int = ENGINE_SETTINGS["max_queue"].default
     max_queue_seconds: float = ENGINE_SETTINGS["max_queue_seconds"].default
     prefix_cache: bool = ENGINE_SETTINGS["prefix_cache"].default

@@ -144,6 +144,7 @@ def random_config(draw: random.Random) -> EngineConfig:
         num_blocks=-(-CONTEXT // block_size) + draw.randint(0, 32 // block_size),
         max_num_seqs=max_num_seqs,
         max_num_batched_slots=max_num_seqs + draw.randint(0, 20),
+        even_context=8 if max_num_seqs % 2 else None,
         max_queue_seconds=QUEUE_SECONDS,
         prefix_cache=draw.random() < 0.7,
     )

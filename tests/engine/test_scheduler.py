@@ -231,6 +231,30 @@ def test_a_low_priority_expires_while_others_go_before_it() -> None:
     scheduler.check_integrity()
 
 
+def test_a_long_prompt_gets_fewer_slots_the_more_lies_before_them() -> None:
+    scheduler = Scheduler(fake_config(max_num_batched_slots=33, even_context=32))
+    add(scheduler, "long", 200)
+    # Alone it has the whole budget.
+    assert run(scheduler.schedule(0.0)) == [("long", 33, False)]
+    add(scheduler, "stream", 1, priority=-1)
+    assert run(scheduler.schedule(0.0)) == [("stream", 1, True), ("long", 32, False)]
+    # Beside another's answer as many as cost what 32 do: 11 behind 65, which cost 1 + 65 / 32 each, and so on.
+    for number in (11, 10, 9, 9):
+        assert run(scheduler.schedule(0.0)) == [("stream", 1, True), ("long", number, False)]
+    scheduler.check_integrity()
+
+
+def test_prompts_share_what_a_step_may_take_by_what_they_cost() -> None:
+    scheduler = Scheduler(fake_config(max_num_batched_slots=21, even_context=10, prefix_cache=False))
+    add(scheduler, "stream", 1)
+    run(scheduler.schedule(0.0))
+    add(scheduler, "first", 24)
+    add(scheduler, "second", 60)
+    assert run(scheduler.schedule(0.0)) == [("stream", 1, True), ("first", 20, False)]
+    # Four slots behind 20 cost three times as much: 12 of 20, and 8 are left for the second.
+    assert run(scheduler.schedule(0.0)) == [("stream", 1, True), ("first", 4, True), ("second", 8, False)]
+
+
 def test_a_request_id_in_use_is_refused() -> None:
     scheduler = Scheduler(fake_config())
     add(scheduler, "a", 1)
