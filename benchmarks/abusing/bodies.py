@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import json
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -58,10 +58,10 @@ class Attack:
 
 
 class Bodies:
-    """document: what /openapi.json answers."""
+    """document: what /openapi.json answers. without: fields of a body that are not sent."""
 
-    def __init__(self, document: Mapping[str, Any], seed: int) -> None:
-        self._seed = seed
+    def __init__(self, document: Mapping[str, Any], seed: int, without: Set[str] = frozenset()) -> None:
+        self._seed, self._without = seed, without
         self._definitions = document.get("components", {}).get("schemas", {})
         self._paths = {
             path: self._resolved(post["requestBody"]["content"][JSON]["schema"])
@@ -92,7 +92,7 @@ class Bodies:
     def _body(self, draw: random.Random, path: str) -> dict[str, Any]:
         body = copy.deepcopy(BASES[path])
         properties = self._paths[path].get("properties", {})
-        for name in draw.sample(sorted(properties), min(len(properties), draw.randrange(7))):
+        for name in draw.sample(sorted(properties.keys() - self._without), min(len(properties), draw.randrange(7))):
             body[name] = self.value(draw, properties[name])
         if "max_tokens" not in body and path.startswith("/v1/"):
             body["max_tokens"] = 3

@@ -19,7 +19,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
@@ -32,7 +31,7 @@ from typing import NamedTuple
 from hamburger.engine.text.grammar import NO_END_TOKEN
 from hamburger.engine.text.grammar_source import GrammarSource
 from hamburger.engine.text.process_usage import cpu_seconds
-from hamburger.engine.types.errors import InvalidRequest, QueueFull
+from hamburger.engine.types.errors import InvalidRequest, QueueFull, QueueTimeout
 
 QUICK_SECONDS, SLOW_SECONDS = 0.5, 10.0  # of a processor: beside busy others a grammar takes no more of them
 PROCESSES = 2
@@ -40,7 +39,7 @@ MOST_QUICK, MOST_SLOW = 1024, 4  # that may wait for a process
 MEMORY = 512 << 20  # bytes that a grammar may take
 _START_SECONDS = 60.0
 _LOOK_SECONDS = 0.05  # between two looks at what a grammar has taken
-_WALL_SECONDS = 60.0  # by the clock, however little it got of a processor
+_PATIENCE_SECONDS = 45.0  # by the clock, for waiting and compiling together
 _KNOWN_CHARACTERS = 16 << 20  # of grammars that are remembered
 _MOST_WRITTEN = 8 << 20  # bytes; a body is no larger unless the server is set so
 
@@ -62,16 +61,17 @@ class GrammarProcesses:
         *,
         quick_seconds: float = QUICK_SECONDS,
         slow_seconds: float = SLOW_SECONDS,
+        patience: float = _PATIENCE_SECONDS,
         memory: int = MEMORY,
     ) -> None:
         """loader: `module:function` and its arguments, which give the tokenizer. memory: bytes that compiling may
-        take. Otherwise as for Grammars."""
+        take. patience: seconds by the clock for waiting and compiling. Otherwise as for Grammars."""
         hello = {
             "loader": list(loader), "vocab_size": vocab_size, "eos_token_ids": sorted(eos_token_ids), "memory": memory,
         }  # fmt: skip
         self._too_large = f"The grammar takes more than {memory >> 20} MiB to compile: ask for less at once."
         self._threads = ThreadPoolExecutor(PROCESSES + 1, thread_name_prefix="hamburger-grammar")
-        self._has_ends, self._slow_seconds = bool(eos_token_ids), slow_seconds
+        self._has_ends, self._slow_seconds, self._patience = bool(eos_token_ids), slow_seconds, patience
         self._lanes = [
             _Lane([_Process(json.dumps(hello).encode()) for _ in range(number)], seconds, most, self._threads)
             for number, seconds, most in ((PROCESSES, quick_seconds, MOST_QUICK), (1, slow_seconds, MOST_SLOW))
@@ -82,7 +82,7 @@ class GrammarProcesses:
 
     async def write(self, source: GrammarSource) -> str:
         """Its text, once it has been compiled. Raises InvalidRequest, without a field, for one that cannot be used or
-        takes too long or too much, QueueFull where too many others are before it, and GrammarFault."""
+        takes too long or too much, QueueFull and QueueTimeout where others keep it waiting, and GrammarFault."""
         if not self._has_ends:
             raise InvalidRequest(NO_END_TOKEN)
         try:
@@ -109,13 +109,20 @@ class GrammarProcesses:
 
     async def _try(self, key: bytes, data: bytes) -> str:
         try:
-            for lane in self._lanes:
-                if (grammar := await lane.write(data)) is not None:
-                    break
-            else:
-                raise InvalidRequest(
-                    f"The grammar takes longer than {self._slow_seconds:g} s to compile: ask for less at once."
-                )
+            async with asyncio.timeout(self._patience):
+                for lane in self._lanes:
+                    if (grammar := await lane.write(data)) is not None:
+                        break
+                else:
+                    raise InvalidRequest(
+                        f"The grammar takes longer than {self._slow_seconds:g} s to compile: ask for less at once."
+                    )
+        except TimeoutError:
+            raise QueueTimeout(
+                f"The grammar was not compiled within {self._patience:g} s beside what else runs here: try again "
+                "later, or ask for less at once.",
+                math.ceil(self._slow_seconds),
+            ) from None
         except _TooLarge:
             raise InvalidRequest(self._too_large) from None
         finally:
@@ -209,9 +216,9 @@ class _Process:
             return None
         try:
             connection.send_bytes(data + b', "seconds": %g}' % seconds)
-            most, latest = cpu_seconds(pid) + seconds, time.monotonic() + _WALL_SECONDS
+            most = cpu_seconds(pid) + seconds
             while not connection.poll(_LOOK_SECONDS):
-                if cpu_seconds(pid) > most or time.monotonic() > latest:
+                if cpu_seconds(pid) > most:
                     self.end()
                     return None
             answer = json.loads(connection.recv_bytes())

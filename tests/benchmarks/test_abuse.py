@@ -32,10 +32,24 @@ async def test_a_number_and_a_seed_give_the_same_body_again() -> None:
     kinds = Counter(attack.kind for attack in drawn)
     assert min(kinds["by the schema"], kinds["one thing is odd"]) > 900
     assert {"bomb", "cut", "no UTF-8", "noise", "no JSON number", "too deep", "twice", "another type"} < set(kinds)
-    assert 30 < sum(attack.leaves is not None for attack in drawn) < 200
-    answers = [json.loads(a.data) for a in drawn if a.kind == "by the schema" and a.path.startswith("/v1/")]
+    answers = [(a, json.loads(a.data)) for a in drawn if a.kind == "by the schema" and a.path.startswith("/v1/")]
+    has_end = Counter((is_bounded(body), attack.leaves is None) for attack, body in answers)
+    assert has_end[False, True] == 0 < has_end[False, False]
+    assert 0.01 < has_end[True, False] / has_end.total() < 0.06
+    answers = [body for _, body in answers]
     assert all(not isinstance(a.get("n"), int) or a["n"] <= 3 or a["n"] >= 2**20 for a in answers)
     assert all(json.dumps(bomb(random.Random(1))) for bomb in BOMBS)
+
+
+def is_bounded(body: dict[str, Any]) -> bool:
+    return body.get("max_tokens") is not None or body.get("max_completion_tokens") is not None
+
+
+async def test_fields_may_be_left_out() -> None:
+    bodies = Bodies(await document(), 1, without={"priority"})
+    drawn = [bodies.draw(i).data for i in range(500)]
+    assert not any(b"priority" in data for data in drawn)
+    assert any(b"min_tokens" in data for data in drawn)
 
 
 @pytest.mark.parametrize(

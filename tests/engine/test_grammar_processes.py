@@ -17,7 +17,7 @@ from engines_of_servers import children
 from fakes import EOS, VOCAB_SIZE, ByteTokenizer
 from hamburger.engine.text.grammar_processes import MOST_SLOW, GrammarFault, GrammarProcesses
 from hamburger.engine.text.grammar_source import GrammarSource
-from hamburger.engine.types.errors import InvalidRequest, QueueFull
+from hamburger.engine.types.errors import InvalidRequest, QueueFull, QueueTimeout
 
 PERSON = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
 
@@ -112,6 +112,16 @@ async def test_too_many_slow_ones_are_refused_and_the_others_wait_on() -> None:
             task.cancel()
         await asyncio.gather(*waiting, return_exceptions=True)
         assert await tried.write(GrammarSource("regex", "[a-d]{2,5}"))
+
+
+async def test_who_waits_too_long_is_told_so_and_its_process_is_free() -> None:
+    async with processes(quick_seconds=0.1, slow_seconds=60, patience=5) as tried:
+        slow = [asyncio.create_task(tried.write(bomb(20 * i))) for i in range(3)]
+        for task in slow:
+            with pytest.raises(QueueTimeout, match="not compiled within 5 s"):
+                await task
+        await until_running(0)
+        assert await tried.write(GrammarSource("regex", "[a-c]{2,5}"))
 
 
 async def test_who_leaves_ends_its_grammar() -> None:
