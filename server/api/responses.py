@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from hamburger.engine.request import DraftCounts, RequestUpdate
+from hamburger.engine.request import RequestUpdate
+from hamburger.server.api.choice import Choice
 from hamburger.server.api.echo import Echo
 from hamburger.server.api.logprobs import (
     ChatLogprobs,
@@ -23,62 +24,13 @@ from hamburger.server.tools.tool_use import ToolStream
 _LOGGED_USAGE = ("prompt_tokens", "completion_tokens", "kv_slots", "tokens_per_kv", "macro_steps", "tokens_per_step")
 
 
-class Choice:
-    """One answer as it grows: what the client was sent of it, and what it has to be charged for."""
-
-    def __init__(
-        self,
-        index: int,
-        logprobs: Callable[[RequestUpdate], dict[str, Any]] | None,
-        echo: Echo | None,
-        tools: ToolStream | None,
-    ) -> None:
-        self.index = index
-        self.tools = tools
-        self.texts: list[str] = []
-        self.groups: list[list[int]] = []
-        self.logprobs: list[dict[str, Any]] = []
-        self.completion_tokens = 0
-        self.kv_slots = 0
-        self.macro_steps = 0
-        self.drafts = DraftCounts()
-        self.cached_tokens = 0
-        self.logprob = 0.0
-        self.finish_reason: str | None = None
-        self.stop_reason: str | int | None = None
-        self._logprobs = logprobs
-        self._echo = echo
-
-    def add(self, update: RequestUpdate, *, keep: bool) -> tuple[str, dict[str, Any] | None]:
-        """Count a group; its text and the log-probabilities of its tokens, None where none were asked for.
-
-        Where the prompt is echoed, the first group brings the prompt's text and log-probabilities too.
-        keep: remember its text, ids and log-probabilities for the whole answer; a stream has no use for them.
-        """
-        self.completion_tokens, self.kv_slots = update.completion_tokens, update.kv_slots
-        self.macro_steps = update.macro_steps
-        self.drafts.add(update.drafts)
-        self.cached_tokens += update.cached_tokens
-        self.logprob += sum(entry.logprob for entry in update.logprobs or ())
-        self.finish_reason, self.stop_reason = update.finish_reason, update.stop_reason
-        logprobs = None if self._logprobs is None else self._logprobs(update)
-        text = update.text if self._echo is None else self._echo.text_before(update) + update.text
-        self._echo = None
-        if keep:
-            self.texts.append(text)
-            if update.token_ids:
-                self.groups.append(update.token_ids)
-            if logprobs is not None:
-                self.logprobs.append(logprobs)
-        return text, logprobs
-
-
 class Reply:
     """One request's answer: its id, its choices and its usage. Subclasses know the two OpenAI shapes."""
 
     id_prefix: str
     object: str
     chunk_object: str
+    _empty_delta: Mapping[str, Any]  # of a streamed choice that adds nothing
 
     def __init__(
         self,
@@ -133,22 +85,25 @@ class Reply:
             choices.append(whole | {"groups": choice.groups} if self._return_groups else whole)
         return {"id": self.id, "object": self.object, **self._common_fields, "choices": choices, "usage": self.usage()}
 
-    def chunk(self, index: int, update: RequestUpdate) -> dict[str, Any]:
-        """The streamed piece that one group adds."""
+    def chunks(self, index: int, update: RequestUpdate) -> list[dict[str, Any]]:
+        """The streamed piece that one group adds; after an answer's last text another one, which says why it ended, as
+        many clients read text only while no reason is given."""
         choice = self.choices[index]
         first = choice.macro_steps == 0
         text, logprobs = choice.add(update, keep=False)
-        piece: dict[str, Any] = {
-            "index": index,
-            "logprobs": logprobs,
-            "finish_reason": update.finish_reason,
-            **self._delta(choice, text, first),
-        }
-        if update.finish_reason is not None:
-            piece["stop_reason"] = update.stop_reason
+        said = self._delta(choice, text, first)
+        piece: dict[str, Any] = {"index": index, "logprobs": logprobs, **said, "finish_reason": None}
         if self._return_groups and update.token_ids:
             piece["group"] = _group(update)
-        chunk = self._chunk([piece])
+        pieces = [piece]
+        if update.finish_reason is not None:
+            if self._says_anything(said):
+                pieces.append({"index": index, "logprobs": None, **self._empty_delta})
+            pieces[-1]["finish_reason"] = self._reason(choice, update.finish_reason)
+            pieces[-1]["stop_reason"] = update.stop_reason
+        return [self._with_usage(self._chunk([piece])) for piece in pieces]
+
+    def _with_usage(self, chunk: dict[str, Any]) -> dict[str, Any]:
         if self._usage_in_chunks:
             chunk["usage"] = self.usage()
         elif self._wants_usage:
@@ -224,6 +179,14 @@ class Reply:
         """The fields of a streamed choice that differ."""
         raise NotImplementedError
 
+    def _says_anything(self, said: Mapping[str, Any]) -> bool:
+        """Whether a delta brings text or calls."""
+        raise NotImplementedError
+
+    def _reason(self, choice: Choice, finish_reason: str) -> str | None:
+        """In the API's words."""
+        return finish_reason
+
     def _logprobs(self, echo: Echo | None) -> Callable[[RequestUpdate], dict[str, Any]]:
         raise NotImplementedError
 
@@ -254,6 +217,7 @@ class ChatReply(Reply):
     id_prefix = "chatcmpl-"
     object = "chat.completion"
     chunk_object = "chat.completion.chunk"
+    _empty_delta: Mapping[str, Any] = {"delta": {}}
 
     def _content(self, choice: Choice) -> dict[str, Any]:
         text = "".join(choice.texts)
@@ -269,8 +233,13 @@ class ChatReply(Reply):
         role = {"role": "assistant"} if first else {}
         if choice.tools is None:
             return {"delta": {**role, "content": text}}
-        delta = role | choice.tools.add(text, is_final=choice.finish_reason is not None)
-        return {"delta": delta, "finish_reason": choice.tools.reason(choice.finish_reason)}
+        return {"delta": role | choice.tools.add(text, is_final=choice.finish_reason is not None)}
+
+    def _says_anything(self, said: Mapping[str, Any]) -> bool:
+        return bool(said["delta"].get("content") or said["delta"].get("tool_calls"))
+
+    def _reason(self, choice: Choice, finish_reason: str) -> str | None:
+        return finish_reason if choice.tools is None else choice.tools.reason(finish_reason)
 
     def _logprobs(self, echo: Echo | None) -> Callable[[RequestUpdate], dict[str, Any]]:
         return ChatLogprobs(self._tokenizer)
@@ -285,12 +254,16 @@ class CompletionReply(Reply):
     id_prefix = "cmpl-"
     object = "text_completion"
     chunk_object = "text_completion"
+    _empty_delta: Mapping[str, Any] = {"text": ""}
 
     def _content(self, choice: Choice) -> dict[str, Any]:
         return {"text": "".join(choice.texts)}
 
     def _delta(self, choice: Choice, text: str, first: bool) -> dict[str, Any]:
         return {"text": text}
+
+    def _says_anything(self, said: Mapping[str, Any]) -> bool:
+        return bool(said["text"])
 
     def _logprobs(self, echo: Echo | None) -> Callable[[RequestUpdate], dict[str, Any]]:
         return CompletionLogprobs(self._tokenizer, self._skip_special_tokens, echo)

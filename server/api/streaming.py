@@ -215,7 +215,7 @@ def _failure(error: ApiError, on_failure: Callable[[ApiError], None]) -> bytes:
 
 
 def _chunk_event(reply: Reply, index: int, update: RequestUpdate) -> bytes:
-    return _event(reply.chunk(index, update))
+    return b"".join(map(_event, reply.chunks(index, update)))
 
 
 def _event(chunk: dict[str, Any]) -> bytes:

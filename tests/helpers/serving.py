@@ -126,6 +126,12 @@ def events(text: str) -> list[dict[str, Any]]:
     return [json.loads(line.removeprefix("data: ")) for line in lines]
 
 
+def groups_of(chunks: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What a stream with return_groups shows of its groups."""
+    choices = [choice for chunk in chunks for choice in chunk["choices"]]
+    return [choice["group"] for choice in choices if "group" in choice]
+
+
 @asynccontextmanager
 async def serving(
     *by_choice: list[list[int]], runner: ByChoice | None = None, settings: dict[str, Any] | None = None, **engine: Any

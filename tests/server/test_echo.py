@@ -80,9 +80,10 @@ async def test_max_tokens_0_gives_the_prompt_alone() -> None:
     assert (first["text"], first["finish_reason"], first["groups"]) == ("ab", "length", [])
     assert answer["usage"]["completion_tokens"] == answer["usage"]["kv_slots"] == 0
     assert (silent["choices"][0]["text"], silent["choices"][0]["logprobs"]) == ("ab", None)
-    [chunk] = chunks
-    assert (chunk["choices"][0]["text"], chunk["choices"][0]["finish_reason"]) == ("ab", "length")
-    assert "group" not in chunk["choices"][0]
+    chunk, end = chunks
+    assert (chunk["choices"][0]["text"], chunk["choices"][0]["finish_reason"]) == ("ab", None)
+    assert (end["choices"][0]["text"], end["choices"][0]["finish_reason"]) == ("", "length")
+    assert not any("group" in piece["choices"][0] for piece in chunks)
     check_shape(chunk["choices"][0]["logprobs"], 2)
     check_shape(longest["choices"][0]["logprobs"], 256)
     assert server.runner.emitted == {}

@@ -95,7 +95,8 @@ async def test_both_answer_at_once_streamed_and_in_chat() -> None:
         streams = await asyncio.gather(*(stream(model) for model in ("burger", "base") * 4))
     for i, chunks in enumerate(streams):
         assert {chunk["model"] for chunk in chunks} == {("burger", "base")[i % 2]}
-        deltas = [chunk["choices"][0]["delta"]["content"] for chunk in chunks]
+        *deltas, end = [chunk["choices"][0]["delta"].get("content") for chunk in chunks]
+        assert end is None
         assert deltas == [["AAA"], ["b", "b", "b"]][i % 2]
 
 

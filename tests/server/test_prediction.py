@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from drafting import drafting
-from serving import CHAT, COMPLETIONS, HELLO, serving, split
+from serving import CHAT, COMPLETIONS, HELLO, groups_of, serving, split
 
 TEXT = "for x in range(9):"
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
@@ -43,7 +43,7 @@ async def test_streamed_usage_tells_of_it_too(stream_options: dict[str, Any]) ->
     async with drafting(TEXT) as server:
         asked = {"max_tokens": 18, "stream_options": stream_options, "return_groups": True}
         chunks = await server.stream(CHAT, **asked, **predicted(TEXT))
-    groups = [chunk["choices"][0]["group"] for chunk in chunks if chunk["choices"]]
+    groups = groups_of(chunks)
     accepted, rejected = details(chunks[-1]["usage"])
     assert accepted == sum(group.get("accepted", 0) for group in groups) > 0
     assert rejected == 0

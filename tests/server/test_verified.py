@@ -10,7 +10,7 @@ import pytest
 from drafting import CHANCE, drafting
 from hamburger.engine.dial.confidence_dial import AutoConfidence
 from hamburger.model.config import ConfigError
-from serving import CHAT, COMPLETIONS, MODEL, Served, serving, split
+from serving import CHAT, COMPLETIONS, MODEL, Served, groups_of, serving, split
 
 MICRO = {1: "bcX", 4: "e"}  # two right ones and a wrong one; one right one
 TEXT = "abcdef"
@@ -38,7 +38,7 @@ async def test_streamed_groups_show_what_was_drafted_and_accepted() -> None:
         chunks = await server.stream(CHAT, max_tokens=6, return_groups=True, stream_options={"include_usage": True})
     *pieces, last = chunks
     assert text_of(chunks) == TEXT
-    groups = [piece["choices"][0]["group"] for piece in pieces]
+    groups = groups_of(pieces)
     assert groups == [
         {"index": 0, "token_ids": [*b"a"], "stop_probs": [0.5]},
         {
@@ -84,9 +84,9 @@ async def test_drafts_behind_the_end_were_never_tokens(
             options = {"include_usage": True}
             chunks = await server.stream(CHAT, return_groups=True, logprobs=True, stream_options=options, **ending)
             usage, content = chunks[-1]["usage"], text_of(chunks)
-            choices = [chunk["choices"][0] for chunk in chunks[:-1]]
-            assert sum(choice["group"].get("accepted", 0) for choice in choices) == accepted
-            entries = [entry for choice in choices for entry in choice["logprobs"]["content"]]
+            assert sum(group.get("accepted", 0) for group in groups_of(chunks)) == accepted
+            logprobs = [chunk["choices"][0]["logprobs"] for chunk in chunks[:-1]]
+            entries = [entry for found in logprobs if found is not None for entry in found["content"]]
         else:
             answer = await server.chat(return_groups=True, logprobs=True, **ending)
             [choice], usage = answer["choices"], answer["usage"]
