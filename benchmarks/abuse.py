@@ -7,8 +7,8 @@ Starts `hamburger serve` (options after `--` are its), draws bodies from its own
 a report, and exits 1 where there is a finding: an answer of 5xx that is not for load, one that is not of the documented
 shape or shows the server's insides, one that takes more than a minute, a traceback in the log, a /health that is not
 200, something that runs, waits or holds a slot at the end, a server that does not end by SIGTERM, or resident memory
-that is more than 20 % above that before, half a minute later. With --kills the engine is killed so often on the way; it
-has to come back each time. A finding names its number: --only N sends it again.
+that is more than 20 % above that before, a minute and a half later. With --kills the engine is killed so often on the
+way; it has to come back each time. A finding names its number: --only N sends it again.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from served import engine_pid, kill_engine, metric, resident_mib
 RAW_EVERY = 50
 WARM_UP = 200  # bodies that come before memory is measured
 POOL = ("--kv-cache-memory", "200MiB")  # small: it counts as resident once it was written
-SETTLE_SECONDS = 30.0
+SETTLE_SECONDS = 90.0  # what is unused for a minute is given back
 
 
 def main() -> int:

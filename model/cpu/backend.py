@@ -34,7 +34,8 @@ class CpuBackend:
         self.config = config = model.config
         self.trunk_config, self.state_dtype = model.trunk_config, torch.float32
         self.device, graft, weight = model.embed_tokens.weight.device, config.graft, model.head_weight.detach()
-        self._table = model.embed_tokens.weight.detach()
+        # A copy: it may lie in a mapped file, which would stay in memory as a whole for it.
+        self._table = model.embed_tokens.weight.detach().clone()
         layers = () if graft is None else graft.feature_layers
         self._trunk = CpuTrunk(kernels, model.trunk, bits, layers, model.rotary)
         self.quantization = self._trunk.quantization
