@@ -117,16 +117,16 @@ def resolve_request(
     context_left = info.max_model_len - num_prompt_tokens
     if context_left < (0 if params.max_tokens == 0 else 1):
         raise PromptTooLong(
-            f"The prompt has {num_prompt_tokens} tokens, but the context holds {info.max_model_len}, of which at least "
-            "one must be left for the answer: shorten the prompt.",
+            f"This model's maximum context length is {info.max_model_len} tokens, but the prompt has "
+            f"{num_prompt_tokens}, and at least one must be left for the answer: shorten the prompt.",
             "prompt",
         )
     max_tokens = context_left if params.max_tokens is None else params.max_tokens
     if max_tokens > context_left:
         raise ContextOverflow(
-            f"The prompt has {num_prompt_tokens} tokens and max_tokens is {max_tokens}: together "
-            f"{num_prompt_tokens + max_tokens}, but the context holds {info.max_model_len}. "
-            f"Lower max_tokens to {context_left} or shorten the prompt.",
+            f"This model's maximum context length is {info.max_model_len} tokens, but the prompt has "
+            f"{num_prompt_tokens} and max_tokens is {max_tokens}, {num_prompt_tokens + max_tokens} together: lower "
+            f"max_tokens to {context_left} or shorten the prompt.",
             "max_tokens",
         )
     # At worst every group has one token; the last group's slot is never written.
@@ -177,7 +177,8 @@ def _check_prediction(prediction_ids: Sequence[int], info: EngineInfo) -> None:
         )
     if len(prediction_ids) > info.max_model_len:
         raise InvalidRequest(
-            f"The prediction has {len(prediction_ids)} tokens, but the context holds {info.max_model_len}: shorten it.",
+            f"This model's maximum context length is {info.max_model_len} tokens, but the prediction has "
+            f"{len(prediction_ids)}: shorten it.",
             "prediction_ids",
         )
     _check_ids("prediction_ids", prediction_ids, info)
@@ -197,6 +198,7 @@ class AnswerBuilder:
         self._detokenizer = Detokenizer(
             tokenizer,
             stop=stop_strings(params.stop) if params.stop else None,
+            shows_stop=params.include_stop_str_in_output,
             skip_special_tokens=params.skip_special_tokens,
             min_tokens=params.min_tokens,
         )

@@ -14,10 +14,13 @@ from hamburger.server.api.completions import completion_routes
 from hamburger.server.api.errors import add_error_handlers
 from hamburger.server.api.model_context import ModelContext, ServedModel
 from hamburger.server.api.openapi import document
-from hamburger.server.api.protocol import ChatBody, CompletionBody
+from hamburger.server.api.origins import require_known_page
 from hamburger.server.api.routes import model_routes, operation_routes
 from hamburger.server.api.served_models import ServedModels
-from hamburger.server.api.tokenizer_routes import DetokenizeBody, TokenizeBody, tokenizer_routes
+from hamburger.server.api.tokenizer_routes import tokenizer_routes
+from hamburger.server.bodies.chat import ChatBody
+from hamburger.server.bodies.completion import CompletionBody
+from hamburger.server.bodies.tokenizer import DetokenizeBody, TokenizeBody
 from hamburger.server.config import ServeSettings
 from hamburger.server.operation.key_limits import KeyLimits
 from hamburger.server.operation.metrics import ServerMetrics
@@ -52,9 +55,10 @@ def create_app_of(contexts: Sequence[ModelContext], settings: ServeSettings) -> 
     app = FastAPI(title="HAMburger Serve", version=version("hamburger-serve"))
     add_error_handlers(app, models.count_failure)
     key_needed = [Depends(require_api_key(settings.api_keys()))]
-    app.include_router(completion_routes(models, KeyLimits(settings)), dependencies=key_needed)
+    page_known = [Depends(require_known_page(settings.cors_origin)), *key_needed]
+    app.include_router(completion_routes(models, KeyLimits(settings)), dependencies=page_known)
     app.include_router(model_routes(models), dependencies=key_needed)
-    app.include_router(tokenizer_routes(models), dependencies=key_needed)
+    app.include_router(tokenizer_routes(models), dependencies=page_known)
     app.include_router(operation_routes(models), dependencies=[] if settings.public_operation else key_needed)
     document(app, ChatBody, CompletionBody, TokenizeBody, DetokenizeBody)
     allow_origins(app, settings.cors_origin)

@@ -30,7 +30,8 @@ RAW: list[bytes] = [
     b"GET http://x/health HTTP/1.1\r\nHost: x\r\n\r\n", b"OPTIONS * HTTP/1.1\r\nHost: x\r\n\r\n",
     b"GET /" + b"%ff" * 3000 + b" HTTP/1.1\r\nHost: x\r\n\r\n",
     b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n" * 20,
-    b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 2\r\n\r\n{}",
+    b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nExpect: 100-continue\r\n"
+    b"Content-Length: 2\r\n\r\n{}",
     b"GET /health HTTP/1.0\r\n\r\n", b"BREW /v1/completions HTTP/1.1\r\nHost: x\r\n\r\n",
 ]  # fmt: skip
 

@@ -46,7 +46,8 @@ class DetokenizedGroup:
 class Detokenizer:
     """The text of one answer, group by group.
 
-    All texts together are `decode` of the counted tokens, cut before the stop string that ended them. Held back are
+    All texts together are `decode` of the counted tokens, cut before the stop string that ended them (with shows_stop
+    behind it). Held back are
     only an incomplete character and the longest end of the text that a stop string begins with.
 
     Of several stop strings, the one that is completed by the earliest token wins; within one token the one that ends
@@ -60,6 +61,7 @@ class Detokenizer:
         tokenizer: TextDecoder,
         *,
         stop: StopStrings | None = None,
+        shows_stop: bool = False,
         skip_special_tokens: bool = True,
         min_tokens: int = 0,
     ) -> None:
@@ -68,7 +70,7 @@ class Detokenizer:
             self._stream = _ByteStream(tokenizer, skip_special_tokens)
         else:
             self._stream = _WindowStream(tokenizer, skip_special_tokens)
-        self._stops, self._state = stop, 0
+        self._stops, self._shows_stop, self._state = stop, shows_stop, 0
         self._min_tokens = min_tokens
         self._num_tokens = 0
         self._pending = ""  # text not shown yet
@@ -96,14 +98,14 @@ class Detokenizer:
         return DetokenizedGroup(text, counted, self._stop)
 
     def _take(self, stops: StopStrings, new: str) -> None:
-        """Add the latest token's text to the pending text; end that before a stop string which this text completes."""
+        """Add the latest token's text to the pending text; end that at a stop string which this text completes."""
         self._state, found = stops.feed(self._state, new)
         start = len(self._pending)
         self._pending += new
         if found is not None and self._num_tokens > self._min_tokens:
             end, length = found
             self._stop = self._pending[start + end - length : start + end]
-            self._pending = self._pending[: start + end - length]
+            self._pending = self._pending[: start + end - (0 if self._shows_stop else length)]
 
 
 class _ByteStream:

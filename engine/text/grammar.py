@@ -72,18 +72,28 @@ def choice_grammar(choices: Sequence[str]) -> str:
     return _regex_grammar("|".join(f"({re.escape(choice)})" for choice in choices))
 
 
-def lark_grammar(text: str) -> str:
-    """A context-free grammar in llguidance's dialect of Lark. Raises InvalidRequest for one that is too large."""
+def context_free_grammar(text: str) -> str:
+    """A context-free grammar, in llguidance's dialect of Lark (it has a rule `start`) or in GBNF (`root`).
+
+    Raises InvalidRequest for one that is too large, or no GBNF.
+    """
     _check_size("grammar", len(text), "structured_outputs")
-    if (num_parts := sum(map(text.count, _OPENINGS))) > MAX_PARTS:
+    from llguidance import LLMatcher
+    from llguidance.gbnf_to_lark import any_to_lark
+
+    try:
+        lark = any_to_lark(text)
+    except Exception as error:  # the library raises no other
+        raise InvalidRequest(
+            f"The grammar has no rule `start`, and is no GBNF: {_shown(str(error))}.", "structured_outputs"
+        ) from error
+    if (num_parts := sum(map(lark.count, _OPENINGS))) > MAX_PARTS:
         raise InvalidRequest(
             f"The grammar has {num_parts} rules and brackets ({' '.join(_OPENINGS)}), but at most {MAX_PARTS} are "
             "allowed.",
             "structured_outputs",
         )
-    from llguidance import LLMatcher
-
-    grammar: str = LLMatcher.grammar_from_lark(text)
+    grammar: str = LLMatcher.grammar_from_lark(lark)
     return grammar
 
 

@@ -6,16 +6,16 @@ import json
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from hamburger.engine.text.grammar import choice_grammar, json_grammar, lark_grammar, regex_grammar
+from hamburger.engine.text.grammar import choice_grammar, context_free_grammar, json_grammar, regex_grammar
 from hamburger.engine.types.errors import InvalidRequest
 
 
 @dataclass(frozen=True, slots=True)
 class GrammarSource:
-    """value: of `json` a JSON Schema, or None for any object; of `json_text` the text of one; of `regex` and `lark` a
-    text; of `choice` a list of texts."""
+    """value: of `json` a JSON Schema, or None for any object; of `json_text` the text of one; of `regex` and
+    `grammar` (Lark or GBNF) a text; of `choice` a list of texts."""
 
-    kind: Literal["json", "json_text", "regex", "choice", "lark"]
+    kind: Literal["json", "json_text", "regex", "choice", "grammar"]
     value: Any
 
     def write(self) -> str:
@@ -25,14 +25,14 @@ class GrammarSource:
                 return regex_grammar(self.value)
             case "choice":
                 return choice_grammar(self.value)
-            case "lark":
-                return lark_grammar(self.value)
+            case "grammar":
+                return context_free_grammar(self.value)
             case "json":
                 return json_grammar(self.value)
         try:
             schema = json.loads(self.value)
         except (ValueError, RecursionError) as error:
-            raise InvalidRequest(f"structured_outputs.json is no JSON: {error}.") from error
+            raise InvalidRequest(f"The schema is no JSON: {error}.") from error
         if not isinstance(schema, (dict, bool)):
-            raise InvalidRequest("structured_outputs.json is no JSON Schema.")
+            raise InvalidRequest("This is no JSON Schema.")
         return json_grammar(schema)

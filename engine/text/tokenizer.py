@@ -167,6 +167,13 @@ class Tokenizer:
                 first = first and not self.token_bytes(token_id)  # an id without a token is no first token
         return data.decode(errors="replace")
 
+    def token_text(self, token_id: int) -> str:
+        """A token as the vocabulary writes it ("Ġthe", "▁the", "<0x0A>"); "" for an id without a token."""
+        try:
+            return self._backend.id_to_token(token_id) or ""
+        except OverflowError as error:
+            raise TokenizerError(f"Token id {token_id} is outside 0..{self.vocab_size - 1}.") from error
+
     def token_bytes(self, token_id: int, *, first: bool = False) -> bytes:
         """The exact bytes that a token adds to a text; b"" for an id without a token.
 
@@ -174,10 +181,7 @@ class Tokenizer:
         """
         data = self._bytes.get((token_id, first))
         if data is None:
-            try:
-                token = self._backend.id_to_token(token_id) or ""
-            except OverflowError as error:
-                raise TokenizerError(f"Token id {token_id} is outside 0..{self.vocab_size - 1}.") from error
+            token = self.token_text(token_id)
             data = token.encode() if self._spelling is None else self._spelling.to_bytes(token, first)
             self._bytes[token_id, first] = data
         return data

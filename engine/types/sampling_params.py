@@ -45,6 +45,7 @@ class SamplingParams:
         (of the model's own distribution, before temperature, penalties and filters).
     prompt_logprobs: the same for each token of the prompt but the first, from the trunk over single tokens.
     stop: strings that end the answer; the text ends before the earliest-completing one.
+    include_stop_str_in_output: the text ends behind that string instead.
     stop_token_ids: tokens that end the answer, beside the model's end tokens.
     ignore_eos: the model's end tokens are ordinary tokens.
     grammar: what the answer must look like as a whole, as engine/text/grammar.py writes it; None for any text.
@@ -70,6 +71,7 @@ class SamplingParams:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     stop: tuple[str, ...] = ()
+    include_stop_str_in_output: bool = False
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     skip_special_tokens: bool = True

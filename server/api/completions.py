@@ -19,13 +19,15 @@ from hamburger.server.api.echo import Echo
 from hamburger.server.api.errors import ApiError
 from hamburger.server.api.model_context import ModelContext, choose_confidence
 from hamburger.server.api.openapi import REFUSED, STREAM, body_of
-from hamburger.server.api.prompts import encode_chat, encode_text
-from hamburger.server.api.protocol import ChatBody, CompletionBody, GenerationBody, named_as_written
+from hamburger.server.api.prompts import encode_text, render_chat
 from hamburger.server.api.request_body import read_body
 from hamburger.server.api.responses import ChatReply, CompletionReply, Reply
 from hamburger.server.api.served_models import ServedModels
 from hamburger.server.api.streaming import EventStream, Generation, collect, unless_client_leaves, whole_response
-from hamburger.server.api.structured_output import compile_grammar, grammar_of
+from hamburger.server.bodies.answer_format import compile_grammar, grammar_of
+from hamburger.server.bodies.chat import ChatBody
+from hamburger.server.bodies.completion import CompletionBody
+from hamburger.server.bodies.generation import GenerationBody, named_as_written
 from hamburger.server.operation.key_limits import KeyLimits
 from hamburger.server.operation.request_log import entry_of
 from hamburger.server.tools.tool_use import ToolStream, ToolUse
@@ -49,27 +51,24 @@ def completion_routes(models: ServedModels, limits: KeyLimits) -> APIRouter:
         _check_number(context, body, 1)
         tools, predicted_text = body.tool_use(context.tool_family), body.predicted_text()
         params = await _sampling_params(context, request, body, tools)
-        prompt = await encode_chat(
-            context.tokenizer,
-            body.messages,
-            add_generation_prompt=body.add_generation_prompt,
-            continue_final_message=bool(body.continue_final_message),
-            tools=None if tools is None else tools.for_template,
-            template_kwargs=body.chat_template_kwargs,
-            max_tokens=context.engine.info.max_model_len,
+        most = context.engine.info.max_model_len
+        text = await render_chat(context.tokenizer, body.messages, body, tools)
+        prompt = await encode_text(
+            context.tokenizer, text, add_special_tokens=False, param="messages", max_tokens=body.longest_prompt(most)
         )
+        prompt = body.cut(prompt, most)
         if predicted_text:
             prediction = await encode_text(
                 context.tokenizer,
                 predicted_text,
                 add_special_tokens=False,
                 param="prediction",
-                max_tokens=context.engine.info.max_model_len,
+                max_tokens=most,
                 noun="prediction",
             )
             params = [replace(choice, prediction_ids=tuple(prediction)) for choice in params]
         streams = None if tools is None else _tool_streams(context, tools, params)
-        reply = ChatReply(body, context.served, context.tokenizer, len(prompt), len(params), tools=streams)
+        reply = ChatReply(body, context.served, context.tokenizer, [prompt], tools=streams)
         return await answer(context, request, body, [(prompt, choice) for choice in params], reply)
 
     @router.post("/v1/completions", openapi_extra=body_of(CompletionBody))
@@ -83,24 +82,26 @@ def completion_routes(models: ServedModels, limits: KeyLimits) -> APIRouter:
         params = await _sampling_params(context, request, body)
         add_special_tokens = body.add_special_tokens is not False
         most = context.engine.info.max_model_len
+        longest = body.longest_prompt(most)
         prompts: list[list[int]] = []
         for prompt in body.prompt:
             if isinstance(prompt, str):
                 prompts.append(
                     await encode_text(
-                        tokenizer, prompt, add_special_tokens=add_special_tokens, param="prompt", max_tokens=most
+                        tokenizer, prompt, add_special_tokens=add_special_tokens, param="prompt", max_tokens=longest
                     )
                 )
                 await asyncio.sleep(0)  # others want their turn between many
             else:
                 prompts.append(prompt)  # ids are taken as they are: no BOS is added
-        num_prompt_tokens = sum(map(len, prompts))
+        whole, prompts = prompts, [body.cut(prompt, most) for prompt in prompts]
         answers = [(prompt, choice) for prompt in prompts for choice in params]
         echoes: list[Echo] = []
-        for ids, written in zip(prompts, body.prompt, strict=True) if body.echo else ():
-            echoes += [Echo(tokenizer, ids, written if isinstance(written, str) else None)] * len(params)
-        reply = CompletionReply(body, context.served, tokenizer, num_prompt_tokens, len(answers), echoes)
-        if "max_tokens" not in body.model_fields_set:
+        for ids, uncut, written in zip(prompts, whole, body.prompt, strict=True) if body.echo else ():
+            text = written if isinstance(written, str) and ids is uncut else None
+            echoes += [Echo(tokenizer, ids, text)] * len(params)
+        reply = CompletionReply(body, context.served, tokenizer, prompts, echoes)
+        if not body.model_fields_set & {"max_tokens", "max_completion_tokens"}:
             answers = [(prompt, _limited(choice, len(prompt), most)) for prompt, choice in answers]
         return await answer(context, request, body, answers, reply)
 

@@ -17,8 +17,9 @@ LOWEST_LOGPROB = -9999.0
 class ChatLogprobs:
     """{"content": [{"token", "logprob", "bytes", "top_logprobs"}]}"""
 
-    def __init__(self, tokenizer: ServerTokenizer) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, tokenizer: ServerTokenizer, *, as_ids: bool = False) -> None:
+        """as_ids: tokens are named `token_id:N`."""
+        self._tokenizer, self._as_ids = tokenizer, as_ids
 
     def __call__(self, update: RequestUpdate) -> dict[str, Any]:
         content = []
@@ -29,7 +30,8 @@ class ChatLogprobs:
 
     def _entry(self, token_id: int, logprob: float) -> dict[str, Any]:
         data = self._tokenizer.token_bytes(token_id)
-        return {"token": data.decode(errors="replace"), "logprob": finite(logprob), "bytes": list(data)}
+        text = _id_text(token_id) if self._as_ids else data.decode(errors="replace")
+        return {"token": text, "logprob": finite(logprob), "bytes": list(data)}
 
 
 class CompletionLogprobs:
@@ -37,11 +39,13 @@ class CompletionLogprobs:
 
     text_offset: the character of the choice's text at which the token starts; a token that continues a character has
     that character's offset. echo: the prompt whose tokens come first; nothing predicts its first one, so that one's
-    log-probabilities are null.
+    log-probabilities are null. as_ids: tokens are named `token_id:N`.
     """
 
-    def __init__(self, tokenizer: ServerTokenizer, skip_special_tokens: bool, echo: Echo | None = None) -> None:
-        self._tokenizer = tokenizer
+    def __init__(
+        self, tokenizer: ServerTokenizer, skip_special_tokens: bool, echo: Echo | None = None, *, as_ids: bool = False
+    ) -> None:
+        self._tokenizer, self._as_ids = tokenizer, as_ids
         self._skip_special_tokens = skip_special_tokens
         self._echo = echo
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
@@ -86,6 +90,8 @@ class CompletionLogprobs:
 
     def _text(self, token_id: int) -> str:
         """A token that is not whole UTF-8 is written `bytes:\\xe2\\x80`, as OpenAI does, so that it stays distinct."""
+        if self._as_ids:
+            return _id_text(token_id)
         data = self._tokenizer.token_bytes(token_id)
         try:
             return data.decode()
@@ -117,6 +123,10 @@ def join_chat_logprobs(parts: Iterable[dict[str, Any]]) -> dict[str, Any]:
 def finite(logprob: float) -> float:
     """JSON has no NaN and no infinity; a NaN fails the comparison and is clamped too."""
     return logprob if logprob >= LOWEST_LOGPROB else LOWEST_LOGPROB
+
+
+def _id_text(token_id: int) -> str:
+    return f"token_id:{token_id}"
 
 
 def _entries(update: RequestUpdate) -> Iterable[tuple[int, TokenLogprobs]]:

@@ -19,7 +19,6 @@ from hamburger.server.operation.metrics import ServerMetrics
 from hamburger.server.server_tokenizer import ServerTokenizer
 from hamburger.server.tools.tool_parsers import Family
 
-LISTED_CONFIDENCES = ("0.5", "0.6", "0.7", "0.8", "0.9", "1.0")
 _NUMBER = re.compile(r"-?([0-9]+\.?[0-9]*|\.[0-9]+)")
 
 
@@ -66,10 +65,8 @@ class ServedModel:
             "root": self.info.model,
             "parent": None if model_id == self.name else self.name,
             "max_model_len": self.info.max_model_len,
+            "aliases": [f"{self.name}@c, with a confidence c in [0, 1]"],
         }
-
-    def cards(self) -> list[dict[str, Any]]:
-        return [self.card(self.name), *(self.card(f"{self.name}@{c}") for c in LISTED_CONFIDENCES)]
 
 
 CONFIDENCE_HEADER = "X-HAMburger-Confidence"

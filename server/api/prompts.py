@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
 from hamburger.engine.types.errors import InvalidRequest, PromptTooLong, TokenizerError
-from hamburger.server.api.message import Message
+from hamburger.server.bodies.chat import ChatPrompt
+from hamburger.server.bodies.message import Message
 from hamburger.server.server_tokenizer import ServerTokenizer
-from hamburger.server.tools.tool_use import messages_with_tools, results_as_user
+from hamburger.server.tools.tool_use import ToolUse, messages_with_tools, results_as_user
 
 T = TypeVar("T")
 _RESERVED = {"self", "messages", "tools", "add_generation_prompt", "continue_final_message"}
@@ -31,8 +32,8 @@ async def encode_text(
     before it is tokenized."""
     if max_tokens is not None and len(text) > (most := max_tokens * tokenizer.max_token_bytes):
         raise PromptTooLong(
-            f"The {noun} has {len(text)} characters, but the context holds {max_tokens} tokens, which cover at most "
-            f"{most}: shorten it.",
+            f"This model's maximum context length is {max_tokens} tokens, which cover at most {most} characters, but "
+            f"the {noun} has {len(text)}: shorten it.",
             param,
         )
 
@@ -42,41 +43,33 @@ async def encode_text(
     return encode() if len(text) < _LONG_TEXT else await asyncio.to_thread(encode)
 
 
-async def encode_chat(
-    tokenizer: ServerTokenizer,
-    messages: list[Message],
-    *,
-    add_generation_prompt: bool | None,
-    add_special_tokens: bool = False,
-    continue_final_message: bool = False,
-    tools: list[dict[str, Any]] | None = None,
-    template_kwargs: Mapping[str, Any] | None = None,
-    max_tokens: int | None = None,
-) -> list[int]:
+async def render_chat(
+    tokenizer: ServerTokenizer, messages: Sequence[Message], chat: ChatPrompt, tools: ToolUse | None
+) -> str:
     """The prompt that the model's chat template makes of `messages`. Raises InvalidRequest that names the field.
 
-    Where the template knows nothing of tools, they are described in the system message.
+    Where the template knows nothing of tools, they are described in the system message. tools: of `chat`.
     """
     written = [message.for_template() for message in messages]
+    described = None if tools is None else tools.for_template
     knows_tools = "tools" in (tokenizer.tool_template or "")
-    kwargs = dict(template_kwargs or {})
+    kwargs = dict(chat.chat_template_kwargs or {})
     if reserved := kwargs.keys() & _RESERVED:
         raise InvalidRequest(f"chat_template_kwargs sets {', '.join(sorted(reserved))}.", "chat_template_kwargs")
-    if continue_final_message and add_generation_prompt:
+    continues, adds = bool(chat.continue_final_message), chat.add_generation_prompt
+    if continues and adds:
         raise InvalidRequest(
             "continue_final_message and add_generation_prompt exclude each other.", "continue_final_message"
         )
-    # To continue a message is to ask for no new one.
-    adds_generation_prompt = not continue_final_message if add_generation_prompt is None else add_generation_prompt
 
-    def render(chat: list[dict[str, Any]]) -> str:
+    def render(turns: list[dict[str, Any]]) -> str:
         if not knows_tools:
-            chat = messages_with_tools(chat, tools or [])
+            turns = messages_with_tools(turns, described or [])
         return tokenizer.apply_chat_template(
-            chat,
-            add_generation_prompt=adds_generation_prompt,
-            continue_final_message=continue_final_message,
-            tools=tools if knows_tools else None,
+            turns,
+            add_generation_prompt=not continues if adds is None else adds,  # to continue one is to ask for no new one
+            continue_final_message=continues,
+            tools=described if knows_tools else None,
             **kwargs,
         )
 
@@ -94,12 +87,9 @@ async def encode_chat(
         return render(results_as_user(written))
 
     num_characters = sum(len(message.get("content") or "") for message in written)
-    is_long = len(written) > _MANY_MESSAGES or num_characters >= _LONG_TEXT or bool(tools or template_kwargs)
+    is_long = len(written) > _MANY_MESSAGES or num_characters >= _LONG_TEXT or bool(described or kwargs)
     work = partial(_naming_field, "messages", render_all)
-    text = await asyncio.to_thread(work) if is_long else work()
-    return await encode_text(
-        tokenizer, text, add_special_tokens=add_special_tokens, param="messages", max_tokens=max_tokens
-    )
+    return await asyncio.to_thread(work) if is_long else work()
 
 
 def _naming_field(param: str, work: Callable[[], T]) -> T:

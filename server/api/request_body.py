@@ -16,10 +16,10 @@ from pydantic import ValidationError
 from pydantic_core import from_json
 from starlette.requests import ClientDisconnect
 
-from hamburger.engine.types.errors import InvalidRequest, cut
+from hamburger.engine.types.errors import InvalidRequest, cut, shown
 from hamburger.server.api.errors import ApiError
-from hamburger.server.api.protocol import GenerationBody
-from hamburger.server.api.unsupported_fields import reject_unsupported
+from hamburger.server.bodies.generation import GenerationBody
+from hamburger.server.bodies.known_fields import reject_unserved
 from hamburger.server.config import ServeSettings
 from hamburger.server.operation.request_log import CLIENT_LEFT
 from hamburger.server.schema import Schema
@@ -31,14 +31,16 @@ MAX_CONTAINERS = 30_000  # objects and lists among them
 
 
 async def read_body(request: Request, schema: type[S], settings: ServeSettings) -> S:
-    """The request's body as `schema`. Raises InvalidRequest, or ApiError: 413 too large, 408 too slow, 499 gone."""
+    """The request's body as `schema`. Raises InvalidRequest, or ApiError: 415 not called JSON, 413 too large, 408 too
+    slow, 499 gone."""
+    _check_type(request.headers.get("content-type", ""))
     data = await read_whole(request, settings)
     if len(data) > settings.max_body_size:
         raise ApiError(413, f"The request's body has more than {settings.max_body_size} bytes (max_body_size).")
     _check_number(data)
     body = _parse(data)
     if issubclass(schema, GenerationBody):
-        reject_unsupported(schema.unsupported, body)
+        reject_unserved(schema.refused, body)
     if ignored := body.keys() - schema.model_fields.keys():
         logger.debug("ignored fields: %s", ", ".join(sorted(ignored)))
     try:
@@ -67,6 +69,18 @@ async def read_whole(request: Request, settings: ServeSettings) -> bytes:
     except ClientDisconnect as error:  # no fault of ours, and nobody to tell
         raise ApiError(CLIENT_LEFT, "The client closed the connection.") from error
     return bytes(data)
+
+
+def _check_type(content_type: str) -> None:
+    """Browsers let any web page send a body that is not said to be JSON, and ask nobody before."""
+    media_type = content_type.partition(";")[0].strip().lower()
+    if media_type != "application/json" and not (media_type.startswith("application/") and media_type[-5:] == "+json"):
+        raise ApiError(
+            415,
+            f"The request's Content-Type is {shown(content_type)}: send JSON, as application/json.",
+            param="Content-Type",
+            code="unsupported_media_type",
+        )
 
 
 def _check_number(data: bytes) -> None:

@@ -17,7 +17,7 @@ from hamburger.server.api.logprobs import (
     join_completion_logprobs,
 )
 from hamburger.server.api.model_context import ServedModel
-from hamburger.server.api.protocol import GenerationBody
+from hamburger.server.bodies.generation import GenerationBody
 from hamburger.server.server_tokenizer import ServerTokenizer
 from hamburger.server.tools.tool_use import ToolStream
 
@@ -37,12 +37,12 @@ class Reply:
         body: GenerationBody,
         served: ServedModel,
         tokenizer: ServerTokenizer,
-        prompt_tokens: int,
-        num_choices: int,
+        prompts: Sequence[list[int]],
         echoes: Sequence[Echo] = (),
         tools: Sequence[ToolStream] | None = None,
     ) -> None:
-        """echoes: the prompt that each choice gives back first; none at all where no prompt is echoed.
+        """prompts: the token ids of each. echoes: the prompt that each choice gives back first; none at all where no
+        prompt is echoed.
 
         tools: for each choice, what finds the calls in its text; None where there are no tools.
         """
@@ -59,12 +59,14 @@ class Reply:
         self._usage_in_chunks = body.wants_continuous_usage
         self._wants_usage = body.wants_usage
         self._has_prediction = body.has_prediction
-        self.prompt_tokens = prompt_tokens
+        self.prompt_tokens = sum(map(len, prompts))
+        self._prompt_ids = prompts if body.return_token_ids else None
+        self._tokens_as_ids = bool(body.return_tokens_as_token_ids)
         self._samples_a_prompt, self._choices_a_prompt = body.num_samples, body.num_choices
         wants_logprobs = body.num_logprobs() is not None
         self.choices = [
             Choice(i, self._logprobs(echo) if wants_logprobs else None, echo, None if tools is None else tools[i])
-            for i, echo in enumerate(echoes or [None] * num_choices)
+            for i, echo in enumerate(echoes or [None] * (len(prompts) * body.num_samples))
         ]
 
     def add(self, index: int, update: RequestUpdate) -> None:
@@ -82,8 +84,13 @@ class Reply:
                 "stop_reason": choice.stop_reason,
                 **self._content(choice),
             }
-            choices.append(whole | {"groups": choice.groups} if self._return_groups else whole)
-        return {"id": self.id, "object": self.object, **self._common_fields, "choices": choices, "usage": self.usage()}
+            if self._return_groups:
+                whole["groups"] = choice.groups
+            if self._prompt_ids is not None:
+                whole["token_ids"] = [token_id for group in choice.groups for token_id in group]
+            choices.append(whole | self._ids_in_choice(choice))
+        common = {**self._common_fields, **self._ids_in_answer()}
+        return {"id": self.id, "object": self.object, **common, "choices": choices, "usage": self.usage()}
 
     def chunks(self, index: int, update: RequestUpdate) -> list[dict[str, Any]]:
         """The streamed piece that one group adds; after an answer's last text another one, which says why it ended, as
@@ -95,13 +102,21 @@ class Reply:
         piece: dict[str, Any] = {"index": index, "logprobs": logprobs, **said, "finish_reason": None}
         if self._return_groups and update.token_ids:
             piece["group"] = _group(update)
+        of_answer = {}
+        if self._prompt_ids is not None:
+            piece["token_ids"] = update.token_ids
+            if first:
+                piece |= self._ids_in_choice(choice)
+                of_answer = self._ids_in_answer()
         pieces = [piece]
         if update.finish_reason is not None:
             if self._says_anything(said):
                 pieces.append({"index": index, "logprobs": None, **self._empty_delta})
             pieces[-1]["finish_reason"] = self._reason(choice, update.finish_reason)
             pieces[-1]["stop_reason"] = update.stop_reason
-        return [self._with_usage(self._chunk([piece])) for piece in pieces]
+        chunks = [self._with_usage(self._chunk([piece])) for piece in pieces]
+        chunks[0] |= of_answer
+        return chunks
 
     def _with_usage(self, chunk: dict[str, Any]) -> dict[str, Any]:
         if self._usage_in_chunks:
@@ -171,6 +186,14 @@ class Reply:
     def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
         return {"id": self.id, "object": self.chunk_object, **self._common_fields, "choices": choices}
 
+    def _ids_in_choice(self, choice: Choice) -> dict[str, Any]:
+        """The prompt's token ids, where they were asked for and belong into each choice."""
+        return {}
+
+    def _ids_in_answer(self) -> dict[str, Any]:
+        """The same of the answer as a whole."""
+        return {}
+
     def _content(self, choice: Choice) -> dict[str, Any]:
         """The fields of a whole choice that differ."""
         raise NotImplementedError
@@ -219,6 +242,9 @@ class ChatReply(Reply):
     chunk_object = "chat.completion.chunk"
     _empty_delta: Mapping[str, Any] = {"delta": {}}
 
+    def _ids_in_answer(self) -> dict[str, Any]:
+        return {} if self._prompt_ids is None else {"prompt_token_ids": self._prompt_ids[0]}
+
     def _content(self, choice: Choice) -> dict[str, Any]:
         text = "".join(choice.texts)
         if choice.tools is None:
@@ -242,7 +268,7 @@ class ChatReply(Reply):
         return finish_reason if choice.tools is None else choice.tools.reason(finish_reason)
 
     def _logprobs(self, echo: Echo | None) -> Callable[[RequestUpdate], dict[str, Any]]:
-        return ChatLogprobs(self._tokenizer)
+        return ChatLogprobs(self._tokenizer, as_ids=self._tokens_as_ids)
 
     def _join(self, parts: list[dict[str, Any]]) -> dict[str, Any]:
         return join_chat_logprobs(parts)
@@ -256,6 +282,11 @@ class CompletionReply(Reply):
     chunk_object = "text_completion"
     _empty_delta: Mapping[str, Any] = {"text": ""}
 
+    def _ids_in_choice(self, choice: Choice) -> dict[str, Any]:
+        if self._prompt_ids is None:
+            return {}
+        return {"prompt_token_ids": self._prompt_ids[choice.index // self._samples_a_prompt]}
+
     def _content(self, choice: Choice) -> dict[str, Any]:
         return {"text": "".join(choice.texts)}
 
@@ -266,7 +297,7 @@ class CompletionReply(Reply):
         return bool(said["text"])
 
     def _logprobs(self, echo: Echo | None) -> Callable[[RequestUpdate], dict[str, Any]]:
-        return CompletionLogprobs(self._tokenizer, self._skip_special_tokens, echo)
+        return CompletionLogprobs(self._tokenizer, self._skip_special_tokens, echo, as_ids=self._tokens_as_ids)
 
     def _join(self, parts: list[dict[str, Any]]) -> dict[str, Any]:
         return join_completion_logprobs(parts)

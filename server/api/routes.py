@@ -22,8 +22,8 @@ def model_routes(models: ServedModels) -> APIRouter:
 
     @router.get("/v1/models")
     async def list_models() -> dict[str, Any]:
-        """The served models, each with its aliases NAME@c."""
-        return {"object": "list", "data": [card for context in models for card in context.served.cards()]}
+        """The served models, and what else each may be called."""
+        return {"object": "list", "data": [context.served.card(context.served.name) for context in models]}
 
     @router.get("/v1/models/{model_id:path}")
     async def model(model_id: str) -> dict[str, Any]:

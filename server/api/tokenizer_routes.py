@@ -1,45 +1,24 @@
-"""/tokenize, /detokenize and /tokenizer_info: their bodies and endpoints. They give an engine no work."""
+"""/tokenize, /detokenize and /tokenizer_info. They give an engine no work."""
 
 from __future__ import annotations
 
 import asyncio
-from functools import cache
 from typing import Any
 
 import msgspec
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
-from pydantic import Field
 
 from hamburger.engine.types.errors import InvalidRequest
-from hamburger.server.api.message import Message
 from hamburger.server.api.openapi import REFUSED, body_of
-from hamburger.server.api.prompts import encode_chat, encode_text
+from hamburger.server.api.prompts import encode_text, render_chat
 from hamburger.server.api.request_body import read_body
 from hamburger.server.api.served_models import ServedModels
-from hamburger.server.schema import ListOf, Schema
+from hamburger.server.bodies.tokenizer import DetokenizeBody, TokenizeBody
 
 MAX_TOKENIZED = 1_000_000  # characters of a text: many times what contexts hold
 MAX_TOKENS = 250_000  # of a list
 _MANY_TOKENS = 5_000  # a few ms of spelling them out, which other streams need not wait for
-
-
-class TokenizeBody(Schema):
-    """POST /tokenize: a prompt or messages."""
-
-    model: str | None = None
-    prompt: str | None = None
-    messages: ListOf[Message] | None = None
-    add_special_tokens: bool | None = Field(None, description="Default: true for a prompt, false for messages.")
-    add_generation_prompt: bool | None = None
-    return_token_strs: bool | None = None
-
-
-class DetokenizeBody(Schema):
-    """POST /detokenize."""
-
-    model: str | None = None
-    tokens: ListOf[int]
 
 
 def tokenizer_routes(models: ServedModels) -> APIRouter:
@@ -57,20 +36,16 @@ def tokenizer_routes(models: ServedModels) -> APIRouter:
             raise InvalidRequest("Give either prompt or messages.", "prompt")
         if body.messages is not None:
             _check_size(sum(len(message.content or "") for message in body.messages), "messages")
-            tokens = await encode_chat(
-                tokenizer,
-                body.messages,
-                add_generation_prompt=body.add_generation_prompt,
-                add_special_tokens=bool(body.add_special_tokens),
-            )
+            tools = body.tool_use(context.tool_family)
+            text, param = await render_chat(tokenizer, body.messages, body, tools), "messages"
         else:
-            special = body.add_special_tokens is not False
-            _check_size(len(body.prompt or ""), "prompt")
-            tokens = await encode_text(tokenizer, body.prompt or "", add_special_tokens=special, param="prompt")
+            text, param = body.prompt or "", "prompt"
+        _check_size(len(text), param)
+        special = param == "prompt" if body.add_special_tokens is None else body.add_special_tokens
+        tokens = await encode_text(tokenizer, text, add_special_tokens=special, param=param)
 
         def respond() -> Response:
-            decode = cache(lambda token: tokenizer.decode([token], skip_special_tokens=False))
-            texts = [decode(token) for token in tokens] if body.return_token_strs else None
+            texts = [tokenizer.token_text(token) for token in tokens] if body.return_token_strs else None
             counted = {"count": len(tokens), "max_model_len": context.engine.info.max_model_len}
             return _json({**counted, "tokens": tokens, "token_strs": texts})
 

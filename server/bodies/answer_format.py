@@ -1,8 +1,9 @@
-"""Structured output: response_format and structured_outputs of a request, as a grammar that was compiled once."""
+"""What an answer must look like, in all the ways in which clients say it, as a grammar that was compiled once."""
 
 from __future__ import annotations
 
-from typing import Any, Literal, Protocol
+from collections.abc import Iterator
+from typing import Any, Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
@@ -10,6 +11,9 @@ from hamburger.engine.text.grammar_processes import GrammarProcesses
 from hamburger.engine.text.grammar_source import GrammarSource
 from hamburger.engine.types.errors import InvalidRequest
 from hamburger.server.schema import ListOf, Schema
+
+_SCHEMA = "A JSON Schema, or the text of one."
+_GRAMMAR = "A context-free grammar, in llguidance's dialect of Lark (with a rule `start`) or in GBNF (`root`)."
 
 
 class JsonSchema(Schema):
@@ -24,68 +28,105 @@ class JsonSchema(Schema):
 
 
 class ResponseFormat(Schema):
-    """OpenAI's response_format."""
+    """OpenAI's response_format. schema: as llama.cpp takes it."""
+
+    model_config = ConfigDict(serialize_by_alias=True)
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
+    schema_: dict[str, Any] | bool | None = Field(None, alias="schema")
 
     @model_validator(mode="after")
-    def _has_schema(self) -> ResponseFormat:
-        if (self.type == "json_schema") != (self.json_schema is not None):
+    def _has_schema(self) -> Self:
+        if self.json_schema is not None and self.type != "json_schema":
             raise ValueError("json_schema goes with the type json_schema, and no other")
+        if self.schema_ is not None and (self.type == "text" or self.json_schema is not None):
+            raise ValueError("schema goes with the type json_object, or with json_schema in place of json_schema")
+        if self.type == "json_schema" and self.json_schema is None and self.schema_ is None:
+            raise ValueError("the type json_schema needs json_schema")
         return self
+
+    def source(self) -> GrammarSource | None:
+        if self.type == "text":
+            return None
+        return GrammarSource("json", self.schema_ if self.json_schema is None else self.json_schema.schema_)
 
 
 class StructuredOutputs(Schema):
     """vLLM's structured_outputs: one of its fields."""
 
-    json_: dict[str, Any] | str | bool | None = Field(None, alias="json", description="A JSON Schema.")
+    json_: dict[str, Any] | str | bool | None = Field(None, alias="json", description=_SCHEMA)
     json_object: bool | None = None
     regex: str | None = Field(None, description="In the syntax of Rust's regex, matched as a whole.")
     choice: ListOf[str] | None = Field(None, min_length=1)
-    grammar: str | None = Field(None, description="A context-free grammar in llguidance's dialect of Lark.")
+    grammar: str | None = Field(None, description=_GRAMMAR)
 
     @model_validator(mode="after")
-    def _is_one(self) -> StructuredOutputs:
+    def _is_one(self) -> Self:
         values = (self.json_, self.json_object or None, self.regex, self.choice, self.grammar)
         if sum(value is not None for value in values) != 1:
             raise ValueError("give exactly one of json, json_object, regex, choice and grammar")
         return self
 
-
-def source_of_format(wanted: ResponseFormat) -> GrammarSource:
-    """The grammar that a response_format other than text asks for."""
-    return GrammarSource("json", None if wanted.json_schema is None else wanted.json_schema.schema_)
-
-
-def source_of_outputs(wanted: StructuredOutputs) -> GrammarSource:
-    """The grammar that structured_outputs asks for."""
-    if wanted.regex is not None:
-        return GrammarSource("regex", wanted.regex)
-    if wanted.choice is not None:
-        return GrammarSource("choice", wanted.choice)
-    if wanted.grammar is not None:
-        return GrammarSource("lark", wanted.grammar)
-    return GrammarSource("json_text" if isinstance(wanted.json_, str) else "json", wanted.json_)
+    def source(self) -> GrammarSource:
+        if self.regex is not None:
+            return GrammarSource("regex", self.regex)
+        if self.choice is not None:
+            return GrammarSource("choice", self.choice)
+        if self.grammar is not None:
+            return GrammarSource("grammar", self.grammar)
+        return _of_schema(self.json_)
 
 
-class HasAnswerFormat(Protocol):
-    """A request's body, as far as it says what the answer must look like."""
+class AnswerFormat(Schema):
+    """The fields that say what an answer must look like: OpenAI's, vLLM's of today and before, SGLang's, llama.cpp's.
+    One of them at most."""
 
-    response_format: ResponseFormat | None
-    structured_outputs: StructuredOutputs | None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: dict[str, Any] | str | bool | None = Field(None, description=_SCHEMA)
+    guided_regex: str | None = None
+    guided_choice: ListOf[str] | None = Field(None, min_length=1)
+    guided_grammar: str | None = Field(None, description=_GRAMMAR)
+    json_schema: dict[str, Any] | str | bool | None = Field(None, description=_SCHEMA)
+    regex: str | None = None
+    ebnf: str | None = Field(None, description=_GRAMMAR)
+    grammar: str | None = Field(None, description=_GRAMMAR)
+
+    def source(self) -> tuple[str, GrammarSource] | None:
+        """The field that says it and what it says; None for any text. Raises InvalidRequest for more than one."""
+        found = list(self._sources())
+        if len(found) > 1:
+            (first, _), (second, _) = found[:2]
+            raise InvalidRequest(f"Give either {first} or {second}.", second)
+        return found[0] if found else None
+
+    def _sources(self) -> Iterator[tuple[str, GrammarSource]]:
+        if self.response_format is not None and (source := self.response_format.source()) is not None:
+            yield "response_format", source
+        if self.structured_outputs is not None:
+            yield "structured_outputs", self.structured_outputs.source()
+        for name in ("guided_json", "json_schema"):
+            if (schema := getattr(self, name)) is not None:
+                yield name, _of_schema(schema)
+        for name in ("guided_regex", "regex"):
+            if (pattern := getattr(self, name)) is not None:
+                yield name, GrammarSource("regex", pattern)
+        if self.guided_choice is not None:
+            yield "guided_choice", GrammarSource("choice", self.guided_choice)
+        for name in ("guided_grammar", "ebnf", "grammar"):
+            if grammar := getattr(self, name):  # llama.cpp's clients send an empty one for none
+                yield name, GrammarSource("grammar", grammar)
 
 
-async def grammar_of(grammars: GrammarProcesses, body: HasAnswerFormat) -> str | None:
+def _of_schema(schema: dict[str, Any] | str | bool | None) -> GrammarSource:
+    return GrammarSource("json_text" if isinstance(schema, str) else "json", schema)
+
+
+async def grammar_of(grammars: GrammarProcesses, body: AnswerFormat) -> str | None:
     """The grammar of an answer, compiled; None for any text. Raises InvalidRequest that names the field."""
-    wanted, outputs = body.response_format, body.structured_outputs
-    if outputs is not None:
-        if wanted is not None and wanted.type != "text":
-            raise InvalidRequest("Give either response_format or structured_outputs.", "structured_outputs")
-        return await compile_grammar(grammars, source_of_outputs(outputs), "structured_outputs")
-    if wanted is None or wanted.type == "text":
-        return None
-    return await compile_grammar(grammars, source_of_format(wanted), "response_format")
+    found = body.source()
+    return None if found is None else await compile_grammar(grammars, found[1], found[0])
 
 
 async def compile_grammar(grammars: GrammarProcesses, source: GrammarSource, param: str) -> str:

@@ -1,97 +1,190 @@
-"""Fields of the OpenAI, vLLM and llama.cpp APIs that this server knows and does not serve: a clear 400, never ignored.
+"""Fields of other servers' APIs that this one knows and does not serve: refused by name, or ignored for a reason.
 
-A value that asks for nothing (what the API does anyway) passes, and so does null.
+A value that asks for nothing (what the API does anyway) passes, and so does null. docs/fields.md is written from this
+(deploy/fields.py), and a test holds it against what the other servers' documents list.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from hamburger.engine.types.errors import InvalidRequest
 
-AsksNothing = Callable[[Any], bool]
+
+class Refused(NamedTuple):
+    """asks_nothing: of a value. instead: what to do, as the end of a sentence."""
+
+    asks_nothing: Callable[[Any], bool]
+    instead: str = "leave it out"
 
 
-def _only(*values: Any) -> AsksNothing:
-    # By type too: True == 1 and 0 == False in Python, but not on the wire.
-    return lambda value: any(type(value) is type(harmless) and value == harmless for harmless in values)
+def _but(*harmless: Any, instead: str = "leave it out") -> Refused:
+    """Any other value is refused. By type too: True == 1 and 0 == False in Python, but not on the wire."""
+    return Refused(lambda value: any(type(value) is type(one) and value == one for one in harmless), instead)
 
 
-_OFF = _only(False)
-_EMPTY = _only([], {}, "")
+def _if_on(instead: str = "leave it out") -> Refused:
+    return _but(False, instead=instead)
 
-_COMMON: dict[str, AsksNothing] = {
-    "store": _OFF,
-    "service_tier": _only("auto", "default"),
-    "use_beam_search": _OFF,
-    "length_penalty": _only(1, 1.0),
-    "include_stop_str_in_output": _OFF,
-    "spaces_between_special_tokens": _only(True),
-    "truncate_prompt_tokens": _only(),
-    "prompt_logprobs": _only(),
-    "allowed_token_ids": _EMPTY,
-    "bad_words": _EMPTY,
-    "logits_processors": _EMPTY,
-    "return_token_ids": _OFF,
-    "return_tokens_as_token_ids": _OFF,
-    "guided_json": _only(),
-    "guided_regex": _only(),
-    "guided_choice": _only(),
-    "guided_grammar": _only(),
-    "guided_whitespace_pattern": _only(),
-    "structural_tag": _only(),
+
+def _if_any(instead: str = "leave it out") -> Refused:
+    return _but([], {}, "", instead=instead)
+
+
+def _is_negative(value: Any) -> bool:
+    return type(value) in (int, float) and value < 0
+
+
+_ONE_MACHINE = "one server computes all of an answer"
+_COMMON: dict[str, Refused] = {
+    "store": _if_on(),
+    "service_tier": _but("auto", "default"),
+    "use_beam_search": _if_on("ask for n answers"),
+    "length_penalty": _but(1, 1.0),
+    "spaces_between_special_tokens": _but(True),
+    "prompt_logprobs": _but(instead="completions with echo and logprobs give them"),
+    "logprob_token_ids": _if_any("ask for logprobs"),
+    "allowed_token_ids": _if_any("use a grammar, or logit_bias"),
+    "bad_words": _if_any("use logit_bias"),
+    "logits_processors": _if_any(),
+    "guided_whitespace_pattern": _but(),
+    "structural_tag": _but(),
+    "repetition_detection": _if_any(),
+    "thinking_token_budget": _but(-1),
+    "vllm_xargs": _if_any(),
+    "watermarking": _if_on(),
+    "kv_transfer_params": _if_any(_ONE_MACHINE),
+    "ec_transfer_params": _if_any(_ONE_MACHINE),
+}
+_SGLANG: dict[str, Refused] = {
+    "stop_regex": _if_any("use stop, or end the answer by a grammar (regex)"),
+    "custom_logit_processor": _if_any(),
+    "lora_path": _if_any("name what /v1/models lists"),
+    "extra_key": _if_any("use cache_salt"),
+    "session_params": _if_any("send the whole conversation"),
+    "bootstrap_host": _if_any(_ONE_MACHINE),
+    "bootstrap_port": _but(instead=_ONE_MACHINE),
+    "bootstrap_room": _but(instead=_ONE_MACHINE),
+    "return_hidden_states": _if_on(),
+    "return_routed_experts": _if_on(),
+    "return_cached_tokens_details": _if_on("usage.prompt_tokens_details has the sum"),
+    "return_spec_tokens_details": _if_on("use return_groups"),
+    "watermark": _if_any(),
+}
+_LLAMA_CPP: dict[str, Refused] = {
+    "n_predict": _but(-1, instead="use max_tokens"),
+    "n_probs": _but(0, instead="use logprobs"),
+    "n_cmpl": _but(1, instead="use n"),
+    "n_indent": _but(0),
+    "min_keep": _but(0),
+    "repeat_penalty": _but(1, 1.0, instead="use repetition_penalty"),
+    "typical_p": _but(1, 1.0),
+    "mirostat": _but(0),
+    "dynatemp_range": _but(0, 0.0),
+    "dry_multiplier": _but(0, 0.0),
+    "xtc_probability": _but(0, 0.0),
+    "top_n_sigma": _but(-1, -1.0),
+    "adaptive_target": Refused(_is_negative),
+    "t_max_predict_ms": _but(0, -1, instead="use max_tokens"),
+    "samplers": _if_any(),
+    "lora": _if_any("name what /v1/models lists"),
+    "post_sampling_probs": _if_on("logprobs are the model's own"),
+    "response_fields": _if_any(),
+    "return_tokens": _if_on("use return_token_ids"),
+    "reasoning_budget_tokens": _but(-1),
+    "reasoning_control": _if_on(),
+}
+_LMDEPLOY: dict[str, Refused] = {
+    "repetition_ngram_size": _but(0),
+    "migration_request": _if_any(_ONE_MACHINE),
+    "with_cache": _if_on(_ONE_MACHINE),
+    "preserve_cache": _if_on(_ONE_MACHINE),
+}
+_BOTH = _COMMON | _SGLANG | _LLAMA_CPP | _LMDEPLOY
+
+REFUSED_CHAT: dict[str, Refused] = _BOTH | {
+    "functions": _if_any("use tools"),
+    "function_call": _but("none", "auto", instead="use tool_choice"),
+    "echo": _if_on(),
+    "add_special_tokens": _if_on("the chat template writes them"),
+    "chat_template": _but(instead="a template is code, and the model's own is used"),
+    "documents": _if_any("put them into the messages"),
+    "modalities": _but(["text"]),
+    "audio": _but(),
+    "moderation": _if_any(),
+    "reasoning_effort": _but("none", instead="use chat_template_kwargs, if the model's template reads it"),
+    "verbosity": _but("medium"),
+    "web_search_options": _but(),
+    "input_ids": _if_any("use completions, whose prompt may be token ids"),
+    "image_data": _if_any(),
+    "images_config": _if_any(),
+    "do_preprocess": _but(True, instead="use completions"),
+    "enable_thinking": _but(instead="put it into chat_template_kwargs"),
+    "thinking": _if_any("use chat_template_kwargs"),
+    "reasoning": _if_any("use chat_template_kwargs"),
+    "thinking_budget_tokens": _but(-1),
+    "min_new_tokens": _but(0, instead="use min_tokens"),
+    "return_logprob": _if_on("use logprobs"),
+    "return_meta_info": _if_on(),
+    "return_prompt_text": _if_on(),
+    "return_prompt_token_ids": _if_on("use return_token_ids"),
+    "return_input_ids_in_sglext": _if_on("use return_token_ids"),
+    "return_output_ids_in_sglext": _if_on("use return_token_ids"),
+    "return_sampling_mask": _if_on(),
+    "sampling_logprobs_mode": _but("selected"),
+    "tool_prompt": _but(""),
+}
+REFUSED_COMPLETION: dict[str, Refused] = _BOTH | {
+    "suffix": _if_any(),
+    "prompt_embeds": _but(),
+    "prediction": _but(instead="use chat completions"),
+    "continue_final_message": _if_on("a prompt is always continued"),
+    "images_config": _if_any(),
 }
 
-# llama.cpp's own; its cache_prompt, id_slot and the like change no answer.
-_LLAMA_CPP: dict[str, AsksNothing] = {
-    "n_predict": _only(-1),
-    "n_probs": _only(0),
-    "repeat_penalty": _only(1, 1.0),
-    "typical_p": _only(1, 1.0),
-    "mirostat": _only(0),
-    "dynatemp_range": _only(0, 0.0),
-    "dry_multiplier": _only(0, 0.0),
-    "xtc_probability": _only(0, 0.0),
-    "top_n_sigma": _only(-1, -1.0),
-    "t_max_predict_ms": _only(0, -1),
-    "grammar": _EMPTY,
-    "json_schema": _only(),
-    "samplers": _EMPTY,
-    "lora": _EMPTY,
-}
-UNSUPPORTED_CHAT: dict[str, AsksNothing] = (
-    _COMMON
-    | _LLAMA_CPP
-    | {
-        "functions": _EMPTY,
-        "function_call": _only("none", "auto"),
-        "echo": _OFF,
-        "add_special_tokens": _OFF,
-        "chat_template": _only(),
-        "documents": _EMPTY,
-        "modalities": _only(["text"]),
-        "audio": _only(),
-        "reasoning_effort": _only("none"),
-        "verbosity": _only("medium"),
-        "web_search_options": _only(),
-    }
-)
-
-UNSUPPORTED_COMPLETION: dict[str, AsksNothing] = (
-    _COMMON
-    | _LLAMA_CPP
-    | {
-        "suffix": _EMPTY,
-        "prompt_embeds": _only(),
-        "prediction": _only(),
-    }
-)
+_ONLY_WITH = "says how, where another field that is refused says that"
+_IMAGES = "of images, video and audio, which messages cannot have here"
+_HINT = "a hint for the cache or the scheduler, which need none"
+_TOLD = "adds to what is told, not to the answer"
+_NAMES = "names the request for logs; X-Request-Id does that here"
+_PLACE = "places the request in a cluster of that server's own kind"
+_REASONING = "a model's reasoning is part of its text here"
+IGNORED: dict[str, str] = {
+    **dict.fromkeys(
+        ["adaptive_decay", "dry_allowed_length", "dry_base", "dry_penalty_last_n", "dry_sequence_breakers",
+         "dynatemp_exponent", "mirostat_eta", "mirostat_tau", "repeat_last_n", "xtc_threshold", "custom_params",
+         "reasoning_budget_message", "repetition_ngram_threshold", "routed_experts_prompt_start",
+         "routed_experts_start_len", "return_flat_raw_output_top_logprobs", "return_flat_raw_top_logprobs_b64"],
+        _ONLY_WITH,
+    ),
+    **dict.fromkeys(
+        ["media_io_kwargs", "mm_processor_kwargs", "max_dynamic_patch", "min_dynamic_patch", "use_audio_in_video",
+         "video_config", "return_mm_kwargs"],
+        _IMAGES,
+    ),
+    **dict.fromkeys(
+        ["cache_prompt", "id_slot", "n_cache_reuse", "backend_sampling", "prompt_cache_key", "prompt_cache_options",
+         "prompt_cache_retention", "session_id"],
+        _HINT,
+    ),
+    **dict.fromkeys(["n_keep", "n_discard"], "a context is never shifted here: an answer ends with it"),
+    **dict.fromkeys(
+        ["timings_per_token", "return_progress", "verbose", "return_token_offsets", "stream_interval",
+         "sse_ping_interval"],
+        _TOLD,
+    ),
+    **dict.fromkeys(["request_id", "rid", "metadata", "safety_identifier", "custom_labels"], _NAMES),
+    **dict.fromkeys(["data_parallel_rank", "disagg_prefill_dp_rank", "routed_dp_rank"], _PLACE),
+    **dict.fromkeys(["include_reasoning", "separate_reasoning", "stream_reasoning", "reasoning_format"], _REASONING),
+    "task": "read by one model's own encoder only",
+}  # fmt: skip
 
 
-def reject_unsupported(fields: Mapping[str, AsksNothing], body: Mapping[str, Any]) -> None:
+def reject_unserved(fields: Mapping[str, Refused], body: Mapping[str, Any]) -> None:
     """Raise InvalidRequest for the first field of `body` that asks for something which `fields` says is not served."""
-    for name, asks_nothing in fields.items():
+    for name, refused in fields.items():
         value = body.get(name)
-        if value is not None and not asks_nothing(value):
-            raise InvalidRequest(f"{name} is not supported by this server with this value: leave it out.", name)
+        if value is not None and not refused.asks_nothing(value):
+            message = f"{name} is not supported by this server with this value: {refused.instead}."
+            raise InvalidRequest(message, name)

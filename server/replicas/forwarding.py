@@ -26,6 +26,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from hamburger.engine.types.errors import EngineUnavailable, QueueTimeout
 from hamburger.server.api.errors import ApiError, add_error_handlers, error_event, to_api_error
+from hamburger.server.api.origins import check_origin
 from hamburger.server.api.request_body import read_whole
 from hamburger.server.api.streaming import unless_client_leaves
 from hamburger.server.config import ServeSettings
@@ -93,6 +94,8 @@ class _Forwarder:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
+        if request.method == "POST":
+            check_origin(request.headers, self._settings.cors_origin)
         call = WholeRequest.of(scope, await read_whole(request, self._settings))  # what is too large, a replica refuses
         if request.method == "GET" and request.url.path in _ASKED_OF_ALL:
             await _response(request.url.path, await self._ask_all(call))(scope, receive, send)

@@ -24,6 +24,7 @@ from hamburger.server.operation.metrics import ServerMetrics
 
 logger = logging.getLogger(__name__)
 _PASSED_ON = ("type", "http_version", "method", "scheme", "path", "raw_path", "query_string", "root_path", "headers")
+_OF_THE_FRONT = (b"origin", b"sec-fetch-site")  # it has looked at them
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,8 @@ class WholeRequest:
     @classmethod
     def of(cls, scope: Scope, body: bytes) -> WholeRequest:
         kept = {name: scope[name] for name in _PASSED_ON if name in scope}
-        kept["headers"] = [(bytes(name), bytes(value)) for name, value in scope["headers"]]
+        headers = [(bytes(name), bytes(value)) for name, value in scope["headers"]]
+        kept["headers"] = [(name, value) for name, value in headers if name not in _OF_THE_FRONT]
         kept["client"] = tuple(scope["client"]) if scope.get("client") else None
         return cls(kept, body)
 

@@ -31,7 +31,9 @@ def strict(grafted_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> It
 
 def refused(server: RealServer, path: str, body: Any, **headers: str) -> tuple[int, dict[str, Any], httpx.Headers]:
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
-    response = httpx.post(server.url + path, content=content, headers={**KEY, **headers}, timeout=30)
+    response = httpx.post(
+        server.url + path, content=content, headers={"Content-Type": "application/json", **KEY, **headers}, timeout=30
+    )
     body = response.json()
     assert body.keys() == {"error"}
     error: dict[str, Any] = body["error"]

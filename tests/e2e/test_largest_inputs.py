@@ -20,9 +20,9 @@ import httpx
 import pytest
 
 from hamburger.server.api.completions import MAX_COPIED, MAX_STOP_CHARACTERS
-from hamburger.server.api.protocol import MAX_BIASES
 from hamburger.server.api.request_body import MAX_CONTAINERS, MAX_VALUES
 from hamburger.server.api.tokenizer_routes import MAX_TOKENIZED, MAX_TOKENS
+from hamburger.server.bodies.generation import MAX_BIASES
 from real_server import RealServer
 
 pytestmark = pytest.mark.slow

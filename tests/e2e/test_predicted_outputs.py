@@ -145,7 +145,7 @@ def test_what_is_refused_names_its_field(asked: Asked) -> None:
         with pytest.raises(openai.BadRequestError) as refused:
             asked.whole(prediction=predicted("a"), **beside)
         assert refused.value.param == field
-    with pytest.raises(openai.BadRequestError, match="The prediction has") as refused:
+    with pytest.raises(openai.BadRequestError, match="the prediction has") as refused:
         asked.whole(prediction=predicted(asked.plain * 200))
     assert refused.value.param == "prediction"
 

@@ -15,7 +15,7 @@ import torch
 from fakes import EOS, VOCAB_SIZE, ByteTokenizer, ScriptedRunner, fake_core
 from hamburger.engine.core.core import EngineCore
 from hamburger.engine.device.runner import Runner
-from hamburger.engine.text.grammar import Grammars, choice_grammar, json_grammar, lark_grammar, regex_grammar
+from hamburger.engine.text.grammar import Grammars, choice_grammar, context_free_grammar, json_grammar, regex_grammar
 from hamburger.engine.text.json_numbers import MAX_DIGITS, DigitTokens, NumberLimit
 from hamburger.engine.types.config import EngineConfig
 from hamburger.engine.types.errors import InvalidRequest
@@ -60,7 +60,7 @@ def allowed(matcher: Any) -> Any:
          ['"12:30:00.12345678910Z"'], ['"12:30:00Z"']),
         (choice_grammar(["yes", "no (maybe)", "a\nb", ""]), ["yes", "no (maybe)", "a\nb", ""], ["no", "yess", "n"]),
         (regex_grammar("[0-9]{3}-[a-z]+"), ["123-abc"], ["12-abc", "123-"]),
-        (lark_grammar('start: "a" NUM\nNUM: /[0-9]+/'), ["a1", "a123"], ["a", "b1"]),
+        (context_free_grammar('start: "a" NUM\nNUM: /[0-9]+/'), ["a1", "a123"], ["a", "b1"]),
     ],
 )  # fmt: skip
 def test_texts(grammar: str, good: list[str], bad: list[str]) -> None:
@@ -117,7 +117,7 @@ def test_a_regular_expression_has_as_many_digits_as_it_says() -> None:
         (json_grammar(False), "Unsatisfiable"),
         (json_grammar({"$ref": "http://elsewhere/schema"}), "elsewhere"),
         (regex_grammar("(a"), "unclosed group"),
-        (lark_grammar("start: nothing"), "nothing"),
+        (context_free_grammar("start: nothing"), "nothing"),
     ],
 )
 def test_what_cannot_be_is_refused_with_the_reason(grammar: str, why: str) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from fakes import EOS, VOCAB_SIZE, ByteTokenizer
-from hamburger.engine.text.grammar import Grammars, choice_grammar, json_grammar, lark_grammar, regex_grammar
+from hamburger.engine.text.grammar import Grammars, choice_grammar, context_free_grammar, json_grammar, regex_grammar
 from hamburger.engine.types.errors import InvalidRequest
 
 BYTES = Grammars(ByteTokenizer, VOCAB_SIZE, [EOS])
@@ -27,7 +27,7 @@ BYTES = Grammars(ByteTokenizer, VOCAB_SIZE, [EOS])
         (lambda: regex_grammar("a" * 500_001), "regular expression has 500,001 characters"),
         (lambda: choice_grammar(["a" * 999] * 501), "choice has 501,000 characters"),
         (lambda: choice_grammar([""] * 500_001), "choice has 500,001 characters"),
-        (lambda: lark_grammar("start: " + "a" * 500_000), "grammar has 500,007 characters"),
+        (lambda: context_free_grammar("start: " + "a" * 500_000), "grammar has 500,007 characters"),
     ],
 )
 def test_what_would_take_seconds_to_compile_is_refused_before(write: Callable[[], str], why: str) -> None:

@@ -55,7 +55,8 @@ async def until_running(number: int) -> None:
         GrammarSource("json_text", '{"type": "boolean"}'),
         GrammarSource("regex", "[a-c]{2,5}"),
         GrammarSource("choice", ["yes", "no"]),
-        GrammarSource("lark", 'start: "a" | "b"'),
+        GrammarSource("grammar", 'start: "a" | "b"'),
+        GrammarSource("grammar", 'root ::= "a" | "b"'),
     ],
 )
 async def test_the_text_is_what_the_writers_write(source: GrammarSource) -> None:

@@ -67,6 +67,9 @@ class ByteTokenizer:
     def token_bytes(self, token_id: int, *, first: bool = False) -> bytes:
         return bytes([token_id]) if token_id < BOS else list(SPECIALS)[token_id - BOS].encode()
 
+    def token_text(self, token_id: int) -> str:
+        return chr(token_id) if token_id < BOS else list(SPECIALS)[token_id - BOS]
+
     def is_special(self, token_id: int) -> bool:
         return token_id >= BOS
 

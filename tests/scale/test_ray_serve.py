@@ -89,7 +89,11 @@ def test_the_surface_is_ours(cluster: Cluster) -> None:
         assert (refused.status_code, error_of(refused)["param"]) == (400, "max_tokens")
         assert client.post(CHAT, json={**chat, "model": "other"}).status_code == 404
         assert error_of(client.get("/nothing"))["message"] == "There is nothing at /nothing."
-        too_large = client.post(COMPLETIONS, content=b" " * (ServeSettings().max_body_size + 1))
+        too_large = client.post(
+            COMPLETIONS,
+            content=b" " * (ServeSettings().max_body_size + 1),
+            headers={"Content-Type": "application/json"},
+        )
         assert too_large.status_code == 413
         assert client.post("/tokenize", json={"prompt": "a b"}).json()["count"] > 0
         assert CHAT in client.get("/openapi.json").json()["paths"]

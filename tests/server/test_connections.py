@@ -23,7 +23,7 @@ from hamburger.server.operation import connections
 from hamburger.server.operation.connections import allow_open_files, bounded_protocol
 from serving import COMPLETIONS, ByChoice, Served, on_port, serving, until
 
-POST = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n"
+POST = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
 
 
 @asynccontextmanager

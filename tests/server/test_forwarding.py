@@ -205,7 +205,7 @@ async def test_nobody_takes_it() -> None:
 async def test_a_body_that_is_too_large_is_refused_by_a_replica() -> None:
     small = {"max_body_size": 100}
     async with serving([[EOS]], settings=small) as server, front(Listed(server), small) as client:
-        response = await client.post(COMPLETIONS, content=b" " * 5000)
+        response = await client.post(COMPLETIONS, content=b" " * 5000, headers={"Content-Type": "application/json"})
     assert response.status_code == 413
     assert "max_body_size" in error_of(response)["message"]
 

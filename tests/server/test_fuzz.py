@@ -13,8 +13,10 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from fakes import EOS
-from hamburger.server.api.protocol import ChatBody, CompletionBody, GenerationBody
-from hamburger.server.api.tokenizer_routes import DetokenizeBody, TokenizeBody
+from hamburger.server.bodies.chat import ChatBody
+from hamburger.server.bodies.completion import CompletionBody
+from hamburger.server.bodies.generation import GenerationBody
+from hamburger.server.bodies.tokenizer import DetokenizeBody, TokenizeBody
 from serving import CHAT, COMPLETIONS, HELLO, error_of, events, serving, split
 
 Send = Callable[[str, bytes | str], httpx.Response]
@@ -75,7 +77,7 @@ def likely(body: type[Any]) -> dict[str, st.SearchStrategy[Any]]:
     for name, field in body.model_fields.items():
         plain = st.booleans() if "bool" in str(field.annotation) else SMALL
         found[name] = st.sampled_from(LIKELY[name]) if name in LIKELY else plain
-    unsupported = body.unsupported if issubclass(body, GenerationBody) else ()
+    unsupported = body.refused if issubclass(body, GenerationBody) else ()
     return found | {name: st.none() | st.booleans() for name in unsupported}
 
 

@@ -127,9 +127,13 @@ async def test_references_within_the_limit_pass() -> None:
     """Also such as go in circles, or lead to nothing."""
     async with serving([[*b"[]"], [EOS]]) as server:
         for value in (chained(300), {"type": "array", "items": {"$ref": "#"}}):
-            response = await server.client.post(CHAT, content=schema(value))
+            response = await server.client.post(
+                CHAT, content=schema(value), headers={"Content-Type": "application/json"}
+            )
             assert response.status_code == 200, response.text
-        response = await server.client.post(CHAT, content=schema({"$ref": "#/nothing/7"}))
+        response = await server.client.post(
+            CHAT, content=schema({"$ref": "#/nothing/7"}), headers={"Content-Type": "application/json"}
+        )
         assert response.status_code == 400
 
 
@@ -149,7 +153,9 @@ async def test_tokenize_takes_no_more_than_it_should() -> None:
 async def test_what_is_odd_but_right_passes() -> None:
     async with serving([[65], [EOS]]) as server:
         for rest in ('"top_k": ' + DIGITS, '"stop": []', '"prompt": "a\\u0000b"', '"x": ' + "[" * 50 + "]" * 50):
-            response = await server.client.post(COMPLETIONS, content=completion(rest))
+            response = await server.client.post(
+                COMPLETIONS, content=completion(rest), headers={"Content-Type": "application/json"}
+            )
             assert response.status_code == 200, response.text
 
 

@@ -122,7 +122,9 @@ async def test_a_wrong_confidence_and_other_errors_are_those_of_the_model_that_w
         assert (await served.complete("base@1.5")).status_code == 400
         assert (await served.complete("base", max_tokens=500)).status_code == 400
         assert (await served.complete("burger", max_tokens=100)).status_code == 200  # whose context is longer
-        assert (await served.client.post(COMPLETIONS, content=b"{")).status_code == 400
+        assert (
+            await served.client.post(COMPLETIONS, content=b"{", headers={"Content-Type": "application/json"})
+        ).status_code == 400
         found = await served.metrics()
     assert found["hamburger_request_failure_total", "base", "400"] == 2
     assert found["hamburger_request_failure_total", "", "400"] == 1
@@ -132,8 +134,7 @@ async def test_a_wrong_confidence_and_other_errors_are_those_of_the_model_that_w
 async def test_both_are_listed_with_what_is_their_own() -> None:
     async with pair() as served:
         cards = {card["id"]: card for card in (await served.client.get("/v1/models")).json()["data"]}
-        assert [name for name in cards if "@" not in name] == ["burger", "base"]
-        assert {"burger@0.8", "base@0.8"} <= cards.keys()
+        assert list(cards) == ["burger", "base"]
         assert (cards["burger"]["max_model_len"], cards["base"]["max_model_len"]) == (256, 99)
         assert (await served.client.get("/v1/models/base")).json() == cards["base"]
         alias = (await served.client.get("/v1/models/base@0.33")).json()

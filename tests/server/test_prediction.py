@@ -38,10 +38,11 @@ async def test_a_right_prediction_saves_steps_and_changes_nothing() -> None:
         assert told == accepted
 
 
-@pytest.mark.parametrize("stream_options", [{"include_usage": True}, {"continuous_usage_stats": True}])
-async def test_streamed_usage_tells_of_it_too(stream_options: dict[str, Any]) -> None:
+@pytest.mark.parametrize("continuous", [False, True])
+async def test_streamed_usage_tells_of_it_too(continuous: bool) -> None:
     async with drafting(TEXT) as server:
-        asked = {"max_tokens": 18, "stream_options": stream_options, "return_groups": True}
+        options = {"include_usage": True, "continuous_usage_stats": continuous}
+        asked = {"max_tokens": 18, "stream_options": options, "return_groups": True}
         chunks = await server.stream(CHAT, **asked, **predicted(TEXT))
     groups = groups_of(chunks)
     accepted, rejected = details(chunks[-1]["usage"])
@@ -113,8 +114,8 @@ async def test_it_goes_with_a_grammar() -> None:
         ({"prediction": {"content": "a"}}, "prediction", ""),
         ({"prediction": {"type": "tokens", "content": "a"}}, "prediction", ""),
         ({"prediction": "a"}, "prediction", ""),
-        (predicted("a" * 257), "prediction", "The prediction has 257 tokens, but the context holds 256"),
-        (predicted("a" * 2000), "prediction", "The prediction has 2000 characters"),
+        (predicted("a" * 257), "prediction", "context length is 256 tokens, but the prediction has 257"),
+        (predicted("a" * 2000), "prediction", "the prediction has 2000"),
     ],
 )
 async def test_refusals_name_the_field(body: dict[str, Any], param: str, says: str) -> None:

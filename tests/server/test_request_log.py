@@ -18,6 +18,8 @@ from hamburger.engine.logs import JsonFormatter, TextFormatter
 from hamburger.server.operation.request_log import FIELDS
 from serving import CHAT, COMPLETIONS, HELLO, MODEL, ByChoice, on_port, serving, split, until
 
+HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+
 Lines = Callable[[], list[dict[str, Any]]]
 
 
@@ -87,7 +89,7 @@ async def test_a_client_that_left_is_told(lines: Lines, stream: bool) -> None:
     ):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         body = json.dumps({"prompt": "a", "max_tokens": 150, "stream": stream}).encode()
-        writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
+        writer.write(HEAD + b"Content-Length: %d\r\n\r\n%s" % (len(body), body))
         gate.step()
         if stream:
             await reader.readuntil(b"data: ")
@@ -106,7 +108,7 @@ async def test_a_client_that_left_is_told(lines: Lines, stream: bool) -> None:
 async def test_a_body_that_breaks_off_is_the_clients_doing(lines: Lines, caplog: pytest.LogCaptureFixture) -> None:
     async with serving() as server, on_port(server.app) as port:
         _, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(b'POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{"prompt"')
+        writer.write(HEAD + b'Content-Length: 100\r\n\r\n{"prompt"')
         await writer.drain()
         writer.close()
         await until(lambda: bool(lines()))

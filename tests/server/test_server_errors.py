@@ -24,8 +24,8 @@ BAD_BOTH: list[tuple[str, Any]] = [
     ("stream_options", {"include_usage": True}), ("ignore_eos", 1), ("skip_special_tokens", "no"), ("confidence", 1.1),
     ("confidence", -0.1), ("confidence", "0.5"), ("confidence", True), ("return_groups", 1), ("model", 5), ("user", 1),
     ("store", True), ("service_tier", "flex"),
-    ("echo", "yes"), ("guided_json", {}), ("use_beam_search", True), ("structural_tag", "x"),
-    ("n_predict", 5), ("repeat_penalty", 1.1), ("grammar", "root ::= x"), ("json_schema", {}), ("mirostat", 2),
+    ("echo", "yes"), ("guided_json", 5), ("use_beam_search", True), ("structural_tag", "x"),
+    ("n_predict", 5), ("repeat_penalty", 1.1), ("grammar", "root ::= x"), ("json_schema", 5), ("mirostat", 2),
     ("dry_multiplier", 0.8), ("typical_p", 0.9), ("samplers", ["top_k"]),
     ("prompt_logprobs", 1), ("min_tokens", 300), ("model", f"{MODEL}@1.5"), ("model", f"{MODEL}@-1"),
 ]  # fmt: skip
@@ -77,14 +77,16 @@ async def test_a_bad_field_is_a_400_that_names_it(path: str, field: str, value: 
 )  # fmt: skip
 async def test_a_body_that_is_no_json_object_is_a_400(content: bytes) -> None:
     async with serving([[EOS]]) as server:
-        response = await server.client.post(COMPLETIONS, content=content)
+        response = await server.client.post(COMPLETIONS, content=content, headers={"Content-Type": "application/json"})
         assert response.status_code == 400
         assert error_of(response)["param"] is None
 
 
 async def test_an_infinite_number_is_a_400_that_names_it() -> None:
     async with serving([[EOS]]) as server:
-        response = await server.client.post(COMPLETIONS, content=b'{"prompt": "a", "temperature": 1e999}')
+        response = await server.client.post(
+            COMPLETIONS, content=b'{"prompt": "a", "temperature": 1e999}', headers={"Content-Type": "application/json"}
+        )
     assert response.status_code == 400
     assert error_of(response)["param"] == "temperature"
 

@@ -33,6 +33,39 @@ async def test_an_answer_ends_with_its_json(form: dict[str, Any], sizes: tuple[i
         assert "".join(c["choices"][0]["delta"].get("content") or "" for c in chunks) == '{"a": 1}'
 
 
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"response_format": {"type": "json_object", "schema": OBJECT}}, '{"a": 1}'),
+        ({"response_format": {"type": "json_schema", "schema": OBJECT}}, '{"a": 1}'),
+        ({"guided_json": OBJECT}, '{"a": 1}'),
+        ({"guided_json": json.dumps(OBJECT)}, '{"a": 1}'),
+        ({"guided_regex": "[0-9]{3}"}, "123"),
+        ({"guided_choice": ["yes", "no"]}, "no"),
+        ({"guided_grammar": 'start: "a" ("b" | "c")'}, "ac"),
+        ({"guided_grammar": 'root ::= "a" ("b" | "c")'}, "ac"),
+        ({"json_schema": OBJECT}, '{"a": 1}'),
+        ({"json_schema": json.dumps(OBJECT)}, '{"a": 1}'),
+        ({"regex": "[0-9]{3}"}, "123"),
+        ({"ebnf": 'root ::= x y\nx ::= "a"\ny ::= [b-c]'}, "ab"),
+        ({"grammar": 'root ::= "a" ("b" | "c")'}, "ac"),
+        ({"structured_outputs": {"grammar": 'root ::= "a" ("b" | "c")'}}, "ac"),
+    ],
+)
+async def test_every_way_to_say_what_an_answer_must_look_like(path: str, fields: dict[str, Any], text: str) -> None:
+    async with serving([[*text.encode(), *b" and more"], [EOS]], max_group=20) as server:
+        prompt: dict[str, Any] = {"messages": HELLO} if path == CHAT else {"prompt": "a"}
+        [choice] = (await server.ok(path, {**prompt, "max_tokens": 30, **fields}))["choices"]
+    assert (choice["message"]["content"] if path == CHAT else choice["text"]) == text
+    assert choice["finish_reason"] == "stop"
+
+
+async def test_an_empty_grammar_is_none() -> None:
+    async with serving([[*b"any"], [EOS]]) as server:
+        assert (await server.complete(grammar="", ebnf=""))["choices"][0]["text"] == "any"
+
+
 @pytest.mark.parametrize(
     ("outputs", "text"),
     [
@@ -56,6 +89,15 @@ async def test_structured_outputs_of_completions(outputs: dict[str, Any], text: 
     [
         ({"response_format": {"type": "xml"}}, "response_format", "type"),
         ({"response_format": {"type": "json_schema"}}, "response_format", "json_schema"),
+        ({"response_format": {"type": "text", "schema": {}}}, "response_format", "schema goes with"),
+        ({"response_format": {**schema_format({}), "schema": {}}}, "response_format", "schema goes with"),
+        ({"response_format": {"type": "json_object", "schema": {"type": "foo"}}}, "response_format", "Invalid type"),
+        ({"guided_regex": "(a"}, "guided_regex", "unclosed"),
+        ({"json_schema": "{"}, "json_schema", "no JSON"),
+        ({"ebnf": "root = a"}, "ebnf", "no GBNF"),
+        ({"grammar": "root ::= nothing"}, "grammar", "nothing"),
+        ({"guided_choice": ["a"], "regex": "a"}, "guided_choice", "either regex"),
+        ({"regex": "a", "response_format": {"type": "json_object"}}, "regex", "either response_format"),
         ({"response_format": {"type": "text", "json_schema": {}}}, "response_format", "json_schema"),
         ({"response_format": schema_format({"type": "foo"})}, "response_format", "Invalid type: foo"),
         ({"response_format": schema_format({"uniqueItems": True, "type": "array"})}, "response_format", "uniqueItems"),
