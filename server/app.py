@@ -9,6 +9,7 @@ from fastapi import Depends, FastAPI
 
 from hamburger.engine.async_engine import AsyncEngine
 from hamburger.engine.text.grammar_processes import GrammarProcesses
+from hamburger.server.api.answering import Answering
 from hamburger.server.api.auth import require_api_key
 from hamburger.server.api.completions import completion_routes
 from hamburger.server.api.errors import add_error_handlers
@@ -22,9 +23,16 @@ from hamburger.server.bodies.chat import ChatBody
 from hamburger.server.bodies.completion import CompletionBody
 from hamburger.server.bodies.tokenizer import DetokenizeBody, TokenizeBody
 from hamburger.server.config import ServeSettings
+from hamburger.server.messages.body import MessagesBody, PromptBody
+from hamburger.server.messages.errors import PATH as MESSAGES
+from hamburger.server.messages.errors import messages_error
+from hamburger.server.messages.routes import message_routes
 from hamburger.server.operation.key_limits import KeyLimits
 from hamburger.server.operation.metrics import ServerMetrics
 from hamburger.server.operation.middleware import RequestIds, allow_origins
+from hamburger.server.responses.body import ResponsesBody
+from hamburger.server.responses.routes import response_routes
+from hamburger.server.responses.store import ResponseStore
 from hamburger.server.server_tokenizer import ServerTokenizer
 from hamburger.server.tools.tool_parsers import family_of
 
@@ -53,14 +61,17 @@ def create_app_of(contexts: Sequence[ModelContext], settings: ServeSettings) -> 
     """The application for several models, whose metrics are rendered together. `settings` are the server's own."""
     models = ServedModels(contexts)
     app = FastAPI(title="HAMburger Serve", version=version("hamburger-serve"))
-    add_error_handlers(app, models.count_failure)
+    add_error_handlers(app, models.count_failure, {MESSAGES: messages_error})
+    answering = Answering(models, KeyLimits(settings))
     key_needed = [Depends(require_api_key(settings.api_keys()))]
     page_known = [Depends(require_known_page(settings.cors_origin)), *key_needed]
-    app.include_router(completion_routes(models, KeyLimits(settings)), dependencies=page_known)
+    app.include_router(completion_routes(answering), dependencies=page_known)
+    app.include_router(message_routes(answering), dependencies=page_known)
+    app.include_router(response_routes(answering, ResponseStore(settings.response_store)), dependencies=page_known)
     app.include_router(model_routes(models), dependencies=key_needed)
     app.include_router(tokenizer_routes(models), dependencies=page_known)
     app.include_router(operation_routes(models), dependencies=[] if settings.public_operation else key_needed)
-    document(app, ChatBody, CompletionBody, TokenizeBody, DetokenizeBody)
+    document(app, ChatBody, CompletionBody, MessagesBody, PromptBody, ResponsesBody, TokenizeBody, DetokenizeBody)
     allow_origins(app, settings.cors_origin)
     app.add_middleware(RequestIds, logs=settings.access_log)  # the last one added is the outermost
     return app

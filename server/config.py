@@ -141,6 +141,9 @@ class ServeSettings(_EngineSettings):
     max_confidence: float | None = Field(
         None, ge=0, le=1, description="highest that confidence auto chooses (default: the checkpoint's)"
     )
+    response_store: Annotated[int, BeforeValidator(parse_bytes)] = Field(
+        64 * 2**20, ge=0, description="memory for stored responses (/v1/responses), the oldest of which make room"
+    )
     max_body_size: Annotated[int, BeforeValidator(parse_bytes)] = Field(
         8 * 2**20, ge=1, description="largest body of a request, such as 8MiB"
     )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, TypeVar
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -13,5 +14,7 @@ ListOf = Annotated[list[T], Field(fail_fast=True)]
 
 class Schema(BaseModel):
     """Types are strict (a bool is no int, "1" is no number), unknown fields are ignored, NaN is refused."""
+
+    refused: ClassVar[Mapping[str, Any]] = {}  # fields of other servers (bodies/known_fields.py)
 
     model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False, protected_namespaces=())

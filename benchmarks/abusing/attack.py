@@ -19,6 +19,8 @@ SECONDS = 60.0  # which no answer may take
 OF_LOAD = {"queue_full", "queue_timeout", "out_of_memory"}  # codes of 429 and 503 that are no fault
 OF_KILLS = {"engine_unavailable"}  # nor these, where engines are killed
 INSIDES = ("Traceback (most recent", 'File "/', "object at 0x", "SIGKILL", "site-packages")
+# Types of the last events of typed streams.
+LAST = {"message_stop", "response.completed", "response.incomplete", "response.failed", "error"}
 # Sent as they are: what is no HTTP, or two kinds of it.
 RAW: list[bytes] = [
     b"", b"\r\n\r\n", b"GET\r\n\r\n", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", b"GET / HTTP/3\r\n\r\n",
@@ -78,6 +80,8 @@ def why_wrong(status: int, text: str, allowed: Set[str] = OF_LOAD) -> str | None
             return f"{status} with an error of {len(text)} characters"
         return None
     if text.startswith("data: ") and not text.endswith("data: [DONE]\n\n"):
+        return "a stream without an end"
+    if text.startswith("event: ") and text.rstrip().rpartition("event: ")[2].partition("\n")[0] not in LAST:
         return "a stream without an end"
     return None
 

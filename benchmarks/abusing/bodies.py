@@ -14,13 +14,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 JSON = "application/json"
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 BASES: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hi"}]},
     "/v1/completions": {"prompt": "Hi"},
+    "/v1/responses": {"input": "Hi", "max_output_tokens": 3},
+    "/v1/messages": {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3},
     "/tokenize": {"prompt": "Hi"},
     "/detokenize": {"tokens": [1, 2]},
 }
-MOST = {"max_tokens": 6, "max_completion_tokens": 6, "n": 3, "best_of": 3, "min_tokens": 6}
+MOST = {"max_tokens": 6, "max_completion_tokens": 6, "max_output_tokens": 6, "n": 3, "best_of": 3, "min_tokens": 6}
 ODD: list[Any] = [
     None, True, -1, 0, 1, 2, 3.5, -0.0, 1e308, -1e308, 2**31, 2**63, -(2**63) - 1, 10**40, "", "x", "\x00", "\ud800",
     "\u202e", "é" * 40, "a" * 5000, [], [[]], [None], {}, {"": 0}, {"a": {"b": [1, "c"]}}, [0] * 500, ["a", 1, None],
@@ -94,7 +97,7 @@ class Bodies:
         properties = self._paths[path].get("properties", {})
         for name in draw.sample(sorted(properties.keys() - self._without), min(len(properties), draw.randrange(7))):
             body[name] = self.value(draw, properties[name])
-        if "max_tokens" not in body and path.startswith("/v1/"):
+        if path in (CHAT, COMPLETIONS) and "max_tokens" not in body:
             body["max_tokens"] = 3
         return body
 
@@ -102,7 +105,7 @@ class Bodies:
         """Mostly one that the schema allows."""
         schema = self._resolved(schema)
         if draw.random() < 0.03 or depth > 6:
-            return draw.choice(ODD)
+            return copy.deepcopy(draw.choice(ODD))
         for name in ("anyOf", "oneOf", "allOf"):
             if name in schema:
                 return self.value(draw, draw.choice(schema[name]), depth + 1)
@@ -145,9 +148,10 @@ class Bodies:
     def _spoilt(self, draw: random.Random, body: dict[str, Any]) -> Any:
         """One place of it is another thing, or not there."""
         if draw.random() < 0.05:
-            return draw.choice(ODD)
+            return copy.deepcopy(draw.choice(ODD))
         if draw.random() < 0.1:
-            return {**body, draw.choice(["", "no_such_field", "__class__", "a" * 300]): draw.choice(ODD)}
+            name = draw.choice(["", "no_such_field", "__class__", "a" * 300])
+            return {**body, name: copy.deepcopy(draw.choice(ODD))}
         holder: Any = body
         while True:
             keys = list(holder) if isinstance(holder, dict) else list(range(len(holder)))
@@ -193,7 +197,7 @@ def _has_no_end(body: Any) -> bool:
     """An answer may be as long as the context is."""
     if not isinstance(body, dict):
         return False
-    return body.get("max_tokens") is None and body.get("max_completion_tokens") is None
+    return all(body.get(name) is None for name in ("max_tokens", "max_completion_tokens", "max_output_tokens"))
 
 
 def _kept_short(body: Any) -> Any:

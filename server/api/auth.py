@@ -1,4 +1,7 @@
-"""API keys: `Authorization: Bearer KEY`, any of several, compared in constant time. Without keys everyone passes."""
+"""API keys: `Authorization: Bearer KEY` or `X-Api-Key: KEY`, any of several, compared in constant time.
+
+Without keys everyone passes.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +24,8 @@ def require_api_key(keys: Sequence[str]) -> Callable[[Request], Awaitable[None]]
         if not secrets:
             return
         scheme, _, given = request.headers.get("authorization", "").partition(" ")
+        if not scheme and (key := request.headers.get("x-api-key")):  # Anthropic's clients
+            scheme, given = "bearer", key
         token = given.strip(" \t").encode("latin-1")  # how the header's bytes were decoded
         # A list, so that every key is compared whichever one matches.
         matches = [hmac.compare_digest(token, secret) for secret in secrets]

@@ -14,7 +14,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -97,18 +96,23 @@ def error_body(error: ApiError) -> dict[str, Any]:
     }
 
 
-def error_event(error: ApiError) -> bytes:
-    """The event that ends a stream which had already begun; `data: [DONE]` follows it."""
-    return f"data: {json.dumps(error_body(error))}\n\n".encode()
+Shape = Callable[[ApiError], dict[str, Any]]
 
 
-def add_error_handlers(app: FastAPI, on_failure: Callable[[Scope, int], None]) -> None:
-    """Answer every exception in the one shape; `on_failure(scope, status)` counts each."""
+def add_error_handlers(
+    app: FastAPI, on_failure: Callable[[Scope, int], None], shapes: Mapping[str, Shape] | None = None
+) -> None:
+    """Answer every exception in the one shape; `on_failure(scope, status)` counts each.
+
+    shapes: other ones, by what a path begins with.
+    """
 
     def respond(scope: Scope, error: ApiError) -> JSONResponse:
         on_failure(scope, error.status)
         entry_of(scope).failed(error)
-        return JSONResponse(error_body(error), status_code=error.status, headers=error.headers)
+        path = scope.get("path", "")
+        shape = next((of for start, of in (shapes or {}).items() if path.startswith(start)), error_body)
+        return JSONResponse(shape(error), status_code=error.status, headers=error.headers)
 
     async def known(request: Request, error: Exception) -> JSONResponse:
         return respond(request.scope, to_api_error(error))
@@ -120,8 +124,10 @@ def add_error_handlers(app: FastAPI, on_failure: Callable[[Scope, int], None]) -
         if error.status_code == 404:
             message = f"There is nothing at {cut(request.url.path)}."
             if request.url.path.startswith("/v1/"):
-                message += " Served are /v1/chat/completions, /v1/completions and /v1/models: this is one text model,"
-                message += " without embeddings, images or audio."
+                message += (
+                    " Served are /v1/chat/completions, /v1/completions, /v1/responses, /v1/messages and /v1/models:"
+                )
+                message += " this is one text model, without embeddings, images or audio."
         elif error.status_code == 405:
             message = f"{cut(request.url.path)} does not answer {cut(request.method)}."
         return respond(request.scope, ApiError(error.status_code, message, headers=error.headers))

@@ -8,7 +8,9 @@ they are counted before.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
 
 from fastapi import Request
@@ -18,7 +20,6 @@ from starlette.requests import ClientDisconnect
 
 from hamburger.engine.types.errors import InvalidRequest, cut, shown
 from hamburger.server.api.errors import ApiError
-from hamburger.server.bodies.generation import GenerationBody
 from hamburger.server.bodies.known_fields import reject_unserved
 from hamburger.server.config import ServeSettings
 from hamburger.server.operation.request_log import CLIENT_LEFT
@@ -39,10 +40,14 @@ async def read_body(request: Request, schema: type[S], settings: ServeSettings) 
         raise ApiError(413, f"The request's body has more than {settings.max_body_size} bytes (max_body_size).")
     _check_number(data)
     body = _parse(data)
-    if issubclass(schema, GenerationBody):
-        reject_unserved(schema.refused, body)
+    reject_unserved(schema.refused, body)
     if ignored := body.keys() - schema.model_fields.keys():
         logger.debug("ignored fields: %s", ", ".join(sorted(ignored)))
+    return validated(schema, body)
+
+
+def validated(schema: type[S], body: Mapping[str, Any]) -> S:
+    """A parsed body as `schema`. Raises InvalidRequest."""
     try:
         return schema.model_validate(body)
     except ValidationError as error:
@@ -50,6 +55,16 @@ async def read_body(request: Request, schema: type[S], settings: ServeSettings) 
         field = str(first["loc"][0]) if first["loc"] else None
         message = first["msg"].removeprefix("Value error, ")
         raise InvalidRequest(f"{_path(first['loc'])}: {message}.", field) from error
+
+
+@contextlib.contextmanager
+def naming(names: Mapping[str, str]) -> Iterator[None]:
+    """Errors inside name a field as the client knows it. names: from ours to theirs."""
+    try:
+        yield
+    except InvalidRequest as error:
+        error.param = None if error.param is None else names.get(error.param, error.param)
+        raise
 
 
 async def read_whole(request: Request, settings: ServeSettings) -> bytes:

@@ -1,6 +1,6 @@
 """From the engine's request streams to one HTTP answer: choices merged, clients watched, events framed.
 
-    submit -> Generation (choices merged) -> first group -> EventStream, one event a group -> usage -> [DONE]
+    submit -> Generation (choices merged) -> first group -> EventStream: the reply's events of each group, and its end
 
 Nothing is sent before the first group is there: until then every error is an ordinary HTTP error.
 """
@@ -8,7 +8,6 @@ Nothing is sent before the first group is there: until then every error is an or
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
 from functools import partial
@@ -23,15 +22,14 @@ from starlette.types import Message, Receive, Scope, Send
 from hamburger.engine.request import RequestUpdate
 from hamburger.engine.request_stream import RequestStream
 from hamburger.engine.types.errors import HamburgerError
-from hamburger.server.api.errors import ApiError, error_event, to_api_error
-from hamburger.server.api.responses import Reply
+from hamburger.server.api.errors import ApiError, to_api_error
+from hamburger.server.api.reply import Reply
 from hamburger.server.operation.request_log import CLIENT_LEFT
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 _LARGE = 2**20  # bytes of an answer
 _MANY_SCORES = 200  # of a prompt: a few ms of writing them
-_DONE = b"data: [DONE]\n\n"
 
 
 class Generation:
@@ -146,6 +144,9 @@ async def whole_response(whole: dict[str, Any]) -> Response:
 
 
 def _pieces(whole: dict[str, Any]) -> Iterator[bytes]:
+    if "choices" not in whole:
+        yield msgspec.json.encode(whole)
+        return
     empty = b'"choices":[]'  # no text holds it: quotes are escaped there
     before, _, after = msgspec.json.encode(whole | {"choices": []}).partition(empty)
     yield before + empty[:-1]
@@ -172,11 +173,10 @@ class EventStream(EventSourceResponse):
         generation: Generation,
         reply: Reply,
         *,
-        wants_usage: bool,
         on_failure: Callable[[ApiError], None],
     ) -> None:
         self._generation = generation
-        events = _events(first, generation, reply, wants_usage, on_failure)
+        events = _events(first, generation, reply, on_failure)
         super().__init__(events, sep="\n", ping=0, headers={"Cache-Control": "no-cache"})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -194,32 +194,15 @@ async def _events(
     first: tuple[int, RequestUpdate],
     generation: Generation,
     reply: Reply,
-    wants_usage: bool,
     on_failure: Callable[[ApiError], None],
 ) -> AsyncGenerator[bytes]:
-    yield await _beside_others(first[1], partial(_chunk_event, reply, *first))
+    yield await _beside_others(first[1], partial(reply.events, *first))
     try:
         async for index, update in generation:
-            yield await _beside_others(update, partial(_chunk_event, reply, index, update))
+            yield await _beside_others(update, partial(reply.events, index, update))
     except HamburgerError as error:
-        yield _failure(to_api_error(error), on_failure)
+        failure = to_api_error(error)
+        on_failure(failure)
+        yield reply.failure(failure)
     else:
-        if wants_usage:
-            yield _event(reply.usage_chunk())
-    yield _DONE
-
-
-def _failure(error: ApiError, on_failure: Callable[[ApiError], None]) -> bytes:
-    on_failure(error)
-    return error_event(error)
-
-
-def _chunk_event(reply: Reply, index: int, update: RequestUpdate) -> bytes:
-    return b"".join(map(_event, reply.chunks(index, update)))
-
-
-def _event(chunk: dict[str, Any]) -> bytes:
-    data = msgspec.json.encode(chunk)
-    if not data.isascii():  # clients split lines at more than \n (Python's splitlines at U+2028, for one)
-        data = json.dumps(chunk, separators=(",", ":")).encode()
-    return b"data: " + data + b"\n\n"
+        yield reply.end()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, GetJsonSchemaHandler, WithJsonSchema
@@ -17,7 +16,6 @@ from pydantic_core import CoreSchema
 from hamburger.engine.types.errors import InvalidRequest, shown
 from hamburger.engine.types.sampling_params import MAX_SEED, RANGES, SamplingParams
 from hamburger.server.bodies.answer_format import AnswerFormat
-from hamburger.server.bodies.known_fields import Refused
 from hamburger.server.schema import ListOf, Schema
 
 MAX_CHOICES = 128
@@ -52,7 +50,6 @@ class StreamOptions(Schema):
 class GenerationBody(AnswerFormat):
     """The fields that chat and text completions share; SamplingParams says what they mean."""
 
-    refused: ClassVar[Mapping[str, Refused]]
     prompt_name: ClassVar[str]
 
     model: str | None = None

@@ -25,16 +25,21 @@ from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
 from hamburger.engine.types.errors import EngineUnavailable, QueueTimeout
-from hamburger.server.api.errors import ApiError, add_error_handlers, error_event, to_api_error
+from hamburger.server.api.errors import ApiError, add_error_handlers, error_body, to_api_error
+from hamburger.server.api.events import DONE, data_event, typed_event
 from hamburger.server.api.origins import check_origin
 from hamburger.server.api.request_body import read_whole
 from hamburger.server.api.streaming import unless_client_leaves
 from hamburger.server.config import ServeSettings
+from hamburger.server.messages.errors import PATH as MESSAGES
+from hamburger.server.messages.errors import messages_error
 from hamburger.server.operation.middleware import REQUEST_ID, SafeHeaders, allow_origins
 from hamburger.server.operation.request_log import CLIENT_LEFT
 from hamburger.server.replicas.affinity import affinity_key
 from hamburger.server.replicas.replica import WholeRequest, WholeResponse
 from hamburger.server.replicas.scale_options import ScaleOptions
+from hamburger.server.responses.errors import PATH as RESPONSES
+from hamburger.server.responses.errors import responses_error
 
 logger = logging.getLogger(__name__)
 _FIRST_PAUSE = 0.1  # seconds before a request is sent again; doubled each time
@@ -69,7 +74,7 @@ def create_front(replicas: Replicas, options: ScaleOptions, settings: ServeSetti
     The one X-Request-Id of an answer is left to the HTTP server in front, which names requests itself.
     """
     app = FastAPI(openapi_url=None)  # the documents are the replicas', like everything else
-    add_error_handlers(app, lambda scope, status: None)
+    add_error_handlers(app, lambda scope, status: None, {MESSAGES: messages_error})
     app.router.routes.append(Route("/{path:path}", _Forwarder(replicas, options, settings)))
     allow_origins(app, settings.cors_origin)
     app.add_middleware(SafeHeaders)
@@ -100,7 +105,7 @@ class _Forwarder:
         if request.method == "GET" and request.url.path in _ASKED_OF_ALL:
             await _response(request.url.path, await self._ask_all(call))(scope, receive, send)
             return
-        answer = _OutgoingAnswer(send)
+        answer = _OutgoingAnswer(send, request.url.path)
         try:
             await unless_client_leaves(request, self._forward(call, answer))
         except ApiError as error:
@@ -170,8 +175,8 @@ class _Forwarder:
 class _OutgoingAnswer:
     """An answer on its way out. Nothing of it leaves before its head and the first piece of its body are there."""
 
-    def __init__(self, send: Send) -> None:
-        self._send = send
+    def __init__(self, send: Send, path: str) -> None:
+        self._send, self._path = send, path
         self._head: Message | None = None
         self.has_begun = self.has_ended = False
 
@@ -199,8 +204,17 @@ class _OutgoingAnswer:
         """End a stream of events as one ends whose engine died. Raises `error` where the body is no such stream."""
         if not Headers(raw=self._head["headers"] if self._head else []).get("content-type", "").startswith(_EVENTS):
             raise error
-        body = error_event(to_api_error(error)) + b"data: [DONE]\n\n"
+        body = _broken_off(self._path, to_api_error(error))
         await self._send({"type": "http.response.body", "body": body, "more_body": False})
+
+
+def _broken_off(path: str, error: ApiError) -> bytes:
+    """What a stream of that endpoint ends with."""
+    if path.startswith(MESSAGES):
+        return typed_event(messages_error(error))
+    if path.startswith(RESPONSES):
+        return typed_event(responses_error(error, 0))
+    return data_event(error_body(error)) + DONE
 
 
 _REQUEST_ID = REQUEST_ID.lower().encode()

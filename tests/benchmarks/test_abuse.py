@@ -42,7 +42,7 @@ async def test_a_number_and_a_seed_give_the_same_body_again() -> None:
 
 
 def is_bounded(body: dict[str, Any]) -> bool:
-    return body.get("max_tokens") is not None or body.get("max_completion_tokens") is not None
+    return any(body.get(name) is not None for name in ("max_tokens", "max_completion_tokens", "max_output_tokens"))
 
 
 async def test_fields_may_be_left_out() -> None:
@@ -58,6 +58,9 @@ async def test_fields_may_be_left_out() -> None:
         (200, '{"choices": []}', None),
         (200, 'data: {"a": 1}\n\ndata: [DONE]\n\n', None),
         (200, 'data: {"a": 1}\n\n', "without an end"),
+        (200, "event: a\ndata: {}\n\n", "without an end"),
+        (200, "event: a\ndata: {}\n\nevent: message_stop\ndata: {}\n\n", None),
+        (200, "event: a\ndata: {}\n\nevent: response.completed\ndata: {}\n\n", None),
         (400, json.dumps({"error": ERROR}), None),
         (400, "Bad Request", "without the error's shape"),
         (400, json.dumps({"detail": []}), "without the error's shape"),

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import httpx
 import pytest
 
-from hamburger.server.api.completions import MAX_COPIED, MAX_STOP_CHARACTERS
+from hamburger.server.api.answering import MAX_COPIED, MAX_STOP_CHARACTERS
 from hamburger.server.api.request_body import MAX_CONTAINERS, MAX_VALUES
 from hamburger.server.api.tokenizer_routes import MAX_TOKENIZED, MAX_TOKENS
 from hamburger.server.bodies.generation import MAX_BIASES

@@ -1,4 +1,4 @@
-"""LangChain, LiteLLM, the llm command and curl, as their users call them."""
+"""LangChain, LiteLLM, Anthropic's package, the llm command and curl, as their users call them."""
 
 from __future__ import annotations
 
@@ -40,6 +40,27 @@ def test_litellm(clients: Clients, burger: RealServer) -> None:
     assert found["refused"].startswith("NotFoundError")
     assert "other" in found["refused"]
     assert found["too_long"].startswith(("ContextWindowExceededError", "BadRequestError"))
+
+
+def test_anthropic(clients: Clients, burger: RealServer) -> None:
+    found = clients.program("anthropic_messages.py", burger.url, MODEL)
+    assert "Paris" in found["text"]
+    assert found["streamed"] == found["text"]
+    assert found["asynchronous"] == [found["text"]] * 4
+    assert found["pieces"] > 1
+    assert found["reasons"] == ["end_turn", "end_turn", "tool_use"]
+    assert found["usage"][0] == found["usage"][1] > 0
+    assert found["counted"][0] == found["counted"][1]
+    assert found["call"][0] == "weather"
+    assert found["call"][1]["city"] in ("Paris", "Rome")
+    assert found["after_call"] in ("end_turn", "max_tokens")
+    for name, kind, said in (
+        ("unknown", "NotFoundError", "other"),
+        ("too_long", "BadRequestError", "maximum context length is 1024 tokens"),
+        ("thinking", "BadRequestError", "thinking"),
+    ):
+        assert found[name].startswith(kind)
+        assert said in found[name]
 
 
 def test_llm_command(clients: Clients, burger: RealServer, tmp_path: Path) -> None:

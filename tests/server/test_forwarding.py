@@ -131,6 +131,21 @@ async def test_a_stream_that_had_begun_ends_with_an_error_event_and_is_not_sent_
     assert len(listed.keys) == 1
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [("/v1/responses", {"input": "a"}), ("/v1/messages", {"max_tokens": 9, "messages": HELLO})],
+)
+async def test_other_forms_of_a_stream_end_in_their_own_way(path: str, body: dict[str, Any]) -> None:
+    async with serving(split("hello", 2, 3)) as server, front(Listed(server, faults=[lost_after(2)])) as client:
+        response = await client.post(path, json={**body, "stream": True})
+        unknown = await client.post(path, json={**body, "model": "other"})
+    last = response.text.rstrip().rpartition("\n\n")[2]
+    assert last.startswith("event: error\ndata: ")
+    assert "was lost" in last
+    assert "[DONE]" not in response.text
+    assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "model_not_found")
+
+
 async def test_a_dead_engine_counts_as_lost() -> None:
     async with serving(runner=ByChoice([[97]] * 9, fail_at_step=1)) as dead, serving(split("hello", 5)) as alive:
         async with front(Listed(dead, alive)) as client:

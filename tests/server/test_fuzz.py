@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,8 +16,9 @@ from hypothesis import strategies as st
 from fakes import EOS
 from hamburger.server.bodies.chat import ChatBody
 from hamburger.server.bodies.completion import CompletionBody
-from hamburger.server.bodies.generation import GenerationBody
 from hamburger.server.bodies.tokenizer import DetokenizeBody, TokenizeBody
+from hamburger.server.messages.body import MessagesBody
+from hamburger.server.responses.body import ResponsesBody
 from serving import CHAT, COMPLETIONS, HELLO, error_of, events, serving, split
 
 Send = Callable[[str, bytes | str], httpx.Response]
@@ -65,6 +67,10 @@ LIKELY: dict[str, list[Any]] = {
     "tool_choice": ["none", "auto", "required", {"type": "function", "function": {"name": "f"}}],
     "chat_template_kwargs": [{}, {"messages": []}, {"add_generation_prompt": False}],
     "model": ["burger", "burger@0.5", "burger@2", "other"],
+    "input": ["ab", HELLO, [{"type": "function_call_output", "call_id": "1", "output": "x"}], []],
+    "text": [{"format": {"type": "text"}}, {"format": {"type": "json_object"}}, {"format": {"type": "xml"}}],
+    "system": ["ab", [{"type": "text", "text": "ab"}]], "stop_sequences": [["lo"], [""]], "max_tokens": [1, 5, 0],
+    "background": [False], "previous_response_id": [None, "resp_1"],
     "tokens": [[104, 105], [-1], [2**40], []],
 }  # fmt: skip
 SMALL = st.sampled_from([0, 1, 2, 0.5, 1.0])
@@ -77,8 +83,7 @@ def likely(body: type[Any]) -> dict[str, st.SearchStrategy[Any]]:
     for name, field in body.model_fields.items():
         plain = st.booleans() if "bool" in str(field.annotation) else SMALL
         found[name] = st.sampled_from(LIKELY[name]) if name in LIKELY else plain
-    unsupported = body.refused if issubclass(body, GenerationBody) else ()
-    return found | {name: st.none() | st.booleans() for name in unsupported}
+    return found | {name: st.none() | st.booleans() for name in body.refused}
 
 
 def bodies(body: type[Any], **required: Any) -> st.SearchStrategy[dict[str, Any]]:
@@ -97,10 +102,14 @@ def check(send: Send, path: str, body: dict[str, Any]) -> None:
     if answer.status_code != 200:
         assert 400 <= answer.status_code < 500, answer.text
         assert answer.status_code != 422
-        error_of(answer)
+        assert answer.json().get("type") == ("error" if path == "/v1/messages" else None)
+        assert answer.json()["error"]["message"]
     elif answer.headers["content-type"].startswith("text/event-stream"):
         assert body["stream"]
-        assert events(answer.text)
+        if answer.text.startswith("event: "):
+            assert re.search(r"\nevent: (message_stop|response\.(completed|incomplete))\n[^\n]*\n\n\Z", answer.text)
+        else:
+            assert events(answer.text)
     else:
         json.loads(answer.text, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
 
@@ -110,6 +119,18 @@ def check(send: Send, path: str, body: dict[str, Any]) -> None:
 @example({"messages": HELLO, "stream": True, "tools": LIKELY["tools"][0], "tool_choice": "auto"})
 def test_chat(send: Send, body: dict[str, Any]) -> None:
     check(send, CHAT, body)
+
+
+@LENIENT
+@given(bodies(ResponsesBody, input="ab"))
+def test_responses(send: Send, body: dict[str, Any]) -> None:
+    check(send, "/v1/responses", body)
+
+
+@LENIENT
+@given(bodies(MessagesBody, messages=HELLO, max_tokens=5))
+def test_messages(send: Send, body: dict[str, Any]) -> None:
+    check(send, "/v1/messages", body)
 
 
 @LENIENT

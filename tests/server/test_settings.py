@@ -39,7 +39,7 @@ def test_every_setting_is_an_option_and_reaches_the_engine() -> None:
         "tool_parser": "hermes", "quantization": "none", "attention_backend": "torch", "also": "other=x",
         "api_key_file": "keys", "key_requests": "3", "key_tokens_per_minute": "999", "key_queue_share": "0.5",
         "allow_priority": "false", "public_operation": "false", "cors_origin": "*", "ssl_certfile": "c",
-        "ssl_keyfile": "k", "max_body_size": "1MiB", "max_stop_strings": "5",
+        "ssl_keyfile": "k", "response_store": "5MiB", "max_body_size": "1MiB", "max_stop_strings": "5",
         "target_tpot_ms": "40", "min_confidence": "0.3", "max_confidence": "0.9",
         "access_log": "false", "log_format": "json",
         "max_connections": "9", "client_seconds": "7", "prefix_cache": "false", "log_level": "debug",

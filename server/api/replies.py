@@ -1,4 +1,4 @@
-"""The answers' JSON, as plain dicts: a chunk is built for every group of every stream, so nothing heavy stands here."""
+"""OpenAI's answers as plain dicts: a chunk is built for every group of every stream, so nothing heavy stands here."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from typing import Any
 from hamburger.engine.request import RequestUpdate
 from hamburger.server.api.choice import Choice
 from hamburger.server.api.echo import Echo
+from hamburger.server.api.errors import ApiError, error_body
+from hamburger.server.api.events import DONE, data_event
 from hamburger.server.api.logprobs import (
     ChatLogprobs,
     CompletionLogprobs,
@@ -24,8 +26,8 @@ from hamburger.server.tools.tool_use import ToolStream
 _LOGGED_USAGE = ("prompt_tokens", "completion_tokens", "kv_slots", "tokens_per_kv", "macro_steps", "tokens_per_step")
 
 
-class Reply:
-    """One request's answer: its id, its choices and its usage. Subclasses know the two OpenAI shapes."""
+class OpenAIReply:
+    """A Reply (reply.py): its id, its choices and its usage. Subclasses know the two shapes."""
 
     id_prefix: str
     object: str
@@ -125,9 +127,16 @@ class Reply:
             chunk["usage"] = None
         return chunk
 
-    def usage_chunk(self) -> dict[str, Any]:
-        """The chunk after the last one of a client that asked for include_usage."""
-        return self._chunk([]) | {"usage": self.usage()}
+    def events(self, index: int, update: RequestUpdate) -> bytes:
+        return b"".join(map(data_event, self.chunks(index, update)))
+
+    def end(self) -> bytes:
+        """With include_usage a chunk of it comes first."""
+        usage = data_event(self._chunk([]) | {"usage": self.usage()}) if self._wants_usage else b""
+        return usage + DONE
+
+    def failure(self, error: ApiError) -> bytes:
+        return data_event(error_body(error)) + DONE
 
     def usage(self) -> dict[str, Any]:
         """What the client saw so far, summed over the choices."""
@@ -234,7 +243,7 @@ def _rate(num_tokens: int, number: int) -> float | None:
     return round(num_tokens / number, 4) if number else None
 
 
-class ChatReply(Reply):
+class ChatReply(OpenAIReply):
     """chat.completion: a message, streamed as deltas. The role comes with the first token, never before it."""
 
     id_prefix = "chatcmpl-"
@@ -274,7 +283,7 @@ class ChatReply(Reply):
         return join_chat_logprobs(parts)
 
 
-class CompletionReply(Reply):
+class CompletionReply(OpenAIReply):
     """text_completion: the same shape streamed or not. Choice index = prompt index x n + choice."""
 
     id_prefix = "cmpl-"

@@ -1,0 +1,167 @@
+"""Answering: what every endpoint that generates does between its body and its answer.
+
+body -> sampling parameters, grammar, prompt ids -> submit -> one JSON answer or a stream
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple
+
+from fastapi import Request
+from fastapi.responses import Response
+
+from hamburger.engine.request import GenerationRequest
+from hamburger.engine.types.errors import InvalidRequest
+from hamburger.engine.types.sampling_params import SamplingParams
+from hamburger.server.api.auth import key_of
+from hamburger.server.api.errors import ApiError
+from hamburger.server.api.model_context import ModelContext, choose_confidence
+from hamburger.server.api.prompts import encode_text, render_chat
+from hamburger.server.api.reply import Reply
+from hamburger.server.api.served_models import ServedModels
+from hamburger.server.api.streaming import EventStream, Generation, collect, unless_client_leaves, whole_response
+from hamburger.server.bodies.answer_format import compile_grammar, grammar_of
+from hamburger.server.bodies.chat import ChatBody
+from hamburger.server.bodies.generation import GenerationBody, named_as_written
+from hamburger.server.operation.key_limits import KeyLimits
+from hamburger.server.operation.request_log import entry_of
+from hamburger.server.tools.tool_use import ToolStream, ToolUse
+
+MAX_STOP_CHARACTERS = 20_000  # of all stop strings together
+MAX_COPIED = 200_000  # token ids of logit_bias and stop_token_ids, of all answers together: each is told its own
+Answers = list[tuple[list[int], SamplingParams]]  # each with its prompt's tokens
+
+
+class ChatWork(NamedTuple):
+    """What a chat asks of the engine. tools: for each answer, what finds the calls in its text; None without tools."""
+
+    prompt: list[int]
+    params: list[SamplingParams]
+    tools: list[ToolStream] | None
+
+    @property
+    def answers(self) -> Answers:
+        return [(self.prompt, choice) for choice in self.params]
+
+
+class Answering:
+    """models: those that are served. limits: of each API key, for all models together."""
+
+    def __init__(self, models: ServedModels, limits: KeyLimits) -> None:
+        self.models, self._limits = models, limits
+
+    def choose(self, request: Request, body: GenerationBody) -> ModelContext:
+        """The model that a body names, which the log learns. Raises ApiError 404."""
+        entry_of(request.scope).asked_for(body.model or self.models.first.served.name, bool(body.stream))
+        return self.models.choose(request, body.model)
+
+    async def chat(self, request: Request, context: ModelContext, body: ChatBody) -> ChatWork:
+        """Raises InvalidRequest that names the field."""
+        check_number(context, body, 1)
+        tools, predicted_text = body.tool_use(context.tool_family), body.predicted_text()
+        params = await sampling_params(context, request, body, tools)
+        most = context.engine.info.max_model_len
+        text = await render_chat(context.tokenizer, body.messages, body, tools)
+        prompt = await encode_text(
+            context.tokenizer, text, add_special_tokens=False, param="messages", max_tokens=body.longest_prompt(most)
+        )
+        prompt = body.cut(prompt, most)
+        if predicted_text:
+            prediction = await encode_text(
+                context.tokenizer,
+                predicted_text,
+                add_special_tokens=False,
+                param="prediction",
+                max_tokens=most,
+                noun="prediction",
+            )
+            params = [replace(choice, prediction_ids=tuple(prediction)) for choice in params]
+        return ChatWork(prompt, params, None if tools is None else _tool_streams(context, tools, params))
+
+    def submit(
+        self, context: ModelContext, body: GenerationBody, answers: Answers, reply: Reply, key: str
+    ) -> Generation:
+        """Raises InvalidRequest that names the field as the client wrote it, or what the engine refuses with."""
+        self._limits.check(key, len(answers), context.engine, (model.engine for model in self.models))
+        priority, salt = body.priority or 0, body.cache_salt or ""
+        if priority and not context.settings.allow_priority:
+            raise InvalidRequest("This server lets no request go before others (allow_priority).", "priority")
+        requests = [GenerationRequest(f"{reply.id}-{i}", *of, priority, salt, key) for i, of in enumerate(answers)]
+        try:
+            streams = context.engine.submit(requests)
+        except InvalidRequest as error:
+            raise named_as_written(error, body.token_limit()[0], body.prompt_name) from error
+        spend: Callable[[int], None] = partial(self._limits.spend, key)
+        spend(reply.prompt_tokens)
+        if context.engine.dial is not None:
+            reply.confidence = streams[0].request.params.confidence  # that of all: they were submitted together
+        return Generation(streams, spend)
+
+    async def answer(
+        self, context: ModelContext, request: Request, body: GenerationBody, answers: Answers, reply: Reply
+    ) -> Response:
+        """Whole or streamed, as the body says. A client that leaves ends it."""
+        generation = self.submit(context, body, answers, reply, key_of(request))
+        answered, entry = False, entry_of(request.scope)
+        entry.counts += [reply.counts, generation.times]
+
+        def on_failure(error: ApiError) -> None:
+            entry.failed(error)
+            context.metrics.on_failure(error.status)
+
+        try:
+            if not body.stream:
+                whole: dict[str, Any] = await unless_client_leaves(request, collect(generation, reply))
+                return await whole_response(whole)
+            first = await unless_client_leaves(request, generation.first())
+            answered = True
+            return EventStream(first, generation, reply, on_failure=on_failure)
+        finally:
+            if not answered:
+                generation.abort()  # nothing to free after a whole answer; everything after an error
+
+
+def check_number(context: ModelContext, body: GenerationBody, num_prompts: int) -> None:
+    """Raise InvalidRequest for more answers than are ever admitted: 429 would have the client try for ever."""
+    number, most = num_prompts * body.num_samples, context.engine.max_queue + context.engine.info.max_num_seqs
+    if number > most:
+        field = "n" if num_prompts == 1 else "prompt"
+        raise InvalidRequest(f"The request asks for {number} answers, but at most {most} are admitted.", field)
+    ids = {"logit_bias": body.logit_bias or (), "stop_token_ids": body.stop_token_ids or ()}
+    field = max(ids, key=lambda name: len(ids[name]))
+    if (copied := number * sum(map(len, ids.values()))) > MAX_COPIED:
+        message = f"{field} has {len(ids[field]):,} tokens for each of {number} answers, {copied:,} together, but at "
+        raise InvalidRequest(f"{message}most {MAX_COPIED:,} are allowed: ask for fewer answers at once.", field)
+
+
+async def sampling_params(
+    context: ModelContext, request: Request, body: GenerationBody, tools: ToolUse | None = None
+) -> list[SamplingParams]:
+    alias = context.served.confidence_of(body.model)
+    confidence = choose_confidence(body.confidence, alias, request.headers)
+    most = context.settings.max_stop_strings
+    if body.stop is not None and len(body.stop) > most:
+        raise InvalidRequest(f"stop holds {len(body.stop)} strings, but at most {most} are allowed.", "stop")
+    if (number := sum(map(len, body.stop or ()))) > MAX_STOP_CHARACTERS:
+        message = f"stop holds {number:,} characters together, but at most {MAX_STOP_CHARACTERS:,} are allowed."
+        raise InvalidRequest(message, "stop")
+    forced = None if tools is None else tools.grammar
+    grammars = context.grammars
+    compiled = grammar_of(grammars, body) if forced is None else compile_grammar(grammars, forced, "tools")
+    grammar: str | None = await unless_client_leaves(request, compiled)
+    params = body.sampling_params(confidence, grammar)
+    if tools is not None and body.skip_special_tokens is None and tools.shows_special_tokens(context.tokenizer):
+        params = [replace(choice, skip_special_tokens=False) for choice in params]
+    return params
+
+
+def _tool_streams(context: ModelContext, tools: ToolUse, params: Sequence[SamplingParams]) -> list[ToolStream]:
+    """One for each choice."""
+    end_texts = [
+        context.tokenizer.decode([token_id], skip_special_tokens=False)
+        for token_id in context.engine.info.eos_token_ids
+    ]
+    return [tools.stream(() if choice.skip_special_tokens else end_texts) for choice in params]

@@ -1,0 +1,183 @@
+"""What clients of the Messages API send, and the chat that it is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
+
+from hamburger.server.bodies.answer_format import ResponseFormat
+from hamburger.server.bodies.known_fields import Refused, but, if_any
+from hamburger.server.schema import ListOf, Schema
+
+# Where the chat's fields have other names there.
+NAMES = {
+    "max_completion_tokens": "max_tokens", "stop": "stop_sequences", "response_format": "output_config",
+    "continue_final_message": "messages",
+}  # fmt: skip
+
+
+class TextBlock(Schema):
+    type: Literal["text"]
+    text: str
+
+
+class ToolUseBlock(Schema):
+    type: Literal["tool_use"]
+    id: str
+    name: str
+    input: dict[str, Any]
+
+
+class ThinkingBlock(Schema):
+    """Of earlier answers of other models: it is left out of the prompt."""
+
+    type: Literal["thinking", "redacted_thinking"]
+
+
+def _blocks(content: Any) -> Any:
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content
+
+
+_TEXT_OR_BLOCKS = WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}]})
+Text = Annotated[ListOf[TextBlock], BeforeValidator(_blocks), _TEXT_OR_BLOCKS]
+
+
+class ToolResultBlock(Schema):
+    type: Literal["tool_result"]
+    tool_use_id: str
+    content: Text | None = None
+    is_error: bool | None = None
+
+
+Block = Annotated[TextBlock | ToolUseBlock | ToolResultBlock | ThinkingBlock, Field(discriminator="type")]
+Blocks = Annotated[ListOf[Block], BeforeValidator(_blocks), _TEXT_OR_BLOCKS]
+
+
+class MessageParam(Schema):
+    role: Literal["user", "assistant"]
+    content: Blocks
+
+    def turns(self) -> Iterator[dict[str, Any]]:
+        """The messages of a chat that it is: results of tools are messages of their own there."""
+        texts: list[str] = []
+        calls: list[dict[str, Any]] = []
+        for block in self.content:
+            match block:
+                case TextBlock():
+                    texts.append(block.text)
+                case ToolUseBlock():
+                    function = {"name": block.name, "arguments": json.dumps(block.input, ensure_ascii=False)}
+                    calls.append({"id": block.id, "type": "function", "function": function})
+                case ToolResultBlock():
+                    if texts:
+                        yield {"role": self.role, "content": "\n".join(texts)}
+                        texts = []
+                    yield {"role": "tool", "tool_call_id": block.tool_use_id, "content": text_of(block.content or ())}
+        if calls:
+            yield {"role": self.role, "content": "\n".join(texts), "tool_calls": calls}
+        elif texts or not any(isinstance(block, ToolResultBlock) for block in self.content):
+            yield {"role": self.role, "content": "\n".join(texts)}
+
+
+class MessageTool(Schema):
+    """A tool that the client runs; strict changes nothing."""
+
+    type: Literal["custom"] | None = None
+    name: str = Field(pattern="^[a-zA-Z0-9_-]{1,64}$")
+    description: str | None = None
+    input_schema: dict[str, Any]
+
+
+class MessageToolChoice(Schema):
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+    @model_validator(mode="after")
+    def _has_name(self) -> Self:
+        if (self.type == "tool") != (self.name is not None):
+            raise ValueError("name goes with the type tool, and no other")
+        return self
+
+    def of_chat(self) -> Any:
+        if self.name is not None:
+            return {"type": "function", "function": {"name": self.name}}
+        return "required" if self.type == "any" else self.type
+
+
+class OutputFormat(Schema):
+    type: Literal["json_schema"]
+    schema_: dict[str, Any] = Field(alias="schema")
+
+
+class OutputConfig(Schema):
+    format: OutputFormat | None = None
+    effort: None = Field(None, description="Of models that think, which are not served.")
+
+
+class PromptBody(Schema):
+    """POST /v1/messages/count_tokens: what makes the prompt."""
+
+    refused: ClassVar[Mapping[str, Refused]] = {
+        "thinking": but({"type": "disabled"}, instead="no served model thinks: leave it out"),
+        "container": but(),
+        "mcp_servers": if_any(),
+        "context_management": if_any(),
+        "inference_geo": but(),
+    }
+
+    model: str | None = None
+    messages: ListOf[MessageParam] = Field(min_length=1)
+    system: Text | None = None
+    tools: ListOf[MessageTool] | None = Field(None, max_length=128)
+    tool_choice: MessageToolChoice | None = None
+    output_config: OutputConfig | None = None
+
+    def chat(self) -> dict[str, Any]:
+        """The same as a body of /v1/chat/completions."""
+        turns = [turn for message in self.messages for turn in message.turns()]
+        if self.system is not None:
+            turns.insert(0, {"role": "system", "content": text_of(self.system)})
+        chat: dict[str, Any] = {"model": self.model, "messages": turns}
+        if self.messages[-1].role == "assistant":  # the answer goes on with it
+            chat["continue_final_message"] = True
+        if self.tools:
+            chat["tools"] = [_of_chat(tool) for tool in self.tools]
+        if self.tool_choice is not None:
+            chat["tool_choice"] = self.tool_choice.of_chat()
+            chat["parallel_tool_calls"] = not self.tool_choice.disable_parallel_tool_use
+        if self.output_config is not None and (wanted := self.output_config.format) is not None:
+            chat["response_format"] = ResponseFormat(type="json_schema", schema=wanted.schema_).model_dump()
+        return chat
+
+
+class MessagesBody(PromptBody):
+    """POST /v1/messages."""
+
+    max_tokens: int = Field(ge=1)
+    stop_sequences: ListOf[str] | None = None
+    stream: bool | None = None
+    temperature: float | None = Field(None, ge=0, le=1)
+    top_p: float | None = None
+    top_k: int | None = None
+    confidence: float | None = Field(None, description="As in chat completions.")
+    settle: bool | None = Field(None, description="As in chat completions.")
+    seed: int | None = Field(None, description="As in chat completions.")
+
+    def chat(self) -> dict[str, Any]:
+        same = ("stream", "temperature", "top_p", "top_k", "confidence", "settle", "seed")
+        fields = {name: getattr(self, name) for name in same}
+        limits = {"max_completion_tokens": self.max_tokens, "stop": self.stop_sequences}
+        return {**super().chat(), **fields, **limits}
+
+
+def text_of(blocks: Iterable[TextBlock]) -> str:
+    return "\n".join(block.text for block in blocks)
+
+
+def _of_chat(tool: MessageTool) -> dict[str, Any]:
+    function = {"name": tool.name, "description": tool.description, "parameters": tool.input_schema}
+    return {"type": "function", "function": function}

@@ -1,0 +1,18 @@
+"""Errors in Anthropic's shape, which is ours and says `type` twice."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hamburger.server.api.errors import ApiError, error_body
+
+PATH = "/v1/messages"
+_TYPES = {
+    400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error",
+    413: "request_too_large", 429: "rate_limit_error", 503: "overloaded_error",
+}  # fmt: skip
+
+
+def messages_error(error: ApiError) -> dict[str, Any]:
+    kind = _TYPES.get(error.status, "api_error" if error.status >= 500 else "invalid_request_error")
+    return {"type": "error", "error": {**error_body(error)["error"], "type": kind}}

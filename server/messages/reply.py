@@ -1,0 +1,146 @@
+"""MessagesReply: an answer in Anthropic's form, made of the chat's.
+
+message_start ─► of each block content_block_start, ..delta, ..stop ─► message_delta, message_stop
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+from hamburger.engine.request import RequestUpdate
+from hamburger.server.api.errors import ApiError
+from hamburger.server.api.events import typed_event
+from hamburger.server.api.replies import ChatReply
+from hamburger.server.messages.errors import messages_error
+
+_REASONS = {"length": "max_tokens", "tool_calls": "tool_use"}
+
+
+class MessagesReply:
+    """A Reply (server/api/reply.py). chat: the answer that it tells in another form; it has one choice."""
+
+    def __init__(self, chat: ChatReply, model: str) -> None:
+        self.id = f"msg_{uuid.uuid4().hex}"
+        self._chat, self._model = chat, model
+        self.prompt_tokens = chat.prompt_tokens
+        self._num_blocks = 0
+        self._open: str | None = None  # the kind of the block that is being written
+        self._has_begun = self._has_calls = False
+
+    @property
+    def confidence(self) -> float | None:
+        return self._chat.confidence
+
+    @confidence.setter
+    def confidence(self, value: float | None) -> None:
+        self._chat.confidence = value
+
+    def add(self, index: int, update: RequestUpdate) -> None:
+        self._chat.add(index, update)
+
+    def counts(self) -> dict[str, Any]:
+        return self._chat.counts()
+
+    def whole(self) -> dict[str, Any]:
+        [choice] = self._chat.whole()["choices"]
+        message = choice["message"]
+        blocks: list[dict[str, Any]] = [{"type": "text", "text": message["content"]}] if message["content"] else []
+        for call in message.get("tool_calls", ()):
+            function = call["function"]
+            blocks.append({"type": "tool_use", "id": call["id"], "name": function["name"],
+                           "input": _arguments(function["arguments"])})  # fmt: skip
+            self._has_calls = True
+        return self._message(blocks) | self._end(choice["finish_reason"], choice["stop_reason"])
+
+    def events(self, index: int, update: RequestUpdate) -> bytes:
+        events: list[dict[str, Any]] = []
+        for chunk in self._chat.chunks(index, update):
+            [choice] = chunk["choices"]
+            if not self._has_begun:
+                self._has_begun = True
+                usage = {name: count for name, count in self._usage().items() if name.endswith("_tokens")}
+                start = self._message([]) | {"stop_reason": None, "stop_sequence": None, "usage": usage}
+                events.append({"type": "message_start", "message": start})
+            events += self._of_delta(choice["delta"])
+            if choice["finish_reason"] is not None:
+                events += self._closed()
+                ending = self._end(choice["finish_reason"], choice["stop_reason"])
+                events.append({"type": "message_delta", "delta": ending, "usage": self._usage()})
+        return b"".join(map(typed_event, events))
+
+    def end(self) -> bytes:
+        return typed_event({"type": "message_stop"})
+
+    def failure(self, error: ApiError) -> bytes:
+        return typed_event(messages_error(error))
+
+    def _message(self, content: list[dict[str, Any]]) -> dict[str, Any]:
+        return {
+            "id": self.id, "type": "message", "role": "assistant", "model": self._model, "content": content,
+            "usage": self._usage(),
+        }  # fmt: skip
+
+    def _usage(self) -> dict[str, Any]:
+        """Ours beside theirs, where what was cached is no input."""
+        usage = self._chat.usage()
+        cached = usage["prompt_tokens_details"]["cached_tokens"]
+        own = {name: usage[name] for name in ("kv_slots", "tokens_per_kv", "macro_steps", "tokens_per_step")}
+        return {
+            "input_tokens": usage["prompt_tokens"] - cached,
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": cached,
+            "output_tokens": usage["completion_tokens"],
+            **own,
+        }
+
+    def _end(self, finish_reason: str, stop_reason: str | int | None) -> dict[str, Any]:
+        sequence = stop_reason if isinstance(stop_reason, str) else None
+        if finish_reason == "stop" and self._has_calls:
+            reason = "tool_use"
+        elif sequence is not None:
+            reason = "stop_sequence"
+        else:
+            reason = _REASONS.get(finish_reason, "end_turn")
+        return {"stop_reason": reason, "stop_sequence": sequence}
+
+    def _of_delta(self, delta: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        if text := delta.get("content"):
+            if self._open != "text":
+                yield from self._opened("text", {"type": "text", "text": ""})
+            yield self._block_event("delta", delta={"type": "text_delta", "text": text})
+        for call in delta.get("tool_calls", ()):
+            function = call["function"]
+            if "id" in call:
+                self._has_calls = True
+                use = {"type": "tool_use", "id": call["id"], "name": function["name"], "input": {}}
+                yield from self._opened("tool_use", use)
+            if function["arguments"]:
+                yield self._block_event(
+                    "delta", delta={"type": "input_json_delta", "partial_json": function["arguments"]}
+                )
+
+    def _opened(self, kind: str, block: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        yield from self._closed()
+        self._open = kind
+        self._num_blocks += 1
+        yield self._block_event("start", content_block=block)
+
+    def _closed(self) -> Iterator[dict[str, Any]]:
+        if self._open is not None:
+            yield self._block_event("stop")
+        self._open = None
+
+    def _block_event(self, kind: str, **fields: Any) -> dict[str, Any]:
+        return {"type": f"content_block_{kind}", "index": self._num_blocks - 1, **fields}
+
+
+def _arguments(text: str) -> dict[str, Any]:
+    """An answer that was cut may hold half of a call."""
+    try:
+        value = json.loads(text or "{}")
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}

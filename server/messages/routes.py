@@ -1,0 +1,54 @@
+"""POST /v1/messages and /v1/messages/count_tokens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+
+from hamburger.engine.types.errors import InvalidRequest
+from hamburger.server.api.answering import Answering
+from hamburger.server.api.openapi import REFUSED, STREAM, body_of
+from hamburger.server.api.prompts import encode_text, render_chat
+from hamburger.server.api.replies import ChatReply
+from hamburger.server.api.request_body import naming, read_body, validated
+from hamburger.server.bodies.chat import ChatBody
+from hamburger.server.messages.body import NAMES, MessagesBody, PromptBody
+from hamburger.server.messages.reply import MessagesReply
+
+
+def message_routes(answering: Answering) -> APIRouter:
+    """Anthropic's endpoints that generate, and count."""
+    router = APIRouter(tags=["generation"], responses=REFUSED)
+    settings = answering.models.first.settings
+
+    @router.post("/v1/messages", openapi_extra=body_of(MessagesBody), responses=STREAM)
+    async def messages(request: Request) -> Response:
+        """An answer to a conversation in Anthropic's form, as JSON or as server-sent events."""
+        body = await read_body(request, MessagesBody, settings)
+        with naming(NAMES):
+            chat = validated(ChatBody, body.chat())
+            context = answering.choose(request, chat)
+            work = await answering.chat(request, context, chat)
+            inner = ChatReply(chat, context.served, context.tokenizer, [work.prompt], tools=work.tools)
+            reply = MessagesReply(inner, body.model or context.served.name)
+            return await answering.answer(context, request, chat, work.answers, reply)
+
+    @router.post("/v1/messages/count_tokens", openapi_extra=body_of(PromptBody))
+    async def count_tokens(request: Request) -> dict[str, Any]:
+        """How many tokens the prompt has that a message's fields make."""
+        body = await read_body(request, PromptBody, settings)
+        with naming(NAMES):
+            chat = validated(ChatBody, body.chat())
+            context = answering.choose(request, chat)
+            most = context.engine.info.max_model_len
+            text = await render_chat(context.tokenizer, chat.messages, chat, chat.tool_use(context.tool_family))
+            ids = await encode_text(
+                context.tokenizer, text, add_special_tokens=False, param="messages", max_tokens=most
+            )
+            if len(ids) > most:
+                raise InvalidRequest(f"This model's maximum context length is {most} tokens.", "messages")
+        return {"input_tokens": len(ids)}
+
+    return router

@@ -1,0 +1,209 @@
+"""What clients of the Responses API send, and the chat that it is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
+
+from hamburger.engine.types.errors import InvalidRequest
+from hamburger.server.bodies.known_fields import Refused, but, if_any
+from hamburger.server.schema import ListOf, Schema
+
+# Where the chat's fields have other names there.
+NAMES = {"messages": "input", "max_completion_tokens": "max_output_tokens", "response_format": "text",
+         "logprobs": "top_logprobs", "continue_final_message": "input"}  # fmt: skip
+_STRING_OR_LIST = WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}]})
+
+
+def _parts(content: Any) -> Any:
+    return [{"type": "input_text", "text": content}] if isinstance(content, str) else content
+
+
+def _items(value: Any) -> Any:
+    """Messages need not say that they are."""
+    if isinstance(value, str):
+        return [{"type": "message", "role": "user", "content": value}]
+    if not isinstance(value, list):
+        return value
+    return [{"type": "message", **item} if isinstance(item, dict) and "role" in item else item for item in value]
+
+
+class TextPart(Schema):
+    type: Literal["input_text", "output_text", "text"]
+    text: str
+
+
+class RefusalPart(Schema):
+    type: Literal["refusal"]
+    refusal: str
+
+
+Part = Annotated[TextPart | RefusalPart, Field(discriminator="type")]
+Parts = Annotated[ListOf[Part], BeforeValidator(_parts), _STRING_OR_LIST]
+
+
+class InputMessage(Schema):
+    type: Literal["message"]
+    role: Literal["user", "assistant", "system", "developer"]
+    content: Parts
+
+
+class FunctionCall(Schema):
+    type: Literal["function_call"]
+    call_id: str
+    name: str
+    arguments: str
+
+
+class FunctionCallOutput(Schema):
+    type: Literal["function_call_output"]
+    call_id: str
+    output: Parts
+
+
+class ReasoningItem(Schema):
+    """Of earlier answers of other models: it is left out of the prompt."""
+
+    type: Literal["reasoning"]
+
+
+Item = Annotated[InputMessage | FunctionCall | FunctionCallOutput | ReasoningItem, Field(discriminator="type")]
+Items = Annotated[ListOf[Item], BeforeValidator(_items), Field(min_length=1), _STRING_OR_LIST]
+
+
+class ResponseTool(Schema):
+    """A function; strict changes nothing."""
+
+    type: Literal["function"]
+    name: str = Field(pattern="^[a-zA-Z0-9_-]{1,64}$")
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class NamedTool(Schema):
+    type: Literal["function"]
+    name: str
+
+
+class TextFormat(Schema):
+    model_config = ConfigDict(serialize_by_alias=True)
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: str | None = None
+    description: str | None = None
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
+    strict: bool | None = None
+
+    @model_validator(mode="after")
+    def _has_schema(self) -> Self:
+        if (self.type == "json_schema") != (self.schema_ is not None):
+            raise ValueError("schema goes with the type json_schema, and no other")
+        return self
+
+    def of_chat(self) -> dict[str, Any]:
+        return {"type": self.type} if self.schema_ is None else {"type": self.type, "schema": self.schema_}
+
+
+class TextConfig(Schema):
+    format: TextFormat | None = None
+    verbosity: Literal["medium"] | None = None
+
+
+class ReasoningConfig(Schema):
+    """No served model thinks apart from its text."""
+
+    effort: Literal["none"] | None = None
+
+
+class ResponsesBody(Schema):
+    """POST /v1/responses."""
+
+    refused: ClassVar[Mapping[str, Refused]] = {
+        "conversation": but(instead="use previous_response_id"),
+        "prompt": but(instead="send instructions and input"),
+        "max_tool_calls": but(instead="no tool is called by the server"),
+        "truncation": but("disabled", instead="shorten the input"),
+        "service_tier": but("auto", "default"),
+        "moderation": if_any(),
+        "context_management": if_any(),
+    }
+
+    model: str | None = None
+    input: Items
+    instructions: str | None = None
+    max_output_tokens: int | None = Field(None, ge=1)
+    metadata: dict[str, str] | None = Field(None, max_length=16)
+    previous_response_id: str | None = None
+    store: bool | None = Field(None, description="Whether it can be asked for, and gone on with, later: yes.")
+    background: bool | None = Field(None, description="Answer at once; the response is to be asked for.")
+    stream: bool | None = None
+    include: ListOf[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_logprobs: int | None = None
+    text: TextConfig | None = None
+    reasoning: ReasoningConfig | None = None
+    tools: ListOf[ResponseTool] | None = Field(None, max_length=128)
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
+    user: str | None = None
+    confidence: float | None = Field(None, description="As in chat completions.")
+    settle: bool | None = Field(None, description="As in chat completions.")
+    seed: int | None = Field(None, description="As in chat completions.")
+
+    @property
+    def is_stored(self) -> bool:
+        return self.store is not False
+
+    def check(self) -> None:
+        """Raise InvalidRequest for fields that do not go together."""
+        if self.background and not self.is_stored:
+            raise InvalidRequest("background is true, but store is false: nobody could ask for it.", "background")
+        if self.background and self.stream:
+            raise InvalidRequest("A response in the background is not streamed: leave one of them out.", "stream")
+
+    def turns(self) -> list[dict[str, Any]]:
+        """The input as messages of a chat. Calls belong to the assistant's message before them."""
+        turns: list[dict[str, Any]] = []
+        for item in self.input:
+            match item:
+                case InputMessage():
+                    turns.append({"role": item.role, "content": _text(item.content)})
+                case FunctionCall():
+                    if not turns or turns[-1]["role"] != "assistant":
+                        turns.append({"role": "assistant", "content": ""})
+                    turns[-1].setdefault("tool_calls", []).append(call_of_chat(item.call_id, item.name, item.arguments))
+                case FunctionCallOutput():
+                    turns.append({"role": "tool", "tool_call_id": item.call_id, "content": _text(item.output)})
+        return turns
+
+    def chat(self, turns: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """A body of /v1/chat/completions. turns: what was said before, and the input's."""
+        instructions = [{"role": "system", "content": self.instructions}] if self.instructions else []
+        same = ("model", "stream", "temperature", "top_p", "parallel_tool_calls", "confidence", "settle", "seed")
+        chat: dict[str, Any] = {name: getattr(self, name) for name in same}
+        chat |= {"messages": [*instructions, *turns], "max_completion_tokens": self.max_output_tokens}
+        if self.top_logprobs is not None or "message.output_text.logprobs" in (self.include or ()):
+            chat |= {"logprobs": True, "top_logprobs": self.top_logprobs}
+        if self.text is not None and self.text.format is not None:
+            chat["response_format"] = self.text.format.of_chat()
+        if self.tools:
+            fields = {"name", "description", "parameters"}
+            chat["tools"] = [{"type": "function", "function": tool.model_dump(include=fields)} for tool in self.tools]
+        chosen = self.tool_choice
+        if isinstance(chosen, NamedTool):
+            chat["tool_choice"] = {"type": "function", "function": {"name": chosen.name}}
+        else:
+            chat["tool_choice"] = chosen
+        return chat
+
+
+def call_of_chat(call_id: str, name: str, arguments: str) -> dict[str, Any]:
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def _text(parts: Sequence[TextPart | RefusalPart]) -> str:
+    return "\n".join(part.text if isinstance(part, TextPart) else part.refusal for part in parts)

@@ -1,0 +1,217 @@
+"""ResponsesReply: an answer in the form of the Responses API, made of the chat's.
+
+response.created, .in_progress ─► of each item output_item.added, its deltas, output_item.done ─► response.completed
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from hamburger.engine.request import RequestUpdate
+from hamburger.server.api.errors import ApiError
+from hamburger.server.api.events import typed_event
+from hamburger.server.api.replies import ChatReply
+from hamburger.server.responses.body import ResponsesBody
+from hamburger.server.responses.errors import responses_error
+
+_OWN = ("kv_slots", "tokens_per_kv", "macro_steps", "tokens_per_step")
+Keep = Callable[[dict[str, Any]], None]
+
+
+class ResponsesReply:
+    """A Reply (server/api/reply.py). chat: the answer that it tells in another form; it has one choice.
+
+    keep: is given the whole response, once it is there.
+    """
+
+    def __init__(self, chat: ChatReply, body: ResponsesBody, model: str, keep: Keep) -> None:
+        self.id = f"resp_{uuid.uuid4().hex}"
+        self._chat, self._body, self._model, self._keep = chat, body, model, keep
+        self._created = int(time.time())
+        self.prompt_tokens = chat.prompt_tokens
+        self._output: list[dict[str, Any]] = []
+        self._texts: list[str] = []  # of the last item
+        self._logprobs: list[dict[str, Any]] = []
+        self._number = 0
+        self._status = "in_progress"
+
+    @property
+    def confidence(self) -> float | None:
+        return self._chat.confidence
+
+    @confidence.setter
+    def confidence(self, value: float | None) -> None:
+        self._chat.confidence = value
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all of it was added; not where its client gave it up."""
+        return self._chat.choices[0].finish_reason is not None
+
+    def add(self, index: int, update: RequestUpdate) -> None:
+        self._chat.add(index, update)
+
+    def counts(self) -> dict[str, Any]:
+        return self._chat.counts()
+
+    def whole(self) -> dict[str, Any]:
+        [choice] = self._chat.whole()["choices"]
+        message = choice["message"]
+        self._status = _status(choice["finish_reason"])
+        calls = message.get("tool_calls", ())
+        if message["content"] or not calls:
+            entries = choice["logprobs"]["content"] if choice["logprobs"] else []
+            self._output.append(self._message(message["content"] or "", entries))
+        for call in calls:
+            function = call["function"]
+            self._output.append(self._call(call["id"], function["name"], function["arguments"]))
+        return self._kept()
+
+    def events(self, index: int, update: RequestUpdate) -> bytes:
+        events: list[dict[str, Any]] = []
+        for chunk in self._chat.chunks(index, update):
+            [choice] = chunk["choices"]
+            if not self._number:
+                events += [self._event("response.created", response=self.response())]
+                events += [self._event("response.in_progress", response=self.response())]
+            if choice["logprobs"]:
+                self._logprobs += choice["logprobs"]["content"]
+            events += self._of_delta(choice["delta"], choice["logprobs"])
+            if choice["finish_reason"] is not None:
+                self._status = _status(choice["finish_reason"])
+                if not self._output:  # an answer without a text is one, too
+                    events += self._opened(self._message("", []))
+                events += self._closed()
+        return b"".join(map(typed_event, events))
+
+    def end(self) -> bytes:
+        return typed_event(self._event(f"response.{self._status}", response=self._kept()))
+
+    def failure(self, error: ApiError) -> bytes:
+        failed = self.failed(error)
+        told = typed_event(responses_error(error, self._number))
+        self._number += 1
+        return told + typed_event(self._event("response.failed", response=failed))
+
+    def failed(self, error: ApiError) -> dict[str, Any]:
+        """The response of an answer that broke off, which is kept."""
+        self._status = "failed"
+        return self._kept({"code": "server_error", "message": str(error)})
+
+    def cancelled(self) -> dict[str, Any]:
+        """The response of one that its client gave up, which is kept."""
+        self._status = "cancelled"
+        return self._kept()
+
+    def response(self, error: dict[str, Any] | None = None) -> dict[str, Any]:
+        """As it is now."""
+        body = self._body
+        text = {"format": {"type": "text"}} if body.text is None else body.text.model_dump(exclude_none=True)
+        return {
+            "id": self.id, "object": "response", "created_at": self._created, "status": self._status,
+            "background": bool(body.background), "error": error,
+            "incomplete_details": {"reason": "max_output_tokens"} if self._status == "incomplete" else None,
+            "instructions": body.instructions, "max_output_tokens": body.max_output_tokens, "model": self._model,
+            "output": list(self._output), "parallel_tool_calls": body.parallel_tool_calls is not False,
+            "previous_response_id": body.previous_response_id, "reasoning": {"effort": None, "summary": None},
+            "store": body.is_stored, "temperature": 1.0 if body.temperature is None else body.temperature,
+            "text": text, "tool_choice": _plain(body.tool_choice) or "auto",
+            "tools": [_plain(tool) for tool in body.tools or ()], "top_logprobs": body.top_logprobs or 0,
+            "top_p": 1.0 if body.top_p is None else body.top_p, "truncation": "disabled",
+            "usage": None if self._status == "in_progress" else self._usage(), "user": body.user,
+            "metadata": body.metadata or {},
+        }  # fmt: skip
+
+    def _kept(self, error: dict[str, Any] | None = None) -> dict[str, Any]:
+        response = self.response(error)
+        self._keep(response)
+        return response
+
+    def _usage(self) -> dict[str, Any]:
+        usage = self._chat.usage()
+        return {
+            "input_tokens": usage["prompt_tokens"],
+            "input_tokens_details": {**usage["prompt_tokens_details"], "cache_write_tokens": 0},
+            "output_tokens": usage["completion_tokens"],
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": usage["total_tokens"],
+            **{name: usage[name] for name in _OWN},
+        }
+
+    def _message(self, text: str, logprobs: list[dict[str, Any]]) -> dict[str, Any]:
+        part = {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
+        return {
+            "id": f"msg_{uuid.uuid4().hex}", "type": "message", "status": self._status, "role": "assistant",
+            "content": [part],
+        }  # fmt: skip
+
+    def _call(self, call_id: str, name: str, arguments: str) -> dict[str, Any]:
+        return {
+            "id": f"fc_{uuid.uuid4().hex}", "type": "function_call", "status": self._status, "call_id": call_id,
+            "name": name, "arguments": arguments,
+        }  # fmt: skip
+
+    def _event(self, kind: str, **fields: Any) -> dict[str, Any]:
+        self._number += 1
+        return {"type": kind, "sequence_number": self._number - 1, **fields}
+
+    def _of_item(self, kind: str, **fields: Any) -> dict[str, Any]:
+        item = self._output[-1]
+        place: dict[str, Any] = {"item_id": item["id"], "output_index": len(self._output) - 1}
+        if item["type"] == "message":
+            place["content_index"] = 0
+        return self._event(kind, **place, **fields)
+
+    def _of_delta(self, delta: dict[str, Any], logprobs: dict[str, Any] | None) -> Iterator[dict[str, Any]]:
+        if text := delta.get("content"):
+            if not self._output or self._output[-1]["type"] != "message":
+                yield from self._opened(self._message("", []))
+            self._texts.append(text)
+            entries = logprobs["content"] if logprobs else []
+            yield self._of_item("response.output_text.delta", delta=text, logprobs=entries)
+        for call in delta.get("tool_calls", ()):
+            function = call["function"]
+            if "id" in call:
+                yield from self._opened(self._call(call["id"], function["name"], ""))
+            if function["arguments"]:
+                self._texts.append(function["arguments"])
+                yield self._of_item("response.function_call_arguments.delta", delta=function["arguments"])
+
+    def _opened(self, item: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        yield from self._closed()
+        self._output.append(item)
+        index = len(self._output) - 1
+        shown = {**item, "content": []} if item["type"] == "message" else item
+        yield self._event("response.output_item.added", output_index=index, item=shown)
+        if item["type"] == "message":
+            yield self._of_item("response.content_part.added", part=item["content"][0])
+
+    def _closed(self) -> Iterator[dict[str, Any]]:
+        """The last item is whole, if there is one."""
+        if not self._output:
+            return
+        text, item = "".join(self._texts), self._output[-1]
+        status = "completed" if self._status == "in_progress" else self._status
+        if item["type"] == "message":
+            logprobs, self._logprobs = self._logprobs, []
+            part = {**item["content"][0], "text": text, "logprobs": logprobs}
+            self._output[-1] = {**item, "status": status, "content": [part]}
+            yield self._of_item("response.output_text.done", text=text, logprobs=logprobs)
+            yield self._of_item("response.content_part.done", part=part)
+        else:
+            self._output[-1] = {**item, "status": status, "arguments": text}
+            yield self._of_item("response.function_call_arguments.done", name=item["name"], arguments=text)
+        self._texts.clear()
+        index = len(self._output) - 1
+        yield self._event("response.output_item.done", output_index=index, item=self._output[-1])
+
+
+def _status(finish_reason: str) -> str:
+    return "incomplete" if finish_reason == "length" else "completed"
+
+
+def _plain(value: Any) -> Any:
+    return value.model_dump() if hasattr(value, "model_dump") else value

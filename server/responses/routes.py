@@ -1,0 +1,134 @@
+"""POST /v1/responses, and what can be done with a stored one."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, Response
+
+from hamburger.engine.types.errors import HamburgerError, InvalidRequest
+from hamburger.server.api.answering import Answering, Answers
+from hamburger.server.api.auth import key_of
+from hamburger.server.api.errors import ApiError, to_api_error
+from hamburger.server.api.model_context import ModelContext
+from hamburger.server.api.openapi import REFUSED, STREAM, body_of
+from hamburger.server.api.replies import ChatReply
+from hamburger.server.api.request_body import naming, read_body, validated
+from hamburger.server.api.streaming import Generation
+from hamburger.server.bodies.chat import ChatBody
+from hamburger.server.operation.request_log import entry_of
+from hamburger.server.responses.body import NAMES, ResponsesBody, call_of_chat
+from hamburger.server.responses.reply import ResponsesReply
+from hamburger.server.responses.store import ResponseStore, Stored
+
+
+def response_routes(answering: Answering, store: ResponseStore) -> APIRouter:
+    """OpenAI's newer endpoint that generates."""
+    router = APIRouter(tags=["generation"], responses=REFUSED)
+    settings = answering.models.first.settings
+    running: dict[str, asyncio.Task[None]] = {}  # in the background
+
+    @router.post("/v1/responses", openapi_extra=body_of(ResponsesBody), responses=STREAM)
+    async def create(request: Request) -> Response:
+        """An answer to an input, and to what it goes on with, as JSON or as typed server-sent events."""
+        body = await read_body(request, ResponsesBody, settings)
+        body.check()
+        key, turns = key_of(request), body.turns()
+        if body.previous_response_id is not None:
+            previous = store.get(body.previous_response_id, key, "previous_response_id")
+            if previous.cancel is not None:
+                message = "The response that it goes on with is still being written: wait for it."
+                raise InvalidRequest(message, "previous_response_id")
+            turns = previous.turns + turns
+        items = [item.model_dump(exclude_none=True) for item in body.input]
+
+        def keep(response: dict[str, Any]) -> None:
+            # One in the background may have been deleted meanwhile.
+            if body.is_stored and (not body.background or response["id"] in store):
+                store.put(Stored(response, items, turns + _turns_of(response), key))
+
+        with naming(NAMES):
+            chat = validated(ChatBody, body.chat(turns))
+            context = answering.choose(request, chat)
+            work = await answering.chat(request, context, chat)
+            inner = ChatReply(chat, context.served, context.tokenizer, [work.prompt], tools=work.tools)
+            reply = ResponsesReply(inner, body, body.model or context.served.name, keep)
+            if not body.background:
+                return await answering.answer(context, request, chat, work.answers, reply)
+            generation = submit(context, request, chat, work.answers, reply)
+        response = reply.response()
+        store.put(Stored(response, items, turns, key, cancel=generation.abort))
+        running[reply.id] = task = asyncio.create_task(_finish(context, generation, reply))
+        task.add_done_callback(lambda _: running.pop(reply.id))
+        return JSONResponse(response)
+
+    def submit(
+        context: ModelContext, request: Request, chat: ChatBody, answers: Answers, reply: ResponsesReply
+    ) -> Generation:
+        generation = answering.submit(context, chat, answers, reply, key_of(request))
+        entry_of(request.scope).counts += [reply.counts, generation.times]
+        return generation
+
+    @router.get("/v1/responses/{response_id}")
+    async def retrieve(request: Request, response_id: str) -> dict[str, Any]:
+        """A stored response, as it is now."""
+        return store.get(response_id, key_of(request)).response
+
+    @router.get("/v1/responses/{response_id}/input_items")
+    async def input_items(request: Request, response_id: str) -> dict[str, Any]:
+        """What it was asked."""
+        items = store.get(response_id, key_of(request)).items
+        data = [{"id": f"item_{number}", **item} for number, item in enumerate(items)]
+        ends = [item["id"] for item in data]
+        return {"object": "list", "data": data, "first_id": ends[0], "last_id": ends[-1], "has_more": False}
+
+    @router.delete("/v1/responses/{response_id}")
+    async def delete(request: Request, response_id: str) -> dict[str, Any]:
+        """Forget it; one that is still being written ends."""
+        store.delete(response_id, key_of(request))
+        return {"id": response_id, "object": "response", "deleted": True}
+
+    @router.post("/v1/responses/{response_id}/cancel")
+    async def cancel(request: Request, response_id: str) -> dict[str, Any]:
+        """End one that is being written in the background."""
+        stored = store.get(response_id, key_of(request))
+        if not stored.response["background"]:
+            raise ApiError(400, "Only a response in the background can be cancelled.", param="response_id")
+        if stored.cancel is not None and (task := running.get(response_id)) is not None:
+            stored.cancel()
+            await asyncio.wait({task})
+        return store.get(response_id, key_of(request)).response
+
+    return router
+
+
+async def _finish(context: ModelContext, generation: Generation, reply: ResponsesReply) -> None:
+    """Have a response of the background come to its end, which its store then has."""
+    try:
+        async for index, update in generation:
+            reply.add(index, update)
+        if reply.is_whole:
+            reply.whole()
+        else:
+            reply.cancelled()
+    except HamburgerError as error:
+        failure = to_api_error(error)
+        context.metrics.on_failure(failure.status)
+        reply.failed(failure)
+    finally:
+        generation.abort()
+
+
+def _turns_of(response: dict[str, Any]) -> list[dict[str, Any]]:
+    """What a response adds to its chat."""
+    if not response["output"]:
+        return []
+    turn: dict[str, Any] = {"role": "assistant", "content": ""}
+    for item in response["output"]:
+        if item["type"] == "message":
+            turn["content"] += "".join(part["text"] for part in item["content"])
+        else:
+            turn.setdefault("tool_calls", []).append(call_of_chat(item["call_id"], item["name"], item["arguments"]))
+    return [turn]

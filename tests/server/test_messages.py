@@ -1,0 +1,189 @@
+"""/v1/messages: Anthropic's form of a chat. Its own client runs in tests/interop."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from fakes import EOS
+from serving import MODEL, ByChoice, Served, serving, split
+
+TEXT = "Hello wörld"
+HELLO = [*split(TEXT, 3, 4, 4, 1), [EOS]]
+HI: list[dict[str, Any]] = [{"role": "user", "content": "Hi"}]
+SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+WEATHER = {"name": "get_weather", "description": "w", "input_schema": SCHEMA}
+CALL = '{"city": "Rom"}'
+ROOM: dict[str, Any] = {"max_model_len": 2048, "num_blocks": 1024}
+MESSAGES, COUNT = "/v1/messages", "/v1/messages/count_tokens"
+ASKED: dict[str, Any] = {"model": MODEL, "max_tokens": 60, "messages": HI}
+
+
+async def stream(server: Served, **fields: Any) -> list[dict[str, Any]]:
+    """The events, whose names and types agree."""
+    text = (await server.post(MESSAGES, {**ASKED, "stream": True, **fields})).text
+    found = []
+    for event in text.rstrip().split("\n\n"):
+        name, data = event.split("\n")
+        found.append(json.loads(data.removeprefix("data: ")))
+        assert name == f"event: {found[-1]['type']}"
+    return found
+
+
+async def test_whole_and_streamed() -> None:
+    async with serving(HELLO) as server:
+        whole = await server.ok(MESSAGES, {**ASKED, "system": [{"type": "text", "text": "Be brief."}]})
+        assert bytes(server.runner.prompts[-1]) == b"system: Be brief.\nuser: Hi\nassistant: "
+        assert whole.pop("id").startswith("msg_")
+        usage = whole.pop("usage")
+        assert whole == {
+            "type": "message", "role": "assistant", "model": MODEL, "content": [{"type": "text", "text": TEXT}],
+            "stop_reason": "end_turn", "stop_sequence": None,
+        }  # fmt: skip
+        assert (usage["input_tokens"], usage["output_tokens"], usage["macro_steps"]) == (38, 13, 5)
+        told = await stream(server)
+    start, opened, *deltas, closed, delta, stop = told
+    assert (start["type"], start["message"]["content"], start["message"]["stop_reason"]) == ("message_start", [], None)
+    assert opened["content_block"] == {"type": "text", "text": ""}
+    assert "".join(event["delta"]["text"] for event in deltas) == TEXT
+    assert {event["index"] for event in (opened, *deltas, closed)} == {0}
+    assert (closed["type"], stop["type"]) == ("content_block_stop", "message_stop")
+    assert delta["delta"] == {"stop_reason": "end_turn", "stop_sequence": None}
+    assert delta["usage"]["output_tokens"] == 13
+
+
+@pytest.mark.parametrize(
+    ("fields", "text", "reason", "sequence"),
+    [
+        ({"max_tokens": 3}, "Hel", "max_tokens", None),
+        ({"stop_sequences": ["lo"]}, "Hel", "stop_sequence", "lo"),
+        ({}, TEXT, "end_turn", None),
+    ],
+)
+async def test_why_it_ended(fields: dict[str, Any], text: str, reason: str, sequence: str | None) -> None:
+    async with serving(HELLO) as server:
+        whole = await server.ok(MESSAGES, {**ASKED, **fields})
+        told = await stream(server, **fields)
+    assert whole["content"][0]["text"] == text
+    assert (whole["stop_reason"], whole["stop_sequence"]) == (reason, sequence)
+    assert told[-2]["delta"] == {"stop_reason": reason, "stop_sequence": sequence}
+
+
+async def test_calls_and_what_they_gave() -> None:
+    turns = [
+        *HI,
+        {"role": "assistant", "content": [
+            {"type": "thinking", "thinking": "hm", "signature": "x"},
+            {"type": "text", "text": "Let me see."},
+            {"type": "tool_use", "id": "t1", "name": "get_weather", "input": {"city": "Rom"}},
+        ]},
+        {"role": "user", "content": [
+            {"type": "tool_result", "tool_use_id": "t1", "content": [{"type": "text", "text": "sunny"}]},
+            {"type": "text", "text": "And now?"},
+        ]},
+    ]  # fmt: skip
+    fields = {"messages": turns, "tools": [WEATHER], "tool_choice": {"type": "tool", "name": "get_weather"}}
+    async with serving([*split(CALL, 5, 5, len(CALL) - 10), [EOS]], **ROOM) as server:
+        whole = await server.ok(MESSAGES, {**ASKED, **fields})
+        prompt = bytes(server.runner.prompts[-1]).decode()
+        told = await stream(server, **fields)
+    said = '[{"name": "get_weather", "arguments": {"city": "Rom"}}]'
+    assert prompt.endswith(f"assistant: Let me see.\n{said}\ntool: sunny\nuser: And now?\nassistant: ")
+    [use] = whole["content"]
+    assert (use["type"], use["name"], use["input"], whole["stop_reason"]) == (
+        "tool_use", "get_weather", {"city": "Rom"}, "tool_use"
+    )  # fmt: skip
+    opened = told[1]["content_block"]
+    assert (opened["type"], opened["input"]) == ("tool_use", {})
+    pieces = [event["delta"]["partial_json"] for event in told if event["type"] == "content_block_delta"]
+    assert ("".join(pieces), len(pieces)) == (CALL, 3)
+    assert told[-2]["delta"]["stop_reason"] == "tool_use"
+
+
+async def test_text_and_a_call_are_two_blocks() -> None:
+    text = 'I look. {"name": "get_weather", "arguments": {"city": "Rom"}}'
+    async with serving([*split(text, 8, 30, len(text) - 38), [EOS]], **ROOM) as server:
+        whole = await server.ok(MESSAGES, {**ASKED, "max_tokens": 90, "tools": [WEATHER]})
+        told = await stream(server, max_tokens=90, tools=[WEATHER])
+    kinds = [block["type"] for block in whole["content"]]
+    assert [event["content_block"]["type"] for event in told if event["type"] == "content_block_start"] == kinds
+    assert [event["index"] for event in told if event["type"] == "content_block_stop"] == list(range(len(kinds)))
+
+
+async def test_an_answer_goes_on_with_the_assistants_last_words() -> None:
+    async with serving(HELLO) as server:
+        await server.ok(MESSAGES, {**ASKED, "messages": [*HI, {"role": "assistant", "content": "I say:"}]})
+        assert bytes(server.runner.prompts[-1]).startswith(b"user: Hi\nassistant: I say:")
+        assert not bytes(server.runner.prompts[-1]).endswith(b"assistant: ")
+
+
+async def test_an_answer_may_have_to_follow_a_schema() -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    async with serving([*split('{"a": 1}', 5, 3), [*b"more"]]) as server:
+        whole = await server.ok(
+            MESSAGES, {**ASKED, "output_config": {"format": {"type": "json_schema", "schema": schema}}}
+        )
+    assert json.loads(whole["content"][0]["text"]) == {"a": 1}
+
+
+async def test_tokens_are_counted_as_they_are_used() -> None:
+    body = {"model": MODEL, "messages": HI, "system": "Be brief.", "tools": [WEATHER]}
+    async with serving(HELLO, **ROOM) as server:
+        counted = await server.ok(COUNT, body)
+        used = (await server.ok(MESSAGES, {**body, "max_tokens": 5}))["usage"]
+    assert counted == {"input_tokens": used["input_tokens"]}
+
+
+@pytest.mark.parametrize("header", [{"X-Api-Key": "secret"}, {"Authorization": "Bearer secret"}])
+async def test_a_key_comes_in_either_header(header: dict[str, str]) -> None:
+    async with serving(HELLO, settings={"api_key": "secret"}) as server:
+        assert (await server.post(MESSAGES, ASKED, headers=header)).status_code == 200
+        for wrong in ({}, {"X-Api-Key": "other"}):
+            response = await server.post(MESSAGES, ASKED, headers=wrong)
+            assert response.status_code == 401
+            assert response.json()["error"]["type"] == "authentication_error"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "told"),
+    [
+        ({"max_tokens": None}, "max_tokens", "integer"),
+        ({"max_tokens": 0}, "max_tokens", "greater"),
+        ({"max_tokens": 9999}, "max_tokens", "maximum context length is 256"),
+        ({"messages": []}, "messages", "at least 1"),
+        ({"messages": [{"role": "system", "content": "x"}]}, "messages", "role"),
+        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages", "'image'"),
+        ({"messages": [{"role": "user", "content": "a" * 999}]}, "messages", "maximum context length is 256"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 2000}}, "thinking", "thinks"),
+        ({"output_config": {"effort": "high"}}, "output_config", "effort"),
+        ({"temperature": 1.5}, "temperature", "less than or equal to 1"),
+        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools", "custom"),
+        ({"tools": [WEATHER], "tool_choice": {"type": "tool"}}, "tool_choice", "name"),
+        ({"tool_choice": {"type": "any"}}, "tool_choice", "no tools"),
+        ({"stop_sequences": [""]}, "stop_sequences", "empty"),
+        ({"mcp_servers": [{"url": "x"}]}, "mcp_servers", "not supported"),
+        ({"output_config": {"format": {"type": "json_schema", "schema": {"type": "foo"}}}}, "output_config", "foo"),
+    ],
+)
+async def test_what_is_refused_names_its_field(fields: dict[str, Any], param: str, told: str) -> None:
+    async with serving(HELLO) as server:
+        response = await server.post(MESSAGES, {**ASKED, **fields})
+        answer = response.json()
+        assert response.status_code == 400
+        assert (answer["type"], answer["error"]["type"]) == ("error", "invalid_request_error")
+        assert answer["error"]["param"] == param
+        assert told in answer["error"]["message"]
+        assert server.runner.num_steps == 0
+
+
+async def test_other_errors_have_the_same_shape() -> None:
+    async with serving(runner=ByChoice(HELLO, fail_at_step=3)) as server:
+        unknown = await server.post(MESSAGES, {**ASKED, "model": "other"})
+        assert (unknown.status_code, unknown.json()["error"]["type"]) == (404, "not_found_error")
+        assert (await server.client.get(MESSAGES)).json()["type"] == "error"
+        told = await stream(server)
+        assert (told[-1]["type"], told[-1]["error"]["type"]) == ("error", "overloaded_error")
+        gone = await server.post(MESSAGES, ASKED)
+        assert (gone.status_code, gone.json()["error"]["type"]) == (503, "overloaded_error")

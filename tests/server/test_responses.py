@@ -1,0 +1,278 @@
+"""/v1/responses: OpenAI's own client creates, streams, parses, goes on with, cancels and forgets responses."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import openai
+import pytest
+from openai import AsyncOpenAI
+from pydantic import BaseModel
+
+from fakes import EOS
+from gates import StepGate
+from hamburger.server.api.errors import ApiError
+from hamburger.server.responses.store import ResponseStore, Stored
+from serving import MODEL, ByChoice, Served, error_of, on_port, serving, split
+
+TEXT = "Hello wörld"
+HELLO = [*split(TEXT, 3, 4, 4, 1), [EOS]]
+PARAMETERS = {
+    "type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"], "additionalProperties": False,
+}  # fmt: skip
+WEATHER: Any = {"type": "function", "name": "get_weather", "description": "w", "strict": True, "parameters": PARAMETERS}
+NAMED: Any = {"type": "function", "name": "get_weather"}
+CALL = '{"city": "Rom"}'
+ROOM: dict[str, Any] = {"max_model_len": 2048, "num_blocks": 1024}
+RESPONSES = "/v1/responses"
+
+
+class Answer(BaseModel):
+    a: int
+
+
+@asynccontextmanager
+async def client(
+    script: list[list[int]] = HELLO, api_key: str = "unused", **fields: Any
+) -> AsyncIterator[tuple[AsyncOpenAI, Served]]:
+    async with (
+        serving(script, **{**ROOM, **fields}) as server,
+        on_port(server.app) as port,
+        AsyncOpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key=api_key, max_retries=0) as api,
+    ):
+        yield api, server
+
+
+def prompt_of(server: Served) -> str:
+    return bytes(server.runner.prompts[-1]).decode()
+
+
+async def test_a_whole_response() -> None:
+    async with client() as (api, server):
+        response = await api.responses.create(
+            model=MODEL, input="Hi", instructions="Be brief.", metadata={"a": "b"}, temperature=0.5
+        )
+        assert prompt_of(server) == "system: Be brief.\nuser: Hi\nassistant: "
+    assert (response.object, response.status, response.output_text) == ("response", "completed", TEXT)
+    assert (response.instructions, response.metadata, response.temperature) == ("Be brief.", {"a": "b"}, 0.5)
+    assert response.usage is not None
+    assert response.usage.total_tokens == response.usage.input_tokens + response.usage.output_tokens == 38 + 13
+    assert response.usage.to_dict()["macro_steps"] == 5
+    assert response.incomplete_details is None
+
+
+async def test_one_that_is_cut_is_incomplete() -> None:
+    async with client() as (api, _):
+        response = await api.responses.create(model=MODEL, input="Hi", max_output_tokens=3)
+    assert response.status == "incomplete"
+    assert response.incomplete_details is not None
+    assert response.incomplete_details.reason == "max_output_tokens"
+    assert response.output_text == "Hel"
+    assert response.output[0].to_dict()["status"] == "incomplete"
+
+
+async def test_a_stream_is_typed_numbered_and_whole() -> None:
+    async with client() as (api, server):
+        whole = await api.responses.create(model=MODEL, input="Hi", include=["message.output_text.logprobs"])
+        async with api.responses.stream(model=MODEL, input="Hi", include=["message.output_text.logprobs"]) as stream:
+            events = [event async for event in stream]
+            final = await stream.get_final_response()
+        raw = await server.client.post(RESPONSES, json={"input": "Hi", "stream": True})
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    types = [event.type for event in events]
+    assert types[:4] == [
+        "response.created", "response.in_progress", "response.output_item.added", "response.content_part.added"
+    ]  # fmt: skip
+    assert types[-4:] == [
+        "response.output_text.done", "response.content_part.done", "response.output_item.done", "response.completed"
+    ]  # fmt: skip
+    assert set(types[4:-4]) == {"response.output_text.delta"}
+    assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == TEXT
+    assert final.output_text == TEXT
+    part, streamed = whole.output[0].to_dict(), final.output[0].to_dict()
+    assert part["content"][0]["logprobs"] == streamed["content"][0]["logprobs"]  # type: ignore[index]
+    assert len(part["content"][0]["logprobs"]) == 13  # type: ignore[index]
+    assert "data: [DONE]" not in raw.text
+
+
+async def test_a_response_may_be_parsed() -> None:
+    async with client([*split('{"a": 1}', 5, 3), [EOS]]) as (api, _):
+        parsed = await api.responses.parse(model=MODEL, input="Hi", text_format=Answer)
+    assert parsed.output_parsed == Answer(a=1)
+
+
+async def test_calls_and_what_they_gave() -> None:
+    script = [*split(CALL, 5, 5, len(CALL) - 10), [EOS]]
+    async with client(script) as (api, server):
+        first = await api.responses.create(model=MODEL, input="Hi", tools=[WEATHER], tool_choice=NAMED)
+        [call] = first.output
+        assert call.type == "function_call"
+        assert (call.name, call.arguments) == ("get_weather", CALL)
+        result: Any = {"type": "function_call_output", "call_id": call.call_id, "output": "sunny"}
+        await api.responses.create(model=MODEL, input=[result], previous_response_id=first.id, tools=[WEATHER])
+        said = '{"name": "get_weather", "arguments": {"city": "Rom"}}'
+        assert prompt_of(server).endswith(f"user: Hi\nassistant: [{said}]\ntool: sunny\nassistant: ")
+        given: Any = [{"role": "user", "content": "Hi"}, call.to_dict(), result]
+        await api.responses.create(model=MODEL, input=given, tools=[WEATHER])
+        assert prompt_of(server).endswith(f"user: Hi\nassistant: [{said}]\ntool: sunny\nassistant: ")
+        async with api.responses.stream(model=MODEL, input="Hi", tools=[WEATHER], tool_choice=NAMED) as stream:
+            events = [event async for event in stream]
+            final = await stream.get_final_response()
+    deltas = [event.delta for event in events if event.type == "response.function_call_arguments.delta"]
+    assert "".join(deltas) == CALL
+    assert len(deltas) == 3
+    assert final.output[0].to_dict()["arguments"] == CALL
+    assert events[-3].type == "response.function_call_arguments.done"
+
+
+async def test_responses_are_stored_gone_on_with_and_forgotten() -> None:
+    async with client() as (api, server):
+        first = await api.responses.create(model=MODEL, input="Hi", instructions="Not for later.")
+        second = await api.responses.create(model=MODEL, input="More", previous_response_id=first.id)
+        assert prompt_of(server) == f"user: Hi\nassistant: {TEXT}\nuser: More\nassistant: "
+        assert second.previous_response_id == first.id
+        assert (await api.responses.retrieve(first.id)).to_dict() == first.to_dict()
+        [item] = (await api.responses.input_items.list(first.id)).data
+        assert item.to_dict()["content"] == [{"type": "input_text", "text": "Hi"}]
+        await api.responses.delete(first.id)
+        for work in (api.responses.retrieve(first.id), api.responses.delete(first.id)):
+            with pytest.raises(openai.NotFoundError, match="not stored"):
+                await work
+        unstored = await api.responses.create(model=MODEL, input="Hi", store=False)
+        with pytest.raises(openai.NotFoundError) as told:
+            await api.responses.create(model=MODEL, input="Hi", previous_response_id=unstored.id)
+        assert told.value.param == "previous_response_id"
+        async with api.responses.stream(model=MODEL, input="Hi") as stream:
+            streamed = await stream.get_final_response()
+        assert (await api.responses.retrieve(streamed.id)).output_text == TEXT
+
+
+async def test_a_response_is_its_own_clients_only() -> None:
+    async with client(api_key="one", settings={"api_key": "one,two"}) as (api, _):
+        mine = await api.responses.create(model=MODEL, input="Hi")
+        other = api.with_options(api_key="two")
+        with pytest.raises(openai.NotFoundError):
+            await other.responses.retrieve(mine.id)
+        with pytest.raises(openai.NotFoundError):
+            await other.responses.create(model=MODEL, input="Hi", previous_response_id=mine.id)
+
+
+async def test_one_in_the_background_ends_by_itself_or_when_it_is_cancelled() -> None:
+    gate = StepGate()
+    async with client(runner=ByChoice(HELLO, gate=gate)) as (api, _):
+        waiting = await api.responses.create(model=MODEL, input="Hi", background=True)
+        assert waiting.status == "in_progress"
+        assert (await api.responses.retrieve(waiting.id)).status == "in_progress"
+        with pytest.raises(openai.BadRequestError, match="still being written"):
+            await api.responses.create(model=MODEL, input="Hi", previous_response_id=waiting.id)
+        given_up = await api.responses.create(model=MODEL, input="Hi", background=True)
+        deleted = await api.responses.create(model=MODEL, input="Hi", background=True)
+        cancelled = await api.responses.cancel(given_up.id)
+        assert (cancelled.status, cancelled.output) == ("cancelled", [])
+        await api.responses.delete(deleted.id)
+        gate.set()
+        async with asyncio.timeout(10):
+            while (found := await api.responses.retrieve(waiting.id)).status == "in_progress":  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        assert (found.status, found.output_text) == ("completed", TEXT)
+        assert (await api.responses.cancel(waiting.id)).status == "completed"  # too late
+        with pytest.raises(openai.NotFoundError):
+            await api.responses.retrieve(deleted.id)
+        foreground = await api.responses.create(model=MODEL, input="Hi")
+        with pytest.raises(openai.BadRequestError, match="in the background"):
+            await api.responses.cancel(foreground.id)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "told"),
+    [
+        ({"background": True, "store": False}, "background", "store is false"),
+        ({"background": True, "stream": True}, "stream", "not streamed"),
+        ({"truncation": "auto"}, "truncation", "shorten"),
+        ({"conversation": "c"}, "conversation", "previous_response_id"),
+        ({"prompt": {"id": "p"}}, "prompt", "instructions"),
+        ({"max_tool_calls": 1}, "max_tool_calls", "server"),
+        ({"input": []}, "input", "at least 1"),
+        ({"input": [{"type": "item_reference", "id": "x"}]}, "input", "item_reference"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input", "input_image"),
+        ({"max_output_tokens": 5000}, "max_output_tokens", "maximum context length is 2048"),
+        ({"input": "a" * 3000}, "input", "maximum context length is 2048"),
+        ({"tools": [{"type": "web_search"}]}, "tools", "function"),
+        ({"tool_choice": {"type": "function", "name": "x"}}, "tool_choice", "no tools"),
+        ({"reasoning": {"effort": "high"}}, "reasoning", "none"),
+        ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text", "schema"),
+        ({"text": {"format": {"type": "json_schema", "schema": {"type": "foo"}}}}, "text", "Invalid type"),
+        ({"temperature": -1.0}, "temperature", "temperature"),
+        ({"include": ["file_search_call.results"]}, "include", "output_text"),
+        ({"top_logprobs": 50}, "top_logprobs", "top_logprobs"),
+    ],
+)
+async def test_what_is_refused_names_its_field(fields: dict[str, Any], param: str, told: str) -> None:
+    async with serving(HELLO, **ROOM) as server:
+        status, error = await server.refused(RESPONSES, {"input": "Hi", **fields})
+        assert (status, error["param"]) == (400, param)
+        assert told in error["message"]
+        assert server.runner.num_steps == 0
+
+
+async def test_an_engine_that_dies_fails_the_stream() -> None:
+    async with serving(runner=ByChoice(HELLO, fail_at_step=3), **ROOM) as server:
+        raw = (await server.client.post(RESPONSES, json={"input": "Hi", "stream": True})).text
+        told = events_of(raw)
+        assert [event["type"] for event in told[-2:]] == ["error", "response.failed"]
+        assert told[-2]["code"] == "engine_unavailable"
+        failed = told[-1]["response"]
+        assert (failed["status"], failed["error"]["code"]) == ("failed", "server_error")
+        assert (await server.client.get(f"{RESPONSES}/{failed['id']}")).json() == failed
+        response = await server.client.post(RESPONSES, json={"input": "Hi"})
+        assert response.status_code == 503
+        error_of(response)
+
+
+async def test_one_in_the_background_may_fail() -> None:
+    async with serving(runner=ByChoice(HELLO, fail_at_step=3), **ROOM) as server:
+        started = await server.ok(RESPONSES, {"input": "Hi", "background": True})
+        async with asyncio.timeout(10):
+            found = started
+            while found["status"] == "in_progress":
+                await asyncio.sleep(0.01)
+                found = (await server.client.get(f"{RESPONSES}/{started['id']}")).json()
+        assert (found["status"], found["output"]) == ("failed", [])
+
+
+def events_of(text: str) -> list[dict[str, Any]]:
+    """Typed events, whose names and types agree."""
+    found = []
+    for event in text.rstrip().split("\n\n"):
+        name, data = event.split("\n")
+        found.append(json.loads(data.removeprefix("data: ")))
+        assert name == f"event: {found[-1]['type']}"
+    return found
+
+
+def stored(name: str, size: int = 0, **fields: Any) -> Stored:
+    return Stored({"id": name, "x": "a" * size}, [], [], key="", **fields)
+
+
+def test_the_oldest_make_room_but_for_those_that_are_written() -> None:
+    store = ResponseStore(1000)
+    store.put(stored("running", 300, cancel=lambda: None))
+    for number in range(5):
+        store.put(stored(f"r{number}", 300))
+    assert [name in store for name in ("running", "r2", "r3", "r4")] == [True, False, True, True]
+    store.put(stored("r4", 10))  # in its own place
+    store.put(stored("small"))
+    assert len(store) == 4
+    store.put(stored("too large", 2000))
+    assert "too large" not in store
+    assert len(store) == 4
+    for name in ("running", "r3", "r4", "small"):
+        store.delete(name, "")
+    with pytest.raises(ApiError):
+        store.get("r4", "")
+    store.put(stored("r9", 900))  # all of the room is there again
+    assert "r9" in store
