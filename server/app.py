@@ -34,6 +34,7 @@ from hamburger.server.responses.body import ResponsesBody
 from hamburger.server.responses.routes import response_routes
 from hamburger.server.responses.store import ResponseStore
 from hamburger.server.server_tokenizer import ServerTokenizer
+from hamburger.server.tools.reasoning import markers_of
 from hamburger.server.tools.tool_parsers import family_of
 
 
@@ -54,7 +55,8 @@ def model_context(
     grammars = GrammarProcesses(tokenizer.loader, engine.info.vocab_size, engine.info.eos_token_ids)
     family = settings.tool_parser if settings.tool_parser != "auto" else family_of(tokenizer.tool_template)
     metrics.add_gauges(engine)
-    return ModelContext(engine, tokenizer, metrics, settings, ServedModel(model_name, engine.info), grammars, family)
+    served = ServedModel(model_name, engine.info)
+    return ModelContext(engine, tokenizer, metrics, settings, served, grammars, family, markers_of(tokenizer))
 
 
 def create_app_of(contexts: Sequence[ModelContext], settings: ServeSettings) -> FastAPI:

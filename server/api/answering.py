@@ -28,6 +28,7 @@ from hamburger.server.bodies.chat import ChatBody
 from hamburger.server.bodies.generation import GenerationBody, named_as_written
 from hamburger.server.operation.key_limits import KeyLimits
 from hamburger.server.operation.request_log import entry_of
+from hamburger.server.tools.reasoning import Reasoning
 from hamburger.server.tools.tool_use import ToolStream, ToolUse
 
 MAX_STOP_CHARACTERS = 20_000  # of all stop strings together
@@ -36,11 +37,13 @@ Answers = list[tuple[list[int], SamplingParams]]  # each with its prompt's token
 
 
 class ChatWork(NamedTuple):
-    """What a chat asks of the engine. tools: for each answer, what finds the calls in its text; None without tools."""
+    """What a chat asks of the engine. tools, reasoning: for each answer, what finds the calls in its text, and what the
+    model writes for itself; None where there is nothing to find."""
 
     prompt: list[int]
     params: list[SamplingParams]
     tools: list[ToolStream] | None
+    reasoning: list[Reasoning] | None
 
     @property
     def answers(self) -> Answers:
@@ -79,7 +82,12 @@ class Answering:
                 noun="prediction",
             )
             params = [replace(choice, prediction_ids=tuple(prediction)) for choice in params]
-        return ChatWork(prompt, params, None if tools is None else _tool_streams(context, tools, params))
+        markers = None if body.separate_reasoning is False else context.markers
+        reasoning: list[Reasoning] | None = None
+        if markers is not None and params[0].grammar is None:  # no grammar lets a model think
+            reasoning = [Reasoning(markers, text) for _ in params]
+        streams = None if tools is None else _tool_streams(context, tools, params)
+        return ChatWork(prompt, params, streams, reasoning)
 
     def submit(
         self, context: ModelContext, body: GenerationBody, answers: Answers, reply: Reply, key: str

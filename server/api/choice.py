@@ -7,6 +7,7 @@ from typing import Any
 
 from hamburger.engine.request import DraftCounts, RequestUpdate
 from hamburger.server.api.echo import Echo
+from hamburger.server.tools.reasoning import Reasoning
 from hamburger.server.tools.tool_use import ToolStream
 
 
@@ -19,9 +20,10 @@ class Choice:
         logprobs: Callable[[RequestUpdate], dict[str, Any]] | None,
         echo: Echo | None,
         tools: ToolStream | None,
+        reasoning: Reasoning | None = None,
     ) -> None:
         self.index = index
-        self.tools = tools
+        self.tools, self.reasoning = tools, reasoning
         self.texts: list[str] = []
         self.groups: list[list[int]] = []
         self.logprobs: list[dict[str, Any]] = []

@@ -32,7 +32,7 @@ def completion_routes(answering: Answering) -> APIRouter:
         body = await read_body(request, ChatBody, settings)
         context = answering.choose(request, body)
         work = await answering.chat(request, context, body)
-        reply = ChatReply(body, context.served, context.tokenizer, [work.prompt], tools=work.tools)
+        reply = ChatReply(body, context.served, context.tokenizer, [work.prompt], (), work.tools, work.reasoning)
         return await answering.answer(context, request, body, work.answers, reply)
 
     @router.post("/v1/completions", openapi_extra=body_of(CompletionBody))

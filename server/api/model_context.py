@@ -17,6 +17,7 @@ from hamburger.engine.types.messages import EngineInfo
 from hamburger.server.config import ServeSettings
 from hamburger.server.operation.metrics import ServerMetrics
 from hamburger.server.server_tokenizer import ServerTokenizer
+from hamburger.server.tools.reasoning import Markers
 from hamburger.server.tools.tool_parsers import Family
 
 _NUMBER = re.compile(r"-?([0-9]+\.?[0-9]*|\.[0-9]+)")
@@ -87,7 +88,10 @@ def choose_confidence(field: float | None, alias: float | None, headers: Mapping
 
 @dataclass(frozen=True, slots=True)
 class ModelContext:
-    """One for each model. Routes get all of them (served_models.py) and nothing global. settings: this model's."""
+    """One for each model. Routes get all of them (served_models.py) and nothing global.
+
+    settings: this model's. tool_family: how it writes calls. markers: of what it writes for itself.
+    """
 
     engine: AsyncEngine
     tokenizer: ServerTokenizer
@@ -96,3 +100,4 @@ class ModelContext:
     served: ServedModel
     grammars: GrammarProcesses
     tool_family: Family
+    markers: Markers | None

@@ -53,7 +53,7 @@ async def render_chat(
     written = [message.for_template() for message in messages]
     described = None if tools is None else tools.for_template
     knows_tools = "tools" in (tokenizer.tool_template or "")
-    kwargs = dict(chat.chat_template_kwargs or {})
+    kwargs = chat.template_variables(tokenizer.chat_template)
     if reserved := kwargs.keys() & _RESERVED:
         raise InvalidRequest(f"chat_template_kwargs sets {', '.join(sorted(reserved))}.", "chat_template_kwargs")
     continues, adds = bool(chat.continue_final_message), chat.add_generation_prompt

@@ -12,6 +12,7 @@ from hamburger.server.bodies.generation import GenerationBody
 from hamburger.server.bodies.known_fields import REFUSED_CHAT
 from hamburger.server.bodies.message import Message, Text
 from hamburger.server.schema import ListOf, Schema
+from hamburger.server.tools.reasoning import EFFORTS, template_kwargs
 from hamburger.server.tools.tool_parsers import Family
 from hamburger.server.tools.tool_use import Tool, ToolChoice, ToolUse
 
@@ -25,6 +26,17 @@ class ChatPrompt(Schema):
     tools: ListOf[Tool] | None = Field(None, max_length=128)
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
+    reasoning_effort: Literal[EFFORTS] | None = Field(  # type: ignore[valid-type]
+        None, description="Of models whose template reads it; none: no thinking."
+    )
+    enable_thinking: bool | None = Field(None, description="The same, as yes or no.")
+
+    def template_variables(self, template: str | None) -> dict[str, Any]:
+        """What the chat template is told. Raises InvalidRequest."""
+        return {
+            **template_kwargs(template, self.reasoning_effort, self.enable_thinking),
+            **(self.chat_template_kwargs or {}),
+        }
 
     def tool_use(self, family: Family) -> ToolUse | None:
         """What is to be made of the tools; None where there are none. Raises InvalidRequest."""
@@ -52,9 +64,15 @@ class ChatBody(GenerationBody, ChatPrompt):
     messages: ListOf[Message] = Field(min_length=1)
     logprobs: bool | None = None
     top_logprobs: int | None = None
+    include_reasoning: bool | None = Field(None, description="False: what the model writes for itself is left out.")
+    separate_reasoning: bool | None = Field(None, description="False: it stays in the text.")
     prediction: Prediction | None = Field(
         None, description="Predicted Outputs, of verified groups: what the answer is expected to follow."
     )
+
+    @property
+    def shows_reasoning(self) -> bool:
+        return self.include_reasoning is not False
 
     @property
     def has_prediction(self) -> bool:

@@ -129,6 +129,10 @@ class GenerationBody(AnswerFormat):
         return self.wants_usage and bool(self.stream_options and self.stream_options.continuous_usage_stats)
 
     @property
+    def shows_reasoning(self) -> bool:
+        return True
+
+    @property
     def has_prediction(self) -> bool:
         return False
 

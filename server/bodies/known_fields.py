@@ -115,14 +115,12 @@ REFUSED_CHAT: dict[str, Refused] = _BOTH | {
     "modalities": but(["text"]),
     "audio": but(),
     "moderation": if_any(),
-    "reasoning_effort": but("none", instead="use chat_template_kwargs, if the model's template reads it"),
     "verbosity": but("medium"),
     "web_search_options": but(),
     "input_ids": if_any("use completions, whose prompt may be token ids"),
     "image_data": if_any(),
     "images_config": if_any(),
     "do_preprocess": but(True, instead="use completions"),
-    "enable_thinking": but(instead="put it into chat_template_kwargs"),
     "thinking": if_any("use chat_template_kwargs"),
     "reasoning": if_any("use chat_template_kwargs"),
     "thinking_budget_tokens": but(-1),
@@ -151,7 +149,7 @@ _HINT = "a hint for the cache or the scheduler, which need none"
 _TOLD = "adds to what is told, not to the answer"
 _NAMES = "names the request for logs; X-Request-Id does that here"
 _PLACE = "places the request in a cluster of that server's own kind"
-_REASONING = "a model's reasoning is part of its text here"
+_REASONING = "says how reasoning is sent, which is apart from the text, as it comes (separate_reasoning)"
 IGNORED: dict[str, str] = {
     **dict.fromkeys(
         ["adaptive_decay", "dry_allowed_length", "dry_base", "dry_penalty_last_n", "dry_sequence_breakers",
@@ -178,7 +176,7 @@ IGNORED: dict[str, str] = {
     ),
     **dict.fromkeys(["request_id", "rid", "metadata", "safety_identifier", "custom_labels"], _NAMES),
     **dict.fromkeys(["data_parallel_rank", "disagg_prefill_dp_rank", "routed_dp_rank"], _PLACE),
-    **dict.fromkeys(["include_reasoning", "separate_reasoning", "stream_reasoning", "reasoning_format"], _REASONING),
+    **dict.fromkeys(["stream_reasoning", "reasoning_format"], _REASONING),
     "task": "read by one model's own encoder only",
 }  # fmt: skip
 

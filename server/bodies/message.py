@@ -35,6 +35,7 @@ class Message(Schema):
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Content = None
+    reasoning_content: str | None = None
     name: str | None = None
     tool_calls: ListOf[MadeCall] | None = None
     tool_call_id: str | None = None

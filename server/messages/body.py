@@ -15,7 +15,7 @@ from hamburger.server.schema import ListOf, Schema
 # Where the chat's fields have other names there.
 NAMES = {
     "max_completion_tokens": "max_tokens", "stop": "stop_sequences", "response_format": "output_config",
-    "continue_final_message": "messages",
+    "continue_final_message": "messages", "reasoning_effort": "output_config",
 }  # fmt: skip
 
 
@@ -32,9 +32,10 @@ class ToolUseBlock(Schema):
 
 
 class ThinkingBlock(Schema):
-    """Of earlier answers of other models: it is left out of the prompt."""
+    """What the model wrote for itself; what others hid is left out."""
 
     type: Literal["thinking", "redacted_thinking"]
+    thinking: str = ""
 
 
 def _blocks(content: Any) -> Any:
@@ -63,6 +64,8 @@ class MessageParam(Schema):
     def turns(self) -> Iterator[dict[str, Any]]:
         """The messages of a chat that it is: results of tools are messages of their own there."""
         texts: list[str] = []
+        thoughts = "".join(block.thinking for block in self.content if isinstance(block, ThinkingBlock))
+        thought = {"reasoning_content": thoughts} if thoughts else {}
         calls: list[dict[str, Any]] = []
         for block in self.content:
             match block:
@@ -77,9 +80,9 @@ class MessageParam(Schema):
                         texts = []
                     yield {"role": "tool", "tool_call_id": block.tool_use_id, "content": text_of(block.content or ())}
         if calls:
-            yield {"role": self.role, "content": "\n".join(texts), "tool_calls": calls}
+            yield {"role": self.role, **thought, "content": "\n".join(texts), "tool_calls": calls}
         elif texts or not any(isinstance(block, ToolResultBlock) for block in self.content):
-            yield {"role": self.role, "content": "\n".join(texts)}
+            yield {"role": self.role, **thought, "content": "\n".join(texts)}
 
 
 class MessageTool(Schema):
@@ -115,14 +118,19 @@ class OutputFormat(Schema):
 
 class OutputConfig(Schema):
     format: OutputFormat | None = None
-    effort: None = Field(None, description="Of models that think, which are not served.")
+    effort: Literal["low", "medium", "high", "xhigh"] | None = None
+
+
+class ThinkingConfig(Schema):
+    """adaptive: as the model does anyway. A budget is not kept: `enabled` is refused."""
+
+    type: Literal["disabled", "adaptive"]
 
 
 class PromptBody(Schema):
     """POST /v1/messages/count_tokens: what makes the prompt."""
 
     refused: ClassVar[Mapping[str, Refused]] = {
-        "thinking": but({"type": "disabled"}, instead="no served model thinks: leave it out"),
         "container": but(),
         "mcp_servers": if_any(),
         "context_management": if_any(),
@@ -135,6 +143,7 @@ class PromptBody(Schema):
     tools: ListOf[MessageTool] | None = Field(None, max_length=128)
     tool_choice: MessageToolChoice | None = None
     output_config: OutputConfig | None = None
+    thinking: ThinkingConfig | None = None
 
     def chat(self) -> dict[str, Any]:
         """The same as a body of /v1/chat/completions."""
@@ -149,6 +158,10 @@ class PromptBody(Schema):
         if self.tool_choice is not None:
             chat["tool_choice"] = self.tool_choice.of_chat()
             chat["parallel_tool_calls"] = not self.tool_choice.disable_parallel_tool_use
+        if self.thinking is not None and self.thinking.type == "disabled":
+            chat["reasoning_effort"] = "none"
+        elif self.output_config is not None:
+            chat["reasoning_effort"] = self.output_config.effort
         if self.output_config is not None and (wanted := self.output_config.format) is not None:
             chat["response_format"] = ResponseFormat(type="json_schema", schema=wanted.schema_).model_dump()
         return chat

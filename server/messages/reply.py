@@ -47,7 +47,11 @@ class MessagesReply:
     def whole(self) -> dict[str, Any]:
         [choice] = self._chat.whole()["choices"]
         message = choice["message"]
-        blocks: list[dict[str, Any]] = [{"type": "text", "text": message["content"]}] if message["content"] else []
+        blocks: list[dict[str, Any]] = []
+        if thinking := message.get("reasoning_content"):
+            blocks.append({"type": "thinking", "thinking": thinking, "signature": ""})
+        if message["content"]:
+            blocks.append({"type": "text", "text": message["content"]})
         for call in message.get("tool_calls", ()):
             function = call["function"]
             blocks.append({"type": "tool_use", "id": call["id"], "name": function["name"],
@@ -107,6 +111,10 @@ class MessagesReply:
         return {"stop_reason": reason, "stop_sequence": sequence}
 
     def _of_delta(self, delta: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        if thinking := delta.get("reasoning_content"):
+            if self._open != "thinking":
+                yield from self._opened("thinking", {"type": "thinking", "thinking": "", "signature": ""})
+            yield self._block_event("delta", delta={"type": "thinking_delta", "thinking": thinking})
         if text := delta.get("content"):
             if self._open != "text":
                 yield from self._opened("text", {"type": "text", "text": ""})

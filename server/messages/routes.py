@@ -31,7 +31,7 @@ def message_routes(answering: Answering) -> APIRouter:
             chat = validated(ChatBody, body.chat())
             context = answering.choose(request, chat)
             work = await answering.chat(request, context, chat)
-            inner = ChatReply(chat, context.served, context.tokenizer, [work.prompt], tools=work.tools)
+            inner = ChatReply(chat, context.served, context.tokenizer, [work.prompt], (), work.tools, work.reasoning)
             reply = MessagesReply(inner, body.model or context.served.name)
             return await answering.answer(context, request, chat, work.answers, reply)
 

@@ -10,10 +10,11 @@ from pydantic import BeforeValidator, ConfigDict, Field, WithJsonSchema, model_v
 from hamburger.engine.types.errors import InvalidRequest
 from hamburger.server.bodies.known_fields import Refused, but, if_any
 from hamburger.server.schema import ListOf, Schema
+from hamburger.server.tools.reasoning import EFFORTS
 
 # Where the chat's fields have other names there.
 NAMES = {"messages": "input", "max_completion_tokens": "max_output_tokens", "response_format": "text",
-         "logprobs": "top_logprobs", "continue_final_message": "input"}  # fmt: skip
+         "logprobs": "top_logprobs", "reasoning_effort": "reasoning", "continue_final_message": "input"}  # fmt: skip
 _STRING_OR_LIST = WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}]})
 
 
@@ -63,10 +64,16 @@ class FunctionCallOutput(Schema):
     output: Parts
 
 
+class ReasoningText(Schema):
+    type: Literal["reasoning_text"]
+    text: str
+
+
 class ReasoningItem(Schema):
-    """Of earlier answers of other models: it is left out of the prompt."""
+    """What the model wrote for itself; what others hid is left out."""
 
     type: Literal["reasoning"]
+    content: ListOf[ReasoningText] | None = None
 
 
 Item = Annotated[InputMessage | FunctionCall | FunctionCallOutput | ReasoningItem, Field(discriminator="type")]
@@ -113,9 +120,7 @@ class TextConfig(Schema):
 
 
 class ReasoningConfig(Schema):
-    """No served model thinks apart from its text."""
-
-    effort: Literal["none"] | None = None
+    effort: Literal[EFFORTS] | None = None  # type: ignore[valid-type]
 
 
 class ResponsesBody(Schema):
@@ -168,8 +173,12 @@ class ResponsesBody(Schema):
     def turns(self) -> list[dict[str, Any]]:
         """The input as messages of a chat. Calls belong to the assistant's message before them."""
         turns: list[dict[str, Any]] = []
+        thought: dict[str, str] = {}  # of the assistant's next turn
         for item in self.input:
             match item:
+                case ReasoningItem():
+                    thought = {"reasoning_content": "".join(part.text for part in item.content or ())}
+                    continue
                 case InputMessage():
                     turns.append({"role": item.role, "content": _text(item.content)})
                 case FunctionCall():
@@ -178,6 +187,9 @@ class ResponsesBody(Schema):
                     turns[-1].setdefault("tool_calls", []).append(call_of_chat(item.call_id, item.name, item.arguments))
                 case FunctionCallOutput():
                     turns.append({"role": "tool", "tool_call_id": item.call_id, "content": _text(item.output)})
+            if turns[-1]["role"] == "assistant":
+                turns[-1] |= thought
+            thought = {}
         return turns
 
     def chat(self, turns: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -188,6 +200,8 @@ class ResponsesBody(Schema):
         chat |= {"messages": [*instructions, *turns], "max_completion_tokens": self.max_output_tokens}
         if self.top_logprobs is not None or "message.output_text.logprobs" in (self.include or ()):
             chat |= {"logprobs": True, "top_logprobs": self.top_logprobs}
+        if self.reasoning is not None:
+            chat["reasoning_effort"] = self.reasoning.effort
         if self.text is not None and self.text.format is not None:
             chat["response_format"] = self.text.format.of_chat()
         if self.tools:

@@ -62,6 +62,8 @@ class ResponsesReply:
         message = choice["message"]
         self._status = _status(choice["finish_reason"])
         calls = message.get("tool_calls", ())
+        if thought := message.get("reasoning_content"):
+            self._output.append(self._reasoning(thought))
         if message["content"] or not calls:
             entries = choice["logprobs"]["content"] if choice["logprobs"] else []
             self._output.append(self._message(message["content"] or "", entries))
@@ -116,7 +118,8 @@ class ResponsesReply:
             "incomplete_details": {"reason": "max_output_tokens"} if self._status == "incomplete" else None,
             "instructions": body.instructions, "max_output_tokens": body.max_output_tokens, "model": self._model,
             "output": list(self._output), "parallel_tool_calls": body.parallel_tool_calls is not False,
-            "previous_response_id": body.previous_response_id, "reasoning": {"effort": None, "summary": None},
+            "previous_response_id": body.previous_response_id,
+            "reasoning": {"effort": body.reasoning and body.reasoning.effort, "summary": None},
             "store": body.is_stored, "temperature": 1.0 if body.temperature is None else body.temperature,
             "text": text, "tool_choice": _plain(body.tool_choice) or "auto",
             "tools": [_plain(tool) for tool in body.tools or ()], "top_logprobs": body.top_logprobs or 0,
@@ -148,6 +151,12 @@ class ResponsesReply:
             "content": [part],
         }  # fmt: skip
 
+    def _reasoning(self, text: str) -> dict[str, Any]:
+        return {
+            "id": f"rs_{uuid.uuid4().hex}", "type": "reasoning", "status": self._status, "summary": [],
+            "content": [{"type": "reasoning_text", "text": text}],
+        }  # fmt: skip
+
     def _call(self, call_id: str, name: str, arguments: str) -> dict[str, Any]:
         return {
             "id": f"fc_{uuid.uuid4().hex}", "type": "function_call", "status": self._status, "call_id": call_id,
@@ -161,11 +170,16 @@ class ResponsesReply:
     def _of_item(self, kind: str, **fields: Any) -> dict[str, Any]:
         item = self._output[-1]
         place: dict[str, Any] = {"item_id": item["id"], "output_index": len(self._output) - 1}
-        if item["type"] == "message":
+        if item["type"] != "function_call":
             place["content_index"] = 0
         return self._event(kind, **place, **fields)
 
     def _of_delta(self, delta: dict[str, Any], logprobs: dict[str, Any] | None) -> Iterator[dict[str, Any]]:
+        if thought := delta.get("reasoning_content"):
+            if not self._output or self._output[-1]["type"] != "reasoning":
+                yield from self._opened(self._reasoning(""))
+            self._texts.append(thought)
+            yield self._of_item("response.reasoning_text.delta", delta=thought)
         if text := delta.get("content"):
             if not self._output or self._output[-1]["type"] != "message":
                 yield from self._opened(self._message("", []))
@@ -184,7 +198,7 @@ class ResponsesReply:
         yield from self._closed()
         self._output.append(item)
         index = len(self._output) - 1
-        shown = {**item, "content": []} if item["type"] == "message" else item
+        shown = item if item["type"] == "function_call" else {**item, "content": []}
         yield self._event("response.output_item.added", output_index=index, item=shown)
         if item["type"] == "message":
             yield self._of_item("response.content_part.added", part=item["content"][0])
@@ -201,6 +215,9 @@ class ResponsesReply:
             self._output[-1] = {**item, "status": status, "content": [part]}
             yield self._of_item("response.output_text.done", text=text, logprobs=logprobs)
             yield self._of_item("response.content_part.done", part=part)
+        elif item["type"] == "reasoning":
+            self._output[-1] = {**item, "status": status, "content": [{"type": "reasoning_text", "text": text}]}
+            yield self._of_item("response.reasoning_text.done", text=text)
         else:
             self._output[-1] = {**item, "status": status, "arguments": text}
             yield self._of_item("response.function_call_arguments.done", name=item["name"], arguments=text)

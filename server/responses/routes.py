@@ -53,7 +53,7 @@ def response_routes(answering: Answering, store: ResponseStore) -> APIRouter:
             chat = validated(ChatBody, body.chat(turns))
             context = answering.choose(request, chat)
             work = await answering.chat(request, context, chat)
-            inner = ChatReply(chat, context.served, context.tokenizer, [work.prompt], tools=work.tools)
+            inner = ChatReply(chat, context.served, context.tokenizer, [work.prompt], (), work.tools, work.reasoning)
             reply = ResponsesReply(inner, body, body.model or context.served.name, keep)
             if not body.background:
                 return await answering.answer(context, request, chat, work.answers, reply)
@@ -127,7 +127,9 @@ def _turns_of(response: dict[str, Any]) -> list[dict[str, Any]]:
         return []
     turn: dict[str, Any] = {"role": "assistant", "content": ""}
     for item in response["output"]:
-        if item["type"] == "message":
+        if item["type"] == "reasoning":
+            turn["reasoning_content"] = item["content"][0]["text"]
+        elif item["type"] == "message":
             turn["content"] += "".join(part["text"] for part in item["content"])
         else:
             turn.setdefault("tool_calls", []).append(call_of_chat(item["call_id"], item["name"], item["arguments"]))

@@ -134,14 +134,18 @@ def groups_of(chunks: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 @asynccontextmanager
 async def serving(
-    *by_choice: list[list[int]], runner: ByChoice | None = None, settings: dict[str, Any] | None = None, **engine: Any
+    *by_choice: list[list[int]],
+    runner: ByChoice | None = None,
+    settings: dict[str, Any] | None = None,
+    tokenizer: ByteTokenizer | None = None,
+    **engine: Any,
 ) -> AsyncIterator[Served]:
     """A server whose choices follow scripts. `engine` are fields of EngineConfig (and `info`), see fakes.py."""
     runner = runner or ByChoice(*by_choice)
     metrics = ServerMetrics(MODEL)
     async with fake_engine(runner, observer=metrics, **engine) as launched:
         given = ServeSettings(**(settings or {}))
-        context = model_context(launched, ByteTokenizer(), metrics, given, MODEL)
+        context = model_context(launched, tokenizer or ByteTokenizer(), metrics, given, MODEL)
         app = create_app_of([context], given)
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:

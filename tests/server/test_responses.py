@@ -203,7 +203,7 @@ async def test_one_in_the_background_ends_by_itself_or_when_it_is_cancelled() ->
         ({"input": "a" * 3000}, "input", "maximum context length is 2048"),
         ({"tools": [{"type": "web_search"}]}, "tools", "function"),
         ({"tool_choice": {"type": "function", "name": "x"}}, "tool_choice", "no tools"),
-        ({"reasoning": {"effort": "high"}}, "reasoning", "none"),
+        ({"reasoning": {"effort": "high"}}, "reasoning", "reads neither"),
         ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text", "schema"),
         ({"text": {"format": {"type": "json_schema", "schema": {"type": "foo"}}}}, "text", "Invalid type"),
         ({"temperature": -1.0}, "temperature", "temperature"),
