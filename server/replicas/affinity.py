@@ -36,9 +36,12 @@ def affinity_key(headers: Mapping[str, str], body: bytes, affinity: Affinity) ->
 
 
 def _prefix_key(fields: dict[str, Any]) -> str | None:
-    messages, prompt = fields.get("messages"), fields.get("prompt")
+    messages, prompt = fields.get("messages") or fields.get("input"), fields.get("prompt")
+    if isinstance(messages, str):
+        messages = [{"role": "user", "content": messages}]
     if isinstance(messages, list):
-        return _digest("chat", fields.get("tools"), _opening(messages))
+        first = fields.get("system") or fields.get("instructions")
+        return _digest("chat", fields.get("tools"), first, _opening(messages))
     while isinstance(prompt, list) and prompt and isinstance(prompt[0], (list, str)):
         prompt = prompt[0]
     if isinstance(prompt, str):

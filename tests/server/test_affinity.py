@@ -31,6 +31,15 @@ def test_all_turns_of_a_chat_have_one_key() -> None:
     assert key({"messages": [SYSTEM, HELLO], "tools": [{"type": "function"}]}) != first
 
 
+def test_other_forms_of_a_chat_have_one_key_too() -> None:
+    first = key({"input": [HELLO], "instructions": "Be brief."})
+    assert first is not None
+    assert key({"input": [HELLO, {"type": "reasoning"}, HELLO], "instructions": "Be brief."}) == first
+    assert key({"input": "Hello!", "instructions": "Be brief."}) == first
+    assert key({"input": "Hello!"}) != first
+    assert key({"messages": [HELLO], "system": "Be brief."}) != key({"messages": [HELLO], "system": "Be long."})
+
+
 def test_a_chat_without_a_user_has_a_key_too() -> None:
     assert key({"messages": [SYSTEM]}) not in (None, key({"messages": [{**SYSTEM, "content": "?"}]}))
 
