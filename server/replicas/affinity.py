@@ -36,9 +36,9 @@ def affinity_key(headers: Mapping[str, str], body: bytes, affinity: Affinity) ->
 
 
 def _prefix_key(fields: dict[str, Any]) -> str | None:
-    messages, prompt = fields.get("messages") or fields.get("input"), fields.get("prompt")
-    if isinstance(messages, str):
-        messages = [{"role": "user", "content": messages}]
+    messages, prompt, given = (fields.get(name) for name in ("messages", "prompt", "input"))
+    if given is not None:
+        messages = [{"role": "user", "content": given}] if isinstance(given, str) else given
     if isinstance(messages, list):
         first = fields.get("system") or fields.get("instructions")
         return _digest("chat", fields.get("tools"), first, _opening(messages))

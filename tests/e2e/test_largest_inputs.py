@@ -32,6 +32,10 @@ MOST_SECONDS = 0.25
 STEP_SECONDS = 1.0  # where the stream's own steps are long: /health does not wait for these
 TRIES = 5
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
+CALLED = {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"}
+OUTPUT = {"type": "function_call_output", "call_id": "1", "output": "a"}
+TEXT = [{"type": "text", "text": "a"}]
 HELLO = [{"role": "user", "content": "a"}]
 BODY = 8 * 2**20 - 300  # characters of one that is not too large
 
@@ -42,6 +46,17 @@ def completion(**fields: Any) -> dict[str, Any]:
 
 def chat(**fields: Any) -> dict[str, Any]:
     return {"messages": HELLO, "max_tokens": 2, **fields}
+
+
+def called(number: int) -> dict[str, Any]:
+    """A call with so many arguments."""
+    use = {
+        "type": "tool_use",
+        "id": "1",
+        "name": "f",
+        "input": {f"{i}": "a" for i in range(min(number, MAX_VALUES - 20))},
+    }
+    return {"role": "assistant", "content": [use]}
 
 
 def tools(number: int, properties: int, description: int) -> list[dict[str, Any]]:
@@ -83,6 +98,16 @@ CASES = {
         lambda: completion(prompt="a " * (CONTEXT - 9), max_tokens=1, echo=True, logprobs=20, n=64),
         STEP_SECONDS,
     ),
+    "many items": Case(RESPONSES, 400, lambda: {"input": HELLO * (MAX_CONTAINERS - 2)}),
+    "one item": Case(RESPONSES, 400, lambda: {"input": "a " * (BODY // 2)}),
+    "a conversation of many calls": Case(
+        RESPONSES, 400, lambda: {"input": [CALLED, OUTPUT] * (MAX_CONTAINERS // 2 - 1), "store": False}
+    ),
+    "many blocks": Case(
+        MESSAGES, 400, lambda: {"max_tokens": 2, "messages": [{"role": "user", "content": TEXT * (MAX_CONTAINERS - 3)}]}
+    ),
+    "arguments of a call": Case(MESSAGES, 400, lambda: {"max_tokens": 2, "messages": [*HELLO, called(BODY // 12)]}),
+    "blocks to count": Case(f"{MESSAGES}/count_tokens", 400, lambda: {"messages": HELLO * (MAX_CONTAINERS - 2)}),
     "stop strings": Case(COMPLETIONS, 200, lambda: completion(stop=["a" * (MAX_STOP_CHARACTERS // 256)] * 256, n=64)),
     "biases": Case(
         COMPLETIONS,
