@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -28,7 +29,7 @@ def message_routes(answering: Answering) -> APIRouter:
         """An answer to a conversation in Anthropic's form, as JSON or as server-sent events."""
         body = await read_body(request, MessagesBody, settings)
         with naming(NAMES):
-            chat = validated(ChatBody, body.chat())
+            chat = await asyncio.to_thread(_chat, body)
             context = answering.choose(request, chat)
             work = await answering.chat(request, context, chat)
             inner = ChatReply(chat, context.served, context.tokenizer, [work.prompt], (), work.tools, work.reasoning)
@@ -40,7 +41,7 @@ def message_routes(answering: Answering) -> APIRouter:
         """How many tokens the prompt has that a message's fields make."""
         body = await read_body(request, PromptBody, settings)
         with naming(NAMES):
-            chat = validated(ChatBody, body.chat())
+            chat = await asyncio.to_thread(_chat, body)
             context = answering.choose(request, chat)
             most = context.engine.info.max_model_len
             text = await render_chat(context.tokenizer, chat.messages, chat, chat.tool_use(context.tool_family))
@@ -52,3 +53,8 @@ def message_routes(answering: Answering) -> APIRouter:
         return {"input_tokens": len(ids)}
 
     return router
+
+
+def _chat(body: PromptBody) -> ChatBody:
+    """Long conversations take a while: others have their turn between the steps of a thread."""
+    return validated(ChatBody, body.chat())

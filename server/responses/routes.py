@@ -35,14 +35,15 @@ def response_routes(answering: Answering, store: ResponseStore) -> APIRouter:
         """An answer to an input, and to what it goes on with, as JSON or as typed server-sent events."""
         body = await read_body(request, ResponsesBody, settings)
         body.check()
-        key, turns = key_of(request), body.turns()
+        key = key_of(request)
+        # Long ones take a while: others have their turn between the steps of a thread.
+        turns, items = await asyncio.to_thread(lambda: (body.turns(), _items(body)))
         if body.previous_response_id is not None:
             previous = store.get(body.previous_response_id, key, "previous_response_id")
             if previous.cancel is not None:
                 message = "The response that it goes on with is still being written: wait for it."
                 raise InvalidRequest(message, "previous_response_id")
             turns = previous.turns + turns
-        items = [item.model_dump(exclude_none=True) for item in body.input]
 
         def keep(response: dict[str, Any]) -> None:
             # One in the background may have been deleted meanwhile.
@@ -50,7 +51,7 @@ def response_routes(answering: Answering, store: ResponseStore) -> APIRouter:
                 store.put(Stored(response, items, turns + _turns_of(response), key))
 
         with naming(NAMES):
-            chat = validated(ChatBody, body.chat(turns))
+            chat = await asyncio.to_thread(lambda: validated(ChatBody, body.chat(turns)))
             context = answering.choose(request, chat)
             work = await answering.chat(request, context, chat)
             inner = ChatReply(chat, context.served, context.tokenizer, [work.prompt], (), work.tools, work.reasoning)
@@ -119,6 +120,10 @@ async def _finish(context: ModelContext, generation: Generation, reply: Response
         reply.failed(failure)
     finally:
         generation.abort()
+
+
+def _items(body: ResponsesBody) -> list[dict[str, Any]]:
+    return [item.model_dump(exclude_none=True) for item in body.input] if body.is_stored else []
 
 
 def _turns_of(response: dict[str, Any]) -> list[dict[str, Any]]:
