@@ -10,8 +10,9 @@ memory of both processes. Writes OUT.json and OUT.png (matplotlib, of the train 
 - each answer that ended is, to the letter, the one that the same request got alone; else its client had left, or the
   engine had just been killed;
 - abuse.py would find nothing;
-- resident memory grew by less than 2 % from the third fifth of the run to the last (the first two are for warming up:
-  kernels for each number of rows, pages of the pool that are touched for the first time);
+- resident memory grew by less than 2 %, with --abuse 10 %, from the third fifth of the run to the last (the first two are
+  for warming up: kernels for each number of rows, pages of the pool that are touched for the first time; the grammars
+  of the abuse come and go, up to 64 MiB of them);
 - at the end nothing runs, waits or holds a slot, and the server exits 0 on SIGTERM without leaving a process.
 """
 
@@ -41,7 +42,7 @@ from served import engine_pid, kill_engine, metric, resident_mib
 
 WORDS = ["the", "a", "of", "river", "stone", "light", "under", "seven", "nine", "carries", "question", "city", "green"]
 SAMPLE_SECONDS = 5.0
-MAX_GROWTH = 1.02
+MAX_GROWTH, MAX_GROWTH_OF_ABUSE = 1.02, 1.1
 
 
 Answer = dict[int, tuple[str, str]]  # of each choice its text and why it ended
@@ -256,7 +257,8 @@ def main() -> int:
         finally:
             server.kill()
     grown = {name: growth(soak.samples, name) for name in ("server", "engine")}
-    soak.problems += [f"the {name}'s memory grew by {g - 1:.1%}" for name, g in grown.items() if g > MAX_GROWTH]
+    most = MAX_GROWTH_OF_ABUSE if args.abuse else MAX_GROWTH
+    soak.problems += [f"the {name}'s memory grew by {g - 1:.1%}" for name, g in grown.items() if g > most]
     result = {"processor": processor(), "minutes": args.minutes, "seats": args.seats}
     result |= {"counts": soak.counts, "growth": grown}
     args.out.parent.mkdir(parents=True, exist_ok=True)
