@@ -10,9 +10,9 @@ memory of both processes. Writes OUT.json and OUT.png (matplotlib, of the train 
 - each answer that ended is, to the letter, the one that the same request got alone; else its client had left, or the
   engine had just been killed;
 - abuse.py would find nothing;
-- resident memory grew by less than 2 %, with --abuse 10 %, from the third fifth of the run to the last (the first two are
-  for warming up: kernels for each number of rows, pages of the pool that are touched for the first time; the grammars
-  of the abuse come and go, up to 64 MiB of them);
+- resident memory grew by less than 2 %, with --abuse 10 %, from the third fifth of the run to the last (the first two
+  are for warming up: kernels for each number of rows, pages of the pool that are touched for the first time; the
+  grammars of the abuse come and go, up to 64 MiB of them);
 - at the end nothing runs, waits or holds a slot, and the server exits 0 on SIGTERM without leaving a process.
 """
 

@@ -111,7 +111,16 @@ def resolve_request(
     _check_ids("prompt", request.prompt_ids, info)
     _check_ids("stop_token_ids", params.stop_token_ids, info)
     _check_ids("logit_bias", params.logit_bias, info)
+    _check_ids("allowed_token_ids", params.allowed_token_ids, info)
+    _check_ids("bad_words", (token_id for word in params.bad_words for token_id in word), info)
     _check_prediction(params.prediction_ids, info)
+    ends = {*info.eos_token_ids, *params.stop_token_ids}
+    if params.min_tokens and params.allowed_token_ids and (params.bad_words or ends >= {*params.allowed_token_ids}):
+        raise InvalidRequest(
+            "min_tokens forbids tokens that end the answer, and allowed_token_ids may leave no others: leave one of "
+            "them out.",
+            "min_tokens",
+        )
     if params.settle and not info.settles:
         raise InvalidRequest("settle is true, but this server keeps all slots: serve with `--settle true`.", "settle")
     context_left = info.max_model_len - num_prompt_tokens

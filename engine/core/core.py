@@ -11,7 +11,8 @@ from hamburger.engine.core.batch import BatchResult, GroupResult, ScheduledBatch
 from hamburger.engine.core.scheduler import Scheduler
 from hamburger.engine.core.sequence import Sequence
 from hamburger.engine.drafting.policy import DraftPolicy
-from hamburger.engine.text.grammar import Grammars, Matcher
+from hamburger.engine.text.grammar import Grammars
+from hamburger.engine.text.token_rules import TokenMatcher, with_rules
 from hamburger.engine.types.config import EngineConfig
 from hamburger.engine.types.errors import InvalidRequest, OutOfMemory
 from hamburger.engine.types.messages import (
@@ -23,6 +24,7 @@ from hamburger.engine.types.messages import (
     StepStats,
     SubmitRequest,
 )
+from hamburger.engine.types.sampling_params import SamplingParams
 
 logger = logging.getLogger(__name__)
 
@@ -75,12 +77,11 @@ class EngineCore:
         """Queue a request that was validated (engine/request.py)."""
         of = self.config
         sequence = Sequence(request, of.eos_token_ids, of.max_model_len, of.groups, of.settling)
-        if (grammar := request.params.grammar) is not None:
-            try:
-                sequence.matcher = _matcher(grammar, self.grammars)
-            except InvalidRequest as error:
-                self._refused.append(RequestFailed(request.request_id, "grammar", str(error)))
-                return
+        try:
+            sequence.matcher = _matcher(request.params, self.grammars)
+        except InvalidRequest as error:
+            self._refused.append(RequestFailed(request.request_id, "grammar", str(error)))
+            return
         self._scheduler.add(sequence)
 
     def abort(self, request: AbortRequest) -> None:
@@ -252,7 +253,8 @@ class EngineCore:
         accepted comes again."""
         grammar, matcher = sequence.params.grammar, sequence.matcher
         if self.grammars is not None and grammar is not None and matcher is not None and matcher.error is not None:
-            sequence.matcher = self.grammars.matcher_behind(grammar, sequence.output_ids, token_ids)
+            behind = self.grammars.matcher_behind(grammar, sequence.output_ids, token_ids)
+            sequence.matcher = with_rules(sequence.params, behind, sequence.output_ids)
 
     def _give_up(self, sequence: Sequence) -> None:
         """End a request whose grammar failed; the next one with the same grammar gets it anew."""
@@ -296,8 +298,10 @@ class EngineCore:
         )
 
 
-def _matcher(grammar: str, grammars: Grammars | None) -> Matcher:
-    """Raises InvalidRequest."""
+def _matcher(params: SamplingParams, grammars: Grammars | None) -> TokenMatcher | None:
+    """None for an answer that may be anything. Raises InvalidRequest."""
+    if params.grammar is None:
+        return with_rules(params, None)
     if grammars is None:
         raise InvalidRequest("This engine was built without a tokenizer, so it takes no grammar.", "response_format")
-    return grammars.matcher(grammar)
+    return with_rules(params, grammars.matcher(params.grammar))

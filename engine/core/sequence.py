@@ -27,7 +27,7 @@ from hashlib import blake2b
 
 from hamburger.engine.drafting.answer_drafts import AnswerDrafts
 from hamburger.engine.drafting.proposal import Proposal
-from hamburger.engine.text.grammar import Matcher
+from hamburger.engine.text.token_rules import TokenMatcher
 from hamburger.engine.types.messages import (
     CheckedDrafts,
     FinishReason,
@@ -86,7 +86,7 @@ class Sequence:
         self.priority = request.priority
         self.client = request.client
         self.rank: tuple[int, float] = (request.priority, math.inf)
-        self.matcher: Matcher | None = None
+        self.matcher: TokenMatcher | None = None
         self.scheduled_time: float | None = None
         self.groups: list[list[int]] = []
         self.output_ids: list[int] = []

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hamburger.engine.text.grammar import Matcher
+from hamburger.engine.text.token_rules import TokenMatcher
 from hamburger.model.device.transfer import upload
 
 
@@ -20,7 +20,7 @@ class GrammarConstraint:
     """
 
     def __init__(
-        self, guided: Mapping[int, tuple[Matcher, Sequence[int]]], vocab_size: int, device: torch.device
+        self, guided: Mapping[int, tuple[TokenMatcher, Sequence[int]]], vocab_size: int, device: torch.device
     ) -> None:
         """guided: emitting row -> its matcher, and the drafts between where its answer stands and this row."""
         self.rows = upload([sorted(guided)], device)[0]
@@ -55,7 +55,7 @@ class GrammarConstraint:
 class _Walk:
     """A matcher that goes along tokens and back."""
 
-    def __init__(self, matcher: Matcher, vocab_size: int) -> None:
+    def __init__(self, matcher: TokenMatcher, vocab_size: int) -> None:
         self._matcher = matcher
         self._taken: list[int] = []
         self._words = -(-vocab_size // 32)

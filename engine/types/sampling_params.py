@@ -47,6 +47,8 @@ class SamplingParams:
     stop: strings that end the answer; the text ends before the earliest-completing one.
     include_stop_str_in_output: the text ends behind that string instead.
     stop_token_ids: tokens that end the answer, beside the model's end tokens.
+    allowed_token_ids: all that the answer may be made of; empty for all tokens. An end token ends it if it is one.
+    bad_words: token ids, each word's at least one, that must not come one after the other.
     ignore_eos: the model's end tokens are ordinary tokens.
     grammar: what the answer must look like as a whole, as engine/text/grammar.py writes it; None for any text.
     confidence: in [0, 1]; None takes the server's default. Of composed groups, how sure a further token must be; of
@@ -73,6 +75,8 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
     include_stop_str_in_output: bool = False
     stop_token_ids: tuple[int, ...] = ()
+    allowed_token_ids: tuple[int, ...] = ()
+    bad_words: tuple[tuple[int, ...], ...] = ()
     ignore_eos: bool = False
     skip_special_tokens: bool = True
     grammar: str | None = None
@@ -99,6 +103,8 @@ class SamplingParams:
                 )
         if any(not s for s in self.stop):
             raise InvalidRequest("stop holds an empty string: remove it.", "stop")
+        if any(not word for word in self.bad_words):
+            raise InvalidRequest("bad_words holds an empty word: remove it.", "bad_words")
         if any(t < 0 for t in self.stop_token_ids):
             raise InvalidRequest("stop_token_ids holds a negative id.", "stop_token_ids")
         if self.grammar is not None and self.min_tokens:

@@ -5,6 +5,7 @@ body -> sampling parameters, grammar, prompt ids -> submit -> one JSON answer or
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -19,7 +20,7 @@ from hamburger.engine.types.sampling_params import SamplingParams
 from hamburger.server.api.auth import key_of
 from hamburger.server.api.errors import ApiError
 from hamburger.server.api.model_context import ModelContext, choose_confidence
-from hamburger.server.api.prompts import encode_text, render_chat
+from hamburger.server.api.prompts import bad_word_ids, encode_text, render_chat
 from hamburger.server.api.reply import Reply
 from hamburger.server.api.served_models import ServedModels
 from hamburger.server.api.streaming import EventStream, Generation, collect, unless_client_leaves, whole_response
@@ -138,7 +139,7 @@ def check_number(context: ModelContext, body: GenerationBody, num_prompts: int) 
     if number > most:
         field = "n" if num_prompts == 1 else "prompt"
         raise InvalidRequest(f"The request asks for {number} answers, but at most {most} are admitted.", field)
-    ids = {"logit_bias": body.logit_bias or (), "stop_token_ids": body.stop_token_ids or ()}
+    ids = {name: getattr(body, name) or () for name in ("logit_bias", "stop_token_ids", "allowed_token_ids")}
     field = max(ids, key=lambda name: len(ids[name]))
     if (copied := number * sum(map(len, ids.values()))) > MAX_COPIED:
         message = f"{field} has {len(ids[field]):,} tokens for each of {number} answers, {copied:,} together, but at "
@@ -161,6 +162,9 @@ async def sampling_params(
     compiled = grammar_of(grammars, body) if forced is None else compile_grammar(grammars, forced, "tools")
     grammar: str | None = await unless_client_leaves(request, compiled)
     params = body.sampling_params(confidence, grammar)
+    if body.bad_words:
+        bad_words = await asyncio.to_thread(bad_word_ids, context.tokenizer, body.bad_words)
+        params = [replace(choice, bad_words=bad_words) for choice in params]
     if tools is not None and body.skip_special_tokens is None and tools.shows_special_tokens(context.tokenizer):
         params = [replace(choice, skip_special_tokens=False) for choice in params]
     return params

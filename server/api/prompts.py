@@ -15,6 +15,7 @@ from hamburger.server.tools.tool_use import ToolUse, messages_with_tools, result
 
 T = TypeVar("T")
 _RESERVED = {"self", "messages", "tools", "add_generation_prompt", "continue_final_message"}
+MAX_BAD_CHARACTERS = 20_000
 _LONG_TEXT = 20_000  # characters: a few ms of tokenizing, which other streams need not wait for
 _MANY_MESSAGES = 200  # the same of the template
 
@@ -90,6 +91,20 @@ async def render_chat(
     is_long = len(written) > _MANY_MESSAGES or num_characters >= _LONG_TEXT or bool(described or kwargs)
     work = partial(_naming_field, "messages", render_all)
     return await asyncio.to_thread(work) if is_long else work()
+
+
+def bad_word_ids(tokenizer: ServerTokenizer, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+    """Each word's tokens, at the beginning of a text and behind a space. Raises InvalidRequest that names bad_words."""
+    if (number := sum(map(len, words))) > MAX_BAD_CHARACTERS:
+        message = f"bad_words holds {number:,} characters together, but at most {MAX_BAD_CHARACTERS:,} are allowed."
+        raise InvalidRequest(message, "bad_words")
+    found: dict[tuple[int, ...], None] = {}
+    for word in words:
+        if not word.strip():
+            raise InvalidRequest("bad_words holds an empty word: remove it.", "bad_words")
+        for text in (word, " " + word.lstrip()):
+            found[tuple(_naming_field("bad_words", partial(tokenizer.encode, text)))] = None
+    return tuple(found)
 
 
 def _naming_field(param: str, work: Callable[[], T]) -> T:

@@ -70,6 +70,8 @@ class GenerationBody(AnswerFormat):
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
     logit_bias: Annotated[dict[str, float], BeforeValidator(_not_too_many)] | None = None
+    allowed_token_ids: ListOf[int] | None = Field(None, description="All that the answer may be made of.")
+    bad_words: ListOf[str] | None = Field(None, max_length=1000, description="Texts that the answer must not have.")
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
     stream: bool | None = None
@@ -189,6 +191,7 @@ class GenerationBody(AnswerFormat):
             "stop": self.stop and tuple(self.stop),
             "include_stop_str_in_output": self.include_stop_str_in_output or self.no_stop_trim,
             "stop_token_ids": self.stop_token_ids and tuple(self.stop_token_ids),
+            "allowed_token_ids": self.allowed_token_ids and tuple(self.allowed_token_ids),
             "ignore_eos": self.ignore_eos,
             "skip_special_tokens": self.skip_special_tokens,
         }

@@ -47,8 +47,6 @@ _COMMON: dict[str, Refused] = {
     "spaces_between_special_tokens": but(True),
     "prompt_logprobs": but(instead="completions with echo and logprobs give them"),
     "logprob_token_ids": if_any("ask for logprobs"),
-    "allowed_token_ids": if_any("use a grammar, or logit_bias"),
-    "bad_words": if_any("use logit_bias"),
     "logits_processors": if_any(),
     "guided_whitespace_pattern": but(),
     "structural_tag": but(),

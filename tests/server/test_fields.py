@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 import fields
+from fakes import EOS
 from hamburger.server.bodies.chat import ChatBody
 from hamburger.server.bodies.completion import CompletionBody
 from hamburger.server.bodies.known_fields import IGNORED
@@ -132,3 +133,20 @@ async def test_completions_take_both_names_of_the_limit() -> None:
         assert (await server.complete(max_completion_tokens=3))["choices"][0]["text"] == "abc"
         status, error = await server.refused(COMPLETIONS, {"prompt": "a", "max_tokens": 2, "max_completion_tokens": 3})
         assert (status, error["param"]) == (400, "max_tokens")
+
+
+async def test_words_and_tokens_may_be_forbidden() -> None:
+    for path, prompt in PROMPTS.items():
+        async with serving(split("abcabd", 1, 1, 1, 1, 1, 1), max_model_len=99) as server:
+            for fields, param in (
+                ({"bad_words": [" "]}, "bad_words"),
+                ({"bad_words": ["a" * 30_000]}, "bad_words"),
+                ({"bad_words": "a"}, "bad_words"),
+                ({"allowed_token_ids": [10**6]}, "allowed_token_ids"),
+                ({"allowed_token_ids": [-1]}, "allowed_token_ids"),
+                ({"allowed_token_ids": [EOS], "min_tokens": 2}, "min_tokens"),
+                ({"allowed_token_ids": [97], "bad_words": ["a"], "min_tokens": 2}, "min_tokens"),
+            ):
+                status, error = await server.refused(path, {**prompt, "max_tokens": 5, **fields})
+                assert (status, error["param"]) == (400, param)
+            await server.ok(path, {**prompt, "max_tokens": 6, "bad_words": ["x"], "allowed_token_ids": [*b"abcd"]})

@@ -1,0 +1,114 @@
+"""TokenRules: tokens that an answer may be made of, and words that it must not have, beside a grammar or alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hamburger.engine.types.sampling_params import SamplingParams
+
+
+class TokenMatcher(Protocol):
+    """Where one answer stands in what it must look like. Matcher (grammar.py) is one, TokenRules another."""
+
+    @property
+    def is_complete(self) -> bool:
+        """Nothing but an end token may follow."""
+
+    @property
+    def error(self) -> str | None:
+        """Why it can go on no more."""
+
+    def allow(self, masks: NDArray[np.int32], row: int) -> None:
+        """Write the bit mask of the tokens that may come next into masks[row], int32 [ceil(vocab_size / 32)]."""
+
+    def advance(self, token_id: int) -> None:
+        """Take a token."""
+
+    def go_back(self, num_tokens: int) -> None:
+        """Forget the last tokens."""
+
+
+class TokenRules:
+    """A TokenMatcher. An answer for which nothing is left that may come next has an error."""
+
+    def __init__(
+        self,
+        allowed: Sequence[int],
+        bad_words: Sequence[Sequence[int]],
+        grammar: TokenMatcher | None,
+        token_ids: Sequence[int] = (),
+    ) -> None:
+        """allowed: all that may come; empty for all tokens. bad_words: token ids that must not come one after the
+        other, each of at least one. token_ids: of the answer so far, which `grammar` has taken already."""
+        self.grammar = grammar
+        self._allowed = allowed
+        self._bad: dict[int, list[tuple[int, ...]]] = {}  # by their last token but one
+        self._never = sorted({word[0] for word in bad_words if len(word) == 1})
+        for word in bad_words:
+            if len(word) > 1:
+                self._bad.setdefault(word[-2], []).append(tuple(word))
+        self._taken = list(token_ids)
+        self._fixed: NDArray[np.int32] | None = None  # the mask that all steps have in common
+        self._has_nothing_left = False
+
+    @property
+    def is_complete(self) -> bool:
+        return self.grammar is not None and self.grammar.is_complete
+
+    @property
+    def error(self) -> str | None:
+        if self._has_nothing_left:
+            return "Nothing may follow any more: allowed_token_ids, bad_words and the grammar leave no token"
+        if self.grammar is None or self.grammar.error is None:
+            return None
+        return f"{self.grammar.error} (beside allowed_token_ids or bad_words, which may have left nothing)"
+
+    def allow(self, masks: NDArray[np.int32], row: int) -> None:
+        if self.grammar is None:
+            masks[row] = -1
+        else:
+            self.grammar.allow(masks, row)
+        if self._fixed is None:
+            self._fixed = self._common(masks.shape[1])
+        masks[row] &= self._fixed
+        for word in self._bad.get(self._taken[-1], ()) if self._taken else ():
+            if tuple(self._taken[1 - len(word) :]) == word[:-1]:
+                masks[row] &= ~_bits([word[-1]], masks.shape[1])
+        if not masks[row].any():
+            self._has_nothing_left = True
+            masks[row] = -1  # nobody will read what is chosen
+
+    def advance(self, token_id: int) -> None:
+        self._taken.append(token_id)
+        if self.grammar is not None:
+            self.grammar.advance(token_id)
+
+    def go_back(self, num_tokens: int) -> None:
+        if num_tokens:
+            del self._taken[-num_tokens:]
+            self._has_nothing_left = False
+            if self.grammar is not None:
+                self.grammar.go_back(num_tokens)
+
+    def _common(self, words: int) -> NDArray[np.int32]:
+        mask = _bits(self._allowed, words) if self._allowed else np.full(words, -1, dtype=np.int32)
+        return mask & ~_bits(self._never, words)
+
+
+def with_rules(
+    params: SamplingParams, grammar: TokenMatcher | None, output_ids: Sequence[int] = ()
+) -> TokenMatcher | None:
+    """What an answer must look like by its grammar and its parameters. output_ids: what it has so far."""
+    if not params.allowed_token_ids and not params.bad_words:
+        return grammar
+    return TokenRules(params.allowed_token_ids, params.bad_words, grammar, output_ids)
+
+
+def _bits(token_ids: Sequence[int], words: int) -> NDArray[np.int32]:
+    bits = np.zeros(32 * words, dtype=np.uint8)
+    bits[list(token_ids)] = 1
+    return np.packbits(bits, bitorder="little").view(np.int32)
