@@ -14,35 +14,21 @@ from hamburger.engine.request import RequestUpdate
 from hamburger.server.api.errors import ApiError
 from hamburger.server.api.events import typed_event
 from hamburger.server.api.replies import ChatReply
+from hamburger.server.api.retold import RetoldReply
 from hamburger.server.messages.errors import messages_error
 
 _REASONS = {"length": "max_tokens", "tool_calls": "tool_use"}
 
 
-class MessagesReply:
-    """A Reply (server/api/reply.py). chat: the answer that it tells in another form; it has one choice."""
+class MessagesReply(RetoldReply):
+    """A Reply (server/api/reply.py), made of the chat's."""
 
     def __init__(self, chat: ChatReply, model: str) -> None:
-        self.id = f"msg_{uuid.uuid4().hex}"
-        self._chat, self._model = chat, model
-        self.prompt_tokens = chat.prompt_tokens
+        super().__init__(chat, f"msg_{uuid.uuid4().hex}")
+        self._model = model
         self._num_blocks = 0
         self._open: str | None = None  # the kind of the block that is being written
         self._has_begun = self._has_calls = False
-
-    @property
-    def confidence(self) -> float | None:
-        return self._chat.confidence
-
-    @confidence.setter
-    def confidence(self, value: float | None) -> None:
-        self._chat.confidence = value
-
-    def add(self, index: int, update: RequestUpdate) -> None:
-        self._chat.add(index, update)
-
-    def counts(self) -> dict[str, Any]:
-        return self._chat.counts()
 
     def whole(self) -> dict[str, Any]:
         [choice] = self._chat.whole()["choices"]

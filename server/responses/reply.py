@@ -14,6 +14,7 @@ from hamburger.engine.request import RequestUpdate
 from hamburger.server.api.errors import ApiError
 from hamburger.server.api.events import typed_event
 from hamburger.server.api.replies import ChatReply
+from hamburger.server.api.retold import RetoldReply
 from hamburger.server.responses.body import ResponsesBody
 from hamburger.server.responses.errors import responses_error
 
@@ -21,17 +22,16 @@ _OWN = ("kv_slots", "tokens_per_kv", "macro_steps", "tokens_per_step")
 Keep = Callable[[dict[str, Any]], None]
 
 
-class ResponsesReply:
-    """A Reply (server/api/reply.py). chat: the answer that it tells in another form; it has one choice.
+class ResponsesReply(RetoldReply):
+    """A Reply (server/api/reply.py), made of the chat's.
 
     keep: is given the whole response, once it is there.
     """
 
     def __init__(self, chat: ChatReply, body: ResponsesBody, model: str, keep: Keep) -> None:
-        self.id = f"resp_{uuid.uuid4().hex}"
-        self._chat, self._body, self._model, self._keep = chat, body, model, keep
+        super().__init__(chat, f"resp_{uuid.uuid4().hex}")
+        self._body, self._model, self._keep = body, model, keep
         self._created = int(time.time())
-        self.prompt_tokens = chat.prompt_tokens
         self._output: list[dict[str, Any]] = []
         self._texts: list[str] = []  # of the last item
         self._logprobs: list[dict[str, Any]] = []
@@ -39,23 +39,9 @@ class ResponsesReply:
         self._status = "in_progress"
 
     @property
-    def confidence(self) -> float | None:
-        return self._chat.confidence
-
-    @confidence.setter
-    def confidence(self, value: float | None) -> None:
-        self._chat.confidence = value
-
-    @property
     def is_whole(self) -> bool:
         """Whether all of it was added; not where its client gave it up."""
         return self._chat.choices[0].finish_reason is not None
-
-    def add(self, index: int, update: RequestUpdate) -> None:
-        self._chat.add(index, update)
-
-    def counts(self) -> dict[str, Any]:
-        return self._chat.counts()
 
     def whole(self) -> dict[str, Any]:
         [choice] = self._chat.whole()["choices"]

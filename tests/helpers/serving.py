@@ -126,6 +126,16 @@ def events(text: str) -> list[dict[str, Any]]:
     return [json.loads(line.removeprefix("data: ")) for line in lines]
 
 
+def typed_events(text: str) -> list[dict[str, Any]]:
+    """The JSON of an SSE body whose events have types, which are their names."""
+    found: list[dict[str, Any]] = []
+    for event in text.rstrip().split("\n\n"):
+        name, data = event.split("\n")
+        found.append(json.loads(data.removeprefix("data: ")))
+        assert name == f"event: {found[-1]['type']}"
+    return found
+
+
 def groups_of(chunks: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """What a stream with return_groups shows of its groups."""
     choices = [choice for chunk in chunks for choice in chunk["choices"]]

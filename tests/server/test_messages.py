@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fakes import EOS
-from serving import MODEL, ByChoice, Served, serving, split
+from serving import MODEL, ByChoice, Served, serving, split, typed_events
 
 TEXT = "Hello wörld"
 HELLO = [*split(TEXT, 3, 4, 4, 1), [EOS]]
@@ -23,13 +23,7 @@ ASKED: dict[str, Any] = {"model": MODEL, "max_tokens": 60, "messages": HI}
 
 async def stream(server: Served, **fields: Any) -> list[dict[str, Any]]:
     """The events, whose names and types agree."""
-    text = (await server.post(MESSAGES, {**ASKED, "stream": True, **fields})).text
-    found = []
-    for event in text.rstrip().split("\n\n"):
-        name, data = event.split("\n")
-        found.append(json.loads(data.removeprefix("data: ")))
-        assert name == f"event: {found[-1]['type']}"
-    return found
+    return typed_events((await server.post(MESSAGES, {**ASKED, "stream": True, **fields})).text)
 
 
 async def test_whole_and_streamed() -> None:

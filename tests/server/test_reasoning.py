@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,7 +12,7 @@ from hypothesis import strategies as st
 from fakes import EOS, ByteTokenizer
 from hamburger.engine.types.errors import InvalidRequest
 from hamburger.server.tools.reasoning import Markers, Reasoning, markers_of, template_kwargs
-from serving import CHAT, HELLO, Served, serving, split
+from serving import CHAT, HELLO, Served, serving, split, typed_events
 
 THINK = Markers("<think>", "</think>")
 THOUGHT, ANSWER = "It is sunny, as < and </ say.", "Sunny."
@@ -173,15 +172,11 @@ async def test_calls_come_behind_it() -> None:
     assert message["tool_calls"][0]["function"]["name"] == "now"
 
 
-def typed(text: str) -> list[dict[str, Any]]:
-    return [json.loads(event.split("\ndata: ")[1]) for event in text.rstrip().split("\n\n")]
-
-
 async def test_messages_have_a_block_of_it() -> None:
     asked: dict[str, Any] = {"max_tokens": 200, "messages": [{"role": "user", "content": "hi"}]}
     async with serving([*split(WRITTEN, 9, 20, len(WRITTEN) - 29), [EOS]], tokenizer=Thinker(), **ROOM) as server:
         whole = await server.ok("/v1/messages", asked)
-        told = typed((await server.post("/v1/messages", {**asked, "stream": True})).text)
+        told = typed_events((await server.post("/v1/messages", {**asked, "stream": True})).text)
         back = [*asked["messages"], {"role": "assistant", "content": whole["content"]}, *asked["messages"]]
         await server.ok("/v1/messages", {**asked, "messages": back, "thinking": {"type": "disabled"}})
         assert f"assistant: {THOUGHT}{ANSWER}\n" in prompt_of(server)
@@ -200,7 +195,7 @@ async def test_messages_have_a_block_of_it() -> None:
 async def test_responses_have_an_item_of_it() -> None:
     async with serving([*split(WRITTEN, 9, 20, len(WRITTEN) - 29), [EOS]], tokenizer=Thinker(), **ROOM) as server:
         whole = await server.ok("/v1/responses", {"input": "hi"})
-        told = typed((await server.post("/v1/responses", {"input": "hi", "stream": True})).text)
+        told = typed_events((await server.post("/v1/responses", {"input": "hi", "stream": True})).text)
         await server.ok("/v1/responses", {"input": "go on", "previous_response_id": whole["id"]})
         assert f"assistant: {THOUGHT}{ANSWER}\n" in prompt_of(server)
         again = [{"role": "user", "content": "hi"}, *whole["output"], {"role": "user", "content": "go on"}]

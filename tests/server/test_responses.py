@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -17,7 +16,7 @@ from fakes import EOS
 from gates import StepGate
 from hamburger.server.api.errors import ApiError
 from hamburger.server.responses.store import ResponseStore, Stored
-from serving import MODEL, ByChoice, Served, error_of, on_port, serving, split
+from serving import MODEL, ByChoice, Served, error_of, on_port, serving, split, typed_events
 
 TEXT = "Hello wörld"
 HELLO = [*split(TEXT, 3, 4, 4, 1), [EOS]]
@@ -222,7 +221,7 @@ async def test_what_is_refused_names_its_field(fields: dict[str, Any], param: st
 async def test_an_engine_that_dies_fails_the_stream() -> None:
     async with serving(runner=ByChoice(HELLO, fail_at_step=3), **ROOM) as server:
         raw = (await server.client.post(RESPONSES, json={"input": "Hi", "stream": True})).text
-        told = events_of(raw)
+        told = typed_events(raw)
         assert [event["type"] for event in told[-2:]] == ["error", "response.failed"]
         assert told[-2]["code"] == "engine_unavailable"
         failed = told[-1]["response"]
@@ -242,16 +241,6 @@ async def test_one_in_the_background_may_fail() -> None:
                 await asyncio.sleep(0.01)
                 found = (await server.client.get(f"{RESPONSES}/{started['id']}")).json()
         assert (found["status"], found["output"]) == ("failed", [])
-
-
-def events_of(text: str) -> list[dict[str, Any]]:
-    """Typed events, whose names and types agree."""
-    found = []
-    for event in text.rstrip().split("\n\n"):
-        name, data = event.split("\n")
-        found.append(json.loads(data.removeprefix("data: ")))
-        assert name == f"event: {found[-1]['type']}"
-    return found
 
 
 def stored(name: str, size: int = 0, **fields: Any) -> Stored:

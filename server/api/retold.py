@@ -1,0 +1,30 @@
+"""RetoldReply: what replies have in common that tell a chat's answer in another API's form."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hamburger.engine.request import RequestUpdate
+from hamburger.server.api.replies import ChatReply
+
+
+class RetoldReply:
+    """Half of a Reply (reply.py). chat: the answer that it tells; it has one choice."""
+
+    def __init__(self, chat: ChatReply, reply_id: str) -> None:
+        self.id, self._chat = reply_id, chat
+        self.prompt_tokens = chat.prompt_tokens
+
+    @property
+    def confidence(self) -> float | None:
+        return self._chat.confidence
+
+    @confidence.setter
+    def confidence(self, value: float | None) -> None:
+        self._chat.confidence = value
+
+    def add(self, index: int, update: RequestUpdate) -> None:
+        self._chat.add(index, update)
+
+    def counts(self) -> dict[str, Any]:
+        return self._chat.counts()
