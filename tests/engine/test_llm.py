@@ -84,7 +84,7 @@ def test_a_prediction_is_drafted_from_and_counted_by_itself() -> None:
 
 @pytest.mark.parametrize(
     ("ids", "says"),
-    [((1,) * (CONTEXT + 1), "The prediction has"), ((999,), "prediction_ids holds the token id 999"), ((-1,), "-1")],
+    [((1,) * (CONTEXT + 1), "the prediction has"), ((999,), "prediction_ids holds the token id 999"), ((-1,), "-1")],
 )
 def test_a_wrong_prediction_is_named(ids: tuple[int, ...], says: str) -> None:
     with pytest.raises(InvalidRequest, match=says) as caught:

@@ -65,6 +65,11 @@ ASKED: list[dict[str, Any]] = [
     {"grammar": json_grammar(SCHEMA), "temperature": 1.0, "seed": 12, "logprobs": 2},
     {"grammar": choice_grammar(["yes", "no", "perhaps not"]), "temperature": 2.0, "seed": 13},
     {"grammar": regex_grammar("[a-c]{3,9}x?"), "presence_penalty": 0.5},
+    {"allowed_token_ids": (*range(40, 80), EOS), "temperature": 1.2, "seed": 14, "logprobs": 2},
+    {"allowed_token_ids": tuple(range(0, VOCAB_SIZE, 5)), "repetition_penalty": 1.3},
+    {"bad_words": (*((i,) for i in range(0, VOCAB_SIZE, 3)), *((i, i + 1) for i in range(VOCAB_SIZE - 1)))},
+    {"bad_words": tuple((i, j) for i in range(60) for j in range(60, 100)), "temperature": 1.0, "seed": 15},
+    {"grammar": regex_grammar("[a-e]{3,12}"), "bad_words": ((97,), (98, 99))},
     {"temperature": 1.0, "seed": 20},
     {"temperature": 1.0, "seed": 21},
 ]  # fmt: skip

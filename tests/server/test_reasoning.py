@@ -23,6 +23,7 @@ ROOM: dict[str, Any] = {"max_model_len": 2048, "num_blocks": 1024}
 class Thinker(ByteTokenizer):
     """A model whose template opens the reasoning itself, unless it is told not to think."""
 
+    loader = ByteTokenizer().loader  # other processes know no tests
     chat_template = tool_template = "{{ messages }} {{ enable_thinking }} <think> </think>"
 
     def apply_chat_template(self, messages: Sequence[Mapping[str, Any]], **kwargs: Any) -> str:
