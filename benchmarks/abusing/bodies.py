@@ -205,4 +205,6 @@ def _kept_short(body: Any) -> Any:
         for name, most in MOST.items():
             if isinstance(number := body.get(name), int) and number > most and number < 2**20:
                 body[name] = most
+        if body.get("background") is True and body.get("max_output_tokens") is None:
+            body["max_output_tokens"] = 3  # nobody waits for it, nor leaves
     return body

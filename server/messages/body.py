@@ -8,10 +8,13 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
+from hamburger.engine.types.errors import InvalidRequest
 from hamburger.server.bodies.answer_format import ResponseFormat
 from hamburger.server.bodies.known_fields import Refused, but, if_any
 from hamburger.server.schema import ListOf, Schema
 
+MAX_TURNS = 10_000  # some hundredths of a second, which everybody waits for
+MAX_ARGUMENTS = 500_000  # characters of one call's
 # Where the chat's fields have other names there.
 NAMES = {
     "max_completion_tokens": "max_tokens", "stop": "stop_sequences", "response_format": "output_config",
@@ -72,7 +75,11 @@ class MessageParam(Schema):
                 case TextBlock():
                     texts.append(block.text)
                 case ToolUseBlock():
-                    function = {"name": block.name, "arguments": json.dumps(block.input, ensure_ascii=False)}
+                    arguments = json.dumps(block.input, ensure_ascii=False)
+                    if len(arguments) > MAX_ARGUMENTS:
+                        message = f"The input of a tool_use has {len(arguments):,} characters, but at most "
+                        raise InvalidRequest(f"{message}{MAX_ARGUMENTS:,} are allowed.", "messages")
+                    function = {"name": block.name, "arguments": arguments}
                     calls.append({"id": block.id, "type": "function", "function": function})
                 case ToolResultBlock():
                     if texts:
@@ -138,7 +145,7 @@ class PromptBody(Schema):
     }
 
     model: str | None = None
-    messages: ListOf[MessageParam] = Field(min_length=1)
+    messages: ListOf[MessageParam] = Field(min_length=1, max_length=MAX_TURNS)
     system: Text | None = None
     tools: ListOf[MessageTool] | None = Field(None, max_length=128)
     tool_choice: MessageToolChoice | None = None

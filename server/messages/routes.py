@@ -10,7 +10,7 @@ from fastapi.responses import Response
 
 from hamburger.engine.types.errors import InvalidRequest
 from hamburger.server.api.answering import Answering
-from hamburger.server.api.openapi import REFUSED, STREAM, body_of
+from hamburger.server.api.openapi import REFUSED, TYPED_STREAM, body_of
 from hamburger.server.api.prompts import encode_text, render_chat
 from hamburger.server.api.replies import ChatReply
 from hamburger.server.api.request_body import naming, read_body, validated
@@ -24,7 +24,7 @@ def message_routes(answering: Answering) -> APIRouter:
     router = APIRouter(tags=["generation"], responses=REFUSED)
     settings = answering.models.first.settings
 
-    @router.post("/v1/messages", openapi_extra=body_of(MessagesBody), responses=STREAM)
+    @router.post("/v1/messages", openapi_extra=body_of(MessagesBody), responses=TYPED_STREAM)
     async def messages(request: Request) -> Response:
         """An answer to a conversation in Anthropic's form, as JSON or as server-sent events."""
         body = await read_body(request, MessagesBody, settings)

@@ -12,6 +12,7 @@ from hamburger.server.bodies.known_fields import Refused, but, if_any
 from hamburger.server.schema import ListOf, Schema
 from hamburger.server.tools.reasoning import EFFORTS
 
+MAX_ITEMS = 10_000  # some hundredths of a second, which everybody waits for
 # Where the chat's fields have other names there.
 NAMES = {"messages": "input", "max_completion_tokens": "max_output_tokens", "response_format": "text",
          "logprobs": "top_logprobs", "reasoning_effort": "reasoning", "continue_final_message": "input"}  # fmt: skip
@@ -77,7 +78,7 @@ class ReasoningItem(Schema):
 
 
 Item = Annotated[InputMessage | FunctionCall | FunctionCallOutput | ReasoningItem, Field(discriminator="type")]
-Items = Annotated[ListOf[Item], BeforeValidator(_items), Field(min_length=1), _STRING_OR_LIST]
+Items = Annotated[ListOf[Item], BeforeValidator(_items), Field(min_length=1, max_length=MAX_ITEMS), _STRING_OR_LIST]
 
 
 class ResponseTool(Schema):

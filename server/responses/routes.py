@@ -13,7 +13,7 @@ from hamburger.server.api.answering import Answering, Answers
 from hamburger.server.api.auth import key_of
 from hamburger.server.api.errors import ApiError, to_api_error
 from hamburger.server.api.model_context import ModelContext
-from hamburger.server.api.openapi import REFUSED, STREAM, body_of
+from hamburger.server.api.openapi import REFUSED, TYPED_STREAM, body_of
 from hamburger.server.api.replies import ChatReply
 from hamburger.server.api.request_body import naming, read_body, validated
 from hamburger.server.api.streaming import Generation
@@ -30,7 +30,7 @@ def response_routes(answering: Answering, store: ResponseStore) -> APIRouter:
     settings = answering.models.first.settings
     running: dict[str, asyncio.Task[None]] = {}  # in the background
 
-    @router.post("/v1/responses", openapi_extra=body_of(ResponsesBody), responses=STREAM)
+    @router.post("/v1/responses", openapi_extra=body_of(ResponsesBody), responses=TYPED_STREAM)
     async def create(request: Request) -> Response:
         """An answer to an input, and to what it goes on with, as JSON or as typed server-sent events."""
         body = await read_body(request, ResponsesBody, settings)
