@@ -1,4 +1,5 @@
-"""GrammarConstraint: the grammars of one step's rows as the model's masks. The only grammar file with tensors."""
+"""GrammarConstraint: the grammars and token rules of one step's rows as the model's masks; the only file of them with
+tensors."""
 
 from __future__ import annotations
 

@@ -117,7 +117,7 @@ class Runner:
         )
 
     def _constraint(self, rows: list[EmittingRow]) -> GrammarConstraint | None:
-        """The rows with a grammar; None when no row has one."""
+        """The rows with a grammar or token rules; None when no row has any."""
         guided = {
             row: (of.sequence.matcher, of.drafts) for row, of in enumerate(rows) if of.sequence.matcher is not None
         }

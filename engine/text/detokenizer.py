@@ -47,8 +47,8 @@ class Detokenizer:
     """The text of one answer, group by group.
 
     All texts together are `decode` of the counted tokens, cut before the stop string that ended them (with shows_stop
-    behind it). Held back are
-    only an incomplete character and the longest end of the text that a stop string begins with.
+    behind it). Held back are only an incomplete character and the longest end of the text that a stop string begins
+    with.
 
     Of several stop strings, the one that is completed by the earliest token wins; within one token the one that ends
     first, then the longest. One that is completed by the answer's token number i (from 0) is ignored while

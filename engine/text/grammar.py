@@ -83,7 +83,9 @@ def context_free_grammar(text: str) -> str:
 
     try:
         lark = any_to_lark(text)
-    except Exception as error:  # the library raises no other
+    except MemoryError:
+        raise  # it is not the grammar's form
+    except Exception as error:  # llguidance's converter raises bare Exception, and RecursionError for deep ones
         raise InvalidRequest(
             f"The grammar has no rule `start`, and is no GBNF: {_shown(str(error))}.", "structured_outputs"
         ) from error

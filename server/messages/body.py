@@ -12,6 +12,7 @@ from hamburger.engine.types.errors import InvalidRequest
 from hamburger.server.bodies.answer_format import ResponseFormat
 from hamburger.server.bodies.known_fields import Refused, but, if_any
 from hamburger.server.schema import ListOf, Schema
+from hamburger.server.tools.tool_use import FunctionName
 
 MAX_TURNS = 10_000  # some hundredths of a second, which everybody waits for
 MAX_ARGUMENTS = 500_000  # characters of one call's
@@ -96,7 +97,7 @@ class MessageTool(Schema):
     """A tool that the client runs; strict changes nothing."""
 
     type: Literal["custom"] | None = None
-    name: str = Field(pattern="^[a-zA-Z0-9_-]{1,64}$")
+    name: FunctionName
     description: str | None = None
     input_schema: dict[str, Any]
 

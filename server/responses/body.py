@@ -11,6 +11,7 @@ from hamburger.engine.types.errors import InvalidRequest
 from hamburger.server.bodies.known_fields import Refused, but, if_any
 from hamburger.server.schema import ListOf, Schema
 from hamburger.server.tools.reasoning import EFFORTS
+from hamburger.server.tools.tool_use import FunctionName
 
 MAX_ITEMS = 10_000  # some hundredths of a second, which everybody waits for
 # Where the chat's fields have other names there.
@@ -85,7 +86,7 @@ class ResponseTool(Schema):
     """A function; strict changes nothing."""
 
     type: Literal["function"]
-    name: str = Field(pattern="^[a-zA-Z0-9_-]{1,64}$")
+    name: FunctionName
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -22,6 +23,8 @@ from hamburger.server.operation.request_log import entry_of
 from hamburger.server.responses.body import NAMES, ResponsesBody, call_of_chat
 from hamburger.server.responses.reply import ResponsesReply
 from hamburger.server.responses.store import ResponseStore, Stored
+
+logger = logging.getLogger(__name__)
 
 
 def response_routes(answering: Answering, store: ResponseStore) -> APIRouter:
@@ -114,7 +117,9 @@ async def _finish(context: ModelContext, generation: Generation, reply: Response
             reply.whole()
         else:
             reply.cancelled()
-    except HamburgerError as error:
+    except Exception as error:  # nobody else would tell its client
+        if not isinstance(error, HamburgerError):
+            logger.exception("A response in the background failed.")
         failure = to_api_error(error)
         context.metrics.on_failure(failure.status)
         reply.failed(failure)

@@ -6,7 +6,7 @@ import json
 import secrets
 import string
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -28,10 +28,13 @@ _MOST_CALLS = 16  # that a grammar lets a model make at once
 _ID_CHARACTERS = string.ascii_letters + string.digits
 
 
+FunctionName = Annotated[str, Field(pattern="^[a-zA-Z0-9_-]{1,64}$")]
+
+
 class Function(Schema):
     """strict changes nothing: where a call is forced, its arguments always follow the schema."""
 
-    name: str = Field(pattern="^[a-zA-Z0-9_-]{1,64}$")
+    name: FunctionName
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None

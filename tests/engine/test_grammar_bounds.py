@@ -27,6 +27,7 @@ BYTES = Grammars(ByteTokenizer, VOCAB_SIZE, [EOS])
         (lambda: regex_grammar("a" * 500_001), "regular expression has 500,001 characters"),
         (lambda: choice_grammar(["a" * 999] * 501), "choice has 501,000 characters"),
         (lambda: choice_grammar([""] * 500_001), "choice has 500,001 characters"),
+        (lambda: context_free_grammar("root ::= " + "(" * 5000 + ")" * 5000), "is no GBNF"),
         (lambda: context_free_grammar("start: " + "a" * 500_000), "grammar has 500,007 characters"),
     ],
 )

@@ -243,6 +243,22 @@ async def test_one_in_the_background_may_fail() -> None:
         assert (found["status"], found["output"]) == ("failed", [])
 
 
+async def test_a_fault_of_ours_in_the_background_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any) -> None:
+        raise RuntimeError("a secret of the server")
+
+    monkeypatch.setattr("hamburger.server.api.openai_reply.OpenAIReply.add", broken)
+    async with serving(HELLO, **ROOM) as server:
+        started = await server.ok(RESPONSES, {"input": "Hi", "background": True})
+        async with asyncio.timeout(10):
+            found = started
+            while found["status"] == "in_progress":
+                await asyncio.sleep(0.01)
+                found = (await server.client.get(f"{RESPONSES}/{started['id']}")).json()
+    assert found["status"] == "failed"
+    assert "secret" not in found["error"]["message"]
+
+
 def stored(name: str, size: int = 0, **fields: Any) -> Stored:
     return Stored({"id": name, "x": "a" * size}, [], [], key="", **fields)
 
