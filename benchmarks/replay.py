@@ -5,7 +5,7 @@
 
 1. The cost of a step and the sizes of groups are measured on the real HAMburger (simulation.measurement). The plain
    base is that model with groups of one token: two measurements of the same work differ by a tenth, more than much of
-   what is asked.
+   what is asked. It is replayed with settled slots too, which cost what one chunk of old tokens was measured to.
 2. The traces (benchmarks/traces, or --traces FOLDER with longer files) go through the real EngineCore, scheduler,
    blocks and prefix cache in virtual time (simulation.simulator); lengths are scaled to the context, times to what the
    base can do.
@@ -20,6 +20,7 @@ import json
 import math
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -120,14 +121,15 @@ def engine_args(args: argparse.Namespace, model: str | None) -> EngineArgs:
 
 def measure_model(args: argparse.Namespace) -> dict[str, Any]:
     """Its costs and groups. Imported here because it imports torch."""
-    from simulation.measurement import machine, measure
+    from simulation.measurement import machine, measure, settling_seconds
 
     of = measure(engine_args(args, args.model), measured_at(args), args.measure_seconds, args.answers, say)
+    costs = replace(of.costs, settled_chunk=settling_seconds(engine_args(args, args.model), say))
     model = {
         "model": of.info.model,
         "dtype": of.info.dtype,
         "quantization": of.info.quantization,
-        "costs": of.costs.as_json(),
+        "costs": costs.as_json(),
         "group_shares": {f"{confidence:g}": shares for confidence, shares in of.shares.items()},
     }
     found = {"machine": machine(), "models": {"hamburger": model}}
@@ -154,12 +156,15 @@ def measured_scenarios(known: dict[str, Any], seed: int) -> dict[str, Scenario]:
 def all_scenarios(args: argparse.Namespace, known: dict[str, Any]) -> list[Scenario]:
     """The plain base first, groups of the asked mean last."""
     costs = CostModel.from_json(known["models"]["hamburger"]["costs"])
+    if not costs.settled_chunk:
+        raise SystemExit(f"{args.costs} does not tell what settling costs: measure again, without --costs.")
     drawn = drawn_with_mean(args.mean_group, MAX_GROUP, args.seed)
     measured = measured_scenarios(known, args.seed)
     if lacking := [f"{c:g}" for c in measured_at(args) if f"{c:g}" not in measured]:
         raise SystemExit(f"{args.costs} tells of no groups at {', '.join(lacking)}: measure again, without --costs.")
     return [
         Scenario("plain base", costs, DrawnSizes((1.0,))),
+        Scenario("plain base, settled slots", costs, DrawnSizes((1.0,)), EngineArgs(settle=True).settling),
         *[measured[f"{confidence:g}"] for confidence in args.confidences],
         Scenario(f"groups drawn (g {drawn.mean:.2f})", costs, drawn),
     ]
@@ -208,7 +213,7 @@ def simulate(args: argparse.Namespace, known: dict[str, Any], studies: Studies, 
     result["dial_target"] = args.dial_target
     trace, rate = traces["azure_conv"], capacity["azure_conv"]
     result["costs"] = [row for scenario in studies.scenarios for row in studies.costs(scenario)]
-    moments = {scenario.name: studies.slots_over_time(trace, rate, scenario) for scenario in studies.pair}
+    moments = {scenario.name: studies.slots_over_time(trace, rate, scenario) for scenario in studies.compared}
     return Pictures(moments, trace.name, USUAL_LOAD)
 
 

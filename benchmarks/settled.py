@@ -52,6 +52,7 @@ def main() -> None:
     parser.add_argument("--kv-cache-dtype", default="auto", help="of the small engine (auto)")
     parser.add_argument("--window", type=int, default=EngineArgs().settle_window, help="settle_window")
     parser.add_argument("--keep", type=float, default=EngineArgs().settle_keep, help="settle_keep")
+    parser.add_argument("--limit", type=int, help="settle_limit: most slots that an answer holds (none)")
     parser.add_argument("--answer", type=int, default=1024, help="tokens of the answers that fill the pool (1024)")
     parser.add_argument("--pool", default="512MiB", help="size of the pool that is filled; 0: leave this out (512MiB)")
     parser.add_argument("--out", type=Path, help="file for all figures, as JSON")
@@ -73,6 +74,7 @@ def main() -> None:
         told = {"date": datetime.now(UTC).date().isoformat(), "processor": processor(), "torch": torch.__version__}
         settings = {
             "threads": torch.get_num_threads(), "settle": args.settle, "window": args.window, "keep": args.keep,
+            "limit": args.limit,
             "kv_cache_dtype": args.kv_cache_dtype,
         }  # fmt: skip
         capacity = {"answer": args.answer, "pool": args.pool, "held": held}
@@ -92,6 +94,7 @@ def core_of(args: argparse.Namespace, name: str, pool: str | None = None, longes
             kv_cache_dtype=args.kv_cache_dtype if name == SMALL else "auto",
             settle_window=args.window,
             settle_keep=args.keep,
+            settle_limit=args.limit,
             **given,
         )
     )

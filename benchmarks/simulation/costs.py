@@ -5,13 +5,15 @@ seconds = table[rows in the batch]                  weights and everything else 
         + b * slots attended by one-slot rows       their context lengths, summed
         + c * query-slot pairs of prompt chunks     + d * slots of the chunks' contexts
         + e * micro-steps                           + f * rows in them, summed
+
+and, before it, so much for each chunk of old tokens that settles.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, astuple, dataclass, fields
+from dataclasses import asdict, astuple, dataclass, fields, replace
 from itertools import pairwise
 from typing import Any
 
@@ -56,12 +58,16 @@ def work_of(batch: ScheduledBatch, group_sizes: Iterable[int]) -> StepWork:
 
 @dataclass(frozen=True, slots=True)
 class CostModel:
-    """knots, table: rows -> seconds. terms: seconds for one of each of TERMS. error: what `residual` said of it."""
+    """knots, table: rows -> seconds. terms: seconds for one of each of TERMS. error: what `residual` said of it.
+
+    settled_chunk: seconds that it takes for one to settle.
+    """
 
     knots: tuple[int, ...]
     table: tuple[float, ...]
     terms: dict[str, float]
     error: dict[str, float]
+    settled_chunk: float = 0.0
 
     def seconds(self, work: StepWork) -> float:
         """Predicted time of a step."""
@@ -79,14 +85,16 @@ class CostModel:
     def times(self, factor: float) -> CostModel:
         """The same on a machine that takes this many times as long."""
         terms = {name: value * factor for name, value in self.terms.items()}
-        return CostModel(self.knots, tuple(value * factor for value in self.table), terms, self.error)
+        table = tuple(value * factor for value in self.table)
+        return replace(self, table=table, terms=terms, settled_chunk=factor * self.settled_chunk)
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> CostModel:
-        return cls(tuple(data["knots"]), tuple(data["table"]), dict(data["terms"]), dict(data["error"]))
+        table, terms, error = tuple(data["table"]), dict(data["terms"]), dict(data["error"])
+        return cls(tuple(data["knots"]), table, terms, error, data.get("settled_chunk", 0.0))
 
 
 def fit(works: Sequence[StepWork], seconds: Sequence[float]) -> CostModel:

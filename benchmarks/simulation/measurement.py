@@ -9,7 +9,7 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ import torch
 from hamburger.clients.prompts import built_in_prompts
 from hamburger.engine import LLM, SamplingParams
 from hamburger.engine.build import build_core
-from hamburger.engine.core.batch import ScheduledBatch, ScheduledSequence
+from hamburger.engine.core.batch import ScheduledBatch, ScheduledSequence, SettlingChunk
 from hamburger.engine.core.sequence import Sequence
 from hamburger.engine.device.runner import Runner
 from hamburger.engine.text.tokenizer import Tokenizer
@@ -29,6 +29,7 @@ from simulation.costs import CostModel, StepWork, fit, work_of
 
 PROMPT_WORDS = 60
 MOST_CONTEXT_SLOTS = 16_384  # of all streams of a step; beyond, one step would take seconds
+CHUNKS_TIMED = 200
 SLOT_BUDGET_MIB = 1024  # of KV that is read while measuring: far more than any processor's cache
 
 
@@ -90,6 +91,24 @@ def measure(
     del core, runner, bench
     gc.collect()
     return Measured(info, fit(works, medians), works, medians, shares)
+
+
+def settling_seconds(args: EngineArgs, say: Callable[[str], None]) -> float:
+    """Median time in which one chunk of old tokens settles, whose slots are all over the pool."""
+    core, info = build_core(replace(args, groups="verified", settle=True), say)
+    runner, settling = core._runner, core.config.settling
+    if not isinstance(runner, Runner) or settling is None:
+        raise RuntimeError("the core was built without the real runner, or settles nothing.")
+    draw, times = random.Random(0), []
+    for layer in runner._cache.data:  # keys that are all zeros say nothing of who stays
+        layer.normal_()
+    for _ in range(CHUNKS_TIMED):
+        slots = draw.sample(range(info.total_slots), settling.chunk)
+        chunk = SettlingChunk(slots, [*range(settling.chunk)], slots[: settling.kept], [])
+        start = time.perf_counter()
+        runner.settle([chunk])
+        times.append(time.perf_counter() - start)
+    return statistics.median(times)
 
 
 def machine() -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Discrete-event replay: the real EngineCore, scheduler, blocks and prefix cache in virtual time. No torch, no waiting.
 
-Only two things are stand-ins: the runner, which emits groups of drawn or scripted sizes and moves the clock by what a
-CostModel says such a step takes, and the clock.
+Only two things are stand-ins: the runner, which emits groups of drawn or scripted sizes, lets old tokens settle where
+the configuration says so, and moves the clock by what a CostModel says that this takes, and the clock.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from hashlib import blake2b
 from itertools import accumulate
 from typing import Protocol
 
-from hamburger.engine.core.batch import BatchResult, GroupResult, ScheduledBatch
+from hamburger.engine.core.batch import BatchResult, GroupResult, ScheduledBatch, SettlingChunk
 from hamburger.engine.core.core import EngineCore
 from hamburger.engine.dial.confidence_dial import ConfidenceDial, DialRow, DialStep
 from hamburger.engine.types.config import EngineConfig
@@ -118,6 +118,7 @@ class Outcome:
 
     longest_gap: the longest time between two of its groups. passed_over: most steps in a row in which it decoded, had
     its blocks, and got no slot. computed_slots: that were ever in the pool, so that replays can be told apart.
+    dropped_slots: that its settled tokens gave back.
     """
 
     row: TraceRow
@@ -134,11 +135,7 @@ class Outcome:
     last_group: float = math.nan
     last_step: int = -1
     computed_slots: int = 0
-
-    @property
-    def slots(self) -> int:
-        """KV slots of prompt and answer at its end."""
-        return self.row.prompt_tokens + len(self.group_sizes)
+    dropped_slots: int = 0
 
     @property
     def ttft(self) -> float:
@@ -198,8 +195,9 @@ class SimulatedRunner:
             # A decoding sequence brings its newest group's slot alone.
             is_decode = start >= num_prompt and start == sequence.num_slots - 1
             end = start + item.num_slots
-            self.replay.replayed_slots += max(0, min(end, outcome.computed_slots) - start)
-            outcome.computed_slots = max(outcome.computed_slots, end)
+            made = end + sequence.num_dropped  # those given back too
+            self.replay.replayed_slots += max(0, min(made, outcome.computed_slots) - made + item.num_slots)
+            outcome.computed_slots = max(outcome.computed_slots, made)
             self.answer_slots += max(0, end - num_prompt)
             if is_decode and outcome.last_step >= 0:
                 outcome.passed_over = max(outcome.passed_over, self._step - outcome.last_step - 1)
@@ -211,10 +209,15 @@ class SimulatedRunner:
             outcome = self.outcomes[sequence.request_id]
             outcome.preemptions += 1
             outcome.last_step = -1
-        seconds = self._costs.seconds(work_of(batch, [size for _, size in sizes]))
+        self._pass(self._costs.seconds(work_of(batch, [size for _, size in sizes])))
+        return BatchResult([_group(outcome, size) for outcome, size in sizes])
+
+    def settle(self, chunks: list[SettlingChunk]) -> None:
+        self._pass(len(chunks) * self._costs.settled_chunk)
+
+    def _pass(self, seconds: float) -> None:
         self._clock.now += seconds
         self.replay.busy_seconds += seconds
-        return BatchResult([_group(outcome, size) for outcome, size in sizes])
 
 
 def _group(outcome: Outcome, size: int) -> GroupResult:
@@ -223,11 +226,14 @@ def _group(outcome: Outcome, size: int) -> GroupResult:
 
 
 def replay(trace: Trace, config: EngineConfig, costs: CostModel, sizes: GroupSizes) -> Replay:
-    """Replay a whole trace. Raises RuntimeError when the core loses a request, a token or a block."""
+    """Replay a whole trace. Raises RuntimeError when the core loses a request, a token or a block.
+
+    With verified groups nothing is drafted: groups are of one token.
+    """
     dialled = sizes if isinstance(sizes, Dialled) else None
     clock = VirtualClock()
     runner = SimulatedRunner(costs, sizes, clock)
-    core = EngineCore(config, runner, clock)
+    core = EngineCore(config, runner, clock, settle=runner.settle)
     pending = sorted(trace.rows, key=lambda row: row.arrival)
     result, num_added, num_steps = runner.replay, 0, 0
     while num_added < len(pending) or core.has_work:
@@ -256,7 +262,7 @@ def replay(trace: Trace, config: EngineConfig, costs: CostModel, sizes: GroupSiz
             else:
                 outcome.longest_gap = max(outcome.longest_gap, gap)
             outcome.tokens += len(output.token_ids)
-            outcome.last_group = clock.now
+            outcome.last_group, outcome.dropped_slots = clock.now, output.dropped_slots
             if output.finish_reason is not None:
                 outcome.finished = clock.now
         if (stats := outputs.stats) is not None:

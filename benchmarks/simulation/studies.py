@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hamburger.engine.types.config import EngineConfig
+from hamburger.engine.types.settling import Settling
 from simulation.costs import CostModel, StepWork
 from simulation.simulator import DrawnSizes, Moment, Replay, drawn_with_mean
 from simulation.simulator import replay as replay_trace
@@ -22,11 +23,15 @@ AT_ONCE = 1e9  # requests a second: all of them wait from the beginning
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """A model as the simulation knows it."""
+    """A model as the simulation knows it. settling: of its answers, whose groups are of one token then."""
 
     name: str
     costs: CostModel
     sizes: DrawnSizes
+    settling: Settling | None = None
+
+    def config(self, config: EngineConfig) -> EngineConfig:
+        return config if self.settling is None else replace(config, groups="verified", settling=self.settling)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +48,10 @@ class Studies:
         return self.scenarios[0]
 
     @property
-    def pair(self) -> list[Scenario]:
-        return [self.scenarios[0], self.scenarios[-1]]
+    def compared(self) -> list[Scenario]:
+        """The base, what settles, and the last: in every study."""
+        settled = [scenario for scenario in self.scenarios[1:-1] if scenario.settling is not None]
+        return [self.scenarios[0], *settled, self.scenarios[-1]]
 
     def capacity(self, trace: Trace) -> float:
         """Requests a second that the base gets done when all of them wait from the beginning."""
@@ -52,12 +59,12 @@ class Studies:
         return len(result.outcomes) / result.seconds
 
     def loads(self, trace: Trace, capacity: float, loads: Sequence[float] = LOADS) -> list[dict[str, Any]]:
-        """The first and the last scenario at each of the loads, all at the usual one; a load of 1 brings as many
+        """The compared ones at each of the loads, all at the usual one; a load of 1 brings as many
         requests a second as the base can do."""
         rows = []
         for load in loads:
             timed = trace.at_rate(load * capacity)
-            for scenario in self.scenarios if load == USUAL_LOAD else self.pair:
+            for scenario in self.scenarios if load == USUAL_LOAD else self.compared:
                 self.say(f"{trace.name}: load {load:g}, {scenario.name}")
                 result = self._run(timed, scenario)
                 figures = summary(result, self.config, self.target)
@@ -73,7 +80,7 @@ class Studies:
         for pool in POOLS:
             num_blocks = -(-int(pool * self.config.max_model_len) // self.config.block_size)
             config = replace(self.config, num_blocks=num_blocks)
-            for scenario in self.pair:
+            for scenario in self.compared:
                 self.say(f"{trace.name}: pool of {pool:g} contexts, {scenario.name}")
                 figures = summary(self._run(timed, scenario, config), config, self.target)
                 rows.append(
@@ -86,7 +93,7 @@ class Studies:
         timed, rows = trace.at_rate(USUAL_LOAD * capacity), []
         for budget in [n for n in BUDGETS if n >= self.config.max_num_seqs]:
             config = replace(self.config, max_num_batched_slots=budget)
-            for scenario in self.pair:
+            for scenario in self.compared:
                 self.say(f"{trace.name}: {budget} slots a step, {scenario.name}")
                 figures = summary(self._run(timed, scenario, config), config, self.target)
                 rows.append({"trace": trace.name, "budget": budget, "model": scenario.name, **figures})
@@ -141,7 +148,7 @@ class Studies:
         return rows
 
     def _run(self, trace: Trace, scenario: Scenario, config: EngineConfig | None = None) -> Replay:
-        return replay_trace(trace, config or self.config, scenario.costs, scenario.sizes)
+        return replay_trace(trace, scenario.config(config or self.config), scenario.costs, scenario.sizes)
 
 
 def decoding_seconds(scenario: Scenario, streams: int, prompt: int, output: int) -> float:

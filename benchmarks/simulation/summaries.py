@@ -34,6 +34,7 @@ def summary(replay: Replay, config: EngineConfig, target: Target) -> dict[str, A
     """
     outcomes, seconds = replay.outcomes, replay.seconds
     tokens, groups = sum(o.tokens for o in outcomes), sum(len(o.group_sizes) for o in outcomes)
+    held = groups - sum(o.dropped_slots for o in outcomes)
     prompt_tokens = sum(o.row.prompt_tokens for o in outcomes)
     computed = replay.prompt_slots + groups - len(outcomes)
     begun = [o.scheduled for o in outcomes]
@@ -44,7 +45,7 @@ def summary(replay: Replay, config: EngineConfig, target: Target) -> dict[str, A
         "goodput": sum(map(target.holds, outcomes)) / seconds,
         "good_share": sum(map(target.holds, outcomes)) / len(outcomes),
         "tokens_per_second": tokens / seconds,
-        "tokens_per_kv": tokens / groups,
+        "tokens_per_kv": tokens / held,
         **latencies(outcomes),
         "preemptions": replay.preemptions,
         "preemptions_per_request": replay.preemptions / len(outcomes),

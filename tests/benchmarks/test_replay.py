@@ -15,7 +15,7 @@ import replay as command
 from hamburger.engine.dial.confidence_dial import ConfidenceDial
 from hamburger.engine.types.config import EngineConfig
 from hamburger.engine.types.messages import EngineInfo
-from replayed import BY_ROWS, ONE_SECOND, engine_config
+from replayed import BY_ROWS, ONE_SECOND, SETTLING, engine_config
 from simulation.costs import StepWork
 from simulation.live_replay import LiveRun, compare
 from simulation.simulator import Dialled, DrawnSizes, Outcome, Replay, drawn_with_mean, replay
@@ -73,6 +73,30 @@ def test_kv_memory_grows_by_one_over_g(mean: float) -> None:
     # The last group's slot is never written; blocks have 32 slots.
     assert max(moment.used_slots for moment in result.moments) == math.ceil((prompt + groups - 1) / 32) * 32
     assert max(moment.answer_slots for moment in result.moments) == groups - 1
+
+
+def test_settled_slots_are_given_back_and_cost_their_time() -> None:
+    prompt, output = 64, 900
+    trace = Trace("one", [TraceRow("1", 0.0, prompt, output)])
+    costs = replace(ONE_SECOND, settled_chunk=0.5)
+    result = replay(trace, engine_config(groups="verified", settling=SETTLING), costs, ONE_TOKEN)
+    [outcome] = result.outcomes
+    num_chunks = len([*SETTLING.places(output)])
+    assert outcome.dropped_slots == SETTLING.settled_slots(output) == num_chunks * 56 > 0
+    assert result.busy_seconds == output + num_chunks / 2  # the prompt's step emits the first
+    assert max(moment.answer_slots for moment in result.moments) == SETTLING.most_slots(output)
+    figures = summary(result, engine_config(), Target(1e9, 1e9))
+    assert figures["tokens_per_kv"] == pytest.approx(output / SETTLING.slots(output))
+
+
+def test_settling_preempts_less_and_replays_what_it_had() -> None:
+    trace, small = azure(rate=50.0, outputs=Fraction(1)), engine_config(num_blocks=40)
+    whole = replay(trace, small, BY_ROWS, ONE_TOKEN)
+    settled = replay(trace, replace(small, groups="verified", settling=SETTLING), BY_ROWS, ONE_TOKEN)
+    assert 0 < settled.preemptions < whole.preemptions
+    prompts = sum(row.prompt_tokens for row in trace.rows)
+    for result in (whole, settled):
+        assert result.prompt_slots - result.replayed_slots == prompts
 
 
 def test_prefix_hits_are_those_of_a_brute_force_count() -> None:
@@ -234,7 +258,12 @@ def test_the_dial_holds_its_target_under_load_and_leaves_the_confidence_alone_wi
 
 def test_the_command_writes_its_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     models = {
-        name: {"model": name, "dtype": "d", "costs": BY_ROWS.as_json(), "group_shares": shares}
+        name: {
+            "model": name,
+            "dtype": "d",
+            "costs": {**BY_ROWS.as_json(), "settled_chunk": 0.001},
+            "group_shares": shares,
+        }
         for name, shares in (("base", {}), ("hamburger", {"0.5": [0.5, 0.5], "0.4": [0.2, 0.8]}))
     }
     known = tmp_path / "known.json"
@@ -250,6 +279,7 @@ def test_the_command_writes_its_report(tmp_path: Path, monkeypatch: pytest.Monke
     result = json.loads(out.with_suffix(".json").read_text())
     assert {row["model"] for row in result["loads"]} == {
         "plain base",
+        "plain base, settled slots",
         "default at 0.5 (g 1.50)",
         "default at 0.4 (g 1.80)",
         "groups drawn (g 2.00)",

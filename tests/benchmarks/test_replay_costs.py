@@ -1,16 +1,21 @@
 """The cost model of benchmarks/replay.py: what it fits, and that the steps it is fitted to are what they claim."""
 
 import random
+import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
+from hamburger.engine.types.config import EngineArgs
+from hamburger.model.checkpoints.load import save_checkpoint
 from hamburger.model.config import ModelConfig
 from simulation.costs import TERMS, CostModel, StepWork, fit, residual
-from simulation.measurement import Case, _Bench
-from small_models import core_of, graft_config, random_model, trunk_config
+from simulation.measurement import Case, _Bench, settling_seconds
+from small_models import core_of, graft_config, random_model, random_tensors, trunk_config
 
+BUILTIN = Path(__file__).parent.parent.parent / "model" / "builtin"
 KNOTS = (1, 2, 4, 8, 16, 32, 64)
 TRUE = CostModel(
     KNOTS,
@@ -71,6 +76,17 @@ def test_more_rows_than_were_measured_go_on_as_the_last_ones() -> None:
     more, most = StepWork(128, 0, 0, 0, 0, 0, 0), StepWork(64, 0, 0, 0, 0, 0, 0)
     assert TRUE.seconds(more) == pytest.approx(TRUE.seconds(most) + 64 * 0.030 / 32)
     assert TRUE.seconds(replace(most, micro_steps=2)) == pytest.approx(0.066)
+
+
+def test_a_chunk_that_settles_is_timed(tmp_path: Path) -> None:
+    config = ModelConfig(trunk=trunk_config(vocab_size=49152), graft=graft_config())
+    save_checkpoint(tmp_path, config, random_tensors(config))
+    shutil.copy(BUILTIN / "tokenizer.json", tmp_path)
+    shutil.copy(BUILTIN / "tokenizer_config.json", tmp_path)
+    told: list[str] = []
+    args = EngineArgs(model=str(tmp_path), dtype="float32", kv_cache_memory=1 << 20, groups="composed")
+    assert 0 < settling_seconds(args, told.append) < 1
+    assert any("old slots settle" in line for line in told)
 
 
 def test_timed_steps_do_the_work_that_is_booked() -> None:

@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 from hamburger.engine.types.config import EngineConfig
+from hamburger.engine.types.settling import Settling
 from simulation.costs import TERMS, CostModel
 
 NOTHING_ELSE = dict.fromkeys(TERMS, 0.0)
@@ -14,6 +15,7 @@ BY_ROWS = CostModel((1, 2), (0.021, 0.022), NOTHING_ELSE | {"micro_rows": 0.0002
     "steps": 1, "median_relative_error": 0.0, "p90_relative_error": 0.0, "r_squared": 1.0, "bias": 1.0,
 })  # fmt: skip
 ONE_SECOND = CostModel((1, 2), (1.0, 1.0), NOTHING_ELSE, {})
+SETTLING = Settling(window=64, keep=0.125)
 
 
 def engine_config(**changes: Any) -> EngineConfig:
