@@ -6,7 +6,9 @@
 Both models lie in this process and answer the same prompts, others in each round, with nothing between the clock and
 the core: no HTTP, no messages, no text. Every measurement is of `--steps` macro-steps of full batches that only decode;
 all take turns, and who begins changes from round to round. Reported, medians over rounds: milliseconds a macro-step and
-where they go, tokens a macro-step and sequence (g), tokens/s, speed over the base's and over confidence 1.
+where they go, tokens a macro-step and sequence (g), tokens/s, speed over the base's and over confidence 1. Beside the
+time of linears, attention and head stands how much of the machine's roofline it reaches: what their bytes and products
+take at least, at rates that are measured in the same run (roofline/rates.py). --plot draws it by streams.
 
 Verified groups: without drafts (1) and with as many as pay (auto); `of_table` is the speed over confidence 1 beside
 g / (cost(rows) + drafts r), where cost and r, of a step and a micro-step over a step of one row, are what the engine
@@ -20,17 +22,15 @@ import argparse
 import json
 import statistics
 import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 
 from hamburger.clients.prompts import built_in_prompts
 from hamburger.engine.build import build_core
-from hamburger.engine.core.core import EngineCore
 from hamburger.engine.drafting.costs import MeasuredCosts, StepCosts
 from hamburger.engine.text.tokenizer import Tokenizer
 from hamburger.engine.types.config import EngineArgs
@@ -38,9 +38,10 @@ from hamburger.engine.types.messages import AbortRequest, SubmitRequest
 from hamburger.engine.types.sampling_params import SamplingParams
 from hamburger.model.checkpoints.sources import resolve_source
 from machine import processor
+from roofline.clocked import BOUNDED, PARTS, ClockedCore
+from roofline.rates import Rates, measure_rates
 
 BASE, AUTO = "base", "auto"
-PARTS = ("embedding and merge", "layers", "heads and micro-steps", "the rest")  # scheduler, tensors, results
 PROMPT_WORDS = 40
 MOST_TOKENS = 4000  # never reached: answers are cut after so many steps
 
@@ -48,7 +49,8 @@ MOST_TOKENS = 4000  # never reached: answers are cut after so many steps
 @dataclass(frozen=True, slots=True)
 class Measured:
     """Steps of one contestant in one round: seconds of all and of each of PARTS, the tokens that they emitted, the
-    slots that these take, drafts that were checked, and micro-steps of the batch."""
+    slots that these take, drafts that were checked, and micro-steps of the batch. bounds: seconds that a step's BOUNDED
+    parts take at least."""
 
     streams: int
     round: int
@@ -60,6 +62,7 @@ class Measured:
     drafts: int
     micro_steps: int
     parts: tuple[float, ...] = (0.0,) * len(PARTS)
+    bounds: dict[str, float] | None = None
 
     @property
     def step_seconds(self) -> float:
@@ -88,7 +91,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--quantization", default="auto")
     parser.add_argument("--out", type=Path, help="file for all figures, as JSON")
+    parser.add_argument("--plot", type=Path, help="picture of parts and rooflines by streams (needs the train extra)")
     args = parser.parse_args()
+    rates = measure_rates(torch.get_num_threads())
     cores = {name: _clocked(args, name) for name in (BASE, "hamburger")}
     names = [BASE, "1", AUTO]
     if args.groups == "composed":
@@ -98,7 +103,8 @@ def main() -> None:
         for round_ in range(args.rounds + 1):
             turn = round_ % len(names)
             for name in names[turn:] + names[:turn]:
-                measured = _measure(cores[BASE if name == BASE else "hamburger"], name, streams, round_, args.steps)
+                core = cores[BASE if name == BASE else "hamburger"]
+                measured = _measure(core, name, streams, round_, args.steps, rates)
                 if round_ > 0:  # the first warms up
                     found.append(measured)
     costs = cores["hamburger"].costs
@@ -107,7 +113,7 @@ def main() -> None:
     if args.out:
         told = {"date": datetime.now(UTC).date().isoformat(), "processor": processor(), "torch": torch.__version__}
         settings = {"threads": torch.get_num_threads(), "steps": args.steps, "rounds": args.rounds}
-        settings["groups"] = args.groups
+        settings |= {"groups": args.groups, "rates": asdict(rates)}
         measured_ = [asdict(m) for m in found]
         value = {
             **told,
@@ -118,49 +124,10 @@ def main() -> None:
             "measured": measured_,
         }
         args.out.write_text(json.dumps(value) + "\n")
+    if args.plot:
+        from roofline.plot import plot_parts
 
-
-class Clocked:
-    """A core whose model's parts are clocked, and prompts for it."""
-
-    def __init__(self, core: EngineCore, prompts: list[list[int]]) -> None:
-        self.core, self.prompts = core, prompts
-        self._seconds = dict.fromkeys(("model", "embed", "trunk"), 0.0)
-        steps = cast(Any, core._runner)._steps  # whose methods are replaced
-        self._micro_steps = 0
-        self.costs: MeasuredCosts | None = None if core._policy is None else core._policy.costs().measured
-        steps.step_with = self._clocked("model", steps.step_with)
-        backend = steps.backend
-        backend.embed = self._clocked("embed", backend.embed)
-        backend.trunk = self._clocked("trunk", backend.trunk)
-
-    def steps(self, number: int) -> tuple[float, int, int, int, int, tuple[float, ...]]:
-        """Seconds, tokens, slots, drafts, micro-steps, and seconds of PARTS."""
-        self._seconds.update(dict.fromkeys(self._seconds, 0.0))
-        start, tokens, groups, drafts, self._micro_steps = time.perf_counter(), 0, 0, 0, 0
-        for _ in range(number):
-            for output in self.core.step().outputs:
-                tokens += len(output.token_ids)
-                groups += 1
-                drafts += 0 if output.drafts is None else len(output.drafts.token_ids)
-        seconds, of = time.perf_counter() - start, self._seconds
-        # The backend's trunk embeds its slots itself.
-        trunk, emit = of["trunk"] - of["embed"], of["model"] - of["trunk"]
-        slots = tokens if self.core.config.groups == "verified" else groups
-        parts = (of["embed"], trunk, emit, seconds - of["model"])
-        return seconds, tokens, slots, drafts, self._micro_steps, parts
-
-    def _clocked(self, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            start = time.perf_counter()
-            if part == "model":
-                self._micro_steps += args[1].max_group_limit - 1
-            try:
-                return function(*args, **kwargs)
-            finally:
-                self._seconds[part] += time.perf_counter() - start
-
-        return call
+        plot_parts([row for row in rows if row["name"] == names[1]], args.plot)
 
 
 def report(found: list[Measured], costs: MeasuredCosts | None = None) -> list[dict[str, Any]]:
@@ -182,6 +149,10 @@ def report(found: list[Measured], costs: MeasuredCosts | None = None) -> list[di
                 "streams": own[0].streams,
                 "name": name,
                 "parts_ms": [1000 * statistics.median(m.parts[i] / m.steps for m in own) for i in range(len(PARTS))],
+                "bounds_ms": {
+                    part: 1000 * statistics.median(m.bounds[part] for m in own if m.bounds is not None)
+                    for part in (BOUNDED if own[0].bounds is not None else ())
+                },
                 "ms": 1000 * statistics.median(m.step_seconds for m in own),
                 "tokens_per_step": statistics.median(m.tokens_per_step for m in own),
                 "tokens_per_kv": statistics.median(m.tokens / m.kv_slots for m in own),
@@ -232,14 +203,20 @@ def table(rows: list[dict[str, Any]]) -> str:
         target = "" if row["of_target"] is None else f"{row['of_target']:.2f}"
         lines.append(
             f"| {row['streams']} | {row['name']} | {row['ms']:.2f} "
-            f"| {' | '.join(f'{ms:.2f}' for ms in row['parts_ms'])} | {row['tokens_per_step']:.2f} "
+            f"| {' | '.join(_part(row, i) for i in range(len(PARTS)))} | {row['tokens_per_step']:.2f} "
             f"| {row['tokens_per_kv']:.2f} | {row['drafts_per_step']:.1f} | {row['tokens_per_second']:.0f} "
             f"| {' | '.join(ratios)} | {target} |"
         )
     return "\n".join(lines)
 
 
-def _clocked(args: argparse.Namespace, name: str) -> Clocked:
+def _part(row: dict[str, Any], index: int) -> str:
+    """Milliseconds, and the share of the roofline where there is one."""
+    ms, bound = row["parts_ms"][index], row["bounds_ms"].get(PARTS[index])
+    return f"{ms:.2f}" if bound is None or not ms else f"{ms:.2f} ({bound / ms:.2f})"
+
+
+def _clocked(args: argparse.Namespace, name: str) -> ClockedCore:
     """With prompts for the largest batch; every round begins one further."""
     model, base = (args.base, None) if name == BASE else (args.model, None if args.model is None else args.base)
     most = max(args.streams)
@@ -251,10 +228,10 @@ def _clocked(args: argparse.Namespace, name: str) -> Clocked:
     )  # fmt: skip
     tokenizer = Tokenizer.load(resolve_source(model, base).tokenizer_path)
     chats = [[{"role": "user", "content": text}] for text in built_in_prompts(most + args.rounds, PROMPT_WORDS, seed=0)]
-    return Clocked(core, [tokenizer.encode(tokenizer.apply_chat_template(chat)) for chat in chats])
+    return ClockedCore(core, [tokenizer.encode(tokenizer.apply_chat_template(chat)) for chat in chats])
 
 
-def _measure(of: Clocked, name: str, streams: int, round_: int, steps: int) -> Measured:
+def _measure(of: ClockedCore, name: str, streams: int, round_: int, steps: int, rates: Rates) -> Measured:
     core = of.core
     confidence = {BASE: 1.0, AUTO: 0.0}.get(name) if name in (BASE, AUTO) else float(name)
     params = SamplingParams(temperature=0, ignore_eos=True, confidence=confidence, max_tokens=MOST_TOKENS)
@@ -264,10 +241,14 @@ def _measure(of: Clocked, name: str, streams: int, round_: int, steps: int) -> M
         core.add(SubmitRequest(str(index), prompt, params, time.monotonic()))
     while waiting:
         waiting -= {output.request_id for output in core.step().outputs}
-    measured = of.steps(steps)
+    found = of.steps(steps)
     for index in range(streams):
         core.abort(AbortRequest(str(index)))
-    return Measured(streams, round_, name, steps, *measured)
+    slots = found.tokens if core.config.groups == "verified" else found.groups
+    return Measured(
+        streams, round_, name, steps, found.seconds, found.tokens, slots, found.drafts, found.micro_steps, found.parts,
+        of.bounds(found, rates),
+    )  # fmt: skip
 
 
 def _integers(text: str) -> list[int]:

@@ -175,8 +175,9 @@ class CpuGraft:
             u = uniform(s.seed[:, None], s.output_index[:, None] + torch.arange(width))
             choosing = s.temperature, s.top_k, s.top_p, s.min_p, u
         tensors = (go_on.limits, thresholds, ends, checks, *choosing, tokens, sizes, stops)
+        clock = self._kernels.clock_address()
         addresses = (None if t is None else t.data_ptr() for t in tensors)
-        emission = EmissionStruct(rows, width, ends.shape[1], hidden.data_ptr(), ctypes.addressof(states), *addresses)
+        emission = EmissionStruct(rows, width, ends.shape[1], hidden.data_ptr(), ctypes.addressof(states), *addresses, clock)
         self._emit(self._reference, ctypes.byref(emission), self._working_memory(rows))
         return StepOutput(tokens, sizes, stop_probability(stops) if checks is None else 1 - stops, None)
 

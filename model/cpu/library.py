@@ -20,18 +20,22 @@ from hamburger.model.cpu.structs import check_layouts
 
 InstructionSet = Literal["avx512", "avx2"]
 
-_FORMAT = 7  # of what is passed and packed; supports.cpp says the same
+_FORMAT = 8  # of what is passed and packed; supports.cpp says the same
 GROUP = 32
 MAX_HEAD_DIM = 256
 _MAX_QUERY_HEADS = 32  # of one KV head
 BLOCK = 16  # outputs
 _GROUP_BYTES = {4: 320, 8: 544}  # of a block
 _SETS: tuple[InstructionSet, ...] = ("avx512", "avx2")
+STAGES = ("norms and rounding", "linears", "attention", "head", "micro-steps")  # kernels/clock.h
 _pointer, _int64 = ctypes.c_void_p, ctypes.c_int64
 
 
 class Kernels:
-    """The compiled functions for one instruction set, and the memory they work in. For one thread at a time."""
+    """The compiled functions for one instruction set, and the memory they work in. For one thread at a time.
+
+    clock: int64 of STAGES, to which steps add their nanoseconds; None: none are measured.
+    """
 
     def __init__(self, path: str, instructions: InstructionSet) -> None:
         library = ctypes.CDLL(path)  # finds the OpenMP of torch, which is loaded for all: one pool of threads
@@ -39,6 +43,7 @@ class Kernels:
         self._library = library
         self._pack = self.function("pack", ctypes.c_int, ctypes.c_int, _pointer, _int64, _int64, _pointer)
         self._memory = torch.empty(0, dtype=torch.uint8)
+        self.clock: Tensor | None = None
 
     def function(self, name: str, *arguments: type) -> Callable[..., int]:
         """hb_NAME for this instruction set; those that tell a size are named *_memory."""
@@ -55,6 +60,9 @@ class Kernels:
         is_float = weight.dtype == torch.float32
         self._pack(bits, is_float, weight.data_ptr(), outputs, inputs, packed.data_ptr())
         return packed
+
+    def clock_address(self) -> int | None:
+        return None if self.clock is None else self.clock.data_ptr()
 
     def working_memory(self, size: int) -> int:
         """The address of so many bytes, until the next call."""

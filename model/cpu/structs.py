@@ -67,6 +67,7 @@ class BatchStruct(ctypes.Structure):
         ("reading", _int64),
         ("states", _pointer),
         ("composed", ComposedStruct),
+        ("clock", _pointer),
     )
 
 
@@ -114,7 +115,7 @@ class EmissionStruct(ctypes.Structure):
         *((name, _int64) for name in ("rows", "width", "ends")),
         *((name, _pointer) for name in ("hidden", "features", "limits", "thresholds", "end_ids", "checks")),
         *((name, _pointer) for name in ("temperatures", "top_k", "top_p", "min_p", "u")),
-        *((name, _pointer) for name in ("token_ids", "sizes", "stops")),
+        *((name, _pointer) for name in ("token_ids", "sizes", "stops", "clock")),
     )
 
 

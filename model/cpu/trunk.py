@@ -60,6 +60,7 @@ class CpuTrunk:
             tables.shape[1], cache.block_size, 8 * cache.data[0].itemsize, ctypes.addressof(scales) if scales else None,
             featured.data_ptr(), len(featured), ctypes.addressof(places),
             self._norm.data_ptr(), rows.data_ptr(), len(rows), final.data_ptr(), composed,
+            self._kernels.clock_address(),
         )  # fmt: skip
         layers = self._layers
         memory = self._kernels.working_memory(self._memory(layers.geometry, len(x), layers.rank))

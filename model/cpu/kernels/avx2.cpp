@@ -1,6 +1,7 @@
 #include <omp.h>
 
 #include <algorithm>
+#include <chrono>
 #include <limits>
 #include <memory>
 #include <type_traits>
@@ -11,6 +12,7 @@
 #pragma GCC target("avx2,fma,f16c")
 namespace avx2 {
 #include "share.h"
+#include "clock.h"
 #include "vec_avx2.h"
 #include "linear.h"
 #include "attention.h"

@@ -54,6 +54,7 @@ inline void emit(const Graft& graft, const Emission& e, uint8_t* memory) {
     const Share share = {omp_get_thread_num(), omp_get_num_threads()};
     const std::unique_ptr<Scratch> scratch(new Scratch);
     Drawing drawing;
+    StageClock clock(e.clock, share);
 #pragma omp single
     going.best.resize(e.rows * share.threads);
     for (int64_t index = 0; index < e.width && !going.rows.empty(); index++) {
@@ -68,6 +69,7 @@ inline void emit(const Graft& graft, const Emission& e, uint8_t* memory) {
           going.step.reset(new MicroStep(graft, rows, going.rows.data(), held));
         }
         micro_stages(graft, *going.step, context, s.embedded, kv.data(), s.states, s, *scratch, share);
+        clock.mark(kMicroSteps);
       }
       plain_inputs(index == 0 ? e.hidden : s.states, s.state, rows, share);
 #pragma omp barrier
@@ -82,6 +84,7 @@ inline void emit(const Graft& graft, const Emission& e, uint8_t* memory) {
         if (e.checks) decide_verified(graft, e, index, share.threads, going);
         else decide(graft, e, index, share.threads, going);
       }
+      clock.mark(index == 0 ? kHeads : kMicroSteps);
     }
   }
 }

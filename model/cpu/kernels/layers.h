@@ -174,7 +174,7 @@ inline void project(const Weight& weight, const Layer& layer, int which, const I
 // One layer, by all threads. taken: 0 at first; pieces of attention differ in length, so threads take the next one.
 template <typename Value>
 void run_layer(const Geometry& g, const Layer& layer, const Kv<Value>& cache, const Batch& batch, const AttentionPlan& plan, int64_t* taken,
-               float* x, const Workspace& shared, Scratch& scratch, const Share& share) {
+               float* x, const Workspace& shared, Scratch& scratch, const Share& share, StageClock& clock) {
   const int64_t rows = batch.slots, pieces = static_cast<int64_t>(plan.tiles.size()) * g.kv_heads;
   const Workspace w = of_thread(g, rows, shared, share);
   const Share inputs = w.few ? Share{0, 1} : share;
@@ -184,8 +184,10 @@ void run_layer(const Geometry& g, const Layer& layer, const Kv<Value>& cache, co
   };
   norm_inputs(x, layer.attn_norm, g.eps, w.narrow, rows, inputs);
   inputs_are_made();
+  clock.mark(kRounding);
   project(layer.qkv, layer, 0, w.narrow, batch, {w.qkv, qkv_width(g), false}, w, share);
 #pragma omp barrier
+  clock.mark(kLinears);
   rotate_and_write(g, layer, batch, w.qkv, cache, share);
 #pragma omp barrier
   for (int64_t piece; (piece = __atomic_fetch_add(taken, 1, __ATOMIC_RELAXED)) < pieces;) {
@@ -193,15 +195,21 @@ void run_layer(const Geometry& g, const Layer& layer, const Kv<Value>& cache, co
            w.qkv, qkv_width(g), w.heads, scratch);
   }
 #pragma omp barrier
+  clock.mark(kAttention);
   project(layer.o, layer, 1, w.heads, batch, {x, g.hidden, true}, w, share);
 #pragma omp barrier
+  clock.mark(kLinears);
   norm_inputs(x, layer.mlp_norm, g.eps, w.narrow, rows, inputs);
   inputs_are_made();
+  clock.mark(kRounding);
   project(layer.gate_up, layer, 2, w.narrow, batch, {w.gate_up, 2 * g.intermediate, false}, w, share, true);
+  clock.mark(kLinears);
   gated_inputs(w.gate_up, w.wide, rows, share);
 #pragma omp barrier
+  clock.mark(kRounding);
   project(layer.down, layer, 3, w.wide, batch, {x, g.hidden, true}, w, share);
 #pragma omp barrier
+  clock.mark(kLinears);
 }
 
 // to [rows, D]: the rows `of` x, normed.
@@ -226,9 +234,10 @@ void run_layers(const Geometry& g, const Layer* layers, int count, void* const* 
     const Share share = {omp_get_thread_num(), omp_get_num_threads()};
     const std::unique_ptr<Scratch> scratch(new Scratch);
     const auto [first, last] = share.of(batch.emitting);
+    StageClock clock(batch.clock, share);
     for (int i = 0; i < count; i++) {
       const Kv<Value> cache = {static_cast<Value*>(kv[i]), batch.kv_scales ? batch.kv_scales[i] : nullptr};
-      run_layer(g, layers[i], cache, batch, plan, &taken[i], x, w, *scratch, share);
+      run_layer(g, layers[i], cache, batch, plan, &taken[i], x, w, *scratch, share, clock);
       float* const to = batch.features ? batch.features[i] : nullptr;
       // The next layer changes x only after barriers.
       for (int64_t m = first; to && m < last; m++)

@@ -20,7 +20,7 @@ struct MicroStep {
       sin.insert(sin.end(), graft.sin + first, graft.sin + last);
     }
     batch = {rows * positions, rows, cos.data(), sin.data(), write_slots.data(), blocks, context_slots.data(), query_slots.data(),
-             1, graft.positions, 32, nullptr, nullptr, 0, nullptr, nullptr, nullptr, 0, nullptr, {}};
+             1, graft.positions, 32, nullptr, nullptr, 0, nullptr, nullptr, nullptr, 0, nullptr, {}, nullptr};
     plan.reset(new AttentionPlan(graft.geometry, batch));
   }
 };
@@ -95,8 +95,10 @@ inline void micro_stages(const Graft& graft, MicroStep& step, const float* conte
     multiply(graft.embedding_proj, s.state, step.rows, {s.x, d, true}, share);
 #pragma omp barrier
   }
+  StageClock clock(nullptr, share);  // whoever calls this has one
   for (int i = 0; i < graft.count; i++)
-    run_layer(g, graft.layers[i], Kv<float>{kv[i], nullptr}, step.batch, *step.plan, &step.taken[i], s.x, s.layers, scratch, share);
+    run_layer(g, graft.layers[i], Kv<float>{kv[i], nullptr}, step.batch, *step.plan, &step.taken[i], s.x, s.layers, scratch, share,
+              clock);
   for (int64_t row = first; row < last; row++) {
     const float* x = s.x + (row * n + n - 1) * d;
     float* to = states + row * d;

@@ -71,6 +71,7 @@ STRUCT(Batch)
   FIELD(int64_t, reading)
   FIELD(float*, states)                 // [S, D], to be written: those states, normed
   FIELD(Composed, composed)
+  FIELD(int64_t*, clock)                // of StageClock, or null
 END
 
 // The compositional embedder.
@@ -140,6 +141,7 @@ STRUCT(Emission)
   FIELD(int64_t*, token_ids)            // [M, width], zeros
   FIELD(int64_t*, sizes)                // [M]
   FIELD(float*, stops)                  // [M, width], the stop logits; -inf where there is no token. With checks chances
+  FIELD(int64_t*, clock)                // of StageClock, or null
 END
 
 // A chunk that settles: of C slots some stay.

@@ -1,0 +1,119 @@
+"""A core whose steps are clocked by their parts, and what each part has to read and to multiply."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+
+from hamburger.engine.core.core import EngineCore
+from hamburger.engine.drafting.costs import MeasuredCosts
+from hamburger.model.cpu.library import STAGES, Kernels
+from roofline.rates import Rates
+
+# The rest: scheduler, tensors, results, and all that Python does around the kernels.
+PARTS = ("embedding and merge", "linears", "attention", "norms and rounding", "head", "micro-steps", "the rest")
+BOUNDED = ("linears", "attention", "head")  # parts with a roofline
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """Of some macro-steps: seconds of all and of each of PARTS, tokens, groups, drafts and micro-steps, rows of the
+    trunk, slots of contexts (once for all rows of a sequence), and pairs of a row with a slot that it attends."""
+
+    number: int
+    seconds: float
+    parts: tuple[float, ...]
+    tokens: int
+    groups: int
+    drafts: int
+    micro_steps: int
+    rows: int
+    context_slots: int
+    attended: int
+
+
+class ClockedCore:
+    """Only what the compiled kernels run is told apart: without them (quantization none) all but the embedding is the
+    rest."""
+
+    def __init__(self, core: EngineCore, prompts: list[list[int]]) -> None:
+        self.core, self.prompts = core, prompts
+        self.costs: MeasuredCosts | None = None if core._policy is None else core._policy.costs().measured
+        runner = cast(Any, core._runner)
+        self._cache, steps = runner._cache, runner._steps  # whose methods are replaced
+        self._embed_seconds, self._micro_steps = 0.0, 0
+        self._backend, embed, step_with = steps.backend, steps.backend.embed, steps.step_with
+
+        def clocked_embed(*args: Any) -> Any:
+            start = time.perf_counter()
+            try:
+                return embed(*args)
+            finally:
+                self._embed_seconds += time.perf_counter() - start
+
+        def counted(*args: Any) -> Any:
+            self._micro_steps += args[1].max_group_limit - 1
+            return step_with(*args)
+
+        steps.backend.embed, steps.step_with = clocked_embed, counted
+        self._clock = torch.zeros(len(STAGES), dtype=torch.int64)
+        self._kernels: Kernels | None = getattr(getattr(steps.backend, "_trunk", None), "_kernels", None)
+        if self._kernels is not None:
+            self._kernels.clock = self._clock
+
+    def steps(self, number: int) -> Steps:
+        self._clock.zero_()
+        self._embed_seconds, self._micro_steps = 0.0, 0
+        tokens = groups = drafts = context = attended = 0
+        start, beside = time.perf_counter(), 0.0
+        for _ in range(number):
+            before = time.perf_counter()
+            slots = [sequence.num_computed_slots + 1 for sequence in self.core._scheduler.running]
+            beside += time.perf_counter() - before
+            outputs = self.core.step().outputs
+            before = time.perf_counter()
+            for held, output in zip(slots, outputs, strict=True):
+                checked = 0 if output.drafts is None else len(output.drafts.token_ids)
+                tokens += len(output.token_ids)
+                groups += 1
+                drafts += checked
+                context += held + checked
+                attended += (1 + checked) * (held + checked)
+            beside += time.perf_counter() - before
+        seconds = time.perf_counter() - start - beside
+        spent = dict(zip(STAGES, (value / 1e9 for value in self._clock.tolist()), strict=True))
+        spent["embedding and merge"] = self._embed_seconds
+        spent["the rest"] = seconds - sum(spent.values())
+        parts = tuple(spent[part] for part in PARTS)
+        rows = groups + drafts
+        return Steps(number, seconds, parts, tokens, groups, drafts, self._micro_steps, rows, context, attended)
+
+    def bounds(self, of: Steps, rates: Rates) -> dict[str, float] | None:
+        """Seconds that a step's BOUNDED parts take at least; None without the kernels.
+
+        Linears read all weights of the trunk once a step, attention each sequence's context, a head its 4-bit copy
+        (what is read of the 8-bit one for a few outputs is left out). Keys and values are multiplied as floats, but for
+        a pool in 8 bits, whose keys are bytes, twice for each query's 15 bits.
+        """
+        if self._kernels is None:
+            return None
+        backend, config = self._backend, self._backend.trunk_config
+        weights, coarse = backend._trunk._layers.weights, backend._head._coarse
+        products = sum(w.outputs * w.inputs for w in weights)
+        slot_bytes = sum(t[0, 0].numel() * t.element_size() for t in [*self._cache.data, *self._cache.scales])
+        multiplied = config.num_heads * config.head_dim * config.num_layers * of.attended / of.number
+        in_bytes = bool(self._cache.scales)
+        rows = of.rows / of.number
+        attention = rates.seconds(
+            slot_bytes * of.context_slots / of.number,
+            2 * multiplied if in_bytes else 0.0,
+            multiplied if in_bytes else 2 * multiplied,
+        )
+        return {
+            "linears": rates.seconds(sum(w.nbytes for w in weights), rows * products),
+            "attention": attention,
+            "head": rates.seconds(coarse.nbytes, rows * coarse.outputs * coarse.inputs),
+        }

@@ -1,0 +1,104 @@
+// What this machine can do at best: products of bytes summed in whole numbers, and of floats, out of registers; and bytes
+// read from memory. Compiled by rates.py for the machine that it runs on.
+#include <immintrin.h>
+#include <omp.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <vector>
+
+namespace {
+
+constexpr int kSums = 12;  // independent ones: enough for every latency, few enough for the registers of AVX2
+constexpr int64_t kTurns = 4'000'000;
+
+double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+
+#if defined(__AVX512VNNI__) && defined(__AVX512F__)
+using Vector = __m512i;
+using Floats = __m512;
+Vector splat(int8_t x) { return _mm512_set1_epi8(x); }
+Floats splat(float x) { return _mm512_set1_ps(x); }
+Vector dot(Vector sum, Vector a, Vector b) { return _mm512_dpbusd_epi32(sum, a, b); }
+Floats fma(Floats a, Floats b, Floats c) { return _mm512_fmadd_ps(a, b, c); }
+#else
+using Vector = __m256i;
+using Floats = __m256;
+Vector splat(int8_t x) { return _mm256_set1_epi8(x); }
+Floats splat(float x) { return _mm256_set1_ps(x); }
+Vector dot(Vector sum, Vector a, Vector b) {
+  return _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_maddubs_epi16(a, b), _mm256_set1_epi16(1)));
+}
+Floats fma(Floats a, Floats b, Floats c) { return _mm256_fmadd_ps(a, b, c); }
+#endif
+
+// What f does in kTurns turns on every thread: seconds of the slowest.
+template <typename Function>
+double on_all_threads(int threads, const Function& f) {
+  double longest = 0;
+#pragma omp parallel num_threads(threads) reduction(max : longest)
+  {
+#pragma omp barrier
+    const double start = now();
+    f();
+    longest = now() - start;
+  }
+  return longest;
+}
+
+template <typename V>
+void keep(const V (&sums)[kSums]) {
+  for (const V& sum : sums) asm volatile("" ::"m"(sum));
+}
+
+}  // namespace
+
+// Products a second of unsigned with signed bytes.
+extern "C" double byte_products(int threads) {
+  const double seconds = on_all_threads(threads, [] {
+    Vector sums[kSums], a = splat(int8_t{3}), b = splat(int8_t{5});
+    for (auto& sum : sums) sum = splat(int8_t{0});
+    for (int64_t i = 0; i < kTurns; i++) {
+      asm volatile("" : "+x"(a), "+x"(b));
+#pragma GCC unroll 12
+      for (int s = 0; s < kSums; s++) sums[s] = dot(sums[s], a, b);
+    }
+    keep(sums);
+  });
+  return static_cast<double>(threads) * kTurns * kSums * sizeof(Vector) / seconds;
+}
+
+extern "C" double float_products(int threads) {
+  const double seconds = on_all_threads(threads, [] {
+    Floats sums[kSums], a = splat(1.0f), b = splat(1e-9f);
+    for (auto& sum : sums) sum = splat(0.0f);
+    for (int64_t i = 0; i < kTurns; i++) {
+      asm volatile("" : "+x"(a), "+x"(b));
+#pragma GCC unroll 12
+      for (int s = 0; s < kSums; s++) sums[s] = fma(a, b, sums[s]);
+    }
+    keep(sums);
+  });
+  return static_cast<double>(threads) * kTurns * kSums * (sizeof(Floats) / sizeof(float)) / seconds;
+}
+
+// Bytes a second, read in order from `size` bytes that no cache holds.
+extern "C" double bytes_read(int threads, int64_t size) {
+  std::vector<int64_t> data(static_cast<size_t>(size) / sizeof(int64_t), 1);
+  const double seconds = on_all_threads(threads, [&] {
+    const int64_t vectors = size / static_cast<int64_t>(sizeof(Vector)), thread = omp_get_thread_num();
+    const auto* from = reinterpret_cast<const Vector*>(data.data());
+    Vector sums[4] = {};
+    for (int64_t i = vectors * thread / threads; i + 4 <= vectors * (thread + 1) / threads; i += 4)
+      for (int s = 0; s < 4; s++) {
+#if defined(__AVX512F__) && defined(__AVX512VNNI__)
+        sums[s] = _mm512_xor_si512(sums[s], _mm512_loadu_si512(from + i + s));
+#else
+        sums[s] = _mm256_xor_si256(sums[s], _mm256_loadu_si256(from + i + s));
+#endif
+      }
+    for (const Vector& sum : sums) asm volatile("" ::"m"(sum));
+  });
+  return static_cast<double>(size) / seconds;
+}
