@@ -15,11 +15,11 @@ import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from hamburger.model.config import TrunkConfig
+from hamburger.model.device.host_memory import zeroed
 
 
 class KVLayer(NamedTuple):
@@ -47,9 +47,8 @@ class PagedKVCache:
         self.scratch_block = num_blocks
         shape = (num_blocks + 1, block_size, 2, config.num_kv_heads, config.head_dim)
         self.block_size = block_size
-        self.data = [_zeros(shape, dtype, device) for _ in range(config.num_layers)]
-        num_scaled = config.num_layers if dtype == torch.int8 else 0
-        self.scales = [_zeros(shape[:-1], torch.float32, device) for _ in range(num_scaled)]
+        self.data = _zeros(config.num_layers, shape, dtype, device)
+        self.scales = _zeros(config.num_layers if dtype == torch.int8 else 0, shape[:-1], torch.float32, device)
 
     def layer(self, index: int) -> KVLayer:
         return KVLayer(self.data[index], self.scales[index] if self.scales else None)
@@ -112,11 +111,12 @@ def from_int8(codes: Tensor, scales: Tensor) -> Tensor:
     return codes * scales[..., None]
 
 
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Zeros that take memory only as they are written: on CPU torch.zeros would touch gigabytes at start."""
+def _zeros(number: int, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> list[Tensor]:
+    """On CPU they take memory only as they are written: torch.zeros would touch gigabytes at start."""
     if device.type != "cpu":
-        return torch.zeros(shape, dtype=dtype, device=device)
-    return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)).view(dtype).view(shape)
+        return [torch.zeros(shape, dtype=dtype, device=device) for _ in range(number)]
+    num_bytes = math.prod(shape) * dtype.itemsize
+    return [piece.view(dtype).view(shape) for piece in zeroed(number * num_bytes).split(num_bytes)] if number else []
 
 
 def slot_bytes(config: TrunkConfig, dtype: torch.dtype) -> int:

@@ -2,16 +2,19 @@
 // read from memory. Compiled by rates.py for the machine that it runs on.
 #include <immintrin.h>
 #include <omp.h>
+#include <sys/mman.h>
 
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
-#include <vector>
+#include <cstdlib>
+#include <memory>
 
 namespace {
 
 constexpr int kSums = 12;  // independent ones: enough for every latency, few enough for the registers of AVX2
 constexpr int64_t kTurns = 4'000'000;
+constexpr size_t kPage = 1 << 21;
 
 double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
@@ -83,12 +86,14 @@ extern "C" double float_products(int threads) {
   return static_cast<double>(threads) * kTurns * kSums * (sizeof(Floats) / sizeof(float)) / seconds;
 }
 
-// Bytes a second, read in order from `size` bytes that no cache holds.
+// Bytes a second, read in order from `size` bytes, whole pages, that no cache holds.
 extern "C" double bytes_read(int threads, int64_t size) {
-  std::vector<int64_t> data(static_cast<size_t>(size) / sizeof(int64_t), 1);
+  const std::unique_ptr<void, decltype(&std::free)> data(std::aligned_alloc(kPage, size), &std::free);
+  madvise(data.get(), size, MADV_HUGEPAGE);
+  std::fill_n(static_cast<int64_t*>(data.get()), size / static_cast<int64_t>(sizeof(int64_t)), 1);
   const double seconds = on_all_threads(threads, [&] {
     const int64_t vectors = size / static_cast<int64_t>(sizeof(Vector)), thread = omp_get_thread_num();
-    const auto* from = reinterpret_cast<const Vector*>(data.data());
+    const auto* from = static_cast<const Vector*>(data.get());
     Vector sums[4] = {};
     for (int64_t i = vectors * thread / threads; i + 4 <= vectors * (thread + 1) / threads; i += 4)
       for (int s = 0; s < 4; s++) {

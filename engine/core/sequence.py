@@ -99,6 +99,7 @@ class Sequence:
         self.block_ids: list[int] = []
         self._block_keys = [_salt_key(request.cache_salt)]
         self.end_token_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else {*eos_token_ids})
+        self.sorted_end_ids = sorted(self.end_token_ids)
         context_left = max_model_len - len(self.prompt_ids)
         self._max_output_tokens = context_left if params.max_tokens is None else min(params.max_tokens, context_left)
         self._group_positions: list[int] = []

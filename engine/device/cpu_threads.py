@@ -93,7 +93,7 @@ class StepThreads:
             self._trial = None
         trial = self._trial if decodes else None
         self.taken = wanted = self.number + (0 if trial is None else trial.present_change)
-        began, switches_before = self._clock(), self._switches()
+        began = self._clock()
         if wanted == most:
             yield
         else:
@@ -104,21 +104,21 @@ class StepThreads:
                 self._set_number(most)
         seconds = self._clock() - began
         if self._trial is None:
-            self._watch(seconds, self._switches() - switches_before)
+            self._watch(seconds)
         elif trial is not None:
             trial.add(seconds)
             if trial.has_ended:
                 self._settle(trial)
 
     def _begin_window(self) -> None:
-        self._window_seconds, self._window_switches = 0.0, 0
+        # Asked for once a window: a step would notice what the system takes to tell it.
+        self._window_seconds, self._switches_before = 0.0, self._switches()
 
-    def _watch(self, seconds: float, switches: int) -> None:
+    def _watch(self, seconds: float) -> None:
         self._window_seconds += seconds
-        self._window_switches += switches
         if self._window_seconds < _WINDOW_SECONDS:
             return
-        is_disturbed = self._window_switches > _SWITCHES_A_SECOND * self._window_seconds
+        is_disturbed = self._switches() - self._switches_before > _SWITCHES_A_SECOND * self._window_seconds
         self._begin_window()
         now = self._clock()
         if is_disturbed and self.number > 1 and now >= self._not_before[-1]:
@@ -128,6 +128,7 @@ class StepThreads:
 
     def _settle(self, trial: _Trial) -> None:
         self._trial = None
+        self._begin_window()
         change, now = trial.change, self._clock()
         if trial.ratio < _GAIN:
             self.number += change

@@ -7,6 +7,7 @@ runs, from its RunningStep.
 from __future__ import annotations
 
 from contextlib import nullcontext
+from dataclasses import replace
 from itertools import accumulate, chain
 
 import numpy as np
@@ -20,7 +21,7 @@ from hamburger.engine.device.cpu_threads import StepThreads
 from hamburger.engine.device.running_step import EmittingRow, RunningStep, rows_of
 from hamburger.engine.types.errors import OutOfMemory
 from hamburger.engine.types.messages import Groups
-from hamburger.model.batch import Adjustments, ForwardBatch, SamplingBatch, ScoredSlots
+from hamburger.model.batch import Adjustments, ForwardBatch, SamplingBatch, ScoredSlots, empty_sampling
 from hamburger.model.config import DynamicRopeScaling
 from hamburger.model.device.out_of_memory import out_of_memory_reason, release_cached_memory
 from hamburger.model.device.overlapped import OverlapLinks, StepTail, fill_in_groups
@@ -49,6 +50,7 @@ class Runner:
         self._cache, self._threads, self._choice = cache, threads, choice
         self._device = steps.device
         self._staging = Staging(self._device)
+        self._greedy: dict[int, SamplingBatch] = {}
         self._needs_text_lengths = isinstance(steps.config.trunk.rope_scaling, DynamicRopeScaling)
         self._short_list = None if steps.short_list is None else frozenset(steps.short_list.tolist())
 
@@ -220,22 +222,33 @@ class Runner:
 
     def _sampling_batch(self, rows: list[EmittingRow], constraint: GrammarConstraint | None) -> SamplingBatch:
         params = [row.sequence.params for row in rows]
-        logprobs = [-1 if p.logprobs is None else p.logprobs for p in params]
-        return SamplingBatch(
-            temperature=self._floats([p.temperature for p in params]),
-            top_k=self._ints([p.top_k for p in params]),
-            top_p=self._floats([p.top_p for p in params]),
-            min_p=self._floats([p.min_p for p in params]),
-            seed=self._ints([p.seed or 0 for p in params]),
+        greedy = self._greedy.get(len(rows))
+        if greedy is None:  # what greedy rows without log-probabilities all have: made once for each number of them
+            greedy = self._greedy[len(rows)] = empty_sampling(len(rows), self._device)
+        batch = replace(
+            greedy,
             output_index=self._ints([row.sequence.num_output_tokens + len(row.drafts) for row in rows]),
-            end_ids=self._padded([sorted(row.sequence.end_token_ids) for row in rows], -1),
-            logprobs=self._ints(logprobs),
-            any_sampled=any(not p.is_greedy for p in params),
-            any_filtered=any(not p.is_greedy and (p.top_k > 0 or p.top_p < 1 or p.min_p > 0) for p in params),
-            max_logprobs=min(max(logprobs, default=-1), self._config.trunk.vocab_size),
+            end_ids=self._padded([row.sequence.sorted_end_ids for row in rows], -1),
+            any_filtered=False,
             adjustments=self._adjustments(rows),
             constraint=constraint,
         )
+        if any(not p.is_greedy for p in params):
+            batch = replace(
+                batch,
+                temperature=self._floats([p.temperature for p in params]),
+                top_k=self._ints([p.top_k for p in params]),
+                top_p=self._floats([p.top_p for p in params]),
+                min_p=self._floats([p.min_p for p in params]),
+                seed=self._ints([p.seed or 0 for p in params]),
+                any_sampled=True,
+                any_filtered=any(not p.is_greedy and (p.top_k > 0 or p.top_p < 1 or p.min_p > 0) for p in params),
+            )
+        if any(p.logprobs is not None for p in params):
+            logprobs = [-1 if p.logprobs is None else p.logprobs for p in params]
+            most = min(max(logprobs), self._config.trunk.vocab_size)
+            batch = replace(batch, logprobs=self._ints(logprobs), max_logprobs=most)
+        return batch
 
     def _adjustments(self, emitting: list[EmittingRow]) -> Adjustments | None:
         """The rows that ask for penalties, bias or min_tokens; None when no row does."""

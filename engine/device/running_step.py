@@ -62,7 +62,7 @@ class RunningStep:
                 item.sequence.params.prompt_logprobs,
                 len(item.sequence.unscored(item.num_slots)),
             )
-            for item in batch.sequences
+            for item in (batch.sequences if tail.batch.scored is not None else ())
         ]
         output = tail.output
         self._has_logprobs, self._has_scores = output.logprobs is not None, output.prompt_logprobs is not None
@@ -115,13 +115,16 @@ def _group_results(output: StepOutput, emitting: list[Sequence]) -> list[GroupRe
 
 def _verified_results(output: StepOutput, items: list[ScheduledSequence]) -> list[GroupResult]:
     """Of each sequence the longest prefix of its drafts that the trunk chose too, and the trunk's next token."""
-    of_rows = _group_results(output, [item.sequence for item in items for _ in rows_of(item)])
-    results, rows = [], iter(of_rows)
-    for item in items:
-        checks = [(row.check, next(rows)) for row in rows_of(item)]
-        # The last row has no draft to confirm.
-        last = next(i for i, (check, row) in enumerate(checks) if row.token_ids[0] != check)
-        group = [row for _, row in checks[: last + 1]]
+    drafts = [[] if item.drafts is None else item.drafts.token_ids for item in items]
+    emitting = [item.sequence for item, own in zip(items, drafts, strict=True) for _ in (0, *own)]
+    of_rows = _group_results(output, emitting)
+    results, start = [], 0
+    for own in drafts:
+        num_right = 0
+        while num_right < len(own) and of_rows[start + num_right].token_ids[0] == own[num_right]:
+            num_right += 1
+        group = of_rows[start : start + num_right + 1]
+        start += len(own) + 1
         entries = [entry for row in group for entry in (row.logprobs or [])[:1]]
         results.append(
             GroupResult(

@@ -163,23 +163,29 @@ class CpuGraft:
         rows, width = len(hidden), batch.max_group_limit
         tokens = torch.zeros(rows, width, dtype=torch.int64)
         sizes = torch.empty(rows, dtype=torch.int64)
-        checks = batch.checks
-        stops = torch.full((rows, width), float("-inf") if checks is None else 1.0)
-        ends = batch.sampling.end_ids.contiguous()
-        go_on = GoOn(batch.confidence, batch.group_limits, ends)
-        thresholds = go_on.thresholds if checks is None else batch.confidence
+        s, checks = batch.sampling, batch.checks
+        if checks is None:
+            ends = s.end_ids.contiguous()
+            go_on = GoOn(batch.confidence, batch.group_limits, ends)
+            stops = torch.full((rows, width), float("-inf"))
+            limits, thresholds = go_on.limits, go_on.thresholds
+        else:  # no end token ends a run of drafts
+            ends = torch.empty(0, 0, dtype=torch.int64)
+            stops = torch.zeros(rows, width)
+            limits, thresholds = batch.group_limits, batch.confidence
         states = pointers(features)
-        s = batch.sampling
         choosing: Sequence[Tensor | None] = 5 * (None,)
         if s.any_sampled:
             u = uniform(s.seed[:, None], s.output_index[:, None] + torch.arange(width))
             choosing = s.temperature, s.top_k, s.top_p, s.min_p, u
-        tensors = (go_on.limits, thresholds, ends, checks, *choosing, tokens, sizes, stops)
-        clock = self._kernels.clock_address()
+        tensors = (limits, thresholds, ends, checks, *choosing, tokens, sizes, stops)
         addresses = (None if t is None else t.data_ptr() for t in tensors)
-        emission = EmissionStruct(rows, width, ends.shape[1], hidden.data_ptr(), ctypes.addressof(states), *addresses, clock)
+        emission = EmissionStruct(
+            rows, width, ends.shape[1], hidden.data_ptr(), ctypes.addressof(states), *addresses,
+            self._kernels.clock_address(),
+        )  # fmt: skip
         self._emit(self._reference, ctypes.byref(emission), self._working_memory(rows))
-        return StepOutput(tokens, sizes, stop_probability(stops) if checks is None else 1 - stops, None)
+        return StepOutput(tokens, sizes, stop_probability(stops) if checks is None else stops, None)
 
     def draw(self, logits: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, u: Tensor) -> Tensor:
         """What sampler.sample draws, up to rounding; 0 is each row's largest logit. To the bit what `emit` draws."""

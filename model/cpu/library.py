@@ -17,6 +17,7 @@ from torch import Tensor
 
 from hamburger.model.config import TrunkConfig
 from hamburger.model.cpu.structs import check_layouts
+from hamburger.model.device.host_memory import Arena
 
 InstructionSet = Literal["avx512", "avx2"]
 
@@ -42,6 +43,7 @@ class Kernels:
         self.instructions = instructions
         self._library = library
         self._pack = self.function("pack", ctypes.c_int, ctypes.c_int, _pointer, _int64, _int64, _pointer)
+        self._weights = Arena()
         self._memory = torch.empty(0, dtype=torch.uint8)
         self.clock: Tensor | None = None
 
@@ -56,7 +58,7 @@ class Kernels:
         """[outputs, inputs], bfloat16 or float32, inputs a multiple of 32 -> uint8, as kernels/structs.h says."""
         outputs, inputs = weight.shape
         weight = weight.detach().contiguous()
-        packed = torch.empty(-(-outputs // BLOCK) * (inputs // GROUP) * _GROUP_BYTES[bits], dtype=torch.uint8)
+        packed = self._weights.take(-(-outputs // BLOCK) * (inputs // GROUP) * _GROUP_BYTES[bits])
         is_float = weight.dtype == torch.float32
         self._pack(bits, is_float, weight.data_ptr(), outputs, inputs, packed.data_ptr())
         return packed

@@ -57,7 +57,8 @@ class ComposedStruct(ctypes.Structure):
 class BatchStruct(ctypes.Structure):
     _fields_ = (
         *((name, _int64) for name in ("slots", "sequences")),
-        *((name, _pointer) for name in ("cos", "sin", "write_slots", "block_tables", "context_slots", "query_slots")),
+        *((name, _pointer) for name in ("cos", "sin", "positions", "write_slots")),
+        *((name, _pointer) for name in ("block_tables", "context_slots", "query_slots")),
         *((name, _int64) for name in ("table_width", "block_size")),
         ("kv_bits", _int32),
         ("kv_scales", _pointer),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -31,19 +32,31 @@ class CpuTrunk:
         self._run = kernels.function("layers", _pointer, _pointer, ctypes.c_int, *4 * (_pointer,))
         self._memory = kernels.function("layers_memory", _pointer, *2 * (_int64,))
         self._norm = trunk.norm.weight.detach().float().contiguous()
+        self._pool: _Pool | None = None
         self._layers = pack_layers(kernels, config, trunk.layers, bits, config.sliding_layers)
         # The kernels keep the states after a layer; those after the last are the final normed ones.
         self._last_is_feature = config.num_layers - 1 in feature_layers
         self._between = [layer for layer in feature_layers if layer != config.num_layers - 1]
         self.quantization = "+".join(f"int{bits}" for bits in sorted({w.bits for w in self._layers.weights}))
 
+    def _pointers(self, cache: PagedKVCache) -> _Pool:
+        """Looked up once: a cache's tensors stay where they are."""
+        if self._pool is None or self._pool.cache is not cache:
+            self._pool = _Pool(cache, pointers(cache.data), pointers(cache.scales))
+        return self._pool
+
     def __call__(
         self, embedded: Embedded, batch: ForwardBatch, cache: PagedKVCache, reads: Reads
     ) -> tuple[Tensor, list[Tensor]]:
         """As Trunk.forward, in float32; the embedded states are overwritten."""
         x = embedded.x.contiguous()  # one-token groups of a batch that had room for more are a view with gaps
-        cos, sin = (table.contiguous() for table in self._rotary(batch.positions, batch.text_lengths))
-        rows, scales = reads.rows, pointers(cache.scales)
+        positions: int | None = batch.positions.data_ptr()
+        cos, sin = self._rotary.cos, self._rotary.sin
+        if batch.text_lengths is not None:  # tables that depend on the text
+            cos, sin = (table.contiguous() for table in self._rotary(batch.positions, batch.text_lengths))
+            positions = None
+        rows = reads.rows
+        _, kv, scales = self._pointers(cache)
         featured = rows[: reads.num_featured]
         query_slots, context_slots, tables = _sequences(batch)
         final = torch.empty(len(rows), x.shape[1])
@@ -54,9 +67,10 @@ class CpuTrunk:
         composed = ComposedStruct()
         if embedded.composed is not None and (at := embedded.composed.rows) is not None:
             composed = ComposedStruct(len(at), at.data_ptr(), self._layers.rank)
-        tensors = (cos, sin, batch.write_slots, tables, context_slots, query_slots)
+        tensors = (batch.write_slots, tables, context_slots, query_slots)
         struct = BatchStruct(
-            len(x), len(query_slots), *(tensor.data_ptr() for tensor in tensors),
+            len(x), len(query_slots), cos.data_ptr(), sin.data_ptr(), positions,
+            *(tensor.data_ptr() for tensor in tensors),
             tables.shape[1], cache.block_size, 8 * cache.data[0].itemsize, ctypes.addressof(scales) if scales else None,
             featured.data_ptr(), len(featured), ctypes.addressof(places),
             self._norm.data_ptr(), rows.data_ptr(), len(rows), final.data_ptr(), composed,
@@ -64,11 +78,18 @@ class CpuTrunk:
         )  # fmt: skip
         layers = self._layers
         memory = self._kernels.working_memory(self._memory(layers.geometry, len(x), layers.rank))
-        kv = pointers(cache.data)
         self._run(layers.geometry, layers.structs, len(cache.data), kv, ctypes.byref(struct), x.data_ptr(), memory)
         if self._last_is_feature:
             features.append(final[: reads.num_featured])
         return final, features
+
+
+class _Pool(NamedTuple):
+    """Where the layers of a cache lie: its numbers, and their scales."""
+
+    cache: PagedKVCache
+    data: ctypes.Array[ctypes.c_void_p]
+    scales: ctypes.Array[ctypes.c_void_p]
 
 
 def _sequences(batch: ForwardBatch) -> tuple[Tensor, Tensor, Tensor]:

@@ -69,25 +69,28 @@ def upload(values: Sequence[Sequence[int]], device: torch.device) -> Tensor:
 class Download:
     """Tensors on their way to the host, all in one transfer; making it waits for nothing."""
 
-    @torch.inference_mode()
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         """tensors: int64, or of a float type that float64 holds exactly; all on one device."""
         self._tensors = tensors
         self._done: torch.cuda.Event | None = None
         if tensors[0].device.type != "cpu":
-            packed = pack(tensors)
-            self._host = torch.empty(packed.shape, dtype=packed.dtype, pin_memory=True)
-            self._host.copy_(packed, non_blocking=True)
-            self._done = torch.cuda.Event()
-            self._done.record(torch.cuda.current_stream(packed.device))
+            self._begin()
 
     @torch.inference_mode()
+    def _begin(self) -> None:
+        packed = pack(self._tensors)
+        self._host = torch.empty(packed.shape, dtype=packed.dtype, pin_memory=True)
+        self._host.copy_(packed, non_blocking=True)
+        self._done = torch.cuda.Event()
+        self._done.record(torch.cuda.current_stream(packed.device))
+
     def wait(self) -> list[Tensor]:
         """The tensors, on the host."""
         if self._done is None:
             return list(self._tensors)
         self._done.synchronize()
-        return unpack(self._host, self._tensors)
+        with torch.inference_mode():
+            return unpack(self._host, self._tensors)
 
 
 def pack(tensors: Sequence[Tensor]) -> Tensor:

@@ -73,7 +73,7 @@ def values(tensor: Tensor | None) -> Any:
 
 
 def test_each_draft_is_a_row_behind_its_sequence() -> None:
-    a = sequence_of("a", [5, 6, 7], [10, 11], [2, 0], seed=3)
+    a = sequence_of("a", [5, 6, 7], [10, 11], [2, 0], seed=3, temperature=0.7)
     b = sequence_of("b", [8], [12], [4], confidence=1.0)
     c = sequence_of("c", list(range(20, 26)), [], [1, 3])
     batch = steps_batch(item(a, drafts=[13, 14], max_drafts=2, min_chance=0.25), item(b), item(c, 6, max_drafts=1))

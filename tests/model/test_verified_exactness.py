@@ -95,6 +95,7 @@ def test_its_own_drafters_at_every_confidence_and_with_any_prediction(name: str)
     for share, confidence, policy in (
         (1.0, 0.0, free_rows(steps.config.max_group - 1)),
         (0.7, 0.0, free_rows(steps.config.max_group - 1)),
+        (0.5, 0.0, free_rows(steps.config.max_group - 1)),
         (0.0, 0.1, free_rows(steps.config.max_group - 1)),
         (0.9, 0.4, policy_of([1.0, 1.1, 1.2, 1.3, 1.4, 3.0, 5.0], steps.config.max_group - 1, 0.05)),
     ):

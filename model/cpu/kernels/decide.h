@@ -76,14 +76,15 @@ inline void decide_verified(const Graft& graft, const Emission& e, int64_t index
     e.sizes[row] = index + 1;
     if (index > 0) {
       const float chance = chance_of(going, i, e.rows, threads, choice.value);
-      e.stops[row * e.width + index] = chance;
+      e.stops[row * e.width + index] = 1.0f - chance;
       going.chances[row] *= chance;
     } else {
       const bool confirmed = token == e.checks[row], was_counted = counts;
       counts = e.checks[row] < 0 || (counts && confirmed);
       if (!was_counted || confirmed) continue;
     }
-    if (going.chances[row] >= e.thresholds[row] && e.limits[row] > index + 1) {
+    const float least = e.thresholds[row];
+    if (going.chances[row] >= least && least < 1.0f && e.limits[row] > index + 1) {
       going.rows[kept] = row;
       going.tokens[kept++] = token;
     }

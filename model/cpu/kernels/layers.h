@@ -122,7 +122,8 @@ inline void rotate_and_write(const Geometry& g, const Layer& layer, const Batch&
   for (int64_t at = first; at < last; at++) {
     const int64_t row = at / heads, head = at % heads;
     float* x = qkv + at * g.head_dim;
-    const float *cos = batch.cos + row * g.head_dim, *sin = batch.sin + row * g.head_dim;
+    const int64_t angles = (batch.positions ? batch.positions[row] : row) * g.head_dim;
+    const float *cos = batch.cos + angles, *sin = batch.sin + angles;
     if (head < g.heads) {
       rotate(x, layer.q_norm, cos, sin, g);
       continue;
@@ -175,7 +176,7 @@ inline void project(const Weight& weight, const Layer& layer, int which, const I
 template <typename Value>
 void run_layer(const Geometry& g, const Layer& layer, const Kv<Value>& cache, const Batch& batch, const AttentionPlan& plan, int64_t* taken,
                float* x, const Workspace& shared, Scratch& scratch, const Share& share, StageClock& clock) {
-  const int64_t rows = batch.slots, pieces = static_cast<int64_t>(plan.tiles.size()) * g.kv_heads;
+  const int64_t rows = batch.slots, pieces = static_cast<int64_t>(plan.pieces.size());
   const Workspace w = of_thread(g, rows, shared, share);
   const Share inputs = w.few ? Share{0, 1} : share;
   const auto inputs_are_made = [&] {
@@ -190,9 +191,11 @@ void run_layer(const Geometry& g, const Layer& layer, const Kv<Value>& cache, co
   clock.mark(kLinears);
   rotate_and_write(g, layer, batch, w.qkv, cache, share);
 #pragma omp barrier
-  for (int64_t piece; (piece = __atomic_fetch_add(taken, 1, __ATOMIC_RELAXED)) < pieces;) {
-    attend(g, cache, plan.slots.data(), plan.tiles[piece / g.kv_heads], static_cast<int>(piece % g.kv_heads), layer.window,
-           w.qkv, qkv_width(g), w.heads, scratch);
+  const auto take = [&] { return __atomic_fetch_add(taken, 1, __ATOMIC_RELAXED); };
+  for (int64_t piece = take(), next; piece < pieces; piece = next) {
+    next = take();
+    attend(g, cache, plan.slots.data(), plan.pieces[piece], next < pieces ? &plan.pieces[next] : nullptr, layer.window, w.qkv,
+           qkv_width(g), w.heads, scratch);
   }
 #pragma omp barrier
   clock.mark(kAttention);
@@ -227,7 +230,7 @@ template <typename Value>
 void run_layers(const Geometry& g, const Layer* layers, int count, void* const* kv, const Batch& batch, float* x, uint8_t* memory) {
   Workspace w;
   lay_out(g, batch.slots, memory, &w, batch.composed.count ? batch.composed.rank : 0);
-  const AttentionPlan plan(g, batch);
+  const AttentionPlan plan(g, batch, omp_get_max_threads());
   std::vector<int64_t> taken(count);
 #pragma omp parallel
   {

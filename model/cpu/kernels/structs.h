@@ -53,8 +53,9 @@ END
 STRUCT(Batch)
   FIELD(int64_t, slots)
   FIELD(int64_t, sequences)
-  FIELD(const float*, cos)              // [T, head_dim], laid out as rotary.py does
-  FIELD(const float*, sin)              // [T, head_dim]
+  FIELD(const float*, cos)              // [*, head_dim], laid out as rotary.py does
+  FIELD(const float*, sin)              // [*, head_dim]
+  FIELD(const int64_t*, positions)      // [T], whose rows of cos and sin count; null: the first T in order
   FIELD(const int64_t*, write_slots)    // [T]
   FIELD(const int64_t*, block_tables)   // [B, table_width]
   FIELD(const int64_t*, context_slots)  // [B]
@@ -140,7 +141,8 @@ STRUCT(Emission)
   FIELD(const double*, u)               // [M, width]
   FIELD(int64_t*, token_ids)            // [M, width], zeros
   FIELD(int64_t*, sizes)                // [M]
-  FIELD(float*, stops)                  // [M, width], the stop logits; -inf where there is no token. With checks chances
+  FIELD(float*, stops)                  // [M, width], the stop logits; -inf where there is no token. With checks zeros at first:
+                                        // of a draft 1 minus its chance
   FIELD(int64_t*, clock)                // of StageClock, or null
 END
 
