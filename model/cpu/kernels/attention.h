@@ -218,7 +218,7 @@ inline void score_codes(int head_dim, int part, int first, float* scores, const 
 #pragma GCC unroll 8
       for (int i = 0; i < count; i++)
 #pragma GCC unroll 8
-        for (int p = 0; p < parts; p++) total[i][p].add(keys[p], &s.query_codes[k][first + i][d]);
+        for (int p = 0; p < parts; p++) total[i][p].add(keys[p], four(&s.query_codes[k][first + i][d]));
     }
 #pragma GCC unroll 8
     for (int i = 0; i < count; i++)

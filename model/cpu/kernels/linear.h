@@ -90,50 +90,70 @@ __attribute__((always_inline)) inline void unrolled(const Function& f) {
   write_out(std::make_integer_sequence<int, n>(), f);
 }
 
-// Some rows of one tile. Every row's sums are made in the same order, whatever is made beside them.
-template <int bits, int rows>
+// Some rows of one tile with some blocks, whose weights are unpacked once. Every row's sums are made in the same order, whatever
+// is made beside them.
+template <int bits, int rows, int blocks = 1>
 void multiply_block(const Weight& w, int64_t block, const Inputs& x, int64_t row, const Output& out) {
   constexpr int64_t step = bits == 4 ? 4 * 64 + 64 : 8 * 64 + 32;
-  const int64_t groups = x.groups(), stride = x.stride(row);
-  const uint8_t* data = w.data + block * groups * step;
+  const int64_t groups = x.groups(), stride = x.stride(row), size = groups * step;
+  const uint8_t* data = w.data + block * size;
   int64_t at = x.place(row, 0);
-  F total[rows];
-  unrolled<rows>([&](auto r) __attribute__((always_inline)) { total[r] = set1(0.0f); });
+  F total[blocks][rows];
+  const auto each = [](const auto& f) __attribute__((always_inline)) {
+    unrolled<blocks>([&](auto b) __attribute__((always_inline)) {
+      unrolled<rows>([&](auto r) __attribute__((always_inline)) { f(b, r); });
+    });
+  };
+  each([&](auto b, auto r) __attribute__((always_inline)) { total[b][r] = set1(0.0f); });
   for (int64_t g = 0; g < groups; g++, data += step, at += stride) {
-    // The same group of the next block: while this one is multiplied, memory need not wait.
-    if (row == 0) prefetch(data + groups * step, step);
-    Sums<bits> sums[rows];
-    unrolled<rows>([&](auto r) __attribute__((always_inline)) { sums[r].begin(x.offsets[at + r]); });
+    // The same group of the next blocks: while this one is multiplied, memory need not wait.
+    if (row == 0) unrolled<blocks>([&](auto b) __attribute__((always_inline)) { prefetch(data + (blocks + b) * size, step); });
+    Sums<bits> sums[blocks][rows];
+    each([&](auto b, auto r) __attribute__((always_inline)) { sums[b][r].begin(x.offsets[at + r]); });
     const int8_t* const values = x.values + at * kGroup;
     unrolled<4>([&](auto i) __attribute__((always_inline)) {
-      B even = load_bytes(data + (bits == 4 ? 64 : 128) * i), odd = even;
-      if constexpr (bits == 4) even = low_nibbles(even), odd = high_nibbles(odd);
-      else odd = load_bytes(data + 128 * i + 64);
+      B even[blocks], odd[blocks];
+      unrolled<blocks>([&](auto b) __attribute__((always_inline)) {
+        const uint8_t* const codes = data + b * size + (bits == 4 ? 64 : 128) * i;
+        even[b] = odd[b] = load_bytes(codes);
+        if constexpr (bits == 4) even[b] = low_nibbles(even[b]), odd[b] = high_nibbles(odd[b]);
+        else odd[b] = load_bytes(codes + 64);
+      });
       unrolled<rows>([&](auto r) __attribute__((always_inline)) {
-        sums[r].add(even, values + r * kGroup + 8 * i);
-        sums[r].add(odd, values + r * kGroup + 8 * i + 4);
+        const Four first = four(values + r * kGroup + 8 * i), second = four(values + r * kGroup + 8 * i + 4);
+        unrolled<blocks>([&](auto b) __attribute__((always_inline)) {
+          sums[b][r].add(even[b], first);
+          sums[b][r].add(odd[b], second);
+        });
       });
     });
-    const auto* scales = reinterpret_cast<const uint16_t*>(data + (bits == 4 ? 256 : 512));
-    const F scale = load_half(scales), zero = bits == 4 ? load_half(scales + kLanes) : scale;
-    unrolled<rows>([&](auto r) __attribute__((always_inline)) {
-      total[r] = fma(to_float(sums[r].all()) * scale, set1(x.scales[at + r]), total[r]);
-      if constexpr (bits == 4) total[r] = fma(zero, set1(x.sums[at + r]), total[r]);
+    unrolled<blocks>([&](auto b) __attribute__((always_inline)) {
+      const auto* scales = reinterpret_cast<const uint16_t*>(data + b * size + (bits == 4 ? 256 : 512));
+      const F scale = load_half(scales), zero = bits == 4 ? load_half(scales + kLanes) : scale;
+      unrolled<rows>([&](auto r) __attribute__((always_inline)) {
+        total[b][r] = fma(to_float(sums[b][r].all()) * scale, set1(x.scales[at + r]), total[b][r]);
+        if constexpr (bits == 4) total[b][r] = fma(zero, set1(x.sums[at + r]), total[b][r]);
+      });
     });
   }
-  unrolled<rows>([&](auto r) { write(out, w, row + r, block, total[r]); });
+  each([&](auto b, auto r) { write(out, w, row + r, block + b, total[b][r]); });
 }
 
-// `rows` rows of one tile, as one block: its weights are unpacked once.
-template <int bits, int most = kRowsAtOnce>
+// At most `most` rows of one tile.
+template <int bits, int blocks = 1, int most = kRowsAtOnce>
 inline void multiply_tile(const Weight& w, int64_t block, const Inputs& x, int64_t row, int64_t rows, const Output& out) {
-  if (rows >= most) return multiply_block<bits, most>(w, block, x, row, out);
-  if constexpr (most > 1) multiply_tile<bits, most - 1>(w, block, x, row, rows, out);
+  if (rows >= most) return multiply_block<bits, most, blocks>(w, block, x, row, out);
+  if constexpr (most > 1) multiply_tile<bits, blocks, most - 1>(w, block, x, row, rows, out);
 }
 
+// Several rows take several blocks at once where there are registers: an input is then fetched once for all of them.
 template <int bits>
 inline void multiply_blocks(const Weight& w, int64_t first, int64_t last, const Inputs& x, int64_t rows, const Output& out) {
-  for (int64_t block = first; block < last; block++)
+  constexpr int few = kRowsAtOnce / kBlocksAtOnce;
+  int64_t block = first;
+  for (; kBlocksAtOnce > 1 && rows > 1 && block + kBlocksAtOnce <= last; block += kBlocksAtOnce)
+    for (int64_t row = 0; row < rows; row += few) multiply_tile<bits, kBlocksAtOnce, few>(w, block, x, row, rows - row, out);
+  for (; block < last; block++)
     for (int64_t row = 0; row < rows; row += kRowsAtOnce) multiply_tile<bits>(w, block, x, row, rows - row, out);
 }
 

@@ -1,5 +1,5 @@
 // Vectors of 16 lanes for AVX2 with FMA and F16C, as two halves of 8: the same names as vec_avx512.h.
-constexpr int kRowsAtOnce = 4;
+constexpr int kRowsAtOnce = 4, kBlocksAtOnce = 1;
 
 struct F { __m256 a, b; };   // 16 float
 struct I { __m256i a, b; };  // 16 int32
@@ -115,6 +115,12 @@ inline B high_nibbles(B x) { return low_nibbles(B{_mm256_srli_epi16(x.a, 4), _mm
 // Else GCC makes a tree of many sums, which needs more registers than there are.
 inline void keep_order(__m256i& a, __m256i& b) { asm("" : "+x"(a), "+x"(b)); }
 
+struct Four { __m256i v; };  // inputs, for every lane
+inline Four four(const int8_t* x) {
+  int32_t bytes;
+  std::memcpy(&bytes, x, 4);
+  return {_mm256_set1_epi32(bytes)};
+}
 // The products of a group's 32 codes with its inputs, summed for each lane; 4 codes a time. Exact.
 template <int bits>
 struct Sums;
@@ -125,12 +131,9 @@ struct Sums<4> {
   B sums;
 
   void begin(int32_t) { sums = {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
-  void add(B codes, const int8_t* x) {
-    int32_t four;
-    std::memcpy(&four, x, 4);
-    const __m256i values = _mm256_set1_epi32(four);
-    sums.a = _mm256_add_epi16(sums.a, _mm256_maddubs_epi16(codes.a, values));
-    sums.b = _mm256_add_epi16(sums.b, _mm256_maddubs_epi16(codes.b, values));
+  void add(B codes, Four x) {
+    sums.a = _mm256_add_epi16(sums.a, _mm256_maddubs_epi16(codes.a, x.v));
+    sums.b = _mm256_add_epi16(sums.b, _mm256_maddubs_epi16(codes.b, x.v));
     keep_order(sums.a, sums.b);
   }
   I all() const {
@@ -145,11 +148,8 @@ struct Sums<8> {
   I sums;
 
   void begin(int32_t) { sums = {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
-  void add(B codes, const int8_t* x) {
-    int32_t four;
-    std::memcpy(&four, x, 4);
-    const __m256i values = _mm256_set1_epi32(four);
-    sums = {_mm256_add_epi32(sums.a, products(codes.a, values)), _mm256_add_epi32(sums.b, products(codes.b, values))};
+  void add(B codes, Four x) {
+    sums = {_mm256_add_epi32(sums.a, products(codes.a, x.v)), _mm256_add_epi32(sums.b, products(codes.b, x.v))};
     keep_order(sums.a, sums.b);
   }
   static __m256i products(__m256i codes, __m256i values) {

@@ -1,5 +1,6 @@
 // Vectors of 16 lanes for AVX-512 with VNNI. vec_avx2.h offers the same names. Included inside a namespace of its own.
-constexpr int kRowsAtOnce = 8;  // rows that share one unpacking of a weight, as registers allow
+constexpr int kRowsAtOnce = 8;    // rows that share one unpacking of a weight, as registers allow
+constexpr int kBlocksAtOnce = 2;  // with as many fewer rows
 
 struct F { __m512 v; };   // 16 float
 struct I { __m512i v; };  // 16 int32
@@ -65,6 +66,12 @@ inline void store_bytes(uint8_t* p, B a) { _mm512_storeu_si512(p, a.v); }
 inline B plus_128(B a) { return {_mm512_xor_si512(a.v, _mm512_set1_epi8(-128))}; }  // of each byte
 inline B low_nibbles(B a) { return {_mm512_and_si512(a.v, _mm512_set1_epi8(15))}; }
 inline B high_nibbles(B a) { return {_mm512_and_si512(_mm512_srli_epi16(a.v, 4), _mm512_set1_epi8(15))}; }
+struct Four { __m512i v; };  // inputs, for every lane
+inline Four four(const int8_t* x) {
+  int32_t bytes;
+  std::memcpy(&bytes, x, 4);
+  return {_mm512_set1_epi32(bytes)};
+}
 // The products of a group's 32 codes with its inputs, summed for each lane; 4 codes a time. Exact.
 // No constructor: those of an array would be a loop through memory.
 template <int bits>
@@ -73,11 +80,7 @@ struct Sums {
 
   // offset: -128 times the sum of the inputs, which codes of 8 bits stand above their weights.
   void begin(int32_t offset) { sums = set1(bits == 4 ? 0 : offset); }
-  void add(B codes, const int8_t* x) {
-    int32_t four;
-    std::memcpy(&four, x, 4);
-    sums = {_mm512_dpbusd_epi32(sums.v, codes.v, _mm512_set1_epi32(four))};
-  }
+  void add(B codes, Four x) { sums = {_mm512_dpbusd_epi32(sums.v, codes.v, x.v)}; }
   I all() const { return sums; }
 };
 
