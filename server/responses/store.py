@@ -25,7 +25,15 @@ class Stored:
     turns: list[dict[str, Any]]
     key: str
     cancel: Callable[[], None] | None = None
-    size: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """text: response, items and turns as JSON, which takes a fraction of the memory that they do."""
+
+    text: bytes
+    key: str
+    cancel: Callable[[], None] | None
 
 
 class ResponseStore:
@@ -33,33 +41,35 @@ class ResponseStore:
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes, self._size = max_bytes, 0
-        self._stored: OrderedDict[str, Stored] = OrderedDict()
+        self._kept: OrderedDict[str, _Kept] = OrderedDict()
 
     def put(self, stored: Stored) -> None:
         """Also in place of an earlier one of the same id. One that is larger than all may be is not kept."""
         response_id = stored.response["id"]
         self._forget(response_id)
-        stored.size = len(msgspec.json.encode([stored.response, stored.items, stored.turns]))
-        if stored.size > self._max_bytes and stored.cancel is None:
+        text = msgspec.json.encode([stored.response, stored.items, stored.turns])
+        if len(text) > self._max_bytes and stored.cancel is None:
             return
-        self._stored[response_id] = stored
-        self._size += stored.size
-        for old_id in [old_id for old_id, old in self._stored.items() if old.cancel is None]:
-            if self._size <= self._max_bytes:
+        self._kept[response_id] = _Kept(text, stored.key, stored.cancel)
+        self._size += len(text)
+        while self._size > self._max_bytes:
+            oldest = next((old_id for old_id, old in self._kept.items() if old.cancel is None), None)
+            if oldest is None:
                 break
-            self._forget(old_id)
+            self._forget(oldest)
 
     def get(self, response_id: str, key: str, param: str | None = None) -> Stored:
         """Raises ApiError 404 for one that is not there, or another client's."""
-        stored = self._stored.get(response_id)
-        if stored is None or stored.key != key:
+        kept = self._kept.get(response_id)
+        if kept is None or kept.key != key:
             raise ApiError(
                 404,
                 f"The response {cut(response_id)} is not stored here: it was not to be, or others took its place.",
                 param=param,
                 code="response_not_found",
             )
-        return stored
+        response, items, turns = msgspec.json.decode(kept.text)
+        return Stored(response, items, turns, key, kept.cancel)
 
     def delete(self, response_id: str, key: str) -> None:
         """Raises ApiError 404."""
@@ -68,11 +78,11 @@ class ResponseStore:
         self._forget(response_id)
 
     def __contains__(self, response_id: str) -> bool:
-        return response_id in self._stored
+        return response_id in self._kept
 
     def __len__(self) -> int:
-        return len(self._stored)
+        return len(self._kept)
 
     def _forget(self, response_id: str) -> None:
-        if (stored := self._stored.pop(response_id, None)) is not None:
-            self._size -= stored.size
+        if (kept := self._kept.pop(response_id, None)) is not None:
+            self._size -= len(kept.text)
