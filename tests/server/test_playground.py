@@ -1,4 +1,4 @@
-"""The page at /: its files, what it tells browsers, and that it can be left out. tests/page uses it in a browser."""
+"""The page at /: its files, what it tells browsers, and that it can be left out."""
 
 from __future__ import annotations
 
