@@ -16,6 +16,7 @@ from hamburger.server.api.errors import add_error_handlers
 from hamburger.server.api.model_context import ModelContext, ServedModel
 from hamburger.server.api.openapi import document
 from hamburger.server.api.origins import require_known_page
+from hamburger.server.api.playground import playground_routes
 from hamburger.server.api.routes import model_routes, operation_routes
 from hamburger.server.api.served_models import ServedModels
 from hamburger.server.api.tokenizer_routes import tokenizer_routes
@@ -73,6 +74,8 @@ def create_app_of(contexts: Sequence[ModelContext], settings: ServeSettings) -> 
     app.include_router(model_routes(models), dependencies=key_needed)
     app.include_router(tokenizer_routes(models), dependencies=page_known)
     app.include_router(operation_routes(models), dependencies=[] if settings.public_operation else key_needed)
+    if settings.playground:
+        app.include_router(playground_routes())
     document(app, ChatBody, CompletionBody, MessagesBody, PromptBody, ResponsesBody, TokenizeBody, DetokenizeBody)
     allow_origins(app, settings.cors_origin)
     app.add_middleware(RequestIds, logs=settings.access_log)  # the last one added is the outermost

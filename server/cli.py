@@ -168,6 +168,8 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
         action = "append" if name in ("api_key", "also") else "store"
         metavar = "NAME=MODEL" if name == "also" else name.rsplit("_")[-1].upper()
         parser.add_argument(option, dest=name, action=action, metavar=metavar, help=help_text)
+    no_playground = "the same as --playground false"
+    parser.add_argument("--no-playground", dest="playground", action="store_const", const="false", help=no_playground)
 
 
 def _serve(args: argparse.Namespace) -> int:

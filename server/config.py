@@ -122,6 +122,7 @@ class ServeSettings(_EngineSettings):
     public_operation: bool = Field(
         True, description="whether /health, /ready, /metrics and /version answer without a key"
     )
+    playground: bool = Field(True, description="whether / is a page to try the models on")
     cors_origin: Annotated[list[str], NoDecode, BeforeValidator(_comma_separated)] = Field(
         [], description="web origin whose pages may call the server; several with commas between them, * for all"
     )

@@ -1,0 +1,134 @@
+// The page: which view is shown, the models, the key, the theme, and whether the server can be reached.
+
+import { Api } from "./api.js";
+import { Chat } from "./chat.js";
+import { byId, node } from "./dom.js";
+import { Gauges } from "./gauges.js";
+import { composedModels } from "./metrics.js";
+import { Race } from "./race.js";
+import { Store } from "./store.js";
+
+const KEY = "hamburger.key";
+const VIEWS = ["chat", "race", "gauges"];
+const PULSE = 5000; // milliseconds between two looks at a server that is well
+const PULSE_LOST = 1000; // and at one that was lost
+const LOST = "The server cannot be reached. This page looks every second, and goes on when it is back.";
+const UNWELL = "The server says that it is not well. Its log says why; this page looks again every second.";
+
+class Page {
+  #models = [];
+  #lost = null; // why the server is not well, null while it is
+  #key = sessionStorage.getItem(KEY) ?? "";
+
+  constructor() {
+    this.store = new Store(localStorage);
+    this.api = new Api(() => this.#key);
+    const chosen = () => byId("model").value;
+    const refused = (error) => this.#refused(error);
+    this.chat = new Chat(this.api, this.store, chosen, refused);
+    this.race = new Race(this.api, () => this.#models, chosen, refused);
+    this.gauges = new Gauges(this.api, chosen, refused);
+    this.#wire();
+    this.#route();
+    this.#load();
+    setTimeout(() => this.#pulse(), PULSE);
+  }
+
+  #wire() {
+    window.addEventListener("hashchange", () => this.#route());
+    const theme = byId("theme");
+    const paint = () => (document.documentElement.dataset.theme = theme.value);
+    theme.value = this.store.settings.theme ?? "auto";
+    theme.addEventListener("change", () => {
+      this.store.set("theme", theme.value);
+      paint();
+    });
+    paint();
+    byId("model").addEventListener("change", (event) => {
+      this.store.set("model", event.target.value);
+      this.race.offer();
+      this.gauges.forget();
+    });
+    byId("settings").open = window.matchMedia("(min-width: 60rem)").matches;
+    byId("open-key").addEventListener("click", () => this.#askKey(""));
+    byId("key-form").addEventListener("submit", (event) => {
+      if (event.submitter?.value === "cancel") return;
+      this.#key = byId("key").value.trim();
+      sessionStorage.setItem(KEY, this.#key);
+      this.#load();
+    });
+  }
+
+  #route() {
+    const asked = location.hash.slice(1);
+    const view = VIEWS.includes(asked) ? asked : "chat";
+    for (const name of VIEWS) {
+      byId(`view-${name}`).hidden = name !== view;
+      const link = document.querySelector(`nav a[href="#${name}"]`);
+      if (name === view) link.setAttribute("aria-current", "page");
+      else link.removeAttribute("aria-current");
+    }
+    document.body.dataset.view = view;
+    this.gauges.show(view === "gauges");
+  }
+
+  async #load() {
+    try {
+      const { data } = await this.api.json("v1/models");
+      const composed = await this.#composed();
+      this.#models = data.map(({ id }) => ({ id, composed: composed.has(id) }));
+      const select = byId("model");
+      const before = select.value || this.store.settings.model;
+      select.replaceChildren(...data.map(({ id }) => node("option", { value: id }, id)));
+      if (data.some(({ id }) => id === before)) select.value = before;
+      this.race.offer();
+      this.#say(null);
+    } catch (error) {
+      this.#refused(error);
+    }
+  }
+
+  async #composed() {
+    try {
+      return composedModels(await (await this.api.get("metrics")).text());
+    } catch {
+      return new Set(); // metrics may be closed to this key: then the race has no third lane
+    }
+  }
+
+  async #pulse() {
+    if (!document.hidden) {
+      try {
+        await this.api.get("health");
+        if (this.#lost !== null) await this.#load();
+      } catch (error) {
+        if (error.isLost) this.#say(LOST);
+        else if (error.status === 503) this.#say(UNWELL);
+        else if (this.#lost !== null) await this.#load(); // 401: closed to the public, and so alive
+      }
+    }
+    setTimeout(() => this.#pulse(), this.#lost === null ? PULSE : PULSE_LOST);
+  }
+
+  #refused(error) {
+    if (error.status === 401) this.#askKey("This server wants a key. Its operator has one.");
+    else if (error.isLost) this.#say(LOST);
+  }
+
+  #say(sentence) {
+    if (sentence === this.#lost) return;
+    this.#lost = sentence;
+    byId("connection").textContent = sentence ?? "";
+  }
+
+  #askKey(reason) {
+    const dialog = byId("key-dialog");
+    byId("key-reason").textContent = reason;
+    if (dialog.open) return;
+    byId("key").value = this.#key;
+    dialog.showModal();
+    byId("key").focus();
+  }
+}
+
+new Page();

@@ -1,0 +1,93 @@
+// Small charts of /metrics for the chosen model. Asks only while they are looked at.
+
+import { byId } from "./dom.js";
+import { samples } from "./metrics.js";
+
+const EVERY = 2000; // milliseconds
+const KEPT = 60; // points
+const [WIDTH, HEIGHT] = [240, 56];
+const SVG = "http://www.w3.org/2000/svg";
+
+const CHARTS = [
+  ["hamburger_tokens_per_macro_step", "Tokens a pass", 2, "over the last minute"],
+  ["hamburger_tokens_per_kv_ratio", "Tokens per KV slot", 2, "over the last minute"],
+  ["hamburger_generation_tokens_per_second", "Tokens a second", 0, "over the last seconds"],
+  ["hamburger_num_requests_running", "Running requests", 0, "now"],
+  ["hamburger_num_requests_waiting", "Waiting requests", 0, "now"],
+  ["hamburger_kv_cache_usage_perc", "KV pool in use, %", 1, "now", 100],
+];
+
+export class Gauges {
+  #charts = [];
+  #timer = null;
+  #shown = false;
+
+  constructor(api, chosen, refused) {
+    Object.assign(this, { api, chosen, refused });
+    this.#charts = CHARTS.map(([name, label, digits, when, factor = 1]) => ({ name, label, digits, factor, ...chart(label, when), points: [] }));
+    byId("gauges").replaceChildren(...this.#charts.map(({ box }) => box));
+    document.addEventListener("visibilitychange", () => this.#go());
+  }
+
+  show(isShown) {
+    this.#shown = isShown;
+    this.#go();
+  }
+
+  forget() {
+    for (const chart of this.#charts) chart.points = [];
+  }
+
+  #go() {
+    clearTimeout(this.#timer);
+    this.#timer = null;
+    if (this.#shown && !document.hidden) this.#ask();
+  }
+
+  async #ask() {
+    this.#timer = setTimeout(() => this.#ask(), EVERY);
+    try {
+      this.#draw(samples(await (await this.api.get("metrics")).text()));
+      this.#fail("");
+    } catch (error) {
+      this.#fail(error.message);
+      this.refused(error);
+    }
+  }
+
+  #draw(found) {
+    const model = this.chosen();
+    for (const chart of this.#charts) {
+      const mine = found.filter(({ name, labels }) => name === chart.name && labels.model_name === model);
+      const value = mine.reduce((sum, sample) => sum + sample.value, 0) * chart.factor;
+      chart.points = [...chart.points, mine.length ? value : 0].slice(-KEPT);
+      const text = value.toFixed(chart.digits);
+      chart.value.textContent = text;
+      const top = Math.max(...chart.points, chart.factor === 100 ? 1 : 1e-9);
+      const at = (point, i) => `${(WIDTH * (KEPT - chart.points.length + i)) / (KEPT - 1)},${HEIGHT - 3 - ((HEIGHT - 6) * point) / top}`;
+      chart.line.setAttribute("points", chart.points.map(at).join(" "));
+      chart.svg.setAttribute("aria-label", `${chart.label}: ${text} now, at most ${top.toFixed(chart.digits)} of late`);
+    }
+  }
+
+  #fail(sentence) {
+    byId("gauges-error").hidden = !sentence;
+    byId("gauges-error").textContent = sentence;
+  }
+}
+
+function chart(label, when) {
+  const box = document.createElement("article");
+  const title = Object.assign(document.createElement("h3"), { textContent: label });
+  const value = Object.assign(document.createElement("p"), { className: "value", textContent: "–" });
+  const note = Object.assign(document.createElement("p"), { className: "help", textContent: when });
+  const svg = document.createElementNS(SVG, "svg");
+  const line = document.createElementNS(SVG, "polyline");
+  svg.setAttribute("viewBox", `0 0 ${WIDTH} ${HEIGHT}`);
+  svg.setAttribute("preserveAspectRatio", "none");
+  svg.setAttribute("role", "img");
+  svg.setAttribute("aria-label", label);
+  svg.append(line);
+  box.append(title, value, svg, note);
+  return { box, value, svg, line };
+}
