@@ -25,7 +25,8 @@ LONG = {"prompt": "Once upon a time", "max_tokens": 400, "ignore_eos": True, "te
 def test_disconnected_streams_free_their_slots(grafted: RealServer) -> None:
     for stream in (True, False):
         aborted = grafted.metric("hamburger_request_success_total", 'finished_reason="abort"')
-        body = json.dumps({"model": "burger", **LONG, "stream": stream, "confidence": 1.0}).encode()
+        # A client that left is noticed a second later: the work must be longer, however fast steps are.
+        body = json.dumps({"model": "burger", **LONG, "n": 64, "stream": stream, "confidence": 1.0}).encode()
         sockets = []
         for _ in range(8):
             s = socket.create_connection(("127.0.0.1", grafted.port))
