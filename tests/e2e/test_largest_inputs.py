@@ -20,7 +20,7 @@ import httpx
 import pytest
 
 from hamburger.server.api.answering import MAX_COPIED, MAX_STOP_CHARACTERS
-from hamburger.server.api.request_body import MAX_CONTAINERS, MAX_VALUES
+from hamburger.server.api.request_body import MAX_CONTAINERS, MAX_NAMES, MAX_VALUES
 from hamburger.server.api.tokenizer_routes import MAX_TOKENIZED, MAX_TOKENS
 from hamburger.server.bodies.generation import MAX_BIASES
 from hamburger.server.responses.body import MAX_ITEMS
@@ -33,8 +33,8 @@ CONTEXT = 8192
 MOST_SECONDS = 0.25
 STEP_SECONDS = 1.0  # where the stream's own steps are long: /health does not wait for these
 TRIES = 5
-READINGS = 3  # of the largest body, that no longer gap may last
-VALUES = json.dumps({f"{i}": "a" for i in range(MAX_VALUES)})
+READINGS = 9  # of as many names as may be, that no longer gap may last
+NAMES = json.dumps({f"{i}": "a" for i in range(MAX_NAMES)})
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
 CALLED = {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"}
@@ -58,7 +58,7 @@ def called(number: int) -> dict[str, Any]:
         "type": "tool_use",
         "id": "1",
         "name": "f",
-        "input": {f"{i}": "a" for i in range(min(number, MAX_VALUES - 20))},
+        "input": {f"{i}": "a" for i in range(min(number, MAX_NAMES - 20))},
     }
     return {"role": "assistant", "content": [use]}
 
@@ -91,7 +91,7 @@ CASES = {
     "variables of the template": Case(CHAT, 200, lambda: chat(chat_template_kwargs={"a": [0] * (MAX_VALUES - 9)})),
     "unknown fields": Case(CHAT, 200, lambda: chat(unknown=[[]] * (MAX_CONTAINERS - 9))),
     "more unknown fields": Case(CHAT, 400, lambda: chat(unknown=[[]] * (BODY // 4))),
-    "many names": Case(CHAT, 200, lambda: chat(metadata={f"{i}": "a" for i in range(MAX_VALUES - 9)})),
+    "many names": Case(CHAT, 200, lambda: chat(metadata={f"{i}": "a" for i in range(MAX_NAMES - 9)})),
     "a prediction": Case(CHAT, 400, lambda: chat(prediction={"type": "content", "content": "a " * (CONTEXT * 60)})),
     "token ids of many prompts": Case(COMPLETIONS, 200, lambda: completion(prompt=[[5] * 500] * 590, max_tokens=1)),
     "texts of many prompts": Case(COMPLETIONS, 200, lambda: completion(prompt=["a b c " * 90] * 1000, max_tokens=1)),
@@ -163,9 +163,9 @@ def test_nobody_waits_for_it(server: RealServer, name: str) -> None:
 
 
 def reading_seconds() -> float:
-    """What reading a body of as many values as may be takes at this time."""
+    """What reading a body of as many names as may be takes at this time."""
     began = time.monotonic()
-    json.loads(VALUES)
+    json.loads(NAMES)
     return time.monotonic() - began
 
 
