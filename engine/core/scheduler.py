@@ -147,6 +147,8 @@ class Scheduler:
         in_parts = any(item.emits and item.sequence.needs_logits for item in scheduled)
         plan = policy.plan(num_emitting, num_slots - num_emitting, in_parts=in_parts)
         offered = [self._offered(item, policy, plan.least) for item in scheduled]
+        if not plan.max_drafts and not any(offered):
+            return scheduled
         floors = [item.sequence.params.confidence or 0.0 for item in scheduled]
         numbers = policy.choose(num_slots, num_emitting, offered, floors, in_parts=in_parts)
         spare = self._max_step_slots - num_slots
@@ -169,16 +171,18 @@ class Scheduler:
     def _offered(self, item: ScheduledSequence, policy: DraftPolicy, least: float) -> Proposal | None:
         """The best drafts that there are for a decoding sequence, if the first of them has a chance above least."""
         sequence = item.sequence
-        most = min(self._config.max_group, sequence.num_tokens_left, sequence.num_slots_at_once) - 1
-        if not item.emits or item.num_slots != 1 or most < 1 or sequence.params.confidence == 1:
+        if not item.emits or item.num_slots != 1 or sequence.params.confidence == 1:
             return None
-        micro, temperature = sequence.proposal, sequence.params.temperature
+        micro, drafters, temperature = sequence.proposal, sequence.drafters, sequence.params.temperature
+        most = min(self._config.max_group, sequence.num_tokens_left, sequence.num_slots_at_once) - 1
+        if most < 1 or (micro is None and drafters is None):
+            return None
         if micro is not None:
             micro = policy.acceptance.corrected(micro, temperature)
             micro = micro if micro.chances[0] > least else None
-        if sequence.drafters is None:
+        if drafters is None:
             return micro
-        return sequence.drafters.best(micro, most, least, lambda other: policy.acceptance.corrected(other, temperature))
+        return drafters.best(micro, most, least, lambda other: policy.acceptance.corrected(other, temperature))
 
     def shrink(self, batch: ScheduledBatch) -> list[Sequence]:
         """Memory did not hold a step of this batch's size (above 1 slot): the next ones have half of its slots at most,

@@ -35,12 +35,17 @@ class AnswerDrafts:
         self._counts = {drafter: list(_PRIOR[drafter]) for drafter in self._drafters}
         self._looked_at: list[Proposal] = []  # of what comes next, with chances uncorrected
         self._num_asked = 0
+        self._likeliest = self._highest_chance()
         self._leader: Drafter | None = None
 
     def extend(self, token_ids: Sequence[int]) -> list[tuple[Proposal, int]]:
         """These were emitted. Of each proposal that was looked at, whether it was checked or not: as much of it as is
         known now, with how many of its first tokens were right."""
         found = list[tuple[Proposal, int]]()
+        for drafter in self._drafters.values():
+            drafter.extend(token_ids)
+        if not self._looked_at:
+            return found
         for proposal in self._looked_at:
             pairs = zip(proposal.token_ids, token_ids, strict=False)
             right = next((i for i, (draft, token_id) in enumerate(pairs) if draft != token_id), None)
@@ -50,8 +55,7 @@ class AnswerDrafts:
             if (told := proposal.first(known)) is not None:
                 found.append((told, known if right is None else right))
         self._looked_at = []
-        for drafter in self._drafters.values():
-            drafter.extend(token_ids)
+        self._likeliest = self._highest_chance()
         return found
 
     def best(
@@ -65,6 +69,9 @@ class AnswerDrafts:
         corrected: of others' drafts."""
         found = micro.first(most) if micro is not None else None
         self._num_asked += 1
+        if micro is None and self._likeliest <= least and self._num_asked % _LOOKS:
+            self._leader = None  # as below, for many answers at once, of which none has drafts that pay
+            return None
         for name, drafter in self._drafters.items():
             missed = 1 - self._chance(name)
             if 1 - missed <= least and self._num_asked % _LOOKS:
@@ -84,6 +91,9 @@ class AnswerDrafts:
     def needs_micro(self) -> bool:
         """Whether the micro decoder's next drafts may be of use."""
         return self._leader in (None, "micro") or self._chance(self._leader) < _SURE
+
+    def _highest_chance(self) -> float:
+        return max(self._chance(drafter) for drafter in self._drafters)
 
     def _chance(self, drafter: Drafter) -> float:
         """Of the first draft."""
