@@ -159,11 +159,13 @@ class Logprobs:
     """Log-probabilities (nats, float32) of the model's own distribution, for each emitted or each scored token.
 
     chosen: [M, G] or [S]. top_ids: int64 and top: [M, G, K] or [S, K], likeliest first; K = max_logprobs.
+    ranks: int64 [S], of scored tokens: 1 + how many are likelier.
     """
 
     chosen: Tensor
     top_ids: Tensor
     top: Tensor
+    ranks: Tensor | None = None
 
     def first(self, rows: int) -> Logprobs:
         """Those of the first rows."""

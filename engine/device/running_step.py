@@ -70,6 +70,7 @@ class RunningStep:
         for logprobs in (output.logprobs, output.prompt_logprobs):
             if logprobs is not None:
                 tensors += [logprobs.chosen, logprobs.top_ids, logprobs.top]
+                tensors += [] if logprobs.ranks is None else [logprobs.ranks]
         self._download = Download(tensors)
 
     def then(self, batch: ScheduledBatch) -> RunningStep:
@@ -83,13 +84,15 @@ class RunningStep:
             groups = _group_results(output, self.emitting)
         else:
             groups = _verified_results(output, self._items)
-        return BatchResult(groups, self._prompt_results(rest[-3:]) if self._has_scores else {})
+        return BatchResult(groups, self._prompt_results(rest[-4:]) if self._has_scores else {})
 
     def _prompt_results(self, scored: list[Tensor]) -> dict[str, list[TokenLogprobs]]:
         """The scored tokens, in the batch's order, as entries of their requests."""
         tokens = zip(*(tensor.tolist() for tensor in scored), strict=True)
         return {
-            request_id: [_entry(chosen, ids, top, k or 0) for chosen, ids, top in islice(tokens, num_tokens)]
+            request_id: [
+                _entry(chosen, ids, top, k or 0, rank) for chosen, ids, top, rank in islice(tokens, num_tokens)
+            ]
             for request_id, k, num_tokens in self._scored
         }
 
@@ -143,5 +146,5 @@ def _proposal(row: GroupResult) -> Proposal | None:
     return Proposal("micro", drafts, [1 - p for p in row.stop_probs[1:]]) if drafts else None
 
 
-def _entry(logprob: float, top_ids: list[int], top: list[float], k: int) -> TokenLogprobs:
-    return TokenLogprobs(logprob, list(zip(top_ids[:k], top[:k], strict=True)))
+def _entry(logprob: float, top_ids: list[int], top: list[float], k: int, rank: int | None = None) -> TokenLogprobs:
+    return TokenLogprobs(logprob, list(zip(top_ids[:k], top[:k], strict=True)), rank)

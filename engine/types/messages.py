@@ -40,10 +40,14 @@ class AbortRequest:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """A token's log-probability (nats) and its likeliest rivals [(token id, log-probability)], best first."""
+    """A token's log-probability (nats) and its likeliest rivals [(token id, log-probability)], best first.
+
+    rank: of a prompt's token: 1 + how many are likelier.
+    """
 
     logprob: float
     top: list[tuple[int, float]]
+    rank: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

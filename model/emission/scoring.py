@@ -42,9 +42,9 @@ class ScoringEmission:
 
 def score(backend: Backend, states: Tensor, scored: ScoredSlots) -> Logprobs:
     """Log-probabilities of the tokens after `states` [S, D], under the trunk alone."""
-    parts = [
-        token_logprobs(backend.head(rows), ids, scored.max_logprobs)
-        for rows, ids in zip(states.split(SCORED_ROWS_AT_ONCE), scored.next_ids.split(SCORED_ROWS_AT_ONCE), strict=True)
-    ]
-    chosen, top_ids, top = (torch.cat(part) for part in zip(*parts, strict=True))
-    return Logprobs(chosen, top_ids, top)
+    parts = []
+    for rows, ids in zip(states.split(SCORED_ROWS_AT_ONCE), scored.next_ids.split(SCORED_ROWS_AT_ONCE), strict=True):
+        logits = backend.head(rows)
+        ranks = (logits > logits.gather(1, ids[:, None])).sum(1) + 1
+        parts.append((*token_logprobs(logits, ids, scored.max_logprobs), ranks))
+    return Logprobs(*(torch.cat(part) for part in zip(*parts, strict=True)))

@@ -39,13 +39,19 @@ class CompletionLogprobs:
 
     text_offset: the character of the choice's text at which the token starts; a token that continues a character has
     that character's offset. echo: the prompt whose tokens come first; nothing predicts its first one, so that one's
-    log-probabilities are null. as_ids: tokens are named `token_id:N`.
+    log-probabilities are null. as_ids: tokens are named `token_id:N`. num_top: most rivals that are told.
     """
 
     def __init__(
-        self, tokenizer: ServerTokenizer, skip_special_tokens: bool, echo: Echo | None = None, *, as_ids: bool = False
+        self,
+        tokenizer: ServerTokenizer,
+        skip_special_tokens: bool,
+        echo: Echo | None = None,
+        *,
+        as_ids: bool = False,
+        num_top: int | None = None,
     ) -> None:
-        self._tokenizer, self._as_ids = tokenizer, as_ids
+        self._tokenizer, self._as_ids, self._num_top = tokenizer, as_ids, num_top
         self._skip_special_tokens = skip_special_tokens
         self._echo = echo
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
@@ -83,7 +89,7 @@ class CompletionLogprobs:
 
     def _top(self, text: str, entry: TokenLogprobs) -> dict[str, float]:
         top: dict[str, float] = {}
-        for rival, logprob in entry.top:
+        for rival, logprob in entry.top[: self._num_top]:
             top.setdefault(self._text(rival), finite(logprob))  # best first: it keeps a text two ids share
         # The token itself is always there, and with the same float: clients compare the two.
         return top | {text: finite(entry.logprob)}
@@ -106,6 +112,30 @@ class CompletionLogprobs:
         self._first = self._first and not self._tokenizer.token_bytes(token_id)
         self._num_chars += len(self._utf8.decode(data))
         return start
+
+
+class PromptLogprobs:
+    """vLLM's `prompt_logprobs` of one prompt: null for its first token, for each other one
+    {token id: {"logprob", "rank", "decoded_token"}}, of the token itself and of its likeliest rivals."""
+
+    def __init__(self, tokenizer: ServerTokenizer, token_ids: list[int], num_top: int) -> None:
+        self._tokenizer, self._token_ids, self._num_top = tokenizer, token_ids, num_top
+        self.written: list[dict[str, Any] | None] | None = None  # made once for all answers to the prompt
+
+    def add(self, update: RequestUpdate) -> None:
+        if self.written is None and update.prompt_logprobs is not None:
+            pairs = zip(self._token_ids, update.prompt_logprobs, strict=True)
+            self.written = [None if entry is None else self._of_token(token_id, entry) for token_id, entry in pairs]
+
+    def _of_token(self, token_id: int, entry: TokenLogprobs) -> dict[str, Any]:
+        found = {str(token_id): self._entry(token_id, entry.logprob, entry.rank)}
+        for rank, (rival, logprob) in enumerate(entry.top[: self._num_top], start=1):
+            found.setdefault(str(rival), self._entry(rival, logprob, rank))
+        return found
+
+    def _entry(self, token_id: int, logprob: float, rank: int | None) -> dict[str, Any]:
+        text = self._tokenizer.token_bytes(token_id).decode(errors="replace")
+        return {"logprob": finite(logprob), "rank": rank, "decoded_token": text}
 
 
 def join_completion_logprobs(parts: Iterable[dict[str, Any]]) -> dict[str, Any]:

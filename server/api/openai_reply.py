@@ -12,6 +12,7 @@ from hamburger.server.api.choice import Choice
 from hamburger.server.api.echo import Echo
 from hamburger.server.api.errors import ApiError, error_body
 from hamburger.server.api.events import DONE, data_event
+from hamburger.server.api.logprobs import PromptLogprobs
 from hamburger.server.api.model_context import ServedModel
 from hamburger.server.bodies.generation import GenerationBody
 from hamburger.server.server_tokenizer import ServerTokenizer
@@ -60,14 +61,17 @@ class OpenAIReply:
         self._has_prediction = body.has_prediction
         self.prompt_tokens = sum(map(len, prompts))
         self._prompt_ids = prompts if body.return_token_ids else None
+        self._prompt_scores = None
+        if body.prompt_logprobs is not None:
+            self._prompt_scores = [PromptLogprobs(tokenizer, prompt, body.prompt_logprobs) for prompt in prompts]
+        self._num_top = body.num_logprobs()
         self._shows_reasoning = body.shows_reasoning
         self._tokens_as_ids = bool(body.return_tokens_as_token_ids)
         self._samples_a_prompt, self._choices_a_prompt = body.num_samples, body.num_choices
-        wants_logprobs = body.num_logprobs() is not None
         self.choices = [
             Choice(
                 i,
-                self._logprobs(echo) if wants_logprobs else None,
+                self._logprobs(echo) if self._num_top is not None else None,
                 echo,
                 None if tools is None else tools[i],
                 None if reasoning is None else reasoning[i],
@@ -78,6 +82,8 @@ class OpenAIReply:
     def add(self, index: int, update: RequestUpdate) -> None:
         """Take a group into an answer that is sent as a whole."""
         self.choices[index].add(update, keep=True)
+        if self._prompt_scores is not None:
+            self._prompt_scores[index // self._samples_a_prompt].add(update)
 
     def whole(self) -> dict[str, Any]:
         """The answer in one piece."""
@@ -94,8 +100,8 @@ class OpenAIReply:
                 whole["groups"] = choice.groups
             if self._prompt_ids is not None:
                 whole["token_ids"] = [token_id for group in choice.groups for token_id in group]
-            choices.append(whole | self._ids_in_choice(choice))
-        common = {**self._common_fields, **self._ids_in_answer()}
+            choices.append(whole | self._prompt_in_choice(choice))
+        common = {**self._common_fields, **self._prompt_in_answer()}
         return {"id": self.id, "object": self.object, **common, "choices": choices, "usage": self.usage()}
 
     def chunks(self, index: int, update: RequestUpdate) -> list[dict[str, Any]]:
@@ -112,8 +118,8 @@ class OpenAIReply:
         if self._prompt_ids is not None:
             piece["token_ids"] = update.token_ids
             if first:
-                piece |= self._ids_in_choice(choice)
-                of_answer = self._ids_in_answer()
+                piece |= self._prompt_in_choice(choice)
+                of_answer = self._prompt_in_answer()
         pieces = [piece]
         if update.finish_reason is not None:
             if self._says_anything(said):
@@ -199,12 +205,21 @@ class OpenAIReply:
     def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
         return {"id": self.id, "object": self.chunk_object, **self._common_fields, "choices": choices}
 
-    def _ids_in_choice(self, choice: Choice) -> dict[str, Any]:
-        """The prompt's token ids, where they were asked for and belong into each choice."""
+    def _of_prompt(self, index: int) -> dict[str, Any]:
+        """What was asked of a prompt: its token ids, their log-probabilities."""
+        told: dict[str, Any] = {}
+        if self._prompt_ids is not None:
+            told["prompt_token_ids"] = self._prompt_ids[index]
+        if self._prompt_scores is not None:
+            told["prompt_logprobs"] = self._prompt_scores[index].written
+        return told
+
+    def _prompt_in_choice(self, choice: Choice) -> dict[str, Any]:
+        """What of it belongs into each choice."""
         return {}
 
-    def _ids_in_answer(self) -> dict[str, Any]:
-        """The same of the answer as a whole."""
+    def _prompt_in_answer(self) -> dict[str, Any]:
+        """What of it belongs into the answer as a whole."""
         return {}
 
     def _content(self, choice: Choice) -> dict[str, Any]:

@@ -25,8 +25,8 @@ class ChatReply(OpenAIReply):
     chunk_object = "chat.completion.chunk"
     _empty_delta: Mapping[str, Any] = {"delta": {}}
 
-    def _ids_in_answer(self) -> dict[str, Any]:
-        return {} if self._prompt_ids is None else {"prompt_token_ids": self._prompt_ids[0]}
+    def _prompt_in_answer(self) -> dict[str, Any]:
+        return self._of_prompt(0)
 
     def _content(self, choice: Choice) -> dict[str, Any]:
         text, thought = "".join(choice.texts), {}
@@ -77,10 +77,8 @@ class CompletionReply(OpenAIReply):
     chunk_object = "text_completion"
     _empty_delta: Mapping[str, Any] = {"text": ""}
 
-    def _ids_in_choice(self, choice: Choice) -> dict[str, Any]:
-        if self._prompt_ids is None:
-            return {}
-        return {"prompt_token_ids": self._prompt_ids[choice.index // self._samples_a_prompt]}
+    def _prompt_in_choice(self, choice: Choice) -> dict[str, Any]:
+        return self._of_prompt(choice.index // self._samples_a_prompt)
 
     def _content(self, choice: Choice) -> dict[str, Any]:
         return {"text": "".join(choice.texts)}
@@ -92,7 +90,9 @@ class CompletionReply(OpenAIReply):
         return bool(said["text"])
 
     def _logprobs(self, echo: Echo | None) -> Callable[[RequestUpdate], dict[str, Any]]:
-        return CompletionLogprobs(self._tokenizer, self._skip_special_tokens, echo, as_ids=self._tokens_as_ids)
+        return CompletionLogprobs(
+            self._tokenizer, self._skip_special_tokens, echo, as_ids=self._tokens_as_ids, num_top=self._num_top
+        )
 
     def _join(self, parts: list[dict[str, Any]]) -> dict[str, Any]:
         return join_completion_logprobs(parts)

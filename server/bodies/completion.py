@@ -48,10 +48,11 @@ class CompletionBody(GenerationBody):
         return self.logprobs
 
     def num_prompt_logprobs(self) -> int | None:
-        if not self.echo:
-            return None
-        # Without an answer the engine is only asked for the prompt's log-probabilities.
-        return 0 if self.logprobs is None and self.max_tokens == 0 else self.logprobs
+        numbers = [self.prompt_logprobs]
+        if self.echo:
+            # Without an answer the engine is only asked for the prompt's log-probabilities.
+            numbers.append(0 if self.logprobs is None and self.max_tokens == 0 else self.logprobs)
+        return max((number for number in numbers if number is not None), default=None)
 
     def sampling_params(self, confidence: float | None, grammar: str | None = None) -> list[SamplingParams]:
         if self.best_of is not None and not self.num_choices <= self.best_of <= MAX_CHOICES:

@@ -95,6 +95,9 @@ class GenerationBody(AnswerFormat):
     settle: bool | None = Field(
         None, description="False: all tokens of the answer keep their KV slots. The default is the server's."
     )
+    prompt_logprobs: int | None = Field(
+        None, description="Log-probability and rank of each token of the prompt, and so many of the likeliest there."
+    )
     return_groups: bool | None = Field(None, description="Show which tokens were emitted by one macro-step.")
     return_token_ids: bool | None = Field(None, description="The ids of the prompt and of the answer.")
     return_tokens_as_token_ids: bool | None = Field(
@@ -143,8 +146,8 @@ class GenerationBody(AnswerFormat):
         raise NotImplementedError
 
     def num_prompt_logprobs(self) -> int | None:
-        """How many of each prompt token's likeliest rivals are reported; None for no log-probabilities of it."""
-        return None
+        """How many of each prompt token's likeliest rivals are computed; None for no log-probabilities of it."""
+        return self.prompt_logprobs
 
     def token_limit(self) -> tuple[str, int | None]:
         """The name of the field that limits the answer's tokens, as the client wrote it, and its value."""
@@ -177,6 +180,8 @@ class GenerationBody(AnswerFormat):
             raise InvalidRequest(f"n is {self.n}: it must be in [1, {MAX_CHOICES}].", "n")
         if self.stream_options is not None and not self.stream:
             raise InvalidRequest("stream_options is given, but stream is not true.", "stream_options")
+        if self.prompt_logprobs is not None and self.stream:
+            raise InvalidRequest("prompt_logprobs is given, but stream is true: no stream has them.", "prompt_logprobs")
         limit_name, max_tokens = self.token_limit()
         given = {
             "min_tokens": self.min_tokens,

@@ -45,7 +45,6 @@ _COMMON: dict[str, Refused] = {
     "use_beam_search": if_on("ask for n answers"),
     "length_penalty": but(1, 1.0),
     "spaces_between_special_tokens": but(True),
-    "prompt_logprobs": but(instead="completions with echo and logprobs give them"),
     "logprob_token_ids": if_any("ask for logprobs"),
     "logits_processors": if_any(),
     "guided_whitespace_pattern": but(),

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fakes import EOS, ByteTokenizer, ScriptedRunner, fake_config, fake_core, fake_engine, fake_info, scripted_logprobs
+from fakes import EOS, ByteTokenizer, ScriptedRunner, fake_config, fake_core, fake_engine, fake_info, scripted_score
 from hamburger.engine import LLM
 from hamburger.engine.core.batch import BatchResult, ScheduledBatch
 from hamburger.engine.core.core import EngineCore
@@ -26,7 +26,7 @@ def still() -> float:
 
 def scripted(prompt_ids: list[int], k: int) -> list[TokenLogprobs | None]:
     """What ScriptedRunner says of a prompt."""
-    return [None, *(scripted_logprobs(1000 + i, token_id, k) for i, token_id in enumerate(prompt_ids) if i)]
+    return [None, *(scripted_score(i, token_id, k) for i, token_id in enumerate(prompt_ids) if i)]
 
 
 def asking(k: int | None = 2, max_tokens: int = 3, **fields: Any) -> SamplingParams:

@@ -36,7 +36,7 @@ class Recorded:
         scores = None
         if batch.scored is not None:
             zeros = torch.zeros(len(batch.scored.rows))
-            scores = Logprobs(zeros, zeros[:, None].long(), zeros[:, None])
+            scores = Logprobs(zeros, zeros[:, None].long(), zeros[:, None], zeros.long())
         plain = StepOutput(torch.full((rows, 1), 95), torch.ones(rows).long(), torch.zeros(rows, 1), None, scores)
         return self.output or plain
 

@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from collections.abc import Sequence as SequenceOf
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 from gates import Gate
@@ -212,7 +213,7 @@ class ScriptedRunner:
             return []
         self._scored[sequence] = end
         self.num_scored += end - scored
-        return [scripted_logprobs(1000 + i, sequence.prompt_ids[i], k) for i in range(scored, end)]
+        return [scripted_score(i, sequence.prompt_ids[i], k) for i in range(scored, end)]
 
     def _check_sharing(self, batch: ScheduledBatch) -> None:
         holders = Counter(block_id for item in batch.sequences for block_id in item.sequence.block_ids)
@@ -267,6 +268,11 @@ def scripted_logprobs(output_index: int, token_id: int, num_top: int) -> TokenLo
     """Recognisable values: the token's own log-probability is that of the likeliest rival, itself."""
     logprob = -(output_index + 1) / 8 - token_id / 4096
     return TokenLogprobs(logprob, [((token_id + k) % VOCAB_SIZE, logprob - k) for k in range(num_top)])
+
+
+def scripted_score(place: int, token_id: int, num_top: int) -> TokenLogprobs:
+    """The same of a prompt's token."""
+    return replace(scripted_logprobs(1000 + place, token_id, num_top), rank=1)
 
 
 def _check(condition: bool, message: str) -> None:

@@ -54,6 +54,7 @@ def check(peer: Any, prompt: list[int], outputs: list[GroupOutput], k: int) -> N
     for row, token_id, entry in zip(expected, prompt[1:], entries[1:], strict=True):
         assert entry is not None
         assert entry.logprob == pytest.approx(float(row[token_id]), abs=1e-4)
+        assert entry.rank == 1 + int((row > row[token_id]).sum())
         best = row.topk(k)
         assert [value for _, value in entry.top] == pytest.approx(best.values.tolist(), abs=1e-4)
         assert [i for i, _ in entry.top] == best.indices.tolist()

@@ -198,7 +198,7 @@ async def test_no_nan_and_no_infinity_leaves_the_server() -> None:
         ({"prompt": [VOCAB_SIZE]}, "prompt"), ({"prompt": [-1]}, "prompt"), ({"prompt": [97] * 256}, "prompt"),
         ({"prompt": [97] * 257, "max_tokens": 0}, "prompt"), ({"logprobs": 21}, "logprobs"),
         ({"max_tokens": -1}, "max_tokens"), ({"max_tokens": 0, "echo": False}, "max_tokens"),
-        ({"max_tokens": 0, "min_tokens": 1}, "min_tokens"), ({"prompt_logprobs": 1}, "prompt_logprobs"),
+        ({"max_tokens": 0, "min_tokens": 1}, "min_tokens"), ({"prompt_logprobs": 21}, "prompt_logprobs"),
     ],
 )  # fmt: skip
 async def test_what_is_refused(fields: dict[str, Any], param: str) -> None:

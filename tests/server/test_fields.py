@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import fields
-from fakes import EOS
+from fakes import EOS, scripted_score
 from hamburger.server.bodies.chat import ChatBody
 from hamburger.server.bodies.completion import CompletionBody
 from hamburger.server.bodies.known_fields import IGNORED
@@ -116,6 +116,44 @@ async def test_token_ids_are_told() -> None:
         told = [chunk["choices"][0].get("token_ids", []) for chunk in [first, *rest]]
         assert [token for ids in told for token in ids] == chat["choices"][0]["token_ids"]
         assert "token_ids" not in (await server.chat(max_tokens=3))["choices"][0]
+
+
+async def test_log_probabilities_of_a_prompt_are_those_of_vllm() -> None:
+    """{token id: {"logprob", "rank", "decoded_token"}}: of a text in each choice, of a chat in the answer."""
+    fields = {"max_tokens": 2, "prompt_logprobs": 2, "n": 2}
+    async with serving(split("xy", 2)) as server:
+        whole = await server.complete(prompt=["ab", "c"], add_special_tokens=False, **fields)
+        first, again, *others = (choice["prompt_logprobs"] for choice in whole["choices"])
+        logprob, rival = scripted_score(1, 98, 2).top
+        assert first == [
+            None,
+            {
+                "98": {"logprob": logprob[1], "rank": 1, "decoded_token": "b"},
+                "99": {"logprob": rival[1], "rank": 2, "decoded_token": "c"},
+            },
+        ]
+        assert again == first
+        assert others == [[None]] * 2
+        chat = await server.chat(**fields)
+        assert [*map(len, chat["prompt_logprobs"][1:])] == [2] * (chat["usage"]["prompt_tokens"] - 1)
+        assert chat["prompt_logprobs"][0] is None
+        assert not any("prompt_logprobs" in choice for choice in chat["choices"])
+        alone = await server.complete(prompt="ab", max_tokens=0, prompt_logprobs=0, add_special_tokens=False)
+        assert [*alone["choices"][0]["prompt_logprobs"][1]] == ["98"]
+        assert "prompt_logprobs" not in (await server.complete(max_tokens=2))["choices"][0]
+        for path, body in PROMPTS.items():
+            for wrong in ({"stream": True}, {"prompt_logprobs": 21}, {"prompt_logprobs": -1}):
+                status, error = await server.refused(path, {**body, "prompt_logprobs": 1, **wrong})
+                assert (status, error["param"]) == (400, "prompt_logprobs")
+
+
+async def test_echo_tells_no_more_rivals_than_logprobs_asks_for() -> None:
+    async with serving(split("xy", 2)) as server:
+        asked = {"prompt": "ab", "max_tokens": 2, "echo": True, "add_special_tokens": False, "logprobs": 1}
+        plain = await server.complete(**asked)
+        both = await server.complete(**asked, prompt_logprobs=3)
+        assert both["choices"][0]["logprobs"] == plain["choices"][0]["logprobs"]
+        assert len(both["choices"][0]["prompt_logprobs"][1]) == 3
 
 
 async def test_tokens_may_be_named_by_their_ids() -> None:
