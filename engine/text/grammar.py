@@ -41,6 +41,32 @@ def json_grammar(schema: Mapping[str, Any] | bool | None = None) -> str:
     """
     from llguidance import LLMatcher
 
+    text = _schema_text(schema)
+    _check_size("schema", len(text), "response_format")
+    try:
+        grammar: str = LLMatcher.grammar_from_json_schema(text, overrides={"whitespace_pattern": WHITE_SPACE})
+    except ValueError as error:
+        raise InvalidRequest(f"The schema cannot be read: {_shown(str(error))}.", "response_format") from error
+    return grammar
+
+
+def grammar_with_schemas(rules: str, schemas: Sequence[Mapping[str, Any]]) -> str:
+    """Rules in llguidance's dialect of Lark, in which `args0`, `args1`, ... are JSON text that these schemas allow.
+
+    Raises InvalidRequest as json_grammar does.
+    """
+    from llguidance import LLMatcher
+
+    layout = {"x-guidance": {"whitespace_pattern": WHITE_SPACE}}
+    texts = [json.dumps({**json.loads(_schema_text(schema)), **layout}) for schema in schemas]
+    lark = "\n".join([rules, *(f"args{i}: %json {text}" for i, text in enumerate(texts))])
+    _check_size("schemas", len(lark), "response_format")
+    grammar: str = LLMatcher.grammar_from_lark(lark)
+    return grammar
+
+
+def _schema_text(schema: Mapping[str, Any] | bool | None) -> str:
+    """As the library reads it. Raises InvalidRequest for one that is too much to be tried."""
     if isinstance(schema, bool):
         schema = {"allOf": [schema]}  # the library reads objects only
     if schema is not None and (excess := excess_of(schema)) is not None:
@@ -51,13 +77,7 @@ def json_grammar(schema: Mapping[str, Any] | bool | None = None) -> str:
             "are allowed: use fewer references.",
             "response_format",
         )
-    text = json.dumps({"type": "object"} if schema is None else usable_schema(schema))
-    _check_size("schema", len(text), "response_format")
-    try:
-        grammar: str = LLMatcher.grammar_from_json_schema(text, overrides={"whitespace_pattern": WHITE_SPACE})
-    except ValueError as error:
-        raise InvalidRequest(f"The schema cannot be read: {_shown(str(error))}.", "response_format") from error
-    return grammar
+    return json.dumps({"type": "object"} if schema is None else usable_schema(schema))
 
 
 def regex_grammar(pattern: str) -> str:

@@ -6,16 +6,23 @@ import json
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from hamburger.engine.text.grammar import choice_grammar, context_free_grammar, json_grammar, regex_grammar
+from hamburger.engine.text.grammar import (
+    choice_grammar,
+    context_free_grammar,
+    grammar_with_schemas,
+    json_grammar,
+    regex_grammar,
+)
 from hamburger.engine.types.errors import InvalidRequest
 
 
 @dataclass(frozen=True, slots=True)
 class GrammarSource:
     """value: of `json` a JSON Schema, or None for any object; of `json_text` the text of one; of `regex` and
-    `grammar` (Lark or GBNF) a text; of `choice` a list of texts."""
+    `grammar` (Lark or GBNF) a text; of `choice` a list of texts; of `calls` the
+    rules and the schemas of grammar_with_schemas."""
 
-    kind: Literal["json", "json_text", "regex", "choice", "grammar"]
+    kind: Literal["json", "json_text", "regex", "choice", "grammar", "calls"]
     value: Any
 
     def write(self) -> str:
@@ -29,6 +36,8 @@ class GrammarSource:
                 return context_free_grammar(self.value)
             case "json":
                 return json_grammar(self.value)
+            case "calls":
+                return grammar_with_schemas(*self.value)
         try:
             schema = json.loads(self.value)
         except (ValueError, RecursionError) as error:

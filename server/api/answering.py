@@ -85,7 +85,8 @@ class Answering:
             params = [replace(choice, prediction_ids=tuple(prediction)) for choice in params]
         markers = None if body.separate_reasoning is False else context.markers
         reasoning: list[Reasoning] | None = None
-        if markers is not None and params[0].grammar is None:  # no grammar lets a model think
+        # No grammar of the whole answer lets a model think.
+        if markers is not None and (params[0].grammar is None or (tools is not None and tools.grammar is None)):
             reasoning = [Reasoning(markers, text) for _ in params]
         streams = None if tools is None else _tool_streams(context, tools, params)
         return ChatWork(prompt, params, streams, reasoning)
@@ -157,7 +158,7 @@ async def sampling_params(
     if (number := sum(map(len, body.stop or ()))) > MAX_STOP_CHARACTERS:
         message = f"stop holds {number:,} characters together, but at most {MAX_STOP_CHARACTERS:,} are allowed."
         raise InvalidRequest(message, "stop")
-    forced = None if tools is None else tools.grammar
+    forced = None if tools is None else tools.grammar or tools.strict_grammar(context.tokenizer)
     grammars = context.grammars
     compiled = grammar_of(grammars, body) if forced is None else compile_grammar(grammars, forced, "tools")
     grammar: str | None = await unless_client_leaves(request, compiled)

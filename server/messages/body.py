@@ -94,12 +94,13 @@ class MessageParam(Schema):
 
 
 class MessageTool(Schema):
-    """A tool that the client runs; strict changes nothing."""
+    """A tool that the client runs; strict: its input follows the schema."""
 
     type: Literal["custom"] | None = None
     name: FunctionName
     description: str | None = None
     input_schema: dict[str, Any]
+    strict: bool | None = None
 
 
 class MessageToolChoice(Schema):
@@ -200,5 +201,6 @@ def text_of(blocks: Iterable[TextBlock]) -> str:
 
 
 def _of_chat(tool: MessageTool) -> dict[str, Any]:
-    function = {"name": tool.name, "description": tool.description, "parameters": tool.input_schema}
+    function: dict[str, Any] = {"name": tool.name, "description": tool.description, "strict": tool.strict}
+    function["parameters"] = tool.input_schema
     return {"type": "function", "function": function}

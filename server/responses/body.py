@@ -83,7 +83,7 @@ Items = Annotated[ListOf[Item], BeforeValidator(_items), Field(min_length=1, max
 
 
 class ResponseTool(Schema):
-    """A function; strict changes nothing."""
+    """A function; strict: a call of it follows its parameters."""
 
     type: Literal["function"]
     name: FunctionName
@@ -207,7 +207,7 @@ class ResponsesBody(Schema):
         if self.text is not None and self.text.format is not None:
             chat["response_format"] = self.text.format.of_chat()
         if self.tools:
-            fields = {"name", "description", "parameters"}
+            fields = {"name", "description", "parameters", "strict"}
             chat["tools"] = [{"type": "function", "function": tool.model_dump(include=fields)} for tool in self.tools]
         chosen = self.tool_choice
         if isinstance(chosen, NamedTool):

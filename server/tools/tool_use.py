@@ -6,6 +6,7 @@ import json
 import secrets
 import string
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
@@ -14,6 +15,7 @@ from hamburger.engine.text.grammar_source import GrammarSource
 from hamburger.engine.types.errors import InvalidRequest, shown
 from hamburger.server.schema import Schema
 from hamburger.server.server_tokenizer import ServerTokenizer
+from hamburger.server.tools.strict_calls import strict_rules
 from hamburger.server.tools.tool_parsers import (
     MARKERS,
     Family,
@@ -32,7 +34,7 @@ FunctionName = Annotated[str, Field(pattern="^[a-zA-Z0-9_-]{1,64}$")]
 
 
 class Function(Schema):
-    """strict changes nothing: where a call is forced, its arguments always follow the schema."""
+    """strict: a call that the model chooses to make follows the schema. Where a call is forced, it always does."""
 
     name: FunctionName
     description: str | None = None
@@ -97,7 +99,7 @@ class MadeCall(Schema):
 class ToolUse:
     """The tools of one request. `family` is the model's way to write calls, where no grammar says another.
 
-    grammar: what the answer must be, where a call is forced; else None.
+    grammar: what the answer must be, where a call is forced; else None (see strict_grammar).
     is_named: one function is forced, so that its call is no choice of the model (OpenAI then says `stop`).
     """
 
@@ -113,6 +115,7 @@ class ToolUse:
         self.is_named = False
         self.parser: Parser
         self.family, self.parallel = family, parallel
+        self._functions = [tool.function for tool in tools]
         if isinstance(choice, NamedChoice):
             chosen = [tool for tool in tools if tool.function.name == choice.function.name]
             if not chosen:
@@ -128,16 +131,31 @@ class ToolUse:
         else:
             self.parser = parser_of(family, names)
 
+    def strict_grammar(self, tokenizer: ServerTokenizer) -> GrammarSource | None:
+        """What holds an answer to the schemas of strict functions, should it call one; None where none is strict, or a
+        call is forced."""
+        if self.grammar is not None or not any(function.strict for function in self._functions):
+            return None
+        names = [function.name for function in self._functions]
+        schemas = [f.arguments_schema() if f.strict else {"type": "object"} for f in self._functions]
+        rules = strict_rules(self.family, names, partial(_special_token, tokenizer))
+        return GrammarSource("calls", (rules, schemas))
+
     def shows_special_tokens(self, tokenizer: ServerTokenizer) -> bool:
         """Whether the model writes a call with a special token, which its text must not lack then."""
         if self.grammar is not None:
             return False
-        found = [tokenizer.encode(marker) for marker in MARKERS[self.family]]
-        return any(len(ids) == 1 and tokenizer.is_special(ids[0]) for ids in found)
+        return any(_special_token(tokenizer, marker) is not None for marker in MARKERS[self.family])
 
     def stream(self, end_texts: Sequence[str] = ()) -> ToolStream:
         """For one choice. end_texts: what the model's end tokens look like, where special tokens are shown."""
         return ToolStream(self, end_texts)
+
+
+def _special_token(tokenizer: ServerTokenizer, marker: str) -> int | None:
+    """The id of a marker that is one special token."""
+    ids = tokenizer.encode(marker)
+    return ids[0] if len(ids) == 1 and tokenizer.is_special(ids[0]) else None
 
 
 def _list_schema(tools: Sequence[Tool], most: int) -> dict[str, Any]:

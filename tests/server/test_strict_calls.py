@@ -1,0 +1,164 @@
+"""`strict: true` under `auto`: free text until a call begins, which then is one of a tool and follows its schema."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from fakes import BOS, EOS, VOCAB_SIZE, ByteTokenizer
+from hamburger.engine.text.grammar import Grammars
+from hamburger.server.tools.tool_parsers import MARKERS, Family
+from hamburger.server.tools.tool_use import Tool, ToolUse
+from serving import CHAT, HELLO, serving, split
+
+PARAMETERS = {
+    "type": "object",
+    "properties": {"city": {"$ref": "#/$defs/city"}},
+    "required": ["city"],
+    "additionalProperties": False,
+    "$defs": {"city": {"enum": ["Paris", "Rom"]}},
+}
+WEATHER = {"type": "function", "function": {"name": "get_weather", "parameters": PARAMETERS, "strict": True}}
+LOOSE = {"type": "function", "function": {"name": "now", "parameters": PARAMETERS}}
+ROOM: dict[str, Any] = {"max_model_len": 4096, "num_blocks": 2048}
+GOOD, BAD = '{"city": "Rom"}', '{"city": "Bonn"}'
+
+
+def call(arguments: str = GOOD, name: str = "get_weather", key: str = "arguments") -> str:
+    return f'{{"name": "{name}", "{key}": {arguments}}}'
+
+
+# What is written -> whether it is allowed.
+TEXTS: dict[Family, dict[str, bool]] = {
+    "hermes": {
+        f"I look.\n<tool_call>\n{call()}\n</tool_call>": True,
+        f"<tool_call>{call()}</tool_call>\n<tool_call>\n{call('{}', 'now')}\n</tool_call> Done.": True,
+        f"<tool_call>\n{call(BAD)}": False,
+        f"<tool_call>\n{call(name='other')}": False,
+        "<tool_call> nothing": False,
+        "1 < 2, and <tool is no call": True,
+        f"{call(BAD)} is JSON.": True,
+    },
+    "mistral": {
+        f"[TOOL_CALLS][{call()}, {call('{}', 'now')}]": True,
+        f"So: [TOOL_CALLS]get_weather[ARGS]{GOOD}": True,
+        f"[TOOL_CALLS]get_weather{GOOD}": True,
+        f"[TOOL_CALLS][{call(BAD)}": False,
+        f"[TOOL_CALLS]get_weather[ARGS]{BAD}": False,
+        "[TOOL] is a text": True,
+    },
+    "llama3": {
+        f"<|python_tag|>{call(key='parameters')}; {call('{}', 'now', 'parameters')}": True,
+        call(key="parameters"): True,
+        f"[{call()}]": True,
+        call(BAD, key="parameters"): False,
+        f"<|python_tag|>{call(BAD)}": False,
+        '{"a": 1} is JSON.': True,
+        f"Words, then {call(BAD)}": True,  # no call: it comes last
+    },
+    "json": {
+        call(): True,
+        f"[{call()}, {call('{}', 'now')}]": True,
+        f"{call()}; {call()}": True,
+        call(BAD): False,
+        call(name="other"): False,
+        f"```json\n{call(BAD)}\n```": False,
+        "```json\n[1]\n```": True,
+        "Rom is a city.": True,
+    },
+}
+
+
+class Marked(ByteTokenizer):
+    """The first marker of a family is a special token."""
+
+    marker = ""
+
+    def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
+        head, found, tail = text.partition(self.marker)
+        return [*super().encode(head), *([BOS, *self.encode(tail)] if found else [])]
+
+    def token_bytes(self, token_id: int, *, first: bool = False) -> bytes:
+        return self.marker.encode() if token_id == BOS else super().token_bytes(token_id, first=first)
+
+
+def is_allowed(use: ToolUse, tokenizer: ByteTokenizer, text: str) -> bool:
+    """Whether an answer may be this, and end there."""
+    source = use.strict_grammar(tokenizer)
+    assert source is not None
+    matcher = Grammars(lambda: tokenizer, VOCAB_SIZE, [EOS]).compile(source.write()).deep_copy()
+    ids = [*tokenizer.encode(text), EOS]
+    return bool(matcher.validate_tokens(ids) == len(ids))
+
+
+def use_of(family: Family, *tools: dict[str, Any], **options: Any) -> ToolUse:
+    return ToolUse([Tool.model_validate(tool) for tool in tools], options.pop("choice", None), family, **options)
+
+
+@pytest.mark.parametrize(
+    ("family", "text", "expected"), [(f, t, allowed) for f, texts in TEXTS.items() for t, allowed in texts.items()]
+)
+def test_a_call_follows_its_schema_and_all_else_is_free(family: Family, text: str, expected: bool) -> None:
+    use = use_of(family, WEATHER, LOOSE)
+    assert is_allowed(use, ByteTokenizer(), text) == expected
+    for marker in MARKERS[family][:1]:
+        tokenizer = Marked()
+        tokenizer.marker = marker
+        assert is_allowed(use, tokenizer, text) == expected
+    if expected:
+        calls = use.parser(text, True).calls
+        assert all(set(json.loads(c.arguments)) <= {"city"} for c in calls)
+
+
+@pytest.mark.parametrize("family", TEXTS)
+def test_what_is_not_strict_is_free(family: Family) -> None:
+    assert use_of(family, LOOSE).strict_grammar(ByteTokenizer()) is None
+    assert use_of(family, WEATHER, choice="required").strict_grammar(ByteTokenizer()) is None  # it is forced
+
+
+@pytest.mark.parametrize("lengths", [None, (7, 20)])
+async def test_over_http(lengths: tuple[int, int] | None) -> None:
+    text = call()
+    groups = [[*text.encode()]] if lengths is None else split(text, *lengths, len(text) - sum(lengths))
+    async with serving([*groups, [EOS]], **ROOM) as server:
+        answer = await server.chat(tools=[WEATHER, LOOSE])
+        chunks = await server.stream(CHAT, tools=[WEATHER, LOOSE])
+    [made] = answer["choices"][0]["message"]["tool_calls"]
+    assert made["function"] == {"name": "get_weather", "arguments": GOOD}
+    assert answer["choices"][0]["finish_reason"] == "tool_calls"
+    pieces = [piece for chunk in chunks for piece in chunk["choices"][0]["delta"].get("tool_calls", [])]
+    assert "".join(piece["function"]["arguments"] for piece in pieces) == GOOD
+
+
+async def test_what_strict_forbids_comes_where_nothing_is_strict() -> None:
+    body = {"messages": HELLO, "tools": [LOOSE]}
+    async with serving([[*call(BAD, "now").encode()], [EOS]], **ROOM) as server:
+        answer = await server.ok(CHAT, body)
+        assert answer["choices"][0]["message"]["tool_calls"][0]["function"]["arguments"] == BAD
+        strict = {**LOOSE, "function": {**LOOSE["function"], "strict": True}}  # type: ignore[dict-item]
+        status, error = await server.refused(CHAT, {**body, "tools": [strict]})
+        assert status == 400
+        assert "grammar" in error["message"]
+
+
+async def test_a_schema_that_cannot_be_followed_is_refused_by_name() -> None:
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "foo"}, "strict": True}}
+    async with serving(**ROOM) as server:
+        status, error = await server.refused(CHAT, {"messages": HELLO, "tools": [tool]})
+    assert (status, error["param"]) == (400, "tools")
+
+
+@pytest.mark.parametrize("api", ["responses", "messages"])
+async def test_in_the_other_forms_of_a_chat(api: str) -> None:
+    function = {"name": "now", "strict": True}
+    bodies: dict[str, dict[str, Any]] = {
+        "responses": {"input": "a", "tools": [{"type": "function", "parameters": PARAMETERS, **function}]},
+        "messages": {"max_tokens": 99, "messages": HELLO, "tools": [{"input_schema": PARAMETERS, **function}]},
+    }
+    for arguments, expected in ((GOOD, 200), (BAD, 400)):
+        async with serving([[*call(arguments, "now").encode()], [EOS]], **ROOM) as server:
+            response = await server.client.post(f"/v1/{api}", json=bodies[api])
+            assert response.status_code == expected
+            assert ("grammar" in response.text) == (expected == 400)
