@@ -1,4 +1,5 @@
-"""TokenRules: tokens that an answer may be made of, and words that it must not have, beside a grammar or alone."""
+"""TokenRules: tokens that an answer may be made of, words that it must not have, and how long it may think; beside a
+grammar or alone."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from hamburger.engine.types.sampling_params import SamplingParams
+from hamburger.engine.types.sampling_params import SamplingParams, ThinkingBudget
 
 
 class TokenMatcher(Protocol):
@@ -41,6 +42,7 @@ class TokenRules:
         bad_words: Sequence[Sequence[int]],
         grammar: TokenMatcher | None,
         token_ids: Sequence[int] = (),
+        thinking: ThinkingBudget | None = None,
     ) -> None:
         """allowed: all that may come; empty for all tokens. bad_words: token ids that must not come one after the
         other, each of at least one. token_ids: of the answer so far, which `grammar` has taken already."""
@@ -51,7 +53,10 @@ class TokenRules:
         for word in bad_words:
             if len(word) > 1:
                 self._bad.setdefault(word[-2], []).append(tuple(word))
-        self._taken = list(token_ids)
+        self._taken: list[int] = []
+        self._thoughts = None if thinking is None else _Thoughts(thinking)
+        for token_id in token_ids:
+            self._take(token_id)
         self._fixed: NDArray[np.int32] | None = None  # the mask that all steps have in common
         self._has_nothing_left = False
 
@@ -78,34 +83,68 @@ class TokenRules:
         for word in self._bad.get(self._taken[-1], ()) if self._taken else ():
             if tuple(self._taken[1 - len(word) :]) == word[:-1]:
                 masks[row] &= ~_bits([word[-1]], masks.shape[1])
+        if self._thoughts is not None and self._thoughts.are_to_end(len(self._taken)):
+            masks[row] &= _bits([self._thoughts.budget.end], masks.shape[1])
         if not masks[row].any():
             self._has_nothing_left = True
             masks[row] = -1  # nobody will read what is chosen
 
     def advance(self, token_id: int) -> None:
-        self._taken.append(token_id)
+        self._take(token_id)
         if self.grammar is not None:
             self.grammar.advance(token_id)
 
     def go_back(self, num_tokens: int) -> None:
         if num_tokens:
             del self._taken[-num_tokens:]
+            if self._thoughts is not None:
+                self._thoughts.go_back(len(self._taken))
             self._has_nothing_left = False
             if self.grammar is not None:
                 self.grammar.go_back(num_tokens)
+
+    def _take(self, token_id: int) -> None:
+        self._taken.append(token_id)
+        if self._thoughts is not None:
+            self._thoughts.advance(token_id, len(self._taken))
 
     def _common(self, words: int) -> NDArray[np.int32]:
         mask = _bits(self._allowed, words) if self._allowed else np.full(words, -1, dtype=np.int32)
         return mask & ~_bits(self._never, words)
 
 
+class _Thoughts:
+    """Where they begin and end, in tokens of the answer."""
+
+    def __init__(self, budget: ThinkingBudget) -> None:
+        self.budget = budget
+        self._begin = 0 if budget.begin is None else None
+        self._end: int | None = None
+
+    def advance(self, token_id: int, number: int) -> None:
+        """The answer has so many tokens now, the last of which is this."""
+        if self._begin is None:
+            self._begin = number if token_id == self.budget.begin else None
+        elif self._end is None and token_id == self.budget.end:
+            self._end = number
+
+    def go_back(self, number: int) -> None:
+        if self._end is not None and self._end > number:
+            self._end = None
+        if self._begin is not None and self._begin > number:
+            self._begin = None
+
+    def are_to_end(self, number: int) -> bool:
+        return self._begin is not None and self._end is None and number - self._begin >= self.budget.tokens
+
+
 def with_rules(
     params: SamplingParams, grammar: TokenMatcher | None, output_ids: Sequence[int] = ()
 ) -> TokenMatcher | None:
     """What an answer must look like by its grammar and its parameters. output_ids: what it has so far."""
-    if not params.allowed_token_ids and not params.bad_words:
+    if not params.allowed_token_ids and not params.bad_words and params.thinking is None:
         return grammar
-    return TokenRules(params.allowed_token_ids, params.bad_words, grammar, output_ids)
+    return TokenRules(params.allowed_token_ids, params.bad_words, grammar, output_ids, params.thinking)
 
 
 def _bits(token_ids: Sequence[int], words: int) -> NDArray[np.int32]:

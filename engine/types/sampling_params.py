@@ -29,6 +29,16 @@ RANGES: Mapping[str, tuple[float, float]] = MappingProxyType(
 )
 
 
+@dataclass(frozen=True, slots=True)
+class ThinkingBudget:
+    """Most tokens that a model writes for itself: behind `begin`, or from the answer's first token on where that is
+    None, and before `end`, which it must write then. Token ids of its markers."""
+
+    tokens: int
+    begin: int | None
+    end: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """How one answer is generated. Every limit counts tokens, never slots.
@@ -49,6 +59,7 @@ class SamplingParams:
     stop_token_ids: tokens that end the answer, beside the model's end tokens.
     allowed_token_ids: all that the answer may be made of; empty for all tokens. An end token ends it if it is one.
     bad_words: token ids, each word's at least one, that must not come one after the other.
+    thinking: how long it may think; None: as long as it likes.
     ignore_eos: the model's end tokens are ordinary tokens.
     grammar: what the answer must look like as a whole, as engine/text/grammar.py writes it; None for any text.
     confidence: in [0, 1]; None takes the server's default. Of composed groups, how sure a further token must be; of
@@ -77,6 +88,7 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     allowed_token_ids: tuple[int, ...] = ()
     bad_words: tuple[tuple[int, ...], ...] = ()
+    thinking: ThinkingBudget | None = None
     ignore_eos: bool = False
     skip_special_tokens: bool = True
     grammar: str | None = None

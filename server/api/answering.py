@@ -29,7 +29,7 @@ from hamburger.server.bodies.chat import ChatBody
 from hamburger.server.bodies.generation import GenerationBody, named_as_written
 from hamburger.server.operation.key_limits import KeyLimits
 from hamburger.server.operation.request_log import entry_of
-from hamburger.server.tools.reasoning import Reasoning
+from hamburger.server.tools.reasoning import Reasoning, thinking_budget
 from hamburger.server.tools.tool_use import ToolStream, ToolUse
 
 MAX_STOP_CHARACTERS = 20_000  # of all stop strings together
@@ -83,11 +83,14 @@ class Answering:
                 noun="prediction",
             )
             params = [replace(choice, prediction_ids=tuple(prediction)) for choice in params]
-        markers = None if body.separate_reasoning is False else context.markers
         reasoning: list[Reasoning] | None = None
         # No grammar of the whole answer lets a model think.
-        if markers is not None and (params[0].grammar is None or (tools is not None and tools.grammar is None)):
-            reasoning = [Reasoning(markers, text) for _ in params]
+        if params[0].grammar is None or (tools is not None and tools.grammar is None):
+            if (budget := body.thinking_token_budget) is not None and budget >= 0:
+                thinking = thinking_budget(context.tokenizer, context.markers, text, budget)
+                params = [replace(choice, thinking=thinking) for choice in params]
+            if context.markers is not None and body.separate_reasoning is not False:
+                reasoning = [Reasoning(context.markers, text) for _ in params]
         streams = None if tools is None else _tool_streams(context, tools, params)
         return ChatWork(prompt, params, streams, reasoning)
 

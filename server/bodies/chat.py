@@ -66,6 +66,9 @@ class ChatBody(GenerationBody, ChatPrompt):
     top_logprobs: int | None = None
     include_reasoning: bool | None = Field(None, description="False: what the model writes for itself is left out.")
     separate_reasoning: bool | None = Field(None, description="False: it stays in the text.")
+    thinking_token_budget: int | None = Field(
+        None, ge=-1, description="Most tokens that the model writes for itself; -1: as many as it likes."
+    )
     prediction: Prediction | None = Field(
         None, description="Predicted Outputs, of verified groups: what the answer is expected to follow."
     )

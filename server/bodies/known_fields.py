@@ -50,7 +50,6 @@ _COMMON: dict[str, Refused] = {
     "guided_whitespace_pattern": but(),
     "structural_tag": but(),
     "repetition_detection": if_any(),
-    "thinking_token_budget": but(-1),
     "vllm_xargs": if_any(),
     "watermarking": if_on(),
     "kv_transfer_params": if_any(_ONE_MACHINE),
@@ -91,7 +90,7 @@ _LLAMA_CPP: dict[str, Refused] = {
     "post_sampling_probs": if_on("logprobs are the model's own"),
     "response_fields": if_any(),
     "return_tokens": if_on("use return_token_ids"),
-    "reasoning_budget_tokens": but(-1),
+    "reasoning_budget_tokens": but(-1, instead="use thinking_token_budget"),
     "reasoning_control": if_on(),
 }
 _LMDEPLOY: dict[str, Refused] = {
@@ -120,7 +119,7 @@ REFUSED_CHAT: dict[str, Refused] = _BOTH | {
     "do_preprocess": but(True, instead="use completions"),
     "thinking": if_any("use chat_template_kwargs"),
     "reasoning": if_any("use chat_template_kwargs"),
-    "thinking_budget_tokens": but(-1),
+    "thinking_budget_tokens": but(-1, instead="use thinking_token_budget"),
     "min_new_tokens": but(0, instead="use min_tokens"),
     "return_logprob": if_on("use logprobs"),
     "return_meta_info": if_on(),
@@ -136,6 +135,7 @@ REFUSED_COMPLETION: dict[str, Refused] = _BOTH | {
     "suffix": if_any(),
     "prompt_embeds": but(),
     "prediction": but(instead="use chat completions"),
+    "thinking_token_budget": but(-1, instead="use chat completions"),
     "continue_final_message": if_on("a prompt is always continued"),
     "images_config": if_any(),
 }

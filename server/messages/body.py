@@ -19,7 +19,7 @@ MAX_ARGUMENTS = 500_000  # characters of one call's
 # Where the chat's fields have other names there.
 NAMES = {
     "max_completion_tokens": "max_tokens", "stop": "stop_sequences", "response_format": "output_config",
-    "continue_final_message": "messages", "reasoning_effort": "output_config",
+    "continue_final_message": "messages", "reasoning_effort": "output_config", "thinking_token_budget": "thinking",
 }  # fmt: skip
 
 
@@ -131,9 +131,16 @@ class OutputConfig(Schema):
 
 
 class ThinkingConfig(Schema):
-    """adaptive: as the model does anyway. A budget is not kept: `enabled` is refused."""
+    """adaptive: as the model does anyway. enabled: so many tokens at most."""
 
-    type: Literal["disabled", "adaptive"]
+    type: Literal["disabled", "adaptive", "enabled"]
+    budget_tokens: int | None = Field(None, ge=0)
+
+    @model_validator(mode="after")
+    def _has_budget(self) -> Self:
+        if (self.type == "enabled") != (self.budget_tokens is not None):
+            raise ValueError("budget_tokens goes with the type enabled, and no other")
+        return self
 
 
 class PromptBody(Schema):
@@ -167,6 +174,8 @@ class PromptBody(Schema):
         if self.tool_choice is not None:
             chat["tool_choice"] = self.tool_choice.of_chat()
             chat["parallel_tool_calls"] = not self.tool_choice.disable_parallel_tool_use
+        if self.thinking is not None:
+            chat["thinking_token_budget"] = self.thinking.budget_tokens
         if self.thinking is not None and self.thinking.type == "disabled":
             chat["reasoning_effort"] = "none"
         elif self.output_config is not None:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from hamburger.engine.types.errors import InvalidRequest
+from hamburger.engine.types.sampling_params import ThinkingBudget
 from hamburger.server.server_tokenizer import ServerTokenizer
 
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
@@ -56,13 +57,29 @@ def template_kwargs(template: str | None, effort: str | None, enabled: bool | No
     return told
 
 
+def thinking_budget(tokenizer: ServerTokenizer, markers: Markers | None, prompt: str, tokens: int) -> ThinkingBudget:
+    """prompt: as the chat template wrote it. Raises InvalidRequest for a model whose markers are not one token each."""
+    ids = [] if markers is None else [tokenizer.encode(marker) for marker in markers]
+    if markers is None or any(len(marker) != 1 for marker in ids):
+        raise InvalidRequest(
+            "The model keeps no budget of thinking, as it has no tokens that begin and end it: leave it out.",
+            "thinking_token_budget",
+        )
+    [begin], [end] = ids
+    return ThinkingBudget(tokens, None if _has_begun(markers, prompt) else begin, end)
+
+
+def _has_begun(markers: Markers, prompt: str) -> bool:
+    return prompt.rstrip().endswith(markers.begin)
+
+
 class Reasoning:
     """Splits one answer as it comes. White space beside the markers belongs to neither part."""
 
     def __init__(self, markers: Markers, prompt: str) -> None:
         """prompt: as the chat template wrote it; one that ends with the first marker has begun the reasoning."""
         self._markers = markers
-        self._state = "opened" if prompt.rstrip().endswith(markers.begin) else "before"
+        self._state = "opened" if _has_begun(markers, prompt) else "before"
         self._held = ""
 
     def add(self, text: str, *, is_final: bool) -> tuple[str, str]:

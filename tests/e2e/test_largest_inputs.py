@@ -102,6 +102,18 @@ CASES = {
         lambda: completion(prompt="a " * (CONTEXT - 9), max_tokens=1, echo=True, logprobs=20, n=64),
         STEP_SECONDS,
     ),
+    "a long prompt's log-probabilities": Case(
+        COMPLETIONS,
+        200,
+        lambda: completion(prompt="a " * (CONTEXT - 9), max_tokens=1, prompt_logprobs=20, n=64),
+        STEP_SECONDS,
+    ),
+    "a long chat's log-probabilities": Case(
+        CHAT,
+        200,
+        lambda: chat(messages=[{"role": "user", "content": "a " * (CONTEXT - 99)}], prompt_logprobs=20),
+        STEP_SECONDS,
+    ),
     "many items": Case(RESPONSES, 400, lambda: {"input": HELLO * MAX_ITEMS}),
     "one item": Case(RESPONSES, 400, lambda: {"input": "a " * (BODY // 2)}),
     "a conversation of many calls": Case(

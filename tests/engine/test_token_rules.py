@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from fakes import EOS, VOCAB_SIZE, ByteTokenizer
 from hamburger.engine.text.grammar import Grammars, regex_grammar
 from hamburger.engine.text.token_rules import TokenMatcher, TokenRules
+from hamburger.engine.types.sampling_params import ThinkingBudget
 
 WORDS = -(-VOCAB_SIZE // 32)
 
@@ -41,6 +42,20 @@ def test_a_word_is_not_completed() -> None:
     assert allowed(rules) == every - {2}  # [1, 2, 3] ends with what never comes, [2, 2] would be whole
     rules.go_back(1)
     assert allowed(rules) == every
+
+
+@given(
+    st.lists(st.integers(0, 4), max_size=9), st.lists(st.integers(0, 4), max_size=9), st.integers(0, 4), st.booleans()
+)
+def test_thoughts_end_when_their_budget_is_used_up(taken: list[int], tried: list[int], most: int, begun: bool) -> None:
+    rules = TokenRules([], [], None, taken[:2], ThinkingBudget(most, None if begun else 1, 2))
+    for token_id in [*taken[2:], *tried]:
+        rules.advance(token_id)
+    rules.go_back(len(tried))
+    thoughts = taken if begun else (taken[taken.index(1) + 1 :] if 1 in taken else None)
+    must_end = thoughts is not None and 2 not in thoughts and len(thoughts) >= most
+    assert allowed(rules) == ({2} if must_end else set(range(VOCAB_SIZE)))
+    assert rules.error is None
 
 
 @given(

@@ -16,6 +16,7 @@ from hamburger.engine.core.core import EngineCore
 from hamburger.engine.drafting.proposal import Proposal
 from hamburger.engine.text.grammar import Grammars, choice_grammar, json_grammar, regex_grammar
 from hamburger.engine.types.messages import GroupOutput, SubmitRequest, TokenLogprobs
+from hamburger.engine.types.sampling_params import ThinkingBudget
 from hamburger.model.assemble import assemble
 from hamburger.model.config import GraftConfig, ModelConfig
 from hamburger.model.cpu.library import load_kernels
@@ -69,6 +70,8 @@ ASKED: list[dict[str, Any]] = [
     {"allowed_token_ids": tuple(range(0, VOCAB_SIZE, 5)), "repetition_penalty": 1.3},
     {"bad_words": (*((i,) for i in range(0, VOCAB_SIZE, 3)), *((i, i + 1) for i in range(VOCAB_SIZE - 1)))},
     {"bad_words": tuple((i, j) for i in range(60) for j in range(60, 100)), "temperature": 1.0, "seed": 15},
+    {"thinking": ThinkingBudget(5, None, 7)},
+    {"thinking": ThinkingBudget(2, 9, 7), "temperature": 1.0, "seed": 16, "allowed_token_ids": (7, 8, 9, 10)},
     {"grammar": regex_grammar("[a-e]{3,12}"), "bad_words": ((97,), (98, 99))},
     {"temperature": 1.0, "seed": 20},
     {"temperature": 1.0, "seed": 21},

@@ -17,6 +17,7 @@ from fastapi import FastAPI
 from fakes import ByteTokenizer, ScriptedRunner, fake_engine
 from hamburger.engine.async_engine import AsyncEngine
 from hamburger.engine.core.sequence import Sequence
+from hamburger.engine.types.sampling_params import ThinkingBudget
 from hamburger.server.app import create_app_of, model_context
 from hamburger.server.config import ServeSettings
 from hamburger.server.operation.metrics import ServerMetrics
@@ -47,12 +48,14 @@ class ByChoice(ScriptedRunner):
         self.confidences: list[float | None] = []
         self.seeds: list[int | None] = []
         self.prompts: list[list[int]] = []
+        self.budgets: list[ThinkingBudget | None] = []
 
     def script(self, sequence: Sequence) -> list[int]:
         if not sequence.groups:
             self.confidences.append(sequence.params.confidence)
             self.seeds.append(sequence.params.seed)
             self.prompts.append(sequence.prompt_ids)
+            self.budgets.append(sequence.params.thinking)
         if self.by_choice:
             index = int(sequence.request_id.rsplit("-", 1)[1])
             self.scripts[sequence.request_id] = self.by_choice[min(index, len(self.by_choice) - 1)]

@@ -52,7 +52,7 @@ def test_one_call_of_the_kernels_and_its_parts_check_and_draft_the_same(
         if not request.params.grammar and request.params.logprobs is None and not request.params.logit_bias
         if request.params.repetition_penalty == 1 and not request.params.presence_penalty and request.params.max_tokens
         if not request.params.min_tokens and request.params.prompt_logprobs is None
-        if not request.params.allowed_token_ids and not request.params.bad_words
+        if not request.params.allowed_token_ids and not request.params.bad_words and request.params.thinking is None
     ]
     emit = CpuEmission.emit
 

@@ -44,8 +44,8 @@ def rules(length: int) -> str:
     return "\n".join(["start: r0", *(f'r{i}: r{i + 1} "x"' for i in range(length)), f'r{length}: "x"'])
 
 
-def tool(parameters: dict[str, Any]) -> dict[str, Any]:
-    return {"type": "function", "function": {"name": "f", "parameters": parameters}}
+def tool(parameters: dict[str, Any], *, strict: bool = False) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": "f", "parameters": parameters, "strict": strict}}
 
 
 CASES: dict[str, tuple[str, str | bytes, int]] = {
@@ -89,6 +89,12 @@ CASES: dict[str, tuple[str, str | bytes, int]] = {
     "100,000 choices in an enum": (CHAT, schema({"enum": [f"x{i}" for i in range(100_000)]}), 400),
     "a multiple of much": (CHAT, schema({"type": "integer", "multipleOf": 999_983}), 400),
     "a multiple of much in a tool": (CHAT, chat(tools=[tool({"multipleOf": 999_983})], tool_choice="required"), 400),
+    "a multiple of much in a strict tool": (
+        CHAT,
+        chat(tools=[tool({"properties": {"a": {"type": "integer", "multipleOf": 999_983}}}, strict=True)]),
+        400,
+    ),
+    "a chain of references in a strict tool": (CHAT, chat(tools=[tool(chained(3000), strict=True)]), 400),
     "250,000 properties": (CHAT, schema({"properties": {f"p{i}": {} for i in range(250_000)}}), 400),
     "3 MB of choices": (
         COMPLETIONS,

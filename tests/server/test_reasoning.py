@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from fakes import EOS, ByteTokenizer
 from hamburger.engine.types.errors import InvalidRequest
+from hamburger.engine.types.sampling_params import ThinkingBudget
 from hamburger.server.tools.reasoning import Markers, Reasoning, markers_of, template_kwargs
 from serving import CHAT, HELLO, Served, serving, split, typed_events
 
@@ -162,6 +164,43 @@ async def test_a_grammar_leaves_no_room_for_it() -> None:
     async with serving([[*b'{"a": 1}'], [EOS]], tokenizer=Opener(), max_group=9, **ROOM) as server:
         answer = await server.chat(response_format={"type": "json_object"})
     assert answer["choices"][0]["message"]["content"] == '{"a": 1}'
+
+
+class TokenThinker(Thinker):
+    """Its markers are tokens of their own, 1 and 2."""
+
+    def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
+        parts = re.split("(</?think>)", text)
+        texts = {part: ByteTokenizer.encode(self, part) for part in parts}
+        return [i for part in parts for i in ([1 + THINK.index(part)] if part in THINK else texts[part])]
+
+    def token_bytes(self, token_id: int, *, first: bool = False) -> bytes:
+        return THINK[token_id - 1].encode() if token_id in (1, 2) else super().token_bytes(token_id, first=first)
+
+
+async def test_a_budget_of_it_reaches_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which keeps it: tests/engine/test_token_rules.py."""
+    monkeypatch.setattr("fakes.ByteTokenizer", TokenThinker)
+    asked: dict[str, Any] = {"messages": HELLO, "max_tokens": 50}
+    tool = {"type": "function", "function": {"name": "now"}}
+    async with serving([[1, *b"abc", 2, *b"ok", EOS]], tokenizer=TokenThinker(), max_group=9, **ROOM) as server:
+        for fields, expected in (
+            ({"thinking_token_budget": 3}, ThinkingBudget(3, 1, 2)),
+            ({"thinking_token_budget": 0, "separate_reasoning": False}, ThinkingBudget(0, 1, 2)),
+            ({"thinking_token_budget": 3, "tools": [tool]}, ThinkingBudget(3, 1, 2)),
+            ({"thinking_token_budget": -1}, None),
+            ({}, None),
+        ):
+            [choice] = (await server.ok(CHAT, {**asked, **fields}))["choices"]
+            assert server.runner.budgets[-1] == expected
+            if "separate_reasoning" not in fields:
+                assert (choice["message"]["reasoning_content"], choice["message"]["content"]) == ("abc", "ok")
+        thinking = {"type": "enabled", "budget_tokens": 9}
+        await server.ok("/v1/messages", {**asked, "thinking": thinking})
+        assert server.runner.budgets[-1] == ThinkingBudget(9, 1, 2)
+    async with serving([[97]], tokenizer=Thinker(), **ROOM) as server:  # its markers are texts
+        status, error = await server.refused(CHAT, {**asked, "thinking_token_budget": 3})
+        assert (status, error["param"]) == (400, "thinking_token_budget")
 
 
 async def test_calls_come_behind_it() -> None:
