@@ -15,7 +15,6 @@ import queue
 import socket
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import Any, cast
 
@@ -24,7 +23,7 @@ from hamburger.engine.engine_loop import Inbox, run_loop
 from hamburger.engine.logs import LogFormat, configure_logging, secrets_of_environment
 from hamburger.engine.ranks.ranks import OnLost
 from hamburger.engine.text.grammar import Grammars
-from hamburger.engine.text.process_usage import give_back
+from hamburger.engine.text.process_usage import keep_giving_back
 from hamburger.engine.transport.engine_process import FAILED, failed_message, set_up_process
 from hamburger.engine.transport.wire import Encoder, Ended, Failed, Progress, frames
 from hamburger.engine.types.config import EngineArgs
@@ -34,7 +33,6 @@ from hamburger.engine.types.messages import AbortRequest, EngineInfo, SubmitRequ
 Builder = Callable[[EngineArgs, Callable[[str], None], OnLost], tuple[EngineCore, EngineInfo]]
 
 _UNUSED_SECONDS = 60.0  # after which a compiled grammar is forgotten
-_TRIM_SECONDS = 30.0
 
 
 def main(argv: list[str]) -> int:
@@ -53,7 +51,7 @@ def main(argv: list[str]) -> int:
         reader = Reader(incoming, inbox, outbox)
         core, info = build(args, lambda line: outbox.put(Progress(line)), outbox.send_and_exit)
         reader.compile_with(core.grammars)
-        threading.Thread(target=_return_freed_memory, name="hamburger-memory", daemon=True).start()
+        keep_giving_back()
         gc.freeze()  # what was loaded stays; looking through it again and again took 2 % of the steps' time
         outbox.put(EngineReady(info, core.config))
         run_loop(core, inbox, outbox.put)
@@ -167,13 +165,6 @@ class GrammarCompiler:
             self._inbox.put(message)
             if isinstance(message, SubmitRequest):
                 self._ids.discard(message.request_id)
-
-
-def _return_freed_memory() -> None:
-    """Have the allocator return, now and then, what it keeps of freed memory: 400 MB after loading, later the pieces
-    that many steps of all sizes leave. It takes milliseconds. Only glibc has this."""
-    while give_back():
-        time.sleep(_TRIM_SECONDS)
 
 
 def _builder(name: str) -> Builder:

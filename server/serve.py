@@ -23,6 +23,7 @@ from fastapi import FastAPI
 
 from hamburger.engine.logs import BackgroundHandler, configure_logging
 from hamburger.engine.process_host import Worker
+from hamburger.engine.text.process_usage import keep_giving_back
 from hamburger.server.api.model_context import ModelContext
 from hamburger.server.app import create_app_of
 from hamburger.server.config import ServeSettings, SettingsError
@@ -72,6 +73,7 @@ async def _run(
         app = create_app_of(contexts, settings)
         greeting = _greeting(settings, contexts, _url(settings, listener))
         server = _Server(uvicorn_config(app, settings), lambda: progress(greeting))
+        keep_giving_back()
         gc.freeze()  # all of this stays: whoever is served later need not wait while it is looked through
         return await _listen(server, listener, found, settings.drain_seconds, stopping, progress)
 
