@@ -57,7 +57,7 @@ def test_anthropic(clients: Clients, burger: RealServer) -> None:
     for name, kind, said in (
         ("unknown", "NotFoundError", "other"),
         ("too_long", "BadRequestError", "maximum context length is 1024 tokens"),
-        ("thinking", "BadRequestError", "adaptive"),
+        ("thinking", "BadRequestError", "no budget of thinking"),
     ):
         assert found[name].startswith(kind)
         assert said in found[name]
