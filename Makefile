@@ -41,7 +41,7 @@ coverage: setup-dev ## the same tests, and the lines that none of them runs | 5 
 test-compilers: setup-dev ## proves what Triton's compiler makes of the GPU path, without a GPU | 2 min
 	@exec $(BIN)/pytest -m compilers --numprocesses $(TEST_PROCESSES) --dist worksteal $(ARGS)
 
-test-clients: setup-dev $(CLIENTS_VENV)/.ready ## proves the API with lm_eval, evalplus, LangChain, LiteLLM, llm, anthropic, schemathesis, curl | 10 min
+test-clients: setup-dev $(CLIENTS_VENV)/.ready ## proves the API with lm_eval, evalplus, LangChain, LiteLLM, llm, anthropic, Pydantic AI, Instructor, schemathesis, curl | 10 min
 	@CLIENTS_VENV=$(CLIENTS_VENV) exec $(BIN)/pytest -m interop $(ARGS)
 
 test-scale: setup-dev $(SCALE_VENV)/.ready ## proves replicas on Ray Serve: streams, a killed replica, a rolling update | 10 min

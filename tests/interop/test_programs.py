@@ -1,4 +1,4 @@
-"""LangChain, LiteLLM, Anthropic's package, the llm command and curl, as their users call them."""
+"""LangChain, LiteLLM, Anthropic's package, Pydantic AI, Instructor, llm and curl, as their users call them."""
 
 from __future__ import annotations
 
@@ -61,6 +61,18 @@ def test_anthropic(clients: Clients, burger: RealServer) -> None:
     ):
         assert found[name].startswith(kind)
         assert said in found[name]
+
+
+def test_pydantic_ai_and_instructor(clients: Clients, burger: RealServer) -> None:
+    found = clients.program("typed_answers.py", f"{burger.url}/v1", MODEL)
+    assert "Paris" in found["text"]
+    assert found["streamed"] == found["text"]
+    assert found["pieces"] > 1
+    assert found["output_tokens"] > 0
+    assert found["instructor"].keys() == {"TOOLS", "JSON_SCHEMA"}
+    for ship in (found["typed"], *found["instructor"].values()):
+        assert ship.keys() == {"name", "year"}
+        assert isinstance(ship["year"], int)
 
 
 def test_llm_command(clients: Clients, burger: RealServer, tmp_path: Path) -> None:
