@@ -60,8 +60,13 @@ def model_context(
     return ModelContext(engine, tokenizer, metrics, settings, served, grammars, family, markers_of(tokenizer))
 
 
-def create_app_of(contexts: Sequence[ModelContext], settings: ServeSettings) -> FastAPI:
-    """The application for several models, whose metrics are rendered together. `settings` are the server's own."""
+def create_app_of(
+    contexts: Sequence[ModelContext], settings: ServeSettings, responses: ResponseStore | None = None
+) -> FastAPI:
+    """The application for several models, whose metrics are rendered together. `settings` are the server's own.
+
+    responses: where they are stored; None: in memory, whatever response_file says.
+    """
     models = ServedModels(contexts)
     app = FastAPI(title="HAMburger Serve", version=version("hamburger-serve"))
     add_error_handlers(app, models.count_failure, {MESSAGES: messages_error})
@@ -70,7 +75,8 @@ def create_app_of(contexts: Sequence[ModelContext], settings: ServeSettings) -> 
     page_known = [Depends(require_known_page(settings.cors_origin)), *key_needed]
     app.include_router(completion_routes(answering), dependencies=page_known)
     app.include_router(message_routes(answering), dependencies=page_known)
-    app.include_router(response_routes(answering, ResponseStore(settings.response_store)), dependencies=page_known)
+    store = ResponseStore(settings.response_store) if responses is None else responses
+    app.include_router(response_routes(answering, store), dependencies=page_known)
     app.include_router(model_routes(models), dependencies=key_needed)
     app.include_router(tokenizer_routes(models), dependencies=page_known)
     app.include_router(operation_routes(models), dependencies=[] if settings.public_operation else key_needed)

@@ -145,6 +145,9 @@ class ServeSettings(_EngineSettings):
     response_store: Annotated[int, BeforeValidator(parse_bytes)] = Field(
         64 * 2**20, ge=0, description="memory for stored responses (/v1/responses), the oldest of which make room"
     )
+    response_file: Path | None = Field(
+        None, description="file that keeps them when the server ends (SQLite; default: memory)"
+    )
     max_body_size: Annotated[int, BeforeValidator(parse_bytes)] = Field(
         8 * 2**20, ge=1, description="largest body of a request, such as 8MiB"
     )

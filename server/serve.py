@@ -31,6 +31,7 @@ from hamburger.server.launch import FoundModel, RunningModel, engine_arguments, 
 from hamburger.server.operation.connections import allow_open_files, bounded_protocol
 from hamburger.server.operation.console import announce_settings, announcer, secrets_of
 from hamburger.server.operation.request_log import request_logger
+from hamburger.server.responses.store import ResponseStore
 
 _INTERRUPTED, _DIED = 130, 1
 _INDENT = "\n          "
@@ -47,14 +48,15 @@ def serve(settings: ServeSettings, worker: Worker | None = None) -> int:
     arguments = engine_arguments(settings)
     settings.api_keys()
     _check_tls(settings)
-    with _logging(settings), _bind(settings.host, settings.port) as listener:
+    stored = ResponseStore(settings.response_store, settings.response_file)
+    with contextlib.closing(stored), _logging(settings), _bind(settings.host, settings.port) as listener:
         allow_open_files(settings.max_connections)
         progress = announcer(settings.log_format)
         announce_settings(settings, progress)
         progress("finding the model" if len(arguments) == 1 else f"finding {len(arguments)} models")
         models = find_models(arguments)
         try:
-            return asyncio.run(_run(settings, models, listener, progress, worker))
+            return asyncio.run(_run(settings, models, listener, progress, worker, stored))
         except KeyboardInterrupt:  # while loading; _stop_on_signals takes over then
             progress("stopped while loading")
             return _INTERRUPTED
@@ -66,11 +68,12 @@ async def _run(
     listener: socket.socket,
     progress: Callable[[str], None],
     worker: Worker | None,
+    responses: ResponseStore,
 ) -> int:
     async with running_models(models, progress, worker) as found:
         stopping = _stop_on_signals()
         contexts = [model.context for model in found]
-        app = create_app_of(contexts, settings)
+        app = create_app_of(contexts, settings, responses)
         greeting = _greeting(settings, contexts, _url(settings, listener))
         server = _Server(uvicorn_config(app, settings), lambda: progress(greeting))
         keep_giving_back()

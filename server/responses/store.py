@@ -1,16 +1,28 @@
-"""ResponseStore: answered responses, so that a client can ask for one again and go on with it. Bounded, in memory."""
+"""ResponseStore: answered responses, so that a client can ask for one again and go on with it. Bounded; in memory,
+or in a file that outlives the server.
+"""
 
 from __future__ import annotations
 
-from collections import OrderedDict
+import hashlib
+import sqlite3
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from hamburger.engine.types.errors import cut
 from hamburger.server.api.errors import ApiError
+from hamburger.server.config import SettingsError
+
+_TABLE = """
+CREATE TABLE IF NOT EXISTS responses (
+    number INTEGER PRIMARY KEY, id TEXT UNIQUE NOT NULL, owner TEXT NOT NULL, is_written INTEGER NOT NULL,
+    text BLOB NOT NULL
+)
+"""
 
 
 @dataclass
@@ -27,21 +39,28 @@ class Stored:
     cancel: Callable[[], None] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _Kept:
-    """text: response, items and turns as JSON, which takes a fraction of the memory that they do."""
-
-    text: bytes
-    key: str
-    cancel: Callable[[], None] | None
-
-
 class ResponseStore:
-    """The oldest make room for new ones, once all take more than max_bytes; those still being written stay."""
+    """The oldest make room for new ones, once all take more than max_bytes; those still being written stay.
 
-    def __init__(self, max_bytes: int) -> None:
-        self._max_bytes, self._size = max_bytes, 0
-        self._kept: OrderedDict[str, _Kept] = OrderedDict()
+    A response is kept as the JSON of all that is stored of it. Of a key only a hash is kept.
+    """
+
+    def __init__(self, max_bytes: int, path: Path | None = None) -> None:
+        """path: of the file; None: memory. Raises SettingsError for one that is no such file, or another server's."""
+        self._max_bytes = max_bytes
+        self._cancels: dict[str, Callable[[], None]] = {}
+        try:
+            if path is not None:
+                path.touch(mode=0o600)  # prompts and answers are nobody else's
+            self._database = sqlite3.connect(
+                path or ":memory:", isolation_level=None, check_same_thread=False, timeout=1
+            )
+            self._open()
+        except (sqlite3.Error, OSError) as error:
+            hint = " Another server has it open: give each its own." if "locked" in str(error) else ""
+            message = f"response_file: {path} cannot be used: {error}.{hint}"
+            raise SettingsError(message) from error
+        self._size: int = self._database.execute("SELECT COALESCE(SUM(LENGTH(text)), 0) FROM responses").fetchone()[0]
 
     def put(self, stored: Stored) -> None:
         """Also in place of an earlier one of the same id. One that is larger than all may be is not kept."""
@@ -50,26 +69,31 @@ class ResponseStore:
         text = msgspec.json.encode([stored.response, stored.items, stored.turns])
         if len(text) > self._max_bytes and stored.cancel is None:
             return
-        self._kept[response_id] = _Kept(text, stored.key, stored.cancel)
+        row = response_id, _owner(stored.key), stored.cancel is None, text
+        self._database.execute("INSERT INTO responses (id, owner, is_written, text) VALUES (?, ?, ?, ?)", row)
         self._size += len(text)
+        if stored.cancel is not None:
+            self._cancels[response_id] = stored.cancel
         while self._size > self._max_bytes:
-            oldest = next((old_id for old_id, old in self._kept.items() if old.cancel is None), None)
+            oldest = self._database.execute(
+                "SELECT id FROM responses WHERE is_written ORDER BY number LIMIT 1"
+            ).fetchone()
             if oldest is None:
                 break
-            self._forget(oldest)
+            self._forget(oldest[0])
 
     def get(self, response_id: str, key: str, param: str | None = None) -> Stored:
         """Raises ApiError 404 for one that is not there, or another client's."""
-        kept = self._kept.get(response_id)
-        if kept is None or kept.key != key:
+        row = self._database.execute("SELECT owner, text FROM responses WHERE id = ?", (response_id,)).fetchone()
+        if row is None or row[0] != _owner(key):
             raise ApiError(
                 404,
                 f"The response {cut(response_id)} is not stored here: it was not to be, or others took its place.",
                 param=param,
                 code="response_not_found",
             )
-        response, items, turns = msgspec.json.decode(kept.text)
-        return Stored(response, items, turns, key, kept.cancel)
+        response, items, turns = msgspec.json.decode(row[1])
+        return Stored(response, items, turns, key, self._cancels.get(response_id))
 
     def delete(self, response_id: str, key: str) -> None:
         """Raises ApiError 404."""
@@ -77,12 +101,38 @@ class ResponseStore:
             cancel()
         self._forget(response_id)
 
+    def close(self) -> None:
+        self._database.close()
+
     def __contains__(self, response_id: str) -> bool:
-        return response_id in self._kept
+        return self._database.execute("SELECT 1 FROM responses WHERE id = ?", (response_id,)).fetchone() is not None
 
     def __len__(self) -> int:
-        return len(self._kept)
+        number: int = self._database.execute("SELECT COUNT(*) FROM responses").fetchone()[0]
+        return number
+
+    def _open(self) -> None:
+        # A second server would end what the first one is writing.
+        self._database.execute("PRAGMA locking_mode = EXCLUSIVE")
+        self._database.execute("PRAGMA journal_mode = WAL")  # a power cut loses the last ones, and breaks nothing
+        self._database.execute("PRAGMA synchronous = NORMAL")
+        self._database.execute("BEGIN IMMEDIATE")
+        self._database.execute(_TABLE)
+        broken = self._database.execute("SELECT number, text FROM responses WHERE NOT is_written").fetchall()
+        for number, text in broken:
+            response, items, turns = msgspec.json.decode(text)
+            response |= {"status": "failed", "error": {"code": "server_error", "message": "The server was stopped."}}
+            row = msgspec.json.encode([response, items, turns]), number
+            self._database.execute("UPDATE responses SET text = ?, is_written = 1 WHERE number = ?", row)
+        self._database.execute("COMMIT")
 
     def _forget(self, response_id: str) -> None:
-        if (kept := self._kept.pop(response_id, None)) is not None:
-            self._size -= len(kept.text)
+        self._cancels.pop(response_id, None)
+        found = self._database.execute(
+            "DELETE FROM responses WHERE id = ? RETURNING LENGTH(text)", (response_id,)
+        ).fetchall()
+        self._size -= sum(size for (size,) in found)
+
+
+def _owner(key: str) -> str:
+    return hashlib.sha256(key.encode()).hexdigest()

@@ -21,6 +21,7 @@ from hamburger.engine.types.sampling_params import ThinkingBudget
 from hamburger.server.app import create_app_of, model_context
 from hamburger.server.config import ServeSettings
 from hamburger.server.operation.metrics import ServerMetrics
+from hamburger.server.responses.store import ResponseStore
 from hamburger.server.serve import uvicorn_config
 
 MODEL = "burger"
@@ -159,10 +160,12 @@ async def serving(
     async with fake_engine(runner, observer=metrics, **engine) as launched:
         given = ServeSettings(**(settings or {}))
         context = model_context(launched, tokenizer or ByteTokenizer(), metrics, given, MODEL)
-        app = create_app_of([context], given)
+        responses = ResponseStore(given.response_store, given.response_file)
+        app = create_app_of([context], given, responses)
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
             yield Served(app, launched, runner, metrics, client)
+        responses.close()
         context.grammars.close()
 
 

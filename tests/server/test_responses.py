@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -15,6 +16,7 @@ from pydantic import BaseModel
 from fakes import EOS
 from gates import StepGate
 from hamburger.server.api.errors import ApiError
+from hamburger.server.config import SettingsError
 from hamburger.server.responses.store import ResponseStore, Stored
 from serving import MODEL, ByChoice, Served, error_of, on_port, serving, split, typed_events
 
@@ -259,8 +261,45 @@ async def test_a_fault_of_ours_in_the_background_is_told(monkeypatch: pytest.Mon
     assert "secret" not in found["error"]["message"]
 
 
-def stored(name: str, size: int = 0, **fields: Any) -> Stored:
-    return Stored({"id": name, "x": "a" * size}, [], [], key="", **fields)
+def stored(name: str, size: int = 0, key: str = "", **fields: Any) -> Stored:
+    return Stored({"id": name, "x": "a" * size}, [], [], key=key, **fields)
+
+
+def test_a_file_keeps_them_over_restarts(tmp_path: Path) -> None:
+    path = tmp_path / "responses"
+    store = ResponseStore(1000, path)
+    store.put(stored("a", 100, key="secret-key"))
+    store.put(stored("running", cancel=lambda: None))
+    with pytest.raises(SettingsError, match="response_file"):
+        ResponseStore(1000, path)  # another server's
+    store.close()
+    assert b"secret-key" not in b"".join(file.read_bytes() for file in tmp_path.iterdir())
+    store = ResponseStore(1000, path)
+    assert store.get("a", "secret-key").response == {"id": "a", "x": "a" * 100}
+    with pytest.raises(ApiError):
+        store.get("a", "another key")
+    broken = store.get("running", "")
+    assert (broken.response["status"], broken.response["error"]["code"]) == ("failed", "server_error")
+    assert broken.cancel is None
+    for number in range(3):
+        store.put(stored(f"r{number}", 300))
+    assert ("a" in store, "r2" in store) == (False, True)  # its bound counts what was there
+    store.close()
+    assert path.stat().st_mode & 0o077 == 0
+    path.write_bytes(b"no database" * 100)
+    for wrong in (path, tmp_path, tmp_path / "missing" / "file"):
+        with pytest.raises(SettingsError, match="response_file"):
+            ResponseStore(1000, wrong)
+
+
+async def test_a_conversation_goes_on_after_a_restart(tmp_path: Path) -> None:
+    settings = {"response_file": tmp_path / "responses"}
+    async with serving([[*b"hello"], [EOS]], settings=settings) as server:
+        first = await server.ok(RESPONSES, {"input": "hi"})
+    async with serving([[*b"again"], [EOS]], settings=settings) as server:
+        assert (await server.client.get(f"{RESPONSES}/{first['id']}")).json() == first
+        await server.ok(RESPONSES, {"input": "more", "previous_response_id": first["id"]})
+        assert b"hello" in bytes(server.runner.prompts[-1])
 
 
 def test_the_oldest_make_room_but_for_those_that_are_written() -> None:
