@@ -146,7 +146,10 @@ class Scheduler:
         num_emitting = sum(item.emits for item in scheduled)
         in_parts = any(item.emits and item.sequence.needs_logits for item in scheduled)
         plan = policy.plan(num_emitting, num_slots - num_emitting, in_parts=in_parts)
-        offered = [self._offered(item, policy, plan.least) for item in scheduled]
+        are_asked, looks = policy.begin_step()
+        if not plan.max_drafts and not are_asked and not any(item.sequence.proposal for item in scheduled):
+            return scheduled
+        offered = [self._offered(item, policy, plan.least, looks) for item in scheduled]
         if not plan.max_drafts and not any(offered):
             return scheduled
         floors = [item.sequence.params.confidence or 0.0 for item in scheduled]
@@ -168,7 +171,7 @@ class Scheduler:
             found.append(item)
         return found
 
-    def _offered(self, item: ScheduledSequence, policy: DraftPolicy, least: float) -> Proposal | None:
+    def _offered(self, item: ScheduledSequence, policy: DraftPolicy, least: float, looks: bool) -> Proposal | None:
         """The best drafts that there are for a decoding sequence, if the first of them has a chance above least."""
         sequence = item.sequence
         if not item.emits or item.num_slots != 1 or sequence.params.confidence == 1:
@@ -182,7 +185,9 @@ class Scheduler:
             micro = micro if micro.chances[0] > least else None
         if drafters is None:
             return micro
-        return drafters.best(micro, most, least, lambda other: policy.acceptance.corrected(other, temperature))
+        return drafters.best(
+            micro, most, least, lambda other: policy.acceptance.corrected(other, temperature), looks=looks
+        )
 
     def shrink(self, batch: ScheduledBatch) -> list[Sequence]:
         """Memory did not hold a step of this batch's size (above 1 slot): the next ones have half of its slots at most,

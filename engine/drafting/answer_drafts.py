@@ -11,7 +11,6 @@ from hamburger.engine.drafting.proposal import Drafter, Proposal
 _KEPT = 0.9  # of what is known of a drafter, each time that it foretells a token
 _LEFT = 0.6  # of the doubt about a text's next token, once this one was right (docs/log.md)
 _PRIOR = {"lookup": (1.0, 2.0), "prediction": (1.6, 2.0)}  # accepted, of drafts: what a drafter begins with
-_LOOKS = 8  # a drafter whose drafts do not pay is asked all the same once in so many macro-steps
 _SURE = 0.9  # a drafter of the host that is right so often: the micro decoder need not draft beside it
 
 
@@ -34,16 +33,15 @@ class AnswerDrafts:
             self._drafters = {"prediction": Prediction(prediction_ids), **self._drafters}
         self._counts = {drafter: list(_PRIOR[drafter]) for drafter in self._drafters}
         self._looked_at: list[Proposal] = []  # of what comes next, with chances uncorrected
-        self._num_asked = 0
+        self._unread: list[int] = []  # what the drafters have not been told yet
         self._likeliest = self._highest_chance()
         self._leader: Drafter | None = None
 
     def extend(self, token_ids: Sequence[int]) -> list[tuple[Proposal, int]]:
         """These were emitted. Of each proposal that was looked at, whether it was checked or not: as much of it as is
         known now, with how many of its first tokens were right."""
+        self._unread += token_ids
         found = list[tuple[Proposal, int]]()
-        for drafter in self._drafters.values():
-            drafter.extend(token_ids)
         if not self._looked_at:
             return found
         for proposal in self._looked_at:
@@ -64,17 +62,22 @@ class AnswerDrafts:
         most: int,
         least: float,
         corrected: Callable[[Proposal], Proposal] = lambda proposal: proposal,
+        *,
+        looks: bool = False,
     ) -> Proposal | None:
         """At most so many drafts. micro: those of the micro decoder. least: a chance that the first must be above.
-        corrected: of others' drafts."""
+        corrected: of others' drafts. looks: ask also whose drafts have not had such chances."""
         found = micro.first(most) if micro is not None else None
-        self._num_asked += 1
-        if micro is None and self._likeliest <= least and self._num_asked % _LOOKS:
+        if micro is None and self._likeliest <= least and not looks:
             self._leader = None  # as below, for many answers at once, of which none has drafts that pay
             return None
+        if self._unread:
+            for drafter in self._drafters.values():
+                drafter.extend(self._unread)
+            self._unread = []
         for name, drafter in self._drafters.items():
             missed = 1 - self._chance(name)
-            if 1 - missed <= least and self._num_asked % _LOOKS:
+            if 1 - missed <= least and not looks:
                 continue
             token_ids = drafter.after(most)
             if not token_ids:

@@ -21,6 +21,8 @@ from hamburger.engine.drafting.proposal import Proposal
 _STEPS_A_PLAN = 32
 _WITHOUT = 16  # the step of a plan that makes no drafts, so that it stays known what such steps take
 _GAIN = 1.02  # least that drafts must be expected to bring: less may as well be a loss
+_LOOKS = 8  # steps, in one of which drafters are asked whose drafts did not pay
+_VAIN = 16  # steps without a draft, after which nobody is asked in the others
 _LENIENT = 0.7  # a chance so much below what pays may still be worth a look, as chances vary
 
 
@@ -52,6 +54,7 @@ class DraftPolicy:
         self.acceptance = Acceptance([micro_chance] * micro_drafts)
         self._plans: dict[tuple[int, int, bool], DraftPlan] = {}
         self._num_steps = 0
+        self._num_asked = self._num_vain = 0
 
     def costs(self, *, in_parts: bool = False) -> StepCosts:
         """in_parts: of steps in which some row's logits are changed or told, which are computed part by part."""
@@ -92,9 +95,18 @@ class DraftPolicy:
             rate = tokens / (costs.step(num_rows + taken) + fixed)
             if rate > most:
                 most, number = rate, taken
+        if number:
+            self._num_vain = 0
         for _, index in candidates[:number]:
             chosen[index] += 1
         return chosen
+
+    def begin_step(self) -> tuple[bool, bool]:
+        """Whether the answers' drafters are asked in this step, and whether those are too whose drafts did not pay."""
+        self._num_asked += 1
+        self._num_vain += 1
+        looks = self._num_asked % _LOOKS == 0
+        return looks or self._num_vain <= _VAIN, looks
 
     def plan(self, num_emitting: int, other_rows: int = 0, *, in_parts: bool = False) -> DraftPlan:
         """For steps of so many sequences, and other_rows slots of prompts."""

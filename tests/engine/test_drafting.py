@@ -203,6 +203,16 @@ def test_a_policy_stops_drafting_what_is_never_accepted_and_begins_again() -> No
     assert policy.plan(1).max_drafts > 0
 
 
+def test_drafters_are_left_alone_while_nothing_pays() -> None:
+    policy = free_rows(0)
+    asked = [policy.begin_step() for _ in range(160)]
+    assert [i % 8 == 7 for i in range(160)] == [looks for _, looks in asked]
+    assert all(are_asked for are_asked, _ in asked[:16])
+    assert [are_asked for are_asked, _ in asked[16:]] == [looks for _, looks in asked[16:]]
+    assert policy.choose(1, 1, [proposal(1.0)], [0.0]) == [1]
+    assert policy.begin_step() == (True, False)
+
+
 def test_the_drafter_that_brings_most_drafts() -> None:
     text = list(range(20))
     drafts = AnswerDrafts([*text, 50, 0, 1], tuple(range(100, 110)))
@@ -230,11 +240,12 @@ def test_a_drafter_that_was_wrong_is_asked_again() -> None:
     text = list(range(1000, 1300))
     drafts, passes = AnswerDrafts([1], tuple(text)), 0
     for i in range(60):  # the answer begins otherwise, and seems to follow the prediction again and again
-        drafts.best(None, 7, 0.3)
+        drafts.best(None, 7, 0.3, looks=i % 8 == 0)
         drafts.extend([text[i], text[i + 1], 5])
+    assert drafts.best(None, 7, 0.3) is None
     answer = text[100:]
     while answer:
-        found = drafts.best(None, 7, 0.3)
+        found = drafts.best(None, 7, 0.3, looks=passes % 8 == 0)
         number = 1 + (0 if found is None else next((i for i, t in enumerate(found.token_ids) if t != answer[i]), 7))
         drafts.extend(answer[:number])
         answer, passes = answer[number:], passes + 1
