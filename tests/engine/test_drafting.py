@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from hamburger.engine.drafting.answer_drafts import AnswerDrafts
 from hamburger.engine.drafting.costs import MeasuredCosts, StepCosts
-from hamburger.engine.drafting.policy import DraftPolicy
+from hamburger.engine.drafting.policy import DraftPlan, DraftPolicy
 from hamburger.engine.drafting.proposal import Drafter, Proposal
 from verified import free_rows, policy_of
 
@@ -204,13 +204,15 @@ def test_a_policy_stops_drafting_what_is_never_accepted_and_begins_again() -> No
 
 
 def test_drafters_are_left_alone_while_nothing_pays() -> None:
-    policy = free_rows(0)
-    asked = [policy.begin_step() for _ in range(160)]
+    policy, dear = free_rows(0), DraftPlan(0, 1.0, least=0.8)
+    asked = [policy.begin_step(dear) for _ in range(160)]
     assert [i % 8 == 7 for i in range(160)] == [looks for _, looks in asked]
     assert all(are_asked for are_asked, _ in asked[:16])
     assert [are_asked for are_asked, _ in asked[16:]] == [looks for _, looks in asked[16:]]
+    assert policy.begin_step(DraftPlan(0, 1.0, least=0.1))[0]  # a draft may bring much
+    assert not policy.begin_step(dear)[0]
     assert policy.choose(1, 1, [proposal(1.0)], [0.0]) == [1]
-    assert policy.begin_step() == (True, False)
+    assert policy.begin_step(dear) == (True, False)
 
 
 def test_the_drafter_that_brings_most_drafts() -> None:
