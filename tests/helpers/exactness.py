@@ -174,8 +174,8 @@ class Meddling:
         self._at += len(token_ids)
         return []
 
-    def best(self, micro: Proposal | None, most: int, least: float, corrected: object) -> Proposal | None:
-        del least, corrected  # a wrong draft is what it is for
+    def best(self, micro: Proposal | None, most: int, least: float, corrected: object, looks: bool) -> Proposal | None:
+        del least, corrected, looks  # a wrong draft is what it is for
         draw = self._draw
         kind = draw.random()
         if kind < 0.2:

@@ -27,7 +27,7 @@ BAD_BOTH: list[tuple[str, Any]] = [
     ("echo", "yes"), ("guided_json", 5), ("use_beam_search", True), ("structural_tag", "x"),
     ("n_predict", 5), ("repeat_penalty", 1.1), ("grammar", "root ::= x"), ("json_schema", 5), ("mirostat", 2),
     ("dry_multiplier", 0.8), ("typical_p", 0.9), ("samplers", ["top_k"]),
-    ("prompt_logprobs", 1), ("min_tokens", 300), ("model", f"{MODEL}@1.5"), ("model", f"{MODEL}@-1"),
+    ("prompt_logprobs", 21), ("min_tokens", 300), ("model", f"{MODEL}@1.5"), ("model", f"{MODEL}@-1"),
 ]  # fmt: skip
 BAD_CHAT: list[tuple[str, Any]] = [
     ("messages", []), ("messages", "hi"), ("messages", [5]), ("messages", [{"role": "user"}]), ("messages", None),
