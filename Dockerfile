@@ -36,7 +36,7 @@ COPY engine engine
 COPY model model
 COPY server server
 COPY training training
-RUN --mount=type=cache,target=/root/.cache/pip pip install --constraint constraints.txt .
+RUN --mount=type=cache,target=/root/.cache/pip pip install --constraint constraints.txt '.[otel]'
 
 FROM ${PYTHON_IMAGE}
 ARG VARIANT=cpu

@@ -31,6 +31,7 @@ from hamburger.server.messages.routes import message_routes
 from hamburger.server.operation.key_limits import KeyLimits
 from hamburger.server.operation.metrics import ServerMetrics
 from hamburger.server.operation.middleware import RequestIds, allow_origins
+from hamburger.server.operation.tracing import RequestTraces
 from hamburger.server.responses.body import ResponsesBody
 from hamburger.server.responses.routes import response_routes
 from hamburger.server.responses.store import ResponseStore
@@ -61,11 +62,15 @@ def model_context(
 
 
 def create_app_of(
-    contexts: Sequence[ModelContext], settings: ServeSettings, responses: ResponseStore | None = None
+    contexts: Sequence[ModelContext],
+    settings: ServeSettings,
+    responses: ResponseStore | None = None,
+    traces: RequestTraces | None = None,
 ) -> FastAPI:
     """The application for several models, whose metrics are rendered together. `settings` are the server's own.
 
     responses: where they are stored; None: in memory, whatever response_file says.
+    traces: what makes spans of requests; None: nobody, whatever otlp_traces_endpoint says.
     """
     models = ServedModels(contexts)
     app = FastAPI(title="HAMburger Serve", version=version("hamburger-serve"))
@@ -84,5 +89,5 @@ def create_app_of(
         app.include_router(playground_routes())
     document(app, ChatBody, CompletionBody, MessagesBody, PromptBody, ResponsesBody, TokenizeBody, DetokenizeBody)
     allow_origins(app, settings.cors_origin)
-    app.add_middleware(RequestIds, logs=settings.access_log)  # the last one added is the outermost
+    app.add_middleware(RequestIds, logs=settings.access_log, traces=traces)  # the last one added is the outermost
     return app

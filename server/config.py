@@ -168,6 +168,9 @@ class ServeSettings(_EngineSettings):
     log_level: Literal["debug", "info", "warning", "error"] = Field("warning", description="what is logged to stderr")
     log_format: LogFormat = Field("text", description="text for people, or json: one object a line")
     access_log: bool = Field(True, description="log one line about each request, without its text")
+    otlp_traces_endpoint: str | None = Field(
+        None, description="URL of an OpenTelemetry collector that is sent a span of each request (needs the extra otel)"
+    )
 
     @classmethod
     def settings_customise_sources(

@@ -31,6 +31,7 @@ from hamburger.server.launch import FoundModel, RunningModel, engine_arguments, 
 from hamburger.server.operation.connections import allow_open_files, bounded_protocol
 from hamburger.server.operation.console import announce_settings, announcer, secrets_of
 from hamburger.server.operation.request_log import request_logger
+from hamburger.server.operation.tracing import RequestTraces, open_traces
 from hamburger.server.responses.store import ResponseStore
 
 _INTERRUPTED, _DIED = 130, 1
@@ -49,14 +50,20 @@ def serve(settings: ServeSettings, worker: Worker | None = None) -> int:
     settings.api_keys()
     _check_tls(settings)
     stored = ResponseStore(settings.response_store, settings.response_file)
-    with contextlib.closing(stored), _logging(settings), _bind(settings.host, settings.port) as listener:
+    traces = None if settings.otlp_traces_endpoint is None else open_traces(settings.otlp_traces_endpoint)
+    with (
+        contextlib.closing(stored),
+        contextlib.closing(traces) if traces is not None else contextlib.nullcontext(),
+        _logging(settings),
+        _bind(settings.host, settings.port) as listener,
+    ):
         allow_open_files(settings.max_connections)
         progress = announcer(settings.log_format)
         announce_settings(settings, progress)
         progress("finding the model" if len(arguments) == 1 else f"finding {len(arguments)} models")
         models = find_models(arguments)
         try:
-            return asyncio.run(_run(settings, models, listener, progress, worker, stored))
+            return asyncio.run(_run(settings, models, listener, progress, worker, stored, traces))
         except KeyboardInterrupt:  # while loading; _stop_on_signals takes over then
             progress("stopped while loading")
             return _INTERRUPTED
@@ -69,11 +76,12 @@ async def _run(
     progress: Callable[[str], None],
     worker: Worker | None,
     responses: ResponseStore,
+    traces: RequestTraces | None,
 ) -> int:
     async with running_models(models, progress, worker) as found:
         stopping = _stop_on_signals()
         contexts = [model.context for model in found]
-        app = create_app_of(contexts, settings, responses)
+        app = create_app_of(contexts, settings, responses, traces)
         greeting = _greeting(settings, contexts, _url(settings, listener))
         server = _Server(uvicorn_config(app, settings), lambda: progress(greeting))
         keep_giving_back()

@@ -120,6 +120,7 @@ class Answering:
         generation = self.submit(context, body, answers, reply, key_of(request))
         answered, entry = False, entry_of(request.scope)
         entry.counts += [reply.counts, generation.times]
+        entry.moments = generation.moments
 
         def on_failure(error: ApiError) -> None:
             entry.failed(error)

@@ -24,7 +24,7 @@ from hamburger.engine.request_stream import RequestStream
 from hamburger.engine.types.errors import HamburgerError
 from hamburger.server.api.errors import ApiError, to_api_error
 from hamburger.server.api.reply import Reply
-from hamburger.server.operation.request_log import CLIENT_LEFT
+from hamburger.server.operation.request_log import CLIENT_LEFT, Moments
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -54,14 +54,18 @@ class Generation:
         for stream in self._streams:
             stream.abort()
 
+    def moments(self) -> Moments:
+        scheduled = (stream.scheduled for stream in self._streams if stream.scheduled is not None)
+        first_token = (stream.first_token for stream in self._streams if stream.first_token is not None)
+        arrival = self._streams[0].request.arrival_time
+        return Moments(arrival, min(scheduled, default=None), min(first_token, default=None))
+
     def times(self) -> dict[str, float | None]:
         """Seconds from admission until the first choice had slots, and until its first group; None if it never had."""
-        arrival = self._streams[0].request.arrival_time
-        scheduled = [stream.scheduled for stream in self._streams if stream.scheduled is not None]
-        first_token = [stream.first_token for stream in self._streams if stream.first_token is not None]
+        arrival, scheduled, first_token = self.moments()
         return {
-            "queue_seconds": round(min(scheduled) - arrival, 4) if scheduled else None,
-            "ttft_seconds": round(min(first_token) - arrival, 4) if first_token else None,
+            "queue_seconds": None if scheduled is None else round(scheduled - arrival, 4),
+            "ttft_seconds": None if first_token is None else round(first_token - arrival, 4),
         }
 
     async def _single(self) -> AsyncGenerator[tuple[int, RequestUpdate]]:

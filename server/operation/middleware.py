@@ -12,6 +12,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from hamburger.server.operation.request_log import open_entry, write_entry
+from hamburger.server.operation.tracing import RequestTraces
 
 REQUEST_ID = "X-Request-Id"
 _SCHEMES = ("http", "https", b"http", b"https")
@@ -23,12 +24,12 @@ _SAFE_HEADERS = {"X-Content-Type-Options": "nosniff", "X-Frame-Options": "DENY",
 class RequestIds:
     """Answers each request with its X-Request-Id: the client's own, if it sent a usable one, else a new one.
 
-    logs: write one line about each request when it has ended (request_log.py).
+    logs: write one line about each request when it has ended (request_log.py). traces: what makes its spans.
     """
 
-    def __init__(self, app: ASGIApp, logs: bool = True) -> None:
+    def __init__(self, app: ASGIApp, logs: bool = True, traces: RequestTraces | None = None) -> None:
         self._app = app
-        self._logs = logs
+        self._logs, self._traces = logs, traces
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -65,6 +66,8 @@ class RequestIds:
         finally:
             if self._logs:
                 write_entry(entry, scope)
+            if self._traces is not None:
+                self._traces.add(entry, scope)
 
 
 def _leave_host_out(scope: Scope) -> None:

@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from starlette.types import Scope
 
@@ -24,7 +24,7 @@ FIELDS = (
     "client_left", "queue_seconds", "ttft_seconds", "seconds", "bytes",
 )  # fmt: skip
 # Probes and scrapes come every few seconds: logged only at log_level debug, unless they fail.
-_PROBES = frozenset(["/health", "/ready", "/metrics"])
+PROBES = frozenset(["/health", "/ready", "/metrics"])
 _KEY = "hamburger.request"
 _MOST_CHARACTERS = 128  # of what a client wrote
 
@@ -37,9 +37,19 @@ class Failure(Protocol):
     code: str | None
 
 
+class Moments(NamedTuple):
+    """When an answer reached the engine, and its first choice had slots and its first group; time.monotonic() seconds,
+    None where it never got that far."""
+
+    arrival: float
+    scheduled: float | None
+    first_token: float | None
+
+
 @dataclass(slots=True)
 class RequestEntry:
-    """What is known of a request so far. `counts` are called when it has ended, for what only is known then."""
+    """What is known of a request so far. `counts` and `moments` are called when it has ended, for what only is known
+    then; moments is None where it asks nothing of an engine."""
 
     request_id: str
     status: int = CLIENT_LEFT
@@ -51,6 +61,7 @@ class RequestEntry:
     client_left: bool = False
     failure: Failure | None = None
     counts: list[Callable[[], Mapping[str, Any]]] = field(default_factory=list)
+    moments: Callable[[], Moments] | None = None
     started: float = field(default_factory=time.monotonic)  # time.monotonic() seconds
 
     def asked_for(self, model: str | None, stream: bool) -> None:
@@ -73,13 +84,14 @@ def entry_of(scope: Scope) -> RequestEntry:
 
 def write_entry(entry: RequestEntry, scope: Scope) -> None:
     """Log a request that has ended."""
-    is_quiet_probe = scope["path"] in _PROBES and entry.status < 400
+    is_quiet_probe = scope["path"] in PROBES and entry.status < 400
     level = logging.DEBUG if is_quiet_probe else logging.INFO
     if request_logger.isEnabledFor(level):
-        request_logger.log(level, "request", extra={"fields": _fields(entry, scope)})
+        request_logger.log(level, "request", extra={"fields": fields_of(entry, scope)})
 
 
-def _fields(entry: RequestEntry, scope: Scope) -> dict[str, Any]:
+def fields_of(entry: RequestEntry, scope: Scope) -> dict[str, Any]:
+    """What is known of a request that has ended, by FIELDS; None where it is not."""
     client = scope.get("client")
     values: dict[str, Any] = {
         "request_id": entry.request_id,

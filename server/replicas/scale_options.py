@@ -19,6 +19,7 @@ _SET_BY_RAY = {
     "access_log": "logging_config.enable_access_log of the Serve configuration",
     "max_connections": "nothing: Ray's proxy holds the connections, max_queued_requests bounds what waits",
     "log_format": "logging_config.encoding of the Serve configuration",
+    "otlp_traces_endpoint": "nothing: a replica sends no spans",
     "response_file": "nothing: each replica stores its own, in memory",
     "engine_restarts": "nothing: a replica whose engine died is replaced as a whole",
 }

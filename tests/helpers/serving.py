@@ -21,6 +21,7 @@ from hamburger.engine.types.sampling_params import ThinkingBudget
 from hamburger.server.app import create_app_of, model_context
 from hamburger.server.config import ServeSettings
 from hamburger.server.operation.metrics import ServerMetrics
+from hamburger.server.operation.tracing import RequestTraces
 from hamburger.server.responses.store import ResponseStore
 from hamburger.server.serve import uvicorn_config
 
@@ -152,6 +153,7 @@ async def serving(
     runner: ByChoice | None = None,
     settings: dict[str, Any] | None = None,
     tokenizer: ByteTokenizer | None = None,
+    traces: RequestTraces | None = None,
     **engine: Any,
 ) -> AsyncIterator[Served]:
     """A server whose choices follow scripts. `engine` are fields of EngineConfig (and `info`), see fakes.py."""
@@ -161,7 +163,7 @@ async def serving(
         given = ServeSettings(**(settings or {}))
         context = model_context(launched, tokenizer or ByteTokenizer(), metrics, given, MODEL)
         responses = ResponseStore(given.response_store, given.response_file)
-        app = create_app_of([context], given, responses)
+        app = create_app_of([context], given, responses, traces)
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
             yield Served(app, launched, runner, metrics, client)
