@@ -135,7 +135,8 @@ class Recipe(_Part):
         instead (for example a checkpoint of another run); its graft then has to be the recipe's.
     trunk_lr, graft_lr: peak learning rates. They rise over warmup_steps, then follow a cosine down to min_lr_ratio.
     epochs: passes over the data; max_steps, if set, is what counts instead.
-    slots_per_pack: most slots that run at once. packs_per_step: packs that one step averages, over all processes.
+    slots_per_pack: most slots that run at once; with cached_states those of prompts do not. packs_per_step: packs that
+        one step averages, over all processes.
     validation_share: share of the examples that is kept for validation, unless there is a validation data set.
     cached_states: take the trunk's states from the data set (`segment --states`); for a frozen trunk and single groups.
     gradient_checkpointing: use less memory, and run the trunk's forward pass twice.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -118,3 +119,12 @@ def test_data_sets_with_other_numbers_of_likeliest_tokens_are_refused(tmp_path: 
     both = Examples([random_source(3, teacher_k=4), random_source(3, teacher_k=8)])
     with pytest.raises(TrainingError, match=r"hold \[4, 8\] likeliest tokens a position"):
         both.check(recipe(tmp_path), trunk_config())
+
+
+def test_with_cached_states_only_the_slots_that_run_fill_a_pack() -> None:
+    examples = Examples([random_source(60)])
+    packs = Packer(examples, 4, 30, 0, cached_states=True).epoch(Grouping(kind="single"), 0)
+    assert sorted(e.id for p in packs for e in p.examples) == sorted(e.id for e in examples)
+    assert all(p.num_response_tokens <= 30 or len(p.examples) == 1 for p in packs)
+    sizes = [(p.num_response_tokens, int(q.examples[0].response.sum())) for p, q in pairwise(packs)]
+    assert all(size + next_size > 30 for size, next_size in sizes)

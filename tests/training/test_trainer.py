@@ -261,7 +261,8 @@ def test_a_frozen_trunks_states_can_come_from_the_data(tmp_path: Path) -> None:
     """They are those of the trunk, so that the losses are the same but for their rounding to bfloat16."""
     base = write_base(tmp_path / "base")
     changes = {"graft": FUSED, "trunk": {"mode": "frozen"}, "groups": {"kind": "single"}}
-    made = recipe(base, objective=AGREEMENT | {"first_token": False}, max_steps=3, **changes)
+    # Each example is a pack, as stored states leave more room in one.
+    made = recipe(base, objective=AGREEMENT | {"first_token": False}, max_steps=3, slots_per_pack=1, **changes)
     data = random_source(8)
     train(made, data, tmp_path / "computed")
     stored = MadeSource([dataclasses.replace(r, states=states_of(base, r)) for r in data.records], (0, 1))

@@ -146,12 +146,16 @@ class Pack:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Packer:
-    """Packs examples, in order, into packs of at most slots_per_pack slots; a longer example is a pack of its own."""
+    """Packs examples, in order, into packs of at most slots_per_pack slots; a longer example is a pack of its own.
+
+    cached_states: only the slots that give an answer's token run, so only those count.
+    """
 
     examples: Examples
     max_group: int
     slots_per_pack: int
     seed: int
+    cached_states: bool = False
 
     def epoch(self, grouping: Grouping, epoch: int) -> list[Pack]:
         """The packs of an epoch, over shuffled examples."""
@@ -172,16 +176,19 @@ class Packer:
             example = self.examples[index]
             sizes = self._groups(example, grouping, epoch, index)
             chosen = torch.ones_like(sizes) if single else sizes
-            if examples and filled + _slots(chosen) > self.slots_per_pack:
+            if examples and filled + self._size(example, chosen) > self.slots_per_pack:
                 yield Pack(examples, groups)
                 examples, groups, filled = [], [], 0
                 single = draw.random() < grouping.single_share
                 chosen = torch.ones_like(sizes) if single else sizes
             examples.append(example)
             groups.append(chosen)
-            filled += _slots(chosen)
+            filled += self._size(example, chosen)
         if examples:
             yield Pack(examples, groups)
+
+    def _size(self, example: Example, groups: Tensor) -> int:
+        return int(example.response.sum()) if self.cached_states else _slots(groups)
 
     def _groups(self, example: Example, grouping: Grouping, epoch: int, index: int) -> Tensor:
         if grouping.kind == "data":

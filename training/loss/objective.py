@@ -132,6 +132,7 @@ class TrainingNetwork(nn.Module):
             places[model.short_list] = torch.arange(len(model.short_list), device=places.device)
         self.register_buffer("places", places, persistent=False)
         self.places: Tensor | None
+        self._short_head: Tensor | None = None  # of a head that is not trained
 
     def forward(self, batch: TrainBatch) -> Outcome:
         """Run a batch; the sums cover its own rows only."""
@@ -170,7 +171,7 @@ class TrainingNetwork(nn.Module):
         row, step = mask[rows, 1:].nonzero(as_tuple=True)
         at, place = rows[row], step + 1
         short_list = self.model.short_list if self.places is not None else None
-        head = _Head(_cast_once(micro_head(self.model)), short_list, self.places)
+        head = _Head(self._micro_head(), short_list, self.places)
         token = self._tokens(states[row, step], batch.targets[at, place], teacher.at(at, place), head)
         token_loss = token_loss + self.objective.micro_weight * token.loss
         predicted[at, place], base_probs[at, place] = token.predicted, token.base_probs
@@ -183,6 +184,14 @@ class TrainingNetwork(nn.Module):
         stop_loss = F.binary_cross_entropy_with_logits(stop_logits[stop_mask], stops[stop_mask], reduction="sum")
         matching = torch.zeros_like(stop_loss) if matching is None else matching
         return Outcome(token_loss, stop_loss, predicted, stop_logits.detach(), stops, base_probs, matching)
+
+    def _micro_head(self) -> Tensor:
+        if self._short_head is not None:
+            return self._short_head
+        head = _cast_once(micro_head(self.model))
+        if self.places is not None and not self.model.head_weight.requires_grad:
+            self._short_head = head
+        return head
 
     def _tokens(self, states: Tensor, targets: Tensor, teacher: tuple[Tensor, Tensor] | None, head: _Head) -> _Tokens:
         """Token losses of states [R, D] with targets [R]."""

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-_LOGITS_A_CHUNK = 128 * 49152
+_LOGITS_A_CHUNK = 64 * 49152  # 12 MiB in float32: they stay in a CPU's cache
 
 
 @dataclass(frozen=True, slots=True, eq=False)

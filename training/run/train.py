@@ -107,7 +107,9 @@ class Job:
         compute = choose_dtype(recipe.precision, self.accelerator.device)
         longest = max(chosen.train.longest, chosen.held_out.longest)
         trainable = build(origin, recipe, device=self.accelerator.device, compute=compute, max_positions=longest)
-        packer = Packer(chosen.train, recipe.graft.max_group, recipe.slots_per_pack, recipe.seed)
+        packer = Packer(
+            chosen.train, recipe.graft.max_group, recipe.slots_per_pack, recipe.seed, cached_states=recipe.cached_states
+        )
         self.trainer = Trainer(
             Parts(
                 recipe,
