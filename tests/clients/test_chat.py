@@ -8,12 +8,14 @@ import re
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import httpx
 import pytest
 from rich.console import Console
 
 from hamburger.clients import chat
+from hamburger.clients.chat_answer import Painter, summary
 from hamburger.clients.figures import Answer
 from hamburger.clients.wire import StreamDecoder, StreamEvent, Usage
 from scripted_server import Reply, ScriptedServer, drafting_stream, error_body, hamburger_stream, plain_stream, sse
@@ -57,6 +59,13 @@ def type_lines(monkeypatch: pytest.MonkeyPatch, *lines: str | type[BaseException
 
     monkeypatch.setattr(sys, "stdin", Terminal())
     monkeypatch.setattr("builtins.input", read)
+
+
+@pytest.fixture(autouse=True)
+def history(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where these tests' typed lines are kept."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    return tmp_path / "hamburger" / "chat_history"
 
 
 def test_a_pipe_gets_answers_on_stdout_and_figures_on_stderr(
@@ -161,14 +170,14 @@ def test_ctrl_c_stops_the_answer_and_the_conversation_goes_on(
 ) -> None:
     """Ctrl-C comes when the first group was shown: the connection closes, what was said stays in the conversation."""
     server.replies = [Reply(hamburger_stream([("begun", 2), (" never", 1)])[:1], hang=True), Reply(plain_stream(["b"]))]
-    shown = chat._Painter.show
+    shown = Painter.show
 
-    def show(painter: chat._Painter, event: StreamEvent) -> None:
+    def show(painter: Painter, event: StreamEvent) -> None:
         shown(painter, event)
         if painter.text == "begun":
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(chat._Painter, "show", show)
+    monkeypatch.setattr(Painter, "show", show)
     type_lines(monkeypatch, "one", "two")
     assert run_chat(server) == 0
     assert server.disconnected.wait(5)
@@ -263,7 +272,7 @@ def test_a_server_without_models_asks_for_a_name(server: ScriptedServer, pipe: i
 
 def test_neighbouring_groups_differ_in_colour_and_control_characters_stay_out() -> None:
     file = io.StringIO()
-    painter = chat._Painter(Console(file=file, force_terminal=True, color_system="standard", highlight=False))
+    painter = Painter(Console(file=file, force_terminal=True, color_system="standard", highlight=False))
     events = [("a\x1b[2J", 0), ("", 1), ("b\tc", 2), ("d", 2), ("e\n", 3)]
     for text, index in events:
         painter.show(StreamEvent(text, [1], index))
@@ -275,13 +284,13 @@ def test_neighbouring_groups_differ_in_colour_and_control_characters_stay_out() 
 
 
 def test_the_summary_of_nothing_and_of_a_usual_answer() -> None:
-    assert chat.summary(Answer(1.0), stopped=True) == "0 tokens · stopped"
+    assert summary(Answer(1.0), stopped=True) == "0 tokens · stopped"
     answer = Answer(1.0)
     for now in (1.5, 2.5):
         answer.add(StreamEvent("a", [1, 2, 3], 0), now)
     answer.add(StreamEvent(usage=Usage(9, 5, 2)), 3.0)
     text = "5 tokens · 2 KV slots · 2.50 tokens per KV · 4.0 tokens/s · first token after 0.50 s"
-    assert chat.summary(answer, stopped=False) == text
+    assert summary(answer, stopped=False) == text
 
 
 def test_verified_groups_show_steps_and_drafts(server: ScriptedServer, pipe: io.StringIO, capsys: Captured) -> None:
@@ -295,7 +304,7 @@ def test_verified_groups_show_steps_and_drafts(server: ScriptedServer, pipe: io.
 
 def test_a_group_with_accepted_drafts_is_bold() -> None:
     file = io.StringIO()
-    painter = chat._Painter(Console(file=file, force_terminal=True, color_system="standard", highlight=False))
+    painter = Painter(Console(file=file, force_terminal=True, color_system="standard", highlight=False))
     for index, accepted in enumerate([0, 2, 0]):
         painter.show(StreamEvent("x", [1] * (1 + accepted), index, num_drafted=3, num_accepted=accepted))
     cyan, yellow = "\x1b[36m", "\x1b[33m"
@@ -308,14 +317,14 @@ def test_an_answer_that_was_stopped_counts_slots_and_steps_by_its_groups() -> No
         for event in decoder.feed(chunk):
             answer.add(event, 2.0)
     text = "4 tokens · 4 KV slots · 2.00 tokens per step · 2 of 3 drafts accepted · first token after 1.00 s · stopped"
-    assert chat.summary(answer, stopped=True) == text
+    assert summary(answer, stopped=True) == text
 
 
 def test_an_answer_that_settles_shows_tokens_per_kv_and_per_step() -> None:
     answer = Answer(1.0)
     answer.add(StreamEvent("a", [1, 2], 0, num_drafted=1, num_accepted=1), 2.0)
     answer.add(StreamEvent(usage=Usage(9, 1024, 470, macro_steps=640)), 3.0)
-    told = chat.summary(answer, stopped=False)
+    told = summary(answer, stopped=False)
     assert told.startswith("1024 tokens · 470 KV slots · 2.18 tokens per KV · 1.60 tokens per step · ")
 
 
@@ -330,3 +339,116 @@ def test_what_a_growing_answer_holds_is_the_terminals_title(server: ScriptedServ
     titles = re.findall(r"\x1b\]0;([^\x07]*)\x07", file.getvalue())
     assert titles[0] == "1 tokens in 1 KV slots"
     assert titles[-1] == "6 tokens in 6 KV slots"
+
+
+def test_a_question_may_have_several_lines(server: ScriptedServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    server.replies = [Reply(plain_stream(["a"]))]
+    type_lines(
+        monkeypatch, "one \\", "and \\", "more", '"""def f():', "    pass", "", '"""', '"""short"""', "back\\slash"
+    )
+    assert run_chat(server) == 0
+    asked = [request["messages"][-1]["content"] for request in server.requests]
+    assert asked == ["one \nand \nmore", "def f():\n    pass", "short", "back\\slash"]
+
+
+def test_typed_lines_are_remembered_for_their_owner_alone(history: Path) -> None:
+    """In a process of its own: readline is one for all of this one."""
+    program = (
+        "import readline, sys\nfrom hamburger.clients import typed_lines\n"
+        "def read(prompt):\n    readline.add_history(line := next(lines))\n    return line\n"
+        "def end():\n    raise EOFError\n"
+        "lines = iter(sys.argv[1:])\n"
+        "import builtins\nbuiltins.input = lambda prompt: read(prompt) if lines.__length_hint__() else end()\n"
+        "print(readline.get_current_history_length(), list(typed_lines.typed_lines(True)))"
+        "\nprint([readline.get_history_item(i + 1) for i in range(readline.get_current_history_length())])"
+    )
+    for asked, known in ((["one", "two"], "['one', 'two']"), (["three"], "['one', 'two', 'three']")):
+        run = subprocess.run([sys.executable, "-c", program, *asked], capture_output=True, text=True, check=True)
+        assert run.stdout.splitlines() == [f"0 {asked}", known]
+    assert history.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_race_asks_with_drafts_and_without_and_stays_out_of_the_conversation(
+    server: ScriptedServer, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    fast, slow = hamburger_stream([("ab", 2), ("cd", 2)]), hamburger_stream([("a", 1), ("b", 1), ("c", 1), ("d", 1)])
+    server.answer = lambda body: Reply(slow if body.get("confidence") == 1 else fast)
+    type_lines(monkeypatch, "/race", "one", "/race two", "/race", "three")
+    assert run_chat(server, "--temperature", "0.7") == 0
+    first, *raced, last = server.requests
+    assert [[m["content"] for m in request["messages"]] for request in raced] == [
+        *[["one", "abcd", "two"]] * 2,
+        *[["one"]] * 2,
+    ]
+    assert [request.get("confidence") for request in raced] == [None, 1] * 2
+    assert {request["seed"] for request in raced} == {1}
+    assert "seed" not in first
+    assert [m["content"] for m in last["messages"]] == ["one", "abcd", "three"]
+    printed = capsys.readouterr()
+    assert printed.out == "abcd\n" * 6
+    assert "there is none yet" in printed.err
+    assert printed.err.count("as asked       4 tokens · 2 KV slots") == 2
+    assert printed.err.count("at confidence 1 4 tokens · 4 KV slots") == 2
+    assert len(re.findall(r"The same text, [0-9.]+ times as fast\.", printed.err)) == 2
+
+
+def test_a_race_tells_where_texts_part(
+    server: ScriptedServer, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    fast, slow = hamburger_stream([("ab", 2), ("xd", 2)]), hamburger_stream([("a", 1), ("b", 1), ("c", 1), ("d", 1)])
+    server.answer = lambda body: Reply(slow if body.get("confidence") == 1 else fast)
+    type_lines(monkeypatch, "/race one")
+    assert run_chat(server) == 0
+    assert "Another text from character 3 on" in capsys.readouterr().err
+
+
+def test_an_error_in_a_race_ends_no_chat(
+    server: ScriptedServer, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    server.replies = [Reply(body=error_body("No.", 400), status=400), Reply(plain_stream(["a"]))]
+    type_lines(monkeypatch, "/race one", "two")
+    assert run_chat(server) == 0
+    printed = capsys.readouterr()
+    assert "error: HTTP 400: No." in printed.err
+    assert printed.out == "a\n"
+
+
+METRICS = """\
+# HELP hamburger_num_requests_running x
+hamburger_num_requests_running{model_name="tiny"} 2.0
+hamburger_num_requests_waiting{model_name="tiny"} 1.0
+hamburger_num_requests_running{model_name="other"} 9.0
+hamburger_kv_cache_usage_perc{model_name="tiny"} 0.125
+hamburger_generation_tokens_per_second{model_name="tiny"} 321.25
+hamburger_tokens_per_macro_step{model_name="tiny"} 2.0
+hamburger_tokens_per_kv_ratio{model_name="tiny"} 1.0
+hamburger_drafted_tokens_total{model_name="tiny",drafter="micro",position="1"} 60.0
+hamburger_drafted_tokens_total{model_name="tiny",drafter="lookup",position="1"} 40.0
+hamburger_accepted_tokens_total{model_name="tiny",drafter="micro",position="1"} 45.0
+process_cpu_seconds_total 3.0
+"""
+
+
+def test_stats_say_what_the_server_does(
+    server: ScriptedServer, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    server.metrics = METRICS
+    type_lines(monkeypatch, "/stats")
+    assert run_chat(server, "--model", "tiny@0.9") == 0
+    assert capsys.readouterr().err.splitlines()[1] == (
+        "2 running, 1 waiting · 12.5 % of the KV slots in use · 321.2 tokens/s · 2.00 tokens per step · "
+        "1.00 tokens per KV · 45 % of 100 drafts accepted since its start"
+    )
+
+
+def test_stats_of_another_kind_of_server_are_one_line(
+    server: ScriptedServer, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    type_lines(monkeypatch, "/stats", "/stats")
+    server.metrics = "vllm:num_requests_running 1.0\n"
+    assert run_chat(server) == 0
+    assert capsys.readouterr().err.count("tells nothing of tiny. Is it a HAMburger server?") == 2
+    server.metrics = None
+    type_lines(monkeypatch, "/stats")
+    assert run_chat(server) == 0
+    assert "error: HTTP 404" in capsys.readouterr().err

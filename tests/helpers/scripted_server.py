@@ -37,6 +37,7 @@ class ScriptedServer:
     url: str = ""
     models: Any = field(default_factory=lambda: {"object": "list", "data": [{"id": "tiny"}, {"id": "tiny@0.9"}]})
     tokens_per_word: int | None = None  # None: no /tokenize
+    metrics: str | None = None  # None: no /metrics
     replies: list[Reply] = field(default_factory=list)
     answer: Callable[[dict[str, Any]], Reply] | None = None
     requests: list[dict[str, Any]] = field(default_factory=list)
@@ -51,6 +52,12 @@ class ScriptedServer:
         async def models(request: Request) -> Response:
             self.keys.append(request.headers.get("authorization"))
             return JSONResponse(self.models)
+
+        @app.get("/metrics")
+        async def metrics() -> Response:
+            if self.metrics is None:
+                return JSONResponse({"detail": "Not Found"}, status_code=404)
+            return Response(self.metrics, media_type="text/plain")
 
         @app.post("/tokenize")
         async def tokenize(request: Request) -> Response:

@@ -1,0 +1,90 @@
+"""One streamed answer in the terminal: its events, its text in colours, and the line of figures under it."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any
+
+import httpx
+from rich.console import Console
+from rich.segment import Segment, Segments
+from rich.style import Style
+
+from hamburger.clients.figures import Answer, ratio
+from hamburger.clients.wire import StreamDecoder, StreamEvent, check_stream, transport_error
+
+GROUP_COLOURS = ("cyan", "yellow")
+_CONTROL_CHARACTERS = {code: None for code in [*range(32), *range(127, 160)] if chr(code) not in "\n\t"}
+
+
+def stream_events(client: httpx.Client, body: dict[str, Any]) -> Generator[StreamEvent, None, None]:
+    """The events of one answer, asked for with that body. Raises RequestError."""
+    decoder = StreamDecoder()
+    try:
+        with client.stream("POST", "/v1/chat/completions", json=body) as response:
+            if response.is_error:
+                response.read()
+            check_stream(response)
+            for chunk in response.iter_bytes():
+                yield from decoder.feed(chunk)
+            yield from decoder.close()
+    except httpx.HTTPError as error:
+        raise transport_error(error, client.base_url) from error
+
+
+class Painter:
+    """Writes an answer as it arrives, each group in the other colour than the one before.
+
+    A group that accepted drafts bring tokens to is bold.
+    """
+
+    def __init__(self, out: Console) -> None:
+        self._out = out
+        self._group: int | None = None  # index of the last group that showed text
+        self._style = 0
+        self._is_bold = False
+        self.text = ""
+        self._title = ""
+
+    def show(self, event: StreamEvent) -> None:
+        if not event.text:
+            return
+        if event.group_index is not None and event.group_index != self._group:
+            self._style, self._group = 1 - self._style, event.group_index
+            self._is_bold = event.num_accepted > 0
+        self.text += event.text
+        # An answer must not be able to move the cursor or set the title: only text reaches the terminal.
+        shown = event.text.translate(_CONTROL_CHARACTERS)
+        style = None if self._group is None else Style(color=GROUP_COLOURS[self._style], bold=self._is_bold or None)
+        # A bare segment: the console's other ways of printing would wrap lines and turn tabs into spaces.
+        self._out.print(Segments([Segment(shown, style)]), end="", soft_wrap=True)
+
+    def tell(self, title: str) -> None:
+        """In the terminal's title, where the text is not in the way."""
+        if title != self._title:
+            self._title = title
+            self._out.set_window_title(title)
+
+    def end_line(self) -> None:
+        if self.text and not self.text.endswith("\n"):
+            self._out.print()
+
+
+def summary(answer: Answer, stopped: bool) -> str:
+    """The line under an answer: tokens, KV slots, tokens per KV or step, drafts, tokens/s (1 / TPOT), time to first
+    token."""
+    tokens, slots, steps, tpot = answer.completion_tokens, answer.kv_slots, answer.macro_steps, answer.tpot
+    tokens_per_kv, tokens_per_step = ratio(tokens, slots), ratio(tokens, steps)
+    if steps != slots == tokens:  # each token has a slot: how many of them a KV has says nothing
+        tokens_per_kv = None
+    parts = [
+        f"{tokens} token{'' if tokens == 1 else 's'}",
+        f"{slots} KV slot{'' if slots == 1 else 's'}" if slots is not None else "",
+        f"{tokens_per_kv:.2f} tokens per KV" if tokens_per_kv is not None else "",
+        f"{tokens_per_step:.2f} tokens per step" if steps != slots and tokens_per_step is not None else "",
+        f"{answer.num_accepted} of {answer.num_drafted} drafts accepted" if answer.num_drafted else "",
+        f"{1 / tpot:.1f} tokens/s" if tpot else "",
+        f"first token after {answer.ttft:.2f} s" if answer.ttft is not None else "",
+        "stopped" if stopped else "cut at the token limit" if answer.finish_reason == "length" else "",
+    ]
+    return " · ".join(part for part in parts if part)

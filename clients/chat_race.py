@@ -1,0 +1,51 @@
+"""`/race` of the chat: one question with drafts, then without: the same text, in how much less time?"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import Any
+
+import httpx
+from rich.console import Console
+
+from hamburger.clients.chat_answer import Painter, stream_events, summary
+from hamburger.clients.figures import Answer
+
+_SEED = 1  # sampled texts are the same only with the same noise
+
+
+def race(client: httpx.Client, body: dict[str, Any], out: Console) -> str:
+    """Ask as the chat would, then at confidence 1, both shown; returns the verdict. Ctrl-C ends it.
+
+    Raises RequestError.
+    """
+    lanes = ({"seed": _SEED, **body}, {"seed": _SEED, **body, "confidence": 1})
+    texts, figures = [], []
+    try:
+        for lane in lanes:
+            answer, painter = Answer(time.perf_counter()), Painter(out)
+            with contextlib.closing(stream_events(client, lane)) as events:
+                for event in events:
+                    answer.add(event, time.perf_counter())
+                    painter.show(event)
+            painter.end_line()
+            texts.append(painter.text)
+            figures.append(answer)
+    except KeyboardInterrupt:
+        painter.end_line()
+        return "The race was stopped."
+    named = zip(("as asked      ", "at confidence 1"), figures, strict=True)
+    return "\n".join([*(f"{name} {summary(answer, False)}" for name, answer in named), _verdict(texts, figures)])
+
+
+def _verdict(texts: list[str], figures: list[Answer]) -> str:
+    first, second = texts
+    speeds = [answer.tpot for answer in figures]
+    if speeds[0] is None or speeds[1] is None:
+        return "Too short a race to tell anything."
+    gain = f"{speeds[1] / speeds[0]:.2f} times as fast"
+    if first == second:
+        return f"The same text, {gain}."
+    same = next((i for i, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), min(map(len, texts)))
+    return f"Another text from character {same + 1} on (groups are composed, or the server has no seeds), {gain}."

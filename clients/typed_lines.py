@@ -1,0 +1,75 @@
+"""What is typed or piped into `hamburger chat`: questions of one line or of several, with editing and a history."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+_MOST_REMEMBERED = 1000  # lines
+_QUOTES = '"""'
+_GOES_ON = "\\"
+
+
+def history_path() -> Path:
+    """Where typed lines are kept: XDG's place for what a user did."""
+    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(state) / "hamburger" / "chat_history"
+
+
+def typed_lines(interactive: bool) -> Iterator[str]:
+    """Non-empty questions until the end of input or a Ctrl-C at the prompt.
+
+    interactive: standard input is a terminal; a line that ends with a backslash goes on in the next one, and so do all
+    lines between two \"\"\". Else each line is a question.
+    """
+    if not interactive:
+        with contextlib.suppress(KeyboardInterrupt):
+            yield from (line.strip() for line in sys.stdin if line.strip())
+        return
+    with _history(history_path()):
+        while True:
+            try:
+                question = _question()
+            except (EOFError, KeyboardInterrupt):
+                print(file=sys.stderr)
+                return
+            if question:
+                yield question
+
+
+def _question() -> str:
+    line = input("> ").strip()
+    if line.startswith(_QUOTES):
+        lines, rest = [], line.removeprefix(_QUOTES)
+        while not rest.rstrip().endswith(_QUOTES):
+            lines.append(rest)
+            rest = input("... ")
+        return "\n".join([*lines, rest.rstrip().removesuffix(_QUOTES)]).strip()
+    lines = []
+    while line.endswith(_GOES_ON):
+        lines.append(line.removesuffix(_GOES_ON))
+        line = input("... ")
+    return "\n".join([*lines, line]).strip()
+
+
+@contextlib.contextmanager
+def _history(path: Path) -> Iterator[None]:
+    """Line editing, and the lines of earlier chats, where the platform has them and the file can be kept."""
+    try:
+        import readline
+    except ImportError:
+        yield
+        return
+    with contextlib.suppress(OSError):
+        readline.read_history_file(path)
+    readline.set_history_length(_MOST_REMEMBERED)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.touch(mode=0o600)  # it holds what was asked
+            readline.write_history_file(path)
