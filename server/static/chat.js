@@ -11,6 +11,14 @@ const EXAMPLES = [
   "Explain to a child why the sky is blue.",
 ];
 
+/** Else the browser says at the first wrong one what it may be. */
+function settingsAreRight() {
+  const wrong = NUMBERS.map(byId).find((field) => !field.checkValidity());
+  if (!wrong) return true;
+  byId("settings").open = true;
+  return wrong.reportValidity();
+}
+
 export class Chat {
   #running = null; // the AbortController of the answer that grows
 
@@ -48,7 +56,7 @@ export class Chat {
     for (const name of NUMBERS) {
       const field = byId(name);
       field.value = this.store.settings[name] ?? "";
-      field.addEventListener("change", () => field.reportValidity() && this.store.set(name, field.value));
+      field.addEventListener("change", () => field.checkValidity() && this.store.set(name, field.value));
     }
     for (const radio of document.querySelectorAll("input[name=shown]")) {
       radio.checked = radio.value === (this.store.settings.shown ?? "passes");
@@ -120,13 +128,14 @@ export class Chat {
 
   #send() {
     const text = this.prompt.value.trim();
-    if (!text || this.#running) return;
+    if (!text || this.#running || !settingsAreRight()) return;
     this.prompt.value = "";
     this.#ask(this.current.messages.length, text);
   }
 
   /** The message at `index` becomes `text`, what follows it is dropped, and it is answered. */
   #ask(index, text) {
+    if (!settingsAreRight()) return;
     this.stop();
     const conversation = this.current;
     conversation.messages.length = index;
@@ -136,6 +145,7 @@ export class Chat {
   }
 
   #again(index) {
+    if (!settingsAreRight()) return;
     this.stop();
     this.current.messages.length = index;
     this.#answer(this.current);
@@ -165,8 +175,8 @@ export class Chat {
     }
     if (this.#running === running) this.#busy(null);
     shown.end();
-    this.#keep();
     if (!message.error) announce(`The answer has ended: ${message.usage?.completion_tokens ?? 0} tokens in ${message.groups.length} passes`);
+    this.#keep();
   }
 
   async #stream(asked, message, shown, signal) {
@@ -191,10 +201,11 @@ export class Chat {
   }
 
   #body(conversation) {
-    const body = { model: this.chosen(), messages: [], logprobs: true };
+    // Before the list of models is there the server chooses, its first one.
+    const body = { model: this.chosen() || undefined, messages: [], logprobs: true };
     if (conversation.system?.trim()) body.messages.push({ role: "system", content: conversation.system });
     for (const { role, content } of conversation.messages) if (content) body.messages.push({ role, content });
-    for (const name of NUMBERS) if (byId(name).value !== "" && byId(name).checkValidity()) body[name] = Number(byId(name).value);
+    for (const name of NUMBERS) if (byId(name).value !== "") body[name] = Number(byId(name).value);
     return body;
   }
 

@@ -172,10 +172,11 @@ async def serving(
 
 
 @asynccontextmanager
-async def on_port(app: FastAPI, **settings: Any) -> AsyncIterator[int]:
-    """The app on a real port of this machine, as the command serves it with these settings."""
+async def on_port(app: FastAPI, *, on: int = 0, **settings: Any) -> AsyncIterator[int]:
+    """The app on a real port of this machine (0: a free one), as the command serves it with these settings."""
     with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(("127.0.0.1", on))
         config = uvicorn_config(app, ServeSettings(**settings))
         config.timeout_graceful_shutdown = 1
         server = uvicorn.Server(config)

@@ -70,5 +70,6 @@ def test_ci_runs_the_readmes_command_and_whatever_else_there_is_once(tmp_path: P
         [],
         ['"slow and not gpu"'],
         ["compilers"],
+        ["page"],
         ["interop"],
     ]

@@ -29,7 +29,7 @@ POST = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/j
 @asynccontextmanager
 async def impatient(runner: ByChoice | None = None, **settings: float) -> AsyncIterator[tuple[Served, int]]:
     """A server that waits a tenth of a second for its clients."""
-    chosen = {"client_seconds": 0.1, **settings}
+    chosen: dict[str, Any] = {"client_seconds": 0.1, **settings}
     async with serving([[97]], runner=runner, settings=chosen) as server, on_port(server.app, **chosen) as port:
         yield server, port
 

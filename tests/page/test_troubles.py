@@ -1,0 +1,138 @@
+"""What goes wrong, as sentences that say what to do: keys, limits, a server that fails, ends, and comes back."""
+
+from __future__ import annotations
+
+import re
+import socket
+
+import pytest
+from playwright.async_api import expect
+
+from browsing import browsing, visiting
+from fakes import EOS
+from gates import StepGate
+from serving import ByChoice, on_port, serving
+
+pytestmark = pytest.mark.page
+
+FAILED = "Failed to load resource"  # the console's line about any answer with an error
+
+
+async def test_a_key_is_asked_for_kept_for_the_tab_and_sent() -> None:
+    async with serving([[97], [EOS]], settings={"api_key": "secret"}) as server, browsing(server.app) as visit:
+        visit.expected.append(FAILED)
+        dialog = visit.id("key-dialog")
+        await expect(dialog).to_be_visible()
+        await expect(visit.id("key-reason")).to_have_text("This server wants a key. Its operator has one.")
+        await expect(visit.id("key")).to_be_focused()
+        await visit.id("key").fill("wrong")
+        await visit.page.get_by_role("button", name="Use it").click()
+        await expect(dialog).to_be_visible()
+        await visit.id("key").fill("secret")
+        await visit.page.keyboard.press("Enter")
+        await expect(dialog).to_be_hidden()
+        await expect(visit.id("model").locator("option").first).to_have_text("burger")
+        answer = await visit.answer("hello")
+        await expect(answer.locator(".passes")).to_have_text("a")
+        await visit.page.reload()
+        await expect(visit.id("model").locator("option").first).to_have_text("burger")
+        assert "secret" not in await visit.page.evaluate("JSON.stringify(localStorage)")
+
+
+@pytest.mark.parametrize(
+    ("options", "message", "sentence"),
+    [
+        ({"max_model_len": 16}, "x" * 40, r"maximum context length is 16 tokens.*Begin a new conversation"),
+        ({"settings": {"max_body_size": "1KiB"}}, "x" * 2000, "shorten the message or begin a new conversation"),
+    ],
+)
+async def test_a_refusal_says_what_to_do(options: dict[str, object], message: str, sentence: str) -> None:
+    async with serving([[EOS]], **options) as server, browsing(server.app) as visit:  # type: ignore[arg-type]
+        visit.expected.append(FAILED)
+        answer = await visit.answer(message)
+        error = answer.get_by_role("alert")
+        assert await error.is_visible()
+        assert re.search(sentence, await error.inner_text())
+
+
+async def test_a_full_queue_says_when_to_try_again() -> None:
+    gate = StepGate()
+    runner = ByChoice([[97]] * 100, gate=gate)
+    async with (
+        serving(runner=runner, max_num_seqs=1, max_queue=1) as server,
+        browsing(server.app) as visit,
+    ):
+        visit.expected.append(FAILED)
+        waiting = [await visit.page.context.new_page() for _ in range(2)]
+        for page in waiting:
+            await page.goto(visit.url)
+            await page.locator("#prompt").fill("wait")
+            await page.locator("#prompt").press("Enter")
+            await page.locator("#stop").wait_for()
+        answer = await visit.answer("hello")
+        await expect(answer.get_by_role("alert")).to_contain_text("The server is busy:")
+        await expect(answer.get_by_role("alert")).to_contain_text("Try again in")
+        gate.set()
+
+
+async def test_an_engine_that_dies_inside_an_answer_is_told() -> None:
+    async with (
+        serving(runner=ByChoice([[97]] * 9, fail_at_step=3)) as server,
+        browsing(server.app) as visit,
+    ):
+        visit.expected.append(FAILED)
+        answer = await visit.answer("hello")
+        await expect(answer.get_by_role("alert")).to_contain_text("The server ended this answer:")
+        await expect(answer.locator(".passes")).to_have_text("aa")
+        await expect(visit.id("connection")).to_contain_text("not well", timeout=15_000)
+
+
+async def test_the_page_survives_a_restart_of_the_server() -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    gate = StepGate()
+    async with serving(runner=ByChoice([[97]] * 100, gate=gate)) as server:
+        first = on_port(server.app, on=port)
+        await first.__aenter__()
+        async with visiting(f"http://127.0.0.1:{port}") as visit:
+            visit.expected += [FAILED, "ERR_"]
+            answer = await visit.send("hello")
+            gate.step()
+            gate.step()
+            await expect(answer.locator(".pass").first).to_have_text("a")
+            await first.__aexit__(None, None, None)
+            await visit.ended()
+            await expect(answer.get_by_role("alert")).to_contain_text("The connection broke off")
+            await expect(visit.id("connection")).to_contain_text("The server cannot be reached.")
+            again = await visit.answer("again")
+            await expect(again.get_by_role("alert")).to_contain_text("The server cannot be reached.")
+            async with on_port(server.app, on=port):
+                await expect(visit.id("connection")).to_be_empty(timeout=15_000)
+                gate.set()
+                await visit.page.get_by_role("button", name="Regenerate").last.click()
+                await visit.ended()
+                await expect(visit.answers.last.locator(".stats")).to_contain_text("tokens in")
+
+
+async def test_a_browser_that_keeps_nothing_still_chats() -> None:
+    async with serving([[97], [EOS]]) as server, browsing(server.app) as visit:
+        await visit.page.add_init_script("Storage.prototype.setItem = () => { throw new DOMException('full'); };")
+        await visit.page.reload()
+        answer = await visit.answer("hello")
+        await expect(answer.locator(".passes")).to_have_text("a")
+        await expect(visit.id("announce")).to_contain_text("no room to keep the conversations")
+        assert await visit.answers.count() == 1
+        await visit.answer("again")
+        assert await visit.answers.count() == 2
+
+
+@pytest.mark.parametrize("stored", ["[1, null, {}]", "{", '"x"', '[{"id": "a", "messages": [{"role": "assistant"}]}]'])
+async def test_what_others_stored_under_its_names_breaks_nothing(stored: str) -> None:
+    async with serving([[97], [EOS]]) as server, browsing(server.app) as visit:
+        await visit.page.evaluate("text => localStorage.setItem('hamburger.conversations', text)", stored)
+        await visit.page.evaluate("text => localStorage.setItem('hamburger.settings', text)", stored)
+        await visit.page.reload()
+        await visit.id("new-conversation").click()
+        answer = await visit.answer("hello")
+        await expect(answer.locator(".passes")).to_have_text("a")
