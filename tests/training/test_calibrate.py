@@ -86,6 +86,18 @@ def test_nothing_counts_after_a_token_that_the_model_would_not_have_emitted() ->
     assert decisions.base_probs[0, 0] == 0  # what the model would emit there is none of the base's likeliest
 
 
+def test_verified_groups_begin_with_whatever_the_trunk_chose() -> None:
+    model = grafted()
+    [own], _ = own_answers(model, 1)
+    changed = own.token_ids.clone()
+    changed[3] = (changed[3] + 2) % 96  # the answer's first token: sampled, not the likeliest
+    sampled = example(changed[:3].tolist(), changed[3:].tolist(), own.group_sizes[3:].tolist())
+    assert not collect(model, [sampled]).is_known[0].any()
+    decisions = collect(model, [sampled], verified=True)
+    assert len(decisions.logits) == int(sampled.response.sum())
+    assert decisions.is_known[:, 0].all()
+
+
 def test_an_answer_that_ends_leaves_nothing_to_decide() -> None:
     model = grafted()
     [own], _ = own_answers(model, 1)

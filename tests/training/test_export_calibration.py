@@ -89,3 +89,18 @@ def test_data_of_another_model_do_not_calibrate(step: Path, tmp_path: Path) -> N
     data_set(tmp_path / "data", step, number=2, max_group=5)
     with pytest.raises(TrainingError, match="groups of up to 5 tokens"):
         export(options(step, tmp_path / "exported", calibrate=tmp_path / "data"))
+
+
+def test_verified_groups_are_said_and_calibrated_in_slots_of_one_token(step: Path, tmp_path: Path) -> None:
+    data = data_set(tmp_path / "data", step)
+    out = tmp_path / "exported"
+    assert export(options(step, out, calibrate=tmp_path / "data", groups="verified", device="cpu")) is not None
+    graft = load_checkpoint(resolve_source(str(out)), torch.float32).config.graft
+    assert graft is not None
+    assert (graft.groups, CONFIG.graft and CONFIG.graft.groups) == ("verified", "composed")
+    decisions = collect(loaded_model(out), data.examples(), verified=True)
+    assert len(decisions.logits) == data.num_response_tokens  # each token begins a group
+    dial = 1 - (decisions.logits * torch.tensor(graft.stop_scale[:3]) + torch.tensor(graft.stop_bias[:3])).sigmoid()  # type: ignore[index]
+    for place in range(3):
+        on = decisions.decided[:, place]
+        torch.testing.assert_close(dial[on, place].mean(), decisions.base_probs[on, place].mean(), atol=0.02, rtol=0)

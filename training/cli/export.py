@@ -44,6 +44,11 @@ def add_export_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--device", default="auto", help="to calibrate on: auto, cpu, cuda or cuda:N (default: auto)")
     parser.add_argument(
+        "--groups",
+        choices=("composed", "verified"),
+        help="how it is served where nobody says, and calibrated (default: as it is)",
+    )
+    parser.add_argument(
         "--confidence", metavar="C", type=number(0, 1), help="the checkpoint's default confidence (default: as it is)"
     )
     parser.add_argument(

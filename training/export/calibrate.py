@@ -2,6 +2,7 @@
 
 What it should be after a token is the base model's probability of the token that the next micro-step would emit. Only
 the places where the model's own likeliest tokens are the data's up to there count: there the dial decides in serving.
+Where groups are verified every slot holds one token, and the first of a group is the trunk's choice whatever it is.
 """
 
 from __future__ import annotations
@@ -87,19 +88,23 @@ def identity(max_group: int) -> Calibration:
 
 
 @torch.inference_mode()
-def collect(model: HamburgerModel, examples: Iterable[Example], max_tokens: int | None = None) -> Decisions:
+def collect(
+    model: HamburgerModel, examples: Iterable[Example], max_tokens: int | None = None, *, verified: bool = False
+) -> Decisions:
     """Run a model over held-out examples until they have `max_tokens` trained tokens.
 
+    verified: as the model is served with verified groups, else in the data's groups.
     Raises TrainingError when the examples lack the base's likeliest ids, or there are none.
     """
     network = TrainingNetwork(model, Objective(cross_entropy=0.0, lookahead="dense", stop_target="agreement")).eval()
     device = model.head_weight.device
     parts = []
     for pack in passes(examples, math.inf if max_tokens is None else max_tokens):
-        batch = collate(pack, model.config.max_group)
+        groups = [torch.ones_like(example.group_sizes) for example in pack] if verified else None
+        batch = collate(pack, model.config.max_group, groups)
         if len(batch.emit):
             batch = batch.to(device)
-            parts.append(_decisions(network(batch), batch))
+            parts.append(_decisions(network(batch), batch, verified))
     if not parts:
         raise TrainingError("the data set to calibrate on has no answer tokens.")
     return Decisions(*(torch.cat(columns) for columns in zip(*parts, strict=True)))
@@ -231,7 +236,7 @@ def _shown(value: float) -> str:
     return "-" if math.isnan(value) else f"{value:.3f}"
 
 
-def _decisions(outcome: Outcome, batch: TrainBatch) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+def _decisions(outcome: Outcome, batch: TrainBatch, verified: bool) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The fields of Decisions, on the host."""
     if batch.teacher_ids is None or batch.teacher_logprobs is None:
         raise TrainingError(
@@ -240,6 +245,8 @@ def _decisions(outcome: Outcome, batch: TrainBatch) -> tuple[Tensor, Tensor, Ten
     valid = batch.targets != NO_TARGET
     likeliest = batch.teacher_ids.gather(-1, batch.teacher_logprobs.argmax(-1, keepdim=True))[..., 0]
     agrees = (outcome.predicted == batch.targets) & valid
+    if verified:
+        agrees[:, 0] = valid[:, 0]
     columns = (
         outcome.stop_logits[:, :-1].double(),
         outcome.base_probs[:, 1:].double(),

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -51,6 +51,7 @@ class ExportOptions:
     held_back: bool = False
     calibrate_tokens: int = 20_000
     device: str = "auto"
+    groups: Literal["composed", "verified"] | None = None
     confidence: float | None = None
     expected_tokens_per_kv: float | None = None
     data: Sequence[Path] = ()
@@ -169,13 +170,14 @@ def _write(
 
 
 def _dial(graft: GraftConfig, options: ExportOptions) -> GraftConfig:
-    """The graft with the options' confidence; what was measured with another dial counts no more."""
+    """The graft with the options' groups and confidence; what was measured with another dial counts no more."""
     confidence = graft.default_confidence if options.confidence is None else options.confidence
     is_same = confidence == graft.default_confidence and options.calibrate is None
     expected = graft.expected_tokens_per_kv if is_same else 1.0
     if options.expected_tokens_per_kv is not None:
         expected = options.expected_tokens_per_kv
-    return replace(graft, default_confidence=confidence, expected_tokens_per_kv=expected)
+    groups = options.groups or graft.groups
+    return replace(graft, groups=groups, default_confidence=confidence, expected_tokens_per_kv=expected)
 
 
 def _named_base(source: ModelSource) -> str | None:
@@ -243,7 +245,9 @@ def _calibrated(
         )
     chosen = list(range(len(data))) if share is None else held_back(data, share)
     on_progress("calibrating the dial")
-    decisions = calibrate.collect(model, _spread(data, chosen, options.calibrate_tokens), options.calibrate_tokens)
+    examples = _spread(data, chosen, options.calibrate_tokens)
+    verified = graft.groups == "verified"
+    decisions = calibrate.collect(model, examples, options.calibrate_tokens, verified=verified)
     fitted = calibrate.fit(decisions)
     graft = replace(graft, stop_scale=fitted.stop_scale, stop_bias=fitted.stop_bias)
     points = sorted({*CONFIDENCES, graft.default_confidence})
