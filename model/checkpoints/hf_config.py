@@ -7,6 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from hamburger.model.checkpoints.relatives import RELATIVES, retold_config
 from hamburger.model.checkpoints.sources import CheckpointError, read_json
 from hamburger.model.config import (
     DynamicRopeScaling,
@@ -24,7 +25,7 @@ _CLASSES = {
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
 }
-SUPPORTED = tuple(_CLASSES)
+SUPPORTED = (*_CLASSES, *RELATIVES)
 _ROPE_NAMES: dict[type[RopeScaling], str] = {
     LinearRopeScaling: "linear",
     DynamicRopeScaling: "dynamic",
@@ -57,11 +58,10 @@ def read_trunk_config(folder: Path) -> TrunkConfig:
 
 def parse_trunk_config(config: Mapping[str, Any], where: str) -> TrunkConfig:
     """A configuration as transformers writes it; `where` names it in errors."""
+    if (kind := config.get("model_type", "llama")) not in SUPPORTED:
+        raise CheckpointError(f"{where}: model_type {kind!r} is not supported; supported are: {', '.join(SUPPORTED)}.")
+    config = retold_config(config)
     architecture = config.get("model_type", "llama")
-    if architecture not in SUPPORTED:
-        raise CheckpointError(
-            f"{where}: model_type {architecture!r} is not supported; supported are: {', '.join(SUPPORTED)}."
-        )
     if config.get("hidden_act") not in (None, "silu"):
         raise CheckpointError(f"{where}: hidden_act is {config['hidden_act']!r}; only 'silu' is supported.")
     if config.get("quantization_config"):

@@ -21,6 +21,7 @@ from torch import Tensor
 from hamburger.model.checkpoints.folder_config import FORMAT_VERSION, Adapter, read_folder_config
 from hamburger.model.checkpoints.hf_config import read_trunk_config, trunk_config_json
 from hamburger.model.checkpoints.lightning import load_lightning
+from hamburger.model.checkpoints.relatives import retold_tensors
 from hamburger.model.checkpoints.sources import (
     BUILTIN,
     PROBE_FILE,
@@ -59,7 +60,7 @@ def load_checkpoint(
 
             checkpoint = Checkpoint(*load_gguf(source.path, source.base_path, dtype, on_progress))
         else:
-            checkpoint = Checkpoint(ModelConfig(trunk=read_trunk_config(source.path)), read_folder(source.path))
+            checkpoint = _load_plain(source.path)
     except ConfigError as error:
         raise CheckpointError(f"{source.path}: {error}") from error
     tensors = verified(checkpoint.config, checkpoint.tensors, str(source.path))
@@ -225,10 +226,17 @@ def _load_base(folder: Path, dtype: torch.dtype, on_progress: Callable[[str], No
     if folder == BUILTIN:
         from hamburger.model.checkpoints.gguf_weights import load_gguf
 
-        config, tensors = load_gguf(embedded_gguf(), BUILTIN, dtype, on_progress)
+        found = Checkpoint(*load_gguf(embedded_gguf(), BUILTIN, dtype, on_progress))
     else:
-        config, tensors = ModelConfig(trunk=read_trunk_config(folder)), read_folder(folder)
-    return Checkpoint(config, verified(config, tensors, str(folder)))
+        found = _load_plain(folder)
+    return Checkpoint(found.config, verified(found.config, found.tensors, str(folder)))
+
+
+def _load_plain(folder: Path) -> Checkpoint:
+    """A Hugging Face folder."""
+    trunk, tensors = read_trunk_config(folder), read_folder(folder)
+    file = folder / "config.json"
+    return Checkpoint(ModelConfig(trunk=trunk), retold_tensors(read_json(file), tensors, str(file)))
 
 
 def _check_own(

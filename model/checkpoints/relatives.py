@@ -1,0 +1,102 @@
+"""Kinds of models that are a Llama or Mistral in other words: their configuration and weights are retold as one.
+
+| kind | what it has | how that is retold |
+| --- | --- | --- |
+| `granite` (3.x, dense) | factors of embedding, attention, residual branches, logits | multiplied into the weights |
+| `phi3` (Phi-3, Phi-4) | joined linears of q, k, v, and of gate and up | cut apart |
+
+Their forward passes are those of transformers' modeling_granite.py and modeling_phi3.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hamburger.model.checkpoints.sources import CheckpointError
+
+_RETOLD = {"granite": "llama", "phi3": "mistral"}
+RELATIVES = tuple(_RETOLD)
+
+
+def retold_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A configuration of one of RELATIVES as its kind's; any other as it is."""
+    kind = config.get("model_type")
+    if kind not in _RETOLD:
+        return config
+    changes: dict[str, Any] = {"model_type": _RETOLD[kind]}
+    if kind == "phi3":
+        changes["sliding_window"] = config.get("sliding_window")  # Mistral's default would be one
+    return {**config, **changes}
+
+
+def retold_tensors(config: Mapping[str, Any], tensors: Mapping[str, Tensor], where: str) -> dict[str, Tensor]:
+    """The tensors of one of RELATIVES under a Llama's names, to be computed as such; any other's as they are.
+
+    Where they are multiplied they come in float32. Raises CheckpointError for a factor that is no number, and for
+    joined linears whose rows are no whole heads.
+    """
+    try:
+        match config.get("model_type"):
+            case "granite":
+                return _granite(config, tensors)
+            case "phi3":
+                return _phi3(config, tensors)
+    except (KeyError, TypeError, ValueError, ZeroDivisionError, RuntimeError) as error:
+        raise CheckpointError(f"{where}: the weights are not those of its configuration: {error}") from error
+    return dict(tensors)
+
+
+def _granite(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    embedding, attention, residual, logits = (
+        float(config.get(name, 1.0))
+        for name in ("embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling")
+    )
+    head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    # A tied embedding is the head, too, which must not be multiplied: the norm before it takes that back.
+    tied = embedding if config.get("tie_word_embeddings", False) else 1.0
+    factors = {
+        "model.embed_tokens.": embedding,
+        "model.norm.": 1 / (logits * tied),
+        ".q_proj.": attention * head_dim**0.5,  # a Llama divides by the root of a head's size
+        ".o_proj.": residual,
+        ".down_proj.": residual,
+    }
+    found = dict(tensors)
+    if tied != 1.0:
+        found.pop("lm_head.weight", None)  # the embedding once more
+    for name, tensor in found.items():
+        for part, factor in factors.items():
+            if part in name and factor != 1.0:
+                found[name] = tensor.to(torch.float32) * factor
+    return found
+
+
+def _phi3(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    heads = int(config["num_attention_heads"])
+    kv_heads = int(config.get("num_key_value_heads") or heads)
+    head_dim = int(config.get("head_dim") or config["hidden_size"] // heads)
+    parts = {
+        "self_attn.qkv_proj.weight": (
+            ("self_attn.q_proj.weight", heads * head_dim),
+            ("self_attn.k_proj.weight", kv_heads * head_dim),
+            ("self_attn.v_proj.weight", kv_heads * head_dim),
+        ),
+        "mlp.gate_up_proj.weight": (
+            ("mlp.gate_proj.weight", int(config["intermediate_size"])),
+            ("mlp.up_proj.weight", int(config["intermediate_size"])),
+        ),
+    }
+    found: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        joined = next((joined for joined in parts if name.endswith(joined)), None)
+        if joined is None:
+            found[name] = tensor
+            continue
+        names, rows = zip(*parts[joined], strict=True)
+        pieces = zip(names, tensor.split(rows), strict=True)
+        found |= {name.removesuffix(joined) + part: piece for part, piece in pieces}
+    return found

@@ -1,0 +1,105 @@
+"""Granite and Phi-3, retold as a Llama and a Mistral: transformers' logits, whatever their configuration says."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from hamburger.model.assemble import assemble
+from hamburger.model.checkpoints.hf_config import read_trunk_config
+from hamburger.model.checkpoints.load import load_checkpoint
+from hamburger.model.checkpoints.sources import CheckpointError, resolve_source
+from peer import greedy
+from small_models import CPU, core_of, params, run_core, tokens_of
+
+SIZES = {
+    "vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 256, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
+    "initializer_range": 0.3,
+}  # fmt: skip
+FACTORS = {
+    "embedding_multiplier": 12.0, "attention_multiplier": 0.2, "residual_multiplier": 0.22, "logits_scaling": 8.0,
+}  # fmt: skip
+KINDS: dict[str, dict[str, Any]] = {
+    "granite": {"model_type": "granite", "tie_word_embeddings": True, **FACTORS},
+    "granite_untied": {"model_type": "granite", "tie_word_embeddings": False, **FACTORS},
+    "granite_with_biases": {"model_type": "granite", "attention_bias": True, "mlp_bias": True, **FACTORS},
+    "granite_without_factors": {"model_type": "granite"},
+    "phi3": {"model_type": "phi3"},
+    "phi3_sliding": {"model_type": "phi3", "sliding_window": 12},
+    "phi3_tied": {"model_type": "phi3", "tie_word_embeddings": True},
+}
+
+
+def saved(folder: Path, **changes: Any) -> Any:
+    """transformers' model with random weights, saved; its biases too, which it would begin at 0."""
+    torch.manual_seed(3)
+    made: Any = AutoModelForCausalLM.from_config(
+        AutoConfig.for_model(**{**SIZES, **changes}), attn_implementation="eager"
+    )
+    for name, parameter in made.named_parameters():
+        if name.endswith("bias"):
+            parameter.data.normal_(std=0.3)
+    made.eval().save_pretrained(folder)
+    return made
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_logits_and_greedy_answers_are_transformers(tmp_path: Path, kind: str) -> None:
+    peer = saved(tmp_path, **KINDS[kind])
+    checkpoint = load_checkpoint(resolve_source(str(tmp_path)), torch.float32)
+    model = assemble(checkpoint.config, checkpoint.tensors, dtype=torch.float32, device=CPU, max_positions=256)
+    prompt = torch.randint(3, 96, (40,), generator=torch.Generator().manual_seed(1)).tolist()
+    asked = params(prompt_logprobs=20, max_tokens=24, ignore_eos=True)
+    outputs = run_core(core_of(model), {"r": (prompt, asked)})["r"]
+    with torch.inference_mode():
+        expected = peer(torch.tensor([prompt])).logits[0, :-1].log_softmax(-1)
+    told = outputs[0].prompt_logprobs
+    assert told is not None
+    for row, entry in zip(expected, told[1:], strict=True):
+        assert entry is not None
+        ids, found = zip(*entry.top, strict=True)
+        torch.testing.assert_close(torch.tensor(found), row[list(ids)], atol=1e-4, rtol=0)
+    assert tokens_of(outputs) == greedy(peer, prompt, 24)
+
+
+def test_bfloat16_weights_lose_little_by_their_factors(tmp_path: Path) -> None:
+    made = saved(tmp_path, **KINDS["granite"])
+    made.bfloat16().save_pretrained(tmp_path)
+    exact = load_checkpoint(resolve_source(str(tmp_path)), torch.float32).tensors
+    rounded = load_checkpoint(resolve_source(str(tmp_path)), torch.bfloat16).tensors
+    for name, tensor in exact.items():
+        torch.testing.assert_close(rounded[name].float(), tensor, rtol=2**-8, atol=0)
+
+
+def test_weights_of_another_shape_are_refused_by_name(tmp_path: Path) -> None:
+    saved(tmp_path, **KINDS["phi3"])
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "intermediate_size": 50}))
+    with pytest.raises(CheckpointError, match="weights are not those of its configuration"):
+        load_checkpoint(resolve_source(str(tmp_path)), torch.float32)
+    saved(tmp_path, **KINDS["granite"])
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "residual_multiplier": "much"}))
+    with pytest.raises(CheckpointError, match="much"):
+        load_checkpoint(resolve_source(str(tmp_path)), torch.float32)
+
+
+def test_phi_of_long_context_is_refused_by_its_rope(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(
+        json.dumps(
+            {
+                **SIZES,
+                "model_type": "phi3",
+                "rms_norm_eps": 1e-5,
+                "rope_scaling": {"type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4},
+            }
+        )
+    )
+    with pytest.raises(CheckpointError, match="longrope"):
+        read_trunk_config(tmp_path)
