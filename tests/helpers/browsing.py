@@ -5,25 +5,18 @@ async with browsing(server.app) as visit:   a page of its own, without cookies o
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 from fastapi import FastAPI
-from playwright.async_api import ConsoleMessage, Locator, Page, async_playwright
+from playwright.async_api import ConsoleMessage, Locator, Page, async_playwright, expect
 
+from browser import OPTIONS, chromium
 from serving import on_port
 
-_NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-# Its own sandbox needs rights that containers lack; what it opens here is this project's own page.
-_OPTIONS = (
-    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage",
-)  # fmt: skip
 # It knows the models, or asks for a key.
 _READY = "#model option, #key-dialog[open]"
 
@@ -70,14 +63,6 @@ class Visit:
         return [told for told in self.problems if not any(re.search(pattern, told) for pattern in self.expected)]
 
 
-def chromium() -> str:
-    """The program: CHROMIUM, or the first that is installed."""
-    named = os.environ.get("CHROMIUM")
-    found = named or next((path for name in _NAMES if (path := shutil.which(name))), None)
-    assert found is not None, "These tests need Chromium: apt-get install chromium, or name one in CHROMIUM."
-    return found
-
-
 @asynccontextmanager
 async def browsing(
     app: FastAPI, *, path: str = "/", width: int = 1280, height: int = 800, dark: bool = False, port: int = 0
@@ -96,7 +81,7 @@ async def visiting(
 ) -> AsyncIterator[Visit]:
     """The page of a server that runs."""
     async with async_playwright() as playwright:
-        browser = await playwright.chromium.launch(executable_path=chromium(), args=list(_OPTIONS))
+        browser = await playwright.chromium.launch(executable_path=chromium(), args=list(OPTIONS))
         context = await browser.new_context(
             viewport={"width": width, "height": height},
             color_scheme="dark" if dark else "light",
@@ -104,7 +89,8 @@ async def visiting(
             permissions=["clipboard-read", "clipboard-write"],
         )
         page = await context.new_page()
-        page.set_default_timeout(10_000)
+        page.set_default_timeout(20_000)
+        expect.set_options(timeout=20_000)
         visit = Visit(page, url)
 
         def hear(told: ConsoleMessage) -> None:

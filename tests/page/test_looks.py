@@ -48,7 +48,7 @@ async def test_all_views(device: str, dark: bool) -> None:
         await seen(visit.page, f"{name}-text")
         await visit.view("race")
         await visit.id("race-start").click()
-        await visit.id("race-verdict").get_by_text("identical").wait_for(timeout=20_000)
+        await visit.id("race-verdict").get_by_text("identical").wait_for()
         await visit.id("race-start").wait_for()
         await seen(visit.page, f"{name}-race")
         await visit.view("gauges")

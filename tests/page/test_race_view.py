@@ -25,9 +25,7 @@ PASSES = TOKENS - 7
 async def test_a_race_shows_the_same_text_in_fewer_passes_and_saves_as_one_file(tmp_path: Path) -> None:
     async with drafting(TEXT, MICRO) as server, browsing(server.app, path="/#race") as visit:
         await visit.id("race-start").click()
-        await expect(visit.id("race-verdict")).to_contain_text(
-            f"Both texts are identical, all {len(TEXT)} characters.", timeout=20_000
-        )
+        await expect(visit.id("race-verdict")).to_contain_text(f"Both texts are identical, all {len(TEXT)} characters.")
         await expect(visit.id("race-start")).to_be_visible()
         lanes = visit.page.locator(".lane")
         assert await lanes.count() == 2

@@ -1,0 +1,48 @@
+"""The page on the real server with the embedded model: a race whose texts are the same, and slots that settle."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import pytest
+from playwright.async_api import expect
+
+from browsing import visiting
+from real_server import RealServer
+
+pytestmark = pytest.mark.page
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RealServer]:
+    options = ("--settle", "true", "--settle-window", "32", "--max-model-len", "1024", "--kv-cache-memory", "64MiB")
+    with RealServer(*options) as running:
+        yield running
+
+
+async def test_a_race_of_the_embedded_model_has_one_text(server: RealServer) -> None:
+    async with visiting(server.url, "/#race") as visit:
+        await visit.id("race-prompt").fill("Count from 1 to 20.")
+        await visit.id("race-tokens").fill("64")
+        await visit.id("race-start").click()
+        await expect(visit.id("race-verdict")).to_contain_text("Both texts are identical", timeout=60_000)
+        await visit.id("race-start").wait_for()  # the replay has ended
+        figures = await visit.page.locator(".lane").nth(1).locator(".figure").all_inner_texts()
+        assert "passes\n64" in figures
+
+
+async def test_slots_that_settle_fold_while_one_watches(server: RealServer) -> None:
+    async with visiting(server.url) as visit:
+        await visit.id("temperature").fill("0")
+        await visit.id("max_tokens").fill("300")
+        answer = await visit.answer("Write a long story about a river.")
+        cells = answer.locator(".memory i")
+        label = await answer.locator(".memory").get_attribute("aria-label")
+        assert label is not None
+        found = re.match(r"KV memory: (\d+) tokens in (\d+) slots: \d+ need none of their own", label)
+        assert found is not None
+        tokens, slots = map(int, found.groups())
+        assert slots < tokens
+        assert await cells.count() == slots
+        assert await answer.locator(".memory i.settled").count() > 0
