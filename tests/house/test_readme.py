@@ -93,7 +93,7 @@ def test_pages_that_everyone_reads_stay_short(page: str) -> None:
 
 def test_every_picture_is_shown() -> None:
     shown = {target for page in PAGES for target in re.findall(r"!\[[^]]*\]\(([^)]+)\)", page.read_text())}
-    pictures = {path.name for path in (ROOT / "docs" / "results").glob("*.png")}
+    pictures = {path.name for path in (ROOT / "docs").glob("*/*") if path.suffix in (".png", ".gif")}
     cards = (ROOT / "model" / "builtin" / "MODEL_CARD.md").read_text()
     assert pictures == {Path(target).name for target in shown} | {name for name in pictures if name in cards}
 
