@@ -38,6 +38,7 @@ markers =
     gpu: needs a GPU
     slow: left out elsewhere
     compilers: minutes of compilers
+    page: needs a browser
     interop: runs programs of others
     scale: runs replicas on Ray Serve
     timeout(seconds): how long a test may take elsewhere; here its file is cut

@@ -11,12 +11,12 @@ Their forward passes are those of transformers' modeling_granite.py and modeling
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from hamburger.model.checkpoints.sources import CheckpointError
+
+if TYPE_CHECKING:  # the HTTP process asks what is supported, and has no torch
+    from torch import Tensor
 
 _RETOLD = {"granite": "llama", "phi3": "mistral"}
 RELATIVES = tuple(_RETOLD)
@@ -71,7 +71,7 @@ def _granite(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[s
     for name, tensor in found.items():
         for part, factor in factors.items():
             if part in name and factor != 1.0:
-                found[name] = tensor.to(torch.float32) * factor
+                found[name] = tensor.float() * factor
     return found
 
 

@@ -1,4 +1,4 @@
-"""The page on the real server with the embedded model: a race whose texts are the same, and slots that settle."""
+"""The page on the real server with the embedded model: a race of three lanes, and slots that settle."""
 
 from __future__ import annotations
 
@@ -17,19 +17,24 @@ pytestmark = pytest.mark.page
 @pytest.fixture(scope="module")
 def server() -> Iterator[RealServer]:
     options = ("--settle", "true", "--settle-window", "32", "--max-model-len", "1024", "--kv-cache-memory", "64MiB")
-    with RealServer(*options) as running:
+    with RealServer(*options, "--also", "composed=,groups=composed,settle=false,confidence=0.3") as running:
         yield running
 
 
-async def test_a_race_of_the_embedded_model_has_one_text(server: RealServer) -> None:
+async def test_a_race_of_the_embedded_model_has_one_text_and_composed_groups_another(server: RealServer) -> None:
     async with visiting(server.url, "/#race") as visit:
         await visit.id("race-prompt").fill("Count from 1 to 20.")
         await visit.id("race-tokens").fill("64")
+        await expect(visit.id("race-third")).to_have_value("composed")
         await visit.id("race-start").click()
         await expect(visit.id("race-verdict")).to_contain_text("Both texts are identical", timeout=60_000)
+        await expect(visit.id("race-verdict")).to_contain_text(
+            re.compile(r"composed wrote a text of its own, 64 tokens in \d\d slots")
+        )
         await visit.id("race-start").wait_for()  # the replay has ended
         figures = await visit.page.locator(".lane").nth(1).locator(".figure").all_inner_texts()
         assert "passes\n64" in figures
+        assert await visit.page.locator(".lane").count() == 3
 
 
 async def test_slots_that_settle_fold_while_one_watches(server: RealServer) -> None:
