@@ -29,7 +29,7 @@ async def test_a_race_of_the_embedded_model_has_one_text_and_composed_groups_ano
         await visit.id("race-start").click()
         await expect(visit.id("race-verdict")).to_contain_text("Both texts are identical", timeout=60_000)
         await expect(visit.id("race-verdict")).to_contain_text(
-            re.compile(r"composed wrote a text of its own, 64 tokens in \d\d slots")
+            re.compile(r"composed wrote a text of its own, \d+ tokens in \d+ slots")
         )
         await visit.id("race-start").wait_for()  # the replay has ended
         figures = await visit.page.locator(".lane").nth(1).locator(".figure").all_inner_texts()
