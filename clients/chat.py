@@ -112,6 +112,8 @@ def _converse(
                 _command(client, chat, question, out, err)
             except RequestError as error:
                 _complain(err, error)
+                if not interactive:
+                    return 1
             continue
         chat.messages.append({"role": "user", "content": question})
         try:

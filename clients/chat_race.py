@@ -22,19 +22,19 @@ def race(client: httpx.Client, body: dict[str, Any], out: Console) -> str:
     """
     lanes = ({"seed": _SEED, **body}, {"seed": _SEED, **body, "confidence": 1})
     texts, figures = [], []
-    try:
-        for lane in lanes:
-            answer, painter = Answer(time.perf_counter()), Painter(out)
+    for lane in lanes:
+        answer, painter = Answer(time.perf_counter()), Painter(out)
+        try:
             with contextlib.closing(stream_events(client, lane)) as events:
                 for event in events:
                     answer.add(event, time.perf_counter())
                     painter.show(event)
+        except KeyboardInterrupt:
+            return "The race was stopped."
+        finally:
             painter.end_line()
-            texts.append(painter.text)
-            figures.append(answer)
-    except KeyboardInterrupt:
-        painter.end_line()
-        return "The race was stopped."
+        texts.append(painter.text)
+        figures.append(answer)
     named = zip(("as asked      ", "at confidence 1"), figures, strict=True)
     return "\n".join([*(f"{name} {summary(answer, False)}" for name, answer in named), _verdict(texts, figures)])
 

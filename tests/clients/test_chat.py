@@ -413,6 +413,17 @@ def test_an_error_in_a_race_ends_no_chat(
     assert printed.out == "a\n"
 
 
+def test_a_piped_command_that_fails_ends_it_too(server: ScriptedServer, pipe: io.StringIO, capsys: Captured) -> None:
+    half = hamburger_stream([("half", 1), ("", 1)])[0]
+    server.replies = [Reply([half, sse(error_body("the engine died", 500))])]
+    say(pipe, "/race one", "two")
+    assert run_chat(server) == 1
+    printed = capsys.readouterr()
+    assert printed.out == "half\n"
+    assert "error: error in the stream: the engine died" in printed.err
+    assert len(server.requests) == 1
+
+
 METRICS = """\
 # HELP hamburger_num_requests_running x
 hamburger_num_requests_running{model_name="tiny"} 2.0

@@ -65,12 +65,12 @@ class Visit:
 
 @asynccontextmanager
 async def browsing(
-    app: FastAPI, *, path: str = "/", width: int = 1280, height: int = 800, dark: bool = False, port: int = 0
+    app: FastAPI, *, path: str = "/", width: int = 1280, height: int = 800, dark: bool = False
 ) -> AsyncIterator[Visit]:
     """The app on a port, and its page. Fails at the end if the console told of anything, or another host was asked."""
     async with (
-        on_port(app, on=port) as served_on,
-        visiting(f"http://127.0.0.1:{served_on}", path, width, height, dark) as visit,
+        on_port(app) as number,
+        visiting(f"http://127.0.0.1:{number}", path, width, height, dark) as visit,
     ):
         yield visit
 
