@@ -149,7 +149,7 @@ def measured_scenarios(known: dict[str, Any], seed: int) -> dict[str, Scenario]:
     costs, scenarios = CostModel.from_json(found["costs"]), {}
     for confidence, shares in found["group_shares"].items():
         sizes = DrawnSizes(tuple(shares), seed)
-        scenarios[confidence] = Scenario(f"default at {confidence} (g {sizes.mean:.2f})", costs, sizes)
+        scenarios[confidence] = Scenario(f"composed at {confidence} (g {sizes.mean:.2f})", costs, sizes)
     return scenarios
 
 

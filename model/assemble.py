@@ -57,7 +57,7 @@ def assemble(
     if execution.kernels is not None:
         model = model_of(config, tensors, dtype=dtype, device=device, max_positions=max_positions,
                          state_dtype=torch.float32)  # fmt: skip
-        native = CpuBackend(model, execution.kernels, execution.bits)
+        native = CpuBackend(model, execution.kernels, execution.bits, execution.draft_bits)
         narrowing = NarrowingEmission(native, native.graft.draw)
         return _eager(native, [CpuEmission(native), narrowing])
     linear = _linear_of(execution, dtype, device)

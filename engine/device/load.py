@@ -119,6 +119,7 @@ def _execution(resolved: Resolved, args: EngineArgs) -> Execution:
     return Execution(
         kernels=resolved.kernels,
         bits={"int4": 4, "int8": 8}.get(args.quantization),
+        draft_bits=4 if resolved.groups == "verified" else 8,
         attention=resolved.attention,
         int8=resolved.int8,
     )

@@ -28,9 +28,10 @@ class CpuBackend:
 
     static = False
 
-    def __init__(self, model: HamburgerModel, kernels: Kernels, bits: int | None) -> None:
+    def __init__(self, model: HamburgerModel, kernels: Kernels, bits: int | None, draft_bits: int = 8) -> None:
         """model gives its layers up, whose weights the kernels have in a form of their own, so that memory peaks by one
-        layer. Its rotary tables are float32. bits: of the trunk's weights; None takes 4 for those that have no more."""
+        layer. Its rotary tables are float32. bits: of the trunk's weights; None takes 4 for those that have no more.
+        draft_bits: of the micro decoder's."""
         self.config = config = model.config
         self.trunk_config, self.state_dtype = model.trunk_config, torch.float32
         self.device, graft, weight = model.embed_tokens.weight.device, config.graft, model.head_weight.detach()
@@ -46,10 +47,10 @@ class CpuBackend:
             if model.has_short_list:
                 self.short_list = model.short_list.sort().values  # of equal logits the first id wins
                 self._micro_head = PackedHead(kernels, weight[self.short_list])
-            packed = pack_layers(kernels, self.trunk_config, model.micro_decoder.layers, 8)
+            packed = pack_layers(kernels, self.trunk_config, model.micro_decoder.layers, draft_bits)
             micro = MicroParts(
                 model.micro_decoder, model.stop_head, packed, self._micro_head, self.short_list, self._table,
-                model.rotary,
+                model.rotary, draft_bits,
             )  # fmt: skip
         self.graft = CpuGraft(kernels, config, head, micro)
         # The plain embedder serves where the kernels do not take its widths; else they have its weights already.

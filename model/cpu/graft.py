@@ -94,7 +94,8 @@ class PackedHead:
 class MicroParts:
     """The graft's modules and what they stand on. layers: the micro decoder's. head: of micro-steps.
 
-    short_list: int64, ascending, the ids that `head` chooses from; None: all. embedding: [V, D].
+    short_list: int64, ascending, the ids that `head` chooses from; None: all. embedding: [V, D]. bits: of the projections
+    of features and embeddings.
     """
 
     decoder: MicroStepDecoder
@@ -104,6 +105,7 @@ class MicroParts:
     short_list: Tensor | None
     embedding: Tensor
     rotary: RotaryEmbedding
+    bits: int
 
 
 class CpuGraft:
@@ -132,7 +134,8 @@ class CpuGraft:
         if plain.fused:
             s.feature_norm = self._held_at(plain.feature_norm.weight)
             s.embedding_norm = self._held_at(plain.embedding_norm.weight)
-            s.feature_proj, s.embedding_proj = self._pack(plain.feature_proj), self._pack(plain.embedding_proj)
+            s.feature_proj = self._pack(plain.feature_proj, micro.bits)
+            s.embedding_proj = self._pack(plain.embedding_proj, micro.bits)
         if plain.norm is not None:
             s.norm = self._held_at(plain.norm.weight)
         linears = (child for child in micro.stop_head if isinstance(child, nn.Linear))
@@ -153,8 +156,8 @@ class CpuGraft:
         self._held.append(numbers)
         return numbers.data_ptr()
 
-    def _pack(self, linear: nn.Module) -> WeightStruct:
-        packed = PackedWeight(self._kernels, *weights_of(linear), 8)
+    def _pack(self, linear: nn.Module, bits: int = 8) -> WeightStruct:
+        packed = PackedWeight(self._kernels, *weights_of(linear), bits)
         self._held.append(packed)
         return packed.struct
 

@@ -280,8 +280,8 @@ def test_the_command_writes_its_report(tmp_path: Path, monkeypatch: pytest.Monke
     assert {row["model"] for row in result["loads"]} == {
         "plain base",
         "plain base, settled slots",
-        "default at 0.5 (g 1.50)",
-        "default at 0.4 (g 1.80)",
+        "composed at 0.5 (g 1.50)",
+        "composed at 0.4 (g 1.80)",
         "groups drawn (g 2.00)",
     }
     assert {(row["load"], row["way"]) for row in result["dial"]} == {

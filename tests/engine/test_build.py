@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import get_args
 
 import pytest
 
 from hamburger.engine.build import tell_captures
+from hamburger.engine.device import load
 from hamburger.engine.device.load import groups_of
 from hamburger.engine.device.memory import decode_graphs
 from hamburger.engine.drafting.costs import MeasuredCosts, StepCosts
@@ -15,9 +17,11 @@ from hamburger.engine.drafting.policy import DraftPolicy
 from hamburger.engine.drafting.proposal import Proposal
 from hamburger.engine.types.config import EngineArgs, OverlapSteps
 from hamburger.engine.types.messages import Groups
+from hamburger.model.checkpoints.load import save_checkpoint
 from hamburger.model.config import ConfigError, ModelConfig
+from hamburger.model.execution import Execution
 from hamburger.model.kv_cache import PagedKVCache
-from small_models import CPU, graft_config, random_model, trunk_config
+from small_models import CPU, graft_config, random_model, random_tensors, trunk_config
 
 
 def test_a_start_tells_of_each_quarter_of_its_graphs() -> None:
@@ -49,6 +53,18 @@ def test_groups_are_what_is_asked_or_what_the_checkpoint_says() -> None:
         for groups in get_args(Groups):
             asked = replace(args, groups=groups)
             assert [groups_of(asked, config) for config in (PLAIN, COMPOSED, VERIFIED)] == [groups] * 3
+
+
+@pytest.mark.parametrize(("groups", "bits"), [("verified", 4), ("composed", 8)])
+def test_what_is_only_drafted_is_made_of_coarser_weights(
+    groups: Groups, bits: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_checkpoint(tmp_path, COMPOSED, random_tensors(COMPOSED))
+    asked: list[Execution] = []
+    monkeypatch.setattr(load, "assemble", lambda *_, execution, **__: asked.append(execution))
+    args = EngineArgs(model=str(tmp_path), groups=groups, device="cpu")
+    load.steps_of(load.resolve(args), args)
+    assert [execution.draft_bits for execution in asked] == [bits]
 
 
 def test_steps_that_are_to_overlap_verify_nothing() -> None:

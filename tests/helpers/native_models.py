@@ -69,14 +69,15 @@ class RoundedLinear(FormedLinear):
 
 
 def models(
-    config: ModelConfig, seed: int = 3, kernels: Kernels | None = None, bits: int = 8
+    config: ModelConfig, seed: int = 3, kernels: Kernels | None = None, bits: int = 8, draft_bits: int = 8
 ) -> tuple[EagerSteps, EagerSteps]:
-    """A plain model with its linears rounded in torch, and one on the kernels. bits: of the trunk."""
+    """A plain model with its linears rounded in torch, and one on the kernels. bits: of the trunk. draft_bits: of the micro
+    decoder."""
     tensors = random_tensors(config, seed)
     length = max(config.trunk.max_position_embeddings, 200)
 
     def linear(inputs: int, outputs: int, *, bias: bool, part: Part, split: bool = False) -> nn.Module:
-        return RoundedLinear(bits if part == "layer" else 8)
+        return RoundedLinear({"layer": bits, "micro": draft_bits}.get(part, 8))
 
     plain = model_of(config, tensors, dtype=torch.float32, device=CPU, max_positions=length, linear=linear)
     first = RoundedLinear.of(plain.head_weight)
@@ -88,6 +89,6 @@ def models(
         dtype=torch.float32,
         device=CPU,
         max_positions=length,
-        execution=Execution(kernels=kernels or load_kernels(), bits=bits),
+        execution=Execution(kernels=kernels or load_kernels(), bits=bits, draft_bits=draft_bits),
     )
     return EagerSteps(backend, [ScoringEmission(backend, NarrowingEmission(backend))]), native

@@ -20,9 +20,12 @@ pytestmark = pytest.mark.skipif(load_kernels() is None, reason="built without a 
 @pytest.mark.parametrize("features", ["positions", "fused"])
 @pytest.mark.parametrize("short_list", [None, 40])
 @pytest.mark.parametrize("adapter_rank", [0, 32])
-def test_groups_are_those_of_the_plain_model(features: str, short_list: int | None, adapter_rank: int) -> None:
+@pytest.mark.parametrize("draft_bits", [8, 4])
+def test_groups_are_those_of_the_plain_model(
+    features: str, short_list: int | None, adapter_rank: int, draft_bits: int
+) -> None:
     config = grafted(trunk_config(**WIDE), adapter_rank, features=features, short_list_size=short_list)
-    plain, native = models(config, seed=12)
+    plain, native = models(config, seed=12, draft_bits=draft_bits)
     prompts = {str(i): ([5 + i, 6, 7], params(max_tokens=12, confidence=0.3)) for i in range(6)}
     wanted, found = (run_core(core_of(m), prompts) for m in (plain, native))
     first = [(wanted[name][0].token_ids, found[name][0].token_ids) for name in prompts]

@@ -1,0 +1,159 @@
+"""What settled slots change in tasks with long answers: each is answered whole and settled, with the same seed.
+
+    python benchmarks/settled_tasks.py --data FOLDER --out docs/results/settled-tasks.json
+
+Kinds: GSM8K with every step written down (greedy; right or not), IFEval (share of the instructions followed, of those
+that tasks/following.py checks), summaries (ROUGE-L against the reference), stories and the second turns of MT-Bench.
+Of all: tokens of an answer, tokens a KV slot, how likely the whole model finds it (nats a token), and the share of its
+8-grams that are different ones. --windows names the settings; each is compared with the whole, answer by answer, over
+those answers that are longer than the window, where anything can differ; intervals are of a paired bootstrap.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hamburger.engine.llm import LLM, GenerationResult
+from hamburger.engine.types.config import EngineArgs
+from hamburger.engine.types.sampling_params import SamplingParams
+from hamburger.training.forward.scoring import Scorer
+from hamburger.training.statistics import Ratio, difference, resample
+from machine import processor
+from tasks.asked import Task, read_tasks
+
+ROUNDS = 2000
+MEASURES = ("score", "nats", "different")
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """One answer: its tokens and slots, the task's score (None: none), nats a token and share of different 8-grams."""
+
+    tokens: int
+    slots: int
+    score: float | None
+    nats: float
+    different: float
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True, help="folder of the data sets, with eval/ and prompts/")
+    parser.add_argument("--model", help="any (default: the embedded one)")
+    parser.add_argument("--base", help="its base, where the checkpoint holds only a part")
+    parser.add_argument("--per-kind", type=int, default=80)
+    parser.add_argument("--max-tokens", type=int, default=1024)
+    parser.add_argument("--windows", type=int, nargs="+", default=[EngineArgs().settle_window, 64])
+    parser.add_argument("--keep", type=float, default=EngineArgs().settle_keep, help="settle_keep")
+    parser.add_argument("--out", type=Path, help="file for all figures, as JSON")
+    args = parser.parse_args()
+    tasks = read_tasks(args.data, args.per_kind)
+    whole, prompts = answered(args, tasks, None, None)
+    rows = []
+    settled = {window: answered(args, tasks, window, prompts)[0] for window in args.windows}
+    scorer = Scorer.load(args.model, args.base)
+    before = judged(scorer, tasks, prompts, whole)
+    for window, results in settled.items():
+        rows += compared(window, tasks, before, judged(scorer, tasks, prompts, results))
+    print(table(rows))
+    if args.out:
+        told = {"date": datetime.now(UTC).date().isoformat(), "processor": processor(), "torch": torch.__version__}
+        settings = {"per_kind": args.per_kind, "max_tokens": args.max_tokens, "keep": args.keep}
+        args.out.write_text(json.dumps({**told, **settings, "rows": rows}, indent=1) + "\n")
+
+
+def answered(
+    args: argparse.Namespace, tasks: Sequence[Task], window: int | None, prompts: list[list[int]] | None
+) -> tuple[list[GenerationResult], list[list[int]]]:
+    """Every task's last answer, and what was asked. window: of settling; None: whole. prompts: None where first turns
+    are to be answered, too: whole ones, so that all settings are asked the same."""
+    given: dict[str, Any] = {} if window is None else {"settle_window": window, "settle_keep": args.keep}
+    llm = LLM(args.model, args.base, groups="verified", settle=window is not None, **given)
+
+    def params(number: int, task: Task) -> SamplingParams:
+        return SamplingParams(temperature=task.temperature, seed=number, max_tokens=args.max_tokens)
+
+    if prompts is None:
+        said: list[list[dict[str, str]]] = [[{"role": "user", "content": task.turns[0]}] for task in tasks]
+        two = [i for i, task in enumerate(tasks) if len(task.turns) == 2]
+        first = llm.chat([said[i] for i in two], [params(i, tasks[i]) for i in two]) if two else []
+        for i, result in zip(two, first, strict=True):
+            said[i] += [{"role": "assistant", "content": result.text}, {"role": "user", "content": tasks[i].turns[1]}]
+        prompts = [llm.tokenizer.encode(llm.tokenizer.apply_chat_template([*turns])) for turns in said]
+    return llm.generate(prompts, [params(i, task) for i, task in enumerate(tasks)]), prompts
+
+
+def judged(
+    scorer: Scorer, tasks: Sequence[Task], prompts: list[list[int]], results: Sequence[GenerationResult]
+) -> list[Answered]:
+    found = []
+    for task, prompt, result in zip(tasks, prompts, results, strict=True):
+        ids = result.token_ids
+        scores = scorer.score([[*prompt, *ids]], [len(prompt)])[0]
+        grams = {tuple(ids[i : i + 8]) for i in range(len(ids) - 7)}
+        different = len(grams) / (len(ids) - 7) if len(ids) > 7 else 1.0
+        nats = -float(scores.logprobs.mean())
+        found.append(Answered(len(ids), result.kv_slots, task.score(result.text), nats, different))
+    return found
+
+
+def compared(
+    window: int, tasks: Sequence[Task], whole: Sequence[Answered], settled: Sequence[Answered]
+) -> list[dict[str, Any]]:
+    """A row for each kind, and one for all, over the answers of which either is longer than the window."""
+    long = [
+        (task.kind, a, b)
+        for task, a, b in zip(tasks, whole, settled, strict=True)
+        if max(a.tokens, b.tokens) > window + 32  # the chunk that settles first is whole then
+    ]
+    kinds = [*dict.fromkeys(kind for kind, _, _ in long), "all"]
+    rows = []
+    for kind in kinds:
+        pairs = [(a, b) for of, a, b in long if kind in (of, "all")]
+        row: dict[str, Any] = {"window": window, "kind": kind, "answers": len(pairs)}
+        row["tokens"] = [sum(pair[i].tokens for pair in pairs) / len(pairs) for i in (0, 1)]
+        row["tokens_per_kv"] = sum(b.tokens for _, b in pairs) / sum(b.slots for _, b in pairs)
+        for measure in MEASURES:
+            values = [(getattr(a, measure), getattr(b, measure)) for a, b in pairs]
+            known = [(x, y) for x, y in values if x is not None and y is not None]
+            if not known or (measure == "score" and kind == "all"):  # which are scores of several scales
+                row[measure] = None
+                continue
+            ones = [1.0] * len(known)
+            a, b = (Ratio([pair[i] for pair in known], ones) for i in (0, 1))
+            apart = difference(b, a, resample(ones, ROUNDS, seed=0))
+            row[measure] = {"whole": a.value, "settled": b.value, "low": apart.low, "high": apart.high}
+        rows.append(row)
+    return rows
+
+
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    """Differences are of settled answers from whole ones, with the interval of 95 %."""
+    head = ("window", "kind", "answers", "tokens, whole", "settled", "tokens per KV")
+    measured = ("score, whole", "change", "nats, whole", "change", "8-grams, whole", "change")
+    lines = [f"| {' | '.join((*head, *measured))} |"]
+    lines.append("| --- " * 12 + "|")
+    for row in rows:
+        cells = [str(row["window"]), row["kind"], str(row["answers"]), *(f"{n:.0f}" for n in row["tokens"])]
+        cells.append(f"{row['tokens_per_kv']:.2f}")
+        for measure in MEASURES:
+            found = row[measure]
+            if found is None:
+                cells += ["", ""]
+                continue
+            change = found["settled"] - found["whole"]
+            cells += [f"{found['whole']:.3f}", f"{change:+.3f} [{found['low']:+.3f}, {found['high']:+.3f}]"]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()
