@@ -15,8 +15,8 @@ class Execution:
     packed: linear weights laid out for CPU inference (cpu/onednn.py); None means wherever that can be had and nothing
         else has a form for them.
     kernels: run on these compiled ones instead (cpu/); states are float32 then. bits: of the trunk's weights with them,
-        4 or 8; None takes 4 for those that have no more. draft_bits: of the micro decoder's; 4 where its tokens are only
-        drafts, which the trunk checks: a micro-step reads a quarter less then.
+        4 or 8; None takes 4 for those that have no more. draft_bits: of the micro decoder's; 4 where its tokens are
+        only drafts, which the trunk checks: a micro-step reads a quarter less then.
     static_shapes: groups are made in them (emission/static.py); None means on a GPU, which would wait for its host
         otherwise.
     attention: what attention and the rest between the matrices run on, where no kernels do (gpu/availability.py).

@@ -94,8 +94,8 @@ class PackedHead:
 class MicroParts:
     """The graft's modules and what they stand on. layers: the micro decoder's. head: of micro-steps.
 
-    short_list: int64, ascending, the ids that `head` chooses from; None: all. embedding: [V, D]. bits: of the projections
-    of features and embeddings.
+    short_list: int64, ascending, the ids that `head` chooses from; None: all. embedding: [V, D]. bits: of the
+    projections of features and embeddings.
     """
 
     decoder: MicroStepDecoder

@@ -71,8 +71,8 @@ class RoundedLinear(FormedLinear):
 def models(
     config: ModelConfig, seed: int = 3, kernels: Kernels | None = None, bits: int = 8, draft_bits: int = 8
 ) -> tuple[EagerSteps, EagerSteps]:
-    """A plain model with its linears rounded in torch, and one on the kernels. bits: of the trunk. draft_bits: of the micro
-    decoder."""
+    """A plain model with its linears rounded in torch, and one on the kernels. bits: of the trunk. draft_bits: of the
+    micro decoder."""
     tensors = random_tensors(config, seed)
     length = max(config.trunk.max_position_embeddings, 200)
 
