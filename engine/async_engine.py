@@ -8,13 +8,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
 
 from hamburger.engine.dial.confidence_dial import AutoConfidence, ConfidenceDial
 from hamburger.engine.health import EngineHealth
 from hamburger.engine.host import EngineHost, HostedEngine
+from hamburger.engine.loras import EngineLoras, LoraAdapter
 from hamburger.engine.queue_room import ClientLoad, QueueRoom
 from hamburger.engine.request import AnswerBuilder, GenerationRequest, leaves_confidence, resolve_request
 from hamburger.engine.request_stream import OpenStreams, PromptScores, RequestStream, dial_step, scored_once
@@ -30,7 +31,7 @@ from hamburger.engine.types.errors import (
     QueueTimeout,
 )
 from hamburger.engine.types.events import EngineReady, EngineStopped, Event, StepReport, StepStarted, Stop
-from hamburger.engine.types.messages import AbortRequest, EngineInfo, GroupOutput, RequestFailed, StepStats
+from hamburger.engine.types.messages import AbortRequest, EngineInfo, GroupOutput, LoraLoaded, RequestFailed, StepStats
 from hamburger.engine.types.observer import EndReason, EngineObserver, RequestTimings
 from hamburger.model.config import ConfigError
 
@@ -59,6 +60,7 @@ class AsyncEngine:
         self._step_ended = clock()
         self._streams = OpenStreams()
         self._queue_room = QueueRoom()
+        self._loras = EngineLoras()
 
     @classmethod
     async def launch(
@@ -96,6 +98,7 @@ class AsyncEngine:
             await hosted.stopped
             await host.join()
             raise EngineDraining("The server is shutting down and starts no engine.")
+        await self._loras.load_again(host)
         self._queue_room.reset()
         self._hosted = hosted
 
@@ -122,6 +125,23 @@ class AsyncEngine:
         now = self._clock()
         return now if self._step_started is None else min(self._step_started, now)
 
+    @property
+    def loras(self) -> Mapping[str, LoraAdapter]:
+        """The LoRA adapters that requests may name."""
+        return self._loras.adapters
+
+    async def load_lora(self, name: str, path: str) -> LoraAdapter:
+        """Read the adapter in a folder that the engine sees. Raises InvalidRequest for one that cannot be loaded, or a
+        name that is taken; EngineDraining or EngineDead."""
+        self._check_available()
+        return await self._loras.load(self._hosted.host, name, path)
+
+    def unload_lora(self, name: str) -> None:
+        """No request may name it from now on; those that run or wait keep it to their end. Raises InvalidRequest for a
+        name that is not loaded; EngineDraining or EngineDead."""
+        self._check_available()
+        self._loras.unload(self._hosted.host, name)
+
     def submit(self, requests: Sequence[GenerationRequest]) -> list[RequestStream]:
         """Admit all or none. Raises PromptTooLong, ContextOverflow, NeverFits, InvalidRequest, QueueFull,
         EngineDraining or EngineDead before any work."""
@@ -129,7 +149,11 @@ class AsyncEngine:
         now = self._clock()
         # One value for the whole answer: the answer can name it, and a client ask for it again.
         chosen = None if self.dial is None else self.confidence()
-        resolved = [resolve_request(request, self.info, now, chosen) for request in requests]
+        loras = [self._loras.number_of(request.lora) for request in requests]
+        resolved = [
+            replace(resolve_request(request, self.info, now, chosen), lora=lora)
+            for request, lora in zip(requests, loras, strict=True)
+        ]
         self._streams.check_ids(request.request_id for request in requests)
         self._queue_room.check(len(resolved), self._config, now, self._streams.oldest_arrival())
         streams: list[RequestStream] = []
@@ -221,6 +245,8 @@ class AsyncEngine:
             case StepReport():
                 self._step_started, self._step_ended = event.time if event.goes_on else None, event.time
                 self._on_step(event)
+            case LoraLoaded():
+                self._loras.on_loaded(event)
             case EngineReady():
                 if not hosted.ready.done():
                     hosted.ready.set_result(event)
@@ -229,6 +255,7 @@ class AsyncEngine:
 
     def _on_stop(self, hosted: HostedEngine, event: EngineStopped) -> None:
         hosted.stopped.set_result(event)
+        self._loras.on_stop()
         if not hosted.ready.done():
             hosted.ready.set_exception(event.error or EngineDead("The engine ended before it was ready."))
             return  # nothing was asked of it
@@ -311,8 +338,8 @@ class AsyncEngine:
         if failure.kind in ("queue_timeout", "out_of_memory"):
             seconds = self.retry_after(1)
             return (QueueTimeout if failure.kind == "queue_timeout" else OutOfMemory)(failure.message, seconds)
-        if failure.kind == "grammar":
-            return InvalidRequest(failure.message)  # a format, structured_outputs or a tool asked for it
+        if failure.kind in ("grammar", "lora"):  # a format, structured_outputs, a tool or the model's name asked for it
+            return InvalidRequest(failure.message)
         return EngineDraining(failure.message) if failure.kind == "draining" else EngineDead(failure.message)
 
 

@@ -18,10 +18,12 @@ from typing import TYPE_CHECKING
 import torch
 
 from hamburger.engine.core.core import EngineCore
+from hamburger.engine.core.loras import CoreLoras
 from hamburger.engine.core.overlap import OverlappedCore
 from hamburger.engine.core.pool import blocks_of_pool
 from hamburger.engine.device.cpu_threads import StepThreads
 from hamburger.engine.device.load import Resolved, rank_pool_bytes, resolve, shard_steps_of, slot_choice, steps_of
+from hamburger.engine.device.loras import LoraFolders
 from hamburger.engine.device.memory import decode_graphs, decode_rows, step_bytes
 from hamburger.engine.device.runner import Runner
 from hamburger.engine.device.step_costs import measure_costs
@@ -36,6 +38,7 @@ from hamburger.model.config import ConfigError, TrunkConfig
 from hamburger.model.device.out_of_memory import out_of_memory_reason
 from hamburger.model.graphs.step_memory import CudaMeter
 from hamburger.model.kv_cache import PagedKVCache, slot_bytes
+from hamburger.model.lora import lora_bytes
 from hamburger.model.parallel.steps import ParallelSteps
 from hamburger.model.steps import EagerSteps, Steps
 
@@ -79,8 +82,12 @@ def _build(
     runner, policy = _runner(args, config, resolved, steps, leader, on_progress)
     info = _info(args, config, resolved, steps)
     grammars = Grammars(lambda: Tokenizer.load(resolved.source.tokenizer_path), info.vocab_size, info.eos_token_ids)
+    loras: CoreLoras | None = None
+    if args.max_loras and steps.loras is not None:
+        folders = LoraFolders(steps.loras, steps.config.trunk, args.max_lora_rank, resolved.source)
+        loras = CoreLoras(folders, args.max_loras)
     if isinstance(runner, Runner) and config.groups == "composed" and _overlaps(args, resolved.device):
-        core: EngineCore = OverlappedCore(config, runner, grammars=grammars)
+        core: EngineCore = OverlappedCore(config, runner, grammars=grammars, loras=loras)
     else:
         core = EngineCore(
             config,
@@ -88,6 +95,7 @@ def _build(
             grammars=grammars,
             policy=policy,
             settle=runner.settle if isinstance(runner, Runner) else None,
+            loras=loras,
         )
     compiles = resolved.attention != "torch"
     on_progress("warming up: Triton compiles its kernels, once a machine" if compiles else "warming up")
@@ -128,7 +136,9 @@ def _plan(
             kv_dtype=resolved.kv_dtype, captures=captures,
         )  # fmt: skip
     on_progress("sizing the KV pool")
-    budget = rank_pool_bytes(args, device, for_steps)
+    # So that adapters may come when the pool has taken its share.
+    for_loras = args.max_loras * lora_bytes(trunk, args.max_lora_rank, steps.state_dtype.itemsize)
+    budget = rank_pool_bytes(args, device, for_steps + for_loras)
     if leader is not None:
         budget = leader.pool_bytes(budget)
     return EngineConfig(

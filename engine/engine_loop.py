@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable, Iterator
 
 from hamburger.engine.core.core import EngineCore
-from hamburger.engine.types.events import LoopEvent, Message, StepReport, StepStarted, Stop
-from hamburger.engine.types.messages import SubmitRequest
+from hamburger.engine.types.events import LoopEvent, Message, StepReport, StepStarted
+from hamburger.engine.types.messages import AbortRequest, LoadLora, LoraLoaded, SubmitRequest, UnloadLora
 
 Inbox = queue.SimpleQueue[Message]
 
@@ -26,12 +26,16 @@ def run_loop(
             if isinstance(message, SubmitRequest):
                 core.add(message)
                 received.append(message.number)
-            elif isinstance(message, Stop):
+            elif isinstance(message, LoadLora):
+                deliver(LoraLoaded(message.number, core.load_lora(message)))
+            elif isinstance(message, UnloadLora):
+                core.unload_lora(message)
+            elif isinstance(message, AbortRequest):
+                core.abort(message)
+            else:
                 outputs = core.fail_all("draining", "The server is shutting down; the answer was cut short.")
                 deliver(StepReport(outputs, received, clock(), goes_on=False))
                 return
-            else:
-                core.abort(message)
         if not goes_on:
             deliver(StepStarted(clock()))
         outputs = core.step()  # also when an abort left nothing to do: its report takes the gauges to zero

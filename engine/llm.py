@@ -9,6 +9,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import islice
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol, Unpack, cast
 
 from hamburger.engine.core.core import EngineCore
@@ -17,7 +18,15 @@ from hamburger.engine.text.detokenizer import TextDecoder
 from hamburger.engine.text.stop_strings import StopStrings
 from hamburger.engine.types.config import EngineArgs, LLMSettings
 from hamburger.engine.types.errors import InvalidRequest, OutOfMemory, QueueTimeout
-from hamburger.engine.types.messages import AbortRequest, EngineInfo, FinishReason, SubmitRequest, TokenLogprobs
+from hamburger.engine.types.messages import (
+    AbortRequest,
+    EngineInfo,
+    FinishReason,
+    LoadLora,
+    SubmitRequest,
+    TokenLogprobs,
+    UnloadLora,
+)
 from hamburger.engine.types.sampling_params import SamplingParams
 
 Message = Mapping[str, Any]
@@ -114,28 +123,33 @@ class LLM:
         self.tokenizer = tokenizer
         self._core = core
         self._is_running = False
+        self._loras: dict[str, int] = {}  # their numbers
+        self._num_loras = 0
 
     def generate(
         self,
         prompts: str | Sequence[str] | Sequence[Sequence[int]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         progress: bool = True,
+        lora: str | None = None,
     ) -> list[GenerationResult]:
         """Continue each prompt (a text, or token ids); the results come in the prompts' order.
 
         sampling_params: one for all prompts, or one a prompt; None is SamplingParams(). progress: a bar on stderr.
+        lora: the name of a loaded adapter that answers; None: the model itself.
         Raises ValueError unless there are as many of them as prompts, and, before any work, InvalidRequest with a note
         that says which prompt it is about. After an error or Ctrl-C the next call starts afresh.
         """
         prompts = [prompts] if isinstance(prompts, str) else prompts
         ids = [self.tokenizer.encode(p, add_special_tokens=True) if isinstance(p, str) else [*p] for p in prompts]
-        return self._generate(ids, sampling_params, progress)
+        return self._generate(ids, sampling_params, progress, lora)
 
     def chat(
         self,
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         progress: bool = True,
+        lora: str | None = None,
         **template_kwargs: Any,
     ) -> list[GenerationResult]:
         """Answer one conversation or several, written with the model's chat template; otherwise as `generate`.
@@ -145,7 +159,27 @@ class LLM:
         one = not messages or isinstance(messages[0], Mapping)
         chats = cast("Sequence[Sequence[Message]]", [messages] if one else messages)
         texts = [self.tokenizer.apply_chat_template([dict(m) for m in chat], **template_kwargs) for chat in chats]
-        return self._generate([self.tokenizer.encode(text) for text in texts], sampling_params, progress)
+        return self._generate([self.tokenizer.encode(text) for text in texts], sampling_params, progress, lora)
+
+    def load_lora(self, name: str, path: str | Path) -> None:
+        """Load the LoRA adapter in a folder that PEFT wrote, for `lora=name`; there is room for `max_loras`. Raises
+        InvalidRequest for one that cannot be loaded, or a name that is taken."""
+        if name in self._loras:
+            raise InvalidRequest(f"The LoRA adapter {name!r} is loaded already: unload it first.")
+        self._num_loras += 1
+        if (error := self._core.load_lora(LoadLora(self._num_loras, str(path)))) is not None:
+            raise InvalidRequest(error)
+        self._loras[name] = self._num_loras
+
+    def unload_lora(self, name: str) -> None:
+        """Raises InvalidRequest for a name that is not loaded."""
+        self._core.unload_lora(UnloadLora(self._lora_number(name)))
+        del self._loras[name]
+
+    def _lora_number(self, name: str) -> int:
+        if name not in self._loras:
+            raise InvalidRequest(f"The LoRA adapter {name!r} is not loaded: use load_lora.")
+        return self._loras[name]
 
     def generate_each(
         self,
@@ -169,12 +203,15 @@ class LLM:
         prompts: list[list[int]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
         progress: bool,
+        lora: str | None,
     ) -> list[GenerationResult]:
         params = SamplingParams() if sampling_params is None else sampling_params
         params = [params] * len(prompts) if isinstance(params, SamplingParams) else params
         if len(params) != len(prompts):
             raise ValueError(f"{len(prompts)} prompts came with {len(params)} sampling params.")
-        requests = [self._resolve(i, *pair) for i, pair in enumerate(zip(prompts, params, strict=True))]
+        number = 0 if lora is None else self._lora_number(lora)
+        resolved = [self._resolve(i, *pair) for i, pair in enumerate(zip(prompts, params, strict=True))]
+        requests = [replace(request, lora=number) for request in resolved]
         with _progress_bar(len(requests), progress) as show, closing(self._run(requests, show)) as finished:
             results = {request.request_id: result for request, result in finished}
         return [results[request.request_id] for request in requests]

@@ -30,6 +30,7 @@ class GenerationRequest:
     priority: a request with a lower number goes before all with a higher one, and may take their place.
     cache_salt: only requests with the same one share slots (for tenants that must not notice each other).
     client: who sends it. Of one priority, the client that has been served the least goes first.
+    lora: the name of the LoRA adapter that answers; None: the model itself.
     """
 
     request_id: str
@@ -38,6 +39,7 @@ class GenerationRequest:
     priority: int = 0
     cache_salt: str = ""
     client: str = ""
+    lora: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

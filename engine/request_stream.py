@@ -92,7 +92,7 @@ def scored_once(
     number = request.params.prompt_logprobs
     if number is None:
         return request, None
-    key = tuple(request.prompt_ids), number, request.cache_salt
+    key = tuple(request.prompt_ids), number, request.cache_salt, request.lora
     if key not in shared:
         shared[key] = PromptScores()
         return request, shared[key]

@@ -1,14 +1,17 @@
-"""The adapter that slots of several tokens alone pass, on their way through an unchanged trunk.
+"""Adapters that some slots of a batch pass, on their way through an unchanged trunk.
 
-A slot of one token computes nothing with it. So over an untouched base the model is that base, to the bit, wherever
-tokens are not composed: in prompts, in scored text, and in all answers at confidence 1.
+Composed: of slots of several tokens. A slot of one token computes nothing with it. So over an untouched base the model
+is that base, to the bit, wherever tokens are not composed: in prompts, in scored text, and in all answers at
+confidence 1. LoRA: of requests that ask for one (lora.py); all other slots compute nothing with it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hamburger.model.linear import MakeLinear, plain_linear
@@ -51,8 +54,48 @@ class ComposedSlots:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class LoraPair:
+    """A linear's part of a LoRA adapter. down: [rank, inputs]. up: [outputs, rank]."""
+
+    down: Tensor
+    up: Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LayerLora:
+    """The slots that pass one LoRA adapter in one layer. rows: int64 [N]. pairs: of qkv, o, gate_up and down, those
+    that the adapter changes."""
+
+    rows: Tensor
+    pairs: Mapping[str, LoraPair]
+
+    def add(self, name: str, x: Tensor, y: Tensor) -> Tensor:
+        """y [T, outputs], what a linear made of x [T, inputs], with the adapter's part for these slots."""
+        pair = self.pairs.get(name)
+        if pair is None:
+            return y
+        return y.index_add(0, self.rows, F.linear(F.linear(x[self.rows], pair.down), pair.up).to(y.dtype))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PassedLora:
+    """The slots that pass one LoRA adapter. rows: int64 [N]. layers: its pairs in each."""
+
+    rows: Tensor
+    layers: Sequence[Mapping[str, LoraPair]]
+
+    def layer(self, index: int) -> LayerLora:
+        return LayerLora(self.rows, self.layers[index])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Embedded:
-    """What the trunk reads of a batch. x: [T, D]. composed: its slots of several tokens, where they have an adapter."""
+    """What the trunk reads of a batch. x: [T, D]. composed: its slots of several tokens, where they have an adapter.
+    loras: of its slots that pass one."""
 
     x: Tensor
     composed: ComposedSlots | None = None
+    loras: tuple[PassedLora, ...] = ()
+
+    def loras_of(self, layer: int) -> list[LayerLora]:
+        return [lora.layer(layer) for lora in self.loras]

@@ -15,12 +15,13 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from hamburger.model.adapter import ComposedSlots, Embedded
+from hamburger.model.adapter import ComposedSlots, Embedded, LoraPair, PassedLora
 from hamburger.model.batch import ForwardBatch, Reads
-from hamburger.model.config import ModelConfig, TrunkConfig
+from hamburger.model.config import JOINED, ModelConfig, TrunkConfig
 from hamburger.model.group_cache import GroupCache
 from hamburger.model.hamburger import HamburgerModel
 from hamburger.model.kv_cache import PagedKVCache
+from hamburger.model.lora import Loras, LoraWeights
 
 Head = Callable[[Tensor], Tensor]  # states [..., D] -> logits [..., rows of its weight]
 
@@ -30,7 +31,8 @@ class Backend(Protocol):
 
     trunk_config: the trunk's sizes in this process, where others may hold the rest. state_dtype: of states between
     calls. quantization: what the trunk's weights are. short_list: int64 [K], different ids, which micro-steps choose
-    from; None for all. static: shapes never depend on a step's numbers, so nothing waits for the device.
+    from; None for all. static: shapes never depend on a step's numbers, so nothing waits for the device. loras: the
+    adapters that batches may name; None for none.
     """
 
     config: ModelConfig
@@ -40,6 +42,9 @@ class Backend(Protocol):
     quantization: str
     short_list: Tensor | None
     static: bool
+
+    @property
+    def loras(self) -> Loras | None: ...
 
     def trunk(self, batch: ForwardBatch, cache: PagedKVCache, reads: Reads) -> tuple[Tensor, list[Tensor]]:
         """Embed the batch's T slots, pass the layers, write the slots' keys and values.
@@ -75,6 +80,30 @@ class Heads:
     micro: Head
 
 
+class TorchLoras:
+    """Loras whose pairs are plain tensors of one dtype, on one device."""
+
+    def __init__(self, trunk: TrunkConfig, dtype: torch.dtype, device: torch.device) -> None:
+        self._trunk, self._dtype, self._device = trunk, dtype, device
+        self._layers: dict[int, list[dict[str, LoraPair]]] = {}
+
+    def load(self, number: int, weights: LoraWeights) -> None:
+        self._layers[number] = [
+            {
+                name: LoraPair(*(tensor.to(self._device, self._dtype) for tensor in pair))
+                for name in JOINED
+                if (pair := weights.joined(self._trunk, layer, name)) is not None
+            }
+            for layer in range(self._trunk.num_layers)
+        ]
+
+    def unload(self, number: int) -> None:
+        del self._layers[number]
+
+    def passed(self, batch: ForwardBatch) -> tuple[PassedLora, ...]:
+        return tuple(PassedLora(slots.rows, self._layers[slots.number]) for slots in batch.loras)
+
+
 class TorchBackend:
     """Plain torch on the modules of a HamburgerModel."""
 
@@ -98,17 +127,18 @@ class TorchBackend:
         self.short_list = model.short_list if model.has_short_list else None
         self._lookup = lookup or model.embed_tokens
         self._feature_layers = model.config.graft.feature_layers if model.config.graft else ()
+        self.loras = TorchLoras(self.trunk_config, weight.dtype, weight.device)
 
     def embed(self, batch: ForwardBatch) -> Embedded:
         """What the trunk reads of the batch's T slots."""
-        model, sizes = self.model, batch.group_sizes
+        model, sizes, loras = self.model, batch.group_sizes, self.loras.passed(batch)
         if batch.max_group_size == 1:
-            return Embedded(self._lookup(batch.token_ids[:, 0]))
+            return Embedded(self._lookup(batch.token_ids[:, 0]), loras=loras)
         rows = None if self.static else (sizes > 1).nonzero().squeeze(-1)
         x = model.embedder(self._lookup(batch.token_ids), sizes, rows)
         if not self.config.adapter_rank:
-            return Embedded(x)
-        return Embedded(x, ComposedSlots(rows, (sizes > 1)[:, None] if rows is None else None))
+            return Embedded(x, loras=loras)
+        return Embedded(x, ComposedSlots(rows, (sizes > 1)[:, None] if rows is None else None), loras)
 
     def trunk(self, batch: ForwardBatch, cache: PagedKVCache, reads: Reads) -> tuple[Tensor, list[Tensor]]:
         model = self.model

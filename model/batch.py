@@ -108,6 +108,14 @@ class Reads:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class LoraSlots:
+    """The N slots of a batch that pass one LoRA adapter. number: the adapter's. rows: int64 [N], ascending, in T."""
+
+    number: int
+    rows: Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class ForwardBatch:
     """T new slots of B sequences, of which M emit a group.
 
@@ -131,6 +139,7 @@ class ForwardBatch:
         that row follows this one in its sequence; -1 where none does. Each draft is a row of its own then, with one
         slot, and what a row emits beyond its first token are drafts for its next macro-step: likeliest tokens, as many
         as group_limits and confidence allow. None of composed groups, whose tokens are all emitted.
+    loras: which slots pass which LoRA adapters, each at most one; the others are the base's.
     """
 
     token_ids: Tensor
@@ -152,6 +161,7 @@ class ForwardBatch:
     text_lengths: Tensor | None = None
     max_free_limit: int | None = None
     checks: Tensor | None = None
+    loras: tuple[LoraSlots, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)

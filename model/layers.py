@@ -5,13 +5,13 @@ A layer does not know where keys and values live: it hands q, k, v to an `attend
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hamburger.model.adapter import ComposedSlots, LowRank
+from hamburger.model.adapter import ComposedSlots, LayerLora, LowRank
 from hamburger.model.config import TrunkConfig
 from hamburger.model.linear import MakeLinear, Part, plain_linear
 from hamburger.model.rotary import rotate
@@ -70,12 +70,13 @@ class DecoderLayer(nn.Module):
         attend: Attend,
         last_only: bool = False,
         composed: ComposedSlots | None = None,
+        loras: Sequence[LayerLora] = (),
     ) -> Tensor:
         """x [..., D] -> [..., D]; with last_only, x [R, n, D] -> [R, 1, D], and attend gives only that position.
 
-        composed: the slots of x [T, D] that pass the layer's adapters.
+        composed: the slots of x [T, D] that pass the layer's adapters. loras: those that pass others'.
         """
-        qkv = self.project("qkv", self.attn_norm(x), composed).unflatten(-1, (-1, self.head_dim))
+        qkv = self.project("qkv", self.attn_norm(x), composed, loras).unflatten(-1, (-1, self.head_dim))
         heads = qkv[..., : self.num_heads + self.num_kv_heads, :]
         if self.q_norm is not None and self.k_norm is not None:
             q, k = heads.split((self.num_heads, self.num_kv_heads), dim=-2)
@@ -84,15 +85,17 @@ class DecoderLayer(nn.Module):
         attended = attend(q, k, qkv[..., self.num_heads + self.num_kv_heads :, :])
         if last_only:
             x = x[:, -1:]
-        x = x + self.project("o", attended, composed)
-        gate, up = self.project("gate_up", self.mlp_norm(x), composed).chunk(2, dim=-1)
-        return x + self.project("down", F.silu(gate) * up, composed)
+        x = x + self.project("o", attended, composed, loras)
+        gate, up = self.project("gate_up", self.mlp_norm(x), composed, loras).chunk(2, dim=-1)
+        return x + self.project("down", F.silu(gate) * up, composed, loras)
 
-    def project(self, name: str, x: Tensor, composed: ComposedSlots | None) -> Tensor:
+    def project(self, name: str, x: Tensor, composed: ComposedSlots | None, loras: Sequence[LayerLora] = ()) -> Tensor:
         """One of the linears: qkv, o, gate_up or down."""
         y: Tensor = self._modules[f"{name}_proj"](x)  # type: ignore[misc]  # it is there
-        if composed is None:
-            return y
-        adapter = self._modules[f"{name}_adapter"]
-        assert isinstance(adapter, LowRank)
-        return composed.add(adapter, x, y)
+        if composed is not None:
+            adapter = self._modules[f"{name}_adapter"]
+            assert isinstance(adapter, LowRank)
+            y = composed.add(adapter, x, y)
+        for lora in loras:
+            y = lora.add(name, x, y)
+        return y

@@ -33,7 +33,6 @@ class Steps(Protocol):
     def quantization(self) -> str: ...
     @property
     def short_list(self) -> Tensor | None: ...
-
     def step(self, batch: ForwardBatch, cache: PagedKVCache) -> StepOutput:
         """One macro-step: write every new slot's keys and values, emit a group for each row of `batch.emit`, score
         `batch.scored`."""
@@ -43,6 +42,7 @@ class EagerSteps:
     """A Steps of one backend, in this process.
 
     emissions: in order of preference; the first that takes a batch makes its groups, and the last takes any.
+    loras: of the backend.
     """
 
     def __init__(self, backend: Backend, emissions: Sequence[Emission]) -> None:
@@ -51,6 +51,7 @@ class EagerSteps:
         self.config, self.trunk_config = backend.config, backend.trunk_config
         self.device, self.state_dtype = backend.device, backend.state_dtype
         self.quantization, self.short_list = backend.quantization, backend.short_list
+        self.loras = backend.loras
 
     @torch.inference_mode()
     def step(self, batch: ForwardBatch, cache: PagedKVCache) -> StepOutput:

@@ -77,7 +77,8 @@ class Trunk(nn.Module):
         attention = form(batch, cache, embedded.x.dtype, config.sliding_window, config.sliding_layers)
 
         def layer(index: int, x: Tensor) -> Tensor:
-            out: Tensor = self.layers[index](x, cos, sin, partial(attention, index), composed=embedded.composed)
+            attend, loras = partial(attention, index), embedded.loras_of(index)
+            out: Tensor = self.layers[index](x, cos, sin, attend, composed=embedded.composed, loras=loras)
             return out
 
         return run_layers(

@@ -14,9 +14,9 @@ from hamburger.engine.types.config import ENGINE_SETTINGS
 
 _DIAL_SETTINGS = frozenset({"target_tpot_ms", "min_confidence", "max_confidence"})
 # What may differ between models. Everything else belongs to the server that they share.
-OWN_SETTINGS = frozenset(ENGINE_SETTINGS) - {"model"} | {"tool_parser"} | _DIAL_SETTINGS
+OWN_SETTINGS = frozenset(ENGINE_SETTINGS) - {"model"} | {"tool_parser", "lora"} | _DIAL_SETTINGS
 # What belongs to a checkpoint: what was set for the first model says nothing about another.
-NOT_INHERITED = frozenset({"base", "confidence", "tool_parser"}) | _DIAL_SETTINGS
+NOT_INHERITED = frozenset({"base", "confidence", "tool_parser", "lora", "max_loras"}) | _DIAL_SETTINGS
 
 
 @dataclass(frozen=True, slots=True)

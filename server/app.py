@@ -13,6 +13,7 @@ from hamburger.server.api.answering import Answering
 from hamburger.server.api.auth import require_api_key
 from hamburger.server.api.completions import completion_routes
 from hamburger.server.api.errors import add_error_handlers
+from hamburger.server.api.lora_routes import lora_routes
 from hamburger.server.api.model_context import ModelContext, ServedModel
 from hamburger.server.api.openapi import document
 from hamburger.server.api.origins import require_known_page
@@ -22,6 +23,7 @@ from hamburger.server.api.served_models import ServedModels
 from hamburger.server.api.tokenizer_routes import tokenizer_routes
 from hamburger.server.bodies.chat import ChatBody
 from hamburger.server.bodies.completion import CompletionBody
+from hamburger.server.bodies.lora import LoadLoraBody, UnloadLoraBody
 from hamburger.server.bodies.tokenizer import DetokenizeBody, TokenizeBody
 from hamburger.server.config import ServeSettings
 from hamburger.server.messages.body import MessagesBody, PromptBody
@@ -83,11 +85,13 @@ def create_app_of(
     store = ResponseStore(settings.response_store) if responses is None else responses
     app.include_router(response_routes(answering, store), dependencies=page_known)
     app.include_router(model_routes(models), dependencies=key_needed)
+    app.include_router(lora_routes(models, settings), dependencies=page_known)
     app.include_router(tokenizer_routes(models), dependencies=page_known)
     app.include_router(operation_routes(models), dependencies=[] if settings.public_operation else key_needed)
     if settings.playground:
         app.include_router(playground_routes())
-    document(app, ChatBody, CompletionBody, MessagesBody, PromptBody, ResponsesBody, TokenizeBody, DetokenizeBody)
+    bodies = (ChatBody, CompletionBody, MessagesBody, PromptBody, ResponsesBody, TokenizeBody, DetokenizeBody)
+    document(app, *bodies, LoadLoraBody, UnloadLoraBody)
     allow_origins(app, settings.cors_origin)
     app.add_middleware(RequestIds, logs=settings.access_log, traces=traces)  # the last one added is the outermost
     return app

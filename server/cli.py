@@ -165,8 +165,8 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
         if field.default not in (None, []):
             help_text += f" (default: {field.default})"
         option = f"--{name.replace('_', '-')}"
-        action = "append" if name in ("api_key", "also") else "store"
-        metavar = "NAME=MODEL" if name == "also" else name.rsplit("_")[-1].upper()
+        action = "append" if name in ("api_key", "also", "lora") else "store"
+        metavar = {"also": "NAME=MODEL", "lora": "NAME=PATH"}.get(name, name.rsplit("_")[-1].upper())
         parser.add_argument(option, dest=name, action=action, metavar=metavar, help=help_text)
     no_playground = "the same as --playground false"
     parser.add_argument("--no-playground", dest="playground", action="store_const", const="false", help=no_playground)

@@ -18,6 +18,7 @@ from hamburger.engine.logs import LogFormat
 from hamburger.engine.types.config import ENGINE_SETTINGS, EngineArgs
 from hamburger.engine.types.setting import Setting
 from hamburger.server.additional_models import NOT_INHERITED, AdditionalModel, parse_additional_models
+from hamburger.server.lora_adapters import NamedLora, parse_loras
 
 ENV_PREFIX = "HAMBURGER_"
 _UNITS = {"": 1, "b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
@@ -102,6 +103,14 @@ class ServeSettings(_EngineSettings):
         [],
         description="a further model to serve beside it, in an engine of its own: NAME=MODEL[,SETTING=VALUE...], such "
         "as base=builtin; several as further options, or with ; between them",
+    )
+    lora: Annotated[list[NamedLora], NoDecode, BeforeValidator(parse_loras)] = Field(
+        [],
+        description="a LoRA adapter of the model, served beside it under a name of its own: NAME=PATH, a folder that "
+        "PEFT wrote; several as further options, or with ; between them",
+    )
+    allow_lora_loading: bool = Field(
+        False, description="whether requests may load LoRA adapters from folders of this machine, and unload them"
     )
     host: str = Field("127.0.0.1", min_length=1, description="address to listen on")
     port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0 takes a free one")
@@ -221,10 +230,16 @@ class ServeSettings(_EngineSettings):
             raise SettingsError(f"also {additional.name}: {name} is {value!r}: {reason}") from error
 
     def engine_args(self) -> EngineArgs:
-        """What its engine is asked for. Raises ConfigError when settings do not fit together."""
+        """What its engine is asked for. Raises ConfigError or SettingsError when settings do not fit together."""
         given = {name: getattr(self, name) for name in ENGINE_SETTINGS}
         if self.confidence == "auto":  # its upper bound is what the engine falls back to
             given["confidence"] = self.max_confidence
+        named = len(self.lora)
+        if named > given["max_loras"] > 0:
+            raise SettingsError(
+                f"lora names {named} adapters, but max_loras is {given['max_loras']}: raise it, or name fewer."
+            )
+        given["max_loras"] = given["max_loras"] or named
         return EngineArgs(**given)
 
     def auto_confidence(self) -> AutoConfidence | None:

@@ -56,6 +56,10 @@ def engine_arguments(settings: ServeSettings) -> list[tuple[ServeSettings, Engin
         except ValueError as error:
             raise _naming_model(model.served_model_name, error, len(models)) from error
     asked = [args for _, args in found]
+    if settings.allow_lora_loading and not any(args.max_loras for args in asked):
+        raise SettingsError(
+            "allow_lora_loading is on, but max_loras is 0: say how many adapters there is to be room for."
+        )
     return [
         (model, replace(args, num_engines=sum(_may_share_device(args, other) for other in asked)))
         for model, args in found
@@ -86,6 +90,10 @@ def find_models(arguments: Sequence[tuple[ServeSettings, EngineArgs]]) -> list[F
         if any(other.name == name for other in found):
             raise SettingsError(f"two models have the name {name}: give one another, in also or served_model_name.")
         found.append(FoundModel(name, settings, args, tokenizer))
+    names = [name for model in found for name in (model.name, *(adapter.name for adapter in model.settings.lora))]
+    for name in names:
+        if names.count(name) > 1:
+            raise SettingsError(f"a LoRA adapter and another adapter or model have the name {name}: rename it in lora.")
     return found
 
 
@@ -144,6 +152,12 @@ async def launch_model(
         model.args, progress, settings.engine_restarts, settings.log_level, settings.log_format, title, worker
     )
     engine = await AsyncEngine.launch(supervisor.host, model.tokenizer, metrics, auto=settings.auto_confidence())
+    for adapter in settings.lora:
+        try:
+            await engine.load_lora(adapter.name, adapter.path)
+        except HamburgerError as error:
+            await engine.shutdown(0)
+            raise SettingsError(f"lora {adapter.name}: {error}") from error
     return RunningModel(
         model_context(engine, model.tokenizer, metrics, settings, model.name),
         supervision=asyncio.create_task(supervisor.keep_alive(engine)),

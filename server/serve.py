@@ -248,6 +248,7 @@ def _description(model: ModelContext) -> list[str]:
         kind,
         f"KV pool: {info.total_slots:,} slots, about {info.expected_tokens:,} tokens; "
         f"{info.max_num_seqs} answers at once",
+        *([f"LoRA adapters: {', '.join(model.engine.loras)}"] if model.engine.loras else []),
     ]
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from itertools import chain
 from typing import Literal, Protocol
 
 from hamburger.engine.core.batch import BatchResult, GroupResult, ScheduledBatch, ScheduledSequence, SettlingChunk
+from hamburger.engine.core.loras import CoreLoras
 from hamburger.engine.core.scheduler import Scheduler
 from hamburger.engine.core.sequence import Sequence
 from hamburger.engine.drafting.policy import DraftPolicy
@@ -19,10 +21,12 @@ from hamburger.engine.types.messages import (
     AbortRequest,
     CheckedDrafts,
     GroupOutput,
+    LoadLora,
     RequestFailed,
     StepOutputs,
     StepStats,
     SubmitRequest,
+    UnloadLora,
 )
 from hamburger.engine.types.sampling_params import SamplingParams
 
@@ -54,8 +58,9 @@ class EngineCore:
         grammars: Grammars | None = None,
         policy: DraftPolicy | None = None,
         settle: Settle | None = None,
+        loras: CoreLoras | None = None,
     ) -> None:
-        """grammars: for requests that have one; without it they fail.
+        """loras: None where requests name none. grammars: for requests that have one; without it they fail.
 
         policy: of the drafts of verified groups; None makes none. settle: wanted where the config's answers settle.
         """
@@ -67,6 +72,7 @@ class EngineCore:
         self._clock = clock
         self._policy = policy
         self._settle_chunks = settle
+        self._loras = loras
         self._scheduler = Scheduler(config, policy)
 
     @property
@@ -76,6 +82,10 @@ class EngineCore:
     def add(self, request: SubmitRequest) -> None:
         """Queue a request that was validated (engine/request.py)."""
         of = self.config
+        if request.lora and (self._loras is None or not self._loras.has(request.lora)):
+            message = "The LoRA adapter was unloaded before the request came to run."
+            self._refused.append(RequestFailed(request.request_id, "lora", message))
+            return
         sequence = Sequence(request, of.eos_token_ids, of.max_model_len, of.groups, of.settling)
         try:
             sequence.matcher = _matcher(request.params, self.grammars)
@@ -87,6 +97,20 @@ class EngineCore:
     def abort(self, request: AbortRequest) -> None:
         """Free a request's blocks at once. Unknown ids are ignored."""
         self._scheduler.remove(request.request_id)
+
+    def load_lora(self, request: LoadLora) -> str | None:
+        """Returns why the adapter was not loaded; None: requests may name it."""
+        return "No LoRA adapters are served: max_loras is 0." if self._loras is None else self._loras.load(request)
+
+    def unload_lora(self, request: UnloadLora) -> None:
+        """Forget an adapter as soon as no request uses it."""
+        if self._loras is not None:
+            self._loras.unload(request)
+            self._drop_loras()
+
+    def _drop_loras(self) -> None:
+        if self._loras is not None:
+            self._loras.drop_unused(chain(self._scheduler.running, self._scheduler.waiting))
 
     def reset(self) -> None:
         """Forget every request and free all blocks, whatever state an interrupted step left behind."""
@@ -184,6 +208,7 @@ class EngineCore:
         for output in outputs:
             if output.finish_reason is not None:
                 self.abort(AbortRequest(output.request_id))
+        self._drop_loras()
         seconds = self._clock() - start
         if self._policy is not None and batch.sequences and num_prompt_slots == 0:
             self._observe(batch, seconds)

@@ -25,6 +25,7 @@ from typing import Protocol
 
 from hamburger.engine.core.batch import BatchResult, LaunchedStep, ScheduledBatch
 from hamburger.engine.core.core import EngineCore, Runner
+from hamburger.engine.core.loras import CoreLoras
 from hamburger.engine.core.sequence import Sequence
 from hamburger.engine.text.grammar import Grammars
 from hamburger.engine.types.config import EngineConfig
@@ -64,8 +65,9 @@ class OverlappedCore(EngineCore):
         runner: LaunchingRunner,
         clock: Callable[[], float] = time.monotonic,
         grammars: Grammars | None = None,
+        loras: CoreLoras | None = None,
     ) -> None:
-        super().__init__(config, runner, clock, grammars)
+        super().__init__(config, runner, clock, grammars, loras=loras)
         self._launching_runner = runner
         self._pending: _PendingStep | None = None
         self._last_report = 0.0  # when the last step was

@@ -47,6 +47,7 @@ class Sequence:
     settling: when its old tokens settle; None where they never do. num_settled: the answer's first tokens, which have.
         num_kept: slots that are left of them; which tokens they hold is each layer's and KV head's own choice.
     proposal: drafts of what follows, by the micro-step decoder; None where there are none. drafters: who else drafts.
+    lora: the number of the LoRA adapter that all of its slots pass; 0: the base's.
     num_computed_slots: slots whose KV is in the pool, or will be before any step that is launched from now on; always a
         prefix. block_ids: where they are, in order.
     awaits_group: a step that still runs emits its next group, and the slot of that group is being planned (overlap.py).
@@ -85,6 +86,7 @@ class Sequence:
         self.cache_salt = request.cache_salt
         self.priority = request.priority
         self.client = request.client
+        self.lora = request.lora
         self.rank: tuple[int, float] = (request.priority, math.inf)
         self.matcher: TokenMatcher | None = None
         self.scheduled_time: float | None = None
@@ -97,7 +99,7 @@ class Sequence:
         self.num_known_blocks = 0
         self.num_cached_slots = 0
         self.block_ids: list[int] = []
-        self._block_keys = [_salt_key(request.cache_salt)]
+        self._block_keys = [_first_key(request.cache_salt, request.lora)]
         self.end_token_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else {*eos_token_ids})
         self.sorted_end_ids = sorted(self.end_token_ids)
         context_left = max_model_len - len(self.prompt_ids)
@@ -193,7 +195,8 @@ class Sequence:
         return slot - len(self.prompt_ids) + self.num_dropped
 
     def block_key(self, index: int, block_size: int) -> bytes:
-        """What a full block, and all before it, was fed: a chain of hashes over groups, begun with the request's salt.
+        """What a full block, and all before it, was fed: a chain of hashes over groups, begun with the request's salt
+        and LoRA adapter.
 
         Group boundaries count, so composed and single slots of the same tokens never have one key.
         """
@@ -327,6 +330,7 @@ class Sequence:
         )
 
 
-def _salt_key(salt: str) -> bytes:
-    """Where the chain of block keys begins; no salt can spell the key of a block."""
-    return blake2b(salt.encode(errors="surrogatepass"), digest_size=16, person=b"salt").digest()
+def _first_key(salt: str, lora: int) -> bytes:
+    """Where the chain of block keys begins; no salt can spell the key of a block, nor that of another adapter."""
+    key, person = lora.to_bytes(8, "big"), b"salt"
+    return blake2b(salt.encode(errors="surrogatepass"), key=key, digest_size=16, person=person).digest()

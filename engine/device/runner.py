@@ -21,7 +21,7 @@ from hamburger.engine.device.cpu_threads import StepThreads
 from hamburger.engine.device.running_step import EmittingRow, RunningStep, rows_of
 from hamburger.engine.types.errors import OutOfMemory
 from hamburger.engine.types.messages import Groups
-from hamburger.model.batch import Adjustments, ForwardBatch, SamplingBatch, ScoredSlots, empty_sampling
+from hamburger.model.batch import Adjustments, ForwardBatch, LoraSlots, SamplingBatch, ScoredSlots, empty_sampling
 from hamburger.model.config import DynamicRopeScaling
 from hamburger.model.device.out_of_memory import out_of_memory_reason, release_cached_memory
 from hamburger.model.device.overlapped import OverlapLinks, StepTail, fill_in_groups
@@ -139,6 +139,7 @@ class Runner:
         query_slots: list[int] = []
         context_slots: list[int] = []
         blocks: list[list[int]] = []
+        of_loras: dict[int, list[int]] = {}
         for item in batch.sequences:
             sequence = item.sequence
             first = sequence.num_computed_slots
@@ -146,6 +147,8 @@ class Runner:
             query_slots += [item.num_slots] + [1] * len(drafts)
             context_slots += range(first + item.num_slots, first + item.num_rows + 1)
             blocks += [sequence.block_ids] * (1 + len(drafts))
+            if sequence.lora:
+                of_loras.setdefault(sequence.lora, []).extend(range(len(tokens), len(tokens) + item.num_rows))
             for slot in range(first, first + item.num_rows):
                 if slot >= first + item.num_slots:
                     tokens.append([drafts[slot - first - item.num_slots]])
@@ -187,6 +190,7 @@ class Runner:
             scored=self._scored_slots(batch),
             text_lengths=self._ints(text_lengths) if self._needs_text_lengths else None,
             checks=self._ints([row.check for row in rows]) if self._verifies else None,
+            loras=tuple(LoraSlots(number, self._ints(slots)) for number, slots in of_loras.items()),
         )
 
     def _scored_slots(self, batch: ScheduledBatch) -> ScoredSlots | None:

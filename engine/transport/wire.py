@@ -18,7 +18,7 @@ import msgspec
 from hamburger.engine.types.config import EngineArgs
 from hamburger.engine.types.errors import HamburgerError
 from hamburger.engine.types.events import EngineReady, StepReport, StepStarted, Stop
-from hamburger.engine.types.messages import AbortRequest, SubmitRequest
+from hamburger.engine.types.messages import AbortRequest, LoadLora, LoraLoaded, SubmitRequest, UnloadLora
 from hamburger.model.parallel.step_shape import StepShape
 
 LENGTH = struct.Struct(">I")
@@ -98,6 +98,9 @@ _KINDS: tuple[type, ...] = (
     StepShape,
     RankMeet,
     RankMemory,
+    LoadLora,
+    UnloadLora,
+    LoraLoaded,
 )
 _KIND_BYTES = {kind: bytes([i]) for i, kind in enumerate(_KINDS)}
 

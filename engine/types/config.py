@@ -83,6 +83,9 @@ class EngineArgs:
     settle_limit: int | None = setting(
         None, "most KV slots that an answer holds; what settled first is lost then, and the window at most half of it"
     )
+    # Beside the base, several in one step. A GPU keeps memory free for so many of that rank.
+    max_loras: int = setting(0, "most LoRA adapters that are loaded at once; 0: those that lora names", at_least=0)
+    max_lora_rank: int = setting(64, "highest rank of a LoRA adapter", at_least=1)
     max_queue: int = setting(1024, "most requests that may wait", at_least=1, of_server=True)
     max_queue_seconds: float = setting(600.0, "longest that a request may wait", above=0, of_server=True)
     # As long as the pool still holds them.
@@ -123,6 +126,11 @@ class EngineArgs:
                 f"settle is on, but tensor_parallel_size is {size}, and ranks do not tell each other which slots stay: "
                 "turn it off, or use tensor_parallel_size 1."
             )
+        if self.max_loras:
+            raise ConfigError(
+                f"max_loras is {self.max_loras}, but tensor_parallel_size is {size}, and ranks do not tell each other "
+                "which slots pass an adapter: use tensor_parallel_size 1, or serve an adapter merged into its model."
+            )
         if ":" in self.device:
             raise ConfigError(
                 f"device is {self.device}, but tensor_parallel_size is {size}, which takes the first {size} GPUs: use "
@@ -150,6 +158,8 @@ class LLMSettings(TypedDict, total=False):
     settle_window: int
     settle_keep: float
     settle_limit: int | None
+    max_loras: int
+    max_lora_rank: int
     prefix_cache: bool
     enforce_eager: bool
     overlap_steps: OverlapSteps

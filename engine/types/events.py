@@ -5,7 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hamburger.engine.types.config import EngineConfig
-from hamburger.engine.types.messages import AbortRequest, EngineInfo, StepOutputs, SubmitRequest
+from hamburger.engine.types.messages import (
+    AbortRequest,
+    EngineInfo,
+    LoadLora,
+    LoraLoaded,
+    StepOutputs,
+    SubmitRequest,
+    UnloadLora,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,7 +21,7 @@ class Stop:
     """AsyncEngine -> loop: give up what is unfinished and end."""
 
 
-Message = SubmitRequest | AbortRequest | Stop
+Message = SubmitRequest | AbortRequest | LoadLora | UnloadLora | Stop
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +52,7 @@ class StepReport:
     goes_on: bool
 
 
-LoopEvent = EngineReady | StepStarted | StepReport
+LoopEvent = EngineReady | StepStarted | StepReport | LoraLoaded
 
 
 @dataclass(frozen=True, slots=True)

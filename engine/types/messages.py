@@ -29,6 +29,7 @@ class SubmitRequest:
     client: str = ""  # who sends it: clients share the engine fairly
     scores_prompt: bool = True  # for prompt_logprobs; False where another request of the same prompt does it
     number: int = 0  # from 1, as they were sent to this engine; the core may get them in another order
+    lora: int = 0  # the number of the LoRA adapter that its slots pass; 0: the base's
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,29 @@ class AbortRequest:
     """To the core: free this request's slots within a step. Unknown ids are ignored (it may just have finished)."""
 
     request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class LoadLora:
+    """To the core: read the LoRA adapter in the folder `path`, for requests that name `number`: from 1, never twice."""
+
+    number: int
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class UnloadLora:
+    """To the core: forget an adapter as soon as no request uses it. No request that names it follows."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class LoraLoaded:
+    """From the core, for each LoadLora. error: why it was not loaded, fit for the user; None: it was."""
+
+    number: int
+    error: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +120,7 @@ class RequestFailed:
     """From the core: the request ended without an answer. `kind` picks the error class that its caller gets."""
 
     request_id: str
-    kind: Literal["queue_timeout", "engine_dead", "draining", "grammar", "out_of_memory"]
+    kind: Literal["queue_timeout", "engine_dead", "draining", "grammar", "out_of_memory", "lora"]
     message: str
 
 

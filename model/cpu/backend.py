@@ -39,7 +39,7 @@ class CpuBackend:
         self._table = model.embed_tokens.weight.detach().clone()
         layers = () if graft is None else graft.feature_layers
         self._trunk = CpuTrunk(kernels, model.trunk, bits, layers, model.rotary)
-        self.quantization = self._trunk.quantization
+        self.quantization, self.loras = self._trunk.quantization, self._trunk.loras
         self._head = head = PackedHead(kernels, weight)
         self.short_list: Tensor | None = None
         self._micro_head, micro = head, None

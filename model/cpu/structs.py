@@ -33,7 +33,6 @@ class LayerStruct(ctypes.Structure):
         *((name, _pointer) for name in ("attn_norm", "mlp_norm", "q_norm", "k_norm")),
         *((name, WeightStruct) for name in ("qkv", "o", "gate_up", "down")),
         ("window", _int32),
-        ("adapters", AdapterStruct * 4),
     )
 
 
@@ -50,8 +49,8 @@ class GeometryStruct(ctypes.Structure):
         return cls(*widths, config.rms_norm_eps)
 
 
-class ComposedStruct(ctypes.Structure):
-    _fields_ = (("count", _int64), ("rows", _pointer), ("rank", _int64))
+class AdaptedStruct(ctypes.Structure):
+    _fields_ = (("count", _int64), ("rows", _pointer), ("rank", _int64), ("adapters", _pointer))
 
 
 class BatchStruct(ctypes.Structure):
@@ -67,7 +66,8 @@ class BatchStruct(ctypes.Structure):
         *((name, _pointer) for name in ("features", "norm", "read")),
         ("reading", _int64),
         ("states", _pointer),
-        ("composed", ComposedStruct),
+        ("adapted", _pointer),
+        ("adaptations", _int64),
         ("clock", _pointer),
     )
 

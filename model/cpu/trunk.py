@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -11,8 +12,9 @@ from torch import Tensor
 from hamburger.model.adapter import Embedded
 from hamburger.model.batch import ForwardBatch, Reads
 from hamburger.model.cpu.library import Kernels
-from hamburger.model.cpu.structs import BatchStruct, ComposedStruct, pointers
-from hamburger.model.cpu.weights import pack_layers
+from hamburger.model.cpu.loras import CpuLoras
+from hamburger.model.cpu.structs import AdaptedStruct, BatchStruct, pointers
+from hamburger.model.cpu.weights import PackedAdapters, pack_layers
 from hamburger.model.kv_cache import PagedKVCache
 from hamburger.model.rotary import RotaryEmbedding
 from hamburger.model.trunk import Trunk
@@ -31,6 +33,7 @@ class CpuTrunk:
         self._kernels, self._rotary = kernels, rotary
         self._run = kernels.function("layers", _pointer, _pointer, ctypes.c_int, *4 * (_pointer,))
         self._memory = kernels.function("layers_memory", _pointer, *2 * (_int64,))
+        self.loras = CpuLoras(kernels, config)
         self._norm = trunk.norm.weight.detach().float().contiguous()
         self._pool: _Pool | None = None
         self._layers = pack_layers(kernels, config, trunk.layers, bits, config.sliding_layers)
@@ -64,24 +67,30 @@ class CpuTrunk:
         places = (_pointer * len(cache.data))()
         for layer, states in zip(self._between, features, strict=True):
             places[layer] = states.data_ptr()
-        composed = ComposedStruct()
-        if embedded.composed is not None and (at := embedded.composed.rows) is not None:
-            composed = ComposedStruct(len(at), at.data_ptr(), self._layers.rank)
+        adapted = _adapted(self._passed(embedded, batch))
         tensors = (batch.write_slots, tables, context_slots, query_slots)
         struct = BatchStruct(
             len(x), len(query_slots), cos.data_ptr(), sin.data_ptr(), positions,
             *(tensor.data_ptr() for tensor in tensors),
             tables.shape[1], cache.block_size, 8 * cache.data[0].itemsize, ctypes.addressof(scales) if scales else None,
             featured.data_ptr(), len(featured), ctypes.addressof(places),
-            self._norm.data_ptr(), rows.data_ptr(), len(rows), final.data_ptr(), composed,
-            self._kernels.clock_address(),
+            self._norm.data_ptr(), rows.data_ptr(), len(rows), final.data_ptr(),
+            ctypes.addressof(adapted), len(adapted), self._kernels.clock_address(),
         )  # fmt: skip
-        layers = self._layers
-        memory = self._kernels.working_memory(self._memory(layers.geometry, len(x), layers.rank))
+        layers, ranks = self._layers, sum(of.rank for of in adapted)
+        memory = self._kernels.working_memory(self._memory(layers.geometry, len(x), ranks))
         self._run(layers.geometry, layers.structs, len(cache.data), kv, ctypes.byref(struct), x.data_ptr(), memory)
         if self._last_is_feature:
             features.append(final[: reads.num_featured])
         return final, features
+
+    def _passed(self, embedded: Embedded, batch: ForwardBatch) -> list[tuple[Tensor, PackedAdapters]]:
+        """The rows that pass adapters, with these."""
+        passed = [(slots.rows, self.loras.adapters(slots.number)) for slots in batch.loras]
+        composed, adapters = embedded.composed, self._layers.composed
+        if composed is None or composed.rows is None or adapters is None:
+            return passed
+        return [(composed.rows, adapters), *passed]
 
 
 class _Pool(NamedTuple):
@@ -90,6 +99,16 @@ class _Pool(NamedTuple):
     cache: PagedKVCache
     data: ctypes.Array[ctypes.c_void_p]
     scales: ctypes.Array[ctypes.c_void_p]
+
+
+def _adapted(passed: Sequence[tuple[Tensor, PackedAdapters]]) -> ctypes.Array[AdaptedStruct]:
+    """The rows and adapters must outlive it."""
+    return (AdaptedStruct * len(passed))(
+        *(
+            AdaptedStruct(len(rows), rows.data_ptr(), adapters.rank, ctypes.addressof(adapters.structs))
+            for rows, adapters in passed
+        )
+    )
 
 
 def _sequences(batch: ForwardBatch) -> tuple[Tensor, Tensor, Tensor]:

@@ -63,10 +63,7 @@ class PackedWeight:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerParts:
-    """One decoder layer (layers.py): norms [D] or [head_dim], linears, and how many slots a slot sees (0: all).
-
-    adapters: down and up of qkv, o, gate_up and down; or none.
-    """
+    """One decoder layer (layers.py): norms [D] or [head_dim], linears, and how many slots a slot sees (0: all)."""
 
     attn_norm: Tensor
     mlp_norm: Tensor
@@ -77,27 +74,45 @@ class LayerParts:
     gate_up: PackedWeight
     down: PackedWeight
     window: int
-    adapters: Sequence[PackedWeight]
+
+
+# down and up of a linear's adapter; None where it has none.
+PackedPair = tuple[PackedWeight, PackedWeight] | None
+
+
+class PackedAdapters:
+    """Adapters of decoder layers, as the kernels read them. pairs: of qkv, o, gate_up and down of each layer.
+
+    rank: the largest, and at least 1 group.
+    """
+
+    def __init__(self, pairs: Sequence[PackedPair]) -> None:
+        self._held = pairs
+        self.rank = max((down.outputs for down, _ in filter(None, pairs)), default=GROUP)
+        structs = (
+            AdapterStruct() if pair is None else AdapterStruct(*(weight.struct for weight in pair)) for pair in pairs
+        )
+        self.structs = (AdapterStruct * len(pairs))(*structs)
 
 
 class PackedLayers:
     """Decoder layers, as the kernels read them."""
 
-    def __init__(self, config: TrunkConfig, parts: Sequence[LayerParts]) -> None:
+    def __init__(
+        self, config: TrunkConfig, parts: Sequence[LayerParts], composed: PackedAdapters | None = None
+    ) -> None:
+        """composed: what slots of several tokens pass."""
+        self.composed = composed
         self._geometry = GeometryStruct.of(config)
         self.geometry = ctypes.byref(self._geometry)
         self.weights = [weight for part in parts for weight in (part.qkv, part.o, part.gate_up, part.down)]
-        self._held = [part.adapters for part in parts]
-        self.rank = parts[0].adapters[0].outputs if parts[0].adapters else 0
         self._norms: list[Tensor] = []  # keeps them alive
         self.structs = (LayerStruct * len(parts))(*(self._layer(part) for part in parts))
 
     def _layer(self, part: LayerParts) -> LayerStruct:
         norms = [self._held_at(norm) for norm in (part.attn_norm, part.mlp_norm, part.q_norm, part.k_norm)]
         linears = [weight.struct for weight in (part.qkv, part.o, part.gate_up, part.down)]
-        pairs = zip(part.adapters[::2], part.adapters[1::2], strict=True)
-        adapters = (AdapterStruct * 4)(*(AdapterStruct(down.struct, up.struct) for down, up in pairs))
-        return LayerStruct(*norms, *linears, part.window, adapters)
+        return LayerStruct(*norms, *linears, part.window)
 
     def _held_at(self, norm: Tensor | None) -> int | None:
         """The address of the norm in float32, which lives as long as this; None for none."""
@@ -120,11 +135,14 @@ def pack_layers(
         weight, bias = weights_of(linear)
         return PackedWeight(kernels, weight, bias, bits or (4 if has_4_bits(weight) else 8))
 
-    parts = []
+    parts, adapters = [], list[PackedPair]()
     for i in range(len(layers)):
         layer = layers[i]
         assert isinstance(layer, DecoderLayer)
-        adapters = [child for child in layer.children() if isinstance(child, LowRank)]
+        for child in layer.children():
+            if isinstance(child, LowRank):  # in the order of qkv, o, gate_up and down
+                down, up = (PackedWeight(kernels, *weights_of(linear), 8) for linear in (child.down, child.up))
+                adapters.append((down, up))
         parts.append(
             LayerParts(
                 attn_norm=layer.attn_norm.weight,
@@ -136,12 +154,7 @@ def pack_layers(
                 o=pack(layer.o_proj),
                 gate_up=pack(layer.gate_up_proj),
                 down=pack(layer.down_proj),
-                adapters=[
-                    PackedWeight(kernels, *weights_of(linear), 8)
-                    for adapter in adapters
-                    for linear in (adapter.down, adapter.up)
-                ],
             )
         )
         layers[i] = nn.Identity()
-    return PackedLayers(config, parts)
+    return PackedLayers(config, parts, PackedAdapters(adapters) if adapters else None)

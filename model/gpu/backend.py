@@ -6,13 +6,13 @@ device, and decoding steps launch the same kernels whatever their numbers are (C
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from hamburger.model.adapter import ComposedSlots
+from hamburger.model.adapter import ComposedSlots, LayerLora
 from hamburger.model.backend import Heads, TorchBackend
 from hamburger.model.batch import ForwardBatch, Reads
 from hamburger.model.gpu.attention import TritonChunks
@@ -54,7 +54,8 @@ class TritonBackend(TorchBackend):
             decoder_layer = model.trunk.layers[index]
             assert isinstance(decoder_layer, DecoderLayer)
             attend = partial(attention, index, decoder_layer)
-            return _layer(decoder_layer, *pair, attend, composed=embedded.composed)
+            loras = embedded.loras_of(index)
+            return _layer(decoder_layer, *pair, attend, composed=embedded.composed, loras=loras)
 
         def final(pair: _Pair) -> Tensor:
             x, delta = (None if part is None else part.index_select(0, reads.rows) for part in pair)
@@ -117,14 +118,15 @@ def _layer(
     attend: Callable[[Tensor], Tensor],
     keep: tuple[int, int] | None = None,
     composed: ComposedSlots | None = None,
+    loras: Sequence[LayerLora] = (),
 ) -> tuple[Tensor, Tensor]:
     """DecoderLayer.forward on x + delta, its own last addition left to whoever reads the result next.
 
     attend: qkv -> what the heads saw. keep: (rows, positions) where attend gives the last position of each row only.
     """
     x, normed = add_rms_norm(x, delta, layer.attn_norm.weight, layer.attn_norm.eps)
-    attended = layer.project("o", attend(layer.project("qkv", normed, composed)), composed)
+    attended = layer.project("o", attend(layer.project("qkv", normed, composed, loras)), composed, loras)
     if keep is not None:
         x = x.unflatten(0, keep)[:, -1]
     x, normed = add_rms_norm(x, attended, layer.mlp_norm.weight, layer.mlp_norm.eps)
-    return x, layer.project("down", gated(layer.project("gate_up", normed, composed)), composed)
+    return x, layer.project("down", gated(layer.project("gate_up", normed, composed, loras)), composed, loras)

@@ -4,8 +4,8 @@
 
 A bucket's step is cut into pieces, each a graph: the trunk, each micro-step, and each choice of a token. The host
 replays as many as the batch's widest group may need, and knows that beforehand. Penalties and log-probabilities are
-chosen without a graph, between the graphs of the pieces that compute. With prompts or scores in it a batch's trunk is
-the eager one, and the pieces after it are replayed. Rows with a grammar are emitted eagerly, after the
+chosen without a graph, between the graphs of the pieces that compute. With prompts, scores or LoRA adapters in it a
+batch's trunk is the eager one, and the pieces after it are replayed. Rows with a grammar are emitted eagerly, after the
 replays for the others.
 
 Verified groups: each draft is a row, so a bucket holds sequences and drafts. Every row's micro-steps run: which of them

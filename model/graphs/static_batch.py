@@ -63,11 +63,13 @@ class StaticBatch:
         self._emit = torch.arange(max_rows, device=device)
 
     def holds(self, batch: ForwardBatch) -> bool:
-        """Whether the whole batch has this form, and fits: one slot a row, a group for each, nothing scored."""
+        """Whether the whole batch has this form, and fits: one slot a row, a group for each, nothing scored, no LoRA
+        adapters."""
         return (
             self.holds_choices(batch)
             and batch.num_single == len(batch.query_slots) == len(batch.emit)
             and batch.scored is None
+            and not batch.loras
             and all(_of(batch, name).shape[1] <= self._tables[name].shape[1] for name in ("token_ids", "block_tables"))
         )
 

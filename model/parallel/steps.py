@@ -29,6 +29,7 @@ from hamburger.model.emission.narrowing import NarrowingEmission
 from hamburger.model.emission.scoring import SCORED_ROWS_AT_ONCE, ScoringEmission
 from hamburger.model.group_cache import GroupCache
 from hamburger.model.kv_cache import PagedKVCache
+from hamburger.model.lora import Loras
 from hamburger.model.parallel.shard import Shard
 from hamburger.model.parallel.step_calls import NOT_ON
 from hamburger.model.parallel.step_shape import StepShape
@@ -53,6 +54,7 @@ class ParallelSteps:
         self.config, self.trunk_config = local.config, local.trunk_config
         self.device, self.state_dtype = local.device, local.state_dtype
         self.quantization, self.short_list = local.quantization, local.short_list
+        self.loras: Loras | None = None  # ranks are not told which rows pass which
 
     def lead(self, announce: Callable[[StepShape], None]) -> None:
         """Rank 0: `announce` tells the other ranks' hosts of each step; they must `follow` then."""
@@ -176,6 +178,7 @@ class _LeadingBackend:
         self.config, self.trunk_config = local.config, local.trunk_config
         self.device, self.state_dtype = local.device, local.state_dtype
         self.quantization, self.short_list = local.quantization, local.short_list
+        self.loras: Loras | None = None  # ranks are not told which rows pass which
         self.head, self.stop_logits = local.head, local.stop_logits
         self._num_emitting, self._rows = 0, torch.empty(0, dtype=torch.int64)
 

@@ -102,7 +102,10 @@ class Answering:
         priority, salt = body.priority or 0, body.cache_salt or ""
         if priority and not context.settings.allow_priority:
             raise InvalidRequest("This server lets no request go before others (allow_priority).", "priority")
-        requests = [GenerationRequest(f"{reply.id}-{i}", *of, priority, salt, key) for i, of in enumerate(answers)]
+        lora = context.lora
+        requests = [
+            GenerationRequest(f"{reply.id}-{i}", *of, priority, salt, key, lora) for i, of in enumerate(answers)
+        ]
         try:
             streams = context.engine.submit(requests)
         except InvalidRequest as error:

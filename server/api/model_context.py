@@ -6,11 +6,12 @@ import hashlib
 import re
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from typing import Any
 
 from hamburger.engine.async_engine import AsyncEngine
+from hamburger.engine.loras import LoraAdapter
 from hamburger.engine.text.grammar_processes import GrammarProcesses
 from hamburger.engine.types.errors import InvalidRequest, shown
 from hamburger.engine.types.messages import EngineInfo
@@ -29,14 +30,19 @@ class ServedModel:
     fingerprint: the `system_fingerprint` of answers; it changes with whatever may change their text.
     """
 
-    def __init__(self, name: str, info: EngineInfo) -> None:
+    def __init__(self, name: str, info: EngineInfo, of: str | None = None, adapter: LoraAdapter | None = None) -> None:
+        """of: the model that it is an adapter of, and which adapter; None for a model itself."""
         self.name = name
         self.info = info
-        self.created = int(time.time())
+        self._parent = of
+        self.created = int(time.time()) if adapter is None else adapter.created
+        self._root = info.model if adapter is None else adapter.path
         build = (
             f"{version('hamburger-serve')} {info.model} {info.dtype} {info.quantization} {info.device} {info.groups} "
             f"{info.kv_cache_dtype} {info.settles}"
         )
+        if adapter is not None:
+            build += f" {adapter.number} {adapter.path}"
         self.fingerprint = "fp_" + hashlib.sha256(build.encode()).hexdigest()[:10]
 
     def confidence_of(self, model: str | None) -> float | None:
@@ -63,8 +69,8 @@ class ServedModel:
             "object": "model",
             "created": self.created,
             "owned_by": "hamburger",
-            "root": self.info.model,
-            "parent": None if model_id == self.name else self.name,
+            "root": self._root,
+            "parent": self._parent if model_id == self.name else self.name,
             "max_model_len": self.info.max_model_len,
             "aliases": [f"{self.name}@c, with a confidence c in [0, 1]"],
         }
@@ -90,7 +96,8 @@ def choose_confidence(field: float | None, alias: float | None, headers: Mapping
 class ModelContext:
     """One for each model. Routes get all of them (served_models.py) and nothing global.
 
-    settings: this model's. tool_family: how it writes calls. markers: of what it writes for itself.
+    settings: this model's. tool_family: how it writes calls. markers: of what it writes for itself. lora: the LoRA
+    adapter that answers; None: the model itself. All else is then that of its model.
     """
 
     engine: AsyncEngine
@@ -101,3 +108,8 @@ class ModelContext:
     grammars: GrammarProcesses
     tool_family: Family
     markers: Markers | None
+    lora: str | None = None
+
+    def of_lora(self, adapter: LoraAdapter) -> ModelContext:
+        served = ServedModel(adapter.name, self.served.info, self.served.name, adapter)
+        return replace(self, served=served, lora=adapter.name)

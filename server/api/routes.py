@@ -23,7 +23,7 @@ def model_routes(models: ServedModels) -> APIRouter:
     @router.get("/v1/models")
     async def list_models() -> dict[str, Any]:
         """The served models, and what else each may be called."""
-        return {"object": "list", "data": [context.served.card(context.served.name) for context in models]}
+        return {"object": "list", "data": [served.card(served.name) for served in models.served()]}
 
     @router.get("/v1/models/{model_id:path}")
     async def model(model_id: str) -> dict[str, Any]:

@@ -7,9 +7,10 @@ from collections.abc import Iterator, Sequence
 from fastapi import Request
 from starlette.types import Scope
 
+from hamburger.engine.loras import LoraAdapter
 from hamburger.engine.types.errors import shown
 from hamburger.server.api.errors import ApiError
-from hamburger.server.api.model_context import ModelContext
+from hamburger.server.api.model_context import ModelContext, ServedModel
 
 _CHOSEN = "hamburger_model"  # where a request's scope keeps the model that it chose
 
@@ -17,12 +18,13 @@ _CHOSEN = "hamburger_model"  # where a request's scope keeps the model that it c
 class ServedModels:
     """The models in the order in which they were named, each with its engine; at least one.
 
-    A request that names none means the first.
+    A request that names none means the first. One may also name a LoRA adapter that a model's engine has loaded.
     """
 
     def __init__(self, contexts: Sequence[ModelContext]) -> None:
         self._contexts = list(contexts)
         self.first = self._contexts[0]
+        self._of_adapters: dict[LoraAdapter, ModelContext] = {}
 
     def __iter__(self) -> Iterator[ModelContext]:
         return iter(self._contexts)
@@ -30,24 +32,51 @@ class ServedModels:
     def __len__(self) -> int:
         return len(self._contexts)
 
+    def served(self) -> Iterator[ServedModel]:
+        """Each model, and behind it its LoRA adapters."""
+        return (context.served for context in self._named())
+
+    def serves(self, name: str) -> bool:
+        """Whether a request may name it."""
+        return any(context.served.name == name or context.served.has_alias(name) for context in self._named())
+
     def find(self, model: str | None) -> ModelContext:
         """The one that a model name means. Raises ApiError 404 for a name that is not served."""
         if model is None:
             return self.first
-        for context in self._contexts:
+        named = self._named()
+        for context in named:
             if context.served.name == model:
                 return context
-        for context in self._contexts:  # second, because a name may look like another's alias
+        for context in named:  # second, because a name may look like another's alias
             if context.served.has_alias(model):
                 return context
-        names = ", ".join(context.served.name for context in self._contexts)
-        alias = f"{names}@c" if len(self) == 1 else "NAME@c of each"
+        names = ", ".join(context.served.name for context in named)
+        alias = f"{names}@c" if len(named) == 1 else "NAME@c of each"
         raise ApiError(
             404,
             f"The model {shown(model)} does not exist. Served: {names} (and {alias} with a confidence c in [0, 1]).",
             param="model",
             code="model_not_found",
         )
+
+    def find_lora(self, name: str) -> ModelContext:
+        """Raises ApiError 404 for a name that is no LoRA adapter's."""
+        for context in self._named():
+            if context.lora == name:
+                return context
+        raise ApiError(404, f"The LoRA adapter {shown(name)} is not loaded.", param="lora_name", code="model_not_found")
+
+    def _named(self) -> list[ModelContext]:
+        """All that requests may name: engines load and unload adapters."""
+        known, self._of_adapters = self._of_adapters, {}
+        named: list[ModelContext] = []
+        for context in self._contexts:
+            named.append(context)
+            for adapter in context.engine.loras.values():
+                of = self._of_adapters[adapter] = known.get(adapter) or context.of_lora(adapter)
+                named.append(of)
+        return named
 
     def choose(self, request: Request, model: str | None) -> ModelContext:
         """`find`, and remember it: an error that follows is this model's."""

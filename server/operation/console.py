@@ -56,6 +56,7 @@ def settings_without_secrets(settings: ServeSettings, environment: Mapping[str, 
         values[name] = str(value) if isinstance(value, Path) else value
     values["api_key"] = [MASK] * len(settings.api_key)
     values["also"] = [str(model) for model in settings.also]
+    values["lora"] = [str(adapter) for adapter in settings.lora]
     return values | {name: MASK for name in SECRET_VARIABLES if environment.get(name)}
 
 

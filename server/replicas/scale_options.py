@@ -86,6 +86,11 @@ def read_arguments(arguments: Mapping[str, Any]) -> tuple[ScaleOptions, ServeSet
     settings = load_settings(given)
     if settings.also:
         raise SettingsError("also is given, but a replica has one engine: deploy an application for each model.")
+    if settings.allow_lora_loading:
+        raise SettingsError(
+            "allow_lora_loading is on, but one replica alone would load what a request asks for: name the adapters in "
+            "lora, which each replica loads."
+        )
     _check_gpus(options, settings)
     return options, settings
 

@@ -23,6 +23,7 @@ from gates import Gate
 from hamburger.engine.async_engine import AsyncEngine
 from hamburger.engine.core.batch import BatchResult, GroupResult, ScheduledBatch
 from hamburger.engine.core.core import EngineCore
+from hamburger.engine.core.loras import CoreLoras
 from hamburger.engine.core.overlap import OverlappedCore
 from hamburger.engine.core.sequence import Sequence
 from hamburger.engine.dial.confidence_dial import AutoConfidence
@@ -322,6 +323,7 @@ def fake_core(
     config: EngineConfig | None = None,
     clock: Callable[[], float] = time.monotonic,
     overlap: bool = False,
+    loras: CoreLoras | None = None,
 ) -> EngineCore:
     config = config or fake_config()
     runner.block_size, runner.max_batched_slots = config.block_size, config.max_num_batched_slots
@@ -329,9 +331,10 @@ def fake_core(
     core = OverlappedCore if overlap else EngineCore
     grammars = Grammars(ByteTokenizer, VOCAB_SIZE, config.eos_token_ids)
     if config.groups == "composed":
-        return core(config, runner, clock, grammars)
+        return core(config, runner, clock, grammars, loras=loras)
     free = MeasuredCosts(rows=(1, 2), steps=(1.0, 1.0), micro_steps=(0.0, 0.0))  # whatever is drafted is checked
-    return EngineCore(config, runner, clock, grammars, DraftPolicy(StepCosts(free), config.max_group - 1))
+    policy = DraftPolicy(StepCosts(free), config.max_group - 1)
+    return EngineCore(config, runner, clock, grammars, policy, loras=loras)
 
 
 @asynccontextmanager
@@ -344,6 +347,7 @@ async def fake_engine(
     auto: AutoConfidence | None = None,
     overlap: bool = False,
     info: Mapping[str, Any] | None = None,
+    loras: CoreLoras | None = None,
     **config: Any,
 ) -> AsyncIterator[AsyncEngine]:
     """An AsyncEngine on a ScriptedRunner and a ByteTokenizer; shut down at the end (a gate is opened for that).
@@ -352,7 +356,7 @@ async def fake_engine(
     """
     runner = runner or ScriptedRunner()
     resolved = fake_config(**config)
-    core = fake_core(runner, resolved, clock, overlap)
+    core = fake_core(runner, resolved, clock, overlap, loras)
     engine = await AsyncEngine.launch(
         ThreadHost(lambda: (core, fake_info(resolved, **(info or {}))), clock), ByteTokenizer(), observer, clock, auto
     )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,12 +12,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hamburger.engine.core.core import EngineCore
+from hamburger.engine.core.loras import CoreLoras
 from hamburger.engine.core.overlap import OverlappedCore
+from hamburger.engine.device.loras import LoraFolders
 from hamburger.engine.device.runner import Runner
 from hamburger.engine.drafting.policy import DraftPolicy
 from hamburger.engine.text.grammar import Grammars
 from hamburger.engine.types.config import EngineConfig
-from hamburger.engine.types.messages import GroupOutput, Groups, SubmitRequest
+from hamburger.engine.types.messages import GroupOutput, Groups, LoadLora, SubmitRequest
 from hamburger.engine.types.sampling_params import SamplingParams
 from hamburger.engine.types.settling import Settling
 from hamburger.model.assemble import assemble, model_of
@@ -136,9 +139,11 @@ def core_of(
     kv_dtype: torch.dtype | None = None,
     settling: Settling | None = None,
     choice: Callable[[RotaryEmbedding], SlotChoice] = SlotChoice,
+    loras: Sequence[Path] = (),
 ) -> EngineCore:
     """A real core and runner over a model. policy: of verified groups; None for composed ones. kv_dtype: of the cache;
-    None for the states' own. settling: of answers' old tokens; choice: of who stays."""
+    None for the states' own. settling: of answers' old tokens; choice: of who stays. loras: folders of adapters, which
+    requests name by their place, from 1."""
     groups: Groups = "composed" if policy is None else "verified"
     config = EngineConfig(
         max_model_len=max_model_len,
@@ -157,8 +162,18 @@ def core_of(
     rotary = RotaryEmbedding(model.trunk_config, max_model_len, model.device, torch.float32)
     runner = Runner(model, cache, groups=groups, choice=choice(rotary))
     if overlap:
-        return OverlappedCore(config, runner, lambda: 0.0, grammars)
-    return EngineCore(config, runner, lambda: 0.0, grammars, policy, runner.settle)
+        core: EngineCore = OverlappedCore(config, runner, lambda: 0.0, grammars, core_loras(model))
+    else:
+        core = EngineCore(config, runner, lambda: 0.0, grammars, policy, runner.settle, core_loras(model))
+    for number, folder in enumerate(loras, start=1):
+        assert core.load_lora(LoadLora(number, str(folder))) is None
+    return core
+
+
+def core_loras(model: Steps, max_loras: int = 8) -> CoreLoras | None:
+    if not isinstance(model, EagerSteps) or model.loras is None:
+        return None
+    return CoreLoras(LoraFolders(model.loras, model.config.trunk, 64), max_loras)
 
 
 def params(**fields: Any) -> SamplingParams:
@@ -167,12 +182,15 @@ def params(**fields: Any) -> SamplingParams:
 
 
 def run_core(
-    core: EngineCore, requests: Mapping[str, tuple[list[int], SamplingParams]], max_groups: int | None = None
+    core: EngineCore,
+    requests: Mapping[str, tuple[list[int], SamplingParams]],
+    max_groups: int | None = None,
+    loras: Mapping[str, int] | None = None,
 ) -> dict[str, list[GroupOutput]]:
-    """Run requests (id -> prompt, params) until all end, or each has max_groups groups."""
+    """Run requests (id -> prompt, params) until all end, or each has max_groups groups. loras: adapters of some."""
     outputs: dict[str, list[GroupOutput]] = {request_id: [] for request_id in requests}
     for request_id, (prompt_ids, sampling) in requests.items():
-        core.add(SubmitRequest(request_id, prompt_ids, sampling, 0.0))
+        core.add(SubmitRequest(request_id, prompt_ids, sampling, 0.0, lora=(loras or {}).get(request_id, 0)))
     while core.has_work and (max_groups is None or min(map(len, outputs.values())) < max_groups):
         for output in core.step().outputs:
             outputs[output.request_id].append(output)

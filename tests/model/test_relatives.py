@@ -8,12 +8,19 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from hamburger.engine.core.loras import CoreLoras
+from hamburger.engine.device.loras import LoraFolders
+from hamburger.engine.types.messages import LoadLora
 from hamburger.model.assemble import assemble
 from hamburger.model.checkpoints.hf_config import read_trunk_config
 from hamburger.model.checkpoints.load import load_checkpoint
+from hamburger.model.checkpoints.lora_folder import base_config, read_lora
 from hamburger.model.checkpoints.sources import CheckpointError, resolve_source
+from hamburger.model.config import ModelConfig
+from lora_folders import lora_folder, merged_by_peft, saved_adapter
 from peer import greedy
 from small_models import CPU, core_of, params, run_core, tokens_of
 
@@ -103,3 +110,48 @@ def test_phi_of_long_context_is_refused_by_its_rope(tmp_path: Path) -> None:
     )
     with pytest.raises(CheckpointError, match="longrope"):
         read_trunk_config(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["granite", "granite_with_biases", "phi3"])
+def test_their_lora_adapters_are_retold_as_well(tmp_path: Path, kind: str) -> None:
+    peer = saved(tmp_path, **KINDS[kind])
+    targets = ["qkv_proj", "o_proj", "gate_up_proj", "down_proj"] if kind == "phi3" else "all-linear"
+    folder = saved_adapter(tmp_path / "adapter", peer, 1, r=4, lora_alpha=6, target_modules=targets)
+    source = resolve_source(str(tmp_path))
+    checkpoint = load_checkpoint(source, torch.float32)
+    model = assemble(checkpoint.config, checkpoint.tensors, dtype=torch.float32, device=CPU, max_positions=256)
+    core = core_of(model)
+    assert model.loras is not None
+    core._loras = CoreLoras(LoraFolders(model.loras, checkpoint.config.trunk, 4, source), 1)
+    assert core.load_lora(LoadLora(1, str(folder))) is None
+    prompt = torch.randint(3, 96, (20,), generator=torch.Generator().manual_seed(1)).tolist()
+    asked = params(prompt_logprobs=0, max_tokens=16, ignore_eos=True)
+    [first, *rest] = run_core(core, {"r": (prompt, asked)}, loras={"r": 1})["r"]
+    merged = merged_by_peft(AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32), folder)
+    with torch.inference_mode():
+        wanted = merged(torch.tensor([prompt])).logits[0, :-1].log_softmax(-1)
+    found = [entry.logprob for entry in first.prompt_logprobs or [] if entry is not None]
+    assert found == pytest.approx(wanted.gather(1, torch.tensor(prompt[1:])[:, None])[:, 0].tolist(), abs=1e-4)
+    assert tokens_of([first, *rest]) == greedy(merged, prompt, 16)
+
+
+def test_joined_adapters_of_another_width_are_refused(tmp_path: Path) -> None:
+    peer = saved(tmp_path, **KINDS["phi3"])
+    folder = saved_adapter(tmp_path / "adapter", peer, 1, r=4, target_modules=["qkv_proj"])
+    trunk = read_trunk_config(tmp_path)
+    with pytest.raises(CheckpointError, match="the weights are not those of its configuration"):
+        read_lora(folder, trunk, 4, {**KINDS["phi3"], **SIZES, "num_attention_heads": 2, "head_dim": 8})
+    with pytest.raises(CheckpointError, match=r"self_attn.qkv_proj is of no linear of this model's 3 layers"):
+        read_lora(folder, trunk, 4)
+
+
+def test_an_adapter_of_a_tied_head_is_refused_and_not_left_out(tmp_path: Path) -> None:
+    """The head itself is left out where Granite's weights are retold."""
+    saved(tmp_path, **KINDS["granite"])
+    trunk = read_trunk_config(tmp_path)
+    folder = lora_folder(tmp_path / "adapter", ModelConfig(trunk=trunk), 1, 4)
+    file = folder / "adapter_model.safetensors"
+    head = {f"base_model.model.lm_head.lora_{side}.weight": torch.zeros(4, 4) for side in "AB"}
+    save_file({**load_file(file), **head}, file)
+    with pytest.raises(CheckpointError, match=r"lm_head.lora_A.weight is of no linear"):
+        read_lora(folder, trunk, 4, base_config(resolve_source(str(tmp_path))))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,10 +23,11 @@ from hamburger.model.gpu.backend import TritonBackend
 from hamburger.model.graphs.capture import EagerCapture
 from hamburger.model.kv_cache import PagedKVCache
 from hamburger.model.steps import EagerSteps
+from lora_folders import lora_folder
 from playing import play
 from same_groups import assert_same_groups
 from slow_cases import slow_but
-from small_models import CPU, core_of, grafted, params, random_tensors, run_core, trunk_config
+from small_models import CPU, core_of, grafted, params, random_tensors, run_core, tokens_of, trunk_config
 from trunk_shapes import QWEN3, YARN
 
 # (changes to the trunk, to the graft): two layers, so that the interpreter is done in seconds.
@@ -80,6 +82,25 @@ def test_answers_are_those_of_the_plain_model(shape: str, kernel_device: torch.d
     )
     assert {len(output.token_ids) for outputs in wanted.values() for output in outputs} > {1}
     assert_same_groups(found, wanted)
+
+
+def test_requests_pass_the_adapters_that_they_name(kernel_device: torch.device, tmp_path: Path) -> None:
+    config = config_of("merge_adapter")
+    folders = [lora_folder(tmp_path / str(i), config, i) for i in range(2)]
+    requests = {
+        str(n): ([(7 * n + i) % 90 + 2 for i in range(n)], params(confidence=0.0, max_tokens=6, logprobs=4))
+        for n in (1, 5, 11)
+    }
+    loras = {"1": 1, "11": 2}
+    fused, plain = model_of(config, "triton", kernel_device), model_of(config, "torch", CPU)
+    small = {"max_num_seqs": 3, "max_num_batched_slots": 8, "max_model_len": 64, "loras": folders}
+    wanted, found = (
+        run_core(core_of(model, **small), requests, loras=loras)  # type: ignore[arg-type]
+        for model in (plain, fused)
+    )
+    assert_same_groups(found, wanted)
+    base = run_core(core_of(plain), requests)
+    assert [tokens_of(base[n]) == tokens_of(wanted[n]) for n in requests] == [False, True, False]
 
 
 @pytest.mark.parametrize("shape", slow_but(["fused"], SHAPES))

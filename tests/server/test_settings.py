@@ -49,6 +49,7 @@ def test_every_setting_is_an_option_and_reaches_the_engine() -> None:
         "tensor_parallel_size": "2",
         "overlap_steps": "off",
         "groups": "verified",
+        "lora": "a=x", "max_loras": "3", "max_lora_rank": "9", "allow_lora_loading": "true",
         "kv_cache_dtype": "int8", "settle": "false", "settle_window": "96", "settle_keep": "0.5", "settle_limit": "700",
     }  # fmt: skip
     assert given.keys() == ServeSettings.model_fields.keys()
@@ -56,7 +57,10 @@ def test_every_setting_is_an_option_and_reaches_the_engine() -> None:
     namespace = vars(build_parser().parse_args(["serve", *options]))
     settings = load_settings({name: namespace[name] for name in given})
     assert [model.name for model in settings.also] == ["other"]
-    args = settings.engine_args()
+    assert [adapter.name for adapter in settings.lora] == ["a"]
+    args = settings.model_copy(update={"tensor_parallel_size": 1}).engine_args()
+    assert (args.max_loras, args.max_lora_rank) == (3, 9)
+    args = settings.model_copy(update={"lora": [], "max_loras": 0}).engine_args()  # ranks take none
     assert (args.model, args.base, args.device, args.dtype) == ("m", "b", "cpu", "float32")
     assert (args.max_model_len, args.max_num_seqs, args.max_num_batched_slots) == (128, 3, 64)
     assert (args.kv_cache_memory, args.block_size, args.confidence) == (2 << 30, 4, 0.5)

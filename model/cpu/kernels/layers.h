@@ -5,9 +5,9 @@ constexpr int64_t kFewRows = 8;  // which each thread norms for itself, sooner t
 
 struct Workspace {
   float *qkv, *gate_up;
-  float* low;        // [T, rank], of which composed slots are used, as of low_inputs
+  float* low;           // of each of Batch.adapted [T, rank], of which its slots are used
+  uint8_t* low_inputs;  // the same as inputs
   Inputs narrow, heads, wide;  // inputs of the linears: [T, hidden], [T, heads * head_dim], [T, intermediate]
-  Inputs low_inputs;
   bool few;         // each thread has a narrow of its own
   uint8_t* inputs;  // where they begin
 };
@@ -17,7 +17,7 @@ inline int64_t qkv_width(const Geometry& g) { return static_cast<int64_t>(g.head
 inline int64_t aligned(int64_t bytes) { return (bytes + 63) / 64 * 64; }
 
 // Lays the workspace out from `p`; with null, only its size counts.
-// rank: of the adapters that some slots pass; 0: none do.
+// rank: of all adapters that some slots pass, together; 0: none do.
 inline int64_t lay_out(const Geometry& g, int64_t rows, uint8_t* p, Workspace* w, int64_t rank = 0) {
   const int64_t heads = static_cast<int64_t>(g.heads) * g.head_dim;
   int64_t at = 0;
@@ -29,7 +29,7 @@ inline int64_t lay_out(const Geometry& g, int64_t rows, uint8_t* p, Workspace* w
   w->qkv = reinterpret_cast<float*>(take(rows * qkv_width(g) * 4));
   w->gate_up = reinterpret_cast<float*>(take(rows * 2 * g.intermediate * 4));
   w->low = reinterpret_cast<float*>(take(rows * rank * 4));
-  w->low_inputs = inputs_at(take(inputs_bytes(rows, rank)), rows, rank);
+  w->low_inputs = take(inputs_bytes(rows, rank));
   w->few = rows <= kFewRows;
   w->heads = inputs_at(take(inputs_bytes(rows, heads)), rows, heads);
   w->wide = inputs_at(take(inputs_bytes(rows, g.intermediate)), rows, g.intermediate);
@@ -135,7 +135,7 @@ inline void rotate_and_write(const Geometry& g, const Layer& layer, const Batch&
 }
 
 // Some rows only, ascending; those that follow each other at once.
-inline void multiply_rows(const Weight& w, const Inputs& x, const Composed& rows, const Output& out, const Share& share,
+inline void multiply_rows(const Weight& w, const Inputs& x, const Adapted& rows, const Output& out, const Share& share,
                           bool halves = false) {
   for_share(w, halves, share, [&](int64_t first, int64_t last) {
     for (int64_t block = first; block < last; block++) {
@@ -153,29 +153,50 @@ inline void multiply_rows(const Weight& w, const Inputs& x, const Composed& rows
   });
 }
 
-// y = W x, and for composed slots y += up(down(x)). A thread adds to the outputs that it has made.
-inline void project(const Weight& weight, const Layer& layer, int which, const Inputs& x, const Batch& batch, const Output& out,
-                    const Workspace& w, const Share& share, bool halves = false) {
-  multiply(weight, x, batch.slots, out, share, halves);
-  const Composed& m = batch.composed;
-  if (!m.count) return;
-  const auto& [down, up] = layer.adapters[which];
-  multiply_rows(down, x, m, {w.low, m.rank, false}, share);
-#pragma omp barrier
-  const int64_t groups = m.rank / kGroup;
-  const auto [first, last] = share.of(m.count * groups);
-  for (int64_t i = first; i < last; i++) {
-    const int64_t at = m.rows[i / groups] * groups + i % groups;
-    quantize(w.low_inputs, at, load(w.low + at * kGroup), load(w.low + at * kGroup + kLanes));
+// f(slots, adapter, low, low_inputs) of each adapter of linear `which` (of all layers, four of each), with its part of the workspace.
+template <typename Function>
+inline void for_adapters(const Batch& batch, int which, const Workspace& w, const Function& f) {
+  int64_t before = 0;  // ranks
+  for (int64_t i = 0; i < batch.adaptations; i++) {
+    const Adapted& m = batch.adapted[i];
+    const Adapter& adapter = m.adapters[which];
+    const int64_t rank = adapter.down.outputs;
+    if (adapter.down.data)
+      f(m, adapter, w.low + batch.slots * before, inputs_at(w.low_inputs + inputs_bytes(batch.slots, before), batch.slots, rank));
+    before += m.rank;
   }
-#pragma omp barrier
-  multiply_rows(up, w.low_inputs, m, {out.y, out.stride, true}, share, halves);
 }
 
-// One layer, by all threads. taken: 0 at first; pieces of attention differ in length, so threads take the next one.
+// y = W x, and for slots that pass adapters y += up(down(x)). A thread adds to the outputs that it has made. A slot's sums are made
+// in the same order, whatever other slots pass.
+inline void project(const Weight& weight, int which, const Inputs& x, const Batch& batch, const Output& out, const Workspace& w,
+                    const Share& share, bool halves = false) {
+  multiply(weight, x, batch.slots, out, share, halves);
+  bool any = false;
+  for_adapters(batch, which, w, [&](const Adapted& m, const Adapter& adapter, float* low, const Inputs&) {
+    any = true;
+    multiply_rows(adapter.down, x, m, {low, adapter.down.outputs, false}, share);
+  });
+  if (!any) return;
+#pragma omp barrier
+  for_adapters(batch, which, w, [&](const Adapted& m, const Adapter&, float* low, const Inputs& inputs) {
+    const int64_t groups = inputs.groups();
+    const auto [first, last] = share.of(m.count * groups);
+    for (int64_t i = first; i < last; i++) {
+      const int64_t at = m.rows[i / groups] * groups + i % groups;
+      quantize(inputs, at, load(low + at * kGroup), load(low + at * kGroup + kLanes));
+    }
+  });
+#pragma omp barrier
+  for_adapters(batch, which, w, [&](const Adapted& m, const Adapter& adapter, float*, const Inputs& inputs) {
+    multiply_rows(adapter.up, inputs, m, {out.y, out.stride, true}, share, halves);
+  });
+}
+
+// Layer `index`, by all threads. taken: 0 at first; pieces of attention differ in length, so threads take the next one.
 template <typename Value>
-void run_layer(const Geometry& g, const Layer& layer, const Kv<Value>& cache, const Batch& batch, const AttentionPlan& plan, int64_t* taken,
-               float* x, const Workspace& shared, Scratch& scratch, const Share& share, StageClock& clock) {
+void run_layer(const Geometry& g, const Layer& layer, int index, const Kv<Value>& cache, const Batch& batch, const AttentionPlan& plan,
+               int64_t* taken, float* x, const Workspace& shared, Scratch& scratch, const Share& share, StageClock& clock) {
   const int64_t rows = batch.slots, pieces = static_cast<int64_t>(plan.pieces.size());
   const Workspace w = of_thread(g, rows, shared, share);
   const Share inputs = w.few ? Share{0, 1} : share;
@@ -186,7 +207,7 @@ void run_layer(const Geometry& g, const Layer& layer, const Kv<Value>& cache, co
   norm_inputs(x, layer.attn_norm, g.eps, w.narrow, rows, inputs);
   inputs_are_made();
   clock.mark(kRounding);
-  project(layer.qkv, layer, 0, w.narrow, batch, {w.qkv, qkv_width(g), false}, w, share);
+  project(layer.qkv, 4 * index, w.narrow, batch, {w.qkv, qkv_width(g), false}, w, share);
 #pragma omp barrier
   clock.mark(kLinears);
   rotate_and_write(g, layer, batch, w.qkv, cache, share);
@@ -199,18 +220,18 @@ void run_layer(const Geometry& g, const Layer& layer, const Kv<Value>& cache, co
   }
 #pragma omp barrier
   clock.mark(kAttention);
-  project(layer.o, layer, 1, w.heads, batch, {x, g.hidden, true}, w, share);
+  project(layer.o, 4 * index + 1, w.heads, batch, {x, g.hidden, true}, w, share);
 #pragma omp barrier
   clock.mark(kLinears);
   norm_inputs(x, layer.mlp_norm, g.eps, w.narrow, rows, inputs);
   inputs_are_made();
   clock.mark(kRounding);
-  project(layer.gate_up, layer, 2, w.narrow, batch, {w.gate_up, 2 * g.intermediate, false}, w, share, true);
+  project(layer.gate_up, 4 * index + 2, w.narrow, batch, {w.gate_up, 2 * g.intermediate, false}, w, share, true);
   clock.mark(kLinears);
   gated_inputs(w.gate_up, w.wide, rows, share);
 #pragma omp barrier
   clock.mark(kRounding);
-  project(layer.down, layer, 3, w.wide, batch, {x, g.hidden, true}, w, share);
+  project(layer.down, 4 * index + 3, w.wide, batch, {x, g.hidden, true}, w, share);
 #pragma omp barrier
   clock.mark(kLinears);
 }
@@ -229,7 +250,9 @@ inline void norm_rows(const float* x, const float* weight, float eps, const int6
 template <typename Value>
 void run_layers(const Geometry& g, const Layer* layers, int count, void* const* kv, const Batch& batch, float* x, uint8_t* memory) {
   Workspace w;
-  lay_out(g, batch.slots, memory, &w, batch.composed.count ? batch.composed.rank : 0);
+  int64_t rank = 0;
+  for (int64_t i = 0; i < batch.adaptations; i++) rank += batch.adapted[i].rank;
+  lay_out(g, batch.slots, memory, &w, rank);
   const AttentionPlan plan(g, batch, omp_get_max_threads());
   std::vector<int64_t> taken(count);
 #pragma omp parallel
@@ -240,7 +263,7 @@ void run_layers(const Geometry& g, const Layer* layers, int count, void* const* 
     StageClock clock(batch.clock, share);
     for (int i = 0; i < count; i++) {
       const Kv<Value> cache = {static_cast<Value*>(kv[i]), batch.kv_scales ? batch.kv_scales[i] : nullptr};
-      run_layer(g, layers[i], cache, batch, plan, &taken[i], x, w, *scratch, share, clock);
+      run_layer(g, layers[i], i, cache, batch, plan, &taken[i], x, w, *scratch, share, clock);
       float* const to = batch.features ? batch.features[i] : nullptr;
       // The next layer changes x only after barriers.
       for (int64_t m = first; to && m < last; m++)

@@ -14,7 +14,7 @@ STRUCT(Weight)
   FIELD(int32_t, bits)
 END
 
-// Of a linear, for composed slots (adapter.py); or without data.
+// Low-rank, of a linear (adapter.py); or without data.
 STRUCT(Adapter)
   FIELD(Weight, down)
   FIELD(Weight, up)
@@ -30,7 +30,6 @@ STRUCT(Layer)
   FIELD(Weight, gate_up)
   FIELD(Weight, down)
   FIELD(int32_t, window)  // slots that a slot sees, itself included; 0: all before it
-  FIELD(Adapter, adapters, [4])  // of qkv, o, gate_up and down
 END
 
 STRUCT(Geometry)
@@ -42,11 +41,12 @@ STRUCT(Geometry)
   FIELD(float, eps)
 END
 
-// The slots of several tokens, which pass the layers' adapters.
-STRUCT(Composed)
-  FIELD(int64_t, count)        // N; 0: none, or no adapters
-  FIELD(const int64_t*, rows)  // [N], their places in T
-  FIELD(int64_t, rank)
+// The slots that pass some adapters: those of several tokens, or of requests that ask for a LoRA adapter.
+STRUCT(Adapted)
+  FIELD(int64_t, count)             // N
+  FIELD(const int64_t*, rows)       // [N], their places in T, ascending
+  FIELD(int64_t, rank)              // the largest of the adapters
+  FIELD(const Adapter*, adapters)   // [layers, 4]: of qkv, o, gate_up and down
 END
 
 // T new slots of B sequences, as ForwardBatch has them (batch.py).
@@ -71,7 +71,8 @@ STRUCT(Batch)
   FIELD(const int64_t*, read)           // [S], the slots whose final states are read
   FIELD(int64_t, reading)
   FIELD(float*, states)                 // [S, D], to be written: those states, normed
-  FIELD(Composed, composed)
+  FIELD(const Adapted*, adapted)        // [adaptations]; a slot may be in several
+  FIELD(int64_t, adaptations)
   FIELD(int64_t*, clock)                // of StageClock, or null
 END
 

@@ -1,0 +1,31 @@
+"""LoraFolders: LoRA adapters from their folders to where the model's steps find them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hamburger.model.checkpoints.lora_folder import base_config, read_lora
+from hamburger.model.checkpoints.sources import CheckpointError, ModelSource
+from hamburger.model.config import TrunkConfig
+from hamburger.model.device.out_of_memory import out_of_memory_reason
+from hamburger.model.lora import Loras
+
+
+class LoraFolders:
+    """A LoraStore (core/loras.py). max_rank: the highest of any adapter. source: of the model."""
+
+    def __init__(self, loras: Loras, trunk: TrunkConfig, max_rank: int, source: ModelSource | None = None) -> None:
+        self._loras, self._trunk, self._max_rank = loras, trunk, max_rank
+        self._base = {} if source is None else base_config(source)
+
+    def load(self, number: int, path: str) -> None:
+        try:
+            weights = read_lora(Path(path).expanduser(), self._trunk, self._max_rank, self._base)
+            self._loras.load(number, weights)
+        except (RuntimeError, MemoryError) as error:
+            if (reason := out_of_memory_reason(error)) is None:
+                raise
+            raise CheckpointError(f"Memory does not hold the adapter {path}: {reason}") from error
+
+    def unload(self, number: int) -> None:
+        self._loras.unload(number)

@@ -1,0 +1,151 @@
+"""A LoRA adapter's folder, as PEFT writes it (adapter_config.json, adapter_model.safetensors) -> LoraWeights.
+
+What would change more than the trunk's linears, or change them in another way, is refused by name: every field of the
+configuration that is not known to change nothing here must be off.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from hamburger.model.checkpoints.load import read_safetensors
+from hamburger.model.checkpoints.relatives import retold_tensors
+from hamburger.model.checkpoints.sources import CheckpointError, ModelSource, read_json
+from hamburger.model.config import JOINED, TrunkConfig, layer_shapes
+from hamburger.model.lora import LoraWeights
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+_LINEARS = tuple(part for parts in JOINED.values() for part in parts)
+_TENSOR = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<side>[AB])\.weight")
+_MODULE = re.compile(r"model\.layers\.(\d+)\.(\w+\.\w+)")
+# Linears that relatives.py cuts apart, by what it makes of them.
+_CUT = {
+    "q_proj": "qkv_proj",
+    "k_proj": "qkv_proj",
+    "v_proj": "qkv_proj",
+    "gate_proj": "gate_up_proj",
+    "up_proj": "gate_up_proj",
+}
+# Fields that are read below, or say how it was trained.
+_READ = {"r", "lora_alpha", "rank_pattern", "alpha_pattern", "use_rslora", "peft_type", "init_lora_weights", "bias"}
+_OF_TRAINING = {
+    "task_type", "auto_mapping", "peft_version", "base_model_name_or_path", "revision", "inference_mode",
+    "target_modules", "exclude_modules", "lora_dropout", "layers_to_transform", "layers_pattern", "megatron_config",
+    "megatron_core", "loftq_config", "eva_config", "corda_config", "lora_ga_config", "velora_config", "runtime_config",
+    "qalora_group_size", "ensure_weight_tying",
+}  # fmt: skip
+_PLAIN_STARTS = (None, True, False, "gaussian", "eva", "orthogonal")  # others change the base's weights, too
+
+
+def read_lora(folder: Path, trunk: TrunkConfig, max_rank: int, base: Mapping[str, Any] | None = None) -> LoraWeights:
+    """base: the configuration of the model that the trunk was made of (base_config), whose words the adapter speaks.
+
+    Raises CheckpointError for an adapter that is not of this trunk, of a higher rank, or of a kind that is not served.
+    """
+    if not folder.is_dir():
+        raise CheckpointError(f"{folder} is no folder: name one with {CONFIG} and {WEIGHTS}, as PEFT saves an adapter.")
+    config = read_json(folder / CONFIG)
+    _check_kind(config, str(folder / CONFIG))
+    file = folder / WEIGHTS
+    if not file.is_file():
+        raise CheckpointError(f"{file} is missing: only safetensors weights are read.")
+    found: dict[str, dict[str, Tensor]] = {}
+    for name, tensor in read_safetensors(file).items():
+        match = _TENSOR.fullmatch(name)
+        if match is None or _MODULE.fullmatch(match["module"]) is None:
+            raise _of_no_linear(name, trunk, str(file))
+        found.setdefault(match["module"], {})[match["side"]] = tensor
+    if not found:
+        raise CheckpointError(f"{file} holds no tensors.")
+    pairs = {module: _scaled(module, sides, config, max_rank, str(file)) for module, sides in found.items()}
+    # Factors of a linear, and cuts of it, concern its outputs: those of B.
+    ups = retold_tensors(base or {}, {f"{module}.weight": up for module, (_, up) in pairs.items()}, str(file))
+    fitting: dict[tuple[int, str], tuple[Tensor, Tensor]] = {}
+    for name, up in ups.items():
+        module = name.removesuffix(".weight")
+        match = _MODULE.fullmatch(module)
+        if match is None or match[2] not in _LINEARS or int(match[1]) >= trunk.num_layers:
+            raise _of_no_linear(module, trunk, str(file))
+        head, _, own = module.rpartition(".")
+        down = pairs[module if module in pairs else f"{head}.{_CUT[own]}"][0]
+        _check_shapes(module, down, up, layer_shapes(trunk)[f"{match[2]}.weight"], str(file))
+        fitting[int(match[1]), match[2]] = down, up
+    return LoraWeights(fitting)
+
+
+def base_config(source: ModelSource) -> dict[str, Any]:
+    """The configuration of the model whose weights are a source's trunk, as its makers wrote it; empty where there is
+    none. Raises CheckpointError."""
+    for path in (source.base_path, source.path):
+        if path is not None and (file := path / "config.json").is_file():
+            return read_json(file)
+    return {}
+
+
+def _of_no_linear(name: str, trunk: TrunkConfig, where: str) -> CheckpointError:
+    return CheckpointError(
+        f"{where}: {name} is of no linear of this model's {trunk.num_layers} layers, which alone may have an adapter "
+        f"({', '.join(_LINEARS)})."
+    )
+
+
+def _check_kind(config: Mapping[str, Any], where: str) -> None:
+    if config.get("peft_type") != "LORA":
+        raise CheckpointError(f"{where}: peft_type is {config.get('peft_type')!r}, but only LORA adapters are served.")
+    if config.get("bias") not in (None, "none"):
+        raise CheckpointError(
+            f"{where}: bias is {config['bias']!r}, but adapters with biases are not served: train with none."
+        )
+    if config.get("init_lora_weights") not in _PLAIN_STARTS:
+        raise CheckpointError(
+            f"{where}: init_lora_weights is {config['init_lora_weights']!r}, which changed the base's weights as well: "
+            "convert it to a plain adapter (PEFT's path_initial_model_for_weight_conversion)."
+        )
+    for name, value in config.items():
+        if value and name not in _READ | _OF_TRAINING:
+            raise CheckpointError(
+                f"{where}: {name} is {value!r}, which is not served: train without it, or merge the adapter."
+            )
+
+
+def _scaled(
+    module: str, sides: Mapping[str, Tensor], config: Mapping[str, Any], max_rank: int, where: str
+) -> tuple[Tensor, Tensor]:
+    """A and B in float32, B with the scaling."""
+    if len(sides) < 2:
+        raise CheckpointError(f"{where}: {module} has only one of lora_A and lora_B.")
+    rank = len(sides["A"])
+    if rank > max_rank:
+        raise CheckpointError(f"{where}: the rank of {module} is {rank}, above max_lora_rank ({max_rank}): raise it.")
+    down, up = sides["A"].float(), sides["B"].float() * _scaling(config, module, max(rank, 1), where)
+    if not (down.sum() + up.sum()).isfinite():
+        raise CheckpointError(f"{where}: the tensors of {module} hold numbers that are not finite.")
+    return down, up
+
+
+def _check_shapes(module: str, down: Tensor, up: Tensor, linear: tuple[int, ...], where: str) -> None:
+    rank = len(down)
+    if not rank or down.shape != (rank, linear[1]) or up.shape != (linear[0], rank):
+        raise CheckpointError(
+            f"{where}: lora_A and lora_B of {module} are {list(down.shape)} and {list(up.shape)}, but this model's "
+            f"linear is {list(linear)}: the adapter is of another model."
+        )
+
+
+def _scaling(config: Mapping[str, Any], module: str, rank: int, where: str) -> float:
+    """alpha / rank, or with rank-stabilised adapters (arXiv 2312.03732) alpha / sqrt(rank)."""
+    alpha, patterns = config.get("lora_alpha"), config.get("alpha_pattern") or {}
+    try:
+        # As PEFT chooses: the first pattern that the end of the module's name matches.
+        alpha = next((of for key, of in patterns.items() if re.match(rf"(.*\.)?({key})$", module)), alpha)
+        return float(str(alpha)) / (math.sqrt(rank) if config.get("use_rslora") else rank)
+    except (AttributeError, TypeError, ValueError, re.error) as error:
+        raise CheckpointError(
+            f"{where}: lora_alpha or alpha_pattern of {CONFIG} give no number for {module}."
+        ) from error

@@ -1,0 +1,27 @@
+"""LoadLoraBody and UnloadLoraBody: POST /v1/load_lora_adapter and /v1/unload_lora_adapter, as vLLM has them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from pydantic import Field
+
+from hamburger.server.bodies.known_fields import if_on
+from hamburger.server.schema import Schema
+
+
+class LoadLoraBody(Schema):
+    """A LoRA adapter in a folder that the server sees."""
+
+    refused: ClassVar[Mapping[str, Any]] = {"load_inplace": if_on("unload the adapter first")}
+
+    lora_name: str = Field(min_length=1, description="what requests call it, as their model")
+    lora_path: str = Field(min_length=1, description="a folder of the server's machine, as PEFT writes it")
+    model: str | None = Field(None, description="the served model that it is of; the first if not named")
+
+
+class UnloadLoraBody(Schema):
+    """A LoRA adapter that is loaded."""
+
+    lora_name: str

@@ -1,0 +1,111 @@
+"""What a LoRA adapter's folder may hold, what becomes of it, and what is refused by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from hamburger.model.checkpoints.lora_folder import read_lora
+from hamburger.model.checkpoints.sources import CheckpointError
+from hamburger.model.config import JOINED, ModelConfig
+from hamburger.model.lora import lora_bytes
+from lora_folders import lora_folder
+from native_models import WIDE
+from small_models import trunk_config
+
+WIDE_BASE = ModelConfig(trunk=trunk_config(**WIDE))
+
+
+def test_joined_linears_keep_their_parts_apart(tmp_path: Path) -> None:
+    folder = lora_folder(tmp_path, WIDE_BASE, 3, 5, ("q_proj", "v_proj", "up_proj"), lora_alpha=20)
+    weights, tensors = read_lora(folder, WIDE_BASE.trunk, 5), load_file(folder / "adapter_model.safetensors")
+    start = "base_model.model.model.layers.2."
+    down, up = weights.joined(WIDE_BASE.trunk, 2, "qkv") or pytest.fail("there is one")
+    assert (down.shape, up.shape) == ((10, 64), (256, 10))
+    for at, name in ((slice(128), "q"), (slice(192, 256), "v")):
+        pair = [tensors[f"{start}self_attn.{name}_proj.lora_{side}.weight"] for side in "BA"]
+        torch.testing.assert_close((up @ down)[at], 4 * pair[0] @ pair[1])
+    assert not (up @ down)[128:192].any()
+    assert weights.joined(WIDE_BASE.trunk, 2, "o") is None
+    assert weights.joined(WIDE_BASE.trunk, 2, "down") is None
+
+
+def test_memory_is_kept_for_adapters_of_all_linears(tmp_path: Path) -> None:
+    trunk = WIDE_BASE.trunk
+    weights = read_lora(lora_folder(tmp_path, WIDE_BASE, 3, 6), trunk, 6)
+    pairs = [weights.joined(trunk, layer, name) or pytest.fail("there is one") for layer in range(4) for name in JOINED]
+    assert lora_bytes(trunk, 6, 2) == 2 * sum(tensor.numel() for pair in pairs for tensor in pair)
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "kind": ({"peft_type": "IA3"}, "peft_type is 'IA3', but only LORA"),
+    "bias": ({"bias": "lora_only"}, "bias is 'lora_only', but adapters with biases are not served"),
+    "dora": ({"use_dora": True}, "use_dora is True, which is not served"),
+    "saved": ({"modules_to_save": ["lm_head"]}, r"modules_to_save is \['lm_head'\], which is not served"),
+    "start": ({"init_lora_weights": "pissa"}, "init_lora_weights is 'pissa', which changed the base's weights"),
+    "what is not known yet": ({"use_next_thing": {"a": 1}}, "use_next_thing is {'a': 1}, which is not served"),
+    "alpha": ({"lora_alpha": None}, "give no number for model.layers.0.mlp.down_proj"),
+    "pattern": ({"alpha_pattern": {"(": 2}}, "alpha_pattern of adapter_config.json give no number"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_adapters_of_other_kinds_are_refused_by_name(tmp_path: Path, name: str) -> None:
+    changes, message = REFUSED[name]
+    with pytest.raises(CheckpointError, match=message):
+        read_lora(lora_folder(tmp_path, WIDE_BASE, 1, **changes), WIDE_BASE.trunk, 64)
+
+
+TENSORS: dict[str, tuple[str, torch.Tensor | None, str]] = {
+    "another linear": ("layers.0.mlp.router.lora_A", torch.zeros(8, 64), "layers.0.mlp.router is of no linear of"),
+    "another layer": (
+        "layers.4.mlp.up_proj.lora_A",
+        torch.zeros(8, 64),
+        "layers.4.* is of no linear of this model's 4 layers",
+    ),
+    "a head": ("lm_head.lora_A", torch.zeros(8, 64), "lm_head.lora_A.weight is of no linear"),
+    "half a pair": ("layers.3.mlp.up_proj.lora_B", None, "layers.3.mlp.up_proj has only one of lora_A and lora_B"),
+    "another width": (
+        "layers.1.mlp.up_proj.lora_A",
+        torch.zeros(8, 32),
+        r"is \[96, 64\]: the adapter is of another model",
+    ),
+    "another rank": (
+        "layers.1.mlp.up_proj.lora_A",
+        torch.zeros(4, 64),
+        r"is \[96, 64\]: the adapter is of another model",
+    ),
+    "not a number": ("layers.1.mlp.up_proj.lora_A", torch.full((8, 64), torch.nan), "numbers that are not finite"),
+}
+
+
+@pytest.mark.parametrize("name", TENSORS)
+def test_tensors_that_do_not_fit_are_named(tmp_path: Path, name: str) -> None:
+    folder = lora_folder(tmp_path, WIDE_BASE, 1)
+    short, tensor, message = TENSORS[name]
+    file = folder / "adapter_model.safetensors"
+    tensors, key = load_file(file), f"base_model.model.model.{short}.weight"
+    tensors.pop(key, None)
+    if tensor is not None:
+        tensors[key] = tensor
+        tensors.setdefault(key.replace("lora_A", "lora_B"), torch.zeros(96, 8))
+    save_file(tensors, file)
+    with pytest.raises(CheckpointError, match=message):
+        read_lora(folder, WIDE_BASE.trunk, 64)
+
+
+def test_folders_without_an_adapter_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="is no folder: name one with adapter_config"):
+        read_lora(tmp_path / "none", WIDE_BASE.trunk, 64)
+    with pytest.raises(CheckpointError, match="is missing"):
+        read_lora(tmp_path, WIDE_BASE.trunk, 64)
+    folder = lora_folder(tmp_path, WIDE_BASE, 1)
+    with pytest.raises(CheckpointError, match=r"the rank of .* is 8, above max_lora_rank \(7\): raise it"):
+        read_lora(folder, WIDE_BASE.trunk, 7)
+    (folder / "adapter_model.safetensors").rename(folder / "adapter_model.bin")
+    with pytest.raises(CheckpointError, match="only safetensors weights are read"):
+        read_lora(folder, WIDE_BASE.trunk, 64)
