@@ -79,7 +79,9 @@ def yarn_attention_factor(factor: float, mscale: float | None = None, mscale_all
 
 
 RopeScaling = Llama3RopeScaling | LinearRopeScaling | DynamicRopeScaling | YarnRopeScaling
-Architecture = Literal["llama", "mistral", "qwen2", "qwen3"]
+Architecture = Literal["llama", "mistral", "qwen2", "qwen3", "smollm3"]
+# How a layer turns queries and keys by their positions.
+Rope = Literal["main", "none"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +91,7 @@ class TrunkConfig:
     architecture: transformers' `model_type`, whose tensor names and rules it follows.
     qkv_bias, o_bias, mlp_bias: which linears have a bias. qk_norm: an RMS norm over each head of q and k (Qwen3).
     sliding_window: slots that a query of the sliding_layers sees, its own included; None and () where none slides.
+    unturned_layers: without rotary embedding (NoPE, arXiv 2305.19466).
     max_position_embeddings: as the model's own configuration says; `context_tokens` is what can be served.
     """
 
@@ -112,6 +115,7 @@ class TrunkConfig:
     qk_norm: bool = False
     sliding_window: int | None = None
     sliding_layers: tuple[int, ...] = ()
+    unturned_layers: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if self.num_heads % self.num_kv_heads:
@@ -124,6 +128,10 @@ class TrunkConfig:
             raise ConfigError("sliding_window and sliding_layers belong together.")
         if self.sliding_window is not None and self.sliding_window < 1:
             raise ConfigError(f"sliding_window is {self.sliding_window}: it must be at least 1.")
+
+    def rope_of(self, layer: int) -> Rope:
+        """How a layer of the trunk turns; those of the micro decoder are turned by the main tables."""
+        return "none" if layer in self.unturned_layers else "main"
 
     @property
     def fixed_context_tokens(self) -> int:

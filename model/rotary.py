@@ -11,6 +11,7 @@ from hamburger.model.config import (
     DynamicRopeScaling,
     LinearRopeScaling,
     Llama3RopeScaling,
+    Rope,
     TrunkConfig,
     YarnRopeScaling,
 )
@@ -31,12 +32,22 @@ class RotaryEmbedding(nn.Module):
         self.cos: Tensor
         self.sin: Tensor
 
-    def forward(self, positions: Tensor, text_lengths: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """cos and sin [..., 1, head_dim] for positions [...] (int64).
+    def of_layers(self, positions: Tensor, text_lengths: Tensor | None = None) -> list[tuple[Tensor, Tensor]]:
+        """What forward gives each layer of the trunk; alike layers share it."""
+        ropes = [self.config.rope_of(layer) for layer in range(self.config.num_layers)]
+        made = {rope: self(positions, text_lengths, rope) for rope in set(ropes)}
+        return [made[rope] for rope in ropes]
+
+    def forward(
+        self, positions: Tensor, text_lengths: Tensor | None = None, rope: Rope = "main"
+    ) -> tuple[Tensor, Tensor]:
+        """cos and sin [..., 1, head_dim] for positions [...] (int64), or [1, head_dim] that change nothing for "none".
 
         text_lengths: int64 [...], how long the text is that each position is part of, in tokens; only the `dynamic`
         scaling looks at it, and only beyond the pretraining context.
         """
+        if rope == "none":
+            return torch.ones_like(self.cos[:1]), torch.zeros_like(self.sin[:1])
         cos, sin = self.cos[positions], self.sin[positions]
         if text_lengths is not None and isinstance(self.config.rope_scaling, DynamicRopeScaling):
             # For all of them, whether long or not: picking the long ones out would make a GPU's host wait.

@@ -68,7 +68,11 @@ class SlotChoice:
         """float32 [layers, C, kv_heads, head_dim + 1]: keys without their positions, and the logarithms of values'
         norms."""
         keys, values = held[:, :, 0].float(), held[:, :, 1].float()
-        cos, sin = self._rotary(positions, positions + 1)
+        of_layers = self._rotary.of_layers(positions, positions + 1)
+        cos, sin = (
+            torch.stack([table.expand(len(positions), 1, -1) for table in tables])
+            for tables in zip(*of_layers, strict=True)
+        )
         norms = values.norm(dim=-1, keepdim=True).clamp(min=_LEAST_NORM).log()
         return torch.cat((rotate(keys, cos, -sin), norms), dim=-1)
 

@@ -71,14 +71,14 @@ class Trunk(nn.Module):
     ) -> tuple[Tensor, list[Tensor]]:
         """The batch's T slots -> the final normed states [N, D] of the slots that `reads` names, and after each of
         feature_layers the states of the first reads.num_featured of them, [M, D] each."""
-        cos, sin = rotary(batch.positions, batch.text_lengths)
+        angles = rotary.of_layers(batch.positions, batch.text_lengths)
         config, featured = self.config, reads.rows[: reads.num_featured]
         form = PagedAttention if batch.context_slots_host is not None else StaticAttention
         attention = form(batch, cache, embedded.x.dtype, config.sliding_window, config.sliding_layers)
 
         def layer(index: int, x: Tensor) -> Tensor:
             attend, loras = partial(attention, index), embedded.loras_of(index)
-            out: Tensor = self.layers[index](x, cos, sin, attend, composed=embedded.composed, loras=loras)
+            out: Tensor = self.layers[index](x, *angles[index], attend, composed=embedded.composed, loras=loras)
             return out
 
         return run_layers(

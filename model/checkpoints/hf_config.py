@@ -7,6 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from hamburger.model.checkpoints.kinds import KINDS
 from hamburger.model.checkpoints.relatives import RELATIVES, retold_config
 from hamburger.model.checkpoints.sources import CheckpointError, read_json
 from hamburger.model.config import (
@@ -19,13 +20,7 @@ from hamburger.model.config import (
     yarn_attention_factor,
 )
 
-_CLASSES = {
-    "llama": "LlamaForCausalLM",
-    "mistral": "MistralForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-}
-SUPPORTED = (*_CLASSES, *RELATIVES)
+SUPPORTED = (*KINDS, *RELATIVES)
 _ROPE_NAMES: dict[type[RopeScaling], str] = {
     LinearRopeScaling: "linear",
     DynamicRopeScaling: "dynamic",
@@ -58,10 +53,11 @@ def read_trunk_config(folder: Path) -> TrunkConfig:
 
 def parse_trunk_config(config: Mapping[str, Any], where: str) -> TrunkConfig:
     """A configuration as transformers writes it; `where` names it in errors."""
-    if (kind := config.get("model_type", "llama")) not in SUPPORTED:
-        raise CheckpointError(f"{where}: model_type {kind!r} is not supported; supported are: {', '.join(SUPPORTED)}.")
+    if (named := config.get("model_type", "llama")) not in SUPPORTED:
+        raise CheckpointError(f"{where}: model_type {named!r} is not supported; supported are: {', '.join(SUPPORTED)}.")
     config = retold_config(config)
     architecture = config.get("model_type", "llama")
+    kind = KINDS[architecture]
     if config.get("hidden_act") not in (None, "silu"):
         raise CheckpointError(f"{where}: hidden_act is {config['hidden_act']!r}; only 'silu' is supported.")
     if config.get("quantization_config"):
@@ -84,14 +80,15 @@ def parse_trunk_config(config: Mapping[str, Any], where: str) -> TrunkConfig:
             rms_norm_eps=float(config["rms_norm_eps"]),
             rope_theta=theta,
             rope_scaling=scaling,
-            tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
+            tie_word_embeddings=bool(config.get("tie_word_embeddings", kind.tied)),
             max_position_embeddings=int(config["max_position_embeddings"]),
             eos_token_ids=_ids(config.get("eos_token_id")),
             architecture=architecture,
             **_biases(config, where),
-            qk_norm=architecture == "qwen3",
+            qk_norm=kind.qk_norm,
             sliding_window=window,
             sliding_layers=sliding,
+            unturned_layers=_unturned(config, where),
         )
     except KeyError as error:
         raise CheckpointError(f"{where}: {error.args[0]} is missing.") from error
@@ -111,18 +108,13 @@ def _head_dim(config: Mapping[str, Any], heads: int) -> int:
 def _biases(config: Mapping[str, Any], where: str) -> dict[str, bool]:
     """Which linears have a bias: what the architecture fixes, else the configuration says."""
     architecture = config.get("model_type", "llama")
-    fixed: dict[str, bool] = {}
-    if architecture in ("mistral", "qwen2"):
-        fixed["attention_bias"] = architecture == "qwen2"
-    if architecture != "llama":
-        fixed["mlp_bias"] = False
-    for field, value in fixed.items():
-        if config.get(field) not in (None, value):
-            raise CheckpointError(f"{where}: {field} is {config[field]!r}; for {architecture} only {value!r} is known.")
-    attention = fixed.get("attention_bias", bool(config.get("attention_bias", False)))
-    mlp = fixed.get("mlp_bias", bool(config.get("mlp_bias", False)))
-    # Qwen2's output projection has none.
-    return {"qkv_bias": attention, "o_bias": attention and architecture != "qwen2", "mlp_bias": mlp}
+    kind, found = KINDS[architecture], {}
+    for field, fixed in (("attention_bias", kind.attention_bias), ("mlp_bias", kind.mlp_bias)):
+        if fixed is not None and config.get(field) not in (None, fixed):
+            raise CheckpointError(f"{where}: {field} is {config[field]!r}; for {architecture} only {fixed!r} is known.")
+        found[field] = bool(config.get(field, False)) if fixed is None else fixed
+    attention = found["attention_bias"]
+    return {"qkv_bias": attention, "o_bias": attention and kind.o_bias, "mlp_bias": found["mlp_bias"]}
 
 
 def _sliding(config: Mapping[str, Any], where: str) -> tuple[int | None, tuple[int, ...]]:
@@ -130,7 +122,7 @@ def _sliding(config: Mapping[str, Any], where: str) -> tuple[int | None, tuple[i
     architecture, layers = config.get("model_type", "llama"), int(config["num_hidden_layers"])
     if architecture == "llama":
         return None, ()
-    window = config.get("sliding_window", 4096)
+    window = config.get("sliding_window", KINDS[architecture].window)
     sliding: Sequence[int]
     if architecture == "mistral":
         sliding = range(layers)
@@ -138,7 +130,9 @@ def _sliding(config: Mapping[str, Any], where: str) -> tuple[int | None, tuple[i
         if not config.get("use_sliding_window", False):
             return None, ()
         kinds = config.get("layer_types")
-        if kinds is None:
+        if kinds is None and architecture == "smollm3":
+            sliding = _unturned(config, where)
+        elif kinds is None:
             sliding = range(min(int(config.get("max_window_layers", 28)), layers), layers)
         elif len(kinds) != layers or set(kinds) - {"full_attention", "sliding_attention"}:
             raise CheckpointError(
@@ -147,6 +141,19 @@ def _sliding(config: Mapping[str, Any], where: str) -> tuple[int | None, tuple[i
         else:
             sliding = [i for i, kind in enumerate(kinds) if kind == "sliding_attention"]
     return (int(window), tuple(sliding)) if window is not None and len(sliding) else (None, ())
+
+
+def _unturned(config: Mapping[str, Any], where: str) -> tuple[int, ...]:
+    """The layers without rotary embedding: where `no_rope_layers` has a 0, else each `no_rope_layer_interval`-th."""
+    if config.get("model_type") != "smollm3":
+        return ()
+    layers, turned = int(config["num_hidden_layers"]), config.get("no_rope_layers")
+    if turned is None:
+        interval = int(config.get("no_rope_layer_interval", 4))
+        return tuple(range(interval - 1, layers, interval))
+    if not isinstance(turned, list) or len(turned) < layers or set(turned) - {0, 1}:
+        raise CheckpointError(f"{where}: no_rope_layers must have a 1 or a 0 for each of the {layers} layers.")
+    return tuple(i for i in range(layers) if not turned[i])
 
 
 def _rope(config: Mapping[str, Any], where: str) -> tuple[float, RopeScaling | None]:
@@ -198,7 +205,7 @@ def trunk_config_json(t: TrunkConfig) -> dict[str, Any]:
         rope |= {"rope_type": _ROPE_NAMES[type(t.rope_scaling)], **asdict(t.rope_scaling)}
     values: dict[str, Any] = {
         "model_type": t.architecture,
-        "architectures": [_CLASSES[t.architecture]],
+        "architectures": [KINDS[t.architecture].causal_lm],
         "vocab_size": t.vocab_size,
         "hidden_size": t.hidden_size,
         "intermediate_size": t.intermediate_size,
@@ -213,13 +220,16 @@ def trunk_config_json(t: TrunkConfig) -> dict[str, Any]:
         "max_position_embeddings": t.max_position_embeddings,
         "eos_token_id": list(t.eos_token_ids),
     }
-    if t.architecture == "llama":
-        values |= {"attention_bias": t.qkv_bias, "mlp_bias": t.mlp_bias}
-    elif t.architecture == "mistral":
+    kind = KINDS[t.architecture]
+    if kind.attention_bias is None:
+        values["attention_bias"] = t.qkv_bias
+    if kind.mlp_bias is None:
+        values["mlp_bias"] = t.mlp_bias
+    if t.architecture == "smollm3":
+        values["no_rope_layers"] = [int(i not in t.unturned_layers) for i in range(t.num_layers)]
+    if t.architecture == "mistral":
         values["sliding_window"] = t.sliding_window
-    else:
-        if t.architecture == "qwen3":
-            values["attention_bias"] = t.qkv_bias
+    elif t.architecture != "llama":
         kinds = ["sliding_attention" if i in t.sliding_layers else "full_attention" for i in range(t.num_layers)]
         slides = t.sliding_window is not None
         values |= {"use_sliding_window": slides, "sliding_window": t.sliding_window, "layer_types": kinds}

@@ -47,7 +47,7 @@ class CpuBackend:
             if model.has_short_list:
                 self.short_list = model.short_list.sort().values  # of equal logits the first id wins
                 self._micro_head = PackedHead(kernels, weight[self.short_list])
-            packed = pack_layers(kernels, self.trunk_config, model.micro_decoder.layers, draft_bits)
+            packed = pack_layers(kernels, self.trunk_config, model.micro_decoder.layers, draft_bits, of_trunk=False)
             micro = MicroParts(
                 model.micro_decoder, model.stop_head, packed, self._micro_head, self.short_list, self._table,
                 model.rotary, draft_bits,

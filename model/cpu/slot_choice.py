@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hamburger.model.cpu.library import Kernels
-from hamburger.model.cpu.structs import SettlingStruct, pointers
+from hamburger.model.cpu.structs import AnglesStruct, SettlingStruct, pointers
 from hamburger.model.kv_cache import PagedKVCache
 from hamburger.model.rotary import RotaryEmbedding
 from hamburger.model.slot_choice import PRECISION, SlotChoice
@@ -37,13 +37,20 @@ class CpuSlotChoice(SlotChoice):
         parts = [*cache.data, *cache.scales]
         moved = [part.flatten(0, 1)[moving[:, 0]] for part in parts] if moves else []
         places = torch.tensor(positions)
-        cos, sin = (table.contiguous() for table in self._rotary(places, places + 1))
+        tables = [(cos.contiguous(), sin.contiguous()) for cos, sin in self._rotary.of_layers(places, places + 1)]
+        ropes = map(self._rotary.config.rope_of, range(len(cache.data)))
+        angles = (AnglesStruct * len(tables))(
+            *(
+                AnglesStruct() if rope == "none" else AnglesStruct.of(of, None)
+                for rope, of in zip(ropes, tables, strict=True)
+            )
+        )
         source, target = torch.tensor(candidates), torch.tensor(kept_at)
         scales = pointers(cache.scales)
         layers, (kv_heads, head_dim) = len(cache.data), cache.data[0].shape[3:]
         struct = SettlingStruct(
             layers, kv_heads, head_dim, len(candidates), len(kept_at), source.data_ptr(), target.data_ptr(),
-            cos.data_ptr(), sin.data_ptr(), None if self._probe is None else self._probe.data_ptr(), PRECISION,
+            ctypes.addressof(angles), None if self._probe is None else self._probe.data_ptr(), PRECISION,
             8 * cache.data[0].itemsize, ctypes.addressof(scales) if scales else None,
         )  # fmt: skip
         self._run(ctypes.byref(struct), pointers(cache.data))

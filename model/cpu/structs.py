@@ -14,9 +14,10 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from hamburger.model.config import TrunkConfig
+from hamburger.model.config import Rope, TrunkConfig
 
 _pointer, _int32, _int64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
+ROPES: tuple[Rope, ...] = ("main", "none")  # a batch's angles
 _SUFFIX = "Struct"  # what a mirror's name has beyond that of the struct
 
 
@@ -28,11 +29,22 @@ class AdapterStruct(ctypes.Structure):
     _fields_ = (("down", WeightStruct), ("up", WeightStruct))
 
 
+class AnglesStruct(ctypes.Structure):
+    _fields_ = tuple((name, _pointer) for name in ("cos", "sin", "positions"))
+
+    @classmethod
+    def of(cls, tables: tuple[Tensor, Tensor], positions: Tensor | None) -> Self:
+        """float32 and int64, contiguous; they must outlive what is made."""
+        cos, sin = tables
+        return cls(cos.data_ptr(), sin.data_ptr(), None if positions is None else positions.data_ptr())
+
+
 class LayerStruct(ctypes.Structure):
     _fields_ = (
         *((name, _pointer) for name in ("attn_norm", "mlp_norm", "q_norm", "k_norm")),
         *((name, WeightStruct) for name in ("qkv", "o", "gate_up", "down")),
         ("window", _int32),
+        ("angles", _int32),
     )
 
 
@@ -56,8 +68,8 @@ class AdaptedStruct(ctypes.Structure):
 class BatchStruct(ctypes.Structure):
     _fields_ = (
         *((name, _int64) for name in ("slots", "sequences")),
-        *((name, _pointer) for name in ("cos", "sin", "positions", "write_slots")),
-        *((name, _pointer) for name in ("block_tables", "context_slots", "query_slots")),
+        ("angles", AnglesStruct * len(ROPES)),
+        *((name, _pointer) for name in ("write_slots", "block_tables", "context_slots", "query_slots")),
         *((name, _int64) for name in ("table_width", "block_size")),
         ("kv_bits", _int32),
         ("kv_scales", _pointer),
@@ -123,7 +135,7 @@ class EmissionStruct(ctypes.Structure):
 class SettlingStruct(ctypes.Structure):
     _fields_ = (
         *((name, _int64) for name in ("layers", "kv_heads", "head_dim", "candidates", "kept")),
-        *((name, _pointer) for name in ("from", "to", "cos", "sin", "probe")),
+        *((name, _pointer) for name in ("from", "to", "angles", "probe")),
         ("precision", ctypes.c_float),
         ("kv_bits", _int32),
         ("kv_scales", _pointer),

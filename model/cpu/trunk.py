@@ -13,7 +13,7 @@ from hamburger.model.adapter import Embedded
 from hamburger.model.batch import ForwardBatch, Reads
 from hamburger.model.cpu.library import Kernels
 from hamburger.model.cpu.loras import CpuLoras
-from hamburger.model.cpu.structs import AdaptedStruct, BatchStruct, pointers
+from hamburger.model.cpu.structs import ROPES, AdaptedStruct, AnglesStruct, BatchStruct, pointers
 from hamburger.model.cpu.weights import PackedAdapters, pack_layers
 from hamburger.model.kv_cache import PagedKVCache
 from hamburger.model.rotary import RotaryEmbedding
@@ -36,7 +36,7 @@ class CpuTrunk:
         self.loras = CpuLoras(kernels, config)
         self._norm = trunk.norm.weight.detach().float().contiguous()
         self._pool: _Pool | None = None
-        self._layers = pack_layers(kernels, config, trunk.layers, bits, config.sliding_layers)
+        self._layers = pack_layers(kernels, config, trunk.layers, bits, of_trunk=True)
         # The kernels keep the states after a layer; those after the last are the final normed ones.
         self._last_is_feature = config.num_layers - 1 in feature_layers
         self._between = [layer for layer in feature_layers if layer != config.num_layers - 1]
@@ -53,11 +53,12 @@ class CpuTrunk:
     ) -> tuple[Tensor, list[Tensor]]:
         """As Trunk.forward, in float32; the embedded states are overwritten."""
         x = embedded.x.contiguous()  # one-token groups of a batch that had room for more are a view with gaps
-        positions: int | None = batch.positions.data_ptr()
-        cos, sin = self._rotary.cos, self._rotary.sin
+        at: Tensor | None = batch.positions
+        turns = self._rotary.cos, self._rotary.sin
         if batch.text_lengths is not None:  # tables that depend on the text
-            cos, sin = (table.contiguous() for table in self._rotary(batch.positions, batch.text_lengths))
-            positions = None
+            cos, sin = self._rotary(batch.positions, batch.text_lengths)
+            turns, at = (cos.contiguous(), sin.contiguous()), None
+        angles = (AnglesStruct * len(ROPES))(AnglesStruct.of(turns, at))
         rows = reads.rows
         _, kv, scales = self._pointers(cache)
         featured = rows[: reads.num_featured]
@@ -70,8 +71,7 @@ class CpuTrunk:
         adapted = _adapted(self._passed(embedded, batch))
         tensors = (batch.write_slots, tables, context_slots, query_slots)
         struct = BatchStruct(
-            len(x), len(query_slots), cos.data_ptr(), sin.data_ptr(), positions,
-            *(tensor.data_ptr() for tensor in tensors),
+            len(x), len(query_slots), angles, *(tensor.data_ptr() for tensor in tensors),
             tables.shape[1], cache.block_size, 8 * cache.data[0].itemsize, ctypes.addressof(scales) if scales else None,
             featured.data_ptr(), len(featured), ctypes.addressof(places),
             self._norm.data_ptr(), rows.data_ptr(), len(rows), final.data_ptr(),

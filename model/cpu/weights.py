@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from hamburger.model.adapter import LowRank
-from hamburger.model.config import TrunkConfig
+from hamburger.model.config import Rope, TrunkConfig
 from hamburger.model.cpu.library import GROUP, Kernels
-from hamburger.model.cpu.structs import AdapterStruct, GeometryStruct, LayerStruct, WeightStruct
+from hamburger.model.cpu.structs import ROPES, AdapterStruct, GeometryStruct, LayerStruct, WeightStruct
 from hamburger.model.layers import DecoderLayer
 from hamburger.model.linear import weights_of
 
@@ -63,7 +63,9 @@ class PackedWeight:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerParts:
-    """One decoder layer (layers.py): norms [D] or [head_dim], linears, and how many slots a slot sees (0: all)."""
+    """One decoder layer (layers.py): norms [D] or [head_dim], linears, how many slots a slot sees (0: all), and how it
+    turns.
+    """
 
     attn_norm: Tensor
     mlp_norm: Tensor
@@ -74,6 +76,7 @@ class LayerParts:
     gate_up: PackedWeight
     down: PackedWeight
     window: int
+    rope: Rope
 
 
 # down and up of a linear's adapter; None where it has none.
@@ -112,7 +115,7 @@ class PackedLayers:
     def _layer(self, part: LayerParts) -> LayerStruct:
         norms = [self._held_at(norm) for norm in (part.attn_norm, part.mlp_norm, part.q_norm, part.k_norm)]
         linears = [weight.struct for weight in (part.qkv, part.o, part.gate_up, part.down)]
-        return LayerStruct(*norms, *linears, part.window)
+        return LayerStruct(*norms, *linears, part.window, ROPES.index(part.rope))
 
     def _held_at(self, norm: Tensor | None) -> int | None:
         """The address of the norm in float32, which lives as long as this; None for none."""
@@ -127,9 +130,13 @@ def pack_layers(
     config: TrunkConfig,
     layers: nn.ModuleList,
     bits: int | None,
-    sliding: tuple[int, ...] = (),
+    *,
+    of_trunk: bool,
 ) -> PackedLayers:
-    """The layers' weights for the kernels; they leave `layers` as they are packed, so that memory peaks by one."""
+    """The layers' weights for the kernels; they leave `layers` as they are packed, so that memory peaks by one.
+
+    of_trunk: they are the trunk's, some of which may have a window or turn in their own way; else the micro decoder's.
+    """
 
     def pack(linear: nn.Module) -> PackedWeight:
         weight, bias = weights_of(linear)
@@ -149,7 +156,8 @@ def pack_layers(
                 mlp_norm=layer.mlp_norm.weight,
                 q_norm=None if layer.q_norm is None else layer.q_norm.weight,
                 k_norm=None if layer.k_norm is None else layer.k_norm.weight,
-                window=(config.sliding_window or 0) if i in sliding else 0,
+                window=(config.sliding_window or 0) if of_trunk and i in config.sliding_layers else 0,
+                rope=config.rope_of(i) if of_trunk else "main",
                 qkv=pack(layer.qkv_proj),
                 o=pack(layer.o_proj),
                 gate_up=pack(layer.gate_up_proj),

@@ -6,13 +6,15 @@ import torch
 from torch import Tensor
 
 from hamburger.model.batch import ForwardBatch
-from hamburger.model.config import DynamicRopeScaling, TrunkConfig
+from hamburger.model.config import DynamicRopeScaling, Rope, TrunkConfig
 from hamburger.model.gpu.attention import attend_singles, num_splits
 from hamburger.model.gpu.chunks import ChunkAttention, chunks_of, window_of
 from hamburger.model.gpu.layers import rotate_into_cache
 from hamburger.model.kv_cache import PagedKVCache
 from hamburger.model.layers import DecoderLayer
 from hamburger.model.rotary import RotaryEmbedding
+
+_Angles = tuple[tuple[Tensor, Tensor], Tensor]
 
 _CPU_PROCESSORS = 4  # Triton's interpreter: enough that long contexts are split
 
@@ -35,7 +37,7 @@ class BatchAttention:
     ) -> None:
         """processors: multiprocessors of the device, which long contexts are split for."""
         self._config, self._batch, self._cache = config, batch, cache
-        self._tables, self._at = _angles(config, rotary, batch)
+        self._angles = _angles(config, rotary, batch)
         longest = batch.block_tables.shape[1] * cache.block_size
         self._splits = num_splits(batch.num_single, cache.data[0].shape[3], longest, processors)
         chunks = chunks_of(batch)
@@ -44,8 +46,9 @@ class BatchAttention:
     def __call__(self, index: int, layer: DecoderLayer, qkv: Tensor) -> Tensor:
         """qkv of layer `index`, [T, (num_heads + 2 * kv_heads) * head_dim] -> [T, num_heads * head_dim]."""
         batch, of_cache = self._batch, self._cache.layer(index)
+        tables, at = self._angles[self._config.rope_of(index)]
         q = rotate_into_cache(
-            qkv, self._tables, self._at, norms_of(layer), self._config.rms_norm_eps, of_cache, batch.write_slots,
+            qkv, tables, at, norms_of(layer), self._config.rms_norm_eps, of_cache, batch.write_slots,
             batch.context_slots, batch.num_single, layer.num_heads,
         )  # fmt: skip
         out = torch.empty_like(q)
@@ -64,12 +67,15 @@ def norms_of(layer: DecoderLayer) -> tuple[Tensor, Tensor] | None:
     return layer.q_norm.weight, layer.k_norm.weight
 
 
-def _angles(config: TrunkConfig, rotary: RotaryEmbedding, batch: ForwardBatch) -> tuple[tuple[Tensor, Tensor], Tensor]:
-    """Tables of cos and sin [n, head_dim] and the row that each of the T slots takes."""
-    if batch.text_lengths is None or not isinstance(config.rope_scaling, DynamicRopeScaling):
-        return (rotary.cos, rotary.sin), batch.positions
-    cos, sin = rotary(batch.positions, batch.text_lengths)
-    return (cos.squeeze(-2), sin.squeeze(-2)), torch.arange(len(cos), device=cos.device)
+def _angles(config: TrunkConfig, rotary: RotaryEmbedding, batch: ForwardBatch) -> dict[Rope, _Angles]:
+    """Tables of cos and sin [n, head_dim] and the row that each of the T slots takes, for each way to turn."""
+    found: dict[Rope, _Angles] = {"main": ((rotary.cos, rotary.sin), batch.positions)}
+    if batch.text_lengths is not None and isinstance(config.rope_scaling, DynamicRopeScaling):
+        cos, sin = rotary(batch.positions, batch.text_lengths)
+        found["main"] = (cos.squeeze(-2), sin.squeeze(-2)), torch.arange(len(cos), device=cos.device)
+    if config.unturned_layers:
+        found["none"] = rotary(batch.positions, rope="none"), torch.zeros_like(batch.positions)
+    return found
 
 
 def processors_of(device: torch.device) -> int:

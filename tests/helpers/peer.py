@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,13 +15,36 @@ from hamburger.model.config import ModelConfig
 
 def hugging_face(config: ModelConfig, tensors: dict[str, Tensor]) -> Any:
     """transformers' model of this shape with these canonical tensors, in float32."""
-    settings = trunk_config_json(config.trunk)
+    # Some kinds begin with ids beyond a small vocabulary.
+    settings = {**trunk_config_json(config.trunk), "pad_token_id": None, "bos_token_id": None}
     peer: Any = AutoModelForCausalLM.from_config(AutoConfig.for_model(**settings), attn_implementation="eager")
     peer.eval()
     if config.trunk.tie_word_embeddings:
         tensors = {**tensors, "lm_head.weight": tensors["model.embed_tokens.weight"]}
     peer.load_state_dict(tensors, strict=True)
     return peer
+
+
+SIZES = {
+    "vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 256, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
+    "initializer_range": 0.3,
+}  # fmt: skip
+
+
+def saved(folder: Path, **changes: Any) -> Any:
+    """transformers' model of SIZES with random weights, saved; biases and norms too, which it would begin at 0 or 1."""
+    torch.manual_seed(3)
+    made: Any = AutoModelForCausalLM.from_config(
+        AutoConfig.for_model(**{**SIZES, **changes}), attn_implementation="eager"
+    )
+    for name, parameter in made.named_parameters():
+        if name.endswith("bias"):
+            parameter.data.normal_(std=0.3)
+        elif "norm" in name:
+            parameter.data += 0.3 * torch.randn_like(parameter)
+    made.eval().save_pretrained(folder)
+    return made
 
 
 def greedy(peer: Any, prompt_ids: list[int], new_tokens: int) -> list[int]:

@@ -35,6 +35,7 @@ CASES = {
     "qk norms": ModelConfig(trunk=trunk_config(qk_norm=True, head_dim=16), graft=graft_config(feature_layers=(0, 2))),
     "merge adapter": grafted(adapter_rank=32),
     "sliding": ModelConfig(trunk=trunk_config(sliding_window=5, sliding_layers=(1, 2)), graft=graft_config()),
+    "unturned": ModelConfig(trunk=trunk_config(unturned_layers=(1, 3)), graft=graft_config()),
     "plain": ModelConfig(trunk=trunk_config(num_kv_heads=4)),
     "plain, untied": ModelConfig(trunk=_UNTIED),
     "plain, dynamic rope": ModelConfig(

@@ -49,4 +49,16 @@ SHAPES: dict[str, dict[str, Any]] = {
         "rope_scaling": YARN,
         "max_position_embeddings": 256,
     },
+    "smollm3": {"architecture": "smollm3", "unturned_layers": (1, 3)},
+    "smollm3_sliding_yarn": {
+        "architecture": "smollm3",
+        "unturned_layers": (0, 3),
+        "qkv_bias": True,
+        "o_bias": True,
+        "mlp_bias": True,
+        "sliding_window": 13,
+        "sliding_layers": (0, 2),
+        "rope_scaling": YARN,
+        "max_position_embeddings": 256,
+    },
 }

@@ -45,7 +45,7 @@ def test_both_forms_of_rope(changes: dict[str, Any], theta: float, scaling: Llam
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"model_type": "gemma"}, "gemma.*supported are: llama, mistral, qwen2, qwen3, granite, phi3"),
+        ({"model_type": "gemma"}, "gemma.*supported are: llama, mistral, qwen2, qwen3, smollm3, granite, phi3"),
         (
             {"rope_scaling": {"rope_type": "longrope", "factor": 2.0}},
             "longrope.*default, linear, dynamic",
@@ -62,6 +62,7 @@ def test_both_forms_of_rope(changes: dict[str, Any], theta: float, scaling: Llam
             "layer_types",
         ),
         ({"model_type": "mistral", "attention_bias": None, "sliding_window": 0}, "sliding_window is 0"),
+        ({"model_type": "smollm3", "no_rope_layers": [1, 0]}, "no_rope_layers"),
         ({"hidden_act": "gelu"}, "hidden_act.*gelu"),
         ({"quantization_config": {"quant_method": "awq"}}, "quantization_config"),
         ({"num_attention_heads": 0}, "num_attention_heads is 0"),
@@ -106,15 +107,20 @@ def test_round_trip_and_what_transformers_writes(tmp_path: Path, shape: str) -> 
     assert read_trunk_config(tmp_path) == trunk
 
 
-@pytest.mark.parametrize("name", ["mistral", "qwen2", "qwen3"])
-@pytest.mark.parametrize("told", [{}, {"use_sliding_window": True, "max_window_layers": 3}, {"sliding_window": None}])
+@pytest.mark.parametrize("name", ["mistral", "qwen2", "qwen3", "smollm3"])
+@pytest.mark.parametrize("told", [{}, {"use_sliding_window": True, "max_window_layers": 3}, {"sliding_window": None},
+                                  {"use_sliding_window": True, "sliding_window": 7}])  # fmt: skip
 def test_what_a_config_leaves_out_is_transformers_default(name: str, told: dict[str, Any]) -> None:
     fields = {**config(), **told, "model_type": name}
-    for field in ("head_dim", "attention_bias", "mlp_bias"):
+    for field in ("head_dim", "attention_bias", "mlp_bias", "tie_word_embeddings"):
         del fields[field]
     theirs: Any = AutoConfig.for_model(**fields)
     ours = parse_trunk_config(fields, "here")
     assert ours.head_dim == getattr(theirs, "head_dim", 8)
+    assert ours.tie_word_embeddings == theirs.tie_word_embeddings
+    assert ours.unturned_layers == tuple(
+        i for i, turns in enumerate(getattr(theirs, "no_rope_layers", ())) if not turns
+    )
     window = theirs.sliding_window
     kinds = theirs.layer_types if name != "mistral" else ["sliding_attention"] * 4
     sliding = () if window is None else tuple(i for i, kind in enumerate(kinds) if kind == "sliding_attention")

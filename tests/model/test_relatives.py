@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoModelForCausalLM
 
 from hamburger.engine.core.loras import CoreLoras
 from hamburger.engine.device.loras import LoraFolders
@@ -21,14 +21,9 @@ from hamburger.model.checkpoints.lora_folder import base_config, read_lora
 from hamburger.model.checkpoints.sources import CheckpointError, resolve_source
 from hamburger.model.config import ModelConfig
 from lora_folders import lora_folder, merged_by_peft, saved_adapter
-from peer import greedy
+from peer import SIZES, greedy, saved
 from small_models import CPU, core_of, params, run_core, tokens_of
 
-SIZES = {
-    "vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "max_position_embeddings": 256, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
-    "initializer_range": 0.3,
-}  # fmt: skip
 FACTORS = {
     "embedding_multiplier": 12.0, "attention_multiplier": 0.2, "residual_multiplier": 0.22, "logits_scaling": 8.0,
 }  # fmt: skip
@@ -41,19 +36,6 @@ KINDS: dict[str, dict[str, Any]] = {
     "phi3_sliding": {"model_type": "phi3", "sliding_window": 12},
     "phi3_tied": {"model_type": "phi3", "tie_word_embeddings": True},
 }
-
-
-def saved(folder: Path, **changes: Any) -> Any:
-    """transformers' model with random weights, saved; its biases too, which it would begin at 0."""
-    torch.manual_seed(3)
-    made: Any = AutoModelForCausalLM.from_config(
-        AutoConfig.for_model(**{**SIZES, **changes}), attn_implementation="eager"
-    )
-    for name, parameter in made.named_parameters():
-        if name.endswith("bias"):
-            parameter.data.normal_(std=0.3)
-    made.eval().save_pretrained(folder)
-    return made
 
 
 @pytest.mark.parametrize("kind", KINDS)

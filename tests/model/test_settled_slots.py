@@ -201,7 +201,7 @@ def test_a_window_beyond_the_answer_is_the_whole_model(form: str) -> None:
 
 
 def test_a_probe_chooses_by_keys_without_their_positions_and_values_norms() -> None:
-    trunk = config_of(grafted=False).trunk
+    trunk = replace(config_of(grafted=False).trunk, unturned_layers=(1,))
     layers, heads, dim = trunk.num_layers, trunk.num_kv_heads, trunk.head_dim
     rotary = RotaryEmbedding(trunk, LENGTH, CPU, torch.float32)
     keys, values = torch.randn(2, layers, 8, heads, dim, generator=torch.Generator().manual_seed(1))
@@ -209,8 +209,9 @@ def test_a_probe_chooses_by_keys_without_their_positions_and_values_norms() -> N
     wanted = (keys * probe[:, None, :, :-1]).sum(-1) + values.norm(dim=-1).log() * probe[:, None, :, -1]
     for first in (0, 100):  # wherever the chunk lies
         positions = torch.arange(first, first + 8)
-        cos, sin = rotary(positions)
-        held = torch.stack((rotate(keys, cos, sin), values), dim=2)
+        turned = rotate(keys, *rotary(positions))
+        turned[1] = keys[1]
+        held = torch.stack((turned, values), dim=2)
         choice = SlotChoice(rotary, probe)
         torch.testing.assert_close(choice.scores(held, positions), wanted)
         best = choice.best(held, positions, 3)
@@ -252,7 +253,7 @@ def test_a_fitted_probe_is_another_choice_and_as_exact() -> None:
 def test_kernels_move_what_plain_settling_moves(dtype: torch.dtype, fitted: bool, instructions: InstructionSet) -> None:
     if (kernels := load_kernels(instructions)) is None:
         pytest.skip("built without a compiler, or for another processor")
-    trunk = trunk_config(num_layers=3, **{**WIDE, "head_dim": 64})
+    trunk = trunk_config(num_layers=3, unturned_layers=(1,), **{**WIDE, "head_dim": 64})
     draw = torch.Generator().manual_seed(4)
     rotary = RotaryEmbedding(trunk, 500, CPU, torch.float32)
     probe = torch.randn(3, trunk.num_kv_heads, 65, generator=draw) if fitted else None

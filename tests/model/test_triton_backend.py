@@ -47,6 +47,7 @@ SHAPES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"features": "fused", "feature_layers": (1,)},
     ),
     "merge_adapter": ({}, {"adapter_rank": 32}),
+    "unturned": ({"unturned_layers": (0,)}, {}),
 }
 
 

@@ -80,11 +80,11 @@ def base_states(model: HamburgerModel, slots: Slots, feature_layers: tuple[int, 
         module = model.trunk.layers[index]
         if index:
             found.normed.append(module.get_submodule("attn_norm")(x))
-        out: Tensor = module(x, cos, sin, attend(index))
+        out: Tensor = module(x, *angles[index], attend(index))
         return out
 
     x, _ = embed(model, slots)
-    cos, sin = model.rotary(slots.positions)
+    angles = model.rotary.of_layers(slots.positions)
     final, features = run_layers(len(model.trunk.layers), x, layer, feature_layers, lambda x: x, model.trunk.final)
     found.normed.append(final)
     return BaseStates(found.normed, found.heads, torch.stack(features, dim=1))
@@ -104,7 +104,7 @@ def composed_states(
     same, starts = uncomposed.last_rows[rows], _starts(uncomposed.slots)
     before = [whole - part for whole, part in zip(slots.lengths, lengths, strict=True)]
     x, composed = embed(model, tail)
-    cos, sin = model.rotary(tail.positions)
+    angles = model.rotary.of_layers(tail.positions)
     num_layers = len(model.trunk.layers)
     distances = [x.new_zeros((), dtype=torch.float32)]
 
@@ -114,7 +114,7 @@ def composed_states(
             normed = module.get_submodule("attn_norm")(x)
             distances.append(distances[-1] + _distance(normed, base.normed[index - 1][same]))
         attend = _Tail(lengths, before, starts, base.heads[index], _window(model, index))
-        out: Tensor = module(x, cos, sin, attend, composed=composed)
+        out: Tensor = module(x, *angles[index], attend, composed=composed)
         return out
 
     final, features = run_layers(num_layers, x, layer, feature_layers, lambda x: x, model.trunk.final)

@@ -88,16 +88,16 @@ def trunk_states(
     checkpointing: keep only each layer's input for the backward pass, which then computes the layer once more.
     """
     x, composed = embed(model, slots)
-    cos, sin = model.rotary(slots.positions)
+    angles = model.rotary.of_layers(slots.positions)
     config = model.config.trunk
     whole, sliding = PackedAttend(slots.lengths), PackedAttend(slots.lengths, config.sliding_window)
 
     def layer(index: int, x: Tensor) -> Tensor:
         module, attend = model.trunk.layers[index], sliding if index in config.sliding_layers else whole
         if checkpointing and torch.is_grad_enabled():
-            out: Tensor = checkpoint(module, x, cos, sin, attend, False, composed, use_reentrant=False)
+            out: Tensor = checkpoint(module, x, *angles[index], attend, False, composed, use_reentrant=False)
         else:
-            out = module(x, cos, sin, attend, composed=composed)
+            out = module(x, *angles[index], attend, composed=composed)
         return out
 
     hidden, features = run_layers(len(model.trunk.layers), x, layer, feature_layers, lambda x: x, model.trunk.final)

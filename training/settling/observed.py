@@ -54,7 +54,7 @@ def observe(
     device = model.embed_tokens.weight.device
     ids = torch.tensor([*prompt_ids, *answer_ids], device=device)
     start, answer = len(prompt_ids), len(answer_ids)
-    cos, sin = model.rotary(torch.arange(len(ids), device=device))
+    angles = model.rotary.of_layers(torch.arange(len(ids), device=device))
     heads: list[tuple[Tensor, Tensor]] = []
     attention = torch.zeros(answer, answer, device=device)
     layers = len(model.trunk.layers)
@@ -72,7 +72,7 @@ def observe(
         return _attended(q, k, v, is_causal=True)
 
     def layer(index: int, x: Tensor) -> Tensor:
-        out: Tensor = model.trunk.layers[index](x, cos, sin, partial(attend, index))
+        out: Tensor = model.trunk.layers[index](x, *angles[index], partial(attend, index))
         return out
 
     x = model.embed_tokens(ids)
@@ -93,7 +93,7 @@ def settled_states(model: HamburgerModel, seen: Observed, dropped_at: Tensor, fi
     until = F.pad(dropped_at + seen.num_prompt, (seen.num_prompt, 0), value=length)
     past = place <= place[start:, None]
     alike = past & (until > place[start:, None]) if until.dim() == 1 else None
-    cos, sin = model.rotary(place[start:])
+    angles = model.rotary.of_layers(place[start:])
 
     def attend(index: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         keys, values = (torch.cat((old[:start], new)) for old, new in zip(seen.heads[index], (k, v), strict=True))
@@ -104,7 +104,7 @@ def settled_states(model: HamburgerModel, seen: Observed, dropped_at: Tensor, fi
         return _attended(q, keys, values, attn_mask=mask)
 
     def layer(index: int, x: Tensor) -> Tensor:
-        out: Tensor = model.trunk.layers[index](x, cos, sin, partial(attend, index))
+        out: Tensor = model.trunk.layers[index](x, *angles[index], partial(attend, index))
         return out
 
     x = model.embed_tokens(seen.token_ids[start:])

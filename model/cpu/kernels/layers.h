@@ -88,12 +88,15 @@ inline void gated_inputs(const float* gate_up, const Inputs& to, int64_t rows, c
 }
 
 // In place: the norm of one head if it has one, then rotary embedding (rotary.py says how cos and sin are laid out).
-inline void rotate(float* head, const float* norm, const float* cos, const float* sin, const Geometry& g) {
+inline void rotate(float* head, const float* norm, const Angles& angles, int64_t row, const Geometry& g) {
   const int half = g.head_dim / 2;
   if (norm) {
     const F inverse = set1(inverse_rms(head, g.head_dim, g.eps));
     for (int d = 0; d < g.head_dim; d += kLanes) store(head + d, load(head + d) * inverse * load(norm + d));
   }
+  if (!angles.cos) return;
+  const int64_t at = (angles.positions ? angles.positions[row] : row) * g.head_dim;
+  const float *cos = angles.cos + at, *sin = angles.sin + at;
   for (int d = 0; d < half; d += kLanes) {
     const F a = load(head + d), b = load(head + half + d);
     store(head + d, fma(a, load(cos + d), b * load(sin + d)));
@@ -118,17 +121,16 @@ template <typename Value>
 inline void rotate_and_write(const Geometry& g, const Layer& layer, const Batch& batch, float* qkv, const Kv<Value>& kv,
                              const Share& share) {
   const int64_t heads = g.heads + 2 * g.kv_heads;
+  const Angles& angles = batch.angles[layer.angles];
   const auto [first, last] = share.of(batch.slots * heads);
   for (int64_t at = first; at < last; at++) {
     const int64_t row = at / heads, head = at % heads;
     float* x = qkv + at * g.head_dim;
-    const int64_t angles = (batch.positions ? batch.positions[row] : row) * g.head_dim;
-    const float *cos = batch.cos + angles, *sin = batch.sin + angles;
     if (head < g.heads) {
-      rotate(x, layer.q_norm, cos, sin, g);
+      rotate(x, layer.q_norm, angles, row, g);
       continue;
     }
-    if (head < g.heads + g.kv_heads) rotate(x, layer.k_norm, cos, sin, g);
+    if (head < g.heads + g.kv_heads) rotate(x, layer.k_norm, angles, row, g);
     // A slot holds the keys of all KV heads, then their values: in the order they have here.
     write_head(kv, batch.write_slots[row] * 2 * g.kv_heads + head - g.heads, x, g.head_dim);
   }

@@ -19,7 +19,7 @@ struct MicroStep {
       cos.insert(cos.end(), graft.cos + first, graft.cos + last);
       sin.insert(sin.end(), graft.sin + first, graft.sin + last);
     }
-    batch = {rows * positions, rows, cos.data(), sin.data(), nullptr, write_slots.data(), blocks, context_slots.data(), query_slots.data(),
+    batch = {rows * positions, rows, {{cos.data(), sin.data(), nullptr}}, write_slots.data(), blocks, context_slots.data(), query_slots.data(),
              1, graft.positions, 32, nullptr, nullptr, 0, nullptr, nullptr, nullptr, 0, nullptr, nullptr, 0, nullptr};
     plan.reset(new AttentionPlan(graft.geometry, batch, omp_get_max_threads()));
   }

@@ -15,8 +15,11 @@ struct Numbers {  // of one head in a slot
 
 // Of one key its dimensions without its position -> to [head_dim].
 template <typename Value>
-inline void turn_back(const Numbers<Value>& key, const float* cos, const float* sin, int64_t head_dim, float* to) {
+inline void turn_back(const Numbers<Value>& key, const Angles& angles, int64_t row, int64_t head_dim, float* to) {
   const int64_t half = head_dim / 2;
+  for (int64_t d = 0; !angles.cos && d < head_dim; d += kLanes) store(to + d, key.at(d));
+  if (!angles.cos) return;
+  const float *cos = angles.cos + row * head_dim, *sin = angles.sin + row * head_dim;
   for (int64_t d = 0; d < half; d += kLanes) {
     const F a = key.at(d), b = key.at(half + d);
     store(to + d, a * load(cos + d) - b * load(sin + d));
@@ -47,7 +50,7 @@ void settle_scores(const Settling& s, const Kv<Value>& kv, int64_t layer, int64_
   for (int64_t i = 0; i < s.candidates; i++) {
     const int64_t key = s.from[i] * 2 * s.kv_heads + head;
     float* turned = keys + i * dim;
-    turn_back(numbers(key), s.cos + i * dim, s.sin + i * dim, dim, turned);
+    turn_back(numbers(key), s.angles[layer], i, dim, turned);
     if (probe) {
       scores[i] = dot(turned, probe, dim) + probe[dim] * std::log(std::max(norm(numbers(key + s.kv_heads), dim), 1e-6f));
       continue;

@@ -20,6 +20,13 @@ STRUCT(Adapter)
   FIELD(Weight, up)
 END
 
+// Rotary tables: rows of cos and sin [*, head_dim], laid out as rotary.py does; nothing turns where cos is null.
+STRUCT(Angles)
+  FIELD(const float*, cos)
+  FIELD(const float*, sin)
+  FIELD(const int64_t*, positions)  // [T], whose rows count; null: the first T in order
+END
+
 STRUCT(Layer)
   FIELD(const float*, attn_norm)  // [D]
   FIELD(const float*, mlp_norm)   // [D]
@@ -30,6 +37,7 @@ STRUCT(Layer)
   FIELD(Weight, gate_up)
   FIELD(Weight, down)
   FIELD(int32_t, window)  // slots that a slot sees, itself included; 0: all before it
+  FIELD(int32_t, angles)  // which of the batch's turn it
 END
 
 STRUCT(Geometry)
@@ -53,9 +61,7 @@ END
 STRUCT(Batch)
   FIELD(int64_t, slots)
   FIELD(int64_t, sequences)
-  FIELD(const float*, cos)              // [*, head_dim], laid out as rotary.py does
-  FIELD(const float*, sin)              // [*, head_dim]
-  FIELD(const int64_t*, positions)      // [T], whose rows of cos and sin count; null: the first T in order
+  FIELD(Angles, angles, [2])            // the main ones, none
   FIELD(const int64_t*, write_slots)    // [T]
   FIELD(const int64_t*, block_tables)   // [B, table_width]
   FIELD(const int64_t*, context_slots)  // [B]
@@ -156,8 +162,7 @@ STRUCT(Settling)
   FIELD(int64_t, kept)
   FIELD(const int64_t*, from)   // [C], the slots
   FIELD(const int64_t*, to)     // [kept], where those go that stay
-  FIELD(const float*, cos)      // [C, head_dim]
-  FIELD(const float*, sin)      // [C, head_dim]
+  FIELD(const Angles*, angles)  // of each layer, C rows in order
   FIELD(const float*, probe)    // [layers, kv_heads, head_dim + 1], or null
   FIELD(float, precision)       // scores times this are rounded
   FIELD(int32_t, kv_bits)       // as the next one: of Batch

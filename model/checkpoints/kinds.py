@@ -1,0 +1,32 @@
+"""The kinds of models that are read as they are: what transformers' class of each fixes, a row a kind. No torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """causal_lm: transformers' class.
+
+    attention_bias, mlp_bias: None where the configuration says. o_bias: whether the output projection has attention's.
+    tied: whether head and embedding are one where the configuration does not say. window: slots of a sliding window,
+    the same. qk_norm: as in TrunkConfig.
+    """
+
+    causal_lm: str
+    attention_bias: bool | None = None
+    mlp_bias: bool | None = False
+    o_bias: bool = True
+    tied: bool = False
+    window: int | None = 4096
+    qk_norm: bool = False
+
+
+KINDS = {
+    "llama": Kind(causal_lm="LlamaForCausalLM", mlp_bias=None),
+    "mistral": Kind(causal_lm="MistralForCausalLM", attention_bias=False),
+    "qwen2": Kind(causal_lm="Qwen2ForCausalLM", attention_bias=True, o_bias=False),
+    "qwen3": Kind(causal_lm="Qwen3ForCausalLM", qk_norm=True),
+    "smollm3": Kind(causal_lm="SmolLM3ForCausalLM", mlp_bias=None, tied=True, window=None),
+}

@@ -1,0 +1,65 @@
+"""Kinds of models that transformers saves, by their own configurations: its logits, and its greedy answers whatever
+serves them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from hamburger.model.assemble import assemble
+from hamburger.model.checkpoints.load import load_checkpoint
+from hamburger.model.checkpoints.sources import resolve_source
+from hamburger.model.execution import Execution
+from hamburger.model.steps import EagerSteps
+from peer import greedy, saved
+from small_models import CPU, core_of, params, run_core, tokens_of
+from verified import free_rows
+
+KINDS: dict[str, dict[str, Any]] = {
+    "smollm3": {"model_type": "smollm3", "no_rope_layer_interval": 2},
+    "smollm3_untied": {"model_type": "smollm3", "no_rope_layers": [0, 1, 1], "tie_word_embeddings": False},
+}
+PROMPT = torch.randint(3, 96, (40,), generator=torch.Generator().manual_seed(1)).tolist()
+
+
+def served(folder: Path) -> EagerSteps:
+    checkpoint = load_checkpoint(resolve_source(str(folder)), torch.float32)
+    return assemble(
+        checkpoint.config, checkpoint.tensors, dtype=torch.float32, device=CPU, max_positions=256,
+        execution=Execution(packed=False),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_logits_and_greedy_answers_are_transformers(tmp_path: Path, kind: str) -> None:
+    peer = saved(tmp_path, **KINDS[kind])
+    asked = params(prompt_logprobs=20, max_tokens=24, ignore_eos=True)
+    outputs = run_core(core_of(served(tmp_path)), {"r": (PROMPT, asked)})["r"]
+    with torch.inference_mode():
+        expected = peer(torch.tensor([PROMPT])).logits[0, :-1].log_softmax(-1)
+    told = outputs[0].prompt_logprobs
+    assert told is not None
+    for row, entry in zip(expected, told[1:], strict=True):
+        assert entry is not None
+        ids, found = zip(*entry.top, strict=True)
+        torch.testing.assert_close(torch.tensor(found), row[list(ids)], atol=1e-4, rtol=0)
+    assert tokens_of(outputs) == greedy(peer, PROMPT, 24)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if "_" not in kind])
+def test_drafts_and_cached_prefixes_change_no_token(tmp_path: Path, kind: str) -> None:
+    """Drafts of which one in seven is wrong; prompts that begin alike, in chunks of 16 slots."""
+    peer = saved(tmp_path, **KINDS[kind])
+    core = core_of(served(tmp_path), policy=free_rows(4), prefix_cache=True, max_num_seqs=2, max_num_batched_slots=16)
+    for tail, cached in (([7], 0), ([9, 11], 80)):
+        prompt = [*PROMPT, *PROMPT, *tail]
+        wanted = greedy(peer, prompt, 24)
+        predicted = tuple(token if i % 7 else 5 for i, token in enumerate(wanted))
+        asked = params(max_tokens=24, ignore_eos=True, confidence=0.0, prediction_ids=predicted)
+        outputs = run_core(core, {"r": (prompt, asked)})["r"]
+        assert tokens_of(outputs) == wanted
+        assert outputs[0].cached_slots == cached
+        assert any(output.drafts for output in outputs)
