@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hamburger.model.backend import Backend, Head, Heads, TorchBackend
-from hamburger.model.config import JOINED, ConfigError, ModelConfig, TrunkConfig
+from hamburger.model.config import JOINED, LAYER_NORMS, ConfigError, ModelConfig, TrunkConfig
 from hamburger.model.cpu.backend import CpuBackend, CpuEmission
 from hamburger.model.cpu.onednn import PackedLinear, can_pack, packed_linear
 from hamburger.model.emission.emission import Emission
@@ -222,15 +222,13 @@ def _adapter(ours: str, theirs: str) -> dict[str, tuple[str, ...]]:
     return parts
 
 
-def _layer(ours: str, theirs: str, trunk: TrunkConfig) -> dict[str, tuple[str, ...]]:
-    parts: dict[str, tuple[str, ...]] = {
-        "attn_norm.weight": ("input_layernorm.weight",),
-        "mlp_norm.weight": ("post_attention_layernorm.weight",),
-    }
+def _layer(prefix: str, canonical: str, trunk: TrunkConfig) -> dict[str, tuple[str, ...]]:
+    norms = LAYER_NORMS[trunk.norms].items()
+    parts: dict[str, tuple[str, ...]] = {f"{name}.weight": (f"{theirs}.weight",) for name, theirs in norms}
     has_bias = {"qkv": trunk.qkv_bias, "o": trunk.o_bias, "gate_up": trunk.mlp_bias, "down": trunk.mlp_bias}
     for name, joined in JOINED.items():
         for kind in ("weight", "bias") if has_bias[name] else ("weight",):
             parts[f"{name}_proj.{kind}"] = tuple(f"{part}.{kind}" for part in joined)
     if trunk.qk_norm:
         parts |= {f"{name}_norm.weight": (f"self_attn.{name}_norm.weight",) for name in ("q", "k")}
-    return {ours + name: tuple(theirs + part for part in joined) for name, joined in parts.items()}
+    return {prefix + name: tuple(canonical + part for part in joined) for name, joined in parts.items()}

@@ -20,6 +20,14 @@ JOINED = {
     "down": ("mlp.down_proj",),
 }
 
+# Where a layer's norms stand: before attention and MLP, after them (on what they add), or around.
+Norms = Literal["before", "after"]
+# What DecoderLayer calls them -> their names in checkpoints.
+LAYER_NORMS: dict[Norms, dict[str, str]] = {
+    "before": {"attn_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"},
+    "after": {"attn_out_norm": "post_attention_layernorm", "mlp_out_norm": "post_feedforward_layernorm"},
+}
+
 
 class ConfigError(ValueError):
     """A model configuration that cannot be served; the message names the field and the remedy."""
@@ -79,7 +87,7 @@ def yarn_attention_factor(factor: float, mscale: float | None = None, mscale_all
 
 
 RopeScaling = Llama3RopeScaling | LinearRopeScaling | DynamicRopeScaling | YarnRopeScaling
-Architecture = Literal["llama", "mistral", "qwen2", "qwen3", "smollm3"]
+Architecture = Literal["llama", "mistral", "qwen2", "qwen3", "smollm3", "olmo2"]
 # How a layer turns queries and keys by their positions.
 Rope = Literal["main", "none"]
 
@@ -89,7 +97,8 @@ class TrunkConfig:
     """A base model of the Llama family. Sizes are in units; `rope_theta` is the rotary base.
 
     architecture: transformers' `model_type`, whose tensor names and rules it follows.
-    qkv_bias, o_bias, mlp_bias: which linears have a bias. qk_norm: an RMS norm over each head of q and k (Qwen3).
+    qkv_bias, o_bias, mlp_bias: which linears have a bias. norms: of a layer, as LAYER_NORMS has them.
+    qk_norm: an RMS norm over each head of q and k (Qwen3), or over the whole width of all heads (OLMo 2).
     sliding_window: slots that a query of the sliding_layers sees, its own included; None and () where none slides.
     unturned_layers: without rotary embedding (NoPE, arXiv 2305.19466).
     max_position_embeddings: as the model's own configuration says; `context_tokens` is what can be served.
@@ -112,7 +121,8 @@ class TrunkConfig:
     qkv_bias: bool = False
     o_bias: bool = False
     mlp_bias: bool = False
-    qk_norm: bool = False
+    norms: Norms = "before"
+    qk_norm: Literal["head", "width"] | None = None
     sliding_window: int | None = None
     sliding_layers: tuple[int, ...] = ()
     unturned_layers: tuple[int, ...] = ()
@@ -316,13 +326,14 @@ def shared_lora_a(config: ModelConfig) -> dict[str, tuple[str, ...]]:
 def layer_shapes(t: TrunkConfig) -> dict[str, tuple[int, ...]]:
     """Names and shapes of one decoder layer's tensors, as Hugging Face writes them."""
     d, ff, q, kv = t.hidden_size, t.intermediate_size, t.num_heads * t.head_dim, t.num_kv_heads * t.head_dim
+    norms = {name: {f"{named}.weight": (d,)} for name, named in LAYER_NORMS[t.norms].items()}
     shapes: dict[str, tuple[int, ...]] = {
-        "input_layernorm.weight": (d,),
+        **norms.pop("attn_norm", {}),
         "self_attn.q_proj.weight": (q, d),
         "self_attn.k_proj.weight": (kv, d),
         "self_attn.v_proj.weight": (kv, d),
         "self_attn.o_proj.weight": (d, q),
-        "post_attention_layernorm.weight": (d,),
+        **norms.pop("mlp_norm", {}),
         "mlp.gate_proj.weight": (ff, d),
         "mlp.up_proj.weight": (ff, d),
         "mlp.down_proj.weight": (d, ff),
@@ -333,6 +344,9 @@ def layer_shapes(t: TrunkConfig) -> dict[str, tuple[int, ...]]:
         shapes["self_attn.o_proj.bias"] = (d,)
     if t.mlp_bias:
         shapes |= {f"mlp.{name}_proj.bias": (width,) for name, width in (("gate", ff), ("up", ff), ("down", d))}
-    if t.qk_norm:
-        shapes |= {"self_attn.q_norm.weight": (t.head_dim,), "self_attn.k_norm.weight": (t.head_dim,)}
+    if t.qk_norm is not None:
+        of_q, of_k = (t.head_dim, t.head_dim) if t.qk_norm == "head" else (q, kv)
+        shapes |= {"self_attn.q_norm.weight": (of_q,), "self_attn.k_norm.weight": (of_k,)}
+    for left in norms.values():
+        shapes |= left
     return shapes

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hamburger.model.adapter import ComposedSlots, LayerLora, LowRank
-from hamburger.model.config import TrunkConfig
+from hamburger.model.config import LAYER_NORMS, TrunkConfig
 from hamburger.model.linear import MakeLinear, Part, plain_linear
 from hamburger.model.rotary import rotate
 
@@ -33,7 +33,10 @@ class RMSNorm(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """One layer with fused q/k/v and gate/up projections; biases, and norms of q and k, where its kind has them."""
+    """One layer with fused q/k/v and gate/up projections; biases, and norms, where its kind has them.
+
+    has_wide_norms: those of q and k are over all heads at once.
+    """
 
     def __init__(
         self,
@@ -46,14 +49,19 @@ class DecoderLayer(nn.Module):
         super().__init__()
         d, ff = config.hidden_size, config.intermediate_size
         self.num_heads, self.num_kv_heads, self.head_dim = config.num_heads, config.num_kv_heads, config.head_dim
-        self.attn_norm = RMSNorm(d, config.rms_norm_eps)
+        norms = LAYER_NORMS[config.norms]
+        self.attn_norm, self.attn_out_norm, self.mlp_norm, self.mlp_out_norm = (
+            RMSNorm(d, config.rms_norm_eps) if name in norms else None
+            for name in ("attn_norm", "attn_out_norm", "mlp_norm", "mlp_out_norm")
+        )
         width = (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
         self.qkv_proj = linear(d, width, bias=config.qkv_bias, part=part)
-        self.q_norm = RMSNorm(self.head_dim, config.rms_norm_eps) if config.qk_norm else None
-        self.k_norm = RMSNorm(self.head_dim, config.rms_norm_eps) if config.qk_norm else None
+        self.has_wide_norms = config.qk_norm == "width"
+        of_q, of_k = (config.num_heads, config.num_kv_heads) if self.has_wide_norms else (1, 1)
+        self.q_norm = RMSNorm(of_q * self.head_dim, config.rms_norm_eps) if config.qk_norm else None
+        self.k_norm = RMSNorm(of_k * self.head_dim, config.rms_norm_eps) if config.qk_norm else None
         heads = self.num_heads * self.head_dim
         self.o_proj = linear(heads, d, bias=config.o_bias, part=part, split=True)
-        self.mlp_norm = RMSNorm(d, config.rms_norm_eps)
         self.gate_up_proj = linear(d, 2 * ff, bias=config.mlp_bias, part=part)
         self.down_proj = linear(ff, d, bias=config.mlp_bias, part=part, split=True)
         if adapter_rank:
@@ -76,18 +84,26 @@ class DecoderLayer(nn.Module):
 
         composed: the slots of x [T, D] that pass the layer's adapters. loras: those that pass others'.
         """
-        qkv = self.project("qkv", self.attn_norm(x), composed, loras).unflatten(-1, (-1, self.head_dim))
+        qkv = self.project("qkv", self.entering(x), composed, loras).unflatten(-1, (-1, self.head_dim))
         heads = qkv[..., : self.num_heads + self.num_kv_heads, :]
         if self.q_norm is not None and self.k_norm is not None:
             q, k = heads.split((self.num_heads, self.num_kv_heads), dim=-2)
-            heads = torch.cat((self.q_norm(q), self.k_norm(k)), dim=-2)
+            if self.has_wide_norms:
+                q, k = (norm(part.flatten(-2)).view_as(part) for norm, part in ((self.q_norm, q), (self.k_norm, k)))
+            else:
+                q, k = self.q_norm(q), self.k_norm(k)
+            heads = torch.cat((q, k), dim=-2)
         q, k = rotate(heads, cos, sin).split((self.num_heads, self.num_kv_heads), dim=-2)
         attended = attend(q, k, qkv[..., self.num_heads + self.num_kv_heads :, :])
         if last_only:
             x = x[:, -1:]
-        x = x + self.project("o", attended, composed, loras)
-        gate, up = self.project("gate_up", self.mlp_norm(x), composed, loras).chunk(2, dim=-1)
-        return x + self.project("down", F.silu(gate) * up, composed, loras)
+        x = x + _normed(self.attn_out_norm, self.project("o", attended, composed, loras))
+        gate, up = self.project("gate_up", _normed(self.mlp_norm, x), composed, loras).chunk(2, dim=-1)
+        return x + _normed(self.mlp_out_norm, self.project("down", F.silu(gate) * up, composed, loras))
+
+    def entering(self, x: Tensor) -> Tensor:
+        """What q, k and v are made of, of the states [..., D] before the layer."""
+        return _normed(self.attn_norm, x)
 
     def project(self, name: str, x: Tensor, composed: ComposedSlots | None, loras: Sequence[LayerLora] = ()) -> Tensor:
         """One of the linears: qkv, o, gate_up or down."""
@@ -99,3 +115,10 @@ class DecoderLayer(nn.Module):
         for lora in loras:
             y = lora.add(name, x, y)
         return y
+
+
+def _normed(norm: RMSNorm | None, x: Tensor) -> Tensor:
+    if norm is None:
+        return x
+    normed: Tensor = norm(x)
+    return normed

@@ -85,6 +85,7 @@ def parse_trunk_config(config: Mapping[str, Any], where: str) -> TrunkConfig:
             eos_token_ids=_ids(config.get("eos_token_id")),
             architecture=architecture,
             **_biases(config, where),
+            norms=kind.norms,
             qk_norm=kind.qk_norm,
             sliding_window=window,
             sliding_layers=sliding,
@@ -120,11 +121,12 @@ def _biases(config: Mapping[str, Any], where: str) -> dict[str, bool]:
 def _sliding(config: Mapping[str, Any], where: str) -> tuple[int | None, tuple[int, ...]]:
     """The window and the layers that have it, with transformers' defaults for what is not said."""
     architecture, layers = config.get("model_type", "llama"), int(config["num_hidden_layers"])
-    if architecture == "llama":
+    kind = KINDS[architecture]
+    if kind.slides == "none":
         return None, ()
-    window = config.get("sliding_window", KINDS[architecture].window)
+    window = config.get("sliding_window", kind.window)
     sliding: Sequence[int]
-    if architecture == "mistral":
+    if kind.slides == "all":
         sliding = range(layers)
     else:
         if not config.get("use_sliding_window", False):
@@ -227,9 +229,9 @@ def trunk_config_json(t: TrunkConfig) -> dict[str, Any]:
         values["mlp_bias"] = t.mlp_bias
     if t.architecture == "smollm3":
         values["no_rope_layers"] = [int(i not in t.unturned_layers) for i in range(t.num_layers)]
-    if t.architecture == "mistral":
+    if kind.slides == "all":
         values["sliding_window"] = t.sliding_window
-    elif t.architecture != "llama":
+    elif kind.slides == "asked":
         kinds = ["sliding_attention" if i in t.sliding_layers else "full_attention" for i in range(t.num_layers)]
         slides = t.sliding_window is not None
         values |= {"use_sliding_window": slides, "sliding_window": t.sliding_window, "layer_types": kinds}

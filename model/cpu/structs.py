@@ -18,6 +18,7 @@ from hamburger.model.config import Rope, TrunkConfig
 
 _pointer, _int32, _int64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
 ROPES: tuple[Rope, ...] = ("main", "none")  # a batch's angles
+NORMS = ("attn_norm", "attn_out_norm", "mlp_norm", "mlp_out_norm", "q_norm", "k_norm")  # a layer's, in this order
 _SUFFIX = "Struct"  # what a mirror's name has beyond that of the struct
 
 
@@ -41,7 +42,7 @@ class AnglesStruct(ctypes.Structure):
 
 class LayerStruct(ctypes.Structure):
     _fields_ = (
-        *((name, _pointer) for name in ("attn_norm", "mlp_norm", "q_norm", "k_norm")),
+        *((name, _pointer) for name in NORMS),
         *((name, WeightStruct) for name in ("qkv", "o", "gate_up", "down")),
         ("window", _int32),
         ("angles", _int32),
@@ -52,13 +53,14 @@ class GeometryStruct(ctypes.Structure):
     _fields_ = (
         *((name, _int32) for name in ("hidden", "heads", "kv_heads", "head_dim", "intermediate")),
         ("eps", ctypes.c_float),
+        ("wide_norms", _int32),
     )
 
     @classmethod
     def of(cls, config: TrunkConfig) -> Self:
         """A trunk's."""
         widths = (config.hidden_size, config.num_heads, config.num_kv_heads, config.head_dim, config.intermediate_size)
-        return cls(*widths, config.rms_norm_eps)
+        return cls(*widths, config.rms_norm_eps, config.qk_norm == "width")
 
 
 class AdaptedStruct(ctypes.Structure):

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from hamburger.model.adapter import LowRank
 from hamburger.model.config import Rope, TrunkConfig
 from hamburger.model.cpu.library import GROUP, Kernels
-from hamburger.model.cpu.structs import ROPES, AdapterStruct, GeometryStruct, LayerStruct, WeightStruct
+from hamburger.model.cpu.structs import NORMS, ROPES, AdapterStruct, GeometryStruct, LayerStruct, WeightStruct
 from hamburger.model.layers import DecoderLayer
 from hamburger.model.linear import weights_of
 
@@ -63,14 +63,11 @@ class PackedWeight:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerParts:
-    """One decoder layer (layers.py): norms [D] or [head_dim], linears, how many slots a slot sees (0: all), and how it
-    turns.
+    """One decoder layer (layers.py): its norms in the order of NORMS, linears, how many slots a slot sees (0: all), and
+    how it turns.
     """
 
-    attn_norm: Tensor
-    mlp_norm: Tensor
-    q_norm: Tensor | None
-    k_norm: Tensor | None
+    norms: Sequence[Tensor | None]
     qkv: PackedWeight
     o: PackedWeight
     gate_up: PackedWeight
@@ -113,7 +110,7 @@ class PackedLayers:
         self.structs = (LayerStruct * len(parts))(*(self._layer(part) for part in parts))
 
     def _layer(self, part: LayerParts) -> LayerStruct:
-        norms = [self._held_at(norm) for norm in (part.attn_norm, part.mlp_norm, part.q_norm, part.k_norm)]
+        norms = [self._held_at(norm) for norm in part.norms]
         linears = [weight.struct for weight in (part.qkv, part.o, part.gate_up, part.down)]
         return LayerStruct(*norms, *linears, part.window, ROPES.index(part.rope))
 
@@ -152,10 +149,7 @@ def pack_layers(
                 adapters.append((down, up))
         parts.append(
             LayerParts(
-                attn_norm=layer.attn_norm.weight,
-                mlp_norm=layer.mlp_norm.weight,
-                q_norm=None if layer.q_norm is None else layer.q_norm.weight,
-                k_norm=None if layer.k_norm is None else layer.k_norm.weight,
+                norms=[None if (norm := getattr(layer, name)) is None else norm.weight for name in NORMS],
                 window=(config.sliding_window or 0) if of_trunk and i in config.sliding_layers else 0,
                 rope=config.rope_of(i) if of_trunk else "main",
                 qkv=pack(layer.qkv_proj),

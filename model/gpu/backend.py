@@ -16,13 +16,13 @@ from hamburger.model.adapter import ComposedSlots, LayerLora
 from hamburger.model.backend import Heads, TorchBackend
 from hamburger.model.batch import ForwardBatch, Reads
 from hamburger.model.gpu.attention import TritonChunks
-from hamburger.model.gpu.batch_attention import BatchAttention, norms_of, processors_of
+from hamburger.model.gpu.batch_attention import BatchAttention, norms_of, processors_of, wide_normed
 from hamburger.model.gpu.layers import add_rms_norm, gated
 from hamburger.model.gpu.micro_attention import micro_attention
 from hamburger.model.group_cache import GroupCache
 from hamburger.model.hamburger import HamburgerModel
 from hamburger.model.kv_cache import PagedKVCache
-from hamburger.model.layers import DecoderLayer
+from hamburger.model.layers import DecoderLayer, RMSNorm
 from hamburger.model.trunk import run_layers
 
 # What a layer leaves: the residual stream, and what is still to be added to it (the next norm does so).
@@ -124,9 +124,24 @@ def _layer(
 
     attend: qkv -> what the heads saw. keep: (rows, positions) where attend gives the last position of each row only.
     """
-    x, normed = add_rms_norm(x, delta, layer.attn_norm.weight, layer.attn_norm.eps)
-    attended = layer.project("o", attend(layer.project("qkv", normed, composed, loras)), composed, loras)
+    x, normed = _entering(layer.attn_norm, x, delta)
+    qkv = wide_normed(layer, layer.project("qkv", normed, composed, loras))
+    attended = _leaving(layer.attn_out_norm, layer.project("o", attend(qkv), composed, loras))
     if keep is not None:
         x = x.unflatten(0, keep)[:, -1]
-    x, normed = add_rms_norm(x, attended, layer.mlp_norm.weight, layer.mlp_norm.eps)
-    return x, layer.project("down", gated(layer.project("gate_up", normed, composed, loras)), composed, loras)
+    x, normed = _entering(layer.mlp_norm, x, attended)
+    gate_up = layer.project("gate_up", normed, composed, loras)
+    return x, _leaving(layer.mlp_out_norm, layer.project("down", gated(gate_up), composed, loras))
+
+
+def _entering(norm: RMSNorm | None, x: Tensor, delta: Tensor | None) -> tuple[Tensor, Tensor]:
+    """x + delta, and what the next linear reads of it."""
+    if norm is not None:
+        return add_rms_norm(x, delta, norm.weight, norm.eps)
+    total = x if delta is None else x + delta
+    return total, total
+
+
+def _leaving(norm: RMSNorm | None, delta: Tensor) -> Tensor:
+    """What is added to the residual stream."""
+    return delta if norm is None else add_rms_norm(delta, None, norm.weight, norm.eps)[1]

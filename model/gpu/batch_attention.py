@@ -9,7 +9,7 @@ from hamburger.model.batch import ForwardBatch
 from hamburger.model.config import DynamicRopeScaling, Rope, TrunkConfig
 from hamburger.model.gpu.attention import attend_singles, num_splits
 from hamburger.model.gpu.chunks import ChunkAttention, chunks_of, window_of
-from hamburger.model.gpu.layers import rotate_into_cache
+from hamburger.model.gpu.layers import add_rms_norm, rotate_into_cache
 from hamburger.model.kv_cache import PagedKVCache
 from hamburger.model.layers import DecoderLayer
 from hamburger.model.rotary import RotaryEmbedding
@@ -61,10 +61,19 @@ class BatchAttention:
 
 
 def norms_of(layer: DecoderLayer) -> tuple[Tensor, Tensor] | None:
-    """Weights of the norms of q and k, where the layer has them."""
-    if layer.q_norm is None or layer.k_norm is None:
+    """Weights of the norms of each head of q and k, where the layer has them."""
+    if layer.q_norm is None or layer.k_norm is None or layer.has_wide_norms:
         return None
     return layer.q_norm.weight, layer.k_norm.weight
+
+
+def wide_normed(layer: DecoderLayer, qkv: Tensor) -> Tensor:
+    """qkv [T, (num_heads + 2 * kv_heads) * head_dim], q and k normed where their norms are over all heads."""
+    if layer.q_norm is None or layer.k_norm is None or not layer.has_wide_norms:
+        return qkv
+    q, k, v = qkv.split([heads * layer.head_dim for heads in (layer.num_heads, *2 * (layer.num_kv_heads,))], dim=-1)
+    q, k = (add_rms_norm(part, None, norm.weight, norm.eps)[1] for part, norm in ((q, layer.q_norm), (k, layer.k_norm)))
+    return torch.cat((q, k, v), dim=-1)
 
 
 def _angles(config: TrunkConfig, rotary: RotaryEmbedding, batch: ForwardBatch) -> dict[Rope, _Angles]:

@@ -22,7 +22,8 @@ PLAIN_YARN = YarnRopeScaling(
     attention_factor=yarn_attention_factor(2.5, 1.0, 0.7),
     truncate=False,
 )
-QWEN3: dict[str, Any] = {"architecture": "qwen3", "qk_norm": True, "head_dim": 16}
+QWEN3: dict[str, Any] = {"architecture": "qwen3", "qk_norm": "head", "head_dim": 16}
+OLMO2: dict[str, Any] = {"architecture": "olmo2", "norms": "after", "qk_norm": "width"}
 
 SHAPES: dict[str, dict[str, Any]] = {
     "grouped": {},
@@ -49,6 +50,8 @@ SHAPES: dict[str, dict[str, Any]] = {
         "rope_scaling": YARN,
         "max_position_embeddings": 256,
     },
+    "olmo2": OLMO2,
+    "olmo2_with_biases": {**OLMO2, "qkv_bias": True, "o_bias": True, "num_kv_heads": 4, "tie_word_embeddings": False},
     "smollm3": {"architecture": "smollm3", "unturned_layers": (1, 3)},
     "smollm3_sliding_yarn": {
         "architecture": "smollm3",

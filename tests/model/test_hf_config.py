@@ -45,7 +45,7 @@ def test_both_forms_of_rope(changes: dict[str, Any], theta: float, scaling: Llam
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"model_type": "gemma"}, "gemma.*supported are: llama, mistral, qwen2, qwen3, smollm3, granite, phi3"),
+        ({"model_type": "gemma"}, "gemma.*supported are: llama, mistral, qwen2, qwen3, smollm3, olmo2, granite, phi3"),
         (
             {"rope_scaling": {"rope_type": "longrope", "factor": 2.0}},
             "longrope.*default, linear, dynamic",

@@ -21,6 +21,8 @@ from verified import free_rows
 KINDS: dict[str, dict[str, Any]] = {
     "smollm3": {"model_type": "smollm3", "no_rope_layer_interval": 2},
     "smollm3_untied": {"model_type": "smollm3", "no_rope_layers": [0, 1, 1], "tie_word_embeddings": False},
+    "olmo2": {"model_type": "olmo2"},
+    "olmo2_as_many_kv_heads": {"model_type": "olmo2", "num_key_value_heads": 4, "attention_bias": True},
 }
 PROMPT = torch.randint(3, 96, (40,), generator=torch.Generator().manual_seed(1)).tolist()
 

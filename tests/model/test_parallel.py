@@ -31,6 +31,7 @@ from playing import play
 from slow_cases import slow_but
 from small_models import CPU, core_of, params, trunk_config
 from split_models import BLOCK_SIZE, CASES, SIZE, Starving, shard_of, tensors_of
+from trunk_shapes import OLMO2
 
 Requests = dict[str, tuple[list[int], SamplingParams]]
 
@@ -271,6 +272,13 @@ def test_a_rank_holds_its_part_only() -> None:
 def test_what_cannot_be_shared_out_is_refused(changes: dict[str, Any], size: int, possible: str) -> None:
     with pytest.raises(ConfigError, match=rf"tensor_parallel_size is {size}, .*num_key_value_heads .*{possible}\."):
         shard_trunk(trunk_config(**changes), size)
+
+
+def test_norms_over_all_heads_are_not_shared_out() -> None:
+    trunk = trunk_config(**OLMO2)
+    assert shard_trunk(trunk, 1) == trunk
+    with pytest.raises(ConfigError, match=r"tensor_parallel_size is 2, but olmo2 norms .*: use 1\."):
+        shard_trunk(trunk, 2)
 
 
 def test_a_batch_has_no_field_that_the_ranks_are_not_told() -> None:

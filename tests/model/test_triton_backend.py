@@ -28,7 +28,7 @@ from playing import play
 from same_groups import assert_same_groups
 from slow_cases import slow_but
 from small_models import CPU, core_of, grafted, params, random_tensors, run_core, tokens_of, trunk_config
-from trunk_shapes import QWEN3, YARN
+from trunk_shapes import OLMO2, QWEN3, YARN
 
 # (changes to the trunk, to the graft): two layers, so that the interpreter is done in seconds.
 SHAPES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -47,6 +47,7 @@ SHAPES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"features": "fused", "feature_layers": (1,)},
     ),
     "merge_adapter": ({}, {"adapter_rank": 32}),
+    "olmo2": (OLMO2, {"features": "fused", "micro_norm": True}),
     "unturned": ({"unturned_layers": (0,)}, {}),
 }
 

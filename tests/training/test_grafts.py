@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
 from hamburger.model.assemble import model_of
-from hamburger.model.config import ModelConfig, tensor_shapes
+from hamburger.model.config import ModelConfig, layer_shapes, tensor_shapes
 from hamburger.training.errors import TrainingError
 from hamburger.training.forward.grafts import likeliest_ids, new_graft
 from small_models import CPU, graft_config, random_tensors, trunk_config
+from trunk_shapes import OLMO2
 
 FUSED = {"features": "fused", "micro_norm": True, "short_list_size": 5}
 LIST = torch.tensor([9, 3, 5, 7, 2])
@@ -39,6 +42,24 @@ def test_a_merge_starts_near_its_last_token_and_the_dial_at_one_half() -> None:
     with torch.inference_mode():
         features = model.micro_decoder.feature_proj(torch.cat((torch.zeros(64), torch.ones(32))))
     assert (features - 1).abs().max() < 0.6  # the last feature, and a little noise
+
+
+@pytest.mark.parametrize(
+    ("trunk", "damped"),
+    [({}, "mlp.down_proj.weight"), (OLMO2, "post_feedforward_layernorm.weight")],
+    ids=["norms before", "norms after"],
+)
+def test_what_the_layers_add_to_a_fused_input_is_damped(trunk: dict[str, Any], damped: str) -> None:
+    config = ModelConfig(trunk=trunk_config(**trunk), graft=graft_config(**FUSED))
+    base = random_tensors(ModelConfig(trunk=config.trunk))
+    graft = new_graft(config, base, LIST, seed=1)
+    changed = [
+        part
+        for part in layer_shapes(config.trunk)
+        if not torch.equal(graft[f"micro_decoder.layers.1.{part}"], base[f"model.layers.3.{part}"])
+    ]
+    assert len(changed) == 2
+    torch.testing.assert_close(graft[f"micro_decoder.layers.1.{damped}"], 0.1 * base[f"model.layers.3.{damped}"])
 
 
 def test_the_seed_decides_and_a_wrong_list_is_an_error() -> None:

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from hamburger.model.hamburger import HamburgerModel
+from hamburger.model.layers import DecoderLayer
 from hamburger.model.trunk import run_layers
 from hamburger.training.forward.network import PackedAttend, Slots, embed
 
@@ -79,7 +80,7 @@ def base_states(model: HamburgerModel, slots: Slots, feature_layers: tuple[int, 
     def layer(index: int, x: Tensor) -> Tensor:
         module = model.trunk.layers[index]
         if index:
-            found.normed.append(module.get_submodule("attn_norm")(x))
+            found.normed.append(_entering(module, x))
         out: Tensor = module(x, *angles[index], attend(index))
         return out
 
@@ -111,7 +112,7 @@ def composed_states(
     def layer(index: int, x: Tensor) -> Tensor:
         module = model.trunk.layers[index]
         if index:
-            normed = module.get_submodule("attn_norm")(x)
+            normed = _entering(module, x)
             distances.append(distances[-1] + _distance(normed, base.normed[index - 1][same]))
         attend = _Tail(lengths, before, starts, base.heads[index], _window(model, index))
         out: Tensor = module(x, *angles[index], attend, composed=composed)
@@ -155,6 +156,11 @@ class _Tail:
         seen = (distance >= 0) & (distance < (self._window or before + len(q)))
         out = F.scaled_dot_product_attention(q.transpose(0, 1)[None], keys[None], values[None], attn_mask=seen)
         return out[0].transpose(0, 1).flatten(1)
+
+
+def _entering(layer: nn.Module, x: Tensor) -> Tensor:
+    assert isinstance(layer, DecoderLayer)
+    return layer.entering(x)
 
 
 def _distance(states: Tensor, base: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor
 
-from hamburger.model.config import ModelConfig, layer_shapes, tensor_shapes
+from hamburger.model.config import LAYER_NORMS, ModelConfig, TrunkConfig, layer_shapes, tensor_shapes
 from hamburger.training.errors import TrainingError
 
 # A copied layer adds what the trunk's large residual needs; a fused input is far smaller. Measured after 72,000
@@ -54,13 +54,20 @@ def new_graft(
         d = trunk.hidden_size
         tensors["micro_decoder.feature_proj.weight"][:, -d:] += torch.eye(d)
         for i in range(graft.micro_layers):
-            for part in ("self_attn.o_proj.weight", "mlp.down_proj.weight"):
+            for part in _last_parts(trunk):
                 tensors[f"micro_decoder.layers.{i}.{part}"] *= _DAMPING
     tensors |= _merger(tensors, base["model.embed_tokens.weight"].float(), graft.merger_heads)
     tensors["stop_head.4.weight"] = torch.zeros(shapes["stop_head.4.weight"])
     if short_list is not None:
         tensors["short_list"] = short_list.to(torch.int64).sort().values
     return tensors
+
+
+def _last_parts(trunk: TrunkConfig) -> tuple[str, ...]:
+    """What a layer's two outputs are multiplied by last: their norms' weights, where they have norms."""
+    norms = LAYER_NORMS[trunk.norms]
+    last = tuple(f"{norms[name]}.weight" for name in ("attn_out_norm", "mlp_out_norm") if name in norms)
+    return last or ("self_attn.o_proj.weight", "mlp.down_proj.weight")
 
 
 def _merger(drawn: Mapping[str, Tensor], embedding: Tensor, heads: int) -> dict[str, Tensor]:

@@ -5,6 +5,8 @@ constexpr int64_t kFewRows = 8;  // which each thread norms for itself, sooner t
 
 struct Workspace {
   float *qkv, *gate_up;
+  float* added;     // [T, hidden], what a norm is to be applied to before it is added
+  float* inverse;   // [T, 2], of wide norms of q and k
   float* low;           // of each of Batch.adapted [T, rank], of which its slots are used
   uint8_t* low_inputs;  // the same as inputs
   Inputs narrow, heads, wide;  // inputs of the linears: [T, hidden], [T, heads * head_dim], [T, intermediate]
@@ -28,6 +30,8 @@ inline int64_t lay_out(const Geometry& g, int64_t rows, uint8_t* p, Workspace* w
   };
   w->qkv = reinterpret_cast<float*>(take(rows * qkv_width(g) * 4));
   w->gate_up = reinterpret_cast<float*>(take(rows * 2 * g.intermediate * 4));
+  w->added = reinterpret_cast<float*>(take(rows * g.hidden * 4));
+  w->inverse = reinterpret_cast<float*>(take(rows * 2 * 4));
   w->low = reinterpret_cast<float*>(take(rows * rank * 4));
   w->low_inputs = take(inputs_bytes(rows, rank));
   w->few = rows <= kFewRows;
@@ -75,6 +79,31 @@ inline void plain_inputs(const float* x, const Inputs& to, int64_t rows, const S
   for (int64_t at = first; at < last; at++) quantize(to, at, load(x + at * kGroup), load(x + at * kGroup + kLanes));
 }
 
+// What a linear reads of x: its norm, or x itself.
+inline void enter_inputs(const float* x, const float* norm, float eps, const Inputs& to, int64_t rows, const Share& share) {
+  if (norm) norm_inputs(x, norm, eps, to, rows, share);
+  else plain_inputs(x, to, rows, share);
+}
+
+// x [rows, width] += the norm of added.
+inline void add_normed(const float* added, const float* norm, float eps, float* x, int64_t rows, int64_t width, const Share& share) {
+  const int64_t parts = width / kGroup;
+  const auto [first, last] = share.of(rows * parts);
+  int64_t row = -1;
+  F inverse = set1(0.0f);
+  for (int64_t at = first; at < last; at++) {
+    const int64_t column = at % parts * kGroup;
+    if (at / parts != row) {
+      row = at / parts;
+      inverse = set1(inverse_rms(added + row * width, width, eps));
+    }
+    for (int64_t i = column; i < column + kGroup; i += kLanes) {
+      float* const to = x + row * width + i;
+      store(to, fma(load(added + row * width + i) * inverse, load(norm + i), load(to)));
+    }
+  }
+}
+
 // silu(gate) * up of [T, 2, width], of the outputs that this thread has made (for_share).
 inline void gated_inputs(const float* gate_up, const Inputs& to, int64_t rows, const Share& share) {
   const auto [first, last] = share.of(to.groups());
@@ -87,11 +116,22 @@ inline void gated_inputs(const float* gate_up, const Inputs& to, int64_t rows, c
   }
 }
 
+// Of wide norms, over all heads of q or of k: 1 / rms of each row's -> to [rows, 2].
+inline void wide_inverses(const Geometry& g, const float* qkv, int64_t rows, float* to, const Share& share) {
+  const int64_t q = static_cast<int64_t>(g.heads) * g.head_dim, k = static_cast<int64_t>(g.kv_heads) * g.head_dim;
+  const auto [first, last] = share.of(rows * 2);
+  for (int64_t at = first; at < last; at++) {
+    const float* x = qkv + at / 2 * qkv_width(g);
+    to[at] = at % 2 ? inverse_rms(x + q, k, g.eps) : inverse_rms(x, q, g.eps);
+  }
+}
+
 // In place: the norm of one head if it has one, then rotary embedding (rotary.py says how cos and sin are laid out).
-inline void rotate(float* head, const float* norm, const Angles& angles, int64_t row, const Geometry& g) {
+// wide: of a wide norm 1 / rms; null: it is the head's own.
+inline void rotate(float* head, const float* norm, const float* wide, const Angles& angles, int64_t row, const Geometry& g) {
   const int half = g.head_dim / 2;
   if (norm) {
-    const F inverse = set1(inverse_rms(head, g.head_dim, g.eps));
+    const F inverse = set1(wide ? *wide : inverse_rms(head, g.head_dim, g.eps));
     for (int d = 0; d < g.head_dim; d += kLanes) store(head + d, load(head + d) * inverse * load(norm + d));
   }
   if (!angles.cos) return;
@@ -118,19 +158,22 @@ inline void write_head(const Kv<Int8>& kv, int64_t at, const float* x, int64_t h
 }
 
 template <typename Value>
-inline void rotate_and_write(const Geometry& g, const Layer& layer, const Batch& batch, float* qkv, const Kv<Value>& kv,
-                             const Share& share) {
+inline void rotate_and_write(const Geometry& g, const Layer& layer, const Batch& batch, float* qkv, const float* inverse,
+                             const Kv<Value>& kv, const Share& share) {
   const int64_t heads = g.heads + 2 * g.kv_heads;
   const Angles& angles = batch.angles[layer.angles];
   const auto [first, last] = share.of(batch.slots * heads);
   for (int64_t at = first; at < last; at++) {
     const int64_t row = at / heads, head = at % heads;
     float* x = qkv + at * g.head_dim;
-    if (head < g.heads) {
-      rotate(x, layer.q_norm, angles, row, g);
-      continue;
+    const bool is_q = head < g.heads;
+    if (head < g.heads + g.kv_heads) {
+      const float* norm = is_q ? layer.q_norm : layer.k_norm;
+      const float* const wide = norm && g.wide_norms ? inverse + 2 * row + !is_q : nullptr;
+      if (wide) norm += (is_q ? head : head - g.heads) * g.head_dim;
+      rotate(x, norm, wide, angles, row, g);
     }
-    if (head < g.heads + g.kv_heads) rotate(x, layer.k_norm, angles, row, g);
+    if (is_q) continue;
     // A slot holds the keys of all KV heads, then their values: in the order they have here.
     write_head(kv, batch.write_slots[row] * 2 * g.kv_heads + head - g.heads, x, g.head_dim);
   }
@@ -206,13 +249,26 @@ void run_layer(const Geometry& g, const Layer& layer, int index, const Kv<Value>
     if (w.few) return;
 #pragma omp barrier
   };
-  norm_inputs(x, layer.attn_norm, g.eps, w.narrow, rows, inputs);
+  // Onto x, by way of a norm where there is one.
+  const auto add = [&](const Weight& weight, int which, const Inputs& from, const float* norm) {
+    project(weight, which, from, batch, {norm ? w.added : x, g.hidden, !norm}, w, share);
+#pragma omp barrier
+    clock.mark(kLinears);
+    if (!norm) return;
+    add_normed(w.added, norm, g.eps, x, rows, g.hidden, share);
+#pragma omp barrier
+  };
+  enter_inputs(x, layer.attn_norm, g.eps, w.narrow, rows, inputs);
   inputs_are_made();
   clock.mark(kRounding);
   project(layer.qkv, 4 * index, w.narrow, batch, {w.qkv, qkv_width(g), false}, w, share);
 #pragma omp barrier
   clock.mark(kLinears);
-  rotate_and_write(g, layer, batch, w.qkv, cache, share);
+  if (g.wide_norms) {
+    wide_inverses(g, w.qkv, rows, w.inverse, share);
+#pragma omp barrier
+  }
+  rotate_and_write(g, layer, batch, w.qkv, w.inverse, cache, share);
 #pragma omp barrier
   const auto take = [&] { return __atomic_fetch_add(taken, 1, __ATOMIC_RELAXED); };
   for (int64_t piece = take(), next; piece < pieces; piece = next) {
@@ -222,10 +278,8 @@ void run_layer(const Geometry& g, const Layer& layer, int index, const Kv<Value>
   }
 #pragma omp barrier
   clock.mark(kAttention);
-  project(layer.o, 4 * index + 1, w.heads, batch, {x, g.hidden, true}, w, share);
-#pragma omp barrier
-  clock.mark(kLinears);
-  norm_inputs(x, layer.mlp_norm, g.eps, w.narrow, rows, inputs);
+  add(layer.o, 4 * index + 1, w.heads, layer.attn_out_norm);
+  enter_inputs(x, layer.mlp_norm, g.eps, w.narrow, rows, inputs);
   inputs_are_made();
   clock.mark(kRounding);
   project(layer.gate_up, 4 * index + 2, w.narrow, batch, {w.gate_up, 2 * g.intermediate, false}, w, share, true);
@@ -233,9 +287,7 @@ void run_layer(const Geometry& g, const Layer& layer, int index, const Kv<Value>
   gated_inputs(w.gate_up, w.wide, rows, share);
 #pragma omp barrier
   clock.mark(kRounding);
-  project(layer.down, 4 * index + 3, w.wide, batch, {x, g.hidden, true}, w, share);
-#pragma omp barrier
-  clock.mark(kLinears);
+  add(layer.down, 4 * index + 3, w.wide, layer.mlp_out_norm);
 }
 
 // to [rows, D]: the rows `of` x, normed.

@@ -28,10 +28,12 @@ STRUCT(Angles)
 END
 
 STRUCT(Layer)
-  FIELD(const float*, attn_norm)  // [D]
-  FIELD(const float*, mlp_norm)   // [D]
-  FIELD(const float*, q_norm)     // [head_dim], or null
-  FIELD(const float*, k_norm)     // [head_dim], or null
+  FIELD(const float*, attn_norm)      // [D], or null, as all norms: of what attention reads
+  FIELD(const float*, attn_out_norm)  // [D], of what it adds
+  FIELD(const float*, mlp_norm)       // [D]
+  FIELD(const float*, mlp_out_norm)   // [D]
+  FIELD(const float*, q_norm)         // [head_dim], or [heads * head_dim] where norms are wide
+  FIELD(const float*, k_norm)         // [head_dim], or [kv_heads * head_dim]
   FIELD(Weight, qkv)
   FIELD(Weight, o)
   FIELD(Weight, gate_up)
@@ -47,6 +49,7 @@ STRUCT(Geometry)
   FIELD(int32_t, head_dim)
   FIELD(int32_t, intermediate)
   FIELD(float, eps)
+  FIELD(int32_t, wide_norms)  // of q and k over all heads
 END
 
 // The slots that pass some adapters: those of several tokens, or of requests that ask for a LoRA adapter.
