@@ -21,11 +21,17 @@ JOINED = {
 }
 
 # Where a layer's norms stand: before attention and MLP, after them (on what they add), or around.
-Norms = Literal["before", "after"]
+Norms = Literal["before", "after", "around"]
 # What DecoderLayer calls them -> their names in checkpoints.
 LAYER_NORMS: dict[Norms, dict[str, str]] = {
     "before": {"attn_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"},
     "after": {"attn_out_norm": "post_attention_layernorm", "mlp_out_norm": "post_feedforward_layernorm"},
+    "around": {
+        "attn_norm": "input_layernorm",
+        "attn_out_norm": "post_attention_layernorm",
+        "mlp_norm": "pre_feedforward_layernorm",
+        "mlp_out_norm": "post_feedforward_layernorm",
+    },
 }
 
 
@@ -87,9 +93,9 @@ def yarn_attention_factor(factor: float, mscale: float | None = None, mscale_all
 
 
 RopeScaling = Llama3RopeScaling | LinearRopeScaling | DynamicRopeScaling | YarnRopeScaling
-Architecture = Literal["llama", "mistral", "qwen2", "qwen3", "smollm3", "olmo2"]
+Architecture = Literal["llama", "mistral", "qwen2", "qwen3", "smollm3", "olmo2", "gemma3_text"]
 # How a layer turns queries and keys by their positions.
-Rope = Literal["main", "none"]
+Rope = Literal["main", "local", "none"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +105,9 @@ class TrunkConfig:
     architecture: transformers' `model_type`, whose tensor names and rules it follows.
     qkv_bias, o_bias, mlp_bias: which linears have a bias. norms: of a layer, as LAYER_NORMS has them.
     qk_norm: an RMS norm over each head of q and k (Qwen3), or over the whole width of all heads (OLMo 2).
+    activation: of the MLP's gate; gelu_tanh is GELU by its tanh form (arXiv 1606.08415).
     sliding_window: slots that a query of the sliding_layers sees, its own included; None and () where none slides.
+    local_rope_theta: rotary base of the sliding layers, which is not scaled; None: they turn as all others.
     unturned_layers: without rotary embedding (NoPE, arXiv 2305.19466).
     max_position_embeddings: as the model's own configuration says; `context_tokens` is what can be served.
     """
@@ -123,8 +131,10 @@ class TrunkConfig:
     mlp_bias: bool = False
     norms: Norms = "before"
     qk_norm: Literal["head", "width"] | None = None
+    activation: Literal["silu", "gelu_tanh"] = "silu"
     sliding_window: int | None = None
     sliding_layers: tuple[int, ...] = ()
+    local_rope_theta: float | None = None
     unturned_layers: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
@@ -136,12 +146,16 @@ class TrunkConfig:
             raise ConfigError(f"head_dim {self.head_dim} is odd; rotary embedding needs an even one.")
         if (self.sliding_window is None) != (not self.sliding_layers):
             raise ConfigError("sliding_window and sliding_layers belong together.")
+        if self.local_rope_theta is not None and not self.sliding_layers:
+            raise ConfigError("local_rope_theta is of sliding layers, and there are none.")
         if self.sliding_window is not None and self.sliding_window < 1:
             raise ConfigError(f"sliding_window is {self.sliding_window}: it must be at least 1.")
 
     def rope_of(self, layer: int) -> Rope:
         """How a layer of the trunk turns; those of the micro decoder are turned by the main tables."""
-        return "none" if layer in self.unturned_layers else "main"
+        if layer in self.unturned_layers:
+            return "none"
+        return "local" if self.local_rope_theta is not None and layer in self.sliding_layers else "main"
 
     @property
     def fixed_context_tokens(self) -> int:
@@ -153,6 +167,8 @@ class TrunkConfig:
     def context_tokens(self) -> int:
         """The longest text, in tokens, that the rotary embedding was made for."""
         match self.rope_scaling:
+            case LinearRopeScaling() if self.architecture == "gemma3_text":
+                return self.max_position_embeddings  # which Gemma states as it is stretched
             case LinearRopeScaling() | DynamicRopeScaling() as scaling:
                 return int(self.max_position_embeddings * scaling.factor)
             case YarnRopeScaling() as scaling:

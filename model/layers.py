@@ -6,6 +6,7 @@ A layer does not know where keys and values live: it hands q, k, v to an `attend
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +19,11 @@ from hamburger.model.rotary import rotate
 
 # (q [..., num_heads, head_dim], k and v [..., num_kv_heads, head_dim]) -> [..., num_heads * head_dim]
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu,
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
+}
 
 
 class RMSNorm(nn.Module):
@@ -49,6 +55,7 @@ class DecoderLayer(nn.Module):
         super().__init__()
         d, ff = config.hidden_size, config.intermediate_size
         self.num_heads, self.num_kv_heads, self.head_dim = config.num_heads, config.num_kv_heads, config.head_dim
+        self.activation, self._activation = config.activation, _ACTIVATIONS[config.activation]
         norms = LAYER_NORMS[config.norms]
         self.attn_norm, self.attn_out_norm, self.mlp_norm, self.mlp_out_norm = (
             RMSNorm(d, config.rms_norm_eps) if name in norms else None
@@ -99,7 +106,7 @@ class DecoderLayer(nn.Module):
             x = x[:, -1:]
         x = x + _normed(self.attn_out_norm, self.project("o", attended, composed, loras))
         gate, up = self.project("gate_up", _normed(self.mlp_norm, x), composed, loras).chunk(2, dim=-1)
-        return x + _normed(self.mlp_out_norm, self.project("down", F.silu(gate) * up, composed, loras))
+        return x + _normed(self.mlp_out_norm, self.project("down", self._activation(gate) * up, composed, loras))
 
     def entering(self, x: Tensor) -> Tensor:
         """What q, k and v are made of, of the states [..., D] before the layer."""

@@ -18,19 +18,25 @@ from hamburger.model.config import (
 
 
 class RotaryEmbedding(nn.Module):
-    """cos and sin tables for positions 0 .. max_positions - 1."""
+    """cos and sin tables for positions 0 .. max_positions - 1, and local ones where some layers have others."""
 
     def __init__(self, config: TrunkConfig, max_positions: int, device: torch.device, dtype: torch.dtype) -> None:
         super().__init__()
         self.config = config
         scaling = config.rope_scaling
         self._scale = scaling.attention_factor if isinstance(scaling, YarnRopeScaling) else 1.0
-        angles = torch.outer(torch.arange(max_positions, dtype=torch.float32), inverse_frequencies(config))
-        cos, sin = self._laid_out(angles)
+        positions = torch.arange(max_positions, dtype=torch.float32)
+        cos, sin = self._laid_out(torch.outer(positions, inverse_frequencies(config)))
         self.register_buffer("cos", cos.to(device, dtype), persistent=False)
         self.register_buffer("sin", sin.to(device, dtype), persistent=False)
         self.cos: Tensor
         self.sin: Tensor
+        self.local_cos: Tensor
+        self.local_sin: Tensor
+        if config.local_rope_theta is not None:
+            cos, sin = _in_order(torch.outer(positions, 1.0 / config.local_rope_theta ** _exponents(config)))
+            self.register_buffer("local_cos", cos.to(device, dtype), persistent=False)
+            self.register_buffer("local_sin", sin.to(device, dtype), persistent=False)
 
     def of_layers(self, positions: Tensor, text_lengths: Tensor | None = None) -> list[tuple[Tensor, Tensor]]:
         """What forward gives each layer of the trunk; alike layers share it."""
@@ -48,6 +54,8 @@ class RotaryEmbedding(nn.Module):
         """
         if rope == "none":
             return torch.ones_like(self.cos[:1]), torch.zeros_like(self.sin[:1])
+        if rope == "local":
+            return self.local_cos[positions].unsqueeze(-2), self.local_sin[positions].unsqueeze(-2)
         cos, sin = self.cos[positions], self.sin[positions]
         if text_lengths is not None and isinstance(self.config.rope_scaling, DynamicRopeScaling):
             # For all of them, whether long or not: picking the long ones out would make a GPU's host wait.
@@ -61,9 +69,14 @@ class RotaryEmbedding(nn.Module):
         return cos.unsqueeze(-2), sin.unsqueeze(-2)
 
     def _laid_out(self, angles: Tensor) -> tuple[Tensor, Tensor]:
-        """For rotate(): x * cos + swap_halves(x) * sin, the sign of rotate_half moved into sin."""
-        cos, sin = angles.cos() * self._scale, angles.sin() * self._scale
-        return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
+        cos, sin = _in_order(angles)
+        return cos * self._scale, sin * self._scale
+
+
+def _in_order(angles: Tensor) -> tuple[Tensor, Tensor]:
+    """For rotate(): x * cos + swap_halves(x) * sin, the sign of rotate_half moved into sin."""
+    cos, sin = angles.cos(), angles.sin()
+    return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from hamburger.model.checkpoints.kinds import KINDS
+from hamburger.model.checkpoints.kinds import ACTIVATIONS, KINDS
 from hamburger.model.checkpoints.relatives import RELATIVES, retold_config
 from hamburger.model.checkpoints.sources import CheckpointError, read_json
 from hamburger.model.config import (
@@ -55,11 +55,12 @@ def parse_trunk_config(config: Mapping[str, Any], where: str) -> TrunkConfig:
     """A configuration as transformers writes it; `where` names it in errors."""
     if (named := config.get("model_type", "llama")) not in SUPPORTED:
         raise CheckpointError(f"{where}: model_type {named!r} is not supported; supported are: {', '.join(SUPPORTED)}.")
-    config = retold_config(config)
+    config = retold_config(config, where)
     architecture = config.get("model_type", "llama")
     kind = KINDS[architecture]
-    if config.get("hidden_act") not in (None, "silu"):
-        raise CheckpointError(f"{where}: hidden_act is {config['hidden_act']!r}; only 'silu' is supported.")
+    field, only = ACTIVATIONS[kind.activation]
+    if config.get(field) not in (None, only):
+        raise CheckpointError(f"{where}: {field} is {config[field]!r}; only {only!r} is supported.")
     if config.get("quantization_config"):
         raise CheckpointError(f"{where}: the weights are quantised (quantization_config): name unquantised ones.")
     try:
@@ -67,8 +68,8 @@ def parse_trunk_config(config: Mapping[str, Any], where: str) -> TrunkConfig:
             if int(config[field]) < 1:
                 raise CheckpointError(f"{where}: {field} is {config[field]!r}: it must be at least 1.")
         heads = int(config["num_attention_heads"])
-        theta, scaling = _rope(config, where)
         window, sliding = _sliding(config, where)
+        theta, scaling = _rope(config, where)
         return TrunkConfig(
             vocab_size=int(config["vocab_size"]),
             hidden_size=int(config["hidden_size"]),
@@ -87,8 +88,10 @@ def parse_trunk_config(config: Mapping[str, Any], where: str) -> TrunkConfig:
             **_biases(config, where),
             norms=kind.norms,
             qk_norm=kind.qk_norm,
+            activation=kind.activation,
             sliding_window=window,
             sliding_layers=sliding,
+            local_rope_theta=_local_theta(config, where) if sliding and kind.slides == "typed" else None,
             unturned_layers=_unturned(config, where),
         )
     except KeyError as error:
@@ -100,10 +103,8 @@ def parse_trunk_config(config: Mapping[str, Any], where: str) -> TrunkConfig:
 
 
 def _head_dim(config: Mapping[str, Any], heads: int) -> int:
-    default = (
-        128 if config.get("model_type") == "qwen3" and "head_dim" not in config else config["hidden_size"] // heads
-    )
-    return int(config.get("head_dim") or default)
+    fixed = None if "head_dim" in config else KINDS[config.get("model_type", "llama")].head_dim
+    return int(config.get("head_dim") or fixed or config["hidden_size"] // heads)
 
 
 def _biases(config: Mapping[str, Any], where: str) -> dict[str, bool]:
@@ -128,11 +129,14 @@ def _sliding(config: Mapping[str, Any], where: str) -> tuple[int | None, tuple[i
     sliding: Sequence[int]
     if kind.slides == "all":
         sliding = range(layers)
+    elif kind.slides == "asked" and not config.get("use_sliding_window", False):
+        return None, ()
     else:
-        if not config.get("use_sliding_window", False):
-            return None, ()
         kinds = config.get("layer_types")
-        if kinds is None and architecture == "smollm3":
+        if kinds is None and kind.slides == "typed":
+            every = int(config.get("sliding_window_pattern") or kind.full_every)
+            sliding = [i for i in range(layers) if (i + 1) % every]
+        elif kinds is None and architecture == "smollm3":
             sliding = _unturned(config, where)
         elif kinds is None:
             sliding = range(min(int(config.get("max_window_layers", 28)), layers), layers)
@@ -158,10 +162,22 @@ def _unturned(config: Mapping[str, Any], where: str) -> tuple[int, ...]:
     return tuple(i for i in range(layers) if not turned[i])
 
 
+def _local_theta(config: Mapping[str, Any], where: str) -> float:
+    """The rotary base of sliding layers: of `rope_parameters`, or `rope_local_base_freq`."""
+    rope = (config.get("rope_parameters") or {}).get("sliding_attention") or {}
+    if rope.get("rope_type", "default") != "default":
+        raise CheckpointError(f"{where}: rope_type {rope['rope_type']!r} is not supported for sliding_attention.")
+    return float(rope.get("rope_theta", config.get("rope_local_base_freq", 10000.0)))
+
+
 def _rope(config: Mapping[str, Any], where: str) -> tuple[float, RopeScaling | None]:
-    """theta and scaling from `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (before)."""
+    """theta and scaling from `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (before); of the
+    layers without a window, where kinds of layers have their own."""
+    kind_of_model = KINDS[config.get("model_type", "llama")]
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    theta = float(rope.get("rope_theta", config.get("rope_theta", 10000.0)))
+    if kind_of_model.slides == "typed" and config.get("rope_parameters"):
+        rope = config["rope_parameters"].get("full_attention") or {}
+    theta = float(rope.get("rope_theta", config.get("rope_theta", kind_of_model.rope_theta)))
     kind = rope.get("rope_type", rope.get("type", "default"))
     if config.get("partial_rotary_factor", rope.get("partial_rotary_factor", 1.0)) != 1.0:
         raise CheckpointError(f"{where}: partial_rotary_factor is not supported.")
@@ -215,7 +231,6 @@ def trunk_config_json(t: TrunkConfig) -> dict[str, Any]:
         "num_attention_heads": t.num_heads,
         "num_key_value_heads": t.num_kv_heads,
         "head_dim": t.head_dim,
-        "hidden_act": "silu",
         "rms_norm_eps": t.rms_norm_eps,
         "rope_parameters": rope,
         "tie_word_embeddings": t.tie_word_embeddings,
@@ -223,6 +238,8 @@ def trunk_config_json(t: TrunkConfig) -> dict[str, Any]:
         "eos_token_id": list(t.eos_token_ids),
     }
     kind = KINDS[t.architecture]
+    field, activation = ACTIVATIONS[kind.activation]
+    values[field] = activation
     if kind.attention_bias is None:
         values["attention_bias"] = t.qkv_bias
     if kind.mlp_bias is None:
@@ -231,10 +248,17 @@ def trunk_config_json(t: TrunkConfig) -> dict[str, Any]:
         values["no_rope_layers"] = [int(i not in t.unturned_layers) for i in range(t.num_layers)]
     if kind.slides == "all":
         values["sliding_window"] = t.sliding_window
-    elif kind.slides == "asked":
+    elif kind.slides != "none":
         kinds = ["sliding_attention" if i in t.sliding_layers else "full_attention" for i in range(t.num_layers)]
-        slides = t.sliding_window is not None
-        values |= {"use_sliding_window": slides, "sliding_window": t.sliding_window, "layer_types": kinds}
+        values |= {"sliding_window": t.sliding_window, "layer_types": kinds}
+    if kind.slides == "asked":
+        values["use_sliding_window"] = t.sliding_window is not None
+    elif kind.slides == "typed":
+        local = {"rope_type": "default", "rope_theta": t.local_rope_theta or t.rope_theta}
+        values["sliding_window"] = t.sliding_window or t.max_position_embeddings  # transformers wants a number
+        values["rope_parameters"] = {"full_attention": rope, "sliding_attention": local}
+    if t.architecture == "gemma3_text":
+        values["query_pre_attn_scalar"] = t.head_dim  # another one is in the norm of q (relatives.py)
     return values
 
 

@@ -14,8 +14,10 @@ class Kind:
 
     attention_bias, mlp_bias: None where the configuration says. o_bias: whether the output projection has attention's.
     tied: whether head and embedding are one where the configuration does not say. window: slots of a sliding window,
-    the same. slides: whether layers have it: none, all, or those that use_sliding_window and layer_types say. norms,
-    qk_norm: as in TrunkConfig.
+    head_dim, rope_theta: the same; None: hidden_size over heads. slides: whether layers have a window: none, all, those
+    that layer_types says if use_sliding_window (asked), or those that it says (typed), which have a rotary base of
+    their own. full_every: where it does not say, each so many-th has none. norms, qk_norm, activation: as in
+    TrunkConfig.
     """
 
     causal_lm: str
@@ -24,16 +26,36 @@ class Kind:
     o_bias: bool = True
     tied: bool = False
     window: int | None = 4096
-    slides: Literal["none", "all", "asked"] = "none"
+    head_dim: int | None = None
+    rope_theta: float = 10000.0
+    slides: Literal["none", "all", "asked", "typed"] = "none"
+    full_every: int = 1
     norms: Norms = "before"
     qk_norm: Literal["head", "width"] | None = None
+    activation: Literal["silu", "gelu_tanh"] = "silu"
 
+
+# An activation's name -> the field that says it, and what it says.
+ACTIVATIONS = {"silu": ("hidden_act", "silu"), "gelu_tanh": ("hidden_activation", "gelu_pytorch_tanh")}
 
 KINDS = {
     "llama": Kind(causal_lm="LlamaForCausalLM", mlp_bias=None),
     "mistral": Kind(causal_lm="MistralForCausalLM", attention_bias=False, slides="all"),
     "qwen2": Kind(causal_lm="Qwen2ForCausalLM", attention_bias=True, o_bias=False, slides="asked"),
-    "qwen3": Kind(causal_lm="Qwen3ForCausalLM", qk_norm="head", slides="asked"),
-    "smollm3": Kind(causal_lm="SmolLM3ForCausalLM", mlp_bias=None, tied=True, window=None, slides="asked"),
+    "qwen3": Kind(causal_lm="Qwen3ForCausalLM", head_dim=128, qk_norm="head", slides="asked"),
+    "smollm3": Kind(
+        causal_lm="SmolLM3ForCausalLM", mlp_bias=None, tied=True, window=None, slides="asked", rope_theta=2e6
+    ),
     "olmo2": Kind(causal_lm="Olmo2ForCausalLM", norms="after", qk_norm="width"),
+    "gemma3_text": Kind(
+        causal_lm="Gemma3ForCausalLM",
+        tied=True,
+        head_dim=256,
+        rope_theta=1e6,
+        slides="typed",
+        full_every=6,
+        norms="around",
+        qk_norm="head",
+        activation="gelu_tanh",
+    ),
 }

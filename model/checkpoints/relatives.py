@@ -1,11 +1,13 @@
-"""Kinds of models that are a Llama or Mistral in other words: their configuration and weights are retold as one.
+"""Kinds of models that are another in other words: their configuration and weights are retold as it has them.
 
 | kind | what it has | how that is retold |
 | --- | --- | --- |
 | `granite` (3.x, dense) | factors of embedding, attention, residual branches, logits | multiplied into the weights |
 | `phi3` (Phi-3, Phi-4) | joined linears of q, k, v, and of gate and up | cut apart |
+| `gemma3_text` (Gemma 3) | norms by 1 + weight, a factor of the embedding, attention's scale | put into the weights |
 
-Their forward passes are those of transformers' modeling_granite.py and modeling_phi3.py.
+Their forward passes are those of transformers' modeling_granite.py, modeling_phi3.py and modeling_gemma3.py. What is
+left of Gemma 3 is a kind of its own (kinds.py).
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from hamburger.model.checkpoints.kinds import KINDS
 from hamburger.model.checkpoints.sources import CheckpointError
 
 if TYPE_CHECKING:  # the HTTP process asks what is supported, and has no torch
@@ -20,11 +23,16 @@ if TYPE_CHECKING:  # the HTTP process asks what is supported, and has no torch
 
 _RETOLD = {"granite": "llama", "phi3": "mistral"}
 RELATIVES = tuple(_RETOLD)
+_GEMMA_ALONE = ("attn_logit_softcapping", "final_logit_softcapping", "use_bidirectional_attention")
 
 
-def retold_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A configuration of one of RELATIVES as its kind's; any other as it is."""
+def retold_config(config: Mapping[str, Any], where: str) -> Mapping[str, Any]:
+    """A configuration of one of RELATIVES as its kind's; any other as it is. Raises CheckpointError for what Gemma 3
+    may say and nobody computes here."""
     kind = config.get("model_type")
+    for field in _GEMMA_ALONE if kind == "gemma3_text" else ():
+        if config.get(field):
+            raise CheckpointError(f"{where}: {field} is {config[field]!r}, which is not supported.")
     if kind not in _RETOLD:
         return config
     changes: dict[str, Any] = {"model_type": _RETOLD[kind]}
@@ -34,7 +42,8 @@ def retold_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def retold_tensors(config: Mapping[str, Any], tensors: Mapping[str, Tensor], where: str) -> dict[str, Tensor]:
-    """The tensors of one of RELATIVES under a Llama's names, to be computed as such; any other's as they are.
+    """The tensors of one of RELATIVES under a Llama's names, to be computed as such, and those of Gemma 3 with its
+    factors in them; any other's as they are.
 
     Where they are multiplied they come in float32. Raises CheckpointError for a factor that is no number, and for
     joined linears whose rows are no whole heads.
@@ -45,6 +54,8 @@ def retold_tensors(config: Mapping[str, Any], tensors: Mapping[str, Tensor], whe
                 return _granite(config, tensors)
             case "phi3":
                 return _phi3(config, tensors)
+            case "gemma3_text":
+                return _gemma3(config, tensors)
     except (KeyError, TypeError, ValueError, ZeroDivisionError, RuntimeError) as error:
         raise CheckpointError(f"{where}: the weights are not those of its configuration: {error}") from error
     return dict(tensors)
@@ -73,6 +84,21 @@ def _granite(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[s
             if part in name and factor != 1.0:
                 found[name] = tensor.float() * factor
     return found
+
+
+def _gemma3(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    kind, hidden = KINDS["gemma3_text"], int(config["hidden_size"])
+    head_dim = float(config.get("head_dim") or kind.head_dim or 0)
+    scale = (head_dim / float(config.get("query_pre_attn_scalar", 256))) ** 0.5  # beside what a Llama divides by
+    embedding = hidden**0.5
+    found = {name: 1 + tensor.float() if "norm" in name else tensor for name, tensor in tensors.items()}
+    if config.get("tie_word_embeddings", kind.tied):  # as of Granite
+        found.pop("lm_head.weight", None)
+        found["model.norm.weight"] = found["model.norm.weight"] / embedding
+    found["model.embed_tokens.weight"] = found["model.embed_tokens.weight"].float() * embedding
+    return {
+        name: tensor * scale if name.endswith("self_attn.q_norm.weight") else tensor for name, tensor in found.items()
+    }
 
 
 def _phi3(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

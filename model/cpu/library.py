@@ -21,7 +21,7 @@ from hamburger.model.device.host_memory import Arena
 
 InstructionSet = Literal["avx512", "avx2"]
 
-_FORMAT = 11  # of what is passed and packed; supports.cpp says the same
+_FORMAT = 12  # of what is passed and packed; supports.cpp says the same
 GROUP = 32
 MAX_HEAD_DIM = 256
 _MAX_QUERY_HEADS = 32  # of one KV head

@@ -17,7 +17,7 @@ from torch import Tensor
 from hamburger.model.config import Rope, TrunkConfig
 
 _pointer, _int32, _int64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
-ROPES: tuple[Rope, ...] = ("main", "none")  # a batch's angles
+ROPES: tuple[Rope, ...] = ("main", "local", "none")  # a batch's angles
 NORMS = ("attn_norm", "attn_out_norm", "mlp_norm", "mlp_out_norm", "q_norm", "k_norm")  # a layer's, in this order
 _SUFFIX = "Struct"  # what a mirror's name has beyond that of the struct
 
@@ -54,13 +54,14 @@ class GeometryStruct(ctypes.Structure):
         *((name, _int32) for name in ("hidden", "heads", "kv_heads", "head_dim", "intermediate")),
         ("eps", ctypes.c_float),
         ("wide_norms", _int32),
+        ("gelu", _int32),
     )
 
     @classmethod
     def of(cls, config: TrunkConfig) -> Self:
         """A trunk's."""
         widths = (config.hidden_size, config.num_heads, config.num_kv_heads, config.head_dim, config.intermediate_size)
-        return cls(*widths, config.rms_norm_eps, config.qk_norm == "width")
+        return cls(*widths, config.rms_norm_eps, config.qk_norm == "width", config.activation == "gelu_tanh")
 
 
 class AdaptedStruct(ctypes.Structure):

@@ -54,11 +54,13 @@ class CpuTrunk:
         """As Trunk.forward, in float32; the embedded states are overwritten."""
         x = embedded.x.contiguous()  # one-token groups of a batch that had room for more are a view with gaps
         at: Tensor | None = batch.positions
-        turns = self._rotary.cos, self._rotary.sin
+        turns, local = (self._rotary.cos, self._rotary.sin), AnglesStruct()
         if batch.text_lengths is not None:  # tables that depend on the text
             cos, sin = self._rotary(batch.positions, batch.text_lengths)
             turns, at = (cos.contiguous(), sin.contiguous()), None
-        angles = (AnglesStruct * len(ROPES))(AnglesStruct.of(turns, at))
+        if self._rotary.config.local_rope_theta is not None:
+            local = AnglesStruct.of((self._rotary.local_cos, self._rotary.local_sin), batch.positions)
+        angles = (AnglesStruct * len(ROPES))(AnglesStruct.of(turns, at), local)
         rows = reads.rows
         _, kv, scales = self._pointers(cache)
         featured = rows[: reads.num_featured]

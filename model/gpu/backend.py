@@ -131,7 +131,7 @@ def _layer(
         x = x.unflatten(0, keep)[:, -1]
     x, normed = _entering(layer.mlp_norm, x, attended)
     gate_up = layer.project("gate_up", normed, composed, loras)
-    return x, _leaving(layer.mlp_out_norm, layer.project("down", gated(gate_up), composed, loras))
+    return x, _leaving(layer.mlp_out_norm, layer.project("down", gated(gate_up, layer.activation), composed, loras))
 
 
 def _entering(norm: RMSNorm | None, x: Tensor, delta: Tensor | None) -> tuple[Tensor, Tensor]:

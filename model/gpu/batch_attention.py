@@ -82,6 +82,8 @@ def _angles(config: TrunkConfig, rotary: RotaryEmbedding, batch: ForwardBatch) -
     if batch.text_lengths is not None and isinstance(config.rope_scaling, DynamicRopeScaling):
         cos, sin = rotary(batch.positions, batch.text_lengths)
         found["main"] = (cos.squeeze(-2), sin.squeeze(-2)), torch.arange(len(cos), device=cos.device)
+    if config.local_rope_theta is not None:
+        found["local"] = (rotary.local_cos, rotary.local_sin), batch.positions
     if config.unturned_layers:
         found["none"] = rotary(batch.positions, rope="none"), torch.zeros_like(batch.positions)
     return found

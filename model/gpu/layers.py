@@ -56,23 +56,28 @@ def add_rms_norm(x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) ->
 
 
 @triton.jit
-def _gated(gate_up, out, SIZE: tl.constexpr, BLOCK: tl.constexpr):
+def _gated(gate_up, out, SIZE: tl.constexpr, BLOCK: tl.constexpr, GELU: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < SIZE
     gate = tl.load(gate_up + row * 2 * SIZE + columns, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(gate_up + row * 2 * SIZE + SIZE + columns, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out + row * SIZE + columns, (gate * tl.sigmoid(gate) * up).to(out.dtype.element_ty), mask=inside)
+    open_by = gate
+    if GELU:  # (1 + tanh x) / 2 is sigmoid(2 x); its exp would overflow far below
+        open_by = tl.maximum(gate * (1.5957691216057308 + 0.07135481282636154 * gate * gate), -80.0)
+    tl.store(out + row * SIZE + columns, (gate * tl.sigmoid(open_by) * up).to(out.dtype.element_ty), mask=inside)
 
 
-def gated(gate_up: Tensor) -> Tensor:
-    """silu(gate) * up of joined [..., 2 * FF] -> [..., FF]."""
+def gated(gate_up: Tensor, activation: str = "silu") -> Tensor:
+    """activation(gate) * up of joined [..., 2 * FF] -> [..., FF]; activations as TrunkConfig has them."""
     gate_up = gate_up.contiguous()
     size = gate_up.shape[-1] // 2
     out = gate_up.new_empty(*gate_up.shape[:-1], size)
     if out.numel():
         block = min(triton.next_power_of_2(size), _GATE_COLUMNS)
-        _gated[(out.numel() // size, triton.cdiv(size, block))](gate_up, out, SIZE=size, BLOCK=block)
+        _gated[(out.numel() // size, triton.cdiv(size, block))](
+            gate_up, out, SIZE=size, BLOCK=block, GELU=activation == "gelu_tanh"
+        )
     return out
 
 

@@ -65,6 +65,28 @@ def test_dialect(source: str, expected: str) -> None:
     assert render(source) == expected
 
 
+def test_the_turns_of_gemma() -> None:
+    """A system message goes before the first user's; the assistant is called model; turns alternate, or it is said."""
+    source = (
+        "{{ bos_token }}{% set first = '' %}{% set turns = messages %}"
+        "{% if messages[0]['role'] == 'system' %}{% set first = messages[0]['content'] + '\n\n' %}"
+        "{% set turns = messages[1:] %}{% endif %}"
+        "{% for m in turns %}"
+        "{% if (m['role'] == 'user') != (loop.index0 % 2 == 0) %}"
+        "{{ raise_exception('turns must alternate') }}{% endif %}"
+        "<start_of_turn>{{ 'model' if m['role'] == 'assistant' else m['role'] }}\n"
+        "{{ (first if loop.first else '') + m['content'] | trim }}<end_of_turn>\n{% endfor %}"
+        "{% if add_generation_prompt %}<start_of_turn>model\n{% endif %}"
+    )
+    asked = [{"role": "system", "content": "Be brief."}, *HI]
+    expected = "<bos><start_of_turn>user\nBe brief.\n\nHi<end_of_turn>\n<start_of_turn>model\n"
+    assert render(source, asked, add_generation_prompt=True, bos_token="<bos>") == expected
+    answered = [*HI, {"role": "assistant", "content": "Hello "}]
+    assert render(source, answered, continue_final_message=True, bos_token="").endswith("model\nHello")
+    with pytest.raises(TokenizerError, match="turns must alternate"):
+        render(source, [*HI, *HI], bos_token="")
+
+
 def test_dialect_equals_transformers() -> None:
     utils = pytest.importorskip("transformers.utils.chat_template_utils")
     tools = [{"type": "function", "function": {"name": "f", "description": "<a & b> 'ü'"}}]

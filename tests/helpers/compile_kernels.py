@@ -107,8 +107,9 @@ def launch_all(dtype: torch.dtype) -> Iterator[str]:
             yield f"micro {shape}, {positions} positions"
     triton_layers.add_rms_norm(new(2, 2048), new(2, 2048), new(2048), 1e-5)
     yield "norm"
-    triton_layers.gated(new(2, 2 * 8192))
-    yield "gated"
+    for activation in ("silu", "gelu_tanh"):
+        triton_layers.gated(new(2, 2 * 8192), activation)
+        yield f"gated {activation}"
     for rows in int8_product.ROWS_OF_ALL:
         int8_product.multiply_into(
             new(rows, 2048), new(rows, 8192), new(2048, 8192, of=torch.int8), new(2048, 1, of=torch.float32),

@@ -149,6 +149,7 @@ def check_gated(rows: int, size: int, dtype: torch.dtype, device: torch.device) 
     gate_up = (3 * torch.randn(rows, 2 * size, device=device)).to(dtype)
     gate, up = gate_up.float().chunk(2, dim=-1)
     check(gated(gate_up), F.silu(gate) * up, dtype)
+    check(gated(gate_up, "gelu_tanh"), F.gelu(gate, approximate="tanh") * up, dtype)
 
 
 def check_micro(shape: Heads, rows: int, positions: int, normed: bool, last_only: bool, device: torch.device) -> None:

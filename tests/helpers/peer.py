@@ -19,10 +19,23 @@ def hugging_face(config: ModelConfig, tensors: dict[str, Tensor]) -> Any:
     settings = {**trunk_config_json(config.trunk), "pad_token_id": None, "bos_token_id": None}
     peer: Any = AutoModelForCausalLM.from_config(AutoConfig.for_model(**settings), attn_implementation="eager")
     peer.eval()
+    tensors = as_its_kind_has_them(config, tensors)
     if config.trunk.tie_word_embeddings:
         tensors = {**tensors, "lm_head.weight": tensors["model.embed_tokens.weight"]}
     peer.load_state_dict(tensors, strict=True)
     return peer
+
+
+def as_its_kind_has_them(config: ModelConfig, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Canonical tensors as transformers' class of the kind has them: the way back from what relatives.py makes of
+    Gemma's."""
+    if config.trunk.architecture != "gemma3_text":
+        return tensors
+    scale, found = config.trunk.hidden_size**0.5, dict(tensors)
+    found["model.embed_tokens.weight"] = found["model.embed_tokens.weight"] / scale
+    if config.trunk.tie_word_embeddings:
+        found["model.norm.weight"] = found["model.norm.weight"] * scale
+    return {name: tensor - 1 if "norm" in name else tensor for name, tensor in found.items()}
 
 
 SIZES = {

@@ -22,6 +22,7 @@ from hamburger.model.parallel.step_calls import Kind, StepCalls
 from hamburger.model.parallel.step_shape import shard_trunk
 from hamburger.model.parallel.steps import ParallelSteps
 from small_models import CPU, graft_config, grafted, random_tensors, trunk_config
+from trunk_shapes import GEMMA3
 
 SIZE, BLOCK_SIZE = 2, 4
 _BIASED = trunk_config(qkv_bias=True, o_bias=True, mlp_bias=True)
@@ -36,6 +37,7 @@ CASES = {
     "merge adapter": grafted(adapter_rank=32),
     "sliding": ModelConfig(trunk=trunk_config(sliding_window=5, sliding_layers=(1, 2)), graft=graft_config()),
     "norms after": ModelConfig(trunk=trunk_config(norms="after"), graft=graft_config()),
+    "gemma": ModelConfig(trunk=trunk_config(**GEMMA3), graft=graft_config()),
     "unturned": ModelConfig(trunk=trunk_config(unturned_layers=(1, 3)), graft=graft_config()),
     "plain": ModelConfig(trunk=trunk_config(num_kv_heads=4)),
     "plain, untied": ModelConfig(trunk=_UNTIED),

@@ -18,6 +18,7 @@ from hamburger.model.checkpoints.hf_config import trunk_config_json
 from hamburger.model.config import ModelConfig
 from hamburger.training.corpus.dataset import DatasetMeta
 from hamburger.training.recipe import Recipe
+from peer import as_its_kind_has_them
 from small_models import random_tensors, trunk_config
 
 GRAFT: dict[str, Any] = {"max_group": 4, "merger_heads": 4, "micro_layers": 1, "feature_layers": 2}
@@ -73,7 +74,8 @@ def write_base(folder: Path, **changes: Any) -> Path:
     config = trunk_config(**{"num_layers": 2, **changes})
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(trunk_config_json(config)))
-    save_file(random_tensors(ModelConfig(trunk=config)), folder / "model.safetensors")
+    model = ModelConfig(trunk=config)
+    save_file(as_its_kind_has_them(model, random_tensors(model)), folder / "model.safetensors")
     return folder
 
 

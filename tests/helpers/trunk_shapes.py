@@ -24,6 +24,10 @@ PLAIN_YARN = YarnRopeScaling(
 )
 QWEN3: dict[str, Any] = {"architecture": "qwen3", "qk_norm": "head", "head_dim": 16}
 OLMO2: dict[str, Any] = {"architecture": "olmo2", "norms": "after", "qk_norm": "width"}
+GEMMA3: dict[str, Any] = {
+    "architecture": "gemma3_text", "norms": "around", "qk_norm": "head", "head_dim": 16, "activation": "gelu_tanh",
+    "sliding_window": 9, "sliding_layers": (0, 1, 3), "local_rope_theta": 500.0,
+}  # fmt: skip
 
 SHAPES: dict[str, dict[str, Any]] = {
     "grouped": {},
@@ -52,6 +56,15 @@ SHAPES: dict[str, dict[str, Any]] = {
     },
     "olmo2": OLMO2,
     "olmo2_with_biases": {**OLMO2, "qkv_bias": True, "o_bias": True, "num_kv_heads": 4, "tie_word_embeddings": False},
+    "gemma3": GEMMA3,
+    "gemma3_stretched": {
+        **GEMMA3,
+        "rope_scaling": LinearRopeScaling(factor=3.0),
+        "tie_word_embeddings": False,
+        "qkv_bias": True,
+        "o_bias": True,
+    },
+    "gemma3_without_window": {**GEMMA3, "sliding_window": None, "sliding_layers": (), "local_rope_theta": None},
     "smollm3": {"architecture": "smollm3", "unturned_layers": (1, 3)},
     "smollm3_sliding_yarn": {
         "architecture": "smollm3",

@@ -6,6 +6,7 @@ from pathlib import Path
 import yaml
 
 from fakes import ByteTokenizer, fake_engine
+from hamburger.model.checkpoints.hf_config import SUPPORTED
 from hamburger.server.additional_models import OWN_SETTINGS
 from hamburger.server.app import create_app
 from hamburger.server.config import ServeSettings, parse_bytes
@@ -83,3 +84,9 @@ def test_fields_of_the_requests_line_and_their_table_agree() -> None:
     section = (DOCS / "operations.md").read_text().split("## Logs")[1].split("\n## ")[0]
     cells = re.findall(r"^\| (`[^|]+) \|", section, flags=re.MULTILINE)
     assert [name for cell in cells for name in re.findall(r"`(\w+)`", cell)] == list(FIELDS)
+
+
+def test_kinds_of_models_and_their_table_agree() -> None:
+    section = (DOCS / "serving.md").read_text().split("| `model_type` |")[1].split("\n\n")[0]
+    cells = re.findall(r"^\| (`[^|]+) \|", section, flags=re.MULTILINE)
+    assert {name for cell in cells for name in re.findall(r"`(\w+)`", cell)} == set(SUPPORTED)

@@ -45,7 +45,10 @@ def test_both_forms_of_rope(changes: dict[str, Any], theta: float, scaling: Llam
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"model_type": "gemma"}, "gemma.*supported are: llama, mistral, qwen2, qwen3, smollm3, olmo2, granite, phi3"),
+        (
+            {"model_type": "gemma"},
+            "gemma.*supported are: llama, mistral, qwen2, qwen3, smollm3, olmo2, gemma3_text, granite, phi3",
+        ),
         (
             {"rope_scaling": {"rope_type": "longrope", "factor": 2.0}},
             "longrope.*default, linear, dynamic",
@@ -63,6 +66,12 @@ def test_both_forms_of_rope(changes: dict[str, Any], theta: float, scaling: Llam
         ),
         ({"model_type": "mistral", "attention_bias": None, "sliding_window": 0}, "sliding_window is 0"),
         ({"model_type": "smollm3", "no_rope_layers": [1, 0]}, "no_rope_layers"),
+        ({"model_type": "gemma3_text", "final_logit_softcapping": 30.0}, "final_logit_softcapping is 30"),
+        ({"model_type": "gemma3_text", "hidden_activation": "gelu"}, "hidden_activation is 'gelu'"),
+        (
+            {"model_type": "gemma3_text", "rope_parameters": {"sliding_attention": {"rope_type": "linear"}}},
+            "sliding_attention",
+        ),
         ({"hidden_act": "gelu"}, "hidden_act.*gelu"),
         ({"quantization_config": {"quant_method": "awq"}}, "quantization_config"),
         ({"num_attention_heads": 0}, "num_attention_heads is 0"),
@@ -107,7 +116,7 @@ def test_round_trip_and_what_transformers_writes(tmp_path: Path, shape: str) -> 
     assert read_trunk_config(tmp_path) == trunk
 
 
-@pytest.mark.parametrize("name", ["mistral", "qwen2", "qwen3", "smollm3"])
+@pytest.mark.parametrize("name", ["mistral", "qwen2", "qwen3", "smollm3", "gemma3_text"])
 @pytest.mark.parametrize("told", [{}, {"use_sliding_window": True, "max_window_layers": 3}, {"sliding_window": None},
                                   {"use_sliding_window": True, "sliding_window": 7}])  # fmt: skip
 def test_what_a_config_leaves_out_is_transformers_default(name: str, told: dict[str, Any]) -> None:

@@ -18,11 +18,21 @@ from peer import greedy, saved
 from small_models import CPU, core_of, params, run_core, tokens_of
 from verified import free_rows
 
+GEMMA3: dict[str, Any] = {"model_type": "gemma3_text", "sliding_window": 12, "sliding_window_pattern": 2}
 KINDS: dict[str, dict[str, Any]] = {
     "smollm3": {"model_type": "smollm3", "no_rope_layer_interval": 2},
     "smollm3_untied": {"model_type": "smollm3", "no_rope_layers": [0, 1, 1], "tie_word_embeddings": False},
     "olmo2": {"model_type": "olmo2"},
     "olmo2_as_many_kv_heads": {"model_type": "olmo2", "num_key_value_heads": 4, "attention_bias": True},
+    "gemma3": {**GEMMA3, "query_pre_attn_scalar": 24, "head_dim": 16},
+    "gemma3_untied": {**GEMMA3, "tie_word_embeddings": False, "head_dim": 16, "attention_bias": True},
+    "gemma3_stretched": {
+        **GEMMA3,
+        "rope_parameters": {
+            "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 5000.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 300.0},
+        },
+    },
 }
 PROMPT = torch.randint(3, 96, (40,), generator=torch.Generator().manual_seed(1)).tolist()
 

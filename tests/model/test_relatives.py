@@ -57,8 +57,9 @@ def test_logits_and_greedy_answers_are_transformers(tmp_path: Path, kind: str) -
     assert tokens_of(outputs) == greedy(peer, prompt, 24)
 
 
-def test_bfloat16_weights_lose_little_by_their_factors(tmp_path: Path) -> None:
-    made = saved(tmp_path, **KINDS["granite"])
+@pytest.mark.parametrize("kind", [KINDS["granite"], {"model_type": "gemma3_text"}], ids=["granite", "gemma3"])
+def test_bfloat16_weights_lose_little_by_their_factors(tmp_path: Path, kind: dict[str, Any]) -> None:
+    made = saved(tmp_path, **kind)
     made.bfloat16().save_pretrained(tmp_path)
     exact = load_checkpoint(resolve_source(str(tmp_path)), torch.float32).tensors
     rounded = load_checkpoint(resolve_source(str(tmp_path)), torch.bfloat16).tensors

@@ -28,7 +28,7 @@ from playing import play
 from same_groups import assert_same_groups
 from slow_cases import slow_but
 from small_models import CPU, core_of, grafted, params, random_tensors, run_core, tokens_of, trunk_config
-from trunk_shapes import OLMO2, QWEN3, YARN
+from trunk_shapes import GEMMA3, OLMO2, QWEN3, YARN
 
 # (changes to the trunk, to the graft): two layers, so that the interpreter is done in seconds.
 SHAPES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -48,6 +48,7 @@ SHAPES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "merge_adapter": ({}, {"adapter_rank": 32}),
     "olmo2": (OLMO2, {"features": "fused", "micro_norm": True}),
+    "gemma3": ({**GEMMA3, "sliding_window": 4, "sliding_layers": (1,)}, {}),
     "unturned": ({"unturned_layers": (0,)}, {}),
 }
 

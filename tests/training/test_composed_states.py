@@ -44,7 +44,7 @@ def with_base(examples: list[MadeExample]) -> TrainBatch:
 
 
 @pytest.mark.parametrize("adapter_rank", [0, 32])
-@pytest.mark.parametrize("trunk", [None, "qwen2_sliding", "qwen3", "smollm3", "olmo2"])
+@pytest.mark.parametrize("trunk", [None, "qwen2_sliding", "qwen3", "smollm3", "olmo2", "gemma3"])
 def test_the_states_and_gradients_are_those_of_one_pass(adapter_rank: int, trunk: str | None) -> None:
     model, batch = model_of(adapter_rank, trunk), with_base(made())
     assert batch.uncomposed is not None

@@ -12,7 +12,7 @@ from hamburger.model.config import ModelConfig, layer_shapes, tensor_shapes
 from hamburger.training.errors import TrainingError
 from hamburger.training.forward.grafts import likeliest_ids, new_graft
 from small_models import CPU, graft_config, random_tensors, trunk_config
-from trunk_shapes import OLMO2
+from trunk_shapes import GEMMA3
 
 FUSED = {"features": "fused", "micro_norm": True, "short_list_size": 5}
 LIST = torch.tensor([9, 3, 5, 7, 2])
@@ -46,8 +46,8 @@ def test_a_merge_starts_near_its_last_token_and_the_dial_at_one_half() -> None:
 
 @pytest.mark.parametrize(
     ("trunk", "damped"),
-    [({}, "mlp.down_proj.weight"), (OLMO2, "post_feedforward_layernorm.weight")],
-    ids=["norms before", "norms after"],
+    [({}, "mlp.down_proj.weight"), (GEMMA3, "post_feedforward_layernorm.weight")],
+    ids=["norms before", "norms around"],
 )
 def test_what_the_layers_add_to_a_fused_input_is_damped(trunk: dict[str, Any], damped: str) -> None:
     config = ModelConfig(trunk=trunk_config(**trunk), graft=graft_config(**FUSED))

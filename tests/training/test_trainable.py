@@ -59,7 +59,7 @@ def test_the_served_model_computes_what_was_trained(
 
 @pytest.mark.parametrize("trunk", MODES, ids=lambda trunk: trunk["mode"])
 @pytest.mark.parametrize(
-    "shape", ["llama_with_biases", "mistral", "qwen2_sliding", "qwen3_sliding_yarn", "smollm3", "olmo2"]
+    "shape", ["llama_with_biases", "mistral", "qwen2_sliding", "qwen3_sliding_yarn", "smollm3", "olmo2", "gemma3"]
 )
 def test_every_architecture_carries_a_graft(tmp_path: Path, shape: str, trunk: dict[str, Any]) -> None:
     changes = {**SHAPES[shape], "num_layers": 4}

@@ -21,10 +21,13 @@ inline F exp(F x) {  // to 2 ulp for x <= 0, the only ones that softmax and SiLU
   return times_power_of_2(p, n);
 }
 
-inline F silu(F x) {
-  const F e = exp(set1(0.0f) - abs(x));  // of -|x|: 1 / (1 + e) for x >= 0, e / (1 + e) below
-  return if_negative(x, x * e, x) / (set1(1.0f) + e);
+inline F times_sigmoid(F x, F of) {
+  const F e = exp(set1(0.0f) - abs(of));  // of -|of|: 1 / (1 + e) for of >= 0, e / (1 + e) below
+  return if_negative(of, x * e, x) / (set1(1.0f) + e);
 }
+inline F silu(F x) { return times_sigmoid(x, x); }
+// By its tanh form: (1 + tanh y) / 2 is the sigmoid of 2 y.
+inline F gelu(F x) { return times_sigmoid(x, x * fma(x * x, set1(0.0713548128f), set1(1.5957691216f))); }
 
 // A layer of the cache: of each slot the keys of all KV heads, then their values. Codes have a scale for each of these.
 template <typename Value>

@@ -104,14 +104,15 @@ inline void add_normed(const float* added, const float* norm, float eps, float* 
   }
 }
 
-// silu(gate) * up of [T, 2, width], of the outputs that this thread has made (for_share).
+// activation(gate) * up of [T, 2, width], of the outputs that this thread has made (for_share).
+template <F activation(F)>
 inline void gated_inputs(const float* gate_up, const Inputs& to, int64_t rows, const Share& share) {
   const auto [first, last] = share.of(to.groups());
   for (int64_t row = 0; row < rows; row++) {
     for (int64_t g = first; g < last; g++) {
       const float* gate = gate_up + row * 2 * to.width + g * kGroup;
       const float* up = gate + to.width;
-      quantize(to, row * to.groups() + g, silu(load(gate)) * load(up), silu(load(gate + kLanes)) * load(up + kLanes));
+      quantize(to, row * to.groups() + g, activation(load(gate)) * load(up), activation(load(gate + kLanes)) * load(up + kLanes));
     }
   }
 }
@@ -284,7 +285,8 @@ void run_layer(const Geometry& g, const Layer& layer, int index, const Kv<Value>
   clock.mark(kRounding);
   project(layer.gate_up, 4 * index + 2, w.narrow, batch, {w.gate_up, 2 * g.intermediate, false}, w, share, true);
   clock.mark(kLinears);
-  gated_inputs(w.gate_up, w.wide, rows, share);
+  if (g.gelu) gated_inputs<gelu>(w.gate_up, w.wide, rows, share);
+  else gated_inputs<silu>(w.gate_up, w.wide, rows, share);
 #pragma omp barrier
   clock.mark(kRounding);
   add(layer.down, 4 * index + 3, w.wide, layer.mlp_out_norm);

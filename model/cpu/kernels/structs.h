@@ -50,6 +50,7 @@ STRUCT(Geometry)
   FIELD(int32_t, intermediate)
   FIELD(float, eps)
   FIELD(int32_t, wide_norms)  // of q and k over all heads
+  FIELD(int32_t, gelu)        // activates the gate, by its tanh form; else SiLU
 END
 
 // The slots that pass some adapters: those of several tokens, or of requests that ask for a LoRA adapter.
@@ -64,7 +65,7 @@ END
 STRUCT(Batch)
   FIELD(int64_t, slots)
   FIELD(int64_t, sequences)
-  FIELD(Angles, angles, [2])            // the main ones, none
+  FIELD(Angles, angles, [3])            // the main ones, local ones, none
   FIELD(const int64_t*, write_slots)    // [T]
   FIELD(const int64_t*, block_tables)   // [B, table_width]
   FIELD(const int64_t*, context_slots)  // [B]
