@@ -1,0 +1,50 @@
+"""A folder that transformers wrote, served: its chat template, its end tokens, and transformers' words."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from peer import greedy, saved
+from real_server import RealServer
+from training_runs import words_tokenizer
+
+TEMPLATE = (
+    "{{ bos_token }} {% for m in messages %}w3 {{ 'w7' if m['role'] == 'assistant' else 'w8' }} "
+    "{{ m['content'] | trim }} w4 {% endfor %}{% if add_generation_prompt %}w3 w7{% endif %}"
+)
+PROMPT = [1, 3, 8, *range(20, 50), 4, 3, 7]
+
+
+@pytest.mark.parametrize("options", [("--dtype", "float32"), ("--quantization", "int8")], ids=["plain", "kernels"])
+def test_gemma_answers_as_in_transformers(tmp_path: Path, options: tuple[str, ...]) -> None:
+    peer = saved(
+        tmp_path, model_type="gemma3_text", hidden_size=64, intermediate_size=96, head_dim=32, sliding_window=12,
+        sliding_window_pattern=2, tie_word_embeddings=False,
+    )  # fmt: skip
+    tokens = greedy(peer, PROMPT, 12)
+    end = next(token for token in tokens[5:] if token not in tokens[:5])
+    wanted = tokens[: tokens.index(end) + 1]
+    words_tokenizer(96).save(str(tmp_path / "tokenizer.json"))
+    described = {"chat_template": TEMPLATE, "bos_token": "w1", "eos_token": "w95"}  # no beginning of a word
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(described))
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [95, end]}))
+    question = " ".join(f"w{token}" for token in range(20, 50))
+    with RealServer(str(tmp_path), *options) as server:
+        answer = server.client.chat.completions.create(
+            model=tmp_path.name, messages=[{"role": "user", "content": question}], temperature=0, max_tokens=12
+        )
+        log = server.log()
+    assert answer.usage is not None
+    assert answer.usage.prompt_tokens == len(PROMPT)
+    if options[0] == "--dtype":
+        assert answer.choices[0].finish_reason == "stop"
+        assert (answer.choices[0].message.content or "").split() == [
+            f"w{token}" for token in wanted
+        ]  # here the end is a word
+        assert answer.usage.completion_tokens == len(wanted)
+    else:  # 8 bits may choose otherwise
+        assert answer.usage.completion_tokens >= 1
+        assert "weights as int8, kernels for" in log
