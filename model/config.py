@@ -93,7 +93,7 @@ def yarn_attention_factor(factor: float, mscale: float | None = None, mscale_all
 
 
 RopeScaling = Llama3RopeScaling | LinearRopeScaling | DynamicRopeScaling | YarnRopeScaling
-Architecture = Literal["llama", "mistral", "qwen2", "qwen3", "smollm3", "olmo2", "gemma3_text"]
+Architecture = Literal["llama", "mistral", "qwen2", "qwen3", "smollm3", "olmo2", "olmo3", "gemma3_text"]
 # How a layer turns queries and keys by their positions.
 Rope = Literal["main", "local", "none"]
 

@@ -167,7 +167,9 @@ def _local_theta(config: Mapping[str, Any], where: str) -> float:
     rope = (config.get("rope_parameters") or {}).get("sliding_attention") or {}
     if rope.get("rope_type", "default") != "default":
         raise CheckpointError(f"{where}: rope_type {rope['rope_type']!r} is not supported for sliding_attention.")
-    return float(rope.get("rope_theta", config.get("rope_local_base_freq", 10000.0)))
+    kind = KINDS[config.get("model_type", "llama")]
+    default = kind.local_theta or config.get("rope_theta", kind.rope_theta)
+    return float(rope.get("rope_theta", config.get("rope_local_base_freq", default)))
 
 
 def _rope(config: Mapping[str, Any], where: str) -> tuple[float, RopeScaling | None]:

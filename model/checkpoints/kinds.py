@@ -13,11 +13,12 @@ class Kind:
     """causal_lm: transformers' class.
 
     attention_bias, mlp_bias: None where the configuration says. o_bias: whether the output projection has attention's.
-    tied: whether head and embedding are one where the configuration does not say. window: slots of a sliding window,
-    head_dim, rope_theta: the same; None: hidden_size over heads. slides: whether layers have a window: none, all, those
-    that layer_types says if use_sliding_window (asked), or those that it says (typed), which have a rotary base of
-    their own. full_every: where it does not say, each so many-th has none. norms, qk_norm, activation: as in
-    TrunkConfig.
+    norms, qk_norm, activation: as in TrunkConfig.
+    Where the configuration does not say: tied, whether head and embedding are one; head_dim (None: hidden_size over
+    heads); rope_theta; window, slots of a sliding one.
+    slides: which layers have a window: none, all, those that layer_types says if use_sliding_window (asked), or those
+    that it says (typed; without it each full_every-th has none). Typed ones have a rotary base of their own:
+    local_theta where nothing says it (None: rope_theta).
     """
 
     causal_lm: str
@@ -28,6 +29,7 @@ class Kind:
     window: int | None = 4096
     head_dim: int | None = None
     rope_theta: float = 10000.0
+    local_theta: float | None = None
     slides: Literal["none", "all", "asked", "typed"] = "none"
     full_every: int = 1
     norms: Norms = "before"
@@ -47,11 +49,20 @@ KINDS = {
         causal_lm="SmolLM3ForCausalLM", mlp_bias=None, tied=True, window=None, slides="asked", rope_theta=2e6
     ),
     "olmo2": Kind(causal_lm="Olmo2ForCausalLM", norms="after", qk_norm="width"),
+    "olmo3": Kind(
+        causal_lm="Olmo3ForCausalLM",
+        rope_theta=5e5,
+        slides="typed",
+        full_every=4,
+        norms="after",
+        qk_norm="width",
+    ),
     "gemma3_text": Kind(
         causal_lm="Gemma3ForCausalLM",
         tied=True,
         head_dim=256,
         rope_theta=1e6,
+        local_theta=1e4,
         slides="typed",
         full_every=6,
         norms="around",

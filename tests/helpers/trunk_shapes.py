@@ -56,6 +56,15 @@ SHAPES: dict[str, dict[str, Any]] = {
     },
     "olmo2": OLMO2,
     "olmo2_with_biases": {**OLMO2, "qkv_bias": True, "o_bias": True, "num_kv_heads": 4, "tie_word_embeddings": False},
+    "olmo3": {
+        **OLMO2,
+        "architecture": "olmo3",
+        "sliding_window": 9,
+        "sliding_layers": (0, 1, 2),
+        "local_rope_theta": 10000.0,
+        "rope_scaling": YARN,
+        "max_position_embeddings": 256,
+    },
     "gemma3": GEMMA3,
     "gemma3_stretched": {
         **GEMMA3,

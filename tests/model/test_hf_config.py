@@ -47,7 +47,7 @@ def test_both_forms_of_rope(changes: dict[str, Any], theta: float, scaling: Llam
     [
         (
             {"model_type": "gemma"},
-            "gemma.*supported are: llama, mistral, qwen2, qwen3, smollm3, olmo2, gemma3_text, granite, phi3",
+            "gemma.*supported are: llama, mistral, qwen2, qwen3, smollm3, olmo2, olmo3, gemma3_text, granite, phi3",
         ),
         (
             {"rope_scaling": {"rope_type": "longrope", "factor": 2.0}},
@@ -116,7 +116,7 @@ def test_round_trip_and_what_transformers_writes(tmp_path: Path, shape: str) -> 
     assert read_trunk_config(tmp_path) == trunk
 
 
-@pytest.mark.parametrize("name", ["mistral", "qwen2", "qwen3", "smollm3", "gemma3_text"])
+@pytest.mark.parametrize("name", ["mistral", "qwen2", "qwen3", "smollm3", "olmo3", "gemma3_text"])
 @pytest.mark.parametrize("told", [{}, {"use_sliding_window": True, "max_window_layers": 3}, {"sliding_window": None},
                                   {"use_sliding_window": True, "sliding_window": 7}])  # fmt: skip
 def test_what_a_config_leaves_out_is_transformers_default(name: str, told: dict[str, Any]) -> None:
@@ -127,6 +127,10 @@ def test_what_a_config_leaves_out_is_transformers_default(name: str, told: dict[
     ours = parse_trunk_config(fields, "here")
     assert ours.head_dim == getattr(theirs, "head_dim", 8)
     assert ours.tie_word_embeddings == theirs.tie_word_embeddings
+    ropes = theirs.rope_parameters
+    assert ours.rope_theta == ropes.get("full_attention", ropes)["rope_theta"]
+    if ours.local_rope_theta is not None:
+        assert ours.local_rope_theta == ropes["sliding_attention"]["rope_theta"]
     assert ours.unturned_layers == tuple(
         i for i, turns in enumerate(getattr(theirs, "no_rope_layers", ())) if not turns
     )

@@ -24,6 +24,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "smollm3_untied": {"model_type": "smollm3", "no_rope_layers": [0, 1, 1], "tie_word_embeddings": False},
     "olmo2": {"model_type": "olmo2"},
     "olmo2_as_many_kv_heads": {"model_type": "olmo2", "num_key_value_heads": 4, "attention_bias": True},
+    "olmo3": {"model_type": "olmo3", "sliding_window": 12},
     "gemma3": {**GEMMA3, "query_pre_attn_scalar": 24, "head_dim": 16},
     "gemma3_untied": {**GEMMA3, "tie_word_embeddings": False, "head_dim": 16, "attention_bias": True},
     "gemma3_stretched": {
