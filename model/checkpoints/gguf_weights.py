@@ -1,4 +1,4 @@
-"""A GGUF file of a Llama model -> TrunkConfig and canonical tensors, dequantised once and cached as safetensors.
+"""A GGUF file of a Llama, Qwen or Gemma -> TrunkConfig and canonical tensors, dequantised once, cached as safetensors.
 
 The cache holds the weights in the dtype they are served in: bfloat16 is half the bytes to read at every start, and
 float32 keeps exactly what the quantised blocks say. It is keyed by the file's path, size and time, replaced atomically
@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 import tempfile
 import zlib
 from collections.abc import Callable, Mapping
@@ -26,25 +25,17 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from hamburger.model.checkpoints.hf_config import parse_trunk_config, read_trunk_config, trunk_config_json
+from hamburger.model.checkpoints.relatives import gemma3_factors
 from hamburger.model.checkpoints.sources import CheckpointError
-from hamburger.model.config import ModelConfig, TrunkConfig
+from hamburger.model.config import ModelConfig, TrunkConfig, tensor_shapes
 from hamburger.model.rotary import inverse_frequencies
 
 CACHE_FORMAT = 2
 """Part of the cache's key: raised whenever what the cache holds for the same GGUF file changes."""
 
-_NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
-_LAYER_NAMES = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
+# What llama.cpp calls an architecture -> transformers' model_type.
+_ARCHITECTURES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "gemma3": "gemma3_text"}
+_GEMMA_27B = 62  # layers, by which llama.cpp knows it: its attention's scale is not of a head's size
 _ROPE_FACTORS = "rope_freqs.weight"
 # The constants of every published Llama 3.1 and 3.2; a GGUF file keeps only the factors that follow from them.
 _LLAMA3_CONTEXT, _LLAMA3_LOW, _LLAMA3_HIGH = 8192, 1.0, 4.0
@@ -95,41 +86,52 @@ def _trunk_config(path: Path, reader: gguf.GGUFReader) -> TrunkConfig:
         return default if field is None else field.contents()
 
     architecture = get("general.architecture")
-    if architecture != "llama":
-        raise CheckpointError(f"{path}: architecture {architecture!r} is not supported; supported: llama.")
+    if architecture not in _ARCHITECTURES:
+        known = ", ".join(_ARCHITECTURES)
+        raise CheckpointError(f"{path}: architecture {architecture!r} is not supported; supported: {known}.")
+
+    def own(key: str) -> Any:
+        return get(f"{architecture}.{key}")
+
     shapes = {tensor.name: tensor.shape.tolist()[::-1] for tensor in reader.tensors}
     if "token_embd.weight" not in shapes:
         raise CheckpointError(f"{path} has no token_embd.weight: name a GGUF file with a whole model.")
-    hidden_size, num_heads = get("llama.embedding_length"), get("llama.attention.head_count")
-    head_dim = get("llama.attention.key_length")
+    hidden_size, num_heads, head_dim = own("embedding_length"), own("attention.head_count"), own("attention.key_length")
     if head_dim is None and type(num_heads) is int and type(hidden_size) is int and num_heads > 0:
         head_dim = hidden_size // num_heads
     unsupported = {
-        "llama.rope.scaling.type": "none",
-        "llama.rope.dimension_count": head_dim,
-        "llama.attention.value_length": head_dim,
-        "llama.expert_count": 0,
+        f"{architecture}.rope.scaling.type": "none",
+        f"{architecture}.rope.dimension_count": head_dim,
+        f"{architecture}.attention.value_length": head_dim,
+        f"{architecture}.expert_count": 0,
+        f"{architecture}.final_logit_softcapping": 0,
         "split.count": 1,
     }
+    scaling = None
+    if architecture == "gemma3" and own("rope.scaling.type") == "linear":
+        scaling = {"rope_type": "linear", "factor": _shortest(own("rope.scaling.factor"))}
+        del unsupported["gemma3.rope.scaling.type"]
     for key, only in unsupported.items():
         if get(key, only) not in (only, 0):
             raise CheckpointError(f"{path}: {key} is {get(key)!r}, and only {only!r} is supported.")
     ids = [get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
     config = {
-        "model_type": "llama",
+        "model_type": _ARCHITECTURES[architecture],
         "vocab_size": shapes["token_embd.weight"][0],
         "hidden_size": hidden_size,
-        "intermediate_size": get("llama.feed_forward_length"),
-        "num_hidden_layers": get("llama.block_count"),
+        "intermediate_size": own("feed_forward_length"),
+        "num_hidden_layers": own("block_count"),
         "num_attention_heads": num_heads,
-        "num_key_value_heads": get("llama.attention.head_count_kv"),
+        "num_key_value_heads": own("attention.head_count_kv"),
         "head_dim": head_dim,
-        "rms_norm_eps": _shortest(get("llama.attention.layer_norm_rms_epsilon")),
-        "rope_theta": _shortest(get("llama.rope.freq_base")),
+        "rms_norm_eps": _shortest(own("attention.layer_norm_rms_epsilon")),
+        "rope_theta": _shortest(own("rope.freq_base")),
         "tie_word_embeddings": "output.weight" not in shapes,
-        "max_position_embeddings": get("llama.context_length"),
+        "max_position_embeddings": own("context_length"),
         "eos_token_id": list(dict.fromkeys(i for i in ids if i is not None)),
     }
+    if architecture == "gemma3":
+        config |= {"sliding_window": own("attention.sliding_window"), "rope_scaling": scaling}
     if _ROPE_FACTORS in shapes:
         factors = next(tensor for tensor in reader.tensors if tensor.name == _ROPE_FACTORS)
         plain = parse_trunk_config(config, str(path))
@@ -156,22 +158,36 @@ def _llama3_scaling(path: Path, plain: TrunkConfig, factors: Tensor) -> dict[str
 
 def _dequantise(path: Path, reader: gguf.GGUFReader, trunk: TrunkConfig, dtype: torch.dtype) -> dict[str, Tensor]:
     """Tensor by tensor, so that float32 is never held for more than one. Unknown names stay for the strict check."""
-    tensors = {}
+    tensors, names = {}, _canonical_names(trunk)
+    turned = {"q_proj": trunk.num_heads, "k_proj": trunk.num_kv_heads} if trunk.architecture == "llama" else {}
+    factors = _factors(trunk)
     for tensor in reader.tensors:
         if tensor.name == _ROPE_FACTORS:
             continue
-        name, weight = _canonical(tensor.name), _numbers(path, tensor)
-        heads = {"q_proj": trunk.num_heads, "k_proj": trunk.num_kv_heads}.get(name.split(".")[-2], 0)
-        tensors[name] = (_unpermute(weight, heads, path, tensor.name) if heads else weight).to(dtype)
+        name, weight = names.get(tensor.name, f"gguf.{tensor.name}"), _numbers(path, tensor)
+        part = name.split(".")[-2]
+        if heads := turned.get(part):
+            weight = _unpermute(weight, heads, path, tensor.name)
+        factor = factors.get(name, factors.get(part, 1.0))
+        tensors[name] = (weight if factor == 1.0 else weight * factor).to(dtype)
     return tensors
 
 
-def _canonical(name: str) -> str:
-    layer = re.fullmatch(r"blk\.(\d+)\.(\w+)\.weight", name)
-    if layer and layer[2] in _LAYER_NAMES:
-        return f"model.layers.{layer[1]}.{_LAYER_NAMES[layer[2]]}.weight"
-    stem = name.removesuffix(".weight")
-    return f"{_NAMES[stem]}.weight" if stem in _NAMES else f"gguf.{name}"
+def _factors(trunk: TrunkConfig) -> dict[str, float]:
+    """A tensor's name, or a part of a layer -> what it is multiplied by. Gemma's norms are by 1 + weight already."""
+    if trunk.architecture != "gemma3_text":
+        return {}
+    attends = trunk.hidden_size // trunk.num_heads if trunk.num_layers == _GEMMA_27B else trunk.head_dim
+    return gemma3_factors(trunk.hidden_size, trunk.head_dim / attends, tied=trunk.tie_word_embeddings)
+
+
+def _canonical_names(trunk: TrunkConfig) -> dict[str, str]:
+    """The file's name of each canonical tensor -> that."""
+    architecture = next(theirs for theirs, ours in _ARCHITECTURES.items() if ours == trunk.architecture)
+    of_library = {name: key for key, name in gguf.MODEL_ARCH_NAMES.items()}[architecture]
+    names = gguf.get_tensor_name_map(of_library, trunk.num_layers)
+    found = ((names.get_name(name, (".weight", ".bias")), name) for name in tensor_shapes(ModelConfig(trunk=trunk)))
+    return {theirs: name for theirs, name in found if theirs is not None}
 
 
 def _numbers(path: Path, tensor: gguf.ReaderTensor) -> Tensor:

@@ -56,7 +56,7 @@ def retold_tensors(config: Mapping[str, Any], tensors: Mapping[str, Tensor], whe
                 return _phi3(config, tensors)
             case "gemma3_text":
                 return _gemma3(config, tensors)
-    except (KeyError, TypeError, ValueError, ZeroDivisionError, RuntimeError) as error:
+    except (KeyError, IndexError, TypeError, ValueError, ZeroDivisionError, RuntimeError) as error:
         raise CheckpointError(f"{where}: the weights are not those of its configuration: {error}") from error
     return dict(tensors)
 
@@ -86,19 +86,29 @@ def _granite(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[s
     return found
 
 
+def gemma3_factors(hidden_size: int, attends: float, *, tied: bool) -> dict[str, float]:
+    """What Gemma 3 computes beside its weights: a tensor's name, or a part of each layer -> what it is multiplied by.
+
+    attends: head_dim over query_pre_attn_scalar, whose root a Llama's own scale lacks. tied: as of Granite.
+    """
+    embedding = hidden_size**0.5
+    final = {"model.norm.weight": 1 / embedding} if tied else {}
+    return {"model.embed_tokens.weight": embedding, "q_norm": attends**0.5, **final}
+
+
 def _gemma3(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    kind, hidden = KINDS["gemma3_text"], int(config["hidden_size"])
-    head_dim = float(config.get("head_dim") or kind.head_dim or 0)
-    scale = (head_dim / float(config.get("query_pre_attn_scalar", 256))) ** 0.5  # beside what a Llama divides by
-    embedding = hidden**0.5
-    found = {name: 1 + tensor.float() if "norm" in name else tensor for name, tensor in tensors.items()}
-    if config.get("tie_word_embeddings", kind.tied):  # as of Granite
-        found.pop("lm_head.weight", None)
-        found["model.norm.weight"] = found["model.norm.weight"] / embedding
-    found["model.embed_tokens.weight"] = found["model.embed_tokens.weight"].float() * embedding
-    return {
-        name: tensor * scale if name.endswith("self_attn.q_norm.weight") else tensor for name, tensor in found.items()
-    }
+    kind = KINDS["gemma3_text"]
+    attends = float(config.get("head_dim") or kind.head_dim or 0) / float(config.get("query_pre_attn_scalar", 256))
+    tied = bool(config.get("tie_word_embeddings", kind.tied))
+    factors = gemma3_factors(int(config["hidden_size"]), attends, tied=tied)
+    found = {}
+    for name, tensor in tensors.items():
+        if tied and name == "lm_head.weight":  # the embedding once more
+            continue
+        factor = factors.get(name, factors.get(name.split(".")[-2], 1.0))
+        weight = 1 + tensor.float() if "norm" in name else tensor
+        found[name] = weight if factor == 1.0 else weight.float() * factor
+    return found
 
 
 def _phi3(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -174,7 +174,7 @@ def bias(writer: gguf.GGUFWriter) -> None:
 @pytest.mark.parametrize(
     ("kwargs", "named"),
     [
-        ({"architecture": "qwen2"}, "qwen2.*supported: llama"),
+        ({"architecture": "phi3"}, "phi3.*supported: llama, qwen2, qwen3, gemma3"),
         ({"change": linear_scaling}, r"rope\.scaling\.type is 'linear'"),
         ({"change": experts}, "expert_count is 8"),
         ({"change": one_of_two_files}, r"split\.count is 2"),
