@@ -60,7 +60,7 @@ def load_checkpoint(
 
             checkpoint = Checkpoint(*load_gguf(source.path, source.base_path, dtype, on_progress))
         else:
-            checkpoint = _load_plain(source.path)
+            checkpoint = _load_plain(source.path, on_progress)
     except ConfigError as error:
         raise CheckpointError(f"{source.path}: {error}") from error
     tensors = verified(checkpoint.config, checkpoint.tensors, str(source.path))
@@ -228,15 +228,21 @@ def _load_base(folder: Path, dtype: torch.dtype, on_progress: Callable[[str], No
 
         found = Checkpoint(*load_gguf(embedded_gguf(), BUILTIN, dtype, on_progress))
     else:
-        found = _load_plain(folder)
+        found = _load_plain(folder, on_progress)
     return Checkpoint(found.config, verified(found.config, found.tensors, str(folder)))
 
 
-def _load_plain(folder: Path) -> Checkpoint:
+def _load_plain(folder: Path, on_progress: Callable[[str], None]) -> Checkpoint:
     """A Hugging Face folder."""
     trunk, tensors = read_trunk_config(folder), read_folder(folder)
     file = folder / "config.json"
-    return Checkpoint(ModelConfig(trunk=trunk), retold_tensors(read_json(file), tensors, str(file)))
+    config = read_json(file)
+    retold = retold_tensors(config, tensors, str(file))
+    if config.get("model_type") == "gemma3":
+        on_progress(
+            f"this model reads images, but its text part alone is served: {len(retold)} of {len(tensors)} tensors"
+        )
+    return Checkpoint(ModelConfig(trunk=trunk), retold)
 
 
 def _check_own(

@@ -4,6 +4,7 @@
 | --- | --- | --- |
 | `granite` (3.x, dense) | factors of embedding, attention, residual branches, logits | multiplied into the weights |
 | `phi3` (Phi-3, Phi-4) | joined linears of q, k, v, and of gate and up | cut apart |
+| `gemma3` (Gemma 3 with images) | a language model beside a vision tower | the former is read, as `gemma3_text` |
 | `gemma3_text` (Gemma 3) | norms by 1 + weight, a factor of the embedding, attention's scale | put into the weights |
 
 Their forward passes are those of transformers' modeling_granite.py, modeling_phi3.py and modeling_gemma3.py. What is
@@ -21,14 +22,26 @@ from hamburger.model.checkpoints.sources import CheckpointError
 if TYPE_CHECKING:  # the HTTP process asks what is supported, and has no torch
     from torch import Tensor
 
-_RETOLD = {"granite": "llama", "phi3": "mistral"}
+_RETOLD = {"granite": "llama", "phi3": "mistral", "gemma3": "gemma3_text"}
 RELATIVES = tuple(_RETOLD)
+# What the text_config of published ones leaves out, as transformers fills it in.
+_GEMMA_DEFAULTS: dict[str, Any] = {
+    "vocab_size": 262208,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-6,
+}
+# How the names of its tensors begin, by what wrote them, and how they do without images.
+_GEMMA_TEXT = {"language_model.": "", "model.language_model.": "model.", "lm_head.": "lm_head."}
 _GEMMA_ALONE = ("attn_logit_softcapping", "final_logit_softcapping", "use_bidirectional_attention")
 
 
 def retold_config(config: Mapping[str, Any], where: str) -> Mapping[str, Any]:
     """A configuration of one of RELATIVES as its kind's; any other as it is. Raises CheckpointError for what Gemma 3
     may say and nobody computes here."""
+    if config.get("model_type") == "gemma3":
+        config = _gemma3_text(config, where)
     kind = config.get("model_type")
     for field in _GEMMA_ALONE if kind == "gemma3_text" else ():
         if config.get(field):
@@ -54,6 +67,14 @@ def retold_tensors(config: Mapping[str, Any], tensors: Mapping[str, Tensor], whe
                 return _granite(config, tensors)
             case "phi3":
                 return _phi3(config, tensors)
+            case "gemma3":
+                text = {
+                    ours + name.removeprefix(theirs): tensor
+                    for name, tensor in tensors.items()
+                    for theirs, ours in _GEMMA_TEXT.items()
+                    if name.startswith(theirs)
+                }
+                return _gemma3(_gemma3_text(config, where), text)
             case "gemma3_text":
                 return _gemma3(config, tensors)
     except (KeyError, IndexError, TypeError, ValueError, ZeroDivisionError, RuntimeError) as error:
@@ -84,6 +105,15 @@ def _granite(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[s
             if part in name and factor != 1.0:
                 found[name] = tensor.float() * factor
     return found
+
+
+def _gemma3_text(config: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """The text_config of a Gemma 3 with images, as of one without; end tokens that stand beside it win."""
+    text = config.get("text_config")
+    if not isinstance(text, dict):
+        raise CheckpointError(f"{where}: text_config, the language model of a gemma3, is missing.")
+    ends = config.get("eos_token_id") or text.get("eos_token_id")
+    return {**_GEMMA_DEFAULTS, **text, "model_type": "gemma3_text", "eos_token_id": ends}
 
 
 def gemma3_factors(hidden_size: int, attends: float, *, tied: bool) -> dict[str, float]:

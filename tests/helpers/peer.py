@@ -45,12 +45,10 @@ SIZES = {
 }  # fmt: skip
 
 
-def saved(folder: Path, **changes: Any) -> Any:
+def saved(folder: Path, form: Any = AutoModelForCausalLM, **changes: Any) -> Any:
     """transformers' model of SIZES with random weights, saved; biases and norms too, which it would begin at 0 or 1."""
     torch.manual_seed(3)
-    made: Any = AutoModelForCausalLM.from_config(
-        AutoConfig.for_model(**{**SIZES, **changes}), attn_implementation="eager"
-    )
+    made: Any = form.from_config(AutoConfig.for_model(**{**SIZES, **changes}), attn_implementation="eager")
     for name, parameter in made.named_parameters():
         if name.endswith("bias"):
             parameter.data.normal_(std=0.3)

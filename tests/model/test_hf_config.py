@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from transformers import AutoConfig
 
 from hamburger.model.checkpoints.hf_config import parse_trunk_config, read_trunk_config, trunk_config_json
 from hamburger.model.checkpoints.sources import CheckpointError
-from hamburger.model.config import Llama3RopeScaling
+from hamburger.model.config import LinearRopeScaling, Llama3RopeScaling
 from small_models import trunk_config
 from trunk_shapes import LLAMA3, SHAPES
 
@@ -47,7 +48,7 @@ def test_both_forms_of_rope(changes: dict[str, Any], theta: float, scaling: Llam
     [
         (
             {"model_type": "gemma"},
-            "gemma.*supported are: llama, mistral, qwen2, qwen3, smollm3, olmo2, olmo3, gemma3_text, granite, phi3",
+            "gemma.*: llama, mistral, qwen2, qwen3, smollm3, olmo2, olmo3, gemma3_text, granite, phi3, gemma3",
         ),
         (
             {"rope_scaling": {"rope_type": "longrope", "factor": 2.0}},
@@ -66,6 +67,7 @@ def test_both_forms_of_rope(changes: dict[str, Any], theta: float, scaling: Llam
         ),
         ({"model_type": "mistral", "attention_bias": None, "sliding_window": 0}, "sliding_window is 0"),
         ({"model_type": "smollm3", "no_rope_layers": [1, 0]}, "no_rope_layers"),
+        ({"model_type": "gemma3"}, "text_config.*is missing"),
         ({"model_type": "gemma3_text", "final_logit_softcapping": 30.0}, "final_logit_softcapping is 30"),
         ({"model_type": "gemma3_text", "hidden_activation": "gelu"}, "hidden_activation is 'gelu'"),
         (
@@ -139,6 +141,19 @@ def test_what_a_config_leaves_out_is_transformers_default(name: str, told: dict[
     sliding = () if window is None else tuple(i for i, kind in enumerate(kinds) if kind == "sliding_attention")
     assert ours.sliding_layers == sliding
     assert ours.sliding_window == (window if sliding else None)
+
+
+def test_gemma_with_images_leaves_the_published_ones_sizes_out() -> None:
+    text = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 7, "sliding_window": 1024}
+    theirs: Any = AutoConfig.for_model("gemma3", text_config=text).text_config
+    ours = parse_trunk_config({"model_type": "gemma3", "text_config": text, "eos_token_id": [1, 106]}, "here")
+    assert ours == replace(parse_trunk_config(theirs.to_dict(), "here"), eos_token_ids=(1, 106))
+    stretched = {
+        "model_type": "gemma3",
+        "text_config": {**text, "rope_scaling": {"rope_type": "linear", "factor": 8.0}},
+    }
+    assert parse_trunk_config(stretched, "here").rope_scaling == LinearRopeScaling(factor=8.0)
+    assert parse_trunk_config(stretched, "here").context_tokens == 131072
 
 
 def test_the_context_is_what_the_scaling_makes_of_it() -> None:

@@ -8,13 +8,15 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForImageTextToText
 
 from hamburger.model.assemble import assemble
 from hamburger.model.checkpoints.load import load_checkpoint
 from hamburger.model.checkpoints.sources import resolve_source
 from hamburger.model.execution import Execution
 from hamburger.model.steps import EagerSteps
-from peer import greedy, saved
+from peer import SIZES, greedy, saved
 from small_models import CPU, core_of, params, run_core, tokens_of
 from verified import free_rows
 
@@ -76,3 +78,25 @@ def test_drafts_and_cached_prefixes_change_no_token(tmp_path: Path, kind: str) -
         assert tokens_of(outputs) == wanted
         assert outputs[0].cached_slots == cached
         assert any(output.drafts for output in outputs)
+
+
+@pytest.mark.parametrize("newer", [False, True])
+def test_of_a_gemma_with_images_the_text_part_is_served(tmp_path: Path, newer: bool) -> None:
+    ids = {"image_token_index": 90, "boi_token_index": 91, "eoi_token_index": 92, "mm_tokens_per_image": 4}
+    vision = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    peer = saved(
+        tmp_path, AutoModelForImageTextToText, model_type="gemma3",
+        text_config={**SIZES, **GEMMA3, "head_dim": 16}, vision_config={**vision, "image_size": 28, "patch_size": 14},
+        **ids,
+    )  # fmt: skip
+    if newer:  # names of a later transformers
+        tensors = load_file(tmp_path / "model.safetensors")
+        renamed = {name.replace("language_model.model.", "model.language_model."): t for name, t in tensors.items()}
+        assert renamed.keys() != tensors.keys()
+        save_file(renamed, tmp_path / "model.safetensors")
+    told: list[str] = []
+    checkpoint = load_checkpoint(resolve_source(str(tmp_path)), torch.float32, on_progress=told.append)
+    model = assemble(checkpoint.config, checkpoint.tensors, dtype=torch.float32, device=CPU, max_positions=256)
+    outputs = run_core(core_of(model), {"r": (PROMPT, params(max_tokens=24, ignore_eos=True))})["r"]
+    assert tokens_of(outputs) == greedy(peer, PROMPT, 24)
+    assert [line.startswith("this model reads images, but its text part alone is served") for line in told] == [True]
