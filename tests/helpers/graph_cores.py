@@ -33,6 +33,8 @@ MODELS: dict[str, ModelConfig] = {
     "dynamic_rope": ModelConfig(trunk=trunk_config(**TRUNKS["dynamic_rope"]), graft=graft_config()),
     "merge_adapter": grafted(adapter_rank=32),
     "sliding": ModelConfig(trunk=trunk_config(**TRUNKS["qwen2_sliding"]), graft=graft_config()),
+    "gemma3": ModelConfig(trunk=trunk_config(**TRUNKS["gemma3"]), graft=graft_config()),
+    "smollm3": ModelConfig(trunk=trunk_config(**TRUNKS["smollm3"]), graft=graft_config()),
 }
 
 

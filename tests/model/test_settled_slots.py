@@ -33,12 +33,15 @@ from small_models import CPU, core_of, graft_config, params, plain_model, random
 from verified import free_rows
 
 LENGTH = 160
+UNTURNED = (1,)  # a layer whose keys have no position
 SETTLING = Settling(window=20, keep=1 / 4, growth=1 / 4, chunk=16, apart=8)
 AT_LIMIT = replace(SETTLING, limit=60)  # one chunk has slots at a time
 
 
 def config_of(*, grafted: bool) -> ModelConfig:
-    trunk = trunk_config(vocab_size=128, eos_token_ids=(1,), max_position_embeddings=LENGTH, **WIDE)
+    trunk = trunk_config(
+        vocab_size=128, eos_token_ids=(1,), max_position_embeddings=LENGTH, unturned_layers=UNTURNED, **WIDE
+    )
     return ModelConfig(trunk=trunk, graft=graft_config() if grafted else None)
 
 
@@ -83,7 +86,9 @@ class Masked:
             first = self._start + settled
             for layer, keys in enumerate(self._keys):
                 for head in range(trunk.num_kv_heads):
-                    apart = torch.stack([self._apart(keys[first + i, head], first + i) for i in range(settling.chunk)])
+                    apart = keys[first : first + settling.chunk, head]
+                    if layer not in UNTURNED:
+                        apart = torch.stack([self._apart(key, first + i) for i, key in enumerate(apart)])
                     units = apart / apart.norm(dim=1, keepdim=True)
                     mean = units.mean(0)
                     alike = units @ (mean / mean.norm())
@@ -105,7 +110,7 @@ class Masked:
         model, places = self._model, torch.arange(len(self._ids))
         past = places <= places[:, None]
         self._keys: list[Tensor] = []
-        cos, sin = model.rotary(places)
+        angles = model.rotary.of_layers(places)
 
         def attend(index: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             self._keys.append(k)
@@ -117,7 +122,7 @@ class Masked:
             return torch.einsum("hqk,khd->qhd", weights, values).flatten(1)
 
         def layer(index: int, x: Tensor) -> Tensor:
-            out: Tensor = model.trunk.layers[index](x, cos, sin, partial(attend, index))
+            out: Tensor = model.trunk.layers[index](x, *angles[index], partial(attend, index))
             return out
 
         x = model.embed_tokens(self._ids)
@@ -201,7 +206,7 @@ def test_a_window_beyond_the_answer_is_the_whole_model(form: str) -> None:
 
 
 def test_a_probe_chooses_by_keys_without_their_positions_and_values_norms() -> None:
-    trunk = replace(config_of(grafted=False).trunk, unturned_layers=(1,))
+    trunk = config_of(grafted=False).trunk
     layers, heads, dim = trunk.num_layers, trunk.num_kv_heads, trunk.head_dim
     rotary = RotaryEmbedding(trunk, LENGTH, CPU, torch.float32)
     keys, values = torch.randn(2, layers, 8, heads, dim, generator=torch.Generator().manual_seed(1))
@@ -227,7 +232,7 @@ def test_of_equals_the_newest_stay() -> None:
     keys[:, 2] = other
     positions = torch.arange(90, 98)
     held = torch.stack((rotate(keys, *rotary(positions)), keys), dim=2)
-    assert SlotChoice(rotary).best(held, positions, 3)[1, :, 0].tolist() == [2, 6, 7]
+    assert SlotChoice(rotary).best(held, positions, 3)[0, :, 0].tolist() == [2, 6, 7]
 
 
 def test_a_fitted_probe_is_another_choice_and_as_exact() -> None:
@@ -253,7 +258,7 @@ def test_a_fitted_probe_is_another_choice_and_as_exact() -> None:
 def test_kernels_move_what_plain_settling_moves(dtype: torch.dtype, fitted: bool, instructions: InstructionSet) -> None:
     if (kernels := load_kernels(instructions)) is None:
         pytest.skip("built without a compiler, or for another processor")
-    trunk = trunk_config(num_layers=3, unturned_layers=(1,), **{**WIDE, "head_dim": 64})
+    trunk = trunk_config(num_layers=3, unturned_layers=UNTURNED, **{**WIDE, "head_dim": 64})
     draw = torch.Generator().manual_seed(4)
     rotary = RotaryEmbedding(trunk, 500, CPU, torch.float32)
     probe = torch.randn(3, trunk.num_kv_heads, 65, generator=draw) if fitted else None
