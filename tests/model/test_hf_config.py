@@ -156,6 +156,20 @@ def test_gemma_with_images_leaves_the_published_ones_sizes_out() -> None:
     assert parse_trunk_config(stretched, "here").context_tokens == 131072
 
 
+def test_rotary_bases_as_gemma_wrote_them_first() -> None:
+    fields = {**config(), "model_type": "gemma3_text", "rope_theta": 7e5, "rope_local_base_freq": 3e4}
+    fields |= {"sliding_window_pattern": 3, "sliding_window": 64, "num_hidden_layers": 7}
+    ours, theirs = parse_trunk_config(fields, "here"), AutoConfig.for_model(**fields)
+    assert (ours.rope_theta, ours.local_rope_theta, ours.sliding_layers) == (7e5, 3e4, (0, 1, 3, 4, 6))
+    assert {name: rope["rope_theta"] for name, rope in theirs.rope_parameters.items()} == {
+        "full_attention": 7e5,
+        "sliding_attention": 3e4,
+    }
+    assert theirs.layer_types == [
+        "sliding_attention" if i in ours.sliding_layers else "full_attention" for i in range(7)
+    ]
+
+
 def test_the_context_is_what_the_scaling_makes_of_it() -> None:
     tokens = {name: trunk_config(**shape).context_tokens for name, shape in SHAPES.items()}
     assert tokens["grouped"] == tokens["llama3_rope"] == 512
