@@ -1,8 +1,11 @@
-"""A scripted server for each client test, and no key from the environment."""
+"""A scripted server for each client test, standard input, and nothing kept in or taken from the real environment."""
 
 from __future__ import annotations
 
+import io
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -25,3 +28,18 @@ def eval_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[EvalServer]:
     running = EvalServer()
     with serve(running):
         yield running
+
+
+@pytest.fixture
+def pipe(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
+    """Standard input as a pipe; `say` fills it."""
+    stdin = io.StringIO()
+    monkeypatch.setattr(sys, "stdin", stdin)
+    return stdin
+
+
+@pytest.fixture(autouse=True)
+def history(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where these tests' typed lines are kept."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    return tmp_path / "hamburger" / "chat_history"

@@ -1,0 +1,87 @@
+"""How the terminal chat shows an answer: its groups in colours, the line of figures under it, the title."""
+
+from __future__ import annotations
+
+import io
+import re
+
+import httpx
+from rich.console import Console
+
+from chat_terminal import Captured, run_chat, say
+from hamburger.clients import chat
+from hamburger.clients.chat_answer import Painter, summary
+from hamburger.clients.figures import Answer
+from hamburger.clients.wire import StreamDecoder, StreamEvent, Usage
+from scripted_server import Reply, ScriptedServer, drafting_stream
+
+
+def test_neighbouring_groups_differ_in_colour_and_control_characters_stay_out() -> None:
+    file = io.StringIO()
+    painter = Painter(Console(file=file, force_terminal=True, color_system="standard", highlight=False))
+    events = [("a\x1b[2J", 0), ("", 1), ("b\tc", 2), ("d", 2), ("e\n", 3)]
+    for text, index in events:
+        painter.show(StreamEvent(text, [1], index))
+    painter.end_line()
+    cyan, yellow = "\x1b[36m", "\x1b[33m"
+    written = file.getvalue().replace("\x1b[0m", "")
+    assert written == f"{yellow}a[2J{cyan}b\tc{cyan}d{yellow}e\n"
+    assert painter.text == "a\x1b[2Jb\tcde\n"
+
+
+def test_the_summary_of_nothing_and_of_a_usual_answer() -> None:
+    assert summary(Answer(1.0), stopped=True) == "0 tokens · stopped"
+    answer = Answer(1.0)
+    for now in (1.5, 2.5):
+        answer.add(StreamEvent("a", [1, 2, 3], 0), now)
+    answer.add(StreamEvent(usage=Usage(9, 5, 2)), 3.0)
+    text = "5 tokens · 2 KV slots · 2.50 tokens per KV · 4.0 tokens/s · first token after 0.50 s"
+    assert summary(answer, stopped=False) == text
+
+
+def test_verified_groups_show_steps_and_drafts(server: ScriptedServer, pipe: io.StringIO, capsys: Captured) -> None:
+    say(pipe, "hello")
+    server.replies = [Reply(drafting_stream())]
+    assert run_chat(server) == 0
+    printed = capsys.readouterr()
+    assert printed.out == "one two three four\n"
+    assert printed.err.startswith("6 tokens · 6 KV slots · 2.00 tokens per step · 3 of 5 drafts accepted · ")
+
+
+def test_a_group_with_accepted_drafts_is_bold() -> None:
+    file = io.StringIO()
+    painter = Painter(Console(file=file, force_terminal=True, color_system="standard", highlight=False))
+    for index, accepted in enumerate([0, 2, 0]):
+        painter.show(StreamEvent("x", [1] * (1 + accepted), index, num_drafted=3, num_accepted=accepted))
+    cyan, yellow = "\x1b[36m", "\x1b[33m"
+    assert file.getvalue().replace("\x1b[0m", "") == f"{yellow}x{cyan.replace('[', '[1;')}x{yellow}x"
+
+
+def test_an_answer_that_was_stopped_counts_slots_and_steps_by_its_groups() -> None:
+    answer, decoder = Answer(1.0), StreamDecoder()
+    for chunk in drafting_stream()[:2]:
+        for event in decoder.feed(chunk):
+            answer.add(event, 2.0)
+    text = "4 tokens · 4 KV slots · 2.00 tokens per step · 2 of 3 drafts accepted · first token after 1.00 s · stopped"
+    assert summary(answer, stopped=True) == text
+
+
+def test_an_answer_that_settles_shows_tokens_per_kv_and_per_step() -> None:
+    answer = Answer(1.0)
+    answer.add(StreamEvent("a", [1, 2], 0, num_drafted=1, num_accepted=1), 2.0)
+    answer.add(StreamEvent(usage=Usage(9, 1024, 470, macro_steps=640)), 3.0)
+    told = summary(answer, stopped=False)
+    assert told.startswith("1024 tokens · 470 KV slots · 2.18 tokens per KV · 1.60 tokens per step · ")
+
+
+def test_what_a_growing_answer_holds_is_the_terminals_title(server: ScriptedServer, pipe: io.StringIO) -> None:
+    file = io.StringIO()
+    out, err = Console(file=file, force_terminal=True, highlight=False), Console(stderr=True)
+    talk = chat.Conversation("m", counts_live=True, messages=[{"role": "user", "content": "hello"}])
+    server.replies = [Reply(drafting_stream())]
+    with httpx.Client(base_url=server.url) as client:
+        assert not chat._answer(client, talk, out, err)
+    assert server.requests[-1]["stream_options"] == {"include_usage": True, "continuous_usage_stats": True}
+    titles = re.findall(r"\x1b\]0;([^\x07]*)\x07", file.getvalue())
+    assert titles[0] == "1 tokens in 1 KV slots"
+    assert titles[-1] == "6 tokens in 6 KV slots"
