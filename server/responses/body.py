@@ -160,6 +160,7 @@ class ResponsesBody(Schema):
     confidence: float | None = Field(None, description="As in chat completions.")
     settle: bool | None = Field(None, description="As in chat completions.")
     seed: int | None = Field(None, description="As in chat completions.")
+    ignore_eos: bool | None = Field(None, description="As in chat completions.")
 
     @property
     def is_stored(self) -> bool:
@@ -197,7 +198,10 @@ class ResponsesBody(Schema):
     def chat(self, turns: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """A body of /v1/chat/completions. turns: what was said before, and the input's."""
         instructions = [{"role": "system", "content": self.instructions}] if self.instructions else []
-        same = ("model", "stream", "temperature", "top_p", "parallel_tool_calls", "confidence", "settle", "seed")
+        same = (
+            "model", "stream", "temperature", "top_p", "parallel_tool_calls", "confidence", "settle", "seed",
+            "ignore_eos",
+        )  # fmt: skip
         chat: dict[str, Any] = {name: getattr(self, name) for name in same}
         chat |= {"messages": [*instructions, *turns], "max_completion_tokens": self.max_output_tokens}
         if self.top_logprobs is not None or "message.output_text.logprobs" in (self.include or ()):

@@ -76,6 +76,18 @@ async def test_one_that_is_cut_is_incomplete() -> None:
     assert response.output[0].to_dict()["status"] == "incomplete"
 
 
+async def test_an_end_may_be_ignored() -> None:
+    """Load generators ask for it, to get as many tokens as they want."""
+    async with client([[104], [EOS], [105], [106]]) as (api, _):
+        asked: dict[str, Any] = {"model": MODEL, "input": "Hi", "max_output_tokens": 4}
+        ends = await api.responses.create(**asked)
+        goes_on = await api.responses.create(**asked, extra_body={"ignore_eos": True})
+    assert [(response.status, response.output_text) for response in (ends, goes_on)] == [
+        ("completed", "h"),
+        ("incomplete", "hij"),
+    ]
+
+
 async def test_a_stream_is_typed_numbered_and_whole() -> None:
     async with client() as (api, server):
         whole = await api.responses.create(model=MODEL, input="Hi", include=["message.output_text.logprobs"])
