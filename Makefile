@@ -44,7 +44,7 @@ test-compilers: setup-dev ## proves what Triton's compiler makes of the GPU path
 test-page: setup-dev ## proves the playground in a real Chromium, which must be installed; pictures in build/page/ | 2 min
 	@exec $(BIN)/pytest -m page $(TEST_FILES) $(ARGS)
 
-test-clients: setup-dev $(CLIENTS_VENV)/.ready ## proves the API with lm_eval, evalplus, LangChain, LiteLLM, llm, anthropic, Pydantic AI, Instructor, schemathesis, curl | 10 min
+test-clients: setup-dev $(CLIENTS_VENV)/.ready ## proves the API with lm_eval, evalplus, LangChain, LlamaIndex, DSPy, LiteLLM, llm, anthropic, Pydantic AI, Instructor, GuideLLM, schemathesis, curl | 10 min
 	@CLIENTS_VENV=$(CLIENTS_VENV) exec $(BIN)/pytest -m interop $(ARGS)
 
 test-scale: setup-dev $(SCALE_VENV)/.ready ## proves replicas on Ray Serve: streams, a killed replica, a rolling update | 10 min

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -15,3 +16,11 @@ def test_the_versions_are_those_of_the_lock() -> None:
     told = re.findall(r"^\| [^|]+ \| `([^`]+)` \| ([0-9][^ ]*) \|", document, flags=re.MULTILINE)
     assert len(told) > 5
     assert {package: locked[package.replace("_", "-")] for package, _ in told} == dict(told)
+
+
+def test_what_was_recorded_is_in_the_table() -> None:
+    recorded = json.loads((ROOT / "tests/data/interop/recorded.json").read_text(encoding="utf-8"))
+    document = (ROOT / "docs/clients.md").read_text(encoding="utf-8")
+    assert len(recorded) == 3
+    for client in recorded:
+        assert f"\n| {client['client']} | {client['version']} | " in document

@@ -1,4 +1,4 @@
-"""LangChain, LiteLLM, Anthropic's package, Pydantic AI, Instructor, llm and curl, as their users call them."""
+"""Packages and commands that speak to models, from LangChain to curl, as their users call them."""
 
 from __future__ import annotations
 
@@ -29,6 +29,37 @@ def test_langchain(clients: Clients, burger: RealServer, composed: RealServer) -
     assert isinstance(found["structured"]["year"], int)
     assert set(found["tool_calls"]) == {"weather"}
     assert found["logprobs"] == found["usage"]["output_tokens"]
+
+
+def test_llama_index(clients: Clients, burger: RealServer) -> None:
+    found = clients.program("llama_index_chat.py", f"{burger.url}/v1", MODEL)
+    assert "Paris" in found["text"]
+    assert found["streamed"] == found["text"]
+    assert found["asynchronous"] == [found["text"]] * 4
+    assert found["pieces"] > 1
+    assert found["usage"] > 0
+    assert found["completion"] == found["completion_streamed"] != ""
+    assert found["calls"] == [["weather", ["city"]]]
+    assert len(found["ships"]) == 2  # by a tool, by a JSON Schema
+    for ship in found["ships"]:
+        assert ship.keys() == {"name", "year"}
+        assert 1000 <= ship["year"] <= 2100
+
+
+def test_dspy(clients: Clients, burger: RealServer) -> None:
+    found = clients.program("dspy_modules.py", f"{burger.url}/v1", MODEL)
+    assert "Paris" in found["text"]
+    assert found["asynchronous"] == [found["text"]] * 4
+    assert found["known"] == found["text"]
+    assert 0 < found["usage"]["completion_tokens"] < found["usage"]["prompt_tokens"]
+    assert found["kind"] in ("animal", "plant", "city")
+    assert "".join(found["streamed"]).strip('"') == found["kind"]
+    [[tool, arguments]] = found["calls"]
+    assert tool == "weather"
+    assert "Oslo" in str(arguments) or "Rome" in str(arguments)
+    assert found["unknown"].startswith("LMUnsupportedModelError")
+    assert "other" in found["unknown"]
+    assert "maximum context length is 1024 tokens" in found["too_long"]
 
 
 def test_litellm(clients: Clients, burger: RealServer) -> None:
