@@ -259,7 +259,7 @@ class AsyncEngine:
         if not hosted.ready.done():
             hosted.ready.set_exception(event.error or EngineDead("The engine ended before it was ready."))
             return  # nothing was asked of it
-        if event.error is None:
+        if event.error is None or hosted.ready.cancelled():  # it was to stop, or nobody waited for its start any more
             return
         if hosted is self._hosted:
             self._step_started = None

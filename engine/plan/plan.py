@@ -37,7 +37,8 @@ class WeightReads:
 class Shape:
     """What planning needs of a model. weights_bytes: all that is loaded. max_model_len: None where nothing says it.
 
-    tokens_per_kv: what was measured of the checkpoint; reads: None where only a number of parameters is known.
+    tokens_per_kv: what was measured of the checkpoint; reads: None where only a number of parameters is known. slides:
+    whether some layers see a sliding window.
     """
 
     name: str
@@ -52,6 +53,7 @@ class Shape:
     max_group: int | None
     tokens_per_kv: float
     reads: WeightReads | None
+    slides: bool = False
 
     @property
     def slot_bytes(self) -> int:
@@ -151,6 +153,7 @@ def shape_of(name: str, config: ModelConfig, dtype: str, kv_dtype: str | None = 
         max_group=config.max_group,
         tokens_per_kv=graft.expected_tokens_per_kv if graft and graft.groups == "composed" else 1.0,
         reads=WeightReads(trunk=plain + stop, head=head, merge=of("embedder.", "adapter."), micro=micro, plain=plain),
+        slides=bool(trunk.sliding_layers),
     )
 
 
@@ -165,6 +168,10 @@ def make_plan(shape: Shape, machine: Machine, load: Load) -> Plan:
         max_model_len=context,
         max_num_seqs=load.max_num_seqs,
     )
+    if load.settling is not None and shape.slides:
+        raise ConfigError(
+            f"settle is on, but layers of {shape.name} see a sliding window of slots, which would move: leave it out."
+        )
     held, most = _answer_slots(ratio, load)
     slots = load.prompt_tokens + most
     plain_slots = load.prompt_tokens + load.output_tokens

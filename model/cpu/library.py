@@ -8,6 +8,7 @@ The package builds the kernels where it finds a C++ compiler; without them the r
 from __future__ import annotations
 
 import ctypes
+import logging
 from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Literal
@@ -18,6 +19,8 @@ from torch import Tensor
 from hamburger.model.config import TrunkConfig
 from hamburger.model.cpu.structs import check_layouts
 from hamburger.model.device.host_memory import Arena
+
+logger = logging.getLogger(__name__)
 
 InstructionSet = Literal["avx512", "avx2"]
 
@@ -81,7 +84,12 @@ def load_kernels(instructions: InstructionSet | None = None) -> Kernels | None:
         return None
     try:
         library = ctypes.CDLL(spec.origin)
-        if library.hb_format() != _FORMAT:
+        if (built := library.hb_format()) != _FORMAT:
+            logger.warning(
+                "The compiled kernels (%s) are of another version of this package (%d, not %d), so plain torch serves, "
+                "several times slower: install the package again (`make setup`, or `pip install -e .`).",
+                spec.origin, built, _FORMAT,
+            )  # fmt: skip
             return None
     except (OSError, AttributeError):  # torch without GNU OpenMP; a file that is not our library
         return None

@@ -125,7 +125,37 @@ class ReasoningConfig(Schema):
     effort: Literal[EFFORTS] | None = None  # type: ignore[valid-type]
 
 
-class ResponsesBody(Schema):
+def _as_in_chat() -> Any:
+    return Field(None, description="As in chat completions.")
+
+
+class FieldsOfChat(Schema):
+    """What OpenAI's form lacks and other servers' clients send; the chat's body checks them."""
+
+    confidence: Any = _as_in_chat()
+    settle: Any = _as_in_chat()
+    seed: Any = _as_in_chat()
+    top_k: Any = _as_in_chat()
+    min_p: Any = _as_in_chat()
+    min_tokens: Any = _as_in_chat()
+    stop: Any = _as_in_chat()
+    stop_token_ids: Any = _as_in_chat()
+    include_stop_str_in_output: Any = _as_in_chat()
+    ignore_eos: Any = _as_in_chat()
+    presence_penalty: Any = _as_in_chat()
+    frequency_penalty: Any = _as_in_chat()
+    repetition_penalty: Any = _as_in_chat()
+    logit_bias: Any = _as_in_chat()
+    allowed_token_ids: Any = _as_in_chat()
+    bad_words: Any = _as_in_chat()
+    skip_special_tokens: Any = _as_in_chat()
+    truncate_prompt_tokens: Any = _as_in_chat()
+    priority: Any = _as_in_chat()
+    cache_salt: Any = _as_in_chat()
+    chat_template_kwargs: Any = _as_in_chat()
+
+
+class ResponsesBody(FieldsOfChat):
     """POST /v1/responses."""
 
     refused: ClassVar[Mapping[str, Refused]] = {
@@ -157,10 +187,6 @@ class ResponsesBody(Schema):
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
     user: str | None = None
-    confidence: float | None = Field(None, description="As in chat completions.")
-    settle: bool | None = Field(None, description="As in chat completions.")
-    seed: int | None = Field(None, description="As in chat completions.")
-    ignore_eos: bool | None = Field(None, description="As in chat completions.")
 
     @property
     def is_stored(self) -> bool:
@@ -198,10 +224,7 @@ class ResponsesBody(Schema):
     def chat(self, turns: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """A body of /v1/chat/completions. turns: what was said before, and the input's."""
         instructions = [{"role": "system", "content": self.instructions}] if self.instructions else []
-        same = (
-            "model", "stream", "temperature", "top_p", "parallel_tool_calls", "confidence", "settle", "seed",
-            "ignore_eos",
-        )  # fmt: skip
+        same = ("model", "stream", "temperature", "top_p", "parallel_tool_calls", *FieldsOfChat.model_fields)
         chat: dict[str, Any] = {name: getattr(self, name) for name in same}
         chat |= {"messages": [*instructions, *turns], "max_completion_tokens": self.max_output_tokens}
         if self.top_logprobs is not None or "message.output_text.logprobs" in (self.include or ()):

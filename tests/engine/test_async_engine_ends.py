@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from typing import Any
 
 import pytest
 
@@ -179,6 +180,26 @@ async def test_a_cancelled_launch_ends_its_thread() -> None:
         await task
     gate.set()
     await until(lambda: "hamburger-engine" not in {thread.name for thread in threading.enumerate()})
+
+
+async def test_an_engine_that_dies_after_its_launch_was_cancelled_is_nobodys_error() -> None:
+    gate = threading.Event()
+    errors: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context))
+
+    def build() -> tuple[EngineCore, EngineInfo]:
+        gate.wait()
+        raise HamburgerError("no such model")
+
+    task = asyncio.create_task(AsyncEngine.launch(ThreadHost(build), ByteTokenizer()))
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    gate.set()
+    await until(lambda: "hamburger-engine" not in {thread.name for thread in threading.enumerate()})
+    await asyncio.sleep(0)  # what the thread said last
+    assert not errors
 
 
 async def test_a_step_in_progress_shows_in_health() -> None:

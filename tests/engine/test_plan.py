@@ -22,7 +22,7 @@ from hamburger.engine.types.messages import SubmitRequest
 from hamburger.engine.types.settling import Settling
 from hamburger.model.checkpoints.load import save_checkpoint
 from hamburger.model.checkpoints.sources import BUILTIN, embedded_gguf
-from hamburger.model.config import ModelConfig
+from hamburger.model.config import ConfigError, ModelConfig
 from hamburger.server.cli import main
 from small_models import core_of, graft_config, params, plain_model, random_model, random_tensors, trunk_config
 from verified import free_rows
@@ -207,6 +207,14 @@ def test_settling_serves_more_answers_from_the_same_pool(capsys: pytest.CaptureF
     message = refused(capsys, "builtin", "--graft", "fused", *POOL, "--settle", "--tokens-per-kv", "2")
     assert "settle is on, but there are 2 tokens per KV" in message
     assert "is not a share" in refused(capsys, "builtin", *POOL, "--settle", "--settle-keep", "1")
+
+
+def test_what_slides_does_not_settle() -> None:
+    trunk = replace(PRESETS["llama-3.2-1b"], architecture="mistral", sliding_window=64, sliding_layers=(0,))
+    shape = shape_of("m", ModelConfig(trunk=trunk), "float32")
+    assert plan(shape, kv_cache_memory=2**30, max_model_len=4096).concurrent_requests > 0
+    with pytest.raises(ConfigError, match="settle is on, but layers of m see a sliding window"):
+        plan(shape, kv_cache_memory=2**30, max_model_len=4096, settling=Settling(192, 1 / 8))
 
 
 def test_bounds_of_speed_follow_from_bytes() -> None:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from hamburger.model.batch import ForwardBatch, Reads, empty_sampling
 from hamburger.model.config import ModelConfig
+from hamburger.model.cpu import library
 from hamburger.model.cpu.graft import CpuEmbedding, CpuGraft, PackedHead, merger_fits
 from hamburger.model.cpu.library import GROUP, InstructionSet, Kernels, load_kernels
 from hamburger.model.cpu.weights import PackedWeight, has_4_bits
@@ -277,3 +278,12 @@ def test_the_errors_of_a_coarse_head_are_those_of_its_weights(kernels: Kernels) 
     head = PackedHead(kernels, weight)
     torch.testing.assert_close(head.errors[:70], (fine - coarse).norm(dim=1), rtol=1e-4, atol=1e-5)
     assert not head.errors[70:].any()
+
+
+def test_kernels_of_another_version_are_told_of(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(library, "_FORMAT", 0)
+    assert load_kernels() is None
+    assert "are of another version of this package" in caplog.text
+    assert "install the package again" in caplog.text

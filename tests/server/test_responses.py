@@ -332,3 +332,13 @@ def test_the_oldest_make_room_but_for_those_that_are_written() -> None:
         store.get("r4", "")
     store.put(stored("r9", 900))  # all of the room is there again
     assert "r9" in store
+
+
+async def test_what_shapes_an_answer_is_taken_as_in_a_chat() -> None:
+    async with client([[104], [105], [106]]) as (api, _):
+        asked: dict[str, Any] = {"model": MODEL, "input": "Hi", "max_output_tokens": 3}
+        response = await api.responses.create(**asked, extra_body={"stop": "i", "ignore_eos": True})
+        assert response.output_text == "h"
+        with pytest.raises(openai.BadRequestError, match="min_p is 2") as error:
+            await api.responses.create(**asked, extra_body={"min_p": 2})
+    assert error.value.param == "min_p"
