@@ -7,14 +7,8 @@ import math
 import torch
 from torch import Tensor, nn
 
-from hamburger.model.config import (
-    DynamicRopeScaling,
-    LinearRopeScaling,
-    Llama3RopeScaling,
-    Rope,
-    TrunkConfig,
-    YarnRopeScaling,
-)
+from hamburger.model.config import Rope, TrunkConfig
+from hamburger.model.rope_scaling import DynamicRopeScaling, LinearRopeScaling, Llama3RopeScaling, YarnRopeScaling
 
 
 class RotaryEmbedding(nn.Module):

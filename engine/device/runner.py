@@ -22,11 +22,11 @@ from hamburger.engine.device.running_step import EmittingRow, RunningStep, rows_
 from hamburger.engine.types.errors import OutOfMemory
 from hamburger.engine.types.messages import Groups
 from hamburger.model.batch import Adjustments, ForwardBatch, LoraSlots, SamplingBatch, ScoredSlots, empty_sampling
-from hamburger.model.config import DynamicRopeScaling
 from hamburger.model.device.out_of_memory import out_of_memory_reason, release_cached_memory
 from hamburger.model.device.overlapped import OverlapLinks, StepTail, fill_in_groups
 from hamburger.model.device.transfer import Staging
 from hamburger.model.kv_cache import PagedKVCache
+from hamburger.model.rope_scaling import DynamicRopeScaling
 from hamburger.model.slot_choice import SlotChoice
 from hamburger.model.steps import Steps
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal
 
-from hamburger.model.config import GraftConfig, Llama3RopeScaling, ModelConfig, TrunkConfig
+from hamburger.model.config import GraftConfig, ModelConfig, TrunkConfig
+from hamburger.model.rope_scaling import Llama3RopeScaling
 
 GraftName = Literal["published", "fused"]
 

@@ -10,12 +10,12 @@ from typing import Any
 from hamburger.model.checkpoints.kinds import ACTIVATIONS, KINDS
 from hamburger.model.checkpoints.relatives import RELATIVES, retold_config
 from hamburger.model.checkpoints.sources import CheckpointError, read_json
-from hamburger.model.config import (
+from hamburger.model.config import TrunkConfig
+from hamburger.model.rope_scaling import (
     DynamicRopeScaling,
     LinearRopeScaling,
     Llama3RopeScaling,
     RopeScaling,
-    TrunkConfig,
     YarnRopeScaling,
     yarn_attention_factor,
 )

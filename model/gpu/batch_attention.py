@@ -6,12 +6,13 @@ import torch
 from torch import Tensor
 
 from hamburger.model.batch import ForwardBatch
-from hamburger.model.config import DynamicRopeScaling, Rope, TrunkConfig
+from hamburger.model.config import Rope, TrunkConfig
 from hamburger.model.gpu.attention import attend_singles, num_splits
 from hamburger.model.gpu.chunks import ChunkAttention, chunks_of, window_of
 from hamburger.model.gpu.layers import add_rms_norm, rotate_into_cache
 from hamburger.model.kv_cache import PagedKVCache
 from hamburger.model.layers import DecoderLayer
+from hamburger.model.rope_scaling import DynamicRopeScaling
 from hamburger.model.rotary import RotaryEmbedding
 
 _Angles = tuple[tuple[Tensor, Tensor], Tensor]

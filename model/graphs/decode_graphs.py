@@ -21,7 +21,6 @@ import torch
 from torch import Tensor
 
 from hamburger.model.batch import ForwardBatch, Reads, StepOutput
-from hamburger.model.config import DynamicRopeScaling
 from hamburger.model.emission.emission import emitting_reads
 from hamburger.model.emission.narrowing import NarrowingEmission
 from hamburger.model.emission.scoring import ScoringEmission
@@ -29,6 +28,7 @@ from hamburger.model.graphs.capture import Capture
 from hamburger.model.graphs.pieces import KINDS, BucketStep, Pieces, StepTensors
 from hamburger.model.graphs.static_batch import StaticBatch
 from hamburger.model.kv_cache import PagedKVCache
+from hamburger.model.rope_scaling import DynamicRopeScaling
 from hamburger.model.steps import EagerSteps
 
 

@@ -87,6 +87,8 @@ CASES = {
     "a message that is only just tokenized": Case(
         CHAT, 400, lambda: chat(messages=[{"role": "user", "content": "a " * (CONTEXT * 60)}])
     ),
+    "an adapter's name": Case("/v1/load_lora_adapter", 403, lambda: {"lora_name": "a" * BODY, "lora_path": "b"}),
+    "another's": Case("/v1/unload_lora_adapter", 403, lambda: {"lora_name": "a" * BODY}),
     "many tools": Case(CHAT, 400, lambda: chat(tools=tools(128, 200, 30_000), tool_choice="auto")),
     "variables of the template": Case(CHAT, 200, lambda: chat(chat_template_kwargs={"a": [0] * (MAX_VALUES - 9)})),
     "unknown fields": Case(CHAT, 200, lambda: chat(unknown=[[]] * (MAX_CONTAINERS - 9))),

@@ -16,10 +16,11 @@ from hamburger.engine.types.config import EngineArgs, OverlapSteps
 from hamburger.engine.types.messages import GroupOutput, SubmitRequest
 from hamburger.model.assemble import assemble
 from hamburger.model.batch import ForwardBatch, StepOutput
-from hamburger.model.config import DynamicRopeScaling, GraftConfig, ModelConfig
+from hamburger.model.config import GraftConfig, ModelConfig
 from hamburger.model.cpu.library import load_kernels
 from hamburger.model.execution import Execution
 from hamburger.model.kv_cache import PagedKVCache
+from hamburger.model.rope_scaling import DynamicRopeScaling
 from hamburger.model.steps import EagerSteps
 from playing import play
 from slow_cases import slow_but

@@ -14,8 +14,9 @@ from hamburger.engine.device.runner import Runner
 from hamburger.engine.drafting.proposal import Proposal
 from hamburger.engine.types.messages import SubmitRequest
 from hamburger.model.batch import ForwardBatch, Logprobs, StepOutput
-from hamburger.model.config import DynamicRopeScaling, ModelConfig
+from hamburger.model.config import ModelConfig
 from hamburger.model.kv_cache import PagedKVCache
+from hamburger.model.rope_scaling import DynamicRopeScaling
 from small_models import CPU, graft_config, params, trunk_config
 
 

@@ -15,12 +15,13 @@ from torch import Tensor
 
 from hamburger.engine.transport.wire import Progress, RankMeet, RankPool, frames
 from hamburger.model.assemble import assemble_shard
-from hamburger.model.config import DynamicRopeScaling, ModelConfig
+from hamburger.model.config import ModelConfig
 from hamburger.model.kv_cache import PagedKVCache
 from hamburger.model.parallel.collectives import Collectives
 from hamburger.model.parallel.step_calls import Kind, StepCalls
 from hamburger.model.parallel.step_shape import shard_trunk
 from hamburger.model.parallel.steps import ParallelSteps
+from hamburger.model.rope_scaling import DynamicRopeScaling
 from small_models import CPU, graft_config, grafted, random_tensors, trunk_config
 from trunk_shapes import GEMMA3
 

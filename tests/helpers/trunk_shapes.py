@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hamburger.model.config import (
+from hamburger.model.rope_scaling import (
     DynamicRopeScaling,
     LinearRopeScaling,
     Llama3RopeScaling,

@@ -15,8 +15,9 @@ from hamburger.model.assemble import assemble
 from hamburger.model.batch import Reads
 from hamburger.model.checkpoints.load import load_checkpoint
 from hamburger.model.checkpoints.sources import CheckpointError, resolve_source
-from hamburger.model.config import LinearRopeScaling, ModelConfig
+from hamburger.model.config import ModelConfig
 from hamburger.model.kv_cache import PagedKVCache
+from hamburger.model.rope_scaling import LinearRopeScaling
 from peer import as_its_kind_has_them
 from small_models import CPU, one_sequence, random_tensors, trunk_config
 from trunk_shapes import GEMMA3, QWEN3

@@ -70,7 +70,8 @@ def test_answers_are_those_of_the_models_that_peft_merges(tmp_path: Path, shape:
     policy = eager_drafts(steps) if groups == "verified" else None
     core = core_of(steps, prefix_cache=True, policy=policy, loras=folders)
     beginning = [5, 9, 13, 9, 5, 9, 13, 9, 5, 70]
-    prompts = [[*beginning, *[40 + i] * (1 + 20 * i)] for i in range(3)]
+    # No longer than the pretraining context, beyond which one pass over a whole text is not its steps (dynamic rope).
+    prompts = [[*beginning, *[40 + i] * (1 + 15 * i)] for i in range(3)]
     sampling = params(max_tokens=20, ignore_eos=True, confidence=0.0, logprobs=0)
     requests = {f"{lora} {i}": (prompt, sampling) for i, prompt in enumerate(prompts) for lora in range(3)}
     outputs = run_core(core, requests, loras={name: int(name[0]) for name in requests})
@@ -82,7 +83,8 @@ def test_answers_are_those_of_the_models_that_peft_merges(tmp_path: Path, shape:
             chances = peer(torch.tensor([prompt + answer])).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
         wanted = chances.gather(1, torch.tensor(answer)[:, None])[:, 0].tolist()
         assert [p.logprob for o in outputs[name] for p in o.logprobs or ()] == pytest.approx(wanted, abs=1e-4)
-    assert len({tuple(tokens_of(outputs[f"{lora} 2"])) for lora in range(3)}) > 1
+    told = [[p.logprob for o in outputs[f"{lora} 2"] for p in o.logprobs or ()] for lora in range(3)]
+    assert len({*map(tuple, told)}) == 3  # each adapter changes something
     core.check_integrity()
 
 

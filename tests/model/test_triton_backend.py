@@ -16,12 +16,13 @@ from graph_cores import CONTEXT, MODELS, assert_same, graphs_core, requests
 from hamburger.engine.types.messages import SubmitRequest
 from hamburger.model.assemble import assemble
 from hamburger.model.batch import ForwardBatch, Reads, empty_sampling
-from hamburger.model.config import DynamicRopeScaling, ModelConfig
+from hamburger.model.config import ModelConfig
 from hamburger.model.execution import Execution
 from hamburger.model.gpu.availability import AttentionBackend
 from hamburger.model.gpu.backend import TritonBackend
 from hamburger.model.graphs.capture import EagerCapture
 from hamburger.model.kv_cache import PagedKVCache
+from hamburger.model.rope_scaling import DynamicRopeScaling
 from hamburger.model.steps import EagerSteps
 from lora_folders import lora_folder
 from playing import play
