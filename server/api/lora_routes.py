@@ -7,7 +7,7 @@ from fastapi.responses import PlainTextResponse
 
 from hamburger.engine.types.errors import InvalidRequest, shown
 from hamburger.server.api.errors import ApiError
-from hamburger.server.api.openapi import REFUSED, body_of
+from hamburger.server.api.openapi import REFUSED, TEXT, body_of
 from hamburger.server.api.request_body import read_body
 from hamburger.server.api.served_models import ServedModels
 from hamburger.server.bodies.lora import LoadLoraBody, UnloadLoraBody
@@ -18,7 +18,7 @@ def lora_routes(models: ServedModels, settings: ServeSettings) -> APIRouter:
     """Both answer 403 unless the operator allows them: a request names a path on the server's disk."""
     router = APIRouter(tags=["model"], responses=REFUSED)
 
-    @router.post("/v1/load_lora_adapter", response_class=PlainTextResponse, openapi_extra=body_of(LoadLoraBody))
+    @router.post("/v1/load_lora_adapter", responses=TEXT, openapi_extra=body_of(LoadLoraBody))
     async def load_lora_adapter(request: Request) -> PlainTextResponse:
         """Load a LoRA adapter; requests name it as their model from then on."""
         _check_allowed(settings)
@@ -33,7 +33,7 @@ def lora_routes(models: ServedModels, settings: ServeSettings) -> APIRouter:
         await context.engine.load_lora(body.lora_name, body.lora_path)
         return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' added successfully.")
 
-    @router.post("/v1/unload_lora_adapter", response_class=PlainTextResponse, openapi_extra=body_of(UnloadLoraBody))
+    @router.post("/v1/unload_lora_adapter", responses=TEXT, openapi_extra=body_of(UnloadLoraBody))
     async def unload_lora_adapter(request: Request) -> PlainTextResponse:
         """Unload a LoRA adapter. Answers that it has begun are finished by it."""
         _check_allowed(settings)

@@ -33,6 +33,7 @@ REFUSED: dict[int | str, dict[str, Any]] = {
     "5XX": {"model": ErrorAnswer, "description": "The server failed, has stopped or is about to."},
 }
 STREAM: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}}
+TEXT: dict[int | str, dict[str, Any]] = {200: {"content": {"text/plain": {"schema": {"type": "string"}}}}}
 _TYPED = {"type": "object", "properties": {"event": {"type": "string"}, "data": {"type": "string"}}}
 TYPED_STREAM: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {"schema": _TYPED}}}}
 

@@ -53,7 +53,8 @@ def test_dspy(clients: Clients, burger: RealServer) -> None:
     assert found["known"] == found["text"]
     assert 0 < found["usage"]["completion_tokens"] < found["usage"]["prompt_tokens"]
     assert found["kind"] in ("animal", "plant", "city")
-    assert "".join(found["streamed"]).strip('"') == found["kind"]
+    # DSPy cuts what it streams by our pieces, and may leave what stood before the value.
+    assert "".join(found["streamed"]).strip(' "') == found["kind"]
     [[tool, arguments]] = found["calls"]
     assert tool == "weather"
     assert "Oslo" in str(arguments) or "Rome" in str(arguments)
