@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from hamburger.engine.types.errors import cut
 from hamburger.model.checkpoints.lora_folder import base_config, read_lora
 from hamburger.model.checkpoints.sources import CheckpointError, ModelSource
 from hamburger.model.config import TrunkConfig
@@ -20,12 +21,18 @@ class LoraFolders:
 
     def load(self, number: int, path: str) -> None:
         try:
-            weights = read_lora(Path(path).expanduser(), self._trunk, self._max_rank, self._base)
+            folder = Path(path).expanduser()
+        except RuntimeError as error:  # ~name of nobody
+            raise CheckpointError(f"{cut(path)} is no folder: {error}") from error
+        try:
+            weights = read_lora(folder, self._trunk, self._max_rank, self._base)
             self._loras.load(number, weights)
+        except OSError as error:  # a name that is too long, or a folder that is not for us
+            raise CheckpointError(f"{cut(path)} cannot be read: {error.strerror}.") from error
         except (RuntimeError, MemoryError) as error:
             if (reason := out_of_memory_reason(error)) is None:
                 raise
-            raise CheckpointError(f"Memory does not hold the adapter {path}: {reason}") from error
+            raise CheckpointError(f"Memory does not hold the adapter {cut(path)}: {reason}") from error
 
     def unload(self, number: int) -> None:
         self._loras.unload(number)

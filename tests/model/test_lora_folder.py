@@ -9,6 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from hamburger.engine.device.loras import LoraFolders
+from hamburger.model.backend import TorchLoras
 from hamburger.model.checkpoints.lora_folder import read_lora
 from hamburger.model.checkpoints.sources import CheckpointError
 from hamburger.model.config import JOINED, ModelConfig
@@ -109,3 +111,11 @@ def test_folders_without_an_adapter_are_refused(tmp_path: Path) -> None:
     (folder / "adapter_model.safetensors").rename(folder / "adapter_model.bin")
     with pytest.raises(CheckpointError, match="only safetensors weights are read"):
         read_lora(folder, WIDE_BASE.trunk, 64)
+
+
+@pytest.mark.parametrize("path", ["~nobody-of-this-name/adapter", "a" * 300, f"{'a/' * 3000}b"])
+def test_paths_that_no_folder_can_have_are_refused(path: str) -> None:
+    folders = LoraFolders(TorchLoras(WIDE_BASE.trunk, torch.float32, torch.device("cpu")), WIDE_BASE.trunk, 8)
+    with pytest.raises(CheckpointError, match=r"is no folder|cannot be read") as refused:
+        folders.load(1, path)
+    assert len(str(refused.value)) < 400
