@@ -70,7 +70,7 @@ class GenerationBody(AnswerFormat):
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
     logit_bias: Annotated[dict[str, float], BeforeValidator(_not_too_many)] | None = None
-    allowed_token_ids: ListOf[int] | None = Field(None, description="All that the answer may be made of.")
+    allowed_token_ids: ListOf[int] | None = Field(None, min_length=1, description="All that the answer may be made of.")
     bad_words: ListOf[str] | None = Field(None, max_length=1000, description="Texts that the answer must not have.")
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None

@@ -131,6 +131,59 @@ REFUSED_CHAT: dict[str, Refused] = _BOTH | {
     "sampling_logprobs_mode": but("selected"),
     "tool_prompt": but(""),
 }
+# A chat's, which its other forms (responses, messages) would leave out.
+_ONLY_IN_A_CHAT: dict[str, Refused] = {
+    "n": but(1, instead="ask for one answer at a time, or use chat completions"),
+    "prediction": but(instead="use chat completions"),
+    "prompt_logprobs": but(instead="use chat completions"),
+    "return_groups": if_on("use chat completions"),
+    "return_token_ids": if_on("use chat completions"),
+}
+REFUSED_RESPONSE: dict[str, Refused] = _ONLY_IN_A_CHAT | {
+    "messages": if_any("use input"),
+    "max_tokens": but(instead="use max_output_tokens"),
+    "max_completion_tokens": but(instead="use max_output_tokens"),
+    "response_format": but({"type": "text"}, instead="use text.format"),
+    "reasoning_effort": but(instead="use reasoning.effort"),
+    "logprobs": if_on("use top_logprobs"),
+    "conversation": but(instead="use previous_response_id"),
+    "prompt": but(instead="send instructions and input"),
+    "max_tool_calls": but(instead="no tool is called by the server"),
+    "truncation": but("disabled", instead="shorten the input"),
+    "service_tier": but("auto", "default"),
+    "moderation": if_any(),
+    "context_management": if_any(),
+}
+_SHAPES = "use chat completions or responses"
+REFUSED_MESSAGE: dict[str, Refused] = _ONLY_IN_A_CHAT | {
+    "stop": if_any("use stop_sequences"),
+    "max_completion_tokens": but(instead="use max_tokens"),
+    "response_format": but({"type": "text"}, instead="use output_config.format"),
+    "reasoning_effort": but(instead="use output_config.effort"),
+    "enable_thinking": but(instead="use thinking"),
+    "thinking_token_budget": but(-1, instead="use thinking"),
+    "parallel_tool_calls": but(True, instead="use tool_choice.disable_parallel_tool_use"),
+    "logprobs": if_on(_SHAPES),
+    "top_logprobs": but(0, instead=_SHAPES),
+    "priority": but(0, instead=_SHAPES),
+    "min_p": but(0, 0.0, instead=_SHAPES),
+    "min_tokens": but(0, instead=_SHAPES),
+    "ignore_eos": if_on(_SHAPES),
+    "include_stop_str_in_output": if_on(_SHAPES),
+    "no_stop_trim": if_on(_SHAPES),
+    "skip_special_tokens": but(True, instead=_SHAPES),
+    "truncate_prompt_tokens": but(instead=_SHAPES),
+    "truncation_side": but("left", instead=_SHAPES),
+    "presence_penalty": but(0, 0.0, instead=_SHAPES),
+    "frequency_penalty": but(0, 0.0, instead=_SHAPES),
+    "repetition_penalty": but(1, 1.0, instead=_SHAPES),
+    **dict.fromkeys(
+        ["stop_token_ids", "logit_bias", "allowed_token_ids", "bad_words", "structured_outputs", "guided_json",
+         "guided_regex", "guided_choice", "guided_grammar", "json_schema", "regex", "ebnf", "grammar",
+         "cache_salt", "chat_template_kwargs"],
+        if_any(_SHAPES),
+    ),
+}  # fmt: skip
 REFUSED_COMPLETION: dict[str, Refused] = _BOTH | {
     "suffix": if_any(),
     "prompt_embeds": but(),

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
 from hamburger.engine.types.errors import InvalidRequest
 from hamburger.server.bodies.answer_format import ResponseFormat
-from hamburger.server.bodies.known_fields import Refused, but, if_any
+from hamburger.server.bodies.known_fields import REFUSED_MESSAGE, Refused, but, if_any
 from hamburger.server.schema import ListOf, Schema
 from hamburger.server.tools.tool_use import FunctionName
 
@@ -146,7 +146,7 @@ class ThinkingConfig(Schema):
 class PromptBody(Schema):
     """POST /v1/messages/count_tokens: what makes the prompt."""
 
-    refused: ClassVar[Mapping[str, Refused]] = {
+    refused: ClassVar[dict[str, Refused]] = {
         "container": but(),
         "mcp_servers": if_any(),
         "context_management": if_any(),
@@ -187,6 +187,8 @@ class PromptBody(Schema):
 
 class MessagesBody(PromptBody):
     """POST /v1/messages."""
+
+    refused: ClassVar[dict[str, Refused]] = PromptBody.refused | REFUSED_MESSAGE
 
     max_tokens: int = Field(ge=1)
     stop_sequences: ListOf[str] | None = None

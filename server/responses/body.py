@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 
 from hamburger.engine.types.errors import InvalidRequest
-from hamburger.server.bodies.known_fields import Refused, but, if_any
+from hamburger.server.bodies.known_fields import REFUSED_RESPONSE, Refused
 from hamburger.server.schema import ListOf, Schema
 from hamburger.server.tools.reasoning import EFFORTS
 from hamburger.server.tools.tool_use import FunctionName
@@ -141,6 +141,7 @@ class FieldsOfChat(Schema):
     stop: Any = _as_in_chat()
     stop_token_ids: Any = _as_in_chat()
     include_stop_str_in_output: Any = _as_in_chat()
+    no_stop_trim: Any = _as_in_chat()
     ignore_eos: Any = _as_in_chat()
     presence_penalty: Any = _as_in_chat()
     frequency_penalty: Any = _as_in_chat()
@@ -149,7 +150,19 @@ class FieldsOfChat(Schema):
     allowed_token_ids: Any = _as_in_chat()
     bad_words: Any = _as_in_chat()
     skip_special_tokens: Any = _as_in_chat()
+    structured_outputs: Any = _as_in_chat()
+    guided_json: Any = _as_in_chat()
+    guided_regex: Any = _as_in_chat()
+    guided_choice: Any = _as_in_chat()
+    guided_grammar: Any = _as_in_chat()
+    json_schema: Any = _as_in_chat()
+    regex: Any = _as_in_chat()
+    ebnf: Any = _as_in_chat()
+    grammar: Any = _as_in_chat()
+    enable_thinking: Any = _as_in_chat()
+    thinking_token_budget: Any = _as_in_chat()
     truncate_prompt_tokens: Any = _as_in_chat()
+    truncation_side: Any = _as_in_chat()
     priority: Any = _as_in_chat()
     cache_salt: Any = _as_in_chat()
     chat_template_kwargs: Any = _as_in_chat()
@@ -158,15 +171,7 @@ class FieldsOfChat(Schema):
 class ResponsesBody(FieldsOfChat):
     """POST /v1/responses."""
 
-    refused: ClassVar[Mapping[str, Refused]] = {
-        "conversation": but(instead="use previous_response_id"),
-        "prompt": but(instead="send instructions and input"),
-        "max_tool_calls": but(instead="no tool is called by the server"),
-        "truncation": but("disabled", instead="shorten the input"),
-        "service_tier": but("auto", "default"),
-        "moderation": if_any(),
-        "context_management": if_any(),
-    }
+    refused: ClassVar[Mapping[str, Refused]] = REFUSED_RESPONSE
 
     model: str | None = None
     input: Items

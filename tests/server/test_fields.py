@@ -11,6 +11,8 @@ from fakes import EOS, scripted_score
 from hamburger.server.bodies.chat import ChatBody
 from hamburger.server.bodies.completion import CompletionBody
 from hamburger.server.bodies.known_fields import IGNORED
+from hamburger.server.messages.body import MessagesBody
+from hamburger.server.responses.body import ResponsesBody
 from serving import CHAT, COMPLETIONS, HELLO, serving, split
 
 PROMPTS: dict[str, dict[str, Any]] = {CHAT: {"messages": HELLO}, COMPLETIONS: {"prompt": "ab"}}
@@ -32,6 +34,14 @@ def test_the_document_is_what_the_code_does() -> None:
 def test_no_field_has_two_fates(body: type[ChatBody | CompletionBody]) -> None:
     assert not body.model_fields.keys() & (body.refused.keys() | IGNORED.keys())
     assert not body.refused.keys() & IGNORED.keys()
+
+
+@pytest.mark.parametrize("body", [ResponsesBody, MessagesBody])
+def test_a_chats_other_forms_leave_out_nothing_that_shapes_an_answer(body: type[ResponsesBody | MessagesBody]) -> None:
+    told = {"user", "stream_options", "include_reasoning", "separate_reasoning", "return_tokens_as_token_ids"}
+    told |= {"add_generation_prompt", "continue_final_message"}  # as the last message says
+    assert ChatBody.model_fields.keys() - told <= body.model_fields.keys() | body.refused.keys()
+    assert not body.model_fields.keys() & body.refused.keys()
 
 
 @pytest.mark.parametrize(("path", "body"), [(CHAT, ChatBody), (COMPLETIONS, CompletionBody)])
@@ -182,6 +192,7 @@ async def test_words_and_tokens_may_be_forbidden() -> None:
                 ({"bad_words": "a"}, "bad_words"),
                 ({"allowed_token_ids": [10**6]}, "allowed_token_ids"),
                 ({"allowed_token_ids": [-1]}, "allowed_token_ids"),
+                ({"allowed_token_ids": []}, "allowed_token_ids"),  # nothing is allowed, not all
                 ({"allowed_token_ids": [EOS], "min_tokens": 2}, "min_tokens"),
                 ({"allowed_token_ids": [97], "bad_words": ["a"], "min_tokens": 2}, "min_tokens"),
             ):

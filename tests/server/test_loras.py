@@ -59,18 +59,18 @@ async def test_the_model_of_a_request_names_who_answers() -> None:
 @pytest.mark.parametrize(
     ("path", "body"),
     [
-        (CHAT, {"messages": HELLO, "n": 2, "logprobs": True}),
-        (COMPLETIONS, {"prompt": ["ab", "c"], "echo": True, "logprobs": 1}),
-        ("/v1/responses", {"input": "hello"}),
+        (CHAT, {"messages": HELLO, "max_tokens": 3, "n": 2, "logprobs": True}),
+        (COMPLETIONS, {"prompt": ["ab", "c"], "max_tokens": 3, "echo": True, "logprobs": 1}),
+        ("/v1/responses", {"input": "hello", "max_output_tokens": 3}),
         ("/v1/messages", {"messages": HELLO, "max_tokens": 3}),
     ],
 )
 async def test_every_form_of_request_takes_them(path: str, body: dict[str, Any]) -> None:
     async with with_loras() as server:
         await load(server, "sql")
-        answer = await server.ok(path, {"model": "sql", "max_tokens": 3, **body})
+        answer = await server.ok(path, {"model": "sql", **body})
         assert answer["model"] == "sql"
-        response = await server.post(path, {"model": "sql", "max_tokens": 3, "stream": True, **body})
+        response = await server.post(path, {"model": "sql", "stream": True, **body})
         assert response.status_code == 200
         assert '"sql"' in response.text
         assert {*server.runner.loras} == {1}

@@ -159,6 +159,10 @@ async def test_a_key_comes_in_either_header(header: dict[str, str]) -> None:
         ({"tool_choice": {"type": "any"}}, "tool_choice", "no tools"),
         ({"stop_sequences": [""]}, "stop_sequences", "empty"),
         ({"mcp_servers": [{"url": "x"}]}, "mcp_servers", "not supported"),
+        ({"stop": ["x"]}, "stop", "stop_sequences"),
+        ({"n": 2}, "n", "one answer at a time"),
+        ({"response_format": {"type": "json_object"}}, "response_format", "output_config.format"),
+        ({"repetition_penalty": 1.2}, "repetition_penalty", "chat completions"),
         ({"output_config": {"format": {"type": "json_schema", "schema": {"type": "foo"}}}}, "output_config", "foo"),
     ],
 )

@@ -222,6 +222,12 @@ async def test_one_in_the_background_ends_by_itself_or_when_it_is_cancelled() ->
         ({"temperature": -1.0}, "temperature", "temperature"),
         ({"include": ["file_search_call.results"]}, "include", "output_text"),
         ({"top_logprobs": 50}, "top_logprobs", "top_logprobs"),
+        ({"n": 2}, "n", "one answer at a time"),
+        ({"response_format": {"type": "json_object"}}, "response_format", "text.format"),
+        ({"max_tokens": 3}, "max_tokens", "max_output_tokens"),
+        ({"logprobs": True}, "logprobs", "top_logprobs"),
+        ({"guided_choice": []}, "guided_choice", "at least 1"),
+        ({"structured_outputs": {"json": {}}, "guided_regex": "a"}, "guided_regex", "either"),
     ],
 )
 async def test_what_is_refused_names_its_field(fields: dict[str, Any], param: str, told: str) -> None:
@@ -342,3 +348,9 @@ async def test_what_shapes_an_answer_is_taken_as_in_a_chat() -> None:
         with pytest.raises(openai.BadRequestError, match="min_p is 2") as error:
             await api.responses.create(**asked, extra_body={"min_p": 2})
     assert error.value.param == "min_p"
+
+
+async def test_a_grammar_is_kept_to() -> None:
+    async with client([[*b"yes and more"], [EOS]], max_group=20) as (api, _):
+        response = await api.responses.create(model=MODEL, input="Hi", extra_body={"guided_choice": ["yes", "no"]})
+    assert response.output_text == "yes"
