@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
+import torch
 
+from hamburger.engine import build
 from hamburger.engine.build import tell_captures
 from hamburger.engine.device import load
 from hamburger.engine.device.load import groups_of
@@ -21,6 +23,7 @@ from hamburger.model.checkpoints.load import save_checkpoint
 from hamburger.model.config import ConfigError, ModelConfig
 from hamburger.model.execution import Execution
 from hamburger.model.kv_cache import PagedKVCache
+from hamburger.model.lora import lora_bytes
 from small_models import CPU, graft_config, random_model, random_tensors, trunk_config
 
 
@@ -65,6 +68,22 @@ def test_what_is_only_drafted_is_made_of_coarser_weights(
     args = EngineArgs(model=str(tmp_path), groups=groups, device="cpu")
     load.steps_of(load.resolve(args), args)
     assert [execution.draft_bits for execution in asked] == [bits]
+
+
+def test_a_pool_leaves_room_for_the_adapters_that_may_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_checkpoint(tmp_path, PLAIN, random_tensors(PLAIN))
+    kept: list[int] = []
+
+    def pool(args: EngineArgs, device: torch.device, for_steps: int) -> int:
+        kept.append(for_steps)
+        return 1 << 24
+
+    monkeypatch.setattr(build, "rank_pool_bytes", pool)
+    for max_loras in (0, 3):
+        args = EngineArgs(model=str(tmp_path), device="cpu", dtype="float32", max_loras=max_loras, max_lora_rank=5)
+        resolved = load.resolve(args)
+        build._plan(args, resolved, load.steps_of(resolved, args), None, lambda line: None)
+    assert kept == [0, 3 * lora_bytes(PLAIN.trunk, 5, 4)]
 
 
 def test_steps_that_are_to_overlap_verify_nothing() -> None:
