@@ -12,15 +12,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from hamburger.model.checkpoints.load import read_safetensors
-from hamburger.model.checkpoints.relatives import retold_tensors
+from hamburger.model.checkpoints.relatives import retold_name, retold_tensors
 from hamburger.model.checkpoints.sources import CheckpointError, ModelSource, read_json
 from hamburger.model.config import JOINED, TrunkConfig, layer_shapes
 from hamburger.model.lora import LoraWeights
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 _LINEARS = tuple(part for parts in JOINED.values() for part in parts)
 _TENSOR = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<side>[AB])\.weight")
 _MODULE = re.compile(r"model\.layers\.(\d+)\.(\w+\.\w+)")
@@ -58,12 +60,20 @@ def read_lora(folder: Path, trunk: TrunkConfig, max_rank: int, base: Mapping[str
     found: dict[str, dict[str, Tensor]] = {}
     for name, tensor in read_safetensors(file).items():
         match = _TENSOR.fullmatch(name)
-        if match is None or _MODULE.fullmatch(match["module"]) is None:
+        if match is None or _MODULE.fullmatch(retold_name(base or {}, match["module"])) is None:
             raise _of_no_linear(name, trunk, str(file))
+        if tensor.dim() != 2 or tensor.dtype not in _DTYPES:
+            raise CheckpointError(
+                f"{file}: {name} is {str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}, but the two "
+                "matrices of an adapter are of floating point numbers (float32, bfloat16 or float16)."
+            )
         found.setdefault(match["module"], {})[match["side"]] = tensor
     if not found:
         raise CheckpointError(f"{file} holds no tensors.")
-    pairs = {module: _scaled(module, sides, config, max_rank, str(file)) for module, sides in found.items()}
+    pairs = {
+        retold_name(base or {}, module): _scaled(module, sides, config, max_rank, str(file))
+        for module, sides in found.items()
+    }
     # Factors of a linear, and cuts of it, concern its outputs: those of B.
     ups = retold_tensors(base or {}, {f"{module}.weight": up for module, (_, up) in pairs.items()}, str(file))
     fitting: dict[tuple[int, str], tuple[Tensor, Tensor]] = {}

@@ -33,7 +33,8 @@ _GEMMA_DEFAULTS: dict[str, Any] = {
     "rms_norm_eps": 1e-6,
 }
 # How the names of its tensors begin, by what wrote them, and how they do without images.
-_GEMMA_TEXT = {"language_model.": "", "model.language_model.": "model.", "lm_head.": "lm_head."}
+_GEMMA_TEXT = {"language_model.": "", "model.language_model.": "model."}
+_GEMMA_IMAGES = tuple(start + part for start in ("", "model.") for part in ("vision_tower.", "multi_modal_projector."))
 _GEMMA_ALONE = ("attn_logit_softcapping", "final_logit_softcapping", "use_bidirectional_attention")
 
 
@@ -69,10 +70,9 @@ def retold_tensors(config: Mapping[str, Any], tensors: Mapping[str, Tensor], whe
                 return _phi3(config, tensors)
             case "gemma3":
                 text = {
-                    ours + name.removeprefix(theirs): tensor
+                    retold_name(config, name): tensor
                     for name, tensor in tensors.items()
-                    for theirs, ours in _GEMMA_TEXT.items()
-                    if name.startswith(theirs)
+                    if not name.startswith(_GEMMA_IMAGES)
                 }
                 return _gemma3(_gemma3_text(config, where), text)
             case "gemma3_text":
@@ -80,6 +80,15 @@ def retold_tensors(config: Mapping[str, Any], tensors: Mapping[str, Tensor], whe
     except (KeyError, IndexError, TypeError, ValueError, ZeroDivisionError, RuntimeError) as error:
         raise CheckpointError(f"{where}: the weights are not those of its configuration: {error}") from error
     return dict(tensors)
+
+
+def retold_name(config: Mapping[str, Any], name: str) -> str:
+    """What a tensor or linear of Gemma 3 with images is called in its text part; any other's name as it is."""
+    if config.get("model_type") == "gemma3":
+        for theirs, ours in _GEMMA_TEXT.items():
+            if name.startswith(theirs):
+                return ours + name.removeprefix(theirs)
+    return name
 
 
 def _granite(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -20,6 +20,7 @@ from native_models import WIDE
 from small_models import trunk_config
 
 WIDE_BASE = ModelConfig(trunk=trunk_config(**WIDE))
+WITH_IMAGES = {"model_type": "gemma3", "text_config": {"model_type": "gemma3_text", "hidden_size": 64}}
 
 
 def test_joined_linears_keep_their_parts_apart(tmp_path: Path) -> None:
@@ -81,6 +82,8 @@ TENSORS: dict[str, tuple[str, torch.Tensor | None, str]] = {
         torch.zeros(4, 64),
         r"is \[96, 64\]: the adapter is of another model",
     ),
+    "no matrix": ("layers.1.mlp.up_proj.lora_A", torch.tensor(1.0), r"up_proj.lora_A.weight is float32 \[\], but"),
+    "whole numbers": ("layers.1.mlp.up_proj.lora_A", torch.ones(8, 64, dtype=torch.int8), r"is int8 \[8, 64\], but"),
     "not a number": ("layers.1.mlp.up_proj.lora_A", torch.full((8, 64), torch.nan), "numbers that are not finite"),
 }
 
@@ -98,6 +101,28 @@ def test_tensors_that_do_not_fit_are_named(tmp_path: Path, name: str) -> None:
     save_file(tensors, file)
     with pytest.raises(CheckpointError, match=message):
         read_lora(folder, WIDE_BASE.trunk, 64)
+
+
+@pytest.mark.parametrize("start", ["model.layers", "model.language_model.layers", "language_model.model.layers"])
+def test_adapters_of_a_model_with_images_are_of_its_text_part(tmp_path: Path, start: str) -> None:
+    folder = lora_folder(tmp_path, WIDE_BASE, 1, 4, alpha_pattern={f"{start}.0.mlp.up_proj": 12})
+    wanted = read_lora(folder, WIDE_BASE.trunk, 4).pairs
+    file = folder / "adapter_model.safetensors"
+    tensors = {name.replace("model.layers", start, 1): tensor for name, tensor in load_file(file).items()}
+    save_file(tensors, file)
+    found = read_lora(folder, WIDE_BASE.trunk, 4, WITH_IMAGES).pairs
+    assert found.keys() == wanted.keys()
+    assert torch.equal(found[1, "mlp.up_proj"][1], wanted[1, "mlp.up_proj"][1])
+    assert torch.equal(found[0, "mlp.up_proj"][1], tensors[f"base_model.model.{start}.0.mlp.up_proj.lora_B.weight"] * 3)
+
+
+def test_an_adapter_of_the_part_that_sees_is_refused(tmp_path: Path) -> None:
+    folder = lora_folder(tmp_path, WIDE_BASE, 1)
+    file = folder / "adapter_model.safetensors"
+    seeing = {f"base_model.model.model.vision_tower.q_proj.lora_{side}.weight": torch.zeros(4, 4) for side in "AB"}
+    save_file({**load_file(file), **seeing}, file)
+    with pytest.raises(CheckpointError, match=r"vision_tower\.q_proj\.lora_A\.weight is of no linear"):
+        read_lora(folder, WIDE_BASE.trunk, 64, WITH_IMAGES)
 
 
 def test_folders_without_an_adapter_are_refused(tmp_path: Path) -> None:
