@@ -125,7 +125,7 @@ def _trunk_config(path: Path, reader: gguf.GGUFReader) -> TrunkConfig:
         "num_key_value_heads": own("attention.head_count_kv"),
         "head_dim": head_dim,
         "rms_norm_eps": _shortest(own("attention.layer_norm_rms_epsilon")),
-        "rope_theta": _shortest(own("rope.freq_base")),
+        "rope_theta": _shortest(own("rope.freq_base") or 10000.0),  # llama.cpp's, where the first converters told none
         "tie_word_embeddings": "output.weight" not in shapes,
         "max_position_embeddings": own("context_length"),
         "eos_token_id": list(dict.fromkeys(i for i in ids if i is not None)),

@@ -121,8 +121,10 @@ def _gemma3_text(config: Mapping[str, Any], where: str) -> dict[str, Any]:
     text = config.get("text_config")
     if not isinstance(text, dict):
         raise CheckpointError(f"{where}: text_config, the language model of a gemma3, is missing.")
-    ends = config.get("eos_token_id") or text.get("eos_token_id")
-    return {**_GEMMA_DEFAULTS, **text, "model_type": "gemma3_text", "eos_token_id": ends}
+    beside = {"eos_token_id": config.get("eos_token_id") or text.get("eos_token_id")}
+    if config.get("quantization_config"):
+        beside["quantization_config"] = config["quantization_config"]
+    return {**_GEMMA_DEFAULTS, **text, "model_type": "gemma3_text", **beside}
 
 
 def gemma3_factors(hidden_size: int, attends: float, *, tied: bool) -> dict[str, float]:

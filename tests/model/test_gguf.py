@@ -132,6 +132,13 @@ def test_end_tokens_of_a_chat_are_end_tokens(tmp_path: Path) -> None:
     assert read_gguf_config(small_gguf(tmp_path, change=end_of_turn)).eos_token_ids == (1, 7)
 
 
+def test_the_first_converters_told_no_rotary_base(tmp_path: Path) -> None:
+    def forget(writer: gguf.GGUFWriter) -> None:
+        del writer.kv_data[0]["llama.rope.freq_base"]
+
+    assert read_gguf_config(small_gguf(tmp_path, change=forget)).rope_theta == 10000.0
+
+
 def rope_factors(scaling: Llama3RopeScaling) -> Callable[[gguf.GGUFWriter], None]:
     plain = trunk_config(head_dim=64, rope_theta=500000.0)
     scaled = trunk_config(head_dim=64, rope_theta=500000.0, rope_scaling=scaling)

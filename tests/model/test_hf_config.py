@@ -76,6 +76,7 @@ def test_both_forms_of_rope(changes: dict[str, Any], theta: float, scaling: Llam
         ),
         ({"hidden_act": "gelu"}, "hidden_act.*gelu"),
         ({"quantization_config": {"quant_method": "awq"}}, "quantization_config"),
+        ({"model_type": "gemma3", "text_config": {}, "quantization_config": {"bits": 4}}, "quantization_config"),
         ({"num_attention_heads": 0}, "num_attention_heads is 0"),
         ({"num_attention_heads": 3}, "num_key_value_heads"),
         ({"vocab_size": "many"}, "many"),
