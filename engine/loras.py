@@ -1,6 +1,6 @@
 """EngineLoras: the LoRA adapters of one engine by the names that requests give them. No tensors, no HTTP.
 
-load ── LoadLora ──► core reads the folder ── LoraLoaded ──► its name is known
+load ── LoadLora ──► read in a thread beside the steps ── LoraLoaded ──► its name is known
 unload: its name is unknown at once; the core keeps it until its last request has ended
 """
 

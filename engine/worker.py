@@ -174,4 +174,5 @@ def _builder(name: str) -> Builder:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv))
+    # At once: all was sent, and a thread that reads a LoRA adapter is nobody's any more.
+    os._exit(main(sys.argv))

@@ -99,8 +99,23 @@ class EngineCore:
         self._scheduler.remove(request.request_id)
 
     def load_lora(self, request: LoadLora) -> str | None:
-        """Returns why the adapter was not loaded; None: requests may name it."""
-        return "No LoRA adapters are served: max_loras is 0." if self._loras is None else self._loras.load(request)
+        """Read an adapter at once. Returns why it was not loaded; None: requests may name it."""
+        if (error := self.begin_lora(request)) is None:
+            error = self.read_lora(request)
+            self.end_lora(request.number, error)
+        return error
+
+    def begin_lora(self, request: LoadLora) -> str | None:
+        """These three are load_lora in parts (CoreLoras): read_lora may run in another thread, beside steps."""
+        return "No LoRA adapters are served: max_loras is 0." if self._loras is None else self._loras.begin(request)
+
+    def read_lora(self, request: LoadLora) -> str | None:
+        return None if self._loras is None else self._loras.read(request)
+
+    def end_lora(self, number: int, error: str | None) -> None:
+        if self._loras is not None:
+            self._loras.end(number, error)
+            self._drop_loras()  # it may have been unloaded meanwhile
 
     def unload_lora(self, request: UnloadLora) -> None:
         """Forget an adapter as soon as no request uses it."""

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-import threading
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from async_engine import collect
 from fakes import ByteTokenizer, ScriptedRunner, fake_config, fake_core, fake_info
@@ -89,6 +87,34 @@ def test_no_more_are_loaded_than_there_is_room_for() -> None:
     assert store.loaded == {2: "a", 6: "c"}
 
 
+def test_one_that_is_unloaded_while_it_is_read_goes_as_soon_as_it_has_been() -> None:
+    store = NamedFolders()
+    core = core_with(store, max_loras=1)
+    assert core.begin_lora(LoadLora(1, "a")) is None
+    core.unload_lora(UnloadLora(1))
+    assert core.read_lora(LoadLora(1, "a")) is None
+    core.step()
+    assert store.loaded == {1: "a"}  # not from under the hands of who reads it
+    core.end_lora(1, None)
+    assert store.loaded == {}
+    assert core.load_lora(LoadLora(2, "b")) is None
+    core.unload_lora(UnloadLora(2))
+    assert core.begin_lora(LoadLora(3, "bad")) is None
+    core.unload_lora(UnloadLora(3))
+    core.end_lora(3, core.read_lora(LoadLora(3, "bad")))
+    assert core.load_lora(LoadLora(4, "d")) is None
+    assert store.loaded == {4: "d"}
+
+
+def test_one_is_begun_after_the_other() -> None:
+    core = core_with(NamedFolders())
+    assert core.begin_lora(LoadLora(1, "a")) is None
+    with pytest.raises(RuntimeError, match="before the one before it had ended"):
+        core.begin_lora(LoadLora(2, "b"))
+    core.add(request("early", lora=1))  # it is not there yet
+    assert [failure.kind for failure in core.step().failures] == ["lora"]
+
+
 def test_without_max_loras_none_is_loaded() -> None:
     core = fake_core(ScriptedRunner())
     assert core.load_lora(LoadLora(1, "a")) == "No LoRA adapters are served: max_loras is 0."
@@ -153,43 +179,9 @@ async def test_an_engine_that_starts_again_has_its_adapters_again(caplog: pytest
     await engine.shutdown(0)
 
 
-async def test_who_loads_hears_of_an_engine_that_ends_meanwhile() -> None:
-    class Broken(NamedFolders):
-        def load(self, number: int, path: str) -> None:
-            raise ValueError("a bug")
-
-    engine = await AsyncEngine.launch(host_of(core_with(Broken())), ByteTokenizer())
-    with pytest.raises(EngineDead, match="stopped while it loaded a LoRA adapter"):
-        await engine.load_lora("a", "/a")
-    await engine.shutdown(0)
-
-
 def test_ranks_have_no_adapters() -> None:
     with pytest.raises(ConfigError, match="max_loras is 2, but tensor_parallel_size is 2, and ranks do not tell"):
         EngineArgs(tensor_parallel_size=2, max_loras=2)
-
-
-async def test_a_load_that_nobody_waits_for_leaves_nothing() -> None:
-    gate, store = threading.Event(), NamedFolders()
-
-    class Slow(NamedFolders):
-        def load(self, number: int, path: str) -> None:
-            gate.wait(10)
-            store.load(number, path)
-
-        def unload(self, number: int) -> None:
-            store.unload(number)
-
-    engine = await AsyncEngine.launch(host_of(core_with(Slow(), max_loras=1)), ByteTokenizer())
-    loading = asyncio.create_task(engine.load_lora("a", "/a"))
-    await asyncio.sleep(0)
-    loading.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await loading
-    gate.set()
-    assert (await engine.load_lora("b", "/b")).name == "b"  # there is room for one
-    assert list(store.loaded.values()) == ["/b"]
-    await engine.shutdown(0)
 
 
 class Adapters(RuleBasedStateMachine):
@@ -198,16 +190,33 @@ class Adapters(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.store, self.known, self.number = NamedFolders(), list[int](), 0
+        self.reading, self.is_wanted = 0, True
         self.core = core_with(self.store, 3, num_blocks=16, max_model_len=32)
 
+    @precondition(lambda self: not self.reading)
     @rule()
-    def load(self) -> None:
+    def begin(self) -> None:
         self.number += 1
         held = len(self.store.loaded)
-        error = self.core.load_lora(LoadLora(self.number, "x"))
+        error = self.core.begin_lora(LoadLora(self.number, "x"))
         assert (error is None) == (held < 3)
         if error is None:
-            self.known.append(self.number)
+            self.reading, self.is_wanted = self.number, True
+
+    @precondition(lambda self: self.reading)
+    @rule(path=st.sampled_from(["x", "bad"]))
+    def end(self, path: str) -> None:
+        number, self.reading = self.reading, 0
+        error = self.core.read_lora(LoadLora(number, path))
+        self.core.end_lora(number, error)
+        if error is None and self.is_wanted:
+            self.known.append(number)
+
+    @precondition(lambda self: self.reading)
+    @rule()
+    def unload_what_is_read(self) -> None:
+        self.is_wanted = False
+        self.core.unload_lora(UnloadLora(self.reading))
 
     @rule(data=st.data())
     def unload(self, data: st.DataObject) -> None:

@@ -6,6 +6,7 @@ import queue
 import threading
 from typing import Any, cast
 
+from hamburger.engine.engine_loop import LoraRead
 from hamburger.engine.text.grammar import Grammars
 from hamburger.engine.types.events import Message, Stop
 from hamburger.engine.types.messages import AbortRequest, SubmitRequest
@@ -32,7 +33,7 @@ def submit(request_id: str, grammar: str | None) -> SubmitRequest:
 
 
 def test_others_overtake_a_grammar_and_its_own_abort_does_not() -> None:
-    grammars, inbox = SlowGrammars(), queue.SimpleQueue[Message]()
+    grammars, inbox = SlowGrammars(), queue.SimpleQueue[Message | LoraRead]()
     compiler = GrammarCompiler(cast(Grammars, grammars), inbox)
     slow: list[Message] = [submit("slow", "a"), AbortRequest("slow"), submit("second", "b")]
     assert all(compiler.take_if_it_waits(message) for message in slow)

@@ -11,15 +11,18 @@ from collections.abc import Callable
 from fakes import ScriptedRunner, fake_config, fake_core, fake_info
 from hamburger.engine.core.batch import BatchResult, ScheduledBatch
 from hamburger.engine.core.core import EngineCore
+from hamburger.engine.core.loras import CoreLoras
 from hamburger.engine.ranks.ranks import OnLost
 from hamburger.engine.transport.wire import LENGTH, Encoder
 from hamburger.engine.types.config import EngineArgs
 from hamburger.engine.types.messages import EngineInfo
 from hamburger.model.checkpoints.sources import CheckpointError
 from hamburger.model.config import ConfigError
+from lora_stores import HeldFolders
 from reference import CONTEXT, random_case
 
 BUILDER = "engine_builders:build"
+ENDLESS_LOAD = "endless load"
 
 
 class Troubled:
@@ -81,8 +84,8 @@ def break_frames(kind: str, fault: str) -> None:
 
 
 def build(args: EngineArgs, on_progress: Callable[[str], None], on_lost: OnLost) -> tuple[EngineCore, EngineInfo]:
-    """model: `cases SEED` for the random cases of reference.py, `slow` for endless answers, `frames KIND FAULT` for
-    those with broken frames, else a trouble."""
+    """model: `cases SEED` for the random cases of reference.py, `slow` for endless answers, `endless load` for one that
+    never ends to read its adapters, `frames KIND FAULT` for endless answers with broken frames, else a trouble."""
     name = args.model or ""
     if name.startswith("frames"):
         _, kind, fault = name.split(maxsplit=2)
@@ -104,6 +107,8 @@ def build(args: EngineArgs, on_progress: Callable[[str], None], on_lost: OnLost)
         config = fake_config(max_model_len=CONTEXT, num_blocks=256)
         return fake_core(runner, config), fake_info(config)
     config = fake_config(max_num_seqs=64, max_num_batched_slots=64, num_blocks=4096)
+    if name == ENDLESS_LOAD:  # of a LoRA adapter
+        return fake_core(ScriptedRunner(), config, loras=CoreLoras(HeldFolders(), 1)), fake_info(config)
     if name == "late end":
         threading.Thread(target=hang_for_the_test).start()
         name = "slow"
