@@ -34,6 +34,12 @@ def quantiles(title: str, text: str, histogram: str, unit: str = "s") -> Panel:
     return Panel(title, text, queries, unit)
 
 
+def by_adapter(title: str, text: str, query: str) -> Panel:
+    """An area for each LoRA adapter of the models."""
+    named = f'label_replace(sum by (lora_name) ({query}), "lora_name", "-", "lora_name", "")'
+    return Panel(title, f"{text} -: the model itself.", ((named, "{{lora_name}}"),), stacked=True)
+
+
 def by_model(title: str, text: str, query: str, unit: str = "short") -> Panel:
     """One line for each model."""
     return Panel(title, text, ((query, "{{model_name}}"),), unit)
@@ -323,6 +329,16 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
                     ),
                 ),
             ),
+        ),
+    ),
+    (
+        "LoRA adapters",
+        (
+            by_adapter(
+                "Tokens by adapter", "Of ended requests, a second.", "rate(hamburger_adapter_tokens_total{S}[R])"
+            ),
+            by_adapter("Ended requests by adapter", "A second.", "rate(hamburger_adapter_requests_total{S}[R])"),
+            by_adapter("Open requests by adapter", "They run or wait.", "hamburger_adapter_requests_open{S}"),
         ),
     ),
 )

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
@@ -130,6 +131,11 @@ class AsyncEngine:
         """The LoRA adapters that requests may name."""
         return self._loras.adapters
 
+    def open_by_lora(self) -> dict[str, int]:
+        """Requests that have not ended, by the adapter that they named: each that is loaded is there, and "" for the
+        model itself."""
+        return dict.fromkeys(["", *self.loras], 0) | Counter(stream.lora or "" for stream in self._streams)
+
     async def load_lora(self, name: str, path: str) -> LoraAdapter:
         """Read the adapter in a folder that the engine sees. Raises InvalidRequest for one that cannot be loaded, or a
         name that is taken; EngineDraining or EngineDead."""
@@ -167,7 +173,7 @@ class AsyncEngine:
                 self._hosted.host.send(request)  # what cannot be sent was not counted
                 self._queue_room.count_sent()
                 chosen_by_dial = chosen is not None and leaves_confidence(asked.params)
-                stream = RequestStream(request, answer, self._abort, chosen_by_dial, scores)
+                stream = RequestStream(request, answer, self._abort, chosen_by_dial, scores, asked.lora)
                 self._streams.add(stream)
                 streams.append(stream)
         except BaseException:
@@ -324,7 +330,8 @@ class AsyncEngine:
         self._queue_room.count_finished(now)
         timings = RequestTimings(request.arrival_time, stream.scheduled, stream.first_token, now)
         num_tokens = stream.answer.completion_tokens
-        self._observe(lambda o: o.on_finish(reason, request.params, len(request.prompt_ids), num_tokens, timings))
+        num_prompt = len(request.prompt_ids)
+        self._observe(lambda o: o.on_finish(reason, request.params, num_prompt, num_tokens, timings, stream.lora))
 
     def _observe(self, notify: Callable[[EngineObserver], None]) -> None:
         """An observer that fails harms no request."""

@@ -51,10 +51,11 @@ class RequestStream:
         on_abort: Callable[[RequestStream], None],
         chosen_by_dial: bool = False,
         scores: PromptScores | None = None,
+        lora: str | None = None,
     ) -> None:
         """chosen_by_dial: whether the dial chose its confidence. scores: of its prompt, if several answers share them;
-        its request asks for them, or it waits for another's."""
-        self.scores = scores
+        its request asks for them, or it waits for another's. lora: the name of its adapter."""
+        self.scores, self.lora = scores, lora
         self._on_abort = on_abort
         self.is_received = False  # by the core: until then what is told of its id is another's, which has ended
         self.request = request

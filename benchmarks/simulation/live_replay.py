@@ -49,6 +49,7 @@ class LiveRun:
         prompt_tokens: int,
         completion_tokens: int,
         timings: RequestTimings,
+        lora: str | None,
     ) -> None:
         """The outcomes say it."""
 

@@ -37,4 +37,6 @@ class EngineObserver(Protocol):
         prompt_tokens: int,
         completion_tokens: int,
         timings: RequestTimings,
-    ) -> None: ...
+        lora: str | None,
+    ) -> None:
+        """A request ended. completion_tokens: those that its caller got. lora: the adapter that it named."""

@@ -7,7 +7,6 @@ has a registry of its own. Gauges are computed when they are read, so that they 
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -18,10 +17,9 @@ from hamburger.engine.async_engine import AsyncEngine
 from hamburger.engine.types.messages import CheckedDrafts, StepStats
 from hamburger.engine.types.observer import EndReason, RequestTimings
 from hamburger.engine.types.sampling_params import SamplingParams
+from hamburger.server.operation.recent_groups import RecentGroups
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
-RATIO_WINDOW_SECONDS = 60.0
-SPEED_WINDOW_SECONDS = 10.0
 _LABELS = ("model_name", "engine")
 M = TypeVar("M", Counter, Gauge, Histogram)
 
@@ -33,43 +31,8 @@ _CONFIDENCES = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0)
 _DRAFTERS = ("micro", "lookup", "prediction")  # a plain base has not the first
 # They begin at 0, and so do drafts: of a counter that is not there yet, Prometheus does not see the first ones come.
 _EXPECTED_FAILURES = ("400", "401", "404", "429", "500", "503")
-
-
-class RecentGroups:
-    """Tokens, slots and groups of the last minute, in buckets of a second."""
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
-        self._buckets: deque[tuple[int, int, int, int]] = deque()  # (second, tokens, slots, groups)
-
-    def add(self, num_tokens: int, num_slots: int, num_groups: int) -> None:
-        second = int(self._clock())
-        if self._buckets and self._buckets[-1][0] == second:
-            _, tokens, slots, groups = self._buckets.pop()
-            num_tokens, num_slots, num_groups = num_tokens + tokens, num_slots + slots, num_groups + groups
-        self._buckets.append((second, num_tokens, num_slots, num_groups))
-        while self._buckets[0][0] < second - RATIO_WINDOW_SECONDS:
-            self._buckets.popleft()
-
-    def tokens_per_kv(self) -> float:
-        """Over the last RATIO_WINDOW_SECONDS; 0 without work."""
-        tokens, slots, _ = self._sum(RATIO_WINDOW_SECONDS)
-        return tokens / slots if slots > 0 else 0.0
-
-    def tokens_per_macro_step(self) -> float:
-        """Of one sequence; over the last RATIO_WINDOW_SECONDS; 0 without work."""
-        tokens, _, groups = self._sum(RATIO_WINDOW_SECONDS)
-        return tokens / groups if groups else 0.0
-
-    def tokens_per_second(self) -> float:
-        """Over the last SPEED_WINDOW_SECONDS."""
-        return self._sum(SPEED_WINDOW_SECONDS)[0] / SPEED_WINDOW_SECONDS
-
-    def _sum(self, seconds: float) -> tuple[int, int, int]:
-        start = int(self._clock()) - seconds
-        recent = [counts for second, *counts in self._buckets if second > start]
-        tokens, slots, groups = (sum(column) for column in zip(*recent, strict=True)) if recent else (0, 0, 0)
-        return tokens, slots, groups
+_TOKEN_KINDS = ("prompt", "generated")
+_MOST_ADAPTERS = 256  # that are told of between two scrapes, beside those that are there
 
 
 class ServerMetrics:
@@ -111,6 +74,16 @@ class ServerMetrics:
         drafts = ("drafter", "position")
         self._drafted = self._family("drafted_tokens", "Tokens drafted for a macro-step, which checked them.", drafts)
         self._accepted = self._family("accepted_tokens", "Those of them that are in the answer.", drafts)
+        self._engine: AsyncEngine | None = None
+        self._adapter_requests = self._family("adapter_requests", "Ended requests, by LoRA adapter.", ("lora_name",))
+        kinds = ("lora_name", "kind")
+        self._adapter_tokens = self._family("adapter_tokens", "Tokens of ended requests, by LoRA adapter.", kinds)
+        labels = (*_LABELS, "lora_name")
+        self._adapter_open = self._once(Gauge, "adapter_requests_open", "Requests not ended, by LoRA adapter.", labels)
+        self._adapters: dict[str, None] = {}  # those that have series; "": the model itself
+        self._add_adapter("")
+        self._models: list[ServerMetrics] = [] if beside is None else beside._models
+        self._models.append(self)
         self._preemptions = self._counter("num_preemptions", "Sequences that gave their blocks up for a while.")
         self._cache_queries = self._counter("prefix_cache_queries", "Slots looked up in the prefix cache.")
         self._cache_hits = self._counter("prefix_cache_hits", "Slots found in the prefix cache.")
@@ -142,7 +115,7 @@ class ServerMetrics:
 
     def add_gauges(self, engine: AsyncEngine) -> None:
         """Add the gauges, which read the engine's state whenever they are scraped."""
-        info = engine.info
+        info, self._engine = engine.info, engine
         self._gauge("num_requests_running", "Requests that hold KV slots.", lambda: engine.health().num_running)
         self._gauge("num_requests_waiting", "Requests in the queue.", lambda: engine.health().num_waiting)
         self._gauge("max_requests_running", "Most requests that may run at once.", lambda: engine.info.max_num_seqs)
@@ -177,8 +150,41 @@ class ServerMetrics:
         config.labels(*self._values, *shape.values()).set(1)
 
     def render(self) -> bytes:
-        """The text that Prometheus scrapes."""
-        return generate_latest(self._registry)
+        """The text that Prometheus scrapes. It tells once more of adapters that are gone, then never again."""
+        gone = [(model, model._update_adapters()) for model in self._models]
+        text = generate_latest(self._registry)
+        for model, names in gone:
+            model._forget_adapters(names)
+        return text
+
+    def _update_adapters(self) -> list[str]:
+        """Series for all adapters that are there. Returns those that have some, but are gone, as are their requests."""
+        if self._engine is None:
+            return []
+        open_requests = self._engine.open_by_lora()
+        for name in [*open_requests, *self._adapters]:
+            self._add_adapter(name)
+            self._adapter_open.labels(*self._values, name).set(open_requests.get(name, 0))
+        return [name for name in self._adapters if name not in open_requests]
+
+    def _add_adapter(self, name: str) -> None:
+        if name in self._adapters:
+            return
+        if len(self._adapters) >= _MOST_ADAPTERS and self._engine is not None:  # nobody scrapes
+            self._forget_adapters([*self._adapters.keys() - self._engine.open_by_lora().keys()])
+        self._adapters[name] = None
+        self._adapter_open.labels(*self._values, name)
+        self._adapter_requests.labels(*self._values, name)
+        for kind in _TOKEN_KINDS:
+            self._adapter_tokens.labels(*self._values, name, kind)
+
+    def _forget_adapters(self, names: Sequence[str]) -> None:
+        for name in names:
+            del self._adapters[name]
+            self._adapter_open.remove(*self._values, name)
+            self._adapter_requests.remove(*self._values, name)
+            for kind in _TOKEN_KINDS:
+                self._adapter_tokens.remove(*self._values, name, kind)
 
     def on_failure(self, status: int) -> None:
         """An error left the server, as an answer or inside a stream."""
@@ -230,7 +236,11 @@ class ServerMetrics:
         prompt_tokens: int,
         completion_tokens: int,
         timings: RequestTimings,
+        lora: str | None,
     ) -> None:
+        self._add_adapter(lora or "")
+        self._adapter_requests.labels(*self._values, lora or "").inc()
+        self._adapter_tokens.labels(*self._values, lora or "", "generated").inc(completion_tokens)
         if reason != "error":  # counted by the status of the answer: on_failure
             self._success.labels(*self._values, reason).inc()
         self._e2e.observe(timings.finished - timings.arrival)
@@ -241,6 +251,7 @@ class ServerMetrics:
         if timings.scheduled is None or timings.first_token is None:
             return
         self._prompt_tokens.inc(prompt_tokens)
+        self._adapter_tokens.labels(*self._values, lora or "", "prompt").inc(prompt_tokens)
         self._queue.observe(timings.scheduled - timings.arrival)
         self._prefill.observe(timings.first_token - timings.scheduled)
         self._first_token.observe(timings.first_token - timings.arrival)

@@ -51,5 +51,6 @@ class Recorder:
         prompt_tokens: int,
         completion_tokens: int,
         timings: RequestTimings,
+        lora: str | None,
     ) -> None:
         self.ends.append((reason, prompt_tokens, completion_tokens, timings))

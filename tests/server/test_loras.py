@@ -6,10 +6,13 @@ import asyncio
 from typing import Any
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from gates import StepGate
 from hamburger.engine.core.loras import CoreLoras
 from hamburger.engine.core.sequence import Sequence
+from hamburger.engine.types.observer import RequestTimings
+from hamburger.engine.types.sampling_params import SamplingParams
 from hamburger.server.config import SettingsError, load_settings
 from hamburger.server.launch import engine_arguments
 from lora_stores import NamedFolders
@@ -148,6 +151,55 @@ async def test_paths_of_the_server_are_named_only_where_that_is_allowed() -> Non
         elsewhere = {"Origin": "https://elsewhere.example"}
         assert (await server.refused(LOAD, {"lora_name": "a", "lora_path": "/x"}, headers=elsewhere))[0] == 403
         assert not server.engine.loras
+
+
+def counted(server: Served) -> dict[str, tuple[float, ...]]:
+    """By adapter: requests that are open, requests that have ended, prompt tokens and generated tokens of those."""
+    found: dict[str, dict[str, float]] = {}
+    for family in text_string_to_metric_families(server.metrics.render().decode()):
+        for sample in family.samples:
+            if "lora_name" in sample.labels and not sample.name.endswith("_created"):
+                key = f"{sample.name} {sample.labels.get('kind', '')}".removeprefix("hamburger_adapter_")
+                found.setdefault(sample.labels["lora_name"], {})[key] = sample.value
+    order = "requests_open ", "requests_total ", "tokens_total prompt", "tokens_total generated"
+    assert all({*values} == {*order} for values in found.values())
+    return {name: tuple(values[key] for key in order) for name, values in found.items()}
+
+
+async def test_requests_and_tokens_are_counted_by_adapter() -> None:
+    gate = StepGate()
+    async with with_loras(ByAdapter(split("AAABBB", 3, 3), gate=gate)) as server:
+        assert counted(server) == {"": (0, 0, 0, 0)}
+        await load(server, "sql")
+        await load(server, "law")
+        assert counted(server) == {"": (0, 0, 0, 0), "sql": (0, 0, 0, 0), "law": (0, 0, 0, 0)}
+        asked = [("sql", "ab"), ("sql@0.5", "abc"), (MODEL, "abcd")]
+        running = [
+            asyncio.create_task(server.ok(COMPLETIONS, {"model": model, "prompt": prompt, "max_tokens": 6}))
+            for model, prompt in asked
+        ]
+        await until(lambda: sum(server.engine.open_by_lora().values()) == 3)
+        assert counted(server) == {"": (1, 0, 0, 0), "sql": (2, 0, 0, 0), "law": (0, 0, 0, 0)}
+        await server.post(UNLOAD, {"lora_name": "sql"})
+        await server.post(UNLOAD, {"lora_name": "law"})
+        assert counted(server)["law"] == (0, 0, 0, 0)  # for the last time
+        assert counted(server) == {"": (1, 0, 0, 0), "sql": (2, 0, 0, 0)}  # has answers to finish
+        gate.set()
+        await asyncio.gather(*running)
+        assert counted(server) == {"": (0, 1, 5, 6), "sql": (0, 2, 7, 12)}  # each prompt begins with one more
+        assert counted(server) == {"": (0, 1, 5, 6)}
+        await load(server, "sql")
+        assert counted(server) == {"": (0, 1, 5, 6), "sql": (0, 0, 0, 0)}
+
+
+async def test_names_do_not_pile_up_where_nobody_scrapes() -> None:
+    async with with_loras() as server:
+        for i in range(300):
+            server.metrics.on_finish("stop", SamplingParams(), 1, 1, RequestTimings(0, 0, 0, 0), f"a{i}")
+        names = counted(server)
+        assert len(names) <= 257
+        assert names["a299"] == (0, 1, 1, 1)
+        assert list(counted(server)) == [""]
 
 
 async def test_of_one_name_only_one_is_loaded_at_once() -> None:

@@ -10,7 +10,7 @@ import pytest
 from fakes import EOS
 from gates import StepGate
 from hamburger.engine.health import EngineHealth, liveness_fault
-from hamburger.server.operation.metrics import RecentGroups
+from hamburger.server.operation.recent_groups import RecentGroups
 from serving import CHAT, COMPLETIONS, HELLO, MODEL, ByChoice, Served, error_of, on_port, serving, split, until
 
 KEYS = {"api_key": "first,second"}
