@@ -6,13 +6,13 @@ Nothing here imports torch: the core is built behind `launch`, and only the valu
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
 
+from hamburger.engine.delivery import Delivery, describe
 from hamburger.engine.dial.confidence_dial import AutoConfidence, ConfidenceDial
 from hamburger.engine.health import EngineHealth
 from hamburger.engine.host import EngineHost, HostedEngine
@@ -23,20 +23,12 @@ from hamburger.engine.request_stream import OpenStreams, PromptScores, RequestSt
 from hamburger.engine.text.detokenizer import TextDecoder
 from hamburger.engine.text.stop_strings import StopStrings
 from hamburger.engine.types.config import EngineConfig
-from hamburger.engine.types.errors import (
-    EngineDead,
-    EngineDraining,
-    HamburgerError,
-    InvalidRequest,
-    OutOfMemory,
-    QueueTimeout,
-)
-from hamburger.engine.types.events import EngineReady, EngineStopped, Event, StepReport, StepStarted, Stop
-from hamburger.engine.types.messages import AbortRequest, EngineInfo, GroupOutput, LoraLoaded, RequestFailed, StepStats
-from hamburger.engine.types.observer import EndReason, EngineObserver, RequestTimings
+from hamburger.engine.types.errors import EngineDead, EngineDraining
+from hamburger.engine.types.events import EngineReady, EngineStopped, Event, Message, StepReport, StepStarted, Stop
+from hamburger.engine.types.messages import EngineInfo, LoraLoaded, StepStats
+from hamburger.engine.types.observer import EngineObserver
 from hamburger.model.config import ConfigError
 
-logger = logging.getLogger(__name__)
 _STOPS_SHARED = 8  # sets of stop strings among requests that come at once
 _STOP_SECONDS = 5.0  # for an engine that was asked to stop; its step may be long
 
@@ -51,7 +43,6 @@ class AsyncEngine:
         self.info: EngineInfo
         self._config: EngineConfig
         self._tokenizer = tokenizer
-        self._observer = observer
         self._clock = clock
         self._hosted = HostedEngine(host)
         self.dial: ConfidenceDial | None = None  # None: requests that name no confidence get the default
@@ -61,6 +52,7 @@ class AsyncEngine:
         self._step_ended = clock()
         self._streams = OpenStreams()
         self._queue_room = QueueRoom()
+        self._delivery = Delivery(self._streams, self._queue_room, observer, clock, self._send, self.retry_after)
         self._loras = EngineLoras()
 
     @classmethod
@@ -173,7 +165,7 @@ class AsyncEngine:
                 self._hosted.host.send(request)  # what cannot be sent was not counted
                 self._queue_room.count_sent()
                 chosen_by_dial = chosen is not None and leaves_confidence(asked.params)
-                stream = RequestStream(request, answer, self._abort, chosen_by_dial, scores, asked.lora)
+                stream = RequestStream(request, answer, self._delivery.abort, chosen_by_dial, scores, asked.lora)
                 self._streams.add(stream)
                 streams.append(stream)
         except BaseException:
@@ -207,7 +199,7 @@ class AsyncEngine:
             num_waiting=self._queue_room.num_waiting,
             seconds_in_step=None if started is None else max(0.0, now - started),
             seconds_without_step=0.0 if waits_since is None else max(0.0, now - max(waits_since, self._step_ended)),
-            error=_describe(self._hosted.stopped.result().error) if stopped else None,
+            error=describe(self._hosted.stopped.result().error) if stopped else None,
             restarting=stopped and self.starts_again and not self._draining,
         )
 
@@ -230,10 +222,14 @@ class AsyncEngine:
                 await asyncio.shield(self._hosted.stopped)
         except TimeoutError:  # it is in a long step, or hangs
             for stream in self._streams:
-                self._finish(stream, "error", EngineDraining("The server is shutting down; the answer was cut short."))
+                error = EngineDraining("The server is shutting down; the answer was cut short.")
+                self._delivery.finish(stream, "error", error)
             self._hosted.host.abandon()
             await asyncio.shield(self._hosted.stopped)
         await self._hosted.host.join()
+
+    def _send(self, message: Message) -> None:
+        self._hosted.host.send(message)
 
     def _check_available(self) -> None:
         stopped = self._hosted.stopped
@@ -271,88 +267,20 @@ class AsyncEngine:
             self._step_started = None
             self._queue_room.reset()
             idle = StepStats(0, 0, 0, 0, self._config.total_slots, 0, 0, [], 0.0)
-            self._observe(lambda observer: observer.on_step(idle))
+            self._delivery.observe(lambda observer: observer.on_step(idle))
             for stream in self._streams:
-                self._finish(stream, "error", EngineDead(_dead_message(event.error)))
+                self._delivery.finish(stream, "error", EngineDead(_dead_message(event.error)))
 
     def _on_step(self, report: StepReport) -> None:
         stats = report.outputs.stats
         self._queue_room.update(len(report.received), stats)
         self._streams.receive(report.received)
         if stats is not None:
-            self._observe(lambda observer: observer.on_step(stats))
+            self._delivery.observe(lambda observer: observer.on_step(stats))
             if self.dial is not None:
                 self.dial.observe(dial_step(report, stats, self._streams.find))
-        for output in report.outputs.outputs:
-            if (stream := self._streams.find(output.request_id)) is not None:
-                try:
-                    self._on_group(stream, output)
-                except Exception as error:  # one request's text must not take the others' along
-                    logger.exception("A group of %s cannot be delivered.", output.request_id)
-                    self._give_up(stream, EngineDead(f"The answer cannot be delivered: {_describe(error)}"))
-        for failure in report.outputs.failures:
-            if (stream := self._streams.find(failure.request_id)) is not None:
-                self._finish(stream, "error", self._error_of(failure))
-
-    def _on_group(self, stream: RequestStream, output: GroupOutput) -> None:
-        now = self._clock()
-        update = stream.answer.push(output)
-        gap = None if stream.last_group is None else now - stream.last_group
-        if stream.first_token is None:
-            stream.first_token, stream.scheduled = now, output.scheduled_time
-        stream.last_group = now
-        if stream.scores is not None and update.prompt_logprobs is not None:
-            stream.scores.tell(update.prompt_logprobs)
-        stream.updates.put_nowait(update)
-        self._observe(lambda observer: observer.on_group(gap, len(update.token_ids)))
-        if update.finish_reason is not None:
-            self._finish(stream, update.finish_reason)
-            if output.finish_reason is None:  # a stop string: the core does not know
-                self._hosted.host.send(AbortRequest(output.request_id))
-
-    def _abort(self, stream: RequestStream) -> None:
-        """Give a request up; RequestStream.abort calls it."""
-        if stream in self._streams:
-            self._hosted.host.send(AbortRequest(stream.request.request_id))
-            self._finish(stream, "abort")
-
-    def _give_up(self, stream: RequestStream, error: HamburgerError) -> None:
-        if stream in self._streams:
-            self._hosted.host.send(AbortRequest(stream.request.request_id))
-            self._finish(stream, "error", error)
-
-    def _finish(self, stream: RequestStream, reason: EndReason, error: HamburgerError | None = None) -> None:
-        request, now = stream.request, self._clock()
-        self._streams.remove(stream)
-        if stream.scores is not None and request.scores_prompt:
-            stream.scores.give_up(error)
-        stream.updates.put_nowait(error)
-        self._queue_room.count_finished(now)
-        timings = RequestTimings(request.arrival_time, stream.scheduled, stream.first_token, now)
-        num_tokens = stream.answer.completion_tokens
-        num_prompt = len(request.prompt_ids)
-        self._observe(lambda o: o.on_finish(reason, request.params, num_prompt, num_tokens, timings, stream.lora))
-
-    def _observe(self, notify: Callable[[EngineObserver], None]) -> None:
-        """An observer that fails harms no request."""
-        if self._observer is not None:
-            try:
-                notify(self._observer)
-            except Exception:
-                logger.exception("The observer failed.")
-
-    def _error_of(self, failure: RequestFailed) -> HamburgerError:
-        if failure.kind in ("queue_timeout", "out_of_memory"):
-            seconds = self.retry_after(1)
-            return (QueueTimeout if failure.kind == "queue_timeout" else OutOfMemory)(failure.message, seconds)
-        if failure.kind in ("grammar", "lora"):  # a format, structured_outputs, a tool or the model's name asked for it
-            return InvalidRequest(failure.message)
-        return EngineDraining(failure.message) if failure.kind == "draining" else EngineDead(failure.message)
-
-
-def _describe(error: BaseException | None) -> str | None:
-    return None if error is None else f"{type(error).__name__}: {error}"
+        self._delivery.deliver(report.outputs)
 
 
 def _dead_message(error: BaseException) -> str:
-    return f"The engine stopped on an error: {_describe(error)}"
+    return f"The engine stopped on an error: {describe(error)}"
