@@ -8,7 +8,8 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fakes import ByteTokenizer, ScriptedRunner, fake_config, fake_core, fake_engine, fake_info, scripted_logprobs
+from fake_engines import fake_config, fake_core, fake_engine, fake_info
+from fakes import ByteTokenizer, ScriptedRunner, scripted_logprobs
 from hamburger.engine import LLM
 from hamburger.engine.request import GenerationRequest, RequestUpdate
 from hamburger.engine.request_stream import RequestStream

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from async_engine import Recorder, collect, request, until
-from fakes import EOS, VOCAB_SIZE, ScriptedRunner, fake_engine, scripted_logprobs, scripted_stop_prob
+from fake_engines import fake_engine
+from fakes import EOS, VOCAB_SIZE, ScriptedRunner, scripted_logprobs, scripted_stop_prob
 from gates import StepGate
 from hamburger.engine.request import GenerationRequest, RequestUpdate
 from hamburger.engine.types.errors import (

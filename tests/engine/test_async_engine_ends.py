@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from async_engine import Recorder, collect, request, until
-from fakes import EOS, ByteTokenizer, ScriptedRunner, fake_config, fake_core, fake_engine, fake_info
+from fake_engines import fake_config, fake_core, fake_engine, fake_info
+from fakes import EOS, ByteTokenizer, ScriptedRunner
 from gates import StepGate
 from hamburger.engine.async_engine import AsyncEngine
 from hamburger.engine.core.core import EngineCore

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from fakes import EOS, ScriptedRunner, fake_config, fake_core
+from fake_engines import fake_config, fake_core
+from fakes import EOS, ScriptedRunner
 from hamburger.engine.core.batch import BatchResult, ScheduledBatch
 from hamburger.engine.core.core import EngineCore
 from hamburger.engine.types.messages import AbortRequest, RequestFailed, StepOutputs, StepStats, SubmitRequest

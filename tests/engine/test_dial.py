@@ -10,7 +10,7 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from fakes import fake_config, fake_info
+from fake_engines import fake_config, fake_info
 from hamburger.engine.dial import confidence_dial as module
 from hamburger.engine.dial.confidence_dial import AutoConfidence, ConfidenceDial, DialRow, DialStep, levels_between
 from hamburger.engine.dial.time_per_token import MIN_STEPS

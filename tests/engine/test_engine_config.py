@@ -7,7 +7,7 @@ from typing import get_type_hints
 
 import pytest
 
-from fakes import fake_config
+from fake_engines import fake_config
 from hamburger.engine.types.config import ENGINE_SETTINGS, EngineArgs, LLMSettings
 from hamburger.model.config import ConfigError
 

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fakes import ScriptedRunner, fake_config, fake_core
+from fake_engines import fake_config, fake_core
+from fakes import ScriptedRunner
 from hamburger.engine.core.scheduler import Scheduler
 from hamburger.engine.core.sequence import Sequence
 from hamburger.engine.core.waiting import OUTPUT_COST

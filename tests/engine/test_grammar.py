@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from fakes import EOS, VOCAB_SIZE, ByteTokenizer, ScriptedRunner, fake_core
+from fake_engines import fake_core
+from fakes import EOS, VOCAB_SIZE, ByteTokenizer, ScriptedRunner
 from hamburger.engine.core.core import EngineCore
 from hamburger.engine.device.runner import Runner
 from hamburger.engine.text.grammar import Grammars, choice_grammar, context_free_grammar, json_grammar, regex_grammar

@@ -14,7 +14,8 @@ import pytest
 
 import hamburger.engine.llm as llm_module
 from drafting import DraftingRunner
-from fakes import BOS, EOS, ByteTokenizer, ScriptedRunner, fake_config, fake_core, fake_info, scripted_logprobs
+from fake_engines import fake_config, fake_core, fake_info
+from fakes import BOS, EOS, ByteTokenizer, ScriptedRunner, scripted_logprobs
 from hamburger.engine import LLM, SamplingParams
 from hamburger.engine.request import DraftCounts, RequestUpdate
 from hamburger.engine.text.grammar import json_grammar

@@ -7,7 +7,8 @@ from itertools import pairwise
 
 import pytest
 
-from fakes import EOS, ScriptedRunner, fake_core
+from fake_engines import fake_core
+from fakes import EOS, ScriptedRunner
 from hamburger.engine.engine_loop import Inbox, run_loop
 from hamburger.engine.types.events import LoopEvent, Message, StepReport, StepStarted, Stop
 from hamburger.engine.types.messages import SubmitRequest

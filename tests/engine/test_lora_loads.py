@@ -10,7 +10,8 @@ import pytest
 
 from async_engine import collect
 from engine_builders import ENDLESS_LOAD
-from fakes import EOS, ByteTokenizer, ScriptedRunner, fake_config, fake_core, fake_info
+from fake_engines import fake_config, fake_core, fake_info
+from fakes import EOS, ByteTokenizer, ScriptedRunner
 from gates import StepGate
 from hamburger.engine.async_engine import AsyncEngine
 from hamburger.engine.core.core import EngineCore

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from async_engine import collect
-from fakes import ByteTokenizer, ScriptedRunner, fake_config, fake_core, fake_info
+from fake_engines import fake_config, fake_core, fake_info
+from fakes import ByteTokenizer, ScriptedRunner
 from hamburger.engine.async_engine import AsyncEngine
 from hamburger.engine.core.block_manager import BlockManager
 from hamburger.engine.core.core import EngineCore

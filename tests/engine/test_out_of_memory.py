@@ -9,7 +9,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from fakes import ScriptedRunner, fake_config, fake_core, fake_engine
+from fake_engines import fake_config, fake_core, fake_engine
+from fakes import ScriptedRunner
 from hamburger.engine.core.batch import ScheduledBatch
 from hamburger.engine.core.core import EngineCore
 from hamburger.engine.device.runner import Runner

@@ -8,7 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from fakes import EOS, ScriptedRunner, fake_config, fake_core, fake_engine
+from fake_engines import fake_config, fake_core, fake_engine
+from fakes import EOS, ScriptedRunner
 from hamburger.engine.core.core import EngineCore
 from hamburger.engine.request import GenerationRequest
 from hamburger.engine.text.grammar import json_grammar

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from fakes import ScriptedRunner, fake_config, fake_core
+from fake_engines import fake_config, fake_core
+from fakes import ScriptedRunner
 from hamburger.engine.core.block_manager import BlockManager
 from hamburger.engine.core.core import EngineCore
 from hamburger.engine.core.sequence import Sequence

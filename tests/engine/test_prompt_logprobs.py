@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fakes import EOS, ByteTokenizer, ScriptedRunner, fake_config, fake_core, fake_engine, fake_info, scripted_score
+from fake_engines import fake_config, fake_core, fake_engine, fake_info
+from fakes import EOS, ByteTokenizer, ScriptedRunner, scripted_score
 from hamburger.engine import LLM
 from hamburger.engine.core.batch import BatchResult, ScheduledBatch
 from hamburger.engine.core.core import EngineCore

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from fakes import EOS, ScriptedRunner, fake_config, fake_core
+from fake_engines import fake_config, fake_core
+from fakes import EOS, ScriptedRunner
 from hamburger.engine.core.core import EngineCore
 from hamburger.engine.types.config import EngineConfig
 from hamburger.engine.types.messages import AbortRequest, StepOutputs, SubmitRequest

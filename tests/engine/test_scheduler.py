@@ -6,7 +6,7 @@ from collections.abc import Sequence as SequenceOf
 
 import pytest
 
-from fakes import fake_config
+from fake_engines import fake_config
 from hamburger.engine.core.batch import ScheduledBatch
 from hamburger.engine.core.scheduler import Scheduler
 from hamburger.engine.core.sequence import Sequence

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fakes import fake_config, fake_info
+from fake_engines import fake_config, fake_info
 from hamburger.engine.transport.wire import LENGTH, Decoder, Encoder, Ended, Failed, Progress, WireError, frames
 from hamburger.engine.types.config import EngineArgs
 from hamburger.engine.types.events import EngineReady, StepReport, StepStarted, Stop

@@ -8,7 +8,8 @@ import threading
 import time
 from collections.abc import Callable
 
-from fakes import ScriptedRunner, fake_config, fake_core, fake_info
+from fake_engines import fake_config, fake_core, fake_info
+from fakes import ScriptedRunner
 from hamburger.engine.core.batch import BatchResult, ScheduledBatch
 from hamburger.engine.core.core import EngineCore
 from hamburger.engine.core.loras import CoreLoras

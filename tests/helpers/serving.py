@@ -14,7 +14,8 @@ import httpx
 import uvicorn
 from fastapi import FastAPI
 
-from fakes import ByteTokenizer, ScriptedRunner, fake_engine
+from fake_engines import fake_engine
+from fakes import ByteTokenizer, ScriptedRunner
 from hamburger.engine.async_engine import AsyncEngine
 from hamburger.engine.core.sequence import Sequence
 from hamburger.engine.types.sampling_params import ThinkingBudget
@@ -156,7 +157,7 @@ async def serving(
     traces: RequestTraces | None = None,
     **engine: Any,
 ) -> AsyncIterator[Served]:
-    """A server whose choices follow scripts. `engine` are fields of EngineConfig (and `info`), see fakes.py."""
+    """A server whose choices follow scripts. `engine` are fields of EngineConfig (and `info`), see fake_engines.py."""
     runner = runner or ByChoice(*by_choice)
     metrics = ServerMetrics(MODEL)
     async with fake_engine(runner, observer=metrics, **engine) as launched:

@@ -14,7 +14,8 @@ from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from zlib import crc32
 
-from fakes import EOS, VOCAB_SIZE, ByteTokenizer, fake_config, scripted_logprobs
+from fake_engines import fake_config
+from fakes import EOS, VOCAB_SIZE, ByteTokenizer, scripted_logprobs
 from hamburger.engine.core.batch import BatchResult, GroupResult, ScheduledBatch, ScheduledSequence, SettlingChunk
 from hamburger.engine.core.core import EngineCore
 from hamburger.engine.core.sequence import Sequence

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import yaml
 
-from fakes import ByteTokenizer, fake_engine
+from fake_engines import fake_engine
+from fakes import ByteTokenizer
 from hamburger.model.checkpoints.hf_config import SUPPORTED
 from hamburger.server.additional_models import OWN_SETTINGS
 from hamburger.server.app import create_app

@@ -13,7 +13,7 @@ import yaml
 
 import check_kubernetes
 from check_kubernetes import Object, faults, metrics_of, objects_of, pod_of, seconds_to_end, server_of, settings_of
-from fakes import fake_engine
+from fake_engines import fake_engine
 from hamburger.engine.plan.known_shapes import PRESETS
 from hamburger.engine.plan.plan import Load, Machine, make_plan, shape_of
 from hamburger.model.config import ModelConfig

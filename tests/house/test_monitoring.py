@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import check_dashboard
 import dashboard
-from fakes import fake_engine
+from fake_engines import fake_engine
 from hamburger.server.operation.metrics import ServerMetrics
 
 ROOT = Path(__file__).parents[2]

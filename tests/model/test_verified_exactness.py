@@ -25,7 +25,8 @@ from exactness import (
     steps_of,
     unaided,
 )
-from fakes import VOCAB_SIZE, ByteTokenizer, fake_info
+from fake_engines import fake_info
+from fakes import VOCAB_SIZE, ByteTokenizer
 from hamburger.engine import LLM
 from hamburger.engine.types.messages import SubmitRequest
 from hamburger.engine.types.sampling_params import SamplingParams

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fakes import fake_engine
+from fake_engines import fake_engine
 from hamburger.engine.core.batch import BatchResult, ScheduledBatch
 from hamburger.engine.core.sequence import Sequence
 from hamburger.engine.dial.confidence_dial import AutoConfidence

@@ -12,7 +12,8 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from fakes import EOS, ByteTokenizer, fake_engine
+from fake_engines import fake_engine
+from fakes import EOS, ByteTokenizer
 from gates import StepGate
 from hamburger.engine.async_engine import AsyncEngine
 from hamburger.server.app import create_app_of, model_context

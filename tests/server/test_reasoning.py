@@ -180,7 +180,7 @@ class TokenThinker(Thinker):
 
 async def test_a_budget_of_it_reaches_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Which keeps it: tests/engine/test_token_rules.py."""
-    monkeypatch.setattr("fakes.ByteTokenizer", TokenThinker)
+    monkeypatch.setattr("fake_engines.ByteTokenizer", TokenThinker)
     asked: dict[str, Any] = {"messages": HELLO, "max_tokens": 50}
     tool = {"type": "function", "function": {"name": "now"}}
     async with serving([[1, *b"abc", 2, *b"ok", EOS]], tokenizer=TokenThinker(), max_group=9, **ROOM) as server:

@@ -13,7 +13,8 @@ import pytest
 
 from async_engine import collect
 from engine_builders import BUILDER
-from fakes import ByteTokenizer, fake_engine
+from fake_engines import fake_engine
+from fakes import ByteTokenizer
 from hamburger.engine.async_engine import AsyncEngine
 from hamburger.engine.logs import LogFormat
 from hamburger.engine.process_host import ProcessHost, Worker

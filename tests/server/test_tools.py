@@ -140,7 +140,7 @@ class Hermes(ByteTokenizer):
 
 async def test_a_special_token_that_begins_a_call_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("serving.ByteTokenizer", Hermes)
-    monkeypatch.setattr("fakes.ByteTokenizer", Hermes)
+    monkeypatch.setattr("fake_engines.ByteTokenizer", Hermes)
     async with serving([[*b"Wait. ", BOS], [*CALL.encode()], [*b"</tool_call>", EOS]], **ROOM) as server:
         answer = await server.chat(tools=[WEATHER])
         chunks = await server.stream(CHAT, tools=[WEATHER])

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from fakes import EOS, ByteTokenizer, ScriptedRunner, fake_config, fake_core, fake_info
+from fake_engines import fake_config, fake_core, fake_info
+from fakes import EOS, ByteTokenizer, ScriptedRunner
 from hamburger.engine.llm import LLM
 from hamburger.training.corpus.prompts import Prompt, is_held_out
 from hamburger.training.corpus.repetition import is_repetitive

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from fakes import EOS, ByteTokenizer, ScriptedRunner, fake_config, fake_core, fake_info
+from fake_engines import fake_config, fake_core, fake_info
+from fakes import EOS, ByteTokenizer, ScriptedRunner
 from hamburger.engine.llm import LLM
 from hamburger.training.quality.answers import Engine
 from hamburger.training.quality.plots import plot_curve, plot_reliability
