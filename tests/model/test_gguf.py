@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from gguf_files import gguf_file
 from hamburger.model.checkpoints import gguf_weights
 from hamburger.model.checkpoints.gguf_weights import load_gguf
 from hamburger.model.checkpoints.hf_config import read_trunk_config
@@ -67,34 +68,20 @@ def write_gguf(
     change: Callable[[gguf.GGUFWriter], None] = lambda writer: None,
     architecture: str = "llama",
 ) -> Path:
-    writer = gguf.GGUFWriter(path, architecture)
-    writer.add_context_length(trunk.max_position_embeddings)
-    writer.add_embedding_length(trunk.hidden_size)
-    writer.add_block_count(trunk.num_layers)
-    writer.add_feed_forward_length(trunk.intermediate_size)
-    writer.add_head_count(trunk.num_heads)
-    writer.add_head_count_kv(trunk.num_kv_heads)
-    writer.add_key_length(trunk.head_dim)
-    writer.add_rope_dimension_count(trunk.head_dim)
-    writer.add_layer_norm_rms_eps(trunk.rms_norm_eps)
-    writer.add_rope_freq_base(trunk.rope_theta)
-    writer.add_eos_token_id(trunk.eos_token_ids[0])
-    for name, tensor in tensors.items():
-        stem, values = name.removesuffix(".weight"), tensor.numpy()
-        if stem.startswith("model.layers."):
-            layer, part = stem.removeprefix("model.layers.").split(".", 1)
-            their_name = f"blk.{layer}.{LAYER_NAMES[part]}.weight"
-            heads = {"self_attn.q_proj": trunk.num_heads, "self_attn.k_proj": trunk.num_kv_heads}.get(part)
-            values = permuted(values, heads) if heads else values
-        else:
-            their_name = NAMES[stem] + ".weight"
-        row_kind = kind if values.ndim > 1 else Kind.F32
-        writer.add_tensor(their_name, gguf.quants.quantize(values, row_kind), raw_dtype=row_kind)
-    change(writer)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    with gguf_file(path, architecture, trunk) as writer:
+        writer.add_rope_dimension_count(trunk.head_dim)
+        for name, tensor in tensors.items():
+            stem, values = name.removesuffix(".weight"), tensor.numpy()
+            if stem.startswith("model.layers."):
+                layer, part = stem.removeprefix("model.layers.").split(".", 1)
+                their_name = f"blk.{layer}.{LAYER_NAMES[part]}.weight"
+                heads = {"self_attn.q_proj": trunk.num_heads, "self_attn.k_proj": trunk.num_kv_heads}.get(part)
+                values = permuted(values, heads) if heads else values
+            else:
+                their_name = NAMES[stem] + ".weight"
+            row_kind = kind if values.ndim > 1 else Kind.F32
+            writer.add_tensor(their_name, gguf.quants.quantize(values, row_kind), raw_dtype=row_kind)
+        change(writer)
     return path
 
 

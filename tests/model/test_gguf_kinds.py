@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from gguf_files import gguf_file
 from hamburger.model.assemble import assemble
 from hamburger.model.batch import Reads
 from hamburger.model.checkpoints.load import load_checkpoint
@@ -49,35 +50,23 @@ def written(path: Path, kind: str, **changes: Any) -> tuple[ModelConfig, dict[st
     architecture, fields = KINDS[kind]
     config = ModelConfig(trunk=trunk_config(**{"num_layers": 4, **fields, **changes}))
     trunk, tensors = config.trunk, random_tensors(config, seed=2)
-    writer = gguf.GGUFWriter(path, architecture)
-    writer.add_context_length(trunk.max_position_embeddings)
-    writer.add_embedding_length(trunk.hidden_size)
-    writer.add_block_count(trunk.num_layers)
-    writer.add_feed_forward_length(trunk.intermediate_size)
-    writer.add_head_count(trunk.num_heads)
-    writer.add_head_count_kv(trunk.num_kv_heads)
-    writer.add_key_length(trunk.head_dim)
-    writer.add_value_length(trunk.head_dim)
-    writer.add_layer_norm_rms_eps(trunk.rms_norm_eps)
-    writer.add_rope_freq_base(trunk.rope_theta)
-    writer.add_vocab_size(trunk.vocab_size)
-    writer.add_eos_token_id(trunk.eos_token_ids[0])
-    if trunk.sliding_window is not None:
-        writer.add_sliding_window(trunk.sliding_window)
-    if trunk.rope_scaling is not None:
-        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
-        writer.add_rope_scaling_factor(3.0)
-    names = gguf.get_tensor_name_map({n: k for k, n in gguf.MODEL_ARCH_NAMES.items()}[architecture], trunk.num_layers)
-    for name, tensor in as_its_kind_has_them(config, tensors).items():
-        # llama.cpp's converter adds the 1 of Gemma's norms.
-        values = tensor + 1 if architecture == "gemma3" and "norm" in name else tensor
-        theirs = names.get_name(name, (".weight", ".bias"))
-        assert theirs is not None
-        writer.add_tensor(theirs, values.numpy())
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    with gguf_file(path, architecture, trunk) as writer:
+        writer.add_value_length(trunk.head_dim)
+        writer.add_vocab_size(trunk.vocab_size)
+        if trunk.sliding_window is not None:
+            writer.add_sliding_window(trunk.sliding_window)
+        if trunk.rope_scaling is not None:
+            writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+            writer.add_rope_scaling_factor(3.0)
+        names = gguf.get_tensor_name_map(
+            {n: k for k, n in gguf.MODEL_ARCH_NAMES.items()}[architecture], trunk.num_layers
+        )
+        for name, tensor in as_its_kind_has_them(config, tensors).items():
+            # llama.cpp's converter adds the 1 of Gemma's norms.
+            values = tensor + 1 if architecture == "gemma3" and "norm" in name else tensor
+            theirs = names.get_name(name, (".weight", ".bias"))
+            assert theirs is not None
+            writer.add_tensor(theirs, values.numpy())
     return config, tensors
 
 

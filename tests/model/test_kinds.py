@@ -14,10 +14,9 @@ from transformers import AutoModelForImageTextToText
 from hamburger.model.assemble import assemble
 from hamburger.model.checkpoints.load import load_checkpoint
 from hamburger.model.checkpoints.sources import resolve_source
-from hamburger.model.execution import Execution
-from hamburger.model.steps import EagerSteps
 from peer import SIZES, greedy, saved
 from small_models import CPU, core_of, params, run_core, tokens_of
+from transformers_answers import PROMPT, assert_answers_are, served
 from verified import free_rows
 
 GEMMA3: dict[str, Any] = {"model_type": "gemma3_text", "sliding_window": 12, "sliding_window_pattern": 2}
@@ -37,31 +36,11 @@ KINDS: dict[str, dict[str, Any]] = {
         },
     },
 }
-PROMPT = torch.randint(3, 96, (40,), generator=torch.Generator().manual_seed(1)).tolist()
-
-
-def served(folder: Path) -> EagerSteps:
-    checkpoint = load_checkpoint(resolve_source(str(folder)), torch.float32)
-    return assemble(
-        checkpoint.config, checkpoint.tensors, dtype=torch.float32, device=CPU, max_positions=256,
-        execution=Execution(packed=False),
-    )  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_logits_and_greedy_answers_are_transformers(tmp_path: Path, kind: str) -> None:
-    peer = saved(tmp_path, **KINDS[kind])
-    asked = params(prompt_logprobs=20, max_tokens=24, ignore_eos=True)
-    outputs = run_core(core_of(served(tmp_path)), {"r": (PROMPT, asked)})["r"]
-    with torch.inference_mode():
-        expected = peer(torch.tensor([PROMPT])).logits[0, :-1].log_softmax(-1)
-    told = outputs[0].prompt_logprobs
-    assert told is not None
-    for row, entry in zip(expected, told[1:], strict=True):
-        assert entry is not None
-        ids, found = zip(*entry.top, strict=True)
-        torch.testing.assert_close(torch.tensor(found), row[list(ids)], atol=1e-4, rtol=0)
-    assert tokens_of(outputs) == greedy(peer, PROMPT, 24)
+    assert_answers_are(saved(tmp_path, **KINDS[kind]), served(tmp_path))
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if "_" not in kind])

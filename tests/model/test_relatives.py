@@ -23,6 +23,7 @@ from hamburger.model.config import ModelConfig
 from lora_folders import lora_folder, merged_by_peft, saved_adapter
 from peer import SIZES, greedy, saved
 from small_models import CPU, core_of, params, run_core, tokens_of
+from transformers_answers import assert_answers_are, served
 
 FACTORS = {
     "embedding_multiplier": 12.0, "attention_multiplier": 0.2, "residual_multiplier": 0.22, "logits_scaling": 8.0,
@@ -40,21 +41,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_logits_and_greedy_answers_are_transformers(tmp_path: Path, kind: str) -> None:
-    peer = saved(tmp_path, **KINDS[kind])
-    checkpoint = load_checkpoint(resolve_source(str(tmp_path)), torch.float32)
-    model = assemble(checkpoint.config, checkpoint.tensors, dtype=torch.float32, device=CPU, max_positions=256)
-    prompt = torch.randint(3, 96, (40,), generator=torch.Generator().manual_seed(1)).tolist()
-    asked = params(prompt_logprobs=20, max_tokens=24, ignore_eos=True)
-    outputs = run_core(core_of(model), {"r": (prompt, asked)})["r"]
-    with torch.inference_mode():
-        expected = peer(torch.tensor([prompt])).logits[0, :-1].log_softmax(-1)
-    told = outputs[0].prompt_logprobs
-    assert told is not None
-    for row, entry in zip(expected, told[1:], strict=True):
-        assert entry is not None
-        ids, found = zip(*entry.top, strict=True)
-        torch.testing.assert_close(torch.tensor(found), row[list(ids)], atol=1e-4, rtol=0)
-    assert tokens_of(outputs) == greedy(peer, prompt, 24)
+    assert_answers_are(saved(tmp_path, **KINDS[kind]), served(tmp_path, packed=None))
 
 
 @pytest.mark.parametrize("kind", [KINDS["granite"], {"model_type": "gemma3_text"}], ids=["granite", "gemma3"])
