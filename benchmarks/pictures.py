@@ -36,7 +36,7 @@ def main() -> int:
         browser = playwright.chromium.launch(executable_path=chromium(), args=list(OPTIONS))
         page = browser.new_page(viewport={"width": _WIDTH, "height": _HEIGHT})
         page.goto(args.url)
-        page.wait_for_selector("#model option", state="attached")
+        page.wait_for_selector('#model option:not([value=""])', state="attached")
         _chat(page, args.out / "chat.png")
         _race(page, args.out / "race.gif")
         browser.close()

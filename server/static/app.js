@@ -17,6 +17,7 @@ const UNWELL = "The server says that it is not well. Its log says why; this page
 
 class Page {
   #models = [];
+  #lacksModels = false; // they were asked for, and did not come; a key may bring them, else the next look
   #lost = null; // why the server is not well, null while it is
   #key = sessionStorage.getItem(KEY) ?? "";
 
@@ -73,6 +74,7 @@ class Page {
   }
 
   async #load() {
+    this.#tellModels(true, "loading…");
     try {
       const { data } = await this.api.json("v1/models");
       const composed = await this.#composed();
@@ -81,11 +83,22 @@ class Page {
       const before = select.value || this.store.settings.model;
       select.replaceChildren(...data.map(({ id }) => node("option", { value: id }, id)));
       if (data.some(({ id }) => id === before)) select.value = before;
+      this.#lacksModels = false;
+      this.#tellModels(false);
       this.race.offer();
       this.#say(null);
     } catch (error) {
+      this.#lacksModels = error.status !== 401;
+      this.#tellModels(false, error.status === 401 ? "needs a key" : "not known yet");
       this.#refused(error);
     }
+  }
+
+  /** Whether the list is on its way, and what stands in its place while there is none. */
+  #tellModels(busy, instead = "") {
+    const select = byId("model");
+    select.setAttribute("aria-busy", String(busy));
+    if (!this.#models.length) select.replaceChildren(node("option", { value: "" }, instead));
   }
 
   async #composed() {
@@ -100,7 +113,7 @@ class Page {
     if (!document.hidden) {
       try {
         await this.api.get("health");
-        if (this.#lost !== null) await this.#load();
+        if (this.#lost !== null || this.#lacksModels) await this.#load();
       } catch (error) {
         if (error.isLost) this.#say(LOST);
         else if (error.status === 503) this.#say(UNWELL);

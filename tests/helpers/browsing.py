@@ -18,7 +18,7 @@ from browser import OPTIONS, chromium
 from serving import on_port
 
 # It knows the models, or asks for a key.
-_READY = "#model option, #key-dialog[open]"
+_READY = '#model option:not([value=""]), #key-dialog[open]'
 
 
 @dataclass

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import socket
 
 import pytest
-from playwright.async_api import expect
+from playwright.async_api import Route, expect
 
 from browsing import browsing, visiting
 from fakes import EOS
@@ -136,3 +137,39 @@ async def test_what_others_stored_under_its_names_breaks_nothing(stored: str) ->
         await visit.id("new-conversation").click()
         answer = await visit.answer("hello")
         await expect(answer.locator(".passes")).to_have_text("a")
+
+
+async def test_the_models_are_told_to_be_on_their_way_or_missing() -> None:
+    """Loading, failed, and there after the page looked again; a message that is sent before goes to the first model."""
+    gate, arrived = asyncio.Event(), asyncio.Event()
+    fails = iter([True])
+
+    async def held(route: Route) -> None:
+        arrived.set()
+        await gate.wait()
+        await (route.fulfill(status=500) if next(fails, False) else route.continue_())
+
+    async with serving([[97], [EOS]]) as server, browsing(server.app) as visit:
+        visit.expected.append(FAILED)
+        model = visit.id("model")
+        await expect(model).to_have_attribute("aria-busy", "false")
+        await visit.page.route("**/v1/models", held)
+        await visit.page.reload()
+        await arrived.wait()
+        await expect(model).to_have_attribute("aria-busy", "true")
+        await expect(model).to_have_value("")
+        assert await model.locator("option").all_inner_texts() == ["loading…"]
+        answer = await visit.answer("hello")
+        await expect(answer.locator(".passes")).to_have_text("a")
+        gate.set()
+        await expect(model).to_have_attribute("aria-busy", "false")
+        assert await model.locator("option").all_inner_texts() == ["not known yet"]
+        await expect(model).to_have_value("burger")  # the page asks again by itself
+        assert await model.locator("option").all_inner_texts() == ["burger"]
+
+
+async def test_the_models_are_told_to_need_a_key() -> None:
+    async with serving([[EOS]], settings={"api_key": "secret"}) as server, browsing(server.app) as visit:
+        visit.expected.append(FAILED)
+        assert await visit.id("model").locator("option").all_inner_texts() == ["needs a key"]
+        await expect(visit.id("model")).to_have_attribute("aria-busy", "false")
