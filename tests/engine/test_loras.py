@@ -164,7 +164,8 @@ async def test_an_engine_that_starts_again_has_its_adapters_again(caplog: pytest
     cores[0]._runner = ScriptedRunner(fail_at_step=1)
     engine = await AsyncEngine.launch(host_of(cores[0]), ByteTokenizer())
     kept, gone = await engine.load_lora("kept", "/kept"), await engine.load_lora("gone", "/gone")
-    asked = GenerationRequest("r", [5, 6], SamplingParams(max_tokens=3), lora="kept")
+    sampling = SamplingParams(max_tokens=3, seed=0, ignore_eos=True)
+    asked = GenerationRequest("r", [5, 6], sampling, lora="kept")
     with pytest.raises(EngineDead):
         await collect(engine.submit([asked])[0])
     with pytest.raises(EngineDead):
