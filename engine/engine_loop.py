@@ -19,6 +19,8 @@ from hamburger.engine.types.messages import AbortRequest, LoadLora, LoraLoaded, 
 
 logger = logging.getLogger(__name__)
 
+LORA_THREAD = "hamburger-lora"  # the name of the one that reads an adapter
+
 
 @dataclass(frozen=True, slots=True)
 class LoraRead:
@@ -98,7 +100,7 @@ class _LoraLoads:
                 self._deliver(LoraLoaded(request.number, error))
                 continue
             self._is_reading = True
-            threading.Thread(target=self._read, args=(request,), name="hamburger-lora", daemon=True).start()
+            threading.Thread(target=self._read, args=(request,), name=LORA_THREAD, daemon=True).start()
 
     def _read(self, request: LoadLora) -> None:
         """(thread) The step that runs meanwhile knows nothing of it."""

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 from hamburger.engine.core.core import EngineCore
-from hamburger.engine.engine_loop import Inbox, run_loop
+from hamburger.engine.engine_loop import LORA_THREAD, Inbox, run_loop
 from hamburger.engine.logs import LogFormat, configure_logging, secrets_of_environment
 from hamburger.engine.ranks.ranks import OnLost
 from hamburger.engine.text.grammar import Grammars
@@ -174,5 +174,7 @@ def _builder(name: str) -> Builder:
 
 
 if __name__ == "__main__":
-    # At once: all was sent, and a thread that reads a LoRA adapter is nobody's any more.
-    os._exit(main(sys.argv))
+    code = main(sys.argv)
+    if any(thread.name == LORA_THREAD for thread in threading.enumerate()):
+        os._exit(code)  # all was sent, and what it reads is for nobody; it must not wake in an interpreter that ends
+    sys.exit(code)

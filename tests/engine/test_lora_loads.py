@@ -16,7 +16,7 @@ from gates import StepGate
 from hamburger.engine.async_engine import AsyncEngine
 from hamburger.engine.core.core import EngineCore
 from hamburger.engine.core.loras import CoreLoras, LoraStore
-from hamburger.engine.engine_loop import LoraRead, run_loop
+from hamburger.engine.engine_loop import LORA_THREAD, LoraRead, run_loop
 from hamburger.engine.request import GenerationRequest
 from hamburger.engine.thread_host import ThreadHost
 from hamburger.engine.types.errors import EngineDead, EngineDraining, InvalidRequest
@@ -58,7 +58,7 @@ def test_steps_go_on_while_one_is_read_and_it_is_there_before_the_next_one(overl
         if len(told) == 3:  # three steps have passed since the load began
             store.wait_for_begin()
             store.let_through()
-            [reading] = [thread for thread in threading.enumerate() if thread.name == "hamburger-lora"]
+            [reading] = [thread for thread in threading.enumerate() if thread.name == LORA_THREAD]
             reading.join(30)
         elif not event.goes_on:
             inbox.put(Stop())
