@@ -107,7 +107,10 @@ class EngineCore:
 
     def begin_lora(self, request: LoadLora) -> str | None:
         """These three are load_lora in parts (CoreLoras): read_lora may run in another thread, beside steps."""
-        return "No LoRA adapters are served: max_loras is 0." if self._loras is None else self._loras.begin(request)
+        if self._loras is None:
+            return "No LoRA adapters are served: max_loras is 0."
+        self._drop_loras()  # whose last requests were aborted since the last step
+        return self._loras.begin(request)
 
     def read_lora(self, request: LoadLora) -> str | None:
         return None if self._loras is None else self._loras.read(request)

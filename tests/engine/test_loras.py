@@ -116,6 +116,18 @@ def test_one_is_begun_after_the_other() -> None:
     assert [failure.kind for failure in core.step().failures] == ["lora"]
 
 
+def test_an_adapter_whose_last_request_was_aborted_leaves_room_at_once() -> None:
+    store = NamedFolders()
+    core = core_with(store, max_loras=1)
+    core.load_lora(LoadLora(1, "a"))
+    core.add(request("r", lora=1))
+    core.step()
+    core.unload_lora(UnloadLora(1))
+    core.abort(AbortRequest("r"))
+    assert core.load_lora(LoadLora(2, "b")) is None  # before another step
+    assert store.loaded == {2: "b"}
+
+
 def test_without_max_loras_none_is_loaded() -> None:
     core = fake_core(ScriptedRunner())
     assert core.load_lora(LoadLora(1, "a")) == "No LoRA adapters are served: max_loras is 0."
