@@ -24,10 +24,11 @@ LORA_THREAD = "hamburger-lora"  # the name of the one that reads an adapter
 
 @dataclass(frozen=True, slots=True)
 class LoraRead:
-    """The loop's thread for adapters -> loop: one was read. error: why not, fit for the user."""
+    """The loop's thread for adapters -> loop: one was read. error, is_fault: as LoraLoaded has them."""
 
     number: int
     error: str | None
+    is_fault: bool = False
 
 
 Inbox = queue.SimpleQueue[Message | LoraRead]
@@ -83,7 +84,7 @@ class _LoraLoads:
     def take(self, read: LoraRead) -> None:
         self._is_reading = False
         self._core.end_lora(read.number, read.error)
-        self._deliver(LoraLoaded(read.number, read.error))
+        self._deliver(LoraLoaded(read.number, read.error, read.is_fault))
         self._read_next()
 
     def unload(self, request: UnloadLora) -> None:
@@ -104,12 +105,14 @@ class _LoraLoads:
 
     def _read(self, request: LoadLora) -> None:
         """(thread) The step that runs meanwhile knows nothing of it."""
+        is_fault = False
         try:
             error = self._core.read_lora(request)
         except Exception as fault:  # the thread's one boundary: no answer that runs is to end of it
             logger.exception("The LoRA adapter %s cannot be read.", request.path)
             error = f"{request.path} cannot be read, by a fault of the server ({type(fault).__name__}: {fault})."
-        self._inbox.put(LoraRead(request.number, error))
+            is_fault = True
+        self._inbox.put(LoraRead(request.number, error, is_fault))
 
 
 def _messages(inbox: Inbox, *, block: bool) -> Iterator[Message | LoraRead]:

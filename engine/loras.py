@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from hamburger.engine.host import EngineHost
-from hamburger.engine.types.errors import EngineDead, InvalidRequest, shown
+from hamburger.engine.types.errors import EngineDead, HamburgerError, InvalidRequest, shown
 from hamburger.engine.types.messages import LoadLora, LoraLoaded, UnloadLora
 
 logger = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ class EngineLoras:
     def __init__(self) -> None:
         self._adapters: dict[str, LoraAdapter] = {}
         self._loading: dict[str, int] = {}
-        self._results: dict[int, asyncio.Future[str | None]] = {}
+        self._results: dict[int, asyncio.Future[LoraLoaded]] = {}
         self._num_sent = 0
 
     @property
@@ -53,20 +53,21 @@ class EngineLoras:
         return self._adapters[name].number
 
     async def load(self, host: EngineHost, name: str, path: str) -> LoraAdapter:
-        """Raises InvalidRequest for an adapter that cannot be loaded, EngineDead where the engine ends meanwhile."""
+        """Raises InvalidRequest for an adapter that cannot be loaded, EngineDead where the engine ends meanwhile,
+        HamburgerError for a fault of ours."""
         if name in self._adapters or name in self._loading:
             raise InvalidRequest(f"The LoRA adapter {shown(name)} is loaded already: unload it first.", "lora_name")
         self._num_sent += 1
         number = self._loading[name] = self._num_sent
         try:
-            error = await self._ask(host, LoadLora(number, path))
+            loaded = await self._ask(host, LoadLora(number, path))
         except BaseException:  # cancelled: nobody will have its name
             host.send(UnloadLora(number))
             raise
         finally:
             del self._loading[name]
-        if error is not None:
-            raise InvalidRequest(error, "lora_path")
+        if loaded.error is not None:
+            raise HamburgerError(loaded.error) if loaded.is_fault else InvalidRequest(loaded.error, "lora_path")
         self._adapters[name] = adapter = LoraAdapter(name, path, number, int(time.time()))
         return adapter
 
@@ -79,13 +80,13 @@ class EngineLoras:
     async def load_again(self, host: EngineHost) -> None:
         """All, into an engine that takes the place of one that died. Raises EngineDead where it ends meanwhile."""
         for adapter in [*self._adapters.values()]:
-            if (error := await self._ask(host, LoadLora(adapter.number, adapter.path))) is not None:
-                logger.error("The LoRA adapter %s is not loaded again: %s", adapter.name, error)
+            if (error := (await self._ask(host, LoadLora(adapter.number, adapter.path))).error) is not None:
+                logger.error("The LoRA adapter %r is not loaded again: %s", adapter.name, error)
                 self._adapters.pop(adapter.name, None)
 
     def on_loaded(self, event: LoraLoaded) -> None:
         if (result := self._results.pop(event.number, None)) is not None and not result.done():
-            result.set_result(event.error)
+            result.set_result(event)
 
     def on_stop(self) -> None:
         """The engine has ended: nothing that is being loaded will be."""
@@ -94,8 +95,8 @@ class EngineLoras:
                 result.set_exception(EngineDead("The engine stopped while it loaded a LoRA adapter."))
         self._results.clear()
 
-    async def _ask(self, host: EngineHost, message: LoadLora) -> str | None:
-        result: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
+    async def _ask(self, host: EngineHost, message: LoadLora) -> LoraLoaded:
+        result: asyncio.Future[LoraLoaded] = asyncio.get_running_loop().create_future()
         self._results[message.number] = result
         host.send(message)
         return await result

@@ -56,10 +56,12 @@ class UnloadLora:
 
 @dataclass(frozen=True, slots=True)
 class LoraLoaded:
-    """From the core, for each LoadLora. error: why it was not loaded, fit for the user; None: it was."""
+    """From the core, for each LoadLora. error: why it was not loaded, fit for the user; None: it was. is_fault: the
+    server is at fault, not the adapter."""
 
     number: int
     error: str | None
+    is_fault: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -186,7 +186,7 @@ async def test_an_engine_that_starts_again_has_its_adapters_again(caplog: pytest
     await engine.restart(host_of(cores[1]))
     assert stores[1].loaded == {kept.number: "/kept"}
     assert list(engine.loras) == ["kept"]
-    assert "The LoRA adapter gone is not loaded again: /gone/bad is no adapter." in caplog.text
+    assert "The LoRA adapter 'gone' is not loaded again: /gone/bad is no adapter." in caplog.text
     assert (await collect(engine.submit([asked])[0]))[-1].completion_tokens == 3
     with pytest.raises(InvalidRequest, match="The LoRA adapter 'gone' is not loaded"):
         engine.submit([replace(asked, lora="gone")])
