@@ -248,17 +248,17 @@ def _info(args: EngineArgs, config: EngineConfig, resolved: Resolved, steps: Ste
 def _even_context(trunk: TrunkConfig, *, counts_in_bits: bool) -> int:
     """EngineConfig.even_context, by the products of a layer. counts_in_bits: its matrices' are of whole numbers."""
     heads = trunk.num_heads * trunk.head_dim
-    of_matrices = trunk.hidden_size * (
-        2 * heads + 2 * trunk.num_kv_heads * trunk.head_dim + 3 * trunk.intermediate_size
-    )
+    of_matrices = trunk.hidden_size * (2 * heads + 2 * trunk.num_kv_heads * trunk.head_dim + trunk.mlp_products)
     of_attention = 2 * heads  # for each slot of the context
     return max(1, of_matrices // (of_attention * (_WHOLE_NUMBERS if counts_in_bits else 1)))
 
 
 def _captures(args: EngineArgs, resolved: Resolved) -> bool:
     """Whether decoding steps become CUDA graphs. torch's attention would gather max_model_len slots of every row in
-    each captured step, at 64 rows gigabytes."""
+    each captured step, at 64 rows gigabytes; and which experts a step needs, its numbers decide."""
     on_gpu = resolved.device.type == "cuda" and resolved.attention != "torch"
+    if resolved.checkpoint.config.trunk.experts is not None:
+        return False
     return on_gpu and args.tensor_parallel_size == 1 and not args.enforce_eager
 
 

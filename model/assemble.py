@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hamburger.model.backend import Backend, Head, Heads, TorchBackend
-from hamburger.model.config import JOINED, LAYER_NORMS, ConfigError, ModelConfig, TrunkConfig
+from hamburger.model.config import JOINED, LAYER_NORMS, ConfigError, ExpertsConfig, ModelConfig, TrunkConfig
 from hamburger.model.cpu.backend import CpuBackend, CpuEmission
 from hamburger.model.cpu.onednn import PackedLinear, can_pack, packed_linear
 from hamburger.model.emission.emission import Emission
@@ -192,7 +192,7 @@ def parts_of(config: ModelConfig) -> dict[str, tuple[str, ...]]:
     if not config.trunk.tie_word_embeddings:
         names["lm_head.weight"] = ("lm_head.weight",)
     for i in range(config.trunk.num_layers):
-        names |= _layer(f"trunk.layers.{i}.", f"model.layers.{i}.", config.trunk)
+        names |= _layer(f"trunk.layers.{i}.", f"model.layers.{i}.", config.trunk, config.trunk.experts_of(i))
         if config.adapter_rank:
             names |= _adapter(f"trunk.layers.{i}.", f"adapter.model.layers.{i}.")
     graft = config.graft
@@ -222,13 +222,22 @@ def _adapter(ours: str, theirs: str) -> dict[str, tuple[str, ...]]:
     return parts
 
 
-def _layer(prefix: str, canonical: str, trunk: TrunkConfig) -> dict[str, tuple[str, ...]]:
+def _layer(
+    prefix: str, canonical: str, trunk: TrunkConfig, experts: ExpertsConfig | None = None
+) -> dict[str, tuple[str, ...]]:
     norms = LAYER_NORMS[trunk.norms].items()
     parts: dict[str, tuple[str, ...]] = {f"{name}.weight": (f"{theirs}.weight",) for name, theirs in norms}
     has_bias = {"qkv": trunk.qkv_bias, "o": trunk.o_bias, "gate_up": trunk.mlp_bias, "down": trunk.mlp_bias}
     for name, joined in JOINED.items():
+        if experts is not None and name in ("gate_up", "down"):
+            for n in range(experts.number):
+                own = tuple(f"mlp.experts.{n}.{part.removeprefix('mlp.')}.weight" for part in joined)
+                parts[f"experts.each.{n}.{name}_proj.weight"] = own
+            continue
         for kind in ("weight", "bias") if has_bias[name] else ("weight",):
             parts[f"{name}_proj.{kind}"] = tuple(f"{part}.{kind}" for part in joined)
+    if experts is not None:
+        parts["experts.router.weight"] = ("mlp.gate.weight",)
     if trunk.qk_norm:
         parts |= {f"{name}_norm.weight": (f"self_attn.{name}_norm.weight",) for name in ("q", "k")}
     return {prefix + name: tuple(canonical + part for part in joined) for name, joined in parts.items()}

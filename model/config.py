@@ -40,9 +40,35 @@ class ConfigError(ValueError):
     """A model configuration that cannot be served; the message names the field and the remedy."""
 
 
-Architecture = Literal["llama", "mistral", "qwen2", "qwen3", "smollm3", "olmo2", "olmo3", "gemma3_text"]
+Architecture = Literal[
+    "llama", "mistral", "qwen2", "qwen3", "smollm3", "olmo2", "olmo3", "gemma3_text", "qwen3_moe", "mixtral"
+]
 # How a layer turns queries and keys by their positions.
 Rope = Literal["main", "local", "none"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertsConfig:
+    """A mixture of experts in place of a layer's MLP (Shazeer et al., arXiv 1701.06538).
+
+    A router gives each slot the chances of `number` MLPs of `width`; the `per_token` likeliest compute it, and their
+    sum is weighted by these chances, which `sum_to_one` divides by their own sum. dense_layers: have one MLP of
+    intermediate_size, as in any other trunk.
+    """
+
+    number: int
+    per_token: int
+    width: int
+    sum_to_one: bool
+    dense_layers: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.width < 1:
+            raise ConfigError(f"the width of an expert is {self.width}: it must be at least 1.")
+        if not 1 <= self.per_token <= self.number:
+            raise ConfigError(
+                f"num_experts_per_tok is {self.per_token}: it must be in 1..{self.number}, the number of experts."
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +81,7 @@ class TrunkConfig:
     activation: of the MLP's gate; gelu_tanh is GELU by its tanh form (arXiv 1606.08415).
     sliding_window: slots that a query of the sliding_layers sees, its own included; None and () where none slides.
     local_rope_theta: rotary base of the sliding layers, which is not scaled; None: they turn as all others.
-    unturned_layers: without rotary embedding (NoPE, arXiv 2305.19466).
+    unturned_layers: without rotary embedding (NoPE, arXiv 2305.19466). experts: of its layers; None for one MLP each.
     max_position_embeddings: as the model's own configuration says; `context_tokens` is what can be served.
     """
 
@@ -83,6 +109,7 @@ class TrunkConfig:
     sliding_layers: tuple[int, ...] = ()
     local_rope_theta: float | None = None
     unturned_layers: tuple[int, ...] = ()
+    experts: ExpertsConfig | None = None
 
     def __post_init__(self) -> None:
         if self.num_heads % self.num_kv_heads:
@@ -97,6 +124,20 @@ class TrunkConfig:
             raise ConfigError("local_rope_theta is of sliding layers, and there are none.")
         if self.sliding_window is not None and self.sliding_window < 1:
             raise ConfigError(f"sliding_window is {self.sliding_window}: it must be at least 1.")
+        if self.experts is not None and (self.norms != "before" or self.mlp_bias):
+            raise ConfigError("experts are known in layers with norms before them and without mlp_bias only.")
+
+    def experts_of(self, layer: int) -> ExpertsConfig | None:
+        """Those of a layer of the trunk; None where it has one MLP."""
+        return None if self.experts is None or layer in self.experts.dense_layers else self.experts
+
+    @property
+    def mlp_products(self) -> int:
+        """Multiplications by a slot's numbers in the MLP of the trunk's first layer, for each of hidden_size."""
+        experts = self.experts_of(0)
+        if experts is None:
+            return 3 * self.intermediate_size
+        return experts.number + 3 * experts.per_token * experts.width
 
     def rope_of(self, layer: int) -> Rope:
         """How a layer of the trunk turns; those of the micro decoder are turned by the main tables."""
@@ -190,6 +231,10 @@ class ModelConfig:
             )
         if graft is None:
             return
+        if trunk.experts is not None:
+            raise ConfigError(
+                f"a graft on {trunk.architecture}, which has experts, is not supported: serve it as a plain base."
+            )
         if not 2 <= graft.max_group <= 16:
             raise ConfigError(f"max_group is {graft.max_group}: it must be in [2, 16].")
         if graft.merger_heads < 1 or trunk.hidden_size % graft.merger_heads:
@@ -235,7 +280,8 @@ class ModelConfig:
 def tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Every tensor a checkpoint of this shape holds: canonical name -> shape. Nothing more, nothing less is loaded.
 
-    Canonical names are the Hugging Face Llama names for the trunk (`model.*`, `lm_head.weight` only when untied) and
+    Canonical names are the Hugging Face Llama names for the trunk (`model.*`, `lm_head.weight` only when untied), those
+    of Qwen3-MoE for experts (`mlp.gate` is their router, `mlp.experts.0.*` the first one), and
     `embedder.*`, `micro_decoder.*`, `stop_head.*`, `short_list` for the graft. An adapter for composed slots has a
     pair `adapter.<linear>.lora_A` and `.lora_B` for each linear of the trunk's layers.
     """
@@ -244,7 +290,7 @@ def tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     if not t.tie_word_embeddings:
         shapes["lm_head.weight"] = (t.vocab_size, d)
     for i in range(t.num_layers):
-        shapes |= {f"model.layers.{i}.{name}": shape for name, shape in layer_shapes(t).items()}
+        shapes |= {f"model.layers.{i}.{name}": shape for name, shape in layer_shapes(t, i).items()}
     g = config.graft
     if g is None:
         return shapes
@@ -286,8 +332,11 @@ def shared_lora_a(config: ModelConfig) -> dict[str, tuple[str, ...]]:
     }
 
 
-def layer_shapes(t: TrunkConfig) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of one decoder layer's tensors, as Hugging Face writes them."""
+def layer_shapes(t: TrunkConfig, layer: int = 0) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of one decoder layer's tensors, as Hugging Face writes them.
+
+    layer: of the trunk, whose layers differ where it has experts.
+    """
     d, ff, q, kv = t.hidden_size, t.intermediate_size, t.num_heads * t.head_dim, t.num_kv_heads * t.head_dim
     norms = {name: {f"{named}.weight": (d,)} for name, named in LAYER_NORMS[t.norms].items()}
     shapes: dict[str, tuple[int, ...]] = {
@@ -297,10 +346,14 @@ def layer_shapes(t: TrunkConfig) -> dict[str, tuple[int, ...]]:
         "self_attn.v_proj.weight": (kv, d),
         "self_attn.o_proj.weight": (d, q),
         **norms.pop("mlp_norm", {}),
-        "mlp.gate_proj.weight": (ff, d),
-        "mlp.up_proj.weight": (ff, d),
-        "mlp.down_proj.weight": (d, ff),
     }
+    experts = t.experts_of(layer)
+    if experts is None:
+        shapes |= _mlp_shapes("mlp.", d, ff)
+    else:
+        shapes["mlp.gate.weight"] = (experts.number, d)
+        for n in range(experts.number):
+            shapes |= _mlp_shapes(f"mlp.experts.{n}.", d, experts.width)
     if t.qkv_bias:
         shapes |= {f"self_attn.{name}_proj.bias": (width,) for name, width in (("q", q), ("k", kv), ("v", kv))}
     if t.o_bias:
@@ -313,3 +366,11 @@ def layer_shapes(t: TrunkConfig) -> dict[str, tuple[int, ...]]:
     for left in norms.values():
         shapes |= left
     return shapes
+
+
+def _mlp_shapes(prefix: str, d: int, width: int) -> dict[str, tuple[int, ...]]:
+    return {
+        f"{prefix}gate_proj.weight": (width, d),
+        f"{prefix}up_proj.weight": (width, d),
+        f"{prefix}down_proj.weight": (d, width),
+    }

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hamburger.model.adapter import ComposedSlots, LayerLora, LowRank
-from hamburger.model.config import LAYER_NORMS, TrunkConfig
+from hamburger.model.config import LAYER_NORMS, ExpertsConfig, TrunkConfig
 from hamburger.model.linear import MakeLinear, Part, plain_linear
 from hamburger.model.rotary import rotate
 
@@ -38,10 +38,47 @@ class RMSNorm(nn.Module):
         return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
 
 
+class Experts(nn.Module):
+    """A mixture of experts (config.ExpertsConfig). router: plain, whatever form the experts' linears have."""
+
+    def __init__(self, config: ExpertsConfig, hidden_size: int, activation: str, linear: MakeLinear) -> None:
+        super().__init__()
+        self.config, self._activation = config, _ACTIVATIONS[activation]
+        self.router = nn.Linear(hidden_size, config.number, bias=False)
+        self.each = nn.ModuleList(Expert(hidden_size, config.width, linear) for _ in range(config.number))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [..., D] -> [..., D]. A slot's sum goes by its experts' numbers, whatever other slots chose."""
+        rows, k = x.flatten(0, -2), self.config.per_token
+        chances, chosen = self.router(rows).softmax(-1, dtype=torch.float32).topk(k)
+        if self.config.sum_to_one:
+            chances = chances / chances.sum(-1, keepdim=True)
+        chances, chosen = chances.to(x.dtype).flatten(), chosen.flatten()
+        counts: list[int] = chosen.bincount(minlength=self.config.number).tolist()  # waits for the device
+        y = torch.zeros_like(rows)
+        for n, of_expert in enumerate(chosen.argsort(stable=True).split(counts)):
+            if len(of_expert):
+                at, expert = of_expert // k, self.each[n]
+                assert isinstance(expert, Expert)
+                gate, up = expert.gate_up_proj(rows[at]).chunk(2, dim=-1)
+                out = expert.down_proj(self._activation(gate) * up)
+                y.index_add_(0, at, out * chances[of_expert, None])
+        return y.view_as(x)
+
+
+class Expert(nn.Module):
+    """One of them: an MLP with fused gate and up projections."""
+
+    def __init__(self, hidden_size: int, width: int, linear: MakeLinear) -> None:
+        super().__init__()
+        self.gate_up_proj = linear(hidden_size, 2 * width, bias=False, part="layer")
+        self.down_proj = linear(width, hidden_size, bias=False, part="layer", split=True)
+
+
 class DecoderLayer(nn.Module):
     """One layer with fused q/k/v and gate/up projections; biases, and norms, where its kind has them.
 
-    has_wide_norms: those of q and k are over all heads at once.
+    has_wide_norms: those of q and k are over all heads at once. experts: in place of gate, up and down; or None.
     """
 
     def __init__(
@@ -50,8 +87,9 @@ class DecoderLayer(nn.Module):
         adapter_rank: int = 0,
         linear: MakeLinear = plain_linear,
         part: Part = "layer",
+        experts: ExpertsConfig | None = None,
     ) -> None:
-        """adapter_rank: of the adapters that slots of several tokens pass; 0: there are none."""
+        """adapter_rank: of the adapters that slots of several tokens pass; 0: none. experts: of this layer."""
         super().__init__()
         d, ff = config.hidden_size, config.intermediate_size
         self.num_heads, self.num_kv_heads, self.head_dim = config.num_heads, config.num_kv_heads, config.head_dim
@@ -69,8 +107,10 @@ class DecoderLayer(nn.Module):
         self.k_norm = RMSNorm(of_k * self.head_dim, config.rms_norm_eps) if config.qk_norm else None
         heads = self.num_heads * self.head_dim
         self.o_proj = linear(heads, d, bias=config.o_bias, part=part, split=True)
-        self.gate_up_proj = linear(d, 2 * ff, bias=config.mlp_bias, part=part)
-        self.down_proj = linear(ff, d, bias=config.mlp_bias, part=part, split=True)
+        self.experts = None if experts is None else Experts(experts, d, config.activation, linear)
+        if experts is None:
+            self.gate_up_proj = linear(d, 2 * ff, bias=config.mlp_bias, part=part)
+            self.down_proj = linear(ff, d, bias=config.mlp_bias, part=part, split=True)
         if adapter_rank:
             self.qkv_adapter = LowRank(d, width, adapter_rank, linear)
             self.o_adapter = LowRank(heads, d, adapter_rank, linear, split=True)
@@ -105,7 +145,10 @@ class DecoderLayer(nn.Module):
         if last_only:
             x = x[:, -1:]
         x = x + _normed(self.attn_out_norm, self.project("o", attended, composed, loras))
-        gate, up = self.project("gate_up", _normed(self.mlp_norm, x), composed, loras).chunk(2, dim=-1)
+        entering = _normed(self.mlp_norm, x)
+        if self.experts is not None:
+            return x + _normed(self.mlp_out_norm, self.experts(entering))
+        gate, up = self.project("gate_up", entering, composed, loras).chunk(2, dim=-1)
         return x + _normed(self.mlp_out_norm, self.project("down", self._activation(gate) * up, composed, loras))
 
     def entering(self, x: Tensor) -> Tensor:
@@ -113,7 +156,7 @@ class DecoderLayer(nn.Module):
         return _normed(self.attn_norm, x)
 
     def project(self, name: str, x: Tensor, composed: ComposedSlots | None, loras: Sequence[LayerLora] = ()) -> Tensor:
-        """One of the linears: qkv, o, gate_up or down."""
+        """One of the linears: qkv, o, gate_up or down; the last two where there are no experts."""
         y: Tensor = self._modules[f"{name}_proj"](x)  # type: ignore[misc]  # it is there
         if composed is not None:
             adapter = self._modules[f"{name}_adapter"]

@@ -32,7 +32,7 @@ class LoraWeights:
         if not any(found):
             return None
         down = torch.cat([pair[0] for pair in found if pair is not None])
-        shapes = layer_shapes(trunk)
+        shapes = layer_shapes(trunk, layer)
         up = down.new_zeros(sum(shapes[f"{part}.weight"][0] for part in parts), len(down))
         row = column = 0
         for part, pair in zip(parts, found, strict=True):
@@ -56,9 +56,13 @@ class Loras(Protocol):
 
 def lora_bytes(trunk: TrunkConfig, rank: int, number_bytes: int) -> int:
     """Most bytes that an adapter of this rank takes, in numbers of so many bytes: one of all linears."""
-    shapes, total = layer_shapes(trunk), 0
-    for parts in JOINED.values():
-        joined = len(parts) * rank
-        inputs = shapes[f"{parts[0]}.weight"][1]
-        total += joined * (inputs + sum(shapes[f"{part}.weight"][0] for part in parts))
-    return trunk.num_layers * total * number_bytes
+    total = 0
+    for layer in range(trunk.num_layers):
+        shapes = layer_shapes(trunk, layer)
+        for parts in JOINED.values():
+            if f"{parts[0]}.weight" not in shapes:  # experts have no adapters
+                continue
+            joined = len(parts) * rank
+            inputs = shapes[f"{parts[0]}.weight"][1]
+            total += joined * (inputs + sum(shapes[f"{part}.weight"][0] for part in parts))
+    return total * number_bytes

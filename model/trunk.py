@@ -57,7 +57,9 @@ class Trunk(nn.Module):
         """adapter_rank: of the adapters that slots of several tokens pass."""
         super().__init__()
         self.config = config
-        self.layers = nn.ModuleList(DecoderLayer(config, adapter_rank, linear) for _ in range(config.num_layers))
+        self.layers = nn.ModuleList(
+            DecoderLayer(config, adapter_rank, linear, experts=config.experts_of(i)) for i in range(config.num_layers)
+        )
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
     def forward(

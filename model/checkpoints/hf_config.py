@@ -7,6 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from hamburger.model.checkpoints.experts import experts_json, parse_experts
 from hamburger.model.checkpoints.kinds import ACTIVATIONS, KINDS
 from hamburger.model.checkpoints.relatives import RELATIVES, retold_config
 from hamburger.model.checkpoints.sources import CheckpointError, read_json
@@ -93,6 +94,7 @@ def parse_trunk_config(config: Mapping[str, Any], where: str) -> TrunkConfig:
             sliding_layers=sliding,
             local_rope_theta=_local_theta(config, where) if sliding and kind.slides == "typed" else None,
             unturned_layers=_unturned(config, where),
+            experts=parse_experts(config, kind.experts, where),
         )
     except KeyError as error:
         raise CheckpointError(f"{where}: {error.args[0]} is missing.") from error
@@ -129,8 +131,10 @@ def _sliding(config: Mapping[str, Any], where: str) -> tuple[int | None, tuple[i
     sliding: Sequence[int]
     if kind.slides == "all":
         sliding = range(layers)
-    elif kind.slides == "asked" and not config.get("use_sliding_window", False):
+    elif "asked" in kind.slides and not config.get("use_sliding_window", False):
         return None, ()
+    elif kind.slides == "all asked":
+        sliding = range(layers)
     else:
         kinds = config.get("layer_types")
         if kinds is None and kind.slides == "typed":
@@ -248,12 +252,14 @@ def trunk_config_json(t: TrunkConfig) -> dict[str, Any]:
         values["mlp_bias"] = t.mlp_bias
     if t.architecture == "smollm3":
         values["no_rope_layers"] = [int(i not in t.unturned_layers) for i in range(t.num_layers)]
-    if kind.slides == "all":
+    if t.experts is not None and kind.experts is not None:
+        values |= experts_json(t.experts, kind.experts)
+    if kind.slides in ("all", "all asked"):
         values["sliding_window"] = t.sliding_window
     elif kind.slides != "none":
         kinds = ["sliding_attention" if i in t.sliding_layers else "full_attention" for i in range(t.num_layers)]
         values |= {"sliding_window": t.sliding_window, "layer_types": kinds}
-    if kind.slides == "asked":
+    if "asked" in kind.slides:
         values["use_sliding_window"] = t.sliding_window is not None
     elif kind.slides == "typed":
         local = {"rope_type": "default", "rope_theta": t.local_rope_theta or t.rope_theta}

@@ -9,6 +9,20 @@ from hamburger.model.config import Norms
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertFields:
+    """How a configuration speaks of experts: the fields of their number, by what wrote them, and of an expert's width.
+
+    sum_to_one: as in ExpertsConfig; None where norm_topk_prob says. some_dense: whether decoder_sparse_step and
+    mlp_only_layers say that some layers have none.
+    """
+
+    number: tuple[str, ...]
+    width: str
+    sum_to_one: bool | None = None
+    some_dense: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
     """causal_lm: transformers' class.
 
@@ -16,9 +30,10 @@ class Kind:
     norms, qk_norm, activation: as in TrunkConfig.
     Where the configuration does not say: tied, whether head and embedding are one; head_dim (None: hidden_size over
     heads); rope_theta; window, slots of a sliding one.
-    slides: which layers have a window: none, all, those that layer_types says if use_sliding_window (asked), or those
-    that it says (typed; without it each full_every-th has none). Typed ones have a rotary base of their own:
-    local_theta where nothing says it (None: rope_theta).
+    slides: which layers have a window: none, all, all if use_sliding_window (all asked), those that layer_types says if
+    use_sliding_window (asked), or those that it says (typed; without it each full_every-th has none). Typed ones have a
+    rotary base of their own: local_theta where nothing says it (None: rope_theta).
+    experts: None where no layer has any.
     """
 
     causal_lm: str
@@ -30,11 +45,12 @@ class Kind:
     head_dim: int | None = None
     rope_theta: float = 10000.0
     local_theta: float | None = None
-    slides: Literal["none", "all", "asked", "typed"] = "none"
+    slides: Literal["none", "all", "all asked", "asked", "typed"] = "none"
     full_every: int = 1
     norms: Norms = "before"
     qk_norm: Literal["head", "width"] | None = None
     activation: Literal["silu", "gelu_tanh"] = "silu"
+    experts: ExpertFields | None = None
 
 
 # An activation's name -> the field that says it, and what it says.
@@ -68,5 +84,21 @@ KINDS = {
         norms="around",
         qk_norm="head",
         activation="gelu_tanh",
+    ),
+    "qwen3_moe": Kind(
+        causal_lm="Qwen3MoeForCausalLM",
+        qk_norm="head",
+        slides="all asked",
+        experts=ExpertFields(
+            number=("num_experts", "num_local_experts"), width="moe_intermediate_size", some_dense=True
+        ),
+    ),
+    "mixtral": Kind(
+        causal_lm="MixtralForCausalLM",
+        attention_bias=False,
+        window=None,
+        rope_theta=1e6,
+        slides="all",
+        experts=ExpertFields(number=("num_local_experts",), width="intermediate_size", sum_to_one=True),
     ),
 }

@@ -18,6 +18,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from hamburger.model.checkpoints.experts import one_by_one
 from hamburger.model.checkpoints.folder_config import FORMAT_VERSION, Adapter, read_folder_config
 from hamburger.model.checkpoints.hf_config import read_trunk_config, trunk_config_json
 from hamburger.model.checkpoints.lightning import load_lightning
@@ -237,7 +238,7 @@ def _load_plain(folder: Path, on_progress: Callable[[str], None]) -> Checkpoint:
     trunk, tensors = read_trunk_config(folder), read_folder(folder)
     file = folder / "config.json"
     config = read_json(file)
-    retold = retold_tensors(config, tensors, str(file))
+    retold = one_by_one(trunk, retold_tensors(config, tensors, str(file)))
     if config.get("model_type") == "gemma3":
         on_progress(
             f"this model reads images, but its text part alone is served: {len(retold)} of {len(tensors)} tensors"

@@ -84,7 +84,10 @@ def read_lora(folder: Path, trunk: TrunkConfig, max_rank: int, base: Mapping[str
             raise _of_no_linear(module, trunk, str(file))
         head, _, own = module.rpartition(".")
         down = pairs[module if module in pairs else f"{head}.{_CUT[own]}"][0]
-        _check_shapes(module, down, up, layer_shapes(trunk)[f"{match[2]}.weight"], str(file))
+        shape = layer_shapes(trunk, int(match[1])).get(f"{match[2]}.weight")
+        if shape is None:  # the layer has experts in its place
+            raise _of_no_linear(module, trunk, str(file))
+        _check_shapes(module, down, up, shape, str(file))
         fitting[int(match[1]), match[2]] = down, up
     return LoraWeights(fitting)
 
@@ -99,9 +102,10 @@ def base_config(source: ModelSource) -> dict[str, Any]:
 
 
 def _of_no_linear(name: str, trunk: TrunkConfig, where: str) -> CheckpointError:
+    but = "" if trunk.experts is None else "; experts and their router have none"
     return CheckpointError(
         f"{where}: {name} is of no linear of this model's {trunk.num_layers} layers, which alone may have an adapter "
-        f"({', '.join(_LINEARS)})."
+        f"({', '.join(_LINEARS)}{but})."
     )
 
 

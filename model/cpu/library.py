@@ -102,9 +102,12 @@ def load_kernels(instructions: InstructionSet | None = None) -> Kernels | None:
 
 def layers_fit(config: TrunkConfig) -> bool:
     """Whether the kernels take this geometry."""
-    widths = (config.hidden_size, config.num_heads * config.head_dim, config.intermediate_size)
+    widths = [config.hidden_size, config.num_heads * config.head_dim, config.intermediate_size]
+    if config.experts is not None:
+        widths.append(config.experts.width)
     return (
-        all(width % GROUP == 0 for width in widths)
+        config.experts is None
+        and all(width % GROUP == 0 for width in widths)
         and config.head_dim % GROUP == 0
         and config.head_dim <= MAX_HEAD_DIM
         and config.num_heads // config.num_kv_heads <= _MAX_QUERY_HEADS

@@ -130,6 +130,8 @@ def _layer(
     if keep is not None:
         x = x.unflatten(0, keep)[:, -1]
     x, normed = _entering(layer.mlp_norm, x, attended)
+    if layer.experts is not None:
+        return x, _leaving(layer.mlp_out_norm, layer.experts(normed))
     gate_up = layer.project("gate_up", normed, composed, loras)
     return x, _leaving(layer.mlp_out_norm, layer.project("down", gated(gate_up, layer.activation), composed, loras))
 

@@ -51,6 +51,10 @@ def shard_trunk(trunk: TrunkConfig, size: int) -> TrunkConfig:
             f"tensor_parallel_size is {size}, but {trunk.architecture} norms queries and keys over all "
             "heads at once: use 1."
         )
+    if trunk.experts is not None and size > 1:
+        raise ConfigError(
+            f"tensor_parallel_size is {size}, but the experts of {trunk.architecture} are not split: use 1."
+        )
     split = {"num_key_value_heads": trunk.num_kv_heads, "intermediate_size": trunk.intermediate_size}
     if any(number % size for number in split.values()):
         possible = [n for n in range(1, trunk.num_kv_heads + 1) if not any(m % n for m in split.values())]

@@ -65,9 +65,9 @@ def lora_folder(
     generator = torch.Generator().manual_seed(seed)
     tensors = {}
     for layer in range(config.trunk.num_layers):
-        for name, shape in layer_shapes(config.trunk).items():
+        for name, shape in layer_shapes(config.trunk, layer).items():
             module = name.removesuffix(".weight")
-            if not name.endswith("_proj.weight") or module.rpartition(".")[2] not in names:
+            if ".experts." in name or not name.endswith("_proj.weight") or module.rpartition(".")[2] not in names:
                 continue
             start = f"base_model.model.model.layers.{layer}.{module}.lora_"
             tensors[f"{start}A.weight"] = torch.randn(rank, shape[1], generator=generator) * shape[1] ** -0.5

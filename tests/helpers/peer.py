@@ -28,7 +28,9 @@ def hugging_face(config: ModelConfig, tensors: dict[str, Tensor]) -> Any:
 
 def as_its_kind_has_them(config: ModelConfig, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Canonical tensors as transformers' class of the kind has them: the way back from what relatives.py makes of
-    Gemma's."""
+    Gemma's, and all experts of a layer in one."""
+    if config.trunk.experts is not None:
+        return with_joined_experts(config, tensors)
     if config.trunk.architecture != "gemma3_text":
         return tensors
     scale, found = config.trunk.hidden_size**0.5, dict(tensors)
@@ -36,6 +38,20 @@ def as_its_kind_has_them(config: ModelConfig, tensors: dict[str, Tensor]) -> dic
     if config.trunk.tie_word_embeddings:
         found["model.norm.weight"] = found["model.norm.weight"] * scale
     return {name: tensor - 1 if "norm" in name else tensor for name, tensor in found.items()}
+
+
+def with_joined_experts(config: ModelConfig, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Canonical tensors with all experts of a layer in one: gate over up [E, 2 F, D], and down [E, D, F]."""
+    found = {name: tensor for name, tensor in tensors.items() if ".experts." not in name}
+    for layer in range(config.trunk.num_layers):
+        experts = config.trunk.experts_of(layer)
+        start = f"model.layers.{layer}.mlp.experts."
+        for n in range(0 if experts is None else experts.number):
+            gate, up, down = (tensors[f"{start}{n}.{part}_proj.weight"] for part in ("gate", "up", "down"))
+            for name, of_expert in (("gate_up_proj", torch.cat((gate, up))), ("down_proj", down)):
+                joined = found.get(start + name, of_expert.new_empty(0, *of_expert.shape))
+                found[start + name] = torch.cat((joined, of_expert[None]))
+    return found
 
 
 SIZES = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from hamburger.model.config import ExpertsConfig
 from hamburger.model.rope_scaling import (
     DynamicRopeScaling,
     LinearRopeScaling,
@@ -27,6 +28,23 @@ OLMO2: dict[str, Any] = {"architecture": "olmo2", "norms": "after", "qk_norm": "
 GEMMA3: dict[str, Any] = {
     "architecture": "gemma3_text", "norms": "around", "qk_norm": "head", "head_dim": 16, "activation": "gelu_tanh",
     "sliding_window": 9, "sliding_layers": (0, 1, 3), "local_rope_theta": 500.0,
+}  # fmt: skip
+QWEN3_MOE: dict[str, Any] = {
+    "architecture": "qwen3_moe", "qk_norm": "head", "tie_word_embeddings": False,
+    "experts": ExpertsConfig(number=6, per_token=2, width=32, sum_to_one=True, dense_layers=(1,)),
+}  # fmt: skip
+MIXTRAL: dict[str, Any] = {
+    "architecture": "mixtral", "tie_word_embeddings": False, "intermediate_size": 64,
+    "experts": ExpertsConfig(number=4, per_token=2, width=64, sum_to_one=True),
+}  # fmt: skip
+# Trunks of experts, which take no graft.
+MIXTURES: dict[str, dict[str, Any]] = {
+    "qwen3_moe": QWEN3_MOE,
+    "qwen3_moe_as_they_are": {
+        **QWEN3_MOE, "experts": ExpertsConfig(number=5, per_token=3, width=64, sum_to_one=False),
+    },
+    "mixtral": MIXTRAL,
+    "mixtral_sliding": {**MIXTRAL, "sliding_window": 17, "sliding_layers": (0, 1, 2, 3)},
 }  # fmt: skip
 
 SHAPES: dict[str, dict[str, Any]] = {

@@ -14,10 +14,12 @@ from hamburger.model.checkpoints.hf_config import parse_trunk_config, read_trunk
 from hamburger.model.checkpoints.sources import CheckpointError
 from hamburger.model.rope_scaling import LinearRopeScaling, Llama3RopeScaling
 from small_models import trunk_config
-from trunk_shapes import LLAMA3, SHAPES
+from trunk_shapes import LLAMA3, MIXTURES, SHAPES
 
 SCALING = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
 
+# Fields that transformers always writes where there are experts.
+EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 SLIDING = {"model_type": "qwen2", "attention_bias": None, "use_sliding_window": True}
 
 
@@ -48,7 +50,8 @@ def test_both_forms_of_rope(changes: dict[str, Any], theta: float, scaling: Llam
     [
         (
             {"model_type": "gemma"},
-            "gemma.*: llama, mistral, qwen2, qwen3, smollm3, olmo2, olmo3, gemma3_text, granite, phi3, gemma3",
+            "gemma.*: llama, mistral, qwen2, qwen3, smollm3, olmo2, olmo3, gemma3_text, qwen3_moe, mixtral, "
+            "granite, phi3, gemma3",
         ),
         (
             {"rope_scaling": {"rope_type": "longrope", "factor": 2.0}},
@@ -110,25 +113,29 @@ def test_end_tokens(tmp_path: Path, in_config: Any, in_generation: Any, expected
     assert read_trunk_config(tmp_path).eos_token_ids == expected
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", [*SHAPES, *MIXTURES])
 def test_round_trip_and_what_transformers_writes(tmp_path: Path, shape: str) -> None:
-    trunk = trunk_config(**{"rope_theta": 123456.0, "rms_norm_eps": 3e-6, "eos_token_ids": (3, 4), **SHAPES[shape]})
+    trunk = trunk_config(
+        **{"rope_theta": 123456.0, "rms_norm_eps": 3e-6, "eos_token_ids": (3, 4), **{**SHAPES, **MIXTURES}[shape]}
+    )
     written = trunk_config_json(trunk)
     assert parse_trunk_config(json.loads(json.dumps(written)), "here") == trunk
     AutoConfig.for_model(**written).save_pretrained(tmp_path)
     assert read_trunk_config(tmp_path) == trunk
 
 
-@pytest.mark.parametrize("name", ["mistral", "qwen2", "qwen3", "smollm3", "olmo3", "gemma3_text"])
+@pytest.mark.parametrize(
+    "name", ["mistral", "qwen2", "qwen3", "smollm3", "olmo3", "gemma3_text", "qwen3_moe", "mixtral"]
+)
 @pytest.mark.parametrize("told", [{}, {"use_sliding_window": True, "max_window_layers": 3}, {"sliding_window": None},
                                   {"use_sliding_window": True, "sliding_window": 7}])  # fmt: skip
 def test_what_a_config_leaves_out_is_transformers_default(name: str, told: dict[str, Any]) -> None:
-    fields = {**config(), **told, "model_type": name}
+    fields = {**config(), **EXPERTS, **told, "model_type": name}
     for field in ("head_dim", "attention_bias", "mlp_bias", "tie_word_embeddings"):
         del fields[field]
     theirs: Any = AutoConfig.for_model(**fields)
     ours = parse_trunk_config(fields, "here")
-    assert ours.head_dim == getattr(theirs, "head_dim", 8)
+    assert ours.head_dim == (getattr(theirs, "head_dim", None) or 8)
     assert ours.tie_word_embeddings == theirs.tie_word_embeddings
     ropes = theirs.rope_parameters
     assert ours.rope_theta == ropes.get("full_attention", ropes)["rope_theta"]
@@ -138,7 +145,7 @@ def test_what_a_config_leaves_out_is_transformers_default(name: str, told: dict[
         i for i, turns in enumerate(getattr(theirs, "no_rope_layers", ())) if not turns
     )
     window = theirs.sliding_window
-    kinds = theirs.layer_types if name != "mistral" else ["sliding_attention"] * 4
+    kinds = getattr(theirs, "layer_types", ["sliding_attention"] * 4)  # all, untyped
     sliding = () if window is None else tuple(i for i, kind in enumerate(kinds) if kind == "sliding_attention")
     assert ours.sliding_layers == sliding
     assert ours.sliding_window == (window if sliding else None)

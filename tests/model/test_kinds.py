@@ -20,12 +20,25 @@ from transformers_answers import PROMPT, assert_answers_are, served
 from verified import free_rows
 
 GEMMA3: dict[str, Any] = {"model_type": "gemma3_text", "sliding_window": 12, "sliding_window_pattern": 2}
+EXPERTS: dict[str, Any] = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 24}
 KINDS: dict[str, dict[str, Any]] = {
     "smollm3": {"model_type": "smollm3", "no_rope_layer_interval": 2},
     "smollm3_untied": {"model_type": "smollm3", "no_rope_layers": [0, 1, 1], "tie_word_embeddings": False},
     "olmo2": {"model_type": "olmo2"},
     "olmo2_as_many_kv_heads": {"model_type": "olmo2", "num_key_value_heads": 4, "attention_bias": True},
     "olmo3": {"model_type": "olmo3", "sliding_window": 12},
+    "qwen3moe": {"model_type": "qwen3_moe", **EXPERTS},
+    "qwen3moe_some_dense": {
+        "model_type": "qwen3_moe",
+        **EXPERTS,
+        "norm_topk_prob": True,
+        "attention_bias": True,
+        "mlp_only_layers": [1],
+        "use_sliding_window": True,
+        "sliding_window": 12,
+    },
+    "mixtral": {"model_type": "mixtral", "num_local_experts": 5},
+    "mixtral_sliding": {"model_type": "mixtral", "sliding_window": 12, "router_jitter_noise": 0.1},
     "gemma3": {**GEMMA3, "query_pre_attn_scalar": 24, "head_dim": 16},
     "gemma3_untied": {**GEMMA3, "tie_word_embeddings": False, "head_dim": 16, "attention_bias": True},
     "gemma3_stretched": {

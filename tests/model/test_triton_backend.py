@@ -29,7 +29,7 @@ from playing import play
 from same_groups import assert_same_groups
 from slow_cases import slow_but
 from small_models import CPU, core_of, grafted, params, random_tensors, run_core, tokens_of, trunk_config
-from trunk_shapes import GEMMA3, OLMO2, QWEN3, YARN
+from trunk_shapes import GEMMA3, OLMO2, QWEN3, QWEN3_MOE, YARN
 
 # (changes to the trunk, to the graft): two layers, so that the interpreter is done in seconds.
 SHAPES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -68,6 +68,19 @@ def model_of(config: ModelConfig, backend: AttentionBackend, device: torch.devic
         max_positions=64,
         execution=Execution(packed=False, attention=backend),
     )
+
+
+def test_experts_answer_as_in_the_plain_model(kernel_device: torch.device) -> None:
+    config = ModelConfig(trunk=trunk_config(**QWEN3_MOE, num_layers=2))
+    requests = {
+        str(n): ([(7 * n + i) % 90 + 2 for i in range(n)], params(max_tokens=4, logprobs=4, ignore_eos=True))
+        for n in (1, 5, 11)
+    }
+    wanted, found = (
+        run_core(core_of(model, max_num_seqs=3, max_num_batched_slots=8, max_model_len=64), requests)
+        for model in (model_of(config, "torch", CPU), model_of(config, "triton", kernel_device))
+    )
+    assert_same_groups(found, wanted)
 
 
 @pytest.mark.parametrize("shape", slow_but(["fused"], SHAPES))

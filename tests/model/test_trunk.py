@@ -16,13 +16,15 @@ from hamburger.model.rotary import RotaryEmbedding, inverse_frequencies
 from peer import greedy, hugging_face
 from slow_cases import slow_but
 from small_models import CPU, core_of, one_sequence, params, random_tensors, run_core, tokens_of, trunk_config
-from trunk_shapes import SHAPES
+from trunk_shapes import MIXTURES, SHAPES
+
+ALL = {**SHAPES, **MIXTURES}
 
 
 @pytest.mark.parametrize("packed", [False, True])
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", ALL)
 def test_logits_equal_transformers(shape: str, packed: bool) -> None:
-    config = ModelConfig(trunk=trunk_config(**SHAPES[shape]))
+    config = ModelConfig(trunk=trunk_config(**ALL[shape]))
     tensors = random_tensors(config, seed=3)
     model = assemble(
         config, tensors, dtype=torch.float32, device=CPU, max_positions=512, execution=Execution(packed=packed)
@@ -37,10 +39,10 @@ def test_logits_equal_transformers(shape: str, packed: bool) -> None:
     torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("shape", slow_but(list(SHAPES)[::3], SHAPES))
+@pytest.mark.parametrize("shape", slow_but(list(ALL)[::3], ALL))
 def test_chunked_paged_greedy_text_equals_transformers(shape: str) -> None:
     """The same weights through scheduler, chunked prefill and paged cache: batched, token for token."""
-    config = ModelConfig(trunk=trunk_config(**SHAPES[shape]))
+    config = ModelConfig(trunk=trunk_config(**ALL[shape]))
     tensors = random_tensors(config, seed=4)
     model = assemble(config, tensors, dtype=torch.float32, device=CPU, max_positions=512)
     generator = torch.Generator().manual_seed(2)

@@ -1,0 +1,84 @@
+"""Experts in a configuration and among tensors, under one set of names (config.tensor_shapes). No torch is imported."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from hamburger.model.checkpoints.kinds import ExpertFields
+from hamburger.model.checkpoints.sources import CheckpointError
+from hamburger.model.config import ExpertsConfig, TrunkConfig
+
+if TYPE_CHECKING:  # the HTTP process reads configurations, and has no torch
+    from torch import Tensor
+
+# What Mixtral calls an expert's linears, in files of any transformers.
+_MIXTRAL = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
+_OF_MIXTRAL = re.compile(r"(?P<layer>.+\.)block_sparse_moe\.(?P<rest>gate|experts\.\d+\.(?P<linear>w[123]))\.weight")
+# All experts of a layer in one tensor, as transformers 5 holds them.
+_JOINED = re.compile(r"(?P<prefix>.+\.mlp\.experts\.)(?P<linear>gate_up_proj|down_proj)")
+
+
+def parse_experts(config: Mapping[str, Any], fields: ExpertFields | None, where: str) -> ExpertsConfig | None:
+    """Raises CheckpointError, KeyError, TypeError or ValueError for what is missing or makes no sense."""
+    if fields is None:
+        return None
+    number = next((config[name] for name in fields.number if config.get(name) is not None), None)
+    if number is None:
+        raise KeyError(fields.number[0])
+    return ExpertsConfig(
+        number=int(number),
+        per_token=int(config["num_experts_per_tok"]),
+        width=int(config[fields.width]),
+        sum_to_one=bool(config.get("norm_topk_prob", False)) if fields.sum_to_one is None else fields.sum_to_one,
+        dense_layers=_dense_layers(config, where) if fields.some_dense else (),
+    )
+
+
+def _dense_layers(config: Mapping[str, Any], where: str) -> tuple[int, ...]:
+    """Those that mlp_only_layers names, and all but each decoder_sparse_step-th."""
+    layers, step = int(config["num_hidden_layers"]), int(config.get("decoder_sparse_step", 1))
+    named = config.get("mlp_only_layers") or []
+    if step < 1:
+        raise CheckpointError(f"{where}: decoder_sparse_step is {step}: it must be at least 1.")
+    if not isinstance(named, list) or not all(type(layer) is int for layer in named):
+        raise CheckpointError(f"{where}: mlp_only_layers is {named!r}: it must be a list of layers.")
+    return tuple(layer for layer in range(layers) if layer in named or (layer + 1) % step)
+
+
+def experts_json(experts: ExpertsConfig, fields: ExpertFields) -> dict[str, Any]:
+    """The inverse of parse_experts."""
+    values: dict[str, Any] = {
+        fields.number[0]: experts.number,
+        "num_experts_per_tok": experts.per_token,
+        fields.width: experts.width,
+    }
+    if fields.sum_to_one is None:
+        values["norm_topk_prob"] = experts.sum_to_one
+    if fields.some_dense:
+        values |= {"mlp_only_layers": list(experts.dense_layers), "decoder_sparse_step": 1}
+    return values
+
+
+def one_by_one(trunk: TrunkConfig, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Mixtral's names, and tensors of all experts of a layer, as those of single experts: views, nothing is copied."""
+    if trunk.experts is None:
+        return dict(tensors)
+    found: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        if (match := _OF_MIXTRAL.fullmatch(name)) is not None:
+            rest, linear = match["rest"], match["linear"]
+            own = rest if linear is None else rest.removesuffix(linear) + _MIXTRAL[linear]
+            found[f"{match['layer']}mlp.{own}.weight"] = tensor
+        elif (match := _JOINED.fullmatch(name)) is not None and tensor.dim() == 3:
+            for n, of_expert in enumerate(tensor):
+                prefix = f"{match['prefix']}{n}."
+                if match["linear"] == "down_proj":
+                    found[f"{prefix}down_proj.weight"] = of_expert
+                else:
+                    gate, up = of_expert.tensor_split(2)
+                    found |= {f"{prefix}gate_proj.weight": gate, f"{prefix}up_proj.weight": up}
+        else:
+            found[name] = tensor
+    return found
