@@ -24,6 +24,7 @@ _SHORT_LIST_ID_BYTES = 8
 class WeightReads:
     """Parameters that a step reads. trunk: by one macro-step, without a head; head: for its one token; merge: besides,
     where it reads a slot of several tokens; micro: by one micro-step, head included. plain: as `trunk`, of the base.
+    experts: the part of trunk and plain that is experts', of which each stream reads expert_share.
     """
 
     trunk: int
@@ -31,6 +32,8 @@ class WeightReads:
     merge: int
     micro: int
     plain: int
+    experts: int = 0
+    expert_share: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,7 +142,7 @@ def shape_of(name: str, config: ModelConfig, dtype: str, kv_dtype: str | None = 
     # The short list's head is a copy of some rows of the whole one.
     short_head = ids * trunk.hidden_size
     micro = of("micro_decoder.", "stop_head.") + (short_head or head) if graft else 0
-    parameters = sum(sizes.values())
+    parameters, mixture = sum(sizes.values()), trunk.experts
     return Shape(
         name=name,
         num_layers=trunk.num_layers,
@@ -152,7 +155,15 @@ def shape_of(name: str, config: ModelConfig, dtype: str, kv_dtype: str | None = 
         max_model_len=trunk.context_tokens,
         max_group=config.max_group,
         tokens_per_kv=graft.expected_tokens_per_kv if graft and graft.groups == "composed" else 1.0,
-        reads=WeightReads(trunk=plain + stop, head=head, merge=of("embedder.", "adapter."), micro=micro, plain=plain),
+        reads=WeightReads(
+            trunk=plain + stop,
+            head=head,
+            merge=of("embedder.", "adapter."),
+            micro=micro,
+            plain=plain,
+            experts=sum(size for tensor, size in sizes.items() if ".experts." in tensor),
+            expert_share=1.0 if mixture is None else mixture.per_token / mixture.number,
+        ),
         slides=bool(trunk.sliding_layers),
     )
 
@@ -276,7 +287,9 @@ def _speed(
         slots = load.prompt_tokens + held / 2
         more = tokens - 1
         merging = more / (shape.max_group - 1) * reads.merge if more and shape.max_group else 0
-        weights = (trunk + reads.head + more * reads.micro + merging) * shape.number_bytes
+        # Streams choose experts as if by lot, each without regard to the others.
+        unread = reads.experts * (1 - reads.expert_share) ** streams
+        weights = (trunk - unread + reads.head + more * reads.micro + merging) * shape.number_bytes
         return streams * tokens * bandwidth / (weights + streams * slots * shape.slot_bytes)
 
     return Speed(

@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 InstructionSet = Literal["avx512", "avx2"]
 
-_FORMAT = 12  # of what is passed and packed; supports.cpp says the same
+_FORMAT = 13  # of what is passed and packed; supports.cpp says the same
 GROUP = 32
 MAX_HEAD_DIM = 256
 _MAX_QUERY_HEADS = 32  # of one KV head
@@ -106,8 +106,7 @@ def layers_fit(config: TrunkConfig) -> bool:
     if config.experts is not None:
         widths.append(config.experts.width)
     return (
-        config.experts is None
-        and all(width % GROUP == 0 for width in widths)
+        all(width % GROUP == 0 for width in widths)
         and config.head_dim % GROUP == 0
         and config.head_dim <= MAX_HEAD_DIM
         and config.num_heads // config.num_kv_heads <= _MAX_QUERY_HEADS

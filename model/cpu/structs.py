@@ -40,10 +40,16 @@ class AnglesStruct(ctypes.Structure):
         return cls(cos.data_ptr(), sin.data_ptr(), None if positions is None else positions.data_ptr())
 
 
+class ExpertStruct(ctypes.Structure):
+    _fields_ = (("gate_up", WeightStruct), ("down", WeightStruct))
+
+
 class LayerStruct(ctypes.Structure):
     _fields_ = (
         *((name, _pointer) for name in NORMS),
         *((name, WeightStruct) for name in ("qkv", "o", "gate_up", "down")),
+        ("router", _pointer),
+        ("experts", _pointer),
         ("window", _int32),
         ("angles", _int32),
     )
@@ -55,13 +61,19 @@ class GeometryStruct(ctypes.Structure):
         ("eps", ctypes.c_float),
         ("wide_norms", _int32),
         ("gelu", _int32),
+        *((name, _int32) for name in ("experts", "experts_per_token", "expert_width", "sum_to_one")),
     )
 
     @classmethod
     def of(cls, config: TrunkConfig) -> Self:
         """A trunk's."""
-        widths = (config.hidden_size, config.num_heads, config.num_kv_heads, config.head_dim, config.intermediate_size)
-        return cls(*widths, config.rms_norm_eps, config.qk_norm == "width", config.activation == "gelu_tanh")
+        experts, mixture = config.experts, (0, 0, 0, 0)
+        all_have_experts = all(config.experts_of(layer) is not None for layer in range(config.num_layers))
+        intermediate = 0 if all_have_experts else config.intermediate_size
+        if experts is not None:
+            mixture = experts.number, experts.per_token, experts.width, experts.sum_to_one
+        widths = (config.hidden_size, config.num_heads, config.num_kv_heads, config.head_dim, intermediate)
+        return cls(*widths, config.rms_norm_eps, config.qk_norm == "width", config.activation == "gelu_tanh", *mixture)
 
 
 class AdaptedStruct(ctypes.Structure):

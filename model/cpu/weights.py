@@ -12,8 +12,16 @@ from torch import Tensor, nn
 from hamburger.model.adapter import LowRank
 from hamburger.model.config import Rope, TrunkConfig
 from hamburger.model.cpu.library import GROUP, Kernels
-from hamburger.model.cpu.structs import NORMS, ROPES, AdapterStruct, GeometryStruct, LayerStruct, WeightStruct
-from hamburger.model.layers import DecoderLayer
+from hamburger.model.cpu.structs import (
+    NORMS,
+    ROPES,
+    AdapterStruct,
+    ExpertStruct,
+    GeometryStruct,
+    LayerStruct,
+    WeightStruct,
+)
+from hamburger.model.layers import DecoderLayer, Expert
 from hamburger.model.linear import weights_of
 
 _SAMPLED_ROWS = 128
@@ -64,14 +72,15 @@ class PackedWeight:
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerParts:
     """One decoder layer (layers.py): its norms in the order of NORMS, linears, how many slots a slot sees (0: all), and
-    how it turns.
+    how it turns. gate_up, down: of each expert, whom the router [experts, D] chooses; without one there is one MLP.
     """
 
     norms: Sequence[Tensor | None]
     qkv: PackedWeight
     o: PackedWeight
-    gate_up: PackedWeight
-    down: PackedWeight
+    gate_up: Sequence[PackedWeight]
+    down: Sequence[PackedWeight]
+    router: Tensor | None
     window: int
     rope: Rope
 
@@ -105,21 +114,29 @@ class PackedLayers:
         self.composed = composed
         self._geometry = GeometryStruct.of(config)
         self.geometry = ctypes.byref(self._geometry)
-        self.weights = [weight for part in parts for weight in (part.qkv, part.o, part.gate_up, part.down)]
-        self._norms: list[Tensor] = []  # keeps them alive
+        self.weights = [weight for part in parts for weight in (part.qkv, part.o, *part.gate_up, *part.down)]
+        self._floats: list[Tensor] = []  # keeps them alive, as the next ones
+        self._experts: list[ctypes.Array[ExpertStruct]] = []
         self.structs = (LayerStruct * len(parts))(*(self._layer(part) for part in parts))
 
     def _layer(self, part: LayerParts) -> LayerStruct:
         norms = [self._held_at(norm) for norm in part.norms]
-        linears = [weight.struct for weight in (part.qkv, part.o, part.gate_up, part.down)]
-        return LayerStruct(*norms, *linears, part.window, ROPES.index(part.rope))
+        qkv, o, router = part.qkv.struct, part.o.struct, self._held_at(part.router)
+        mlps = [
+            ExpertStruct(gate_up.struct, down.struct) for gate_up, down in zip(part.gate_up, part.down, strict=True)
+        ]
+        one, experts = mlps[0], None
+        if router is not None:
+            self._experts.append((ExpertStruct * len(mlps))(*mlps))
+            one, experts = ExpertStruct(), ctypes.addressof(self._experts[-1])
+        return LayerStruct(*norms, qkv, o, one.gate_up, one.down, router, experts, part.window, ROPES.index(part.rope))
 
-    def _held_at(self, norm: Tensor | None) -> int | None:
-        """The address of the norm in float32, which lives as long as this; None for none."""
-        if norm is None:
+    def _held_at(self, tensor: Tensor | None) -> int | None:
+        """The address of its float32 numbers, which live as long as this; None for none."""
+        if tensor is None:
             return None
-        self._norms.append(norm.detach().float().contiguous())
-        return self._norms[-1].data_ptr()
+        self._floats.append(tensor.detach().float().contiguous())
+        return self._floats[-1].data_ptr()
 
 
 def pack_layers(
@@ -147,6 +164,7 @@ def pack_layers(
             if isinstance(child, LowRank):  # in the order of qkv, o, gate_up and down
                 down, up = (PackedWeight(kernels, *weights_of(linear), 8) for linear in (child.down, child.up))
                 adapters.append((down, up))
+        mlps = [layer] if layer.experts is None else [mlp for mlp in layer.experts.each if isinstance(mlp, Expert)]
         parts.append(
             LayerParts(
                 norms=[None if (norm := getattr(layer, name)) is None else norm.weight for name in NORMS],
@@ -154,8 +172,9 @@ def pack_layers(
                 rope=config.rope_of(i) if of_trunk else "main",
                 qkv=pack(layer.qkv_proj),
                 o=pack(layer.o_proj),
-                gate_up=pack(layer.gate_up_proj),
-                down=pack(layer.down_proj),
+                gate_up=[pack(mlp.gate_up_proj) for mlp in mlps],
+                down=[pack(mlp.down_proj) for mlp in mlps],
+                router=None if layer.experts is None else layer.experts.router.weight,
             )
         )
         layers[i] = nn.Identity()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,12 +19,22 @@ TEMPLATE = (
 PROMPT = [1, 3, 8, *range(20, 50), 4, 3, 7]
 
 
+KINDS: dict[str, dict[str, Any]] = {
+    "gemma": {
+        "model_type": "gemma3_text", "head_dim": 32, "sliding_window": 12, "sliding_window_pattern": 2,
+        "tie_word_embeddings": False,
+    },
+    "qwen3_moe": {
+        "model_type": "qwen3_moe", "head_dim": 32, "num_experts": 6, "num_experts_per_tok": 2,
+        "moe_intermediate_size": 64, "mlp_only_layers": [1],
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("options", [("--dtype", "float32"), ("--quantization", "int8")], ids=["plain", "kernels"])
-def test_gemma_answers_as_in_transformers(tmp_path: Path, options: tuple[str, ...]) -> None:
-    peer = saved(
-        tmp_path, model_type="gemma3_text", hidden_size=64, intermediate_size=96, head_dim=32, sliding_window=12,
-        sliding_window_pattern=2, tie_word_embeddings=False,
-    )  # fmt: skip
+def test_a_folder_answers_as_in_transformers(tmp_path: Path, options: tuple[str, ...], kind: str) -> None:
+    peer = saved(tmp_path, hidden_size=64, intermediate_size=96, **KINDS[kind])
     tokens = greedy(peer, PROMPT, 12)
     end = next(token for token in tokens[5:] if token not in tokens[:5])
     wanted = tokens[: tokens.index(end) + 1]
@@ -48,3 +59,26 @@ def test_gemma_answers_as_in_transformers(tmp_path: Path, options: tuple[str, ..
     else:  # 8 bits may choose otherwise
         assert answer.usage.completion_tokens >= 1
         assert "weights as int8, kernels for" in log
+
+
+def test_experts_with_settled_slots_and_drafts_from_text(tmp_path: Path) -> None:
+    """On the kernels: drafts, which repeat what the answer repeats, change no word; old slots are given back."""
+    saved(tmp_path, hidden_size=64, intermediate_size=96, **KINDS["qwen3_moe"])
+    words_tokenizer(96).save(str(tmp_path / "tokenizer.json"))
+    settle = ("--settle", "true", "--settle-window", "64", "--quantization", "int8", "--dtype", "float32")
+    with RealServer(str(tmp_path), *settle) as server:
+
+        def asked(confidence: float) -> tuple[str, dict[str, Any]]:
+            answer = server.client.completions.create(
+                model=tmp_path.name, prompt="w20 w21 w22", temperature=0, max_tokens=200,
+                extra_body={"ignore_eos": True, "confidence": confidence},
+            )  # fmt: skip
+            assert answer.usage is not None
+            return answer.choices[0].text, answer.usage.model_dump()
+
+        plain, of_plain = asked(1.0)
+        drafted, of_drafted = asked(0.0)
+    assert drafted == plain
+    assert of_drafted["completion_tokens"] == of_plain["completion_tokens"] == 200
+    assert of_drafted["kv_slots"] == of_plain["kv_slots"] < 200
+    assert of_drafted["macro_steps"] < of_plain["macro_steps"] == 200

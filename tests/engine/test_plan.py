@@ -25,6 +25,7 @@ from hamburger.model.checkpoints.sources import BUILTIN, embedded_gguf
 from hamburger.model.config import ConfigError, ModelConfig
 from hamburger.server.cli import main
 from small_models import core_of, graft_config, params, plain_model, random_model, random_tensors, trunk_config
+from trunk_shapes import QWEN3_MOE
 from verified import free_rows
 
 PLAIN = ModelConfig(trunk=trunk_config())
@@ -232,6 +233,22 @@ def test_bounds_of_speed_follow_from_bytes() -> None:
     assert found.one_stream_plain == pytest.approx(1e9 / plain)
     assert found.all_requests > found.one_stream
     assert plan(shape, kv_cache_memory=2**20).speed is None
+
+
+def test_a_stream_reads_its_experts_alone() -> None:
+    """Of 6 experts of a layer 2; two streams choose by lot, so that 4/9 are left unread."""
+    shape = shape_of("m", ModelConfig(trunk=trunk_config(**QWEN3_MOE)), "float32")
+    assert shape.reads is not None
+    each = 3 * 32 * 32  # numbers of an expert, of which three layers have six
+    assert shape.reads.experts == 3 * 6 * each
+    assert shape.weights_bytes == 4 * shape.parameters
+    found = plan(shape, kv_cache_memory=2**20, bandwidth=1e9, max_num_seqs=2).speed
+    assert found is not None
+    whole = shape.reads.trunk + shape.reads.head
+    context = shape.slot_bytes * (100 + 60 / 2)
+    assert found.one_stream == pytest.approx(1e9 / (4 * (whole - 3 * 4 * each) + context))
+    unread = 3 * 6 * each * (2 / 3) ** 2
+    assert found.all_requests == pytest.approx(2 * 1e9 / (4 * (whole - unread) + 2 * context))
 
 
 def test_an_adapter_of_merged_slots_is_read_with_the_merger() -> None:

@@ -32,7 +32,7 @@ from small_models import (
     run_core,
     trunk_config,
 )
-from trunk_shapes import SHAPES
+from trunk_shapes import MIXTURES, SHAPES
 
 pytestmark = pytest.mark.skipif(load_kernels() is None, reason="built without a compiler, or for another processor")
 
@@ -126,10 +126,10 @@ def first_states(
     return {name: [value for _, value in (groups[0].logprobs or [])[0].top] for name, groups in found.items()}
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", [*SHAPES, *MIXTURES])
 @pytest.mark.parametrize("bits", slow_but([4], [8, 4]))
 def test_every_kind_of_trunk_is_near_the_plain_one(shape: str, bits: int, kernels: Kernels) -> None:
-    changes = {**SHAPES[shape], **WIDE}
+    changes = {**SHAPES, **MIXTURES}[shape] | WIDE
     plain, native = models(ModelConfig(trunk=trunk_config(**changes)), kernels=kernels, bits=bits)
     assert native.quantization == f"int{bits}"
     # Chunks of 48 slots cut the long prompts; the short ones are less than a tile.

@@ -17,6 +17,8 @@ namespace avx2 {
 #include "linear.h"
 #include "attention.h"
 #include "draw.h"
+#include "inputs.h"
+#include "experts.h"
 #include "layers.h"
 #include "settle.h"
 #include "merge.h"

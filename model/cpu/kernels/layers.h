@@ -1,5 +1,5 @@
 // Decoder layers over a batch of new slots: all stages of all layers in one parallel region, with a barrier after each
-// stage. Every thread takes a fixed share of a stage. Included inside a namespace, after linear.h and attention.h.
+// stage. Every thread takes a fixed share of a stage. Included inside a namespace, after experts.h.
 
 constexpr int64_t kFewRows = 8;  // which each thread norms for itself, sooner than it would wait for others
 
@@ -10,13 +10,12 @@ struct Workspace {
   float* low;           // of each of Batch.adapted [T, rank], of which its slots are used
   uint8_t* low_inputs;  // the same as inputs
   Inputs narrow, heads, wide;  // inputs of the linears: [T, hidden], [T, heads * head_dim], [T, intermediate]
+  ExpertSpace experts;
   bool few;         // each thread has a narrow of its own
   uint8_t* inputs;  // where they begin
 };
 
 inline int64_t qkv_width(const Geometry& g) { return static_cast<int64_t>(g.heads + 2 * g.kv_heads) * g.head_dim; }
-
-inline int64_t aligned(int64_t bytes) { return (bytes + 63) / 64 * 64; }
 
 // Lays the workspace out from `p`; with null, only its size counts.
 // rank: of all adapters that some slots pass, together; 0: none do.
@@ -34,6 +33,7 @@ inline int64_t lay_out(const Geometry& g, int64_t rows, uint8_t* p, Workspace* w
   w->inverse = reinterpret_cast<float*>(take(rows * 2 * 4));
   w->low = reinterpret_cast<float*>(take(rows * rank * 4));
   w->low_inputs = take(inputs_bytes(rows, rank));
+  if (g.experts) lay_out(g, rows, take, &w->experts);
   w->few = rows <= kFewRows;
   w->heads = inputs_at(take(inputs_bytes(rows, heads)), rows, heads);
   w->wide = inputs_at(take(inputs_bytes(rows, g.intermediate)), rows, g.intermediate);
@@ -45,44 +45,6 @@ inline int64_t lay_out(const Geometry& g, int64_t rows, uint8_t* p, Workspace* w
 inline Workspace of_thread(const Geometry& g, int64_t rows, Workspace w, const Share& share) {
   w.narrow = inputs_at(w.inputs + (w.few ? share.thread * aligned(inputs_bytes(rows, g.hidden)) : 0), rows, g.hidden);
   return w;
-}
-
-inline float inverse_rms(const float* x, int64_t width, float eps) {
-  F squares = set1(0.0f);
-  int64_t i = 0;
-  for (; i + kLanes <= width; i += kLanes) squares = fma(load(x + i), load(x + i), squares);
-  float total = sum(squares);
-  for (; i < width; i++) total += x[i] * x[i];
-  return 1.0f / std::sqrt(total / static_cast<float>(width) + eps);
-}
-
-// Groups are shared out, not rows: a single row keeps all threads busy.
-inline void norm_inputs(const float* x, const float* weight, float eps, const Inputs& to, int64_t rows, const Share& share) {
-  const int64_t groups = to.groups();
-  const auto [first, last] = share.of(rows * groups);
-  int64_t row = -1;
-  F inverse = set1(0.0f);
-  for (int64_t at = first; at < last; at++) {
-    const int64_t column = at % groups * kGroup;
-    if (at / groups != row) {
-      row = at / groups;
-      inverse = set1(inverse_rms(x + row * to.width, to.width, eps));
-    }
-    const float* from = x + row * to.width + column;
-    quantize(to, at, load(from) * inverse * load(weight + column),
-             load(from + kLanes) * inverse * load(weight + column + kLanes));
-  }
-}
-
-inline void plain_inputs(const float* x, const Inputs& to, int64_t rows, const Share& share) {
-  const auto [first, last] = share.of(rows * to.groups());
-  for (int64_t at = first; at < last; at++) quantize(to, at, load(x + at * kGroup), load(x + at * kGroup + kLanes));
-}
-
-// What a linear reads of x: its norm, or x itself.
-inline void enter_inputs(const float* x, const float* norm, float eps, const Inputs& to, int64_t rows, const Share& share) {
-  if (norm) norm_inputs(x, norm, eps, to, rows, share);
-  else plain_inputs(x, to, rows, share);
 }
 
 // x [rows, width] += the norm of added.
@@ -100,19 +62,6 @@ inline void add_normed(const float* added, const float* norm, float eps, float* 
     for (int64_t i = column; i < column + kGroup; i += kLanes) {
       float* const to = x + row * width + i;
       store(to, fma(load(added + row * width + i) * inverse, load(norm + i), load(to)));
-    }
-  }
-}
-
-// activation(gate) * up of [T, 2, width], of the outputs that this thread has made (for_share).
-template <F activation(F)>
-inline void gated_inputs(const float* gate_up, const Inputs& to, int64_t rows, const Share& share) {
-  const auto [first, last] = share.of(to.groups());
-  for (int64_t row = 0; row < rows; row++) {
-    for (int64_t g = first; g < last; g++) {
-      const float* gate = gate_up + row * 2 * to.width + g * kGroup;
-      const float* up = gate + to.width;
-      quantize(to, row * to.groups() + g, activation(load(gate)) * load(up), activation(load(gate + kLanes)) * load(up + kLanes));
     }
   }
 }
@@ -281,12 +230,13 @@ void run_layer(const Geometry& g, const Layer& layer, int index, const Kv<Value>
   clock.mark(kAttention);
   add(layer.o, 4 * index + 1, w.heads, layer.attn_out_norm);
   enter_inputs(x, layer.mlp_norm, g.eps, w.narrow, rows, inputs);
+  if (layer.router) return run_experts(g, layer, w.narrow, x, rows, w.experts, share, w.few, clock);
   inputs_are_made();
   clock.mark(kRounding);
   project(layer.gate_up, 4 * index + 2, w.narrow, batch, {w.gate_up, 2 * g.intermediate, false}, w, share, true);
   clock.mark(kLinears);
-  if (g.gelu) gated_inputs<gelu>(w.gate_up, w.wide, rows, share);
-  else gated_inputs<silu>(w.gate_up, w.wide, rows, share);
+  const auto [first, last] = share.of(w.wide.groups());  // of the outputs that this thread has made (for_share)
+  gated_inputs(g, w.gate_up, w.wide, rows, first, last);
 #pragma omp barrier
   clock.mark(kRounding);
   add(layer.down, 4 * index + 3, w.wide, layer.mlp_out_norm);

@@ -166,12 +166,15 @@ inline void for_share(const Weight& w, bool halves, const Share& share, const Fu
   if (halves) f(blocks + first, blocks + last);
 }
 
+// Some blocks of outputs, for all rows.
+inline void multiply_range(const Weight& w, int64_t first, int64_t last, const Inputs& x, int64_t rows, const Output& out) {
+  if (w.bits == 4) multiply_blocks<4>(w, first, last, x, rows, out);
+  else multiply_blocks<8>(w, first, last, x, rows, out);
+}
+
 // This thread's share of the outputs, for all rows.
 inline void multiply(const Weight& w, const Inputs& x, int64_t rows, const Output& out, const Share& share, bool halves = false) {
-  for_share(w, halves, share, [&](int64_t first, int64_t last) {
-    if (w.bits == 4) multiply_blocks<4>(w, first, last, x, rows, out);
-    else multiply_blocks<8>(w, first, last, x, rows, out);
-  });
+  for_share(w, halves, share, [&](int64_t first, int64_t last) { multiply_range(w, first, last, x, rows, out); });
 }
 
 // One group of 32 of an output lane, quantised to 4 or 8 bits.

@@ -27,6 +27,12 @@ STRUCT(Angles)
   FIELD(const int64_t*, positions)  // [T], whose rows count; null: the first T in order
 END
 
+// One MLP of a mixture.
+STRUCT(Expert)
+  FIELD(Weight, gate_up)
+  FIELD(Weight, down)
+END
+
 STRUCT(Layer)
   FIELD(const float*, attn_norm)      // [D], or null, as all norms: of what attention reads
   FIELD(const float*, attn_out_norm)  // [D], of what it adds
@@ -38,6 +44,8 @@ STRUCT(Layer)
   FIELD(Weight, o)
   FIELD(Weight, gate_up)
   FIELD(Weight, down)
+  FIELD(const float*, router)    // [experts, D]; null: the layer has no experts, but gate_up and down
+  FIELD(const Expert*, experts)  // [experts]
   FIELD(int32_t, window)  // slots that a slot sees, itself included; 0: all before it
   FIELD(int32_t, angles)  // which of the batch's turn it
 END
@@ -47,10 +55,14 @@ STRUCT(Geometry)
   FIELD(int32_t, heads)
   FIELD(int32_t, kv_heads)
   FIELD(int32_t, head_dim)
-  FIELD(int32_t, intermediate)
+  FIELD(int32_t, intermediate)  // of layers without experts; 0: there are none
   FIELD(float, eps)
   FIELD(int32_t, wide_norms)  // of q and k over all heads
   FIELD(int32_t, gelu)        // activates the gate, by its tanh form; else SiLU
+  FIELD(int32_t, experts)     // of layers that have any; 0: none has
+  FIELD(int32_t, experts_per_token)
+  FIELD(int32_t, expert_width)
+  FIELD(int32_t, sum_to_one)  // the chances of the experts that a slot chooses
 END
 
 // The slots that pass some adapters: those of several tokens, or of requests that ask for a LoRA adapter.
