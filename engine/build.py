@@ -124,13 +124,15 @@ def _plan(
     prefix_cache = args.prefix_cache and trunk.context_tokens == trunk.fixed_context_tokens
     if args.prefix_cache and not prefix_cache:
         on_progress("no prefix cache: with dynamic rope scaling a prompt's keys depend on its length")
+    if trunk.experts is not None and device.type == "cuda":
+        on_progress("no CUDA graphs: which experts a step needs, its own numbers decide")
     measures, for_steps = device.type == "cuda" and args.kv_cache_memory is None, 0
     if leader is not None and isinstance(steps, ParallelSteps):
         leader.meet(steps, measures=measures)
     if measures:
         on_progress("measuring what steps take")
         free = torch.cuda.mem_get_info(device)[0]
-        captures = _captures(args, resolved)
+        captures = captures_steps(args, resolved)
         for_steps = step_bytes(
             steps, args, groups, resolved.max_model_len, free, CudaMeter(device),
             kv_dtype=resolved.kv_dtype, captures=captures,
@@ -186,7 +188,7 @@ def _runner(
         cache = PagedKVCache(
             steps.trunk_config, config.num_blocks, config.block_size, resolved.kv_dtype, resolved.device
         )
-        if isinstance(steps, EagerSteps) and _captures(args, resolved):
+        if isinstance(steps, EagerSteps) and captures_steps(args, resolved):
             runs = graphs = decode_graphs(steps, cache, args, config.groups, config.max_model_len)
             graphs.prepare(lambda done, total: tell_captures(on_progress, done, total))
         choice = None if config.settling is None else slot_choice(resolved)
@@ -253,13 +255,12 @@ def _even_context(trunk: TrunkConfig, *, counts_in_bits: bool) -> int:
     return max(1, of_matrices // (of_attention * (_WHOLE_NUMBERS if counts_in_bits else 1)))
 
 
-def _captures(args: EngineArgs, resolved: Resolved) -> bool:
+def captures_steps(args: EngineArgs, resolved: Resolved) -> bool:
     """Whether decoding steps become CUDA graphs. torch's attention would gather max_model_len slots of every row in
     each captured step, at 64 rows gigabytes; and which experts a step needs, its numbers decide."""
     on_gpu = resolved.device.type == "cuda" and resolved.attention != "torch"
-    if resolved.checkpoint.config.trunk.experts is not None:
-        return False
-    return on_gpu and args.tensor_parallel_size == 1 and not args.enforce_eager
+    has_experts = resolved.checkpoint.config.trunk.experts is not None
+    return on_gpu and not has_experts and args.tensor_parallel_size == 1 and not args.enforce_eager
 
 
 def _leader(args: EngineArgs, on_lost: OnLost | None) -> Leader:

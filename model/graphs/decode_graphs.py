@@ -53,10 +53,10 @@ class DecodeGraphs:
         """max_rows: rows of the largest batch that is captured. max_columns: blocks of the longest sequence.
         is_verified: the groups of all batches are.
 
-        Raises ValueError where the backend is not static.
+        Raises ValueError where the backend is not static, or its trunk has experts, which a step's numbers choose.
         """
         backend = eager.backend
-        if not backend.static:
+        if not backend.static or backend.trunk_config.experts is not None:
             raise ValueError("a backend whose shapes depend on a step's numbers has none that could be captured.")
         self.config, self.trunk_config = backend.config, backend.trunk_config
         self.device, self.state_dtype = backend.device, backend.state_dtype

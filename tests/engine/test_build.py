@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import get_args
+from types import SimpleNamespace
+from typing import Any, get_args
 
 import pytest
 import torch
 
 from hamburger.engine import build
-from hamburger.engine.build import tell_captures
+from hamburger.engine.build import captures_steps, tell_captures
 from hamburger.engine.device import load
 from hamburger.engine.device.load import groups_of
 from hamburger.engine.device.memory import decode_graphs
@@ -25,6 +26,7 @@ from hamburger.model.execution import Execution
 from hamburger.model.kv_cache import PagedKVCache
 from hamburger.model.lora import lora_bytes
 from small_models import CPU, graft_config, random_model, random_tensors, trunk_config
+from trunk_shapes import QWEN3_MOE
 
 
 def test_a_start_tells_of_each_quarter_of_its_graphs() -> None:
@@ -36,6 +38,24 @@ def test_a_start_tells_of_each_quarter_of_its_graphs() -> None:
         lambda done, total: tell_captures(told.append, done, total)
     )
     assert told == [f"capturing CUDA graphs: {done} of 7 batch sizes" for done in (0, 2, 4, 6)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "device", "attention", "captures"),
+    [
+        ({}, "cuda", "triton", True),
+        ({}, "cuda", "torch", False),
+        ({}, "cpu", "triton", False),
+        (QWEN3_MOE, "cuda", "triton", False),
+    ],
+)
+def test_steps_are_captured_where_numbers_do_not_decide_what_runs(
+    changes: dict[str, Any], device: str, attention: str, captures: bool
+) -> None:
+    checkpoint = SimpleNamespace(config=ModelConfig(trunk=trunk_config(**changes)))
+    resolved: Any = SimpleNamespace(device=torch.device(device), attention=attention, checkpoint=checkpoint)
+    assert captures_steps(EngineArgs(), resolved) == captures
+    assert not captures_steps(EngineArgs(enforce_eager=True), resolved)
 
 
 PLAIN = ModelConfig(trunk=trunk_config())

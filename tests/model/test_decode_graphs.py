@@ -9,12 +9,14 @@ from captures import CountingCapture
 from graph_cores import BLOCK, CONTEXT, MODELS, ROWS, assert_same, graphs_core, requests
 from hamburger.engine.device.runner import Runner
 from hamburger.engine.types.messages import SubmitRequest
+from hamburger.model.config import ModelConfig
 from hamburger.model.graphs.capture import EagerCapture
 from hamburger.model.graphs.decode_graphs import DecodeGraphs, buckets
 from hamburger.model.kv_cache import PagedKVCache
 from playing import play
 from slow_cases import slow_but
-from small_models import CPU, core_of, params, random_model
+from small_models import CPU, core_of, params, random_model, trunk_config
+from trunk_shapes import QWEN3_MOE
 
 
 @pytest.mark.parametrize("name", slow_but(["positions", "plain_base"], MODELS))
@@ -95,6 +97,13 @@ def test_rows_that_fill_up_write_into_no_sequences_block() -> None:
 
 def test_a_model_that_leaves_rows_out_cannot_be_captured() -> None:
     model = random_model(MODELS["positions"])
+    cache = PagedKVCache(model.config.trunk, 8, BLOCK, torch.float32, CPU)
+    with pytest.raises(ValueError, match="whose shapes depend"):
+        DecodeGraphs(model, cache, EagerCapture(), max_rows=4, max_columns=8)
+
+
+def test_a_model_that_chooses_its_experts_cannot_be_captured() -> None:
+    model = random_model(ModelConfig(trunk=trunk_config(**QWEN3_MOE)), static_shapes=True)
     cache = PagedKVCache(model.config.trunk, 8, BLOCK, torch.float32, CPU)
     with pytest.raises(ValueError, match="whose shapes depend"):
         DecodeGraphs(model, cache, EagerCapture(), max_rows=4, max_columns=8)

@@ -24,7 +24,8 @@ from hamburger.model.lora import lora_bytes
 from hamburger.model.parallel.step_shape import shard_trunk
 from lora_folders import lora_folder
 from peer import saved, with_joined_experts
-from small_models import CPU, graft_config, random_tensors, trunk_config
+from same_groups import assert_same_groups
+from small_models import CPU, core_of, graft_config, params, random_model, random_tensors, run_core, trunk_config
 from trunk_shapes import MIXTRAL, MIXTURES, QWEN3_MOE
 
 QWEN: dict[str, Any] = {
@@ -187,6 +188,17 @@ def test_adapters_are_of_attention_and_dense_layers_alone(tmp_path: Path) -> Non
         save_file(tensors | pair, folder / "adapter_model.safetensors")
         with pytest.raises(CheckpointError, match="experts and their router have none"):
             read_lora(folder, config.trunk, 64)
+
+
+@pytest.mark.parametrize("shape", MIXTURES)
+def test_groups_in_static_shapes_are_the_same(shape: str) -> None:
+    """As a GPU makes them, behind a trunk that runs eagerly."""
+    config = ModelConfig(trunk=trunk_config(**MIXTURES[shape]))
+    asked = {str(n): ([*range(2, n + 2)], params(max_tokens=6, logprobs=2, ignore_eos=True)) for n in (1, 9, 30)}
+    found, wanted = (
+        run_core(core_of(random_model(config, packed=False, static_shapes=static)), asked) for static in (True, False)
+    )
+    assert_same_groups(found, wanted)
 
 
 @pytest.mark.parametrize("shape", MIXTURES)
