@@ -14,7 +14,7 @@ from hamburger.engine.text.tokenizer import Tokenizer
 from hamburger.engine.types.config import EngineArgs
 from hamburger.engine.types.errors import HamburgerError
 from hamburger.model.checkpoints.sources import resolve_source
-from hamburger.server.api.model_context import ModelContext
+from hamburger.server.api.model_context import ModelContext, is_alias
 from hamburger.server.app import model_context
 from hamburger.server.config import ServeSettings, SettingsError
 from hamburger.server.operation.loop_watch import watch_loop
@@ -94,6 +94,13 @@ def find_models(arguments: Sequence[tuple[ServeSettings, EngineArgs]]) -> list[F
     for name in names:
         if names.count(name) > 1:
             raise SettingsError(f"a LoRA adapter and another adapter or model have the name {name}: rename it in lora.")
+    for adapter in (adapter.name for model in found for adapter in model.settings.lora):
+        for name in names:
+            if is_alias(adapter, name):
+                raise SettingsError(
+                    f"a LoRA adapter has the name {adapter}, which is {name} with a confidence (NAME@c): "
+                    "rename it in lora."
+                )
     return found
 
 

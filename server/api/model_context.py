@@ -24,6 +24,12 @@ from hamburger.server.tools.tool_parsers import Family
 _NUMBER = re.compile(r"-?([0-9]+\.?[0-9]*|\.[0-9]+)")
 
 
+def is_alias(model: str, name: str) -> bool:
+    """Whether it is NAME@c of this name, whatever number c is."""
+    of, _, number = model.rpartition("@")
+    return of == name and _NUMBER.fullmatch(number) is not None
+
+
 class ServedModel:
     """A model that is served, and its aliases NAME@c, which set the confidence of clients that cannot add fields.
 
@@ -59,8 +65,7 @@ class ServedModel:
 
     def has_alias(self, model: str) -> bool:
         """Whether it is NAME@c of this model, whatever number c is."""
-        name, _, number = model.rpartition("@")
-        return name == self.name and _NUMBER.fullmatch(number) is not None
+        return is_alias(model, self.name)
 
     def card(self, model_id: str) -> dict[str, Any]:
         """One entry of /v1/models."""

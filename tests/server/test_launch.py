@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 from collections.abc import Callable
 
@@ -19,8 +20,8 @@ from hamburger.engine.types.config import EngineArgs
 from hamburger.engine.types.errors import EngineDead
 from hamburger.engine.types.sampling_params import SamplingParams
 from hamburger.model.checkpoints.sources import BUILTIN
-from hamburger.server.config import ServeSettings, SettingsError
-from hamburger.server.launch import FoundModel, running_models
+from hamburger.server.config import ServeSettings, SettingsError, load_settings
+from hamburger.server.launch import FoundModel, engine_arguments, find_models, running_models
 from hamburger.server.operation import supervisor as module
 from processes import gone, is_alive, let_workers_find_builders
 from serving import until
@@ -131,3 +132,23 @@ async def test_they_are_launched_one_after_another(hosts: Hosts) -> None:
 async def _launch(models: list[FoundModel], progress: Callable[[str], None]) -> None:
     async with running_models(models, progress):
         pass
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"served_model_name": "m", "lora": "m@0.5=/x"}, "m@0.5, which is m with a confidence"),
+        ({"also": "b=builtin", "lora": "b@.25=/x"}, "b@.25, which is b with"),
+        ({"lora": "a@7=/x; a=/y"}, "a@7, which is a with"),
+        ({"also": "b=builtin,lora=a=/x", "lora": "a@1=/y"}, "a@1, which is a with"),
+        ({"also": "b=builtin", "lora": "b=/x"}, "have the name b: rename it"),
+    ],
+)
+def test_no_adapter_has_the_name_of_another_or_its_alias(given: dict[str, str], told: str) -> None:
+    with pytest.raises(SettingsError, match=re.escape(told)):
+        find_models(engine_arguments(load_settings(given)))
+
+
+def test_an_adapters_name_may_have_an_at_that_is_no_alias() -> None:
+    given = {"served_model_name": "m", "lora": "m@v2=/x; n@0.5=/y"}
+    assert [model.name for model in find_models(engine_arguments(load_settings(given)))] == ["m"]
