@@ -20,6 +20,7 @@ from starlette.requests import ClientDisconnect
 
 from hamburger.engine.types.errors import InvalidRequest, cut, shown
 from hamburger.server.api.errors import ApiError
+from hamburger.server.bodies.generation import renamed
 from hamburger.server.bodies.known_fields import reject_unserved
 from hamburger.server.config import ServeSettings
 from hamburger.server.operation.request_log import CLIENT_LEFT
@@ -64,7 +65,7 @@ def naming(names: Mapping[str, str]) -> Iterator[None]:
     try:
         yield
     except InvalidRequest as error:
-        error.param = None if error.param is None else names.get(error.param, error.param)
+        renamed(error, names)
         raise
 
 

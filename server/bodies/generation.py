@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, GetJsonSchemaHandler, WithJsonSchema
@@ -21,6 +22,8 @@ from hamburger.server.schema import ListOf, Schema
 MAX_CHOICES = 128
 MAX_BIASES = 10_000  # and stop_token_ids
 _RANGES = {**RANGES, "n": (1, MAX_CHOICES), "top_k": (-1, math.inf), "top_logprobs": RANGES["logprobs"]}
+
+_FIELD = re.compile(r"""(?<![\w'"])[a-z_]+(?![\w'"])""")  # a name that is not quoted
 
 
 def _strings(value: Any) -> Any:
@@ -219,9 +222,23 @@ class GenerationBody(AnswerFormat):
 
 
 def named_as_written(error: InvalidRequest, limit_name: str, prompt_name: str) -> InvalidRequest:
-    """The same error, its `param` in the client's words; the engine says max_tokens, prompt and prediction_ids."""
-    names = {"max_tokens": limit_name, "prompt": prompt_name, "prediction_ids": "prediction"}
+    """The same error in the client's words; the engine says max_tokens, prompt and prediction_ids."""
+    return renamed(error, {"max_tokens": limit_name, "prompt": prompt_name, "prediction_ids": "prediction"})
+
+
+def renamed(error: InvalidRequest, names: Mapping[str, str]) -> InvalidRequest:
+    """The same error, in `param` and message of other fields. names: from old to new.
+
+    A name that is a word of English (`stop`) is a field's only where the message begins with it, and what is quoted are
+    the client's own words.
+    """
+
+    def other(found: re.Match[str]) -> str:
+        name = found[0]
+        return names.get(name, name) if "_" in name or not found.start() else name
+
     error.param = None if error.param is None else names.get(error.param, error.param)
+    error.args = (_FIELD.sub(other, str(error)),)
     return error
 
 
