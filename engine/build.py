@@ -20,7 +20,7 @@ import torch
 from hamburger.engine.core.core import EngineCore
 from hamburger.engine.core.loras import CoreLoras
 from hamburger.engine.core.overlap import OverlappedCore
-from hamburger.engine.core.pool import blocks_of_pool
+from hamburger.engine.core.pool import blocks_of_pool, lora_bytes
 from hamburger.engine.device.cpu_threads import StepThreads
 from hamburger.engine.device.load import Resolved, rank_pool_bytes, resolve, shard_steps_of, slot_choice, steps_of
 from hamburger.engine.device.loras import LoraFolders
@@ -38,7 +38,6 @@ from hamburger.model.config import ConfigError, TrunkConfig
 from hamburger.model.device.out_of_memory import out_of_memory_reason
 from hamburger.model.graphs.step_memory import CudaMeter
 from hamburger.model.kv_cache import PagedKVCache, slot_bytes
-from hamburger.model.lora import lora_bytes
 from hamburger.model.parallel.steps import ParallelSteps
 from hamburger.model.steps import EagerSteps, Steps
 
@@ -138,8 +137,9 @@ def _plan(
             kv_dtype=resolved.kv_dtype, captures=captures,
         )  # fmt: skip
     on_progress("sizing the KV pool")
-    # So that adapters may come when the pool has taken its share.
-    for_loras = args.max_loras * lora_bytes(trunk, args.max_lora_rank, steps.state_dtype.itemsize)
+    # So that adapters may come when the pool has taken its share. The CPU kernels hold them in 8 bits.
+    number_bytes = steps.state_dtype.itemsize if resolved.kernels is None else 1
+    for_loras = args.max_loras * lora_bytes(trunk, args.max_lora_rank, number_bytes)
     budget = rank_pool_bytes(args, device, for_steps + for_loras)
     if leader is not None:
         budget = leader.pool_bytes(budget)

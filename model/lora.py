@@ -52,17 +52,3 @@ class Loras(Protocol):
 
     def unload(self, number: int) -> None:
         """Forget an adapter that no further step needs."""
-
-
-def lora_bytes(trunk: TrunkConfig, rank: int, number_bytes: int) -> int:
-    """Most bytes that an adapter of this rank takes, in numbers of so many bytes: one of all linears."""
-    total = 0
-    for layer in range(trunk.num_layers):
-        shapes = layer_shapes(trunk, layer)
-        for parts in JOINED.values():
-            if f"{parts[0]}.weight" not in shapes:  # experts have no adapters
-                continue
-            joined = len(parts) * rank
-            inputs = shapes[f"{parts[0]}.weight"][1]
-            total += joined * (inputs + sum(shapes[f"{part}.weight"][0] for part in parts))
-    return total * number_bytes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hamburger.model.config import ConfigError
+from hamburger.model.config import JOINED, ConfigError, TrunkConfig, layer_shapes
 
 # A GPU is there for the server; a CPU machine's memory is shared with everything else on it.
 _GPU_SHARE, _CPU_SHARE = 0.9, 0.4
@@ -11,6 +11,21 @@ _GPU_SHARE, _CPU_SHARE = 0.9, 0.4
 def pool_share(device_type: str, free_bytes: int) -> int:
     """Bytes for the pool of the memory that is free after the weights were loaded; device_type: `cuda` or `cpu`."""
     return int(free_bytes * (_GPU_SHARE if device_type == "cuda" else _CPU_SHARE))
+
+
+def lora_bytes(trunk: TrunkConfig, rank: int, number_bytes: int) -> int:
+    """Most bytes that a LoRA adapter of this rank takes, in numbers of so many bytes: one of all linears. What all that
+    may come take is kept free before the pool has its share."""
+    total = 0
+    for layer in range(trunk.num_layers):
+        shapes = layer_shapes(trunk, layer)
+        for parts in JOINED.values():
+            if f"{parts[0]}.weight" not in shapes:  # experts have no adapters
+                continue
+            joined = len(parts) * rank
+            inputs = shapes[f"{parts[0]}.weight"][1]
+            total += joined * (inputs + sum(shapes[f"{part}.weight"][0] for part in parts))
+    return total * number_bytes
 
 
 def blocks_of_pool(

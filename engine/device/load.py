@@ -125,11 +125,11 @@ def _execution(resolved: Resolved, args: EngineArgs) -> Execution:
     )
 
 
-def rank_pool_bytes(args: EngineArgs, device: torch.device, for_steps: int = 0) -> int:
-    """Bytes that a rank has for its part of the KV pool. for_steps: what a GPU's steps will need (memory.py)."""
+def rank_pool_bytes(args: EngineArgs, device: torch.device, kept_free: int = 0) -> int:
+    """Bytes that a rank has for its part of the KV pool. kept_free: what steps and adapters will need (memory.py)."""
     size = args.tensor_parallel_size
     asked = None if args.kv_cache_memory is None else args.kv_cache_memory // size
-    return pool_bytes(device, asked, args.num_engines * (size if device.type == "cpu" else 1), for_steps)
+    return pool_bytes(device, asked, args.num_engines * (size if device.type == "cpu" else 1), kept_free)
 
 
 def groups_of(args: EngineArgs, config: ModelConfig) -> Groups:

@@ -25,24 +25,24 @@ from hamburger.model.parallel.steps import ParallelSteps
 from hamburger.model.steps import EagerSteps
 
 
-def pool_bytes(device: torch.device, kv_cache_memory: int | None, num_engines: int = 1, for_steps: int = 0) -> int:
+def pool_bytes(device: torch.device, kv_cache_memory: int | None, num_engines: int = 1, kept_free: int = 0) -> int:
     """Bytes for the KV pool: what the user set, or a share of what is free now (after the weights were loaded).
 
     num_engines: how many divide that share among them. On a GPU each has its part of the whole memory for weights and
-    pool, so that it does not matter which of them came first, or comes again. for_steps: bytes of a GPU that its steps
-    will need (step_bytes).
+    pool, so that it does not matter which of them came first, or comes again. kept_free: bytes that this engine's
+    LoRA adapters will need and, on a GPU, its steps (step_bytes).
     """
     if kv_cache_memory is not None:
         return kv_cache_memory
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
-        budget = pool_share("cuda", max(0, free - for_steps))
+        budget = pool_share("cuda", max(0, free - kept_free))
         if num_engines > 1:
-            part = pool_share("cuda", total) // num_engines - torch.cuda.memory_reserved(device) - for_steps
+            part = pool_share("cuda", total) // num_engines - torch.cuda.memory_reserved(device) - kept_free
             budget = max(0, min(budget, part))
         return budget
     # The pool of an engine that came before is not yet touched, so it still counts as free here: hence a part each.
-    return pool_share("cpu", available_host_bytes()) // num_engines
+    return pool_share("cpu", max(0, available_host_bytes() - num_engines * kept_free)) // num_engines
 
 
 def step_bytes(

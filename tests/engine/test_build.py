@@ -12,19 +12,20 @@ import torch
 
 from hamburger.engine import build
 from hamburger.engine.build import captures_steps, tell_captures
+from hamburger.engine.core.pool import lora_bytes
 from hamburger.engine.device import load
 from hamburger.engine.device.load import groups_of
 from hamburger.engine.device.memory import decode_graphs
 from hamburger.engine.drafting.costs import MeasuredCosts, StepCosts
 from hamburger.engine.drafting.policy import DraftPolicy
 from hamburger.engine.drafting.proposal import Proposal
-from hamburger.engine.types.config import EngineArgs, OverlapSteps
+from hamburger.engine.types.config import EngineArgs, OverlapSteps, Quantization
 from hamburger.engine.types.messages import Groups
 from hamburger.model.checkpoints.load import save_checkpoint
 from hamburger.model.config import ConfigError, ModelConfig
 from hamburger.model.execution import Execution
 from hamburger.model.kv_cache import PagedKVCache
-from hamburger.model.lora import lora_bytes
+from native_models import WIDE
 from small_models import CPU, graft_config, random_model, random_tensors, trunk_config
 from trunk_shapes import QWEN3_MOE
 
@@ -90,8 +91,12 @@ def test_what_is_only_drafted_is_made_of_coarser_weights(
     assert [execution.draft_bits for execution in asked] == [bits]
 
 
-def test_a_pool_leaves_room_for_the_adapters_that_may_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    save_checkpoint(tmp_path, PLAIN, random_tensors(PLAIN))
+@pytest.mark.parametrize(("quantization", "number_bytes"), [("none", 4), ("int8", 1)])
+def test_a_pool_leaves_room_for_the_adapters_that_may_come(
+    quantization: Quantization, number_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = ModelConfig(trunk=trunk_config(**WIDE))
+    save_checkpoint(tmp_path, config, random_tensors(config))
     kept: list[int] = []
 
     def pool(args: EngineArgs, device: torch.device, for_steps: int) -> int:
@@ -100,10 +105,13 @@ def test_a_pool_leaves_room_for_the_adapters_that_may_come(tmp_path: Path, monke
 
     monkeypatch.setattr(build, "rank_pool_bytes", pool)
     for max_loras in (0, 3):
-        args = EngineArgs(model=str(tmp_path), device="cpu", dtype="float32", max_loras=max_loras, max_lora_rank=5)
+        args = EngineArgs(
+            model=str(tmp_path), device="cpu", dtype="float32", quantization=quantization, max_loras=max_loras,
+            max_lora_rank=5,
+        )  # fmt: skip
         resolved = load.resolve(args)
         build._plan(args, resolved, load.steps_of(resolved, args), None, lambda line: None)
-    assert kept == [0, 3 * lora_bytes(PLAIN.trunk, 5, 4)]
+    assert kept == [0, 3 * lora_bytes(config.trunk, 5, number_bytes)]
 
 
 def test_steps_that_are_to_overlap_verify_nothing() -> None:

@@ -72,6 +72,15 @@ def test_several_engines_divide_the_share_of_one(monkeypatch: pytest.MonkeyPatch
     assert pool_bytes(torch.device("cpu"), 77, 2) == 77
 
 
+def test_what_adapters_will_take_is_not_the_pools(monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu = torch.device("cpu")
+    monkeypatch.setattr(memory, "available_host_bytes", lambda: 1200)
+    assert pool_bytes(cpu, None, 1, 300) == pool_bytes(cpu, None) * 900 // 1200
+    assert pool_bytes(cpu, None, 2, 300) == pool_bytes(cpu, None) * 600 // 1200 // 2  # those of both
+    assert pool_bytes(cpu, None, 1, 2000) == 0
+    assert pool_bytes(cpu, 77, 1, 2000) == 77
+
+
 def test_on_a_gpu_each_engine_has_its_part_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights and pool together; what others took or left free does not matter, unless there is less."""
     gpu, weights = torch.device("cuda:0"), 100

@@ -9,12 +9,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from hamburger.engine.core.pool import lora_bytes
 from hamburger.engine.device.loras import LoraFolders
 from hamburger.model.backend import TorchLoras
 from hamburger.model.checkpoints.lora_folder import read_lora
 from hamburger.model.checkpoints.sources import CheckpointError
 from hamburger.model.config import JOINED, ModelConfig
-from hamburger.model.lora import lora_bytes
 from lora_folders import lora_folder
 from native_models import WIDE
 from small_models import trunk_config
