@@ -90,6 +90,20 @@ def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
         help="as for serve (default: %(default)s)",
     )
     load.add_argument("--settle-limit", metavar="N", type=_whole(1), help="as for serve (default: none)")
+    load.add_argument(
+        "--max-loras",
+        metavar="N",
+        type=_whole(0),
+        default=EngineArgs().max_loras,
+        help="as for serve: LoRA adapters that memory is left free for (default: %(default)s)",
+    )
+    load.add_argument(
+        "--max-lora-rank",
+        metavar="N",
+        type=_whole(1),
+        default=EngineArgs().max_lora_rank,
+        help="as for serve (default: %(default)s)",
+    )
     load.add_argument("--max-model-len", metavar="N", type=_whole(2), help="as for serve (default: the model's)")
     load.add_argument("--max-num-seqs", metavar="N", type=_whole(1), help="as for serve (default: as many as fit)")
     load.add_argument(

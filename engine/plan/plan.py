@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from hamburger.engine.core.pool import blocks_of_pool, pool_share
+from hamburger.engine.core.pool import blocks_of_pool, lora_bytes, pool_share
 from hamburger.engine.types.settling import Settling
 from hamburger.model.config import ConfigError, ModelConfig, kv_slot_bytes, tensor_shapes
 
@@ -41,7 +41,7 @@ class Shape:
     """What planning needs of a model. weights_bytes: all that is loaded. max_model_len: None where nothing says it.
 
     tokens_per_kv: what was measured of the checkpoint; reads: None where only a number of parameters is known. slides:
-    whether some layers see a sliding window.
+    whether some layers see a sliding window. lora_rank_bytes: a LoRA adapter's, for each of its ranks; None as reads.
     """
 
     name: str
@@ -57,6 +57,7 @@ class Shape:
     tokens_per_kv: float
     reads: WeightReads | None
     slides: bool = False
+    lora_rank_bytes: int | None = None
 
     @property
     def slot_bytes(self) -> int:
@@ -80,7 +81,7 @@ class Machine:
 class Load:
     """What one request is, in tokens, and how the server is set; None leaves a setting open.
 
-    settling: when old tokens of the answer give slots back; None: never.
+    settling: when old tokens of the answer give slots back; None: never. max_loras: adapters, each of max_lora_rank.
     """
 
     prompt_tokens: int
@@ -90,6 +91,8 @@ class Load:
     max_num_seqs: int | None = None
     block_size: int = 32
     settling: Settling | None = None
+    max_loras: int = 0
+    max_lora_rank: int = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,12 +109,14 @@ class Speed:
 class Plan:
     """The answer. `plain` is a server of the same memory and weights with one token a slot.
 
-    tokens_per_kv: of a whole answer. slots_per_request: the most that one holds at a time.
+    tokens_per_kv: of a whole answer. slots_per_request: the most that one holds at a time. loras_bytes: what adapters
+    will take.
     """
 
     model: str
     parameters: int
     weights_bytes: int
+    loras_bytes: int
     slot_bytes: int
     pool_bytes: int
     pool_blocks: int
@@ -165,6 +170,7 @@ def shape_of(name: str, config: ModelConfig, dtype: str, kv_dtype: str | None = 
             expert_share=1.0 if mixture is None else mixture.per_token / mixture.number,
         ),
         slides=bool(trunk.sliding_layers),
+        lora_rank_bytes=lora_bytes(trunk, 1, number_bytes),
     )
 
 
@@ -172,8 +178,9 @@ def make_plan(shape: Shape, machine: Machine, load: Load) -> Plan:
     """Raises ConfigError that names the field when it does not fit together, or into the memory."""
     ratio = _tokens_per_kv(shape, load)
     context = _context(shape, load)
+    loras = _loras_bytes(shape, load)
     num_blocks = blocks_of_pool(
-        _pool_budget(shape, machine),
+        _pool_budget(shape, machine, loras),
         shape.slot_bytes,
         block_size=load.block_size,
         max_model_len=context,
@@ -195,6 +202,7 @@ def make_plan(shape: Shape, machine: Machine, load: Load) -> Plan:
         model=shape.name,
         parameters=shape.parameters,
         weights_bytes=shape.weights_bytes,
+        loras_bytes=loras,
         slot_bytes=shape.slot_bytes,
         pool_bytes=num_slots * shape.slot_bytes,
         pool_blocks=num_blocks,
@@ -250,16 +258,25 @@ def _context(shape: Shape, load: Load) -> int:
     return context
 
 
-def _pool_budget(shape: Shape, machine: Machine) -> int:
+def _loras_bytes(shape: Shape, load: Load) -> int:
+    if not load.max_loras:
+        return 0
+    if shape.lora_rank_bytes is None:
+        raise ConfigError("max_loras needs the shapes of the model's linears: name a model, not its parameters.")
+    return load.max_loras * load.max_lora_rank * shape.lora_rank_bytes
+
+
+def _pool_budget(shape: Shape, machine: Machine, loras_bytes: int) -> int:
     """Bytes, as the engine finds them once the weights are loaded."""
     pool = machine.kv_cache_memory
     if machine.memory_bytes is None:
         if pool is None:
             raise ConfigError("memory is missing: give the machine's memory, or kv_cache_memory.")
         return pool
-    free = machine.memory_bytes - machine.reserved_bytes - shape.weights_bytes
+    free = machine.memory_bytes - machine.reserved_bytes - shape.weights_bytes - loras_bytes
     if free < (pool or 1):
-        needed = "" if pool is None else f" and a KV pool of {pool / 2**30:.2f} GiB"
+        needed = "" if not loras_bytes else f" and LoRA adapters of {loras_bytes / 2**30:.2f} GiB"
+        needed += "" if pool is None else f" and a KV pool of {pool / 2**30:.2f} GiB"
         raise ConfigError(
             f"memory is {machine.memory_bytes / 2**30:.2f} GiB, which does not hold {shape.name}'s weights of "
             f"{shape.weights_bytes / 2**30:.2f} GiB{needed} beside {machine.reserved_bytes / 2**30:.2f} GiB that are "

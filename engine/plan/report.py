@@ -34,6 +34,8 @@ def run(args: argparse.Namespace) -> int:
         max_num_seqs=args.max_num_seqs,
         block_size=args.block_size,
         settling=Settling(args.settle_window, args.settle_keep, limit=args.settle_limit) if args.settle else None,
+        max_loras=args.max_loras,
+        max_lora_rank=args.max_lora_rank,
     )
     plan = make_plan(_shape(args), machine, load)
     print(json.dumps(asdict(plan), indent=2) if args.json else table(plan))
@@ -92,6 +94,7 @@ def table(plan: Plan) -> str:
         ("model", plan.model),
         ("parameters", f"{plan.parameters:,}"),
         ("weights", _gib(plan.weights_bytes)),
+        *([("LoRA adapters", _gib(plan.loras_bytes))] if plan.loras_bytes else []),
         ("one slot", f"{plan.slot_bytes / 1024:,.0f} KiB"),
         ("KV pool", f"{_gib(plan.pool_bytes)}: {plan.pool_slots:,} slots in {plan.pool_blocks:,} blocks"),
         ("one request", f"{plan.prompt_tokens:,} prompt and {plan.output_tokens:,} answer tokens"),

@@ -67,17 +67,17 @@ def test_weights_are_what_a_loaded_model_holds(short_list_size: int | None) -> N
     assert shape_of("m", config, "float32").weights_bytes == held
 
 
-@pytest.mark.parametrize("kv_cache_dtype", ["auto", "int8"])
+@pytest.mark.parametrize(("kv_cache_dtype", "max_loras"), [("auto", 0), ("int8", 0), ("auto", 7)])
 def test_the_engine_sizes_its_pool_as_planned(
-    kv_cache_dtype: KVCacheDtype, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    kv_cache_dtype: KVCacheDtype, max_loras: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     weights = command(capsys, "builtin", "--kv-cache-memory", "1GiB")["weights_bytes"]
     memory = weights + 2 * 10**9
     monkeypatch.setattr("hamburger.engine.device.memory.available_host_bytes", lambda: memory - weights)
     plain: dict[str, Any] = {"model": "builtin", "dtype": "bfloat16", "quantization": "none", "device": "cpu"}
-    _, info = build_core(EngineArgs(**plain, kv_cache_dtype=kv_cache_dtype))
+    _, info = build_core(EngineArgs(**plain, kv_cache_dtype=kv_cache_dtype, max_loras=max_loras))
     options = ["--kv-cache-dtype", kv_cache_dtype, "--memory", str(memory), "--device", "cpu", "--max-num-seqs", "64"]
-    found = command(capsys, "builtin", *options)
+    found = command(capsys, "builtin", *options, "--max-loras", str(max_loras))
     assert found["pool_slots"] == info.total_slots
     assert found["max_model_len"] == info.max_model_len
     assert found["model"] == info.model
@@ -128,6 +128,20 @@ def test_seats_limit_the_pool_as_they_do_in_the_engine(capsys: pytest.CaptureFix
     assert found["pool_slots"] == 3 * 128  # 100 slots take 4 blocks of 32
     assert found["concurrent_requests"] == 3
     assert command(capsys, "builtin", *options)["concurrent_requests"] > 3
+
+
+def test_adapters_take_memory_before_the_pool_does(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["llama-3.2-1b", "--memory", "8GiB", "--max-model-len", "8192"]
+    without, found = command(capsys, *options), command(capsys, *options, "--max-loras", "4", "--max-lora-rank", "16")
+    # Ranks of q, k, v and of gate, up lie side by side; each linear is read by its inputs and written to its outputs.
+    numbers = 3 * (2048 + 3072) + (2048 + 2048) + 2 * (2048 + 16384) + (8192 + 2048)
+    assert found["loras_bytes"] == 4 * 16 * numbers * 16 * 2
+    block = 32 * found["slot_bytes"]
+    assert without["pool_bytes"] - found["pool_bytes"] == pytest.approx(0.9 * found["loras_bytes"], abs=block)
+    assert found["weights_bytes"] == without["weights_bytes"]
+    assert without["loras_bytes"] == 0
+    assert main(["plan", *options, "--max-loras", "4"]) == 0
+    assert "LoRA adapters         0.51 GiB" in capsys.readouterr().out
 
 
 def test_a_folder_needs_no_weights(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -276,6 +290,8 @@ def test_the_costs_are_those_of_the_published_model() -> None:
         (["builtin", "--memory", "100MB"], "memory is 0.09 GiB, which does not hold smollm2-135m-instruct's weights"),
         (["builtin", "--memory", "1GB", "--reserved", "900MB"], "beside 0.84 GiB that are reserved"),
         (["builtin", "--memory", "1GiB", "--kv-cache-memory", "2GiB"], "and a KV pool of 2.00 GiB"),
+        (["builtin", "--memory", "1GB", "--max-loras", "20"], "GiB and LoRA adapters of 1.08 GiB beside"),
+        (["builtin", *POOL, "--max-lora-rank", "0"], "--max-lora-rank: '0' is not a whole number from 1 up"),
         (["builtin", "--kv-cache-memory", "1MiB"], "max_model_len is 8192 tokens, whose KV takes 180 MiB"),
         (["builtin", *POOL, "--max-model-len", "9000"], "max_model_len is 9000, but the model was made for 8192"),
         (["builtin", *POOL, "--prompt-tokens", "8000"], "are 8512 together, but max_model_len is 8192"),
@@ -299,6 +315,7 @@ def test_what_cannot_be_planned_is_one_line_that_says_why(
 def test_parameters_alone_say_no_speed(capsys: pytest.CaptureFixture[str]) -> None:
     numbers = ["--layers", "2", "--kv-heads", "1", "--head-dim", "8", "--parameters", "9", *POOL]
     assert "bandwidth says a speed only with" in refused(capsys, *numbers, "--bandwidth", "1GB")
+    assert "max_loras needs the shapes" in refused(capsys, *numbers, "--max-loras", "1")
 
 
 def test_the_table_says_what_to_set(capsys: pytest.CaptureFixture[str]) -> None:
