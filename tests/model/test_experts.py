@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from hamburger.engine.core.pool import lora_bytes
 from hamburger.engine.plan.plan import shape_of
 from hamburger.model.assemble import model_of
 from hamburger.model.checkpoints.hf_config import read_trunk_config
@@ -20,7 +21,6 @@ from hamburger.model.checkpoints.sources import CheckpointError, resolve_source
 from hamburger.model.config import ConfigError, ExpertsConfig, ModelConfig, layer_shapes
 from hamburger.model.layers import Expert, Experts
 from hamburger.model.linear import plain_linear, weights_of
-from hamburger.model.lora import lora_bytes
 from hamburger.model.parallel.step_shape import shard_trunk
 from lora_folders import lora_folder
 from peer import saved, with_joined_experts
