@@ -5,6 +5,7 @@ engine/build.py and engine/ranks/build.py use it.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -29,6 +30,8 @@ from hamburger.model.parallel.steps import ParallelSteps
 from hamburger.model.rotary import RotaryEmbedding
 from hamburger.model.slot_choice import SlotChoice
 from hamburger.model.steps import EagerSteps
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,13 +185,18 @@ def _kernels(args: EngineArgs, config: ModelConfig, dtype: torch.dtype, device: 
         return None
     if asked == "int8" and device.type == "cuda":  # which has kernels of its own: _int8
         return None
-    possible = device.type == "cpu" and dtype in (torch.bfloat16, torch.float32) and layers_fit(config.trunk)
+    fits = layers_fit(config.trunk)
+    possible = device.type == "cpu" and dtype in (torch.bfloat16, torch.float32) and fits
     kernels = load_kernels() if possible else None
-    if kernels is None and asked != "auto":
+    if kernels is None:
         name = str(dtype).removeprefix("torch.")
         reason = "this processor, or the package was built without a compiler" if possible else f"{name} on {device}"
-        if device.type == "cpu" and not layers_fit(config.trunk):
+        if device.type == "cpu" and not fits:
             reason = "this model's shape (widths must be multiples of 32)"
+        if asked == "auto":
+            if device.type == "cpu" and not possible:
+                logger.warning("Plain torch serves, several times slower than compiled kernels: none for %s.", reason)
+            return None
         raise ConfigError(f"quantization is {asked}, which there are no kernels for with {reason}: use none.")
     return kernels
 

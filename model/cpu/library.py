@@ -24,6 +24,7 @@ logger = logging.getLogger(__name__)
 
 InstructionSet = Literal["avx512", "avx2"]
 
+_AGAIN = "install the package again (`make setup`, or `pip install -e .`)"
 _FORMAT = 13  # of what is passed and packed; supports.cpp says the same
 GROUP = 32
 MAX_HEAD_DIM = 256
@@ -77,27 +78,31 @@ class Kernels:
 
 
 def load_kernels(instructions: InstructionSet | None = None) -> Kernels | None:
-    """The kernels for the best instruction set that this processor has, or for the one named; None where they were not
-    built, cannot run, or are of another version. Raises RuntimeError where this version's structs are not ours."""
+    """The kernels for the best instruction set that this processor has, or for the one named; None, and a warning that
+    says why, where they were not built, cannot run, or are of another version. Raises RuntimeError where this version's
+    structs are not ours."""
     spec = find_spec("hamburger.model.cpu._kernels")
     if spec is None or spec.origin is None:
+        _tell_none(f"the package was built without them; with a C++ compiler {_AGAIN}")
         return None
     try:
         library = ctypes.CDLL(spec.origin)
         if (built := library.hb_format()) != _FORMAT:
-            logger.warning(
-                "The compiled kernels (%s) are of another version of this package (%d, not %d), so plain torch serves, "
-                "several times slower: install the package again (`make setup`, or `pip install -e .`).",
-                spec.origin, built, _FORMAT,
-            )  # fmt: skip
+            _tell_none(f"{spec.origin} is of another version of this package ({built}, not {_FORMAT}); {_AGAIN}")
             return None
-    except (OSError, AttributeError):  # torch without GNU OpenMP; a file that is not our library
+    except (OSError, AttributeError) as error:  # torch without GNU OpenMP; a file that is not our library
+        _tell_none(str(error))
         return None
     check_layouts(library)
     for name in _SETS if instructions is None else (instructions,):
         if library.hb_supports(name == "avx512"):
             return Kernels(spec.origin, name)
+    _tell_none(f"this processor has none of the instructions that they need ({instructions or ', '.join(_SETS)})")
     return None
+
+
+def _tell_none(why: str) -> None:
+    logger.warning("No compiled kernels, so plain torch serves, several times slower: %s.", why)
 
 
 def layers_fit(config: TrunkConfig) -> bool:

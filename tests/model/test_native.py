@@ -285,5 +285,14 @@ def test_kernels_of_another_version_are_told_of(
 ) -> None:
     monkeypatch.setattr(library, "_FORMAT", 0)
     assert load_kernels() is None
-    assert "are of another version of this package" in caplog.text
+    assert "is of another version of this package" in caplog.text
     assert "install the package again" in caplog.text
+
+
+def test_a_package_without_kernels_is_told_of(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(library, "find_spec", lambda name: None)
+    assert load_kernels() is None
+    assert "plain torch serves, several times slower" in caplog.text
+    assert "C++ compiler" in caplog.text

@@ -53,7 +53,7 @@ def asked_for(quantization: Quantization, dtype: str = "auto") -> EngineArgs:
     return EngineArgs(quantization=quantization, dtype=dtype)
 
 
-def test_who_gets_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_gets_the_kernels(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     fits, unfit = ModelConfig(trunk=trunk_config(**WIDE)), ModelConfig(trunk=trunk_config())
     assert layers_fit(fits.trunk)
     assert not layers_fit(unfit.trunk)
@@ -66,6 +66,11 @@ def test_who_gets_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
         (fits, torch.bfloat16, torch.device("meta")),
     ):
         assert _kernels(asked_for("auto"), config, dtype, device) is None
+    # On a CPU it says what makes it slow.
+    assert [record.getMessage().rpartition("none for ")[2] for record in caplog.records] == [
+        "float16 on cpu.",
+        "this model's shape (widths must be multiples of 32).",
+    ]
     assert _kernels(asked_for("none"), fits, torch.bfloat16, CPU) is None
     assert _kernels(asked_for("auto", "float32"), fits, torch.float32, CPU) is None
     with pytest.raises(ConfigError, match=r"quantization is int4.*multiples of 32"):
