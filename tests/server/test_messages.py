@@ -147,7 +147,7 @@ async def test_a_key_comes_in_either_header(header: dict[str, str]) -> None:
         ({"max_tokens": 0}, "max_tokens", "greater"),
         ({"max_tokens": 9999}, "max_tokens", "maximum context length is 256"),
         ({"max_tokens": 9999}, "max_tokens", "and max_tokens is 9999"),
-        ({"stop_sequences": ["x"] * 200}, "stop_sequences", "stop_sequences holds 200 strings"),
+        ({"stop_sequences": ["x"] * 300}, "stop_sequences", "stop_sequences holds 300 strings"),
         ({"messages": []}, "messages", "at least 1"),
         ({"messages": [{"role": "system", "content": "x"}]}, "messages", "role"),
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages", "'image'"),
