@@ -41,7 +41,7 @@ def test_it_says_its_bounds_and_begins_at_the_upper_one(grafted: RealServer, gra
 def test_what_leaves_nothing_to_choose_is_refused_at_start(
     model: str | None, options: list[str], said: str, grafted_folder: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    small = ["--max-model-len", "64", "--kv-cache-memory", "64MiB", "--port", "0"]
+    small = ["--quantization", "none", "--max-model-len", "64", "--kv-cache-memory", "64MiB", "--port", "0"]
     auto = ["--confidence", "auto", "--target-tpot-ms", "40", *options]
     assert main(["serve", model or str(grafted_folder), *small, *auto]) == 2
     error = capfd.readouterr().err
