@@ -175,7 +175,8 @@ def _earlier(file: Path, settings: dict[str, Any]) -> Results | None:
 
 
 def _plain(value: Any) -> Any:
-    return str(value) if isinstance(value, Path) else value
+    """As results tell it: of a file its name, as they are read elsewhere."""
+    return value.name if isinstance(value, Path) else value
 
 
 def _machine(threads: int) -> dict[str, Any]:

@@ -48,7 +48,8 @@ class Loras(Protocol):
     """The adapters that a backend has loaded, by their numbers from 1. A number is never given again."""
 
     def load(self, number: int, weights: LoraWeights) -> None:
-        """Take an adapter over, in the backend's own form. Raises RuntimeError or MemoryError where memory ends."""
+        """Take an adapter over, in the backend's own form; from any thread, also while a step runs. Raises RuntimeError
+        or MemoryError where memory ends."""
 
     def unload(self, number: int) -> None:
         """Forget an adapter that no further step needs."""

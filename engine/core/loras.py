@@ -43,8 +43,9 @@ class CoreLoras:
             raise RuntimeError("a LoRA adapter was begun before the one before it had ended.")
         if len(self._loaded) >= self._max_loras:
             leaving = f", {len(self._leaving)} of them until their last requests end" if self._leaving else ""
+            remedy = "unload one" if self._loaded - self._leaving else "wait for that"
             return (
-                f"{len(self._loaded)} adapters are loaded{leaving}, and max_loras is {self._max_loras}: unload one, or "
+                f"{len(self._loaded)} adapters are loaded{leaving}, and max_loras is {self._max_loras}: {remedy}, or "
                 "raise it."
             )
         self._reading = request.number

@@ -37,7 +37,8 @@ _pointer, _int64 = ctypes.c_void_p, ctypes.c_int64
 
 
 class Kernels:
-    """The compiled functions for one instruction set, and the memory they work in. For one thread at a time.
+    """The compiled functions for one instruction set, and the memory they work in. For one thread at a time; `pack`,
+    whose memory is its own, may run in another meanwhile.
 
     clock: int64 of STAGES, to which steps add their nanoseconds; None: none are measured.
     """

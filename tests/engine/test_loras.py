@@ -86,6 +86,13 @@ def test_no_more_are_loaded_than_there_is_room_for() -> None:
     core.unload_lora(UnloadLora(3))
     assert core.load_lora(LoadLora(6, "c")) is None
     assert store.loaded == {2: "a", 6: "c"}
+    core.add(request("s", lora=6))
+    core.step()
+    core.unload_lora(UnloadLora(6))
+    assert core.load_lora(LoadLora(7, "d")) == (
+        "2 adapters are loaded, 2 of them until their last requests end, and max_loras is 2: "
+        "wait for that, or raise it."
+    )
 
 
 def test_one_that_is_unloaded_while_it_is_read_goes_as_soon_as_it_has_been() -> None:
