@@ -10,13 +10,16 @@ exactly `--output-tokens` long; whoever is not measured is stopped.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
+import selectors
+import socket
 import statistics
 import tempfile
 import time
 from collections.abc import Sequence
+from itertools import islice
 from pathlib import Path
+from typing import cast
 
 from comparison.contestants import Contestant, Server
 from comparison.roster import Setup, build_roster
@@ -73,7 +76,7 @@ def _speed(contestant: Contestant, requests: Sequence[Request], streams: int) ->
     try:
         if isinstance(contestant, Server):
             start = time.perf_counter()
-            asyncio.run(asyncio.wait_for(_ask_all(contestant, requests, streams), TIMEOUT))
+            _ask_all(contestant, requests, streams)
             seconds = time.perf_counter() - start
         else:
             answers = contestant.answer(requests, streams, None, TIMEOUT)
@@ -83,34 +86,43 @@ def _speed(contestant: Contestant, requests: Sequence[Request], streams: int) ->
     return sum(request.output_tokens for request in requests) / seconds
 
 
-async def _ask_all(server: Server, requests: Sequence[Request], streams: int) -> None:
+def _ask_all(server: Server, requests: Sequence[Request], streams: int) -> None:
+    """Without asyncio, whose client takes as long as our server. Raises RuntimeError for an answer that is not a whole
+    stream, TimeoutError where nothing comes."""
     waiting = iter(requests)
+    deadline = time.monotonic() + TIMEOUT
+    with selectors.DefaultSelector() as selector:
+        for request in islice(waiting, streams):
+            selector.register(_post(server, request), selectors.EVENT_READ, bytearray())
+        while selector.get_map():
+            for key, _ in selector.select(TIMEOUT):
+                connection, text = cast(socket.socket, key.fileobj), key.data
+                if chunk := connection.recv(1 << 16):
+                    text += chunk
+                    continue
+                selector.unregister(connection)
+                connection.close()
+                if not text.startswith(b"HTTP/1.1 200 ") or b"[DONE]" not in text[-64:]:
+                    raise RuntimeError(f"{bytes(text[:64])!r} ... {bytes(text[-64:])!r}")
+                for request in islice(waiting, 1):
+                    selector.register(_post(server, request), selectors.EVENT_READ, bytearray())
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{len(selector.get_map())} answers have not ended in {TIMEOUT:g} s")
 
-    async def seat() -> None:
-        for request in waiting:
-            body = {
-                "model": server.model, "prompt": request.prompt_ids, "max_tokens": request.output_tokens,
-                "temperature": 0, "ignore_eos": True, "stream": True,
-            }  # fmt: skip
-            await _post(server.url.removeprefix("http://"), json.dumps(body).encode())
 
-    await asyncio.gather(*(seat() for _ in range(streams)))
-
-
-async def _post(host: str, body: bytes) -> None:
-    """Raises RuntimeError for an answer that is not a whole stream."""
+def _post(server: Server, request: Request) -> socket.socket:
+    body = json.dumps(
+        {
+            "model": server.model, "prompt": request.prompt_ids, "max_tokens": request.output_tokens,
+            "temperature": 0, "ignore_eos": True, "stream": True,
+        }
+    ).encode()  # fmt: skip
+    host = server.url.removeprefix("http://")
     name, port = host.split(":")
-    reader, writer = await asyncio.open_connection(name, int(port))
+    connection = socket.create_connection((name, int(port)))
     head = f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\nConnection: close\r\n"
-    writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
-    try:
-        status, last = await reader.readline(), b""
-        while chunk := await reader.read(1 << 16):
-            last = (last + chunk)[-64:]
-    finally:
-        writer.close()
-    if b" 200 " not in status or b"[DONE]" not in last:
-        raise RuntimeError(f"{status!r} ... {last!r}")
+    connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+    return connection
 
 
 if __name__ == "__main__":

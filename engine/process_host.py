@@ -18,11 +18,12 @@ from functools import partial
 from typing import Any, Self
 
 from hamburger.engine.logs import LogFormat
+from hamburger.engine.transport.cpu_placement import CpuPlacement
 from hamburger.engine.transport.engine_process import describe_exit_code
 from hamburger.engine.transport.wire import Decoder, Encoder, Ended, Failed, FrameBuffer, Progress, WireError
 from hamburger.engine.types.config import EngineArgs
 from hamburger.engine.types.errors import HamburgerError
-from hamburger.engine.types.events import EngineStopped, Event, Message
+from hamburger.engine.types.events import EngineStopped, Event, Message, StepReport
 from hamburger.model.checkpoints.sources import CheckpointError
 from hamburger.model.config import ConfigError
 
@@ -72,7 +73,8 @@ class Worker:
 class ProcessHost:
     """An EngineHost (host.py). on_progress gets the lines that it reports while it is built.
 
-    builder, log_level and log_format are those of its worker, which start() starts unless one is given.
+    builder, log_level and log_format are those of its worker, which start() starts unless one is given. placement: one
+    for all hosts of this process.
     """
 
     def __init__(
@@ -83,11 +85,12 @@ class ProcessHost:
         log_level: str = "warning",
         log_format: LogFormat = "text",
         worker: Worker | None = None,
+        placement: CpuPlacement | None = None,
     ) -> None:
         self._args, self._on_progress = args, on_progress
         self._start_worker = partial(Worker, builder, log_level, log_format)
-        self._worker = worker
-        self._encoder = Encoder()
+        self._worker, self._placement = worker, placement or CpuPlacement()
+        self._encoder, self._decoder = Encoder(), Decoder()
         self._final_message: Failed | Ended | None = None
 
     @property
@@ -96,6 +99,7 @@ class ProcessHost:
 
     def start(self, on_event: Callable[[Event], None]) -> None:
         self._on_event = on_event
+        self._placement.go_everywhere()
         worker = self._worker or self._start_worker()
         self._process = worker.process
         self._outgoing: asyncio.Queue[bytes] = asyncio.Queue()
@@ -121,28 +125,44 @@ class ProcessHost:
         # Not by a transport: one that fails to write, or whose other side left something unread, forgets what has
         # arrived, and with it an engine's final message.
         connection.setblocking(False)
+        loop = asyncio.get_running_loop()
         writing = asyncio.create_task(_write(connection, self._outgoing), name="hamburger-to-engine")
-        decoder, received = Decoder(), FrameBuffer()
+        ended: asyncio.Future[None] = loop.create_future()
+        # Neither by a task: each step's report would wait for three rounds of the event loop.
+        loop.add_reader(connection, self._receive, connection, FrameBuffer(), ended)
         try:
-            while self._final_message is None:  # an engine that has sent its final message may not manage to exit
-                part = await asyncio.get_running_loop().sock_recv(connection, _RECEIVED_BYTES)
-                if not part:
-                    break
-                for body in received.frames(part):
-                    self._handle(decoder.value(body))
-        except ConnectionError:
-            pass
-        except WireError as error:  # nothing can be asked of it any more
-            self._final_message = Failed("error", f"its process sent what cannot be read: {error}")
-            self.abandon()
+            await ended
         finally:
+            loop.remove_reader(connection)
             writing.cancel()
             try:
                 await asyncio.wait([writing])
             finally:
                 connection.close()
+            self._placement.forget(self.pid)
             stopped = EngineStopped(await self._error())
-            asyncio.get_running_loop().call_soon(self._on_event, stopped)
+            loop.call_soon(self._on_event, stopped)
+
+    def _receive(self, connection: socket.socket, received: FrameBuffer, ended: asyncio.Future[None]) -> None:
+        """Handle what has arrived, until the final message or the connection's end; an engine that has sent its final
+        message may not manage to exit."""
+        try:
+            part = connection.recv(_RECEIVED_BYTES)
+            for body in received.frames(part):
+                if self._final_message is None:
+                    self._handle(self._decoder.value(body))
+            if part and self._final_message is None:
+                return
+        except BlockingIOError:
+            return
+        except ConnectionError:
+            pass
+        except WireError as error:  # nothing can be asked of it any more
+            self._final_message = Failed("error", f"its process sent what cannot be read: {error}")
+            self.abandon()
+        asyncio.get_running_loop().remove_reader(connection)
+        if not ended.done():
+            ended.set_result(None)
 
     def _handle(self, value: Any) -> None:
         if isinstance(value, Progress):
@@ -150,8 +170,12 @@ class ProcessHost:
         elif isinstance(value, (Failed, Ended)):
             self._final_message = value
         else:
-            # An observer that fails harms one event alone.
-            asyncio.get_running_loop().call_soon(self._on_event, value)
+            if isinstance(value, StepReport):
+                self._placement.follow(self.pid)
+            try:
+                self._on_event(value)
+            except Exception:  # what comes after this event is to be heard
+                logger.exception("What the engine told was not taken.")
 
     async def _error(self) -> BaseException | None:
         """What ended the engine; waits until its process is gone."""

@@ -226,8 +226,8 @@ class AnswerBuilder:
         self.macro_steps += bool(output.token_ids)
         self._dropped_slots = output.dropped_slots
         drafts = output.drafts
-        if drafts is not None:
-            drafts = replace(drafts, num_accepted=min(drafts.num_accepted, group.num_tokens))
+        if drafts is not None and drafts.num_accepted > group.num_tokens:
+            drafts = replace(drafts, num_accepted=group.num_tokens)
         stop_token_id = None if output.stop_token_id in self._unreported_end_ids else output.stop_token_id
         return RequestUpdate(
             text=group.text,

@@ -64,20 +64,40 @@ def main(argv: list[str]) -> int:
 
 
 class Outbox:
-    """Sends what it is given, in order, from a thread of its own: the loop never waits for the server to read."""
+    """Sends what it is given, in order and at once, so that the server works while the loop plans its next step. What
+    the socket has no room for a thread of its own sends: the loop never waits for the server to read."""
 
     def __init__(self, connection: socket.socket) -> None:
-        self._connection = connection
-        self._values: queue.SimpleQueue[object | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._send, name="hamburger-outbox", daemon=True)
+        self._connection, self._encoder = connection, Encoder()
+        self._lock = threading.Lock()
+        self._late: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._num_late = 0  # frames that wait for the thread, the one that it sends included
+        self._thread = threading.Thread(target=self._send_late, name="hamburger-outbox", daemon=True)
         self._thread.start()
 
     def put(self, value: object) -> None:
-        self._values.put(value)
+        with self._lock:
+            try:
+                frame = self._encoder.frame(value)
+            except Exception as error:  # whoever waits for this value would wait for ever
+                self._send(self._encoder.frame(Failed("error", f"{type(value).__name__} cannot be sent: {error}")))
+            else:
+                self._send(frame)
+                return
+        self.close()
+        os._exit(FAILED)
+
+    def _send(self, frame: bytes) -> None:
+        with contextlib.suppress(OSError):  # no room, or the server has gone, and so will this process
+            if not self._num_late:
+                frame = frame[self._connection.send(frame, socket.MSG_DONTWAIT) :]
+        if frame:
+            self._num_late += 1
+            self._late.put(frame)
 
     def close(self) -> None:
         """Wait until all was sent."""
-        self._values.put(None)
+        self._late.put(None)
         self._thread.join()
 
     def send_and_exit(self, failed: Failed) -> None:
@@ -86,25 +106,12 @@ class Outbox:
         self.close()
         os._exit(FAILED)
 
-    def _send(self) -> None:
-        encoder = Encoder()
-        while (value := self._values.get()) is not None:
-            parts = []
-            try:
-                parts.append(encoder.frame(value))
-                # What waits goes with it; the end waits for its own turn.
-                while not self._values.empty() and value is not None:
-                    if (value := self._values.get()) is not None:
-                        parts.append(encoder.frame(value))
-                self._connection.sendall(b"".join(parts))
-            except OSError:
-                return  # the server has gone; so will this process
-            except Exception as error:  # whoever waits for this value would wait for ever
-                failed = Failed("error", f"{type(value).__name__} cannot be sent: {error}")
-                self._connection.sendall(b"".join([*parts, encoder.frame(failed)]))
-                os._exit(FAILED)
-            if value is None:
-                return
+    def _send_late(self) -> None:
+        with contextlib.suppress(OSError):  # the server has gone; so will this process
+            while (frame := self._late.get()) is not None:
+                self._connection.sendall(frame)
+                with self._lock:
+                    self._num_late -= 1
 
 
 class Reader:

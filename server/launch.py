@@ -11,6 +11,7 @@ from pathlib import Path
 from hamburger.engine.async_engine import AsyncEngine
 from hamburger.engine.process_host import Worker
 from hamburger.engine.text.tokenizer import Tokenizer
+from hamburger.engine.transport.cpu_placement import CpuPlacement
 from hamburger.engine.types.config import EngineArgs
 from hamburger.engine.types.errors import HamburgerError
 from hamburger.model.checkpoints.sources import resolve_source
@@ -118,6 +119,7 @@ async def running_models(
     async with AsyncExitStack() as stack:
         found: list[RunningModel] = []
         metrics: ServerMetrics | None = None
+        placement = CpuPlacement()
         for model in models:
             several = len(models) > 1
             model_progress = _prefixed(progress, model.name) if several else progress
@@ -129,6 +131,7 @@ async def running_models(
                     metrics,
                     title=f"The engine of {model.name}" if several else "The engine",
                     worker=None if found else worker,
+                    placement=placement,
                 )
             except (ValueError, HamburgerError) as error:
                 raise _naming_model(model.name, error, len(models)) from error
@@ -149,14 +152,23 @@ async def launch_model(
     *,
     title: str = "The engine",
     worker: Worker | None = None,
+    placement: CpuPlacement | None = None,
 ) -> RunningModel:
     """Start the model's engine in a process of its own; whoever asked for it ends it. Raises what building it raises.
 
     metrics: its observer. title: what the log calls the engine. worker: its process, where it was started before.
+    placement: one for all engines of this process.
     """
     settings = model.settings
     supervisor = Supervisor(
-        model.args, progress, settings.engine_restarts, settings.log_level, settings.log_format, title, worker
+        model.args,
+        progress,
+        settings.engine_restarts,
+        settings.log_level,
+        settings.log_format,
+        title,
+        worker,
+        placement,
     )
     engine = await AsyncEngine.launch(supervisor.host, model.tokenizer, metrics, auto=settings.auto_confidence())
     for adapter in settings.lora:

@@ -32,6 +32,7 @@ _DRAFTERS = ("micro", "lookup", "prediction")  # a plain base has not the first
 # They begin at 0, and so do drafts: of a counter that is not there yet, Prometheus does not see the first ones come.
 _EXPECTED_FAILURES = ("400", "401", "404", "429", "500", "503")
 _TOKEN_KINDS = ("prompt", "generated")
+_MOST_UNCOUNTED = 64  # steps, and groups, that wait to be counted
 _MOST_ADAPTERS = 256  # that are told of between two scrapes, beside those that are there
 
 
@@ -55,6 +56,9 @@ class ServerMetrics:
         self._values = (model_name, engine)
         self._recent = RecentGroups(clock)
         self._used_share = 0.0
+        # Counted many at a time: beside an engine, whose weights drive all else out of the caches, one costs as ten do.
+        self._uncounted_steps: list[StepStats] = []
+        self._uncounted_gaps: list[tuple[float, int]] = []
         self._prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of finished requests.")
         self._generation_tokens = self._counter("generation_tokens", "Tokens generated.")
         self._macro_steps = self._counter("macro_steps", "Engine steps x sequences decoded in them.")
@@ -151,6 +155,8 @@ class ServerMetrics:
 
     def render(self) -> bytes:
         """The text that Prometheus scrapes. It tells once more of adapters that are gone, then never again."""
+        for model in self._models:
+            model._count()
         gone = [(model, model._update_adapters()) for model in self._models]
         text = generate_latest(self._registry)
         for model, names in gone:
@@ -196,6 +202,29 @@ class ServerMetrics:
 
     def on_step(self, stats: StepStats) -> None:
         self._used_share = stats.used_slots / stats.total_slots
+        if stats.group_sizes:
+            num_slots = stats.generated_slots - stats.dropped_slots
+            self._recent.add(sum(stats.group_sizes), num_slots, len(stats.group_sizes))
+        self._uncounted_steps.append(stats)
+        if len(self._uncounted_steps) >= _MOST_UNCOUNTED:
+            self._count()
+
+    def on_group(self, gap_seconds: float | None, num_tokens: int) -> None:
+        if gap_seconds is not None and num_tokens:
+            self._uncounted_gaps.append((gap_seconds / num_tokens, num_tokens))
+            if len(self._uncounted_gaps) >= _MOST_UNCOUNTED:
+                self._count()
+
+    def _count(self) -> None:
+        for stats in self._uncounted_steps:
+            self._count_step(stats)
+        for gap_seconds, num_tokens in self._uncounted_gaps:
+            for _ in range(num_tokens):
+                self._token_gap.observe(gap_seconds)
+        self._uncounted_steps.clear()
+        self._uncounted_gaps.clear()
+
+    def _count_step(self, stats: StepStats) -> None:
         self._preemptions.inc(stats.num_preemptions)
         self._cache_queries.inc(stats.cache_queries)
         self._cache_hits.inc(stats.cache_hits)
@@ -211,7 +240,6 @@ class ServerMetrics:
             self._generation_tokens.inc(num_tokens)
             self._generated_slots.inc(stats.generated_slots)
             self._macro_steps.inc(stats.decoded_sequences)
-            self._recent.add(num_tokens, stats.generated_slots - stats.dropped_slots, len(stats.group_sizes))
             for size in stats.group_sizes:
                 self._group_size.observe(size)
             for drafts in stats.drafts:
@@ -223,11 +251,6 @@ class ServerMetrics:
             labels = (*self._values, drafts.drafter, str(position))
             self._drafted.labels(*labels).inc()
             self._accepted.labels(*labels).inc(position <= drafts.num_accepted)
-
-    def on_group(self, gap_seconds: float | None, num_tokens: int) -> None:
-        if gap_seconds is not None:
-            for _ in range(num_tokens):
-                self._token_gap.observe(gap_seconds / num_tokens)
 
     def on_finish(
         self,

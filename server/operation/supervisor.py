@@ -10,6 +10,7 @@ from hamburger.engine.async_engine import AsyncEngine
 from hamburger.engine.health import hang_fault
 from hamburger.engine.logs import LogFormat
 from hamburger.engine.process_host import ProcessHost, Worker
+from hamburger.engine.transport.cpu_placement import CpuPlacement
 from hamburger.engine.types.config import EngineArgs
 
 logger = logging.getLogger(__name__)
@@ -21,6 +22,7 @@ class Supervisor:
     """Holds the engine's host and the restarts that are left. on_progress gets lines for people.
 
     title: what the log calls the engine. worker: the first engine's process, where it was started before.
+    placement: one for all engines of this process.
     """
 
     def __init__(
@@ -32,10 +34,11 @@ class Supervisor:
         log_format: LogFormat = "text",
         title: str = "The engine",
         worker: Worker | None = None,
+        placement: CpuPlacement | None = None,
     ) -> None:
         self._args, self._on_progress, self._restarts = args, on_progress, restarts
         self._log_level, self._log_format = log_level, log_format
-        self._title = title
+        self._title, self._placement = title, placement or CpuPlacement()
         self.host = self._new_host(worker)
 
     async def keep_alive(self, engine: AsyncEngine) -> None:
@@ -71,5 +74,10 @@ class Supervisor:
 
     def _new_host(self, worker: Worker | None = None) -> ProcessHost:
         return ProcessHost(
-            self._args, self._on_progress, log_level=self._log_level, log_format=self._log_format, worker=worker
+            self._args,
+            self._on_progress,
+            log_level=self._log_level,
+            log_format=self._log_format,
+            worker=worker,
+            placement=self._placement,
         )

@@ -16,6 +16,7 @@ from hamburger.engine.logs import LogFormat
 from hamburger.engine.process_host import ProcessHost, Worker
 from hamburger.engine.request import GenerationRequest
 from hamburger.engine.text.tokenizer import Tokenizer
+from hamburger.engine.transport.cpu_placement import CpuPlacement
 from hamburger.engine.types.config import EngineArgs
 from hamburger.engine.types.errors import EngineDead
 from hamburger.engine.types.sampling_params import SamplingParams
@@ -40,8 +41,9 @@ class Hosts:
         log_level: str,
         log_format: LogFormat,
         worker: Worker | None,
+        placement: CpuPlacement,
     ) -> ProcessHost:
-        self.made.append(ProcessHost(args, on_progress, BUILDER, log_level, log_format, worker))
+        self.made.append(ProcessHost(args, on_progress, BUILDER, log_level, log_format, worker, placement))
         return self.made[-1]
 
 

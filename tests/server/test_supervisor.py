@@ -19,6 +19,7 @@ from hamburger.engine.async_engine import AsyncEngine
 from hamburger.engine.logs import LogFormat
 from hamburger.engine.process_host import ProcessHost, Worker
 from hamburger.engine.request import GenerationRequest
+from hamburger.engine.transport.cpu_placement import CpuPlacement
 from hamburger.engine.types.config import EngineArgs
 from hamburger.engine.types.errors import EngineDead
 from hamburger.engine.types.sampling_params import SamplingParams
@@ -39,8 +40,9 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> None:
         log_level: str,
         log_format: LogFormat,
         worker: Worker | None,
+        placement: CpuPlacement,
     ) -> ProcessHost:
-        return ProcessHost(args, on_progress, BUILDER, log_level, log_format, worker)
+        return ProcessHost(args, on_progress, BUILDER, log_level, log_format, worker, placement)
 
     monkeypatch.setattr(module, "ProcessHost", host)
 
