@@ -163,19 +163,18 @@ class CpuGraft:
 
     def emit(self, hidden: Tensor, features: Sequence[Tensor], batch: ForwardBatch) -> StepOutput:
         """hidden and each of features float32 [M, D]: the groups of M rows, for a batch that it takes."""
-        rows, width = len(hidden), batch.max_group_limit
+        rows, width = hidden.shape[0], batch.max_group_limit
         tokens = torch.zeros(rows, width, dtype=torch.int64)
         sizes = torch.empty(rows, dtype=torch.int64)
         s, checks = batch.sampling, batch.checks
         if checks is None:
-            ends = s.end_ids.contiguous()
-            go_on = GoOn(batch.confidence, batch.group_limits, ends)
+            ends: Tensor | None = s.end_ids.contiguous()
+            go_on = GoOn(batch.confidence, batch.group_limits, s.end_ids)
             stops = torch.full((rows, width), float("-inf"))
             limits, thresholds = go_on.limits, go_on.thresholds
         else:  # no end token ends a run of drafts
-            ends = torch.empty(0, 0, dtype=torch.int64)
             stops = torch.zeros(rows, width)
-            limits, thresholds = batch.group_limits, batch.confidence
+            limits, thresholds, ends = batch.group_limits, batch.confidence, None
         states = pointers(features)
         choosing: Sequence[Tensor | None] = 5 * (None,)
         if s.any_sampled:
@@ -184,7 +183,7 @@ class CpuGraft:
         tensors = (limits, thresholds, ends, checks, *choosing, tokens, sizes, stops)
         addresses = (None if t is None else t.data_ptr() for t in tensors)
         emission = EmissionStruct(
-            rows, width, ends.shape[1], hidden.data_ptr(), ctypes.addressof(states), *addresses,
+            rows, width, 0 if ends is None else ends.shape[1], hidden.data_ptr(), ctypes.addressof(states), *addresses,
             self._kernels.clock_address(),
         )  # fmt: skip
         self._emit(self._reference, ctypes.byref(emission), self._working_memory(rows))

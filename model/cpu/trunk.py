@@ -31,6 +31,7 @@ class CpuTrunk:
         """trunk gives its layers up. bits: of the weights; None takes 4 for those that have no more, else 8."""
         config = trunk.config
         self._kernels, self._rotary = kernels, rotary
+        self._turns = rotary.cos, rotary.sin
         self._run = kernels.function("layers", _pointer, _pointer, ctypes.c_int, *4 * (_pointer,))
         self._memory = kernels.function("layers_memory", _pointer, *2 * (_int64,))
         self.loras = CpuLoras(kernels, config)
@@ -54,7 +55,7 @@ class CpuTrunk:
         """As Trunk.forward, in float32; the embedded states are overwritten."""
         x = embedded.x.contiguous()  # one-token groups of a batch that had room for more are a view with gaps
         at: Tensor | None = batch.positions
-        turns, local = (self._rotary.cos, self._rotary.sin), AnglesStruct()
+        turns, local = self._turns, AnglesStruct()
         if batch.text_lengths is not None:  # tables that depend on the text
             cos, sin = self._rotary(batch.positions, batch.text_lengths)
             turns, at = (cos.contiguous(), sin.contiguous()), None
@@ -65,22 +66,24 @@ class CpuTrunk:
         _, kv, scales = self._pointers(cache)
         featured = rows[: reads.num_featured]
         query_slots, context_slots, tables = _sequences(batch)
-        final = torch.empty(len(rows), x.shape[1])
-        features = [torch.empty(len(featured), x.shape[1]) for _ in self._between]
+        # shape[0], as len() of a tensor is Python's and slow; a step asks some ten times
+        num_slots, num_read, num_featured = x.shape[0], rows.shape[0], featured.shape[0]
+        final = torch.empty(num_read, x.shape[1])
+        features = [torch.empty(num_featured, x.shape[1]) for _ in self._between]
         places = (_pointer * len(cache.data))()
         for layer, states in zip(self._between, features, strict=True):
             places[layer] = states.data_ptr()
         adapted = _adapted(self._passed(embedded, batch))
         tensors = (batch.write_slots, tables, context_slots, query_slots)
         struct = BatchStruct(
-            len(x), len(query_slots), angles, *(tensor.data_ptr() for tensor in tensors),
+            num_slots, query_slots.shape[0], angles, *(tensor.data_ptr() for tensor in tensors),
             tables.shape[1], cache.block_size, 8 * cache.data[0].itemsize, ctypes.addressof(scales) if scales else None,
-            featured.data_ptr(), len(featured), ctypes.addressof(places),
-            self._norm.data_ptr(), rows.data_ptr(), len(rows), final.data_ptr(),
+            featured.data_ptr(), num_featured, ctypes.addressof(places),
+            self._norm.data_ptr(), rows.data_ptr(), num_read, final.data_ptr(),
             ctypes.addressof(adapted), len(adapted), self._kernels.clock_address(),
         )  # fmt: skip
         layers, ranks = self._layers, sum(of.rank for of in adapted)
-        memory = self._kernels.working_memory(self._memory(layers.geometry, len(x), ranks))
+        memory = self._kernels.working_memory(self._memory(layers.geometry, num_slots, ranks))
         self._run(layers.geometry, layers.structs, len(cache.data), kv, ctypes.byref(struct), x.data_ptr(), memory)
         if self._last_is_feature:
             features.append(final[: reads.num_featured])
@@ -116,13 +119,19 @@ def _adapted(passed: Sequence[tuple[Tensor, PackedAdapters]]) -> ctypes.Array[Ad
 def _sequences(batch: ForwardBatch) -> tuple[Tensor, Tensor, Tensor]:
     """New slots, slots in the cache, and block tables of each sequence, int64. Drafts, which the batch has as rows of
     their own, join their sequence: attention then reads its context once for all of them."""
-    query_slots = torch.tensor(batch.query_slots)
-    if batch.checks is None or len(batch.emit) == len(batch.query_slots) == 1:
-        return query_slots, batch.context_slots, batch.block_tables
-    followed = batch.emit[batch.checks >= 0]  # one-slot rows come first, so that slot and row are one number
-    if not len(followed):
-        return query_slots, batch.context_slots, batch.block_tables
-    is_last = torch.ones(len(query_slots), dtype=torch.bool).index_fill_(0, followed, False)
-    ends = query_slots.cumsum(0)[is_last]
-    joined = ends.diff(prepend=ends.new_zeros(1))
-    return joined, batch.context_slots[is_last], batch.block_tables[is_last]
+    # Lists: a dozen operations on short tensors take several times as long.
+    emit, checks = batch.emit.tolist(), [] if batch.checks is None else batch.checks.tolist()
+    followed = {slot for slot, check in zip(emit, checks, strict=False) if check >= 0}
+    if not followed:
+        return torch.tensor(batch.query_slots), batch.context_slots, batch.block_tables
+    joined: list[int] = []
+    last: list[int] = []
+    number = 0
+    for row, new in enumerate(batch.query_slots):
+        number += new
+        if row not in followed:  # one-slot rows come first, so that slot and row are one number
+            joined.append(number)
+            last.append(row)
+            number = 0
+    rows = torch.tensor(last)
+    return torch.tensor(joined), batch.context_slots.index_select(0, rows), batch.block_tables.index_select(0, rows)
