@@ -302,8 +302,9 @@ class _StepPlan:
         # What a slot takes of the budget: more, the more of its context attention reads.
         cost = 1.0 if self.even_context is None else 1 + sequence.num_computed_slots / self.even_context
         most = min(math.ceil(self.spare_slots / cost), sequence.num_slots_at_once)
-        num_slots = 1 if _is_decode(sequence) and not is_new else min(remaining, most)
-        if is_new or not _is_decode(sequence):
+        num_slots = 1
+        if is_new or remaining != 1:  # else one was left for it
+            num_slots = min(remaining, most)
             self.spare_slots -= min(self.spare_slots, math.ceil(num_slots * cost))
         if num_slots:
             emits = num_slots == remaining and not sequence.is_prompt_only

@@ -46,6 +46,7 @@ class Sequence:
         the same tokens, flat.
     settling: when its old tokens settle; None where they never do. num_settled: the answer's first tokens, which have.
         num_kept: slots that are left of them; which tokens they hold is each layer's and KV head's own choice.
+        num_dropped: slots that they gave back.
     proposal: drafts of what follows, by the micro-step decoder; None where there are none. drafters: who else drafts.
     lora: the number of the LoRA adapter that all of its slots pass; 0: the base's.
     num_computed_slots: slots whose KV is in the pool, or will be before any step that is launched from now on; always a
@@ -71,7 +72,7 @@ class Sequence:
         """settling: of the engine; a request may ask that all its tokens keep their slots."""
         params = request.params
         self.settling = None if params.settle is False else settling
-        self.num_settled = 0
+        self._set_settled(0)
         self._most_settled = 0  # in any of its lives
         self.is_verified = groups == "verified"
         self.proposal: Proposal | None = None
@@ -113,15 +114,6 @@ class Sequence:
         return len(self.prompt_ids) + len(self.groups) + self.awaits_group - self.num_dropped
 
     @property
-    def num_kept(self) -> int:
-        return 0 if self.settling is None else self.settling.kept_slots(self.num_settled)
-
-    @property
-    def num_dropped(self) -> int:
-        """Slots that settled tokens have given back."""
-        return self.num_settled - self.num_kept
-
-    @property
     def num_computed_outputs(self) -> int:
         """Tokens of the answer whose slots were computed; below 0 while the prompt's are not all."""
         return self.num_computed_slots + self.num_dropped - len(self.prompt_ids)
@@ -154,7 +146,7 @@ class Sequence:
         if self.settling is None or not self.settles:
             raise RuntimeError(f"{self.request_id} settles nothing now.")
         held = self.num_kept + self.settling.chunk
-        self.num_settled += self.settling.chunk
+        self._set_settled(self.num_settled + self.settling.chunk)
         self.num_computed_slots -= held - self.num_kept
         is_new = self.num_settled > self._most_settled
         self._most_settled = max(self._most_settled, self.num_settled)
@@ -162,7 +154,13 @@ class Sequence:
 
     def forget_slots(self) -> None:
         """Nothing of it is in the pool: all tokens are to be computed again."""
-        self.num_computed_slots = self.num_settled = 0
+        self.num_computed_slots = 0
+        self._set_settled(0)
+
+    def _set_settled(self, number: int) -> None:
+        self.num_settled = number
+        self.num_kept = 0 if self.settling is None else self.settling.kept_slots(number)
+        self.num_dropped = number - self.num_kept
 
     @property
     def num_output_tokens(self) -> int:
@@ -300,8 +298,8 @@ class Sequence:
         if self.is_verified:  # the slots of its tokens but the last were computed as drafts
             self.num_computed_slots += kept - 1
         kept_logprobs = None if logprobs is None else logprobs[:kept]
-        if drafts is not None:  # those behind the end were never tokens
-            drafts = replace(drafts, num_accepted=min(drafts.num_accepted, kept))
+        if drafts is not None and drafts.num_accepted > kept:  # those behind the end were never tokens
+            drafts = replace(drafts, num_accepted=kept)
         return self._output(group, stop_probs[:kept], kept_logprobs, finish_reason, stop_token_id, drafts)
 
     def _output(

@@ -26,18 +26,15 @@ class EmittingRow:
     """
 
     item: ScheduledSequence
+    sequence: Sequence
     drafts: list[int]
     check: int
-
-    @property
-    def sequence(self) -> Sequence:
-        return self.item.sequence
 
 
 def rows_of(item: ScheduledSequence) -> list[EmittingRow]:
     """The rows of a sequence that emits, in order."""
     drafts = [] if item.drafts is None else item.drafts.token_ids
-    return [EmittingRow(item, drafts[:i], check) for i, check in enumerate([*drafts, -1])]
+    return [EmittingRow(item, item.sequence, drafts[:i], check) for i, check in enumerate([*drafts, -1])]
 
 
 class RunningStep:
