@@ -228,13 +228,16 @@ class Runner:
         params = [row.sequence.params for row in rows]
         greedy = self._greedy.get(len(rows))
         if greedy is None:  # what greedy rows without log-probabilities all have: made once for each number of them
-            greedy = self._greedy[len(rows)] = empty_sampling(len(rows), self._device)
+            greedy = self._greedy[len(rows)] = replace(empty_sampling(len(rows), self._device), any_filtered=False)
+        adjustments = self._adjustments(rows)
+        is_alike = constraint is None and adjustments is None and all(p.is_greedy and p.logprobs is None for p in params)
+        if is_alike and self._verifies:  # no end token ends a run of drafts, and no noise depends on its place
+            return greedy
         batch = replace(
             greedy,
             output_index=self._ints([row.sequence.num_output_tokens + len(row.drafts) for row in rows]),
             end_ids=self._padded([row.sequence.sorted_end_ids for row in rows], -1),
-            any_filtered=False,
-            adjustments=self._adjustments(rows),
+            adjustments=adjustments,
             constraint=constraint,
         )
         if any(not p.is_greedy for p in params):
