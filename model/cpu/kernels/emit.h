@@ -28,7 +28,7 @@ inline int64_t emit_memory(const Graft& graft, int64_t rows) {
   const Geometry& g = graft.geometry;
   const int64_t context = graft.fused ? g.hidden : graft.features * g.hidden;
   const int64_t kv = 2 * static_cast<int64_t>(graft.count) * graft.positions * g.kv_heads * g.head_dim;
-  return lay_out(graft, rows, nullptr, &s) + rows * (context + kv + padded_outputs(graft.head.weight)) * 4;
+  return lay_out(graft, rows, nullptr, &s) + rows * (context + kv + padded_outputs(graft.head.weight) / kLanes * (kLanes + 1)) * 4;
 }
 
 inline void emit(const Graft& graft, const Emission& e, uint8_t* memory) {
@@ -41,7 +41,7 @@ inline void emit(const Graft& graft, const Emission& e, uint8_t* memory) {
     layer = at;
     at += 2 * e.rows * graft.positions * g.kv_heads * g.head_dim;
   }
-  float* const logits = at;
+  float *const logits = at, *const bounds = at + e.rows * padded_outputs(graft.head.weight);
   Going going;
   going.rows.resize(e.rows);
   for (int64_t row = 0; row < e.rows; row++) going.rows[row] = row;
@@ -76,7 +76,7 @@ inline void emit(const Graft& graft, const Emission& e, uint8_t* memory) {
       const Head& head = index == 0 ? graft.head : graft.micro_head;
       const bool is_draft = e.checks && index > 0;
       if (e.temperatures && !is_draft) choose_stages(e, head.weight, s.state, index, logits, going, drawing, share);
-      else multiply_best(head, s.state, rows, logits, going.best.data(), e.rows, is_draft, share);
+      else multiply_best(head, s.state, rows, logits, bounds, going.best.data(), e.rows, is_draft, share);
       if (graft.count && !e.checks) stop_stages(graft, rows, going.stops.data(), s, share);
 #pragma omp barrier
 #pragma omp single

@@ -62,41 +62,65 @@ struct Best {
   float high, total;  // where it is asked: the largest coarse logit, and the sum of exp(logit - that of all threads)
 };
 
+// Floats that stay in a core's cache while they are looked at.
+constexpr int64_t kNearFloats = 32 * 1024;
+
 // The best of this thread's outputs of each row -> best[thread * stride + row], the first where several are. By all threads.
-// logits: [rows, padded outputs], to work in. sums: whether `high` and `total` are asked.
-inline void multiply_best(const Head& head, const Inputs& x, int64_t rows, float* logits, Best* best, int64_t stride, bool sums,
-                          const Share& share) {
+// logits: [rows, padded outputs] and bounds: [rows, blocks], to work in. sums: whether `high` and `total` are asked.
+inline void multiply_best(const Head& head, const Inputs& x, int64_t rows, float* logits, float* bounds, Best* best, int64_t stride,
+                          bool sums, const Share& share) {
   constexpr float lowest = -std::numeric_limits<float>::infinity();
   const Weight& w = head.weight;
-  const int64_t width = padded_outputs(w);
-  const auto [first, last] = share.of(width / kLanes);
-  const Output out = {logits, width, false};
-  multiply_blocks<4>(head.coarse, first, last, x, rows, out);
+  const int64_t width = padded_outputs(w), blocks = width / kLanes;
+  const auto [first, last] = share.of(blocks);
+  // Some blocks at a time, whose logits are looked at while they are near. All are kept only where they are summed.
+  const int64_t held = std::max<int64_t>(kNearFloats / (rows * kLanes), kBlocksAtOnce) / kBlocksAtOnce * kBlocksAtOnce;
+  const int64_t some = std::min(held, last - first);
+  std::vector<float> lanes(rows * 3 * kLanes), by(rows);
+  for (int64_t row = 0; row < rows; row++) {
+    by[row] = slack(x, row);
+    float* const of_row = lanes.data() + row * 3 * kLanes;
+    store(of_row, set1(lowest));
+    store(of_row + kLanes, set1(static_cast<float>(first)));
+    store(of_row + 2 * kLanes, set1(lowest));
+  }
+  for (int64_t begin = first; begin < last; begin += some) {
+    const int64_t end = std::min(begin + some, last);
+    const Output out = sums ? Output{logits, width, false}
+                            : Output{logits + rows * first * kLanes, some * kLanes, false, begin * kLanes};
+    multiply_blocks<4>(head.coarse, begin, end, x, rows, out);
+    for (int64_t row = 0; row < rows; row++) {
+      float* const y = out.y + row * out.stride - out.first;
+      if (end * kLanes > w.outputs) std::fill(y + w.outputs, y + width, lowest);
+      float* const of_row = lanes.data() + row * 3 * kLanes;
+      F least = load(of_row), of = load(of_row + kLanes), high = load(of_row + 2 * kLanes);
+      const F slack_of_row = set1(by[row]);
+      for (int64_t block = begin; block < end; block++) {
+        const F coarse = load(y + block * kLanes), off = load(head.errors + block * kLanes) * slack_of_row, here = coarse - off;
+        of = if_negative(least - here, set1(static_cast<float>(block)), of);
+        least = max(least, here);
+        high = max(high, coarse);
+        bounds[row * blocks + block] = largest(coarse + off);
+      }
+      store(of_row, least);
+      store(of_row + kLanes, of);
+      store(of_row + 2 * kLanes, high);
+    }
+  }
   Best* const mine = best + share.thread * stride;
   const auto look = [&](int64_t row, int64_t block) {
-    float* const y = logits + row * width;
+    float y[kLanes];
+    store(y, set1(lowest));
     Best& b = mine[row];
-    multiply_block<8, 1>(w, block, x, row, out);
-    if ((block + 1) * kLanes > w.outputs) std::fill(y + w.outputs, y + width, lowest);
-    for (int64_t j = block * kLanes; j < std::min<int64_t>((block + 1) * kLanes, w.outputs); j++)
-      if (y[j] > b.value || (y[j] == b.value && j < b.output)) b.value = y[j], b.output = j;
+    multiply_block<8, 1>(w, block, x, row, {y, 0, false, block * kLanes});
+    for (int64_t j = 0; j < std::min<int64_t>(kLanes, w.outputs - block * kLanes); j++)
+      if (y[j] > b.value || (y[j] == b.value && block * kLanes + j < b.output)) b.value = y[j], b.output = block * kLanes + j;
+    if (sums) store(logits + row * width + block * kLanes, load(y));
   };
   for (int64_t row = 0; row < rows; row++) {
-    float* const y = logits + row * width;
-    if (last * kLanes > w.outputs) std::fill(y + w.outputs, y + width, lowest);
-    const F by = set1(slack(x, row));
-    F least = set1(lowest), of = set1(static_cast<float>(first)), high = set1(lowest);
-    for (int64_t block = first; block < last; block++) {
-      const F coarse = load(y + block * kLanes), here = coarse - load(head.errors + block * kLanes) * by;
-      of = if_negative(least - here, set1(static_cast<float>(block)), of);
-      least = max(least, here);
-      high = max(high, coarse);
-    }
-    float blocks[kLanes], values[kLanes];
-    store(blocks, of);
-    store(values, least);
-    const int64_t block = static_cast<int64_t>(blocks[std::max_element(values, values + kLanes) - values]);
-    mine[row] = {lowest, 0, largest(least), block, largest(high), 0};
+    const float *const values = lanes.data() + row * 3 * kLanes, *const of = values + kLanes;
+    const int64_t block = static_cast<int64_t>(of[std::max_element(values, values + kLanes) - values]);
+    mine[row] = {lowest, 0, largest(load(values)), block, largest(load(of + kLanes)), 0};
     // What it is in 8 bits leaves fewer open than its 4 bits do.
     if (first < last) look(row, block);
     mine[row].least = std::max(mine[row].least, mine[row].value);
@@ -104,7 +128,6 @@ inline void multiply_best(const Head& head, const Inputs& x, int64_t rows, float
 #pragma omp barrier
   for (int64_t row = 0; row < rows; row++) {
     const float* const y = logits + row * width;
-    const F by = set1(slack(x, row));
     float least = mine[row].least, high = mine[row].high;
     for (int t = 0; t < share.threads; t++) {
       least = std::max(least, best[t * stride + row].least);
@@ -114,8 +137,7 @@ inline void multiply_best(const Head& head, const Inputs& x, int64_t rows, float
     for (int64_t block = first; block < last; block++) {
       const float* const here = y + block * kLanes;
       const bool is_near = sums && largest(load(here)) >= high - kNear;
-      const bool is_open = largest(fma(load(head.errors + block * kLanes), by, load(here))) >= least;
-      if ((is_near || is_open) && block != mine[row].block) {
+      if ((is_near || bounds[row * blocks + block] >= least) && block != mine[row].block) {
         look(row, block);
         least = std::max(least, mine[row].value);
       }
