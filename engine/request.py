@@ -227,7 +227,7 @@ class AnswerBuilder:
         self._dropped_slots = output.dropped_slots
         drafts = output.drafts
         if drafts is not None and drafts.num_accepted > group.num_tokens:
-            drafts = replace(drafts, num_accepted=group.num_tokens)
+            drafts = drafts._replace(num_accepted=group.num_tokens)
         stop_token_id = None if output.stop_token_id in self._unreported_end_ids else output.stop_token_id
         return RequestUpdate(
             text=group.text,

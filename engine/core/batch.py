@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from hamburger.engine.core.sequence import Sequence
 from hamburger.engine.drafting.proposal import Proposal
 from hamburger.engine.types.messages import TokenLogprobs
 
 
-@dataclass(frozen=True, slots=True)
-class ScheduledSequence:
+class ScheduledSequence(NamedTuple):
     """Compute the slots [num_computed_slots, num_computed_slots + num_slots) of a sequence; its blocks cover them.
 
     emits: the last of them is the sequence's last slot and it may have more tokens, so the macro-step emits a group.
@@ -72,8 +71,7 @@ class SettlingChunk:
     moves: list[tuple[int, int]]
 
 
-@dataclass(frozen=True, slots=True)
-class GroupResult:
+class GroupResult(NamedTuple):
     """One emitted group, untrimmed: 1 to max_group tokens, with one entry a token in each list.
 
     stop_probs[i] = sigmoid(stop logit) after token i. logprobs: None unless the request asks for them.

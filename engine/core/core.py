@@ -13,6 +13,7 @@ from hamburger.engine.core.loras import CoreLoras
 from hamburger.engine.core.scheduler import Scheduler
 from hamburger.engine.core.sequence import Sequence
 from hamburger.engine.drafting.policy import DraftPolicy
+from hamburger.engine.drafting.proposal import Proposal
 from hamburger.engine.text.grammar import Grammars
 from hamburger.engine.text.token_rules import TokenMatcher, with_rules
 from hamburger.engine.types.config import EngineConfig
@@ -198,7 +199,8 @@ class EngineCore:
             num_prompt_slots -= item.emits and end > len(sequence.prompt_ids)
             if not self._scheduler.holds(sequence):
                 continue
-            sequence.score(result.prompt_logprobs.get(sequence.request_id, ()))
+            if sequence.prompt_logprobs is not None:
+                sequence.score(result.prompt_logprobs.get(sequence.request_id, ()))
             if not sequence.is_verified:  # else what counts of it is known below
                 self._scheduler.blocks.mark_computed(sequence, end)
             if sequence.is_prompt_only and end == sequence.num_slots:
@@ -207,13 +209,14 @@ class EngineCore:
                 if sequence.is_verified:
                     self._scheduler.blocks.mark_computed(sequence, end)
                 continue
-            if sequence.is_verified:
+            if sequence.is_verified and sequence.matcher is not None:
                 self._forget_drafts(sequence, group.token_ids)
-            drafts = self._checked(item, group)
+            drafts = None if item.drafts is None else self._checked(item, item.drafts, group)
             output = sequence.accept(group.token_ids, group.stop_probs, group.logprobs, drafts)
             self._scheduler.count(sequence, len(output.token_ids))
             if sequence.is_verified:
-                self._scheduler.confirm(sequence)
+                if item.drafts is not None:
+                    self._scheduler.confirm(sequence)
                 self._scheduler.blocks.mark_computed(sequence, sequence.num_computed_slots)
                 self._take_drafts(sequence, output, group)
             if sequence.matcher is not None and (error := sequence.matcher.error) is not None:
@@ -234,11 +237,8 @@ class EngineCore:
         checked = [output.drafts for output in outputs if output.drafts is not None]
         return StepOutputs(outputs, failures, self._stats(batch, num_prompt_slots, group_sizes, seconds, checked))
 
-    def _checked(self, item: ScheduledSequence, group: GroupResult) -> CheckedDrafts | None:
+    def _checked(self, item: ScheduledSequence, drafts: Proposal, group: GroupResult) -> CheckedDrafts:
         """What came of the drafts that a step checked. All but the last token of a group are drafts."""
-        drafts = item.drafts
-        if drafts is None:
-            return None
         num_accepted = len(group.token_ids) - 1
         sequence, number = item.sequence, len(drafts.token_ids)
         if self._policy is not None and drafts.drafter == "micro" and sequence.proposal is not None:

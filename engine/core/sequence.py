@@ -22,7 +22,6 @@ import math
 from array import array
 from collections.abc import Collection
 from collections.abc import Sequence as SequenceOf
-from dataclasses import replace
 from hashlib import blake2b
 
 from hamburger.engine.drafting.answer_drafts import AnswerDrafts
@@ -299,7 +298,7 @@ class Sequence:
             self.num_computed_slots += kept - 1
         kept_logprobs = None if logprobs is None else logprobs[:kept]
         if drafts is not None and drafts.num_accepted > kept:  # those behind the end were never tokens
-            drafts = replace(drafts, num_accepted=kept)
+            drafts = drafts._replace(num_accepted=kept)
         return self._output(group, stop_probs[:kept], kept_logprobs, finish_reason, stop_token_id, drafts)
 
     def _output(

@@ -230,7 +230,9 @@ class Runner:
         if greedy is None:  # what greedy rows without log-probabilities all have: made once for each number of them
             greedy = self._greedy[len(rows)] = replace(empty_sampling(len(rows), self._device), any_filtered=False)
         adjustments = self._adjustments(rows)
-        is_alike = constraint is None and adjustments is None and all(p.is_greedy and p.logprobs is None for p in params)
+        is_alike = (
+            constraint is None and adjustments is None and all(p.is_greedy and p.logprobs is None for p in params)
+        )
         if is_alike and self._verifies:  # no end token ends a run of drafts, and no noise depends on its place
             return greedy
         batch = replace(

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import islice
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -17,8 +17,7 @@ from hamburger.model.device.overlapped import StepTail
 from hamburger.model.device.transfer import Download
 
 
-@dataclass(frozen=True, slots=True)
-class EmittingRow:
+class EmittingRow(NamedTuple):
     """A row of the batch that emits: a sequence's last slot, or, with verified groups, one of its drafts.
 
     drafts: what the sequence is fed between its newest token and this row's choice. check: the draft behind them, which

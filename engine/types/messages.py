@@ -6,7 +6,7 @@ wire.py carries exactly these between processes; nothing else is shared.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from hamburger.engine.types.sampling_params import SamplingParams
 
@@ -76,8 +76,7 @@ class TokenLogprobs:
     rank: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class CheckedDrafts:
+class CheckedDrafts(NamedTuple):
     """The drafts that one macro-step checked for a sequence, at least one.
 
     drafter: who made them: `micro` (the micro-step decoder), `lookup` or `prediction`. chances[i]: that draft i is
@@ -90,8 +89,7 @@ class CheckedDrafts:
     num_accepted: int
 
 
-@dataclass(frozen=True, slots=True)
-class GroupOutput:
+class GroupOutput(NamedTuple):
     """From the core: one trimmed group. `token_ids` holds 1 to max_group tokens; none where max_tokens is 0.
 
     stop_probs[i] = sigmoid(stop logit) after token i; a plain base model has no stop head and gives 1.0.

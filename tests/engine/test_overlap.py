@@ -310,7 +310,7 @@ def play(scenario: int, *, overlap: bool) -> tuple[dict[str, list[GroupOutput | 
         seen["preemptions"] += stats(step).num_preemptions
         seen["launched ahead" if runner.num_steps > num_steps else "waited for"] += 1
         for output in step.outputs:
-            answers.setdefault(output.request_id, []).append(replace(output, scheduled_time=0.0, cached_slots=0))
+            answers.setdefault(output.request_id, []).append(output._replace(scheduled_time=0.0, cached_slots=0))
             seen[output.finish_reason or "goes on"] += 1
         for failure in step.failures:
             answers.setdefault(failure.request_id, []).append(failure)
