@@ -146,7 +146,7 @@ class Scheduler:
         num_emitting = sum(item.emits for item in scheduled)
         in_parts = any(item.emits and item.sequence.needs_logits for item in scheduled)
         plan = policy.plan(num_emitting, num_slots - num_emitting, in_parts=in_parts)
-        are_asked, looks = policy.begin_step(plan)
+        are_asked, looks = policy.begin_step(plan, num_emitting)
         if not plan.max_drafts and not are_asked and not any(item.sequence.proposal for item in scheduled):
             return scheduled
         offered = [self._offered(item, policy, plan.least, looks) for item in scheduled]

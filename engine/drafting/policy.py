@@ -21,7 +21,7 @@ from hamburger.engine.drafting.proposal import Proposal
 _STEPS_A_PLAN = 32
 _WITHOUT = 16  # the step of a plan that makes no drafts, so that it stays known what such steps take
 _GAIN = 1.02  # least that drafts must be expected to bring: less may as well be a loss
-_LOOKS = 8  # steps, in one of which drafters are asked whose drafts did not pay
+_LOOKS = 8  # steps, or as many as answers, in one of which drafters are asked whose drafts did not pay
 _VAIN = 16  # steps without a draft, after which nobody is asked in the others, if drafts are dear
 _DEAR = 0.5  # the chance that a draft must have then, or more
 _LENIENT = 0.7  # a chance so much below what pays may still be worth a look, as chances vary
@@ -102,11 +102,11 @@ class DraftPolicy:
             chosen[index] += 1
         return chosen
 
-    def begin_step(self, plan: DraftPlan) -> tuple[bool, bool]:
+    def begin_step(self, plan: DraftPlan, num_emitting: int = 1) -> tuple[bool, bool]:
         """Whether the answers' drafters are asked in this step, and whether those are too whose drafts did not pay."""
         self._num_asked += 1
         self._num_vain += 1
-        looks = self._num_asked % _LOOKS == 0
+        looks = self._num_asked % max(_LOOKS, num_emitting) == 0
         return looks or self._num_vain <= _VAIN or plan.least < _DEAR, looks
 
     def plan(self, num_emitting: int, other_rows: int = 0, *, in_parts: bool = False) -> DraftPlan:

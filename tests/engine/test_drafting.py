@@ -209,6 +209,8 @@ def test_drafters_are_left_alone_while_nothing_pays() -> None:
     assert [i % 8 == 7 for i in range(160)] == [looks for _, looks in asked]
     assert all(are_asked for are_asked, _ in asked[:16])
     assert [are_asked for are_asked, _ in asked[16:]] == [looks for _, looks in asked[16:]]
+    looks = [policy.begin_step(dear, 40)[1] for _ in range(80)]  # of many answers, for which it takes as much longer
+    assert [i for i, look in enumerate(looks) if look] == [39, 79]
     assert policy.begin_step(DraftPlan(0, 1.0, least=0.1))[0]  # a draft may bring much
     assert not policy.begin_step(dear)[0]
     assert policy.choose(1, 1, [proposal(1.0)], [0.0]) == [1]
