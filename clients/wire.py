@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import ssl
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -101,7 +102,10 @@ class StreamDecoder:
 
 
 def client_options(url: str, api_key: str | None, timeout: float) -> dict[str, Any]:
-    """Keyword arguments for httpx.Client or httpx.AsyncClient. `timeout`: the longest silence, in seconds."""
+    """Keyword arguments for httpx.Client or httpx.AsyncClient. `timeout`: the longest silence, in seconds.
+
+    Raises ValueError where SSL_CERT_FILE or SSL_CERT_DIR, which HTTPS needs, cannot be read.
+    """
     key = api_key or os.environ.get(API_KEY_VARIABLE, "").split(",")[0].strip()  # a server's list of keys: any will do
     headers = {"Accept-Encoding": "identity"}  # compressed events would wait in a buffer
     if key:
@@ -112,7 +116,17 @@ def client_options(url: str, api_key: str | None, timeout: float) -> dict[str, A
         "timeout": httpx.Timeout(timeout, connect=min(timeout, 10.0)),
         "limits": httpx.Limits(max_connections=None, max_keepalive_connections=None),
         "trust_env": httpx.URL(url).host not in _LOOPBACK_HOSTS,  # a proxy cannot reach this machine's loopback
+        # SSL_CERT_FILE counts there all the same: it is where a server has a certificate that it signed itself.
+        "verify": _trusted() if httpx.URL(url).scheme == "https" else True,
     }
+
+
+def _trusted() -> ssl.SSLContext:
+    try:
+        return httpx.create_ssl_context()
+    except OSError as error:
+        named = " or ".join(name for name in ("SSL_CERT_FILE", "SSL_CERT_DIR") if os.environ.get(name))
+        raise ValueError(f"{named} names no certificates that can be read ({error}): mend it, or unset it.") from error
 
 
 def first_model(client: httpx.Client) -> str:
@@ -162,6 +176,14 @@ def response_error(response: httpx.Response) -> RequestError:
 def transport_error(error: httpx.HTTPError, url: httpx.URL) -> RequestError:
     """A failure below HTTP as a RequestError."""
     root = str(url).rstrip("/")
+    fault = _tls_fault(error)
+    if isinstance(fault, ssl.SSLCertVerificationError):
+        return RequestError(
+            f"the certificate of {root} is not trusted ({fault.verify_message})",
+            "Name its file, or that of who signed it, in the environment variable SSL_CERT_FILE.",
+        )
+    if fault is not None:
+        return RequestError(f"no HTTPS with {root} ({fault.reason})", "Is its --url one that begins with http://?")
     if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
         return RequestError(
             f"cannot connect to {root}", "Is the server running? Start one with `hamburger serve`, or give its --url."
@@ -169,6 +191,13 @@ def transport_error(error: httpx.HTTPError, url: httpx.URL) -> RequestError:
     if isinstance(error, httpx.TimeoutException):
         return RequestError(f"{root} fell silent for too long ({type(error).__name__})")
     return RequestError(f"the connection to {root} failed ({type(error).__name__})")
+
+
+def _tls_fault(error: BaseException | None) -> ssl.SSLError | None:
+    """What a failure is of; httpx tells of a certificate and of a closed port alike."""
+    while error is not None and not isinstance(error, ssl.SSLError):
+        error = error.__cause__ or error.__context__
+    return error
 
 
 def _parse_event(payload: bytes) -> StreamEvent:

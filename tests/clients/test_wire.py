@@ -8,8 +8,8 @@ import httpx
 import pytest
 
 from hamburger.clients.arguments import list_of, positive, server_url, unit_interval, whole
-from hamburger.clients.wire import RequestError, StreamDecoder, Usage, client_options, response_error
-from scripted_server import drafting_stream, hamburger_stream, plain_stream, sse
+from hamburger.clients.wire import RequestError, StreamDecoder, Usage, client_options, first_model, response_error
+from scripted_server import ScriptedServer, drafting_stream, hamburger_stream, plain_stream, sse
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 10_000])
@@ -112,6 +112,13 @@ def test_only_a_loopback_address_goes_around_the_proxies(monkeypatch: pytest.Mon
     assert remote["trust_env"] is True
     assert remote["headers"]["Authorization"] == "Bearer from-env"
     assert client_options("https://example.org", "given", 1)["headers"]["Authorization"] == "Bearer given"
+
+
+def test_https_with_a_server_that_speaks_http_says_so(server: ScriptedServer) -> None:
+    url = server.url.replace("http://", "https://")
+    told = pytest.raises(RequestError, match=r"no HTTPS with https://.*begins with http://")
+    with httpx.Client(**client_options(url, None, 10)) as client, told:
+        first_model(client)
 
 
 def test_drafts_of_a_group_and_macro_steps_are_read() -> None:

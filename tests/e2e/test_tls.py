@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import ssl
 import subprocess
 import sys
@@ -26,6 +27,23 @@ def test_https(grafted_folder: Path) -> None:
         answer = httpx.post(f"{server.url}/v1/completions", json=body, verify=trusted, timeout=60)
         assert answer.json()["usage"]["completion_tokens"] == 3
         assert server.url in server.log()  # the greeting's curl line
+        heard = _chat(server.url, SSL_CERT_FILE=str(cert))
+        assert (heard.returncode, heard.stdout.strip() != "") == (0, True), heard.stderr
+        refused = _chat(server.url)
+        assert refused.returncode == 1
+        assert f"the certificate of {server.url} is not trusted" in refused.stderr
+        assert "SSL_CERT_FILE" in refused.stderr
+        misnamed = _chat(server.url, SSL_CERT_FILE="/none.pem")
+        assert misnamed.returncode == 2
+        assert misnamed.stderr.startswith("hamburger: SSL_CERT_FILE names no certificates")
+
+
+def _chat(url: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    env = {name: value for name, value in os.environ.items() if not name.startswith("SSL_CERT_")} | variables
+    return subprocess.run(
+        [HAMBURGER, "chat", "--url", url, "--max-tokens", "8"],
+        input="Hi\n", capture_output=True, text=True, timeout=60, env=env,
+    )  # fmt: skip
 
 
 def test_a_certificate_that_cannot_be_used_is_one_line(tmp_path: Path) -> None:
