@@ -133,7 +133,12 @@ def add_error_handlers(
         return respond(request.scope, ApiError(error.status_code, message, headers=error.headers))
 
     async def invalid(request: Request, error: Exception) -> JSONResponse:
-        return respond(request.scope, ApiError(400, str(error)))
+        """A parameter of the address; bodies are read elsewhere (request_body.py)."""
+        if not isinstance(error, RequestValidationError):
+            raise error
+        first = error.errors()[0]
+        name = str(first["loc"][-1])
+        return respond(request.scope, ApiError(400, f"{name}: {first['msg']}.", param=name))
 
     app.add_exception_handler(ApiError, known)
     app.add_exception_handler(HamburgerError, known)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Query, Request
 from fastapi.responses import JSONResponse, Response
 
-from hamburger.engine.types.errors import HamburgerError, InvalidRequest
+from hamburger.engine.types.errors import HamburgerError, InvalidRequest, shown
 from hamburger.server.api.answering import Answering, Answers
 from hamburger.server.api.auth import key_of
 from hamburger.server.api.errors import ApiError, to_api_error
@@ -76,17 +76,37 @@ def response_routes(answering: Answering, store: ResponseStore) -> APIRouter:
         return generation
 
     @router.get("/v1/responses/{response_id}")
-    async def retrieve(request: Request, response_id: str) -> dict[str, Any]:
+    async def retrieve(request: Request, response_id: str, stream: bool = False) -> dict[str, Any]:
         """A stored response, as it is now."""
+        if stream:
+            message = (
+                "A stored response is not streamed: leave stream out, and ask again until it is no more in_progress."
+            )
+            raise InvalidRequest(message, "stream")
         return store.get(response_id, key_of(request)).response
 
     @router.get("/v1/responses/{response_id}/input_items")
-    async def input_items(request: Request, response_id: str) -> dict[str, Any]:
-        """What it was asked."""
+    async def input_items(
+        request: Request,
+        response_id: str,
+        limit: Annotated[int, Query(ge=1, le=100)] = 20,
+        order: Literal["asc", "desc"] = "desc",
+        after: str | None = None,
+    ) -> dict[str, Any]:
+        """What it was asked, the last item first unless `order` is asc; `after`: the id of the last item of a page."""
         items = store.get(response_id, key_of(request)).items
         data = [{"id": f"item_{number}", **item} for number, item in enumerate(items)]
-        ends = [item["id"] for item in data]
-        return {"object": "list", "data": data, "first_id": ends[0], "last_id": ends[-1], "has_more": False}
+        if order == "desc":
+            data.reverse()
+        ids = [item["id"] for item in data]
+        if after is not None and after not in ids:
+            raise InvalidRequest(f"after is {shown(after)}, which is no item of this response.", "after")
+        first = 0 if after is None else ids.index(after) + 1
+        page = ids[first : first + limit]
+        ends = {"first_id": page[0] if page else None, "last_id": page[-1] if page else None}
+        return {
+            "object": "list", "data": data[first : first + limit], **ends, "has_more": first + limit < len(data),
+        }  # fmt: skip
 
     @router.delete("/v1/responses/{response_id}")
     async def delete(request: Request, response_id: str) -> dict[str, Any]:

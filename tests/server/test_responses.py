@@ -164,6 +164,30 @@ async def test_responses_are_stored_gone_on_with_and_forgotten() -> None:
         assert (await api.responses.retrieve(streamed.id)).output_text == TEXT
 
 
+async def test_input_items_come_in_pages_the_last_first() -> None:
+    async with client() as (api, server):
+        said = [str(number) for number in range(25)]
+        asked: Any = [{"role": "user", "content": text} for text in said]
+        response = await api.responses.create(model=MODEL, input=asked)
+
+        async def listed(**query: Any) -> list[str]:
+            pages = api.responses.input_items.list(response.id, **query)
+            return [item.to_dict()["content"][0]["text"] async for item in pages]  # type: ignore[index]
+
+        assert await listed() == said[::-1]
+        assert await listed(order="asc", limit=7) == said
+        page = await api.responses.input_items.list(response.id)
+        assert (len(page.data), page.has_more) == (20, True)
+        assert await listed(order="asc", after="item_22") == said[23:]
+        for query, param in (({"limit": 0}, "limit"), ({"order": "up"}, "order"), ({"after": "item_25"}, "after")):
+            told = await server.client.get(f"{RESPONSES}/{response.id}/input_items", params=query)
+            assert told.status_code == 400
+            assert error_of(told)["param"] == param
+        with pytest.raises(openai.BadRequestError, match="not streamed"):
+            await api.responses.retrieve(response.id, stream=True)
+        assert (await api.responses.retrieve(response.id, stream=False)).id == response.id
+
+
 async def test_a_response_is_its_own_clients_only() -> None:
     async with client(api_key="one", settings={"api_key": "one,two"}) as (api, _):
         mine = await api.responses.create(model=MODEL, input="Hi")
