@@ -165,17 +165,18 @@ class ProcessHost:
             ended.set_result(None)
 
     def _handle(self, value: Any) -> None:
-        if isinstance(value, Progress):
-            self._on_progress(value.line)
-        elif isinstance(value, (Failed, Ended)):
+        if isinstance(value, (Failed, Ended)):
             self._final_message = value
-        else:
+            return
+        try:
+            if isinstance(value, Progress):
+                self._on_progress(value.line)
+                return
             if isinstance(value, StepReport):
                 self._placement.follow(self.pid)
-            try:
-                self._on_event(value)
-            except Exception:  # what comes after this event is to be heard
-                logger.exception("What the engine told was not taken.")
+            self._on_event(value)
+        except Exception:  # what comes after it is to be heard; nor may it seem to be the connection's end
+            logger.exception("What the engine told was not taken.")
 
     async def _error(self) -> BaseException | None:
         """What ended the engine; waits until its process is gone."""

@@ -21,6 +21,7 @@ from fakes import ByteTokenizer
 from hamburger.engine.async_engine import AsyncEngine
 from hamburger.engine.process_host import EngineProcessError, ProcessHost, Worker
 from hamburger.engine.request import GenerationRequest
+from hamburger.engine.types.config import EngineArgs
 from hamburger.engine.types.errors import EngineDead, EngineDraining
 from hamburger.engine.types.sampling_params import SamplingParams
 from hamburger.model.checkpoints.sources import CheckpointError
@@ -111,6 +112,19 @@ async def test_a_failing_build_raises_in_launch(name: str, kind: type[Exception]
     with pytest.raises(kind, match=message):
         await AsyncEngine.launch(host := host_of(name), ByteTokenizer())
     await gone(host.pid)
+
+
+@pytest.mark.parametrize("error", [ValueError("no letter for it"), BrokenPipeError("nobody reads")])
+async def test_progress_that_nobody_can_tell_stops_no_engine(error: Exception) -> None:
+    lines: list[str] = []
+
+    def tell(line: str) -> None:
+        lines.append(line)
+        raise error
+
+    async with asyncio.timeout(30), engine_of(ProcessHost(EngineArgs(model="slow"), tell, BUILDER)) as engine:
+        await anext(aiter(engine.submit(endless(1))[0]))
+    assert lines == ["building slow"]
 
 
 async def test_a_cancelled_launch_ends_the_process() -> None:
