@@ -56,6 +56,8 @@ class ResponsesReply(RetoldReply):
         for call in calls:
             function = call["function"]
             self._output.append(self._call(call["id"], function["name"], function["arguments"]))
+        for item in self._output[:-1]:  # only the last one can be cut
+            item["status"] = "completed"
         return self._kept()
 
     def events(self, index: int, update: RequestUpdate) -> bytes:

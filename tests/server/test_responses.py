@@ -142,6 +142,20 @@ async def test_calls_and_what_they_gave() -> None:
     assert events[-3].type == "response.function_call_arguments.done"
 
 
+async def test_of_several_calls_only_the_last_one_is_cut() -> None:
+    """Also in a whole answer: a call that is there from beginning to end may be carried out."""
+    calls = f'[{{"name": "get_weather", "arguments": {CALL}}}, {{"name": "get_weather", "arguments": {{"ci'
+    async with client(split(calls, *[5] * 20)) as (_, server):
+        tool = {**WEATHER, "strict": False}
+        asked: Any = {"model": MODEL, "input": "Hi", "tools": [tool], "max_output_tokens": len(calls)}
+        whole = (await server.post(RESPONSES, asked)).json()
+        streamed = typed_events((await server.post(RESPONSES, {**asked, "stream": True})).text)[-1]["response"]
+    for response in (whole, streamed):
+        found = [(call["status"], call["arguments"]) for call in response["output"]]
+        assert found == [("completed", CALL), ("incomplete", '{"ci')]
+        assert response["status"] == "incomplete"
+
+
 async def test_responses_are_stored_gone_on_with_and_forgotten() -> None:
     async with client() as (api, server):
         first = await api.responses.create(model=MODEL, input="Hi", instructions="Not for later.")
