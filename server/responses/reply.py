@@ -89,6 +89,8 @@ class ResponsesReply(RetoldReply):
     def failed(self, error: ApiError) -> dict[str, Any]:
         """The response of an answer that broke off, which is kept."""
         self._status = "failed"
+        if self._output and self._output[-1]["status"] == "in_progress":
+            self._finished("incomplete")
         return self._kept({"code": "server_error", "message": str(error)})
 
     def cancelled(self) -> dict[str, Any]:
@@ -195,23 +197,32 @@ class ResponsesReply(RetoldReply):
         """The last item is whole, if there is one."""
         if not self._output:
             return
-        text, item = "".join(self._texts), self._output[-1]
-        status = "completed" if self._status == "in_progress" else self._status
+        item, text = self._finished("completed" if self._status == "in_progress" else self._status)
         if item["type"] == "message":
-            logprobs, self._logprobs = self._logprobs, []
-            part = {**item["content"][0], "text": text, "logprobs": logprobs}
-            self._output[-1] = {**item, "status": status, "content": [part]}
-            yield self._of_item("response.output_text.done", text=text, logprobs=logprobs)
+            [part] = item["content"]
+            yield self._of_item("response.output_text.done", text=text, logprobs=part["logprobs"])
             yield self._of_item("response.content_part.done", part=part)
         elif item["type"] == "reasoning":
-            self._output[-1] = {**item, "status": status, "content": [{"type": "reasoning_text", "text": text}]}
             yield self._of_item("response.reasoning_text.done", text=text)
         else:
-            self._output[-1] = {**item, "status": status, "arguments": text}
             yield self._of_item("response.function_call_arguments.done", name=item["name"], arguments=text)
-        self._texts.clear()
         index = len(self._output) - 1
-        yield self._event("response.output_item.done", output_index=index, item=self._output[-1])
+        yield self._event("response.output_item.done", output_index=index, item=item)
+
+    def _finished(self, status: str) -> tuple[dict[str, Any], str]:
+        """The last item, with all that was told of it: itself and its text."""
+        text, item = "".join(self._texts), self._output[-1]
+        own: dict[str, Any]
+        if item["type"] == "message":
+            own = {"content": [{**item["content"][0], "text": text, "logprobs": self._logprobs}]}
+            self._logprobs = []
+        elif item["type"] == "reasoning":
+            own = {"content": [{"type": "reasoning_text", "text": text}]}
+        else:
+            own = {"arguments": text}
+        self._texts.clear()
+        self._output[-1] = {**item, "status": status, **own}
+        return self._output[-1], text
 
 
 def _status(finish_reason: str) -> str:

@@ -287,6 +287,10 @@ async def test_an_engine_that_dies_fails_the_stream() -> None:
         assert told[-2]["code"] == "engine_unavailable"
         failed = told[-1]["response"]
         assert (failed["status"], failed["error"]["code"]) == ("failed", "server_error")
+        heard = "".join(event["delta"] for event in told if event["type"] == "response.output_text.delta")
+        [item] = failed["output"]
+        assert (item["status"], item["content"][0]["text"]) == ("incomplete", heard)
+        assert heard == "Hello w"
         assert (await server.client.get(f"{RESPONSES}/{failed['id']}")).json() == failed
         response = await server.client.post(RESPONSES, json={"input": "Hi"})
         assert response.status_code == 503
