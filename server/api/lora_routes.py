@@ -7,6 +7,7 @@ from fastapi.responses import PlainTextResponse
 
 from hamburger.engine.types.errors import InvalidRequest, shown
 from hamburger.server.api.errors import ApiError
+from hamburger.server.api.model_context import is_alias
 from hamburger.server.api.openapi import REFUSED, TEXT, body_of
 from hamburger.server.api.request_body import read_body
 from hamburger.server.api.served_models import ServedModels
@@ -17,6 +18,7 @@ from hamburger.server.config import ServeSettings
 def lora_routes(models: ServedModels, settings: ServeSettings) -> APIRouter:
     """Both answer 403 unless the operator allows them: a request names a path on the server's disk."""
     router = APIRouter(tags=["model"], responses=REFUSED)
+    loading: set[str] = set()  # of all models: an engine knows only its own
 
     @router.post("/v1/load_lora_adapter", responses=TEXT, openapi_extra=body_of(LoadLoraBody))
     async def load_lora_adapter(request: Request) -> PlainTextResponse:
@@ -26,11 +28,22 @@ def lora_routes(models: ServedModels, settings: ServeSettings) -> APIRouter:
         context = models.choose(request, body.model)
         if context.lora is not None:
             raise InvalidRequest(f"model is {shown(body.model)}, an adapter itself: name the model it is of.", "model")
-        if models.serves(body.lora_name):
+        name = body.lora_name
+        if name in loading or models.serves(name):
             raise InvalidRequest(
-                f"The name {shown(body.lora_name)} is served already: unload it, or take another.", "lora_name"
+                f"The name {shown(name)} is served already, or on its way: unload it, or take another.", "lora_name"
             )
-        await context.engine.load_lora(body.lora_name, body.lora_path)
+        for other in [*loading, *(served.name for served in models.served())]:
+            if is_alias(name, other) or is_alias(other, name):
+                raise InvalidRequest(
+                    f"{shown(name)} and {shown(other)} would be one name with a confidence (NAME@c): take another.",
+                    "lora_name",
+                )
+        loading.add(name)
+        try:
+            await context.engine.load_lora(name, body.lora_path)
+        finally:
+            loading.remove(name)
         return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' added successfully.")
 
     @router.post("/v1/unload_lora_adapter", responses=TEXT, openapi_extra=body_of(UnloadLoraBody))

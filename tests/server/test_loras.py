@@ -5,16 +5,21 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from fake_engines import fake_engine
+from fakes import ByteTokenizer
 from gates import StepGate
 from hamburger.engine.core.loras import CoreLoras
 from hamburger.engine.core.sequence import Sequence
 from hamburger.engine.types.observer import RequestTimings
 from hamburger.engine.types.sampling_params import SamplingParams
-from hamburger.server.config import SettingsError, load_settings
+from hamburger.server.app import create_app_of, model_context
+from hamburger.server.config import ServeSettings, SettingsError, load_settings
 from hamburger.server.launch import engine_arguments
+from hamburger.server.operation.metrics import ServerMetrics
 from lora_stores import NamedFolders
 from serving import CHAT, COMPLETIONS, HELLO, MODEL, ByChoice, Served, error_of, serving, split, until
 
@@ -207,6 +212,39 @@ async def test_of_one_name_only_one_is_loaded_at_once() -> None:
         asked = {"lora_name": "a", "lora_path": "/x"}
         answers = await asyncio.gather(*(server.post(LOAD, asked) for _ in range(3)))
         assert sorted(answer.status_code for answer in answers) == [200, 400, 400]
+
+
+async def test_of_one_name_only_one_model_has_an_adapter() -> None:
+    """Also where both are asked for it before either has read it."""
+    settings, first, second = ServeSettings(allow_lora_loading=True), ServerMetrics("one"), ServerMetrics("two")
+    stores = NamedFolders(), NamedFolders()
+    async with (
+        fake_engine(ByAdapter(), loras=CoreLoras(stores[0], 2)) as one,
+        fake_engine(ByAdapter(), loras=CoreLoras(stores[1], 2)) as two,
+    ):
+        contexts = [
+            model_context(one, ByteTokenizer(), first, settings, "one"),
+            model_context(two, ByteTokenizer(), second, settings, "two"),
+        ]
+        transport = httpx.ASGITransport(create_app_of(contexts, settings))
+        async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
+            asked = [{"model": name, "lora_name": "a", "lora_path": "/x"} for name in ("one", "two")]
+            answers = await asyncio.gather(*(client.post(LOAD, json=body) for body in asked))
+            assert sorted(answer.status_code for answer in answers) == [200, 400]
+            assert len(stores[0].loaded) + len(stores[1].loaded) == 1
+            listed = [model["id"] for model in (await client.get("/v1/models")).json()["data"]]
+            assert sorted(listed) == ["a", "one", "two"]
+        for context in contexts:
+            context.grammars.close()
+
+
+async def test_no_name_is_another_with_a_confidence() -> None:
+    """Whichever of them came first: it would answer for the other."""
+    async with with_loras() as server:
+        await load(server, "a@0.5")
+        for name in ("a", "a@0.5@1", f"{MODEL}@0.5"):
+            response = await server.post(LOAD, {"lora_name": name, "lora_path": "/x"})
+            assert (response.status_code, error_of(response)["param"]) == (400, "lora_name")
 
 
 def test_settings_say_how_many_there_is_room_for() -> None:
