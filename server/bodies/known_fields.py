@@ -34,6 +34,10 @@ def if_any(instead: str = "leave it out") -> Refused:
     return but([], {}, "", instead=instead)
 
 
+def _without(fields: Mapping[str, Refused], *served: str) -> dict[str, Refused]:
+    return {name: refused for name, refused in fields.items() if name not in served}
+
+
 def _is_negative(value: Any) -> bool:
     return type(value) in (int, float) and value < 0
 
@@ -131,15 +135,19 @@ REFUSED_CHAT: dict[str, Refused] = _BOTH | {
     "sampling_logprobs_mode": but("selected"),
     "tool_prompt": but(""),
 }
-# A chat's, which its other forms (responses, messages) would leave out.
-_ONLY_IN_A_CHAT: dict[str, Refused] = {
+# A chat's, which its other forms (responses, messages) would leave out, served there or not.
+_ONLY_IN_A_CHAT: dict[str, Refused] = REFUSED_CHAT | {
+    "use_beam_search": if_on(),
+    "include_reasoning": but(True, instead="use chat completions"),
+    "separate_reasoning": but(True, instead="use chat completions"),
+    "return_tokens_as_token_ids": if_on("use chat completions"),
     "n": but(1, instead="ask for one answer at a time, or use chat completions"),
     "prediction": but(instead="use chat completions"),
     "prompt_logprobs": but(instead="use chat completions"),
     "return_groups": if_on("use chat completions"),
     "return_token_ids": if_on("use chat completions"),
 }
-REFUSED_RESPONSE: dict[str, Refused] = _ONLY_IN_A_CHAT | {
+REFUSED_RESPONSE: dict[str, Refused] = _without(_ONLY_IN_A_CHAT, "reasoning", "store") | {
     "messages": if_any("use input"),
     "max_tokens": but(instead="use max_output_tokens"),
     "max_completion_tokens": but(instead="use max_output_tokens"),
@@ -155,7 +163,8 @@ REFUSED_RESPONSE: dict[str, Refused] = _ONLY_IN_A_CHAT | {
     "context_management": if_any(),
 }
 _SHAPES = "use chat completions or responses"
-REFUSED_MESSAGE: dict[str, Refused] = _ONLY_IN_A_CHAT | {
+REFUSED_MESSAGE: dict[str, Refused] = _without(_ONLY_IN_A_CHAT, "thinking", "service_tier") | {
+    "reasoning": if_any("use thinking"),
     "stop": if_any("use stop_sequences"),
     "max_completion_tokens": but(instead="use max_tokens"),
     "response_format": but({"type": "text"}, instead="use output_config.format"),

@@ -15,6 +15,7 @@ from hamburger.server.messages.body import MessagesBody
 from hamburger.server.responses.body import ResponsesBody
 from serving import CHAT, COMPLETIONS, HELLO, serving, split
 
+RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
 PROMPTS: dict[str, dict[str, Any]] = {CHAT: {"messages": HELLO}, COMPLETIONS: {"prompt": "ab"}}
 HARMLESS: dict[str, Any] = {
     "service_tier": "auto", "length_penalty": 1.0, "spaces_between_special_tokens": True, "thinking_token_budget": -1,
@@ -38,10 +39,35 @@ def test_no_field_has_two_fates(body: type[ChatBody | CompletionBody]) -> None:
 
 @pytest.mark.parametrize("body", [ResponsesBody, MessagesBody])
 def test_a_chats_other_forms_leave_out_nothing_that_shapes_an_answer(body: type[ResponsesBody | MessagesBody]) -> None:
-    told = {"user", "stream_options", "include_reasoning", "separate_reasoning", "return_tokens_as_token_ids"}
-    told |= {"add_generation_prompt", "continue_final_message"}  # as the last message says
-    assert ChatBody.model_fields.keys() - told <= body.model_fields.keys() | body.refused.keys()
+    told = {"user", "stream_options", "add_generation_prompt", "continue_final_message"}  # as the last message says
+    told |= {"service_tier"}  # Anthropic's has other values
+    assert (
+        ChatBody.model_fields.keys() | ChatBody.refused.keys()
+    ) - told <= body.model_fields.keys() | body.refused.keys()
     assert not body.model_fields.keys() & body.refused.keys()
+    assert not body.refused.keys() & IGNORED.keys()
+
+
+@pytest.mark.parametrize(
+    ("path", "prompt"), [(RESPONSES, {"input": "Hi"}), (MESSAGES, {"messages": HELLO, "max_tokens": 2})]
+)
+async def test_what_a_chat_refuses_its_other_forms_refuse_too(path: str, prompt: dict[str, Any]) -> None:
+    async with serving([[97]]) as server:
+        wrong: dict[str, Any] = {
+            "use_beam_search": True, "repeat_penalty": 1.5, "stop_regex": "a", "functions": [{"name": "f"}],
+            "chat_template": "{{ 1 }}", "include_reasoning": False,
+        }  # fmt: skip
+        for name, value in wrong.items():
+            told = await server.post(path, {**prompt, name: value})
+            assert (told.status_code, name in told.json()["error"]["message"]) == (400, True)
+        kept: dict[str, Any] = {
+            "use_beam_search": False,
+            "repeat_penalty": 1.0,
+            "stop_regex": None,
+            "functions": [],
+            "lora_path": "",
+        }
+        assert (await server.post(path, {**prompt, **kept, "include_reasoning": True})).status_code == 200
 
 
 @pytest.mark.parametrize(("path", "body"), [(CHAT, ChatBody), (COMPLETIONS, CompletionBody)])
