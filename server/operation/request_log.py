@@ -110,5 +110,6 @@ def fields_of(entry: RequestEntry, scope: Scope) -> dict[str, Any]:
         values |= count()
     if entry.failure is not None:
         values |= {"error": entry.failure.code or f"http_{entry.failure.status}", "param": entry.failure.param}
-        values["finish_reason"] = "error" if values.get("finish_reason") == "abort" else values.get("finish_reason")
+        if values.get("finish_reason") == "abort" and entry.failure.status != CLIENT_LEFT:
+            values["finish_reason"] = "error"
     return {name: values.get(name) for name in FIELDS}
