@@ -45,7 +45,9 @@ groups = st.builds(
     stop_token_id=st.none() | ids,
     scheduled_time=st.floats(0, 1e9),
     prompt_logprobs=st.none() | st.lists(st.none() | logprobs, max_size=2),
+    cached_slots=ids,
     drafts=st.none() | drafts,
+    dropped_slots=ids,
 )
 requests = st.builds(
     SubmitRequest,
