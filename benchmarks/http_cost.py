@@ -87,8 +87,10 @@ def _speed(contestant: Contestant, requests: Sequence[Request], streams: int) ->
 
 
 def _ask_all(server: Server, requests: Sequence[Request], streams: int) -> None:
-    """Without asyncio, whose client takes as long as our server. Raises RuntimeError for an answer that is not a whole
-    stream, TimeoutError where nothing comes."""
+    """Without asyncio, whose client takes half as long as our server.
+
+    Raises RuntimeError for an answer that is not a whole stream, TimeoutError where nothing comes.
+    """
     waiting = iter(requests)
     deadline = time.monotonic() + TIMEOUT
     with selectors.DefaultSelector() as selector:

@@ -13,7 +13,16 @@ from pathlib import Path
 
 import pytest
 
+from async_engine import collect
+from engine_builders import BUILDER
+from fakes import ByteTokenizer
+from hamburger.engine.async_engine import AsyncEngine
+from hamburger.engine.process_host import ProcessHost
+from hamburger.engine.request import GenerationRequest
 from hamburger.engine.transport.cpu_placement import CpuPlacement
+from hamburger.engine.types.config import EngineArgs
+from hamburger.engine.types.sampling_params import SamplingParams
+from processes import let_workers_find_builders
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="this system does not place threads")
 
@@ -105,6 +114,30 @@ def test_what_is_started_meanwhile_may_use_all_cores(cores: set[int]) -> None:
     engines.now += 0.06
     placement.follow(7)
     assert os.sched_getaffinity(0) == cores - {min(cores)}
+
+
+async def test_an_engine_is_followed_while_it_steps_and_its_successor_has_all_cores(
+    cores: set[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    let_workers_find_builders(monkeypatch)
+    engines = Engines()
+    placement = engines.placement()
+    hosts = [ProcessHost(EngineArgs(model="slow"), builder=BUILDER, placement=placement) for _ in range(2)]
+    engine = await AsyncEngine.launch(hosts[0], ByteTokenizer())
+    try:
+        assert os.sched_getaffinity(0) == cores
+        engines.cpus[hosts[0].pid] = min(cores)
+        params = SamplingParams(max_tokens=3, seed=0, ignore_eos=True)
+        [stream] = engine.submit([GenerationRequest("a", [1], params)])
+        await collect(stream)
+        assert os.sched_getaffinity(0) == cores - {min(cores)}
+        hosts[1].start(lambda event: None)
+        assert os.sched_getaffinity(hosts[1].pid) == cores
+        hosts[1].abandon()
+        await hosts[1].join()
+    finally:
+        await engine.shutdown(0)
+    assert os.sched_getaffinity(0) == cores
 
 
 def test_a_real_process(cores: set[int]) -> None:
