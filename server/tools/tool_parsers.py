@@ -1,7 +1,8 @@
 """Tool calls in a model's text, for each family's way to write them. Text in, calls out; no HTTP, no state.
 
 A parser is given the whole text so far, and whether more may come; a stream sends what the last result adds to the one
-before (tool_use.py). So it does not matter how the text was cut, and what is streamed is what a whole answer says.
+before (tool_use.py). So it does not matter how the text was cut, and what is streamed is what a whole answer says. It
+is given the same ValueEnds again as long as the text only grew.
 
 | family  | written as                                                                  |
 | ------- | --------------------------------------------------------------------------- |
@@ -17,7 +18,10 @@ import json
 import re
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal
+
+from hamburger.server.tools.value_ends import ValueEnds
 
 Family = Literal["hermes", "llama3", "mistral", "json"]
 
@@ -48,7 +52,7 @@ class Parsed:
     calls: list[ToolCall] = field(default_factory=list)
 
 
-Parser = Callable[[str, bool], Parsed]
+Parser = Callable[[str, bool, ValueEnds], Parsed]
 
 
 def family_of(chat_template: str | None) -> Family:
@@ -65,29 +69,29 @@ def parser_of(family: Family, names: Collection[str]) -> Parser:
         case "hermes":
             return _hermes
         case "mistral":
-            return lambda text, is_final: _mistral(text, is_final)
+            return _mistral
         case "llama3":
-            return lambda text, is_final: _bare(text, is_final, names, LLAMA_BEGIN)
+            return partial(_bare, names=names, marker=LLAMA_BEGIN)
         case "json":
-            return lambda text, is_final: _bare(text, is_final, names, None)
+            return partial(_bare, names=names, marker=None)
 
 
-def list_parser(text: str, is_final: bool) -> Parsed:
+def list_parser(text: str, is_final: bool, ends: ValueEnds) -> Parsed:
     """A JSON list of calls and nothing else, as a grammar made it (tool_choice: required)."""
-    found = _calls(text, 0, None)
+    found = _calls(text, 0, None, ends)
     return Parsed("", found.calls)
 
 
 def arguments_parser(name: str) -> Parser:
     """All text is the arguments of one call, as a grammar made it (tool_choice: a named function)."""
-    return lambda text, is_final: Parsed("", [ToolCall(name, text)] if text else [])
+    return lambda text, is_final, ends: Parsed("", [ToolCall(name, text)] if text else [])
 
 
-def _hermes(text: str, is_final: bool) -> Parsed:
+def _hermes(text: str, is_final: bool, ends: ValueEnds) -> Parsed:
     content, calls, start = "", list[ToolCall](), 0
     while (at := text.find(HERMES_BEGIN, start)) >= 0:
         content = _joined(content, text[start:at].rstrip())
-        found = _calls(text, at + len(HERMES_BEGIN), None)
+        found = _calls(text, at + len(HERMES_BEGIN), None, ends)
         if found.is_broken or (is_final and not found.calls):
             return Parsed(_joined(content, text[at:]), calls)  # no call: nothing of it is lost
         calls += found.calls
@@ -102,7 +106,7 @@ def _hermes(text: str, is_final: bool) -> Parsed:
     return Parsed(_joined(content, rest), calls)
 
 
-def _mistral(text: str, is_final: bool) -> Parsed:
+def _mistral(text: str, is_final: bool, ends: ValueEnds) -> Parsed:
     at = text.find(MISTRAL_BEGIN)
     if at < 0:
         return Parsed(text if is_final else _settled(text, MISTRAL_BEGIN))
@@ -111,10 +115,10 @@ def _mistral(text: str, is_final: bool) -> Parsed:
         begin = _skip(text, start + len(MISTRAL_BEGIN))
         named = re.compile(r"([^\s\[\]{}\"]+)\s*(?:\[ARGS\])?\s*(?=\{)").match(text, begin)
         if named:
-            end = _value_end(text, named.end())
+            end = ends.of(text, named.end())
             calls.append(ToolCall(named[1], text[named.end() : end]))
         else:
-            found = _calls(text, begin, None)
+            found = _calls(text, begin, None, ends)
             unnamed = re.compile(r"[^\s\[\]{}\"]*\s*(\[A?R?G?S?\]?)?\s*$").match(text, begin)
             if unnamed and not is_final:
                 return Parsed(content, calls)
@@ -131,13 +135,13 @@ def _mistral(text: str, is_final: bool) -> Parsed:
     return Parsed(_joined(content, rest), calls)
 
 
-def _bare(text: str, is_final: bool, names: Collection[str], marker: str | None) -> Parsed:
+def _bare(text: str, is_final: bool, ends: ValueEnds, *, names: Collection[str], marker: str | None) -> Parsed:
     """Calls are all that the text holds, or all that comes after the marker."""
     begin = _skip(text, 0)
     is_json = text[begin : begin + 1] in ("{", "[", "`")
     at = text.find(marker) if marker and not is_json else -1
     if marker and at >= 0:
-        found = _calls(text, at + len(marker), None)
+        found = _calls(text, at + len(marker), None, ends)
         if not found.is_broken and (found.calls or not is_final):
             return Parsed(text[:at].rstrip(), found.calls)
         return Parsed(text)
@@ -146,7 +150,7 @@ def _bare(text: str, is_final: bool, names: Collection[str], marker: str | None)
     fence = re.compile(r"```(?:json)?\s*").match(text, begin)
     if not is_final and re.fullmatch(r"`{0,3}(j(s(o(n)?)?)?)?\s*", text[begin:]):
         return Parsed("")
-    found = _calls(text, fence.end() if fence else begin, names)
+    found = _calls(text, fence.end() if fence else begin, names, ends)
     if found.is_broken or (is_final and not found.calls):
         return Parsed(text if is_final or marker is None or is_json else _settled(text, marker))
     rest = "" if found.end is None else text[found.end :].strip()
@@ -164,7 +168,7 @@ class _Found:
     is_broken: bool = False
 
 
-def _calls(text: str, start: int, names: Collection[str] | None) -> _Found:
+def _calls(text: str, start: int, names: Collection[str] | None, ends: ValueEnds) -> _Found:
     """An object, or a list of objects, or objects with `;` or `,` between them. names: None for any."""
     found, at = _Found(), _skip(text, start)
     in_list = text.startswith("[", at)
@@ -174,7 +178,7 @@ def _calls(text: str, start: int, names: Collection[str] | None) -> _Found:
         if in_list and text[at] == "]":
             found.end, found.is_broken = at + 1, not found.calls
             return found
-        call, end, is_broken = _call(text, at)
+        call, end, is_broken = _call(text, at, ends)
         if is_broken or (call is not None and names is not None and call.name not in names):
             found.is_broken = not found.calls
             found.end = at if found.calls else None
@@ -194,7 +198,7 @@ def _calls(text: str, start: int, names: Collection[str] | None) -> _Found:
     return found
 
 
-def _call(text: str, at: int) -> tuple[ToolCall | None, int | None, bool]:
+def _call(text: str, at: int, ends: ValueEnds) -> tuple[ToolCall | None, int | None, bool]:
     """The call that an object at `at` is: (the call, once its name is known; its end; whether it cannot be one).
 
     A call that was sent stays one: where the JSON breaks after its name, it ends. Of a key that is there twice the
@@ -206,14 +210,14 @@ def _call(text: str, at: int) -> tuple[ToolCall | None, int | None, bool]:
     arguments: str | None = None
     at = _skip(text, at + 1)
     while at < len(text) and text[at] != "}":
-        key_end = _value_end(text, at) if text[at] == '"' else at
+        key_end = ends.of(text, at) if text[at] == '"' else at
         colon = len(text) if key_end is None else _skip(text, key_end)
         start = _skip(text, colon + 1)
         if colon < len(text) and text[colon] != ":":
             return _made(name, arguments), at, name is None
         if key_end is None or start >= len(text):
             return _made(name, arguments), None, False
-        key, end = _string(text[at:key_end]), _value_end(text, start)
+        key, end = _string(text[at:key_end]), ends.of(text, start)
         if key == "name" and name is None:
             name = _string(text[start:end]) if end is not None else None
             if text[start] != '"' or (end is not None and name is None):
@@ -254,27 +258,6 @@ def _string(literal: str) -> str | None:
         return None
     # An escape can spell half a surrogate pair, which no UTF-8 has.
     return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace") if isinstance(value, str) else None
-
-
-_STRUCTURE = re.compile(r'"(?:[^"\\]|\\.)*(?P<closed>"?)|[{}\[\]]', re.DOTALL)
-_WORD = re.compile(r"[^\s,\]}:;]*")
-
-
-def _value_end(text: str, at: int) -> int | None:
-    """The end of the JSON value at `at`; None while it may go on. It is not checked further."""
-    if text[at] not in '"{[':
-        end = max(_WORD.match(text, at).end(), at + 1)  # type: ignore[union-attr]
-        return end if end < len(text) else None
-    depth = 0
-    for match in _STRUCTURE.finditer(text, at):
-        if match[0][0] == '"':
-            if not match["closed"] or len(match[0]) == 1:
-                return None
-        else:
-            depth += 1 if match[0] in "{[" else -1
-        if depth <= 0:
-            return match.end()
-    return None
 
 
 def _skip(text: str, at: int) -> int:

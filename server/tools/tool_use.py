@@ -25,6 +25,7 @@ from hamburger.server.tools.tool_parsers import (
     list_parser,
     parser_of,
 )
+from hamburger.server.tools.value_ends import ValueEnds
 
 _MOST_CALLS = 16  # that a grammar lets a model make at once
 _ID_CHARACTERS = string.ascii_letters + string.digits
@@ -190,7 +191,7 @@ class ToolStream:
     def __init__(self, use: ToolUse, end_texts: Sequence[str]) -> None:
         self._use = use
         self._end_texts = end_texts
-        self._text = ""
+        self._text, self._ends = "", ValueEnds()
         self._content_size = 0
         self._arguments_sizes: list[int] = []
         self._ids: list[str] = []
@@ -224,7 +225,7 @@ class ToolStream:
 
     def message(self, text: str) -> tuple[str | None, list[dict[str, Any]]]:
         """Content and tool_calls of a whole answer."""
-        self._text = text
+        self._text, self._ends = text, ValueEnds()
         parsed = self._parse(True)
         self._ids = [self._new_id() for _ in parsed.calls]
         calls = [
@@ -238,7 +239,8 @@ class ToolStream:
         if is_final:
             for end_text in self._end_texts:
                 text = text.removesuffix(end_text)
-        parsed = self._use.parser(text, is_final)
+            self._ends = ValueEnds()  # the text may be shorter now
+        parsed = self._use.parser(text, is_final, self._ends)
         return parsed if self._use.parallel else Parsed(parsed.content, parsed.calls[:1])
 
     def _new_id(self) -> str:

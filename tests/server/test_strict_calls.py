@@ -11,6 +11,7 @@ from fakes import BOS, EOS, VOCAB_SIZE, ByteTokenizer
 from hamburger.engine.text.grammar import Grammars
 from hamburger.server.tools.tool_parsers import MARKERS, Family
 from hamburger.server.tools.tool_use import Tool, ToolUse
+from hamburger.server.tools.value_ends import ValueEnds
 from serving import CHAT, HELLO, serving, split
 
 PARAMETERS = {
@@ -108,7 +109,7 @@ def test_a_call_follows_its_schema_and_all_else_is_free(family: Family, text: st
         tokenizer.marker = marker
         assert is_allowed(use, tokenizer, text) == expected
     if expected:
-        calls = use.parser(text, True).calls
+        calls = use.parser(text, True, ValueEnds()).calls
         assert all(set(json.loads(c.arguments)) <= {"city"} for c in calls)
 
 

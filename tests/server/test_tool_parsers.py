@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hamburger.server.tools import value_ends
 from hamburger.server.tools.tool_parsers import Family, Parser, ToolCall, family_of, list_parser, parser_of
 from hamburger.server.tools.tool_use import Function, Tool, ToolUse
+from hamburger.server.tools.value_ends import ValueEnds
 
 NAMES = ("get_weather", "add")
 ARGS = '{"city": "Zürich \\"old\\" {town}", "days": [1, {"x": null}]}'
@@ -61,7 +64,7 @@ CASES: list[tuple[Family, str, str, list[ToolCall]]] = [
 
 @pytest.mark.parametrize(("family", "text", "content", "calls"), CASES)
 def test_a_whole_text(family: Family, text: str, content: str, calls: list[ToolCall]) -> None:
-    parsed = parser_of(family, NAMES)(text, True)
+    parsed = parser_of(family, NAMES)(text, True, ValueEnds())
     assert parsed.calls == calls
     assert parsed.content == content
 
@@ -124,6 +127,43 @@ def test_streamed_and_whole_agree_on_anything(family: Family, parts: list[str]) 
     check_stream(family, [*"".join(parts), ""])
 
 
+@given(st.lists(st.sampled_from(['"', "\\", "{", "}", "[", "]", "a", " ", '\\"', "é\n", "x" * 99, "1,"]), max_size=40))
+def test_ends_of_a_text_that_grows_are_those_of_the_whole(parts: list[str]) -> None:
+    ends, text = ValueEnds(), ""
+    for part in ["{", *parts]:
+        text += part
+        for begin in (0, len(text) // 2, 0):
+            assert ends.of(text, begin) == ValueEnds().of(text, begin)
+
+
+class Counting:
+    """A pattern that counts the characters that it has matched."""
+
+    def __init__(self, pattern: re.Pattern[str]) -> None:
+        self.pattern, self.count = pattern, 0
+
+    def match(self, text: str, at: int) -> re.Match[str] | None:
+        match = self.pattern.match(text, at)
+        self.count += 0 if match is None else len(match[0])
+        return match
+
+
+@pytest.mark.parametrize("family", ["hermes", "llama3", "mistral", "json"])
+@pytest.mark.parametrize(("head", "piece"), [('{"a": "', "text"), ('{"a": ["', 'text", "'), ('{"a": [', "[1],")])
+def test_arguments_are_scanned_once_however_long_they_get(
+    family: Family, head: str, piece: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    patterns = [Counting(value_ends._OUTSIDE), Counting(value_ends._INSIDE)]
+    monkeypatch.setattr(value_ends, "_OUTSIDE", patterns[0])
+    monkeypatch.setattr(value_ends, "_INSIDE", patterns[1])
+    stream, size = use_of(family).stream(), 0
+    before = {"hermes": "<tool_call>", "llama3": "", "mistral": "[TOOL_CALLS]", "json": ""}[family]
+    for part in [f'{before}{{"name": "add", "arguments": {head}', *[piece] * 1000]:
+        stream.add(part, is_final=False)
+        size += len(part)
+    assert 1000 < sum(pattern.count for pattern in patterns) <= size
+
+
 @settings(max_examples=30)
 @given(
     st.recursive(
@@ -141,7 +181,7 @@ def test_any_arguments_come_back_as_they_were_written(value: Any) -> None:
             ("json", f'{{"name": "add", "arguments": {arguments}}}'),
         ):
             parser: Parser = parser_of(family, NAMES)  # type: ignore[arg-type]
-            assert parser(text, True).calls == [ToolCall("add", arguments)]
+            assert parser(text, True, ValueEnds()).calls == [ToolCall("add", arguments)]
 
 
 def test_one_call_at_most_when_they_may_not_be_parallel() -> None:
@@ -151,7 +191,8 @@ def test_one_call_at_most_when_they_may_not_be_parallel() -> None:
 
 
 def test_a_forced_list() -> None:
-    assert list_parser('[{"name": "add", "arguments": {"a": 1}}, {"name": "x", "argum', True).calls == [
+    text = '[{"name": "add", "arguments": {"a": 1}}, {"name": "x", "argum'
+    assert list_parser(text, True, ValueEnds()).calls == [
         ToolCall("add", '{"a": 1}'),
         ToolCall("x", ""),
     ]
@@ -173,6 +214,6 @@ def test_the_family_is_read_from_the_template(template: str | None, family: Fami
 
 def test_half_a_surrogate_pair_is_replaced() -> None:
     text = r'<tool_call>{"name": "add", "arguments": "{\"a\": \"\ud83d\"}"}</tool_call>'
-    [call] = parser_of("hermes", NAMES)(text, True).calls
+    [call] = parser_of("hermes", NAMES)(text, True, ValueEnds()).calls
     assert json.loads(call.arguments) == {"a": "\ufffd"}
     call.arguments.encode()

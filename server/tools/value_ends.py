@@ -1,0 +1,46 @@
+"""ValueEnds: where the JSON values of a text end that grows at its end. What was scanned is not scanned again."""
+
+from __future__ import annotations
+
+import re
+
+_OUTSIDE = re.compile(r'[^"{}\[\]]*')
+_INSIDE = re.compile(r'(?:[^"\\]|\\.)*', re.DOTALL)
+_WORD = re.compile(r"[^\s,\]}:;]*")
+
+
+class ValueEnds:
+    """Of one text. Each call of a long tool call's stream would else scan all arguments so far."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, int] = {}  # by where a value begins
+        self._begin = -1  # of the value that was scanned last, and had no end yet
+        self._at = self._depth = 0
+        self._is_string = False
+
+    def of(self, text: str, begin: int) -> int | None:
+        """The end of the JSON value at `begin`; None while it may go on. It is not checked further."""
+        if text[begin] not in '"{[':
+            end = max(_WORD.match(text, begin).end(), begin + 1)  # type: ignore[union-attr]
+            return end if end < len(text) else None
+        if begin not in self._known:
+            if begin != self._begin:
+                self._begin, self._at, self._depth, self._is_string = begin, begin, 0, False
+            if (found := self._scan(text)) is None:
+                return None
+            self._known[begin] = found
+        return self._known[begin]
+
+    def _scan(self, text: str) -> int | None:
+        """Go on from where the scan has come to."""
+        while True:
+            self._at = (_INSIDE if self._is_string else _OUTSIDE).match(text, self._at).end()  # type: ignore[union-attr]
+            if self._at >= len(text) or text[self._at] == "\\":  # an escape that is not whole
+                return None
+            if text[self._at] == '"':
+                self._is_string = not self._is_string
+            else:
+                self._depth += 1 if text[self._at] in "{[" else -1
+            self._at += 1
+            if self._depth <= 0 and not self._is_string:
+                return self._at
