@@ -63,7 +63,7 @@ class Delivery:
         self._streams.remove(stream)
         if stream.scores is not None and request.scores_prompt:
             stream.scores.give_up(error)
-        stream.updates.put_nowait(error)
+        stream.put(error)
         self._queue_room.count_finished(now)
         timings = RequestTimings(request.arrival_time, stream.scheduled, stream.first_token, now)
         num_prompt, num_tokens = len(request.prompt_ids), stream.answer.completion_tokens
@@ -86,7 +86,7 @@ class Delivery:
         stream.last_group = now
         if stream.scores is not None and update.prompt_logprobs is not None:
             stream.scores.tell(update.prompt_logprobs)
-        stream.updates.put_nowait(update)
+        stream.put(update)
         self.observe(lambda observer: observer.on_group(gap, len(update.token_ids)))
         if update.finish_reason is not None:
             self.finish(stream, update.finish_reason)

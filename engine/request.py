@@ -8,6 +8,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from hamburger.engine.text.detokenizer import Detokenizer, TextDecoder
 from hamburger.engine.text.stop_strings import StopStrings
@@ -42,8 +43,7 @@ class GenerationRequest:
     lora: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class RequestUpdate:
+class RequestUpdate(NamedTuple):  # one is made a group: a frozen dataclass takes three times as long
     """What one group adds to an answer, trimmed at every stop.
 
     text: new text that can no longer change (an unfinished character or a possible stop string is held back).

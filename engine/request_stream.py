@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from typing import Generic, TypeVar
 
 from hamburger.engine.dial.confidence_dial import DialRow, DialStep
 from hamburger.engine.request import AnswerBuilder, RequestUpdate
@@ -13,27 +14,52 @@ from hamburger.engine.types.errors import EngineDead, HamburgerError
 from hamburger.engine.types.events import StepReport
 from hamburger.engine.types.messages import StepStats, SubmitRequest, TokenLogprobs
 
+T = TypeVar("T")
+StreamItem = RequestUpdate | HamburgerError | None  # None: the end
+
+
+class Mailbox(Generic[T]):
+    """What has come for one reader, in order. Unbounded, so that a slow reader never holds up the others; an answer's
+    max_tokens bounds it. Unlike asyncio.Queue it knows whether its reader has read all and waits."""
+
+    def __init__(self) -> None:
+        self._items: deque[T] = deque()
+        self._waiter: asyncio.Future[None] | None = None
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether the reader waits for the next item, with nothing before it."""
+        return self._waiter is not None and not self._waiter.done()
+
+    def put(self, item: T) -> None:
+        self._items.append(item)
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def get(self) -> T:
+        while not self._items:
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        return self._items.popleft()
+
 
 class PromptScores:
     """The log-probabilities of a prompt, which is scored once for several answers: the first one's request asks for
     them, and the others wait for what it gets."""
 
     def __init__(self) -> None:
-        self._scores: asyncio.Future[list[TokenLogprobs | None]] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        self.known: asyncio.Future[list[TokenLogprobs | None]] = loop.create_future()
 
     def tell(self, scores: list[TokenLogprobs | None]) -> None:
-        if not self._scores.done():
-            self._scores.set_result(scores)
+        if not self.known.done():
+            self.known.set_result(scores)
 
     def give_up(self, error: HamburgerError | None) -> None:
         """The first request ends. error: of what, if not of its client's own will. What was told before, holds."""
-        if not self._scores.done():
-            self._scores.set_exception(error or EngineDead("The prompt was not scored: its request was given up."))
-            self._scores.exception()  # nobody may wait for it
-
-    async def wait(self) -> list[TokenLogprobs | None]:
-        """Raises what give_up was given."""
-        return await asyncio.shield(self._scores)
+        if not self.known.done():
+            self.known.set_exception(error or EngineDead("The prompt was not scored: its request was given up."))
+            self.known.exception()  # nobody may wait for it
 
 
 class RequestStream:
@@ -41,7 +67,7 @@ class RequestStream:
 
     Iterating raises EngineDead, EngineDraining, QueueTimeout or OutOfMemory when the engine gives the request up.
     Leaving the iteration early (break, an exception, cancellation, aclose) aborts the request. One consumer iterates a
-    stream; one that is never iterated runs to its end unless abort() is called.
+    stream, or is told by `tell`; one that nobody reads runs to its end unless abort() is called.
     """
 
     def __init__(
@@ -61,8 +87,10 @@ class RequestStream:
         self.request = request
         self.answer = answer
         self.chosen_by_dial = chosen_by_dial
-        # Unbounded, so that a slow consumer never holds up the others; max_tokens bounds it.
-        self.updates: asyncio.Queue[RequestUpdate | HamburgerError | None] = asyncio.Queue()
+        self._updates: Mailbox[StreamItem] = Mailbox()
+        self._take: Callable[[StreamItem], None] = self._updates.put
+        # Until another's scores of the prompt are known.
+        self._held: list[StreamItem] | None = [] if scores is not None and not request.scores_prompt else None
         self.scheduled: float | None = None
         self.first_token: float | None = None
         self.last_group: float | None = None
@@ -70,16 +98,39 @@ class RequestStream:
 
     async def __aiter__(self) -> AsyncGenerator[RequestUpdate, None]:
         try:
-            waits = self.scores is not None and not self.request.scores_prompt
-            while isinstance(update := await self.updates.get(), RequestUpdate):
-                if waits and self.scores is not None:
-                    update, waits = replace(update, prompt_logprobs=await self.scores.wait()), False
+            while isinstance(update := await self._updates.get(), RequestUpdate):
                 yield update
-            self.updates.put_nowait(update)  # the end stays the end for whoever asks again
+            self._updates.put(update)  # the end stays the end for whoever asks again
             if update is not None:
                 raise update
         finally:
             self.abort()
+
+    def tell(self, take: Callable[[StreamItem], None]) -> None:
+        """Instead of iterating: `take` gets each update, and at last the error or None, in the callback of the event
+        loop that brings it. Before anything has come."""
+        self._take = take
+
+    def put(self, item: StreamItem) -> None:
+        """What has come from the engine; after None or an error, nothing."""
+        if self._held is None:
+            self._take(item)
+        else:
+            if self.scores is not None and not self._held:
+                self.scores.known.add_done_callback(self._release)
+            self._held.append(item)
+
+    def _release(self, scores: asyncio.Future[list[TokenLogprobs | None]]) -> None:
+        held, self._held = self._held or [], None
+        if isinstance(error := scores.exception(), HamburgerError):
+            self._take(error)
+            self._take = lambda item: None
+            self.abort()
+            return
+        if isinstance(first := held[0], RequestUpdate):
+            held[0] = first._replace(prompt_logprobs=scores.result())
+        for item in held:
+            self._take(item)
 
     def abort(self) -> None:
         """Free the request's slots within a step. Idempotent; a finished request is left alone."""

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from hamburger.engine.text.stop_strings import StopStrings
 
@@ -30,8 +29,7 @@ class ByteDecoder(Protocol):
     def is_special(self, token_id: int) -> bool: ...
 
 
-@dataclass(frozen=True, slots=True)
-class DetokenizedGroup:
+class DetokenizedGroup(NamedTuple):
     """What one group adds to the text.
 
     text: new text that can no longer change. num_tokens: the group's tokens up to and with the one that completes a

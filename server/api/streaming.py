@@ -20,11 +20,12 @@ from sse_starlette import EventSourceResponse
 from starlette.types import Message, Receive, Scope, Send
 
 from hamburger.engine.request import RequestUpdate
-from hamburger.engine.request_stream import RequestStream
-from hamburger.engine.types.errors import HamburgerError
+from hamburger.engine.request_stream import Mailbox, RequestStream, StreamItem
+from hamburger.engine.types.errors import EngineDead, HamburgerError
 from hamburger.server.api.errors import ApiError, to_api_error
 from hamburger.server.api.reply import Reply
-from hamburger.server.operation.request_log import CLIENT_LEFT, Moments
+from hamburger.server.operation.direct_body import DirectBody, direct_body_of
+from hamburger.server.operation.request_log import CLIENT_LEFT, Moments, RequestEntry, entry_of
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -41,14 +42,26 @@ class Generation:
     def __init__(self, streams: Sequence[RequestStream], on_tokens: Callable[[int], None] = lambda _: None) -> None:
         """on_tokens: is told how many each update brings."""
         self._streams, self._on_tokens = streams, on_tokens
-        self._updates = self._single() if len(streams) == 1 else self._merged()
+        self._arrived: Mailbox[tuple[int, StreamItem]] = Mailbox()
+        self._num_open = len(streams)
+        self._take_at_once: Callable[[int, RequestUpdate], bool] | None = None
+        for index, stream in enumerate(streams):
+            stream.tell(partial(self._arrive, index))
 
-    def __aiter__(self) -> AsyncIterator[tuple[int, RequestUpdate]]:
-        return self._updates
+    async def __aiter__(self) -> AsyncGenerator[tuple[int, RequestUpdate]]:
+        while (arrived := await self._next()) is not None:
+            yield arrived
 
     async def first(self) -> tuple[int, RequestUpdate]:
         """Wait for the first group; iterating goes on after it."""
-        return await anext(self._updates)
+        if (arrived := await self._next()) is None:
+            raise EngineDead("The answer ended before it began.")
+        return arrived
+
+    def offer(self, take: Callable[[int, RequestUpdate], bool]) -> None:
+        """Have `take` asked about each update as it comes, in the callback that brings it, while whoever iterates waits
+        for just that: what it takes (True), nobody else gets."""
+        self._take_at_once = take
 
     def abort(self) -> None:
         for stream in self._streams:
@@ -68,38 +81,23 @@ class Generation:
             "ttft_seconds": None if first_token is None else round(first_token - arrival, 4),
         }
 
-    async def _single(self) -> AsyncGenerator[tuple[int, RequestUpdate]]:
-        async for update in self._streams[0]:
-            self._on_tokens(len(update.token_ids))
-            yield 0, update
+    def _arrive(self, index: int, item: StreamItem) -> None:
+        if isinstance(item, RequestUpdate):
+            self._on_tokens(len(item.token_ids))
+            if self._take_at_once is not None and self._arrived.is_awaited and self._take_at_once(index, item):
+                return
+        self._arrived.put((index, item))
 
-    async def _merged(self) -> AsyncGenerator[tuple[int, RequestUpdate]]:
-        arrived: asyncio.Queue[tuple[int, RequestUpdate] | HamburgerError | None] = asyncio.Queue()
-
-        async def pump(index: int, stream: RequestStream) -> None:
-            end: HamburgerError | None = None
-            try:
-                async for update in stream:
-                    arrived.put_nowait((index, update))
-            except HamburgerError as error:
-                end = error
-            arrived.put_nowait(end)
-
-        tasks = [asyncio.create_task(pump(i, stream)) for i, stream in enumerate(self._streams)]
-        try:
-            num_open = len(tasks)
-            while num_open:
-                item = await arrived.get()
-                if item is None:
-                    num_open -= 1
-                elif isinstance(item, HamburgerError):
-                    raise item
-                else:
-                    self._on_tokens(len(item[1].token_ids))
-                    yield item
-        finally:
-            for task in tasks:
-                task.cancel()
+    async def _next(self) -> tuple[int, RequestUpdate] | None:
+        """None: every choice has ended."""
+        while self._num_open:
+            index, item = await self._arrived.get()
+            if isinstance(item, RequestUpdate):
+                return index, item
+            if item is not None:
+                raise item
+            self._num_open -= 1
+        return None
 
 
 async def unless_client_leaves(request: Request, work: Coroutine[Any, Any, T]) -> T:
@@ -131,8 +129,11 @@ async def collect(generation: Generation, reply: Reply) -> dict[str, Any]:
 
 async def _beside_others(update: RequestUpdate, work: Callable[[], T]) -> T:
     """A long prompt's log-probabilities take a while: other streams go on meanwhile."""
-    is_long = update.prompt_logprobs is not None and len(update.prompt_logprobs) > _MANY_SCORES
-    return await asyncio.to_thread(work) if is_long else work()
+    return await asyncio.to_thread(work) if _takes_long(update) else work()
+
+
+def _takes_long(update: RequestUpdate) -> bool:
+    return update.prompt_logprobs is not None and len(update.prompt_logprobs) > _MANY_SCORES
 
 
 async def whole_response(whole: dict[str, Any]) -> Response:
@@ -168,7 +169,9 @@ async def _in_turns(first: bytes, rest: Iterator[bytes]) -> AsyncIterator[bytes]
 class EventStream(EventSourceResponse):
     """The streamed answer. However it ends (done, failed, client gone, never begun), its requests are aborted.
 
-    No pings: naive clients take a comment for data, or for the first token.
+    An event leaves in the callback that brings its group, where the connection takes it at once (direct_body.py); else,
+    and at first and last, by the application's `send`. No pings: naive clients take a comment for data, or for the
+    first token.
     """
 
     def __init__(
@@ -179,15 +182,25 @@ class EventStream(EventSourceResponse):
         *,
         on_failure: Callable[[ApiError], None],
     ) -> None:
-        self._generation = generation
+        self._generation, self._reply = generation, reply
         events = _events(first, generation, reply, on_failure)
         super().__init__(events, sep="\n", ping=0, headers={"Cache-Control": "no-cache"})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if (body := direct_body_of(scope)) is not None:
+            self._generation.offer(partial(self._write_at_once, body, entry_of(scope)))
         try:
             await super().__call__(scope, receive, send)
         finally:
             self._generation.abort()
+
+    def _write_at_once(self, body: DirectBody, entry: RequestEntry, index: int, update: RequestUpdate) -> bool:
+        if not body.is_ready or _takes_long(update):
+            return False
+        events = self._reply.events(index, update)
+        entry.bytes += len(events)
+        body.write(events)
+        return True
 
     async def _send_with_timeout(self, send: Send, message: Message) -> None:
         """Without the library's cancel scope an event: no timeout is set here, and it costs more than the event."""

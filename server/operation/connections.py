@@ -9,9 +9,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import resource
+from typing import Any
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from hamburger.server.operation.direct_body import OffersDirectBody
 
 logger = logging.getLogger(__name__)
 
@@ -36,6 +39,10 @@ def bounded_protocol(max_connections: int, client_seconds: float) -> type[H11Pro
         _send_timer: asyncio.TimerHandle | None = None
         _probe_timer: asyncio.TimerHandle | None = None
         _is_half_closed = False
+
+        def __init__(self, *args: Any, **settings: Any) -> None:
+            super().__init__(*args, **settings)
+            self.app = OffersDirectBody(self.app)
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)

@@ -279,14 +279,12 @@ async def test_answers_that_wait_for_the_scores_fail_with_what_scores() -> None:
     scores.give_up(OutOfMemory("no room", 1))
     for _ in range(2):
         with pytest.raises(OutOfMemory, match="no room"):
-            await scores.wait()
+            await scores.known
     left = PromptScores()
-    waiting = asyncio.create_task(left.wait())
-    await asyncio.sleep(0)
     left.give_up(None)
     with pytest.raises(EngineDead, match="was not scored"):
-        await waiting
+        await left.known
     told = PromptScores()
     told.tell([None])
     told.give_up(None)
-    assert await told.wait() == [None]
+    assert await told.known == [None]
