@@ -15,7 +15,7 @@ from hamburger.engine.core.sequence import Sequence
 from hamburger.engine.drafting.policy import DraftPolicy
 from hamburger.engine.drafting.proposal import Proposal
 from hamburger.engine.text.grammar import Grammars
-from hamburger.engine.text.token_rules import TokenMatcher, with_rules
+from hamburger.engine.text.token_rules import TokenMatcher, TokenRules, with_rules
 from hamburger.engine.types.config import EngineConfig
 from hamburger.engine.types.errors import InvalidRequest, OutOfMemory
 from hamburger.engine.types.messages import (
@@ -297,7 +297,10 @@ class EngineCore:
         grammar, matcher = sequence.params.grammar, sequence.matcher
         if self.grammars is not None and grammar is not None and matcher is not None and matcher.error is not None:
             behind = self.grammars.matcher_behind(grammar, sequence.output_ids, token_ids)
-            sequence.matcher = with_rules(sequence.params, behind, sequence.output_ids)
+            if isinstance(matcher, TokenRules):
+                matcher.grammar = behind
+            else:
+                sequence.matcher = behind
 
     def _give_up(self, sequence: Sequence) -> None:
         """End a request whose grammar failed; the next one with the same grammar gets it anew."""

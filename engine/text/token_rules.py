@@ -41,11 +41,10 @@ class TokenRules:
         allowed: Sequence[int],
         bad_words: Sequence[Sequence[int]],
         grammar: TokenMatcher | None,
-        token_ids: Sequence[int] = (),
         thinking: ThinkingBudget | None = None,
     ) -> None:
         """allowed: all that may come; empty for all tokens. bad_words: token ids that must not come one after the
-        other, each of at least one. token_ids: of the answer so far, which `grammar` has taken already."""
+        other, each of at least one. grammar: may be replaced by one that has taken the same tokens."""
         self.grammar = grammar
         self._allowed = allowed
         self._bad: dict[int, list[tuple[int, ...]]] = {}  # by their last token but one
@@ -55,10 +54,9 @@ class TokenRules:
                 self._bad.setdefault(word[-2], []).append(tuple(word))
         self._taken: list[int] = []
         self._thoughts = None if thinking is None else _Thoughts(thinking)
-        for token_id in token_ids:
-            self._take(token_id)
         self._fixed: NDArray[np.int32] | None = None  # the mask that all steps have in common
-        self._has_nothing_left = False
+        # Tokens behind which nothing is left. They may be drafts: the answer comes to them, or takes other ones.
+        self._stuck: list[int] | None = None
 
     @property
     def is_complete(self) -> bool:
@@ -66,7 +64,7 @@ class TokenRules:
 
     @property
     def error(self) -> str | None:
-        if self._has_nothing_left:
+        if self._stuck is not None and self._taken[: len(self._stuck)] == self._stuck:
             return "Nothing may follow any more: allowed_token_ids, bad_words and the grammar leave no token"
         if self.grammar is None or self.grammar.error is None:
             return None
@@ -86,11 +84,13 @@ class TokenRules:
         if self._thoughts is not None and self._thoughts.are_to_end(len(self._taken)):
             masks[row] &= _bits([self._thoughts.budget.end], masks.shape[1])
         if not masks[row].any():
-            self._has_nothing_left = True
+            self._stuck = list(self._taken)
             masks[row] = -1  # nobody will read what is chosen
 
     def advance(self, token_id: int) -> None:
-        self._take(token_id)
+        self._taken.append(token_id)
+        if self._thoughts is not None:
+            self._thoughts.advance(token_id, len(self._taken))
         if self.grammar is not None:
             self.grammar.advance(token_id)
 
@@ -99,14 +99,8 @@ class TokenRules:
             del self._taken[-num_tokens:]
             if self._thoughts is not None:
                 self._thoughts.go_back(len(self._taken))
-            self._has_nothing_left = False
             if self.grammar is not None:
                 self.grammar.go_back(num_tokens)
-
-    def _take(self, token_id: int) -> None:
-        self._taken.append(token_id)
-        if self._thoughts is not None:
-            self._thoughts.advance(token_id, len(self._taken))
 
     def _common(self, words: int) -> NDArray[np.int32]:
         mask = _bits(self._allowed, words) if self._allowed else np.full(words, -1, dtype=np.int32)
@@ -138,13 +132,11 @@ class _Thoughts:
         return self._begin is not None and self._end is None and number - self._begin >= self.budget.tokens
 
 
-def with_rules(
-    params: SamplingParams, grammar: TokenMatcher | None, output_ids: Sequence[int] = ()
-) -> TokenMatcher | None:
-    """What an answer must look like by its grammar and its parameters. output_ids: what it has so far."""
+def with_rules(params: SamplingParams, grammar: TokenMatcher | None) -> TokenMatcher | None:
+    """What an answer must look like by its grammar and its parameters."""
     if not params.allowed_token_ids and not params.bad_words and params.thinking is None:
         return grammar
-    return TokenRules(params.allowed_token_ids, params.bad_words, grammar, output_ids, params.thinking)
+    return TokenRules(params.allowed_token_ids, params.bad_words, grammar, params.thinking)
 
 
 def _bits(token_ids: Sequence[int], words: int) -> NDArray[np.int32]:

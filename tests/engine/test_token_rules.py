@@ -48,8 +48,8 @@ def test_a_word_is_not_completed() -> None:
     st.lists(st.integers(0, 4), max_size=9), st.lists(st.integers(0, 4), max_size=9), st.integers(0, 4), st.booleans()
 )
 def test_thoughts_end_when_their_budget_is_used_up(taken: list[int], tried: list[int], most: int, begun: bool) -> None:
-    rules = TokenRules([], [], None, taken[:2], ThinkingBudget(most, None if begun else 1, 2))
-    for token_id in [*taken[2:], *tried]:
+    rules = TokenRules([], [], None, ThinkingBudget(most, None if begun else 1, 2))
+    for token_id in [*taken, *tried]:
         rules.advance(token_id)
     rules.go_back(len(tried))
     thoughts = taken if begun else (taken[taken.index(1) + 1 :] if 1 in taken else None)
@@ -66,8 +66,8 @@ def test_thoughts_end_when_their_budget_is_used_up(taken: list[int], tried: list
 def test_exactly_the_tokens_that_complete_no_word_may_come(
     words: list[list[int]], taken: list[int], tried: list[int]
 ) -> None:
-    rules = TokenRules([0, 1, 2, 3], words, None, taken[:2])
-    for token_id in [*taken[2:], *tried]:
+    rules = TokenRules([0, 1, 2, 3], words, None)
+    for token_id in [*taken, *tried]:
         rules.advance(token_id)
     rules.go_back(len(tried))
     expected = {
@@ -81,6 +81,25 @@ def test_exactly_the_tokens_that_complete_no_word_may_come(
         assert rules.error is not None
         rules.go_back(1 if taken else 0)
         assert (rules.error is None) == bool(taken)
+
+
+def test_what_leaves_nothing_behind_drafts_counts_where_the_answer_takes_them_too() -> None:
+    rules = TokenRules([1, 2], [[1, 1], [1, 2]], None)
+
+    def try_draft(rules: TokenRules) -> None:
+        rules.advance(1)
+        allowed(rules)
+        assert rules.error is not None
+        rules.go_back(1)
+        assert rules.error is None
+
+    try_draft(rules)
+    rules.advance(2)  # another one
+    assert rules.error is None
+    try_draft(rules)
+    rules.advance(1)
+    rules.advance(7)  # what was chosen where all may come
+    assert rules.error is not None
 
 
 def test_beside_a_grammar_both_hold() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
 from counting_drafts import Counting, Drafting, answer, core_of, request, sequence_of, step
 from fakes import EOS, VOCAB_SIZE, scripted_logprobs
@@ -12,6 +13,7 @@ from hamburger.engine.core.batch import BatchResult, ScheduledBatch
 from hamburger.engine.core.block_manager import BlockManager
 from hamburger.engine.core.core import EngineCore
 from hamburger.engine.core.sequence import Sequence
+from hamburger.engine.device.constraint import GrammarConstraint
 from hamburger.engine.drafting.proposal import Proposal
 from hamburger.engine.text.grammar import regex_grammar
 from hamburger.engine.types.messages import CheckedDrafts, GroupOutput, RequestFailed
@@ -157,6 +159,38 @@ def test_an_error_behind_drafts_is_forgotten_and_one_behind_the_answer_is_not(pa
         assert found == answer(20)[: len(found)]
     else:
         assert (failures, outputs[-1].finish_reason, found) == ([], reason, answer(20)[:14])
+
+
+class Asking(VerifyingRunner):
+    """Asks every matcher what may come where its answer stands, and behind each draft that may, as the device does."""
+
+    def run(self, batch: ScheduledBatch) -> BatchResult:
+        guided = {}
+        for i, item in enumerate(batch.sequences):
+            if item.sequence.matcher is not None:
+                guided[i] = item.sequence.matcher, item.drafts.token_ids if item.drafts else []
+        for number in range(8):
+            rows = {row: (matcher, drafts[:number]) for row, (matcher, drafts) in guided.items()}
+            constraint = GrammarConstraint(rows, VOCAB_SIZE, torch.device("cpu"))
+            constraint.allowed(constraint.rows)
+            constraint.restore()
+        return super().run(batch)
+
+
+@pytest.mark.parametrize("num_left", [0, 5])
+def test_where_rules_and_a_grammar_leave_nothing_the_request_fails(num_left: int) -> None:
+    trunk = Counting()
+    core = verified_core(Asking(trunk, Drafting(trunk, 3, ())), verified_config())
+    allowed = tuple(answer(num_left)) or (97,)
+    core.add(request("a", grammar=regex_grammar("defgh[i-z]{9}"), allowed_token_ids=allowed))
+    outputs, failures = list[GroupOutput](), list[RequestFailed]()
+    while core.has_work:
+        told = core.step()
+        outputs, failures = outputs + told.outputs, failures + told.failures
+    assert [failure.kind for failure in failures] == ["grammar"]
+    assert "leave no token" in failures[0].message
+    found = [token_id for output in outputs for token_id in output.token_ids]
+    assert found == answer(num_left)[: len(found)]
 
 
 def test_what_was_drafted_for_another_place_is_forgotten() -> None:
