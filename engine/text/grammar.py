@@ -222,11 +222,7 @@ class Grammars:
 
         vocabulary = _Vocabulary(self._load(), self.vocab_size, self._eos_token_ids[0])
         self._digits = DigitTokens(vocabulary.tokens, -(-self.vocab_size // 32))
-        return LLTokenizer(
-            vocabulary,  # type: ignore[arg-type]
-            n_vocab=self.vocab_size,
-            eos_token=self._eos_token_ids,
-        )
+        return LLTokenizer(vocabulary, eos_token=self._eos_token_ids)  # type: ignore[arg-type]
 
 
 class Matcher:
@@ -292,7 +288,9 @@ class _Vocabulary:
         size = min(vocab_size, tokenizer.vocab_size)
         self.eos_token_id = eos_token_id
         self.bos_token_id = None
-        self.tokens = [tokenizer.token_bytes(token_id) for token_id in range(size)]
+        # The library's masks have a bit for each of these: what only pads the model's vocabulary has no bytes, and is
+        # never allowed.
+        self.tokens = [tokenizer.token_bytes(token_id) for token_id in range(size)] + [b""] * (vocab_size - size)
         self.special_token_ids = [token_id for token_id in range(size) if tokenizer.is_special(token_id)]
         self._tokenizer = tokenizer
 

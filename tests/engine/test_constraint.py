@@ -135,3 +135,15 @@ def test_rows_without_a_grammar_are_not_asked() -> None:
     assert constraint.rows.tolist() == [1]
     assert constraint.advance(rows_of(0, 1, 2), rows_of(5, *b"n", 6)).tolist() == [False] * 3
     constraint.restore()
+
+
+@pytest.mark.parametrize("more", [1, 40, 300])
+def test_tokens_that_only_pad_the_vocabulary_are_never_allowed(more: int) -> None:
+    size = VOCAB_SIZE + more
+    matcher = Grammars(ByteTokenizer, size, [EOS]).matcher(CHOICES["json"])
+    constraint = GrammarConstraint({0: (matcher, []), 1: (matcher, [*b"{"])}, size, CPU)
+    allowed = constraint.allowed(rows_of(0, 1))
+    assert [row.nonzero().flatten().tolist() for row in allowed] == [[*b"{"], [*b'\n "']]
+    constraint.restore()
+    matcher.advance(size - 1)
+    assert matcher.error is not None
