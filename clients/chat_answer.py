@@ -35,7 +35,8 @@ def stream_events(client: httpx.Client, body: dict[str, Any]) -> Generator[Strea
 class Painter:
     """Writes an answer as it arrives, each group in the other colour than the one before.
 
-    A group that accepted drafts bring tokens to is bold.
+    A group that accepted drafts bring tokens to is bold. What the model writes for itself is dim, and for terminals
+    alone: it is none of the answer.
     """
 
     def __init__(self, out: Console) -> None:
@@ -44,18 +45,30 @@ class Painter:
         self._style = 0
         self._is_bold = False
         self.text = ""
+        self._shown = ""  # last, of thoughts or text
+        self._is_thinking = False
         self._title = ""
 
     def show(self, event: StreamEvent) -> None:
+        if event.thought and self._out.is_terminal:
+            self._is_thinking = True
+            self._print(event.thought, Style(dim=True))
         if not event.text:
             return
+        if self._is_thinking:
+            self._is_thinking = False
+            self.end_line()
         if event.group_index is not None and event.group_index != self._group:
             self._style, self._group = 1 - self._style, event.group_index
             self._is_bold = event.num_accepted > 0
         self.text += event.text
-        # An answer must not be able to move the cursor or set the title: only text reaches the terminal.
-        shown = event.text.translate(_CONTROL_CHARACTERS)
         style = None if self._group is None else Style(color=GROUP_COLOURS[self._style], bold=self._is_bold or None)
+        self._print(event.text, style)
+
+    def _print(self, text: str, style: Style | None) -> None:
+        self._shown = text
+        # An answer must not be able to move the cursor or set the title: only text reaches the terminal.
+        shown = text.translate(_CONTROL_CHARACTERS)
         # A bare segment: the console's other ways of printing would wrap lines and turn tabs into spaces.
         self._out.print(Segments([Segment(shown, style)]), end="", soft_wrap=True)
 
@@ -66,7 +79,7 @@ class Painter:
             self._out.set_window_title(title)
 
     def end_line(self) -> None:
-        if self.text and not self.text.endswith("\n"):
+        if self._shown and not self._shown.endswith("\n"):
             self._out.print()
 
 

@@ -47,7 +47,7 @@ class Answer:
             # Only verified groups have drafts; each of their tokens has a slot of its own.
             self.num_slots += 1 if event.num_drafted is None else len(event.token_ids)
             self.arrivals.append((now, len(event.token_ids)))
-        elif event.text and not self.num_groups:
+        elif (event.text or event.thought) and not self.num_groups:
             self.arrivals.append((now, 1))
         if event.num_drafted is not None:
             self.num_drafted = (self.num_drafted or 0) + event.num_drafted

@@ -47,6 +47,7 @@ class StreamEvent:
     """One event of a streamed answer. `token_ids` and `group_index` are None unless the server reports groups.
 
     num_drafted: tokens that were drafted for the group, None where nothing was; the first num_accepted are in it.
+    thought: what the model writes for itself, which is none of the answer's text.
     """
 
     text: str = ""
@@ -56,11 +57,12 @@ class StreamEvent:
     usage: Usage | None = None
     num_drafted: int | None = None
     num_accepted: int = 0
+    thought: str = ""
 
     @property
     def carries_output(self) -> bool:
         """Whether this event brings something of the answer; a role or a usage alone does not."""
-        return bool(self.text or self.token_ids or self.finish_reason)
+        return bool(self.text or self.thought or self.token_ids or self.finish_reason)
 
 
 class StreamDecoder:
@@ -215,7 +217,7 @@ def _parse_event(payload: bytes) -> StreamEvent:
             return StreamEvent(usage=usage)
         choice = body["choices"][0]
         delta = choice.get("delta") or {}
-        text = choice.get("text") or delta.get("content") or delta.get("reasoning_content") or ""
+        text = choice.get("text") or delta.get("content") or ""
         group = choice.get("group") or {}
         drafted = group.get("drafted")
         return StreamEvent(
@@ -226,6 +228,7 @@ def _parse_event(payload: bytes) -> StreamEvent:
             usage,
             None if drafted is None else len(drafted),
             group.get("accepted") or 0,
+            delta.get("reasoning_content") or "",
         )
     except (ValueError, LookupError, TypeError, AttributeError):
         shown = payload[:80].decode(errors="replace")

@@ -13,7 +13,7 @@ from hamburger.clients import chat
 from hamburger.clients.chat_answer import Painter, summary
 from hamburger.clients.figures import Answer
 from hamburger.clients.wire import StreamDecoder, StreamEvent, Usage
-from scripted_server import Reply, ScriptedServer, drafting_stream
+from scripted_server import Reply, ScriptedServer, drafting_stream, plain_stream, sse
 
 
 def test_neighbouring_groups_differ_in_colour_and_control_characters_stay_out() -> None:
@@ -27,6 +27,34 @@ def test_neighbouring_groups_differ_in_colour_and_control_characters_stay_out() 
     written = file.getvalue().replace("\x1b[0m", "")
     assert written == f"{yellow}a[2J{cyan}b\tc{cyan}d{yellow}e\n"
     assert painter.text == "a\x1b[2Jb\tcde\n"
+
+
+def test_thoughts_are_shown_dim_and_are_no_part_of_the_answer() -> None:
+    file = io.StringIO()
+    painter = Painter(Console(file=file, force_terminal=True, color_system="standard", highlight=False))
+    for event in [
+        StreamEvent(thought="Hm, "),
+        StreamEvent(thought="so"),
+        StreamEvent("Yes", thought="."),
+        StreamEvent("!"),
+    ]:
+        painter.show(event)
+    painter.end_line()
+    assert file.getvalue().replace("\x1b[0m", "").replace("\x1b[2m", "~") == "~Hm, ~so~.\nYes!\n"
+    assert painter.text == "Yes!"
+
+
+def test_thoughts_are_neither_piped_nor_sent_back(server: ScriptedServer, pipe: io.StringIO, capsys: Captured) -> None:
+    deltas: list[dict[str, str]] = [{"reasoning_content": "Hm"}, {"reasoning_content": ".", "content": "Yes"}]
+    chunks = [sse({"choices": [{"delta": delta, "finish_reason": None}]}) for delta in deltas]
+    end = sse({"choices": [{"delta": {}, "finish_reason": "stop"}]})
+    server.replies = [Reply([*chunks, end]), Reply(plain_stream(["a"]))]
+    say(pipe, "one", "two")
+    assert run_chat(server) == 0
+    printed = capsys.readouterr()
+    assert printed.out == "Yes\na\n"
+    assert printed.err.startswith("2 tokens · ")
+    assert server.requests[1]["messages"][1] == {"role": "assistant", "content": "Yes"}
 
 
 def test_the_summary_of_nothing_and_of_a_usual_answer() -> None:
