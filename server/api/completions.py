@@ -16,9 +16,7 @@ from hamburger.server.api.prompts import encode_text
 from hamburger.server.api.replies import ChatReply, CompletionReply
 from hamburger.server.api.request_body import read_body
 from hamburger.server.bodies.chat import ChatBody
-from hamburger.server.bodies.completion import CompletionBody
-
-_DEFAULT_TOKENS = 16  # what the OpenAI API says of completions
+from hamburger.server.bodies.completion import DEFAULT_TOKENS, CompletionBody
 
 
 def completion_routes(answering: Answering) -> APIRouter:
@@ -64,7 +62,7 @@ def completion_routes(answering: Answering) -> APIRouter:
             text = written if isinstance(written, str) and ids is uncut else None
             echoes += [Echo(tokenizer, ids, text)] * len(params)
         reply = CompletionReply(body, context.served, tokenizer, prompts, echoes)
-        if not body.model_fields_set & {"max_tokens", "max_completion_tokens"}:
+        if body.leaves_limit:
             answers = [(prompt, _limited(choice, len(prompt), most)) for prompt, choice in answers]
         return await answering.answer(context, request, body, answers, reply)
 
@@ -73,4 +71,4 @@ def completion_routes(answering: Answering) -> APIRouter:
 
 def _limited(params: SamplingParams, num_prompt_tokens: int, max_model_len: int) -> SamplingParams:
     """16 tokens, or what the context leaves: a default is no reason to refuse a long prompt."""
-    return replace(params, max_tokens=max(1, min(_DEFAULT_TOKENS, max_model_len - num_prompt_tokens)))
+    return replace(params, max_tokens=max(1, min(DEFAULT_TOKENS, max_model_len - num_prompt_tokens)))

@@ -12,6 +12,8 @@ from hamburger.engine.types.sampling_params import SamplingParams
 from hamburger.server.bodies.generation import MAX_CHOICES, GenerationBody
 from hamburger.server.bodies.known_fields import REFUSED_COMPLETION
 
+DEFAULT_TOKENS = 16  # what the OpenAI API says of completions
+
 
 def _prompts(value: Any) -> Any:
     """The four forms of `prompt` as a list of texts or of token-id lists."""
@@ -51,8 +53,17 @@ class CompletionBody(GenerationBody):
         numbers = [self.prompt_logprobs]
         if self.echo:
             # Without an answer the engine is only asked for the prompt's log-probabilities.
-            numbers.append(0 if self.logprobs is None and self.max_tokens == 0 else self.logprobs)
+            numbers.append(0 if self.logprobs is None and self.token_limit()[1] == 0 else self.logprobs)
         return max((number for number in numbers if number is not None), default=None)
+
+    @property
+    def leaves_limit(self) -> bool:
+        """Whether the default limits the answer. A null is no default here: it is all that fits, as vLLM has it."""
+        return not self.model_fields_set & {"max_tokens", "max_completion_tokens"}
+
+    @property
+    def least_room(self) -> int:
+        return DEFAULT_TOKENS if self.leaves_limit else super().least_room
 
     def sampling_params(self, confidence: float | None, grammar: str | None = None) -> list[SamplingParams]:
         if self.best_of is not None and not self.num_choices <= self.best_of <= MAX_CHOICES:

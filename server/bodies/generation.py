@@ -161,6 +161,12 @@ class GenerationBody(AnswerFormat):
             )
         return ("max_tokens", old) if new is None else ("max_completion_tokens", new)
 
+    @property
+    def least_room(self) -> int:
+        """Tokens of the answer beside which a prompt is cut to fit."""
+        most = self.token_limit()[1]
+        return 1 if most is None else most
+
     def longest_prompt(self, max_model_len: int) -> int | None:
         """Tokens beyond which a prompt is refused before it is tokenized; None where it is cut."""
         return max_model_len if self.truncate_prompt_tokens is None else None
@@ -169,7 +175,7 @@ class GenerationBody(AnswerFormat):
         """A prompt's tokens, as truncate_prompt_tokens asks."""
         most = self.truncate_prompt_tokens
         if most == -1:
-            most = max(1, max_model_len - (self.token_limit()[1] or 1))
+            most = max(1, max_model_len - self.least_room)
         if most is None or len(prompt) <= most:
             return prompt
         return prompt[:most] if self.truncation_side == "right" else prompt[len(prompt) - most :]

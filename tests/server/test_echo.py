@@ -73,7 +73,10 @@ async def test_max_tokens_0_gives_the_prompt_alone() -> None:
         chunks = await server.stream(
             COMPLETIONS, prompt="ab", echo=True, max_tokens=0, logprobs=0, return_groups=True, add_special_tokens=False
         )
+        assert (await server.complete(prompt="ab", echo=True, max_completion_tokens=0))["choices"] == silent["choices"]
         longest = await server.ok(COMPLETIONS, loglikelihood([97] * 256, max_tokens=0))
+        cut = await server.ok(COMPLETIONS, loglikelihood([97] * 300, max_tokens=0, truncate_prompt_tokens=-1))
+        assert cut["usage"] == longest["usage"]
     first, second = answer["choices"]
     check_shape(first["logprobs"], 2)
     check_shape(second["logprobs"], 1)

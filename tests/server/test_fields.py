@@ -133,6 +133,8 @@ async def test_a_prompt_beyond_the_context_is_cut_to_what_fits(path: str) -> Non
         assert "maximum context length is 99 tokens" in error["message"]
         answer = await server.ok(path, {**long, "max_tokens": 2, "truncate_prompt_tokens": -1})
         assert answer["usage"]["prompt_tokens"] == 97
+        answer = await server.ok(path, {**long, "truncate_prompt_tokens": -1})
+        assert answer["usage"]["prompt_tokens"] == 99 - (1 if path == CHAT else 16)  # a completion's default
         assert (await server.refused(path, {**long, "truncate_prompt_tokens": -2}))[1]["param"] == (
             "truncate_prompt_tokens"
         )
