@@ -90,10 +90,10 @@ def arguments_parser(name: str) -> Parser:
 def _hermes(text: str, is_final: bool, ends: ValueEnds) -> Parsed:
     content, calls, start = "", list[ToolCall](), 0
     while (at := text.find(HERMES_BEGIN, start)) >= 0:
-        content = _joined(content, text[start:at].rstrip())
         found = _calls(text, at + len(HERMES_BEGIN), None, ends)
         if found.is_broken or (is_final and not found.calls):
-            return Parsed(_joined(content, text[at:]), calls)  # no call: nothing of it is lost
+            return Parsed(_joined(content, text[start:]), calls)  # no call: nothing of it is lost
+        content = _joined(content, text[start:at].rstrip())
         calls += found.calls
         if found.end is None:
             return Parsed(content, calls)
@@ -123,7 +123,7 @@ def _mistral(text: str, is_final: bool, ends: ValueEnds) -> Parsed:
             if unnamed and not is_final:
                 return Parsed(content, calls)
             if found.is_broken or (is_final and not found.calls):
-                return Parsed(_joined(content, text[start:]), calls)
+                return Parsed(_joined(content, text[start:]) if calls else text, calls)
             calls += found.calls
             end = found.end
         if end is None:
