@@ -65,6 +65,18 @@ def _comma_separated(value: Any) -> Any:
     return found
 
 
+def _origins(value: Any) -> Any:
+    """As browsers write them: what is written otherwise would allow nobody."""
+    found = _comma_separated(value)
+    for origin in found:
+        if origin not in ("*", "null") and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/?#A-Z*\s]+", origin):
+            raise ValueError(
+                f"{origin!r} is no origin: write it as browsers do, such as https://app.example or "
+                "http://localhost:3000, in small letters and without a path; * is all of them"
+            )
+    return found
+
+
 def _engine_field(declared: Setting) -> Any:
     """The field of ServeSettings for a setting of the engine."""
     kind: Any = Literal[declared.choices] if declared.choices else declared.type
@@ -132,7 +144,7 @@ class ServeSettings(_EngineSettings):
         True, description="whether /health, /ready, /metrics and /version answer without a key"
     )
     playground: bool = Field(True, description="whether / is a page to try the models on")
-    cors_origin: Annotated[list[str], NoDecode, BeforeValidator(_comma_separated)] = Field(
+    cors_origin: Annotated[list[str], NoDecode, BeforeValidator(_origins)] = Field(
         [], description="web origin whose pages may call the server; several with commas between them, * for all"
     )
     ssl_certfile: Path | None = Field(None, description="certificate chain (PEM) to serve HTTPS with")

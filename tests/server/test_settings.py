@@ -196,6 +196,15 @@ def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None
     assert capsys.readouterr().out.startswith("hamburger ")
 
 
+@pytest.mark.parametrize(
+    "value",
+    ["https://a.example/", "a.example", "https://A.example", "https://*.example", "https://a.example b", "*, a"],
+)
+def test_what_no_browser_sends_as_an_origin_is_refused(value: str) -> None:
+    with pytest.raises(SettingsError, match="is no origin: write it as browsers do"):
+        load_settings({"cors_origin": value})
+
+
 @pytest.mark.parametrize("value", ["", " ", ",", " , "])
 @pytest.mark.parametrize("name", ["api_key", "cors_origin"])
 def test_a_list_that_is_given_but_empty_is_refused(name: str, value: str) -> None:
