@@ -21,7 +21,8 @@ def server_stats(client: httpx.Client, model: str) -> str:
         raise transport_error(error, client.base_url) from error
     if response.is_error:
         raise response_error(response)
-    found = _gauges(response.text, _ALIAS.sub("", model))
+    name = _ALIAS.sub("", model)
+    found = _gauges(response.text, name) or _gauges(response.text, _parent(client, name))
     if "num_requests_running" not in found:
         raise RequestError(f"{response.url} tells nothing of {model}", "Is it a HAMburger server?")
     drafted, accepted = found.get("drafted_tokens_total", 0.0), found.get("accepted_tokens_total", 0.0)
@@ -36,7 +37,16 @@ def server_stats(client: httpx.Client, model: str) -> str:
     return " · ".join(part for part in parts if part)
 
 
-def _gauges(text: str, model: str) -> dict[str, float]:
+def _parent(client: httpx.Client, adapter: str) -> str | None:
+    """The model that a LoRA adapter is of, whose metrics tell of both."""
+    try:
+        models = client.get("/v1/models").json()["data"]
+        return next((model["parent"] for model in models if model["id"] == adapter), None)
+    except (httpx.HTTPError, ValueError, LookupError, TypeError):
+        return None
+
+
+def _gauges(text: str, model: str | None) -> dict[str, float]:
     """Values of the model's metrics by their names without the prefix, summed over their other labels."""
     found: dict[str, float] = {}
     for line in text.splitlines():

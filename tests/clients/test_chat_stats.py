@@ -35,6 +35,16 @@ def test_stats_say_what_the_server_does(
     )
 
 
+def test_stats_of_a_lora_adapter_are_its_model_s(
+    server: ScriptedServer, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    server.metrics = METRICS
+    server.models = {"data": [{"id": "tiny", "parent": None}, {"id": "sql", "parent": "tiny"}]}
+    type_lines(monkeypatch, "/stats")
+    assert run_chat(server, "--model", "sql@0.9") == 0
+    assert capsys.readouterr().err.splitlines()[1].startswith("2 running, 1 waiting")
+
+
 def test_stats_of_another_kind_of_server_are_one_line(
     server: ScriptedServer, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
