@@ -24,12 +24,12 @@ def require_api_key(keys: Sequence[str]) -> Callable[[Request], Awaitable[None]]
         if not secrets:
             return
         scheme, _, given = request.headers.get("authorization", "").partition(" ")
-        if not scheme and (key := request.headers.get("x-api-key")):  # Anthropic's clients
-            scheme, given = "bearer", key
+        if scheme.lower() != "bearer":  # Anthropic's clients; Authorization may be a proxy's own
+            given = request.headers.get("x-api-key", "")
         token = given.strip(" \t").encode("latin-1")  # how the header's bytes were decoded
         # A list, so that every key is compared whichever one matches.
         matches = [hmac.compare_digest(token, secret) for secret in secrets]
-        if scheme.lower() != "bearer" or not any(matches):
+        if not any(matches):
             raise ApiError(
                 401,
                 "Wrong or missing API key: send `Authorization: Bearer KEY`.",

@@ -130,7 +130,14 @@ async def test_tokens_are_counted_as_they_are_used() -> None:
     assert counted == {"input_tokens": used["input_tokens"]}
 
 
-@pytest.mark.parametrize("header", [{"X-Api-Key": "secret"}, {"Authorization": "Bearer secret"}])
+@pytest.mark.parametrize(
+    "header",
+    [
+        {"X-Api-Key": "secret"},
+        {"Authorization": "Bearer secret"},
+        {"X-Api-Key": "secret", "Authorization": "Basic dXNlcjpwYXNz"},  # which a proxy in front asked for
+    ],
+)
 async def test_a_key_comes_in_either_header(header: dict[str, str]) -> None:
     async with serving(HELLO, settings={"api_key": "secret"}) as server:
         assert (await server.post(MESSAGES, ASKED, headers=header)).status_code == 200
