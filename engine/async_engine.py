@@ -181,8 +181,8 @@ class AsyncEngine:
 
     def load_of(self, client: str) -> ClientLoad:
         config, streams = self._config, self._streams
-        free_seats = self._queue_room.free_seats(config)
-        return ClientLoad(streams.num_open(client), streams.num_without_token(client), config.max_queue, free_seats)
+        seats = self._queue_room.free_seats(config), config.max_num_seqs
+        return ClientLoad(streams.num_open(client), streams.num_without_token(client), config.max_queue, *seats)
 
     def retry_after(self, num_requests: int) -> int:
         """Whole seconds until so many more requests should have left."""

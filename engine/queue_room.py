@@ -15,12 +15,14 @@ _MOST_FINISH_TIMES = 64
 
 class ClientLoad(NamedTuple):
     """What a client has of an engine: num_open: its unfinished requests; num_without_token: those of them that have got
-    nothing of their answers yet. max_queue: most requests that may wait. free_seats: for all clients."""
+    nothing of their answers yet. max_queue: most requests that may wait. seats: for all clients together, and
+    free_seats, those that nobody has."""
 
     num_open: int
     num_without_token: int
     max_queue: int
     free_seats: int
+    seats: int
 
 
 class QueueRoom:

@@ -72,7 +72,11 @@ class KeyLimits:
         if self._queue_share == 1:
             return
         load = engine.load_of(key)
-        waiting, most = load.num_without_token, math.floor(self._queue_share * load.max_queue) + load.free_seats
+        share = math.floor(self._queue_share * load.max_queue)
+        if number > share + load.seats:
+            message = f"The request asks for {number} answers, but a key may have {share + load.seats} at once"
+            raise InvalidRequest(f"{message}: its share of the queue (key_queue_share) and all seats.")
+        waiting, most = load.num_without_token, share + load.free_seats
         if waiting + number > most:
             message = f"{waiting} requests of this API key wait, which is its share of the queue (key_queue_share)"
             raise RateLimited(f"{message}: try again later.", engine.retry_after(waiting + number - most))

@@ -23,7 +23,7 @@ class FakeEngine:
     """num_open and num_without_token are the same for every key."""
 
     def __init__(self, num_open: int = 0, num_without_token: int = 0, max_queue: int = 10, free_seats: int = 0) -> None:
-        self.load = ClientLoad(num_open, num_without_token, max_queue, free_seats)
+        self.load = ClientLoad(num_open, num_without_token, max_queue, free_seats, seats=4)
 
     def load_of(self, client: str) -> ClientLoad:
         return self.load
@@ -83,6 +83,11 @@ def test_a_share_of_the_queue_beside_the_free_seats() -> None:
     assert "2 requests of this API key wait, which is its share of the queue (key_queue_share)" in str(error)
     assert error.retry_after == 12
     check(of, FakeEngine(num_without_token=2, free_seats=2), number=3)
+    assert refused(of, FakeEngine(), number=7).retry_after == 14
+    with pytest.raises(
+        InvalidRequest, match="asks for 8 answers, but a key may have 7 at once"
+    ):  # it would try for ever
+        check(of, FakeEngine(free_seats=4), number=8)
     check(limits(), FakeEngine(num_without_token=99))
 
 
