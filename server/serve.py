@@ -186,8 +186,8 @@ def _bind(host: str, port: int) -> socket.socket:
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
         listener = socket.socket(family, kind, protocol)
-    except OSError as error:
-        raise SettingsError(f"host is {host!r}: {error.strerror or error}.") from error
+    except (OSError, UnicodeError) as error:  # the latter for what no name of a host can be
+        raise SettingsError(f"host is {host!r}: {getattr(error, 'strerror', None) or error}.") from error
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind(address)

@@ -171,6 +171,7 @@ def test_a_secret_is_never_shown() -> None:
         (["serve", "no/such/model/here"], "no/such/model/here"),
         (["serve", "--max-num-seqs", "9", "--max-num-batched-slots", "5"], "max_num_batched_slots"),
         (["serve", "--host", "no.such.host.invalid"], "no.such.host.invalid"),
+        (["serve", "--host", "a..b"], "host is 'a..b'"),
         ([], "COMMAND"),
         (["fly"], "fly"),
     ],
