@@ -272,12 +272,19 @@ def messages_with_tools(messages: Sequence[Mapping[str, Any]], tools: Sequence[A
 
 
 def results_as_user(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """For a chat template that leaves out the role `tool`: its messages come from the user."""
+    """For a chat template that leaves out the role `tool`: its messages come from the user, in one turn with what else
+    the user says there, as such templates often want turns to alternate."""
     names = {call["id"]: call["function"]["name"] for message in messages for call in message.get("tool_calls", ())}
-    rewritten = []
+    rewritten: list[dict[str, Any]] = []
+    follows_result = False
     for message in messages:
-        if message["role"] == "tool":
+        is_result = message["role"] == "tool"
+        if is_result:
             name = names.get(message.get("tool_call_id"), "the call")
             message = {"role": "user", "content": f"Result of {name}: {message['content']}"}
-        rewritten.append(dict(message))
+        if follows_result and message["role"] == "user":
+            rewritten[-1]["content"] += f"\n\n{message['content']}"
+        else:
+            rewritten.append(dict(message))
+        follows_result = is_result or (follows_result and message["role"] == "user")
     return rewritten

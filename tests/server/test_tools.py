@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from typing import Any
 
 import pytest
 
 from fakes import BOS, EOS, ByteTokenizer
+from hamburger.engine.types.errors import TokenizerError
 from serving import CHAT, HELLO, ByChoice, Served, serving, split
 
 WEATHER = {
@@ -204,6 +206,30 @@ async def test_a_result_is_told_though_the_template_leaves_its_role_out(monkeypa
     async with serving([[EOS]], **ROOM) as server:
         await server.chat(messages=[*HELLO, {"role": "assistant", "tool_calls": [made]}, result], tools=[NOW])
         assert told(server).endswith("user: Result of now: 12:34\nassistant: ")
+
+
+class Alternating(NoToolRole):
+    """One that refuses two turns of the user without one of the assistant between them, too."""
+
+    def apply_chat_template(self, messages: Any, **kwargs: Any) -> str:
+        roles = [message["role"] for message in messages]
+        if ("user", "user") in pairwise(roles):
+            raise TokenizerError("roles must alternate")
+        return super().apply_chat_template(messages, **kwargs)
+
+
+async def test_results_and_what_the_user_says_behind_them_are_one_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("serving.ByteTokenizer", Alternating)
+    made = [{"id": f"call_{n}", "function": {"name": "now", "arguments": "{}"}} for n in range(2)]
+    results = [{"role": "tool", "tool_call_id": f"call_{n}", "content": f"{n}:00"} for n in range(2)]
+    messages = [*HELLO, {"role": "assistant", "tool_calls": made}, *results]
+    async with serving([[EOS]], **ROOM) as server:
+        await server.chat(messages=messages, tools=[NOW])
+        assert told(server).endswith("user: Result of now: 0:00\n\nResult of now: 1:00\nassistant: ")
+        await server.chat(messages=[*messages, {"role": "user", "content": "So?"}], tools=[NOW])
+        assert told(server).endswith("\n\nResult of now: 1:00\n\nSo?\nassistant: ")
+        status, error = await server.refused(CHAT, {"messages": [*HELLO, *HELLO]})  # what is wrong stays wrong
+        assert (status, error["param"]) == (400, "messages")
 
 
 async def test_forced_arguments_are_an_object_though_the_schema_does_not_say_so() -> None:
