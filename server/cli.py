@@ -31,7 +31,7 @@ class _Command:
 
 
 _COMMANDS = (
-    _Command("chat", "chat in the terminal", "clients.chat:add_arguments", "clients.chat:run"),
+    _Command("chat", "chat in the terminal", "clients.chat.command:add_arguments", "clients.chat.command:run"),
     _Command("bench", "measure a server", "clients.bench:add_arguments", "clients.bench:run"),
     _Command(
         "plan",
@@ -42,8 +42,8 @@ _COMMANDS = (
     _Command(
         "eval-tasks",
         "score a server on IFEval, GSM8K, ARC-Easy and PIQA",
-        "clients.eval_tasks:add_arguments",
-        "clients.eval_tasks:run",
+        "clients.evaluation.command:add_arguments",
+        "clients.evaluation.command:run",
         extra="eval",
     ),
     _Command(

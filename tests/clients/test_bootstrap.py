@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hamburger.clients.bootstrap import Interval, bootstrap_mean, paired_bootstrap
-from hamburger.clients.eval_errors import EvalError
+from hamburger.clients.evaluation.bootstrap import Interval, bootstrap_mean, paired_bootstrap
+from hamburger.clients.evaluation.errors import EvalError
 
 SCORES = st.lists(st.tuples(st.integers(-8, 8), st.integers(-8, 8)), min_size=1, max_size=12)
 

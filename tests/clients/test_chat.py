@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from chat_terminal import Captured, run_chat, say, type_lines
-from hamburger.clients.chat_answer import Painter
+from hamburger.clients.chat.answer import Painter
 from hamburger.clients.wire import StreamDecoder, StreamEvent
 from scripted_server import Reply, ScriptedServer, error_body, hamburger_stream, plain_stream, sse
 
@@ -118,8 +118,8 @@ def test_a_real_ctrl_c_ends_piped_input(server: ScriptedServer) -> None:
     # A suite that a shell runs in the background inherits an ignored SIGINT.
     program = (
         "import argparse, signal, sys\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"
-        "from hamburger.clients import chat\nparser = argparse.ArgumentParser()\n"
-        "chat.add_arguments(parser)\nsys.exit(chat.run(parser.parse_args()))"
+        "from hamburger.clients.chat import command\nparser = argparse.ArgumentParser()\n"
+        "command.add_arguments(parser)\nsys.exit(command.run(parser.parse_args()))"
     )
     command, pipe = [sys.executable, "-c", program, "--url", server.url], subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe) as process:

@@ -9,8 +9,8 @@ import httpx
 from rich.console import Console
 
 from chat_terminal import Captured, run_chat, say
-from hamburger.clients import chat
-from hamburger.clients.chat_answer import Painter, summary
+from hamburger.clients.chat import command
+from hamburger.clients.chat.answer import Painter, summary
 from hamburger.clients.figures import Answer
 from hamburger.clients.wire import StreamDecoder, StreamEvent, Usage
 from scripted_server import Reply, ScriptedServer, drafting_stream, plain_stream, sse
@@ -105,10 +105,10 @@ def test_an_answer_that_settles_shows_tokens_per_kv_and_per_step() -> None:
 def test_what_a_growing_answer_holds_is_the_terminals_title(server: ScriptedServer, pipe: io.StringIO) -> None:
     file = io.StringIO()
     out, err = Console(file=file, force_terminal=True, highlight=False), Console(stderr=True)
-    talk = chat.Conversation("m", counts_live=True, messages=[{"role": "user", "content": "hello"}])
+    talk = command.Conversation("m", counts_live=True, messages=[{"role": "user", "content": "hello"}])
     server.replies = [Reply(drafting_stream())]
     with httpx.Client(base_url=server.url) as client:
-        assert not chat._answer(client, talk, out, err)
+        assert not command._answer(client, talk, out, err)
     assert server.requests[-1]["stream_options"] == {"include_usage": True, "continuous_usage_stats": True}
     titles = re.findall(r"\x1b\]0;([^\x07]*)\x07", file.getvalue())
     assert titles[0] == "1 tokens in 1 KV slots"

@@ -67,7 +67,7 @@ def test_a_question_may_have_several_lines(server: ScriptedServer, monkeypatch: 
 def test_typed_lines_are_remembered_for_their_owner_alone(history: Path) -> None:
     """In a process of its own: readline is one for all of this one."""
     program = (
-        "import readline, sys\nfrom hamburger.clients import typed_lines\n"
+        "import readline, sys\nfrom hamburger.clients.chat import typed_lines\n"
         "def read(prompt):\n    readline.add_history(line := next(lines))\n    return line\n"
         "def end():\n    raise EOFError\n"
         "lines = iter(sys.argv[1:])\n"

@@ -10,9 +10,9 @@ import httpx
 import pytest
 
 from eval_server import DATA, EvalServer, evaluate, report
-from hamburger.clients import eval_requests
-from hamburger.clients.eval_answers import AnswerStore
-from hamburger.clients.eval_items import TASKS, read_items
+from hamburger.clients.evaluation import requests
+from hamburger.clients.evaluation.answers import AnswerStore
+from hamburger.clients.evaluation.items import TASKS, read_items
 from hamburger.clients.wire import RequestError
 from scripted_server import Reply, error_body
 
@@ -73,7 +73,7 @@ def test_an_answer_that_makes_no_sense_is_an_error(
 async def test_a_tokenize_that_only_counts_is_no_better_than_none_and_a_refusal_an_error(
     eval_server: EvalServer,
 ) -> None:
-    asked = eval_requests.Server(eval_server.url, "tiny", None)
+    asked = requests.Server(eval_server.url, "tiny", None)
     answers = {
         200: httpx.Response(200, json={"count": 3}),
         401: httpx.Response(401, json=error_body("no key", 401)),
@@ -81,21 +81,21 @@ async def test_a_tokenize_that_only_counts_is_no_better_than_none_and_a_refusal_
     status = 200
     transport = httpx.MockTransport(lambda request: answers[status])
     async with httpx.AsyncClient(transport=transport, base_url=eval_server.url) as client:
-        assert await eval_requests._has_tokenize(client, asked) is False
+        assert await requests._has_tokenize(client, asked) is False
         status = 401
         with pytest.raises(RequestError, match="HTTP 401: no key"):
-            await eval_requests._has_tokenize(client, asked)
+            await requests._has_tokenize(client, asked)
 
 
 async def test_a_connection_that_breaks_is_one_line(tmp_path: Path) -> None:
     def broken(request: httpx.Request) -> httpx.Response:
         raise httpx.ReadError("gone")
 
-    asked, items = eval_requests.Server("http://s", "tiny", None), read_items(DATA, TASKS["gsm8k"])
+    asked, items = requests.Server("http://s", "tiny", None), read_items(DATA, TASKS["gsm8k"])
     async with httpx.AsyncClient(transport=httpx.MockTransport(broken), base_url="http://s") as client:
         message = r"gsm8k, gsm8k_test-0000\d: the connection to http://s failed"
         with AnswerStore(tmp_path / "a.jsonl") as store, pytest.raises(RequestError, match=message):
-            await eval_requests.ask_all(client, asked, TASKS["gsm8k"], items, 9, store, 2, lambda: None)
+            await requests.ask_all(client, asked, TASKS["gsm8k"], items, 9, store, 2, lambda: None)
 
 
 def test_wrong_options_are_named_before_anything_is_asked(

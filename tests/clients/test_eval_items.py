@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hamburger.clients.eval_errors import EvalError
-from hamburger.clients.eval_items import TASKS, Problem, Question, final_number, read_items, score
-from hamburger.clients.ifeval_text import TextTools
+from hamburger.clients.evaluation.errors import EvalError
+from hamburger.clients.evaluation.ifeval_text import TextTools
+from hamburger.clients.evaluation.items import TASKS, Problem, Question, final_number, read_items, score
 
 DATA = Path(__file__).parents[1] / "data" / "eval"
 ROWS: dict[str, dict[str, Any]] = {

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from eval_server import DATA, EvalServer, evaluate, report, text_logprob
-from hamburger.clients import eval_requests, eval_tasks
-from hamburger.clients.eval_answers import Answer, AnswerStore, Usage, busy_seconds
-from hamburger.clients.eval_items import TASKS, Question, read_items
+from hamburger.clients.evaluation import command, requests
+from hamburger.clients.evaluation.answers import Answer, AnswerStore, Usage, busy_seconds
+from hamburger.clients.evaluation.items import TASKS, Question, read_items
 from scripted_server import Reply, error_body, serve
 
 
@@ -175,7 +175,7 @@ def test_a_full_server_is_asked_again(
         asked_to_wait.append(retry_after)
         return 0.0
 
-    monkeypatch.setattr(eval_requests, "_wait", no_wait)
+    monkeypatch.setattr(requests, "_wait", no_wait)
     eval_server.full = 2
     assert evaluate(eval_server, tmp_path / "r.json", "--tasks", "gsm8k", "--limit", "1") == 0
     assert asked_to_wait == ["", ""]
@@ -186,9 +186,9 @@ def test_a_full_server_is_asked_again(
 
 
 def test_a_full_server_is_waited_for_as_long_as_it_says_or_ever_longer() -> None:
-    assert eval_requests._wait("7", 5) == 7
-    assert [eval_requests._wait(header, 3) for header in ("", "Wed, 21 Oct 2026 07:28:00 GMT", "-1")] == [8, 8, 8]
-    assert eval_requests._wait("3600", 0) == eval_requests._wait("", 7) == 30
+    assert requests._wait("7", 5) == 7
+    assert [requests._wait(header, 3) for header in ("", "Wed, 21 Oct 2026 07:28:00 GMT", "-1")] == [8, 8, 8]
+    assert requests._wait("3600", 0) == requests._wait("", 7) == 30
 
 
 def test_ctrl_c_keeps_the_answers(
@@ -197,7 +197,7 @@ def test_ctrl_c_keeps_the_answers(
     async def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(eval_tasks, "ask_all", interrupted)
+    monkeypatch.setattr(command, "ask_all", interrupted)
     assert evaluate(eval_server, tmp_path / "r.json", "--tasks", "piqa") == 130
     assert "the same command goes on" in capsys.readouterr().err
 
@@ -230,7 +230,7 @@ def test_the_store_gives_back_what_it_was_given(tmp_path: Path) -> None:
 
 def test_requests_in_flight_are_as_many_as_asked(eval_server: EvalServer, tmp_path: Path) -> None:
     flying, most = 0, 0
-    post = eval_requests.post
+    post = requests.post
 
     async def counted(*arguments: Any) -> dict[str, Any]:
         nonlocal flying, most
@@ -243,6 +243,6 @@ def test_requests_in_flight_are_as_many_as_asked(eval_server: EvalServer, tmp_pa
             flying -= 1
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(eval_requests, "post", counted)
+        patch.setattr(requests, "post", counted)
         assert evaluate(eval_server, tmp_path / "r.json", "--tasks", "gsm8k", "--concurrency", "3") == 0
     assert most == 3

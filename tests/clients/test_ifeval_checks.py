@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from hamburger.clients.eval_errors import EvalError
-from hamburger.clients.ifeval_checks import _CHECKS, follows, read_arguments
-from hamburger.clients.ifeval_text import TextTools, count_capital_words, count_words
+from hamburger.clients.evaluation.errors import EvalError
+from hamburger.clients.evaluation.ifeval_checks import _CHECKS, follows, read_arguments
+from hamburger.clients.evaluation.ifeval_text import TextTools, count_capital_words, count_words
 
 ROWS = Path(__file__).parents[1] / "data" / "eval" / "ifeval.jsonl.gz"
 GERMAN = "Das Wetter ist heute sehr schön, und wir gehen am Nachmittag mit den Kindern in den Park."

@@ -11,8 +11,8 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from hamburger.clients import eval_tasks
-from hamburger.clients.eval_items import TASKS, Question, read_items
+from hamburger.clients.evaluation import command
+from hamburger.clients.evaluation.items import TASKS, Question, read_items
 from hamburger.model.checkpoints.load import load_checkpoint
 from hamburger.model.checkpoints.sources import resolve_source
 from hamburger.model.config import ModelConfig
@@ -24,9 +24,9 @@ DATA = Path(__file__).parents[1] / "data" / "eval"
 
 def evaluate(server: RealServer, out: Path, *arguments: str) -> dict[str, Any]:
     parser = argparse.ArgumentParser()
-    eval_tasks.add_arguments(parser)
+    command.add_arguments(parser)
     options = ["--base-url", server.url, "--data", str(DATA), "--out", str(out), *arguments]
-    assert eval_tasks.run(parser.parse_args(options)) == 0
+    assert command.run(parser.parse_args(options)) == 0
     found: dict[str, Any] = json.loads(out.read_text())["tasks"]
     return found
 

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from hamburger.clients import chat
+from hamburger.clients.chat import command
 from scripted_server import ScriptedServer
 
 Captured = pytest.CaptureFixture[str]
@@ -21,8 +21,8 @@ class Terminal(io.StringIO):
 
 def run_chat(server: ScriptedServer, *arguments: str) -> int:
     parser = argparse.ArgumentParser()
-    chat.add_arguments(parser)
-    return chat.run(parser.parse_args(["--url", server.url, *arguments]))
+    command.add_arguments(parser)
+    return command.run(parser.parse_args(["--url", server.url, *arguments]))
 
 
 def say(stdin: io.StringIO, *lines: str) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 
-from hamburger.clients import eval_tasks
+from hamburger.clients.evaluation import command
 from scripted_server import Reply, ScriptedServer, error_body
 
 DATA = Path(__file__).parents[1] / "data" / "eval"
@@ -76,9 +76,9 @@ class EvalServer(ScriptedServer):
 def evaluate(server: EvalServer, out: Path, *arguments: str) -> int:
     """Run the command on the small task files; returns its exit code."""
     parser = argparse.ArgumentParser()
-    eval_tasks.add_arguments(parser)
+    command.add_arguments(parser)
     options = ["--base-url", server.url, "--data", str(DATA), "--out", str(out), "--resamples", "50", *arguments]
-    return eval_tasks.run(parser.parse_args(options))
+    return command.run(parser.parse_args(options))
 
 
 def report(out: Path) -> dict[str, Any]:

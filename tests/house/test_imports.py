@@ -23,7 +23,7 @@ def loaded_after(statement: str) -> set[str]:
         "hamburger.server.replicas.ray_app",
         "hamburger.engine.async_engine",
         "hamburger.engine.text.tokenizer",
-        "hamburger.clients.chat",
+        "hamburger.clients.chat.command",
         "hamburger.clients.bench",
     ],
 )

@@ -1,6 +1,6 @@
 """Asks a server the items of a task: chat for written answers, echoed log-probabilities for choices.
 
-Speaks HTTP only. Decides nothing about scores (eval_items.py) or files (eval_answers.py).
+Speaks HTTP only. Decides nothing about scores (items.py) or files (answers.py).
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any
 
 import httpx
 
-from hamburger.clients.eval_answers import Answer, AnswerStore, question_key
-from hamburger.clients.eval_items import Item, Question, Task
+from hamburger.clients.evaluation.answers import Answer, AnswerStore, question_key
+from hamburger.clients.evaluation.items import Item, Question, Task
 from hamburger.clients.wire import RequestError, response_error, transport_error
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from hamburger.clients.eval_errors import EvalError
+from hamburger.clients.evaluation.errors import EvalError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

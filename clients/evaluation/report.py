@@ -15,9 +15,9 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from hamburger.clients.bootstrap import LEVEL, Interval, bootstrap_mean, paired_bootstrap
-from hamburger.clients.eval_answers import Usage
-from hamburger.clients.eval_errors import EvalError
+from hamburger.clients.evaluation.answers import Usage
+from hamburger.clients.evaluation.bootstrap import LEVEL, Interval, bootstrap_mean, paired_bootstrap
+from hamburger.clients.evaluation.errors import EvalError
 
 Scores = dict[str, dict[str, float]]  # item id -> metric -> 0 or 1
 

@@ -18,11 +18,11 @@ import httpx
 from rich.console import Console
 
 from hamburger.clients.arguments import add_server_arguments, count, non_negative, unit_interval
-from hamburger.clients.chat_answer import Painter, stream_events, summary
-from hamburger.clients.chat_race import race
-from hamburger.clients.chat_stats import server_stats
+from hamburger.clients.chat.answer import Painter, stream_events, summary
+from hamburger.clients.chat.race import race
+from hamburger.clients.chat.stats import server_stats
+from hamburger.clients.chat.typed_lines import typed_lines
 from hamburger.clients.figures import Answer
-from hamburger.clients.typed_lines import typed_lines
 from hamburger.clients.wire import RequestError, client_options, first_model
 
 HELP = """\

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 from rich.console import Console
 
-from hamburger.clients.chat_answer import Painter, stream_events, summary
+from hamburger.clients.chat.answer import Painter, stream_events, summary
 from hamburger.clients.figures import Answer
 
 _SEED = 1  # sampled texts are the same only with the same noise

@@ -16,9 +16,9 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from hamburger.clients.eval_errors import EvalError
-from hamburger.clients.ifeval_checks import follows, read_arguments
-from hamburger.clients.ifeval_text import TextTools
+from hamburger.clients.evaluation.errors import EvalError
+from hamburger.clients.evaluation.ifeval_checks import follows, read_arguments
+from hamburger.clients.evaluation.ifeval_text import TextTools
 
 GSM8K_PROMPT = '{question}\n\nReason step by step, then write the final number after "####".'
 _DIGITS = r"(?:(?<![\w)])-\$?)?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?"  # a minus after a word is an operator

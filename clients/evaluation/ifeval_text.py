@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from hamburger.clients.eval_errors import EvalError
+from hamburger.clients.evaluation.errors import EvalError
 
 _CLITICS = re.compile(r"(?i)(n't|'(?:s|m|d|ll|re|ve))(?=\W|$)|(?<=\bcan)(?=not\b)")
 _BETWEEN_WORDS = re.compile(r"[\s;@#$%&?!*\[\](){}<>\"`“”„«»‘’…]+|\.{2,}|--|[:,](?!\d)")

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hamburger.clients.eval_errors import EvalError
+from hamburger.clients.evaluation.errors import EvalError
 
 SAMPLES, LEVEL = 10_000, 0.95
 _DRAWS_AT_ONCE = 2_000_000  # bounds the memory: 16 MB of indices

@@ -11,8 +11,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from hamburger.clients.eval_errors import EvalError
-from hamburger.clients.ifeval_text import TextTools, count_capital_words, count_words
+from hamburger.clients.evaluation.errors import EvalError
+from hamburger.clients.evaluation.ifeval_text import TextTools, count_capital_words, count_words
 
 _ANSWERS = ("My answer is yes.", "My answer is no.", "My answer is maybe.")
 _POSTSCRIPTS = {"P.P.S": r"p\.\s?p\.\s?s", "P.S.": r"p\.\s?s\."}

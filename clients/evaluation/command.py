@@ -1,7 +1,7 @@
 """`hamburger eval-tasks`: scores of a server on IFEval, GSM8K, ARC-Easy and PIQA, alone or beside a second server.
 
-Arguments, the order of work and output; items are read and scored by eval_items.py, asked by eval_requests.py, kept by
-eval_answers.py. Speaks HTTP only; must not import hamburger.server, engine or model.
+Arguments, the order of work and output; items are read and scored by items.py, asked by requests.py, kept by
+answers.py. Speaks HTTP only; must not import hamburger.server, engine or model.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from rich.console import Console
 from rich.progress import Progress
 
 from hamburger.clients.arguments import DEFAULT_URL, count, positive, server_url, unit_interval, whole
-from hamburger.clients.bootstrap import LEVEL, SAMPLES
-from hamburger.clients.eval_answers import AnswerStore, Usage
-from hamburger.clients.eval_errors import EvalError
-from hamburger.clients.eval_items import TASKS, Item, Task, read_items, score
-from hamburger.clients.eval_report import Figures, Side, compare, print_tables, read_report, task_report
-from hamburger.clients.eval_requests import Server, ask_all
-from hamburger.clients.ifeval_text import TextTools
+from hamburger.clients.evaluation.answers import AnswerStore, Usage
+from hamburger.clients.evaluation.bootstrap import LEVEL, SAMPLES
+from hamburger.clients.evaluation.errors import EvalError
+from hamburger.clients.evaluation.ifeval_text import TextTools
+from hamburger.clients.evaluation.items import TASKS, Item, Task, read_items, score
+from hamburger.clients.evaluation.report import Figures, Side, compare, print_tables, read_report, task_report
+from hamburger.clients.evaluation.requests import Server, ask_all
 from hamburger.clients.wire import API_KEY_VARIABLE, RequestError, client_options, first_model
 
 _SECOND = ("base_url_b", "model_b", "confidence_b", "api_key_b")

@@ -1,0 +1,4 @@
+"""`hamburger chat`: a conversation in the terminal.
+
+It must not know anything of the server but the wire.
+"""
