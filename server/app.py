@@ -11,13 +11,11 @@ from hamburger.engine.async_engine import AsyncEngine
 from hamburger.engine.text.grammar_processes import GrammarProcesses
 from hamburger.server.api.answering import Answering
 from hamburger.server.api.auth import require_api_key
-from hamburger.server.api.completions import completion_routes
 from hamburger.server.api.errors import add_error_handlers
 from hamburger.server.api.lora_routes import lora_routes
 from hamburger.server.api.model_context import ModelContext, ServedModel
 from hamburger.server.api.openapi import document
 from hamburger.server.api.origins import require_known_page
-from hamburger.server.api.playground import playground_routes
 from hamburger.server.api.routes import model_routes, operation_routes
 from hamburger.server.api.served_models import ServedModels
 from hamburger.server.api.tokenizer_routes import tokenizer_routes
@@ -25,6 +23,7 @@ from hamburger.server.bodies.chat import ChatBody
 from hamburger.server.bodies.completion import CompletionBody
 from hamburger.server.bodies.lora import LoadLoraBody, UnloadLoraBody
 from hamburger.server.bodies.tokenizer import DetokenizeBody, TokenizeBody
+from hamburger.server.completions.routes import completion_routes
 from hamburger.server.config import ServeSettings
 from hamburger.server.messages.body import MessagesBody, PromptBody
 from hamburger.server.messages.errors import PATH as MESSAGES
@@ -34,6 +33,7 @@ from hamburger.server.operation.key_limits import KeyLimits
 from hamburger.server.operation.metrics import ServerMetrics
 from hamburger.server.operation.middleware import RequestIds, allow_origins
 from hamburger.server.operation.tracing import RequestTraces
+from hamburger.server.playground import playground_routes
 from hamburger.server.responses.body import ResponsesBody
 from hamburger.server.responses.routes import response_routes
 from hamburger.server.responses.store import ResponseStore

@@ -12,9 +12,9 @@ from hamburger.engine.types.errors import InvalidRequest
 from hamburger.server.api.answering import Answering
 from hamburger.server.api.openapi import REFUSED, TYPED_STREAM, body_of
 from hamburger.server.api.prompts import encode_text, render_chat
-from hamburger.server.api.replies import ChatReply
 from hamburger.server.api.request_body import naming, read_body, validated
 from hamburger.server.bodies.chat import ChatBody
+from hamburger.server.completions.replies import ChatReply
 from hamburger.server.messages.body import NAMES, MessagesBody, PromptBody
 from hamburger.server.messages.reply import MessagesReply
 

@@ -13,8 +13,8 @@ from typing import Any
 from hamburger.engine.request import RequestUpdate
 from hamburger.server.api.errors import ApiError
 from hamburger.server.api.events import typed_event
-from hamburger.server.api.replies import ChatReply
-from hamburger.server.api.retold import RetoldReply
+from hamburger.server.completions.replies import ChatReply
+from hamburger.server.completions.retold import RetoldReply
 from hamburger.server.responses.body import ResponsesBody
 from hamburger.server.responses.errors import responses_error
 

@@ -15,10 +15,10 @@ from hamburger.server.api.auth import key_of
 from hamburger.server.api.errors import ApiError, to_api_error
 from hamburger.server.api.model_context import ModelContext
 from hamburger.server.api.openapi import REFUSED, TYPED_STREAM, body_of
-from hamburger.server.api.replies import ChatReply
 from hamburger.server.api.request_body import naming, read_body, validated
 from hamburger.server.api.streaming import Generation
 from hamburger.server.bodies.chat import ChatBody
+from hamburger.server.completions.replies import ChatReply
 from hamburger.server.operation.request_log import entry_of
 from hamburger.server.responses.body import NAMES, ResponsesBody, call_of_chat
 from hamburger.server.responses.reply import ResponsesReply

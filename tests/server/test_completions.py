@@ -9,8 +9,8 @@ from fastapi.responses import JSONResponse, StreamingResponse
 from fakes import BOS, EOS, ByteTokenizer, scripted_logprobs
 from hamburger.engine.request import RequestUpdate
 from hamburger.engine.types.messages import TokenLogprobs
-from hamburger.server.api.logprobs import CompletionLogprobs
 from hamburger.server.api.streaming import whole_response
+from hamburger.server.completions.logprobs import CompletionLogprobs
 from serving import COMPLETIONS, ByChoice, serving, split
 
 DONE = [[EOS]]

@@ -13,8 +13,8 @@ from hamburger.engine.request import RequestUpdate
 from hamburger.engine.request_stream import PromptScores
 from hamburger.engine.types.errors import EngineDead, OutOfMemory
 from hamburger.engine.types.messages import TokenLogprobs
-from hamburger.server.api.echo import Echo
-from hamburger.server.api.logprobs import CompletionLogprobs
+from hamburger.server.completions.echo import Echo
+from hamburger.server.completions.logprobs import CompletionLogprobs
 from serving import CHAT, COMPLETIONS, HELLO, ByChoice, serving
 
 NAMES = ("tokens", "token_logprobs", "top_logprobs", "text_offset")

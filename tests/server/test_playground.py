@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
-from hamburger.server.api.playground import STATIC
 from hamburger.server.cli import build_parser
 from hamburger.server.config import load_settings
+from hamburger.server.playground import STATIC
 from serving import serving
 
 

@@ -312,7 +312,7 @@ async def test_a_fault_of_ours_in_the_background_is_told(monkeypatch: pytest.Mon
     def broken(*_: Any) -> None:
         raise RuntimeError("a secret of the server")
 
-    monkeypatch.setattr("hamburger.server.api.openai_reply.OpenAIReply.add", broken)
+    monkeypatch.setattr("hamburger.server.completions.openai_reply.OpenAIReply.add", broken)
     async with serving(HELLO, **ROOM) as server:
         started = await server.ok(RESPONSES, {"input": "Hi", "background": True})
         async with asyncio.timeout(10):

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from hamburger.engine.request import DraftCounts, RequestUpdate
-from hamburger.server.api.echo import Echo
+from hamburger.server.completions.echo import Echo
 from hamburger.server.tools.reasoning import Reasoning
 from hamburger.server.tools.tool_use import ToolStream
 

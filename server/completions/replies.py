@@ -6,15 +6,15 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from hamburger.engine.request import RequestUpdate
-from hamburger.server.api.choice import Choice
-from hamburger.server.api.echo import Echo
-from hamburger.server.api.logprobs import (
+from hamburger.server.completions.choice import Choice
+from hamburger.server.completions.echo import Echo
+from hamburger.server.completions.logprobs import (
     ChatLogprobs,
     CompletionLogprobs,
     join_chat_logprobs,
     join_completion_logprobs,
 )
-from hamburger.server.api.openai_reply import OpenAIReply
+from hamburger.server.completions.openai_reply import OpenAIReply
 
 
 class ChatReply(OpenAIReply):

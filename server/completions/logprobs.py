@@ -8,7 +8,7 @@ from typing import Any
 
 from hamburger.engine.request import RequestUpdate
 from hamburger.engine.types.messages import TokenLogprobs
-from hamburger.server.api.echo import Echo
+from hamburger.server.completions.echo import Echo
 from hamburger.server.server_tokenizer import ServerTokenizer
 
 LOWEST_LOGPROB = -9999.0

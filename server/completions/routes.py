@@ -10,13 +10,13 @@ from fastapi.responses import Response
 
 from hamburger.engine.types.sampling_params import SamplingParams
 from hamburger.server.api.answering import Answering, check_number, sampling_params
-from hamburger.server.api.echo import Echo
 from hamburger.server.api.openapi import REFUSED, STREAM, body_of
 from hamburger.server.api.prompts import encode_text
-from hamburger.server.api.replies import ChatReply, CompletionReply
 from hamburger.server.api.request_body import read_body
 from hamburger.server.bodies.chat import ChatBody
 from hamburger.server.bodies.completion import DEFAULT_TOKENS, CompletionBody
+from hamburger.server.completions.echo import Echo
+from hamburger.server.completions.replies import ChatReply, CompletionReply
 
 
 def completion_routes(answering: Answering) -> APIRouter:

@@ -8,13 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from hamburger.engine.request import RequestUpdate
-from hamburger.server.api.choice import Choice
-from hamburger.server.api.echo import Echo
 from hamburger.server.api.errors import ApiError, error_body
 from hamburger.server.api.events import DONE, data_event
-from hamburger.server.api.logprobs import PromptLogprobs
 from hamburger.server.api.model_context import ServedModel
 from hamburger.server.bodies.generation import GenerationBody
+from hamburger.server.completions.choice import Choice
+from hamburger.server.completions.echo import Echo
+from hamburger.server.completions.logprobs import PromptLogprobs
 from hamburger.server.server_tokenizer import ServerTokenizer
 from hamburger.server.tools.reasoning import Reasoning
 from hamburger.server.tools.tool_use import ToolStream
@@ -23,7 +23,7 @@ _LOGGED_USAGE = ("prompt_tokens", "completion_tokens", "kv_slots", "tokens_per_k
 
 
 class OpenAIReply:
-    """A Reply (reply.py): its id, its choices and its usage. Subclasses know the two shapes."""
+    """A Reply (server/api/reply.py): its id, its choices and its usage. Subclasses know the two shapes."""
 
     id_prefix: str
     object: str

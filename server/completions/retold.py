@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from hamburger.engine.request import RequestUpdate
-from hamburger.server.api.replies import ChatReply
+from hamburger.server.completions.replies import ChatReply
 
 
 class RetoldReply:
-    """Half of a Reply (reply.py). chat: the answer that it tells; it has one choice."""
+    """Half of a Reply (server/api/reply.py). chat: the answer that it tells; it has one choice."""
 
     def __init__(self, chat: ChatReply, reply_id: str) -> None:
         self.id, self._chat = reply_id, chat
