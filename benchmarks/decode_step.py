@@ -22,7 +22,7 @@ from hamburger.engine.device.memory import pool_bytes
 from hamburger.engine.plan.known_shapes import PRESETS, with_graft
 from hamburger.model.assemble import assemble
 from hamburger.model.batch import ForwardBatch, StepOutput, empty_sampling
-from hamburger.model.config import GraftConfig, ModelConfig, TrunkConfig, tensor_shapes
+from hamburger.model.config import GraftConfig, ModelConfig, TrunkConfig
 from hamburger.model.device.devices import make_current
 from hamburger.model.execution import Execution
 from hamburger.model.gpu.availability import choose_backend
@@ -31,6 +31,7 @@ from hamburger.model.graphs.decode_graphs import DecodeGraphs
 from hamburger.model.graphs.step_memory import Largest, largest_decode
 from hamburger.model.kv_cache import PagedKVCache
 from hamburger.model.steps import EagerSteps
+from hamburger.model.tensor_shapes import tensor_shapes
 
 BLOCK = 32
 TINY = TrunkConfig(

@@ -30,7 +30,7 @@ def write_adapter(folder: Path, trunk: TrunkConfig, rank: int, seed: int) -> Pat
     import torch
     from safetensors.torch import save_file
 
-    from hamburger.model.config import layer_shapes
+    from hamburger.model.tensor_shapes import layer_shapes
 
     folder.mkdir()
     draw, tensors = torch.Generator().manual_seed(seed), {}

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hamburger.model.backend import Backend, Head, Heads, TorchBackend
-from hamburger.model.config import JOINED, LAYER_NORMS, ConfigError, ExpertsConfig, ModelConfig, TrunkConfig
+from hamburger.model.config import ConfigError, ExpertsConfig, ModelConfig, TrunkConfig
 from hamburger.model.cpu.backend import CpuBackend, CpuEmission
 from hamburger.model.cpu.onednn import PackedLinear, can_pack, packed_linear
 from hamburger.model.emission.emission import Emission
@@ -26,6 +26,7 @@ from hamburger.model.parallel.shard import Shard
 from hamburger.model.parallel.steps import ParallelSteps
 from hamburger.model.rotary import RotaryEmbedding
 from hamburger.model.steps import EagerSteps
+from hamburger.model.tensor_shapes import JOINED, LAYER_NORMS
 
 # What excludes what: (is asked, and excludes, remedy). How the user asks for it is the engine's to say.
 _EXCLUDED: tuple[tuple[str, str, str], ...] = (
@@ -48,7 +49,7 @@ def assemble(
     max_positions: int,
     execution: Execution = DEFAULT,
 ) -> EagerSteps:
-    """Build what runs macro-steps of tensors named as `config.tensor_shapes` says (checked by the loader), in `dtype`.
+    """Build what runs macro-steps of tensors named as `tensor_shapes` says (checked by the loader), in `dtype`.
 
     max_positions: the longest sequence to serve, in tokens. Raises ConfigError where parts of `execution` exclude each
     other.

@@ -17,11 +17,12 @@ from torch import Tensor
 
 from hamburger.model.adapter import ComposedSlots, Embedded, LoraPair, PassedLora
 from hamburger.model.batch import ForwardBatch, Reads
-from hamburger.model.config import JOINED, ModelConfig, TrunkConfig
+from hamburger.model.config import ModelConfig, TrunkConfig
 from hamburger.model.group_cache import GroupCache
 from hamburger.model.hamburger import HamburgerModel
 from hamburger.model.kv_cache import PagedKVCache
 from hamburger.model.lora import Loras, LoraWeights
+from hamburger.model.tensor_shapes import JOINED
 
 Head = Callable[[Tensor], Tensor]  # states [..., D] -> logits [..., rows of its weight]
 

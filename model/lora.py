@@ -14,7 +14,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from hamburger.model.config import JOINED, TrunkConfig, layer_shapes
+from hamburger.model.config import TrunkConfig
+from hamburger.model.tensor_shapes import JOINED, layer_shapes
 
 
 @dataclass(frozen=True, slots=True, eq=False)

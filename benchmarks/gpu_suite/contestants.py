@@ -34,7 +34,8 @@ from gpu_suite.stages import (
     Stage,
     stages,
 )
-from hamburger.model.config import ModelConfig, tensor_shapes
+from hamburger.model.config import ModelConfig
+from hamburger.model.tensor_shapes import tensor_shapes
 
 BLOCK = 32  # slots
 PROCESS_BYTES = {"cpu": 1 << 28, "cuda": 3 << 29}  # of CUDA's context, libraries and graphs: an estimate

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from hamburger.model.config import JOINED, ConfigError, TrunkConfig, layer_shapes
+from hamburger.model.config import ConfigError, TrunkConfig
+from hamburger.model.tensor_shapes import JOINED, layer_shapes
 
 # A GPU is there for the server; a CPU machine's memory is shared with everything else on it.
 _GPU_SHARE, _CPU_SHARE = 0.9, 0.4

@@ -13,7 +13,8 @@ from typing import Literal
 
 from hamburger.engine.core.pool import blocks_of_pool, lora_bytes, pool_share
 from hamburger.engine.types.settling import Settling
-from hamburger.model.config import ConfigError, ModelConfig, kv_slot_bytes, tensor_shapes
+from hamburger.model.config import ConfigError, ModelConfig, kv_slot_bytes
+from hamburger.model.tensor_shapes import tensor_shapes
 
 NUMBER_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 KV_BYTES = {**NUMBER_BYTES, "int8": 1}  # and a scale a head

@@ -1,4 +1,4 @@
-"""Experts in a configuration and among tensors, under one set of names (config.tensor_shapes). No torch is imported."""
+"""Experts in a configuration and among tensors, under one set of names (tensor_shapes.py). No torch is imported."""
 
 from __future__ import annotations
 

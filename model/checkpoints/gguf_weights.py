@@ -27,8 +27,9 @@ from torch import Tensor
 from hamburger.model.checkpoints.hf_config import parse_trunk_config, read_trunk_config, trunk_config_json
 from hamburger.model.checkpoints.relatives import gemma3_factors
 from hamburger.model.checkpoints.sources import CheckpointError
-from hamburger.model.config import ModelConfig, TrunkConfig, tensor_shapes
+from hamburger.model.config import ModelConfig, TrunkConfig
 from hamburger.model.rotary import inverse_frequencies
+from hamburger.model.tensor_shapes import tensor_shapes
 
 CACHE_FORMAT = 2
 """Part of the cache's key: raised whenever what the cache holds for the same GGUF file changes."""

@@ -1,4 +1,4 @@
-"""Loads every kind of checkpoint into one strict set of canonical tensors (config.tensor_shapes), and saves ours.
+"""Loads every kind of checkpoint into one strict set of canonical tensors (tensor_shapes.py), and saves ours.
 
 safetensors, or torch.load with weights_only=True; nothing else is ever read, and no code from a checkpoint runs.
 """
@@ -31,7 +31,8 @@ from hamburger.model.checkpoints.sources import (
     embedded_gguf,
     read_json,
 )
-from hamburger.model.config import ConfigError, ModelConfig, shared_lora_a, tensor_shapes
+from hamburger.model.config import ConfigError, ModelConfig
+from hamburger.model.tensor_shapes import shared_lora_a, tensor_shapes
 
 _WEIGHTS, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _ADAPTER = "adapter."

@@ -5,10 +5,11 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
-from hamburger.model.config import JOINED, TrunkConfig
+from hamburger.model.config import TrunkConfig
 from hamburger.model.cpu.library import GROUP, Kernels
 from hamburger.model.cpu.weights import PackedAdapters, PackedPair, PackedWeight
 from hamburger.model.lora import LoraWeights
+from hamburger.model.tensor_shapes import JOINED
 
 
 class CpuLoras:

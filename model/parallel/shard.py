@@ -28,7 +28,7 @@ _VOCABULARY = ("model.embed_tokens.weight", "lm_head.weight")
 
 
 def shard_tensor(name: str, tensor: Tensor, rank: int, size: int) -> Tensor:
-    """A rank's part of a canonical tensor (config.tensor_shapes)."""
+    """A rank's part of a canonical tensor (tensor_shapes.py)."""
     if name in _VOCABULARY:
         rows = -(-len(tensor) // size)
         part = tensor[rank * rows : (rank + 1) * rows].clone()  # a view would keep the whole tensor

@@ -13,7 +13,8 @@ from torch import Tensor
 from hamburger.model.checkpoints.hf_config import trunk_config_json
 from hamburger.model.checkpoints.load import Checkpoint, load_checkpoint
 from hamburger.model.checkpoints.sources import resolve_source
-from hamburger.model.config import ModelConfig, tensor_shapes
+from hamburger.model.config import ModelConfig
+from hamburger.model.tensor_shapes import tensor_shapes
 from small_models import graft_config, trunk_config
 
 Tensors = dict[str, Tensor]

@@ -14,7 +14,8 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from hamburger.model.config import JOINED, ModelConfig, layer_shapes
+from hamburger.model.config import ModelConfig
+from hamburger.model.tensor_shapes import JOINED, layer_shapes
 from peer import hugging_face
 
 LINEARS = tuple(part.rpartition(".")[2] for parts in JOINED.values() for part in parts)

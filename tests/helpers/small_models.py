@@ -25,7 +25,7 @@ from hamburger.engine.types.settling import Settling
 from hamburger.model.assemble import assemble, model_of
 from hamburger.model.backend import Heads, TorchBackend
 from hamburger.model.batch import ForwardBatch, Reads, empty_sampling
-from hamburger.model.config import GraftConfig, ModelConfig, TrunkConfig, shared_lora_a, tensor_shapes
+from hamburger.model.config import GraftConfig, ModelConfig, TrunkConfig
 from hamburger.model.emission.narrowing import NarrowingEmission
 from hamburger.model.emission.scoring import ScoringEmission
 from hamburger.model.execution import Execution
@@ -36,6 +36,7 @@ from hamburger.model.linear import MakeLinear, plain_linear
 from hamburger.model.rotary import RotaryEmbedding
 from hamburger.model.slot_choice import SlotChoice
 from hamburger.model.steps import EagerSteps, Steps
+from hamburger.model.tensor_shapes import shared_lora_a, tensor_shapes
 
 CPU = torch.device("cpu")
 

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from hamburger.model.config import ModelConfig, tensor_shapes
+from hamburger.model.config import ModelConfig
+from hamburger.model.tensor_shapes import tensor_shapes
 from hamburger.training.cli.data import (
     add_distill_arguments,
     add_inspect_arguments,

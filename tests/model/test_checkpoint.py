@@ -14,7 +14,8 @@ from safetensors.torch import load_file, save_file
 from checkpoints import GRAFTED, PLAIN, Tensors, assert_equal, edit_config, graft_only, load, save_hf
 from hamburger.model.checkpoints.load import save_checkpoint
 from hamburger.model.checkpoints.sources import CheckpointError
-from hamburger.model.config import ModelConfig, tensor_shapes
+from hamburger.model.config import ModelConfig
+from hamburger.model.tensor_shapes import tensor_shapes
 from small_models import graft_config, random_tensors, trunk_config
 
 

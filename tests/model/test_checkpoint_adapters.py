@@ -13,7 +13,7 @@ from checkpoints import GRAFTED, PLAIN, Tensors, assert_equal, edit_config, graf
 from hamburger.model.checkpoints.folder_config import Adapter
 from hamburger.model.checkpoints.load import save_checkpoint
 from hamburger.model.checkpoints.sources import CheckpointError
-from hamburger.model.config import tensor_shapes
+from hamburger.model.tensor_shapes import tensor_shapes
 from small_models import grafted, random_tensors
 
 LINEAR = "model.layers.1.self_attn.k_proj"

@@ -17,13 +17,14 @@ from hamburger.engine.types.settling import Settling
 from hamburger.model.assemble import assemble
 from hamburger.model.batch import LoraSlots, Reads
 from hamburger.model.checkpoints.lora_folder import read_lora
-from hamburger.model.config import JOINED, ModelConfig, tensor_shapes
+from hamburger.model.config import ModelConfig
 from hamburger.model.cpu.library import InstructionSet, Kernels, load_kernels
 from hamburger.model.execution import Execution
 from hamburger.model.graphs.capture import EagerCapture
 from hamburger.model.kv_cache import PagedKVCache
 from hamburger.model.lora import LoraWeights
 from hamburger.model.steps import EagerSteps
+from hamburger.model.tensor_shapes import JOINED, tensor_shapes
 from lora_folders import lora_folder, merged_peer, merged_tensors, peft_folder
 from native_models import SETS, WIDE, models
 from peer import hugging_face, is_greedy

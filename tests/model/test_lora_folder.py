@@ -14,7 +14,8 @@ from hamburger.engine.device.loras import LoraFolders
 from hamburger.model.backend import TorchLoras
 from hamburger.model.checkpoints.lora_folder import read_lora
 from hamburger.model.checkpoints.sources import CheckpointError
-from hamburger.model.config import JOINED, ModelConfig
+from hamburger.model.config import ModelConfig
+from hamburger.model.tensor_shapes import JOINED
 from lora_folders import lora_folder
 from native_models import WIDE
 from small_models import trunk_config

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from hamburger.model.assemble import model_of
-from hamburger.model.config import ModelConfig, layer_shapes, tensor_shapes
+from hamburger.model.config import ModelConfig
+from hamburger.model.tensor_shapes import layer_shapes, tensor_shapes
 from hamburger.training.errors import TrainingError
 from hamburger.training.forward.grafts import likeliest_ids, new_graft
 from small_models import CPU, graft_config, random_tensors, trunk_config

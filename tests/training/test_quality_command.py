@@ -13,7 +13,8 @@ import pytest
 import hamburger.training.quality.evaluate as quality
 from hamburger.model.checkpoints.load import save_checkpoint
 from hamburger.model.checkpoints.sources import BUILTIN, CheckpointError
-from hamburger.model.config import ConfigError, ModelConfig, tensor_shapes
+from hamburger.model.config import ConfigError, ModelConfig
+from hamburger.model.tensor_shapes import tensor_shapes
 from hamburger.training.cli.quality import CONFIDENCES, add_eval_quality_arguments
 from hamburger.training.errors import TrainingError
 from hamburger.training.quality.answers import Engine, ModelName, load_engine

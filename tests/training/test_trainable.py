@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from hamburger.model.assemble import assemble, model_of
 from hamburger.model.checkpoints.load import load_checkpoint
 from hamburger.model.checkpoints.sources import resolve_source
-from hamburger.model.config import tensor_shapes
+from hamburger.model.tensor_shapes import tensor_shapes
 from hamburger.training.errors import TrainingError
 from hamburger.training.forward.grafts import likeliest_ids
 from hamburger.training.forward.network import Slots, micro_states, trunk_states

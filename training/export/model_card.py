@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from hamburger.model.checkpoints.folder_config import Adapter
-from hamburger.model.config import ModelConfig, tensor_shapes
+from hamburger.model.config import ModelConfig
+from hamburger.model.tensor_shapes import tensor_shapes
 from hamburger.training.corpus.dataset import SegmentedDataset
 
 

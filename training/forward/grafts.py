@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor
 
-from hamburger.model.config import LAYER_NORMS, ModelConfig, TrunkConfig, layer_shapes, tensor_shapes
+from hamburger.model.config import ModelConfig, TrunkConfig
+from hamburger.model.tensor_shapes import LAYER_NORMS, layer_shapes, tensor_shapes
 from hamburger.training.errors import TrainingError
 
 # A copied layer adds what the trunk's large residual needs; a fused input is far smaller. Measured after 72,000
@@ -20,7 +21,7 @@ _LAST_HEADS, _PREFERENCE = 0.75, 4.0
 def new_graft(
     config: ModelConfig, base: Mapping[str, Tensor], short_list: Tensor | None, seed: int
 ) -> dict[str, Tensor]:
-    """The graft's canonical tensors (config.tensor_shapes), float32.
+    """The graft's canonical tensors (tensor_shapes.py), float32.
 
     base: the trunk's canonical tensors. The micro decoder's layers begin as the trunk's last ones and its norm as the
     trunk's final norm; fused features begin as the last feature alone, with the layers' outputs damped; a composed slot

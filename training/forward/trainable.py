@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from hamburger.model.assemble import model_of, parts_of
 from hamburger.model.checkpoints.folder_config import Adapter
 from hamburger.model.checkpoints.load import save_checkpoint
-from hamburger.model.config import ModelConfig, shared_lora_a, tensor_shapes
+from hamburger.model.config import ModelConfig
 from hamburger.model.hamburger import HamburgerModel
+from hamburger.model.tensor_shapes import shared_lora_a, tensor_shapes
 from hamburger.training.errors import TrainingError
 from hamburger.training.forward.network import is_for_composed
 from hamburger.training.forward.origin import TRUNK_NAMES, Origin, with_composed_adapter
@@ -101,7 +102,7 @@ def is_graft(name: str) -> bool:
 
 
 def canonical_tensors(config: ModelConfig, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A module's state dict -> canonical tensors (config.tensor_shapes) and `adapter.*` pairs, float32 on the host.
+    """A module's state dict -> canonical tensors (tensor_shapes.py) and `adapter.*` pairs, float32 on the host.
 
     A fused linear's adapter becomes one pair for each of its parts: A is shared, B is cut by rows.
     """
