@@ -19,12 +19,12 @@ from hamburger.model.emission.scoring import ScoringEmission
 from hamburger.model.emission.static import StaticEmission
 from hamburger.model.execution import DEFAULT, Execution
 from hamburger.model.gpu.int8 import Int8Linear, int8_linear
-from hamburger.model.hamburger import HamburgerModel
-from hamburger.model.linear import MakeLinear, give, plain_linear
+from hamburger.model.modules.hamburger import HamburgerModel
+from hamburger.model.modules.linear import MakeLinear, give, plain_linear
+from hamburger.model.modules.rotary import RotaryEmbedding
 from hamburger.model.parallel.collectives import Collectives
 from hamburger.model.parallel.shard import Shard
 from hamburger.model.parallel.steps import ParallelSteps
-from hamburger.model.rotary import RotaryEmbedding
 from hamburger.model.steps import EagerSteps
 from hamburger.model.tensor_shapes import JOINED, LAYER_NORMS
 

@@ -15,13 +15,13 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from hamburger.model.adapter import ComposedSlots, Embedded, LoraPair, PassedLora
 from hamburger.model.batch import ForwardBatch, Reads
 from hamburger.model.config import ModelConfig, TrunkConfig
 from hamburger.model.group_cache import GroupCache
-from hamburger.model.hamburger import HamburgerModel
 from hamburger.model.kv_cache import PagedKVCache
-from hamburger.model.lora import Loras, LoraWeights
+from hamburger.model.modules.adapter import ComposedSlots, Embedded, LoraPair, PassedLora
+from hamburger.model.modules.hamburger import HamburgerModel
+from hamburger.model.modules.lora import Loras, LoraWeights
 from hamburger.model.tensor_shapes import JOINED
 
 Head = Callable[[Tensor], Tensor]  # states [..., D] -> logits [..., rows of its weight]

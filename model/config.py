@@ -196,7 +196,7 @@ class GraftConfig:
 class ModelConfig:
     """A trunk and, unless it is a plain base model, its graft.
 
-    adapter_rank: of the adapter that slots of several tokens alone pass (adapter.py); 0: there is none.
+    adapter_rank: of the adapter that slots of several tokens alone pass (modules/adapter.py); 0: there is none.
     """
 
     trunk: TrunkConfig

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hamburger.model.kv_cache import PagedKVCache
-from hamburger.model.rotary import RotaryEmbedding, rotate
+from hamburger.model.modules.rotary import RotaryEmbedding, rotate
 
 _LEAST_NORM = 1e-6
 # Finer differences do not count, and of equals the newest stay: a token that comes again has the same key in the first

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hamburger.model.config import ModelConfig, Norms, TrunkConfig
 
-# The linears that are joined, and what DecoderLayer (layers.py) calls them.
+# The linears that are joined, and what DecoderLayer (modules/layers.py) calls them.
 JOINED = {
     "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
     "o": ("self_attn.o_proj",),

@@ -24,10 +24,10 @@ from hamburger.model.cpu.slot_choice import CpuSlotChoice
 from hamburger.model.device.devices import choose_dtype, device_of_rank, make_current
 from hamburger.model.execution import Execution
 from hamburger.model.gpu.availability import AttentionBackend, choose_backend, why_no_triton
+from hamburger.model.modules.rotary import RotaryEmbedding
 from hamburger.model.parallel.collectives import Collectives
 from hamburger.model.parallel.step_shape import shard_trunk
 from hamburger.model.parallel.steps import ParallelSteps
-from hamburger.model.rotary import RotaryEmbedding
 from hamburger.model.slot_choice import SlotChoice
 from hamburger.model.steps import EagerSteps
 

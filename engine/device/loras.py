@@ -9,7 +9,7 @@ from hamburger.model.checkpoints.lora_folder import base_config, read_lora
 from hamburger.model.checkpoints.sources import CheckpointError, ModelSource
 from hamburger.model.config import TrunkConfig
 from hamburger.model.device.out_of_memory import out_of_memory_reason
-from hamburger.model.lora import Loras
+from hamburger.model.modules.lora import Loras
 
 
 class LoraFolders:

@@ -22,7 +22,7 @@ _CONFIG_KEYS = {"model_type", "format_version", "trunk", "base", "graft", "adapt
 class Adapter:
     """Low-rank adapters on the trunk's linears; they add alpha / rank * B A to a weight.
 
-    is_for_composed: slots of several tokens alone pass them (adapter.py); else they are merged into the weights.
+    is_for_composed: slots of several tokens alone pass them (modules/adapter.py); else the weights take them in.
     """
 
     rank: int

@@ -28,7 +28,7 @@ from hamburger.model.checkpoints.hf_config import parse_trunk_config, read_trunk
 from hamburger.model.checkpoints.relatives import gemma3_factors
 from hamburger.model.checkpoints.sources import CheckpointError
 from hamburger.model.config import ModelConfig, TrunkConfig
-from hamburger.model.rotary import inverse_frequencies
+from hamburger.model.modules.rotary import inverse_frequencies
 from hamburger.model.tensor_shapes import tensor_shapes
 
 CACHE_FORMAT = 2

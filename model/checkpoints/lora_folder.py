@@ -19,7 +19,7 @@ from hamburger.model.checkpoints.load import read_safetensors
 from hamburger.model.checkpoints.relatives import retold_name, retold_tensors
 from hamburger.model.checkpoints.sources import CheckpointError, ModelSource, read_json
 from hamburger.model.config import TrunkConfig
-from hamburger.model.lora import LoraWeights
+from hamburger.model.modules.lora import LoraWeights
 from hamburger.model.tensor_shapes import JOINED, layer_shapes
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"

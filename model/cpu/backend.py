@@ -9,18 +9,18 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hamburger.model.adapter import ComposedSlots, Embedded
 from hamburger.model.backend import spread
 from hamburger.model.batch import ForwardBatch, Reads, StepOutput
 from hamburger.model.cpu.graft import CpuEmbedding, CpuGraft, MicroParts, PackedHead, merger_fits
 from hamburger.model.cpu.library import Kernels
 from hamburger.model.cpu.trunk import CpuTrunk
 from hamburger.model.cpu.weights import pack_layers
-from hamburger.model.embedder import CompositionalEmbedder
 from hamburger.model.emission.emission import emitting_reads
 from hamburger.model.group_cache import GroupCache
-from hamburger.model.hamburger import HamburgerModel, calibrated
 from hamburger.model.kv_cache import PagedKVCache
+from hamburger.model.modules.adapter import ComposedSlots, Embedded
+from hamburger.model.modules.embedder import CompositionalEmbedder
+from hamburger.model.modules.hamburger import HamburgerModel, calibrated
 
 
 class CpuBackend:

@@ -26,12 +26,12 @@ from hamburger.model.cpu.structs import (
     pointers,
 )
 from hamburger.model.cpu.weights import PackedLayers, PackedWeight
-from hamburger.model.embedder import CompositionalEmbedder
 from hamburger.model.emission.emission import GoOn
 from hamburger.model.group_cache import GroupCache
-from hamburger.model.linear import weights_of
-from hamburger.model.micro_decoder import MicroStepDecoder, StopHead
-from hamburger.model.rotary import RotaryEmbedding
+from hamburger.model.modules.embedder import CompositionalEmbedder
+from hamburger.model.modules.linear import weights_of
+from hamburger.model.modules.micro_decoder import MicroStepDecoder, StopHead
+from hamburger.model.modules.rotary import RotaryEmbedding
 from hamburger.model.sampler import uniform
 
 _pointer, _int64 = ctypes.c_void_p, ctypes.c_int64
@@ -45,7 +45,7 @@ def merger_fits(plain: CompositionalEmbedder) -> bool:
 
 
 class CpuEmbedding:
-    """Tokens of slots -> what the trunk reads, in one call: an embedding, or a composed group's (embedder.py)."""
+    """Slots' tokens -> what the trunk reads, in one call: an embedding, or a composed group's (modules/embedder.py)."""
 
     def __init__(self, kernels: Kernels, table: Tensor, plain: CompositionalEmbedder | None) -> None:
         """table: [V, D]. plain: composes groups; None where no slot has several tokens."""

@@ -8,12 +8,12 @@ from torch import Tensor
 from hamburger.model.config import TrunkConfig
 from hamburger.model.cpu.library import GROUP, Kernels
 from hamburger.model.cpu.weights import PackedAdapters, PackedPair, PackedWeight
-from hamburger.model.lora import LoraWeights
+from hamburger.model.modules.lora import LoraWeights
 from hamburger.model.tensor_shapes import JOINED
 
 
 class CpuLoras:
-    """A Loras (model/lora.py). Ranks are filled up with zeros to whole groups, which changes no sum."""
+    """A Loras (model/modules/lora.py). Ranks are filled up with zeros to whole groups, which changes no sum."""
 
     def __init__(self, kernels: Kernels, trunk: TrunkConfig) -> None:
         self._kernels, self._trunk = kernels, trunk

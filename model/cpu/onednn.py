@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hamburger.model.linear import FormedLinear, Part
+from hamburger.model.modules.linear import FormedLinear, Part
 
 # The layout that oneDNN picks for this many rows served 1 to 512 rows equally well.
 _ROWS_HINT = 16

@@ -11,7 +11,7 @@ from torch import Tensor
 from hamburger.model.cpu.library import Kernels
 from hamburger.model.cpu.structs import AnglesStruct, SettlingStruct, pointers
 from hamburger.model.kv_cache import PagedKVCache
-from hamburger.model.rotary import RotaryEmbedding
+from hamburger.model.modules.rotary import RotaryEmbedding
 from hamburger.model.slot_choice import PRECISION, SlotChoice
 
 _pointer = ctypes.c_void_p

@@ -1,4 +1,4 @@
-"""CpuTrunk: all layers of a trunk in one call of the kernels. model/trunk.py is the plain reference."""
+"""CpuTrunk: all layers of a trunk in one call of the kernels. model/modules/trunk.py is the plain reference."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hamburger.model.adapter import Embedded
 from hamburger.model.batch import ForwardBatch, Reads
 from hamburger.model.cpu.library import Kernels
 from hamburger.model.cpu.loras import CpuLoras
 from hamburger.model.cpu.structs import ROPES, AdaptedStruct, AnglesStruct, BatchStruct, pointers
 from hamburger.model.cpu.weights import PackedAdapters, pack_layers
 from hamburger.model.kv_cache import PagedKVCache
-from hamburger.model.rotary import RotaryEmbedding
-from hamburger.model.trunk import Trunk
+from hamburger.model.modules.adapter import Embedded
+from hamburger.model.modules.rotary import RotaryEmbedding
+from hamburger.model.modules.trunk import Trunk
 
 _pointer, _int64 = ctypes.c_void_p, ctypes.c_int64
 

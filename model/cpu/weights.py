@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from hamburger.model.adapter import LowRank
 from hamburger.model.config import Rope, TrunkConfig
 from hamburger.model.cpu.library import GROUP, Kernels
 from hamburger.model.cpu.structs import (
@@ -21,8 +20,9 @@ from hamburger.model.cpu.structs import (
     LayerStruct,
     WeightStruct,
 )
-from hamburger.model.layers import DecoderLayer, Expert
-from hamburger.model.linear import weights_of
+from hamburger.model.modules.adapter import LowRank
+from hamburger.model.modules.layers import DecoderLayer, Expert
+from hamburger.model.modules.linear import weights_of
 
 _SAMPLED_ROWS = 128
 _OFF_GRID = 0.1  # of a step; bfloat16's rounding of the weights moves them by less
@@ -71,8 +71,9 @@ class PackedWeight:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerParts:
-    """One decoder layer (layers.py): its norms in the order of NORMS, linears, how many slots a slot sees (0: all), and
-    how it turns. gate_up, down: of each expert, whom the router [experts, D] chooses; without one there is one MLP.
+    """One decoder layer (modules/layers.py): its norms in the order of NORMS, linears, how many slots a slot sees (0:
+    all), and how it turns. gate_up, down: of each expert, whom the router [experts, D] chooses; without one there is
+    one MLP.
     """
 
     norms: Sequence[Tensor | None]

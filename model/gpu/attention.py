@@ -2,7 +2,7 @@
 
 A program takes all query heads of a KV head, so that keys and values are read once. What a launch looks like depends
 on shapes alone, never on a step's numbers, and nothing waits for the device: decoding steps can be captured in a CUDA
-graph. model/attention.py is the plain reference.
+graph. model/modules/attention.py is the plain reference.
 """
 
 from __future__ import annotations

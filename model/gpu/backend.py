@@ -12,7 +12,6 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from hamburger.model.adapter import ComposedSlots, LayerLora
 from hamburger.model.backend import Heads, TorchBackend
 from hamburger.model.batch import ForwardBatch, Reads
 from hamburger.model.gpu.attention import TritonChunks
@@ -20,10 +19,11 @@ from hamburger.model.gpu.batch_attention import BatchAttention, norms_of, proces
 from hamburger.model.gpu.layers import add_rms_norm, gated
 from hamburger.model.gpu.micro_attention import micro_attention
 from hamburger.model.group_cache import GroupCache
-from hamburger.model.hamburger import HamburgerModel
 from hamburger.model.kv_cache import PagedKVCache
-from hamburger.model.layers import DecoderLayer, RMSNorm
-from hamburger.model.trunk import run_layers
+from hamburger.model.modules.adapter import ComposedSlots, LayerLora
+from hamburger.model.modules.hamburger import HamburgerModel
+from hamburger.model.modules.layers import DecoderLayer, RMSNorm
+from hamburger.model.modules.trunk import run_layers
 
 # What a layer leaves: the residual stream, and what is still to be added to it (the next norm does so).
 _Pair = tuple[Tensor, Tensor | None]

@@ -11,9 +11,9 @@ from hamburger.model.gpu.attention import attend_singles, num_splits
 from hamburger.model.gpu.chunks import ChunkAttention, chunks_of, window_of
 from hamburger.model.gpu.layers import add_rms_norm, rotate_into_cache
 from hamburger.model.kv_cache import PagedKVCache
-from hamburger.model.layers import DecoderLayer
+from hamburger.model.modules.layers import DecoderLayer
+from hamburger.model.modules.rotary import RotaryEmbedding
 from hamburger.model.rope_scaling import DynamicRopeScaling
-from hamburger.model.rotary import RotaryEmbedding
 
 _Angles = tuple[tuple[Tensor, Tensor], Tensor]
 

@@ -13,7 +13,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from hamburger.model.linear import FormedLinear, Part, plain_linear
+from hamburger.model.modules.linear import FormedLinear, Part, plain_linear
 
 LARGEST = 127
 

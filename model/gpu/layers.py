@@ -1,5 +1,6 @@
 """Triton kernels for what lies between a decoder layer's matrices: norms, the gated product, rotary embedding and the
-new slots' keys and values. Each computes in float32 and rounds once; model/layers.py and rotary.py are the plain ones.
+new slots' keys and values. Each computes in float32 and rounds once; the plain ones are in model/modules/layers.py and
+rotary.py.
 
 Nothing here waits for the device or reads its numbers.
 """

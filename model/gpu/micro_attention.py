@@ -1,5 +1,5 @@
 """Triton kernel of a micro layer's attention: norms and rotary embedding of q and k, the new positions into the cache,
-and attention over its few positions, in one launch. micro_decoder.py is the plain reference.
+and attention over its few positions, in one launch. modules/micro_decoder.py is the plain reference.
 """
 
 from __future__ import annotations

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from hamburger.model.backend import Heads
 from hamburger.model.config import ModelConfig
 from hamburger.model.emission.scoring import SCORED_ROWS_AT_ONCE
-from hamburger.model.hamburger import HamburgerModel
-from hamburger.model.linear import FormedLinear, MakeLinear, Part, give
+from hamburger.model.modules.hamburger import HamburgerModel
+from hamburger.model.modules.linear import FormedLinear, MakeLinear, Part, give
 from hamburger.model.parallel.collectives import Collectives
 from hamburger.model.parallel.step_calls import CallSizes, StepCalls
 from hamburger.model.parallel.step_shape import shard_trunk

@@ -29,7 +29,7 @@ from hamburger.model.emission.narrowing import NarrowingEmission
 from hamburger.model.emission.scoring import SCORED_ROWS_AT_ONCE, ScoringEmission
 from hamburger.model.group_cache import GroupCache
 from hamburger.model.kv_cache import PagedKVCache
-from hamburger.model.lora import Loras
+from hamburger.model.modules.lora import Loras
 from hamburger.model.parallel.shard import Shard
 from hamburger.model.parallel.step_calls import NOT_ON
 from hamburger.model.parallel.step_shape import StepShape

@@ -16,7 +16,7 @@ from hamburger.model.checkpoints.hf_config import trunk_config_json
 from hamburger.model.checkpoints.load import load_checkpoint, save_checkpoint
 from hamburger.model.checkpoints.sources import resolve_source
 from hamburger.model.config import ModelConfig
-from hamburger.model.hamburger import HamburgerModel
+from hamburger.model.modules.hamburger import HamburgerModel
 from hamburger.model.tensor_shapes import tensor_shapes
 from hamburger.training.export.export import ExportOptions
 from small_models import CPU, graft_config, random_tensors, trunk_config

@@ -16,7 +16,7 @@ from hamburger.model.gpu.attention import attend_chunks, attend_singles, chunk_t
 from hamburger.model.gpu.layers import add_rms_norm, gated, rotate_into_cache
 from hamburger.model.gpu.micro_attention import micro_attention
 from hamburger.model.kv_cache import PagedKVCache
-from hamburger.model.rotary import RotaryEmbedding, rotate
+from hamburger.model.modules.rotary import RotaryEmbedding, rotate
 from poisoned_caches import NAN, check, poison_all, poisoned_cache
 from small_models import trunk_config
 

@@ -14,7 +14,7 @@ from hamburger.model.cpu.library import GROUP, InstructionSet, Kernels, load_ker
 from hamburger.model.emission.narrowing import NarrowingEmission
 from hamburger.model.emission.scoring import ScoringEmission
 from hamburger.model.execution import Execution
-from hamburger.model.linear import FormedLinear, Part
+from hamburger.model.modules.linear import FormedLinear, Part
 from hamburger.model.steps import EagerSteps
 from small_models import CPU, random_tensors
 

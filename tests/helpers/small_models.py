@@ -30,10 +30,10 @@ from hamburger.model.emission.narrowing import NarrowingEmission
 from hamburger.model.emission.scoring import ScoringEmission
 from hamburger.model.execution import Execution
 from hamburger.model.gpu.availability import AttentionBackend
-from hamburger.model.hamburger import HamburgerModel
 from hamburger.model.kv_cache import PagedKVCache
-from hamburger.model.linear import MakeLinear, plain_linear
-from hamburger.model.rotary import RotaryEmbedding
+from hamburger.model.modules.hamburger import HamburgerModel
+from hamburger.model.modules.linear import MakeLinear, plain_linear
+from hamburger.model.modules.rotary import RotaryEmbedding
 from hamburger.model.slot_choice import SlotChoice
 from hamburger.model.steps import EagerSteps, Steps
 from hamburger.model.tensor_shapes import shared_lora_a, tensor_shapes
@@ -66,7 +66,7 @@ def graft_config(**changes: Any) -> GraftConfig:
 
 
 def grafted(trunk: TrunkConfig | None = None, adapter_rank: int = 0, **graft: Any) -> ModelConfig:
-    """A small model with a graft; adapter_rank: of an adapter for its slots of several tokens (adapter.py)."""
+    """A small model with a graft; adapter_rank: of an adapter for its slots of several tokens (modules/adapter.py)."""
     return ModelConfig(trunk=trunk or trunk_config(), graft=graft_config(**graft), adapter_rank=adapter_rank)
 
 

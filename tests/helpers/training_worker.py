@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
-from hamburger.model.layers import DecoderLayer
+from hamburger.model.modules.layers import DecoderLayer
 from hamburger.training.recipe import Recipe
 from hamburger.training.run.train import Job
 from training_runs import AGREEMENT, FUSED, random_source, recipe

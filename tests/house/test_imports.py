@@ -38,7 +38,7 @@ def test_the_engine_package_loads_torch_only_for_llm() -> None:
 
 
 def test_the_check_sees_torch_where_it_is() -> None:
-    assert "torch" in loaded_after("import hamburger.model.trunk")
+    assert "torch" in loaded_after("import hamburger.model.modules.trunk")
 
 
 def test_a_command_loads_only_what_it_needs() -> None:

@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from hamburger.model.adapter import ComposedSlots, LowRank
 from hamburger.model.assemble import assemble, model_of
 from hamburger.model.config import ConfigError, ModelConfig
-from hamburger.model.layers import DecoderLayer
-from hamburger.model.linear import weights_of
+from hamburger.model.modules.adapter import ComposedSlots, LowRank
+from hamburger.model.modules.layers import DecoderLayer
+from hamburger.model.modules.linear import weights_of
 from hamburger.model.tensor_shapes import tensor_shapes
 from small_models import (
     CPU,

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from attention_reference import reference_attention
-from hamburger.model.attention import PagedAttention, StaticAttention
 from hamburger.model.batch import ForwardBatch, empty_sampling
 from hamburger.model.kv_cache import PagedKVCache, from_int8, slot_bytes, to_int8
+from hamburger.model.modules.attention import PagedAttention, StaticAttention
 from poisoned_caches import poison_all
 from small_models import CPU, trunk_config
 

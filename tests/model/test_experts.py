@@ -19,8 +19,8 @@ from hamburger.model.checkpoints.load import load_checkpoint, save_checkpoint
 from hamburger.model.checkpoints.lora_folder import read_lora
 from hamburger.model.checkpoints.sources import CheckpointError, resolve_source
 from hamburger.model.config import ConfigError, ExpertsConfig, ModelConfig
-from hamburger.model.layers import Expert, Experts
-from hamburger.model.linear import plain_linear, weights_of
+from hamburger.model.modules.layers import Expert, Experts
+from hamburger.model.modules.linear import plain_linear, weights_of
 from hamburger.model.parallel.step_shape import shard_trunk
 from hamburger.model.tensor_shapes import layer_shapes
 from lora_folders import lora_folder

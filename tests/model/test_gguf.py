@@ -22,8 +22,8 @@ from hamburger.model.checkpoints.hf_config import read_trunk_config
 from hamburger.model.checkpoints.load import load_checkpoint
 from hamburger.model.checkpoints.sources import BUILTIN, CheckpointError, embedded_gguf, resolve_source
 from hamburger.model.config import ModelConfig, TrunkConfig
+from hamburger.model.modules.rotary import inverse_frequencies
 from hamburger.model.rope_scaling import Llama3RopeScaling
-from hamburger.model.rotary import inverse_frequencies
 from small_models import random_tensors, trunk_config
 
 Kind = gguf.GGMLQuantizationType

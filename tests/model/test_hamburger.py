@@ -13,7 +13,7 @@ from hamburger.model.assemble import assemble, parts_of
 from hamburger.model.backend import TorchBackend
 from hamburger.model.config import ModelConfig
 from hamburger.model.cpu.onednn import PackedLinear, can_pack, compiled_rows
-from hamburger.model.embedder import CompositionalEmbedder
+from hamburger.model.modules.embedder import CompositionalEmbedder
 from slow_cases import slow_but
 from small_models import (
     CPU,

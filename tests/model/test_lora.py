@@ -22,7 +22,7 @@ from hamburger.model.cpu.library import InstructionSet, Kernels, load_kernels
 from hamburger.model.execution import Execution
 from hamburger.model.graphs.capture import EagerCapture
 from hamburger.model.kv_cache import PagedKVCache
-from hamburger.model.lora import LoraWeights
+from hamburger.model.modules.lora import LoraWeights
 from hamburger.model.steps import EagerSteps
 from hamburger.model.tensor_shapes import JOINED, tensor_shapes
 from lora_folders import lora_folder, merged_peer, merged_tensors, peft_folder

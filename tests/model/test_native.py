@@ -17,9 +17,9 @@ from hamburger.model.cpu import library
 from hamburger.model.cpu.graft import CpuEmbedding, CpuGraft, PackedHead, merger_fits
 from hamburger.model.cpu.library import GROUP, InstructionSet, Kernels, load_kernels
 from hamburger.model.cpu.weights import PackedWeight, has_4_bits
-from hamburger.model.embedder import CompositionalEmbedder
 from hamburger.model.kv_cache import PagedKVCache
-from hamburger.model.linear import weights_of
+from hamburger.model.modules.embedder import CompositionalEmbedder
+from hamburger.model.modules.linear import weights_of
 from hamburger.model.steps import EagerSteps
 from native_models import SETS, WIDE, RoundedLinear, dequantized, half, models, rounded
 from slow_cases import slow_but

@@ -21,12 +21,12 @@ from hamburger.model.config import ModelConfig
 from hamburger.model.cpu.library import InstructionSet, load_kernels
 from hamburger.model.cpu.slot_choice import CpuSlotChoice
 from hamburger.model.execution import Execution
-from hamburger.model.hamburger import HamburgerModel
 from hamburger.model.kv_cache import PagedKVCache
-from hamburger.model.rotary import RotaryEmbedding, inverse_frequencies, rotate
+from hamburger.model.modules.hamburger import HamburgerModel
+from hamburger.model.modules.rotary import RotaryEmbedding, inverse_frequencies, rotate
+from hamburger.model.modules.trunk import run_layers
 from hamburger.model.slot_choice import SlotChoice
 from hamburger.model.steps import EagerSteps
-from hamburger.model.trunk import run_layers
 from native_models import WIDE
 from playing import play
 from small_models import CPU, core_of, graft_config, params, plain_model, random_tensors, trunk_config

@@ -18,7 +18,7 @@ from hamburger.model.emission.emission import last_confirmed
 from hamburger.model.emission.narrowing import NarrowingEmission
 from hamburger.model.emission.static import StaticEmission, draw
 from hamburger.model.execution import Execution
-from hamburger.model.rotary import RotaryEmbedding
+from hamburger.model.modules.rotary import RotaryEmbedding
 from hamburger.model.sampler import sample, uniform
 from hamburger.model.steps import EagerSteps
 from slow_cases import slow_but

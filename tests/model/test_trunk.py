@@ -12,7 +12,7 @@ from hamburger.model.batch import Reads
 from hamburger.model.config import ModelConfig
 from hamburger.model.execution import Execution
 from hamburger.model.kv_cache import PagedKVCache
-from hamburger.model.rotary import RotaryEmbedding, inverse_frequencies
+from hamburger.model.modules.rotary import RotaryEmbedding, inverse_frequencies
 from peer import greedy, hugging_face
 from slow_cases import slow_but
 from small_models import CPU, core_of, one_sequence, params, random_tensors, run_core, tokens_of, trunk_config

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from hamburger.model.config import ModelConfig
-from hamburger.model.hamburger import HamburgerModel
+from hamburger.model.modules.hamburger import HamburgerModel
 from hamburger.training.corpus.dataset import Example
 from hamburger.training.errors import TrainingError
 from hamburger.training.export.calibrate import (

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from examples import MadeExample, example, random_example
-from hamburger.model.hamburger import HamburgerModel
+from hamburger.model.modules.hamburger import HamburgerModel
 from hamburger.training.batches.batches import TrainBatch, collate, collate_with_base
 from hamburger.training.forward.composed_states import base_states, composed_states, from_first_composed
 from hamburger.training.forward.network import is_for_composed, trunk_states

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from hamburger.model.checkpoints.load import save_checkpoint
 from hamburger.model.config import ModelConfig
-from hamburger.model.hamburger import HamburgerModel
+from hamburger.model.modules.hamburger import HamburgerModel
 from hamburger.training.cli.data import add_regroup_arguments
 from hamburger.training.corpus.dataset import Example, SegmentedDataset
 from hamburger.training.corpus.dataset_writer import DatasetWriter

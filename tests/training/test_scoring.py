@@ -7,7 +7,7 @@ import torch
 
 from hamburger.model.config import ModelConfig
 from hamburger.model.cpu.onednn import packed_linear
-from hamburger.model.linear import plain_linear
+from hamburger.model.modules.linear import plain_linear
 from hamburger.training.errors import TrainingError
 from hamburger.training.forward.network import Slots, trunk_states
 from hamburger.training.forward.scoring import Scorer

@@ -18,7 +18,7 @@ from hamburger.model.checkpoints.load import save_checkpoint
 from hamburger.model.checkpoints.settle_probe import save_probe
 from hamburger.model.checkpoints.sources import BUILTIN
 from hamburger.model.config import ModelConfig
-from hamburger.model.rotary import RotaryEmbedding
+from hamburger.model.modules.rotary import RotaryEmbedding
 from hamburger.model.slot_choice import SlotChoice
 from hamburger.training.cli.settle import add_eval_settle_arguments
 from hamburger.training.errors import TrainingError

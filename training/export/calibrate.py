@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hamburger.model.hamburger import HamburgerModel
+from hamburger.model.modules.hamburger import HamburgerModel
 from hamburger.training.batches.batches import NO_TARGET, Example, TrainBatch, collate, passes
 from hamburger.training.errors import TrainingError
 from hamburger.training.loss.objective import Objective, Outcome, TrainingNetwork

@@ -14,9 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hamburger.model.hamburger import HamburgerModel
-from hamburger.model.layers import DecoderLayer
-from hamburger.model.trunk import run_layers
+from hamburger.model.modules.hamburger import HamburgerModel
+from hamburger.model.modules.layers import DecoderLayer
+from hamburger.model.modules.trunk import run_layers
 from hamburger.training.forward.network import PackedAttend, Slots, embed
 
 _Heads = tuple[Tensor, Tensor]

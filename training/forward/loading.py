@@ -9,8 +9,8 @@ from hamburger.model.checkpoints.load import load_checkpoint
 from hamburger.model.checkpoints.sources import ModelSource
 from hamburger.model.cpu.onednn import can_pack, packed_linear
 from hamburger.model.device.devices import choose_device, choose_dtype
-from hamburger.model.hamburger import HamburgerModel
-from hamburger.model.linear import plain_linear
+from hamburger.model.modules.hamburger import HamburgerModel
+from hamburger.model.modules.linear import plain_linear
 
 
 def load_model(

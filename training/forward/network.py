@@ -15,9 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from hamburger.model.adapter import ComposedSlots
-from hamburger.model.hamburger import HamburgerModel
-from hamburger.model.trunk import run_layers
+from hamburger.model.modules.adapter import ComposedSlots
+from hamburger.model.modules.hamburger import HamburgerModel
+from hamburger.model.modules.trunk import run_layers
 
 
 @dataclass(frozen=True, slots=True, eq=False)

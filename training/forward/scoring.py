@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hamburger.model.checkpoints.sources import resolve_source
-from hamburger.model.hamburger import HamburgerModel
+from hamburger.model.modules.hamburger import HamburgerModel
 from hamburger.training.errors import TrainingError
 from hamburger.training.forward.loading import load_model
 from hamburger.training.forward.network import Slots, trunk_states

@@ -14,7 +14,7 @@ from hamburger.model.assemble import model_of, parts_of
 from hamburger.model.checkpoints.folder_config import Adapter
 from hamburger.model.checkpoints.load import save_checkpoint
 from hamburger.model.config import ModelConfig
-from hamburger.model.hamburger import HamburgerModel
+from hamburger.model.modules.hamburger import HamburgerModel
 from hamburger.model.tensor_shapes import shared_lora_a, tensor_shapes
 from hamburger.training.errors import TrainingError
 from hamburger.training.forward.network import is_for_composed

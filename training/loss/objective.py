@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hamburger.model.hamburger import HamburgerModel
+from hamburger.model.modules.hamburger import HamburgerModel
 from hamburger.training.batches.batches import NO_TARGET, TrainBatch
 from hamburger.training.forward.composed_states import composed_states, from_first_composed
 from hamburger.training.forward.network import is_for_composed, micro_head, micro_states, trunk_states

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from hamburger.model.checkpoints.sources import resolve_source
 from hamburger.model.config import GraftConfig
-from hamburger.model.hamburger import HamburgerModel
+from hamburger.model.modules.hamburger import HamburgerModel
 from hamburger.training.batches.batches import NO_TARGET, TrainBatch, collate, passes
 from hamburger.training.corpus.dataset import DatasetMeta, Example, SegmentedDataset
 from hamburger.training.corpus.dataset_writer import DatasetWriter

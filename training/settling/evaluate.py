@@ -21,8 +21,8 @@ from hamburger.engine.text.tokenizer import Tokenizer
 from hamburger.engine.types.settling import Settling
 from hamburger.model.checkpoints.settle_probe import load_probe, read_probe
 from hamburger.model.checkpoints.sources import ModelSource, resolve_source
-from hamburger.model.hamburger import HamburgerModel
-from hamburger.model.rotary import RotaryEmbedding
+from hamburger.model.modules.hamburger import HamburgerModel
+from hamburger.model.modules.rotary import RotaryEmbedding
 from hamburger.model.slot_choice import SlotChoice
 from hamburger.training.corpus.answers import read_answers
 from hamburger.training.corpus.jsonl import GrowingFile, read_rows, text_of

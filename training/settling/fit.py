@@ -17,8 +17,8 @@ from torch import Tensor
 
 from hamburger.model.checkpoints.settle_probe import save_probe
 from hamburger.model.checkpoints.sources import resolve_source
-from hamburger.model.hamburger import HamburgerModel
-from hamburger.model.rotary import RotaryEmbedding
+from hamburger.model.modules.hamburger import HamburgerModel
+from hamburger.model.modules.rotary import RotaryEmbedding
 from hamburger.model.slot_choice import SlotChoice
 from hamburger.training.corpus.answers import read_answers
 from hamburger.training.errors import TrainingError

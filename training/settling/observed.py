@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hamburger.model.hamburger import HamburgerModel
-from hamburger.model.trunk import run_layers
+from hamburger.model.modules.hamburger import HamburgerModel
+from hamburger.model.modules.trunk import run_layers
 
 _ROWS_A_HEAD = 256
 

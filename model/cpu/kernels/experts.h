@@ -1,4 +1,4 @@
-// A mixture of experts in place of a layer's MLP (model/layers.py has the plain one): a router in float32, then each expert for the
+// A mixture of experts in place of a layer's MLP (model/modules/layers.py has the plain one): a router in float32, then each expert for the
 // slots that chose it. A slot's sums are made in the same order, whatever others choose. Included inside a namespace, after inputs.h.
 
 constexpr int64_t kReading = 4;  // what reading an expert's weights costs, in products of a row with them

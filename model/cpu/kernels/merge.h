@@ -1,4 +1,4 @@
-// The compositional embedder: groups of tokens become the one input of their slot (model/embedder.py says how).
+// The compositional embedder: groups of tokens become the one input of their slot (model/modules/embedder.py says how).
 // Included inside a namespace, after layers.h.
 
 inline void embed(const Embedding& table, int64_t token, float* to) {

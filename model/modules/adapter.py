@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hamburger.model.linear import MakeLinear, plain_linear
+from hamburger.model.modules.linear import MakeLinear, plain_linear
 
 
 class LowRank(nn.Module):

@@ -1,6 +1,6 @@
 """HamburgerModel: the plain module of a trunk with its graft, as checkpoints hold it and training changes it.
 
-It computes no macro-step: backend.py does, with this module's parts or with its own form of them.
+It computes no macro-step: model/backend.py does, with this module's parts or with its own form of them.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from hamburger.model.config import ModelConfig, TrunkConfig
-from hamburger.model.embedder import CompositionalEmbedder
-from hamburger.model.linear import MakeLinear, plain_linear
-from hamburger.model.micro_decoder import MicroStepDecoder, StopHead
-from hamburger.model.rotary import RotaryEmbedding
-from hamburger.model.trunk import Trunk
+from hamburger.model.modules.embedder import CompositionalEmbedder
+from hamburger.model.modules.linear import MakeLinear, plain_linear
+from hamburger.model.modules.micro_decoder import MicroStepDecoder, StopHead
+from hamburger.model.modules.rotary import RotaryEmbedding
+from hamburger.model.modules.trunk import Trunk
 
 
 class HamburgerModel(nn.Module):

@@ -20,9 +20,9 @@ from torch import Tensor, nn
 
 from hamburger.model.config import GraftConfig, TrunkConfig
 from hamburger.model.group_cache import GroupCache
-from hamburger.model.layers import Attend, DecoderLayer, RMSNorm
-from hamburger.model.linear import MakeLinear, plain_linear
-from hamburger.model.rotary import RotaryEmbedding
+from hamburger.model.modules.layers import Attend, DecoderLayer, RMSNorm
+from hamburger.model.modules.linear import MakeLinear, plain_linear
+from hamburger.model.modules.rotary import RotaryEmbedding
 
 
 class StopHead(nn.Sequential):

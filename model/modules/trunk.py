@@ -10,14 +10,14 @@ from typing import TypeVar
 
 from torch import Tensor, nn
 
-from hamburger.model.adapter import Embedded
-from hamburger.model.attention import PagedAttention, StaticAttention
 from hamburger.model.batch import ForwardBatch, Reads
 from hamburger.model.config import TrunkConfig
 from hamburger.model.kv_cache import PagedKVCache
-from hamburger.model.layers import DecoderLayer, RMSNorm
-from hamburger.model.linear import MakeLinear, plain_linear
-from hamburger.model.rotary import RotaryEmbedding
+from hamburger.model.modules.adapter import Embedded
+from hamburger.model.modules.attention import PagedAttention, StaticAttention
+from hamburger.model.modules.layers import DecoderLayer, RMSNorm
+from hamburger.model.modules.linear import MakeLinear, plain_linear
+from hamburger.model.modules.rotary import RotaryEmbedding
 
 _State = TypeVar("_State")
 

@@ -12,10 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hamburger.model.adapter import ComposedSlots, LayerLora, LowRank
 from hamburger.model.config import ExpertsConfig, TrunkConfig
-from hamburger.model.linear import MakeLinear, Part, plain_linear
-from hamburger.model.rotary import rotate
+from hamburger.model.modules.adapter import ComposedSlots, LayerLora, LowRank
+from hamburger.model.modules.linear import MakeLinear, Part, plain_linear
+from hamburger.model.modules.rotary import rotate
 from hamburger.model.tensor_shapes import LAYER_NORMS
 
 # (q [..., num_heads, head_dim], k and v [..., num_kv_heads, head_dim]) -> [..., num_heads * head_dim]
