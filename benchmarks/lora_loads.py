@@ -76,7 +76,7 @@ async def measure(engine: AsyncEngine, folder: Path, rounds: int) -> None:
 
 async def run(model: str | None, ranks: list[int], rounds: int) -> None:
     from hamburger.engine.async_engine import AsyncEngine
-    from hamburger.engine.process_host import ProcessHost
+    from hamburger.engine.hosts.process_host import ProcessHost
     from hamburger.engine.text.tokenizer import Tokenizer
     from hamburger.engine.types.config import EngineArgs
     from hamburger.model.checkpoints.folder_config import read_model_config

@@ -15,7 +15,7 @@ from functools import lru_cache, partial
 from hamburger.engine.delivery import Delivery, describe
 from hamburger.engine.dial.confidence_dial import AutoConfidence, ConfidenceDial
 from hamburger.engine.health import EngineHealth
-from hamburger.engine.host import EngineHost, HostedEngine
+from hamburger.engine.hosts.host import EngineHost, HostedEngine
 from hamburger.engine.loras import EngineLoras, LoraAdapter
 from hamburger.engine.queue_room import ClientLoad, QueueRoom
 from hamburger.engine.request import AnswerBuilder, GenerationRequest, leaves_confidence, resolve_request

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from hamburger.engine.host import EngineHost
+from hamburger.engine.hosts.host import EngineHost
 from hamburger.engine.types.errors import EngineDead, HamburgerError, InvalidRequest, shown
 from hamburger.engine.types.messages import LoadLora, LoraLoaded, UnloadLora
 

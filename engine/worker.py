@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 from hamburger.engine.core.core import EngineCore
-from hamburger.engine.engine_loop import LORA_THREAD, Inbox, run_loop
+from hamburger.engine.hosts.engine_loop import LORA_THREAD, Inbox, run_loop
 from hamburger.engine.logs import LogFormat, configure_logging, secrets_of_environment
 from hamburger.engine.ranks.ranks import OnLost
 from hamburger.engine.text.grammar import Grammars

@@ -173,7 +173,7 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
 
 
 def _serve(args: argparse.Namespace) -> int:
-    from hamburger.engine.process_host import Worker
+    from hamburger.engine.hosts.process_host import Worker
     from hamburger.engine.types.errors import HamburgerError
 
     given: dict[str, Any] = {name: value for name, value in vars(args).items() if name in ServeSettings.model_fields}

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hamburger.engine.async_engine import AsyncEngine
-from hamburger.engine.process_host import Worker
+from hamburger.engine.hosts.process_host import Worker
 from hamburger.engine.text.tokenizer import Tokenizer
 from hamburger.engine.transport.cpu_placement import CpuPlacement
 from hamburger.engine.types.config import EngineArgs

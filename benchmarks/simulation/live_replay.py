@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hamburger.engine.async_engine import AsyncEngine
-from hamburger.engine.process_host import ProcessHost
+from hamburger.engine.hosts.process_host import ProcessHost
 from hamburger.engine.request import GenerationRequest
 from hamburger.engine.text.tokenizer import Tokenizer
 from hamburger.engine.types.config import EngineArgs, EngineConfig

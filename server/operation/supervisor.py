@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 from hamburger.engine.async_engine import AsyncEngine
 from hamburger.engine.health import hang_fault
+from hamburger.engine.hosts.process_host import ProcessHost, Worker
 from hamburger.engine.logs import LogFormat
-from hamburger.engine.process_host import ProcessHost, Worker
 from hamburger.engine.transport.cpu_placement import CpuPlacement
 from hamburger.engine.types.config import EngineArgs
 

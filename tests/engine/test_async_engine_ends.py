@@ -14,7 +14,7 @@ from fakes import EOS, ByteTokenizer, ScriptedRunner
 from gates import StepGate
 from hamburger.engine.async_engine import AsyncEngine
 from hamburger.engine.core.core import EngineCore
-from hamburger.engine.thread_host import ThreadHost
+from hamburger.engine.hosts.thread_host import ThreadHost
 from hamburger.engine.types.errors import (
     EngineDead,
     EngineDraining,

@@ -15,9 +15,9 @@ from hamburger.engine.async_engine import AsyncEngine
 from hamburger.engine.core.batch import BatchResult, ScheduledBatch
 from hamburger.engine.core.core import EngineCore
 from hamburger.engine.health import liveness_fault
+from hamburger.engine.hosts.thread_host import ThreadHost
 from hamburger.engine.request import GenerationRequest
 from hamburger.engine.request_stream import RequestStream
-from hamburger.engine.thread_host import ThreadHost
 from hamburger.engine.types.errors import EngineDead, InvalidRequest
 from hamburger.engine.types.events import Message
 from hamburger.engine.types.messages import EngineInfo, StepStats, SubmitRequest

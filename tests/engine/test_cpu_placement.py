@@ -17,7 +17,7 @@ from async_engine import collect
 from engine_builders import BUILDER
 from fakes import ByteTokenizer
 from hamburger.engine.async_engine import AsyncEngine
-from hamburger.engine.process_host import ProcessHost
+from hamburger.engine.hosts.process_host import ProcessHost
 from hamburger.engine.request import GenerationRequest
 from hamburger.engine.transport.cpu_placement import CpuPlacement
 from hamburger.engine.types.config import EngineArgs

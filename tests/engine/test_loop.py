@@ -9,7 +9,7 @@ import pytest
 
 from fake_engines import fake_core
 from fakes import EOS, ScriptedRunner
-from hamburger.engine.engine_loop import Inbox, run_loop
+from hamburger.engine.hosts.engine_loop import Inbox, run_loop
 from hamburger.engine.types.events import LoopEvent, Message, StepReport, StepStarted, Stop
 from hamburger.engine.types.messages import SubmitRequest
 from hamburger.engine.types.sampling_params import SamplingParams

@@ -16,9 +16,9 @@ from gates import StepGate
 from hamburger.engine.async_engine import AsyncEngine
 from hamburger.engine.core.core import EngineCore
 from hamburger.engine.core.loras import CoreLoras, LoraStore
-from hamburger.engine.engine_loop import LORA_THREAD, LoraRead, run_loop
+from hamburger.engine.hosts.engine_loop import LORA_THREAD, LoraRead, run_loop
+from hamburger.engine.hosts.thread_host import ThreadHost
 from hamburger.engine.request import GenerationRequest
-from hamburger.engine.thread_host import ThreadHost
 from hamburger.engine.types.errors import EngineDead, EngineDraining, HamburgerError, InvalidRequest
 from hamburger.engine.types.events import LoopEvent, Message, StepReport, Stop
 from hamburger.engine.types.messages import LoadLora, LoraLoaded, SubmitRequest, UnloadLora

@@ -18,8 +18,8 @@ from hamburger.engine.core.block_manager import BlockManager
 from hamburger.engine.core.core import EngineCore
 from hamburger.engine.core.loras import CoreLoras
 from hamburger.engine.core.sequence import Sequence
+from hamburger.engine.hosts.thread_host import ThreadHost
 from hamburger.engine.request import GenerationRequest
-from hamburger.engine.thread_host import ThreadHost
 from hamburger.engine.types.config import EngineArgs
 from hamburger.engine.types.errors import EngineDead, InvalidRequest
 from hamburger.engine.types.messages import AbortRequest, LoadLora, SubmitRequest, UnloadLora

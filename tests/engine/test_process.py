@@ -19,7 +19,7 @@ from async_engine import collect
 from engine_builders import BUILDER
 from fakes import ByteTokenizer
 from hamburger.engine.async_engine import AsyncEngine
-from hamburger.engine.process_host import EngineProcessError, ProcessHost, Worker
+from hamburger.engine.hosts.process_host import EngineProcessError, ProcessHost, Worker
 from hamburger.engine.request import GenerationRequest
 from hamburger.engine.types.config import EngineArgs
 from hamburger.engine.types.errors import EngineDead, EngineDraining
@@ -214,7 +214,7 @@ from fakes import ByteTokenizer
 from hamburger.engine.async_engine import AsyncEngine
 from hamburger.engine.request import GenerationRequest
 from hamburger.engine.types.config import EngineArgs
-from hamburger.engine.process_host import ProcessHost
+from hamburger.engine.hosts.process_host import ProcessHost
 from hamburger.engine.types.sampling_params import SamplingParams
 
 async def main():
@@ -248,7 +248,7 @@ def engine_of_a_killed_server(engine: str) -> int:
 ALONE = """
 import os
 from engine_builders import BUILDER
-from hamburger.engine.process_host import Worker
+from hamburger.engine.hosts.process_host import Worker
 
 print(Worker(BUILDER).process.pid, flush=True)
 os._exit(1)

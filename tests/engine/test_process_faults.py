@@ -14,7 +14,7 @@ from async_engine import collect
 from engine_builders import break_frames
 from fakes import ByteTokenizer
 from hamburger.engine.async_engine import AsyncEngine
-from hamburger.engine.process_host import EngineProcessError, ProcessHost
+from hamburger.engine.hosts.process_host import EngineProcessError, ProcessHost
 from hamburger.engine.request import GenerationRequest
 from hamburger.engine.transport.wire import Encoder, Failed, Progress
 from hamburger.engine.types.errors import EngineDead

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from engine_builders import BUILDER
-from hamburger.engine.process_host import ProcessHost
+from hamburger.engine.hosts.process_host import ProcessHost
 from hamburger.engine.types.config import EngineArgs
 
 

@@ -12,8 +12,8 @@ import pytest
 
 from async_engine import collect
 from engine_builders import BUILDER
+from hamburger.engine.hosts.process_host import ProcessHost, Worker
 from hamburger.engine.logs import LogFormat
-from hamburger.engine.process_host import ProcessHost, Worker
 from hamburger.engine.request import GenerationRequest
 from hamburger.engine.text.tokenizer import Tokenizer
 from hamburger.engine.transport.cpu_placement import CpuPlacement

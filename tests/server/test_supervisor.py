@@ -16,8 +16,8 @@ from engine_builders import BUILDER
 from fake_engines import fake_engine
 from fakes import ByteTokenizer
 from hamburger.engine.async_engine import AsyncEngine
+from hamburger.engine.hosts.process_host import ProcessHost, Worker
 from hamburger.engine.logs import LogFormat
-from hamburger.engine.process_host import ProcessHost, Worker
 from hamburger.engine.request import GenerationRequest
 from hamburger.engine.transport.cpu_placement import CpuPlacement
 from hamburger.engine.types.config import EngineArgs

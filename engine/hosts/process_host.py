@@ -1,6 +1,6 @@
 """ProcessHost: the engine's loop in a process of its own. No step holds up HTTP, and its death kills nothing else.
 
-It imports no torch. The engine ends with this process, however that ends (worker.py).
+It imports no torch. The engine ends with this process, however that ends (engine/worker.py).
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ class EngineProcessError(HamburgerError):
 class Worker:
     """An engine's process from its start. It imports what it needs, which takes seconds, and waits for a ProcessHost.
 
-    log_level and log_format are those of its stderr; builder: what builds the core there (worker.py). connection: this
-    side of its socket pair. As a context manager it is ended at the end, if it is still there. Raises OSError where no
-    process can be started.
+    log_level and log_format are those of its stderr; builder: what builds the core there (engine/worker.py).
+    connection: this side of its socket pair. As a context manager it is ended at the end, if it is still there. Raises
+    OSError where no process can be started.
     """
 
     def __init__(self, builder: str = BUILD_CORE, log_level: str = "warning", log_format: LogFormat = "text") -> None:

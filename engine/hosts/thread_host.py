@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from hamburger.engine.core.core import EngineCore
-from hamburger.engine.engine_loop import Inbox, run_loop
+from hamburger.engine.hosts.engine_loop import Inbox, run_loop
 from hamburger.engine.types.events import EngineReady, EngineStopped, Event, Message, Stop
 from hamburger.engine.types.messages import EngineInfo
 
