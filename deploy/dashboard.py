@@ -13,7 +13,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from dashboard_panels import ROWS, Panel
+from dashboard_panels import ROWS
+from panel import Panel
 
 DASHBOARD = Path(__file__).resolve().parent / "grafana" / "dashboards" / "hamburger.json"
 DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
