@@ -8,12 +8,12 @@ from collections.abc import Callable
 from itertools import chain
 from typing import Literal, Protocol
 
-from hamburger.engine.core.batch import BatchResult, GroupResult, ScheduledBatch, ScheduledSequence, SettlingChunk
+from hamburger.engine.core.batch import BatchResult, ScheduledBatch, SettlingChunk
+from hamburger.engine.core.draft_outcomes import DraftOutcomes
 from hamburger.engine.core.loras import CoreLoras
 from hamburger.engine.core.scheduler import Scheduler
 from hamburger.engine.core.sequence import Sequence
 from hamburger.engine.drafting.policy import DraftPolicy
-from hamburger.engine.drafting.proposal import Proposal
 from hamburger.engine.text.grammar import Grammars
 from hamburger.engine.text.token_rules import TokenMatcher, TokenRules, with_rules
 from hamburger.engine.types.config import EngineConfig
@@ -72,6 +72,7 @@ class EngineCore:
         self._runner = runner
         self._clock = clock
         self._policy = policy
+        self._drafts = DraftOutcomes(policy)
         self._settle_chunks = settle
         self._loras = loras
         self._scheduler = Scheduler(config, policy)
@@ -211,14 +212,14 @@ class EngineCore:
                 continue
             if sequence.is_verified and sequence.matcher is not None:
                 self._forget_drafts(sequence, group.token_ids)
-            drafts = None if item.drafts is None else self._checked(item, item.drafts, group)
+            drafts = None if item.drafts is None else self._drafts.checked(item, item.drafts, group)
             output = sequence.accept(group.token_ids, group.stop_probs, group.logprobs, drafts)
             self._scheduler.count(sequence, len(output.token_ids))
             if sequence.is_verified:
                 if item.drafts is not None:
                     self._scheduler.confirm(sequence)
                 self._scheduler.blocks.mark_computed(sequence, sequence.num_computed_slots)
-                self._take_drafts(sequence, output, group)
+                self._drafts.take(sequence, output, group)
             if sequence.matcher is not None and (error := sequence.matcher.error) is not None:
                 # Its masks allow nothing but an end then: what it chose says nothing.
                 message = f"The grammar became too complex, or the answer left it: {error}."
@@ -231,31 +232,11 @@ class EngineCore:
                 self.abort(AbortRequest(output.request_id))
         self._drop_loras()
         seconds = self._clock() - start
-        if self._policy is not None and batch.sequences and num_prompt_slots == 0:
-            self._observe(batch, seconds)
+        if num_prompt_slots == 0:
+            self._drafts.timed(batch, seconds)
         group_sizes = [len(output.token_ids) for output in outputs if output.token_ids]
         checked = [output.drafts for output in outputs if output.drafts is not None]
         return StepOutputs(outputs, failures, self._stats(batch, num_prompt_slots, group_sizes, seconds, checked))
-
-    def _checked(self, item: ScheduledSequence, drafts: Proposal, group: GroupResult) -> CheckedDrafts:
-        """What came of the drafts that a step checked. All but the last token of a group are drafts."""
-        num_accepted = len(group.token_ids) - 1
-        sequence, number = item.sequence, len(drafts.token_ids)
-        if self._policy is not None and drafts.drafter == "micro" and sequence.proposal is not None:
-            foretold = sequence.proposal.chances[:number]
-            self._policy.acceptance.observe("micro", foretold, num_accepted, sequence.params.temperature)
-        return CheckedDrafts(drafts.drafter, drafts.token_ids, drafts.chances, num_accepted)
-
-    def _take_drafts(self, sequence: Sequence, output: GroupOutput, group: GroupResult) -> None:
-        """For its next macro-step."""
-        sequence.proposal = group.proposal
-        if group.proposal is not None and self._policy is not None:
-            self._policy.acceptance.propose(group.proposal, sequence.params.temperature)
-        if sequence.drafters is None:
-            return
-        for told, num_right in sequence.drafters.extend(output.token_ids):
-            if self._policy is not None:
-                self._policy.acceptance.observe(told.drafter, told.chances, num_right, sequence.params.temperature)
 
     def _run(self, batch: ScheduledBatch, failures: list[RequestFailed]) -> tuple[ScheduledBatch, BatchResult]:
         """What was computed of the batch: all, or, where the memory did not hold it, nothing.
@@ -283,13 +264,6 @@ class EngineCore:
             failures.append(RequestFailed(request_id, "out_of_memory", message))
             self.abort(AbortRequest(request_id))
         return ScheduledBatch([], preempted, batch.cache_queries, batch.cache_hits)
-
-    def _observe(self, batch: ScheduledBatch, seconds: float) -> None:
-        """What a step without prompts took."""
-        assert self._policy is not None
-        drafting = [item.max_drafts for item in batch.sequences if item.max_drafts]
-        in_parts = any(item.emits and item.sequence.needs_logits for item in batch.sequences)
-        self._policy.observe(batch.num_rows, max(drafting, default=0), len(drafting), seconds, in_parts=in_parts)
 
     def _forget_drafts(self, sequence: Sequence, token_ids: list[int]) -> None:
         """An error behind a draft stays in a matcher that has gone back: it is made anew. One behind tokens that are
