@@ -15,7 +15,7 @@ from hamburger.server.api.errors import ApiError
 from hamburger.server.config import SettingsError
 from hamburger.server.responses.store import ResponseStore, Stored
 from responses_api import HELLO, RESPONSES, ROOM, TEXT, client, prompt_of
-from serving import MODEL, ByChoice, error_of, serving
+from serving import MODEL, ByChoice, Served, error_of, serving
 
 
 async def test_responses_are_stored_gone_on_with_and_forgotten() -> None:
@@ -100,14 +100,20 @@ async def test_one_in_the_background_ends_by_itself_or_when_it_is_cancelled() ->
             await api.responses.cancel(foreground.id)
 
 
+async def ended(server: Served, started: dict[str, Any]) -> dict[str, Any]:
+    """The response in the background once it is no more in progress."""
+    found = started
+    async with asyncio.timeout(10):
+        while found["status"] == "in_progress":
+            await asyncio.sleep(0.01)
+            found = (await server.client.get(f"{RESPONSES}/{started['id']}")).json()
+    return found
+
+
 async def test_one_in_the_background_may_fail() -> None:
     async with serving(runner=ByChoice(HELLO, fail_at_step=3), **ROOM) as server:
         started = await server.ok(RESPONSES, {"input": "Hi", "background": True})
-        async with asyncio.timeout(10):
-            found = started
-            while found["status"] == "in_progress":
-                await asyncio.sleep(0.01)
-                found = (await server.client.get(f"{RESPONSES}/{started['id']}")).json()
+        found = await ended(server, started)
         assert (found["status"], found["output"]) == ("failed", [])
 
 
@@ -118,11 +124,7 @@ async def test_a_fault_of_ours_in_the_background_is_told(monkeypatch: pytest.Mon
     monkeypatch.setattr("hamburger.server.completions.openai_reply.OpenAIReply.add", broken)
     async with serving(HELLO, **ROOM) as server:
         started = await server.ok(RESPONSES, {"input": "Hi", "background": True})
-        async with asyncio.timeout(10):
-            found = started
-            while found["status"] == "in_progress":
-                await asyncio.sleep(0.01)
-                found = (await server.client.get(f"{RESPONSES}/{started['id']}")).json()
+        found = await ended(server, started)
     assert found["status"] == "failed"
     assert "secret" not in found["error"]["message"]
 
