@@ -133,6 +133,8 @@ class Recipe(_Part):
 
     base: the model to make a HAMburger of, a folder, hub id or `builtin`. init: a HAMburger folder to go on from
         instead (for example a checkpoint of another run); its graft then has to be the recipe's.
+    optimizer: `adamw`, or `muon`: the graft's matrices step along their orthogonalised momentum, by as much as AdamW's
+        steps of the same rate are long (Muon, arXiv 2502.16982), and all else by AdamW.
     trunk_lr, graft_lr: peak learning rates. They rise over warmup_steps, then follow a cosine down to min_lr_ratio.
     epochs: passes over the data; max_steps, if set, is what counts instead.
     slots_per_pack: most slots that run at once; with cached_states those of prompts do not. packs_per_step: packs that
@@ -149,6 +151,7 @@ class Recipe(_Part):
     trunk: TrunkTraining = TrunkTraining()
     objective: ObjectiveWeights = ObjectiveWeights()
     groups: Grouping = Grouping()
+    optimizer: Literal["adamw", "muon"] = "adamw"
     trunk_lr: Weight = 5e-5
     graft_lr: Weight = 1e-4
     warmup_steps: Annotated[int, Field(ge=0)] = 100

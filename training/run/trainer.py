@@ -27,11 +27,12 @@ from torch.distributed.checkpoint.state_dict import (
 from hamburger.training.batches.batches import TrainBatch
 from hamburger.training.batches.packs import PackStream
 from hamburger.training.errors import TrainingError
-from hamburger.training.forward.trainable import Trainable, is_graft
+from hamburger.training.forward.trainable import Trainable
 from hamburger.training.loss.objective import Objective, TrainingNetwork
 from hamburger.training.recipe import Recipe
 from hamburger.training.run.folder import RunFolder
 from hamburger.training.run.journal import Journal
+from hamburger.training.run.optimizers import optimizers
 from hamburger.training.run.validation import Validator
 
 _BROKEN_STEPS = 5  # in a row, before training gives up
@@ -67,7 +68,7 @@ class Trainer:
         self.core = TrainingNetwork(parts.trainable.model, objective, checkpointing=recipe.gradient_checkpointing)
         self.network: nn.Module = self.accelerator.prepare(self.core)
         self.network.train()
-        self.optimizer = _optimizer(self.network, recipe)
+        self.optimizers = optimizers(self.network, recipe)
         self.total_steps = recipe.max_steps or parts.stream.steps(recipe.epochs)
         self.step = 0
         self.skipped = 0
@@ -76,7 +77,7 @@ class Trainer:
     def load(self, state: dict[str, Any]) -> None:
         """Go on from a checkpoint's state (folder.read_state); the weights must be that checkpoint's already."""
         self.step, self.skipped, self._broken = state["step"], state["skipped"], state["broken"]
-        set_optimizer_state_dict(self.network, self.optimizer, state["optimizer"], options=_FULL)
+        set_optimizer_state_dict(self.network, self.optimizers, state["optimizer"], options=_FULL)
 
     def run(self, journal: Journal | None, stop: Callable[[], bool] = lambda: False) -> bool:
         """Train to the end, or until some process's `stop` says so; a checkpoint is written in both cases.
@@ -109,7 +110,7 @@ class Trainer:
             "broken": self._broken,
             "num_examples": self.parts.num_examples,
             "recipe": self.recipe.shaping(),
-            "optimizer": get_optimizer_state_dict(self.network, self.optimizer, options=_FULL),
+            "optimizer": get_optimizer_state_dict(self.network, self.optimizers, options=_FULL),
         }
         weights = get_model_state_dict(self.network, options=_FULL)
         if self.accelerator.is_main_process:
@@ -159,13 +160,15 @@ class Trainer:
         """Step the optimizer, unless the gradient cannot be used."""
         if finite:
             self._broken = 0
-            for group in self.optimizer.param_groups:
-                group["lr"] = rate * group["peak"]
-            self.optimizer.step()
+            for optimizer in self.optimizers:
+                for group in optimizer.param_groups:
+                    group["lr"] = rate * group["peak"]
+                optimizer.step()
         else:
             self.skipped += 1
             self._broken += 1
-        self.optimizer.zero_grad(set_to_none=True)
+        for optimizer in self.optimizers:
+            optimizer.zero_grad(set_to_none=True)
         if self._broken == _BROKEN_STEPS:
             raise TrainingError(
                 f"the loss was not finite for {_BROKEN_STEPS} steps in a row, up to step {self.step + 1}: begin from "
@@ -192,18 +195,3 @@ def rate_factor(step: int, total: int, recipe: Recipe) -> float:
         return (step + 1) / warmup
     done = (step - warmup) / max(1, total - warmup)
     return recipe.min_lr_ratio + (1 - recipe.min_lr_ratio) * 0.5 * (1 + math.cos(math.pi * done))
-
-
-def _optimizer(network: nn.Module, recipe: Recipe) -> torch.optim.AdamW:
-    """AdamW over the trunk's and the graft's trained parameters."""
-    trained = [(name.rpartition("model.")[2], p) for name, p in network.named_parameters() if p.requires_grad]
-    parts = {
-        recipe_lr: [p for name, p in trained if is_graft(name) == graft]
-        for graft, recipe_lr in ((False, "trunk_lr"), (True, "graft_lr"))
-    }
-    groups = [
-        {"params": parameters, "peak": getattr(recipe, name), "lr": getattr(recipe, name)}
-        for name, parameters in parts.items()
-        if parameters
-    ]
-    return torch.optim.AdamW(groups, betas=recipe.betas, weight_decay=recipe.weight_decay)

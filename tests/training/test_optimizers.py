@@ -1,0 +1,68 @@
+"""Which parameters step by what, and how far Muon goes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+
+from hamburger.training.errors import TrainingError
+from hamburger.training.recipe import read_recipe
+from hamburger.training.run.optimizers import optimizers
+from hamburger.training.run.train import Job, StopRequest
+from training_runs import AGREEMENT, FUSED, random_source, recipe, write_base
+
+FROZEN = {"graft": FUSED, "trunk": {"mode": "frozen"}, "objective": AGREEMENT, "optimizer": "muon"}
+
+
+def job_of(folder: Path, **changes: object) -> Job:
+    made = recipe(write_base(folder / "base"), max_steps=1, warmup_steps=0, weight_decay=0.0, **changes)
+    return Job(made, [random_source(8)], folder / "run", device="cpu")
+
+
+def test_muon_steps_the_grafts_matrices_by_orthogonal_ones(tmp_path: Path) -> None:
+    job = job_of(tmp_path, graft_lr=1e-3, **FROZEN)
+    before = {name: p.detach().clone() for name, p in job.trainer.network.named_parameters() if p.requires_grad}
+    assert job.run(Console(quiet=True), StopRequest())
+    moved = {name: p.detach() - before[name] for name, p in job.trainer.network.named_parameters() if name in before}
+    matrices = [name for name in moved if "micro_decoder.layers" in name and name.endswith("_proj.weight")]
+    assert len(matrices) >= 4
+    for name in matrices:
+        step = moved[name]
+        values = torch.linalg.svdvals(step) / (1e-3 * 0.2 * max(step.shape) ** 0.5)
+        assert values.max() < 1.4, name
+        assert values[5] > 0.6, name  # however much larger the gradient's first direction is
+    # A vector steps by AdamW, whose first step is the rate in each direction.
+    vector = moved[next(name for name in moved if name.endswith("stop_head.4.weight"))]
+    assert vector.abs().max() == pytest.approx(1e-3, rel=1e-2)
+
+
+def test_only_the_grafts_matrices_step_by_muon(tmp_path: Path) -> None:
+    job = job_of(tmp_path, graft=FUSED, objective=AGREEMENT, groups={"kind": "jitter"}, optimizer="muon")
+    adamw, muon = job.trainer.optimizers
+    names = {id(p): name for name, p in job.trainer.network.named_parameters()}
+    by_muon = [names[id(p)] for group in muon.param_groups for p in group["params"]]
+    by_adamw = [names[id(p)] for group in adamw.param_groups for p in group["params"]]
+    assert sorted(by_muon + by_adamw) == sorted(names.values())
+    assert all("trunk" not in name and "embed_tokens" not in name and name.endswith("weight") for name in by_muon)
+    assert any("embedder" in name for name in by_muon)
+    assert any("trunk" in name for name in by_adamw)
+    assert [len(job_of(tmp_path / "plain").trainer.optimizers), adamw.param_groups[0]["betas"]] == [1, (0.9, 0.95)]
+
+
+def test_matrices_in_parts_are_refused(tmp_path: Path) -> None:
+    job = job_of(tmp_path, **FROZEN)
+    linear = next(m for m in job.trainer.network.modules() if isinstance(m, torch.nn.Linear) and m.weight.requires_grad)
+    linear.weight = torch.nn.Parameter(linear.weight.detach().flatten())  # as FSDP leaves it
+    with pytest.raises(TrainingError, match="use optimizer adamw"):
+        optimizers(job.trainer.network, job.trainer.recipe)
+
+
+def test_the_drafters_recipe_steps_by_muon() -> None:
+    assert {name: read_recipe(name).optimizer for name in ("frozen", "adapter", "published")} == {
+        "frozen": "muon",
+        "adapter": "adamw",
+        "published": "adamw",
+    }
