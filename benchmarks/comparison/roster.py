@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -19,18 +20,20 @@ BATCHED = 512  # most prompt and decode tokens of one step: our default, given t
 SERVE = "import sys; from hamburger.server.cli import main; sys.exit(main())"
 NOT_GGUF = "the base model is no GGUF file"
 TWO_BYTES = 2  # of a bfloat16
+WAYS = ("generate", "lookup", "batching")  # of transformers
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
     """One line of the tables: a contestant's process, asked in one way. weights: None where they cannot be told.
-    group: most tokens of its groups, of a worker of ours."""
+    group: most tokens of its groups, of a worker of ours. most_streams: beyond which it cannot do it."""
 
     name: str
     process: str
     confidence: float | None = None
     weights: WeightBytes | None = None
     group: int | None = None
+    most_streams: float = math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,32 +108,36 @@ def _ours(model: ModelSource, base: GgufSizes | None) -> WeightBytes | None:
 
 
 def _add_llama(roster: Roster, setup: Setup, gguf: Path | None, plain: WeightBytes | None) -> None:
-    names = ("llama.cpp", "llama.cpp server")
+    names = ("llama.cpp", "llama.cpp server", "llama.cpp server lookup")
     if why := (None if gguf else NOT_GGUF) or _missing("llama_cpp"):
         roster.left_out |= dict.fromkeys(names, why)
         return
     options = {"gguf": str(gguf), "context": setup.context}
     roster.add(names[0], _worker(setup, names[0], "peers.llama", options), Entry(names[0], names[0], None, plain))
     if setup.llama_server is None:
-        roster.left_out[names[1]] = (
-            "name examples/server/server.py of llama-cpp-python's source distribution with --llama-server"
-        )
+        why = "name examples/server/server.py of llama-cpp-python's source distribution with --llama-server"
+        roster.left_out |= dict.fromkeys(names[1:], why)
         return
-    config = setup.logs / "llama-server.json"
-    config.write_text(json.dumps(_llama_server_config(setup, str(gguf))), encoding="utf-8")
+    for name, drafts in (names[1], {}), (names[2], {"draft_model": "prompt-lookup-decoding"}):
+        server = _llama_server(setup, name, setup.llama_server, _llama_server_config(setup, str(gguf)) | drafts)
+        roster.add(name, server, Entry(name, name, None, plain))
+
+
+def _llama_server(setup: Setup, name: str, script: Path, model: dict[str, Any]) -> Server:
+    config = setup.logs / f"{name.replace(' ', '-')}.json"
+    config.write_text(json.dumps({"server": {"host": "127.0.0.1"}, "model": model}), encoding="utf-8")
     # Its configuration names the port, so it is written when the port is known.
     code = (
         "import json, pathlib, runpy, sys; script, config, port = sys.argv[1:4]; path = pathlib.Path(config);"
         "value = json.loads(path.read_text()); value['server']['port'] = int(port); path.write_text(json.dumps(value));"
         "sys.argv = [script, '-C', config]; runpy.run_path(script, run_name='__main__')"
     )
-    command = [sys.executable, "-c", code, str(setup.llama_server), str(config), "{port}"]
-    server = Server(_launch(setup, names[1], command), ours=False, end_tokens=setup.end_tokens, health="/healthz")
-    roster.add(names[1], server, Entry(names[1], names[1], None, plain))
+    command = [sys.executable, "-c", code, str(script), str(config), "{port}"]
+    return Server(_launch(setup, name, command), ours=False, end_tokens=setup.end_tokens, health="/healthz")
 
 
 def _llama_server_config(setup: Setup, gguf: str) -> dict[str, Any]:
-    model = {
+    return {
         "path": gguf,
         "alias": "peer",
         "n_ctx": setup.context * setup.most_streams,
@@ -144,11 +151,10 @@ def _llama_server_config(setup: Setup, gguf: str) -> dict[str, Any]:
         "use_mmap": True,
         "max_output_tokens": setup.context,
     }
-    return {"server": {"host": "127.0.0.1"}, "model": model}
 
 
 def _add_transformers(roster: Roster, setup: Setup, sizes: GgufSizes | None) -> None:
-    ways = {"transformers generate": "generate", "transformers batching": "batching"}
+    ways = {f"transformers {way}": way for way in WAYS}
     if why := _missing("transformers"):
         roster.left_out |= dict.fromkeys(ways, why)
         return
@@ -156,7 +162,8 @@ def _add_transformers(roster: Roster, setup: Setup, sizes: GgufSizes | None) -> 
     for name, way in ways.items():
         options = {"base": setup.base, "dtype": "bfloat16", "way": way, "context": setup.context}
         worker = _worker(setup, name, "peers.hf_generate", options)
-        roster.add(name, worker, Entry(name, name, None, weights))
+        most = 1 if way == "lookup" else math.inf  # its assisted decoding takes one answer at a time
+        roster.add(name, worker, Entry(name, name, None, weights, most_streams=most))
 
 
 def _missing(package: str) -> str | None:

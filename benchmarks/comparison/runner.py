@@ -85,7 +85,7 @@ class Runner:
         for streams in self.plan.streams:
             for round_ in range(self.plan.rounds):
                 # Who begins changes from round to round, so that drift favours nobody.
-                entries = self.roster.entries
+                entries = [entry for entry in self.roster.entries if streams <= entry.most_streams]
                 first = round_ % max(len(entries), 1)
                 todo = [e for e in [*entries[first:], *entries[:first]] if (streams, round_, e.name) not in done]
                 if todo and (measured := self.bandwidth()) is not None:

@@ -1,6 +1,7 @@
 """Worker of compare.py: transformers with the plain base's weights, by `generate` or by its continuous batching.
 
 generate: `streams` prompts at a time, padded to the longest; a batch ends when its last answer does.
+lookup: `generate` with prompt lookup, which takes one prompt at a time.
 batching: ContinuousBatchingManager with a paged cache and sdpa; requests come and go.
 """
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 PAGE = 32  # tokens of a page, as many as our blocks have slots
 NO_END = -1  # an end token that no model has
+LOOKED_UP = 10  # tokens at most, which its documentation recommends
 
 
 def load_model(base: str, dtype: str) -> Any:
@@ -61,13 +63,13 @@ class Generate:
         mask = (torch.arange(width, device=device)[None] >= width - lengths[:, None]).long()
 
         def note(tokens: torch.Tensor, scores: object, **_: object) -> torch.Tensor:
-            """Called after each token was launched; returns which rows are done."""
+            """Called after each step was launched, with all tokens; returns which rows are done."""
             if device.type == "cuda":  # a token is there when the device is done: as a client would get it
                 torch.cuda.synchronize(device)
             now = time.perf_counter()
             for ask, timing in zip(asks, timings, strict=True):
-                if timing.tokens < ask.output_tokens:
-                    timing.add(1, now)
+                if (new := min(tokens.shape[1] - width, ask.output_tokens) - timing.tokens) > 0:
+                    timing.add(new, now)
             done = [t.tokens >= ask.output_tokens for ask, t in zip(asks, timings, strict=True)]
             return torch.tensor(done, device=device)
 
@@ -154,6 +156,8 @@ def load(options: dict[str, Any]) -> tuple[Measure, dict[str, Any]]:
     facts = {"transformers": transformers.__version__, "dtype": options["dtype"]}
     if options["way"] == "generate":
         return Generate(model).answer, facts
+    if options["way"] == "lookup":
+        return Generate(model, prompt_lookup_num_tokens=LOOKED_UP).answer, facts
     return Batching(model, options["context"], options["batched"]).answer, facts
 
 

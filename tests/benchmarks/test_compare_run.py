@@ -110,6 +110,22 @@ def test_contestants_take_turns_and_stand_still_meanwhile() -> None:
     assert figures.weight_bytes_per_second == pytest.approx(1e6 / 0.1)
 
 
+def test_one_that_takes_one_answer_at_a_time_is_not_asked_for_more() -> None:
+    log: list[str] = []
+    made = runner(FakeContestant("a", log))
+    one = FakeContestant("one", log)
+    made.roster.add("one", one, Entry("one", "one", most_streams=1))
+    made.start()
+    found = list(made.cells(set()))
+    made.close()
+    assert [cell.key for cell in found] == [
+        *[(1, 0, "a"), (1, 0, "one"), (1, 1, "one"), (1, 1, "a")],
+        *[(2, 0, "a"), (2, 1, "a")],
+    ]
+    assert {streams for streams, _, _ in one.asked} == {1}
+    assert made.roster.left_out == {}
+
+
 def test_one_that_fails_twice_is_left_out_and_the_others_go_on() -> None:
     log: list[str] = []
     said: list[str] = []
