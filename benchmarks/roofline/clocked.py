@@ -21,7 +21,8 @@ BOUNDED = ("linears", "attention", "head")  # parts with a roofline
 @dataclass(frozen=True, slots=True)
 class Steps:
     """Of some macro-steps: seconds of all and of each of PARTS, tokens, groups, drafts and micro-steps, rows of the
-    trunk, slots of contexts (once for all rows of a sequence), and pairs of a row with a slot that it attends."""
+    trunk, slots of contexts (once for all rows of a sequence), pairs of a row with a slot that it attends, and rows of
+    the head."""
 
     number: int
     seconds: float
@@ -33,6 +34,7 @@ class Steps:
     rows: int
     context_slots: int
     attended: int
+    heads: int
 
 
 class ClockedCore:
@@ -64,9 +66,26 @@ class ClockedCore:
         if self._kernels is not None:
             self._kernels.clock = self._clock
 
+    @property
+    def vocab_size(self) -> int:
+        return int(self._backend.trunk_config.vocab_size)
+
+    @property
+    def products(self) -> int:
+        """Of a row with the trunk's weights."""
+        return sum(w.outputs * w.inputs for w in self._backend._trunk._layers.weights)
+
+    def prefill(self, tokens: int) -> Steps:
+        """The step of a waiting prompt of so many tokens, which no other request shares."""
+        self._reset()
+        start = time.perf_counter()
+        [output] = self.core.step().outputs
+        seconds = time.perf_counter() - start
+        pairs = tokens * (tokens + 1) // 2
+        return Steps(1, seconds, self._parts(seconds), len(output.token_ids), 1, 0, 0, tokens, tokens, pairs, heads=1)
+
     def steps(self, number: int) -> Steps:
-        self._clock.zero_()
-        self._embed_seconds, self._micro_steps = 0.0, 0
+        self._reset()
         tokens = groups = drafts = context = attended = 0
         start, beside = time.perf_counter(), 0.0
         for _ in range(number):
@@ -84,12 +103,19 @@ class ClockedCore:
                 attended += (1 + checked) * (held + checked)
             beside += time.perf_counter() - before
         seconds = time.perf_counter() - start - beside
+        parts, rows = self._parts(seconds), groups + drafts
+        return Steps(number, seconds, parts, tokens, groups, drafts, self._micro_steps, rows, context, attended, rows)
+
+    def _reset(self) -> None:
+        self._clock.zero_()
+        self._embed_seconds, self._micro_steps = 0.0, 0
+
+    def _parts(self, seconds: float) -> tuple[float, ...]:
+        """Of so many in all, since it was reset."""
         spent = dict(zip(STAGES, (value / 1e9 for value in self._clock.tolist()), strict=True))
         spent["embedding and merge"] = self._embed_seconds
         spent["the rest"] = seconds - sum(spent.values())
-        parts = tuple(spent[part] for part in PARTS)
-        rows = groups + drafts
-        return Steps(number, seconds, parts, tokens, groups, drafts, self._micro_steps, rows, context, attended)
+        return tuple(spent[part] for part in PARTS)
 
     def bounds(self, of: Steps, rates: Rates) -> dict[str, float] | None:
         """Seconds that a step's BOUNDED parts take at least; None without the kernels.
@@ -102,7 +128,6 @@ class ClockedCore:
             return None
         backend, config = self._backend, self._backend.trunk_config
         weights, coarse = backend._trunk._layers.weights, backend._head._coarse
-        products = sum(w.outputs * w.inputs for w in weights)
         slot_bytes = sum(t[0, 0].numel() * t.element_size() for t in [*self._cache.data, *self._cache.scales])
         multiplied = config.num_heads * config.head_dim * config.num_layers * of.attended / of.number
         in_bytes = bool(self._cache.scales)
@@ -113,7 +138,7 @@ class ClockedCore:
             multiplied if in_bytes else 2 * multiplied,
         )
         return {
-            "linears": rates.seconds(sum(w.nbytes for w in weights), rows * products),
+            "linears": rates.seconds(sum(w.nbytes for w in weights), rows * self.products),
             "attention": attention,
-            "head": rates.seconds(coarse.nbytes, rows * coarse.outputs * coarse.inputs),
+            "head": rates.seconds(coarse.nbytes, of.heads / of.number * coarse.outputs * coarse.inputs),
         }

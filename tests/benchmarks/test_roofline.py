@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+import prefill
 from hamburger.engine.types.messages import SubmitRequest
 from hamburger.model.config import ModelConfig
 from hamburger.model.cpu.library import load_kernels
@@ -72,6 +73,19 @@ def test_the_parts_of_steps_and_what_they_read_and_multiply(tmp_path: Path) -> N
     assert bounds["linears"] == pytest.approx(t.num_layers * weights / 32 * 34 / 1e9)
     slot = 2 * t.num_kv_heads * t.head_dim * 4 * t.num_layers
     assert bounds["attention"] == pytest.approx(slot * found.context_slots / 4 / 1e9)
+
+    core = core_of(native, max_num_batched_slots=40)
+    core.add(SubmitRequest("prompt", list(range(3, 23)), params(max_tokens=1, confidence=1.0), 0.0))
+    of = ClockedCore(core, [])
+    found = of.prefill(20)
+    assert (found.tokens, found.rows, found.heads, found.attended) == (1, 20, 1, 210)
+    assert sum(found.parts) == pytest.approx(found.seconds)
+    told = prefill.one(of, Rates(1e9, 1e9, 1e30), found)
+    assert told["of_rate"] == pytest.approx(20 * t.num_layers * weights / found.seconds / 1e9)
+    assert told["of_roofline"]["head"] * told["parts_ms"]["head"] == pytest.approx(
+        1000 * t.vocab_size * t.hidden_size / 1e9
+    )
+    assert "| 20 |" in prefill.table([prefill.median_of([told, told, told])])
 
     rows = [
         {"streams": n, "parts_ms": [1.0] * len(PARTS), "bounds_ms": dict.fromkeys(BOUNDED, 0.5)} for n in (1, 2, 16)
