@@ -38,10 +38,15 @@ class CpuTrunk:
         self._norm = trunk.norm.weight.detach().float().contiguous()
         self._pool: _Pool | None = None
         self._layers = pack_layers(kernels, config, trunk.layers, bits, of_trunk=True)
-        # The kernels keep the states after a layer; those after the last are the final normed ones.
-        self._last_is_feature = config.num_layers - 1 in feature_layers
-        self._between = [layer for layer in feature_layers if layer != config.num_layers - 1]
+        self.keep(feature_layers)
         self.quantization = "+".join(f"int{bits}" for bits in sorted({w.bits for w in self._layers.weights}))
+
+    def keep(self, feature_layers: tuple[int, ...]) -> None:
+        """Give the states after these layers from now on, ascending."""
+        # The kernels keep the states after a layer; those after the last are the final normed ones.
+        last = self._rotary.config.num_layers - 1
+        self._last_is_feature = last in feature_layers
+        self._between = [layer for layer in feature_layers if layer != last]
 
     def _pointers(self, cache: PagedKVCache) -> _Pool:
         """Looked up once: a cache's tensors stay where they are."""

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import pytest
 import torch
 
+from hamburger.engine.types.messages import SubmitRequest
 from hamburger.model.config import ModelConfig
+from hamburger.model.cpu.library import load_kernels
 from hamburger.model.cpu.onednn import packed_linear
 from hamburger.model.modules.linear import plain_linear
 from hamburger.training.errors import TrainingError
 from hamburger.training.forward.network import Slots, trunk_states
+from hamburger.training.forward.readers import KernelReader
 from hamburger.training.forward.scoring import Scorer
+from native_models import WIDE, models
 from peer import hugging_face
-from small_models import graft_config, plain_model, random_tensors, trunk_config
+from small_models import core_of, graft_config, params, plain_model, random_tensors, trunk_config
 
 TEXTS = [[3, 4, 5, 6, 7, 8], [9, 10], [11], list(range(2, 80)), [12, 13, 14]]
 STARTS = [2, 1, 1, 1, 3]
@@ -65,3 +71,40 @@ def test_what_cannot_be_scored_is_named() -> None:
         scorer.score([[3, 4], [3, 4]], [1, 0])
     with pytest.raises(TrainingError, match="sequence 0 has 9 tokens, more than the model's 8"):
         scorer.score([list(range(2, 11))], [1])
+
+
+@pytest.mark.skipif(load_kernels() is None, reason="the kernels were not built, or cannot run here")
+@pytest.mark.parametrize("sliding", [None, 5])
+def test_the_kernels_score_as_the_engine_that_serves_does(sliding: int | None) -> None:
+    layers = {} if sliding is None else {"sliding_window": sliding, "sliding_layers": (1,)}
+    config = ModelConfig(trunk=trunk_config(**WIDE, **layers))
+    kernels = load_kernels()
+    assert kernels is not None
+    reader = KernelReader(plain_model(config, seed=3), kernels, torch.float32)
+    scores = Scorer(plain_model(config, seed=3), 512, reader).score(TEXTS, STARTS, top_k=3, state_layers=(1, 3))
+    plain = Scorer(plain_model(config, seed=3), 512).score(TEXTS, STARTS, top_k=3, state_layers=(1, 3))
+    core = core_of(models(config)[1], max_num_batched_slots=80)
+    for ids, start, score, of_plain in zip(TEXTS, STARTS, scores, plain, strict=True):
+        core.add(SubmitRequest("text", ids, params(prompt_logprobs=3, max_tokens=1), 0.0))
+        [output] = core.step().outputs
+        assert output.prompt_logprobs is not None
+        served = [entry for entry in output.prompt_logprobs[start:] if entry is not None]
+        assert score.logprobs.tolist() == pytest.approx([entry.logprob for entry in served], abs=1e-5)
+        assert score.top_ids.tolist() == [[token_id for token_id, _ in entry.top] for entry in served]
+        assert score.states.shape == of_plain.states.shape
+        off, of = (score.states - of_plain.states).float().norm(), of_plain.states.float().norm()
+        assert off <= 0.05 * of
+        torch.testing.assert_close(score.entropies, of_plain.entropies, atol=0.2, rtol=0)
+
+
+@pytest.mark.skipif(load_kernels() is None, reason="the kernels were not built, or cannot run here")
+def test_who_wants_float32_digits_or_none_of_the_kernels_gets_the_plain_modules(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = []
+    monkeypatch.setattr("hamburger.training.forward.scoring.load_model", lambda source, **options: made.append(options))
+    asked: list[tuple[Literal["none", "auto"], str]] = [("auto", "float32"), ("none", "auto"), ("auto", "bfloat16")]
+    for quantization, dtype in asked:
+        with pytest.raises(AttributeError):  # no model was loaded
+            Scorer.load("builtin", device="cpu", dtype=dtype, quantization=quantization)
+    assert [options["packed"] for options in made] == [True, True, False]

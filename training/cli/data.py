@@ -52,6 +52,13 @@ def add_segment_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("answers", metavar="ANSWERS", nargs="+", type=Path, help="what distill wrote; also .gz")
     _add_model(parser, "whose entropies decide: a folder, a file or a hub id (default: the embedded base model)")
     parser.add_argument(
+        "--quantization",
+        choices=("auto", "none"),
+        default="auto",
+        help="auto: on a CPU read with the kernels and their weights of 4 and 8 bits, as the model is served, twice as "
+        f"fast; none, and any model with dtype float32: the weights as they are; {_DEFAULT}",
+    )
+    parser.add_argument(
         "--out", metavar="FOLDER", type=Path, required=True, help="data set; new answers are added to one that is there"
     )
     parser.add_argument("--strategy", choices=STRATEGIES, default="decreasing_v2", help=_DEFAULT)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
+
 from hamburger.model.assemble import model_of
 from hamburger.model.checkpoints.load import load_checkpoint
 from hamburger.model.checkpoints.sources import ModelSource
@@ -19,11 +21,13 @@ def load_model(
     device: str,
     dtype: str,
     packed: bool = False,
+    state_dtype: torch.dtype | None = None,
     on_progress: Callable[[str], None] = lambda line: None,
 ) -> HamburgerModel:
     """The model, for sequences as long as its trunk's context. device and dtype may be `auto`.
 
-    packed: linears in oneDNN's form where that can be had, for inference only.
+    packed: linears in oneDNN's form where that can be had, for inference only. state_dtype: of the states that its
+    rotary tables turn; None is dtype.
 
     Raises CheckpointError or ConfigError.
     """
@@ -38,4 +42,5 @@ def load_model(
         device=where,
         max_positions=length,
         linear=packed_linear if packed and can_pack(kind, where) else plain_linear,
+        state_dtype=state_dtype,
     )

@@ -98,6 +98,7 @@ def run(args: argparse.Namespace) -> int:
         base,
         device=args.device,
         dtype=args.dtype,
+        quantization=args.quantization,
         on_progress=lambda line: err.print(line, markup=False),
     )
     trunk = scorer.model.config.trunk
