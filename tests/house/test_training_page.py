@@ -93,7 +93,8 @@ class Size:
         if recipe == "published":
             state = 18 * (self.body + heads + trained)
         else:
-            state = 2 * self.body + 6 * v * d + (0 if self.tied else 2 * v * d) + 18 * trained
+            each = 14 if read_recipe(recipe).optimizer == "muon" else 18
+            state = 2 * self.body + 6 * v * d + (0 if self.tied else 2 * v * d) + each * trained
         position = 30 * d + 8 * self.feed_forward
         trunk = 0 if recipe == "frozen" else self.layers * position
         micro = 4 * 7 * position if recipe == "published" else 2 * 3 * position
