@@ -19,7 +19,6 @@ from hamburger.model.emission.emission import emitting_reads
 from hamburger.model.group_cache import GroupCache
 from hamburger.model.kv_cache import PagedKVCache
 from hamburger.model.modules.adapter import ComposedSlots, Embedded
-from hamburger.model.modules.embedder import CompositionalEmbedder
 from hamburger.model.modules.hamburger import HamburgerModel, calibrated
 
 
@@ -35,12 +34,17 @@ class CpuBackend:
         self.config = config = model.config
         self.trunk_config, self.state_dtype = model.trunk_config, torch.float32
         self.device, graft, weight = model.embed_tokens.weight.device, config.graft, model.head_weight.detach()
-        # A copy: it may lie in a mapped file, which would stay in memory as a whole for it.
-        self._table = model.embed_tokens.weight.detach().clone()
         layers = () if graft is None else graft.feature_layers
         self._trunk = CpuTrunk(kernels, model.trunk, bits, layers, model.rotary)
         self.quantization, self.loras = self._trunk.quantization, self._trunk.loras
         self._head = head = PackedHead(kernels, weight)
+        tied = self.trunk_config.tie_word_embeddings
+        # A copy: it may lie in a mapped file, which would stay in memory as a whole for it.
+        table = head.packed if tied else model.embed_tokens.weight.detach().clone()
+        # The plain embedder serves where the kernels do not take its widths; else they have its weights already.
+        self._embedder = None if graft is None or merger_fits(model.embedder) else model.embedder.float()
+        merger = model.embedder if graft is not None and self._embedder is None else None
+        self._embedding = CpuEmbedding(kernels, table, merger)
         self.short_list: Tensor | None = None
         self._micro_head, micro = head, None
         if graft is not None:
@@ -49,29 +53,21 @@ class CpuBackend:
                 self._micro_head = PackedHead(kernels, weight[self.short_list])
             packed = pack_layers(kernels, self.trunk_config, model.micro_decoder.layers, draft_bits, of_trunk=False)
             micro = MicroParts(
-                model.micro_decoder, model.stop_head, packed, self._micro_head, self.short_list, self._table,
+                model.micro_decoder, model.stop_head, packed, self._micro_head, self.short_list, self._embedding,
                 model.rotary, draft_bits,
             )  # fmt: skip
         self.graft = CpuGraft(kernels, config, head, micro)
-        # The plain embedder serves where the kernels do not take its widths; else they have its weights already.
-        self._embedder: CompositionalEmbedder | None = None
-        self._embedding: CpuEmbedding | None = None
-        if graft is None or merger_fits(model.embedder):
-            self._embedding = CpuEmbedding(kernels, self._table, None if graft is None else model.embedder)
-        else:
-            self._embedder = model.embedder.float()
 
     def trunk(self, batch: ForwardBatch, cache: PagedKVCache, reads: Reads) -> tuple[Tensor, list[Tensor]]:
         return self._trunk(self.embed(batch), batch, cache, reads)
 
     def embed(self, batch: ForwardBatch) -> Embedded:
         """What the trunk reads of the batch's T slots."""
-        if self._embedding is not None:
+        if self._embedder is None:
             x, rows = self._embedding(batch.token_ids.contiguous(), batch.group_sizes)
         else:
-            assert self._embedder is not None
             rows = (batch.group_sizes > 1).nonzero().squeeze(-1)
-            x = self._embedder(self._lookup(batch.token_ids), batch.group_sizes, rows)
+            x = self._embedder(self._embedding.lookup(batch.token_ids), batch.group_sizes, rows)
         return Embedded(x, ComposedSlots(rows, None) if self.config.adapter_rank and len(rows) else None)
 
     def head(self, states: Tensor) -> Tensor:
@@ -86,13 +82,9 @@ class CpuBackend:
         return self.graft.begin(features)
 
     def micro_step(self, tokens: Tensor, cache: GroupCache) -> tuple[Tensor, Tensor]:
-        state = self.graft.micro_state(self._lookup(tokens), cache)
+        state = self.graft.micro_state(self._embedding.lookup(tokens), cache)
         logits = self._micro_head.packed.multiply(state)
         return state, spread(logits, self.short_list, self.config.trunk.vocab_size)
-
-    def _lookup(self, token_ids: Tensor) -> Tensor:
-        embedded: Tensor = self._table[token_ids].float()
-        return embedded
 
 
 class CpuEmission:

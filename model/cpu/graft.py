@@ -47,11 +47,14 @@ def merger_fits(plain: CompositionalEmbedder) -> bool:
 class CpuEmbedding:
     """Slots' tokens -> what the trunk reads, in one call: an embedding, or a composed group's (modules/embedder.py)."""
 
-    def __init__(self, kernels: Kernels, table: Tensor, plain: CompositionalEmbedder | None) -> None:
-        """table: [V, D]. plain: composes groups; None where no slot has several tokens."""
+    def __init__(self, kernels: Kernels, table: Tensor | PackedWeight, plain: CompositionalEmbedder | None) -> None:
+        """table: [V, D], or the head in 8 bits that it is tied to. plain: composes groups; None where it does not."""
         pointer, int64 = ctypes.c_void_p, ctypes.c_int64
         self._kernels, self._table = kernels, table
-        self._embedding = EmbeddingStruct.of(table)
+        if isinstance(table, PackedWeight):
+            self.struct = EmbeddingStruct.of_head(table.struct)
+        else:
+            self.struct = EmbeddingStruct.of(table)
         self._run = kernels.function("embed", *4 * (pointer,), int64, int64, *4 * (pointer,))
         self._memory = kernels.function("embed_memory", pointer, int64, int64)
         self._merger = MergerStruct()
@@ -65,17 +68,22 @@ class CpuEmbedding:
     def __call__(self, token_ids: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor]:
         """int64 [T, W], of which sizes [T] count -> states float32 [T, D], and the slots of several, int64 [N]."""
         slots, width = token_ids.shape
-        states = torch.empty(slots, self._table.shape[1])
+        states = torch.empty(slots, self.struct.width)
         composed = torch.empty(slots, dtype=torch.int64)
         count = ctypes.c_int64()
         merger = ctypes.byref(self._merger)
         memory = self._kernels.working_memory(self._memory(merger, slots if width > 1 else 0, width))
         tensors = (token_ids, sizes)
         self._run(
-            ctypes.byref(self._embedding), merger, *(t.data_ptr() for t in tensors), slots, width,
+            ctypes.byref(self.struct), merger, *(t.data_ptr() for t in tensors), slots, width,
             states.data_ptr(), composed.data_ptr(), ctypes.byref(count), memory,
         )  # fmt: skip
         return states, composed[: count.value]
+
+    def lookup(self, token_ids: Tensor) -> Tensor:
+        """int64 [*] -> float32 [*, D]: the tokens' own embeddings."""
+        flat = token_ids.reshape(-1, 1).contiguous()
+        return self(flat, torch.ones_like(flat))[0].view(*token_ids.shape, self.struct.width)
 
 
 class PackedHead:
@@ -94,8 +102,8 @@ class PackedHead:
 class MicroParts:
     """The graft's modules and what they stand on. layers: the micro decoder's. head: of micro-steps.
 
-    short_list: int64, ascending, the ids that `head` chooses from; None: all. embedding: [V, D]. bits: of the
-    projections of features and embeddings.
+    short_list: int64, ascending, the ids that `head` chooses from; None: all. bits: of the projections of features and
+    embeddings.
     """
 
     decoder: MicroStepDecoder
@@ -103,7 +111,7 @@ class MicroParts:
     layers: PackedLayers
     head: PackedHead
     short_list: Tensor | None
-    embedding: Tensor
+    embedding: CpuEmbedding
     rotary: RotaryEmbedding
     bits: int
 
@@ -143,7 +151,7 @@ class CpuGraft:
         s.stop_scale = self._held_at(torch.tensor(graft.stop_scale or (1.0,) * graft.max_group))
         s.stop_bias = self._held_at(torch.tensor(graft.stop_bias or (0.0,) * graft.max_group))
         s.micro_head = micro.head.struct
-        s.embedding = EmbeddingStruct.of(micro.embedding)
+        s.embedding = micro.embedding.struct
         s.cos = self._held_at(micro.rotary.cos[: s.positions])
         s.sin = self._held_at(micro.rotary.sin[: s.positions])
         if micro.short_list is not None:

@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 InstructionSet = Literal["avx512", "avx2"]
 
 _AGAIN = "install the package again (`make setup`, or `pip install -e .`)"
-_FORMAT = 13  # of what is passed and packed; supports.cpp says the same
+_FORMAT = 14  # of what is passed and packed; supports.cpp says the same
 GROUP = 32
 MAX_HEAD_DIM = 256
 _MAX_QUERY_HEADS = 32  # of one KV head

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from itertools import zip_longest
 from typing import Self
 
-import torch
 from torch import Tensor
 
 from hamburger.model.config import Rope, TrunkConfig
@@ -108,12 +107,17 @@ class MergerStruct(ctypes.Structure):
 
 
 class EmbeddingStruct(ctypes.Structure):
-    _fields_ = (("rows", _pointer), ("is_float", _int32), ("width", _int32))
+    _fields_ = (("rows", _pointer), ("bits", _int32), ("width", _int32))
 
     @classmethod
     def of(cls, table: Tensor) -> Self:
         """[V, D], bfloat16 or float32, contiguous; it must outlive what is made."""
-        return cls(table.data_ptr(), table.dtype == torch.float32, table.shape[1])
+        return cls(table.data_ptr(), 8 * table.itemsize, table.shape[1])
+
+    @classmethod
+    def of_head(cls, weight: WeightStruct) -> Self:
+        """The rows of a head in 8 bits, which are its embeddings, too; it must outlive what is made."""
+        return cls(weight.data, 8, weight.inputs)
 
 
 class HeadStruct(ctypes.Structure):

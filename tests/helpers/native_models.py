@@ -82,6 +82,8 @@ def models(
     plain = model_of(config, tensors, dtype=torch.float32, device=CPU, max_positions=length, linear=linear)
     first = RoundedLinear.of(plain.head_weight)
     micro = RoundedLinear.of(plain.head_weight[plain.short_list]) if plain.has_short_list else first
+    if config.trunk.tie_word_embeddings:  # it is read from the head in 8 bits
+        plain.embed_tokens.weight = nn.Parameter(dequantized(plain.head_weight.detach(), 8), requires_grad=False)
     backend = TorchBackend(plain, Heads(first, micro))
     native = assemble(
         config,

@@ -14,6 +14,7 @@ from torch import Tensor
 from hamburger.model.batch import ForwardBatch, Reads, empty_sampling
 from hamburger.model.config import ModelConfig
 from hamburger.model.cpu import library
+from hamburger.model.cpu.backend import CpuBackend
 from hamburger.model.cpu.graft import CpuEmbedding, CpuGraft, PackedHead, merger_fits
 from hamburger.model.cpu.library import GROUP, InstructionSet, Kernels, load_kernels
 from hamburger.model.cpu.weights import PackedWeight, has_4_bits
@@ -216,6 +217,20 @@ def test_single_tokens_are_their_embeddings(dtype: torch.dtype, kernels: Kernels
     found, composed = CpuEmbedding(kernels, table, None)(tokens, torch.ones(3, dtype=torch.int64))
     assert torch.equal(found, table[tokens[:, 0]].float())
     assert not len(composed)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_tied_embeddings_are_the_rows_of_the_head(dtype: torch.dtype, kernels: Kernels) -> None:
+    table = torch.randn(37, 64, dtype=dtype)
+    head = PackedWeight(kernels, table, None, 8)
+    tokens = torch.tensor([[3, 36], [0, 17], [15, 16]])
+    assert torch.equal(CpuEmbedding(kernels, head, None).lookup(tokens), dequantized(table, 8)[tokens])
+    tied, apart = (
+        cast(CpuBackend, models(ModelConfig(trunk=trunk_config(**{**WIDE, "tie_word_embeddings": on})))[1].backend)
+        for on in (True, False)
+    )
+    assert tied._embedding._table is tied._head.packed  # no second copy
+    assert isinstance(apart._embedding._table, Tensor)
 
 
 def test_a_merger_of_other_widths_stays_plain() -> None:

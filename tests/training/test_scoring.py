@@ -94,7 +94,7 @@ def test_the_kernels_score_as_the_engine_that_serves_does(sliding: int | None) -
         assert score.states.shape == of_plain.states.shape
         off, of = (score.states - of_plain.states).float().norm(), of_plain.states.float().norm()
         assert off <= 0.05 * of
-        torch.testing.assert_close(score.entropies, of_plain.entropies, atol=0.2, rtol=0)
+        assert (score.entropies - of_plain.entropies).abs().sum() <= 0.1 * len(served)
 
 
 @pytest.mark.skipif(load_kernels() is None, reason="the kernels were not built, or cannot run here")

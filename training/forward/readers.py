@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hamburger.model.batch import ForwardBatch, Reads, empty_sampling
+from hamburger.model.cpu.graft import CpuEmbedding
 from hamburger.model.cpu.library import Kernels
 from hamburger.model.cpu.trunk import CpuTrunk
 from hamburger.model.cpu.weights import PackedWeight
@@ -73,8 +74,9 @@ class KernelReader:
         """model gives its layers up; its rotary tables are float32, its linears plain."""
         self.device = torch.device("cpu")
         self._config, self._cache_dtype = model.trunk_config, cache_dtype
-        self._table = model.embed_tokens.weight.detach()
         self._head = PackedWeight(kernels, model.head_weight.detach(), None, 8)
+        tied, table = self._config.tie_word_embeddings, model.embed_tokens.weight.detach()
+        self._embedding = CpuEmbedding(kernels, self._head if tied else table, None)
         self._trunk = CpuTrunk(kernels, model.trunk, None, (), model.rotary)
         self._cache: PagedKVCache | None = None
 
@@ -86,7 +88,7 @@ class KernelReader:
         lengths = [len(text.token_ids) for text in texts]
         sizes = [_blocks(length) for length in lengths]
         starts = torch.tensor([0, *sizes]).cumsum(0)[:-1]
-        x = self._table[flat].float()
+        x = self._embedding.lookup(flat)
         contexts, last = torch.tensor(lengths), torch.tensor(lengths).cumsum(0) - 1
         batch = ForwardBatch(
             token_ids=flat[:, None],

@@ -2,10 +2,19 @@
 // Included inside a namespace, after layers.h.
 
 inline void embed(const Embedding& table, int64_t token, float* to) {
-  const int64_t d = table.width, from = token * d;
+  const int64_t d = table.width, from = token * d, groups = d / kGroup, lane = token % kLanes;
+  if (table.bits == 8) {
+    const uint8_t* codes = static_cast<const uint8_t*>(table.rows) + token / kLanes * groups * group_bytes(8);
+    for (int64_t g = 0; g < groups; g++, codes += group_bytes(8)) {
+      float scales[kLanes];
+      store(scales, load_half(reinterpret_cast<const uint16_t*>(codes + 512)));
+      for (int64_t k = 0; k < kGroup; k++) *to++ = (codes[64 * (k / 4) + 4 * lane + k % 4] - 128) * scales[lane];
+    }
+    return;
+  }
   for (int64_t i = 0; i < d; i += kLanes)
-    store(to + i, table.is_float ? load(static_cast<const float*>(table.rows) + from + i)
-                                 : load(static_cast<const Bf16*>(table.rows) + from + i));
+    store(to + i, table.bits == 32 ? load(static_cast<const float*>(table.rows) + from + i)
+                                   : load(static_cast<const Bf16*>(table.rows) + from + i));
 }
 
 struct MergeSpace {

@@ -109,9 +109,10 @@ STRUCT(Merger)
   FIELD(int32_t, heads)
 END
 
+// Of `bits` 8 the head's weight in its packed form, else rows of bfloat16 (16) or floats (32).
 STRUCT(Embedding)
-  FIELD(const void*, rows)  // [V, D], bfloat16 or float
-  FIELD(int32_t, is_float)
+  FIELD(const void*, rows)  // [V, D]
+  FIELD(int32_t, bits)
   FIELD(int32_t, width)
 END
 
