@@ -88,11 +88,13 @@ def arguments_parser(name: str) -> Parser:
 
 
 def _hermes(text: str, is_final: bool, ends: ValueEnds) -> Parsed:
-    content, calls, start = "", list[ToolCall](), 0
-    while (at := text.find(HERMES_BEGIN, start)) >= 0:
-        found = _calls(text, at + len(HERMES_BEGIN), None, ends)
+    content, calls, start = "", list[ToolCall](), 0  # start: of what is neither content nor a call yet
+    searched = 0
+    while (at := text.find(HERMES_BEGIN, searched)) >= 0:
+        searched = at + len(HERMES_BEGIN)
+        found = _calls(text, searched, None, ends)
         if found.is_broken or (is_final and not found.calls):
-            return Parsed(_joined(content, text[start:]), calls)  # no call: nothing of it is lost
+            continue  # no call: the marker is text, and a later one may begin a call
         content = _joined(content, text[start:at].rstrip())
         calls += found.calls
         if found.end is None:
@@ -102,6 +104,7 @@ def _hermes(text: str, is_final: bool, ends: ValueEnds) -> Parsed:
             start += len(HERMES_END)
         elif HERMES_END.startswith(text[start:]) and not is_final:
             return Parsed(content, calls)
+        searched = start
     rest = text[start:] if is_final else _settled(text[start:], HERMES_BEGIN)
     return Parsed(_joined(content, rest), calls)
 

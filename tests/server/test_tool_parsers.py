@@ -39,6 +39,14 @@ CASES: list[tuple[Family, str, str, list[ToolCall]]] = [
     ("hermes", "In a\n <tool_call> tag", "In a\n <tool_call> tag", []),
     ("hermes", 'a <tool_call>{"name": "add"}</tool_call> b <tool_call>', "a b <tool_call>", [ToolCall("add", "{}")]),
     ("hermes", '<tool_call>{"nam', '<tool_call>{"nam', []),
+    (
+        "hermes",
+        'I <tool_call>think</tool_call> so.\n<tool_call>{"name":"add","arguments":{"a":1}}</tool_call>\n'
+        '<tool_call>{"x": 1}</tool_call> <tool_call>{"name":"add","arguments":{"a":1}}</tool_call>',
+        'I <tool_call>think</tool_call> so.\n<tool_call>{"x": 1}</tool_call>',
+        [A, A],
+    ),
+    ("hermes", '<tool_call><tool_call>{"name":"add","arguments":{"a":1}}</tool_call>', "<tool_call>", [A]),
     ("hermes", '<tool_call>{"name": "add", "arguments": {"a', "", [ToolCall("add", '{"a')]),
     ("hermes", 'a  \n {"name": "add"}', 'a  \n {"name": "add"}', []),
     ("llama3", f'{{"name": "get_weather", "parameters": {ARGS}}}', "", [W]),
