@@ -23,21 +23,47 @@ def typed_lines(interactive: bool) -> Iterator[str]:
     """Non-empty questions until the end of input or a Ctrl-C at the prompt.
 
     interactive: standard input is a terminal; a line that ends with a backslash goes on in the next one, and so do all
-    lines between two \"\"\". Else each line is a question.
+    lines between two \"\"\". Else each line is a question. Raises ValueError for what is piped in and no text in the
+    terminal's encoding; a typed line that is none is left out, and told.
     """
     if not interactive:
         with contextlib.suppress(KeyboardInterrupt):
-            yield from (line.strip() for line in sys.stdin if line.strip())
+            yield from _piped_lines()
         return
     with _history(history_path()):
         while True:
             try:
                 question = _question()
+                _check(question)
             except (EOFError, KeyboardInterrupt):
                 print(file=sys.stderr)
                 return
+            except UnicodeError:
+                print(f"error: that was no {_encoding()} text: write it again.", file=sys.stderr)
+                continue
             if question:
                 yield question
+
+
+def _piped_lines() -> Iterator[str]:
+    try:
+        for line in sys.stdin:
+            _check(line)
+            if line.strip():
+                yield line.strip()
+    except UnicodeError as error:
+        raise ValueError(
+            f"standard input is no {_encoding()} text: convert it first, as `iconv -f LATIN1 -t UTF-8` does."
+        ) from error
+
+
+def _check(text: str) -> None:
+    """Raises UnicodeEncodeError for bytes that are no text, which Python lets pass in the C locale."""
+    text.encode()
+
+
+def _encoding() -> str:
+    return (sys.stdin.encoding or "utf-8").upper()
 
 
 def _question() -> str:

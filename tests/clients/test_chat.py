@@ -162,6 +162,26 @@ def test_piped_input_ends_at_the_first_error(server: ScriptedServer, pipe: io.St
     assert "HTTP 401: Wrong key. Give the server's key with --api-key" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("errors", ["strict", "surrogateescape"])  # of Python's UTF-8 mode, and of the C locale
+def test_piped_input_that_is_no_text_says_so(
+    errors: str, server: ScriptedServer, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"caf\xe9?\n"), encoding="utf-8", errors=errors))
+    with pytest.raises(ValueError, match=r"^standard input is no UTF-8 text: convert it first, as `iconv"):
+        run_chat(server)
+    assert not server.requests
+
+
+def test_a_typed_line_that_is_no_text_is_left_out(
+    server: ScriptedServer, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    server.replies = [Reply(plain_stream(["a"]))]
+    type_lines(monkeypatch, "caf\udce9?", "caf\u00e9?")
+    assert run_chat(server) == 0
+    assert [request["messages"][-1]["content"] for request in server.requests] == ["caf\u00e9?"]
+    assert "error: that was no UTF-8 text: write it again.\n" in capsys.readouterr().err
+
+
 def test_no_server_is_one_line_with_a_remedy(pipe: io.StringIO, capsys: Captured) -> None:
     assert run_chat(ScriptedServer(url="http://127.0.0.1:9")) == 1
     err = capsys.readouterr().err
