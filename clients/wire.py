@@ -190,6 +190,11 @@ def transport_error(error: httpx.HTTPError, url: httpx.URL) -> RequestError:
         return RequestError(
             f"cannot connect to {root}", "Is the server running? Start one with `hamburger serve`, or give its --url."
         )
+    if isinstance(error, httpx.RemoteProtocolError) and url.scheme == "http" and "message body" not in str(error):
+        return RequestError(
+            f"{root} ended the connection without an answer in HTTP",
+            "Is its --url one that begins with https://? Else the server has ended: see its log.",
+        )
     if isinstance(error, httpx.TimeoutException):
         return RequestError(f"{root} fell silent for too long ({type(error).__name__})")
     return RequestError(f"the connection to {root} failed ({type(error).__name__})")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import socket
+import threading
 
 import httpx
 import pytest
@@ -119,6 +121,25 @@ def test_https_with_a_server_that_speaks_http_says_so(server: ScriptedServer) ->
     told = pytest.raises(RequestError, match=r"no HTTPS with https://.*begins with http://")
     with httpx.Client(**client_options(url, None, 10)) as client, told:
         first_model(client)
+
+
+@pytest.mark.parametrize("said", [b"", b"\x15\x03\x01\x00\x02\x02\x46"])  # an alert of TLS
+def test_http_with_a_server_that_speaks_https_says_so(said: bytes) -> None:
+    def answer(listener: socket.socket) -> None:
+        connection, _ = listener.accept()
+        with connection:
+            connection.recv(9999)
+            connection.sendall(said)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=answer, args=[listener])
+        thread.start()
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        message = rf"{url} ended the connection without an answer in HTTP\. .*begins with https://"
+        told = pytest.raises(RequestError, match=message)
+        with httpx.Client(**client_options(url, None, 10)) as client, told:
+            first_model(client)
+        thread.join()
 
 
 def test_drafts_of_a_group_and_macro_steps_are_read() -> None:
