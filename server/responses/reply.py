@@ -44,21 +44,31 @@ class ResponsesReply(RetoldReply):
         return self._chat.choices[0].finish_reason is not None
 
     def whole(self) -> dict[str, Any]:
+        self._status = _status(self._chat.choices[0].finish_reason)
+        self._take_added(self._status)
+        return self._kept()
+
+    def take_partial(self) -> None:
+        """Of an answer that was added and broke off, what had come of it."""
+        if any(self._chat.choices[0].texts):
+            self._take_added("incomplete")
+
+    def _take_added(self, last: str) -> None:
+        """The items of an answer that was added. last: the status of the last one, which alone can be cut."""
         [choice] = self._chat.whole()["choices"]
         message = choice["message"]
-        self._status = _status(choice["finish_reason"])
         calls = message.get("tool_calls", ())
         if thought := message.get("reasoning_content"):
             self._output.append(self._reasoning(thought))
-        if message["content"] or not calls:
+        if message["content"] or not (self._output or calls):  # an answer without a text is one, too
             entries = choice["logprobs"]["content"] if choice["logprobs"] else []
             self._output.append(self._message(message["content"] or "", entries))
         for call in calls:
             function = call["function"]
             self._output.append(self._call(call["id"], function["name"], function["arguments"]))
-        for item in self._output[:-1]:  # only the last one can be cut
+        for item in self._output:
             item["status"] = "completed"
-        return self._kept()
+        self._output[-1]["status"] = last
 
     def events(self, index: int, update: RequestUpdate) -> bytes:
         events: list[dict[str, Any]] = []
@@ -225,7 +235,7 @@ class ResponsesReply(RetoldReply):
         return self._output[-1], text
 
 
-def _status(finish_reason: str) -> str:
+def _status(finish_reason: str | None) -> str:
     return "incomplete" if finish_reason == "length" else "completed"
 
 

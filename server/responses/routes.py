@@ -136,9 +136,12 @@ async def _finish(context: ModelContext, generation: Generation, reply: Response
         if reply.is_whole:
             reply.whole()
         else:
+            reply.take_partial()
             reply.cancelled()
     except Exception as error:  # nobody else would tell its client
-        if not isinstance(error, HamburgerError):
+        if isinstance(error, HamburgerError):
+            reply.take_partial()
+        else:
             logger.exception("A response in the background failed.")
         failure = to_api_error(error)
         context.metrics.on_failure(failure.status)

@@ -232,6 +232,17 @@ async def test_messages_have_a_block_of_it() -> None:
     assert [event["index"] for event in told if event["type"] == "content_block_stop"] == [0, 1]
 
 
+async def test_a_response_that_is_cut_while_it_thinks_is_no_message_yet() -> None:
+    async with serving(split(WRITTEN, 12, len(WRITTEN) - 12), tokenizer=Thinker(), **ROOM) as server:
+        asked = {"input": "hi", "max_output_tokens": 12}
+        whole = await server.ok("/v1/responses", asked)
+        streamed = typed_events((await server.post("/v1/responses", {**asked, "stream": True})).text)[-1]["response"]
+    for response in (whole, streamed):
+        [item] = response["output"]
+        assert (response["status"], item["type"], item["status"]) == ("incomplete", "reasoning", "incomplete")
+        assert THOUGHT.startswith(item["content"][0]["text"])
+
+
 async def test_responses_have_an_item_of_it() -> None:
     async with serving([*split(WRITTEN, 9, 20, len(WRITTEN) - 29), [EOS]], tokenizer=Thinker(), **ROOM) as server:
         whole = await server.ok("/v1/responses", {"input": "hi"})

@@ -15,7 +15,7 @@ from hamburger.server.api.errors import ApiError
 from hamburger.server.config import SettingsError
 from hamburger.server.responses.store import ResponseStore, Stored
 from responses_api import HELLO, RESPONSES, ROOM, TEXT, client, prompt_of
-from serving import MODEL, ByChoice, Served, error_of, serving
+from serving import MODEL, ByChoice, Served, error_of, serving, until
 
 
 async def test_responses_are_stored_gone_on_with_and_forgotten() -> None:
@@ -110,11 +110,26 @@ async def ended(server: Served, started: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-async def test_one_in_the_background_may_fail() -> None:
-    async with serving(runner=ByChoice(HELLO, fail_at_step=3), **ROOM) as server:
+@pytest.mark.parametrize("breaks", ["cancelled", "failed"])
+async def test_what_had_come_of_one_that_broke_off_is_kept(breaks: str) -> None:
+    gate = StepGate()
+    runner = ByChoice(HELLO, gate=gate, fail_at_step=3)
+    async with serving(runner=runner, **ROOM) as server:
         started = await server.ok(RESPONSES, {"input": "Hi", "background": True})
-        found = await ended(server, started)
-        assert (found["status"], found["output"]) == ("failed", [])
+        for _ in range(2):
+            gate.step()
+        [stream] = server.engine._streams
+        await until(lambda: stream.answer.completion_tokens == 7)
+        if breaks == "cancelled":
+            found = await server.ok(f"{RESPONSES}/{started['id']}/cancel", {})
+        else:
+            gate.step()
+            found = await ended(server, started)
+        assert found["status"] == breaks
+        [item] = found["output"]
+        assert (item["status"], item["content"][0]["text"]) == ("incomplete", TEXT[:7])
+        assert found["usage"]["output_tokens"] == 7
+        gate.set()
 
 
 async def test_a_fault_of_ours_in_the_background_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
