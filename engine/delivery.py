@@ -14,6 +14,7 @@ from hamburger.engine.types.errors import (
     InvalidRequest,
     OutOfMemory,
     QueueTimeout,
+    UnknownAdapter,
 )
 from hamburger.engine.types.messages import AbortRequest, GroupOutput, RequestFailed, StepOutputs
 from hamburger.engine.types.observer import EndReason, EngineObserver, RequestTimings
@@ -102,7 +103,9 @@ class Delivery:
         if failure.kind in ("queue_timeout", "out_of_memory"):
             seconds = self._retry_after(1)
             return (QueueTimeout if failure.kind == "queue_timeout" else OutOfMemory)(failure.message, seconds)
-        if failure.kind in ("grammar", "lora"):  # a format, structured_outputs, a tool or the model's name asked for it
+        if failure.kind == "lora":
+            return UnknownAdapter(failure.message, "model")
+        if failure.kind == "grammar":  # a format, structured_outputs or a tool asked for it
             return InvalidRequest(failure.message)
         return EngineDraining(failure.message) if failure.kind == "draining" else EngineDead(failure.message)
 

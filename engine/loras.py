@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from hamburger.engine.hosts.host import EngineHost
-from hamburger.engine.types.errors import EngineDead, HamburgerError, InvalidRequest, shown
+from hamburger.engine.types.errors import EngineDead, HamburgerError, InvalidRequest, UnknownAdapter, shown
 from hamburger.engine.types.messages import LoadLora, LoraLoaded, UnloadLora
 
 logger = logging.getLogger(__name__)
@@ -45,11 +45,11 @@ class EngineLoras:
         return MappingProxyType(self._adapters)
 
     def number_of(self, name: str | None) -> int:
-        """For SubmitRequest. Raises InvalidRequest for a name that is not known."""
+        """For SubmitRequest. Raises UnknownAdapter for a name that is not known."""
         if name is None:
             return 0
         if name not in self._adapters:
-            raise InvalidRequest(f"The LoRA adapter {shown(name)} is not loaded.", "model")
+            raise UnknownAdapter(f"The LoRA adapter {shown(name)} is not loaded.", "model")
         return self._adapters[name].number
 
     async def load(self, host: EngineHost, name: str, path: str) -> LoraAdapter:
@@ -72,7 +72,7 @@ class EngineLoras:
         return adapter
 
     def unload(self, host: EngineHost, name: str) -> None:
-        """Raises InvalidRequest for a name that is not known."""
+        """Raises UnknownAdapter for a name that is not known."""
         number = self.number_of(name)
         del self._adapters[name]
         host.send(UnloadLora(number))

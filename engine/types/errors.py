@@ -4,7 +4,8 @@ HamburgerError
 ├── InvalidRequest(param)       the request can never succeed: HTTP 400
 │   ├── PromptTooLong           the prompt alone exceeds the context
 │   ├── ContextOverflow         prompt + max_tokens exceed the context
-│   └── NeverFits               more slots than the whole KV pool holds
+│   ├── NeverFits               more slots than the whole KV pool holds
+│   └── UnknownAdapter          it names a LoRA adapter that is not loaded: HTTP 404
 ├── Overloaded(retry_after)     try again later
 │   ├── QueueFull               the waiting queue is at its bound: HTTP 429
 │   ├── QueueTimeout            it waited longer than max_queue_seconds: HTTP 503
@@ -52,6 +53,10 @@ class ContextOverflow(InvalidRequest):
 
 class NeverFits(InvalidRequest):
     """The request could need more slots than the KV pool has."""
+
+
+class UnknownAdapter(InvalidRequest):
+    """The request names a LoRA adapter that is not loaded, or no more."""
 
 
 class Overloaded(HamburgerError):

@@ -4,6 +4,7 @@
 | -------------------------------- | ------ | ------------------------ |
 | InvalidRequest, TokenizerError   | 400    | null                     |
 | PromptTooLong, ContextOverflow   | 400    | context_length_exceeded  |
+| UnknownAdapter                   | 404    | model_not_found          |
 | QueueFull                        | 429    | queue_full               |
 | RateLimited                      | 429    | rate_limit_exceeded      |
 | QueueTimeout                     | 503    | queue_timeout            |
@@ -36,6 +37,7 @@ from hamburger.engine.types.errors import (
     QueueFull,
     RateLimited,
     TokenizerError,
+    UnknownAdapter,
     cut,
 )
 from hamburger.server.operation.request_log import entry_of
@@ -71,6 +73,8 @@ def to_api_error(error: Exception) -> ApiError:
             return error
         case PromptTooLong() | ContextOverflow():
             return ApiError(400, message, param=error.param, code="context_length_exceeded")
+        case UnknownAdapter():
+            return ApiError(404, message, param=error.param, code="model_not_found")
         case InvalidRequest():
             return ApiError(400, message, param=error.param)
         case TokenizerError():

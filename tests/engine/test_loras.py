@@ -21,7 +21,7 @@ from hamburger.engine.core.sequence import Sequence
 from hamburger.engine.hosts.thread_host import ThreadHost
 from hamburger.engine.request import GenerationRequest
 from hamburger.engine.types.config import EngineArgs
-from hamburger.engine.types.errors import EngineDead, InvalidRequest
+from hamburger.engine.types.errors import EngineDead, UnknownAdapter
 from hamburger.engine.types.messages import AbortRequest, LoadLora, SubmitRequest, UnloadLora
 from hamburger.engine.types.sampling_params import SamplingParams
 from hamburger.model.config import ConfigError
@@ -195,7 +195,7 @@ async def test_an_engine_that_starts_again_has_its_adapters_again(caplog: pytest
     assert list(engine.loras) == ["kept"]
     assert "The LoRA adapter 'gone' is not loaded again: /gone/bad is no adapter." in caplog.text
     assert (await collect(engine.submit([asked])[0]))[-1].completion_tokens == 3
-    with pytest.raises(InvalidRequest, match="The LoRA adapter 'gone' is not loaded"):
+    with pytest.raises(UnknownAdapter, match="The LoRA adapter 'gone' is not loaded"):
         engine.submit([replace(asked, lora="gone")])
     await engine.shutdown(0)
 

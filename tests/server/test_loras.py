@@ -16,6 +16,9 @@ from hamburger.engine.core.loras import CoreLoras
 from hamburger.engine.core.sequence import Sequence
 from hamburger.engine.types.observer import RequestTimings
 from hamburger.engine.types.sampling_params import SamplingParams
+from hamburger.server.api.answering import Answering
+from hamburger.server.api.model_context import ModelContext
+from hamburger.server.api.streaming import Generation
 from hamburger.server.app import create_app_of, model_context
 from hamburger.server.config import ServeSettings, SettingsError, load_settings
 from hamburger.server.launch import engine_arguments
@@ -118,6 +121,24 @@ async def test_an_unloaded_adapter_finishes_what_it_has_begun() -> None:
         await load(server, "sql", "/adapters/other")
         await server.complete(model="sql", max_tokens=6)
         assert runner.loras == [1, 2]  # another adapter, whose slots are its own
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_one_that_is_unloaded_while_a_request_is_read_is_not_found(
+    stream: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submit = Answering.submit
+
+    def too_late(self: Answering, context: ModelContext, *args: Any) -> Generation:
+        context.engine.unload_lora("sql")
+        return submit(self, context, *args)
+
+    monkeypatch.setattr(Answering, "submit", too_late)
+    async with with_loras() as server:
+        await load(server, "sql")
+        status, error = await server.refused(CHAT, {"model": "sql", "messages": HELLO, "stream": stream})
+        assert (status, error["code"], error["param"]) == (404, "model_not_found", "model")
+        assert error["message"] == "The LoRA adapter 'sql' is not loaded."
 
 
 async def test_what_cannot_be_loaded_is_told_and_leaves_nothing() -> None:
