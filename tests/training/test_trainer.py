@@ -212,6 +212,13 @@ def test_a_run_goes_on_only_as_it_was_started(tmp_path: Path) -> None:
         train(made.model_copy(update={"seed": 1, "clip": 2.0}), data, tmp_path / "run", resume=True)
     with pytest.raises(TrainingError, match="8 examples, the data has 7"):
         train(made, random_source(7), tmp_path / "run", resume=True)
+    path = tmp_path / "run" / "step-000001" / "training" / "state.pt"
+    state = torch.load(path, weights_only=True)
+    del state["recipe"]["optimizer"], state["recipe"]["objective"]["matching"]  # written before there were these
+    torch.save(state, path)
+    other = {"optimizer": "muon", "objective": made.objective.model_copy(update={"matching": 1.0})}
+    with pytest.raises(TrainingError, match="another objective, optimizer"):
+        train(made.model_copy(update=other), data, tmp_path / "run", resume=True)
     assert train(made.model_copy(update={"keep": 5}), data, tmp_path / "run", resume=True)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from pickle import UnpicklingError  # noqa: TID251  (what torch.load raises; nothing is unpickled)
@@ -90,7 +90,7 @@ def read_state(folder: Path, recipe: Recipe, num_examples: int) -> dict[str, Any
         state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
     except (OSError, RuntimeError, UnpicklingError, EOFError) as error:
         raise TrainingError(f"{path} cannot be read ({error}): let `latest` name another checkpoint.") from error
-    now, then = recipe.shaping(), state["recipe"]
+    now, then = recipe.shaping(), _with_defaults(state["recipe"], Recipe().shaping())
     if changed := [name for name in now if now[name] != then.get(name)]:
         raise TrainingError(
             f"the run was started with another {', '.join(changed)}: give the same to --resume, or begin a new run "
@@ -102,3 +102,11 @@ def read_state(folder: Path, recipe: Recipe, num_examples: int) -> dict[str, Any
             "--data."
         )
     return state
+
+
+def _with_defaults(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """A recipe that was written before it had all of today's fields: what their defaults say was so then."""
+    return {
+        name: _with_defaults(values.get(name, {}), default) if isinstance(default, dict) else values.get(name, default)
+        for name, default in defaults.items()
+    }
