@@ -29,7 +29,7 @@ from hamburger.server.bodies.chat import ChatBody
 from hamburger.server.bodies.generation import GenerationBody, named_as_written
 from hamburger.server.operation.key_limits import KeyLimits
 from hamburger.server.operation.request_log import entry_of
-from hamburger.server.tools.reasoning import Reasoning, thinking_budget
+from hamburger.server.tools.reasoning import Reasoning, marker_ids, thinking_budget
 from hamburger.server.tools.tool_use import ToolStream, ToolUse
 
 MAX_STOP_CHARACTERS = 20_000  # of all stop strings together
@@ -90,7 +90,8 @@ class Answering:
                 thinking = thinking_budget(context.tokenizer, context.markers, text, budget)
                 params = [replace(choice, thinking=thinking) for choice in params]
             if context.markers is not None and body.separate_reasoning is not False:
-                reasoning = [Reasoning(context.markers, text) for _ in params]
+                ids = marker_ids(context.tokenizer, context.markers)
+                reasoning = [Reasoning(context.markers, text, ids) for _ in params]
         streams = None if tools is None else _tool_streams(context, tools, params)
         return ChatWork(prompt, params, streams, reasoning)
 

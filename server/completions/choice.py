@@ -45,6 +45,8 @@ class Choice:
         keep: remember its text, ids and log-probabilities for the whole answer; a stream has no use for them.
         """
         self.completion_tokens, self.kv_slots = update.completion_tokens, update.kv_slots
+        if self.reasoning is not None:
+            self.reasoning.count(update.token_ids)
         self.macro_steps = update.macro_steps
         self.drafts.add(update.drafts)
         self.cached_tokens += update.cached_tokens

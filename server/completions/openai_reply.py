@@ -170,12 +170,16 @@ class OpenAIReply:
         }
 
     def _completion_details(self) -> dict[str, Any]:
-        """What came of the prediction that the request brought, in OpenAI's names; nothing where it brought none."""
+        """In OpenAI's names: tokens of what the model wrote for itself, where they can be told, and what came of the
+        prediction that the request brought."""
+        thought = [None if choice.reasoning is None else choice.reasoning.num_tokens for choice in self.choices]
+        known = [number for number in thought if number is not None]
+        details = {"reasoning_tokens": sum(known)} if known else {}
         if not self._has_prediction:
-            return {}
+            return {"completion_tokens_details": details} if details else {}
         accepted = sum(choice.drafts.accepted_of_prediction for choice in self.choices)
         drafted = sum(choice.drafts.drafted_of_prediction for choice in self.choices)
-        details = {"accepted_prediction_tokens": accepted, "rejected_prediction_tokens": drafted - accepted}
+        details |= {"accepted_prediction_tokens": accepted, "rejected_prediction_tokens": drafted - accepted}
         return {"completion_tokens_details": details}
 
     def counts(self) -> dict[str, Any]:

@@ -135,11 +135,12 @@ class ResponsesReply(RetoldReply):
 
     def _usage(self) -> dict[str, Any]:
         usage = self._chat.usage()
+        details = usage.get("completion_tokens_details", {})
         return {
             "input_tokens": usage["prompt_tokens"],
             "input_tokens_details": {**usage["prompt_tokens_details"], "cache_write_tokens": 0},
             "output_tokens": usage["completion_tokens"],
-            "output_tokens_details": {"reasoning_tokens": 0},
+            "output_tokens_details": {"reasoning_tokens": details.get("reasoning_tokens", 0)},
             "total_tokens": usage["total_tokens"],
             **{name: usage[name] for name in _OWN},
         }

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from hamburger.engine.types.errors import InvalidRequest
@@ -31,6 +31,12 @@ def markers_of(tokenizer: ServerTokenizer) -> Markers | None:
             found = [tokenizer.encode(marker) for marker in markers]
             return None if any(len(ids) == 1 and tokenizer.is_special(ids[0]) for ids in found) else markers
     return None
+
+
+def marker_ids(tokenizer: ServerTokenizer, markers: Markers) -> tuple[int, int] | None:
+    """Of markers that are one token each."""
+    begin, end = (tokenizer.encode(marker) for marker in markers)
+    return (begin[0], end[0]) if len(begin) == len(end) == 1 else None
 
 
 def template_kwargs(template: str | None, effort: str | None, enabled: bool | None) -> Mapping[str, Any]:
@@ -59,13 +65,13 @@ def template_kwargs(template: str | None, effort: str | None, enabled: bool | No
 
 def thinking_budget(tokenizer: ServerTokenizer, markers: Markers | None, prompt: str, tokens: int) -> ThinkingBudget:
     """prompt: as the chat template wrote it. Raises InvalidRequest for a model whose markers are not one token each."""
-    ids = [] if markers is None else [tokenizer.encode(marker) for marker in markers]
-    if markers is None or any(len(marker) != 1 for marker in ids):
+    ids = None if markers is None else marker_ids(tokenizer, markers)
+    if markers is None or ids is None:
         raise InvalidRequest(
             "The model keeps no budget of thinking, as it has no tokens that begin and end it: leave it out.",
             "thinking_token_budget",
         )
-    [begin], [end] = ids
+    begin, end = ids
     return ThinkingBudget(tokens, None if _has_begun(markers, prompt) else begin, end)
 
 
@@ -76,11 +82,33 @@ def _has_begun(markers: Markers, prompt: str) -> bool:
 class Reasoning:
     """Splits one answer as it comes. White space beside the markers belongs to neither part."""
 
-    def __init__(self, markers: Markers, prompt: str) -> None:
-        """prompt: as the chat template wrote it; one that ends with the first marker has begun the reasoning."""
-        self._markers = markers
-        self._state = "opened" if _has_begun(markers, prompt) else "before"
+    def __init__(self, markers: Markers, prompt: str, ids: tuple[int, int] | None = None) -> None:
+        """prompt: as the chat template wrote it; one that ends with the first marker has begun the reasoning. ids: of
+        the markers, where they are one token each."""
+        self._markers, self._ids = markers, ids
+        self._has_begun = self._is_inside = _has_begun(markers, prompt)
+        self._state = "opened" if self._has_begun else "before"
         self._held = ""
+        self._num_tokens, self._has_ended = 0, False  # by the tokens
+
+    def count(self, token_ids: Sequence[int]) -> None:
+        """New tokens of the answer, before their text is added."""
+        begin, end = self._ids or (None, None)
+        for token_id in token_ids if not self._has_ended else ():
+            if not self._is_inside:
+                self._is_inside = token_id == begin
+            elif token_id == end:
+                self._has_ended = True
+                return
+            else:
+                self._num_tokens += 1
+
+    @property
+    def num_tokens(self) -> int | None:
+        """Tokens between the markers, of what was added; None where these are no tokens of their own."""
+        if self._ids is None:
+            return None
+        return self._num_tokens if self._has_begun else 0  # a marker in the midst of an answer begins none
 
     def add(self, text: str, *, is_final: bool) -> tuple[str, str]:
         """What new text adds to the reasoning and to the answer. is_final: no more comes."""
@@ -90,6 +118,7 @@ class Reasoning:
             begun = self._held.lstrip()
             if begun.startswith(self._markers.begin):
                 self._state, self._held = "opened", begun[len(self._markers.begin) :]
+                self._has_begun = True
             elif is_final or not self._markers.begin.startswith(begun):
                 self._state = "answer"
         if self._state == "opened":

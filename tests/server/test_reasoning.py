@@ -203,6 +203,29 @@ async def test_a_budget_of_it_reaches_the_engine(monkeypatch: pytest.MonkeyPatch
         assert (status, error["param"]) == (400, "thinking_token_budget")
 
 
+async def test_its_tokens_are_counted_where_its_markers_are_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fake_engines.ByteTokenizer", TokenThinker)
+    asked: dict[str, Any] = {"messages": HELLO, "max_tokens": 50}
+    for script, number in (
+        ([[1, *b"ab"], [*b"c", 2, *b"ok", EOS]], 3),
+        ([[1, *b"ab"], [*b"cde", EOS]], 6),
+        ([[*b"no ", 1, *b"ab", 2, EOS]], 0),
+    ):
+        async with serving(script, tokenizer=TokenThinker(), max_group=9, **ROOM) as server:
+            whole = (await server.ok(CHAT, asked))["usage"]
+            assert whole["completion_tokens_details"] == {"reasoning_tokens": number}
+            options = {"include_usage": True, "continuous_usage_stats": True}
+            *_, last, end = await server.stream(CHAT, max_tokens=50, stream_options=options)
+            assert last["usage"]["completion_tokens_details"] == end["usage"]["completion_tokens_details"]
+            assert end["usage"] == {**whole, "prompt_tokens_details": end["usage"]["prompt_tokens_details"]}
+            response = await server.ok("/v1/responses", {"input": "hi"})
+            assert response["usage"]["output_tokens_details"] == {"reasoning_tokens": number}
+            plain = await server.ok(CHAT, {**asked, "separate_reasoning": False})
+            assert "completion_tokens_details" not in plain["usage"]
+    async with serving([[*b"hi"], [EOS]], tokenizer=Thinker(), **ROOM) as server:  # its markers are texts
+        assert "completion_tokens_details" not in (await server.ok(CHAT, asked))["usage"]
+
+
 async def test_calls_come_behind_it() -> None:
     text = WRITTEN.replace(ANSWER, '{"name": "now", "arguments": {}}')
     tool = {"type": "function", "function": {"name": "now"}}
