@@ -8,10 +8,14 @@ import gc
 import os
 import shutil
 
+from hypothesis import settings
+
 if shutil.which("nvidia-smi") is None:
     os.environ.setdefault("TRITON_INTERPRET", "1")
 for name in [name for name in os.environ if name.startswith("HAMBURGER_")]:
     del os.environ[name]
+settings.register_profile("unhurried", deadline=None)  # how long a test takes says what else the machine does
+settings.load_profile("unhurried")
 
 
 def pytest_collection_finish() -> None:
