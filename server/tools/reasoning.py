@@ -57,7 +57,7 @@ def template_kwargs(template: str | None, effort: str | None, enabled: bool | No
             told.setdefault("enable_thinking", effort != "none")
         elif effort != "none":
             raise InvalidRequest(
-                "The model's chat template reads neither reasoning_effort nor enable_thinking: leave it out.",
+                "The model's chat template reads neither 'reasoning_effort' nor 'enable_thinking': leave it out.",
                 "reasoning_effort",
             )
     return told

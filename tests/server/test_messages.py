@@ -161,7 +161,7 @@ async def test_a_key_comes_in_either_header(header: dict[str, str]) -> None:
         ({"messages": [{"role": "user", "content": "a" * 999}]}, "messages", "maximum context length is 256"),
         ({"thinking": {"type": "enabled", "budget_tokens": 2000}}, "thinking", "no budget of thinking"),
         ({"thinking": {"type": "enabled"}}, "thinking", "budget_tokens"),
-        ({"output_config": {"effort": "high"}}, "output_config", "reads neither"),
+        ({"output_config": {"effort": "high"}}, "output_config", "reads neither 'reasoning_effort' nor"),
         ({"temperature": 1.5}, "temperature", "less than or equal to 1"),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools", "custom"),
         ({"tools": [WEATHER], "tool_choice": {"type": "tool"}}, "tool_choice", "name"),

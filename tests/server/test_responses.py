@@ -147,7 +147,7 @@ async def test_of_several_calls_only_the_last_one_is_cut() -> None:
         ({"input": "a" * 3000}, "input", "maximum context length is 2048"),
         ({"tools": [{"type": "web_search"}]}, "tools", "function"),
         ({"tool_choice": {"type": "function", "name": "x"}}, "tool_choice", "no tools"),
-        ({"reasoning": {"effort": "high"}}, "reasoning", "reads neither"),
+        ({"reasoning": {"effort": "high"}}, "reasoning", "reads neither 'reasoning_effort' nor"),
         ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text", "schema"),
         ({"text": {"format": {"type": "json_schema", "schema": {"type": "foo"}}}}, "text", "Invalid type"),
         ({"temperature": -1.0}, "temperature", "temperature"),
