@@ -64,6 +64,10 @@ def response_routes(answering: Answering, store: ResponseStore) -> APIRouter:
             generation = submit(context, request, chat, work.answers, reply)
         response = reply.response()
         store.put(Stored(response, items, turns, key, cancel=generation.abort))
+        if reply.id not in store:
+            generation.abort()
+            message = "The response cannot be stored now, as one in the background must be: leave background out."
+            raise ApiError(503, message, param="background")
         running[reply.id] = task = asyncio.create_task(_finish(context, generation, reply))
         task.add_done_callback(lambda _: running.pop(reply.id))
         return JSONResponse(response)

@@ -5,6 +5,7 @@ or in a file that outlives the server.
 from __future__ import annotations
 
 import hashlib
+import logging
 import sqlite3
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from hamburger.engine.types.errors import cut
 from hamburger.server.api.errors import ApiError
 from hamburger.server.config import SettingsError
 
+logger = logging.getLogger(__name__)
 _TABLE = """
 CREATE TABLE IF NOT EXISTS responses (
     number INTEGER PRIMARY KEY, id TEXT UNIQUE NOT NULL, owner TEXT NOT NULL, is_written INTEGER NOT NULL,
@@ -63,7 +65,15 @@ class ResponseStore:
         self._size: int = self._database.execute("SELECT COALESCE(SUM(LENGTH(text)), 0) FROM responses").fetchone()[0]
 
     def put(self, stored: Stored) -> None:
-        """Also in place of an earlier one of the same id. One that is larger than all may be is not kept."""
+        """Also in place of an earlier one of the same id. One that is larger than all may be, or that the disk does not
+        take, is not kept."""
+        try:
+            self._put(stored)
+        except sqlite3.Error as error:  # what was answered is not lost for it
+            self._cancels.pop(stored.response["id"], None)
+            logger.error("The response %s cannot be stored: %s", stored.response["id"], error)
+
+    def _put(self, stored: Stored) -> None:
         response_id = stored.response["id"]
         self._forget(response_id)
         text = msgspec.json.encode([stored.response, stored.items, stored.turns])
@@ -84,8 +94,10 @@ class ResponseStore:
 
     def get(self, response_id: str, key: str, param: str | None = None) -> Stored:
         """Raises ApiError 404 for one that is not there, or another client's."""
-        row = self._database.execute("SELECT owner, text FROM responses WHERE id = ?", (response_id,)).fetchone()
-        if row is None or row[0] != _owner(key):
+        found = "SELECT owner, text, is_written FROM responses WHERE id = ?"
+        row = self._database.execute(found, (response_id,)).fetchone()
+        is_lost = row is not None and not row[2] and response_id not in self._cancels  # its end was not taken
+        if row is None or row[0] != _owner(key) or is_lost:
             raise ApiError(
                 404,
                 f"The response {cut(response_id)} is not stored here: it was not to be, or others took its place.",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from hamburger.server.api.errors import ApiError
 from hamburger.server.config import SettingsError
 from hamburger.server.responses.store import ResponseStore, Stored
 from responses_api import HELLO, RESPONSES, ROOM, TEXT, client, prompt_of
-from serving import MODEL, ByChoice, Served, error_of, serving, until
+from serving import MODEL, ByChoice, Served, error_of, serving, typed_events, until
 
 
 async def test_responses_are_stored_gone_on_with_and_forgotten() -> None:
@@ -142,6 +143,49 @@ async def test_a_fault_of_ours_in_the_background_is_told(monkeypatch: pytest.Mon
         found = await ended(server, started)
     assert found["status"] == "failed"
     assert "secret" not in found["error"]["message"]
+
+
+class FullDisk:
+    """A database that takes nothing more."""
+
+    def __init__(self, database: Any, fails: tuple[str, ...]) -> None:
+        self._database, self._fails = database, fails
+        self.close = database.close
+
+    def execute(self, text: str, *values: Any) -> Any:
+        if text.startswith(self._fails):
+            raise sqlite3.OperationalError("database or disk is full")
+        return self._database.execute(text, *values)
+
+
+@pytest.mark.parametrize("fails", [("INSERT",), ("INSERT", "DELETE")])
+async def test_a_full_disk_takes_no_answer_along(
+    fails: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    stores: list[ResponseStore] = []
+
+    class Noted(ResponseStore):
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            stores.append(self)
+
+    monkeypatch.setattr("serving.ResponseStore", Noted)
+    gate = StepGate()
+    async with serving(runner=ByChoice(HELLO, gate=gate), **ROOM) as server:
+        running = await server.ok(RESPONSES, {"input": "Hi", "background": True})
+        monkeypatch.setattr(stores[0], "_database", FullDisk(stores[0]._database, fails))
+        status, error = await server.refused(RESPONSES, {"input": "Hi", "background": True})
+        assert (status, error["param"]) == (503, "background")
+        await until(lambda: len([*server.engine._streams]) == 1)  # what nobody will read is given up
+        gate.set()
+        answer = await server.ok(RESPONSES, {"input": "Hi"})
+        assert answer["output"][0]["content"][0]["text"] == TEXT
+        streamed = typed_events((await server.post(RESPONSES, {"input": "Hi", "stream": True})).text)
+        assert streamed[-1]["type"] == "response.completed"
+        await until(lambda: not [*server.engine._streams])
+        for response_id in (running["id"], answer["id"]):  # neither is in progress for ever
+            assert (await server.client.get(f"{RESPONSES}/{response_id}")).status_code == 404
+    assert "cannot be stored: database or disk is full" in caplog.text
 
 
 def stored(name: str, size: int = 0, key: str = "", **fields: Any) -> Stored:
