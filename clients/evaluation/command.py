@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -149,10 +150,10 @@ def _evaluate(args: argparse.Namespace, plan: _Plan, store: AnswerStore, out: Co
     usages: list[tuple[str, str, Usage]] = []
     reports: dict[str, Any] = {}
     with Progress(console=err, transient=True, refresh_per_second=2, disable=not err.is_terminal) as progress:
-        for name, items in plan.items.items():
+        for name in plan.items:
             task = TASKS[name]
             sides = {
-                side: asyncio.run(_side(args, server, keys[side], task, items, plan.tools, store, progress))
+                side: asyncio.run(_side(args, server, keys[side], task, plan, store, progress))
                 for side, server in servers.items()
             }
             if plan.earlier:
@@ -178,12 +179,12 @@ async def _side(
     server: Server,
     api_key: str | None,
     task: Task,
-    items: list[Item],
-    tools: TextTools | None,
+    plan: _Plan,
     store: AnswerStore,
     progress: Progress,
 ) -> Side:
-    """One server's answers to one task, scored. Raises RequestError."""
+    """One server's answers to one task, scored; says how many were asked before. Raises RequestError."""
+    items, began = plan.items[task.name], time.time()
     bar = progress.add_task(f"{task.name}: {server.label}", total=len(items))
     max_tokens = args.max_tokens or task.max_tokens or 0
     async with httpx.AsyncClient(**client_options(server.url, api_key, args.timeout)) as client:
@@ -191,7 +192,11 @@ async def _side(
             client, server, task, items, max_tokens, store, args.concurrency, lambda: progress.advance(bar)
         )
     progress.remove_task(bar)
-    scores = {item.id: score(task, item, answer.content, tools) for item, answer in zip(items, answers, strict=True)}
+    if stored := sum(answer.sent < began for answer in answers):
+        said = f"{task.name}: {stored} of {len(answers)} answers of {server.label} were in {plan.answers} already."
+        progress.console.print(said, style="dim", markup=False, soft_wrap=True)
+    pairs = zip(items, answers, strict=True)
+    scores = {item.id: score(task, item, answer.content, plan.tools) for item, answer in pairs}
     return Side(scores, Usage.of(answers) if task.max_tokens else None)
 
 

@@ -157,6 +157,10 @@ def test_stored_answers_are_not_asked_again(
     eval_server.requests.clear()
     assert evaluate(eval_server, out, *options) == 0
     assert len(eval_server.requests) == 2 + 5
+    label = f"tiny at {eval_server.url}, confidence default"
+    error = capsys.readouterr().err
+    assert f"gsm8k: 3 of 5 answers of {label} were in {answers} already." in error
+    assert "piqa:" not in error
     first = report(out)
     eval_server.requests.clear()
     assert evaluate(eval_server, out, *options) == 0
