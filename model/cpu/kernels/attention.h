@@ -59,11 +59,13 @@ struct AttentionTile {
   int64_t first_row, rows, first_slot, context;
 };
 
-// What a thread does in one go: some KV heads of a tile.
+// What a thread does in one go: some KV heads of a tile, of each of which some query heads, [rows, query heads of a KV head].
 struct AttentionPiece {
   AttentionTile tile;
-  int first_head, last_head;
+  int first_head, last_head, first_query, last_query;
 };
+
+constexpr int kFewPieces = 4;  // a thread
 
 struct AttentionPlan {  // the same for all layers
   std::vector<AttentionPiece> pieces;
@@ -86,12 +88,31 @@ struct AttentionPlan {  // the same for all layers
         const int64_t rows = std::min(most, queries - done);
         const AttentionTile tile = {row + done, rows, end - queries + done, static_cast<int64_t>(slots.size())};
         for (int head = 0; head < g.kv_heads; head += at_once ? g.kv_heads : 1)
-          pieces.push_back({tile, head, at_once ? g.kv_heads : head + 1});
+          pieces.push_back({tile, head, at_once ? g.kv_heads : head + 1, 0, static_cast<int>(rows) * (g.heads / g.kv_heads)});
       }
       row += queries;
       const int64_t* block = batch.block_tables + i * batch.table_width;
       for (int64_t slot = 0; slot < end; block++)
         for (int64_t at = 0; at < batch.block_size && slot < end; at++, slot++) slots.push_back(*block * batch.block_size + at);
+    }
+    if (!many && longest > kTile) share_last(threads);
+  }
+
+ private:
+  // Pieces that are left when each thread has had as many as the others are cut into query heads for all: their keys are then read
+  // several times, but no thread waits for another's whole piece.
+  void share_last(int threads) {
+    const auto number = static_cast<int>(pieces.size()), left = number % threads;
+    if (!left || number > kFewPieces * threads) return;
+    const std::vector<AttentionPiece> whole(pieces.end() - left, pieces.end());
+    pieces.resize(number - left);
+    for (const AttentionPiece& piece : whole) {
+      const int parts = std::min(threads / left, piece.last_query);
+      for (int i = 0; i < parts; i++) {
+        pieces.push_back(piece);
+        pieces.back().first_query = piece.last_query * i / parts;
+        pieces.back().last_query = piece.last_query * (i + 1) / parts;
+      }
     }
   }
 };
@@ -356,10 +377,10 @@ void attend(const Geometry& g, const Kv<Value>& kv, const int64_t* slots_of, con
             int window, const float* qkv, int64_t width, const Inputs& out, Scratch& s) {
   constexpr bool pairs = std::is_same_v<Value, Bf16>, codes = std::is_same_v<Value, Int8>;
   const AttentionTile& tile = piece.tile;
-  const int head_dim = g.head_dim, each = g.heads / g.kv_heads, count = static_cast<int>(tile.rows) * each;
+  const int head_dim = g.head_dim, each = g.heads / g.kv_heads, count = piece.last_query - piece.first_query;
   const int all = (piece.last_head - piece.first_head) * count;  // `count` query heads of each KV head
-  const auto query_head = [&](int i) { return (piece.first_head + i / count) * each + i % count % each; };
-  const auto row_of = [&](int i) { return i % count / each; };
+  const auto query_head = [&](int i) { return (piece.first_head + i / count) * each + (piece.first_query + i % count) % each; };
+  const auto row_of = [&](int i) { return (piece.first_query + i % count) / each; };
   const auto seen_from = [&](int64_t slot) { return window ? std::max<int64_t>(slot - window + 1, 0) : 0; };
   const int64_t base = seen_from(tile.first_slot) / kTile * kTile, end = tile.first_slot + tile.rows;
   s.stride = (end - base + kTile - 1) / kTile * kTile;

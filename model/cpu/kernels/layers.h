@@ -188,7 +188,7 @@ inline void project(const Weight& weight, int which, const Inputs& x, const Batc
   });
 }
 
-// Layer `index`, by all threads. taken: 0 at first; pieces of attention differ in length, so threads take the next one.
+// Layer `index`, by all threads. taken: 0 at first; pieces of attention differ in length, so behind its first a thread takes the next.
 template <typename Value>
 void run_layer(const Geometry& g, const Layer& layer, int index, const Kv<Value>& cache, const Batch& batch, const AttentionPlan& plan,
                int64_t* taken, float* x, const Workspace& shared, Scratch& scratch, const Share& share, StageClock& clock) {
@@ -220,8 +220,8 @@ void run_layer(const Geometry& g, const Layer& layer, int index, const Kv<Value>
   }
   rotate_and_write(g, layer, batch, w.qkv, w.inverse, cache, share);
 #pragma omp barrier
-  const auto take = [&] { return __atomic_fetch_add(taken, 1, __ATOMIC_RELAXED); };
-  for (int64_t piece = take(), next; piece < pieces; piece = next) {
+  const auto take = [&] { return share.threads + __atomic_fetch_add(taken, 1, __ATOMIC_RELAXED); };
+  for (int64_t piece = share.thread, next; piece < pieces; piece = next) {
     next = take();
     attend(g, cache, plan.slots.data(), plan.pieces[piece], next < pieces ? &plan.pieces[next] : nullptr, layer.window, w.qkv,
            qkv_width(g), w.heads, scratch);
