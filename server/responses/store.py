@@ -7,7 +7,8 @@ from __future__ import annotations
 import hashlib
 import logging
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -66,38 +67,32 @@ class ResponseStore:
 
     def put(self, stored: Stored) -> None:
         """Also in place of an earlier one of the same id. One that is larger than all may be, or that the disk does not
-        take, is not kept."""
-        try:
-            self._put(stored)
-        except sqlite3.Error as error:  # what was answered is not lost for it
-            self._cancels.pop(stored.response["id"], None)
-            logger.error("The response %s cannot be stored: %s", stored.response["id"], error)
-
-    def _put(self, stored: Stored) -> None:
+        take, is not kept; one of the background whose end it does not take has failed."""
         response_id = stored.response["id"]
-        self._forget(response_id)
         text = msgspec.json.encode([stored.response, stored.items, stored.turns])
-        if len(text) > self._max_bytes and stored.cancel is None:
-            return
-        row = response_id, _owner(stored.key), stored.cancel is None, text
-        self._database.execute("INSERT INTO responses (id, owner, is_written, text) VALUES (?, ?, ?, ?)", row)
-        self._size += len(text)
+        is_written = stored.cancel is None
+        self._cancels.pop(response_id, None)
         if stored.cancel is not None:
             self._cancels[response_id] = stored.cancel
-        while self._size > self._max_bytes:
-            oldest = self._database.execute(
-                "SELECT id FROM responses WHERE is_written ORDER BY number LIMIT 1"
-            ).fetchone()
-            if oldest is None:
-                break
-            self._forget(oldest[0])
+        try:
+            with self._transaction():
+                self._forget(response_id)
+                if len(text) <= self._max_bytes or not is_written:
+                    row = response_id, _owner(stored.key), is_written, text
+                    self._database.execute(
+                        "INSERT INTO responses (id, owner, is_written, text) VALUES (?, ?, ?, ?)", row
+                    )
+                    self._size += len(text)
+                    self._make_room()
+        except sqlite3.Error as error:  # what was answered is not lost for it
+            self._cancels.pop(response_id, None)
+            logger.error("The response %s cannot be stored: %s", response_id, error)
 
     def get(self, response_id: str, key: str, param: str | None = None) -> Stored:
         """Raises ApiError 404 for one that is not there, or another client's."""
         found = "SELECT owner, text, is_written FROM responses WHERE id = ?"
         row = self._database.execute(found, (response_id,)).fetchone()
-        is_lost = row is not None and not row[2] and response_id not in self._cancels  # its end was not taken
-        if row is None or row[0] != _owner(key) or is_lost:
+        if row is None or row[0] != _owner(key):
             raise ApiError(
                 404,
                 f"The response {cut(response_id)} is not stored here: it was not to be, or others took its place.",
@@ -105,13 +100,25 @@ class ResponseStore:
                 code="response_not_found",
             )
         response, items, turns = msgspec.json.decode(row[1])
-        return Stored(response, items, turns, key, self._cancels.get(response_id))
+        cancel = self._cancels.get(response_id)
+        if not row[2] and cancel is None:
+            response |= _failure("Its end could not be stored.")
+        return Stored(response, items, turns, key, cancel)
 
     def delete(self, response_id: str, key: str) -> None:
-        """Raises ApiError 404."""
-        if (cancel := self.get(response_id, key).cancel) is not None:
+        """One that is being written ends. Raises ApiError: 404, or 503 where the disk does not take it; all is then as
+        it was."""
+        cancel = self.get(response_id, key).cancel
+        try:
+            with self._transaction():
+                self._forget(response_id)
+        except sqlite3.Error as error:
+            logger.error("The response %s cannot be deleted: %s", response_id, error)
+            message = f"The response {response_id} cannot be deleted now, and is still stored: try again later."
+            raise ApiError(503, message, param="response_id", code="response_not_deleted") from error
+        if cancel is not None:
+            del self._cancels[response_id]
             cancel()
-        self._forget(response_id)
 
     def close(self) -> None:
         self._database.close()
@@ -133,17 +140,42 @@ class ResponseStore:
         broken = self._database.execute("SELECT number, text FROM responses WHERE NOT is_written").fetchall()
         for number, text in broken:
             response, items, turns = msgspec.json.decode(text)
-            response |= {"status": "failed", "error": {"code": "server_error", "message": "The server was stopped."}}
+            response |= _failure("The server was stopped.")
             row = msgspec.json.encode([response, items, turns]), number
             self._database.execute("UPDATE responses SET text = ?, is_written = 1 WHERE number = ?", row)
         self._database.execute("COMMIT")
 
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        """All of the writes inside, or none of them. Raises sqlite3.Error."""
+        size = self._size
+        try:
+            self._database.execute("BEGIN")
+            yield
+            self._database.execute("COMMIT")
+        except sqlite3.Error:
+            self._size = size
+            if self._database.in_transaction:  # some errors have ended it
+                self._database.execute("ROLLBACK")
+            raise
+
     def _forget(self, response_id: str) -> None:
-        self._cancels.pop(response_id, None)
         found = self._database.execute(
             "DELETE FROM responses WHERE id = ? RETURNING LENGTH(text)", (response_id,)
         ).fetchall()
         self._size -= sum(size for (size,) in found)
+
+    def _make_room(self) -> None:
+        while self._size > self._max_bytes:
+            rows = self._database.execute("SELECT id FROM responses ORDER BY number")
+            oldest = next((response_id for (response_id,) in rows if response_id not in self._cancels), None)
+            if oldest is None:
+                break
+            self._forget(oldest)
+
+
+def _failure(message: str) -> dict[str, Any]:
+    return {"status": "failed", "error": {"code": "server_error", "message": message}}
 
 
 def _owner(key: str) -> str:

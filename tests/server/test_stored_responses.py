@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -148,6 +151,8 @@ async def test_a_fault_of_ours_in_the_background_is_told(monkeypatch: pytest.Mon
 class FullDisk:
     """A database that takes nothing more."""
 
+    in_transaction = True
+
     def __init__(self, database: Any, fails: tuple[str, ...]) -> None:
         self._database, self._fails = database, fails
         self.close = database.close
@@ -183,9 +188,55 @@ async def test_a_full_disk_takes_no_answer_along(
         streamed = typed_events((await server.post(RESPONSES, {"input": "Hi", "stream": True})).text)
         assert streamed[-1]["type"] == "response.completed"
         await until(lambda: not [*server.engine._streams])
-        for response_id in (running["id"], answer["id"]):  # neither is in progress for ever
-            assert (await server.client.get(f"{RESPONSES}/{response_id}")).status_code == 404
+        assert (await server.client.get(f"{RESPONSES}/{answer['id']}")).status_code == 404
+        lost = await ended(server, running)  # not in progress for ever
+        assert (lost["status"], lost["error"]["message"]) == ("failed", "Its end could not be stored.")
     assert "cannot be stored: database or disk is full" in caplog.text
+
+
+@contextmanager
+def full_disk(path: Path) -> Iterator[None]:
+    """What is written to the store of this path cannot grow its files."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (path.with_name(f"{path.name}-wal").stat().st_size, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def test_what_a_full_disk_does_not_delete_is_still_there(tmp_path: Path) -> None:
+    path, ended = tmp_path / "responses", list[str]()
+    store = ResponseStore(1000, path)
+    store.put(stored("a", 100))
+    store.put(stored("running", cancel=lambda: ended.append("running")))
+    with full_disk(path):
+        for name in ("a", "running"):
+            with pytest.raises(ApiError) as told:
+                store.delete(name, "")
+            assert (told.value.status, told.value.code) == (503, "response_not_deleted")
+        store.put(stored("b", 100))
+        store.put(stored("c", 900))  # which would take the room of a
+    assert [name in store for name in ("a", "running", "b", "c")] == [True, True, False, False]
+    assert store.get("a", "").response == {"id": "a", "x": "a" * 100}
+    assert store.get("running", "").cancel is not None
+    assert not ended
+    for name in ("a", "running"):
+        store.delete(name, "")
+    assert ended == ["running"]
+    store.put(stored("d", 900))  # all of the room is there again
+    assert len(store) == 1
+
+
+async def test_a_response_that_is_not_deleted_is_one_typed_error(tmp_path: Path) -> None:
+    path = tmp_path / "responses"
+    async with client(settings={"response_file": path}) as (api, _):
+        first = await api.responses.create(model=MODEL, input="Hi")
+        with full_disk(path), pytest.raises(openai.APIStatusError, match="still stored") as told:
+            await api.responses.delete(first.id)
+        assert (told.value.status_code, told.value.code) == (503, "response_not_deleted")
+        assert (await api.responses.retrieve(first.id)).output_text == TEXT
+        await api.responses.delete(first.id)
 
 
 def stored(name: str, size: int = 0, key: str = "", **fields: Any) -> Stored:
