@@ -2,7 +2,8 @@
 
 A parser is given the whole text so far, and whether more may come; a stream sends what the last result adds to the one
 before (tool_use.py). So it does not matter how the text was cut, and what is streamed is what a whole answer says. It
-is given the same ValueEnds again as long as the text only grew.
+is given the same ValueEnds again as long as the text only grew. Nothing of a text is lost: a marker behind which there
+is no call is text, and a call behind a later one is a call.
 
 | family  | written as                                                                  |
 | ------- | --------------------------------------------------------------------------- |
@@ -16,7 +17,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
@@ -67,9 +68,9 @@ def parser_of(family: Family, names: Collection[str]) -> Parser:
     """names: the tools there are; JSON without a marker is only a call if it names one of them."""
     match family:
         case "hermes":
-            return _hermes
+            return partial(_marked, begin=HERMES_BEGIN, end=HERMES_END, find=_any_calls)
         case "mistral":
-            return _mistral
+            return partial(_marked, begin=MISTRAL_BEGIN, find=_mistral_calls)
         case "llama3":
             return partial(_bare, names=names, marker=LLAMA_BEGIN)
         case "json":
@@ -87,81 +88,6 @@ def arguments_parser(name: str) -> Parser:
     return lambda text, is_final, ends: Parsed("", [ToolCall(name, text)] if text else [])
 
 
-def _hermes(text: str, is_final: bool, ends: ValueEnds) -> Parsed:
-    content, calls, start = "", list[ToolCall](), 0  # start: of what is neither content nor a call yet
-    searched = 0
-    while (at := text.find(HERMES_BEGIN, searched)) >= 0:
-        searched = at + len(HERMES_BEGIN)
-        found = _calls(text, searched, None, ends)
-        if found.is_broken or (is_final and not found.calls):
-            continue  # no call: the marker is text, and a later one may begin a call
-        content = _joined(content, text[start:at].rstrip())
-        calls += found.calls
-        if found.end is None:
-            return Parsed(content, calls)
-        start = _skip(text, found.end)
-        if text.startswith(HERMES_END, start):
-            start += len(HERMES_END)
-        elif HERMES_END.startswith(text[start:]) and not is_final:
-            return Parsed(content, calls)
-        searched = start
-    rest = text[start:] if is_final else _settled(text[start:], HERMES_BEGIN)
-    return Parsed(_joined(content, rest), calls)
-
-
-def _mistral(text: str, is_final: bool, ends: ValueEnds) -> Parsed:
-    at = text.find(MISTRAL_BEGIN)
-    if at < 0:
-        return Parsed(text if is_final else _settled(text, MISTRAL_BEGIN))
-    content, calls, start = text[:at].rstrip(), list[ToolCall](), at
-    while text.startswith(MISTRAL_BEGIN, start):
-        begin = _skip(text, start + len(MISTRAL_BEGIN))
-        named = re.compile(r"([^\s\[\]{}\"]+)\s*(?:\[ARGS\])?\s*(?=\{)").match(text, begin)
-        if named:
-            end = ends.of(text, named.end())
-            calls.append(ToolCall(named[1], text[named.end() : end]))
-        else:
-            found = _calls(text, begin, None, ends)
-            unnamed = re.compile(r"[^\s\[\]{}\"]*\s*(\[A?R?G?S?\]?)?\s*$").match(text, begin)
-            if unnamed and not is_final:
-                return Parsed(content, calls)
-            if found.is_broken or (is_final and not found.calls):
-                return Parsed(_joined(content, text[start:]) if calls else text, calls)
-            calls += found.calls
-            end = found.end
-        if end is None:
-            return Parsed(content, calls)
-        start = _skip(text, end)
-    rest = text[start:]
-    if not is_final and MISTRAL_BEGIN.startswith(rest):
-        rest = ""
-    return Parsed(_joined(content, rest), calls)
-
-
-def _bare(text: str, is_final: bool, ends: ValueEnds, *, names: Collection[str], marker: str | None) -> Parsed:
-    """Calls are all that the text holds, or all that comes after the marker."""
-    begin = _skip(text, 0)
-    is_json = text[begin : begin + 1] in ("{", "[", "`")
-    at = text.find(marker) if marker and not is_json else -1
-    if marker and at >= 0:
-        found = _calls(text, at + len(marker), None, ends)
-        if not found.is_broken and (found.calls or not is_final):
-            return Parsed(text[:at].rstrip(), found.calls)
-        return Parsed(text)
-    if marker and not is_final and marker.startswith(text[begin:]):
-        return Parsed("")
-    fence = re.compile(r"```(?:json)?\s*").match(text, begin)
-    if not is_final and re.fullmatch(r"`{0,3}(j(s(o(n)?)?)?)?\s*", text[begin:]):
-        return Parsed("")
-    found = _calls(text, fence.end() if fence else begin, names, ends)
-    if found.is_broken or (is_final and not found.calls):
-        return Parsed(text if is_final or marker is None or is_json else _settled(text, marker))
-    rest = "" if found.end is None else text[found.end :].strip()
-    if fence:
-        rest = "" if not is_final and "```".startswith(rest) else rest.removeprefix("```").strip()
-    return Parsed(rest, found.calls)
-
-
 @dataclass(slots=True)
 class _Found:
     """Calls from one place on. end: where they end, None if more may come. is_broken: there is no call there."""
@@ -169,6 +95,82 @@ class _Found:
     calls: list[ToolCall] = field(default_factory=list)
     end: int | None = None
     is_broken: bool = False
+
+
+_Find = Callable[[str, int, bool, ValueEnds], _Found]  # the calls at one place of a text
+
+
+def _marked(
+    text: str,
+    is_final: bool,
+    ends: ValueEnds,
+    *,
+    begin: str,
+    find: _Find,
+    end: str = "",
+    start: int = 0,
+    calls: Sequence[ToolCall] = (),
+) -> Parsed:
+    """Calls each stand behind a marker `begin`, perhaps before one `end`; what is beside them is content.
+
+    start: where the text begins, behind the calls that were found before.
+    """
+    content, calls = "", [*calls]
+    searched = start  # start: of what is neither content nor a call yet
+    while (at := text.find(begin, searched)) >= 0:
+        searched = at + len(begin)
+        found = find(text, searched, is_final, ends)
+        if found.is_broken or (is_final and not found.calls):
+            continue  # no call: the marker is text, and a later one may begin a call
+        content = _joined(content, text[start:at].rstrip(), calls)
+        calls += found.calls
+        if found.end is None:
+            return Parsed(content, calls)
+        start = found.end
+        behind = _skip(text, start)
+        if end and text.startswith(end, behind):
+            start = behind + len(end)
+        elif end.startswith(text[behind:]) and not is_final:
+            return Parsed(content, calls)
+        searched = start
+    rest = text[start:] if is_final else _settled(text[start:], begin)
+    return Parsed(_joined(content, rest, calls), calls)
+
+
+def _bare(text: str, is_final: bool, ends: ValueEnds, *, names: Collection[str], marker: str | None) -> Parsed:
+    """Calls are all that the text holds, or what stands behind the marker."""
+    begin = _skip(text, 0)
+    start, calls = 0, list[ToolCall]()
+    if not is_final and re.fullmatch(r"(`{1,2}|```(j(s(on?)?)?)?\s*)?", text[begin:]):
+        return Parsed("")
+    if text[begin : begin + 1] in ("{", "[", "`"):
+        fence = re.compile(r"```(?:json)?\s*").match(text, begin)
+        found = _calls(text, fence.end() if fence else begin, names, ends)
+        if not found.is_broken and (found.calls or not is_final):
+            if found.end is None:
+                return Parsed("", found.calls)
+            start, calls = _skip(text, found.end), found.calls
+            if fence and not is_final and "```".startswith(text[start:]):
+                return Parsed("", calls)
+            if fence and text.startswith("```", start):
+                start = _skip(text, start + 3)
+    if marker is None:
+        return Parsed(text[start:], calls)
+    return _marked(text, is_final, ends, begin=marker, find=_any_calls, start=start, calls=calls)
+
+
+def _any_calls(text: str, at: int, is_final: bool, ends: ValueEnds) -> _Found:
+    return _calls(text, at, None, ends)
+
+
+def _mistral_calls(text: str, at: int, is_final: bool, ends: ValueEnds) -> _Found:
+    at = _skip(text, at)
+    if named := re.compile(r"([^\s\[\]{}\"]+)\s*(?:\[ARGS\])?\s*(?=\{)").match(text, at):
+        end = ends.of(text, named.end())
+        return _Found([ToolCall(named[1], text[named.end() : end])], end)
+    if not is_final and re.compile(r"[^\s\[\]{}\"]*\s*(\[A?R?G?S?\]?)?\s*$").match(text, at):
+        return _Found()
+    return _calls(text, at, None, ends)
 
 
 def _calls(text: str, start: int, names: Collection[str] | None, ends: ValueEnds) -> _Found:
@@ -279,6 +281,8 @@ def _settled(text: str, marker: str) -> str:
     return text.rstrip()
 
 
-def _joined(content: str, more: str) -> str:
+def _joined(content: str, more: str, calls: Sequence[ToolCall]) -> str:
     """White space between calls is none of the content."""
+    if not calls:
+        return more
     return content + (more if content else more.lstrip("\n")) if more.strip() else content

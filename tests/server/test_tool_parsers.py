@@ -39,6 +39,7 @@ CASES: list[tuple[Family, str, str, list[ToolCall]]] = [
     ("hermes", "In a\n <tool_call> tag", "In a\n <tool_call> tag", []),
     ("hermes", 'a <tool_call>{"name": "add"}</tool_call> b <tool_call>', "a b <tool_call>", [ToolCall("add", "{}")]),
     ("hermes", '<tool_call>{"nam', '<tool_call>{"nam', []),
+    ("hermes", "\n\nNo call\n", "\n\nNo call\n", []),
     (
         "hermes",
         'I <tool_call>think</tool_call> so.\n<tool_call>{"name":"add","arguments":{"a":1}}</tool_call>\n'
@@ -54,12 +55,36 @@ CASES: list[tuple[Family, str, str, list[ToolCall]]] = [
     ("llama3", '{"name": "add", "parameters": {"a":1}}; {"name": "add", "parameters": {"a":1}}', "", [A, A]),
     ("llama3", '{"name": "Bob", "parameters": {}}', '{"name": "Bob", "parameters": {}}', []),
     ("llama3", "Words { and } words", "Words { and } words", []),
+    ("llama3", "A <|python_tag|>print(1)", "A <|python_tag|>print(1)", []),
+    (
+        "llama3",
+        'I <|python_tag|> so:\n<|python_tag|>{"name": "add", "parameters": {"a":1}} Done. '
+        '<|python_tag|>{"name": "add", "parameters": {"a":1}}',
+        "I <|python_tag|> so: Done.",
+        [A, A],
+    ),
+    ("llama3", '{"x": 1}\n<|python_tag|>{"name": "add", "parameters": {"a":1}}', '{"x": 1}', [A]),
+    (
+        "llama3",
+        '{"name": "add", "parameters": {"a":1}} and <|python_tag|>{"name": "add", "parameters": {"a":1}}',
+        "and",
+        [A, A],
+    ),
     ("mistral", f'[TOOL_CALLS] [{{"name": "get_weather", "arguments": {ARGS}}}]', "", [W]),
     ("mistral", '[TOOL_CALLS][{"name": "add", "arguments": {"a":1}}, {"name": "add"}]', "", [A, ToolCall("add", "{}")]),
     ("mistral", 'Yes. [TOOL_CALLS]add[ARGS]{"a":1}[TOOL_CALLS]add{"a":1}', "Yes.", [A, A]),
     ("mistral", "[TOOL_CALLS] what?", "[TOOL_CALLS] what?", []),
     ("mistral", "In a\n [TOOL_CALLS] tag", "In a\n [TOOL_CALLS] tag", []),
     ("mistral", "plain [TOOL", "plain [TOOL", []),
+    (
+        "mistral",
+        'A [TOOL_CALLS] tag,\n[TOOL_CALLS] [{"name": "add", "arguments": {"a":1}}] and [TOOL_CALLS] b '
+        '[TOOL_CALLS]add[ARGS]{"a":1}',
+        "A [TOOL_CALLS] tag, and [TOOL_CALLS] b",
+        [A, A],
+    ),
+    ("mistral", '[TOOL_CALLS][TOOL_CALLS][{"name": "add", "arguments": {"a":1}}]', "[TOOL_CALLS]", [A]),
+    ("mistral", '[TOOL_CALLS][{"x": 1}]\n[TOOL_CALLS]add{"a":1}', '[TOOL_CALLS][{"x": 1}]', [A]),
     ("json", f' {{"name": "get_weather", "arguments": {ARGS}}}\n', "", [W]),
     ("json", '```json\n{"name": "add", "arguments": {"a":1}}\n```', "", [A]),
     ("json", '[{"name": "add", "arguments": {"a":1}},{"name": "add", "arguments": {"a":1}}]', "", [A, A]),
@@ -136,6 +161,8 @@ JSON = st.recursive(
 def test_streamed_and_whole_agree_on_anything(family: Family, parts: list[str]) -> None:
     check_stream(family, [*parts, ""])
     check_stream(family, [*"".join(parts), ""])
+    content, calls = use_of(family).stream().message("".join(parts))
+    assert calls or content == "".join(parts)
 
 
 @given(st.lists(st.sampled_from(['"', "\\", "{", "}", "[", "]", "a", " ", '\\"', "é\n", "x" * 99, "1,"]), max_size=40))
