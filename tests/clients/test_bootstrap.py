@@ -19,7 +19,7 @@ def both(pairs: list[tuple[int, int]]) -> tuple[list[float], list[float]]:
     return [float(x) for x, _ in pairs], [float(y) for _, y in pairs]
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(SCORES, st.integers(0, 5), st.sampled_from([0.5, 0.9, 0.95]))
 def test_laws_of_a_paired_interval(pairs: list[tuple[int, int]], seed: int, level: float) -> None:
     a, b = both(pairs)
@@ -34,7 +34,7 @@ def test_laws_of_a_paired_interval(pairs: list[tuple[int, int]], seed: int, leve
     assert moved == found
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(SCORES)
 def test_a_higher_level_gives_a_wider_interval(pairs: list[tuple[int, int]]) -> None:
     a, b = both(pairs)

@@ -34,7 +34,7 @@ def num_groups(groups: list[list[int]], num_tokens: int) -> int:
     return next(n for n in range(1, len(groups) + 1) if sum(lengths[:n]) >= num_tokens)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(draw=st.randoms(use_true_random=False), num_cases=st.integers(1, 6))
 def test_streamed_and_unstreamed_answers_are_the_trimmed_reference(draw: random.Random, num_cases: int) -> None:
     cases = [random_case(draw) for _ in range(num_cases)]

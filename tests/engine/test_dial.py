@@ -19,7 +19,7 @@ from hamburger.model.config import ConfigError
 ANSWER_TOKENS = 40
 # Nothing of a simulation is learnt from shrinking it. Under noise the dial is wrong once in some hundred times, so the
 # examples are always the same ones.
-quick = settings(max_examples=8, deadline=None, derandomize=True, phases=[Phase.explicit, Phase.generate])
+quick = settings(max_examples=8, derandomize=True, phases=[Phase.explicit, Phase.generate])
 pytestmark = pytest.mark.no_cover  # which would take five times as long; other tests run the same lines
 
 

@@ -65,7 +65,7 @@ chances = st.lists(st.floats(0.0, 1.0), min_size=1, max_size=4)
     steps=st.lists(st.floats(0.01, 2.0), min_size=16, max_size=16),
     other_rows=st.integers(0, 4),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_the_number_of_drafts_makes_the_most_tokens_a_second(
     drafts: list[list[float] | None], steps: list[float], other_rows: int
 ) -> None:

@@ -124,7 +124,7 @@ def test_who_was_preempted_goes_on_before_anybody_starts() -> None:
     scheduler.check_integrity()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 12), st.integers(1, 12)), min_size=6, max_size=40))
 def test_clients_that_wait_all_the_time_are_served_alike(drawn: list[tuple[str, int, int]]) -> None:
     """For one seat: what two that always wait were charged with differs by no

@@ -24,7 +24,7 @@ def looked_up(text: list[int], most: int) -> list[int]:
 
 
 @given(st.lists(st.integers(0, 5), max_size=40), st.integers(0, 40), st.integers(1, 7))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_a_lookup_finds_what_followed_last(text: list[int], num_prompt: int, most: int) -> None:
     lookup = Lookup(text[:num_prompt])
     lookup.after(most)
@@ -109,7 +109,7 @@ def test_a_prediction_goes_on_where_it_was_left_and_not_where_the_same_came_befo
 
 
 @given(st.lists(st.integers(0, 3), max_size=30), st.lists(st.integers(0, 3), max_size=30), st.integers(1, 7))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_drafters_take_any_text_and_groups_make_no_difference(text: list[int], answer: list[int], most: int) -> None:
     for drafter in (Lookup, Prediction):
         one, other = drafter(text), drafter(text)

@@ -265,4 +265,4 @@ class Adapters(RuleBasedStateMachine):
 
 
 TestAdapters = Adapters.TestCase
-TestAdapters.settings = hypothesis_settings(max_examples=30, stateful_step_count=30, deadline=None)
+TestAdapters.settings = hypothesis_settings(max_examples=30, stateful_step_count=30)

@@ -102,7 +102,7 @@ def test_a_preemption_amid_the_prompt_neither_loses_nor_repeats_any(max_tokens: 
     assert runner.num_scored == len(a) - 1 + len(b) - 1
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     requests=st.lists(
         st.tuples(

@@ -35,7 +35,7 @@ def request(name: str, num_prompt: int = 3, **fields: Any) -> SubmitRequest:
     limit=st.none() | st.integers(0, 400),
     length=st.integers(1, 1200),
 )
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_only_tokens_beyond_the_window_settle_at_fixed_places(
     window: int, growth: float, keep: float, chunk: int, apart: int, limit: int | None, length: int
 ) -> None:

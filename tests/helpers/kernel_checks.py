@@ -25,7 +25,6 @@ def any_shapes(examples: int) -> settings:
     """Few, and the same each time: on a GPU each of them is compiled. So are smaller ones where one fails: none."""
     return settings(
         max_examples=examples,
-        deadline=None,
         derandomize=True,
         phases=[Phase.explicit, Phase.generate],
         suppress_health_check=[HealthCheck.function_scoped_fixture],

@@ -61,7 +61,7 @@ def batch_of(lengths: list[tuple[int, int]], seed: int) -> tuple[ForwardBatch, l
     lengths=st.lists(st.tuples(st.integers(0, 60), st.sampled_from([1, 1, 1, 2, 9])), min_size=1, max_size=5),
     seed=st.integers(0, 1000),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int8])
 @pytest.mark.parametrize("window", [None, 1, 6])
 @pytest.mark.parametrize(("heads", "kv_heads"), [(4, 2), (3, 3), (6, 1)])

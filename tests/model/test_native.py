@@ -47,7 +47,7 @@ def on_grid(outputs: int, inputs: int, seed: int = 0) -> Tensor:
     return weight
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     bits=st.sampled_from((4, 8)),
     outputs=st.integers(1, 70),

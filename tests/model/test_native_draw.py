@@ -62,7 +62,7 @@ def shares(logits: Tensor, top_k: int, top_p: float, min_p: float) -> tuple[Tens
 
 
 @given(size=st.sampled_from([1, 5, 16, 300, 3000]), **FILTERS)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_draws_follow_the_definition(
     emitter: CpuGraft, seed: int, size: int, spread: float, top_k: int, top_p: float, min_p: float
 ) -> None:
@@ -80,7 +80,7 @@ def test_draws_follow_the_definition(
 
 
 @given(kept=st.integers(1, 200), **FILTERS)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_what_may_not_be_chosen_shifts_no_draw(
     emitter: CpuGraft, seed: int, kept: int, spread: float, top_k: int, top_p: float, min_p: float
 ) -> None:

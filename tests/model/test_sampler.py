@@ -43,7 +43,7 @@ def kept_by_definition(logits: Tensor, top_k: int, top_p: float, min_p: float) -
     min_p=st.sampled_from([0.0, 0.02, 0.3, 1.0]),
     spread=st.sampled_from([0.1, 1.0, 4.0]),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_draws_come_from_what_the_filters_keep(
     seed: int, size: int, top_k: int, top_p: float, min_p: float, spread: float
 ) -> None:

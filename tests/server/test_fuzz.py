@@ -22,7 +22,7 @@ from hamburger.server.responses.body import ResponsesBody
 from serving import CHAT, COMPLETIONS, HELLO, error_of, events, serving, split
 
 Send = Callable[[str, bytes | str], httpx.Response]
-LENIENT = settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+LENIENT = settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @pytest.fixture(scope="module")

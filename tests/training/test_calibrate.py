@@ -174,7 +174,7 @@ def test_what_is_no_number_is_refused() -> None:
 @given(
     rows=st.lists(st.tuples(st.floats(-40, 40), st.floats(0, 1)), min_size=FEWEST_DECISIONS, max_size=120),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_a_fit_is_never_worse_than_no_fit(rows: list[tuple[float, float]]) -> None:
     logits, base_probs = torch.tensor(rows, dtype=torch.float64).unbind(1)
     scale, bias = fit_logits(logits, base_probs)

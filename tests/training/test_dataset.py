@@ -58,7 +58,7 @@ def write(folder: Path, *parts: list[Example], meta: DatasetMeta = META) -> Segm
     return SegmentedDataset(folder)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(
     st.lists(st.lists(st.tuples(st.integers(1, 5), st.lists(st.integers(1, 4), max_size=4)), min_size=1), max_size=3),
     st.booleans(),

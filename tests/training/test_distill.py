@@ -103,7 +103,7 @@ def test_an_answer_depends_on_its_own_prompt_only(tmp_path: Path) -> None:
     assert all(few[key] == everything[key] for key in same)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.data())
 def test_a_killed_run_goes_on_where_it_was(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     folder = tmp_path_factory.mktemp("distill")

@@ -23,7 +23,7 @@ def contents(packs: list[Pack]) -> list[list[tuple[str, list[int]]]]:
     return [[(e.id, g.tolist()) for e, g in zip(p.examples, p.groups, strict=True)] for p in packs]
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     number=st.integers(1, 12),
     slots=st.integers(1, 60),
