@@ -262,8 +262,9 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
             ),
             Panel(
                 "Errors",
-                "Answers a second with an error, by status. 429: the queue is full; 503: waited too long, or stopping.",
-                (("sum by (code) (rate(hamburger_request_failure_total{S}[R]))", "{{code}}"),),
+                "Answers a second with an error, by status and reason. 429: the queue is full, or a key is at its "
+                "limit; 503: waited too long, or stopping.",
+                (("sum by (code, reason) (rate(hamburger_request_failure_total{S}[R]))", "{{code}} {{reason}}"),),
                 stacked=True,
             ),
             Panel(

@@ -128,7 +128,7 @@ class Answering:
 
         def on_failure(error: ApiError) -> None:
             entry.failed(error)
-            context.metrics.on_failure(error.status)
+            context.metrics.on_failure(error.status, error.code)
 
         try:
             if not body.stream:

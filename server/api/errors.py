@@ -104,15 +104,15 @@ Shape = Callable[[ApiError], dict[str, Any]]
 
 
 def add_error_handlers(
-    app: FastAPI, on_failure: Callable[[Scope, int], None], shapes: Mapping[str, Shape] | None = None
+    app: FastAPI, on_failure: Callable[[Scope, ApiError], None], shapes: Mapping[str, Shape] | None = None
 ) -> None:
-    """Answer every exception in the one shape; `on_failure(scope, status)` counts each.
+    """Answer every exception in the one shape; `on_failure(scope, error)` counts each.
 
     shapes: other ones, by what a path begins with.
     """
 
     def respond(scope: Scope, error: ApiError) -> JSONResponse:
-        on_failure(scope, error.status)
+        on_failure(scope, error)
         entry_of(scope).failed(error)
         path = scope.get("path", "")
         shape = next((of for start, of in (shapes or {}).items() if path.startswith(start)), error_body)

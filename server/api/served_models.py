@@ -84,12 +84,12 @@ class ServedModels:
         setattr(request.state, _CHOSEN, context)
         return context
 
-    def count_failure(self, scope: Scope, status: int) -> None:
+    def count_failure(self, scope: Scope, error: ApiError) -> None:
         """An error was answered: it is counted for the model that the request chose, if it came to that."""
         chosen: ModelContext | None = scope.get("state", {}).get(_CHOSEN)
         if chosen is None and len(self) == 1:
             chosen = self.first
         if chosen is None:
-            self.first.metrics.on_failure_of_no_model(status)
+            self.first.metrics.on_failure_of_no_model(error.status, error.code)
         else:
-            chosen.metrics.on_failure(status)
+            chosen.metrics.on_failure(error.status, error.code)

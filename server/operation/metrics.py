@@ -30,7 +30,11 @@ _GROUP_SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16)
 _CONFIDENCES = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0)
 _DRAFTERS = ("micro", "lookup", "prediction")  # a plain base has not the first
 # They begin at 0, and so do drafts: of a counter that is not there yet, Prometheus does not see the first ones come.
-_EXPECTED_FAILURES = ("400", "401", "404", "429", "500", "503")
+_EXPECTED_FAILURES = (
+    *(("400", ""), ("400", "context_length_exceeded"), ("401", "invalid_api_key"), ("404", "model_not_found")),
+    *(("429", "queue_full"), ("429", "rate_limit_exceeded"), ("500", ""), ("503", "engine_unavailable")),
+    *(("503", "queue_timeout"), ("503", "out_of_memory")),
+)
 _TOKEN_KINDS = ("prompt", "generated")
 _MOST_UNCOUNTED = 64  # steps, and groups, that wait to be counted
 _MOST_ADAPTERS = 256  # that are told of between two scrapes, beside those that are there
@@ -70,11 +74,12 @@ class ServerMetrics:
         self._success = self._family("request_success", "Finished requests.", ("finished_reason",))
         for reason in ("stop", "length", "abort"):
             self._success.labels(*self._values, reason)
-        self._failure = self._family("request_failure", "Answers with an error, by HTTP status.", ("code",))
-        for code in _EXPECTED_FAILURES:
-            self._failure.labels(*self._values, code)
+        text = "Answers with an error, by HTTP status and the error's own code."
+        self._failure = self._family("request_failure", text, ("code", "reason"))
+        for failure in _EXPECTED_FAILURES:
+            self._failure.labels(*self._values, *failure)
             if beside is not None:
-                self._failure.labels("", engine, code)
+                self._failure.labels("", engine, *failure)
         drafts = ("drafter", "position")
         self._drafted = self._family("drafted_tokens", "Tokens drafted for a macro-step, which checked them.", drafts)
         self._accepted = self._family("accepted_tokens", "Those of them that are in the answer.", drafts)
@@ -192,13 +197,13 @@ class ServerMetrics:
             for kind in _TOKEN_KINDS:
                 self._adapter_tokens.remove(*self._values, name, kind)
 
-    def on_failure(self, status: int) -> None:
-        """An error left the server, as an answer or inside a stream."""
-        self._failure.labels(*self._values, str(status)).inc()
+    def on_failure(self, status: int, reason: str | None) -> None:
+        """An error left the server, as an answer or inside a stream. reason: its `code`, one of few."""
+        self._failure.labels(*self._values, str(status), reason or "").inc()
 
-    def on_failure_of_no_model(self, status: int) -> None:
+    def on_failure_of_no_model(self, status: int, reason: str | None) -> None:
         """An error left the server for a request that named none of several models: it has no model_name."""
-        self._failure.labels("", self._values[1], str(status)).inc()
+        self._failure.labels("", self._values[1], str(status), reason or "").inc()
 
     def on_step(self, stats: StepStats) -> None:
         self._used_share = stats.used_slots / stats.total_slots

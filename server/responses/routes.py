@@ -148,7 +148,7 @@ async def _finish(context: ModelContext, generation: Generation, reply: Response
         else:
             logger.exception("A response in the background failed.")
         failure = to_api_error(error)
-        context.metrics.on_failure(failure.status)
+        context.metrics.on_failure(failure.status, failure.code)
         reply.failed(failure)
     finally:
         generation.abort()

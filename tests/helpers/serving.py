@@ -103,13 +103,16 @@ class Served:
         return response.status_code, error_of(response)
 
     def metric(self, name: str, **labels: str) -> float:
-        """One sample of /metrics."""
+        """The sum of the samples of /metrics that have these labels."""
+        values = list[float]()
         for line in self.metrics.render().decode().splitlines():
             head, _, value = line.rpartition(" ")
             found, _, rest = head.partition("{")
             if found == f"hamburger_{name}" and all(f'{k}="{v}"' in rest for k, v in labels.items()):
-                return float(value)
-        raise KeyError(name)
+                values.append(float(value))
+        if not values:
+            raise KeyError(name)
+        return sum(values)
 
 
 def error_of(response: httpx.Response) -> dict[str, Any]:

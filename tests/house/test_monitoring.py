@@ -31,7 +31,7 @@ SCRAPED = {"job", "instance"}
 async def exported() -> dict[str, set[str]]:
     """The names of all samples that the server exports -> their labels."""
     metrics = ServerMetrics("name")
-    metrics.on_failure(500)
+    metrics.on_failure(500, None)
     async with fake_engine(groups="verified") as engine:
         metrics.add_gauges(engine)
         text = metrics.render().decode()

@@ -113,7 +113,8 @@ async def test_a_key_at_its_limit_is_a_429_and_others_are_not() -> None:
         error = error_of(response)
         assert (response.status_code, error["code"], error["type"]) == (429, "rate_limit_exceeded", "rate_limit_error")
         assert int(response.headers["retry-after"]) >= 1
-        assert server.metric("request_failure_total", code="429") == 1
+        assert server.metric("request_failure_total", code="429", reason="rate_limit_exceeded") == 1
+        assert server.metric("request_failure_total", reason="queue_full") == 0  # for which the operator is called
         other = asyncio.create_task(post(server, SECOND))
         gate.set()
         assert (await running).status_code == (await other).status_code == 200

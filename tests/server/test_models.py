@@ -44,11 +44,12 @@ class Pair:
     async def metrics(self) -> dict[tuple[str, str, str | None], float]:
         """(metric, model_name, code) -> value."""
         text = (await self.client.get("/metrics")).text
-        return {
-            (sample.name, sample.labels["model_name"], sample.labels.get("code")): sample.value
-            for family in text_string_to_metric_families(text)
-            for sample in family.samples
-        }
+        found: dict[tuple[str, str, str | None], float] = {}
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                key = (sample.name, sample.labels["model_name"], sample.labels.get("code"))
+                found[key] = found.get(key, 0) + sample.value
+        return found
 
 
 @asynccontextmanager

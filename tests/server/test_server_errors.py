@@ -162,6 +162,7 @@ async def test_a_full_queue_is_a_429_with_retry_after_before_any_stream(stream: 
         assert int(response.headers["retry-after"]) >= 1
         assert error_of(response)["type"] == "rate_limit_error"
         assert server.engine.health().num_waiting == 1  # all or none
+        assert server.metric("request_failure_total", code="429", reason="queue_full") == 1
         assert server.metric("request_failure_total", code="429") == 1
         gate.set()
         assert (await first).status_code == 200
@@ -232,7 +233,7 @@ async def test_an_engine_that_dies_before_the_first_token_is_a_503(stream: bool)
 async def test_an_error_inside_a_stream_is_one_event_and_done(n: int) -> None:
     async with serving(runner=ByChoice([[97]] * 9, fail_at_step=3)) as server:
         *chunks, last = await server.stream(CHAT, n=n, stream_options={"include_usage": True})
-        assert server.metric("request_failure_total", code="503") == 1
+        assert server.metric("request_failure_total", code="503", reason="engine_unavailable") == 1
     assert last.keys() == {"error"}
     assert last["error"].keys() == {"message", "type", "param", "code"}
     assert 1 <= len(chunks) <= 2 * n  # a choice that came later has had a step less
