@@ -30,6 +30,7 @@ from hamburger.server.config import ServeSettings, SettingsError
 from hamburger.server.launch import FoundModel, RunningModel, engine_arguments, find_models, running_models
 from hamburger.server.operation.connections import allow_open_files, bounded_protocol
 from hamburger.server.operation.console import announce_settings, announcer, secrets_of
+from hamburger.server.operation.listeners import bound
 from hamburger.server.operation.request_log import request_logger
 from hamburger.server.operation.tracing import RequestTraces, open_traces
 from hamburger.server.responses.store import ResponseStore
@@ -55,7 +56,7 @@ def serve(settings: ServeSettings, worker: Worker | None = None) -> int:
         contextlib.closing(stored),
         contextlib.closing(traces) if traces is not None else contextlib.nullcontext(),
         _logging(settings),
-        _bind(settings.host, settings.port) as listener,
+        bound(settings.host, settings.port) as listeners,
     ):
         allow_open_files(settings.max_connections)
         progress = announcer(settings.log_format)
@@ -63,7 +64,7 @@ def serve(settings: ServeSettings, worker: Worker | None = None) -> int:
         progress("finding the model" if len(arguments) == 1 else f"finding {len(arguments)} models")
         models = find_models(arguments)
         try:
-            return asyncio.run(_run(settings, models, listener, progress, worker, stored, traces))
+            return asyncio.run(_run(settings, models, listeners, progress, worker, stored, traces))
         except KeyboardInterrupt:  # while loading; _stop_on_signals takes over then
             progress("stopped while loading")
             return _INTERRUPTED
@@ -72,7 +73,7 @@ def serve(settings: ServeSettings, worker: Worker | None = None) -> int:
 async def _run(
     settings: ServeSettings,
     models: list[FoundModel],
-    listener: socket.socket,
+    listeners: list[socket.socket],
     progress: Callable[[str], None],
     worker: Worker | None,
     responses: ResponseStore,
@@ -82,11 +83,11 @@ async def _run(
         stopping = _stop_on_signals()
         contexts = [model.context for model in found]
         app = create_app_of(contexts, settings, responses, traces)
-        greeting = _greeting(settings, contexts, _url(settings, listener))
+        greeting = _greeting(settings, contexts, _url(settings, listeners[0].getsockname()[1]))
         server = _Server(uvicorn_config(app, settings), lambda: progress(greeting))
         keep_giving_back()
         gc.freeze()  # all of this stays: whoever is served later need not wait while it is looked through
-        return await _listen(server, listener, found, settings.drain_seconds, stopping, progress)
+        return await _listen(server, listeners, found, settings.drain_seconds, stopping, progress)
 
 
 def _stop_on_signals() -> asyncio.Event:
@@ -105,14 +106,14 @@ def _stop_on_signals() -> asyncio.Event:
 
 async def _listen(
     server: _Server,
-    listener: socket.socket,
+    listeners: list[socket.socket],
     models: list[RunningModel],
     drain_seconds: float,
     stopping: asyncio.Event,
     progress: Callable[[str], None],
 ) -> int:
     """Serve until a signal or until an engine is dead for good; returns the exit code."""
-    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    serving = asyncio.create_task(server.serve(sockets=listeners))
     stopped = asyncio.create_task(stopping.wait())
     supervisions = [model.supervision for model in models]
     await asyncio.wait({serving, stopped, *supervisions}, return_when=asyncio.FIRST_COMPLETED)
@@ -179,30 +180,11 @@ def _check_tls(settings: ServeSettings) -> None:
         raise SettingsError(f"ssl_certfile {settings.ssl_certfile} cannot be used: {error}.") from error
 
 
-def _bind(host: str, port: int) -> socket.socket:
-    """A bound socket that does not listen yet. Raises SettingsError."""
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        listener = socket.socket(family, kind, protocol)
-    except (OSError, UnicodeError) as error:  # the latter for what no name of a host can be
-        raise SettingsError(f"host is {host!r}: {getattr(error, 'strerror', None) or error}.") from error
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind(address)
-    except OSError as error:
-        listener.close()
-        reason = error.strerror or str(error)
-        raise SettingsError(f"cannot listen on {host} port {port}: {reason}. Choose another --port.") from error
-    return listener
-
-
-def _url(settings: ServeSettings, listener: socket.socket) -> str:
+def _url(settings: ServeSettings, port: int) -> str:
     """Where a client on this machine finds the server."""
     host, scheme = settings.host, "https" if settings.ssl_certfile else "http"
     name = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
-    return f"{scheme}://{name}:{listener.getsockname()[1]}"
+    return f"{scheme}://{name}:{port}"
 
 
 @contextlib.contextmanager
