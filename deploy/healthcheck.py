@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """The image's health check: exits 0 when the server in this container lives, else 1 with a line that says why.
 
-It reads the server's own HAMBURGER_* variables; a port that was given as an option is not seen. A draining server
-lives. An answer of 401 counts as life: the HTTP side works, and /health is closed to us by `public_operation`.
+It reads the server's own HAMBURGER_* variables; a host or port that was given as an option is not seen. A draining
+server lives. An answer of 401 counts as life: the HTTP side works, and /health is closed to us by `public_operation`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ TIMEOUT_SECONDS = 4.0
 def health_url(env: Mapping[str, str]) -> str:
     """Where the server's /health is, from inside the container."""
     scheme = "https" if env.get("HAMBURGER_SSL_CERTFILE") else "http"
-    return f"{scheme}://127.0.0.1:{env.get('HAMBURGER_PORT') or 8000}/health"
+    host = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(found := env.get("HAMBURGER_HOST", ""), found)
+    name = f"[{host}]" if ":" in host else host
+    return f"{scheme}://{name}:{env.get('HAMBURGER_PORT') or 8000}/health"
 
 
 def fault(url: str) -> str | None:

@@ -40,6 +40,11 @@ def test_a_server_that_is_not_there_is_not_healthy(capsys: pytest.CaptureFixture
         ({}, "http://127.0.0.1:8000/health"),
         ({"HAMBURGER_PORT": ""}, "http://127.0.0.1:8000/health"),
         ({"HAMBURGER_PORT": "9", "HAMBURGER_SSL_CERTFILE": "/c.pem"}, "https://127.0.0.1:9/health"),
+        ({"HAMBURGER_HOST": "0.0.0.0"}, "http://127.0.0.1:8000/health"),
+        ({"HAMBURGER_HOST": "::"}, "http://[::1]:8000/health"),
+        ({"HAMBURGER_HOST": "fd00::7", "HAMBURGER_PORT": "9"}, "http://[fd00::7]:9/health"),
+        ({"HAMBURGER_HOST": "172.18.0.2"}, "http://172.18.0.2:8000/health"),
+        ({"HAMBURGER_HOST": "localhost"}, "http://localhost:8000/health"),
     ],
 )
 def test_it_asks_where_the_server_listens(env: dict[str, str], url: str) -> None:
