@@ -137,8 +137,8 @@ def _plan(
             kv_dtype=resolved.kv_dtype, captures=captures,
         )  # fmt: skip
     on_progress("sizing the KV pool")
-    # So that adapters may come when the pool has taken its share. The CPU kernels hold them in 8 bits.
-    number_bytes = steps.state_dtype.itemsize if resolved.kernels is None else 1
+    # So that adapters may come when the pool has taken its share.
+    number_bytes = steps.state_dtype.itemsize if resolved.kernels is None else None
     for_loras = args.max_loras * lora_bytes(trunk, args.max_lora_rank, number_bytes)
     budget = rank_pool_bytes(args, device, for_steps + for_loras)
     if leader is not None:

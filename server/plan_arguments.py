@@ -40,7 +40,7 @@ def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
         "--device",
         choices=("cuda", "cpu"),
         default="cuda",
-        help="which share of free memory the KV pool takes (default: %(default)s)",
+        help="how weights are held, and which share of free memory the KV pool takes (default: %(default)s)",
     )
     machine.add_argument("--kv-cache-memory", metavar="SIZE", type=_size, help="the KV pool's size, as for serve")
     machine.add_argument(
@@ -54,6 +54,13 @@ def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
         choices=("bfloat16", "float16", "float32"),
         default="bfloat16",
         help="of weights and KV (default: %(default)s)",
+    )
+    machine.add_argument(
+        "--quantization",
+        choices=("auto", "none"),
+        default="auto",
+        help="as for serve; on a CPU auto is 8 bits, or 4 that a GGUF file has, but with float32 none (default: "
+        "%(default)s)",
     )
     machine.add_argument(
         "--kv-cache-dtype",

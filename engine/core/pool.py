@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from hamburger.model.config import ConfigError, TrunkConfig
+from hamburger.model.kernel_shapes import GROUP, packed_bytes
 from hamburger.model.tensor_shapes import JOINED, layer_shapes
 
 # A GPU is there for the server; a CPU machine's memory is shared with everything else on it.
@@ -14,9 +15,12 @@ def pool_share(device_type: str, free_bytes: int) -> int:
     return int(free_bytes * (_GPU_SHARE if device_type == "cuda" else _CPU_SHARE))
 
 
-def lora_bytes(trunk: TrunkConfig, rank: int, number_bytes: int) -> int:
-    """Most bytes that a LoRA adapter of this rank takes, in numbers of so many bytes: one of all linears. What all that
-    may come take is kept free before the pool has its share."""
+def lora_bytes(trunk: TrunkConfig, rank: int, number_bytes: int | None) -> int:
+    """Most bytes that a LoRA adapter of this rank takes: one of all linears. What all that may come take is kept free
+    before the pool has its share.
+
+    number_bytes: of its numbers; None: in 8 bits, as the CPU kernels hold it (cpu/loras.py).
+    """
     total = 0
     for layer in range(trunk.num_layers):
         shapes = layer_shapes(trunk, layer)
@@ -25,8 +29,13 @@ def lora_bytes(trunk: TrunkConfig, rank: int, number_bytes: int) -> int:
                 continue
             joined = len(parts) * rank
             inputs = shapes[f"{parts[0]}.weight"][1]
-            total += joined * (inputs + sum(shapes[f"{part}.weight"][0] for part in parts))
-    return total * number_bytes
+            outputs = sum(shapes[f"{part}.weight"][0] for part in parts)
+            if number_bytes is None:
+                joined = -(-joined // GROUP) * GROUP
+                total += packed_bytes(joined, inputs, 8) + packed_bytes(outputs, joined, 8)
+            else:
+                total += joined * (inputs + outputs) * number_bytes
+    return total
 
 
 def blocks_of_pool(

@@ -19,11 +19,12 @@ from hamburger.model.checkpoints.load import Checkpoint, load_checkpoint
 from hamburger.model.checkpoints.settle_probe import load_probe
 from hamburger.model.checkpoints.sources import ModelSource, resolve_source
 from hamburger.model.config import ConfigError, ModelConfig
-from hamburger.model.cpu.library import Kernels, layers_fit, load_kernels
+from hamburger.model.cpu.library import Kernels, load_kernels
 from hamburger.model.cpu.slot_choice import CpuSlotChoice
 from hamburger.model.device.devices import choose_dtype, device_of_rank, make_current
 from hamburger.model.execution import Execution
 from hamburger.model.gpu.availability import AttentionBackend, choose_backend, why_no_triton
+from hamburger.model.kernel_shapes import layers_fit
 from hamburger.model.modules.rotary import RotaryEmbedding
 from hamburger.model.parallel.collectives import Collectives
 from hamburger.model.parallel.step_shape import shard_trunk

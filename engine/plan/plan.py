@@ -8,24 +8,26 @@ reads no files and prints nothing.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 from hamburger.engine.core.pool import blocks_of_pool, lora_bytes, pool_share
+from hamburger.engine.plan.held import Held, as_numbers
 from hamburger.engine.types.settling import Settling
 from hamburger.model.config import ConfigError, ModelConfig, kv_slot_bytes
 from hamburger.model.tensor_shapes import tensor_shapes
 
 NUMBER_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 KV_BYTES = {**NUMBER_BYTES, "int8": 1}  # and a scale a head
-_SHORT_LIST_ID_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightReads:
-    """Parameters that a step reads. trunk: by one macro-step, without a head; head: for its one token; merge: besides,
-    where it reads a slot of several tokens; micro: by one micro-step, head included. plain: as `trunk`, of the base.
-    experts: the part of trunk and plain that is experts', of which each stream reads expert_share.
+    """Bytes of weights that a step reads. trunk: by one macro-step, without a head; head: for its one token; merge:
+    besides, where it reads a slot of several tokens; micro: by one micro-step, head included. plain: as `trunk`, of the
+    base. experts: the part of trunk and plain that is experts', of which each stream reads expert_share.
     """
 
     trunk: int
@@ -42,7 +44,7 @@ class Shape:
     """What planning needs of a model. weights_bytes: all that is loaded. max_model_len: None where nothing says it.
 
     tokens_per_kv: what was measured of the checkpoint; reads: None where only a number of parameters is known. slides:
-    whether some layers see a sliding window. lora_rank_bytes: a LoRA adapter's, for each of its ranks; None as reads.
+    whether some layers see a sliding window. loras: the bytes of a LoRA adapter of a rank; None as reads.
     """
 
     name: str
@@ -51,14 +53,13 @@ class Shape:
     head_dim: int
     parameters: int
     weights_bytes: int
-    number_bytes: int
     kv_bytes: int
     max_model_len: int | None
     max_group: int | None
     tokens_per_kv: float
     reads: WeightReads | None
     slides: bool = False
-    lora_rank_bytes: int | None = None
+    loras: Callable[[int], int] | None = None
 
     @property
     def slot_bytes(self) -> int:
@@ -134,44 +135,37 @@ class Plan:
     speed: Speed | None
 
 
-def shape_of(name: str, config: ModelConfig, dtype: str, kv_dtype: str | None = None) -> Shape:
-    """The shape of a model that is loaded in a dtype. kv_dtype: of the KV pool, if it is another."""
-    sizes = {tensor: math.prod(shape) for tensor, shape in tensor_shapes(config).items()}
-    ids = sizes.pop("short_list", 0)
+def shape_of(
+    name: str, config: ModelConfig, dtype: str, kv_dtype: str | None = None, *, held: Held | None = None
+) -> Shape:
+    """The shape of a model that is loaded in a dtype. kv_dtype: of the KV pool, if it is another. held: how its weights
+    are, if not in numbers of the dtype."""
     trunk, graft, number_bytes = config.trunk, config.graft, NUMBER_BYTES[dtype]
-    head = trunk.vocab_size * trunk.hidden_size
-
-    def of(*prefixes: str) -> int:
-        return sum(size for tensor, size in sizes.items() if tensor.startswith(prefixes))
-
-    plain, stop = of("model.layers.", "model.norm."), of("stop_head.")
-    # The short list's head is a copy of some rows of the whole one.
-    short_head = ids * trunk.hidden_size
-    micro = of("micro_decoder.", "stop_head.") + (short_head or head) if graft else 0
-    parameters, mixture = sum(sizes.values()), trunk.experts
+    held = as_numbers(config, number_bytes) if held is None else held
+    plain, stop = held.of("model.layers.", "model.norm."), held.of("stop_head.")
+    sizes = (math.prod(shape) for tensor, shape in tensor_shapes(config).items() if tensor != "short_list")
     return Shape(
         name=name,
         num_layers=trunk.num_layers,
         num_kv_heads=trunk.num_kv_heads,
         head_dim=trunk.head_dim,
-        parameters=parameters,
-        weights_bytes=(parameters + short_head) * number_bytes + ids * _SHORT_LIST_ID_BYTES,
-        number_bytes=number_bytes,
+        parameters=sum(sizes),
+        weights_bytes=held.total,
         kv_bytes=KV_BYTES[kv_dtype or dtype],
         max_model_len=trunk.context_tokens,
         max_group=config.max_group,
         tokens_per_kv=graft.expected_tokens_per_kv if graft and graft.groups == "composed" else 1.0,
         reads=WeightReads(
             trunk=plain + stop,
-            head=head,
-            merge=of("embedder.", "adapter."),
-            micro=micro,
+            head=held.head,
+            merge=held.of("embedder.", "adapter."),
+            micro=held.of("micro_decoder.", "stop_head.") + held.micro_head if graft else 0,
             plain=plain,
-            experts=sum(size for tensor, size in sizes.items() if ".experts." in tensor),
-            expert_share=1.0 if mixture is None else mixture.per_token / mixture.number,
+            experts=sum(size for tensor, size in held.tensors.items() if ".experts." in tensor),
+            expert_share=1.0 if trunk.experts is None else trunk.experts.per_token / trunk.experts.number,
         ),
         slides=bool(trunk.sliding_layers),
-        lora_rank_bytes=lora_bytes(trunk, 1, number_bytes),
+        loras=partial(lora_bytes, trunk, number_bytes=None if held.is_packed else number_bytes),
     )
 
 
@@ -262,9 +256,9 @@ def _context(shape: Shape, load: Load) -> int:
 def _loras_bytes(shape: Shape, load: Load) -> int:
     if not load.max_loras:
         return 0
-    if shape.lora_rank_bytes is None:
+    if shape.loras is None:
         raise ConfigError("max_loras needs the shapes of the model's linears: name a model, not its parameters.")
-    return load.max_loras * load.max_lora_rank * shape.lora_rank_bytes
+    return load.max_loras * shape.loras(load.max_lora_rank)
 
 
 def _pool_budget(shape: Shape, machine: Machine, loras_bytes: int) -> int:
@@ -307,7 +301,7 @@ def _speed(
         merging = more / (shape.max_group - 1) * reads.merge if more and shape.max_group else 0
         # Streams choose experts as if by lot, each without regard to the others.
         unread = reads.experts * (1 - reads.expert_share) ** streams
-        weights = (trunk - unread + reads.head + more * reads.micro + merging) * shape.number_bytes
+        weights = trunk - unread + reads.head + more * reads.micro + merging
         return streams * tokens * bandwidth / (weights + streams * slots * shape.slot_bytes)
 
     return Speed(

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 
+from hamburger.engine.plan.held import Held, as_numbers, as_packed
 from hamburger.engine.plan.known_shapes import PRESETS, with_graft
 from hamburger.engine.plan.plan import KV_BYTES, NUMBER_BYTES, Load, Machine, Plan, Shape, make_plan, shape_of
 from hamburger.engine.types.config import EngineArgs
 from hamburger.engine.types.settling import Settling
 from hamburger.model.checkpoints.folder_config import read_model_config
+from hamburger.model.checkpoints.gguf_bits import four_bit_linears
 from hamburger.model.checkpoints.sources import resolve_source
 from hamburger.model.config import ConfigError, ModelConfig
+from hamburger.model.kernel_shapes import layers_fit
 
 _EXPLICIT = ("layers", "kv_heads", "head_dim", "parameters")
 
@@ -45,26 +50,24 @@ def run(args: argparse.Namespace) -> int:
 def _shape(args: argparse.Namespace) -> Shape:
     given = [name for name in _EXPLICIT if getattr(args, name) is not None]
     if not given:
-        name, config = _model(args.model, args.base)
+        name, config, four_bits = _model(args.model, args.base)
         if args.graft is not None:
             if config.graft is not None:
                 raise ConfigError(f"graft is {args.graft}, but {name} is a HAMburger already: leave it out.")
             config = with_graft(config.trunk, args.graft)
-        return shape_of(name, config, args.dtype, _kv_dtype(args))
+        return shape_of(name, config, args.dtype, _kv_dtype(args), held=_held(args, config, four_bits))
     for option in ("model", "base", "graft"):
         if getattr(args, option) is not None:
             raise ConfigError(f"{option} is given, and {given[0]} too: give a model, or its numbers.")
     if missing := [name for name in _EXPLICIT if name not in given]:
         raise ConfigError(f"{given[0]} is given without {', '.join(missing)}: give all four, or a model.")
-    number_bytes = NUMBER_BYTES[args.dtype]
     return Shape(
         name=f"{args.parameters:,} parameters",
         num_layers=args.layers,
         num_kv_heads=args.kv_heads,
         head_dim=args.head_dim,
         parameters=args.parameters,
-        weights_bytes=args.parameters * number_bytes,
-        number_bytes=number_bytes,
+        weights_bytes=args.parameters * NUMBER_BYTES[args.dtype],
         kv_bytes=KV_BYTES[_kv_dtype(args) or args.dtype],
         max_model_len=None,
         max_group=None,
@@ -77,13 +80,23 @@ def _kv_dtype(args: argparse.Namespace) -> str | None:
     return None if args.kv_cache_dtype == "auto" else str(args.kv_cache_dtype)
 
 
-def _model(model: str | None, base: str | None) -> tuple[str, ModelConfig]:
+def _model(model: str | None, base: str | None) -> tuple[str, ModelConfig, Callable[[], set[str]]]:
+    """Its name and shape, and what says which of its linears have 4 bits."""
     if model in PRESETS:
         if base is not None:
             raise ConfigError(f"base is set, but {model} is a whole model: remove base.")
-        return model, ModelConfig(trunk=PRESETS[model])
+        return model, ModelConfig(trunk=PRESETS[model]), set
     source = resolve_source(model, base, weights=False)
-    return source.name, read_model_config(source)
+    config = read_model_config(source)
+    return source.name, config, partial(four_bit_linears, source, config.trunk.num_layers)
+
+
+def _held(args: argparse.Namespace, config: ModelConfig, four_bits: Callable[[], set[str]]) -> Held:
+    """As a server would have the weights: on a CPU by the engine's own rule (engine/device/load.py)."""
+    number_bytes, on_cpu = NUMBER_BYTES[args.dtype], args.device == "cpu"
+    if on_cpu and args.quantization == "auto" and args.dtype == "bfloat16" and layers_fit(config.trunk):
+        return as_packed(config, number_bytes, four_bits())
+    return as_numbers(config, number_bytes, copies_tied_head=on_cpu and args.dtype != "float16")
 
 
 def table(plan: Plan) -> str:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from hamburger.model.batch import ForwardBatch, StepOutput, stop_probability
 from hamburger.model.config import GraftConfig, ModelConfig
-from hamburger.model.cpu.library import BLOCK, GROUP, Kernels
+from hamburger.model.cpu.library import Kernels
 from hamburger.model.cpu.structs import (
     EmbeddingStruct,
     EmissionStruct,
@@ -28,6 +28,7 @@ from hamburger.model.cpu.structs import (
 from hamburger.model.cpu.weights import PackedLayers, PackedWeight
 from hamburger.model.emission.emission import GoOn
 from hamburger.model.group_cache import GroupCache
+from hamburger.model.kernel_shapes import BLOCK, GROUP
 from hamburger.model.modules.embedder import CompositionalEmbedder
 from hamburger.model.modules.linear import weights_of
 from hamburger.model.modules.micro_decoder import MicroStepDecoder, StopHead

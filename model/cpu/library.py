@@ -16,9 +16,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from hamburger.model.config import TrunkConfig
 from hamburger.model.cpu.structs import check_layouts
 from hamburger.model.device.host_memory import Arena
+from hamburger.model.kernel_shapes import packed_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -26,11 +26,6 @@ InstructionSet = Literal["avx512", "avx2"]
 
 _AGAIN = "install the package again (`make setup`, or `pip install -e .`)"
 _FORMAT = 14  # of what is passed and packed; supports.cpp says the same
-GROUP = 32
-MAX_HEAD_DIM = 256
-_MAX_QUERY_HEADS = 32  # of one KV head
-BLOCK = 16  # outputs
-_GROUP_BYTES = {4: 320, 8: 544}  # of a block
 _SETS: tuple[InstructionSet, ...] = ("avx512", "avx2")
 STAGES = ("norms and rounding", "linears", "attention", "head", "micro-steps")  # kernels/clock.h
 _pointer, _int64 = ctypes.c_void_p, ctypes.c_int64
@@ -63,7 +58,7 @@ class Kernels:
         """[outputs, inputs], bfloat16 or float32, inputs a multiple of 32 -> uint8, as kernels/structs.h says."""
         outputs, inputs = weight.shape
         weight = weight.detach().contiguous()
-        packed = self._weights.take(-(-outputs // BLOCK) * (inputs // GROUP) * _GROUP_BYTES[bits])
+        packed = self._weights.take(packed_bytes(outputs, inputs, bits))
         is_float = weight.dtype == torch.float32
         self._pack(bits, is_float, weight.data_ptr(), outputs, inputs, packed.data_ptr())
         return packed
@@ -104,16 +99,3 @@ def load_kernels(instructions: InstructionSet | None = None) -> Kernels | None:
 
 def _tell_none(why: str) -> None:
     logger.warning("No compiled kernels, so plain torch serves, several times slower: %s.", why)
-
-
-def layers_fit(config: TrunkConfig) -> bool:
-    """Whether the kernels take this geometry."""
-    widths = [config.hidden_size, config.num_heads * config.head_dim, config.intermediate_size]
-    if config.experts is not None:
-        widths.append(config.experts.width)
-    return (
-        all(width % GROUP == 0 for width in widths)
-        and config.head_dim % GROUP == 0
-        and config.head_dim <= MAX_HEAD_DIM
-        and config.num_heads // config.num_kv_heads <= _MAX_QUERY_HEADS
-    )

@@ -6,8 +6,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hamburger.model.config import TrunkConfig
-from hamburger.model.cpu.library import GROUP, Kernels
+from hamburger.model.cpu.library import Kernels
 from hamburger.model.cpu.weights import PackedAdapters, PackedPair, PackedWeight
+from hamburger.model.kernel_shapes import GROUP
 from hamburger.model.modules.lora import LoraWeights
 from hamburger.model.tensor_shapes import JOINED
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from hamburger.model.config import Rope, TrunkConfig
-from hamburger.model.cpu.library import GROUP, Kernels
+from hamburger.model.cpu.library import Kernels
 from hamburger.model.cpu.structs import (
     NORMS,
     ROPES,
@@ -20,6 +20,7 @@ from hamburger.model.cpu.structs import (
     LayerStruct,
     WeightStruct,
 )
+from hamburger.model.kernel_shapes import GROUP
 from hamburger.model.modules.adapter import LowRank
 from hamburger.model.modules.layers import DecoderLayer, Expert
 from hamburger.model.modules.linear import weights_of

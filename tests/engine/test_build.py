@@ -91,9 +91,9 @@ def test_what_is_only_drafted_is_made_of_coarser_weights(
     assert [execution.draft_bits for execution in asked] == [bits]
 
 
-@pytest.mark.parametrize(("quantization", "number_bytes"), [("none", 4), ("int8", 1)])
+@pytest.mark.parametrize(("quantization", "number_bytes"), [("none", 4), ("int8", None)])
 def test_a_pool_leaves_room_for_the_adapters_that_may_come(
-    quantization: Quantization, number_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    quantization: Quantization, number_bytes: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = ModelConfig(trunk=trunk_config(**WIDE))
     save_checkpoint(tmp_path, config, random_tensors(config))

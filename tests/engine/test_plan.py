@@ -17,7 +17,7 @@ import pytest
 from hamburger.engine.build import build_core
 from hamburger.engine.plan.known_shapes import PRESETS, with_graft
 from hamburger.engine.plan.plan import Load, Machine, Plan, Shape, make_plan, shape_of
-from hamburger.engine.types.config import EngineArgs, KVCacheDtype
+from hamburger.engine.types.config import EngineArgs, KVCacheDtype, Quantization
 from hamburger.engine.types.messages import SubmitRequest
 from hamburger.engine.types.settling import Settling
 from hamburger.model.checkpoints.load import save_checkpoint
@@ -67,16 +67,27 @@ def test_weights_are_what_a_loaded_model_holds(short_list_size: int | None) -> N
     assert shape_of("m", config, "float32").weights_bytes == held
 
 
-@pytest.mark.parametrize(("kv_cache_dtype", "max_loras"), [("auto", 0), ("int8", 0), ("auto", 7)])
+@pytest.mark.parametrize(
+    ("quantization", "kv_cache_dtype", "max_loras"),
+    [("none", "auto", 0), ("none", "int8", 0), ("none", "auto", 7), ("auto", "auto", 7)],
+)
 def test_the_engine_sizes_its_pool_as_planned(
-    kv_cache_dtype: KVCacheDtype, max_loras: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    quantization: Quantization,
+    kv_cache_dtype: KVCacheDtype,
+    max_loras: int,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    weights = command(capsys, "builtin", "--kv-cache-memory", "1GiB")["weights_bytes"]
+    options = ["--quantization", quantization, "--kv-cache-dtype", kv_cache_dtype, "--device", "cpu"]
+    weights = command(capsys, "builtin", *options, "--kv-cache-memory", "1GiB")["weights_bytes"]
     memory = weights + 2 * 10**9
     monkeypatch.setattr("hamburger.engine.device.memory.available_host_bytes", lambda: memory - weights)
-    plain: dict[str, Any] = {"model": "builtin", "dtype": "bfloat16", "quantization": "none", "device": "cpu"}
-    _, info = build_core(EngineArgs(**plain, kv_cache_dtype=kv_cache_dtype, max_loras=max_loras))
-    options = ["--kv-cache-dtype", kv_cache_dtype, "--memory", str(memory), "--device", "cpu", "--max-num-seqs", "64"]
+    args = EngineArgs(
+        model="builtin", dtype="bfloat16", device="cpu", quantization=quantization, kv_cache_dtype=kv_cache_dtype,
+        max_loras=max_loras,
+    )  # fmt: skip
+    _, info = build_core(args)
+    options += ["--memory", str(memory), "--max-num-seqs", "64"]
     found = command(capsys, "builtin", *options, "--max-loras", str(max_loras))
     assert found["pool_slots"] == info.total_slots
     assert found["max_model_len"] == info.max_model_len
@@ -238,12 +249,12 @@ def test_bounds_of_speed_follow_from_bytes() -> None:
     found = plan(shape, kv_cache_memory=2**20, tokens_per_kv=2.0, bandwidth=1e9).speed
     assert found is not None
     head = 96 * 32
-    assert shape.reads.head == head
+    assert shape.reads.head == 4 * head
     # Two tokens a slot are reached with a third of the groups full (4 tokens) and the others alone.
-    weights = shape.reads.trunk + head + shape.reads.merge / 3 + shape.reads.micro
-    step = 4 * weights + shape.slot_bytes * (100 + 60 / 2 / 2)
+    weights = shape.reads.trunk + 4 * head + shape.reads.merge / 3 + shape.reads.micro
+    step = weights + shape.slot_bytes * (100 + 60 / 2 / 2)
     assert found.one_stream == pytest.approx(2 * 1e9 / step)
-    plain = 4 * (shape.reads.plain + head) + shape.slot_bytes * (100 + 60 / 2)
+    plain = shape.reads.plain + 4 * head + shape.slot_bytes * (100 + 60 / 2)
     assert found.one_stream_plain == pytest.approx(1e9 / plain)
     assert found.all_requests > found.one_stream
     assert plan(shape, kv_cache_memory=2**20).speed is None
@@ -253,16 +264,16 @@ def test_a_stream_reads_its_experts_alone() -> None:
     """Of 6 experts of a layer 2; two streams choose by lot, so that 4/9 are left unread."""
     shape = shape_of("m", ModelConfig(trunk=trunk_config(**QWEN3_MOE)), "float32")
     assert shape.reads is not None
-    each = 3 * 32 * 32  # numbers of an expert, of which three layers have six
+    each = 4 * 3 * 32 * 32  # bytes of an expert, of which three layers have six
     assert shape.reads.experts == 3 * 6 * each
     assert shape.weights_bytes == 4 * shape.parameters
     found = plan(shape, kv_cache_memory=2**20, bandwidth=1e9, max_num_seqs=2).speed
     assert found is not None
     whole = shape.reads.trunk + shape.reads.head
     context = shape.slot_bytes * (100 + 60 / 2)
-    assert found.one_stream == pytest.approx(1e9 / (4 * (whole - 3 * 4 * each) + context))
+    assert found.one_stream == pytest.approx(1e9 / (whole - 3 * 4 * each + context))
     unread = 3 * 6 * each * (2 / 3) ** 2
-    assert found.all_requests == pytest.approx(2 * 1e9 / (4 * (whole - unread) + 2 * context))
+    assert found.all_requests == pytest.approx(2 * 1e9 / (whole - unread + 2 * context))
 
 
 def test_an_adapter_of_merged_slots_is_read_with_the_merger() -> None:
@@ -276,8 +287,8 @@ def test_an_adapter_of_merged_slots_is_read_with_the_merger() -> None:
 def test_the_costs_are_those_of_the_published_model() -> None:
     reads = shape_of("m", with_graft(PRESETS["llama-3.2-1b"], "published"), "bfloat16").reads
     assert reads is not None
-    assert reads.plain / 1e6 == pytest.approx(973, abs=1)
-    assert reads.head / 1e6 == pytest.approx(263, abs=1)
+    assert reads.plain / 2e6 == pytest.approx(973, abs=1)
+    assert reads.head / 2e6 == pytest.approx(263, abs=1)
     assert reads.micro / (reads.plain + reads.head) == pytest.approx(0.41, abs=0.01)
 
 

@@ -10,10 +10,11 @@ from torch import Tensor, nn
 from hamburger.model.assemble import assemble, model_of
 from hamburger.model.backend import Heads, TorchBackend
 from hamburger.model.config import ModelConfig
-from hamburger.model.cpu.library import GROUP, InstructionSet, Kernels, load_kernels
+from hamburger.model.cpu.library import InstructionSet, Kernels, load_kernels
 from hamburger.model.emission.narrowing import NarrowingEmission
 from hamburger.model.emission.scoring import ScoringEmission
 from hamburger.model.execution import Execution
+from hamburger.model.kernel_shapes import GROUP
 from hamburger.model.modules.linear import FormedLinear, Part
 from hamburger.model.steps import EagerSteps
 from small_models import CPU, random_tensors

@@ -16,8 +16,9 @@ from hamburger.model.config import ModelConfig
 from hamburger.model.cpu import library
 from hamburger.model.cpu.backend import CpuBackend
 from hamburger.model.cpu.graft import CpuEmbedding, CpuGraft, PackedHead, merger_fits
-from hamburger.model.cpu.library import GROUP, InstructionSet, Kernels, load_kernels
+from hamburger.model.cpu.library import InstructionSet, Kernels, load_kernels
 from hamburger.model.cpu.weights import PackedWeight, has_4_bits
+from hamburger.model.kernel_shapes import GROUP
 from hamburger.model.kv_cache import PagedKVCache
 from hamburger.model.modules.embedder import CompositionalEmbedder
 from hamburger.model.modules.linear import weights_of

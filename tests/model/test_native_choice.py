@@ -15,8 +15,9 @@ from hamburger.model.assemble import assemble
 from hamburger.model.checkpoints.load import save_checkpoint
 from hamburger.model.config import ConfigError, ModelConfig
 from hamburger.model.cpu.backend import CpuBackend
-from hamburger.model.cpu.library import layers_fit, load_kernels
+from hamburger.model.cpu.library import load_kernels
 from hamburger.model.execution import Execution
+from hamburger.model.kernel_shapes import layers_fit
 from small_models import CPU, grafted, random_tensors, trunk_config
 
 WIDE: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 32}

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from hamburger.model.checkpoints.folder_config import read_model_config
 from hamburger.model.checkpoints.sources import ModelSource, resolve_source
-from hamburger.model.cpu.library import Kernels, layers_fit, load_kernels
+from hamburger.model.cpu.library import Kernels, load_kernels
 from hamburger.model.device.devices import choose_device, choose_dtype
+from hamburger.model.kernel_shapes import layers_fit
 from hamburger.model.modules.hamburger import HamburgerModel
 from hamburger.training.errors import TrainingError
 from hamburger.training.forward.loading import load_model

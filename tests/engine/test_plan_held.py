@@ -1,0 +1,151 @@
+"""`hamburger plan` counts the weights of a CPU as its engine holds them: packed by the kernels, or in numbers."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import gguf
+import pytest
+import torch
+from torch import Tensor, nn
+
+from hamburger.engine.core.pool import lora_bytes
+from hamburger.engine.plan.held import as_packed
+from hamburger.model.assemble import assemble
+from hamburger.model.backend import Backend
+from hamburger.model.checkpoints.gguf_bits import four_bit_linears
+from hamburger.model.checkpoints.sources import resolve_source
+from hamburger.model.config import ModelConfig
+from hamburger.model.cpu.backend import CpuBackend
+from hamburger.model.cpu.library import Kernels, load_kernels
+from hamburger.model.execution import Execution
+from hamburger.model.modules.lora import LoraWeights
+from hamburger.model.modules.rotary import RotaryEmbedding
+from hamburger.model.tensor_shapes import JOINED, layer_shapes, tensor_shapes
+from hamburger.server.cli import main
+from native_models import WIDE
+from small_models import CPU, graft_config, random_tensors, trunk_config
+from trunk_shapes import QWEN3_MOE
+
+TIED = trunk_config(**WIDE, num_heads=2)
+UNTIED = replace(TIED, tie_word_embeddings=False, vocab_size=100, qkv_bias=True, qk_norm="head")
+FUSED = graft_config(features="fused", micro_norm=True, short_list_size=40, groups="verified")
+CASES = {
+    "tied": ModelConfig(trunk=TIED),
+    "untied": ModelConfig(trunk=UNTIED),
+    "experts": ModelConfig(trunk=trunk_config(**QWEN3_MOE)),
+    "composed": ModelConfig(trunk=TIED, graft=graft_config()),
+    "adapter": ModelConfig(trunk=UNTIED, graft=replace(FUSED, groups="composed"), adapter_rank=32),
+    "verified": ModelConfig(trunk=TIED, graft=FUSED),
+    "plain embedder": ModelConfig(trunk=replace(TIED, hidden_size=32), graft=graft_config(merger_heads=2)),
+}
+
+
+def backend_of(config: ModelConfig) -> CpuBackend:
+    graft = config.graft
+    draft_bits = 4 if graft is not None and graft.groups == "verified" else 8
+    execution = Execution(kernels=load_kernels(), bits=8, draft_bits=draft_bits)
+    steps = assemble(
+        config, random_tensors(config), dtype=torch.float32, device=CPU, max_positions=200, execution=execution
+    )
+    found: Backend = steps.backend
+    assert isinstance(found, CpuBackend)
+    return found
+
+
+def held_by(root: object) -> dict[int, int]:
+    """The tensors that an object holds: address -> bytes. Those of the kernels themselves are what they work in."""
+    found: dict[int, int] = {}
+    seen, left = dict[int, object](), [root]  # which live on, as another would have the id of one that is gone
+    while left:
+        held = left.pop()
+        if id(held) in seen or isinstance(held, Kernels):
+            continue
+        seen[id(held)] = held
+        if isinstance(held, Tensor):
+            found[held.data_ptr()] = max(found.get(held.data_ptr(), 0), held.nbytes)
+        elif isinstance(held, dict):
+            left += held.values()
+        elif isinstance(held, list | tuple):
+            left += held
+        elif isinstance(held, nn.Module):
+            left += [*held.parameters(), *held.buffers(), held.__dict__]
+        elif type(held).__module__.startswith("hamburger."):
+            left += [getattr(held, "__dict__", {}), *(getattr(held, name) for name in getattr(held, "__slots__", ()))]
+    return found
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_the_kernels_hold_is_what_is_planned(name: str) -> None:
+    config = CASES[name]
+    backend = backend_of(config)
+    measured = held_by(backend)
+    rotary = backend._trunk._rotary
+    assert isinstance(rotary, RotaryEmbedding)
+    for tensor in rotary.buffers():  # as long as the context is
+        del measured[tensor.data_ptr()]
+    scales = 0 if config.graft is None else 2 * 4 * config.graft.max_group  # of the stop head
+    assert sum(measured.values()) - scales == as_packed(config, 4).total
+
+
+def test_four_bits_are_less_than_eight() -> None:
+    config = CASES["tied"]
+    linears = {name for name in tensor_shapes(config) if name.endswith("_proj.weight")}
+    eight, four = as_packed(config, 2), as_packed(config, 2, linears)
+    assert {name for name in four.tensors if four.tensors[name] < eight.tensors[name]} == linears
+    assert all(four.tensors[name] * 544 == eight.tensors[name] * 320 for name in linears)
+
+
+@pytest.mark.parametrize("rank", [5, 32, 40])
+def test_an_adapter_of_the_kernels_takes_what_is_planned(rank: int) -> None:
+    backend = backend_of(CASES["untied"])
+    pairs = {}
+    for layer in range(UNTIED.num_layers):
+        for part in (part for parts in JOINED.values() for part in parts):
+            outputs, inputs = layer_shapes(UNTIED, layer)[f"{part}.weight"]
+            pairs[layer, part] = torch.randn(rank, inputs), torch.randn(outputs, rank)
+    backend.loras.load(1, LoraWeights(pairs))
+    assert sum(held_by(backend.loras).values()) == lora_bytes(UNTIED, rank, None)
+
+
+def test_a_gguf_file_says_which_linears_have_four_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    for model in ("builtin", None):  # the plain base, and what is grafted onto it
+        source = resolve_source(model)
+        found = four_bit_linears(source, 30)
+        assert len(found) == 30 * 7
+        assert "model.layers.29.mlp.down_proj.weight" in found
+    reader = gguf.GGUFReader(resolve_source("builtin").path)
+    [tensor] = [tensor for tensor in reader.tensors if tensor.name == "blk.3.attn_v.weight"]
+    changed = [t if t is not tensor else t._replace(tensor_type=gguf.GGMLQuantizationType.Q8_0) for t in reader.tensors]
+
+    class Changed:
+        tensors = changed
+
+    monkeypatch.setattr(gguf, "GGUFReader", lambda path: Changed)
+    lost = found - four_bit_linears(source, 30)
+    assert lost == {f"model.layers.3.self_attn.{part}_proj.weight" for part in "qkv"}
+
+
+def test_a_folder_of_numbers_has_none() -> None:
+    source = replace(resolve_source("builtin"), kind="hf")
+    assert not four_bit_linears(source, 30)
+
+
+def test_a_cpu_holds_what_its_kernels_read_or_numbers_and_a_tied_head_twice(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def weights(*options: str) -> int:
+        assert main(["plan", *options, "--kv-cache-memory", "1GiB", "--json"]) == 0
+        found: int = json.loads(capsys.readouterr().out)["weights_bytes"]
+        return found
+
+    numbers, vocabulary = 134_515_008, 49_152 * 576
+    assert weights("builtin") == 2 * numbers
+    # Groups of 32 weights: 20 bytes in 4 bits, 34 in 8; the head has both. Norms have four bytes each.
+    linears, norms = numbers - vocabulary - 61 * 576, 61 * 576
+    packed = linears // 32 * 20 + vocabulary // 32 * (34 + 20) + 4 * (norms + 49_152)
+    assert weights("builtin", "--device", "cpu") == packed
+    assert weights("builtin", "--device", "cpu", "--quantization", "none") == 2 * (numbers + vocabulary)
+    assert weights("builtin", "--device", "cpu", "--dtype", "float32") == 4 * (numbers + vocabulary)
+    assert weights("builtin", "--device", "cpu", "--dtype", "float16") == 2 * numbers  # which oneDNN does not lay out
