@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from hamburger.engine.request import RequestUpdate
 from hamburger.server.completions.replies import ChatReply
+
+
+def calls_of(delta: Mapping[str, Any]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """The pieces of calls in a streamed delta: of what was begun before, which stands before the delta's text, and of
+    what begins behind it."""
+    pieces = delta.get("tool_calls", ())
+    return [piece for piece in pieces if "id" not in piece], [piece for piece in pieces if "id" in piece]
 
 
 class RetoldReply:

@@ -14,7 +14,7 @@ from hamburger.engine.request import RequestUpdate
 from hamburger.server.api.errors import ApiError
 from hamburger.server.api.events import typed_event
 from hamburger.server.completions.replies import ChatReply
-from hamburger.server.completions.retold import RetoldReply
+from hamburger.server.completions.retold import RetoldReply, calls_of
 from hamburger.server.messages.errors import messages_error
 
 _REASONS = {"length": "max_tokens", "tool_calls": "tool_use"}
@@ -101,20 +101,23 @@ class MessagesReply(RetoldReply):
             if self._open != "thinking":
                 yield from self._opened("thinking", {"type": "thinking", "thinking": "", "signature": ""})
             yield self._block_event("delta", delta={"type": "thinking_delta", "thinking": thinking})
+        open_calls, new_calls = calls_of(delta)
+        for call in open_calls:
+            yield from self._of_arguments(call)
         if text := delta.get("content"):
             if self._open != "text":
                 yield from self._opened("text", {"type": "text", "text": ""})
             yield self._block_event("delta", delta={"type": "text_delta", "text": text})
-        for call in delta.get("tool_calls", ()):
-            function = call["function"]
-            if "id" in call:
-                self._has_calls = True
-                use = {"type": "tool_use", "id": call["id"], "name": function["name"], "input": {}}
-                yield from self._opened("tool_use", use)
-            if function["arguments"]:
-                yield self._block_event(
-                    "delta", delta={"type": "input_json_delta", "partial_json": function["arguments"]}
-                )
+        for call in new_calls:
+            self._has_calls = True
+            use = {"type": "tool_use", "id": call["id"], "name": call["function"]["name"], "input": {}}
+            yield from self._opened("tool_use", use)
+            yield from self._of_arguments(call)
+
+    def _of_arguments(self, call: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        """What a delta adds to the open block, a call's."""
+        if arguments := call["function"]["arguments"]:
+            yield self._block_event("delta", delta={"type": "input_json_delta", "partial_json": arguments})
 
     def _opened(self, kind: str, block: dict[str, Any]) -> Iterator[dict[str, Any]]:
         yield from self._closed()

@@ -14,7 +14,7 @@ from hamburger.engine.request import RequestUpdate
 from hamburger.server.api.errors import ApiError
 from hamburger.server.api.events import typed_event
 from hamburger.server.completions.replies import ChatReply
-from hamburger.server.completions.retold import RetoldReply
+from hamburger.server.completions.retold import RetoldReply, calls_of
 from hamburger.server.responses.body import ResponsesBody
 from hamburger.server.responses.errors import responses_error
 
@@ -181,19 +181,24 @@ class ResponsesReply(RetoldReply):
                 yield from self._opened(self._reasoning(""))
             self._texts.append(thought)
             yield self._of_item("response.reasoning_text.delta", delta=thought)
+        open_calls, new_calls = calls_of(delta)
+        for call in open_calls:
+            yield from self._of_arguments(call)
         if text := delta.get("content"):
             if not self._output or self._output[-1]["type"] != "message":
                 yield from self._opened(self._message("", []))
             self._texts.append(text)
             entries = logprobs["content"] if logprobs else []
             yield self._of_item("response.output_text.delta", delta=text, logprobs=entries)
-        for call in delta.get("tool_calls", ()):
-            function = call["function"]
-            if "id" in call:
-                yield from self._opened(self._call(call["id"], function["name"], ""))
-            if function["arguments"]:
-                self._texts.append(function["arguments"])
-                yield self._of_item("response.function_call_arguments.delta", delta=function["arguments"])
+        for call in new_calls:
+            yield from self._opened(self._call(call["id"], call["function"]["name"], ""))
+            yield from self._of_arguments(call)
+
+    def _of_arguments(self, call: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        """What a delta adds to the last item, a call."""
+        if arguments := call["function"]["arguments"]:
+            self._texts.append(arguments)
+            yield self._of_item("response.function_call_arguments.delta", delta=arguments)
 
     def _opened(self, item: dict[str, Any]) -> Iterator[dict[str, Any]]:
         yield from self._closed()

@@ -106,6 +106,19 @@ async def test_text_and_a_call_are_two_blocks() -> None:
     assert [event["index"] for event in told if event["type"] == "content_block_stop"] == list(range(len(kinds)))
 
 
+@pytest.mark.parametrize("cut", [40, 47, 52, 53])
+async def test_text_behind_a_call_is_told_behind_its_input(cut: int) -> None:
+    """Also where one group has the end of that and its beginning."""
+    text = f'{{"name": "get_weather", "arguments": {CALL}}} Done.'
+    async with serving([*split(text, cut, len(text) - cut), [EOS]], **ROOM) as server:
+        told = await stream(server, max_tokens=90, tools=[WEATHER])
+    blocks = [event["content_block"]["type"] for event in told if event["type"] == "content_block_start"]
+    assert blocks == ["tool_use", "text"]
+    deltas = [event for event in told if event["type"] == "content_block_delta"]
+    assert "".join(event["delta"]["partial_json"] for event in deltas if event["index"] == 0) == CALL
+    assert "".join(event["delta"]["text"] for event in deltas if event["index"] == 1) == "Done."
+
+
 async def test_an_answer_goes_on_with_the_assistants_last_words() -> None:
     async with serving(HELLO) as server:
         await server.ok(MESSAGES, {**ASKED, "messages": [*HI, {"role": "assistant", "content": "I say:"}]})

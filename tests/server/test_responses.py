@@ -128,6 +128,21 @@ async def test_of_several_calls_only_the_last_one_is_cut() -> None:
         assert response["status"] == "incomplete"
 
 
+@pytest.mark.parametrize("cut", [40, 47, 52, 53])
+async def test_text_behind_a_call_is_told_behind_its_arguments(cut: int) -> None:
+    """Also where one group has the end of them and its beginning."""
+    text = f'{{"name": "get_weather", "arguments": {CALL}}} Done.'
+    async with client([*split(text, cut, len(text) - cut), [EOS]]) as (_, server):
+        asked: Any = {"model": MODEL, "input": "Hi", "tools": [{**WEATHER, "strict": False}], "stream": True}
+        told = typed_events((await server.post(RESPONSES, asked)).text)
+    call, message = told[-1]["response"]["output"]
+    assert (call["name"], call["arguments"], message["content"][0]["text"]) == ("get_weather", CALL, "Done.")
+    for item, kind in ((call, "function_call_arguments"), (message, "output_text")):
+        deltas = [event for event in told if event["type"] == f"response.{kind}.delta"]
+        assert "".join(event["delta"] for event in deltas) == (CALL if item is call else "Done.")
+        assert {event["item_id"] for event in deltas} == {item["id"]}
+
+
 @pytest.mark.parametrize(
     ("fields", "param", "told"),
     [
