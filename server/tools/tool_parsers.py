@@ -116,12 +116,15 @@ def _marked(
     start: where the text begins, behind the calls that were found before.
     """
     content, calls = "", [*calls]
-    searched = start  # start: of what is neither content nor a call yet
+    searched = ends.no_calls.get(start, start)  # start: of what is neither content nor a call yet
     while (at := text.find(begin, searched)) >= 0:
         searched = at + len(begin)
         found = find(text, searched, is_final, ends)
-        if found.is_broken or (is_final and not found.calls):
-            continue  # no call: the marker is text, and a later one may begin a call
+        if found.is_broken:  # no call: the marker is text, and a later one may begin a call
+            ends.no_calls[start] = searched
+            continue
+        if is_final and not found.calls:
+            continue
         content = _joined(content, text[start:at].rstrip(), calls)
         calls += found.calls
         if found.end is None:
@@ -132,7 +135,7 @@ def _marked(
             start = behind + len(end)
         elif end.startswith(text[behind:]) and not is_final:
             return Parsed(content, calls)
-        searched = start
+        searched = ends.no_calls.get(start, start)
     rest = text[start:] if is_final else _settled(text[start:], begin)
     return Parsed(_joined(content, rest, calls), calls)
 

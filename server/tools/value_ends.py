@@ -10,9 +10,13 @@ _WORD = re.compile(r"[^\s,\]}:;]*")
 
 
 class ValueEnds:
-    """Of one text. Each call of a long tool call's stream would else scan all arguments so far."""
+    """Of one text. Each call of a long tool call's stream would else scan all arguments so far.
+
+    no_calls: by where text begins that is no call, how far it is known to hold none (tool_parsers.py).
+    """
 
     def __init__(self) -> None:
+        self.no_calls: dict[int, int] = {}
         self._known: dict[int, int] = {}  # by where a value begins
         self._begin = -1  # of the value that was scanned last, and had no end yet
         self._at = self._depth = 0

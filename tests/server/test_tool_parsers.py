@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hamburger.server.tools import value_ends
+from hamburger.server.tools import tool_parsers, value_ends
 from hamburger.server.tools.tool_parsers import Family, Parser, ToolCall, family_of, list_parser, parser_of
 from hamburger.server.tools.tool_use import Function, Tool, ToolUse
 from hamburger.server.tools.value_ends import ValueEnds
@@ -200,6 +200,25 @@ def test_arguments_are_scanned_once_however_long_they_get(
         stream.add(part, is_final=False)
         size += len(part)
     assert 1000 < sum(pattern.count for pattern in patterns) <= size
+
+
+@pytest.mark.parametrize("family", ["hermes", "llama3", "mistral"])
+def test_markers_that_begin_no_call_are_looked_at_once(family: Family, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model may repeat one for ever."""
+    looked, calls = 0, tool_parsers._calls
+
+    def counted(*args: Any) -> Any:
+        nonlocal looked
+        looked += 1
+        return calls(*args)
+
+    monkeypatch.setattr(tool_parsers, "_calls", counted)
+    stream, marker = use_of(family).stream(), tool_parsers.MARKERS[family][0]
+    stream.add(f'{marker}{{"name": "add"}}', is_final=False)  # is one
+    for _ in range(500):
+        stream.add(f"{marker} no", is_final=False)
+        stream.add(" call ", is_final=False)
+    assert looked < 2500
 
 
 @settings(max_examples=30)
