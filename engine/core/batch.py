@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -95,6 +96,16 @@ class BatchResult:
     prompt_logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)
 
 
+class Runner(Protocol):
+    """What computes a batch. It reads sequences, never changes them, and keeps nothing about them between steps."""
+
+    def run(self, batch: ScheduledBatch) -> BatchResult:
+        """Compute the batch's slots, and score the prompt tokens that Sequence.unscored names.
+
+        Raises OutOfMemory, and has done nothing then that could not be done again.
+        """
+
+
 class LaunchedStep(Protocol):
     """A batch that the device works on, or has in its queue: what it is computed from was taken over already."""
 
@@ -103,3 +114,7 @@ class LaunchedStep(Protocol):
 
     def then(self, batch: ScheduledBatch) -> LaunchedStep:
         """Launch another batch behind it. A sequence that awaits its group of this step brings that group's slot."""
+
+
+# Chooses which of the chunks' tokens stay, and moves what is in the slots.
+Settle = Callable[[list[SettlingChunk]], None]

@@ -6,16 +6,16 @@ import logging
 import time
 from collections.abc import Callable
 from itertools import chain
-from typing import Literal, Protocol
+from typing import Literal
 
-from hamburger.engine.core.batch import BatchResult, ScheduledBatch, SettlingChunk
+from hamburger.engine.core.batch import BatchResult, Runner, ScheduledBatch, Settle
 from hamburger.engine.core.draft_outcomes import DraftOutcomes
 from hamburger.engine.core.loras import CoreLoras
+from hamburger.engine.core.matchers import Matchers
 from hamburger.engine.core.scheduler import Scheduler
 from hamburger.engine.core.sequence import Sequence
 from hamburger.engine.drafting.policy import DraftPolicy
 from hamburger.engine.text.grammar import Grammars
-from hamburger.engine.text.token_rules import TokenMatcher, TokenRules, with_rules
 from hamburger.engine.types.config import EngineConfig
 from hamburger.engine.types.errors import InvalidRequest, OutOfMemory
 from hamburger.engine.types.messages import (
@@ -29,23 +29,8 @@ from hamburger.engine.types.messages import (
     SubmitRequest,
     UnloadLora,
 )
-from hamburger.engine.types.sampling_params import SamplingParams
 
 logger = logging.getLogger(__name__)
-
-
-class Runner(Protocol):
-    """What computes a batch. It reads sequences, never changes them, and keeps nothing about them between steps."""
-
-    def run(self, batch: ScheduledBatch) -> BatchResult:
-        """Compute the batch's slots, and score the prompt tokens that Sequence.unscored names.
-
-        Raises OutOfMemory, and has done nothing then that could not be done again.
-        """
-
-
-# Chooses which of the chunks' tokens stay, and moves what is in the slots.
-Settle = Callable[[list[SettlingChunk]], None]
 
 
 class EngineCore:
@@ -67,6 +52,7 @@ class EngineCore:
         """
         self.config = config
         self.grammars = grammars
+        self._matchers = Matchers(grammars)
         self._refused: list[RequestFailed] = []
         self._settled_tokens = self._dropped_slots = 0  # of the step in progress
         self._runner = runner
@@ -90,7 +76,7 @@ class EngineCore:
             return
         sequence = Sequence(request, of.eos_token_ids, of.max_model_len, of.groups, of.settling)
         try:
-            sequence.matcher = _matcher(request.params, self.grammars)
+            sequence.matcher = self._matchers.begin(request.params)
         except InvalidRequest as error:
             self._refused.append(RequestFailed(request.request_id, "grammar", str(error)))
             return
@@ -211,7 +197,7 @@ class EngineCore:
                     self._scheduler.blocks.mark_computed(sequence, end)
                 continue
             if sequence.is_verified and sequence.matcher is not None:
-                self._forget_drafts(sequence, group.token_ids)
+                self._matchers.forget_drafts(sequence, group.token_ids)
             drafts = None if item.drafts is None else self._drafts.checked(item, item.drafts, group)
             output = sequence.accept(group.token_ids, group.stop_probs, group.logprobs, drafts)
             self._scheduler.count(sequence, len(output.token_ids))
@@ -224,7 +210,8 @@ class EngineCore:
                 # Its masks allow nothing but an end then: what it chose says nothing.
                 message = f"The grammar became too complex, or the answer left it: {error}."
                 failures.append(RequestFailed(sequence.request_id, "grammar", message))
-                self._give_up(sequence)
+                self._matchers.give_up(sequence)
+                self.abort(AbortRequest(sequence.request_id))
             else:
                 outputs.append(output)
         for output in outputs:
@@ -265,23 +252,6 @@ class EngineCore:
             self.abort(AbortRequest(request_id))
         return ScheduledBatch([], preempted, batch.cache_queries, batch.cache_hits)
 
-    def _forget_drafts(self, sequence: Sequence, token_ids: list[int]) -> None:
-        """An error behind a draft stays in a matcher that has gone back: it is made anew. One behind tokens that are
-        accepted comes again."""
-        grammar, matcher = sequence.params.grammar, sequence.matcher
-        if self.grammars is not None and grammar is not None and matcher is not None and matcher.error is not None:
-            behind = self.grammars.matcher_behind(grammar, sequence.output_ids, token_ids)
-            if isinstance(matcher, TokenRules):
-                matcher.grammar = behind
-            else:
-                sequence.matcher = behind
-
-    def _give_up(self, sequence: Sequence) -> None:
-        """End a request whose grammar failed; the next one with the same grammar gets it anew."""
-        if self.grammars is not None and sequence.params.grammar is not None:
-            self.grammars.forget(sequence.params.grammar)
-        self.abort(AbortRequest(sequence.request_id))
-
     def check_integrity(self) -> None:
         """Raise RuntimeError when blocks leaked or a sequence is in the wrong place."""
         self._scheduler.check_integrity()
@@ -316,12 +286,3 @@ class EngineCore:
             settled_tokens=self._settled_tokens,
             dropped_slots=self._dropped_slots,
         )
-
-
-def _matcher(params: SamplingParams, grammars: Grammars | None) -> TokenMatcher | None:
-    """None for an answer that may be anything. Raises InvalidRequest."""
-    if params.grammar is None:
-        return with_rules(params, None)
-    if grammars is None:
-        raise InvalidRequest("This engine was built without a tokenizer, so it takes no grammar.", "response_format")
-    return with_rules(params, grammars.matcher(params.grammar))

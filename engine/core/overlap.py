@@ -23,8 +23,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from hamburger.engine.core.batch import BatchResult, LaunchedStep, ScheduledBatch
-from hamburger.engine.core.core import EngineCore, Runner
+from hamburger.engine.core.batch import BatchResult, LaunchedStep, Runner, ScheduledBatch
+from hamburger.engine.core.core import EngineCore
 from hamburger.engine.core.loras import CoreLoras
 from hamburger.engine.core.sequence import Sequence
 from hamburger.engine.text.grammar import Grammars

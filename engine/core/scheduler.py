@@ -8,10 +8,9 @@ a prompt, one decoded group and a replay after a preemption are the same thing.
                                <-
                            preemption: it replays its groups later
 
-With verified groups a decoding sequence has rows beside that slot: drafts of what follows it, computed in the slots
-behind it. They take what budget and blocks the step has left when all else is chosen, so nobody is preempted, delayed
-or refused for a draft's sake; blocks that only rejected drafts have used are given back as soon as that is known
-(`confirm`). So between steps slots and blocks are as they would be without drafts.
+With verified groups a decoding sequence has rows beside that slot, drafts of what follows it (draft_rows.py). They take
+what budget and blocks the step has left when all else is chosen; blocks that only rejected drafts have used are given
+back as soon as that is known (`confirm`). So between steps slots and blocks are as they would be without drafts.
 
 An answer's old tokens settle at fixed places (settling.py): no step computes slots before and behind one.
 
@@ -33,10 +32,10 @@ from dataclasses import dataclass, field
 
 from hamburger.engine.core.batch import ScheduledBatch, ScheduledSequence
 from hamburger.engine.core.block_manager import BlockManager
+from hamburger.engine.core.draft_rows import with_drafts
 from hamburger.engine.core.sequence import Sequence
 from hamburger.engine.core.waiting import OUTPUT_COST, WaitingQueue, rank
 from hamburger.engine.drafting.policy import DraftPolicy
-from hamburger.engine.drafting.proposal import Proposal
 from hamburger.engine.types.config import EngineConfig
 
 _STEPS_UNTIL_LARGER = 64  # a step that does not fit costs a step and replays: at most one in so many may try the limit
@@ -130,7 +129,7 @@ class Scheduler:
         # Stable: the order stays within both parts.
         scheduled = sorted(step.scheduled, key=lambda item: item.num_slots > 1)
         if self._policy is not None and any(item.emits for item in scheduled):
-            scheduled = self._with_drafts(scheduled, self._policy)
+            scheduled = with_drafts(scheduled, self._policy, self.blocks, self._max_step_slots, self._config.max_group)
         return ScheduledBatch(scheduled, step.preempted, step.cache_queries, step.cache_hits)
 
     def count(self, sequence: Sequence, num_tokens: int) -> None:
@@ -140,54 +139,6 @@ class Scheduler:
     def confirm(self, sequence: Sequence) -> None:
         """It has accepted what a step confirmed: blocks that only its rejected drafts needed are given back."""
         self.blocks.shrink(sequence, sequence.num_slots)
-
-    def _with_drafts(self, scheduled: list[ScheduledSequence], policy: DraftPolicy) -> list[ScheduledSequence]:
-        num_slots = sum(item.num_slots for item in scheduled)
-        num_emitting = sum(item.emits for item in scheduled)
-        in_parts = any(item.emits and item.sequence.needs_logits for item in scheduled)
-        plan = policy.plan(num_emitting, num_slots - num_emitting, in_parts=in_parts)
-        are_asked, looks = policy.begin_step(plan, num_emitting)
-        if not plan.max_drafts and not are_asked and not any(item.sequence.proposal for item in scheduled):
-            return scheduled
-        offered = [self._offered(item, policy, plan.least, looks) for item in scheduled]
-        if not plan.max_drafts and not any(offered):
-            return scheduled
-        floors = [item.sequence.params.confidence or 0.0 for item in scheduled]
-        numbers = policy.choose(num_slots, num_emitting, offered, floors, in_parts=in_parts)
-        spare = self._max_step_slots - num_slots
-        found = []
-        for item, proposal, number, floor in zip(scheduled, offered, numbers, floors, strict=True):
-            drafts = None if proposal is None else proposal.first(min(number, spare))
-            if drafts is not None:
-                room = self.blocks.grow_as_far(item.sequence, item.sequence.num_slots + len(drafts.token_ids))
-                drafts = drafts.first(room - item.sequence.num_slots)
-            spare -= 0 if drafts is None else len(drafts.token_ids)
-            drafters = item.sequence.drafters
-            wants_more = item.emits and floor < 1 and (drafters is None or drafters.needs_micro)
-            most = plan.max_drafts if wants_more else 0
-            if drafts is not None or most:
-                least = max(plan.min_chance, floor)
-                item = ScheduledSequence(item.sequence, item.num_slots, item.emits, drafts, most, least)
-            found.append(item)
-        return found
-
-    def _offered(self, item: ScheduledSequence, policy: DraftPolicy, least: float, looks: bool) -> Proposal | None:
-        """The best drafts that there are for a decoding sequence, if the first of them has a chance above least."""
-        sequence = item.sequence
-        if not item.emits or item.num_slots != 1 or sequence.params.confidence == 1:
-            return None
-        micro, drafters, temperature = sequence.proposal, sequence.drafters, sequence.params.temperature
-        most = min(self._config.max_group, sequence.num_tokens_left, sequence.num_slots_at_once) - 1
-        if most < 1 or (micro is None and drafters is None):
-            return None
-        if micro is not None:
-            micro = policy.acceptance.corrected(micro, temperature)
-            micro = micro if micro.chances[0] > least else None
-        if drafters is None:
-            return micro
-        return drafters.best(
-            micro, most, least, lambda other: policy.acceptance.corrected(other, temperature), looks=looks
-        )
 
     def shrink(self, batch: ScheduledBatch) -> list[Sequence]:
         """Memory did not hold a step of this batch's size (above 1 slot): the next ones have half of its slots at most,

@@ -20,8 +20,7 @@ import weakref
 from collections.abc import Callable
 from typing import TypeVar
 
-from hamburger.engine.core.batch import BatchResult, ScheduledBatch
-from hamburger.engine.core.core import Runner
+from hamburger.engine.core.batch import BatchResult, Runner, ScheduledBatch
 from hamburger.engine.transport.engine_process import describe_exit_code
 from hamburger.engine.transport.wire import (
     Encoder,

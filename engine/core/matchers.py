@@ -1,0 +1,40 @@
+"""Matchers: where answers stand in their grammars and token rules, from their first token on. It ends no answer."""
+
+from __future__ import annotations
+
+from hamburger.engine.core.sequence import Sequence
+from hamburger.engine.text.grammar import Grammars
+from hamburger.engine.text.token_rules import TokenMatcher, TokenRules, with_rules
+from hamburger.engine.types.errors import InvalidRequest
+from hamburger.engine.types.sampling_params import SamplingParams
+
+
+class Matchers:
+    def __init__(self, grammars: Grammars | None) -> None:
+        """grammars: None where no request may have one."""
+        self._grammars = grammars
+
+    def begin(self, params: SamplingParams) -> TokenMatcher | None:
+        """None for an answer that may be anything. Raises InvalidRequest."""
+        if params.grammar is None:
+            return with_rules(params, None)
+        if self._grammars is None:
+            message = "This engine was built without a tokenizer, so it takes no grammar."
+            raise InvalidRequest(message, "response_format")
+        return with_rules(params, self._grammars.matcher(params.grammar))
+
+    def forget_drafts(self, sequence: Sequence, token_ids: list[int]) -> None:
+        """An error behind a draft stays in a matcher that has gone back: it is made anew. One behind tokens that are
+        accepted comes again."""
+        grammar, matcher = sequence.params.grammar, sequence.matcher
+        if self._grammars is not None and grammar is not None and matcher is not None and matcher.error is not None:
+            behind = self._grammars.matcher_behind(grammar, sequence.output_ids, token_ids)
+            if isinstance(matcher, TokenRules):
+                matcher.grammar = behind
+            else:
+                sequence.matcher = behind
+
+    def give_up(self, sequence: Sequence) -> None:
+        """Its grammar failed: the next request with the same grammar gets it anew."""
+        if self._grammars is not None and sequence.params.grammar is not None:
+            self._grammars.forget(sequence.params.grammar)
