@@ -27,7 +27,7 @@ from comparison.workload import TRACES, PromptWriter, read_lengths, scale
 from hamburger.clients.arguments import count, list_of, positive, unit_interval, whole
 from hamburger.engine.text.tokenizer import Tokenizer
 from hamburger.model.checkpoints.sources import EMBEDDED_BASE, CheckpointError, resolve_source
-from hamburger.server.config import parse_bytes
+from hamburger.server.setting_values import parse_bytes
 from machine import processor
 
 NOT_COMPARED = ("out", "resume", "timeout", "only")  # settings that do not change what a cell means

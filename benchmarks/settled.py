@@ -33,7 +33,7 @@ from hamburger.engine.types.config import EngineArgs
 from hamburger.engine.types.messages import AbortRequest, StepStats, SubmitRequest
 from hamburger.engine.types.sampling_params import SamplingParams
 from hamburger.model.checkpoints.sources import resolve_source
-from hamburger.server.config import parse_bytes
+from hamburger.server.setting_values import parse_bytes
 from machine import processor
 
 WHOLE, SMALL = "whole", "small"

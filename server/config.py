@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import os
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -19,69 +18,20 @@ from hamburger.engine.types.config import ENGINE_SETTINGS, EngineArgs
 from hamburger.engine.types.setting import Setting
 from hamburger.server.additional_models import NOT_INHERITED, AdditionalModel, parse_additional_models
 from hamburger.server.lora_adapters import NamedLora, parse_loras
+from hamburger.server.setting_values import comma_separated, confidence_or_auto, on_or_off, parse_bytes, web_origins
 
 ENV_PREFIX = "HAMBURGER_"
-_UNITS = {"": 1, "b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
-_UNITS |= {"kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 
 
 class SettingsError(ValueError):
     """A setting that cannot be used; the message is one line that names it as the user wrote it."""
 
 
-def parse_bytes(value: Any) -> Any:
-    """ "4GiB", "512 MiB" or a plain number as bytes."""
-    if not isinstance(value, str):
-        return value
-    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([a-z]*)", value.strip().lower())
-    if match is None or match[2] not in _UNITS:
-        raise ValueError("it must be a size such as 4GiB, 512MiB or a number of bytes")
-    return int(float(match[1]) * _UNITS[match[2]])
-
-
-def _confidence(value: Any) -> Any:
-    """auto, or what can be read as a number."""
-    try:
-        number = None if value is None or value == "auto" else float(value)
-    except (TypeError, ValueError):
-        number = -1.0
-    if ENGINE_SETTINGS["confidence"].fault(number) is not None:
-        raise ValueError("it must be auto or a number in [0, 1]")
-    return value if number is None else number
-
-
-def _on_or_off(value: Any) -> Any:
-    """What YAML makes of a plain `on` or `off` is true or false."""
-    return {True: "on", False: "off"}[value] if isinstance(value, bool) else value
-
-
-def _comma_separated(value: Any) -> Any:
-    values = [value] if isinstance(value, str) else value
-    if not isinstance(values, list) or not all(isinstance(item, str) for item in values):
-        raise ValueError("it must be a text, or several with commas between them")
-    found = [key.strip() for item in values for key in item.split(",") if key.strip()]
-    if not found and value != []:  # an unset variable on the command line must not open the server to everyone
-        raise ValueError("it is given, but empty")
-    return found
-
-
-def _origins(value: Any) -> Any:
-    """As browsers write them: what is written otherwise would allow nobody."""
-    found = _comma_separated(value)
-    for origin in found:
-        if origin not in ("*", "null") and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/?#A-Z*\s]+", origin):
-            raise ValueError(
-                f"{origin!r} is no origin: write it as browsers do, such as https://app.example or "
-                "http://localhost:3000, in small letters and without a path; * is all of them"
-            )
-    return found
-
-
 def _engine_field(declared: Setting) -> Any:
     """The field of ServeSettings for a setting of the engine."""
     kind: Any = Literal[declared.choices] if declared.choices else declared.type
     if "on" in declared.choices:
-        kind = Annotated[kind, BeforeValidator(_on_or_off)]
+        kind = Annotated[kind, BeforeValidator(on_or_off)]
     if declared.is_size:
         kind = Annotated[kind, BeforeValidator(parse_bytes)]
     bounds: Any = {"ge": declared.at_least, "gt": declared.above, "le": declared.at_most}
@@ -126,7 +76,7 @@ class ServeSettings(_EngineSettings):
     )
     host: str = Field("127.0.0.1", min_length=1, description="address to listen on")
     port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0 takes a free one")
-    api_key: Annotated[list[str], NoDecode, BeforeValidator(_comma_separated)] = Field(
+    api_key: Annotated[list[str], NoDecode, BeforeValidator(comma_separated)] = Field(
         [], repr=False, description="key that clients must send; several with commas between them"
     )
     api_key_file: Path | None = Field(None, description="file with further keys, one a line")
@@ -144,13 +94,13 @@ class ServeSettings(_EngineSettings):
         True, description="whether /health, /ready, /metrics and /version answer without a key"
     )
     playground: bool = Field(True, description="whether / is a page to try the models on")
-    cors_origin: Annotated[list[str], NoDecode, BeforeValidator(_origins)] = Field(
+    cors_origin: Annotated[list[str], NoDecode, BeforeValidator(web_origins)] = Field(
         [], description="web origin whose pages may call the server; several with commas between them, * for all"
     )
     ssl_certfile: Path | None = Field(None, description="certificate chain (PEM) to serve HTTPS with")
     ssl_keyfile: Path | None = Field(None, description="its private key (PEM), if it is not in the same file")
     # As EngineArgs.confidence, but it may be auto, too.
-    confidence: Annotated[float | Literal["auto"] | None, BeforeValidator(_confidence)] = Field(
+    confidence: Annotated[float | Literal["auto"] | None, BeforeValidator(confidence_or_auto)] = Field(
         None,
         description="confidence of requests that name none, or auto to lower it under load (default: the checkpoint's)",
     )

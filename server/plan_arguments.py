@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable
 
 from hamburger.engine.types.config import EngineArgs
-from hamburger.server.config import parse_bytes
+from hamburger.server.setting_values import parse_bytes
 
 
 def add_plan_arguments(parser: argparse.ArgumentParser) -> None:

@@ -10,10 +10,11 @@ from fakes import ByteTokenizer
 from hamburger.model.checkpoints.hf_config import SUPPORTED
 from hamburger.server.additional_models import OWN_SETTINGS
 from hamburger.server.app import create_app
-from hamburger.server.config import ServeSettings, parse_bytes
+from hamburger.server.config import ServeSettings
 from hamburger.server.operation.metrics import ServerMetrics
 from hamburger.server.operation.request_log import FIELDS
 from hamburger.server.replicas.scale_options import ScaleOptions
+from hamburger.server.setting_values import parse_bytes
 
 DOCS = Path(__file__).parents[2] / "docs"
 

@@ -7,7 +7,8 @@ import pytest
 
 from hamburger.engine.dial.confidence_dial import AutoConfidence
 from hamburger.server.cli import build_parser, main
-from hamburger.server.config import ServeSettings, SettingsError, load_settings, parse_bytes
+from hamburger.server.config import ServeSettings, SettingsError, load_settings
+from hamburger.server.setting_values import parse_bytes
 
 
 @pytest.fixture(autouse=True)
