@@ -221,9 +221,7 @@ class AsyncEngine:
             async with asyncio.timeout(_STOP_SECONDS):
                 await asyncio.shield(self._hosted.stopped)
         except TimeoutError:  # it is in a long step, or hangs
-            for stream in self._streams:
-                error = EngineDraining("The server is shutting down; the answer was cut short.")
-                self._delivery.finish(stream, "error", error)
+            self._cut_short()
             self._hosted.host.abandon()
             await asyncio.shield(self._hosted.stopped)
         await self._hosted.host.join()
@@ -261,15 +259,22 @@ class AsyncEngine:
         if not hosted.ready.done():
             hosted.ready.set_exception(event.error or EngineDead("The engine ended before it was ready."))
             return  # nothing was asked of it
-        if event.error is None or hosted.ready.cancelled():  # it was to stop, or nobody waited for its start any more
+        if hosted is not self._hosted or hosted.ready.cancelled():  # given up, or nobody waited for its start any more
             return
-        if hosted is self._hosted:
-            self._step_started = None
-            self._queue_room.reset()
-            idle = StepStats(0, 0, 0, 0, self._config.total_slots, 0, 0, [], 0.0)
-            self._delivery.observe(lambda observer: observer.on_step(idle))
-            for stream in self._streams:
-                self._delivery.finish(stream, "error", EngineDead(_dead_message(event.error)))
+        self._queue_room.reset()
+        if event.error is None:  # it was to stop: what is open it never got, as its grammar was being compiled
+            self._cut_short()
+            return
+        self._step_started = None
+        idle = StepStats(0, 0, 0, 0, self._config.total_slots, 0, 0, [], 0.0)
+        self._delivery.observe(lambda observer: observer.on_step(idle))
+        for stream in self._streams:
+            self._delivery.finish(stream, "error", EngineDead(_dead_message(event.error)))
+
+    def _cut_short(self) -> None:
+        for stream in self._streams:
+            error = EngineDraining("The server is shutting down; the answer was cut short.")
+            self._delivery.finish(stream, "error", error)
 
     def _on_step(self, report: StepReport) -> None:
         stats = report.outputs.stats

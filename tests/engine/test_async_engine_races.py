@@ -18,7 +18,7 @@ from hamburger.engine.health import liveness_fault
 from hamburger.engine.hosts.thread_host import ThreadHost
 from hamburger.engine.request import GenerationRequest
 from hamburger.engine.request_stream import RequestStream
-from hamburger.engine.types.errors import EngineDead, InvalidRequest
+from hamburger.engine.types.errors import EngineDead, EngineDraining, InvalidRequest
 from hamburger.engine.types.events import Message
 from hamburger.engine.types.messages import EngineInfo, StepStats, SubmitRequest
 from hamburger.engine.types.sampling_params import SamplingParams
@@ -104,6 +104,19 @@ async def test_whoever_overtakes_a_grammar_that_compiles_gets_all_groups_and_nob
         with pytest.raises(InvalidRequest, match="The grammar cannot be used"):  # it was heard, too
             await text_of(slow)
     await engine.shutdown(0)
+
+
+async def test_a_request_whose_grammar_still_compiles_as_the_engine_stops_is_told() -> None:
+    """The stop overtakes it, so the core never hears of it."""
+    core = fake_core(ScriptedRunner())
+    host = Compiling(lambda: (core, fake_info(core.config)))
+    engine = await AsyncEngine.launch(host, ByteTokenizer())
+    [slow] = engine.submit([GenerationRequest("a", [1], SamplingParams(grammar="x"))])
+    await engine.shutdown(0)
+    assert engine.health().num_waiting == 0
+    async with asyncio.timeout(20):
+        with pytest.raises(EngineDraining, match="shutting down"):
+            await text_of(slow)
 
 
 async def test_an_engine_that_takes_nothing_hangs_from_when_it_was_asked() -> None:
