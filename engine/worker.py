@@ -15,6 +15,7 @@ import queue
 import socket
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any, cast
 
@@ -146,16 +147,21 @@ class GrammarCompiler:
 
     def __init__(self, grammars: Grammars, inbox: Inbox) -> None:
         self._grammars, self._inbox = grammars, inbox
-        self._waiting: queue.SimpleQueue[Message] = queue.SimpleQueue()
-        self._ids: set[str] = set()  # of the requests that wait: their aborts must not overtake them
+        self._waiting: queue.SimpleQueue[SubmitRequest | AbortRequest] = queue.SimpleQueue()
+        # Of what waits, by request id: its abort must not overtake a request, nor another of its id what came before.
+        self._num_waiting: Counter[str] = Counter()
+        self._lock = threading.Lock()
         threading.Thread(target=self._run, name="hamburger-grammars", daemon=True).start()
 
     def take_if_it_waits(self, message: Message) -> bool:
-        """Take a request with a grammar, or the abort of one that still waits here; returns whether it was one."""
-        if isinstance(message, SubmitRequest) and message.params.grammar is not None:
-            self._ids.add(message.request_id)
-        elif not (isinstance(message, AbortRequest) and message.request_id in self._ids):
+        """Take a request with a grammar, or what is about one that still waits here; returns whether it was that."""
+        if not isinstance(message, SubmitRequest | AbortRequest):
             return False
+        has_grammar = isinstance(message, SubmitRequest) and message.params.grammar is not None
+        with self._lock:
+            if not has_grammar and not self._num_waiting[message.request_id]:
+                return False
+            self._num_waiting[message.request_id] += 1
         self._waiting.put(message)
         return True
 
@@ -170,8 +176,10 @@ class GrammarCompiler:
                 with contextlib.suppress(Exception):  # the core compiles it again, and reports the error
                     self._grammars.compile(message.params.grammar)
             self._inbox.put(message)
-            if isinstance(message, SubmitRequest):
-                self._ids.discard(message.request_id)
+            with self._lock:
+                self._num_waiting[message.request_id] -= 1
+                if not self._num_waiting[message.request_id]:
+                    del self._num_waiting[message.request_id]
 
 
 def _builder(name: str) -> Builder:

@@ -47,3 +47,16 @@ def test_others_overtake_a_grammar_and_its_own_abort_does_not() -> None:
     while compiler.take_if_it_waits(AbortRequest("second")):  # until the thread has let go of it
         assert not deadline.wait(0.01)
         inbox.get(timeout=10)
+
+
+def test_the_next_request_of_an_id_overtakes_nothing_of_the_one_before_it() -> None:
+    grammars, inbox = SlowGrammars(), queue.SimpleQueue[Message | LoraRead]()
+    compiler = GrammarCompiler(cast(Grammars, grammars), inbox)
+    one: list[Message] = [submit("a", "x"), AbortRequest("a"), submit("a", None), AbortRequest("a"), submit("a", "y")]
+    assert all(compiler.take_if_it_waits(message) for message in one)
+    grammars.may_go_on.set()
+    assert [inbox.get(timeout=10) for _ in one[:-2]] == one[:-2]  # the first with a grammar has gone on
+    one.append(AbortRequest("a"))
+    if not compiler.take_if_it_waits(one[-1]):
+        inbox.put(one[-1])
+    assert [inbox.get(timeout=10) for _ in one[-3:]] == one[-3:]
