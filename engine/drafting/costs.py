@@ -49,8 +49,10 @@ class StepCosts:
     def step(self, rows: float) -> float:
         """Milliseconds of a step of so many rows."""
         at, share = self._between(rows)
-        low = self._steps[at] * self._own[at]
-        return self._now.step * (low + share * (self._steps[at + 1] * self._own[at + 1] - low))
+        low, high = self._steps[at] * self._own[at], self._steps[at + 1] * self._own[at + 1]
+        if share > 1 and high < low:  # the last are seldom seen: further rows take no less for it
+            return self._now.step * high
+        return self._now.step * (low + share * (high - low))
 
     def micro_step(self, rows: float) -> float:
         """Milliseconds of a micro-step of so many sequences."""

@@ -114,6 +114,15 @@ def test_costs_of_some_rows_alone_may_be_otherwise_than_measured() -> None:
     assert costs.step(4) / costs.step(1) > 2  # 1.3 were measured, and 3.9 are true
 
 
+def test_more_rows_than_were_measured_never_take_less() -> None:
+    costs = StepCosts(MeasuredCosts((1, 2, 4, 8), (10.0, 10.5, 11.0, 11.5), (1.0, 1.0, 1.0, 1.0)))
+    for _ in range(300):
+        costs.observe(1, 0, 0, 10.0)
+        costs.observe(4, 0, 0, 16.0)  # slower than the 8 that were measured, of which none are seen
+    assert costs.step(4) > costs.step(8)
+    assert 0 < costs.step(8) <= costs.step(64) <= costs.step(512)
+
+
 def test_what_micro_steps_take_is_told_from_what_steps_take() -> None:
     """Three times what was measured, as where logits are changed, while steps take what was."""
     costs = StepCosts(MEASURED)
