@@ -25,10 +25,13 @@ class Matchers:
 
     def forget_drafts(self, sequence: Sequence, token_ids: list[int]) -> None:
         """An error behind a draft stays in a matcher that has gone back: it is made anew. One behind tokens that are
-        accepted comes again."""
+        accepted comes again, but for the one that ends the answer. token_ids: those that a step confirmed."""
         grammar, matcher = sequence.params.grammar, sequence.matcher
         if self._grammars is not None and grammar is not None and matcher is not None and matcher.error is not None:
-            behind = self._grammars.matcher_behind(grammar, sequence.output_ids, token_ids)
+            last = next(
+                (i for i, token_id in enumerate(token_ids) if token_id in sequence.end_token_ids), len(token_ids)
+            )
+            behind = self._grammars.matcher_behind(grammar, sequence.output_ids, token_ids[: last + 1])
             if isinstance(matcher, TokenRules):
                 matcher.grammar = behind
             else:

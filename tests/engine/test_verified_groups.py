@@ -161,6 +161,18 @@ def test_an_error_behind_drafts_is_forgotten_and_one_behind_the_answer_is_not(pa
         assert (failures, outputs[-1].finish_reason, found) == ([], reason, answer(20)[:14])
 
 
+def test_an_error_behind_the_token_that_ends_the_answer_is_none() -> None:
+    trunk = Counting()
+    core = verified_core(Spoiling(trunk, Drafting(trunk, 3, ())), verified_config())
+    core.add(request("a", grammar=regex_grammar("[d-k]{14}"), stop_token_ids=(ord("k"),)))
+    found, failures = list[int](), list[RequestFailed]()
+    while core.has_work:
+        told = core.step()
+        found += [token_id for output in told.outputs for token_id in output.token_ids]
+        failures += told.failures
+    assert (failures, bytes(found)) == ([], b"defghijk")
+
+
 class Asking(VerifyingRunner):
     """Asks every matcher what may come where its answer stands, and behind each draft that may, as the device does."""
 
