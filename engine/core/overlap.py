@@ -72,7 +72,7 @@ class OverlappedCore(EngineCore):
         self._pending: _PendingStep | None = None
         self._last_report = 0.0  # when the last step was
         self._num_steps_alone = 0  # still to run with nothing launched behind them, as memory did not hold it
-        self._unreported_lookups = (0, 0)  # cache_queries and cache_hits of a batch that memory did not hold
+        self._unreported_lookups = (0, 0)  # cache_queries and cache_hits of a batch that nobody accepted
 
     def step(self) -> StepOutputs:
         """Accept the step that runs (begun here if none does), after the next one was launched behind it."""
@@ -82,6 +82,8 @@ class OverlappedCore(EngineCore):
         if pending is not None and any(self._scheduler.holds(item.sequence) for item in pending.batch.sequences):
             began = self._last_report
         else:  # nothing runs, or nothing that anybody still waits for
+            if pending is not None:
+                self._unreported_lookups = pending.batch.cache_queries, pending.batch.cache_hits
             batch = self._scheduler.schedule(start)
             (queries, hits), self._unreported_lookups = self._unreported_lookups, (0, 0)
             batch = replace(batch, cache_queries=batch.cache_queries + queries, cache_hits=batch.cache_hits + hits)

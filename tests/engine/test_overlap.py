@@ -208,6 +208,18 @@ def test_an_abort_while_a_step_runs_frees_at_once_and_its_group_is_nobodys() -> 
     core.check_integrity()
 
 
+def test_what_was_looked_up_for_a_step_that_is_let_go_counts() -> None:
+    core = overlapped(ScriptedRunner(eos_chance=0), prefix_cache=True)
+    core.add(request("a", [1, 2, 3], max_tokens=20))
+    told = [core.step()]
+    core.add(request("b", [4, 5], max_tokens=20))
+    told.append(core.step())  # launches the first step of b
+    for name in "ab":
+        core.abort(AbortRequest(name))
+    told.append(core.step())
+    assert sum(stats(step).cache_queries for step in told) == 5
+
+
 def test_fail_all_and_reset_let_the_running_step_go() -> None:
     runner = ScriptedRunner(eos_chance=0)
     core = overlapped(runner)
