@@ -129,6 +129,7 @@ class EngineCore:
         for failure in failures:
             self.abort(AbortRequest(failure.request_id))
         failures, self._refused = [*self._refused, *failures], []
+        self._settled_tokens = self._dropped_slots = 0  # those of the last step were told
         return StepOutputs(failures=failures, stats=self._stats(ScheduledBatch([]), 0, [], 0.0, []))
 
     def step(self) -> StepOutputs:

@@ -93,6 +93,18 @@ def test_exact_blocks_through_a_life() -> None:
     assert core._scheduler.blocks.used_slots == 0
 
 
+def test_what_settles_is_told_once() -> None:
+    core = verified_core(
+        VerifyingRunner(ScriptedTrunk()), verified_config(settling=SMALL, num_blocks=40, max_model_len=100)
+    )
+    core.add(request("a", confidence=1.0, max_tokens=34))
+    told = [core.step().stats]
+    while not told[-1] or not told[-1].settled_tokens:
+        told.append(core.step().stats)
+    told.append(core.fail_all("draining", "closing").stats)
+    assert [stats.settled_tokens for stats in told if stats is not None] == [0] * (len(told) - 2) + [8, 0]
+
+
 def test_exact_blocks_at_a_limit() -> None:
     """Of chunks of 8 two have slots at a time, two each; the third takes the first one's."""
     settling = Settling(window=6, keep=1 / 4, growth=0.0, chunk=8, apart=4, limit=32)
