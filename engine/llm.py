@@ -244,9 +244,6 @@ class LLM:
                 if not self._core.has_work:
                     raise RuntimeError("the engine ran out of work before an answer was finished.")
                 step = self._core.step()
-                errors = {"grammar": InvalidRequest, "out_of_memory": OutOfMemory}
-                for failure in step.failures:
-                    raise errors.get(failure.kind, QueueTimeout)(failure.message)
                 for output in step.outputs:
                     request, answer, updates = running[output.request_id]
                     update = answer.push(output)
@@ -256,6 +253,10 @@ class LLM:
                         self._core.abort(AbortRequest(output.request_id))  # a stop string, which it does not know
                         del running[output.request_id]
                         yield request, _result(request.prompt_ids, updates, update.finish_reason)
+                errors = {"grammar": InvalidRequest, "out_of_memory": OutOfMemory}
+                for failure in step.failures:
+                    if failure.request_id in running:  # else a stop string ended it before
+                        raise errors.get(failure.kind, QueueTimeout)(failure.message)
         except BaseException:  # Ctrl-C and the iterator's end as well, and they may have come at any line of a step
             self._core.reset()
             raise

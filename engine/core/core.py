@@ -211,6 +211,8 @@ class EngineCore:
                 # Its masks allow nothing but an end then: what it chose says nothing.
                 message = f"The grammar became too complex, or the answer left it: {error}."
                 failures.append(RequestFailed(sequence.request_id, "grammar", message))
+                if number := self._matchers.num_sound(sequence, len(output.token_ids)):
+                    outputs.append(output.first(number))
                 self._matchers.give_up(sequence)
                 self.abort(AbortRequest(sequence.request_id))
             else:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from hamburger.engine.core.sequence import Sequence
 from hamburger.engine.text.grammar import Grammars
 from hamburger.engine.text.token_rules import TokenMatcher, TokenRules, with_rules
@@ -36,6 +38,28 @@ class Matchers:
                 matcher.grammar = behind
             else:
                 sequence.matcher = behind
+
+    def num_sound(self, sequence: Sequence, num_new: int) -> int:
+        """An answer's matcher failed with its newest tokens, so many: how many of them came before, and are what steps
+        of one token would have told before they failed. 0 where it does not fail again."""
+        if self._grammars is None:
+            return 0
+        try:
+            matcher = self.begin(sequence.params)
+        except InvalidRequest:
+            matcher = None
+        if matcher is None:
+            return 0
+        masks = np.empty((1, -(-self._grammars.vocab_size // 32)), dtype=np.int32)
+        for place, token_id in enumerate(sequence.output_ids, start=num_new - len(sequence.output_ids)):
+            if place >= 0:
+                matcher.allow(masks, 0)
+            if matcher.error is None:
+                matcher.advance(token_id)
+            if matcher.error is not None:
+                return max(place, 0)
+        matcher.allow(masks, 0)  # who drafted behind them has asked
+        return 0 if matcher.error is None else num_new
 
     def give_up(self, sequence: Sequence) -> None:
         """Its grammar failed: the next request with the same grammar gets it anew."""

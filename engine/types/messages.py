@@ -114,6 +114,18 @@ class GroupOutput(NamedTuple):
     drafts: CheckedDrafts | None = None
     dropped_slots: int = 0
 
+    def first(self, number: int) -> GroupOutput:
+        """Its first tokens, behind which the answer was to go on."""
+        drafts, logprobs = self.drafts, self.logprobs
+        return self._replace(
+            token_ids=self.token_ids[:number],
+            stop_probs=self.stop_probs[:number],
+            logprobs=None if logprobs is None else logprobs[:number],
+            finish_reason=None,
+            stop_token_id=None,
+            drafts=None if drafts is None else drafts._replace(num_accepted=min(drafts.num_accepted, number)),
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class RequestFailed:

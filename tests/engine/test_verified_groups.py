@@ -8,7 +8,9 @@ import pytest
 import torch
 
 from counting_drafts import Counting, Drafting, answer, core_of, request, sequence_of, step
-from fakes import EOS, VOCAB_SIZE, scripted_logprobs
+from fake_engines import fake_info
+from fakes import EOS, VOCAB_SIZE, ByteTokenizer, scripted_logprobs
+from hamburger.engine import LLM, SamplingParams
 from hamburger.engine.core.batch import BatchResult, ScheduledBatch
 from hamburger.engine.core.block_manager import BlockManager
 from hamburger.engine.core.core import EngineCore
@@ -156,7 +158,7 @@ def test_an_error_behind_drafts_is_forgotten_and_one_behind_the_answer_is_not(pa
     found = [token_id for output in outputs for token_id in output.token_ids]
     if reason is None:  # after k comes l, which is not allowed
         assert [failure.kind for failure in failures] == ["grammar"]
-        assert found == answer(20)[: len(found)]
+        assert found == answer(8)  # as without drafts
     else:
         assert (failures, outputs[-1].finish_reason, found) == ([], reason, answer(20)[:14])
 
@@ -174,19 +176,21 @@ def test_an_error_behind_the_token_that_ends_the_answer_is_none() -> None:
 
 
 class Asking(VerifyingRunner):
-    """Asks every matcher what may come where its answer stands, and behind each draft that may, as the device does."""
+    """Asks every matcher what may come where its answer stands, behind each draft that may, and behind what is chosen,
+    as the device does."""
 
     def run(self, batch: ScheduledBatch) -> BatchResult:
-        guided = {}
-        for i, item in enumerate(batch.sequences):
-            if item.sequence.matcher is not None:
-                guided[i] = item.sequence.matcher, item.drafts.token_ids if item.drafts else []
-        for number in range(8):
-            rows = {row: (matcher, drafts[:number]) for row, (matcher, drafts) in guided.items()}
-            constraint = GrammarConstraint(rows, VOCAB_SIZE, torch.device("cpu"))
-            constraint.allowed(constraint.rows)
-            constraint.restore()
-        return super().run(batch)
+        result = super().run(batch)
+        emitting = [item for item in batch.sequences if item.emits]
+        for item, group in zip(emitting, result.groups, strict=True):
+            if (matcher := item.sequence.matcher) is None:
+                continue
+            drafts = item.drafts.token_ids if item.drafts else []
+            for path in [*(drafts[:number] for number in range(len(drafts) + 1)), group.token_ids]:
+                constraint = GrammarConstraint({0: (matcher, path)}, VOCAB_SIZE, torch.device("cpu"))
+                constraint.allowed(constraint.rows)
+                constraint.restore()
+        return result
 
 
 @pytest.mark.parametrize("num_left", [0, 5])
@@ -201,8 +205,22 @@ def test_where_rules_and_a_grammar_leave_nothing_the_request_fails(num_left: int
         outputs, failures = outputs + told.outputs, failures + told.failures
     assert [failure.kind for failure in failures] == ["grammar"]
     assert "leave no token" in failures[0].message
-    found = [token_id for output in outputs for token_id in output.token_ids]
-    assert found == answer(num_left)[: len(found)]
+    assert [token_id for output in outputs for token_id in output.token_ids] == answer(num_left)  # as without drafts
+
+
+@pytest.mark.parametrize("confidence", [0.0, 1.0])
+def test_a_stop_string_behind_which_nothing_may_follow_ends_the_answer(confidence: float) -> None:
+    trunk, config = Counting(), verified_config()
+    core = verified_core(Asking(trunk, Drafting(trunk, 3, ())), config)
+    llm = LLM.from_core(core, fake_info(config), ByteTokenizer())
+    params = SamplingParams(
+        allowed_token_ids=tuple(b"defg"),
+        bad_words=tuple((ord("g"), token_id) for token_id in b"defg"),
+        stop=("g",),
+        confidence=confidence,
+    )
+    [result] = llm.generate([[1, 2]], params, progress=False)
+    assert (result.text, result.finish_reason, result.stop_reason) == ("def", "stop", "g")
 
 
 def test_what_was_drafted_for_another_place_is_forgotten() -> None:
