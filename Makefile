@@ -95,7 +95,7 @@ audit: ## ask the advisory database about every pinned package (needs the networ
 clean: ## remove the venvs and everything that was built | seconds
 	rm -rf $(VENV) $(CLIENTS_VENV) $(SCALE_VENV) build dist *.egg-info .coverage .*_cache
 
-$(VENV)/.ready: pyproject.toml constraints.txt deploy/install_torch.py Makefile $(wildcard model/cpu/kernels/*)
+$(VENV)/.ready: pyproject.toml constraints.txt deploy/install_torch.py Makefile $(wildcard model/cpu/kernels/*.* model/cpu/kernels/*/*.h)
 	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) was not found: install Python 3.11 or newer," \
 	  "or name yours: make PYTHON=/path/to/python3 $(MAKECMDGOALS)" >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed," \

@@ -88,7 +88,7 @@ class CpuEmbedding:
 
 
 class PackedHead:
-    """A head in 8 bits; for greedy rows its copy in 4 bits, and how far each output of that is off (kernels/head.h)."""
+    """A head in 8 bits; for greedy rows its copy in 4 bits, and how far each output of that is off (graft/head.h)."""
 
     def __init__(self, kernels: Kernels, weight: Tensor) -> None:
         """weight: [outputs, inputs]."""

@@ -35,7 +35,7 @@ class GoOn:
     in float32; never at confidence 1, nor beyond a row's limit, nor after an end token. A stop value is read before
     its token is chosen: where sampling, a penalty or a mask moved the choice off the argmax it is stale, and the group
     ends.
-    kernels/emit.h holds the same rule for the CPU's one call; a test compares the two.
+    kernels/graft/decide.h holds the same rule for the CPU's one call; a test compares the two.
     """
 
     def __init__(self, confidence: Tensor, group_limits: Tensor, end_ids: Tensor) -> None:

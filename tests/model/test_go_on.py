@@ -1,4 +1,4 @@
-"""The rule that says whether a group goes on, in C++ (goes_on, kernels/emit.h) and in Python: the same to the bit."""
+"""The rule that says whether a group goes on, in C++ (goes_on, graft/decide.h) and in Python: the same to the bit."""
 
 from __future__ import annotations
 

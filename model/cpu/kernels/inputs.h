@@ -1,5 +1,5 @@
 // What linears read, rounded as it is made: norms, plain numbers, gated products. Included inside a namespace, after linear.h and
-// attention.h.
+// functions.h.
 
 inline int64_t aligned(int64_t bytes) { return (bytes + 63) / 64 * 64; }
 
@@ -55,4 +55,16 @@ inline void gated_inputs(const float* gate_up, const Inputs& to, int64_t rows, i
 inline void gated_inputs(const Geometry& g, const float* gate_up, const Inputs& to, int64_t rows, int64_t first, int64_t last) {
   if (g.gelu) gated_inputs<gelu>(gate_up, to, rows, first, last);
   else gated_inputs<silu>(gate_up, to, rows, first, last);
+}
+
+// A linear alone: x [rows, inputs] -> y [rows, outputs]. memory: inputs_bytes.
+inline void linear(const Weight& w, const float* x, int64_t rows, float* y, uint8_t* memory) {
+  const Inputs inputs = inputs_at(memory, rows, w.inputs);
+#pragma omp parallel
+  {
+    const Share share = {omp_get_thread_num(), omp_get_num_threads()};
+    plain_inputs(x, inputs, rows, share);
+#pragma omp barrier
+    multiply(w, inputs, rows, {y, w.outputs, false}, share);
+  }
 }

@@ -176,38 +176,3 @@ inline void multiply_range(const Weight& w, int64_t first, int64_t last, const I
 inline void multiply(const Weight& w, const Inputs& x, int64_t rows, const Output& out, const Share& share, bool halves = false) {
   for_share(w, halves, share, [&](int64_t first, int64_t last) { multiply_range(w, first, last, x, rows, out); });
 }
-
-// One group of 32 of an output lane, quantised to 4 or 8 bits.
-inline void pack_group(int bits, const float* from, int lane, uint8_t* to) {
-  const F a = load(from), b = load(from + kLanes);
-  auto* scales = reinterpret_cast<uint16_t*>(to + (bits == 4 ? 256 : 512));
-  uint16_t half[kLanes];
-  float exact[kLanes];
-  const auto rounded = [&](float value) {  // to half precision
-    store_half(half, set1(value));
-    store(exact, load_half(half));
-    return exact[0];
-  };
-  int8_t codes[kGroup];
-  if (bits == 8) {
-    const float scale = rounded(largest(max(abs(a), abs(b))) / 127.0f);
-    scales[lane] = half[0];
-    const F inverse = set1(scale > 0 ? 1.0f / scale : 0.0f), most = set1(127.0f), least = set1(-127.0f);
-    store_bytes(codes, min(max(round(a * inverse), least), most));
-    store_bytes(codes + kLanes, min(max(round(b * inverse), least), most));
-    for (int k = 0; k < kGroup; k++) to[64 * (k / 4) + 4 * lane + k % 4] = static_cast<uint8_t>(codes[k] + 128);
-    return;
-  }
-  const float high = largest(max(a, b)), low = -largest(max(set1(0.0f) - a, set1(0.0f) - b));
-  const float scale = rounded((high - low) / 15.0f);
-  scales[lane] = half[0];
-  const float zero = rounded(low);
-  scales[kLanes + lane] = half[0];
-  const F inverse = set1(scale > 0 ? 1.0f / scale : 0.0f), origin = set1(zero), most = set1(15.0f), least = set1(0.0f);
-  store_bytes(codes, min(max(round((a - origin) * inverse), least), most));
-  store_bytes(codes + kLanes, min(max(round((b - origin) * inverse), least), most));
-  for (int k = 0; k < kGroup; k++) {
-    uint8_t& both = to[64 * (k / 8) + 4 * lane + k % 4];
-    both = k % 8 < 4 ? static_cast<uint8_t>(codes[k]) : static_cast<uint8_t>(both | codes[k] << 4);
-  }
-}

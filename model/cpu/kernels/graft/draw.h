@@ -1,5 +1,5 @@
 // Draws a token for each sampled row: what sampler.py's sample() does, in whole numbers. Included inside a namespace, after
-// attention.h (for exp).
+// functions.h.
 
 // Tokens are weighed in units of 2^-40 of the likeliest one. Whole numbers have one sum, whatever their order and whatever
 // lies between them, so a short list draws what the vocabulary draws, -inf elsewhere. What is below a unit, e^-27.7, is never

@@ -1,0 +1,31 @@
+// What attention reads, and what a thread works in: tiles of kTile slots, which are read where they lie. Included inside a
+// namespace, after the vectors.
+
+constexpr int kTile = 32;         // slots
+constexpr int kMaxQueries = 32;   // query heads in a tile
+constexpr int kMaxHeadDim = 256;
+constexpr float kHidden = -1e30f;
+
+// A layer of the cache: of each slot the keys of all KV heads, then their values. Codes have a scale for each of these.
+template <typename Value>
+struct Kv {
+  Value* data;
+  float* scales;
+};
+
+struct Scratch {  // one thread's
+  alignas(64) float keys[kTile / kLanes][kMaxHeadDim][kLanes];
+  alignas(64) float values[kTile * kMaxHeadDim];  // [kTile][head_dim]: as close as they go
+  alignas(64) float outputs[kMaxQueries][kMaxHeadDim];
+  float total[kMaxQueries];
+  std::vector<float> scores;  // [query heads, slots to whole tiles], then weights
+  int64_t stride;             // of these rows
+  alignas(64) uint32_t pairs[kTile / kLanes][kMaxHeadDim / 2][kLanes];  // keys in bfloat16, two dimensions in a word
+  // Of keys that are codes: the codes plus 128, four dimensions in a word, and the scales; and queries as whole numbers:
+  // a query is its scale times (first codes + second codes / 254).
+  alignas(64) uint8_t codes[kTile / kLanes][kMaxHeadDim / 4][4 * kLanes];
+  alignas(64) float key_scales[kTile], value_scales[kTile];
+  alignas(64) int8_t query_codes[2][kMaxQueries][kMaxHeadDim];
+  int32_t query_sums[2][kMaxQueries];
+  float query_scales[kMaxQueries];
+};
