@@ -184,8 +184,10 @@ class _Lane:
             except asyncio.CancelledError:
                 given_up.set()
                 process.kill()
-                with contextlib.suppress(InvalidRequest, GrammarFault, _TooLarge):
-                    await tried  # soon, now
+                while not tried.done():  # soon, now; whoever says so once more, its thread still has the process
+                    with contextlib.suppress(asyncio.CancelledError):
+                        await asyncio.wait([tried])
+                tried.exception()  # nobody is told
                 raise
             finally:
                 self._free.append(process)

@@ -6,8 +6,10 @@ import asyncio
 import contextlib
 import os
 import signal
+import threading
 import time
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -15,7 +17,7 @@ import pytest
 
 from engines_of_servers import children
 from fakes import EOS, VOCAB_SIZE, ByteTokenizer
-from hamburger.engine.text.grammar_processes import MOST_SLOW, GrammarFault, GrammarProcesses
+from hamburger.engine.text.grammar_processes import MOST_SLOW, GrammarFault, GrammarProcesses, _Lane
 from hamburger.engine.text.grammar_source import GrammarSource
 from hamburger.engine.types.errors import InvalidRequest, QueueFull, QueueTimeout
 
@@ -162,6 +164,39 @@ async def test_a_newcomer_does_not_get_the_end_of_those_who_left() -> None:
         assert await tried.write(source) == source.write()
         with contextlib.suppress(asyncio.CancelledError):
             await left
+
+
+class Held:
+    """Stands for a process that is not rid of at once."""
+
+    def __init__(self) -> None:
+        self.began, self.may_end = threading.Event(), threading.Event()
+
+    def write(self, data: bytes, seconds: float, given_up: threading.Event) -> str | None:
+        self.began.set()
+        assert self.may_end.wait(10)
+        return None if given_up.is_set() else data.decode()
+
+    def kill(self) -> None:
+        """It takes its time."""
+
+
+async def test_who_is_told_to_leave_twice_keeps_the_process_until_it_is_free() -> None:
+    """As where patience ends, and the last who waits leaves at once."""
+    held = Held()
+    with ThreadPoolExecutor(2) as threads:
+        lane = _Lane([held], 1.0, 1, threads)  # type: ignore[list-item]
+        left = asyncio.create_task(lane.write(b"left"))
+        await asyncio.to_thread(held.began.wait, 10)
+        for _ in range(2):
+            left.cancel()
+            for _ in range(5):
+                await asyncio.sleep(0)
+        assert not left.done()
+        held.may_end.set()
+        with pytest.raises(asyncio.CancelledError):
+            await left
+        assert await lane.write(b"next") == "next"
 
 
 async def test_what_takes_too_much_memory_is_refused() -> None:
