@@ -14,7 +14,7 @@ from hamburger.engine.plan.plan import KV_BYTES, NUMBER_BYTES, Load, Machine, Pl
 from hamburger.engine.types.config import EngineArgs
 from hamburger.engine.types.settling import Settling
 from hamburger.model.checkpoints.folder_config import read_model_config
-from hamburger.model.checkpoints.gguf_bits import four_bit_linears
+from hamburger.model.checkpoints.gguf_file import four_bit_linears
 from hamburger.model.checkpoints.sources import resolve_source
 from hamburger.model.config import ConfigError, ModelConfig
 from hamburger.model.kernel_shapes import layers_fit
@@ -88,7 +88,7 @@ def _model(model: str | None, base: str | None) -> tuple[str, ModelConfig, Calla
         return model, ModelConfig(trunk=PRESETS[model]), set
     source = resolve_source(model, base, weights=False)
     config = read_model_config(source)
-    return source.name, config, partial(four_bit_linears, source, config.trunk.num_layers)
+    return source.name, config, partial(four_bit_linears, source, config.trunk)
 
 
 def _held(args: argparse.Namespace, config: ModelConfig, four_bits: Callable[[], set[str]]) -> Held:

@@ -24,18 +24,16 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from hamburger.model.checkpoints.gguf_file import ARCHITECTURES, canonical_names, open_gguf
 from hamburger.model.checkpoints.hf_config import parse_trunk_config, read_trunk_config, trunk_config_json
 from hamburger.model.checkpoints.relatives import gemma3_factors
 from hamburger.model.checkpoints.sources import CheckpointError
 from hamburger.model.config import ModelConfig, TrunkConfig
 from hamburger.model.modules.rotary import inverse_frequencies
-from hamburger.model.tensor_shapes import tensor_shapes
 
 CACHE_FORMAT = 2
 """Part of the cache's key: raised whenever what the cache holds for the same GGUF file changes."""
 
-# What llama.cpp calls an architecture -> transformers' model_type.
-_ARCHITECTURES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "gemma3": "gemma3_text"}
 _GEMMA_27B = 62  # layers, by which llama.cpp knows it: its attention's scale is not of a head's size
 _ROPE_FACTORS = "rope_freqs.weight"
 # The constants of every published Llama 3.1 and 3.2; a GGUF file keeps only the factors that follow from them.
@@ -56,7 +54,7 @@ def load_gguf(
     found = None if cache is None else _read_cache(cache, key)
     if found is None:
         on_progress(f"dequantising {path.name}, once")
-        reader = _open(path)
+        reader = open_gguf(path)
         trunk = _trunk_config(path, reader)
         found = trunk, _dequantise(path, reader, trunk, dtype)
         try:
@@ -71,14 +69,7 @@ def load_gguf(
 
 def read_gguf_config(path: Path) -> TrunkConfig:
     """The trunk that the file's own metadata describes; its weights stay where they are. Raises CheckpointError."""
-    return _trunk_config(path, _open(path))
-
-
-def _open(path: Path) -> gguf.GGUFReader:
-    try:
-        return gguf.GGUFReader(path)
-    except (OSError, ValueError, IndexError, KeyError) as error:  # a file cut short ends in any of these
-        raise CheckpointError(f"{path} is not a whole GGUF file: {error}") from error
+    return _trunk_config(path, open_gguf(path))
 
 
 def _trunk_config(path: Path, reader: gguf.GGUFReader) -> TrunkConfig:
@@ -87,8 +78,8 @@ def _trunk_config(path: Path, reader: gguf.GGUFReader) -> TrunkConfig:
         return default if field is None else field.contents()
 
     architecture = get("general.architecture")
-    if architecture not in _ARCHITECTURES:
-        known = ", ".join(_ARCHITECTURES)
+    if architecture not in ARCHITECTURES:
+        known = ", ".join(ARCHITECTURES)
         raise CheckpointError(f"{path}: architecture {architecture!r} is not supported; supported: {known}.")
 
     def own(key: str) -> Any:
@@ -117,7 +108,7 @@ def _trunk_config(path: Path, reader: gguf.GGUFReader) -> TrunkConfig:
             raise CheckpointError(f"{path}: {key} is {get(key)!r}, and only {only!r} is supported.")
     ids = [get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
     config = {
-        "model_type": _ARCHITECTURES[architecture],
+        "model_type": ARCHITECTURES[architecture],
         "vocab_size": shapes["token_embd.weight"][0],
         "hidden_size": hidden_size,
         "intermediate_size": own("feed_forward_length"),
@@ -159,7 +150,7 @@ def _llama3_scaling(path: Path, plain: TrunkConfig, factors: Tensor) -> dict[str
 
 def _dequantise(path: Path, reader: gguf.GGUFReader, trunk: TrunkConfig, dtype: torch.dtype) -> dict[str, Tensor]:
     """Tensor by tensor, so that float32 is never held for more than one. Unknown names stay for the strict check."""
-    tensors, names = {}, _canonical_names(trunk)
+    tensors, names = {}, canonical_names(trunk)
     turned = {"q_proj": trunk.num_heads, "k_proj": trunk.num_kv_heads} if trunk.architecture == "llama" else {}
     factors = _factors(trunk)
     for tensor in reader.tensors:
@@ -180,15 +171,6 @@ def _factors(trunk: TrunkConfig) -> dict[str, float]:
         return {}
     attends = trunk.hidden_size // trunk.num_heads if trunk.num_layers == _GEMMA_27B else trunk.head_dim
     return gemma3_factors(trunk.hidden_size, trunk.head_dim / attends, tied=trunk.tie_word_embeddings)
-
-
-def _canonical_names(trunk: TrunkConfig) -> dict[str, str]:
-    """The file's name of each canonical tensor -> that."""
-    architecture = next(theirs for theirs, ours in _ARCHITECTURES.items() if ours == trunk.architecture)
-    of_library = {name: key for key, name in gguf.MODEL_ARCH_NAMES.items()}[architecture]
-    names = gguf.get_tensor_name_map(of_library, trunk.num_layers)
-    found = ((names.get_name(name, (".weight", ".bias")), name) for name in tensor_shapes(ModelConfig(trunk=trunk)))
-    return {theirs: name for theirs, name in found if theirs is not None}
 
 
 def _numbers(path: Path, tensor: gguf.ReaderTensor) -> Tensor:

@@ -14,7 +14,8 @@ from hamburger.engine.core.pool import lora_bytes
 from hamburger.engine.plan.held import as_packed
 from hamburger.model.assemble import assemble
 from hamburger.model.backend import Backend
-from hamburger.model.checkpoints.gguf_bits import four_bit_linears
+from hamburger.model.checkpoints.folder_config import read_model_config
+from hamburger.model.checkpoints.gguf_file import four_bit_linears
 from hamburger.model.checkpoints.sources import resolve_source
 from hamburger.model.config import ModelConfig
 from hamburger.model.cpu.backend import CpuBackend
@@ -112,7 +113,7 @@ def test_an_adapter_of_the_kernels_takes_what_is_planned(rank: int) -> None:
 def test_a_gguf_file_says_which_linears_have_four_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     for model in ("builtin", None):  # the plain base, and what is grafted onto it
         source = resolve_source(model)
-        found = four_bit_linears(source, 30)
+        found = four_bit_linears(source, read_model_config(source).trunk)
         assert len(found) == 30 * 7
         assert "model.layers.29.mlp.down_proj.weight" in found
     reader = gguf.GGUFReader(resolve_source("builtin").path)
@@ -123,13 +124,13 @@ def test_a_gguf_file_says_which_linears_have_four_bits(monkeypatch: pytest.Monke
         tensors = changed
 
     monkeypatch.setattr(gguf, "GGUFReader", lambda path: Changed)
-    lost = found - four_bit_linears(source, 30)
+    lost = found - four_bit_linears(source, read_model_config(source).trunk)
     assert lost == {f"model.layers.3.self_attn.{part}_proj.weight" for part in "qkv"}
 
 
 def test_a_folder_of_numbers_has_none() -> None:
-    source = replace(resolve_source("builtin"), kind="hf")
-    assert not four_bit_linears(source, 30)
+    source = resolve_source("builtin")
+    assert not four_bit_linears(replace(source, kind="hf"), read_model_config(source).trunk)
 
 
 def test_a_cpu_holds_what_its_kernels_read_or_numbers_and_a_tied_head_twice(

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from gguf_files import gguf_file
 from hamburger.model.checkpoints import gguf_weights
+from hamburger.model.checkpoints.gguf_file import open_gguf
 from hamburger.model.checkpoints.gguf_weights import load_gguf
 from hamburger.model.checkpoints.hf_config import read_trunk_config
 from hamburger.model.checkpoints.load import load_checkpoint
@@ -45,7 +46,7 @@ TRUNK = trunk_config(hidden_size=64, intermediate_size=96, head_dim=16, rms_norm
 
 def read_gguf_config(path: Path) -> TrunkConfig:
     """Without the weights: dequantising the embedded model would take seconds."""
-    return gguf_weights._trunk_config(path, gguf_weights._open(path))
+    return gguf_weights._trunk_config(path, open_gguf(path))
 
 
 @pytest.fixture(autouse=True)
@@ -197,7 +198,7 @@ def test_the_cache_is_used_and_keeps_the_weights_in_their_dtype(
     exact = load_gguf(path, None, torch.float32, lines.append)
     half = load_gguf(path, None, torch.bfloat16, lines.append)
     assert len(lines) == len(list(cache.iterdir())) == 2
-    monkeypatch.setattr(gguf_weights, "_open", None)  # from here on the GGUF file is not read
+    monkeypatch.setattr(gguf_weights, "open_gguf", None)  # from here on the GGUF file is not read
     for (config, tensors), dtype in ((exact, torch.float32), (half, torch.bfloat16)):
         again_config, again = load_gguf(path, None, dtype, lines.append)
         assert again_config == config
