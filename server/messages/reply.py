@@ -5,7 +5,6 @@ message_start ─► of each block content_block_start, ..delta, ..stop ─► m
 
 from __future__ import annotations
 
-import json
 import uuid
 from collections.abc import Iterator
 from typing import Any
@@ -16,6 +15,7 @@ from hamburger.server.api.events import typed_event
 from hamburger.server.completions.replies import ChatReply
 from hamburger.server.completions.retold import RetoldReply, calls_of
 from hamburger.server.messages.errors import messages_error
+from hamburger.server.tools.tool_use import arguments_object
 
 _REASONS = {"length": "max_tokens", "tool_calls": "tool_use"}
 
@@ -41,7 +41,7 @@ class MessagesReply(RetoldReply):
         for call in message.get("tool_calls", ()):
             function = call["function"]
             blocks.append({"type": "tool_use", "id": call["id"], "name": function["name"],
-                           "input": _arguments(function["arguments"])})  # fmt: skip
+                           "input": arguments_object(function["arguments"])})  # fmt: skip
             self._has_calls = True
         return self._message(blocks) | self._end(choice["finish_reason"], choice["stop_reason"])
 
@@ -132,12 +132,3 @@ class MessagesReply(RetoldReply):
 
     def _block_event(self, kind: str, **fields: Any) -> dict[str, Any]:
         return {"type": f"content_block_{kind}", "index": self._num_blocks - 1, **fields}
-
-
-def _arguments(text: str) -> dict[str, Any]:
-    """An answer that was cut may hold half of a call."""
-    try:
-        value = json.loads(text or "{}")
-    except ValueError:
-        return {}
-    return value if isinstance(value, dict) else {}

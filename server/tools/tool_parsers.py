@@ -264,8 +264,12 @@ def _string(literal: str) -> str | None:
         value = json.loads(literal, strict=False)
     except ValueError:
         return None
-    # An escape can spell half a surrogate pair, which no UTF-8 has.
-    return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace") if isinstance(value, str) else None
+    return utf8(value) if isinstance(value, str) else None
+
+
+def utf8(text: str) -> str:
+    """An escape can spell half a surrogate pair, which no UTF-8 has."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def _skip(text: str, at: int) -> int:

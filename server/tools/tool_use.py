@@ -7,9 +7,9 @@ import secrets
 import string
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from hamburger.engine.text.grammar_source import GrammarSource
 from hamburger.engine.types.errors import InvalidRequest, shown
@@ -24,6 +24,7 @@ from hamburger.server.tools.tool_parsers import (
     arguments_parser,
     list_parser,
     parser_of,
+    utf8,
 )
 from hamburger.server.tools.value_ends import ValueEnds
 
@@ -76,25 +77,22 @@ class MadeCall(Schema):
     type: Literal["function"] = "function"
     function: CalledFunction
 
-    @model_validator(mode="after")
-    def _has_object(self) -> Self:
-        self.parsed_arguments()
-        return self
-
-    def parsed_arguments(self) -> dict[str, Any]:
-        """Raises ValueError."""
-        try:
-            value = json.loads(self.function.arguments or "{}")
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"the arguments of {shown(self.function.name)} are no JSON: {error}") from error
-        if not isinstance(value, dict):
-            raise ValueError(f"the arguments of {shown(self.function.name)} are no JSON object")
-        return value
-
     def for_template(self) -> dict[str, Any]:
         """As chat templates read it: the arguments as an object."""
-        function = {"name": self.function.name, "arguments": self.parsed_arguments()}
+        function = {"name": self.function.name, "arguments": arguments_object(self.function.arguments)}
         return {"id": self.id, "type": "function", "function": function}
+
+
+def arguments_object(arguments: str) -> dict[str, Any]:
+    """A call's arguments as the object that templates and other APIs want. Of what is none it is empty, as vLLM has it:
+    a model wrote them, or began to, and the conversation must be able to go on."""
+    try:
+        value = json.loads(arguments or "{}")
+        if "\\u" in arguments:
+            value = json.loads(utf8(json.dumps(value, ensure_ascii=False)))
+    except (ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
 
 
 class ToolUse:

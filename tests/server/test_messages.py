@@ -96,6 +96,14 @@ async def test_calls_and_what_they_gave() -> None:
     assert told[-2]["delta"]["stop_reason"] == "tool_use"
 
 
+@pytest.mark.parametrize(("written", "read"), [('{"a": "\\ud800"}', {"a": "\ufffd"}), ("[" * 600 + "]" * 600, {})])
+async def test_a_call_that_no_client_could_read_is_no_failure(written: str, read: dict[str, Any]) -> None:
+    text = f'{{"name": "get_weather", "arguments": {written}}}'
+    async with serving([*split(text, len(text)), [EOS]], **ROOM) as server:
+        whole = await server.ok(MESSAGES, {**ASKED, "max_tokens": 1500, "tools": [WEATHER]})
+    assert whole["content"][0]["input"] == read
+
+
 async def test_text_and_a_call_are_two_blocks() -> None:
     text = 'I look. {"name": "get_weather", "arguments": {"city": "Rom"}}'
     async with serving([*split(text, 8, 30, len(text) - 38), [EOS]], **ROOM) as server:

@@ -122,6 +122,8 @@ async def test_of_several_calls_only_the_last_one_is_cut() -> None:
         asked: Any = {"model": MODEL, "input": "Hi", "tools": [tool], "max_output_tokens": len(calls)}
         whole = (await server.post(RESPONSES, asked)).json()
         streamed = typed_events((await server.post(RESPONSES, {**asked, "stream": True})).text)[-1]["response"]
+        again = await server.post(RESPONSES, {"input": "Go on.", "previous_response_id": whole["id"]})
+        assert again.status_code == 200, again.text
     for response in (whole, streamed):
         found = [(call["status"], call["arguments"]) for call in response["output"]]
         assert found == [("completed", CALL), ("incomplete", '{"ci')]

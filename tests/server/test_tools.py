@@ -128,6 +128,30 @@ async def test_calls_and_their_results_come_back_as_messages() -> None:
         assert 'assistant: [{"name": "now", "arguments": {"zone": "UTC"}}]\ntool: 12:00\n' in told(server)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "read"),
+    [
+        ('{"a": ', "{}"),  # as max_tokens cuts it
+        ('{"a": 1,}', "{}"),
+        ("[1]", "{}"),
+        ("null", "{}"),
+        (" ", "{}"),
+        ("[" * 5000, "{}"),
+        ('{"a": "\\ud800 \\ud83c\\udf89"}', '{"a": "\ufffd 🎉"}'),
+    ],
+)
+async def test_a_chat_goes_on_behind_a_call_that_is_no_json(arguments: str, read: str) -> None:
+    made = {"id": "call_1", "type": "function", "function": {"name": "now", "arguments": arguments}}
+    messages = [
+        *HELLO,
+        {"role": "assistant", "content": None, "tool_calls": [made]},
+        {"role": "tool", "tool_call_id": "call_1", "content": "no JSON"},
+    ]
+    async with serving([[EOS]], **ROOM) as server:
+        await server.chat(messages=messages, tools=[NOW])
+        assert f'assistant: [{{"name": "now", "arguments": {read}}}]\ntool: no JSON\n' in told(server)
+
+
 class Hermes(ByteTokenizer):
     """A tokenizer whose template knows tools, and whose calls begin with a special token."""
 
@@ -169,8 +193,6 @@ MADE = {"id": "1", "function": {"name": "f", "arguments": "{}"}}
         ({"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "foo"}}}],
           "tool_choice": "required"}, "tools", "foo"),
         ({"messages": [{"role": "user", "content": "a", "tool_calls": [MADE]}]}, "messages", "assistant"),
-        ({"messages": [{"role": "assistant", "tool_calls": [{**MADE, "function": {"name": "f", "arguments": "{"}}]}]},
-         "messages", "no JSON"),
         ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs", "messages"),
         ({"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message", "exclude"),
     ],
