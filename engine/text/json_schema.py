@@ -13,6 +13,7 @@ MAX_LEVELS = 1000
 MAX_PROPERTIES = 2000
 MAX_MULTIPLE = 100_000
 _VALUES = ("const", "enum", "default", "examples")  # what is in these is no schema
+_NAMED = ("properties", "patternProperties", "$defs", "definitions")  # schemas by names, which are no keywords
 _FORMATS = frozenset(["date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"])
 # Fractions of a second, and numbers in durations, may have digits without end in these.
 _DIGITS_IN_A_ROW = "^([0-9]{0,9}[^0-9])*[0-9]{0,9}$"
@@ -20,20 +21,34 @@ _ENDLESS_FORMATS = frozenset(["date-time", "time", "duration"])
 
 
 def usable_schema(schema: Any) -> Any:
-    """A schema without formats that the library does not know (to JSON Schema they are notes, not rules), and with an
-    end to the digits of the others."""
+    """A schema without what asks for nothing and the library does not know, such as other formats (to JSON Schema they
+    are notes, not rules), and with an end to the digits of those that it knows."""
     if isinstance(schema, list):
         return [usable_schema(item) for item in schema]
     if not isinstance(schema, Mapping):
         return schema
-    kept = {
-        key: value if key in _VALUES else usable_schema(value)
-        for key, value in schema.items()
-        if not (key == "format" and isinstance(value, str) and value not in _FORMATS)
-    }
+    kept: dict[str, Any] = {}
+    for key, value in schema.items():
+        if key in _NAMED and isinstance(value, Mapping):
+            kept[key] = {name: usable_schema(part) for name, part in value.items()}
+        elif key in _VALUES:
+            kept[key] = value
+        elif not _asks_for_nothing(key, value):
+            kept[key] = usable_schema(value)
     if isinstance(found := kept.get("format"), str) and found in _ENDLESS_FORMATS:
         kept.setdefault("pattern", _DIGITS_IN_A_ROW)
     return kept
+
+
+def _asks_for_nothing(key: str, value: Any) -> bool:
+    match key:
+        case "format":
+            return isinstance(value, str) and value not in _FORMATS
+        case "uniqueItems":
+            return value is False
+        case "propertyNames":  # of records, as zod writes them: all names are strings
+            return value is True or value in ({}, {"type": "string"})
+    return False
 
 
 def excess_of(schema: Any) -> str | None:
@@ -46,9 +61,10 @@ def excess_of(schema: Any) -> str | None:
         if not isinstance(part, Mapping):
             continue
         for key, value in part.items():
-            if key in _VALUES:
-                continue
-            waiting.append(value)
+            if key in _NAMED and isinstance(value, Mapping):
+                waiting += value.values()
+            elif key not in _VALUES:
+                waiting.append(value)
             if key in ("properties", "patternProperties") and isinstance(value, Mapping):
                 num_properties += len(value)
             elif key == "multipleOf" and isinstance(value, int | float) and value is not True and value > 0:

@@ -18,6 +18,7 @@ from hamburger.engine.core.core import EngineCore
 from hamburger.engine.device.runner import Runner
 from hamburger.engine.text.grammar import Grammars, choice_grammar, context_free_grammar, json_grammar, regex_grammar
 from hamburger.engine.text.json_numbers import MAX_DIGITS, DigitTokens, NumberLimit
+from hamburger.engine.text.json_schema import MAX_PROPERTIES
 from hamburger.engine.types.config import EngineConfig
 from hamburger.engine.types.errors import InvalidRequest
 from hamburger.engine.types.messages import AbortRequest, RequestFailed, StepOutputs, SubmitRequest
@@ -331,3 +332,25 @@ def test_formats_that_nobody_knows_are_notes() -> None:
     BYTES.compile(json_grammar({"type": "object", "properties": schema["properties"]}))
     assert takes(json_grammar({"const": {"format": "x"}}), '{"format": "x"}')
     assert not takes(json_grammar({"type": "string", "format": "date"}), '"x"')
+
+
+@pytest.mark.parametrize("name", ["default", "examples", "const", "enum"])
+def test_a_property_may_be_called_as_a_keyword(name: str) -> None:
+    """What is in it is a schema all the same, also where it is bounded."""
+    schema = {"type": "object", "properties": {name: {"type": "string", "format": "password"}}}
+    assert takes(json_grammar(schema), f'{{"{name}": "x"}}')
+    many: dict[str, Any] = {"properties": {str(number): {} for number in range(MAX_PROPERTIES)}}
+    with pytest.raises(InvalidRequest, match="properties"):
+        json_grammar({"type": "object", "properties": {name: many}})
+
+
+@pytest.mark.parametrize(
+    ("schema", "text"),
+    [
+        ({"type": "array", "uniqueItems": False}, "[1, 1]"),
+        ({"type": "object", "propertyNames": {"type": "string"}, "additionalProperties": {"const": 1}}, '{"a": 1}'),
+        ({"type": "object", "propertyNames": {}}, '{"a": 1}'),
+    ],
+)
+def test_keywords_that_ask_for_nothing_are_no_obstacle(schema: dict[str, Any], text: str) -> None:
+    assert takes(json_grammar(schema), text)
