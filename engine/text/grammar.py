@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from hamburger.engine.text.grammar_cache import GrammarCache
 from hamburger.engine.text.json_numbers import DigitTokens, NumberLimit
-from hamburger.engine.text.json_schema import MAX_LEVELS, excess_of, levels_of, usable_schema
+from hamburger.engine.text.json_schema import MAX_LEVELS, fault_of, levels_of, usable_schema
 from hamburger.engine.text.process_usage import resident_bytes
 from hamburger.engine.types.errors import InvalidRequest
 
@@ -69,8 +69,8 @@ def _schema_text(schema: Mapping[str, Any] | bool | None) -> str:
     """As the library reads it. Raises InvalidRequest for one that is too much to be tried."""
     if isinstance(schema, bool):
         schema = {"allOf": [schema]}  # the library reads objects only
-    if schema is not None and (excess := excess_of(schema)) is not None:
-        raise InvalidRequest(f"The schema has {excess}: ask for less at once.", "response_format")
+    if schema is not None and (fault := fault_of(schema)) is not None:
+        raise InvalidRequest(f"The schema has {fault}.", "response_format")
     if schema is not None and (levels := levels_of(schema)) > MAX_LEVELS:
         raise InvalidRequest(
             f"The schema and all that its references lead to have {levels} levels together, but at most {MAX_LEVELS} "

@@ -7,14 +7,20 @@ from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from typing import Any
 
+from hamburger.engine.types.errors import cut
+
 # llguidance follows references by recursion: some thousand levels would end the process, not raise an error.
 MAX_LEVELS = 1000
 # What it takes some tenths of a second for. Properties cost it time by their square; multiples a state each.
 MAX_PROPERTIES = 2000
 MAX_MULTIPLE = 100_000
+_LESS = "ask for less at once"
 _VALUES = ("const", "enum", "default", "examples")  # what is in these is no schema
 _NAMED = ("properties", "patternProperties", "$defs", "definitions")  # schemas by names, which are no keywords
 _FORMATS = frozenset(["date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"])
+# The library computes bounds as doubles that must fit 64 bits, and what is exact as a range of one.
+_BOUNDS = ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum")
+_FARTHEST = 9_223_372_036_854_000_000
 # Fractions of a second, and numbers in durations, may have digits without end in these.
 _DIGITS_IN_A_ROW = "^([0-9]{0,9}[^0-9])*[0-9]{0,9}$"
 _ENDLESS_FORMATS = frozenset(["date-time", "time", "duration"])
@@ -22,7 +28,7 @@ _ENDLESS_FORMATS = frozenset(["date-time", "time", "duration"])
 
 def usable_schema(schema: Any) -> Any:
     """A schema without what asks for nothing and the library does not know, such as other formats (to JSON Schema they
-    are notes, not rules), and with an end to the digits of those that it knows."""
+    are notes, not rules), with an end to the digits of those that it knows, and bounds that it can compute."""
     if isinstance(schema, list):
         return [usable_schema(item) for item in schema]
     if not isinstance(schema, Mapping):
@@ -33,6 +39,8 @@ def usable_schema(schema: Any) -> Any:
             kept[key] = {name: usable_schema(part) for name, part in value.items()}
         elif key in _VALUES:
             kept[key] = value
+        elif key in _BOUNDS and isinstance(value, int | float) and not isinstance(value, bool):
+            kept[key] = min(value, _FARTHEST) if "ax" in key else max(value, -_FARTHEST)
         elif not _asks_for_nothing(key, value):
             kept[key] = usable_schema(value)
     if isinstance(found := kept.get("format"), str) and found in _ENDLESS_FORMATS:
@@ -51,8 +59,9 @@ def _asks_for_nothing(key: str, value: Any) -> bool:
     return False
 
 
-def excess_of(schema: Any) -> str | None:
-    """What a schema has too much of to be compiled soon; None for most. Without recursion, as `_depth`."""
+def fault_of(schema: Any) -> str | None:
+    """What a schema has that the library reads wrongly, or too much of to be compiled soon; None for most. Without
+    recursion, as `_depth`."""
     num_properties, multiples, are_joined, waiting = 0, list[Decimal](), False, [schema]
     while waiting:
         part = waiting.pop()
@@ -65,17 +74,38 @@ def excess_of(schema: Any) -> str | None:
                 waiting += value.values()
             elif key not in _VALUES:
                 waiting.append(value)
+            elif key in ("const", "enum") and (rounded := _rounded(value)) is not None:
+                return f"the number {cut(str(rounded))} as a value, which would be rounded: write it as a text"
             if key in ("properties", "patternProperties") and isinstance(value, Mapping):
                 num_properties += len(value)
             elif key == "multipleOf" and isinstance(value, int | float) and value is not True and value > 0:
                 multiples.append(Decimal(str(min(value, 10**15))))
             are_joined |= key in ("allOf", "$ref")
     if num_properties > MAX_PROPERTIES:
-        return f"{num_properties:,} properties together, but at most {MAX_PROPERTIES:,} are allowed"
+        return (
+            f"{num_properties:,} properties together, but at most {MAX_PROPERTIES:,} are allowed: ask for less at once"
+        )
     # A number that must be a multiple of two is one of their least common multiple.
     of_one = [multiples] if are_joined else [[multiple] for multiple in multiples]
     if any(_num_steps(together) > MAX_MULTIPLE for together in of_one):
-        return f"a multipleOf of more than {MAX_MULTIPLE:,} of its last decimal place, alone or with others of an allOf"
+        excess = (
+            f"a multipleOf of more than {MAX_MULTIPLE:,} of its last decimal place, alone or with others of an allOf"
+        )
+        return f"{excess}: ask for less at once"
+    return None
+
+
+def _rounded(value: Any) -> int | None:
+    """A whole number in a value that no double holds, or that takes more than 64 bits."""
+    waiting = [value]
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, list):
+            waiting += part
+        elif isinstance(part, Mapping):
+            waiting += part.values()
+        elif isinstance(part, int) and (abs(part) >= 2**63 or int(float(part)) != part):
+            return part
     return None
 
 

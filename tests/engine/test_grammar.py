@@ -350,7 +350,19 @@ def test_a_property_may_be_called_as_a_keyword(name: str) -> None:
         ({"type": "array", "uniqueItems": False}, "[1, 1]"),
         ({"type": "object", "propertyNames": {"type": "string"}, "additionalProperties": {"const": 1}}, '{"a": 1}'),
         ({"type": "object", "propertyNames": {}}, '{"a": 1}'),
+        ({"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1}, "-9007199254740993"),
+        ({"type": "number", "minimum": -1.7e308, "exclusiveMaximum": 1.7e308}, "-0.5"),
     ],
 )
 def test_keywords_that_ask_for_nothing_are_no_obstacle(schema: dict[str, Any], text: str) -> None:
     assert takes(json_grammar(schema), text)
+
+
+@pytest.mark.parametrize("number", [175928847299117063, -(2**53) - 1, 2**63, -(2**63), 10**400])
+def test_a_value_that_would_be_rounded_is_refused(number: int) -> None:
+    for schema in ({"const": number}, {"properties": {"const": {"enum": ["a", {"ids": [number]}]}}}):
+        with pytest.raises(InvalidRequest, match="rounded: write it as a text"):
+            json_grammar(schema)
+    near = 175928847299117056
+    assert takes(json_grammar({"enum": [near, True]}), str(near))
+    json_grammar({"default": 2**53 + 1})  # which asks for nothing
