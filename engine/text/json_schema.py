@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 from typing import Any
 
@@ -26,6 +26,17 @@ _DIGITS_IN_A_ROW = "^([0-9]{0,9}[^0-9])*[0-9]{0,9}$"
 _ENDLESS_FORMATS = frozenset(["date-time", "time", "duration"])
 
 
+def with_parts(schema: Mapping[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
+    """A schema with what `change` makes of the schemas in it, and of all else that is no value."""
+    changed: dict[str, Any] = {}
+    for key, value in schema.items():
+        if key in _NAMED and isinstance(value, Mapping):
+            changed[key] = {name: change(part) for name, part in value.items()}
+        else:
+            changed[key] = value if key in _VALUES else change(value)
+    return changed
+
+
 def usable_schema(schema: Any) -> Any:
     """A schema without what asks for nothing and the library does not know, such as other formats (to JSON Schema they
     are notes, not rules), with an end to the digits of those that it knows, and bounds that it can compute."""
@@ -34,15 +45,11 @@ def usable_schema(schema: Any) -> Any:
     if not isinstance(schema, Mapping):
         return schema
     kept: dict[str, Any] = {}
-    for key, value in schema.items():
-        if key in _NAMED and isinstance(value, Mapping):
-            kept[key] = {name: usable_schema(part) for name, part in value.items()}
-        elif key in _VALUES:
-            kept[key] = value
-        elif key in _BOUNDS and isinstance(value, int | float) and not isinstance(value, bool):
+    for key, value in with_parts(schema, usable_schema).items():
+        if key in _BOUNDS and isinstance(value, int | float) and not isinstance(value, bool):
             kept[key] = min(value, _FARTHEST) if "ax" in key else max(value, -_FARTHEST)
         elif not _asks_for_nothing(key, value):
-            kept[key] = usable_schema(value)
+            kept[key] = value
     if isinstance(found := kept.get("format"), str) and found in _ENDLESS_FORMATS:
         kept.setdefault("pattern", _DIGITS_IN_A_ROW)
     return kept

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from hamburger.engine.text.grammar_source import GrammarSource
+from hamburger.engine.text.json_schema import with_parts
 from hamburger.engine.types.errors import InvalidRequest, shown
 from hamburger.server.schema import Schema
 from hamburger.server.server_tokenizer import ServerTokenizer
@@ -171,14 +172,14 @@ def _list_schema(tools: Sequence[Tool], most: int) -> dict[str, Any]:
 
 
 def _moved(schema: Any, root: str) -> Any:
-    """A schema whose references to its own root point to where it is now."""
+    """A schema whose references to its own root point to where that is now. One with an `$id` is a root anywhere."""
     if isinstance(schema, list):
         return [_moved(item, root) for item in schema]
-    if not isinstance(schema, dict):
+    if not isinstance(schema, dict) or isinstance(schema.get("$id"), str):
         return schema
-    moved = {key: _moved(value, root) for key, value in schema.items()}
+    moved = with_parts(schema, partial(_moved, root=root))
     reference = schema.get("$ref")
-    if isinstance(reference, str) and reference.startswith("#"):
+    if isinstance(reference, str) and (reference == "#" or reference.startswith("#/")):  # else it is an anchor's name
         moved["$ref"] = root + reference[1:]
     return moved
 

@@ -254,6 +254,23 @@ async def test_results_and_what_the_user_says_behind_them_are_one_turn(monkeypat
         assert (status, error["param"]) == (400, "messages")
 
 
+@pytest.mark.parametrize(
+    ("schema", "arguments"),
+    [
+        ({"$id": "https://a.example/f", "properties": {"a": {"$ref": "#/$defs/one"}}}, '{"a": 1}'),  # as Go's write it
+        ({"properties": {"a": {"$ref": "#one"}}}, '{"a": 1}'),
+        ({"properties": {"a": {"const": {"$ref": "#/$defs/one"}}}}, '{"a": {"$ref": "#/$defs/one"}}'),
+    ],
+)
+async def test_required_calls_follow_what_a_schema_refers_to(schema: dict[str, Any], arguments: str) -> None:
+    parameters = {**schema, "required": ["a"], "$defs": {"one": {"$anchor": "one", "const": 1}}}
+    tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
+    text = f'[{{"name": "f", "arguments": {arguments}}}]'
+    async with serving([*split(text, len(text)), [EOS]], **ROOM) as server:
+        answer = await server.chat(tools=[tool], tool_choice="required")
+    assert answer["choices"][0]["message"]["tool_calls"][0]["function"]["arguments"] == arguments
+
+
 async def test_forced_arguments_are_an_object_though_the_schema_does_not_say_so() -> None:
     tool = {"type": "function", "function": {"name": "f", "parameters": {"properties": {"a": {"format": "binary"}}}}}
     named = {"type": "function", "function": {"name": "f"}}
