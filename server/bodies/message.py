@@ -12,17 +12,17 @@ from hamburger.server.tools.tool_use import MadeCall
 
 
 def _text(content: Any) -> Any:
-    """A message's content as one text; text parts are joined by line breaks."""
+    """A message's content as one text; text parts are joined by line breaks. A refusal is what the assistant said."""
     if not isinstance(content, list):
         return content
     texts = []
     for part in content:
         kind = part.get("type") if isinstance(part, dict) else None
-        if kind != "text":
+        if kind not in ("text", "refusal"):
             raise ValueError(f"only text parts are supported, not {shown(kind)}")
-        if not isinstance(part.get("text"), str):
-            raise ValueError("a text part needs a string `text`")
-        texts.append(part["text"])
+        if not isinstance(part.get(kind), str):
+            raise ValueError(f"a {kind} part needs a string `{kind}`")
+        texts.append(part[kind])
     return "\n".join(texts)
 
 
@@ -35,6 +35,7 @@ class Message(Schema):
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Content = None
+    refusal: str | None = None
     reasoning_content: str | None = None
     name: str | None = None
     tool_calls: ListOf[MadeCall] | None = None
@@ -52,13 +53,15 @@ class Message(Schema):
     def _has_content(self) -> Self:
         if self.tool_calls and self.role != "assistant":
             raise ValueError("only an assistant makes tool_calls")
+        if self.content is None and self.role == "assistant":  # servers tell an empty answer so, too
+            self.content = self.refusal or ("" if "content" in self.model_fields_set else None)
         if self.content is None and not self.tool_calls:
             raise ValueError("content is missing")
         return self
 
     def for_template(self) -> dict[str, Any]:
         """What the chat template reads; a developer is a system."""
-        message = self.model_dump(exclude_none=True, exclude={"tool_calls"})
+        message = self.model_dump(exclude_none=True, exclude={"tool_calls", "refusal"})
         if self.tool_calls:
             message |= {"content": self.content or "", "tool_calls": [call.for_template() for call in self.tool_calls]}
         return message | {"role": "system"} if self.role == "developer" else message

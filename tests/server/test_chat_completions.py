@@ -1,5 +1,7 @@
 """POST /v1/chat/completions: the answer's shape, streamed and not, and what the fields do."""
 
+from typing import Any
+
 import pytest
 
 from fakes import EOS, scripted_logprobs, scripted_stop_prob
@@ -192,6 +194,23 @@ async def test_messages_become_the_template_s_text() -> None:
         await server.chat(messages=messages, add_generation_prompt=False)
     text = "system: be kind\nuser: a\nb\nassistant: c\ntool: d\n"
     assert [bytes(prompt).decode() for prompt in server.runner.prompts] == [f"{text}assistant: ", text]
+
+
+async def test_what_others_answered_with_comes_back_as_the_assistant_s_words() -> None:
+    """A refusal, as OpenAI tells it, and an answer without a text."""
+    told: list[dict[str, Any]] = [
+        {"content": None, "refusal": "I can't."},
+        {"content": [{"type": "refusal", "refusal": "I won't."}]},
+        {"content": None, "refusal": None},
+    ]
+    messages = [turn for said in told for turn in (*HELLO, {"role": "assistant", **said})]
+    async with serving([[EOS]], max_model_len=256, num_blocks=128) as server:
+        await server.chat(messages=[*messages, *HELLO])
+        prompt = bytes(server.runner.prompts[-1]).decode()
+        status, error = await server.refused(CHAT, {"messages": [*HELLO, {"role": "assistant"}]})
+    hello = "user: hello\nassistant: "
+    assert prompt == f"{hello}I can't.\n{hello}I won't.\n{hello}\n{hello}"
+    assert (status, error["message"]) == (400, "messages[1]: content is missing.")
 
 
 async def test_values_that_ask_for_nothing_and_unknown_fields_pass(caplog: pytest.LogCaptureFixture) -> None:
