@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, WithJsonSchema, model_v
 
 from hamburger.engine.types.errors import InvalidRequest
 from hamburger.server.bodies.known_fields import REFUSED_RESPONSE, Refused
-from hamburger.server.schema import ListOf, Schema
+from hamburger.server.schema import ListOf, Schema, one_of
 from hamburger.server.tools.reasoning import EFFORTS
 from hamburger.server.tools.tool_use import FunctionName
 
@@ -95,6 +95,12 @@ class ResponseTool(Schema):
 class NamedTool(Schema):
     type: Literal["function"]
     name: str
+
+
+ChosenTool = Annotated[
+    Literal["none", "auto", "required"] | NamedTool,
+    one_of('"none", "auto", "required" or {"type": "function", "name": ...}'),
+]
 
 
 class TextFormat(Schema):
@@ -189,7 +195,7 @@ class ResponsesBody(FieldsOfChat):
     text: TextConfig | None = None
     reasoning: ReasoningConfig | None = None
     tools: ListOf[ResponseTool] | None = Field(None, max_length=128)
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    tool_choice: ChosenTool | None = None
     parallel_tool_calls: bool | None = None
     user: str | None = None
 

@@ -14,7 +14,7 @@ from pydantic import Field
 from hamburger.engine.text.grammar_source import GrammarSource
 from hamburger.engine.text.json_schema import with_parts
 from hamburger.engine.types.errors import InvalidRequest, shown
-from hamburger.server.schema import Schema
+from hamburger.server.schema import Schema, one_of
 from hamburger.server.server_tokenizer import ServerTokenizer
 from hamburger.server.tools.strict_calls import strict_rules
 from hamburger.server.tools.tool_parsers import (
@@ -63,7 +63,10 @@ class NamedChoice(Schema):
     function: NamedFunction
 
 
-ToolChoice = Literal["none", "auto", "required"] | NamedChoice
+ToolChoice = Annotated[
+    Literal["none", "auto", "required"] | NamedChoice,
+    one_of('"none", "auto", "required" or {"type": "function", "function": {"name": ...}}'),
+]
 
 
 class CalledFunction(Schema):
