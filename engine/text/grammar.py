@@ -67,17 +67,20 @@ def grammar_with_schemas(rules: str, schemas: Sequence[Mapping[str, Any]]) -> st
 
 def _schema_text(schema: Mapping[str, Any] | bool | None) -> str:
     """As the library reads it. Raises InvalidRequest for one that is too much to be tried."""
+    if schema is None:
+        return json.dumps({"type": "object"})
     if isinstance(schema, bool):
         schema = {"allOf": [schema]}  # the library reads objects only
-    if schema is not None and (fault := fault_of(schema)) is not None:
-        raise InvalidRequest(f"The schema has {fault}.", "response_format")
-    if schema is not None and (levels := levels_of(schema)) > MAX_LEVELS:
+    if (levels := levels_of(schema)) > MAX_LEVELS:
         raise InvalidRequest(
             f"The schema and all that its references lead to have {levels} levels together, but at most {MAX_LEVELS} "
             "are allowed: use fewer references.",
             "response_format",
         )
-    return json.dumps({"type": "object"} if schema is None else usable_schema(schema))
+    usable = usable_schema(schema)
+    if (fault := fault_of(usable)) is not None:
+        raise InvalidRequest(f"The schema has {fault}.", "response_format")
+    return json.dumps(usable)
 
 
 def regex_grammar(pattern: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
+from functools import partial
 from typing import Any
 
 from hamburger.engine.types.errors import cut
@@ -14,10 +15,12 @@ MAX_LEVELS = 1000
 # What it takes some tenths of a second for. Properties cost it time by their square; multiples a state each.
 MAX_PROPERTIES = 2000
 MAX_MULTIPLE = 100_000
+MAX_NAMES = 100  # that are made properties; a reference has many objects share them
 _LESS = "ask for less at once"
 _VALUES = ("const", "enum", "default", "examples")  # what is in these is no schema
 _NAMED = ("properties", "patternProperties", "$defs", "definitions")  # schemas by names, which are no keywords
 _FORMATS = frozenset(["date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"])
+_OF_NAMES = frozenset(["enum", "const", "type", "title", "description"])
 # The library computes bounds as doubles that must fit 64 bits, and what is exact as a range of one.
 _BOUNDS = ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum")
 _FARTHEST = 9_223_372_036_854_000_000
@@ -37,22 +40,44 @@ def with_parts(schema: Mapping[str, Any], change: Callable[[Any], Any]) -> dict[
     return changed
 
 
-def usable_schema(schema: Any) -> Any:
+def usable_schema(schema: Any, root: Any = None) -> Any:
     """A schema without what asks for nothing and the library does not know, such as other formats (to JSON Schema they
-    are notes, not rules), with an end to the digits of those that it knows, and bounds that it can compute."""
+    are notes, not rules), with an end to the digits of those that it knows, bounds that it can compute, and lists of
+    names as properties. root: what it is in, if it is a part."""
+    root = schema if root is None else root
     if isinstance(schema, list):
-        return [usable_schema(item) for item in schema]
+        return [usable_schema(item, root) for item in schema]
     if not isinstance(schema, Mapping):
         return schema
     kept: dict[str, Any] = {}
-    for key, value in with_parts(schema, usable_schema).items():
+    for key, value in with_parts(schema, partial(usable_schema, root=root)).items():
         if key in _BOUNDS and isinstance(value, int | float) and not isinstance(value, bool):
             kept[key] = min(value, _FARTHEST) if "ax" in key else max(value, -_FARTHEST)
         elif not _asks_for_nothing(key, value):
             kept[key] = value
     if isinstance(found := kept.get("format"), str) and found in _ENDLESS_FORMATS:
         kept.setdefault("pattern", _DIGITS_IN_A_ROW)
-    return kept
+    return _with_names(kept, root) if "propertyNames" in kept else kept
+
+
+def _with_names(schema: dict[str, Any], root: Any) -> dict[str, Any]:
+    """An object whose names are of a list, as of a dict over an Enum, has these properties and no others."""
+    names, told, others = (
+        schema["propertyNames"],
+        schema.get("properties", {}),
+        schema.get("additionalProperties", True),
+    )
+    if isinstance(names, Mapping) and names.keys() == {"$ref"}:
+        names = _at(root, str(names["$ref"]))
+    if not isinstance(names, Mapping) or names.keys() - _OF_NAMES or not isinstance(told, Mapping):
+        return schema
+    listed = names.get("enum", [names["const"]] if "const" in names else None)
+    if not isinstance(listed, list) or len(listed) > MAX_NAMES or "patternProperties" in schema:
+        return schema
+    texts = [name for name in listed if isinstance(name, str)]
+    properties = {name: told.get(name, others) for name in texts if name in told or others is not False}
+    rest = {key: value for key, value in schema.items() if key != "propertyNames"}
+    return rest | {"properties": properties, "additionalProperties": False}
 
 
 def _asks_for_nothing(key: str, value: Any) -> bool:

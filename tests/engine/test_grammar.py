@@ -366,3 +366,29 @@ def test_a_value_that_would_be_rounded_is_refused(number: int) -> None:
     near = 175928847299117056
     assert takes(json_grammar({"enum": [near, True]}), str(near))
     json_grammar({"default": 2**53 + 1})  # which asks for nothing
+
+
+COLOURS = {"enum": ["red", "blue"], "title": "Colour", "type": "string"}
+
+
+@pytest.mark.parametrize("names", [{"$ref": "#/$defs/Colour"}, {"type": "string", "enum": ["red", "blue"]}])
+def test_an_object_s_names_may_be_of_a_list(names: dict[str, Any]) -> None:
+    """As Pydantic has it of a dict over an Enum, zod of a record."""
+    part = {"type": "object", "propertyNames": names, "additionalProperties": {"type": "boolean"}}
+    grammar = json_grammar({"type": "object", "properties": {"a": part}, "$defs": {"Colour": COLOURS}})
+    assert takes(grammar, '{"a": {"red": true}}')
+    assert takes(grammar, '{"a": {}}')
+    assert not takes(grammar, '{"a": {"green": true}}')
+    assert not takes(grammar, '{"a": {"red": 1}}')
+    told = {**part, "properties": {"red": {"const": 1}, "green": {}}, "additionalProperties": False}
+    grammar = json_grammar({**told, "$defs": {"Colour": COLOURS}})
+    assert takes(grammar, '{"red": 1}')
+    assert not takes(grammar, '{"blue": 1}')
+
+
+@pytest.mark.parametrize(
+    "names", [{"pattern": "a"}, {"enum": [str(n) for n in range(101)]}, {"$ref": "#/no"}, 1, {"const": 1, "not": 1}]
+)
+def test_names_of_other_kinds_are_refused(names: Any) -> None:
+    with pytest.raises(InvalidRequest, match="propertyNames"):
+        BYTES.compile(json_grammar({"type": "object", "propertyNames": names}))
