@@ -21,7 +21,14 @@ from hamburger.server.schema import ListOf, Schema
 
 MAX_CHOICES = 128
 MAX_BIASES = 10_000  # and stop_token_ids
-_RANGES = {**RANGES, "n": (1, MAX_CHOICES), "top_k": (-1, math.inf), "top_logprobs": RANGES["logprobs"]}
+MIN_SEED = -MAX_SEED - 1
+_RANGES = {
+    **RANGES,
+    "n": (1, MAX_CHOICES),
+    "seed": (MIN_SEED, MAX_SEED),
+    "top_k": (-1, math.inf),
+    "top_logprobs": RANGES["logprobs"],
+}
 
 _FIELD = re.compile(r"""(?<![\w'"])[a-z_]+(?![\w'"])""")  # a name that is not quoted
 
@@ -64,7 +71,7 @@ class GenerationBody(AnswerFormat):
     top_k: int | None = Field(None, description="0 or -1 is off.")
     min_p: float | None = None
     n: int | None = None
-    seed: int | None = None
+    seed: int | None = Field(None, description="-1 is none.")
     stop: Strings | None = None
     stop_token_ids: ListOf[int] | None = Field(None, max_length=MAX_BIASES)
     include_stop_str_in_output: bool | None = Field(None, description="The text ends behind the stop string.")
@@ -218,13 +225,22 @@ class GenerationBody(AnswerFormat):
             "confidence": confidence,
             "settle": self.settle,
         }
+        seed = self._unsigned_seed()
         try:
-            first = SamplingParams(seed=self.seed, **options)
+            first = SamplingParams(seed=seed, **options)
         except InvalidRequest as error:
             raise named_as_written(error, limit_name, self.prompt_name) from error
-        if self.seed is None or self.num_samples == 1:
+        if seed is None or self.num_samples == 1:
             return [first] * self.num_samples
-        return [SamplingParams(seed=(self.seed + i) % (MAX_SEED + 1), **options) for i in range(self.num_samples)]
+        return [SamplingParams(seed=(seed + i) % (MAX_SEED + 1), **options) for i in range(self.num_samples)]
+
+    def _unsigned_seed(self) -> int | None:
+        """The engine's have no sign; OpenAI's and vLLM's may have one, and vLLM's -1 is none."""
+        if self.seed is None or self.seed == -1:
+            return None
+        if not MIN_SEED <= self.seed <= MAX_SEED:
+            raise InvalidRequest(f"seed is {shown(self.seed)}: it must be in [-2^63, 2^63 - 1].", "seed")
+        return self.seed % (MAX_SEED + 1)
 
 
 def named_as_written(error: InvalidRequest, limit_name: str, prompt_name: str) -> InvalidRequest:

@@ -159,6 +159,15 @@ async def test_n_choices_are_interleaved_by_index_and_charged_together() -> None
     assert sorted(server.runner.seeds[:2], key=str) == [5, 6]  # choices of one seed differ
 
 
+async def test_a_seed_may_be_below_0_and_minus_1_is_none() -> None:
+    async with serving([[EOS]]) as server:
+        for seed in (7, 7 - 2**63, -2, -1):
+            await server.chat(seed=seed)
+        assert server.runner.seeds[:-1] == [7, 7, 2**63 - 2]
+        assert await server.chat(seed=-1, n=2)  # of which each draws its own
+        assert len({*server.runner.seeds[3:], *server.runner.seeds[:3]}) == 5
+
+
 @pytest.mark.parametrize(
     ("fields", "headers", "confidence"),
     [

@@ -15,7 +15,8 @@ from serving import CHAT, COMPLETIONS, HELLO, MODEL, ByChoice, error_of, on_port
 
 BAD_BOTH: list[tuple[str, Any]] = [
     ("temperature", "hot"), ("temperature", -1), ("temperature", True), ("top_p", 0), ("top_p", 1.5), ("top_p", "1"),
-    ("top_k", -2), ("top_k", 1.5), ("min_p", 2), ("n", 0), ("n", 129), ("n", True), ("n", 1.0), ("seed", -1),
+    ("top_k", -2), ("top_k", 1.5), ("min_p", 2), ("n", 0), ("n", 129), ("n", True), ("n", 1.0),
+    ("seed", -(2**63) - 1),
     ("seed", 2**63), ("seed", 0.5), ("max_tokens", -1), ("max_tokens", 0), ("max_tokens", "5"), ("max_tokens", True),
     ("max_tokens", 10**30), ("min_tokens", -1), ("stop", 5), ("stop", [1]), ("stop", [""]), ("stop_token_ids", ["a"]),
     ("stop_token_ids", [10**6]), ("presence_penalty", 3), ("frequency_penalty", -3), ("repetition_penalty", 0),
