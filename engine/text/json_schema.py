@@ -62,11 +62,7 @@ def usable_schema(schema: Any, root: Any = None) -> Any:
 
 def _with_names(schema: dict[str, Any], root: Any) -> dict[str, Any]:
     """An object whose names are of a list, as of a dict over an Enum, has these properties and no others."""
-    names, told, others = (
-        schema["propertyNames"],
-        schema.get("properties", {}),
-        schema.get("additionalProperties", True),
-    )
+    names, told = schema["propertyNames"], schema.get("properties", {})
     if isinstance(names, Mapping) and names.keys() == {"$ref"}:
         names = _at(root, str(names["$ref"]))
     if not isinstance(names, Mapping) or names.keys() - _OF_NAMES or not isinstance(told, Mapping):
@@ -74,6 +70,7 @@ def _with_names(schema: dict[str, Any], root: Any) -> dict[str, Any]:
     listed = names.get("enum", [names["const"]] if "const" in names else None)
     if not isinstance(listed, list) or len(listed) > MAX_NAMES or "patternProperties" in schema:
         return schema
+    others = schema.get("additionalProperties", True)
     texts = [name for name in listed if isinstance(name, str)]
     properties = {name: told.get(name, others) for name in texts if name in told or others is not False}
     rest = {key: value for key, value in schema.items() if key != "propertyNames"}
@@ -114,16 +111,12 @@ def fault_of(schema: Any) -> str | None:
                 multiples.append(Decimal(str(min(value, 10**15))))
             are_joined |= key in ("allOf", "$ref")
     if num_properties > MAX_PROPERTIES:
-        return (
-            f"{num_properties:,} properties together, but at most {MAX_PROPERTIES:,} are allowed: ask for less at once"
-        )
+        return f"{num_properties:,} properties together, but at most {MAX_PROPERTIES:,} are allowed: {_LESS}"
     # A number that must be a multiple of two is one of their least common multiple.
     of_one = [multiples] if are_joined else [[multiple] for multiple in multiples]
     if any(_num_steps(together) > MAX_MULTIPLE for together in of_one):
-        excess = (
-            f"a multipleOf of more than {MAX_MULTIPLE:,} of its last decimal place, alone or with others of an allOf"
-        )
-        return f"{excess}: ask for less at once"
+        places = f"a multipleOf of more than {MAX_MULTIPLE:,} of its last decimal place"
+        return f"{places}, alone or with others of an allOf: {_LESS}"
     return None
 
 
