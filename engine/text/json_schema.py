@@ -24,6 +24,13 @@ _OF_NAMES = frozenset(["enum", "const", "type", "title", "description"])
 # The library computes bounds as doubles that must fit 64 bits, and what is exact as a range of one.
 _BOUNDS = ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum")
 _FARTHEST = 9_223_372_036_854_000_000
+# Patterns with look-around, which the library lacks, and the same without: Pydantic 2.12's Decimal and zod 4's email.
+_PLAIN = {
+    r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$": r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)$",
+    r"^(?!\.)(?!.*\.\.)([A-Za-z0-9_'+\-\.]*)[A-Za-z0-9_+-]@([A-Za-z0-9][A-Za-z0-9\-]*\.)+[A-Za-z]{2,}$": (
+        r"^([A-Za-z0-9_'+\-]+\.)*[A-Za-z0-9_'+\-]*[A-Za-z0-9_+\-]@([A-Za-z0-9][A-Za-z0-9\-]*\.)+[A-Za-z]{2,}$"
+    ),
+}
 # Fractions of a second, and numbers in durations, may have digits without end in these.
 _DIGITS_IN_A_ROW = "^([0-9]{0,9}[^0-9])*[0-9]{0,9}$"
 _ENDLESS_FORMATS = frozenset(["date-time", "time", "duration"])
@@ -54,7 +61,7 @@ def usable_schema(schema: Any, root: Any = None) -> Any:
         if key in _BOUNDS and isinstance(value, int | float) and not isinstance(value, bool):
             kept[key] = min(value, _FARTHEST) if "ax" in key else max(value, -_FARTHEST)
         elif not _asks_for_nothing(key, value):
-            kept[key] = value
+            kept[key] = _PLAIN.get(value, value) if key == "pattern" and isinstance(value, str) else value
     if isinstance(found := kept.get("format"), str) and found in _ENDLESS_FORMATS:
         kept.setdefault("pattern", _DIGITS_IN_A_ROW)
     return _with_names(kept, root) if "propertyNames" in kept else kept

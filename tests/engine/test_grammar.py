@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections.abc import Sequence
+from itertools import product
 from typing import Any
 
 import jsonschema
@@ -18,7 +20,7 @@ from hamburger.engine.core.core import EngineCore
 from hamburger.engine.device.runner import Runner
 from hamburger.engine.text.grammar import Grammars, choice_grammar, context_free_grammar, json_grammar, regex_grammar
 from hamburger.engine.text.json_numbers import MAX_DIGITS, DigitTokens, NumberLimit
-from hamburger.engine.text.json_schema import MAX_PROPERTIES
+from hamburger.engine.text.json_schema import MAX_PROPERTIES, usable_schema
 from hamburger.engine.types.config import EngineConfig
 from hamburger.engine.types.errors import InvalidRequest
 from hamburger.engine.types.messages import AbortRequest, RequestFailed, StepOutputs, SubmitRequest
@@ -392,3 +394,30 @@ def test_an_object_s_names_may_be_of_a_list(names: dict[str, Any]) -> None:
 def test_names_of_other_kinds_are_refused(names: Any) -> None:
     with pytest.raises(InvalidRequest, match="propertyNames"):
         BYTES.compile(json_grammar({"type": "object", "propertyNames": names}))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "characters", "end", "good", "bad"),
+    [
+        (r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$", "+-.01", "", "-.1", "-."),
+        (
+            r"^(?!\.)(?!.*\.\.)([A-Za-z0-9_'+\-\.]*)[A-Za-z0-9_+-]@([A-Za-z0-9][A-Za-z0-9\-]*\.)+[A-Za-z]{2,}$",
+            ".'a-@",
+            "@a.bc",
+            "a.'b",
+            "a..b",
+        ),
+    ],
+)
+def test_known_patterns_with_look_around_allow_the_same_without(
+    pattern: str, characters: str, end: str, good: str, bad: str
+) -> None:
+    """Pydantic's Decimal and zod's email."""
+    schema = {"anyOf": [{"const": 1}, {"type": "string", "pattern": pattern}]}
+    plain = usable_schema(schema)["anyOf"][1]["pattern"]
+    for size in range(6):
+        for text in map("".join, product(characters, repeat=size)):
+            assert bool(re.search(plain, text + end)) == bool(re.search(pattern, text + end)), text
+    grammar = json_grammar(schema)
+    assert takes(grammar, f'"{good}{end}"')
+    assert not takes(grammar, f'"{bad}{end}"')
