@@ -59,7 +59,7 @@ def usable_schema(schema: Any, root: Any = None) -> Any:
     kept: dict[str, Any] = {}
     for key, value in with_parts(schema, partial(usable_schema, root=root)).items():
         if key in _BOUNDS and isinstance(value, int | float) and not isinstance(value, bool):
-            kept[key] = min(value, _FARTHEST) if "ax" in key else max(value, -_FARTHEST)
+            kept[key] = min(value, _FARTHEST) if "aximum" in key else max(value, -_FARTHEST)
         elif not _asks_for_nothing(key, value):
             kept[key] = _PLAIN.get(value, value) if key == "pattern" and isinstance(value, str) else value
     if isinstance(found := kept.get("format"), str) and found in _ENDLESS_FORMATS:
