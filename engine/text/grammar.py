@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hamburger.engine.text.grammar_cache import GrammarCache
-from hamburger.engine.text.json_numbers import DigitTokens, NumberLimit
+from hamburger.engine.text.json_numbers import DigitTokens, NumberLimit, is_of_json
 from hamburger.engine.text.json_schema import MAX_LEVELS, fault_of, levels_of, usable_schema
 from hamburger.engine.text.process_usage import resident_bytes
 from hamburger.engine.types.errors import InvalidRequest
@@ -50,7 +50,7 @@ def json_grammar(schema: Mapping[str, Any] | bool | None = None) -> str:
     return grammar
 
 
-def grammar_with_schemas(rules: str, schemas: Sequence[Mapping[str, Any]]) -> str:
+def grammar_with_schemas(rules: str, schemas: Sequence[Mapping[str, Any] | bool | None]) -> str:
     """Rules in llguidance's dialect of Lark, in which `args0`, `args1`, ... are JSON text that these schemas allow.
 
     Raises InvalidRequest as json_grammar does.
@@ -198,7 +198,7 @@ class Grammars:
     def matcher(self, grammar: str) -> Matcher:
         """The grammar for one answer. Raises InvalidRequest as `compile` does."""
         compiled_matcher = self.compile(grammar)
-        limit = NumberLimit(self._digits) if self._digits is not None and _is_json(grammar) else None
+        limit = NumberLimit(self._digits) if self._digits is not None and is_of_json(grammar) else None
         matcher = Matcher(compiled_matcher.deep_copy(), self._eos_token_ids, limit)
         self._compiled.count_use(grammar)
         return matcher
@@ -275,11 +275,6 @@ class Matcher:
             self._matcher.rollback(num_tokens)
             if self._number_limit is not None:
                 self._number_limit.go_back(num_tokens)
-
-
-def _is_json(grammar: str) -> bool:
-    """Whether json_grammar wrote it."""
-    return grammar.startswith('{"grammars":[{"name":"json_schema"')
 
 
 class _Vocabulary:

@@ -34,14 +34,23 @@ class GrammarSource:
                 return choice_grammar(self.value)
             case "grammar":
                 return context_free_grammar(self.value)
-            case "json":
-                return json_grammar(self.value)
             case "calls":
                 return grammar_with_schemas(*self.value)
+        return json_grammar(self.schema())
+
+    @property
+    def is_json(self) -> bool:
+        return self.kind in ("json", "json_text")
+
+    def schema(self) -> dict[str, Any] | bool | None:
+        """Of `json` and `json_text` the JSON Schema. Raises InvalidRequest for a text that is none."""
+        if self.kind == "json":
+            schema: dict[str, Any] | bool | None = self.value
+            return schema
         try:
             schema = json.loads(self.value)
         except (ValueError, RecursionError) as error:
             raise InvalidRequest(f"The schema is no JSON: {error}.") from error
         if not isinstance(schema, (dict, bool)):
             raise InvalidRequest("This is no JSON Schema.")
-        return json_grammar(schema)
+        return schema

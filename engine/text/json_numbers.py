@@ -11,6 +11,13 @@ from numpy.typing import NDArray
 MAX_DIGITS = 20
 _DIGITS = frozenset(b"0123456789")
 _QUOTE, _BACKSLASH = b'"\\'
+# Rules in Lark that begin so make JSON and markers, and no text beside it.
+JSON_BEGIN = "%llguidance {}\nstart: values"
+
+
+def is_of_json(grammar: str) -> bool:
+    """Whether what a grammar allows is JSON: json_grammar wrote it, or it is of such rules."""
+    return grammar.startswith(('{"grammars":[{"name":"json_schema"', JSON_BEGIN))
 
 
 class DigitTokens:

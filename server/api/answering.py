@@ -29,8 +29,9 @@ from hamburger.server.bodies.chat import ChatBody
 from hamburger.server.bodies.generation import GenerationBody, named_as_written
 from hamburger.server.operation.key_limits import KeyLimits
 from hamburger.server.operation.request_log import entry_of
-from hamburger.server.tools.reasoning import Reasoning, marker_ids, thinking_budget
-from hamburger.server.tools.tool_use import ToolStream, ToolUse
+from hamburger.server.tools.reasoning import Markers, Reasoning, marker_ids, thinking_budget, unwritten
+from hamburger.server.tools.tool_stream import ToolStream
+from hamburger.server.tools.tool_use import ToolUse
 
 MAX_STOP_CHARACTERS = 20_000  # of all stop strings together
 MAX_COPIED = 200_000  # token ids of logit_bias and stop_token_ids, of all answers together: each is told its own
@@ -66,9 +67,11 @@ class Answering:
         """Raises InvalidRequest that names the field."""
         check_number(context, body, 1)
         tools, predicted_text = body.tool_use(context.tool_family), body.predicted_text()
-        params = await sampling_params(context, request, body, tools)
         most = context.engine.info.max_model_len
         text = await render_chat(context.tokenizer, body.messages, body, tools)
+        markers = None if body.separate_reasoning is False else context.markers
+        thought = None if markers is None else unwritten(markers, text)
+        params = await sampling_params(context, request, body, tools, thought)
         prompt = await encode_text(
             context.tokenizer, text, add_special_tokens=False, param="messages", max_tokens=body.longest_prompt(most)
         )
@@ -85,13 +88,13 @@ class Answering:
             params = [replace(choice, prediction_ids=tuple(prediction)) for choice in params]
         reasoning: list[Reasoning] | None = None
         # No grammar of the whole answer lets a model think.
-        if params[0].grammar is None or (tools is not None and tools.grammar is None):
+        if params[0].grammar is None or (tools is not None and tools.lets_think(thought)):
             if (budget := body.thinking_token_budget) is not None and budget >= 0:
                 thinking = thinking_budget(context.tokenizer, context.markers, text, budget)
                 params = [replace(choice, thinking=thinking) for choice in params]
-            if context.markers is not None and body.separate_reasoning is not False:
-                ids = marker_ids(context.tokenizer, context.markers)
-                reasoning = [Reasoning(context.markers, text, ids) for _ in params]
+            if markers is not None:
+                ids = marker_ids(context.tokenizer, markers)
+                reasoning = [Reasoning(markers, text, ids) for _ in params]
         streams = None if tools is None else _tool_streams(context, tools, params)
         return ChatWork(prompt, params, streams, reasoning)
 
@@ -156,7 +159,11 @@ def check_number(context: ModelContext, body: GenerationBody, num_prompts: int) 
 
 
 async def sampling_params(
-    context: ModelContext, request: Request, body: GenerationBody, tools: ToolUse | None = None
+    context: ModelContext,
+    request: Request,
+    body: GenerationBody,
+    tools: ToolUse | None = None,
+    thought: Markers | None = None,
 ) -> list[SamplingParams]:
     alias = context.served.confidence_of(body.model)
     confidence = choose_confidence(body.confidence, alias, request.headers)
@@ -166,10 +173,7 @@ async def sampling_params(
     if (number := sum(map(len, body.stop or ()))) > MAX_STOP_CHARACTERS:
         message = f"stop holds {number:,} characters together, but at most {MAX_STOP_CHARACTERS:,} are allowed."
         raise InvalidRequest(message, "stop")
-    forced = None if tools is None else tools.grammar or tools.strict_grammar(context.tokenizer)
-    grammars = context.grammars
-    compiled = grammar_of(grammars, body) if forced is None else compile_grammar(grammars, forced, "tools")
-    grammar: str | None = await unless_client_leaves(request, compiled)
+    grammar: str | None = await unless_client_leaves(request, _grammar(context, body, tools, thought))
     params = body.sampling_params(confidence, grammar)
     if body.bad_words:
         bad_words = await asyncio.to_thread(bad_word_ids, context.tokenizer, body.bad_words)
@@ -177,6 +181,21 @@ async def sampling_params(
     if tools is not None and body.skip_special_tokens is None and tools.shows_special_tokens(context.tokenizer):
         params = [replace(choice, skip_special_tokens=False) for choice in params]
     return params
+
+
+async def _grammar(
+    context: ModelContext, body: GenerationBody, tools: ToolUse | None, thought: Markers | None
+) -> str | None:
+    """What holds the answer; None where nothing does. Raises InvalidRequest that names the field."""
+    if tools is None:
+        return await grammar_of(context.grammars, body)
+    try:
+        source = tools.grammar or tools.open_grammar(context.tokenizer, thought)
+        return None if source is None else await compile_grammar(context.grammars, source, "tools")
+    except InvalidRequest:
+        if tools.form is not None:
+            await grammar_of(context.grammars, body)  # the fault may be the format's
+        raise
 
 
 def _tool_streams(context: ModelContext, tools: ToolUse, params: Sequence[SamplingParams]) -> list[ToolStream]:

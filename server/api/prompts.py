@@ -11,7 +11,8 @@ from hamburger.engine.types.errors import InvalidRequest, PromptTooLong, Tokeniz
 from hamburger.server.bodies.chat import ChatPrompt
 from hamburger.server.bodies.message import Message
 from hamburger.server.server_tokenizer import ServerTokenizer
-from hamburger.server.tools.tool_use import ToolUse, messages_with_tools, results_as_user
+from hamburger.server.tools.tool_messages import messages_with_tools, results_as_user
+from hamburger.server.tools.tool_use import ToolUse
 
 T = TypeVar("T")
 _RESERVED = {"self", "messages", "tools", "add_generation_prompt", "continue_final_message"}
@@ -53,6 +54,7 @@ async def render_chat(
     """
     written = [message.for_template() for message in messages]
     described = None if tools is None else tools.for_template
+    otherwise = "in words" if tools is None or tools.form is None else "in JSON, as you are asked to"
     knows_tools = "tools" in (tokenizer.tool_template or "")
     kwargs = chat.template_variables(tokenizer.chat_template)
     if reserved := kwargs.keys() & _RESERVED:
@@ -65,7 +67,7 @@ async def render_chat(
 
     def render(turns: list[dict[str, Any]]) -> str:
         if not knows_tools:
-            turns = messages_with_tools(turns, described or [])
+            turns = messages_with_tools(turns, described or [], otherwise)
         return tokenizer.apply_chat_template(
             turns,
             add_generation_prompt=not continues if adds is None else adds,  # to continue one is to ask for no new one

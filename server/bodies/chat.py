@@ -6,6 +6,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
+from hamburger.engine.text.grammar_source import GrammarSource
 from hamburger.engine.types.errors import InvalidRequest
 from hamburger.engine.types.sampling_params import MAX_LOGPROBS
 from hamburger.server.bodies.generation import GenerationBody
@@ -13,8 +14,9 @@ from hamburger.server.bodies.known_fields import REFUSED_CHAT
 from hamburger.server.bodies.message import Message, Text
 from hamburger.server.schema import ListOf, Schema
 from hamburger.server.tools.reasoning import EFFORTS, template_kwargs
+from hamburger.server.tools.tool_fields import MAX_TOOLS, Tool, ToolChoice
 from hamburger.server.tools.tool_parsers import Family
-from hamburger.server.tools.tool_use import Tool, ToolChoice, ToolUse
+from hamburger.server.tools.tool_use import ToolUse
 
 
 class ChatPrompt(Schema):
@@ -23,7 +25,7 @@ class ChatPrompt(Schema):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = Field(None, description="The answer goes on with the last message.")
     chat_template_kwargs: dict[str, Any] | None = Field(None, description="Further variables for the chat template.")
-    tools: ListOf[Tool] | None = Field(None, max_length=128)
+    tools: ListOf[Tool] | None = Field(None, max_length=MAX_TOOLS)
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: Literal[EFFORTS] | None = Field(  # type: ignore[valid-type]
@@ -38,13 +40,17 @@ class ChatPrompt(Schema):
             **(self.chat_template_kwargs or {}),
         }
 
-    def tool_use(self, family: Family) -> ToolUse | None:
-        """What is to be made of the tools; None where there are none. Raises InvalidRequest."""
+    def tool_use(self, family: Family, form: GrammarSource | None = None) -> ToolUse | None:
+        """What is to be made of the tools; None where there are none. Raises InvalidRequest.
+
+        form: what an answer is to be that is no call; None: free text.
+        """
         if not self.tools or self.tool_choice == "none":
             if self.tool_choice not in (None, "none", "auto"):
                 raise InvalidRequest("tool_choice asks for a call, but there are no tools.", "tool_choice")
             return None
-        return ToolUse(self.tools, self.tool_choice, family, parallel=self.parallel_tool_calls is not False)
+        parallel = self.parallel_tool_calls is not False
+        return ToolUse(self.tools, self.tool_choice, family, parallel=parallel, form=form)
 
 
 class Prediction(Schema):
@@ -91,10 +97,12 @@ class ChatBody(GenerationBody, ChatPrompt):
             raise InvalidRequest("A prediction does not go with tools: leave one of them out.", "tools")
         return self.prediction.content
 
-    def tool_use(self, family: Family) -> ToolUse | None:
-        tools = super().tool_use(family)
-        if tools is not None and self.source() is not None:
-            raise InvalidRequest("Structured output does not go with tools: set tool_choice to none.", "tools")
+    def tool_use(self, family: Family, form: GrammarSource | None = None) -> ToolUse | None:
+        name, form = self.source() or ("", form)
+        tools = super().tool_use(family, form)
+        if tools is not None and tools.form is not None and not tools.form.is_json:
+            message = f"Tools go with an answer in JSON, but not with this {name}: "
+            raise InvalidRequest(f"{message}give a JSON Schema, or set tool_choice to none.", name)
         return tools
 
     def num_logprobs(self) -> int | None:

@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, WithJsonSchema, model_validator
 
 from hamburger.engine.types.errors import shown
 from hamburger.server.schema import ListOf, Schema
-from hamburger.server.tools.tool_use import MadeCall
+from hamburger.server.tools.tool_fields import MadeCall
 
 
 def _text(content: Any) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 from hamburger.engine.request import DraftCounts, RequestUpdate
 from hamburger.server.completions.echo import Echo
 from hamburger.server.tools.reasoning import Reasoning
-from hamburger.server.tools.tool_use import ToolStream
+from hamburger.server.tools.tool_stream import ToolStream
 
 
 class Choice:

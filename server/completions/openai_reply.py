@@ -17,7 +17,7 @@ from hamburger.server.completions.echo import Echo
 from hamburger.server.completions.logprobs import PromptLogprobs
 from hamburger.server.server_tokenizer import ServerTokenizer
 from hamburger.server.tools.reasoning import Reasoning
-from hamburger.server.tools.tool_use import ToolStream
+from hamburger.server.tools.tool_stream import ToolStream
 
 _LOGGED_USAGE = ("prompt_tokens", "completion_tokens", "kv_slots", "tokens_per_kv", "macro_steps", "tokens_per_step")
 

@@ -12,7 +12,7 @@ from hamburger.engine.types.errors import InvalidRequest
 from hamburger.server.bodies.answer_format import ResponseFormat
 from hamburger.server.bodies.known_fields import REFUSED_MESSAGE, Refused, but, if_any
 from hamburger.server.schema import ListOf, Schema
-from hamburger.server.tools.tool_use import FunctionName
+from hamburger.server.tools.tool_fields import MAX_TOOLS, FunctionName
 
 MAX_TURNS = 10_000  # some hundredths of a second, which everybody waits for
 MAX_ARGUMENTS = 500_000  # characters of one call's
@@ -156,7 +156,7 @@ class PromptBody(Schema):
     model: str | None = None
     messages: ListOf[MessageParam] = Field(min_length=1, max_length=MAX_TURNS)
     system: Text | None = None
-    tools: ListOf[MessageTool] | None = Field(None, max_length=128)
+    tools: ListOf[MessageTool] | None = Field(None, max_length=MAX_TOOLS)
     tool_choice: MessageToolChoice | None = None
     output_config: OutputConfig | None = None
     thinking: ThinkingConfig | None = None

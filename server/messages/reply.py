@@ -15,7 +15,7 @@ from hamburger.server.api.events import typed_event
 from hamburger.server.completions.replies import ChatReply
 from hamburger.server.completions.retold import RetoldReply, calls_of
 from hamburger.server.messages.errors import messages_error
-from hamburger.server.tools.tool_use import arguments_object
+from hamburger.server.tools.tool_fields import arguments_object
 
 _REASONS = {"length": "max_tokens", "tool_calls": "tool_use"}
 

@@ -11,7 +11,7 @@ from hamburger.engine.types.errors import InvalidRequest
 from hamburger.server.bodies.known_fields import REFUSED_RESPONSE, Refused
 from hamburger.server.schema import ListOf, Schema, one_of
 from hamburger.server.tools.reasoning import EFFORTS
-from hamburger.server.tools.tool_use import FunctionName
+from hamburger.server.tools.tool_fields import MAX_TOOLS, FunctionName
 
 MAX_ITEMS = 10_000  # some hundredths of a second, which everybody waits for
 # Where the chat's fields have other names there.
@@ -97,9 +97,18 @@ class NamedTool(Schema):
     name: str
 
 
+class AllowedTools(Schema):
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: ListOf[NamedTool] = Field(min_length=1, max_length=MAX_TOOLS)
+
+
 ChosenTool = Annotated[
-    Literal["none", "auto", "required"] | NamedTool,
-    one_of('"none", "auto", "required" or {"type": "function", "name": ...}'),
+    Literal["none", "auto", "required"] | NamedTool | AllowedTools,
+    one_of(
+        '"none", "auto", "required", {"type": "function", "name": ...} or {"type": "allowed_tools", '
+        '"mode": "auto" or "required", "tools": [{"type": "function", "name": ...}]}'
+    ),
 ]
 
 
@@ -194,7 +203,7 @@ class ResponsesBody(FieldsOfChat):
     top_logprobs: int | None = None
     text: TextConfig | None = None
     reasoning: ReasoningConfig | None = None
-    tools: ListOf[ResponseTool] | None = Field(None, max_length=128)
+    tools: ListOf[ResponseTool] | None = Field(None, max_length=MAX_TOOLS)
     tool_choice: ChosenTool | None = None
     parallel_tool_calls: bool | None = None
     user: str | None = None
@@ -247,12 +256,19 @@ class ResponsesBody(FieldsOfChat):
         if self.tools:
             fields = {"name", "description", "parameters", "strict"}
             chat["tools"] = [{"type": "function", "function": tool.model_dump(include=fields)} for tool in self.tools]
-        chosen = self.tool_choice
-        if isinstance(chosen, NamedTool):
-            chat["tool_choice"] = {"type": "function", "function": {"name": chosen.name}}
-        else:
-            chat["tool_choice"] = chosen
+        match self.tool_choice:
+            case NamedTool(name=name):
+                chat["tool_choice"] = _chosen(name)
+            case AllowedTools(mode=mode, tools=tools):
+                allowed = {"mode": mode, "tools": [_chosen(tool.name) for tool in tools]}
+                chat["tool_choice"] = {"type": "allowed_tools", "allowed_tools": allowed}
+            case choice:
+                chat["tool_choice"] = choice
         return chat
+
+
+def _chosen(name: str) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name}}
 
 
 def call_of_chat(call_id: str, name: str, arguments: str) -> dict[str, Any]:

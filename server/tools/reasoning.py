@@ -79,6 +79,11 @@ def _has_begun(markers: Markers, prompt: str) -> bool:
     return prompt.rstrip().endswith(markers.begin)
 
 
+def unwritten(markers: Markers, prompt: str) -> Markers:
+    """What the model is yet to write of them: an empty first one where the prompt has begun the reasoning."""
+    return markers._replace(begin="") if _has_begun(markers, prompt) else markers
+
+
 class Reasoning:
     """Splits one answer as it comes. White space beside the markers belongs to neither part."""
 

@@ -1,9 +1,9 @@
 """Tool calls in a model's text, for each family's way to write them. Text in, calls out; no HTTP, no state.
 
 A parser is given the whole text so far, and whether more may come; a stream sends what the last result adds to the one
-before (tool_use.py). So it does not matter how the text was cut, and what is streamed is what a whole answer says. It
-is given the same ValueEnds again as long as the text only grew. Nothing of a text is lost: a marker behind which there
-is no call is text, and a call behind a later one is a call.
+before (ToolStream). So it does not matter how the text was cut, and what is streamed is what a whole answer says. It is
+given the same ValueEnds again as long as the text only grew. Nothing of a text is lost: a marker behind which there is
+no call is text, and a call behind a later one is a call.
 
 | family  | written as                                                                  |
 | ------- | --------------------------------------------------------------------------- |

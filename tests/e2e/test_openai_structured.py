@@ -20,6 +20,10 @@ class Person(BaseModel):
     likes: list[Literal["music", "sport", "books"]] = Field(max_length=3)
 
 
+class Reply(BaseModel):
+    answer: str = Field(max_length=60)
+
+
 class GetWeather(BaseModel):
     """The weather of a city."""
 
@@ -87,6 +91,30 @@ def test_the_streaming_helper_puts_calls_together(embedded: RealServer) -> None:
     [event] = done
     assert event.name == "GetWeather"
     GetWeather.model_validate(json.loads(event.arguments))
+
+
+def test_tools_and_a_format_together(embedded: RealServer) -> None:
+    asks = {
+        "tool_calls": 'Call GetWeather for Rome, 3 days. Answer with {"name": "GetWeather", "arguments": ...}',
+        "stop": 'What is 2 and 2? Answer with JSON of the form {"answer": "..."}.',
+    }
+    for reason, content in asks.items():
+        asked: dict[str, Any] = {
+            "model": EMBEDDED, "messages": [{"role": "user", "content": content}], "response_format": Reply,
+            "tools": [pydantic_function_tool(GetWeather)], "temperature": 0, "max_tokens": 200,
+        }  # fmt: skip
+        whole = embedded.client.chat.completions.parse(**asked)
+        with embedded.client.chat.completions.stream(**asked) as stream:
+            streamed = stream.get_final_completion()
+        for answer in (whole, streamed):
+            [choice] = answer.choices
+            assert choice.finish_reason == reason
+            if reason == "stop":
+                assert isinstance(choice.message.parsed, Reply)
+            else:
+                [call] = choice.message.tool_calls or []
+                assert isinstance(call.function.parsed_arguments, GetWeather)
+        assert whole.choices[0].message.content == streamed.choices[0].message.content
 
 
 def test_a_call_and_its_result_go_back_in(embedded: RealServer) -> None:

@@ -235,6 +235,23 @@ async def test_calls_come_behind_it() -> None:
     assert message["tool_calls"][0]["function"]["name"] == "now"
 
 
+@pytest.mark.parametrize("opener", [False, True])
+@pytest.mark.parametrize("said", ['{"a": 1}', '{"name": "now", "arguments": {}}'])
+async def test_it_may_stand_before_what_is_of_a_format_or_a_call(said: str, opener: bool) -> None:
+    tool = {"type": "function", "function": {"name": "now"}}
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    asked: dict[str, Any] = {"tools": [tool], "response_format": {"type": "json_object", "schema": schema}}
+    tokenizer, text = (Opener(), WRITTEN.removeprefix("<think>\n")) if opener else (Thinker(), WRITTEN)
+    script = [[*text.replace(ANSWER, said).encode()], [EOS]]
+    async with serving(script, tokenizer=tokenizer, max_group=99, **ROOM) as server:
+        message = (await server.chat(**asked))["choices"][0]["message"]
+        assert message["reasoning_content"] == THOUGHT
+        assert (message["content"], len(message.get("tool_calls", []))) == ((said, 0) if '"a"' in said else (None, 1))
+        # Where it would stay in the text, there is none, as with a format alone.
+        status, _ = await server.refused(CHAT, {"messages": HELLO, **asked, "separate_reasoning": False})
+        assert status == 400
+
+
 async def test_messages_have_a_block_of_it() -> None:
     asked: dict[str, Any] = {"max_tokens": 200, "messages": [{"role": "user", "content": "hi"}]}
     async with serving([*split(WRITTEN, 9, 20, len(WRITTEN) - 29), [EOS]], tokenizer=Thinker(), **ROOM) as server:

@@ -90,6 +90,32 @@ async def test_a_response_may_be_parsed() -> None:
     assert parsed.output_parsed == Answer(a=1)
 
 
+async def test_with_tools_it_is_parsed_or_calls_one_that_is_allowed() -> None:
+    allowed: Any = {"type": "allowed_tools", "mode": "auto", "tools": [NAMED]}
+    asked: Any = {
+        "model": MODEL,
+        "input": "Hi",
+        "tools": [WEATHER, {**WEATHER, "name": "other"}],
+        "text_format": Answer,
+    }
+    call = f'{{"name": "get_weather", "arguments": {CALL}}}'
+    for text in ('{"a": 1}', call):
+        async with client([*split(text, 5, len(text) - 5), [EOS]]) as (api, server):
+            parsed = await api.responses.parse(**asked, tool_choice=allowed)
+            assert '"name": "other"' in prompt_of(server)
+            async with api.responses.stream(**asked) as stream:
+                streamed = await stream.get_final_response()
+        assert parsed.to_dict()["tool_choice"] == allowed
+        for response in (parsed, streamed):
+            [item] = response.output
+            assert (item.type, response.output_parsed) == (
+                ("message", Answer(a=1)) if text != call else ("function_call", None)
+            )
+    async with client([[*call.replace("get_weather", "other").encode()], [EOS]]) as (api, _):
+        with pytest.raises(openai.BadRequestError, match="grammar"):
+            await api.responses.parse(**asked, tool_choice=allowed)
+
+
 async def test_calls_and_what_they_gave() -> None:
     script = [*split(CALL, 5, 5, len(CALL) - 10), [EOS]]
     async with client(script) as (api, server):

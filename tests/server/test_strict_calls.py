@@ -1,4 +1,6 @@
-"""`strict: true` under `auto`: free text until a call begins, which then is one of a tool and follows its schema."""
+"""What holds an answer that may call: free text until a call begins that follows its schema (`strict: true`), of tools
+that may be called; or JSON of a format, or calls alone.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +11,15 @@ import pytest
 
 from fakes import BOS, EOS, VOCAB_SIZE, ByteTokenizer
 from hamburger.engine.text.grammar import Grammars
+from hamburger.engine.text.grammar_source import GrammarSource
+from hamburger.engine.text.json_numbers import is_of_json
+from hamburger.server.tools.reasoning import Markers
+from hamburger.server.tools.tool_fields import AllowedTools, Tool
 from hamburger.server.tools.tool_parsers import MARKERS, Family
-from hamburger.server.tools.tool_use import Tool, ToolUse
+from hamburger.server.tools.tool_use import ToolUse
 from hamburger.server.tools.value_ends import ValueEnds
 from serving import CHAT, HELLO, serving, split
+from streamed_calls import deltas
 
 PARAMETERS = {
     "type": "object",
@@ -85,9 +92,53 @@ class Marked(ByteTokenizer):
         return self.marker.encode() if token_id == BOS else super().token_bytes(token_id, first=first)
 
 
-def is_allowed(use: ToolUse, tokenizer: ByteTokenizer, text: str) -> bool:
+FORM = {"type": "object", "properties": {"text": {"$ref": "#/$defs/text"}}, "required": ["text"],
+        "additionalProperties": False, "$defs": {"text": {"type": "string"}}}  # fmt: skip
+NAMED = {"type": "object", "properties": {"name": {"type": "string"}, "age": {"type": "integer"}}}
+# Beside FORM: what is written -> its calls, content; None: it is not allowed.
+OR_CALLS: dict[Family, dict[str, tuple[int, str] | None]] = {
+    "hermes": {
+        f"<tool_call>\n{call()}\n</tool_call>": (1, ""),
+        f"<tool_call>{call()}</tool_call>\n<tool_call>\n{call('{}', 'now')}\n</tool_call>": (2, ""),
+        f"<tool_call>{call()}</tool_call> Done.": None,
+        f"I look. <tool_call>{call()}</tool_call>": None,
+        f"<tool_call>{call(BAD)}": None,
+        f'<tool_call>{call()}</tool_call>{{"text": ""}}': None,
+        call(): None,
+        '{"text": "<tool_call>{}"}': (0, '{"text": "<tool_call>{}"}'),
+    },
+    "mistral": {
+        f"[TOOL_CALLS][{call()}, {call('{}', 'now')}]": (2, ""),
+        f"[TOOL_CALLS]get_weather[ARGS]{GOOD}[TOOL_CALLS]now{{}}": (2, ""),
+        f"[TOOL_CALLS]get_weather{BAD}": None,
+        "[TOOL_CALLS]other{}": None,
+        '{"text": "[TOOL_CALLS]now{}"}': (0, '{"text": "[TOOL_CALLS]now{}"}'),
+    },
+    "llama3": {
+        f"<|python_tag|>{call(key='parameters')}; {call('{}', 'now', 'parameters')}": (2, ""),
+        call(key="parameters"): (1, ""),
+        f"[{call()}, {call('{}', 'now')}]": (2, ""),
+        f"<|python_tag|>{call(BAD)}": None,
+        f"{call()} Done.": None,
+        '{"text": "<|python_tag|>"}': (0, '{"text": "<|python_tag|>"}'),
+    },
+    "json": {
+        call(): (1, ""),
+        f"[{call()}, {call('{}', 'now')}]": (2, ""),
+        f"[{call(BAD)}]": None,
+        call(BAD): None,
+        "[]": None,
+        '{"text": "a"}': (0, '{"text": "a"}'),
+    },
+}
+FOR_ALL: dict[str, tuple[int, str] | None] = {
+    '{"text": "é"}': (0, '{"text": "é"}'), '{"text": 1}': None, "{}": None, "Rom is a city.": None, "": None,
+}  # fmt: skip
+
+
+def is_allowed(use: ToolUse, tokenizer: ByteTokenizer, text: str, thought: Markers | None = None) -> bool:
     """Whether an answer may be this, and end there."""
-    source = use.strict_grammar(tokenizer)
+    source = use.open_grammar(tokenizer, thought)
     assert source is not None
     matcher = Grammars(lambda: tokenizer, VOCAB_SIZE, [EOS]).compile(source.write()).deep_copy()
     ids = [*tokenizer.encode(text), EOS]
@@ -115,8 +166,64 @@ def test_a_call_follows_its_schema_and_all_else_is_free(family: Family, text: st
 
 @pytest.mark.parametrize("family", TEXTS)
 def test_what_is_not_strict_is_free(family: Family) -> None:
-    assert use_of(family, LOOSE).strict_grammar(ByteTokenizer()) is None
-    assert use_of(family, WEATHER, choice="required").strict_grammar(ByteTokenizer()) is None  # it is forced
+    assert use_of(family, LOOSE).open_grammar(ByteTokenizer(), None) is None
+    assert use_of(family, WEATHER, choice="required").open_grammar(ByteTokenizer(), None) is None  # it is forced
+
+
+@pytest.mark.parametrize(
+    ("family", "text", "expected"),
+    [(f, t, said) for f, texts in OR_CALLS.items() for t, said in (texts | FOR_ALL).items()],
+)
+def test_with_a_format_an_answer_is_that_or_calls(family: Family, text: str, expected: tuple[int, str] | None) -> None:
+    use = use_of(family, WEATHER, LOOSE, form=GrammarSource("json", FORM))
+    for marker in ("", *MARKERS[family][:1]):
+        tokenizer = Marked()
+        tokenizer.marker = marker or "no marker"
+        is_inside = bool(marker) and f': "{marker}' in text  # no text has a special token
+        assert is_allowed(use, tokenizer, text) == (expected is not None and not is_inside)
+    # A thought may stand before, and must where it has begun.
+    assert is_allowed(use, ByteTokenizer(), text, Markers("<think>", "</think>")) == (expected is not None)
+    assert is_allowed(use, ByteTokenizer(), f'<think>"\n</think>\n\n{text}', Markers("<think>", "</think>")) == (
+        expected is not None
+    )
+    assert is_allowed(use, ByteTokenizer(), f"Hm.</think>{text}", Markers("", "</think>")) == (expected is not None)
+    assert not is_allowed(use, ByteTokenizer(), text, Markers("", "</think>"))
+    if expected is not None:
+        content, calls = deltas(use, [*text])
+        assert (len(calls), content) == expected
+        whole, whole_calls = use.stream().message(text)
+        assert ([(c["function"]["name"], c["function"]["arguments"]) for c in whole_calls], whole or "") == (
+            calls,
+            content,
+        )
+        if not calls:  # as it comes, and not at its end
+            assert use.stream().add(text[:3], is_final=False) == {"content": text[:3]}
+
+
+@pytest.mark.parametrize("family", OR_CALLS)
+def test_with_a_format_one_call_may_be_all_and_names_are_no_calls(family: Family) -> None:
+    one = use_of(family, WEATHER, LOOSE, form=GrammarSource("json", NAMED), parallel=False)
+    source = one.open_grammar(ByteTokenizer(), None)
+    assert source is not None
+    assert is_of_json(source.write())  # numbers have an end
+    for text, said in OR_CALLS[family].items():
+        if said is not None and said[0]:
+            assert is_allowed(one, ByteTokenizer(), text) == (said[0] == 1)
+    for text in ('{"name": "now", "age": 3}', '{"name": "now"}', '{"name": "Anna", "arguments": {}}'):
+        assert is_allowed(one, ByteTokenizer(), text)
+        assert deltas(one, [*text]) == (text, [])
+
+
+@pytest.mark.parametrize("family", OR_CALLS)
+def test_only_allowed_tools_are_called(family: Family) -> None:
+    choice = AllowedTools.model_validate({"type": "allowed_tools", "allowed_tools": {
+        "mode": "auto", "tools": [{"type": "function", "function": {"name": "now"}}]}})  # fmt: skip
+    text = {"hermes": "<tool_call>{}</tool_call>", "mistral": "[TOOL_CALLS][{}]", "llama3": "{}", "json": "{}"}[family]
+    for options in ({}, {"form": GrammarSource("json", FORM)}):
+        use = use_of(family, WEATHER, LOOSE, choice=choice, **options)
+        assert [tool["function"]["name"] for tool in use.for_template] == ["get_weather", "now"]
+        assert is_allowed(use, ByteTokenizer(), text.replace("{}", call(BAD, "now")))
+        assert not is_allowed(use, ByteTokenizer(), text.replace("{}", call()))
 
 
 @pytest.mark.parametrize("lengths", [None, (7, 20)])

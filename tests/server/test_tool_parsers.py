@@ -12,9 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hamburger.server.tools import tool_parsers, value_ends
+from hamburger.server.tools.tool_fields import Function, Tool
 from hamburger.server.tools.tool_parsers import Family, Parser, ToolCall, family_of, list_parser, parser_of
-from hamburger.server.tools.tool_use import Function, Tool, ToolUse
+from hamburger.server.tools.tool_use import ToolUse
 from hamburger.server.tools.value_ends import ValueEnds
+from streamed_calls import deltas
 
 NAMES = ("get_weather", "add")
 ARGS = '{"city": "Zürich \\"old\\" {town}", "days": [1, {"x": null}]}'
@@ -103,22 +105,6 @@ def test_a_whole_text(family: Family, text: str, content: str, calls: list[ToolC
     parsed = parser_of(family, NAMES)(text, True, ValueEnds())
     assert parsed.calls == calls
     assert parsed.content == content
-
-
-def deltas(use: ToolUse, pieces: list[str]) -> tuple[str, list[tuple[str, str]]]:
-    """What a client puts together from the streamed deltas."""
-    stream, content, calls = use.stream(), "", list[tuple[str, str]]()
-    for i, piece in enumerate(pieces):
-        delta = stream.add(piece, is_final=i == len(pieces) - 1)
-        content += delta.get("content", "")
-        for call in delta.get("tool_calls", []):
-            if call["index"] == len(calls):
-                assert call["id"]
-                assert call["type"] == "function"
-                calls.append((call["function"]["name"], ""))
-            name, arguments = calls[call["index"]]
-            calls[call["index"]] = (name, arguments + call["function"]["arguments"])
-    return content, calls
 
 
 def use_of(family: Family, **options: Any) -> ToolUse:

@@ -31,6 +31,11 @@ ROOM: dict[str, Any] = {"max_model_len": 2048, "num_blocks": 1024}
 CALL = '{"name": "get_weather", "arguments": {"city": "Rom"}}'
 
 
+def allowed(mode: str, *names: str) -> dict[str, Any]:
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+
 def told(server: Served) -> str:
     """The prompt that the model got."""
     return bytes(server.runner.prompts[-1]).decode()
@@ -186,11 +191,15 @@ MADE = {"id": "1", "function": {"name": "f", "arguments": "{}"}}
         ({"tools": [{"type": "web_search"}]}, "tools", "function"),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools", "pattern"),
         ({"tools": [NOW, NOW]}, "tools", "one name"),
-        ({"tools": [NOW], "tool_choice": "always"}, "tool_choice", '"required" or {"type": "function", "function":'),
+        ({"tools": [NOW], "tool_choice": "always"}, "tool_choice", '"required", {"type": "function", "function":'),
         ({"tools": [NOW], "tool_choice": {"type": "function", "name": "now"}}, "tool_choice", '"function": {"name": .'),
         ({"tools": [NOW], "tool_choice": {"type": "function", "function": {"name": "x"}}}, "tool_choice", "'x'"),
         ({"tool_choice": "required"}, "tool_choice", "no tools"),
-        ({"tools": [NOW], "response_format": {"type": "json_object"}}, "tools", "tool_choice to none"),
+        ({"tools": [NOW], "guided_regex": "a"}, "guided_regex", "tool_choice to none"),
+        ({"tools": [NOW], "guided_json": {"type": "foo"}}, "guided_json", "foo"),
+        ({"tools": [NOW], "json_schema": "{"}, "json_schema", "no JSON"),
+        ({"tools": [NOW], "tool_choice": allowed("auto", "x")}, "tool_choice", "'x'"),
+        ({"tools": [NOW], "tool_choice": allowed("auto")}, "tool_choice", "allowed_tools"),
         ({"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "foo"}}}],
           "tool_choice": "required"}, "tools", "foo"),
         ({"messages": [{"role": "user", "content": "a", "tool_calls": [MADE]}]}, "messages", "assistant"),
@@ -211,6 +220,66 @@ async def test_the_whole_answer_of_many_choices_keeps_their_calls_apart() -> Non
         answer = await server.chat(tools=[WEATHER], n=2)
     assert ["tool_calls" in choice["message"] for choice in answer["choices"]] == [True, False]
     assert json.loads(answer["choices"][0]["message"]["tool_calls"][0]["function"]["arguments"]) == {"city": "Rom"}
+
+
+ANSWER = '{"text": "It is sunny."}'
+TEXT = {
+    "type": "object",
+    "properties": {"text": {"type": "string"}},
+    "required": ["text"],
+    "additionalProperties": False,
+}
+FORM = {"type": "json_schema", "json_schema": {"name": "x", "schema": TEXT, "strict": True}}
+
+
+async def test_with_a_format_an_answer_is_that_or_calls() -> None:
+    asked: dict[str, Any] = {"tools": [WEATHER], "response_format": FORM, "n": 2, "logprobs": True}
+    runner = ByChoice(split(ANSWER, 9, 5, len(ANSWER) - 14), [*split(CALL, 20, len(CALL) - 20), [EOS]])
+    async with serving(runner=runner, max_group=60, **ROOM) as server:
+        whole = await server.chat(**asked)
+        assert "Else answer in JSON" in told(server)
+        chunks = await server.stream(CHAT, **asked, stream_options={"include_usage": True})
+    answer, call = whole["choices"]
+    assert (answer["message"]["content"], answer["finish_reason"]) == (ANSWER, "stop")
+    assert "tool_calls" not in answer["message"]
+    assert (call["message"]["content"], call["finish_reason"]) == (None, "tool_calls")
+    assert call["message"]["tool_calls"][0]["function"] == {"name": "get_weather", "arguments": '{"city": "Rom"}'}
+    assert len(answer["logprobs"]["content"]) == len(ANSWER)
+    *chunks, last = chunks
+    assert last["usage"] == {**whole["usage"], "prompt_tokens_details": last["usage"]["prompt_tokens_details"]}
+    told_of = [[chunk["choices"][0] for chunk in chunks if chunk["choices"][0]["index"] == i] for i in (0, 1)]
+    contents = [choice["delta"].get("content", "") for choice in told_of[0]]
+    assert contents[:3] == [ANSWER[:9], ANSWER[9:14], ANSWER[14:]]  # as it comes
+    pieces = [piece["function"] for choice in told_of[1] for piece in choice["delta"].get("tool_calls", [])]
+    assert (pieces[0]["name"], "".join(piece["arguments"] for piece in pieces)) == ("get_weather", '{"city": "Rom"}')
+    assert [choices[-1]["finish_reason"] for choices in told_of] == ["stop", "tool_calls"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "text", "what"),
+    [
+        ({}, "It is sunny.", "grammar"),
+        ({}, CALL.replace("get_weather", "other"), "grammar"),
+        ({"response_format": {"type": "json_object"}}, "[1]", "grammar"),
+        ({"guided_json": json.dumps(TEXT), "response_format": None}, "{}", "grammar"),
+        ({"tool_choice": "none"}, CALL, "grammar"),
+        ({"tool_choice": "required"}, ANSWER, "grammar"),
+        ({"tool_choice": "required"}, f"[{CALL}]", None),
+        ({"tool_choice": allowed("auto", "now")}, CALL, "grammar"),
+        ({"tool_choice": allowed("required", "now")}, f"[{CALL}]", "grammar"),
+        ({"tool_choice": allowed("required", "now", "get_weather")}, f"[{CALL}]", None),
+    ],
+)
+async def test_what_a_format_and_a_choice_let_a_model_write(
+    fields: dict[str, Any], text: str, what: str | None
+) -> None:
+    asked = {"messages": HELLO, "tools": [WEATHER, NOW], "response_format": FORM, **fields}
+    async with serving([[*text.encode()], [EOS]], **ROOM) as server:
+        response = await server.post(CHAT, asked)
+        if fields.get("tool_choice") != "none":
+            assert "get_weather" in told(server)
+    assert response.status_code == (200 if what is None else 400)
+    assert (what or "get_weather") in response.text
 
 
 class NoToolRole(ByteTokenizer):
