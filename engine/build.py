@@ -131,10 +131,10 @@ def _plan(
     if measures:
         on_progress("measuring what steps take")
         free = torch.cuda.mem_get_info(device)[0]
-        captures = captures_steps(args, resolved)
         for_steps = step_bytes(
             steps, args, groups, resolved.max_model_len, free, CudaMeter(device),
-            kv_dtype=resolved.kv_dtype, captures=captures,
+            kv_dtype=resolved.kv_dtype, captures=captures_steps(args, resolved),
+            settled=None if args.settling is None else slot_choice(resolved, args.settling)[1],
         )  # fmt: skip
     on_progress("sizing the KV pool")
     # So that adapters may come when the pool has taken its share.
@@ -185,15 +185,18 @@ def _runner(
         most_rows = min(most_rows, decode_rows(args, config.groups))
     costs: MeasuredCosts | None = None
     try:
+        choice, places = (None, None) if config.settling is None else slot_choice(resolved, config.settling)
         cache = PagedKVCache(
-            steps.trunk_config, config.num_blocks, config.block_size, resolved.kv_dtype, resolved.device
+            steps.trunk_config, config.num_blocks, config.block_size, resolved.kv_dtype, resolved.device, places
         )
         if isinstance(steps, EagerSteps) and captures_steps(args, resolved):
             runs = graphs = decode_graphs(steps, cache, args, config.groups, config.max_model_len)
             graphs.prepare(lambda done, total: tell_captures(on_progress, done, total))
-        choice = None if config.settling is None else slot_choice(resolved)
         if choice is not None:
             by = "a fitted probe" if choice.is_fitted else "their keys alone (less is lost with `hamburger fit-settle`)"
+            if places is not None and places.lent:
+                lends = int(places.lends.sum())
+                by += f", and {lends} of {places.lends.numel()} heads lend their places to others"
             on_progress(f"old slots settle by {by}")
         runner: Runner | LeadingRunner = Runner(runs, cache, threads, config.groups, choice)
         measure = partial(measure_costs, runs, cache, most_rows, resolved.max_model_len, threads)

@@ -130,6 +130,8 @@ class ForwardBatch:
     query_slots: B ints, new slots of each sequence; the first `num_single` are 1.
     context_slots_host: B ints, the values of context_slots on the host; None where only the device knows them, of a
         batch of one-slot rows whose tensors stay where they are (CUDA graphs).
+    settled_from, settled_slots: int64 [B], where a sequence's settled slots begin and how many they are; None where no
+        places in them are lent (SettledPlaces), or no sequence has any.
     emit: int64 [M], index in T of the last slot of each emitting sequence.
     confidence: float32 [M]. group_limits: int64 [M], most tokens the row may emit now (>= 1).
     max_group_limit: the maximum of group_limits over rows with a confidence below 1, else 1. max_free_limit: the same
@@ -161,6 +163,8 @@ class ForwardBatch:
     text_lengths: Tensor | None = None
     max_free_limit: int | None = None
     checks: Tensor | None = None
+    settled_from: Tensor | None = None
+    settled_slots: Tensor | None = None
     loras: tuple[LoraSlots, ...] = ()
 
 

@@ -20,20 +20,38 @@ from torch import Tensor
 
 from hamburger.model.config import TrunkConfig
 from hamburger.model.device.host_memory import zeroed
+from hamburger.model.settled_places import SettledPlaces
+
+
+class Lending(NamedTuple):
+    """Whose places in settled slots the KV heads of a layer have, as kernels read it (SettledPlaces).
+
+    offsets: int64 [most, kv_heads], how many heads' vectors behind a head's own key in a slot that of its first,
+    second, ... lender lies. lenders: int64 [kv_heads], how many it has. lends, kept, lent: as of SettledPlaces.
+    """
+
+    offsets: Tensor
+    lenders: Tensor
+    lends: Tensor
+    kept: int
+    lent: int
 
 
 class KVLayer(NamedTuple):
     """One layer of the cache: data [num_blocks + 1, block_size, 2, num_kv_heads, head_dim], and of int8 its scales,
-    float32 without the last axis."""
+    float32 without the last axis. lending: None where no places are lent."""
 
     data: Tensor
     scales: Tensor | None
+    lending: Lending | None = None
 
 
 class PagedKVCache:
     """KV tensors for `num_blocks` blocks of `block_size` slots.
 
-    scratch_block: one block more, that nobody owns: rows that only fill up a batch write and read there.
+    scratch_block: one block more, that nobody owns: rows that only fill up a batch write and read there. settled: whose
+    settled slots' places are; None where nothing settles. Layers lie one after the other, each as far behind the one
+    before.
     """
 
     def __init__(
@@ -43,15 +61,25 @@ class PagedKVCache:
         block_size: int,
         dtype: torch.dtype,
         device: torch.device,
+        settled: SettledPlaces | None = None,
     ) -> None:
-        self.scratch_block = num_blocks
+        self.scratch_block, self.settled = num_blocks, settled
         shape = (num_blocks + 1, block_size, 2, config.num_kv_heads, config.head_dim)
         self.block_size = block_size
         self.data = _zeros(config.num_layers, shape, dtype, device)
         self.scales = _zeros(config.num_layers if dtype == torch.int8 else 0, shape[:-1], torch.float32, device)
+        self._lending: list[Lending] = []
+        if settled is not None and settled.lent:
+            self._lending = _lending(settled, math.prod(shape[:-1]), device)
+
+    @property
+    def lends(self) -> bool:
+        """Whether places in settled slots are lent."""
+        return bool(self._lending)
 
     def layer(self, index: int) -> KVLayer:
-        return KVLayer(self.data[index], self.scales[index] if self.scales else None)
+        scales = self.scales[index] if self.scales else None
+        return KVLayer(self.data[index], scales, self._lending[index] if self._lending else None)
 
     def write(self, layer: int, slots: Tensor, key: Tensor, value: Tensor) -> None:
         """Store key and value [T, num_kv_heads, head_dim] at slots [T] (int64, distinct)."""
@@ -66,28 +94,28 @@ class PagedKVCache:
         candidates: Sequence[int],
         kept_at: Sequence[int],
         moves: Sequence[tuple[int, int]],
-        best: Callable[[Tensor], Tensor],
+        sources_of: Callable[[Tensor], Tensor],
     ) -> None:
         """Of what the candidates' slots hold, what stays goes to kept_at; what (from, to) slots hold is copied. All at
         once: what is overwritten is read before.
 
-        best: given what candidates hold [layers, C, 2, kv_heads, head_dim], int64 [layers, kept, kv_heads]: which of
-        them each layer and KV head keeps.
+        sources_of: given what candidates hold [layers, C, 2, kv_heads, head_dim], what each place at kept_at shall,
+            as SettledPlaces.sources.
         """
         device, number = self.data[0].device, len(candidates)
-        sources = torch.tensor([*candidates, *(source for source, _ in moves)], device=device)
+        places = torch.tensor([*candidates, *(source for source, _ in moves)], device=device)
         targets = torch.tensor([*kept_at, *(target for _, target in moves)], device=device)
         parts = [
-            torch.stack([of_layer.flatten(0, 1).index_select(0, sources) for of_layer in part])
+            torch.stack([of_layer.flatten(0, 1).index_select(0, places) for of_layer in part])
             for part in (self.data, self.scales)
             if part
         ]
         held = [part[:, :number] for part in parts]
-        places = best(from_int8(*held) if self.scales else held[0])[:, :, None].expand(-1, -1, 2, -1)
-        for to, part in zip((self.data, self.scales), parts, strict=False):
-            at = places if part.dim() == places.dim() else places[..., None].expand(*places.shape, part.shape[-1])
-            written = torch.cat((part[:, :number].gather(1, at), part[:, number:]), dim=1)
-            for of_layer, rows in zip(to, written, strict=True):
+        sources = sources_of(from_int8(*held) if self.scales else held[0])
+        for to, part, of_chunk in zip((self.data, self.scales), parts, held, strict=False):
+            # [layers * kv_heads * C, 2, ...], of which each place takes one.
+            kept = of_chunk.movedim(3, 1).flatten(0, 2)[sources].movedim(3, 2)
+            for of_layer, rows in zip(to, torch.cat((kept, part[:, number:]), dim=1), strict=True):
                 of_layer.flatten(0, 1).index_copy_(0, targets, rows)
 
     def gather(self, layer: int, block_tables: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -97,6 +125,17 @@ class PagedKVCache:
             blocks = from_int8(blocks, self.scales[layer].index_select(0, block_tables.flatten()))
         both = blocks.to(dtype).view(block_tables.shape[0], -1, *blocks.shape[2:])
         return both[:, :, 0], both[:, :, 1]
+
+    def gather_lent(self, layer: int, number: int, block_tables: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """The same of the places that each of the layer's heads has of its lender `number`; anything of one without."""
+        assert self.settled is not None
+        keys, values = self.gather(layer, block_tables, dtype)
+        for head, lender in enumerate(self.settled.lenders[layer, :, number].tolist()):
+            if lender >= 0:
+                of, there = divmod(lender, keys.shape[2])
+                their_keys, their_values = self.gather(of, block_tables, dtype)
+                keys[:, :, head], values[:, :, head] = their_keys[:, :, there], their_values[:, :, there]
+        return keys, values
 
 
 def to_int8(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -111,10 +150,21 @@ def from_int8(codes: Tensor, scales: Tensor) -> Tensor:
     return codes * scales[..., None]
 
 
+def _lending(settled: SettledPlaces, vectors: int, device: torch.device) -> list[Lending]:
+    """Of each layer. vectors: of heads, in a layer."""
+    layers, kv_heads, _ = settled.lenders.shape
+    # Where a head's vector of a cache's first slot lies.
+    starts = torch.arange(layers)[:, None] * vectors + torch.arange(kv_heads)
+    offsets = (starts.flatten()[settled.lenders] - starts[:, :, None]).transpose(1, 2).contiguous()
+    offsets, lenders, lends = (x.to(device) for x in (offsets, (settled.lenders >= 0).sum(-1), settled.lends))
+    return [Lending(offsets[i], lenders[i], lends[i], settled.kept, settled.lent) for i in range(layers)]
+
+
 def _zeros(number: int, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> list[Tensor]:
     """On CPU they take memory only as they are written: torch.zeros would touch gigabytes at start."""
     if device.type != "cpu":
-        return [torch.zeros(shape, dtype=dtype, device=device) for _ in range(number)]
+        whole = torch.zeros(number, *shape, dtype=dtype, device=device)
+        return [whole[index] for index in range(number)]
     num_bytes = math.prod(shape) * dtype.itemsize
     return [piece.view(dtype).view(shape) for piece in zeroed(number * num_bytes).split(num_bytes)] if number else []
 

@@ -45,16 +45,19 @@ class SlotChoice:
         moves: Sequence[tuple[int, int]],
     ) -> None:
         """Choose among the slots of a chunk, whose tokens have these positions, and move what stays to kept_at, in the
-        text's order; what (from, to) slots hold is copied at the same time."""
-        places = torch.tensor(positions, device=self._rotary.cos.device)
-        cache.settle(candidates, kept_at, moves, lambda held: self.best(held, places, len(kept_at)))
+        text's order; what (from, to) slots hold is copied at the same time. cache.settled says how many stay."""
+        settled = cache.settled
+        assert settled is not None
+        at = torch.tensor(positions, device=self._rotary.cos.device)
+        cache.settle(candidates, kept_at, moves, lambda held: settled.sources(self.stay(held, at, settled.numbers)))
 
-    def best(self, held: Tensor, positions: Tensor, number: int) -> Tensor:
-        """int64 [layers, number, kv_heads]: places of those that stay, ascending. held: what the slots of one chunk
-        hold [layers, C, 2, kv_heads, head_dim]; positions: int64 [C], of their tokens."""
+    def stay(self, held: Tensor, positions: Tensor, numbers: Tensor) -> Tensor:
+        """bool [layers, C, kv_heads]: which stay, in each layer and KV head `numbers` (int64 [layers, kv_heads]) of
+        them. held: what the slots of one chunk hold [layers, C, 2, kv_heads, head_dim]; positions: int64 [C], of their
+        tokens."""
         scores = (self.scores(held, positions) * PRECISION).round()
-        order = scores.argsort(dim=1, stable=True)
-        return order[:, order.shape[1] - number :].sort(dim=1).values
+        rank = scores.argsort(dim=1, stable=True).argsort(dim=1)
+        return rank >= held.shape[1] - numbers.to(rank.device)[:, None]
 
     def scores(self, held: Tensor, positions: Tensor) -> Tensor:
         """float32 [layers, C, kv_heads]; shapes as for best."""

@@ -90,6 +90,13 @@ def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
         help="as for serve (default: %(default)s)",
     )
     load.add_argument(
+        "--settle-growth",
+        metavar="F",
+        type=_share_or_none,
+        default=EngineArgs().settle_growth,
+        help="as for serve (default: 1/3)",
+    )
+    load.add_argument(
         "--settle-keep",
         metavar="F",
         type=_share,
@@ -138,14 +145,18 @@ def _size(text: str) -> int:
     return size
 
 
-def _share(text: str) -> float:
+def _share(text: str, least: float = 1 / 64, named: str = "1/64") -> float:
     try:
         value = float(text)
     except ValueError:
-        value = 0.0
-    if not 1 / 64 <= value <= 63 / 64:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a share, a number from 1/64 to 63/64")
+        value = -1.0
+    if not least <= value <= 63 / 64:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a share, a number from {named} to 63/64")
     return value
+
+
+def _share_or_none(text: str) -> float:
+    return _share(text, 0.0, "0")
 
 
 def _ratio(text: str) -> float:

@@ -14,9 +14,10 @@ import torch
 from hamburger.engine.device.memory import pool_bytes
 from hamburger.engine.types.config import EngineArgs
 from hamburger.engine.types.messages import Groups
+from hamburger.engine.types.settling import Settling
 from hamburger.model.assemble import assemble, assemble_shard
 from hamburger.model.checkpoints.load import Checkpoint, load_checkpoint
-from hamburger.model.checkpoints.settle_probe import load_probe
+from hamburger.model.checkpoints.settle_probe import equal_shares, load_probe
 from hamburger.model.checkpoints.sources import ModelSource, resolve_source
 from hamburger.model.config import ConfigError, ModelConfig
 from hamburger.model.cpu.library import Kernels, load_kernels
@@ -29,6 +30,7 @@ from hamburger.model.modules.rotary import RotaryEmbedding
 from hamburger.model.parallel.collectives import Collectives
 from hamburger.model.parallel.step_shape import shard_trunk
 from hamburger.model.parallel.steps import ParallelSteps
+from hamburger.model.settled_places import SettledPlaces
 from hamburger.model.slot_choice import SlotChoice
 from hamburger.model.steps import EagerSteps
 
@@ -157,12 +159,16 @@ def groups_of(args: EngineArgs, config: ModelConfig) -> Groups:
     return found
 
 
-def slot_choice(resolved: Resolved) -> SlotChoice:
-    """Who stays where answers settle. Raises CheckpointError for a probe of another model."""
+def slot_choice(resolved: Resolved, settling: Settling) -> tuple[SlotChoice, SettledPlaces]:
+    """Who stays where answers settle, and where. Raises CheckpointError for a probe of another model."""
     trunk = resolved.checkpoint.config.trunk
     rotary = RotaryEmbedding(trunk, resolved.max_model_len, resolved.device, torch.float32)
-    probe = load_probe(resolved.source, trunk)
-    return SlotChoice(rotary, probe) if resolved.kernels is None else CpuSlotChoice(resolved.kernels, rotary, probe)
+    fitted = load_probe(resolved.source, trunk)
+    probe, shares = (None, equal_shares(trunk)) if fitted is None else fitted
+    places = SettledPlaces(shares, settling.chunk, settling.kept)
+    if resolved.kernels is not None:
+        return CpuSlotChoice(resolved.kernels, rotary, probe), places
+    return SlotChoice(rotary, probe), places
 
 
 def _check_settling(args: EngineArgs, groups: Groups, config: ModelConfig) -> None:

@@ -22,6 +22,7 @@ from hamburger.model.graphs.decode_graphs import DecodeGraphs
 from hamburger.model.graphs.step_memory import Largest, Meter, graph_bytes, peak_bytes, small_cache
 from hamburger.model.kv_cache import PagedKVCache, slot_bytes
 from hamburger.model.parallel.steps import ParallelSteps
+from hamburger.model.settled_places import SettledPlaces
 from hamburger.model.steps import EagerSteps
 
 
@@ -55,11 +56,12 @@ def step_bytes(
     *,
     kv_dtype: torch.dtype,
     captures: bool,
+    settled: SettledPlaces | None = None,
 ) -> int:
     """Bytes that the largest steps and, if it captures any, CUDA graphs take beside weights and pool: measured.
 
-    free_bytes: of the device, which the pool cannot be larger than. kv_dtype: of the KV cache. Raises ConfigError where
-    no pool would be left.
+    free_bytes: of the device, which the pool cannot be larger than. kv_dtype, settled: of the KV cache. Raises
+    ConfigError where no pool would be left.
     """
     pool_slots = free_bytes // slot_bytes(steps.trunk_config, kv_dtype)
     largest = Largest(
@@ -71,11 +73,12 @@ def step_bytes(
         block_size=args.block_size,
         kv_dtype=kv_dtype,
         is_verified=groups == "verified",
+        settled=settled,
     )
     try:
         needed = peak_bytes(steps, largest, meter)
         if captures and isinstance(steps, EagerSteps):
-            cache = small_cache(steps, args.max_num_batched_slots, args.block_size, kv_dtype)
+            cache = small_cache(steps, args.max_num_batched_slots, args.block_size, kv_dtype, settled)
             make = partial(decode_graphs, steps, cache, args, groups, max_model_len)
             needed += graph_bytes(make, decode_rows(args, groups), meter)
             del cache, make

@@ -7,30 +7,24 @@ runs, from its RunningStep.
 from __future__ import annotations
 
 from contextlib import nullcontext
-from dataclasses import replace
-from itertools import accumulate, chain
-
-import numpy as np
-import torch
-from torch import Tensor
+from itertools import accumulate
 
 from hamburger.engine.core.batch import BatchResult, ScheduledBatch, SettlingChunk
 from hamburger.engine.core.sequence import Sequence
 from hamburger.engine.device.constraint import GrammarConstraint
 from hamburger.engine.device.cpu_threads import StepThreads
 from hamburger.engine.device.running_step import EmittingRow, RunningStep, rows_of
+from hamburger.engine.device.sampling_rows import SamplingRows
+from hamburger.engine.device.staged import Staged
 from hamburger.engine.types.errors import OutOfMemory
 from hamburger.engine.types.messages import Groups
-from hamburger.model.batch import Adjustments, ForwardBatch, LoraSlots, SamplingBatch, ScoredSlots, empty_sampling
+from hamburger.model.batch import ForwardBatch, LoraSlots, ScoredSlots
 from hamburger.model.device.out_of_memory import out_of_memory_reason, release_cached_memory
 from hamburger.model.device.overlapped import OverlapLinks, StepTail, fill_in_groups
-from hamburger.model.device.transfer import Staging
 from hamburger.model.kv_cache import PagedKVCache
 from hamburger.model.rope_scaling import DynamicRopeScaling
 from hamburger.model.slot_choice import SlotChoice
 from hamburger.model.steps import Steps
-
-_LARGE_TABLE = 1024  # entries
 
 
 class Runner:
@@ -49,8 +43,8 @@ class Runner:
         self._steps, self._config = steps, steps.config
         self._cache, self._threads, self._choice = cache, threads, choice
         self._device = steps.device
-        self._staging = Staging(self._device)
-        self._greedy: dict[int, SamplingBatch] = {}
+        self._staged = Staged(self._device)
+        self._sampling = SamplingRows(self._device, steps.config.trunk.vocab_size, is_verified=self._verifies)
         self._needs_text_lengths = isinstance(steps.config.trunk.rope_scaling, DynamicRopeScaling)
         self._short_list = None if steps.short_list is None else frozenset(steps.short_list.tolist())
 
@@ -86,13 +80,13 @@ class Runner:
         raise OutOfMemory(f"The device has not enough memory: {reason}")
 
     def _launch(self, previous: RunningStep | None, batch: ScheduledBatch) -> RunningStep:
-        self._staging = Staging(self._device)
+        self._staged = Staged(self._device)
         rows = [row for item in batch.sequences if item.emits for row in rows_of(item)]
         constraint = self._constraint(rows)
         forward = self._forward_batch(batch, rows, constraint)
-        tokens_left = self._ints([row.sequence.num_tokens_left for row in rows])
+        tokens_left = self._staged.ints([row.sequence.num_tokens_left for row in rows])
         links = None if previous is None else self._links(batch, previous.emitting)
-        self._staging.send()
+        self._staged.send()
         if previous is not None and links is not None:
             forward, tokens_left = fill_in_groups(forward, tokens_left, links, previous.tail, self._config.max_group)
         decodes = forward.num_single == len(forward.query_slots)
@@ -113,9 +107,9 @@ class Runner:
             return None
         emitting_before = list(accumulate((item.emits for item in batch.sequences), initial=0))
         return OverlapLinks(
-            slots=self._ints(linked_rows),
-            rows=self._ints([emitting_before[row] for row in linked_rows]),
-            sources=self._ints([source_of[batch.sequences[row].sequence] for row in linked_rows]),
+            slots=self._staged.ints(linked_rows),
+            rows=self._staged.ints([emitting_before[row] for row in linked_rows]),
+            sources=self._staged.ints([source_of[batch.sequences[row].sequence] for row in linked_rows]),
         )
 
     def _constraint(self, rows: list[EmittingRow]) -> GrammarConstraint | None:
@@ -138,6 +132,7 @@ class Runner:
         emit: list[int] = []
         query_slots: list[int] = []
         context_slots: list[int] = []
+        settled: list[tuple[int, int]] = []
         blocks: list[list[int]] = []
         of_loras: dict[int, list[int]] = {}
         for item in batch.sequences:
@@ -147,6 +142,7 @@ class Runner:
             query_slots += [item.num_slots] + [1] * len(drafts)
             context_slots += range(first + item.num_slots, first + item.num_rows + 1)
             blocks += [sequence.block_ids] * (1 + len(drafts))
+            settled += [(len(sequence.prompt_ids), sequence.num_kept)] * (1 + len(drafts))
             if sequence.lora:
                 of_loras.setdefault(sequence.lora, []).extend(range(len(tokens), len(tokens) + item.num_rows))
             for slot in range(first, first + item.num_rows):
@@ -168,29 +164,32 @@ class Runner:
         confidences = [_confidence(row) for row in rows]
         longest = [limit if confidence < 1 else 1 for limit, confidence in zip(limits, confidences, strict=True)]
         sizes = [len(group) for group in tokens]
+        lends = self._cache.lends and any(number for _, number in settled)
         return ForwardBatch(
-            token_ids=self._padded(tokens, 0),
-            group_sizes=self._ints(sizes),
+            token_ids=self._staged.padded(tokens, 0),
+            group_sizes=self._staged.ints(sizes),
             max_group_size=max(sizes),
-            positions=self._ints(positions),
-            write_slots=self._ints(write_slots),
-            block_tables=self._padded(blocks, 0),
-            context_slots=self._ints(context_slots),
+            positions=self._staged.ints(positions),
+            write_slots=self._staged.ints(write_slots),
+            block_tables=self._staged.padded(blocks, 0),
+            context_slots=self._staged.ints(context_slots),
             query_slots=query_slots,
             context_slots_host=context_slots,
             num_single=sum(number == 1 for number in query_slots),
-            emit=self._ints(emit),
-            confidence=self._floats(confidences),
-            group_limits=self._ints(limits),
+            emit=self._staged.ints(emit),
+            confidence=self._staged.floats(confidences),
+            group_limits=self._staged.ints(limits),
             max_group_limit=max(longest, default=1),
             max_free_limit=max(
                 (n for n, row in zip(longest, rows, strict=True) if row.sequence.matcher is None), default=1
             ),
-            sampling=self._sampling_batch(rows, constraint),
+            sampling=self._sampling.batch(rows, constraint, self._staged),
             scored=self._scored_slots(batch),
-            text_lengths=self._ints(text_lengths) if self._needs_text_lengths else None,
-            checks=self._ints([row.check for row in rows]) if self._verifies else None,
-            loras=tuple(LoraSlots(number, self._ints(slots)) for number, slots in of_loras.items()),
+            text_lengths=self._staged.ints(text_lengths) if self._needs_text_lengths else None,
+            checks=self._staged.ints([row.check for row in rows]) if self._verifies else None,
+            settled_from=self._staged.ints([first for first, _ in settled]) if lends else None,
+            settled_slots=self._staged.ints([number for _, number in settled]) if lends else None,
+            loras=tuple(LoraSlots(number, self._staged.ints(slots)) for number, slots in of_loras.items()),
         )
 
     def _scored_slots(self, batch: ScheduledBatch) -> ScoredSlots | None:
@@ -207,7 +206,7 @@ class Runner:
         if not rows:
             return None
         max_logprobs = min(max_logprobs, self._config.trunk.vocab_size)
-        return ScoredSlots(self._ints(rows), self._ints(next_ids), max_logprobs)
+        return ScoredSlots(self._staged.ints(rows), self._staged.ints(next_ids), max_logprobs)
 
     def _group_limit(self, row: EmittingRow) -> int:
         """Most tokens of the next group: with verified ones the row's own and drafts. Where a micro-step's short list
@@ -223,87 +222,6 @@ class Runner:
         ):
             return 1
         return min(self._config.max_group, sequence.num_tokens_left)
-
-    def _sampling_batch(self, rows: list[EmittingRow], constraint: GrammarConstraint | None) -> SamplingBatch:
-        params = [row.sequence.params for row in rows]
-        greedy = self._greedy.get(len(rows))
-        if greedy is None:  # what greedy rows without log-probabilities all have: made once for each number of them
-            greedy = self._greedy[len(rows)] = replace(empty_sampling(len(rows), self._device), any_filtered=False)
-        adjustments = self._adjustments(rows)
-        is_alike = (
-            constraint is None and adjustments is None and all(p.is_greedy and p.logprobs is None for p in params)
-        )
-        if is_alike and self._verifies:  # no end token ends a run of drafts, and no noise depends on its place
-            return greedy
-        batch = replace(
-            greedy,
-            output_index=self._ints([row.sequence.num_output_tokens + len(row.drafts) for row in rows]),
-            end_ids=self._padded([row.sequence.sorted_end_ids for row in rows], -1),
-            adjustments=adjustments,
-            constraint=constraint,
-        )
-        if any(not p.is_greedy for p in params):
-            batch = replace(
-                batch,
-                temperature=self._floats([p.temperature for p in params]),
-                top_k=self._ints([p.top_k for p in params]),
-                top_p=self._floats([p.top_p for p in params]),
-                min_p=self._floats([p.min_p for p in params]),
-                seed=self._ints([p.seed or 0 for p in params]),
-                any_sampled=True,
-                any_filtered=any(not p.is_greedy and (p.top_k > 0 or p.top_p < 1 or p.min_p > 0) for p in params),
-            )
-        if any(p.logprobs is not None for p in params):
-            logprobs = [-1 if p.logprobs is None else p.logprobs for p in params]
-            most = min(max(logprobs), self._config.trunk.vocab_size)
-            batch = replace(batch, logprobs=self._ints(logprobs), max_logprobs=most)
-        return batch
-
-    def _adjustments(self, emitting: list[EmittingRow]) -> Adjustments | None:
-        """The rows that ask for penalties, bias or min_tokens; None when no row does."""
-        rows = [i for i, row in enumerate(emitting) if row.sequence.adjusts_logits]
-        if not rows:
-            return None
-        chosen = [emitting[i].sequence for i in rows]
-        params = [sequence.params for sequence in chosen]
-        bias = [(i, token_id, value) for i, p in enumerate(params) for token_id, value in p.logit_bias.items()]
-        return Adjustments(
-            row=self._ints(rows),
-            # Only repetition_penalty looks at the prompt.
-            prompt_ids=self._padded([s.prompt_ids if s.params.repetition_penalty != 1 else [] for s in chosen], -1),
-            output_ids=self._padded([[*emitting[i].sequence.output_ids, *emitting[i].drafts] for i in rows], -1),
-            presence=self._floats([p.presence_penalty for p in params]),
-            frequency=self._floats([p.frequency_penalty for p in params]),
-            repetition=self._floats([p.repetition_penalty for p in params]),
-            bias_row=self._ints([i for i, _, _ in bias]),
-            bias_id=self._ints([token_id for _, token_id, _ in bias]),
-            bias=self._floats([value for _, _, value in bias]),
-            min_index=self._ints([p.min_tokens for p in params]),
-        )
-
-    def _ints(self, values: list[int]) -> Tensor:
-        return self._staging.put(values, torch.int64)
-
-    def _floats(self, values: list[float]) -> Tensor:
-        return self._staging.put(values, torch.float32)
-
-    def _padded(self, rows: list[list[int]], fill: int) -> Tensor:
-        """int64 [len(rows), longest], right-padded with `fill`."""
-        width = max((len(row) for row in rows), default=0)
-        if len(rows) * width > _LARGE_TABLE:
-            return self._staging.put(_filled_up(rows, width, fill).ravel(), torch.int64).view(len(rows), width)
-        flat = [value for row in rows for value in (*row, *[fill] * (width - len(row)))]
-        return self._ints(flat).view(len(rows), width)
-
-
-def _filled_up(rows: list[list[int]], width: int, fill: int) -> np.ndarray:
-    """int64 [len(rows), width]: what block tables of many long sequences need a third of the time for."""
-    lengths = np.fromiter(map(len, rows), dtype=np.int64, count=len(rows))
-    table = np.full((len(rows), width), fill)
-    table[np.arange(width) < lengths[:, None]] = np.fromiter(
-        chain.from_iterable(rows), dtype=np.int64, count=int(lengths.sum())
-    )
-    return table
 
 
 def _confidence(row: EmittingRow) -> float:

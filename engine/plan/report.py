@@ -38,13 +38,19 @@ def run(args: argparse.Namespace) -> int:
         max_model_len=args.max_model_len,
         max_num_seqs=args.max_num_seqs,
         block_size=args.block_size,
-        settling=Settling(args.settle_window, args.settle_keep, limit=args.settle_limit) if args.settle else None,
+        settling=_settling(args),
         max_loras=args.max_loras,
         max_lora_rank=args.max_lora_rank,
     )
     plan = make_plan(_shape(args), machine, load)
     print(json.dumps(asdict(plan), indent=2) if args.json else table(plan))
     return 0
+
+
+def _settling(args: argparse.Namespace) -> Settling | None:
+    if not args.settle:
+        return None
+    return Settling(args.settle_window, args.settle_keep, args.settle_growth, limit=args.settle_limit)
 
 
 def _shape(args: argparse.Namespace) -> Shape:

@@ -76,8 +76,9 @@ class EngineArgs:
     )
     # Of verified groups. What an answer holds of its old tokens: docs/architecture.md#settled-slots.
     settle: bool = setting(False, "whether old tokens of an answer give most of their KV slots back")
-    settle_window: int = setting(
-        192, "newest tokens of an answer that keep their slots (at least a third)", at_least=32
+    settle_window: int = setting(192, "newest tokens of an answer that keep their slots", at_least=32)
+    settle_growth: float = setting(
+        1 / 3, "share of the answer that does so, if it is more", at_least=0, at_most=63 / 64
     )
     settle_keep: float = setting(0.125, "share of older tokens that keep their slots", at_least=1 / 64, at_most=63 / 64)
     settle_limit: int | None = setting(
@@ -107,7 +108,9 @@ class EngineArgs:
     @property
     def settling(self) -> Settling | None:
         """When old tokens of answers settle; None: never. Raises ConfigError."""
-        return Settling(self.settle_window, self.settle_keep, limit=self.settle_limit) if self.settle else None
+        if not self.settle:
+            return None
+        return Settling(self.settle_window, self.settle_keep, self.settle_growth, limit=self.settle_limit)
 
     def _check_split(self) -> None:
         size = self.tensor_parallel_size
@@ -156,6 +159,7 @@ class LLMSettings(TypedDict, total=False):
     groups: Literal["auto", "composed", "verified"]
     settle: bool
     settle_window: int
+    settle_growth: float
     settle_keep: float
     settle_limit: int | None
     max_loras: int

@@ -37,6 +37,9 @@ class Setting:
             return None
         if self.choices and value not in self.choices:
             return f"it must be one of {', '.join(self.choices)}."
+        has_range = self.at_least is not None or self.above is not None
+        if has_range and (isinstance(value, bool) or not isinstance(value, int | float)):
+            return "it must be a number of bytes." if self.is_size else "it must be a number."
         # Each comparison is false for a NaN.
         if self.at_least is not None and self.at_most is not None and not self.at_least <= value <= self.at_most:
             return f"it must be in [{self.at_least:g}, {self.at_most:g}]."

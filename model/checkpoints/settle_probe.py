@@ -1,8 +1,9 @@
-"""The probe of settled slots (slot_choice.py): a small file beside the model whose keys it was fitted to."""
+"""What `hamburger fit-settle` finds out for settled slots: a small file beside the model that it was fitted to."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from safetensors.torch import save_file
@@ -12,12 +13,18 @@ from hamburger.model.checkpoints.load import read_safetensors
 from hamburger.model.checkpoints.sources import PROBE_FILE, CheckpointError, ModelSource
 from hamburger.model.config import TrunkConfig
 
-_TENSOR = "probe"
+
+class SettleProbe(NamedTuple):
+    """weights: float32 [layers, kv_heads, head_dim + 1] (slot_choice.py). shares: int64 [layers, kv_heads], of how many
+    heads' places a head has (settled_places.py); all 1 in a file without any."""
+
+    weights: Tensor
+    shares: Tensor
 
 
-def load_probe(source: ModelSource, trunk: TrunkConfig) -> Tensor | None:
-    """float32 [layers, kv_heads, head_dim + 1], from the model's folder (a file's), or its base's; None where there is
-    none. Raises CheckpointError for one of another shape."""
+def load_probe(source: ModelSource, trunk: TrunkConfig) -> SettleProbe | None:
+    """From the model's folder (a file's), or its base's; None where there is none. Raises CheckpointError for one of
+    another shape."""
     folder = source.path if source.path.is_dir() else source.path.parent
     for place in (folder, source.base_path):
         if place is not None and (file := place / PROBE_FILE).is_file():
@@ -25,19 +32,34 @@ def load_probe(source: ModelSource, trunk: TrunkConfig) -> Tensor | None:
     return None
 
 
-def save_probe(file: Path, probe: Tensor) -> None:
+def equal_shares(trunk: TrunkConfig) -> Tensor:
+    """Each head has its own places."""
+    return torch.ones(trunk.num_layers, trunk.num_kv_heads, dtype=torch.int64)
+
+
+def save_probe(file: Path, probe: SettleProbe) -> None:
     """Raises OSError."""
-    save_file({_TENSOR: probe.float().contiguous()}, file)
+    save_file({"probe": probe.weights.float().contiguous(), "shares": probe.shares.contiguous()}, file)
     file.chmod(0o644)  # the library lets only its owner read it
 
 
-def read_probe(file: Path, trunk: TrunkConfig) -> Tensor:
+def read_probe(file: Path, trunk: TrunkConfig) -> SettleProbe:
     """Raises CheckpointError."""
-    probe = read_safetensors(file).get(_TENSOR)
+    tensors = read_safetensors(file)
+    weights, shares = tensors.get("probe"), tensors.get("shares", equal_shares(trunk))
     shape = (trunk.num_layers, trunk.num_kv_heads, trunk.head_dim + 1)
-    if probe is None or probe.shape != shape or not bool(torch.isfinite(probe).all()):
+    if weights is None or weights.shape != shape or not bool(torch.isfinite(weights).all()):
         raise CheckpointError(
-            f"{file} is no probe of this model, which is `{_TENSOR}` {list(shape)}, finite: make it with `hamburger "
+            f"{file} is no probe of this model, which is `probe` {list(shape)}, finite: make it with `hamburger "
             "fit-settle`, or remove it."
         )
-    return probe.float()
+    if shares.shape != shape[:2] or shares.dtype != torch.int64 or not _can_be_lent(shares):
+        raise CheckpointError(
+            f"{file} has `shares` that are not those of this model: whole numbers {list(shape[:2])} from 0 on, and no "
+            "more borrowed than lent. Make it anew with `hamburger fit-settle`, or remove it."
+        )
+    return SettleProbe(weights.float(), shares)
+
+
+def _can_be_lent(shares: Tensor) -> bool:
+    return bool((shares >= 0).all()) and int((shares - 1).clamp(min=0).sum()) <= int((shares == 0).sum())

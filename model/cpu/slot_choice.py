@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hamburger.model.cpu.library import Kernels
-from hamburger.model.cpu.structs import AnglesStruct, SettlingStruct, pointers
+from hamburger.model.cpu.structs import AnglesStruct, PlacesStruct, SettlingStruct, pointers
 from hamburger.model.kv_cache import PagedKVCache
 from hamburger.model.modules.rotary import RotaryEmbedding
 from hamburger.model.slot_choice import PRECISION, SlotChoice
@@ -46,11 +46,13 @@ class CpuSlotChoice(SlotChoice):
             )
         )
         source, target = torch.tensor(candidates), torch.tensor(kept_at)
+        assert cache.settled is not None
+        owners = PlacesStruct.of(cache.settled)
         scales = pointers(cache.scales)
         layers, (kv_heads, head_dim) = len(cache.data), cache.data[0].shape[3:]
         struct = SettlingStruct(
-            layers, kv_heads, head_dim, len(candidates), len(kept_at), source.data_ptr(), target.data_ptr(),
-            ctypes.addressof(angles), None if self._probe is None else self._probe.data_ptr(), PRECISION,
+            layers, kv_heads, head_dim, len(candidates), source.data_ptr(), target.data_ptr(), ctypes.addressof(angles),
+            None if self._probe is None else self._probe.data_ptr(), ctypes.addressof(owners), PRECISION,
             8 * cache.data[0].itemsize, ctypes.addressof(scales) if scales else None,
         )  # fmt: skip
         self._run(ctypes.byref(struct), pointers(cache.data))

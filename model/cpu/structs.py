@@ -14,6 +14,7 @@ from typing import Self
 from torch import Tensor
 
 from hamburger.model.config import Rope, TrunkConfig
+from hamburger.model.settled_places import SettledPlaces
 
 _pointer, _int32, _int64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
 ROPES: tuple[Rope, ...] = ("main", "local", "none")  # a batch's angles
@@ -79,11 +80,25 @@ class AdaptedStruct(ctypes.Structure):
     _fields_ = (("count", _int64), ("rows", _pointer), ("rank", _int64), ("adapters", _pointer))
 
 
+class PlacesStruct(ctypes.Structure):
+    _fields_ = (
+        *((name, _pointer) for name in ("lenders", "lends")),
+        *((name, _int64) for name in ("most", "kept", "lent")),
+    )
+
+    @classmethod
+    def of(cls, settled: SettledPlaces) -> Self:
+        """It must outlive what is made."""
+        lenders = settled.lenders
+        return cls(lenders.data_ptr(), settled.lends.data_ptr(), lenders.shape[2], settled.kept, settled.lent)
+
+
 class BatchStruct(ctypes.Structure):
     _fields_ = (
         *((name, _int64) for name in ("slots", "sequences")),
         ("angles", AnglesStruct * len(ROPES)),
         *((name, _pointer) for name in ("write_slots", "block_tables", "context_slots", "query_slots")),
+        *((name, _pointer) for name in ("places", "settled_from", "settled_slots")),
         *((name, _int64) for name in ("table_width", "block_size")),
         ("kv_bits", _int32),
         ("kv_scales", _pointer),
@@ -153,8 +168,8 @@ class EmissionStruct(ctypes.Structure):
 
 class SettlingStruct(ctypes.Structure):
     _fields_ = (
-        *((name, _int64) for name in ("layers", "kv_heads", "head_dim", "candidates", "kept")),
-        *((name, _pointer) for name in ("from", "to", "angles", "probe")),
+        *((name, _int64) for name in ("layers", "kv_heads", "head_dim", "candidates")),
+        *((name, _pointer) for name in ("from", "to", "angles", "probe", "places")),
         ("precision", ctypes.c_float),
         ("kv_bits", _int32),
         ("kv_scales", _pointer),

@@ -12,7 +12,7 @@ from torch import Tensor
 from hamburger.model.batch import ForwardBatch, Reads
 from hamburger.model.cpu.library import Kernels
 from hamburger.model.cpu.loras import CpuLoras
-from hamburger.model.cpu.structs import ROPES, AdaptedStruct, AnglesStruct, BatchStruct, pointers
+from hamburger.model.cpu.structs import ROPES, AdaptedStruct, AnglesStruct, BatchStruct, PlacesStruct, pointers
 from hamburger.model.cpu.weights import PackedAdapters, pack_layers
 from hamburger.model.kv_cache import PagedKVCache
 from hamburger.model.modules.adapter import Embedded
@@ -70,7 +70,7 @@ class CpuTrunk:
         rows = reads.rows
         _, kv, scales = self._pointers(cache)
         featured = rows[: reads.num_featured]
-        query_slots, context_slots, tables = _sequences(batch)
+        query_slots, context_slots, tables, *settled = _sequences(batch)
         # shape[0], as len() of a tensor is Python's and slow; a step asks some ten times
         num_slots, num_read, num_featured = x.shape[0], rows.shape[0], featured.shape[0]
         final = torch.empty(num_read, x.shape[1])
@@ -80,8 +80,13 @@ class CpuTrunk:
             places[layer] = states.data_ptr()
         adapted = _adapted(self._passed(embedded, batch))
         tensors = (batch.write_slots, tables, context_slots, query_slots)
+        lending: tuple[int | None, ...] = (None, None, None)
+        if settled and cache.settled is not None:
+            owners = PlacesStruct.of(cache.settled)
+            lending = ctypes.addressof(owners), *(part.data_ptr() for part in settled)
         struct = BatchStruct(
             num_slots, query_slots.shape[0], angles, *(tensor.data_ptr() for tensor in tensors),
+            *lending,
             tables.shape[1], cache.block_size, 8 * cache.data[0].itemsize, ctypes.addressof(scales) if scales else None,
             featured.data_ptr(), num_featured, ctypes.addressof(places),
             self._norm.data_ptr(), rows.data_ptr(), num_read, final.data_ptr(),
@@ -121,14 +126,18 @@ def _adapted(passed: Sequence[tuple[Tensor, PackedAdapters]]) -> ctypes.Array[Ad
     )
 
 
-def _sequences(batch: ForwardBatch) -> tuple[Tensor, Tensor, Tensor]:
-    """New slots, slots in the cache, and block tables of each sequence, int64. Drafts, which the batch has as rows of
-    their own, join their sequence: attention then reads its context once for all of them."""
+def _sequences(batch: ForwardBatch) -> list[Tensor]:
+    """New slots, slots in the cache, and block tables of each sequence, int64; and settled_from and settled_slots of a
+    batch that has them. Drafts, which are rows of their own there, join their sequence: attention then reads its
+    context once for all of them."""
+    of_rows = [batch.context_slots, batch.block_tables]
+    if batch.settled_from is not None and batch.settled_slots is not None:
+        of_rows += [batch.settled_from, batch.settled_slots]
     # Lists: a dozen operations on short tensors take several times as long.
     emit, checks = batch.emit.tolist(), [] if batch.checks is None else batch.checks.tolist()
     followed = {slot for slot, check in zip(emit, checks, strict=False) if check >= 0}
     if not followed:
-        return torch.tensor(batch.query_slots), batch.context_slots, batch.block_tables
+        return [torch.tensor(batch.query_slots), *of_rows]
     joined: list[int] = []
     last: list[int] = []
     number = 0
@@ -139,4 +148,4 @@ def _sequences(batch: ForwardBatch) -> tuple[Tensor, Tensor, Tensor]:
             last.append(row)
             number = 0
     rows = torch.tensor(last)
-    return torch.tensor(joined), batch.context_slots.index_select(0, rows), batch.block_tables.index_select(0, rows)
+    return [torch.tensor(joined), *(part.index_select(0, rows) for part in of_rows)]

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from hamburger.model.backend import Heads, TorchBackend
 from hamburger.model.batch import ForwardBatch, Reads
-from hamburger.model.gpu.attention import TritonChunks
 from hamburger.model.gpu.batch_attention import BatchAttention, norms_of, processors_of, wide_normed
+from hamburger.model.gpu.chunk_attention import TritonChunks
 from hamburger.model.gpu.layers import add_rms_norm, gated
 from hamburger.model.gpu.micro_attention import micro_attention
 from hamburger.model.group_cache import GroupCache

@@ -8,7 +8,7 @@ from torch import Tensor
 from hamburger.model.batch import ForwardBatch
 from hamburger.model.config import Rope, TrunkConfig
 from hamburger.model.gpu.attention import attend_singles, num_splits
-from hamburger.model.gpu.chunks import ChunkAttention, chunks_of, window_of
+from hamburger.model.gpu.chunks import ChunkAttention, chunks_of, settled_of, window_of
 from hamburger.model.gpu.layers import add_rms_norm, rotate_into_cache
 from hamburger.model.kv_cache import PagedKVCache
 from hamburger.model.modules.layers import DecoderLayer
@@ -41,8 +41,9 @@ class BatchAttention:
         self._angles = _angles(config, rotary, batch)
         longest = batch.block_tables.shape[1] * cache.block_size
         self._splits = num_splits(batch.num_single, cache.data[0].shape[3], longest, processors)
-        chunks = chunks_of(batch)
-        self._chunks = chunk_attention.plan(chunks, batch.block_tables, cache.block_size) if chunks else None
+        self._settled, self._chunks = settled_of(batch), None
+        if chunks := chunks_of(batch):
+            self._chunks = chunk_attention.plan(chunks, batch.block_tables, cache.block_size, self._settled)
 
     def __call__(self, index: int, layer: DecoderLayer, qkv: Tensor) -> Tensor:
         """qkv of layer `index`, [T, (num_heads + 2 * kv_heads) * head_dim] -> [T, num_heads * head_dim]."""
@@ -55,7 +56,8 @@ class BatchAttention:
         out = torch.empty_like(q)
         window = window_of(self._config, index)
         if n := batch.num_single:
-            attend_singles(q, of_cache, batch.block_tables, batch.context_slots[:n], out, self._splits, window)
+            contexts = batch.context_slots[:n]
+            attend_singles(q, of_cache, batch.block_tables, contexts, out, self._splits, window, self._settled)
         if self._chunks is not None:
             self._chunks(q, of_cache, out, window)
         return out.flatten(1)

@@ -2,7 +2,7 @@
 
     chunks of a batch ──plan, once a step──► attend ──called once a layer──► their rows of `out`
 
-The Triton kernel (attention.py) is behind it. No kernel is imported here.
+The Triton kernel (chunk_attention.py) is behind it. No kernel is imported here.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from hamburger.model.kv_cache import KVLayer
 # (q, layer, out, window): q and out [T, num_heads, head_dim]; layer: of PagedKVCache, the new slots already in
 # it; window: slots that a row sees at most. Writes the chunks' rows of `out`.
 AttendChunks = Callable[[Tensor, KVLayer, Tensor, int | None], None]
+# settled_from and settled_slots of a ForwardBatch.
+Settled = tuple[Tensor, Tensor]
 
 
 class Chunk(NamedTuple):
@@ -34,10 +36,13 @@ class Chunk(NamedTuple):
 class ChunkAttention(Protocol):
     """Causal attention of chunks over their sequences' slots so far, over a paged cache."""
 
-    def plan(self, chunks: Sequence[Chunk], tables: Tensor, block_size: int) -> AttendChunks:
+    def plan(
+        self, chunks: Sequence[Chunk], tables: Tensor, block_size: int, settled: Settled | None = None
+    ) -> AttendChunks:
         """What attends in every layer of this step; the next plan makes it void.
 
         chunks: not empty, one after the other in T and up to its end. tables: int64 [B, N], block ids, on the device.
+        settled: None where no sequence has settled slots in which places are lent.
         """
 
 
@@ -52,6 +57,12 @@ def chunks_of(batch: ForwardBatch) -> list[Chunk]:
         found.append(Chunk(sequence, row, queries, batch.context_slots_host[sequence] - queries))
         row += queries
     return found
+
+
+def settled_of(batch: ForwardBatch) -> Settled | None:
+    if batch.settled_from is None or batch.settled_slots is None:
+        return None
+    return batch.settled_from, batch.settled_slots
 
 
 def window_of(config: TrunkConfig, layer: int) -> int | None:

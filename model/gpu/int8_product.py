@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from hamburger.model.gpu.attention import dot
+from hamburger.model.gpu.keys import dot
 
 _INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 _LEAST_INPUTS = 256  # of a part

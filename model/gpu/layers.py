@@ -178,7 +178,7 @@ def rotate_into_cache(
     write_slots: int64 [T], negative for none. context_slots: int64 [B]; of the first num_single sequences, which have
     one slot each, those with no context are padding and write nothing.
     """
-    data, scales = layer
+    data, scales = layer.data, layer.scales
     kv_heads, head_dim = data.shape[-2:]
     q = qkv.new_empty(len(qkv), num_heads, head_dim)
     q_weight, k_weight = norms if norms is not None else (qkv, qkv)

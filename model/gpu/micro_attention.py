@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from hamburger.model.gpu.attention import LOG2_E
+from hamburger.model.gpu.keys import LOG2_E
 from hamburger.model.gpu.layers import scale_of_norm
 
 

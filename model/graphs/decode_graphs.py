@@ -72,6 +72,7 @@ class DecodeGraphs:
             backend.device,
             has_text_lengths=isinstance(backend.config.trunk.rope_scaling, DynamicRopeScaling),
             is_verified=is_verified,
+            lends=cache.lends,
         )
         self._buckets = buckets(max_rows)
         self._steps: dict[int, BucketStep] = {}

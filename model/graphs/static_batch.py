@@ -18,6 +18,7 @@ MAX_END_IDS = 16
 # The numbers of a row, one int64 or float32 each, with those of a row that fills up: what the trunk reads, and what the
 # choices of tokens do.
 _SLOT_INTS = {"group_sizes": 1, "positions": 0, "text_lengths": 1, "write_slots": 0, "context_slots": 1}
+_SETTLED_INTS = {"settled_from": 0, "settled_slots": 0}  # which a batch may lack: no sequence has any then
 _CHOICE_INTS = {"group_limits": 1, "top_k": 0, "seed": 0, "output_index": 0, "logprobs": -1}
 _CHOICE_FLOATS = {"confidence": 1.0, "temperature": 0.0, "top_p": 1.0, "min_p": 0.0}
 _TABLES = {"token_ids": 0, "block_tables": 0, "end_ids": -1}
@@ -27,6 +28,7 @@ class StaticBatch:
     """max_rows: of the largest bucket. max_columns: blocks of the longest sequence. max_group: tokens of a group.
 
     is_verified: each token of a group has a slot of its own, so a slot has one; else it has as many as a group.
+    lends: places in settled slots are lent.
     """
 
     def __init__(
@@ -40,8 +42,9 @@ class StaticBatch:
         *,
         has_text_lengths: bool,
         is_verified: bool,
+        lends: bool = False,
     ) -> None:
-        slots = _SLOT_INTS | {"write_slots": scratch_slot}
+        slots = _SLOT_INTS | {"write_slots": scratch_slot} | (_SETTLED_INTS if lends else {})
         if not has_text_lengths:
             del slots["text_lengths"]
         self._num_slot_ints = len(slots)
@@ -126,6 +129,8 @@ class StaticBatch:
 def _of(batch: ForwardBatch, name: str) -> Tensor:
     """A field of the batch or of its sampling."""
     value = getattr(batch if name in ForwardBatch.__dataclass_fields__ else batch.sampling, name)
+    if value is None and name in _SETTLED_INTS:
+        return torch.zeros_like(batch.context_slots)
     if not isinstance(value, Tensor):
         raise TypeError(f"the batch has no {name}.")
     return value

@@ -13,6 +13,7 @@ from torch import Tensor
 from hamburger.model.batch import Adjustments, ForwardBatch, ScoredSlots, empty_sampling
 from hamburger.model.graphs.decode_graphs import DecodeGraphs, buckets
 from hamburger.model.kv_cache import PagedKVCache
+from hamburger.model.settled_places import SettledPlaces
 from hamburger.model.steps import Steps
 
 
@@ -53,7 +54,7 @@ class Largest:
     """The largest that steps can be: slots of one step, decoding rows, tokens of a sequence, and rivals' logprobs.
 
     max_rows: drafts of verified groups among them. context_slots: that each of so many decoding rows can have at once.
-    kv_dtype: of the KV cache. is_verified: their groups are.
+    kv_dtype, settled: of the KV cache. is_verified: their groups are.
     """
 
     max_slots: int
@@ -64,20 +65,23 @@ class Largest:
     block_size: int
     kv_dtype: torch.dtype
     is_verified: bool = False
+    settled: SettledPlaces | None = None
 
 
 NUM_LARGEST = 2  # steps that peak_bytes runs
 
 
-def small_cache(steps: Steps, max_slots: int, block_size: int, dtype: torch.dtype) -> PagedKVCache:
+def small_cache(
+    steps: Steps, max_slots: int, block_size: int, dtype: torch.dtype, settled: SettledPlaces | None = None
+) -> PagedKVCache:
     """Just large enough for what one step of max_slots writes."""
     blocks = -(-max_slots // block_size)
-    return PagedKVCache(steps.trunk_config, blocks, block_size, dtype, steps.device)
+    return PagedKVCache(steps.trunk_config, blocks, block_size, dtype, steps.device, settled)
 
 
 def peak_bytes(steps: Steps, largest: Largest, meter: Meter) -> int:
     """Of the largest prefill step and of the largest decoding step, whichever takes more."""
-    cache = small_cache(steps, largest.max_slots, largest.block_size, largest.kv_dtype)
+    cache = small_cache(steps, largest.max_slots, largest.block_size, largest.kv_dtype, largest.settled)
     batches = iter((largest_prefill(steps, largest), largest_decode(steps, largest)))
     return most_bytes(NUM_LARGEST, lambda: steps.step(next(batches), cache), meter)
 
@@ -151,7 +155,7 @@ def largest_decode(steps: Steps, largest: Largest) -> ForwardBatch:
 def _batch(
     steps: Steps, largest: Largest, queries: Sequence[int], contexts: Sequence[int], *, scored: bool
 ) -> ForwardBatch:
-    """Sequences with so many new slots and so much context, the same of all."""
+    """Sequences with so many new slots and so much context, the same of all; what they had before has settled."""
     device, width = steps.device, 1 if largest.is_verified else steps.config.max_group
     queries = sorted(queries, key=lambda n: n > 1)
     num_slots, size = sum(queries), largest.block_size
@@ -161,6 +165,10 @@ def _batch(
 
     slots = torch.arange(num_slots, device=device)
     columns = torch.arange(-(-max(contexts) // size), device=device)
+    settled_slots: Tensor | None = None
+    if (places := largest.settled) is not None and places.lent:
+        before = [context - new for context, new in zip(contexts, queries, strict=True)]
+        settled_slots = ints([number // places.kept * places.kept for number in before])
     return ForwardBatch(
         token_ids=torch.ones(num_slots, width, dtype=torch.int64, device=device),
         group_sizes=torch.full_like(slots, width),
@@ -182,4 +190,6 @@ def _batch(
         text_lengths=torch.full_like(slots, largest.max_model_len),
         # None is followed by a draft, so the micro-steps of all of them count.
         checks=torch.full((len(queries),), -1, device=device) if largest.is_verified else None,
+        settled_from=None if settled_slots is None else torch.zeros_like(settled_slots),
+        settled_slots=settled_slots,
     )

@@ -7,6 +7,7 @@ attention), so that the cache is never expanded to the number of query heads.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from hamburger.model.batch import ForwardBatch
 from hamburger.model.kv_cache import PagedKVCache
+from hamburger.model.settled_places import SettledPlaces
 
 
 class PagedAttention:
@@ -28,7 +30,7 @@ class PagedAttention:
         sliding_layers: Sequence[int] = (),
     ) -> None:
         """In sliding_layers a slot sees itself and the sliding_window - 1 slots before it (TrunkConfig)."""
-        self.cache, self._dtype = cache, dtype
+        self.cache = cache
         self.sliding_layers = frozenset(sliding_layers)
         self.write_slots = batch.write_slots
         n = batch.num_single
@@ -38,17 +40,20 @@ class PagedAttention:
         size = cache.block_size
         device = batch.positions.device
         # One-slot rows share a gather padded to the widest, so rows of like width go together, and one long context
-        # does not cost the short ones: (rows, or None for all of them, block tables, masks).
-        self.singles: list[tuple[Tensor | None, Tensor, Masks]] = []
+        # does not cost the short ones: (rows, or None for all of them, what they see).
+        self.singles: list[tuple[Tensor | None, Context]] = []
         self.num_single = n
         for members in _by_width([-(-slots // size) for slots in contexts[:n]]):
             width = -(-max(contexts[row] for row in members) // size)
             index = torch.tensor(members, device=device)
             columns = torch.arange(width * size, device=device)
             masks = Masks(columns - batch.context_slots[index, None] + 1, sliding_window, dtype, (1, 1))
-            self.singles.append((None if len(members) == n else index, batch.block_tables[index, :width], masks))
-        # (first row, last row, block table, masks)
-        self.chunks: list[tuple[int, int, Tensor, Masks]] = []
+            of_members = Context(cache, batch.block_tables[index, :width], masks, dtype)
+            if (lent := lent_columns(batch, cache.settled, index, columns)) is not None:
+                of_members.lend(lent[:, None, None], head_axis=1)
+            self.singles.append((None if len(members) == n else index, of_members))
+        # (first row, last row, what they see)
+        self.chunks: list[tuple[int, int, Context]] = []
         start = n
         for i in range(n, len(batch.query_slots)):
             queries, context = batch.query_slots[i], contexts[i]
@@ -56,7 +61,11 @@ class PagedAttention:
             columns = torch.arange(width * size, device=device)
             rows = torch.arange(context - queries, context, device=device)
             masks = Masks(columns - rows[:, None], sliding_window, dtype)
-            self.chunks.append((start, start + queries, batch.block_tables[i : i + 1, :width], masks))
+            of_chunk = Context(cache, batch.block_tables[i : i + 1, :width], masks, dtype)
+            lent = lent_columns(batch, cache.settled, torch.tensor([i], device=device), columns)
+            if lent is not None:
+                of_chunk.lend(lent[None, None], head_axis=0)
+            self.chunks.append((start, start + queries, of_chunk))
             start += queries
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -69,22 +78,20 @@ class PagedAttention:
         parts = []
         if self.num_single:
             parts.append(self._attend_singles(layer, slides, q[: self.num_single], k.shape[1]))
-        for first, last, table, masks in self.chunks:
-            keys, values = self.cache.gather(layer, table, self._dtype)
-            parts.append(_attend_chunk(q[first:last], keys, values, masks.of(slides)))
+        parts += [_attend_chunk(q[first:last], *of.read(layer, slides)) for first, last, of in self.chunks]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _attend_singles(self, layer: int, slides: bool, q: Tensor, kv_heads: int) -> Tensor:
         """q [n, num_heads, head_dim] of the one-slot rows -> [n, num_heads * head_dim]."""
         folded = q.unflatten(1, (kv_heads, -1))  # [n, kv_heads, query heads a kv head, head_dim]
         attended = torch.empty_like(folded)
-        for rows, tables, masks in self.singles:
-            keys, values = self.cache.gather(layer, tables, self._dtype)
+        for rows, context in self.singles:
+            keys, values, mask = context.read(layer, slides)
             out = F.scaled_dot_product_attention(
                 folded if rows is None else folded.index_select(0, rows),
                 keys.transpose(1, 2),
                 values.transpose(1, 2),
-                attn_mask=masks.of(slides),
+                attn_mask=mask,
             )
             attended = out if rows is None else attended.index_copy_(0, rows, out)
         return attended.reshape(len(q), -1)
@@ -103,6 +110,59 @@ class Masks:
 
     def of(self, slides: bool) -> Tensor:
         return self._sliding if slides else self._full
+
+
+class Context:
+    """Block tables of some rows, and what the rows see of them."""
+
+    def __init__(self, cache: PagedKVCache, tables: Tensor, masks: Masks, dtype: torch.dtype) -> None:
+        """tables: int64 [B, N]."""
+        self._cache, self._tables, self._masks, self._dtype = cache, tables, masks, dtype
+        self._of_heads: _HeadMasks | None = None
+        self._head_axis = 0
+
+    def lend(self, lent: Tensor, head_axis: int) -> None:
+        """lent: bool, in which columns places are lent; as masks, with an axis of one KV head."""
+        hidden = float("-inf")
+        mask = self._masks.of(slides=False).expand(*lent.shape[:2], *self._masks.of(slides=False).shape[-2:])
+        nothing = torch.full_like(mask, hidden)
+        self._of_heads = _HeadMasks(mask, mask.masked_fill(lent, hidden), nothing.masked_fill(lent, 0), nothing)
+        self._head_axis = head_axis
+
+    def read(self, layer: int, slides: bool) -> tuple[Tensor, Tensor, Tensor]:
+        """Keys and values [B, L, kv_heads, head_dim], and the additive mask, which may differ by KV head."""
+        keys, values = self._cache.gather(layer, self._tables, self._dtype)
+        if (masks := self._of_heads) is None or (settled := self._cache.settled) is None:
+            return keys, values, self._masks.of(slides)
+        lenders = settled.lenders[layer]
+        parts = [(keys, values)]
+        for number in range(lenders.shape[1]):
+            parts.append(self._cache.gather_lent(layer, number, self._tables, self._dtype))
+        keys, values = (torch.cat(part, 1) for part in zip(*parts, strict=True))
+        of_heads = [
+            torch.cat(
+                [masks.without if lends else masks.own, *(masks.lent if n >= 0 else masks.nothing for n in of)], -1
+            )
+            for lends, of in zip(settled.lends[layer].tolist(), lenders.tolist(), strict=True)
+        ]
+        return keys, values, torch.cat(of_heads, self._head_axis)
+
+
+class _HeadMasks(NamedTuple):
+    """Of a head's own places all that rows see, and without those that are lent; of another's these, and none."""
+
+    own: Tensor
+    without: Tensor
+    lent: Tensor
+    nothing: Tensor
+
+
+def lent_columns(batch: ForwardBatch, settled: SettledPlaces | None, rows: Tensor, columns: Tensor) -> Tensor | None:
+    """bool [rows, columns]: in which columns of these sequences' tables places are lent; None where in none."""
+    if settled is None or not settled.lent or batch.settled_from is None or batch.settled_slots is None:
+        return None
+    slots, number = columns - batch.settled_from[rows, None], batch.settled_slots[rows, None]
+    return (slots >= 0) & (slots < number) & settled.are_lent(slots)
 
 
 def _by_width(widths: list[int]) -> list[list[int]]:
@@ -145,25 +205,26 @@ class StaticAttention:
         sliding_window: int | None = None,
         sliding_layers: Sequence[int] = (),
     ) -> None:
-        self._cache, self._dtype = cache, dtype
+        self._cache = cache
         self._sliding_layers = frozenset(sliding_layers)
         self._write_slots = batch.write_slots
         device, size = batch.positions.device, cache.block_size
         contexts, columns = batch.context_slots[:, None], batch.block_tables.shape[1]
         # What a table holds beyond its context is of earlier steps: no row shall read another's keys, even for nothing.
         beyond = torch.arange(columns, device=device) * size >= contexts
-        self._tables = batch.block_tables.masked_fill(beyond, cache.scratch_block)
-        distance = torch.arange(columns * size, device=device) - contexts + 1
-        self._masks = Masks(distance, sliding_window, dtype, (1, 1))
+        tables = batch.block_tables.masked_fill(beyond, cache.scratch_block)
+        slots = torch.arange(columns * size, device=device)
+        masks = Masks(slots - contexts + 1, sliding_window, dtype, (1, 1))
+        self._context = Context(cache, tables, masks, dtype)
+        lent = lent_columns(batch, cache.settled, torch.arange(len(contexts), device=device), slots)
+        if lent is not None:
+            self._context.lend(lent[:, None, None], head_axis=1)
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """q [B, num_heads, head_dim], k and v [B, num_kv_heads, head_dim] -> [B, num_heads * head_dim]."""
         self._cache.write(layer, self._write_slots, k, v)
-        keys, values = self._cache.gather(layer, self._tables, self._dtype)
+        keys, values, mask = self._context.read(layer, layer in self._sliding_layers)
         out = F.scaled_dot_product_attention(
-            q.unflatten(1, (k.shape[1], -1)),
-            keys.transpose(1, 2),
-            values.transpose(1, 2),
-            attn_mask=self._masks.of(layer in self._sliding_layers),
+            q.unflatten(1, (k.shape[1], -1)), keys.transpose(1, 2), values.transpose(1, 2), attn_mask=mask
         )
         return out.reshape(len(q), -1)

@@ -67,6 +67,8 @@ def test_every_field_but_the_number_of_engines_is_a_setting_with_a_line_of_help(
         ("max_num_seqs", 1, None),
         ("max_model_len", None, None),
         ("max_num_seqs", 0, "it must be at least 1."),
+        ("kv_cache_memory", "4GiB", "it must be a number of bytes."),
+        ("max_num_seqs", True, "it must be a number."),
         ("confidence", float("nan"), "it must be in [0, 1]."),
         ("max_queue_seconds", math.inf, None),
         ("max_queue_seconds", float("nan"), "it must be above 0."),

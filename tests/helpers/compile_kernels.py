@@ -20,12 +20,13 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
 
 from hamburger.model.gpu import attention as triton_attention
+from hamburger.model.gpu import chunk_attention as triton_chunks
 from hamburger.model.gpu import int8_product
 from hamburger.model.gpu import layers as triton_layers
 from hamburger.model.gpu import micro_attention as triton_micro
-from hamburger.model.kv_cache import KVLayer
+from hamburger.model.kv_cache import KVLayer, Lending
 
-MODULES = triton_attention, int8_product, triton_layers, triton_micro
+MODULES = triton_attention, triton_chunks, int8_product, triton_layers, triton_micro
 # Bytes of shared memory that a program may have, by compute capability.
 SHARED = {80: 163 * 1024, 86: 99 * 1024, 89: 99 * 1024, 90: 227 * 1024}
 _TYPES = {
@@ -78,18 +79,21 @@ def launch_all(dtype: torch.dtype) -> Iterator[str]:
 
     def layers(*heads: int) -> Iterator[tuple[str, KVLayer]]:
         """Of a cache, and what its kind is called."""
-        yield "", KVLayer(new(9, 32, 2, *heads), None)
-        yield ", int8 KV", KVLayer(new(9, 32, 2, *heads, of=torch.int8), new(9, 32, 2, heads[0], of=torch.float32))
+        scales = new(9, 32, 2, heads[0], of=torch.float32)
+        lending = Lending(whole(2, heads[0]), whole(heads[0]), whole(heads[0]), kept=16, lent=12)
+        for kind, lends in (("", None), (", lent places", lending)):
+            yield kind, KVLayer(new(9, 32, 2, *heads), None, lends)
+            yield f", int8 KV{kind}", KVLayer(new(9, 32, 2, *heads, of=torch.int8), scales, lends)
 
     for heads, kv_heads, head_dim, window in (GROUPS, SINGLE, *WIDE):
         shape = f"{heads}/{kv_heads} heads of {head_dim}"
-        tables, tokens = whole(2, 4), new(8, heads, head_dim)
+        tables, tokens, settled = whole(2, 4), new(8, heads, head_dim), (whole(2), whole(2))
         for kind, layer in layers(kv_heads, head_dim):
             for splits in (1, 8):
-                triton_attention.attend_singles(tokens, layer, tables, whole(2), tokens, splits, window)
+                triton_attention.attend_singles(tokens, layer, tables, whole(2), tokens, splits, window, settled)
                 yield f"decode {shape}, {splits} splits{kind}"
-            tiles = whole(3, triton_attention.TILE_FIELDS)
-            triton_attention.attend_chunks(tokens, layer, tables, tiles, tokens, window)
+            tiles = whole(3, triton_chunks.TILE_FIELDS)
+            triton_chunks.attend_chunks(tokens, layer, tables, tiles, tokens, window, settled)
             yield f"chunks {shape}{kind}"
     for heads, kv_heads, head_dim, window in (GROUPS, SINGLE, EMBEDDED):
         shape, normed = f"{heads}/{kv_heads} heads of {head_dim}", window is not None

@@ -11,12 +11,14 @@ import torch.nn.functional as F
 from hypothesis import HealthCheck, Phase, settings
 from torch import Tensor
 
-from attention_reference import reference_attention
-from hamburger.model.gpu.attention import attend_chunks, attend_singles, chunk_tiles
+from attention_reference import lent_slots, reference_attention
+from hamburger.model.gpu.attention import attend_singles
+from hamburger.model.gpu.chunk_attention import attend_chunks, chunk_tiles
 from hamburger.model.gpu.layers import add_rms_norm, gated, rotate_into_cache
 from hamburger.model.gpu.micro_attention import micro_attention
 from hamburger.model.kv_cache import PagedKVCache
 from hamburger.model.modules.rotary import RotaryEmbedding, rotate
+from hamburger.model.settled_places import SettledPlaces
 from poisoned_caches import NAN, check, poison_all, poisoned_cache
 from small_models import trunk_config
 
@@ -44,42 +46,90 @@ class Heads(NamedTuple):
         return self.kv_dtype or self.dtype
 
 
-def check_singles(shape: Heads, totals: list[int], block: int, splits: int, device: torch.device) -> None:
-    """totals: contexts of one-slot rows; 0 is padding."""
-    heads, kv_heads, head_dim, window, dtype, _ = shape
+def check_singles(
+    shape: Heads,
+    totals: list[int],
+    block: int,
+    splits: int,
+    device: torch.device,
+    settled: list[tuple[int, int]] | None = None,
+) -> None:
+    """totals: contexts of one-slot rows; 0 is padding. settled: of each its first settled slot and how many there are,
+    where places are lent."""
+    heads, _, head_dim, window, dtype, _ = shape
     torch.manual_seed(heads)
-    cache, blocks, table = poisoned_cache(totals, kv_heads, head_dim, shape.of_cache, device, block)
+    cache, blocks, table = lending_cache(shape, totals, block, device, settled)
     q = torch.randn(len(totals) + 2, heads, head_dim, device=device).to(dtype)
-    out = torch.full_like(q, NAN)
-    attend_singles(q, cache.layer(0), table, torch.tensor(totals, device=device), out, splits, window)
-    assert out[len(totals) :].isnan().all()  # rows of others
-    for row, (total, own) in enumerate(zip(totals, blocks, strict=True)):
-        if total:
-            exact = reference_attention(q[row : row + 1], cache, 0, own, total, window)
-            check(out[row].flatten(), exact[0], dtype)
-        else:
-            assert (out[row] == 0).all()
+    contexts, places = torch.tensor(totals, device=device), on_device(settled, device)
+    for layer in range(len(cache.data)):
+        out = torch.full_like(q, NAN)
+        attend_singles(q, cache.layer(layer), table, contexts, out, splits, window, places)
+        assert out[len(totals) :].isnan().all()  # rows of others
+        for row, (total, own) in enumerate(zip(totals, blocks, strict=True)):
+            if total:
+                of_row = settled[row] if settled else (0, 0)
+                exact = reference_attention(q[row : row + 1], cache, layer, own, total, window, of_row)
+                check(out[row].flatten(), exact[0], dtype)
+            else:
+                assert (out[row] == 0).all()
 
 
-def check_chunks(shape: Heads, lengths: list[tuple[int, int]], block: int, device: torch.device) -> None:
-    """lengths: (slots before, new slots) of each sequence; the first, of one new slot, is no chunk and not attended."""
+def check_chunks(
+    shape: Heads,
+    lengths: list[tuple[int, int]],
+    block: int,
+    device: torch.device,
+    settled: list[tuple[int, int]] | None = None,
+) -> None:
+    """lengths: (slots before, new slots) of each sequence; the first, of one new slot, is no chunk and not attended.
+    settled: as for check_singles."""
     heads, kv_heads, head_dim, window, dtype, _ = shape
     torch.manual_seed(heads)
     totals = [before + new for before, new in lengths]
-    cache, blocks, table = poisoned_cache(totals, kv_heads, head_dim, shape.of_cache, device, block)
+    cache, blocks, table = lending_cache(shape, totals, block, device, settled)
     q = torch.randn(sum(new for _, new in lengths), heads, head_dim, device=device).to(dtype)
     chunks, row = [], 1
     for sequence, (before, new) in list(enumerate(lengths))[1:]:
         chunks.append((sequence, row, new, before))
         row += new
     tiles = torch.tensor(chunk_tiles(chunks, heads // kv_heads, dtype), device=device)
-    out = torch.full_like(q, NAN)
-    attend_chunks(q, cache.layer(0), table, tiles, out, window)
-    assert out[0].isnan().all()
-    for sequence, row, new, _ in chunks:
-        own = slice(row, row + new)
-        exact = reference_attention(q[own], cache, 0, blocks[sequence], totals[sequence], window)
-        check(out[own].flatten(1), exact, dtype)
+    for layer in range(len(cache.data)):
+        out = torch.full_like(q, NAN)
+        attend_chunks(q, cache.layer(layer), table, tiles, out, window, on_device(settled, device))
+        assert out[0].isnan().all()
+        for sequence, row, new, _ in chunks:
+            own, of_row = slice(row, row + new), settled[sequence] if settled else (0, 0)
+            exact = reference_attention(q[own], cache, layer, blocks[sequence], totals[sequence], window, of_row)
+            check(out[own].flatten(1), exact, dtype)
+
+
+def lending_cache(
+    shape: Heads, totals: list[int], block: int, device: torch.device, settled: list[tuple[int, int]] | None
+) -> tuple[PagedKVCache, list[list[int]], Tensor]:
+    """As poisoned_cache. With settled slots, of three layers: in each a head lends, in two a head has lenders, in other
+    layers too, and a third head's lent places, which nobody has, are poisoned."""
+    if settled is None:
+        return poisoned_cache(totals, shape.kv_heads, shape.head_dim, shape.of_cache, device, block)
+    shares = torch.ones(3, shape.kv_heads, dtype=torch.int64)
+    shares[:, :2] = torch.tensor([[0, 1], [3, 0], [0, 2]])
+    shares[0, 2:] = 0
+    places = SettledPlaces(shares, chunk=11, kept=5)
+    found = poisoned_cache(totals, shape.kv_heads, shape.head_dim, shape.of_cache, device, block, places=places)
+    cache, blocks, _ = found
+    borrowed = places.lenders.flatten().tolist()
+    for layer, head in places.lends.nonzero().tolist():
+        if layer * shape.kv_heads + head not in borrowed:
+            for own, of_row in zip(blocks, settled, strict=True):
+                for slot in lent_slots(places, *of_row):
+                    (cache.scales or cache.data)[layer][own[slot // block], slot % block, :, head] = NAN
+    return found
+
+
+def on_device(settled: list[tuple[int, int]] | None, device: torch.device) -> tuple[Tensor, Tensor] | None:
+    if settled is None:
+        return None
+    first, number = torch.tensor(settled, device=device).unbind(1)
+    return first.contiguous(), number.contiguous()
 
 
 def check_rotated(shape: Heads, block: int, normed: bool, device: torch.device) -> None:
@@ -111,8 +161,7 @@ def check_rotated(shape: Heads, block: int, normed: bool, device: torch.device) 
     check(q, rotate(q_raw, cos, sin), dtype)
     exact, written = torch.stack((rotate(k_raw, cos, sin), v), dim=1), [0, 3, 4]
     untouched = sorted(set(range(most)) - {0, most // 2})
-    flat, scales = (part if part is None else part.flatten(0, 1) for part in cache.layer(0))
-    assert flat is not None
+    flat, scales = cache.data[0].flatten(0, 1), cache.scales[0].flatten(0, 1) if cache.scales else None
     if scales is None:
         check(flat[write[written]], exact[written], dtype)
         assert flat[untouched].isnan().all()

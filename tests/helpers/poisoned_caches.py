@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from hamburger.model.kv_cache import PagedKVCache
+from hamburger.model.settled_places import SettledPlaces
 from small_models import trunk_config
 
 NAN = float("nan")
@@ -21,12 +22,10 @@ def check(ours: Tensor, exact: Tensor, dtype: torch.dtype) -> None:
 
 
 def poison_all(cache: PagedKVCache, poison: float = NAN) -> None:
-    """Of the first layer. Codes cannot be NaN, but their scales can."""
-    data, scales = cache.layer(0)
-    if scales is None:
-        data.fill_(poison)
-    else:
-        data.fill_(127)
+    """Codes cannot be NaN, but their scales can."""
+    for data in cache.data:
+        data.fill_(127 if cache.scales else poison)
+    for scales in cache.scales:
         scales.fill_(poison)
 
 
@@ -38,18 +37,21 @@ def poisoned_cache(
     device: torch.device,
     block: int,
     poison: float = NAN,
+    places: SettledPlaces | None = None,
 ) -> tuple[PagedKVCache, list[list[int]], Tensor]:
-    """One layer, whose blocks lie shuffled, poisoned where nobody has a slot; each one's blocks, and all as a table.
-    dtype: of the cache."""
+    """One layer, or those of `places`, whose blocks lie shuffled, poisoned where nobody has a slot; each one's blocks,
+    and all as a table. dtype: of the cache."""
     needed = [-(-total // block) for total in totals]
-    config = trunk_config(num_layers=1, num_heads=kv_heads, num_kv_heads=kv_heads, head_dim=head_dim)
-    cache = PagedKVCache(config, sum(needed) + 3, block, dtype, device)
+    num_layers = 1 if places is None else len(places.lends)
+    config = trunk_config(num_layers=num_layers, num_heads=kv_heads, num_kv_heads=kv_heads, head_dim=head_dim)
+    cache = PagedKVCache(config, sum(needed) + 3, block, dtype, device, places)
     poison_all(cache, poison)
     order = (torch.randperm(sum(needed) + 2) + 1).tolist()  # block 0, which pads the table, stays poisoned
     blocks = [[order.pop() for _ in range(n)] for n in needed]
     for total, own in zip(totals, blocks, strict=True):
         slots = torch.tensor([own[i // block] * block + i % block for i in range(total)], dtype=torch.int64)
-        cache.write(0, slots.to(device), *torch.randn(2, total, kv_heads, head_dim).to(device))
+        for layer in range(num_layers):
+            cache.write(layer, slots.to(device), *torch.randn(2, total, kv_heads, head_dim).to(device))
     width = max(needed) + 1
     table = torch.tensor([own + [0] * (width - len(own)) for own in blocks], device=device)
     return cache, blocks, table

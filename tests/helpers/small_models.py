@@ -25,6 +25,7 @@ from hamburger.engine.types.settling import Settling
 from hamburger.model.assemble import assemble, model_of
 from hamburger.model.backend import Heads, TorchBackend
 from hamburger.model.batch import ForwardBatch, Reads, empty_sampling
+from hamburger.model.checkpoints.settle_probe import equal_shares
 from hamburger.model.config import GraftConfig, ModelConfig, TrunkConfig
 from hamburger.model.emission.narrowing import NarrowingEmission
 from hamburger.model.emission.scoring import ScoringEmission
@@ -34,6 +35,7 @@ from hamburger.model.kv_cache import PagedKVCache
 from hamburger.model.modules.hamburger import HamburgerModel
 from hamburger.model.modules.linear import MakeLinear, plain_linear
 from hamburger.model.modules.rotary import RotaryEmbedding
+from hamburger.model.settled_places import SettledPlaces
 from hamburger.model.slot_choice import SlotChoice
 from hamburger.model.steps import EagerSteps, Steps
 from hamburger.model.tensor_shapes import shared_lora_a, tensor_shapes
@@ -140,11 +142,12 @@ def core_of(
     kv_dtype: torch.dtype | None = None,
     settling: Settling | None = None,
     choice: Callable[[RotaryEmbedding], SlotChoice] = SlotChoice,
+    shares: Tensor | None = None,
     loras: Sequence[Path] = (),
 ) -> EngineCore:
     """A real core and runner over a model. policy: of verified groups; None for composed ones. kv_dtype: of the cache;
-    None for the states' own. settling: of answers' old tokens; choice: of who stays. loras: folders of adapters, which
-    requests name by their place, from 1."""
+    None for the states' own. settling: of answers' old tokens; choice: of who stays, and shares:
+    of SettledPlaces. loras: folders of adapters, which requests name by their place, from 1."""
     groups: Groups = "composed" if policy is None else "verified"
     config = EngineConfig(
         max_model_len=max_model_len,
@@ -159,7 +162,11 @@ def core_of(
         settling=settling,
     )
     dtype = kv_dtype or model.state_dtype
-    cache = PagedKVCache(model.trunk_config, num_blocks, block_size, dtype, model.device)
+    places = None
+    if settling is not None:
+        shares = equal_shares(model.trunk_config) if shares is None else shares
+        places = SettledPlaces(shares, settling.chunk, settling.kept)
+    cache = PagedKVCache(model.trunk_config, num_blocks, block_size, dtype, model.device, places)
     rotary = RotaryEmbedding(model.trunk_config, max_model_len, model.device, torch.float32)
     runner = Runner(model, cache, groups=groups, choice=choice(rotary))
     if overlap:

@@ -22,7 +22,7 @@ BLOCK = 4
 
 def parts_of(cache: PagedKVCache) -> list[Tensor]:
     """Of the first layer the data, and scales if there are any, by slot."""
-    return [part.flatten(0, 1) for part in cache.layer(0) if part is not None]
+    return [part[0].flatten(0, 1) for part in (cache.data, cache.scales) if part]
 
 
 def batch_of(lengths: list[tuple[int, int]], seed: int) -> tuple[ForwardBatch, list[list[int]]]:
@@ -130,6 +130,13 @@ def test_slot_bytes_is_what_the_cache_takes(dtype: torch.dtype) -> None:
     config = trunk_config()
     cache = PagedKVCache(config, 6, BLOCK, dtype, CPU)  # and a scratch block
     assert sum(part.nbytes for part in (*cache.data, *cache.scales)) == slot_bytes(config, dtype) * 7 * BLOCK
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_layers_lie_one_after_the_other(device: str) -> None:
+    cache = PagedKVCache(trunk_config(), 6, BLOCK, torch.int8, torch.device(device))
+    for part in (cache.data, cache.scales):
+        assert [layer.storage_offset() for layer in part] == [i * part[0].numel() for i in range(4)]
 
 
 # Smaller ones have a scale that is no normal number, which processors may be set to take for zero.

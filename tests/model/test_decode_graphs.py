@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -10,9 +12,12 @@ from graph_cores import BLOCK, CONTEXT, MODELS, ROWS, assert_same, graphs_core, 
 from hamburger.engine.device.runner import Runner
 from hamburger.engine.types.messages import SubmitRequest
 from hamburger.model.config import ModelConfig
+from hamburger.model.gpu.availability import AttentionBackend
 from hamburger.model.graphs.capture import EagerCapture
 from hamburger.model.graphs.decode_graphs import DecodeGraphs, buckets
+from hamburger.model.graphs.step_memory import Largest, largest_decode
 from hamburger.model.kv_cache import PagedKVCache
+from hamburger.model.settled_places import SettledPlaces
 from playing import play
 from slow_cases import slow_but
 from small_models import CPU, core_of, params, random_model, trunk_config
@@ -93,6 +98,36 @@ def test_rows_that_fill_up_write_into_no_sequences_block() -> None:
         untouched = (data[:60] == 1e4).flatten(1).all(1)
         assert untouched.sum() >= 60 - 5 * 3
         assert (data[60] != 0).any()
+
+
+@pytest.mark.parametrize("attention", ["torch", "triton"])
+def test_rows_with_settled_slots_are_replayed_as_they_run(attention: AttentionBackend) -> None:
+    """Of three rows and one that fills up; the batch after it has none with settled slots, and says nothing of them."""
+    if attention == "triton":
+        pytest.importorskip("triton", reason="the package triton is not installed")
+    model = random_model(MODELS["plain_base"], seed=2, static_shapes=True, attention=attention)
+    places = SettledPlaces(torch.tensor([[1, 0], [3, 2], [0, 0], [1, 1]]), 16, 4)
+    mine, other = (PagedKVCache(model.config.trunk, 8, BLOCK, torch.float32, CPU, places) for _ in range(2))
+    graphs = DecodeGraphs(model, mine, EagerCapture(), max_rows=4, max_columns=8)
+    graphs.prepare(only=4)
+    for of_mine, of_other in zip(mine.data, other.data, strict=True):
+        of_mine.copy_(of_other.normal_(generator=torch.Generator().manual_seed(1)))
+    largest = Largest(
+        max_slots=32, max_rows=3, max_model_len=CONTEXT, context_slots=24, max_logprobs=2, block_size=BLOCK,
+        kv_dtype=torch.float32,
+    )  # fmt: skip
+    whole = largest_decode(model, largest)
+    settled = replace(whole, settled_from=torch.tensor([2, 0, 4]), settled_slots=torch.tensor([16, 0, 12]))
+    found = []
+    for batch in (settled, whole):
+        ours, plain = graphs.step(batch, mine), model.step(batch, other)
+        assert torch.equal(ours.token_ids, plain.token_ids)
+        assert ours.logprobs is not None
+        assert plain.logprobs is not None
+        torch.testing.assert_close(ours.logprobs.top, plain.logprobs.top, atol=1e-5, rtol=0)
+        found.append(ours.logprobs.top[:, 0])
+    with_settled, without = found
+    assert not torch.allclose(with_settled, without)
 
 
 def test_a_model_that_leaves_rows_out_cannot_be_captured() -> None:

@@ -18,10 +18,9 @@ from hamburger.engine.types.messages import SubmitRequest
 from hamburger.engine.types.settling import Settling
 from hamburger.model.assemble import assemble
 from hamburger.model.config import ModelConfig
-from hamburger.model.cpu.library import InstructionSet, load_kernels
+from hamburger.model.cpu.library import load_kernels
 from hamburger.model.cpu.slot_choice import CpuSlotChoice
 from hamburger.model.execution import Execution
-from hamburger.model.kv_cache import PagedKVCache
 from hamburger.model.modules.hamburger import HamburgerModel
 from hamburger.model.modules.rotary import RotaryEmbedding, inverse_frequencies, rotate
 from hamburger.model.modules.trunk import run_layers
@@ -76,7 +75,10 @@ def answers(core: EngineCore, asked: list[SubmitRequest], seen: Counter[str], at
 class Masked:
     """A whole text in one plain pass a chunk: what each token sees of those before it, and who stays, spelled out."""
 
-    def __init__(self, model: HamburgerModel, request: SubmitRequest, text: list[int], settling: Settling) -> None:
+    def __init__(
+        self, model: HamburgerModel, request: SubmitRequest, text: list[int], settling: Settling, numbers: Tensor
+    ) -> None:
+        """numbers: [layers, kv_heads], tokens of a chunk that each head keeps."""
         prompt, trunk = request.prompt_ids, model.config.trunk
         self._model, self._start, self._ids = model, len(prompt), torch.tensor([*prompt, *text])
         length, self._freqs = len(self._ids), inverse_frequencies(trunk)
@@ -94,7 +96,7 @@ class Masked:
                     alike = units @ (mean / mean.norm())
                     unlike = (-4096 * alike).round().tolist()  # what rounding does shall not count; then the newest
                     order = sorted(range(settling.chunk), key=lambda i: (unlike[i], i))
-                    gone = torch.tensor(order[: settling.chunk - settling.kept])
+                    gone = torch.tensor(order[: settling.chunk - int(numbers[layer, head])])
                     self.dropped_at[layer, head, first + gone] = self._start + place
         self.logprobs = self._pass().log_softmax(-1)
 
@@ -130,8 +132,15 @@ class Masked:
         return states @ model.head_weight.T
 
 
-@pytest.mark.parametrize("block_size", [4, 12, 32])
-def test_logits_are_those_of_a_pass_with_a_mask(block_size: int) -> None:
+# Of 4 layers and 2 KV heads: two lend their places to one, a third to another; two have their own alone.
+LENT = torch.tensor([[1, 0], [3, 2], [0, 0], [1, 1]])
+KEPT = torch.tensor([[4, 1], [10, 7], [1, 1], [4, 4]])  # of a chunk of 16, a quarter
+
+
+@pytest.mark.parametrize(
+    ("block_size", "shares", "kept"), [(4, None, 4), (12, None, 4), (32, None, 4), (12, LENT, KEPT)]
+)
+def test_logits_are_those_of_a_pass_with_a_mask(block_size: int, shares: Tensor | None, kept: Tensor | int) -> None:
     asked = requests(6, logprobs=3)
     core = core_of(
         steps_of("torch"),
@@ -140,12 +149,14 @@ def test_logits_are_those_of_a_pass_with_a_mask(block_size: int) -> None:
         max_model_len=LENGTH,
         policy=free_rows(3),
         settling=SETTLING,
+        shares=shares,
     )
     found = answers(core, asked, seen := Counter[str]())
     model = plain_model(config_of(grafted=True), 5)
+    numbers = torch.as_tensor(kept).expand(4, 2)
     for request in asked:
         mine = found[request.request_id]
-        masked = Masked(model, request, mine.token_ids, SETTLING)
+        masked = Masked(model, request, mine.token_ids, SETTLING, numbers)
         for i, (token_id, entry) in enumerate(zip(mine.token_ids, mine.logprobs, strict=True)):
             row = masked.logprobs[len(request.prompt_ids) + i - 1]
             assert entry.logprob == pytest.approx(float(row[token_id]), abs=1e-4)
@@ -156,11 +167,16 @@ def test_logits_are_those_of_a_pass_with_a_mask(block_size: int) -> None:
 
 @pytest.mark.parametrize("form", ["kernels", "torch"])
 @pytest.mark.parametrize(
-    ("logprobs", "settling", "kv_dtype"),
-    [(None, SETTLING, None), (2, SETTLING, None), (None, AT_LIMIT, None), (None, SETTLING, torch.int8)],
+    ("logprobs", "settling", "kv_dtype", "shares"),
+    [
+        (None, SETTLING, None, None),
+        (2, SETTLING, None, LENT),
+        (None, AT_LIMIT, None, LENT),
+        (None, SETTLING, torch.int8, LENT),
+    ],
 )
 def test_neither_batch_nor_drafts_nor_preemption_change_the_answer(
-    form: str, logprobs: int | None, settling: Settling, kv_dtype: torch.dtype | None
+    form: str, logprobs: int | None, settling: Settling, kv_dtype: torch.dtype | None, shares: Tensor | None
 ) -> None:
     if form == "torch" and kv_dtype is torch.int8:
         pytest.skip("a matrix product of another shape rounds otherwise, and may choose another code")
@@ -170,7 +186,8 @@ def test_neither_batch_nor_drafts_nor_preemption_change_the_answer(
         limits = {"num_blocks": 300, "max_model_len": LENGTH, **settings}
         kernels = load_kernels() if form == "kernels" else None
         choice = SlotChoice if kernels is None else partial(CpuSlotChoice, kernels)
-        return core_of(steps, policy=free_rows(3), settling=settling, choice=choice, kv_dtype=kv_dtype, **limits)
+        limits |= {"settling": settling, "choice": choice, "shares": shares, "kv_dtype": kv_dtype}
+        return core_of(steps, policy=free_rows(3), **limits)
 
     truth = answers(core(max_num_seqs=1), asking(asked, confidence=1.0), seen)
     assert not seen["drafted"]
@@ -219,9 +236,11 @@ def test_a_probe_chooses_by_keys_without_their_positions_and_values_norms() -> N
         held = torch.stack((turned, values), dim=2)
         choice = SlotChoice(rotary, probe)
         torch.testing.assert_close(choice.scores(held, positions), wanted)
-        best = choice.best(held, positions, 3)
-        assert best.shape == (layers, 3, heads)
-        assert torch.equal(best, wanted.topk(3, dim=1).indices.sort(dim=1).values)
+        numbers = torch.tensor([[3, 1]]).expand(layers, heads)
+        stay = choice.stay(held, positions, numbers)
+        for head, number in enumerate((3, 1)):
+            best = wanted[..., head].topk(number, dim=1).indices
+            assert torch.equal(stay[..., head], torch.zeros(layers, 8, dtype=torch.bool).scatter(1, best, value=True))
 
 
 def test_of_equals_the_newest_stay() -> None:
@@ -232,7 +251,8 @@ def test_of_equals_the_newest_stay() -> None:
     keys[:, 2] = other
     positions = torch.arange(90, 98)
     held = torch.stack((rotate(keys, *rotary(positions)), keys), dim=2)
-    assert SlotChoice(rotary).best(held, positions, 3)[0, :, 0].tolist() == [2, 6, 7]
+    numbers = torch.full((trunk.num_layers, trunk.num_kv_heads), 3)
+    assert SlotChoice(rotary).stay(held, positions, numbers)[0, :, 0].nonzero()[:, 0].tolist() == [2, 6, 7]
 
 
 def test_a_fitted_probe_is_another_choice_and_as_exact() -> None:
@@ -250,54 +270,3 @@ def test_a_fitted_probe_is_another_choice_and_as_exact() -> None:
     fitted = found(4, probe)
     assert fitted == found(1, probe)
     assert fitted != found(4, None)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
-@pytest.mark.parametrize("fitted", [False, True])
-@pytest.mark.parametrize("instructions", ["avx512", "avx2"])
-def test_kernels_move_what_plain_settling_moves(dtype: torch.dtype, fitted: bool, instructions: InstructionSet) -> None:
-    if (kernels := load_kernels(instructions)) is None:
-        pytest.skip("built without a compiler, or for another processor")
-    trunk = trunk_config(num_layers=3, unturned_layers=UNTURNED, **{**WIDE, "head_dim": 64})
-    draw = torch.Generator().manual_seed(4)
-    rotary = RotaryEmbedding(trunk, 500, CPU, torch.float32)
-    probe = torch.randn(3, trunk.num_kv_heads, 65, generator=draw) if fitted else None
-    caches = [PagedKVCache(trunk, 20, 8, dtype, CPU) for _ in range(2)]
-    for layer in range(3):
-        keys, values = torch.randn(2, 160, trunk.num_kv_heads, 64, generator=draw)
-        for cache in caches:
-            cache.write(layer, torch.arange(160), keys, values)
-    before = caches[0].data[1].clone()
-    slots = torch.randperm(150, generator=draw).tolist()
-    candidates, behind = slots[:48], slots[48:60]
-    # What stays goes to candidates' own slots and to new ones; what is moved, to where candidates or moved ones were.
-    kept_at = [*candidates[10:15], *slots[60:67]]
-    moves = list(zip(behind, [*candidates[20:26], *behind[:6]], strict=True))
-    for cache, choice in zip(caches, (SlotChoice(rotary, probe), CpuSlotChoice(kernels, rotary, probe)), strict=True):
-        choice.settle(cache, candidates, list(range(100, 148)), kept_at, moves)
-    for of_plain, of_kernels in zip(*((*cache.data, *cache.scales) for cache in caches), strict=True):
-        assert torch.equal(of_plain, of_kernels)
-    assert not torch.equal(caches[0].data[1], before)
-    assert torch.equal(caches[1].data[1].flatten(0, 1)[candidates[20]], before.flatten(0, 1)[behind[0]])
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA GPU")
-@pytest.mark.parametrize("fitted", [False, True])
-def test_a_gpu_moves_what_the_processor_moves(fitted: bool) -> None:
-    trunk = trunk_config(num_layers=3, **{**WIDE, "head_dim": 64})
-    draw = torch.Generator().manual_seed(4)
-    probe = torch.randn(3, trunk.num_kv_heads, 65, generator=draw) if fitted else None
-    values = [torch.randn(21, 8, 2, trunk.num_kv_heads, 64, generator=draw).bfloat16() for _ in range(3)]
-    slots = torch.randperm(150, generator=draw).tolist()
-    found = []
-    for device in (CPU, torch.device("cuda")):
-        cache = PagedKVCache(trunk, 20, 8, torch.bfloat16, device)
-        for data, of_layer in zip(cache.data, values, strict=True):
-            data.copy_(of_layer)
-        choice = SlotChoice(RotaryEmbedding(trunk, 500, device, torch.float32), probe)
-        moves = list(zip(slots[48:60], slots[20:32], strict=True))
-        choice.settle(cache, slots[:48], list(range(100, 148)), slots[60:72], moves)
-        found.append([data.cpu() for data in cache.data])
-    for of_cpu, of_gpu in zip(*found, strict=True):
-        assert torch.equal(of_cpu, of_gpu)

@@ -21,6 +21,7 @@ from hamburger.model.graphs.step_memory import (
     small_cache,
 )
 from hamburger.model.kv_cache import slot_bytes
+from hamburger.model.settled_places import SettledPlaces
 from hamburger.model.steps import EagerSteps
 from slow_cases import slow_but
 from small_models import graft_config, random_model, trunk_config
@@ -113,6 +114,22 @@ def test_they_are_as_large_as_steps_can_be() -> None:
     assert (decode.max_group_limit, decode.num_single, decode.context_slots_host) == (4, 6, [30] * 6)
     assert decode.sampling.adjustments is not None
     assert largest_decode(model, largest(context_slots=10**9)).context_slots_host == [40] * 6
+    assert decode.settled_slots is None
+
+
+def test_they_see_places_that_are_lent() -> None:
+    model, places = random_model(MODELS["grafted"]), SettledPlaces(torch.tensor([[0, 3]] * 2 + [[0, 1]] * 2), 16, 4)
+    changes = {"settled": places, "is_verified": True}
+    decode, prefill = (step(model, largest(**changes)) for step in (largest_decode, largest_prefill))
+    assert decode.settled_slots is not None
+    assert decode.settled_slots.tolist() == [28] * 6
+    assert prefill.settled_slots is not None
+    assert prefill.settled_slots.tolist() == [0, 28]
+    assert peak_bytes(model, largest(**changes), ScriptedMeter([7, 5], [])) == 7
+    static, args = model_and_args()
+    cache = small_cache(static, 50, 4, torch.float32, places)
+    assert cache.lends
+    decode_graphs(static, cache, args, "verified", 40).prepare(only=22)
 
 
 def test_with_verified_groups_a_slot_has_one_token_and_every_row_may_draft() -> None:

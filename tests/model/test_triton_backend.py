@@ -12,8 +12,10 @@ import torch
 pytest.importorskip("triton", reason="the package triton is not installed")
 
 from drafted import assert_same_text, checked, drafted, drafting_core, eager_drafts, never_drafted
+from exactness import answer, numbers
 from graph_cores import CONTEXT, MODELS, assert_same, graphs_core, requests
 from hamburger.engine.types.messages import SubmitRequest
+from hamburger.engine.types.settling import Settling
 from hamburger.model.assemble import assemble
 from hamburger.model.batch import ForwardBatch, Reads, empty_sampling
 from hamburger.model.config import ModelConfig
@@ -30,6 +32,7 @@ from same_groups import assert_same_groups
 from slow_cases import slow_but
 from small_models import CPU, core_of, grafted, params, random_tensors, run_core, tokens_of, trunk_config
 from trunk_shapes import GEMMA3, OLMO2, QWEN3, QWEN3_MOE, YARN
+from verified import free_rows
 
 # (changes to the trunk, to the graft): two layers, so that the interpreter is done in seconds.
 SHAPES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -140,6 +143,41 @@ def test_drafts_as_rows_give_the_plain_model_s_text(shape: str, kernel_device: t
     seen = checked(found)
     assert min(seen["accepted"], seen["rejected"]) > 3
     assert max(len(output.token_ids) for outputs in found.values() for output in outputs) > 2
+
+
+def test_places_that_are_lent_are_seen_as_in_the_plain_model(kernel_device: torch.device) -> None:
+    """Answers that settle, with drafts as rows, beside others that have not settled yet; and replayed in chunks."""
+    config = config_of("positions")
+    asked = [
+        SubmitRequest(
+            str(i),
+            [(7 * n + j) % 90 + 2 for j in range(n)],
+            params(max_tokens=m, logprobs=2, ignore_eos=True, confidence=0.0),
+            0.0,
+        )
+        for i, (n, m) in enumerate(((5, 27), (2, 30)))
+    ]
+    shares, outputs = torch.tensor([[0, 3], [0, 1]]), []
+    plain, fused = model_of(config, "torch", CPU), model_of(config, "triton", kernel_device)
+    for model, of_heads in ((plain, shares), (fused, shares), (plain, None)):
+        core = core_of(
+            model,
+            max_num_seqs=2,
+            max_num_batched_slots=12,
+            max_model_len=32,
+            num_blocks=8,
+            policy=free_rows(3),
+            settling=Settling(window=4, growth=0.0, keep=1 / 2, chunk=8, apart=4),
+            shares=of_heads,
+        )
+        outputs.append((played := play(core, asked, at_once=1, every=1)).outputs)
+        assert played.seen["preemptions"]
+    wanted, found, without = outputs
+    assert_same_text(found, wanted)
+    assert all(mine[-1].dropped_slots for mine in found.values())
+    assert checked(found)["accepted"]
+    of_wanted, of_without = ([numbers(answer(of[name])) for name in of] for of in (wanted, without))
+    assert of_without != [pytest.approx(values, abs=1e-2) for values in of_wanted]
 
 
 def decoding(contexts: list[int], write: list[int], emit: list[int], device: torch.device) -> ForwardBatch:

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 pytest.importorskip("triton", reason="the package triton is not installed")
 
 from attention_reference import reference_attention
-from hamburger.model.gpu.attention import MAX_SPLITS, attend_singles, chunk_tiles, num_splits
+from hamburger.model.gpu.attention import MAX_SPLITS, attend_singles, num_splits
+from hamburger.model.gpu.chunk_attention import chunk_tiles
 from kernel_checks import (
     Heads,
     any_shapes,
@@ -58,6 +59,28 @@ def test_chunks(shape: Heads, kernel_device: torch.device) -> None:
     check_chunks(shape, [(40, 1), (0, 9), (71, 30)], 5, kernel_device)
     tiles = chunk_tiles([(1, 1, 9, 0), (2, 10, 30, 71)], shape.heads // shape.kv_heads, shape.dtype)
     assert len(tiles) > 2 or shape.heads < 4
+
+
+# The first KV head lends in two of three layers, where the second borrows, of two heads or one (lending_cache).
+LENDING = [
+    Heads(4, 2, 16, None, torch.float32),
+    Heads(3, 3, 40, None, torch.float32),
+    Heads(6, 3, 64, None, torch.bfloat16),
+    Heads(9, 3, 64, None, torch.float32, torch.int8),
+    Heads(2, 2, 64, None, torch.bfloat16, torch.int8),
+]
+
+
+@pytest.mark.parametrize(("shape", "splits"), [*((shape, 4) for shape in LENDING), (LENDING[0], 1), (LENDING[4], 1)])
+def test_one_slot_rows_see_places_that_are_lent(shape: Heads, splits: int, kernel_device: torch.device) -> None:
+    """One is padding, and one has no settled slots."""
+    settled = [(7, 60), (0, 0), (0, 0), (0, 85), (3, 5)]
+    check_singles(shape, [150, 0, 70, 86, 9], 16, splits, kernel_device, settled)
+
+
+@pytest.mark.parametrize("shape", LENDING)
+def test_chunks_see_places_that_are_lent(shape: Heads, kernel_device: torch.device) -> None:
+    check_chunks(shape, [(40, 1), (0, 9), (71, 30), (10, 3)], 5, kernel_device, [(2, 30), (0, 0), (4, 65), (0, 10)])
 
 
 def test_splits_follow_shapes_alone() -> None:

@@ -51,7 +51,8 @@ def test_every_setting_is_an_option_and_reaches_the_engine() -> None:
         "overlap_steps": "off",
         "groups": "verified",
         "lora": "a=x", "max_loras": "3", "max_lora_rank": "9", "allow_lora_loading": "true",
-        "kv_cache_dtype": "int8", "settle": "false", "settle_window": "96", "settle_keep": "0.5", "settle_limit": "700",
+        "kv_cache_dtype": "int8", "settle": "false", "settle_window": "96", "settle_growth": "0.25",
+        "settle_keep": "0.5", "settle_limit": "700",
     }  # fmt: skip
     assert given.keys() == ServeSettings.model_fields.keys()
     options = [part for name, value in given.items() for part in (f"--{name.replace('_', '-')}", value)]

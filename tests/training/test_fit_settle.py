@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import re
 import shutil
 from pathlib import Path
 
@@ -15,15 +16,22 @@ from safetensors.torch import save_file
 import hamburger.training.settling.fit as fitting
 from hamburger.engine.device.load import resolve, slot_choice
 from hamburger.engine.types.config import EngineArgs
+from hamburger.engine.types.settling import Settling
 from hamburger.model.checkpoints.hf_config import trunk_config_json
 from hamburger.model.checkpoints.load import save_checkpoint
-from hamburger.model.checkpoints.settle_probe import load_probe, read_probe
+from hamburger.model.checkpoints.settle_probe import SettleProbe, equal_shares, load_probe, read_probe, save_probe
 from hamburger.model.checkpoints.sources import BUILTIN, PROBE_FILE, CheckpointError, resolve_source
 from hamburger.model.config import ModelConfig
+from hamburger.model.modules.rotary import RotaryEmbedding
+from hamburger.model.settled_places import SettledPlaces
+from hamburger.model.slot_choice import SlotChoice
 from hamburger.training.cli.settle import add_fit_settle_arguments
 from hamburger.training.errors import TrainingError
+from hamburger.training.settling.choice import dropped_by_head
 from hamburger.training.settling.fit import Chunks, fit, kept, scored
-from small_models import graft_config, random_tensors, trunk_config
+from hamburger.training.settling.observed import observe
+from hamburger.training.settling.shares import MOST, allot, costs_of_shares, losses, numbers_of_shares
+from small_models import graft_config, plain_model, random_tensors, trunk_config
 
 TRUNK = trunk_config(vocab_size=49152, hidden_size=32, eos_token_ids=(2,), max_position_embeddings=512)
 
@@ -57,15 +65,75 @@ def arguments(folder: Path, *more: str) -> argparse.Namespace:
 
 def test_serve_finds_what_was_fitted(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     args = EngineArgs(model=str(folder), device="cpu", dtype="float32", settle=True, groups="verified")
-    assert not slot_choice(resolve(args)).is_fitted
-    assert fitting.run(arguments(folder)) == 0
+    settling = Settling(192, 1 / 8)
+    choice, places = slot_choice(resolve(args), settling)
+    assert not choice.is_fitted
+    assert not places.lent
+    assert fitting.run(arguments(folder, "--window", "400")) == 0
     told = capsys.readouterr().err
     assert "fitted: 4 chunks" in told
     assert "held-out: 2 chunks" in told
-    assert slot_choice(resolve(args)).is_fitted
-    probe = read_probe(folder / PROBE_FILE, TRUNK)
-    assert probe.shape == (TRUNK.num_layers, TRUNK.num_kv_heads, TRUNK.head_dim + 1)
-    assert probe.abs().min() > 0
+    assert "no place is lent: no answer is long enough to settle." in told
+    assert slot_choice(resolve(args), settling)[0].is_fitted
+    weights, shares = read_probe(folder / PROBE_FILE, TRUNK)
+    assert weights.shape == (TRUNK.num_layers, TRUNK.num_kv_heads, TRUNK.head_dim + 1)
+    assert weights.abs().min() > 0
+    assert shares.tolist() == [[1, 1]] * TRUNK.num_layers
+
+
+def test_shares_are_fitted_to_a_probe_and_serve(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Where answers are long enough; with weights that are there, which stay."""
+    own = SettleProbe(torch.randn(TRUNK.num_layers, TRUNK.num_kv_heads, TRUNK.head_dim + 1), equal_shares(TRUNK))
+    save_probe(folder / "own", own)
+    assert fitting.run(arguments(folder, "--probe", str(folder / "own"), "--window", "64")) == 0
+    told = capsys.readouterr().err
+    assert "heads lend places, to heads with those of up to" in told
+    weights, shares = read_probe(folder / PROBE_FILE, TRUNK)
+    assert torch.equal(weights, own.weights)
+    assert int(shares.sum()) == shares.numel()
+    after, before = (float(value) for value in re.findall(r"KL (\S+), with equal places (\S+)", told)[0])
+    assert torch.equal(shares, equal_shares(TRUNK)) == (after >= before)
+    _, places = slot_choice(resolve(EngineArgs(model=str(folder), device="cpu")), Settling(64, 1 / 8))
+    assert torch.equal(places.lends == 1, shares == 0)
+
+
+def test_places_go_where_they_are_worth_most() -> None:
+    costs = torch.zeros(MOST + 1, 2, 2)
+    costs[:, 0, 0] = torch.tensor([4.0, 0, -0.5, -1, -1])  # needs its own
+    costs[:, 0, 1] = torch.tensor([0.5, 0, -6, -7, -7])  # one more is worth much, a third one little
+    costs[:, 1, 0] = torch.tensor([0.1, 0, 0, 0, 0])
+    costs[:, 1, 1] = torch.tensor([-0.2, 0, 0.3, 0, 0])  # of nothing
+    assert allot(costs).tolist() == [[1, 3], [0, 0]]
+    costs[2:, 0, 0] = torch.tensor([0.0, -9, -9])  # two more: only together
+    assert allot(costs).tolist() == [[3, 1], [0, 0]]
+    assert allot(torch.zeros(MOST + 1, 3, 2)).tolist() == [[1, 1]] * 3
+    settling = Settling(192, 1 / 8)
+    assert numbers_of_shares(settling) == [2, 8, 14, 20, 26]
+    shares = torch.tensor([[4, 0, 0, 0, 1]])
+    assert SettledPlaces(shares, settling.chunk, settling.kept).numbers.tolist() == [[26, 2, 2, 2, 8]]
+
+
+def test_a_share_costs_what_it_changes() -> None:
+    """To first order: of small changes the real loss is what was foretold."""
+    config = trunk_config(vocab_size=128, hidden_size=64, max_position_embeddings=512)
+    model = plain_model(ModelConfig(trunk=config), 5)
+    draw = random.Random(2)
+    seen = observe(model, [5, 6], [draw.randrange(2, 128) for _ in range(300)])
+    choice = SlotChoice(RotaryEmbedding(config, 512, torch.device("cpu"), torch.float32))
+    settling = Settling(64, 1 / 8)
+    costs = costs_of_shares(model, choice, settling, [seen])
+    assert costs[1].abs().max() < 1e-9
+    numbers = torch.full((config.num_layers, config.num_kv_heads), settling.kept)
+    before, tokens = losses(model, seen, dropped_by_head(seen, settling, choice, numbers), settling)
+    foretold, found = [], []
+    for share, number in ((2, 14), (0, 2)):
+        for layer in range(config.num_layers):
+            changed = numbers.clone()
+            changed[layer, 1] = number
+            after, _ = losses(model, seen, dropped_by_head(seen, settling, choice, changed), settling)
+            found.append((after - before) / tokens)
+            foretold.append(float(costs[share, layer, 1]))
+    assert torch.corrcoef(torch.tensor([foretold, found]))[0, 1] > 0.9
 
 
 def test_a_probe_is_no_weight_of_a_checkpoint_of_ours_and_that_of_its_base_serves(folder: Path) -> None:
@@ -80,11 +148,12 @@ def test_a_probe_is_no_weight_of_a_checkpoint_of_ours_and_that_of_its_base_serve
     source = resolve_source(str(folder.parent / "burger"))
     of_base = load_probe(source, TRUNK)
     assert of_base is not None
-    other = {"probe": torch.ones(TRUNK.num_layers, TRUNK.num_kv_heads, TRUNK.head_dim + 1)}
+    other = {"probe": torch.ones(TRUNK.num_layers, TRUNK.num_kv_heads, TRUNK.head_dim + 1)}  # a file without shares
     save_file(other, folder.parent / "burger" / PROBE_FILE)
     nearest = load_probe(source, TRUNK)
     assert nearest is not None
-    assert torch.equal(nearest, other["probe"])
+    assert torch.equal(nearest.weights, other["probe"])
+    assert torch.equal(nearest.shares, equal_shares(TRUNK))
     resolve(EngineArgs(model=str(folder.parent / "burger"), device="cpu"))  # which reads the weights
 
 
@@ -97,6 +166,11 @@ def test_a_probe_of_another_model_is_named(folder: Path) -> None:
     ):
         save_file(tensors, file)
         with pytest.raises(CheckpointError, match=r"settle.safetensors is no probe of this model, which is `probe` \["):
+            read_probe(file, TRUNK)
+    weights = torch.ones(TRUNK.num_layers, TRUNK.num_kv_heads, TRUNK.head_dim + 1)
+    for shares in (torch.ones(1, 1), torch.full((4, 2), -1), torch.tensor([[2, 1]] * 4), torch.ones(4, 2)):
+        save_file({"probe": weights, "shares": shares}, file)
+        with pytest.raises(CheckpointError, match=r"settle.safetensors has `shares` that are not those of this model"):
             read_probe(file, TRUNK)
 
 

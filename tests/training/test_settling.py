@@ -15,14 +15,14 @@ import torch
 import hamburger.training.settling.evaluate as evaluation
 from hamburger.engine.types.settling import Settling
 from hamburger.model.checkpoints.load import save_checkpoint
-from hamburger.model.checkpoints.settle_probe import save_probe
+from hamburger.model.checkpoints.settle_probe import SettleProbe, equal_shares, save_probe
 from hamburger.model.checkpoints.sources import BUILTIN
 from hamburger.model.config import ModelConfig
 from hamburger.model.modules.rotary import RotaryEmbedding
 from hamburger.model.slot_choice import SlotChoice
 from hamburger.training.cli.settle import add_eval_settle_arguments
 from hamburger.training.errors import TrainingError
-from hamburger.training.settling.choice import BY_HEAD, KEYS, PROBE, SCORE_NAMES, Policy
+from hamburger.training.settling.choice import BY_HEAD, EQUAL, KEYS, PROBE, SCORE_NAMES, Chooser, Policy
 from hamburger.training.settling.observed import Observed, middle_layers, observe, settled_states
 from small_models import CPU, plain_model, random_tensors, trunk_config
 
@@ -33,7 +33,13 @@ LENGTH = 120
 TRUNK = trunk_config(vocab_size=64, max_position_embeddings=256)
 ROTARY = RotaryEmbedding(TRUNK, 256, CPU, torch.float32)
 PROBE_OF = torch.randn(TRUNK.num_layers, TRUNK.num_kv_heads, TRUNK.head_dim + 1)
-CHOICES = {KEYS: SlotChoice(ROTARY), PROBE: SlotChoice(ROTARY, PROBE_OF)}
+SHARES = torch.tensor([[1, 0], [3, 2], [0, 0], [1, 1]])
+FITTED, EQUAL_SHARES = SlotChoice(ROTARY, PROBE_OF), equal_shares(TRUNK)
+CHOICES = {
+    KEYS: Chooser(SlotChoice(ROTARY), EQUAL_SHARES),
+    PROBE: Chooser(FITTED, SHARES),
+    EQUAL: Chooser(FITTED, EQUAL_SHARES),
+}
 
 
 @pytest.fixture(scope="module")
@@ -89,8 +95,13 @@ def test_as_many_lose_their_slots_as_the_engine_takes(seen: tuple[Any, Observed]
     _, observed = seen
     dropped = Policy(score, SETTLING).dropped_at(observed, CHOICES, seed=1)
     assert dropped.dim() == (3 if score in BY_HEAD else 1)
+    if score == PROBE:  # of a chunk of 16 each head with a place for 4 lends 3, or borrows them once or twice
+        number = torch.tensor([[4, 1], [10, 7], [1, 1], [4, 4]]) * sum(1 for _ in SETTLING.places(LENGTH))
+        settled = SETTLING.chunk * sum(1 for _ in SETTLING.places(LENGTH))
+        assert torch.equal((dropped < LENGTH).sum(-1), settled - number)
     for of_head in dropped.reshape(-1, LENGTH):
-        assert int((of_head < LENGTH).sum()) == SETTLING.settled_slots(LENGTH)
+        if score != PROBE:
+            assert int((of_head < LENGTH).sum()) == SETTLING.settled_slots(LENGTH)
         for place, settled in SETTLING.places(LENGTH):
             here = (of_head == place).nonzero().flatten().tolist()
             assert max(here) < settled + SETTLING.chunk  # the window is whole
@@ -165,7 +176,8 @@ def test_another_probe_is_measured_anew(folder: Path, tmp_path: Path) -> None:
     trunk = trunk_config(vocab_size=49152, hidden_size=32)
     files = [tmp_path / f"{i}.safetensors" for i in range(2)]
     for file in files:
-        save_probe(file, torch.randn(trunk.num_layers, trunk.num_kv_heads, trunk.head_dim + 1))
+        weights = torch.randn(trunk.num_layers, trunk.num_kv_heads, trunk.head_dim + 1)
+        save_probe(file, SettleProbe(weights, equal_shares(trunk)))
         assert evaluation.run(arguments(folder, tmp_path, "--scores", "probe;keys", "--probe", str(file))) == 0
     rows = [json.loads(line) for line in (tmp_path / "measured.jsonl").read_text().splitlines()]
     of_probes = [row for row in rows if row["policy"].startswith("probe")]

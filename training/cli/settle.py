@@ -56,6 +56,13 @@ def add_fit_settle_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--max-tokens", type=whole(192), default=1024, metavar="N", help="longer ones are cut (1024)")
     parser.add_argument("--steps", type=whole(1), default=600, metavar="N", help="of the fit (600)")
+    parser.add_argument("--probe", type=Path, metavar="FILE", help="keep this one's weights: fit the shares alone")
+    parser.add_argument(
+        "--share-texts", type=whole(1), default=32, metavar="N", help="answers that shares are fitted to (32)"
+    )
+    parser.add_argument(
+        "--window", type=whole(1), default=64, metavar="N", help="settle_window that shares are fitted for (64)"
+    )
     parser.add_argument("--seed", type=whole(0), default=0, metavar="N", help="of the order of chunks")
     parser.add_argument(
         "--out",

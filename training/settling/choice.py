@@ -4,20 +4,38 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from hamburger.engine.types.settling import Settling
+from hamburger.model.settled_places import SettledPlaces
 from hamburger.model.slot_choice import SlotChoice
 from hamburger.training.settling.observed import Observed
 
 NEAREST = 9  # attention to the tokens just before is not counted: nearly all of it is of being near
-KEYS, PROBE = "keys", "probe"  # what an engine does without a probe, and with one
+# What an engine does without a probe, and with one; and a probe without its shares, in which no head lends places.
+KEYS, PROBE, EQUAL = "keys", "probe", "probe, equal places"
 # Each layer and KV head chooses for itself.
-BY_HEAD = (KEYS, PROBE, "attention, by head", "attention, by layer", "attention to come, by head", "random, by head")
+BY_HEAD = (
+    KEYS,
+    PROBE,
+    EQUAL,
+    "attention, by head",
+    "attention, by layer",
+    "attention to come, by head",
+    "random, by head",
+)
 ALIKE = ("attention", "attention x surprise", "surprise", "random", "newest", "recency")
 SCORE_NAMES = (*BY_HEAD, *ALIKE)
+
+
+class Chooser(NamedTuple):
+    """shares: int64 [layers, kv_heads], of whose places a head has (SettledPlaces)."""
+
+    choice: SlotChoice
+    shares: Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,29 +53,24 @@ class Policy:
         parts = [self.score, s.window, s.growth, s.keep, s.chunk, *([s.limit] if s.limit else ()), self.probe]
         return " | ".join(str(part) for part in parts if part != "")
 
-    def dropped_at(self, seen: Observed, choices: Mapping[str, SlotChoice], seed: int) -> Tensor:
+    def dropped_at(self, seen: Observed, choices: Mapping[str, Chooser], seed: int) -> Tensor:
         """int64 [A], or [layers, kv_heads, A]: the number of computed answer tokens at which each loses its slot; A
-        where it never does. choices: of the scores KEYS and PROBE."""
+        where it never does. choices: of the scores KEYS, PROBE and EQUAL."""
         length = len(seen.surprise)
+        if self.score in choices:
+            choice, shares = choices[self.score]
+            places = SettledPlaces(shares, self.settling.chunk, self.settling.kept)
+            return dropped_by_head(seen, self.settling, choice, places.numbers)
         heads = (len(seen.heads), seen.heads[0][0].shape[1]) if self.score in BY_HEAD else ()
         dropped = torch.full((*heads, length), length, dtype=torch.int64)
         generator = torch.Generator().manual_seed(seed)
         chunk, number = self.settling.chunk, self.settling.chunk - self.settling.kept
         gone = 0
         for place, first in self.settling.places(length):
-            if first // chunk >= self.settling.most_chunks:  # the slots of what settled first
-                lost = first - int(self.settling.most_chunks) * chunk
-                here = dropped[..., lost : lost + chunk]
-                here[here == length] = place
+            _lose_first(dropped, self.settling, place, first)
             if self.score == "recency":
                 dropped[gone : gone + number] = place
                 gone += number
-                continue
-            if self.score in choices:
-                held, positions = seen.chunk(first, first + chunk)
-                stay = choices[self.score].best(held, positions, self.settling.kept).transpose(1, 2)
-                dropped[..., first : first + chunk] = place
-                dropped.scatter_(-1, first + stay, length)
                 continue
             if heads:
                 scores = self._scores_by_head(seen, place, first, first + chunk, generator)
@@ -90,3 +103,25 @@ class Policy:
         far = torch.arange(first, place)[:, None] >= torch.arange(first, end) + NEAREST
         scores = (seen.by_head[:, :, first:place, first:end].float() * far).sum(2)
         return scores.mean(1, keepdim=True).expand_as(scores) if self.score == "attention, by layer" else scores
+
+
+def dropped_by_head(seen: Observed, settling: Settling, choice: SlotChoice, numbers: Tensor) -> Tensor:
+    """int64 [layers, kv_heads, A], as Policy.dropped_at, where each head keeps `numbers` [layers, kv_heads] of a
+    chunk's tokens."""
+    length = len(seen.surprise)
+    dropped = torch.full((*numbers.shape, length), length, dtype=torch.int64)
+    for place, first in settling.places(length):
+        _lose_first(dropped, settling, place, first)
+        held, positions = seen.chunk(first, first + settling.chunk)
+        stay = choice.stay(held, positions, numbers).transpose(1, 2)
+        dropped[..., first : first + settling.chunk] = torch.where(stay, length, place)
+    return dropped
+
+
+def _lose_first(dropped: Tensor, settling: Settling, place: int, first: int) -> None:
+    """At an answer's limit its next chunk takes the slots of the chunk that settled first."""
+    if first // settling.chunk < settling.most_chunks:
+        return
+    lost = first - int(settling.most_chunks) * settling.chunk
+    here, length = dropped[..., lost : lost + settling.chunk], dropped.shape[-1]
+    here[here == length] = place

@@ -19,7 +19,7 @@ from rich.console import Console
 
 from hamburger.engine.text.tokenizer import Tokenizer
 from hamburger.engine.types.settling import Settling
-from hamburger.model.checkpoints.settle_probe import load_probe, read_probe
+from hamburger.model.checkpoints.settle_probe import equal_shares, load_probe, read_probe
 from hamburger.model.checkpoints.sources import ModelSource, resolve_source
 from hamburger.model.modules.hamburger import HamburgerModel
 from hamburger.model.modules.rotary import RotaryEmbedding
@@ -29,7 +29,7 @@ from hamburger.training.corpus.jsonl import GrowingFile, read_rows, text_of
 from hamburger.training.errors import TrainingError
 from hamburger.training.forward.loading import load_model
 from hamburger.training.progress import token_bar
-from hamburger.training.settling.choice import BY_HEAD, KEYS, PROBE, SCORE_NAMES, Policy
+from hamburger.training.settling.choice import BY_HEAD, EQUAL, KEYS, PROBE, SCORE_NAMES, Chooser, Policy
 from hamburger.training.settling.observed import Observed, observe, settled_states
 from hamburger.training.settling.report import write_report
 
@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
         source, device=args.device, dtype=args.dtype, on_progress=lambda line: console.print(line, markup=False)
     )
     choices, probe = _choices(args, source, model)
-    policies = [replace(policy, probe=probe) if policy.score == PROBE else policy for policy in policies]
+    policies = [replace(policy, probe=probe) if policy.score in (PROBE, EQUAL) else policy for policy in policies]
     with GrowingFile(args.out / "measured.jsonl") as cache:
         known = {(row.values["key"], row.values["policy"]): row.values for row in read_rows(cache.path)}
         with token_bar("Texts", len(texts), console) as bar:
@@ -109,24 +109,25 @@ def _books(args: argparse.Namespace, tokenizer: Tokenizer) -> Iterator[Text]:
                 yield Text(f"{name} {row.line}", f"{name} (by people)", ids[:1], ids[1:])
 
 
-def _choices(args: argparse.Namespace, source: ModelSource, model: HamburgerModel) -> tuple[dict[str, SlotChoice], str]:
+def _choices(args: argparse.Namespace, source: ModelSource, model: HamburgerModel) -> tuple[dict[str, Chooser], str]:
     """And what tells the probe from others. Raises TrainingError where one is asked for and there is none."""
     trunk, device = model.config.trunk, model.embed_tokens.weight.device
     rotary = RotaryEmbedding(trunk, trunk.context_tokens, device, torch.float32)
-    choices = {KEYS: SlotChoice(rotary)}
-    if PROBE in args.scores:
+    choices = {KEYS: Chooser(SlotChoice(rotary), equal_shares(trunk))}
+    if PROBE in args.scores or EQUAL in args.scores:
         probe = load_probe(source, trunk) if args.probe is None else read_probe(args.probe, trunk)
         if probe is None:
             raise TrainingError(
                 f"{source.name} has no probe: make one with `hamburger fit-settle`, and name it (--probe)."
             )
-        choices[PROBE] = SlotChoice(rotary, probe)
-        return choices, blake2b(probe.numpy().tobytes(), digest_size=4).hexdigest()
+        choice = SlotChoice(rotary, probe.weights)
+        choices |= {PROBE: Chooser(choice, probe.shares), EQUAL: Chooser(choice, equal_shares(trunk))}
+        return choices, blake2b(b"".join(part.numpy().tobytes() for part in probe), digest_size=4).hexdigest()
     return choices, ""
 
 
 def _measured(
-    model: HamburgerModel, text: Text, policies: Sequence[Policy], choices: Mapping[str, SlotChoice]
+    model: HamburgerModel, text: Text, policies: Sequence[Policy], choices: Mapping[str, Chooser]
 ) -> Iterator[dict[str, Any]]:
     """A row a policy that settles anything of this text: sums over the tokens after the first place, by bucket."""
     length = len(text.answer_ids)

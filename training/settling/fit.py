@@ -2,7 +2,8 @@
 
 Features of an answer token are its key without its position, and the logarithm of its value's norm; what is to be
 foretold is the share that it will get of what tokens far behind pay to its chunk. One linear score for each layer and
-KV head, by cross-entropy of the softmax over a chunk: minutes on a CPU, and no weight of the model changes.
+KV head, by cross-entropy of the softmax over a chunk: minutes on a CPU, and no weight of the model changes. Then which
+heads lend their places to which (shares.py).
 """
 
 from __future__ import annotations
@@ -15,16 +16,20 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from hamburger.model.checkpoints.settle_probe import save_probe
+from hamburger.engine.types.settling import Settling
+from hamburger.model.checkpoints.settle_probe import SettleProbe, equal_shares, read_probe, save_probe
 from hamburger.model.checkpoints.sources import resolve_source
 from hamburger.model.modules.hamburger import HamburgerModel
 from hamburger.model.modules.rotary import RotaryEmbedding
+from hamburger.model.settled_places import SettledPlaces
 from hamburger.model.slot_choice import SlotChoice
 from hamburger.training.corpus.answers import read_answers
 from hamburger.training.errors import TrainingError
 from hamburger.training.forward.loading import load_model
 from hamburger.training.progress import token_bar
+from hamburger.training.settling.choice import dropped_by_head
 from hamburger.training.settling.observed import Observed, observe
+from hamburger.training.settling.shares import allot, costs_of_shares, losses
 
 CHUNK = 64  # tokens, as the engine looks at them together
 FAR = 64  # tokens behind a chunk, from which on attention to it counts: those before see it whole
@@ -32,6 +37,10 @@ _LEAST_LATER = 64  # tokens that must be there to pay
 _HELD_OUT = 8  # every so-manieth text tells how others do
 _BATCH, _LEARNING_RATE, _WEIGHT_DECAY = 24, 1e-2, 1e-3
 _KEEP = 1 / 8  # of a chunk, for what is told of the fit
+_SHARES_KEEP = 0.33  # as an engine keeps, unless it is told otherwise
+
+
+_Text = tuple[list[int], list[int]]  # ids of prompt and answer
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,29 +55,39 @@ class Chunks:
 def run(args: argparse.Namespace) -> int:
     """Fit and write the probe. Raises TrainingError, CheckpointError, ConfigError or OSError."""
     console = Console(stderr=True, highlight=False)
+
+    def tell(line: str) -> None:
+        console.print(line, markup=False, soft_wrap=True)
+
     texts = list(_texts(args))
     if len(texts) < 2:
         raise TrainingError(
             f"fewer than two answers are as long as --min-tokens {args.min_tokens}: give more --answers."
         )
     source = resolve_source(args.model, args.base)
-    model = load_model(
-        source, device=args.device, dtype=args.dtype, on_progress=lambda line: console.print(line, markup=False)
-    )
-    choice = SlotChoice(
-        RotaryEmbedding(model.config.trunk, model.config.trunk.context_tokens, _device(model), torch.float32)
-    )
+    model = load_model(source, device=args.device, dtype=args.dtype, on_progress=tell)
+    trunk = model.config.trunk
+    rotary = RotaryEmbedding(trunk, trunk.context_tokens, _device(model), torch.float32)
+    if args.probe is None:
+        weights = _fit_weights(args, model, SlotChoice(rotary), texts, console)
+    else:
+        weights = read_probe(args.probe, trunk).weights
+    shares = _fit_shares(args, model, SlotChoice(rotary, weights), texts, console)
+    save_probe(args.out, SettleProbe(weights, shares))
+    tell(f"wrote {args.out}")
+    return 0
+
+
+def _fit_weights(
+    args: argparse.Namespace, model: HamburgerModel, choice: SlotChoice, texts: Sequence[_Text], console: Console
+) -> Tensor:
+    """float32 [layers, kv_heads, head_dim + 1]."""
     found: list[list[Chunks]] = []
-    with token_bar("Texts", len(texts), console) as bar:
-        for prompt_ids, answer_ids in texts:
-            seen = observe(model, prompt_ids, answer_ids, by_head=True)
-            found.append(list(chunks_of(seen, choice)))
-            bar.add_tokens(len(answer_ids))
-            bar.advance(1)
+    for seen in _observed(model, texts, console, "Texts", by_head=True):
+        found.append(list(chunks_of(seen, choice)))
     held_out = together([chunk for text in found[::_HELD_OUT] for chunk in text])
     fitted = together([chunk for i, text in enumerate(found) for chunk in text if i % _HELD_OUT])
     probe = fit(fitted, args.steps, args.seed)
-    save_probe(args.out, probe)
     for name, chunks in (("fitted", fitted), ("held-out", held_out)):
         probed, unlike, most = (kept(chunks, s) for s in (scored(probe, chunks), _unlike(chunks), chunks.shares))
         console.print(
@@ -77,11 +96,51 @@ def run(args: argparse.Namespace) -> int:
             markup=False,
             soft_wrap=True,
         )
-    console.print(f"wrote {args.out}", markup=False, soft_wrap=True)
-    return 0
+    return probe
 
 
-def _texts(args: argparse.Namespace) -> Iterator[tuple[list[int], list[int]]]:
+def _fit_shares(
+    args: argparse.Namespace, model: HamburgerModel, choice: SlotChoice, texts: Sequence[_Text], console: Console
+) -> Tensor:
+    """int64 [layers, kv_heads]; equal ones unless others lose less in texts that they were not fitted to."""
+    settling = Settling(args.window, _SHARES_KEEP)
+    long = [text for text in texts if settling.slots(len(text[1])) < len(text[1])]
+    held_out = long[::_HELD_OUT][: args.share_texts // _HELD_OUT + 1]
+    fitted = [text for i, text in enumerate(long) if i % _HELD_OUT][: args.share_texts]
+    equal = equal_shares(model.config.trunk)
+    seen = _observed(model, fitted, console, "Shares")
+    shares = allot(costs_of_shares(model, choice, settling, seen))
+    lost = {name: [0.0, 0] for name in ("equal", "lent")}
+    for of_text in _observed(model, held_out, console, "Held-out"):
+        for name, of_heads in (("equal", equal), ("lent", shares)):
+            numbers = SettledPlaces(of_heads, settling.chunk, settling.kept).numbers
+            sums = losses(model, of_text, dropped_by_head(of_text, settling, choice, numbers), settling)
+            lost[name] = [a + b for a, b in zip(lost[name], sums, strict=True)]
+    if not fitted or not lost["equal"][1]:
+        console.print("no place is lent: no answer is long enough to settle.", markup=False, soft_wrap=True)
+        return equal
+    before, after = (total / tokens for total, tokens in lost.values())
+    lends, most = int((shares == 0).sum()), int(shares.max())
+    console.print(
+        f"{lends} of {shares.numel()} heads lend places, to heads with those of up to {most}; held-out: "
+        f"KL {after:.4f}, with equal places {before:.4f}",
+        markup=False,
+        soft_wrap=True,
+    )
+    return shares if after < before else equal
+
+
+def _observed(
+    model: HamburgerModel, texts: Sequence[_Text], console: Console, name: str, *, by_head: bool = False
+) -> Iterator[Observed]:
+    with token_bar(name, len(texts), console) as bar:
+        for prompt_ids, answer_ids in texts:
+            yield observe(model, prompt_ids, answer_ids, by_head=by_head)
+            bar.add_tokens(len(answer_ids))
+            bar.advance(1)
+
+
+def _texts(args: argparse.Namespace) -> Iterator[_Text]:
     for answer in read_answers(args.answers):
         if answer.token_ids is None or answer.prompt_ids is None:
             raise TrainingError(f"{answer.place}: it needs token_ids and prompt_ids, as `distill` writes them.")

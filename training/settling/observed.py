@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -14,6 +14,7 @@ from hamburger.model.modules.hamburger import HamburgerModel
 from hamburger.model.modules.trunk import run_layers
 
 _ROWS_A_HEAD = 256
+Watch = Callable[[Tensor, Callable[[Tensor], Tensor], int], None]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -85,29 +86,50 @@ def observe(
 
 @torch.inference_mode()
 def settled_states(model: HamburgerModel, seen: Observed, dropped_at: Tensor, first: int) -> Tensor:
+    """As settled_pass, and nothing more."""
+    return settled_pass(model, seen, dropped_at, first)
+
+
+def settled_pass(
+    model: HamburgerModel, seen: Observed, dropped_at: Tensor, first: int, watch: Watch | None = None
+) -> Tensor:
     """The final normed states [T - s, D] of the text from answer token `first` (s = num_prompt + first) on, where
     answer token j is seen by those before answer token dropped_at[j] alone. dropped_at: int64 [A], or each layer's and
-    KV head's, [layers, kv_heads, A]."""
+    KV head's, [layers, kv_heads, A].
+
+    watch: told of each layer what it attended to [T - s, num_heads * head_dim], with gradients from there on, how that
+    would be with other dropped_at [kv_heads, A], and its index."""
     start, length = seen.num_prompt + first, len(seen.token_ids)
     place = torch.arange(length, device=dropped_at.device)
-    until = F.pad(dropped_at + seen.num_prompt, (seen.num_prompt, 0), value=length)
+
+    def of_text(dropped: Tensor) -> Tensor:
+        return F.pad(dropped + seen.num_prompt, (seen.num_prompt, 0), value=length)
+
+    until = of_text(dropped_at)
     past = place <= place[start:, None]
+    heads = [tuple(part.clone() for part in of) for of in seen.heads] if watch else seen.heads  # of no inference mode
     alike = past & (until > place[start:, None]) if until.dim() == 1 else None
     angles = model.rotary.of_layers(place[start:])
 
     def attend(index: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        keys, values = (torch.cat((old[:start], new)) for old, new in zip(seen.heads[index], (k, v), strict=True))
-        mask = alike
-        if mask is None:
-            of_heads = until[index].repeat_interleave(q.shape[1] // k.shape[1], 0)
-            mask = past & (of_heads[:, None] > place[start:, None])
-        return _attended(q, keys, values, attn_mask=mask)
+        keys, values = (torch.cat((old[:start], new)) for old, new in zip(heads[index], (k, v), strict=True))
+
+        def with_heads(until: Tensor) -> Tensor:
+            of_heads = until.repeat_interleave(q.shape[1] // k.shape[1], 0)
+            return _attended(q, keys, values, attn_mask=past & (of_heads[:, None] > place[start:, None]))
+
+        attended = with_heads(until[index]) if alike is None else _attended(q, keys, values, attn_mask=alike)
+        if watch is not None:
+            watch(attended, lambda of: with_heads(of_text(of)), index)
+        return attended
 
     def layer(index: int, x: Tensor) -> Tensor:
         out: Tensor = model.trunk.layers[index](x, *angles[index], partial(attend, index))
         return out
 
-    x = model.embed_tokens(seen.token_ids[start:])
+    x = model.embed_tokens(seen.token_ids[start:].clone())
+    if watch is not None:
+        x = x.detach().requires_grad_()
     states, _ = run_layers(len(model.trunk.layers), x, layer, (), lambda x: x, model.trunk.final)
     return states
 

@@ -17,6 +17,7 @@ namespace avx512 {
 #include "linear.h"
 #include "functions.h"
 #include "attention/scratch.h"
+#include "places.h"
 #include "attention/plan.h"
 #include "attention/scores.h"
 #include "attention/values.h"

@@ -40,7 +40,7 @@ inline float norm(const Numbers<Value>& x, int64_t width) {
   return std::sqrt(sum(total));
 }
 
-// Scores that a head goes by -> scores [C]. data: its layer's.
+// The scores of a head's tokens -> scores [C].
 template <typename Value>
 void settle_scores(const Settling& s, const Kv<Value>& kv, int64_t layer, int64_t head, float* keys, float* mean, float* scores) {
   const int64_t dim = s.head_dim;
@@ -67,39 +67,53 @@ void settle_scores(const Settling& s, const Kv<Value>& kv, int64_t layer, int64_
   for (int64_t i = 0; i < s.candidates; i++) scores[i] = -dot(keys + i * dim, mean, dim) / length;
 }
 
+// What a head keeps of a chunk, copied.
+template <typename Value>
+struct Held {
+  std::vector<Value> data;  // [tokens, 2, head_dim]
+  std::vector<float> scales;
+};
+
 template <typename Value>
 void settle(const Settling& s, void* const* kv) {
   const int64_t dim = s.head_dim, pieces = s.layers * s.kv_heads;
+  const Places& places = *s.places;
+  const Pool<Value> pool = {kv, s.kv_scales};
+  std::vector<Held<Value>> held(pieces);
 #pragma omp parallel
   {
     std::vector<float> keys(s.candidates * dim), mean(dim), scores(s.candidates);
     std::vector<int64_t> order(s.candidates);
-    std::vector<Value> held(2 * s.kept * dim);
-    std::vector<float> held_scales(2 * s.kept);
 #pragma omp for schedule(static)
     for (int64_t piece = 0; piece < pieces; piece++) {
-      const int64_t layer = piece / s.kv_heads, head = piece % s.kv_heads;
-      const Kv<Value> cache = {static_cast<Value*>(kv[layer]), s.kv_scales ? s.kv_scales[layer] : nullptr};
-      settle_scores(s, cache, layer, head, keys.data(), mean.data(), scores.data());
+      const int64_t layer = piece / s.kv_heads, head = piece % s.kv_heads, kept = settled_tokens(places, piece);
+      const Kv<Value> own = pool.layer(layer);
+      settle_scores(s, own, layer, head, keys.data(), mean.data(), scores.data());
       for (int64_t i = 0; i < s.candidates; i++) scores[i] = std::nearbyint(scores[i] * s.precision), order[i] = i;
       // Of equals the newest stay.
       std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return scores[a] < scores[b]; });
-      const auto stay = order.end() - s.kept;
+      const auto stay = order.end() - kept;
       std::sort(stay, order.end());
-      const auto move = [&](bool out) {
-        for (int64_t i = 0; i < s.kept; i++) {
-          for (int64_t part = 0; part < 2; part++) {
-            const int64_t there = ((out ? s.from[stay[i]] : s.to[i]) * 2 + part) * s.kv_heads + head, here = 2 * i + part;
-            Value *const slot = cache.data + there * dim, *const copy = held.data() + here * dim;
-            std::memcpy(out ? copy : slot, out ? slot : copy, dim * sizeof(Value));
-            if (!cache.scales) continue;
-            if (out) held_scales[here] = cache.scales[there];
-            else cache.scales[there] = held_scales[here];
-          }
-        }
-      };
-      move(true);  // all of them, before any is overwritten
-      move(false);
+      held[piece].data.resize(2 * kept * dim);
+      for (int64_t i = 0; i < 2 * kept; i++) {
+        const int64_t at = (s.from[stay[i / 2]] * 2 + i % 2) * s.kv_heads + head;
+        std::memcpy(held[piece].data.data() + i * dim, own.data + at * dim, dim * sizeof(Value));
+        if (own.scales) held[piece].scales.push_back(own.scales[at]);
+      }
+    }
+    // Only here, when all that stays was copied: places at s.to may be those of candidates.
+#pragma omp for schedule(static)
+    for (int64_t piece = 0; piece < pieces; piece++) {
+      const int64_t own = places.lends[piece] ? places.kept - places.lent : places.kept, kept = settled_tokens(places, piece);
+      for (int64_t i = 0; i < 2 * kept; i++) {
+        const int64_t token = i / 2, beyond = token - own;
+        const int64_t place = beyond < 0 ? piece : places.lenders[piece * places.most + beyond / places.lent];
+        const int64_t slot = s.to[beyond < 0 ? token : places.kept - places.lent + beyond % places.lent];
+        const Kv<Value> of = pool.layer(place / s.kv_heads);
+        const int64_t at = (slot * 2 + i % 2) * s.kv_heads + place % s.kv_heads;
+        std::memcpy(of.data + at * dim, held[piece].data.data() + i * dim, dim * sizeof(Value));
+        if (of.scales) of.scales[at] = held[piece].scales[i];
+      }
     }
   }
 }

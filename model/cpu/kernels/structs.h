@@ -73,6 +73,15 @@ STRUCT(Adapted)
   FIELD(const Adapter*, adapters)   // [layers, 4]: of qkv, o, gate_up and down
 END
 
+// Whose the places in settled slots are (settled_places.py).
+STRUCT(Places)
+  FIELD(const int64_t*, lenders)  // [layers, kv_heads, most]
+  FIELD(const int64_t*, lends)    // [layers, kv_heads], 0 or 1
+  FIELD(int64_t, most)
+  FIELD(int64_t, kept)            // slots of a chunk
+  FIELD(int64_t, lent)            // the last of these
+END
+
 // T new slots of B sequences, as ForwardBatch has them (batch.py).
 STRUCT(Batch)
   FIELD(int64_t, slots)
@@ -82,6 +91,9 @@ STRUCT(Batch)
   FIELD(const int64_t*, block_tables)   // [B, table_width]
   FIELD(const int64_t*, context_slots)  // [B]
   FIELD(const int64_t*, query_slots)    // [B]
+  FIELD(const Places*, places)          // of settled slots; null, as the next two: none are lent here
+  FIELD(const int64_t*, settled_from)   // [B]
+  FIELD(const int64_t*, settled_slots)  // [B]
   FIELD(int64_t, table_width)
   FIELD(int64_t, block_size)
   FIELD(int32_t, kv_bits)               // of a number in the cache: 32, float; 16, bfloat16; 8, codes
@@ -176,11 +188,11 @@ STRUCT(Settling)
   FIELD(int64_t, kv_heads)
   FIELD(int64_t, head_dim)
   FIELD(int64_t, candidates)    // C
-  FIELD(int64_t, kept)
   FIELD(const int64_t*, from)   // [C], the slots
   FIELD(const int64_t*, to)     // [kept], where those go that stay
   FIELD(const Angles*, angles)  // of each layer, C rows in order
   FIELD(const float*, probe)    // [layers, kv_heads, head_dim + 1], or null
+  FIELD(const Places*, places)
   FIELD(float, precision)       // scores times this are rounded
   FIELD(int32_t, kv_bits)       // as the next one: of Batch
   FIELD(float* const*, kv_scales)

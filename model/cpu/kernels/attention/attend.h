@@ -29,10 +29,10 @@ struct Ahead {
   }
 };
 
-// A piece -> inputs [T, heads * head_dim]. next: the piece that this thread does after it, or null.
+// A piece of a layer -> inputs [T, heads * head_dim]. next: the piece that this thread does after it, or null.
 template <typename Value>
-void attend(const Geometry& g, const Kv<Value>& kv, const int64_t* slots_of, const AttentionPiece& piece, const AttentionPiece* next,
-            int window, const float* qkv, int64_t width, const Inputs& out, Scratch& s) {
+void attend(const Geometry& g, const Pool<Value>& pool, int64_t layer, const AttentionPlan& plan, const AttentionPiece& piece,
+            const AttentionPiece* next, int window, const float* qkv, int64_t width, const Inputs& out, Scratch& s) {
   constexpr bool pairs = std::is_same_v<Value, Bf16>, codes = std::is_same_v<Value, Int8>;
   const AttentionTile& tile = piece.tile;
   const int head_dim = g.head_dim, each = g.heads / g.kv_heads, count = piece.last_query - piece.first_query;
@@ -40,8 +40,14 @@ void attend(const Geometry& g, const Kv<Value>& kv, const int64_t* slots_of, con
   const auto query_head = [&](int i) { return (piece.first_head + i / count) * each + (piece.first_query + i % count) % each; };
   const auto row_of = [&](int i) { return (piece.first_query + i % count) / each; };
   const auto seen_from = [&](int64_t slot) { return window ? std::max<int64_t>(slot - window + 1, 0) : 0; };
-  const int64_t base = seen_from(tile.first_slot) / kTile * kTile, end = tile.first_slot + tile.rows;
-  s.stride = (end - base + kTile - 1) / kTile * kTile;
+  const auto to_tiles = [](int64_t slots) { return (slots + kTile - 1) / kTile * kTile; };
+  const int64_t base = seen_from(tile.first_slot) / kTile * kTile, end = tile.first_slot + tile.rows, borrowed = to_tiles(tile.lent);
+  // Of a KV head: whose places it borrows; their scores come first, in tiles of their own.
+  const auto number_of = [&](int head) { return tile.lent ? lenders_of(*plan.places, layer * g.kv_heads + head) : 0; };
+  const auto lends = [&](int head) { return tile.lent && plan.places->lends[layer * g.kv_heads + head]; };
+  int64_t most = 0;
+  for (int head = piece.first_head; head < piece.last_head; head++) most = std::max(most, number_of(head));
+  s.stride = most * borrowed + to_tiles(end - base);
   if (static_cast<int64_t>(s.scores.size()) < all * s.stride) s.scores.resize(all * s.stride);
   const float* queries[kMaxQueries];
   for (int i = 0; i < all; i++) {
@@ -49,68 +55,94 @@ void attend(const Geometry& g, const Kv<Value>& kv, const int64_t* slots_of, con
     if constexpr (codes) round_query(queries[i], head_dim, i, s);
     std::memset(s.outputs[i], 0, sizeof(float) * head_dim);
   }
-  const int64_t* const slot_at = slots_of + tile.context;
+  const Kv<Value> kv = pool.layer(layer);
+  const int64_t* const slot_at = plan.slots.data() + tile.context;
   const int64_t stride = 2 * g.kv_heads * head_dim;
-  // Where the keys (part 0) or values (1) of a slot and KV head lie, and their scales.
-  const auto place = [&](int64_t slot, int head, int part) {
-    return kv.data + slot_at[slot] * stride + (part * g.kv_heads + head) * head_dim;
-  };
-  const auto scale_of = [&](int64_t slot, int head, int part) {
-    return kv.scales[slot_at[slot] * 2 * g.kv_heads + part * g.kv_heads + head];
-  };
-  const int64_t tiles = s.stride / kTile;
-  const Ahead<Value> ahead = {kv.data, stride, head_dim, g.kv_heads, slot_at, base, end, tiles, piece.first_head, next, slots_of,
-                              next ? seen_from(next->tile.first_slot) / kTile * kTile : 0};
-
-  for (int64_t start = base; start < end; start += kTile) {
-    const int slots = static_cast<int>(std::min<int64_t>(end - start, kTile)), parts = (slots + kLanes - 1) / kLanes;
-    float* const scores = s.scores.data() + (start - base);
-    for (int head = piece.first_head; head < piece.last_head; head++) {
-      const int first = (head - piece.first_head) * count, last = first + count;
-      const Value* rows[kTile];
-      for (int j = 0; j < kTile; j++) {
-        const int64_t slot = start + std::min(j, slots - 1);  // past the end the last slot again: its scores are hidden
-        rows[j] = place(slot, head, 0);
-        if constexpr (codes) s.key_scales[j] = scale_of(slot, head, 0);
-      }
-      ahead.fetch((start - base) / kTile + 1, head);
-      for (int p = 0; p < parts; p++) transpose_keys(rows + p * kLanes, head_dim, count, s, p);
-      if constexpr (codes) score_tile_of_codes(first, last, head_dim, parts, scores, s);
-      else if (pairs && count <= kFewQueries) score_tile<pairs>(queries, first, last, head_dim, parts, scores, s);
-      else score_tile<false>(queries, first, last, head_dim, parts, scores, s);
+  const Ahead<Value> ahead = {kv.data, stride, head_dim, g.kv_heads, slot_at, base, end, to_tiles(end - base) / kTile, piece.first_head, next,
+                              plan.slots.data(), next ? seen_from(next->tile.first_slot) / kTile * kTile : 0};
+  // Query heads of a KV head with the keys of some slots, which lie in `of` as those of head `there`.
+  const auto score_slots = [&](int head, const Kv<Value>& of, int there, const int64_t* slots_at, int slots, float* scores) {
+    const int first = (head - piece.first_head) * count, last = first + count, parts = (slots + kLanes - 1) / kLanes;
+    const Value* rows[kTile];
+    for (int j = 0; j < kTile; j++) {
+      const int64_t slot = slots_at[std::min(j, slots - 1)];  // past the end the last slot again: its scores are hidden
+      rows[j] = of.data + slot * stride + there * head_dim;
+      if constexpr (codes) s.key_scales[j] = of.scales[slot * 2 * g.kv_heads + there];
     }
-  }
-
-  const float scale = 1.0f / std::sqrt(static_cast<float>(head_dim));
-  for (int i = 0; i < all; i++) {
-    const int64_t slot = tile.first_slot + row_of(i);
-    s.total[i] = soften(s.scores.data() + i * s.stride, s.stride, seen_from(slot) - base, slot + 1 - base, scale);
-  }
-
-  for (int64_t start = base; start < end; start += kTile) {
-    const int slots = static_cast<int>(std::min<int64_t>(end - start, kTile));
-    float* const weights = s.scores.data() + (start - base);
-    for (int head = piece.first_head; head < piece.last_head; head++) {
-      const int first = (head - piece.first_head) * count, last = first + count;
-      const Value* rows[kTile];
-      for (int j = 0; j < slots; j++) rows[j] = place(start + j, head, 1);
-      ahead.fetch(tiles + (start - base) / kTile + 1, head);
-      if constexpr (codes) {
-        for (int j = 0; j < kTile; j++) s.value_scales[j] = j < slots ? scale_of(start + j, head, 1) : 0.0f;
-        for (int i = first; i < last; i++) {
-          float* const of = weights + i * s.stride;
-          for (int p = 0; p < kTile; p += kLanes) store(of + p, load(of + p) * load(&s.value_scales[p]));
+    for (int p = 0; p < parts; p++) transpose_keys(rows + p * kLanes, head_dim, count, s, p);
+    if constexpr (codes) score_tile_of_codes(first, last, head_dim, parts, scores, s);
+    else if (pairs && count <= kFewQueries) score_tile<pairs>(queries, first, last, head_dim, parts, scores, s);
+    else score_tile<false>(queries, first, last, head_dim, parts, scores, s);
+  };
+  // Their weights with the values of these slots.
+  const auto weigh_slots = [&](int head, const Kv<Value>& of, int there, const int64_t* slots_at, int slots, float* weights) {
+    const int first = (head - piece.first_head) * count, last = first + count;
+    const Value* rows[kTile];
+    for (int j = 0; j < slots; j++) rows[j] = of.data + slots_at[j] * stride + (g.kv_heads + there) * head_dim;
+    if constexpr (codes) {
+      for (int j = 0; j < kTile; j++)
+        s.value_scales[j] = j < slots ? of.scales[slots_at[j] * 2 * g.kv_heads + g.kv_heads + there] : 0.0f;
+      for (int i = first; i < last; i++) {
+        float* const own = weights + i * s.stride;
+        for (int p = 0; p < kTile; p += kLanes) store(own + p, load(own + p) * load(&s.value_scales[p]));
+      }
+    }
+    if (count <= kFewQueries) return weigh_all([&](int j) { return rows[j]; }, first, last, head_dim, slots, weights, s);
+    for (int j = 0; j < slots; j++)
+      for (int d = 0; d < head_dim; d += kLanes) store(s.values + j * head_dim + d, load(rows[j] + d));
+    weigh_all([&](int j) { return s.values + j * head_dim; }, first, last, head_dim, slots, weights, s);
+  };
+  // Where places are lent, what a KV head sees: the places that it borrows of each lender, then its own.
+  const auto seen_of = [&](int head, int64_t i) -> Seen<Value> {
+    if (i < number_of(head)) {
+      const int64_t lender = plan.places->lenders[(layer * g.kv_heads + head) * plan.places->most + i];
+      return {pool.layer(lender / g.kv_heads), static_cast<int>(lender % g.kv_heads), plan.slots.data() + tile.borrowed, tile.lent};
+    }
+    if (lends(head)) return {kv, head, plan.slots.data() + tile.rest, end - tile.lent};
+    return {kv, head, slot_at, end};
+  };
+  // Inlined, as a function that only fetches does nothing to a compiler.
+  const auto fetch = [&](const Seen<Value>& seen, int part, int64_t start) __attribute__((always_inline)) {
+    for (int64_t i = start; i < std::min(start + kTile, seen.slots); i++)
+      prefetch(seen.cache.data + seen.slots_at[i] * stride + (part * g.kv_heads + seen.head) * head_dim, head_dim);
+  };
+  // All that the KV heads see.
+  const auto each_tile = [&](int part, const auto& compute) {
+    float* const scores = s.scores.data();
+    for (int head = piece.first_head; tile.lent && head < piece.last_head; head++)
+      for (int64_t i = 0, number = number_of(head); i <= number; i++) {
+        const Seen<Value> seen = seen_of(head, i);
+        for (int64_t start = 0; start < seen.slots; start += kTile) {
+          if (start + kTile < seen.slots) fetch(seen, part, start + kTile);
+          else if (i < number) fetch(seen_of(head, i + 1), part, 0);
+          else if (head + 1 < piece.last_head) fetch(seen_of(head + 1, 0), part, 0);
+          else if (part == 0) fetch(seen_of(piece.first_head, 0), 1, 0);
+          compute(head, seen.cache, seen.head, seen.slots_at + start, static_cast<int>(std::min<int64_t>(seen.slots - start, kTile)),
+                  scores + i * borrowed + start);
         }
       }
-      if (count <= kFewQueries) {
-        weigh_all([&](int j) { return rows[j]; }, first, last, head_dim, slots, weights, s);
-        continue;
+    for (int64_t start = base; !tile.lent && start < end; start += kTile)
+      for (int head = piece.first_head; head < piece.last_head; head++) {
+        ahead.fetch(part * ahead.tiles + (start - base) / kTile + 1, head);
+        compute(head, kv, head, slot_at + start, static_cast<int>(std::min<int64_t>(end - start, kTile)), scores + start - base);
       }
-      for (int j = 0; j < slots; j++)
-        for (int d = 0; d < head_dim; d += kLanes) store(s.values + j * head_dim + d, load(rows[j] + d));
-      weigh_all([&](int j) { return s.values + j * head_dim; }, first, last, head_dim, slots, weights, s);
-    }
+  };
+
+  each_tile(0, score_slots);
+  const float scale = 1.0f / std::sqrt(static_cast<float>(head_dim));
+  for (int i = 0; i < all; i++) {
+    const int head = piece.first_head + i / count;
+    const int64_t slot = tile.first_slot + row_of(i), number = number_of(head), before = number * borrowed;
+    float* const scores = s.scores.data() + i * s.stride;
+    const auto hide = [&](float hidden) {
+      for (int64_t n = 0; n < number; n++) std::fill(scores + n * borrowed + tile.lent, scores + (n + 1) * borrowed, hidden);
+    };
+    hide(kHidden);
+    s.total[i] = soften(scores, s.stride, seen_from(slot) - base, before + slot + 1 - base - (lends(head) ? tile.lent : 0), scale);
+    hide(0.0f);
   }
+  each_tile(1, weigh_slots);
+
   for (int i = 0; i < all; i++) {
     const int64_t group = ((tile.first_row + row_of(i)) * g.heads + query_head(i)) * head_dim / kGroup;
     const F inverse = set1(1.0f / s.total[i]);

@@ -13,6 +13,15 @@ struct Kv {
   float* scales;
 };
 
+// Some slots whose keys and values lie in `cache` as those of KV head `head`.
+template <typename Value>
+struct Seen {
+  Kv<Value> cache;
+  int head;
+  const int64_t* slots_at;
+  int64_t slots;
+};
+
 struct Scratch {  // one thread's
   alignas(64) float keys[kTile / kLanes][kMaxHeadDim][kLanes];
   alignas(64) float values[kTile * kMaxHeadDim];  // [kTile][head_dim]: as close as they go

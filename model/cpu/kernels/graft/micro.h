@@ -20,7 +20,7 @@ struct MicroStep {
       sin.insert(sin.end(), graft.sin + first, graft.sin + last);
     }
     batch = {rows * positions, rows, {{cos.data(), sin.data(), nullptr}}, write_slots.data(), blocks, context_slots.data(), query_slots.data(),
-             1, graft.positions, 32, nullptr, nullptr, 0, nullptr, nullptr, nullptr, 0, nullptr, nullptr, 0, nullptr};
+             nullptr, nullptr, nullptr, 1, graft.positions, 32, nullptr, nullptr, 0, nullptr, nullptr, nullptr, 0, nullptr, nullptr, 0, nullptr};
     plan.reset(new AttentionPlan(graft.geometry, batch, omp_get_max_threads()));
   }
 };
@@ -97,8 +97,8 @@ inline void micro_stages(const Graft& graft, MicroStep& step, const float* conte
   }
   StageClock clock(nullptr, share);  // whoever calls this has one
   for (int i = 0; i < graft.count; i++)
-    run_layer(g, graft.layers[i], i, Kv<float>{kv[i], nullptr}, step.batch, *step.plan, &step.taken[i], s.x, s.layers, scratch, share,
-              clock);
+    run_layer(g, graft.layers[i], i, Pool<float>{reinterpret_cast<void* const*>(kv), nullptr}, step.batch, *step.plan, &step.taken[i], s.x, s.layers,
+              scratch, share, clock);
   for (int64_t row = first; row < last; row++) {
     const float* x = s.x + (row * n + n - 1) * d;
     float* to = states + row * d;

@@ -22,7 +22,7 @@ inline void add_normed(const float* added, const float* norm, float eps, float* 
 
 // Layer `index`, by all threads. taken: 0 at first; pieces of attention differ in length, so behind its first a thread takes the next.
 template <typename Value>
-void run_layer(const Geometry& g, const Layer& layer, int index, const Kv<Value>& cache, const Batch& batch, const AttentionPlan& plan,
+void run_layer(const Geometry& g, const Layer& layer, int index, const Pool<Value>& pool, const Batch& batch, const AttentionPlan& plan,
                int64_t* taken, float* x, const Workspace& shared, Scratch& scratch, const Share& share, StageClock& clock) {
   const int64_t rows = batch.slots, pieces = static_cast<int64_t>(plan.pieces.size());
   const Workspace w = of_thread(g, rows, shared, share);
@@ -50,13 +50,13 @@ void run_layer(const Geometry& g, const Layer& layer, int index, const Kv<Value>
     wide_inverses(g, w.qkv, rows, w.inverse, share);
 #pragma omp barrier
   }
-  rotate_and_write(g, layer, batch, w.qkv, w.inverse, cache, share);
+  rotate_and_write(g, layer, batch, w.qkv, w.inverse, pool.layer(index), share);
 #pragma omp barrier
   const auto take = [&] { return share.threads + __atomic_fetch_add(taken, 1, __ATOMIC_RELAXED); };
   for (int64_t piece = share.thread, next; piece < pieces; piece = next) {
     next = take();
-    attend(g, cache, plan.slots.data(), plan.pieces[piece], next < pieces ? &plan.pieces[next] : nullptr, layer.window, w.qkv,
-           qkv_width(g), w.heads, scratch);
+    attend(g, pool, index, plan, plan.pieces[piece], next < pieces ? &plan.pieces[next] : nullptr, layer.window, w.qkv, qkv_width(g),
+           w.heads, scratch);
   }
 #pragma omp barrier
   clock.mark(kAttention);
@@ -100,8 +100,7 @@ void run_layers(const Geometry& g, const Layer* layers, int count, void* const* 
     const auto [first, last] = share.of(batch.emitting);
     StageClock clock(batch.clock, share);
     for (int i = 0; i < count; i++) {
-      const Kv<Value> cache = {static_cast<Value*>(kv[i]), batch.kv_scales ? batch.kv_scales[i] : nullptr};
-      run_layer(g, layers[i], i, cache, batch, plan, &taken[i], x, w, *scratch, share, clock);
+      run_layer(g, layers[i], i, Pool<Value>{kv, batch.kv_scales}, batch, plan, &taken[i], x, w, *scratch, share, clock);
       float* const to = batch.features ? batch.features[i] : nullptr;
       // The next layer changes x only after barriers.
       for (int64_t m = first; to && m < last; m++)
