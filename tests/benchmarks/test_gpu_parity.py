@@ -83,7 +83,7 @@ def test_every_marker_of_the_project_is_known() -> None:
 def test_every_file_with_tests_for_a_gpu_is_found_and_no_other() -> None:
     assert {file.name for file in marked_files(ROOT / "tests")} == {
         "test_decode_graphs_gpu.py",
-        "test_settled_slots.py",
+        "test_settled_places.py",
         "test_triton_backend.py",
         "test_triton_int8.py",
         "test_triton_kernels.py",

@@ -294,5 +294,5 @@ def test_a_batch_has_no_field_that_the_ranks_are_not_told() -> None:
         "checks",
         "max_free_limit",
     }  # the last of graphs
-    refused = {"loras"}  # by EngineArgs
+    refused = {"loras", "settled_from", "settled_slots"}  # by EngineArgs
     assert {field.name for field in fields(ForwardBatch)} == told | rank_0_alone | refused
