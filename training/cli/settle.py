@@ -61,7 +61,7 @@ def add_fit_settle_arguments(parser: argparse.ArgumentParser) -> None:
         "--share-texts", type=whole(1), default=32, metavar="N", help="answers that shares are fitted to (32)"
     )
     parser.add_argument(
-        "--window", type=whole(1), default=64, metavar="N", help="settle_window that shares are fitted for (64)"
+        "--window", type=whole(1), default=192, metavar="N", help="settle_window that shares are fitted for (192)"
     )
     parser.add_argument("--seed", type=whole(0), default=0, metavar="N", help="of the order of chunks")
     parser.add_argument(

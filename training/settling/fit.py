@@ -36,8 +36,7 @@ FAR = 64  # tokens behind a chunk, from which on attention to it counts: those b
 _LEAST_LATER = 64  # tokens that must be there to pay
 _HELD_OUT = 8  # every so-manieth text tells how others do
 _BATCH, _LEARNING_RATE, _WEIGHT_DECAY = 24, 1e-2, 1e-3
-_KEEP = 1 / 8  # of a chunk, for what is told of the fit
-_SHARES_KEEP = 0.33  # as an engine keeps, unless it is told otherwise
+_KEEP = 1 / 8  # of a chunk, as an engine does unless it is told otherwise
 
 
 _Text = tuple[list[int], list[int]]  # ids of prompt and answer
@@ -103,7 +102,7 @@ def _fit_shares(
     args: argparse.Namespace, model: HamburgerModel, choice: SlotChoice, texts: Sequence[_Text], console: Console
 ) -> Tensor:
     """int64 [layers, kv_heads]; equal ones unless others lose less in texts that they were not fitted to."""
-    settling = Settling(args.window, _SHARES_KEEP)
+    settling = Settling(args.window, _KEEP)
     long = [text for text in texts if settling.slots(len(text[1])) < len(text[1])]
     held_out = long[::_HELD_OUT][: args.share_texts // _HELD_OUT + 1]
     fitted = [text for i, text in enumerate(long) if i % _HELD_OUT][: args.share_texts]
