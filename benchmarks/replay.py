@@ -27,6 +27,9 @@ from typing import Any
 
 from hamburger.engine.dial.confidence_dial import levels_between
 from hamburger.engine.types.config import EngineArgs, EngineConfig
+from hamburger.engine.types.settling import Settling
+from hamburger.model.checkpoints.settle_settings import settle_settings
+from hamburger.model.checkpoints.sources import resolve_source
 from simulation.costs import CostModel
 from simulation.dial_study import dial_study
 from simulation.report import Pictures, write_report
@@ -158,13 +161,15 @@ def all_scenarios(args: argparse.Namespace, known: dict[str, Any]) -> list[Scena
     costs = CostModel.from_json(known["models"]["hamburger"]["costs"])
     if not costs.settled_chunk:
         raise SystemExit(f"{args.costs} does not tell what settling costs: measure again, without --costs.")
+    # The costs are of the embedded model.
+    settling = Settling.of_model(settle_settings(resolve_source(None)))
     drawn = drawn_with_mean(args.mean_group, MAX_GROUP, args.seed)
     measured = measured_scenarios(known, args.seed)
     if lacking := [f"{c:g}" for c in measured_at(args) if f"{c:g}" not in measured]:
         raise SystemExit(f"{args.costs} tells of no groups at {', '.join(lacking)}: measure again, without --costs.")
     return [
         Scenario("plain base", costs, DrawnSizes((1.0,))),
-        Scenario("plain base, settled slots", costs, DrawnSizes((1.0,)), EngineArgs(settle=True).settling),
+        Scenario("plain base, settled slots", costs, DrawnSizes((1.0,)), settling),
         *[measured[f"{confidence:g}"] for confidence in args.confidences],
         Scenario(f"groups drawn (g {drawn.mean:.2f})", costs, drawn),
     ]

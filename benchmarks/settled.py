@@ -50,8 +50,9 @@ def main() -> None:
     parser.add_argument("--chunk", type=int, default=64, help="macro-steps of a turn (64)")
     parser.add_argument("--settle", action=argparse.BooleanOptionalAction, default=True, help="of the small engine")
     parser.add_argument("--kv-cache-dtype", default="auto", help="of the small engine (auto)")
-    parser.add_argument("--window", type=int, default=EngineArgs().settle_window, help="settle_window")
-    parser.add_argument("--keep", type=float, default=EngineArgs().settle_keep, help="settle_keep")
+    parser.add_argument("--window", type=int, help="settle_window (the model's)")
+    parser.add_argument("--growth", type=float, help="settle_growth (the model's)")
+    parser.add_argument("--keep", type=float, help="settle_keep (the model's)")
     parser.add_argument("--limit", type=int, help="settle_limit: most slots that an answer holds (none)")
     parser.add_argument("--answer", type=int, default=1024, help="tokens of the answers that fill the pool (1024)")
     parser.add_argument("--pool", default="512MiB", help="size of the pool that is filled; 0: leave this out (512MiB)")
@@ -73,8 +74,8 @@ def main() -> None:
     if args.out:
         told = {"date": datetime.now(UTC).date().isoformat(), "processor": processor(), "torch": torch.__version__}
         settings = {
-            "threads": torch.get_num_threads(), "settle": args.settle, "window": args.window, "keep": args.keep,
-            "limit": args.limit,
+            "threads": torch.get_num_threads(), "settle": args.settle, "window": args.window, "growth": args.growth,
+            "keep": args.keep, "limit": args.limit,
             "kv_cache_dtype": args.kv_cache_dtype,
         }  # fmt: skip
         capacity = {"answer": args.answer, "pool": args.pool, "held": held}
@@ -93,6 +94,7 @@ def core_of(args: argparse.Namespace, name: str, pool: str | None = None, longes
             settle=name == SMALL and args.settle,
             kv_cache_dtype=args.kv_cache_dtype if name == SMALL else "auto",
             settle_window=args.window,
+            settle_growth=args.growth,
             settle_keep=args.keep,
             settle_limit=args.limit,
             **given,

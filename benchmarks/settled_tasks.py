@@ -5,8 +5,8 @@
 Kinds: GSM8K with every step written down (greedy; right or not), IFEval (share of the instructions followed, of those
 that tasks/following.py checks), summaries (ROUGE-L against the reference), stories and the second turns of MT-Bench.
 Of all: tokens of an answer, tokens a KV slot, how likely the whole model finds it (nats a token), and the share of its
-8-grams that are different ones. --windows names the settings; each is compared with the whole, answer by answer, over
-those answers that are longer than the window, where anything can differ; intervals are of a paired bootstrap.
+8-grams that are different ones. Each of --settings is compared with the whole, answer by answer, over those answers of
+which anything settles, where anything can differ; intervals are of a paired bootstrap.
 """
 
 from __future__ import annotations
@@ -16,14 +16,17 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from hamburger.engine.llm import LLM, GenerationResult
-from hamburger.engine.types.config import EngineArgs
 from hamburger.engine.types.sampling_params import SamplingParams
+from hamburger.engine.types.settling import Settling
+from hamburger.model.checkpoints.settle_settings import SETTINGS, settle_settings
+from hamburger.model.checkpoints.sources import resolve_source
 from hamburger.training.forward.scoring import Scorer
 from hamburger.training.statistics import Ratio, difference, resample
 from machine import processor
@@ -51,32 +54,43 @@ def main() -> None:
     parser.add_argument("--base", help="its base, where the checkpoint holds only a part")
     parser.add_argument("--per-kind", type=int, default=80)
     parser.add_argument("--max-tokens", type=int, default=1024)
-    parser.add_argument("--windows", type=int, nargs="+", default=[EngineArgs().settle_window, 64])
-    parser.add_argument("--keep", type=float, default=EngineArgs().settle_keep, help="settle_keep")
+    parser.add_argument(
+        "--settings", type=asked, nargs="+", metavar="W,G,K", help="settle_window, growth and keep (the model's)"
+    )
     parser.add_argument("--out", type=Path, help="file for all figures, as JSON")
     args = parser.parse_args()
     tasks = read_tasks(args.data, args.per_kind)
     whole, prompts = answered(args, tasks, None, None)
     rows = []
-    settled = {window: answered(args, tasks, window, prompts)[0] for window in args.windows}
+    fitted = settle_settings(resolve_source(args.model, args.base))
+    settings = args.settings or [Settling.of_model(fitted)]
+    settled = {settling: answered(args, tasks, settling, prompts)[0] for settling in settings}
     scorer = Scorer.load(args.model, args.base)
     before = judged(scorer, tasks, prompts, whole)
-    for window, results in settled.items():
-        rows += compared(window, tasks, before, judged(scorer, tasks, prompts, results))
+    for settling, results in settled.items():
+        rows += compared(settling, tasks, before, judged(scorer, tasks, prompts, results))
     print(table(rows))
     if args.out:
         told = {"date": datetime.now(UTC).date().isoformat(), "processor": processor(), "torch": torch.__version__}
-        settings = {"per_kind": args.per_kind, "max_tokens": args.max_tokens, "keep": args.keep}
-        args.out.write_text(json.dumps({**told, **settings, "rows": rows}, indent=1) + "\n")
+        limits = {"per_kind": args.per_kind, "max_tokens": args.max_tokens}
+        args.out.write_text(json.dumps({**told, **limits, "rows": rows}, indent=1) + "\n")
+
+
+def asked(text: str) -> Settling:
+    window, growth, keep = (float(Fraction(part)) for part in text.split(","))
+    return Settling(int(window), keep, growth)
 
 
 def answered(
-    args: argparse.Namespace, tasks: Sequence[Task], window: int | None, prompts: list[list[int]] | None
+    args: argparse.Namespace, tasks: Sequence[Task], settling: Settling | None, prompts: list[list[int]] | None
 ) -> tuple[list[GenerationResult], list[list[int]]]:
-    """Every task's last answer, and what was asked. window: of settling; None: whole. prompts: None where first turns
+    """Every task's last answer, and what was asked. settling: None: whole. prompts: None where first turns
     are to be answered, too: whole ones, so that all settings are asked the same."""
-    given: dict[str, Any] = {} if window is None else {"settle_window": window, "settle_keep": args.keep}
-    llm = LLM(args.model, args.base, groups="verified", settle=window is not None, **given)
+    given: dict[str, Any] = {}
+    if settling is not None:
+        named = zip(SETTINGS, (settling.window, settling.growth, settling.keep), strict=True)
+        given = {"settle": True, **dict(named)}
+    llm = LLM(args.model, args.base, groups="verified", **given)
 
     def params(number: int, task: Task) -> SamplingParams:
         return SamplingParams(temperature=task.temperature, seed=number, max_tokens=args.max_tokens)
@@ -106,19 +120,20 @@ def judged(
 
 
 def compared(
-    window: int, tasks: Sequence[Task], whole: Sequence[Answered], settled: Sequence[Answered]
+    settling: Settling, tasks: Sequence[Task], whole: Sequence[Answered], settled: Sequence[Answered]
 ) -> list[dict[str, Any]]:
-    """A row for each kind, and one for all, over the answers of which either is longer than the window."""
+    """A row for each kind, and one for all, over the answers of which either settles."""
     long = [
         (task.kind, a, b)
         for task, a, b in zip(tasks, whole, settled, strict=True)
-        if max(a.tokens, b.tokens) > window + 32  # the chunk that settles first is whole then
+        if max(a.tokens, b.tokens) > settling.next_place(0, 0)
     ]
     kinds = [*dict.fromkeys(kind for kind, _, _ in long), "all"]
     rows = []
     for kind in kinds:
         pairs = [(a, b) for of, a, b in long if kind in (of, "all")]
-        row: dict[str, Any] = {"window": window, "kind": kind, "answers": len(pairs)}
+        row: dict[str, Any] = {"window": settling.window, "growth": settling.growth, "keep": settling.keep}
+        row |= {"kind": kind, "answers": len(pairs)}
         row["tokens"] = [sum(pair[i].tokens for pair in pairs) / len(pairs) for i in (0, 1)]
         row["tokens_per_kv"] = sum(b.tokens for _, b in pairs) / sum(b.slots for _, b in pairs)
         for measure in MEASURES:
@@ -137,12 +152,13 @@ def compared(
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """Differences are of settled answers from whole ones, with the interval of 95 %."""
-    head = ("window", "kind", "answers", "tokens, whole", "settled", "tokens per KV")
+    head = ("window", "growth", "keep", "kind", "answers", "tokens, whole", "settled", "tokens per KV")
     measured = ("score, whole", "change", "nats, whole", "change", "8-grams, whole", "change")
     lines = [f"| {' | '.join((*head, *measured))} |"]
-    lines.append("| --- " * 12 + "|")
+    lines.append("| --- " * 14 + "|")
     for row in rows:
-        cells = [str(row["window"]), row["kind"], str(row["answers"]), *(f"{n:.0f}" for n in row["tokens"])]
+        cells = [str(row["window"]), f"{row['growth']:.2g}", f"{row['keep']:.3g}", row["kind"], str(row["answers"])]
+        cells += [f"{n:.0f}" for n in row["tokens"]]
         cells.append(f"{row['tokens_per_kv']:.2f}")
         for measure in MEASURES:
             found = row[measure]

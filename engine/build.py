@@ -22,7 +22,15 @@ from hamburger.engine.core.loras import CoreLoras
 from hamburger.engine.core.overlap import OverlappedCore
 from hamburger.engine.core.pool import blocks_of_pool, lora_bytes
 from hamburger.engine.device.cpu_threads import StepThreads
-from hamburger.engine.device.load import Resolved, rank_pool_bytes, resolve, shard_steps_of, slot_choice, steps_of
+from hamburger.engine.device.load import (
+    Resolved,
+    rank_pool_bytes,
+    resolve,
+    settling_told,
+    shard_steps_of,
+    slot_choice,
+    steps_of,
+)
 from hamburger.engine.device.loras import LoraFolders
 from hamburger.engine.device.memory import decode_graphs, decode_rows, step_bytes
 from hamburger.engine.device.runner import Runner
@@ -134,7 +142,7 @@ def _plan(
         for_steps = step_bytes(
             steps, args, groups, resolved.max_model_len, free, CudaMeter(device),
             kv_dtype=resolved.kv_dtype, captures=captures_steps(args, resolved),
-            settled=None if args.settling is None else slot_choice(resolved, args.settling)[1],
+            settled=None if resolved.settling is None else slot_choice(resolved, resolved.settling)[1],
         )  # fmt: skip
     on_progress("sizing the KV pool")
     # So that adapters may come when the pool has taken its share.
@@ -158,7 +166,7 @@ def _plan(
         eos_token_ids=trunk.eos_token_ids,
         max_group=steps.config.max_group if groups == "composed" else max(VERIFIED_GROUP, steps.config.max_group),
         groups=groups,
-        settling=args.settling,
+        settling=resolved.settling,
         even_context=_even_context(trunk, counts_in_bits=resolved.kernels is not None),
         max_queue=args.max_queue,
         max_queue_seconds=args.max_queue_seconds,
@@ -192,12 +200,8 @@ def _runner(
         if isinstance(steps, EagerSteps) and captures_steps(args, resolved):
             runs = graphs = decode_graphs(steps, cache, args, config.groups, config.max_model_len)
             graphs.prepare(lambda done, total: tell_captures(on_progress, done, total))
-        if choice is not None:
-            by = "a fitted probe" if choice.is_fitted else "their keys alone (less is lost with `hamburger fit-settle`)"
-            if places is not None and places.lent:
-                lends = int(places.lends.sum())
-                by += f", and {lends} of {places.lends.numel()} heads lend their places to others"
-            on_progress(f"old slots settle by {by}")
+        if config.settling is not None and choice is not None and places is not None:
+            on_progress(settling_told(config.settling, choice, places))
         runner: Runner | LeadingRunner = Runner(runs, cache, threads, config.groups, choice)
         measure = partial(measure_costs, runs, cache, most_rows, resolved.max_model_len, threads)
         if leader is not None and isinstance(runner, Runner):

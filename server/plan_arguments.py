@@ -86,22 +86,19 @@ def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
         "--settle-window",
         metavar="N",
         type=_whole(32),
-        default=EngineArgs().settle_window,
-        help="as for serve (default: %(default)s)",
+        help="as for serve (default: what suits the model)",
     )
     load.add_argument(
         "--settle-growth",
         metavar="F",
         type=_share_or_none,
-        default=EngineArgs().settle_growth,
-        help="as for serve (default: 1/3)",
+        help="as for serve (default: what suits the model)",
     )
     load.add_argument(
         "--settle-keep",
         metavar="F",
         type=_share,
-        default=EngineArgs().settle_keep,
-        help="as for serve (default: %(default)s)",
+        help="as for serve (default: what suits the model)",
     )
     load.add_argument("--settle-limit", metavar="N", type=_whole(1), help="as for serve (default: none)")
     load.add_argument(

@@ -18,6 +18,7 @@ from hamburger.engine.types.settling import Settling
 from hamburger.model.assemble import assemble, assemble_shard
 from hamburger.model.checkpoints.load import Checkpoint, load_checkpoint
 from hamburger.model.checkpoints.settle_probe import equal_shares, load_probe
+from hamburger.model.checkpoints.settle_settings import settle_settings
 from hamburger.model.checkpoints.sources import ModelSource, resolve_source
 from hamburger.model.config import ConfigError, ModelConfig
 from hamburger.model.cpu.library import Kernels, load_kernels
@@ -40,7 +41,7 @@ logger = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True)
 class Resolved:
     """A checkpoint that was read, and that fits the arguments. max_model_len: in tokens. kv_dtype: of the KV cache.
-    groups: what they are."""
+    groups: what they are. settling: when old tokens of answers settle; None: never."""
 
     source: ModelSource
     checkpoint: Checkpoint
@@ -52,6 +53,7 @@ class Resolved:
     attention: AttentionBackend
     int8: bool
     groups: Groups
+    settling: Settling | None
 
 
 def resolve(args: EngineArgs, rank: int = 0, on_progress: Callable[[str], None] = lambda line: None) -> Resolved:
@@ -86,6 +88,7 @@ def resolve(args: EngineArgs, rank: int = 0, on_progress: Callable[[str], None] 
         attention=attention,
         int8=int8,
         groups=groups,
+        settling=args.settling(settle_settings(source)) if args.settle else None,
     )
 
 
@@ -169,6 +172,14 @@ def slot_choice(resolved: Resolved, settling: Settling) -> tuple[SlotChoice, Set
     if resolved.kernels is not None:
         return CpuSlotChoice(resolved.kernels, rotary, probe), places
     return SlotChoice(rotary, probe), places
+
+
+def settling_told(settling: Settling, choice: SlotChoice, places: SettledPlaces) -> str:
+    """A line for people."""
+    by = "a fitted probe" if choice.is_fitted else "their keys alone (less is lost with `hamburger fit-settle`)"
+    if places.lent:
+        by += f", and {int(places.lends.sum())} of {places.lends.numel()} heads lend their places to others"
+    return f"old slots settle by {by}: window {settling.window}, growth {settling.growth:.3g}, keep {settling.keep:.3g}"
 
 
 def _check_settling(args: EngineArgs, groups: Groups, config: ModelConfig) -> None:

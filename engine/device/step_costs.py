@@ -19,7 +19,7 @@ from hamburger.model.steps import Steps
 _ROWS = (1, 2, 3, 4, 6, 8, 9, 12, 16, 17, 24, 32)
 _FEW_ROWS = (1, 2, 4, 8, 16, 32)  # without kernels, where steps are slow: else the start would be
 _SLOW = 0.012  # seconds of a step of one row
-_TURNS_MILLISECONDS, _MOST_TURNS, _LEAST_TURNS = 40.0, 7, 2  # at each number of rows
+_TURNS_MILLISECONDS, _MOST_TURNS, _LEAST_TURNS = 40.0, 7, 2  # of each batch
 _TEXT = 40  # tokens that the model writes
 _CONTEXT = 256  # tokens, the text over and over: what attention adds for a row grows with it
 _TOGETHER = 4  # rows that follow each other in one sequence
@@ -71,34 +71,35 @@ class _Meter:
             rows.append(2)
         if self._steps.device.type != "cpu" and most_rows > rows[-1]:
             rows.append(most_rows)  # a GPU's steps are short
-        plain, further = [], []
+        batches: list[ForwardBatch] = []
         for number in rows:
             # Runs of tokens, so that most rows have drafts behind them.
             span = (number - 1) // _TOGETHER * 7 + _TOGETHER
             # At its beginning a text is less sure of itself.
             start = max(min(len(self._text) * 3 // 4, len(self._text) - span), 0)
             places = [(start + i // _TOGETHER * 7 + i % _TOGETHER) % len(self._text) for i in range(number)]
-            joined = self._batch(places, 0, are_joined=True)
-            if not depth:  # there are no micro-steps
-                plain += self._milliseconds([joined])
-                further.append(0.0)
-                continue
-            batches = [joined, self._batch(places, 0), self._batch(places, depth)]
-            of_joined, of_apart, of_drafting = self._milliseconds(batches)
-            plain.append(of_joined)
-            further.append(max(of_drafting - of_apart, 0.0) / depth)
-        return MeasuredCosts(tuple(rows), tuple(plain), tuple(further))
+            batches.append(self._batch(places, 0, are_joined=True))
+            if depth:
+                batches += [self._batch(places, 0), self._batch(places, depth)]
+        taken = self._milliseconds(batches)
+        if not depth:  # there are no micro-steps
+            return MeasuredCosts(tuple(rows), tuple(taken), (0.0,) * len(rows))
+        further = (max(drafting - apart, 0.0) / depth for apart, drafting in zip(taken[1::3], taken[2::3], strict=True))
+        return MeasuredCosts(tuple(rows), tuple(taken[::3]), tuple(further))
 
     def _milliseconds(self, batches: list[ForwardBatch]) -> list[float]:
-        """Of each, in turns: the least, as whatever is in the way only adds."""
+        """Of each, in turns of all: the least, as whatever is in the way only adds, and is in the way of some turns."""
+        left: list[int] = []
+        for batch in batches:
+            first = self._seconds(batch)  # it warms up: a GPU may compile kernels
+            if self._steps.device.type != "cpu":
+                first = self._seconds(batch)
+            left.append(min(max(int(_TURNS_MILLISECONDS / 1000 / first), _LEAST_TURNS), _MOST_TURNS))
         taken: list[list[float]] = [[] for _ in batches]
-        first = max(self._seconds(batch) for batch in batches)  # it warms up: a GPU may compile kernels
-        if self._steps.device.type != "cpu":
-            first = self._seconds(batches[0])
-        turns = min(max(int(_TURNS_MILLISECONDS / 1000 / first), _LEAST_TURNS), _MOST_TURNS)
-        for _ in range(turns):
-            for batch, seconds in zip(batches, taken, strict=True):
-                seconds.append(self._seconds(batch))
+        for turn in range(max(left)):
+            for batch, turns, seconds in zip(batches, left, taken, strict=True):
+                if turn < turns:
+                    seconds.append(self._seconds(batch))
         return [1000 * min(seconds) for seconds in taken]
 
     def _seconds(self, batch: ForwardBatch) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from functools import partial
 
@@ -15,6 +15,7 @@ from hamburger.engine.types.config import EngineArgs
 from hamburger.engine.types.settling import Settling
 from hamburger.model.checkpoints.folder_config import read_model_config
 from hamburger.model.checkpoints.gguf_file import four_bit_linears
+from hamburger.model.checkpoints.settle_settings import settle_settings
 from hamburger.model.checkpoints.sources import resolve_source
 from hamburger.model.config import ConfigError, ModelConfig
 from hamburger.model.kernel_shapes import layers_fit
@@ -31,6 +32,7 @@ def run(args: argparse.Namespace) -> int:
         kv_cache_memory=args.kv_cache_memory,
         bandwidth=args.bandwidth,
     )
+    shape, fitted = _shape(args)
     load = Load(
         prompt_tokens=args.prompt_tokens,
         output_tokens=args.output_tokens,
@@ -38,36 +40,37 @@ def run(args: argparse.Namespace) -> int:
         max_model_len=args.max_model_len,
         max_num_seqs=args.max_num_seqs,
         block_size=args.block_size,
-        settling=_settling(args),
+        settling=_settling(args, fitted),
         max_loras=args.max_loras,
         max_lora_rank=args.max_lora_rank,
     )
-    plan = make_plan(_shape(args), machine, load)
+    plan = make_plan(shape, machine, load)
     print(json.dumps(asdict(plan), indent=2) if args.json else table(plan))
     return 0
 
 
-def _settling(args: argparse.Namespace) -> Settling | None:
+def _settling(args: argparse.Namespace, fitted: Mapping[str, float]) -> Settling | None:
     if not args.settle:
         return None
-    return Settling(args.settle_window, args.settle_keep, args.settle_growth, limit=args.settle_limit)
+    return Settling.of_model(fitted, args.settle_window, args.settle_growth, args.settle_keep, args.settle_limit)
 
 
-def _shape(args: argparse.Namespace) -> Shape:
+def _shape(args: argparse.Namespace) -> tuple[Shape, Mapping[str, float]]:
+    """And what suits the model of settling."""
     given = [name for name in _EXPLICIT if getattr(args, name) is not None]
     if not given:
-        name, config, four_bits = _model(args.model, args.base)
+        name, config, four_bits, fitted = _model(args.model, args.base)
         if args.graft is not None:
             if config.graft is not None:
                 raise ConfigError(f"graft is {args.graft}, but {name} is a HAMburger already: leave it out.")
             config = with_graft(config.trunk, args.graft)
-        return shape_of(name, config, args.dtype, _kv_dtype(args), held=_held(args, config, four_bits))
+        return shape_of(name, config, args.dtype, _kv_dtype(args), held=_held(args, config, four_bits)), fitted
     for option in ("model", "base", "graft"):
         if getattr(args, option) is not None:
             raise ConfigError(f"{option} is given, and {given[0]} too: give a model, or its numbers.")
     if missing := [name for name in _EXPLICIT if name not in given]:
         raise ConfigError(f"{given[0]} is given without {', '.join(missing)}: give all four, or a model.")
-    return Shape(
+    shape = Shape(
         name=f"{args.parameters:,} parameters",
         num_layers=args.layers,
         num_kv_heads=args.kv_heads,
@@ -80,21 +83,22 @@ def _shape(args: argparse.Namespace) -> Shape:
         tokens_per_kv=1.0,
         reads=None,
     )
+    return shape, {}
 
 
 def _kv_dtype(args: argparse.Namespace) -> str | None:
     return None if args.kv_cache_dtype == "auto" else str(args.kv_cache_dtype)
 
 
-def _model(model: str | None, base: str | None) -> tuple[str, ModelConfig, Callable[[], set[str]]]:
-    """Its name and shape, and what says which of its linears have 4 bits."""
+def _model(model: str | None, base: str | None) -> tuple[str, ModelConfig, Callable[[], set[str]], Mapping[str, float]]:
+    """Its name and shape, what says which of its linears have 4 bits, and what suits it of settling."""
     if model in PRESETS:
         if base is not None:
             raise ConfigError(f"base is set, but {model} is a whole model: remove base.")
-        return model, ModelConfig(trunk=PRESETS[model]), set
+        return model, ModelConfig(trunk=PRESETS[model]), set, {}
     source = resolve_source(model, base, weights=False)
     config = read_model_config(source)
-    return source.name, config, partial(four_bit_linears, source, config.trunk)
+    return source.name, config, partial(four_bit_linears, source, config.trunk), settle_settings(source)
 
 
 def _held(args: argparse.Namespace, config: ModelConfig, four_bits: Callable[[], set[str]]) -> Held:

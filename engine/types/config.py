@@ -76,11 +76,17 @@ class EngineArgs:
     )
     # Of verified groups. What an answer holds of its old tokens: docs/architecture.md#settled-slots.
     settle: bool = setting(False, "whether old tokens of an answer give most of their KV slots back")
-    settle_window: int = setting(192, "newest tokens of an answer that keep their slots", at_least=32)
-    settle_growth: float = setting(
-        1 / 3, "share of the answer that does so, if it is more", at_least=0, at_most=63 / 64
+    settle_window: int | None = setting(
+        None, "newest tokens of an answer that keep their slots (default: what suits the model)", at_least=32
     )
-    settle_keep: float = setting(0.125, "share of older tokens that keep their slots", at_least=1 / 64, at_most=63 / 64)
+    settle_growth: float | None = setting(
+        None, "share of the answer that does so, if it is more (default: what suits the model)", at_least=0,
+        at_most=63 / 64,
+    )  # fmt: skip
+    settle_keep: float | None = setting(
+        None, "share of older tokens that keep their slots (default: what suits the model)", at_least=1 / 64,
+        at_most=63 / 64,
+    )  # fmt: skip
     settle_limit: int | None = setting(
         None, "most KV slots that an answer holds; what settled first is lost then, and the window at most half of it"
     )
@@ -101,16 +107,15 @@ class EngineArgs:
         _check_ranges(self)
         _at_least("num_engines", self.num_engines, 1)
         _check_step_size(self)
-        _ = self.settling  # a limit that holds too little
         if self.tensor_parallel_size > 1:
             self._check_split()
 
-    @property
-    def settling(self) -> Settling | None:
-        """When old tokens of answers settle; None: never. Raises ConfigError."""
-        if not self.settle:
-            return None
-        return Settling(self.settle_window, self.settle_keep, self.settle_growth, limit=self.settle_limit)
+    def settling(self, fitted: Mapping[str, float]) -> Settling:
+        """When old tokens of answers settle, if they do. fitted: what suits the model (settle_settings.py).
+
+        Raises ConfigError for a settle_limit that holds too little.
+        """
+        return Settling.of_model(fitted, self.settle_window, self.settle_growth, self.settle_keep, self.settle_limit)
 
     def _check_split(self) -> None:
         size = self.tensor_parallel_size
@@ -158,9 +163,9 @@ class LLMSettings(TypedDict, total=False):
     confidence: float | None
     groups: Literal["auto", "composed", "verified"]
     settle: bool
-    settle_window: int
-    settle_growth: float
-    settle_keep: float
+    settle_window: int | None
+    settle_growth: float | None
+    settle_keep: float | None
     settle_limit: int | None
     max_loras: int
     max_lora_rank: int

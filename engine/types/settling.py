@@ -11,10 +11,13 @@ function of how many of the answer's tokens have slots, so it is the same for ev
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from hamburger.model.config import ConfigError
+
+# What suits a model of which nothing is known.
+DEFAULTS: Mapping[str, float] = {"settle_window": 192, "settle_growth": 1 / 3, "settle_keep": 1 / 8}
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +42,27 @@ class Settling:
                 f"settle_limit is {self.limit}, but a window of {self.window} with a settle_keep of {self.keep:g} "
                 f"needs {self.least_limit} at least: raise it, or lower settle_window."
             )
+
+    @classmethod
+    def of_model(
+        cls,
+        fitted: Mapping[str, float],
+        window: int | None = None,
+        growth: float | None = None,
+        keep: float | None = None,
+        limit: int | None = None,
+    ) -> Settling:
+        """What the user says; where that is None, what was fitted to the model (settle_settings.py), or DEFAULTS.
+
+        Raises ConfigError for a limit that holds too little.
+        """
+        suits = {**DEFAULTS, **fitted}
+        return cls(
+            window=int(suits["settle_window"]) if window is None else window,
+            growth=suits["settle_growth"] if growth is None else growth,
+            keep=suits["settle_keep"] if keep is None else keep,
+            limit=limit,
+        )
 
     @property
     def kept(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -10,7 +11,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from hamburger.model.checkpoints.load import read_safetensors
-from hamburger.model.checkpoints.sources import PROBE_FILE, CheckpointError, ModelSource
+from hamburger.model.checkpoints.settle_settings import probe_file
+from hamburger.model.checkpoints.sources import CheckpointError, ModelSource
 from hamburger.model.config import TrunkConfig
 
 
@@ -25,11 +27,8 @@ class SettleProbe(NamedTuple):
 def load_probe(source: ModelSource, trunk: TrunkConfig) -> SettleProbe | None:
     """From the model's folder (a file's), or its base's; None where there is none. Raises CheckpointError for one of
     another shape."""
-    folder = source.path if source.path.is_dir() else source.path.parent
-    for place in (folder, source.base_path):
-        if place is not None and (file := place / PROBE_FILE).is_file():
-            return read_probe(file, trunk)
-    return None
+    file = probe_file(source)
+    return None if file is None else read_probe(file, trunk)
 
 
 def equal_shares(trunk: TrunkConfig) -> Tensor:
@@ -37,9 +36,10 @@ def equal_shares(trunk: TrunkConfig) -> Tensor:
     return torch.ones(trunk.num_layers, trunk.num_kv_heads, dtype=torch.int64)
 
 
-def save_probe(file: Path, probe: SettleProbe) -> None:
-    """Raises OSError."""
-    save_file({"probe": probe.weights.float().contiguous(), "shares": probe.shares.contiguous()}, file)
+def save_probe(file: Path, probe: SettleProbe, settings: Mapping[str, float] | None = None) -> None:
+    """settings: that suit it (settle_settings.py); None names none. Raises OSError."""
+    tensors = {"probe": probe.weights.float().contiguous(), "shares": probe.shares.contiguous()}
+    save_file(tensors, file, {name: str(value) for name, value in (settings or {}).items()})
     file.chmod(0o644)  # the library lets only its owner read it
 
 

@@ -19,7 +19,7 @@ BUILTIN_GRAFT = BUILTIN / "graft"  # what makes a HAMburger of it
 PROBE_FILE = "settle.safetensors"  # beside a model (settle_probe.py): no part of its weights
 
 # Weights, configuration and tokenizer; never code.
-_HUB_PATTERNS = ["*.json", "*.jinja"]
+_HUB_PATTERNS = ["*.json", "*.jinja", PROBE_FILE]
 _HUB_WEIGHTS = ["*.safetensors"]
 # Other forms of the same model that some repositories keep beside the one to load.
 _HUB_IGNORED = ["*/*", "consolidated*"]

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from hamburger.engine.types.settling import Settling
 from settled_tasks import Answered, compared, table
 from tasks.asked import Task, read_tasks, rouge_l
 from tasks.following import share_followed
@@ -95,10 +96,12 @@ def test_only_answers_beyond_the_window_are_compared() -> None:
         Answered(100, 100, None, 9.0, 0.9),
         Answered(300, 150, 0.0, 2.5, 0.9),
     ]
-    story, gsm8k, everything = compared(192, tasks, whole, settled)
+    story, gsm8k, everything = compared(Settling(192, 1 / 8), tasks, whole, settled)
     assert (story["kind"], story["answers"], story["tokens"], story["tokens_per_kv"]) == ("story", 1, [400, 300], 2)
     assert story["score"] is None
     assert story["nats"] == {"whole": 1.0, "settled": 1.5, "low": 0.5, "high": 0.5}
     assert gsm8k["score"] == {"whole": 1.0, "settled": 0.0, "low": -1.0, "high": -1.0}
     assert (everything["kind"], everything["answers"], everything["score"]) == ("all", 2, None)
-    assert "| 192 | story | 1 | 400 | 300 | 2.00 |  |  | 1.000 | +0.500 [+0.500, +0.500] |" in table([story])
+    assert "| 192 | 0.33 | 0.125 | story | 1 | 400 | 300 | 2.00 |  |  | 1.000 | +0.500 [+0.500, +0.500] |" in table(
+        [story]
+    )

@@ -16,7 +16,7 @@ QUESTION: list[Any] = [{"role": "user", "content": "Write a long story about a l
 
 @pytest.fixture(scope="module")
 def settling() -> Iterator[RealServer]:
-    given = ["--settle", "true", "--settle-window", "64", "--max-model-len", "512", "--kv-cache-memory", "64MiB"]
+    given = ["--settle", "true", "--max-model-len", "512", "--kv-cache-memory", "64MiB"]
     with RealServer(*given) as server:
         yield server
 
@@ -31,11 +31,11 @@ def ask(server: RealServer, **fields: Any) -> tuple[str, dict[str, Any]]:
 def test_old_tokens_give_slots_back_and_usage_and_metrics_say_so(settling: RealServer) -> None:
     before = {name: settling.metric(f"hamburger_{name}_total") for name in ("settled_tokens", "dropped_slots")}
     text, usage = ask(settling, temperature=0, extra_body={"ignore_eos": True})
-    # Of 256 tokens a third stays, and at most 171 settle, 64 by 64, an eighth of them with a slot.
-    assert (usage["completion_tokens"], usage["kv_slots"]) == (256, 256 - 2 * 56)
-    assert usage["tokens_per_kv"] == pytest.approx(256 / 144, abs=0.01)
+    # What suits the model: before its last token 192 were beyond 64, two chunks of 64, 21 of which have a slot.
+    assert (usage["completion_tokens"], usage["kv_slots"]) == (256, 256 - 2 * 43)
+    assert usage["tokens_per_kv"] == pytest.approx(256 / 170, abs=0.01)
     after = {name: settling.metric(f"hamburger_{name}_total") for name in before}
-    assert {name: after[name] - before[name] for name in before} == {"settled_tokens": 128, "dropped_slots": 112}
+    assert {name: after[name] - before[name] for name in before} == {"settled_tokens": 128, "dropped_slots": 86}
     # Neither company nor streaming nor drafts change the text.
     with ThreadPoolExecutor(6) as pool:
         others = [

@@ -7,7 +7,9 @@ import json
 import random
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -21,7 +23,7 @@ from hamburger.model.checkpoints.hf_config import trunk_config_json
 from hamburger.model.checkpoints.load import save_checkpoint
 from hamburger.model.checkpoints.settle_probe import SettleProbe, equal_shares, load_probe, read_probe, save_probe
 from hamburger.model.checkpoints.sources import BUILTIN, PROBE_FILE, CheckpointError, resolve_source
-from hamburger.model.config import ModelConfig
+from hamburger.model.config import ConfigError, ModelConfig
 from hamburger.model.modules.rotary import RotaryEmbedding
 from hamburger.model.settled_places import SettledPlaces
 from hamburger.model.slot_choice import SlotChoice
@@ -66,6 +68,7 @@ def arguments(folder: Path, *more: str) -> argparse.Namespace:
 def test_serve_finds_what_was_fitted(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     args = EngineArgs(model=str(folder), device="cpu", dtype="float32", settle=True, groups="verified")
     settling = Settling(192, 1 / 8)
+    assert resolve(args).settling == settling
     choice, places = slot_choice(resolve(args), settling)
     assert not choice.is_fitted
     assert not places.lent
@@ -73,8 +76,9 @@ def test_serve_finds_what_was_fitted(folder: Path, capsys: pytest.CaptureFixture
     told = capsys.readouterr().err
     assert "fitted: 4 chunks" in told
     assert "held-out: 2 chunks" in told
-    assert "no place is lent: no answer is long enough to settle." in told
+    assert "no place is lent: too few answers are long enough to settle." in told
     assert slot_choice(resolve(args), settling)[0].is_fitted
+    assert resolve(args).settling == settling  # which the file says nothing of
     weights, shares = read_probe(folder / PROBE_FILE, TRUNK)
     assert weights.shape == (TRUNK.num_layers, TRUNK.num_kv_heads, TRUNK.head_dim + 1)
     assert weights.abs().min() > 0
@@ -85,16 +89,46 @@ def test_shares_are_fitted_to_a_probe_and_serve(folder: Path, capsys: pytest.Cap
     """Where answers are long enough; with weights that are there, which stay."""
     own = SettleProbe(torch.randn(TRUNK.num_layers, TRUNK.num_kv_heads, TRUNK.head_dim + 1), equal_shares(TRUNK))
     save_probe(folder / "own", own)
-    assert fitting.run(arguments(folder, "--probe", str(folder / "own"), "--window", "64")) == 0
+    assert fitting.run(arguments(folder, "--probe", str(folder / "own"), "--window", "32")) == 0
     told = capsys.readouterr().err
     assert "heads lend places, to heads with those of up to" in told
     weights, shares = read_probe(folder / PROBE_FILE, TRUNK)
     assert torch.equal(weights, own.weights)
     assert int(shares.sum()) == shares.numel()
-    after, before = (float(value) for value in re.findall(r"KL (\S+), with equal places (\S+)", told)[0])
-    assert torch.equal(shares, equal_shares(TRUNK)) == (after >= before)
-    _, places = slot_choice(resolve(EngineArgs(model=str(folder), device="cpu")), Settling(64, 1 / 8))
+    found = re.findall(r"KL (\S+), with equal places (\S+); as any model settles, at \S+: (\S+)", told)[0]
+    after, equal, usual = map(float, found)
+    lends = after < min(equal, usual)
+    assert torch.equal(shares, equal_shares(TRUNK)) != lends
+    serves = resolve(EngineArgs(model=str(folder), device="cpu", settle=True))
+    assert serves.settling == (Settling(32, 0.33, 0) if lends else Settling(192, 1 / 8))
+    _, places = slot_choice(serves, Settling(64, 1 / 8))
     assert torch.equal(places.lends == 1, shares == 0)
+
+
+def test_settings_that_were_fitted_serve_where_the_user_says_nothing(folder: Path) -> None:
+    probe = SettleProbe(torch.randn(TRUNK.num_layers, TRUNK.num_kv_heads, TRUNK.head_dim + 1), equal_shares(TRUNK))
+
+    def serves(**given: Any) -> Settling | None:
+        return resolve(EngineArgs(model=str(folder), device="cpu", **given)).settling
+
+    for settings in ({"settle_window": 64, "settle_growth": 1 / 3, "settle_keep": 0.33}, {"settle_keep": 0.25}):
+        save_probe(folder / PROBE_FILE, probe, settings)
+        fitted = Settling(int(settings.get("settle_window", 192)), settings["settle_keep"], 1 / 3)
+        assert serves(settle=True) == fitted
+        assert serves(settle=True, settle_growth=0.0, settle_limit=600) == replace(fitted, growth=0.0, limit=600)
+        assert serves(settle=True, settle_window=96, settle_keep=0.5) == replace(fitted, window=96, keep=0.5)
+        assert serves() is None
+    with pytest.raises(ConfigError, match=r"settle_limit is 300, but a window of 192 with a settle_keep of 0.25 needs"):
+        serves(settle=True, settle_limit=300)
+    save_probe(folder / PROBE_FILE, probe, {"settle_window": 8})
+    with pytest.raises(
+        CheckpointError, match=r"names a settle_window of 8, which must be in \[32, inf\): make it anew"
+    ):
+        serves(settle=True)
+    (folder / PROBE_FILE).write_bytes(b"what?")
+    with pytest.raises(CheckpointError, match=r"settle.safetensors cannot be read"):
+        serves(settle=True)
+    assert serves() is None
 
 
 def test_places_go_where_they_are_worth_most() -> None:

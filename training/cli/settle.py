@@ -25,12 +25,14 @@ def add_eval_settle_arguments(parser: argparse.ArgumentParser) -> None:
     policies = parser.add_argument_group("policies: each score with each window, growth and share")
     policies.add_argument("--scores", type=_texts, default=["keys", "random, by head", "recency"], metavar="S;S")
     policies.add_argument("--probe", type=Path, metavar="FILE", help="of the score `probe` (default: the model's own)")
-    policies.add_argument("--windows", type=_wholes, default=[192], metavar="N,N", help="newest tokens that stay whole")
     policies.add_argument(
-        "--growths", type=_shares, default=[1 / 3], metavar="F,F", help="or so much of the answer, if more"
+        "--windows", type=_wholes, metavar="N,N", help="newest tokens that stay whole (what suits the model)"
     )
     policies.add_argument(
-        "--keeps", type=_shares, default=[1 / 8], metavar="F,F", help="share of older tokens that stays"
+        "--growths", type=_shares, metavar="F,F", help="or so much of the answer, if more (what suits the model)"
+    )
+    policies.add_argument(
+        "--keeps", type=_shares, metavar="F,F", help="share of older tokens that stays (what suits the model)"
     )
     policies.add_argument("--chunk", type=whole(1), default=64, metavar="N", help="tokens that are looked at together")
     policies.add_argument("--limit", type=whole(1), metavar="N", help="most slots of an answer (default: no limit)")
@@ -60,9 +62,10 @@ def add_fit_settle_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--share-texts", type=whole(1), default=32, metavar="N", help="answers that shares are fitted to (32)"
     )
-    parser.add_argument(
-        "--window", type=whole(1), default=192, metavar="N", help="settle_window that shares are fitted for (192)"
-    )
+    settings = parser.add_argument_group("settings that shares are fitted for, and that serve from then on")
+    settings.add_argument("--window", type=whole(32), metavar="N", help="settle_window (64)")
+    settings.add_argument("--growth", type=_share, metavar="F", help="settle_growth (0)")
+    settings.add_argument("--keep", type=_share, metavar="F", help="settle_keep (0.33)")
     parser.add_argument("--seed", type=whole(0), default=0, metavar="N", help="of the order of chunks")
     parser.add_argument(
         "--out",
@@ -92,7 +95,11 @@ def _wholes(text: str) -> list[int]:
 
 
 def _shares(text: str) -> list[float]:
-    shares = [float(Fraction(part)) for part in text.split(",")]
-    if not all(0 <= share <= 1 for share in shares):
+    return [_share(part) for part in text.split(",")]
+
+
+def _share(text: str) -> float:
+    share = float(Fraction(text))
+    if not 0 <= share <= 1:
         raise argparse.ArgumentTypeError("shares are in [0, 1], such as 1/4 or 0.25")
-    return shares
+    return share

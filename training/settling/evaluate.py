@@ -20,6 +20,7 @@ from rich.console import Console
 from hamburger.engine.text.tokenizer import Tokenizer
 from hamburger.engine.types.settling import Settling
 from hamburger.model.checkpoints.settle_probe import equal_shares, load_probe, read_probe
+from hamburger.model.checkpoints.settle_settings import read_settings, settle_settings
 from hamburger.model.checkpoints.sources import ModelSource, resolve_source
 from hamburger.model.modules.hamburger import HamburgerModel
 from hamburger.model.modules.rotary import RotaryEmbedding
@@ -50,8 +51,8 @@ class Text:
 def run(args: argparse.Namespace) -> int:
     """Evaluate and write the results. Raises TrainingError, CheckpointError, ConfigError or OSError."""
     console = Console(stderr=True, highlight=False)
-    policies = list(_policies(args))
     source = resolve_source(args.model, args.base)
+    policies = list(_policies(args, source))
     texts = [*_answers(args), *_books(args, Tokenizer.load(source.tokenizer_path))]
     if not texts:
         raise TrainingError("no answer is as long as --min-tokens, and there are no texts: give more --answers.")
@@ -75,8 +76,10 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _policies(args: argparse.Namespace) -> Iterator[Policy]:
-    for score, window, growth, keep in product(args.scores, args.windows, args.growths, args.keeps):
+def _policies(args: argparse.Namespace, source: ModelSource) -> Iterator[Policy]:
+    suits = Settling.of_model(settle_settings(source) if args.probe is None else read_settings(args.probe))
+    windows, growths, keeps = args.windows or [suits.window], args.growths or [suits.growth], args.keeps or [suits.keep]
+    for score, window, growth, keep in product(args.scores, windows, growths, keeps):
         if score not in SCORE_NAMES:
             raise TrainingError(f"score {score!r}: choose from {', '.join(SCORE_NAMES)}.")
         yield Policy(score, Settling(window, keep, growth, args.chunk, limit=args.limit))

@@ -9,7 +9,7 @@ heads lend their places to which (shares.py).
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from hamburger.engine.types.settling import Settling
 from hamburger.model.checkpoints.settle_probe import SettleProbe, equal_shares, read_probe, save_probe
+from hamburger.model.checkpoints.settle_settings import SETTINGS
 from hamburger.model.checkpoints.sources import resolve_source
 from hamburger.model.modules.hamburger import HamburgerModel
 from hamburger.model.modules.rotary import RotaryEmbedding
@@ -36,8 +37,9 @@ FAR = 64  # tokens behind a chunk, from which on attention to it counts: those b
 _LEAST_LATER = 64  # tokens that must be there to pay
 _HELD_OUT = 8  # every so-manieth text tells how others do
 _BATCH, _LEARNING_RATE, _WEIGHT_DECAY = 24, 1e-2, 1e-3
-_KEEP = 1 / 8  # of a chunk, as an engine does unless it is told otherwise
-
+_KEEP = 1 / 8  # of a chunk: the share by which a probe's fit is told
+# Lose less of the embedded model, at fewer slots, than DEFAULTS where no place is lent (docs/log.md).
+_LENT: Mapping[str, float] = {"settle_window": 64, "settle_growth": 0, "settle_keep": 0.33}
 
 _Text = tuple[list[int], list[int]]  # ids of prompt and answer
 
@@ -71,8 +73,8 @@ def run(args: argparse.Namespace) -> int:
         weights = _fit_weights(args, model, SlotChoice(rotary), texts, console)
     else:
         weights = read_probe(args.probe, trunk).weights
-    shares = _fit_shares(args, model, SlotChoice(rotary, weights), texts, console)
-    save_probe(args.out, SettleProbe(weights, shares))
+    shares, settings = _fit_shares(args, model, SlotChoice(rotary, weights), texts, console)
+    save_probe(args.out, SettleProbe(weights, shares), settings)
     tell(f"wrote {args.out}")
     return 0
 
@@ -100,33 +102,39 @@ def _fit_weights(
 
 def _fit_shares(
     args: argparse.Namespace, model: HamburgerModel, choice: SlotChoice, texts: Sequence[_Text], console: Console
-) -> Tensor:
-    """int64 [layers, kv_heads]; equal ones unless others lose less in texts that they were not fitted to."""
-    settling = Settling(args.window, _KEEP)
-    long = [text for text in texts if settling.slots(len(text[1])) < len(text[1])]
+) -> tuple[Tensor, dict[str, float]]:
+    """int64 [layers, kv_heads], and the settings that they suit, unless DEFAULTS with equal shares lose less in texts
+    that nothing was fitted to: then those, and none."""
+    settling = Settling.of_model(_LENT, args.window, args.growth, args.keep)
+    usual, equal = Settling.of_model({}), equal_shares(model.config.trunk)
+    long = [text for text in texts if all(s.slots(len(text[1])) < len(text[1]) for s in (settling, usual))]
     held_out = long[::_HELD_OUT][: args.share_texts // _HELD_OUT + 1]
     fitted = [text for i, text in enumerate(long) if i % _HELD_OUT][: args.share_texts]
-    equal = equal_shares(model.config.trunk)
-    seen = _observed(model, fitted, console, "Shares")
-    shares = allot(costs_of_shares(model, choice, settling, seen))
-    lost = {name: [0.0, 0] for name in ("equal", "lent")}
-    for of_text in _observed(model, held_out, console, "Held-out"):
-        for name, of_heads in (("equal", equal), ("lent", shares)):
-            numbers = SettledPlaces(of_heads, settling.chunk, settling.kept).numbers
-            sums = losses(model, of_text, dropped_by_head(of_text, settling, choice, numbers), settling)
-            lost[name] = [a + b for a, b in zip(lost[name], sums, strict=True)]
-    if not fitted or not lost["equal"][1]:
-        console.print("no place is lent: no answer is long enough to settle.", markup=False, soft_wrap=True)
-        return equal
-    before, after = (total / tokens for total, tokens in lost.values())
+    if not fitted:
+        console.print("no place is lent: too few answers are long enough to settle.", markup=False, soft_wrap=True)
+        return equal, {}
+    shares = allot(costs_of_shares(model, choice, settling, _observed(model, fitted, console, "Shares")))
+    ways = {"lent": (settling, shares), "equal": (settling, equal), "usual": (usual, equal)}
+    lost = {way: [0.0, 0] for way in ways}
+    for seen in _observed(model, held_out, console, "Held-out"):
+        for way, (of, of_heads) in ways.items():
+            numbers = SettledPlaces(of_heads, of.chunk, of.kept).numbers
+            sums = losses(model, seen, dropped_by_head(seen, of, choice, numbers), of)
+            lost[way] = [a + b for a, b in zip(lost[way], sums, strict=True)]
+    lent, alike, before = (total / tokens for total, tokens in lost.values())
     lends, most = int((shares == 0).sum()), int(shares.max())
+    lengths = [len(seen) for _, seen in held_out]
+    tokens_a_slot = {way: sum(lengths) / sum(map(ways[way][0].slots, lengths)) for way in ways}
     console.print(
-        f"{lends} of {shares.numel()} heads lend places, to heads with those of up to {most}; held-out: "
-        f"KL {after:.4f}, with equal places {before:.4f}",
+        f"{lends} of {shares.numel()} heads lend places, to heads with those of up to {most}; held-out, at "
+        f"{tokens_a_slot['lent']:.2f} tokens a slot: KL {lent:.4f}, with equal places {alike:.4f}; as any model "
+        f"settles, at {tokens_a_slot['usual']:.2f}: {before:.4f}",
         markup=False,
         soft_wrap=True,
     )
-    return shares if after < before else equal
+    if lent >= min(alike, before):
+        return equal, {}
+    return shares, dict(zip(SETTINGS, (settling.window, settling.growth, settling.keep), strict=True))
 
 
 def _observed(
