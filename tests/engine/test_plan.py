@@ -220,7 +220,7 @@ def test_settling_serves_more_answers_from_the_same_pool(capsys: pytest.CaptureF
     request = ["--prompt-tokens", "64", "--output-tokens", "2048", "--bandwidth", "1GB"]
     whole = command(capsys, "builtin", *POOL, *request)
     found = command(capsys, "builtin", *POOL, *request, "--settle")
-    assert 2.2 < found["tokens_per_kv"] < 2.5
+    assert 2.6 < found["tokens_per_kv"] < 2.8  # what suits the model
     assert found["slots_per_request"] < 0.6 * whole["slots_per_request"]
     assert found["concurrent_requests"] > 1.7 * whole["concurrent_requests"]
     assert found["speed"]["one_stream"] > whole["speed"]["one_stream"]
@@ -228,8 +228,12 @@ def test_settling_serves_more_answers_from_the_same_pool(capsys: pytest.CaptureF
     assert kept["slots_per_request"] == whole["slots_per_request"]
     flat = command(capsys, "builtin", *POOL, *request, "--settle", "--settle-limit", "512")
     assert flat["slots_per_request"] <= 64 + 512 + 16
-    message = refused(capsys, "builtin", *POOL, "--settle", "--settle-limit", "300")
-    assert "settle_limit is 300, but a window of 192 with a settle_keep of 0.125 needs 384 at least" in message
+    message = refused(capsys, "builtin", *POOL, "--settle", "--settle-limit", "200")
+    assert "settle_limit is 200, but a window of 64 with a settle_keep of 0.33 needs 234 at least" in message
+    any_model = command(
+        capsys, "llama-3.2-1b", *POOL, "--max-model-len", "4096", *request, "--settle"
+    )  # of which nothing was fitted
+    assert 2.2 < any_model["tokens_per_kv"] < 2.5
     message = refused(capsys, "builtin", "--graft", "fused", *POOL, "--settle", "--tokens-per-kv", "2")
     assert "settle is on, but there are 2 tokens per KV" in message
     assert "is not a share" in refused(capsys, "builtin", *POOL, "--settle", "--settle-keep", "1")

@@ -155,19 +155,20 @@ def test_a_share_costs_what_it_changes() -> None:
     seen = observe(model, [5, 6], [draw.randrange(2, 128) for _ in range(300)])
     choice = SlotChoice(RotaryEmbedding(config, 512, torch.device("cpu"), torch.float32))
     settling = Settling(64, 1 / 8)
-    costs = costs_of_shares(model, choice, settling, [seen])
-    assert costs[1].abs().max() < 1e-9
-    numbers = torch.full((config.num_layers, config.num_kv_heads), settling.kept)
-    before, tokens = losses(model, seen, dropped_by_head(seen, settling, choice, numbers), settling)
-    foretold, found = [], []
-    for share, number in ((2, 14), (0, 2)):
-        for layer in range(config.num_layers):
-            changed = numbers.clone()
-            changed[layer, 1] = number
-            after, _ = losses(model, seen, dropped_by_head(seen, settling, choice, changed), settling)
-            found.append((after - before) / tokens)
-            foretold.append(float(costs[share, layer, 1]))
-    assert torch.corrcoef(torch.tensor([foretold, found]))[0, 1] > 0.9
+    for shares in (equal_shares(config), torch.tensor([[1, 1], [0, 1], [1, 2], [1, 1]])):
+        costs = costs_of_shares(model, choice, settling, [seen], shares)
+        assert costs.gather(0, shares[None]).abs().max() < 1e-9
+        numbers = SettledPlaces(shares, settling.chunk, settling.kept).numbers
+        before, tokens = losses(model, seen, dropped_by_head(seen, settling, choice, numbers), settling)
+        foretold, found = [], []
+        for share, number in enumerate(numbers_of_shares(settling)[:3]):
+            for layer in range(config.num_layers):
+                changed = numbers.clone()
+                changed[layer, 1] = number
+                after, _ = losses(model, seen, dropped_by_head(seen, settling, choice, changed), settling)
+                found.append((after - before) / tokens)
+                foretold.append(float(costs[share, layer, 1]))
+        assert torch.corrcoef(torch.tensor([foretold, found]))[0, 1] > 0.9
 
 
 def test_a_probe_is_no_weight_of_a_checkpoint_of_ours_and_that_of_its_base_serves(folder: Path) -> None:

@@ -129,7 +129,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     draw, rows = random.Random(1), []
     for i in range(6):
         ids = [draw.randrange(3, 49152) for _ in range(150 if i < 5 else 20)]
-        rows.append({"id": str(i), "sample": 0, "category": ("a", "b")[i % 2], "model": "m", "sampling": "greedy",
+        rows.append({"id": str(i // 2), "sample": 0, "category": ("a", "b")[i % 2], "model": "m", "sampling": "greedy",
                      "messages": [{"role": "user", "content": "Hi"}], "prompt_ids": [5, 6],
                      "response": "", "token_ids": ids, "finish_reason": "length"})  # fmt: skip
     (folder / "answers.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -99,7 +99,9 @@ def _answers(args: argparse.Namespace) -> Iterator[Text]:
                 continue
             number[kind] += 1
             name = file.name.removesuffix(".gz").removesuffix(".jsonl")
-            yield Text(f"{name} {answer.id} {answer.sample}", f"{name}: {kind}", answer.prompt_ids, ids)
+            # A file may hold several answers of one id, by other settings.
+            told = blake2b(repr(ids).encode(), digest_size=4).hexdigest()
+            yield Text(f"{name} {answer.id} {told}", f"{name}: {kind}", answer.prompt_ids, ids)
 
 
 def _books(args: argparse.Namespace, tokenizer: Tokenizer) -> Iterator[Text]:

@@ -113,7 +113,11 @@ def _fit_shares(
     if not fitted:
         console.print("no place is lent: too few answers are long enough to settle.", markup=False, soft_wrap=True)
         return equal, {}
-    shares = allot(costs_of_shares(model, choice, settling, _observed(model, fitted, console, "Shares")))
+    shares, costs = equal, torch.zeros(())
+    for name in ("Shares", "Again"):
+        of_texts = _observed(model, fitted, console, name)
+        costs = costs + costs_of_shares(model, choice, settling, of_texts, shares)
+        shares = allot(costs)
     ways = {"lent": (settling, shares), "equal": (settling, equal), "usual": (usual, equal)}
     lost = {way: [0.0, 0] for way in ways}
     for seen in _observed(model, held_out, console, "Held-out"):

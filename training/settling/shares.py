@@ -1,8 +1,10 @@
 """Shares: of how many heads' places in settled slots each KV head of a model is worth (model/settled_places.py).
 
-Each answer is read once by masks, as if its old tokens had settled with equal places. For each head the gradient of the
-loss, which is KL from the whole model, times what the head would attend to otherwise, tells to first order what it
-changes if this head keeps more tokens of each chunk, or fewer. Then all places go where they are worth most.
+Each answer is read by masks, as if its old tokens had settled. For each head the gradient of the loss, which is KL from
+the whole model, times what the head would attend to otherwise, tells to first order what it changes if this head keeps
+more tokens of each chunk, or fewer. Then all places go where they are worth most. What that says where all heads have
+equal places goes too far, so it is asked again where they lie then, and the two are taken together: the ends of the
+way between, as integrated gradients take them (arXiv 1703.01365).
 """
 
 from __future__ import annotations
@@ -30,9 +32,12 @@ def numbers_of_shares(settling: Settling) -> list[int]:
     return [settling.kept - places.lent + share * places.lent for share in range(MOST + 1)]
 
 
-def costs_of_shares(model: HamburgerModel, choice: SlotChoice, settling: Settling, texts: Iterable[Observed]) -> Tensor:
-    """float32 [MOST + 1, layers, kv_heads]: nats a token, beyond those with equal places, if a head had so many shares.
-    Texts in which nothing settles tell nothing."""
+def costs_of_shares(
+    model: HamburgerModel, choice: SlotChoice, settling: Settling, texts: Iterable[Observed], shares: Tensor
+) -> Tensor:
+    """float32 [MOST + 1, layers, kv_heads]: nats a token, beyond those with `shares` int64 [layers, kv_heads], if a
+    head had so many instead. Texts in which nothing settles tell nothing."""
+    held = SettledPlaces(shares, settling.chunk, settling.kept).numbers
     trunk, numbers = model.config.trunk, numbers_of_shares(settling)
     costs, tokens = torch.zeros(MOST + 1, trunk.num_layers, trunk.num_kv_heads), 0
     for seen in texts:
@@ -53,7 +58,7 @@ def costs_of_shares(model: HamburgerModel, choice: SlotChoice, settling: Settlin
                 others = [attend(dropped[index]).float() - attended.float() for dropped in of_numbers]
             changes.append((attended, others))
 
-        states = settled_pass(model, seen, of_numbers[1], first, watch)
+        states = settled_pass(model, seen, dropped_by_head(seen, settling, choice, held), first, watch)
         states.backward(_gradient(model, seen, states.detach(), first))
         for layer, (attended, others) in enumerate(changes):
             assert attended.grad is not None
