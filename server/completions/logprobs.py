@@ -34,12 +34,35 @@ class ChatLogprobs:
         return {"token": text, "logprob": finite(logprob), "bytes": list(data)}
 
 
+class TextOffsets:
+    """The character of an answer's text at which each of its tokens starts; of one that continues a character, which is
+    whole with a later token, that character's.
+
+    num_chars: complete so far. is_first: the next token with a text is the text's first.
+    """
+
+    def __init__(self, tokenizer: ServerTokenizer, *, skip_special_tokens: bool, is_first: bool = True) -> None:
+        self._tokenizer, self._skip_special_tokens = tokenizer, skip_special_tokens
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        self._is_first = is_first
+        self.num_chars = 0
+
+    def next(self, token_id: int) -> int:
+        start = self.num_chars
+        if self._skip_special_tokens and self._tokenizer.is_special(token_id):
+            return start
+        data = self._tokenizer.token_bytes(token_id, first=self._is_first)
+        self._is_first = self._is_first and not self._tokenizer.token_bytes(token_id)
+        self.num_chars += len(self._utf8.decode(data))
+        return start
+
+
 class CompletionLogprobs:
     """{"tokens", "token_logprobs", "top_logprobs", "text_offset"}: parallel lists. One instance follows one answer.
 
-    text_offset: the character of the choice's text at which the token starts; a token that continues a character has
-    that character's offset. echo: the prompt whose tokens come first; nothing predicts its first one, so that one's
-    log-probabilities are null. as_ids: tokens are named `token_id:N`. num_top: most rivals that are told.
+    text_offset: the character of the choice's text at which the token starts (TextOffsets). echo: the prompt whose
+    tokens come first; nothing predicts its first one, so that one's log-probabilities are null. as_ids: tokens are
+    named `token_id:N`. num_top: most rivals that are told.
     """
 
     def __init__(
@@ -52,24 +75,21 @@ class CompletionLogprobs:
         num_top: int | None = None,
     ) -> None:
         self._tokenizer, self._as_ids, self._num_top = tokenizer, as_ids, num_top
-        self._skip_special_tokens = skip_special_tokens
         self._echo = echo
-        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
-        self._num_chars = 0  # complete so far
-        self._first = echo is None  # the next token with a text is the text's first
+        self._offsets = TextOffsets(tokenizer, skip_special_tokens=skip_special_tokens, is_first=echo is None)
 
     def __call__(self, update: RequestUpdate) -> dict[str, Any]:
         echo = self._echo
         if echo is None or update.prompt_logprobs is None:
             return self._answer(update)
-        self._num_chars = len(echo.text)
+        self._offsets.num_chars = len(echo.text)
         if echo.logprobs is None:
             entries = zip(echo.token_ids, update.prompt_logprobs, strict=True)
             echo.logprobs = self._lists(entries, echo.offsets())
         return join_completion_logprobs([echo.logprobs, self._answer(update)])
 
     def _answer(self, update: RequestUpdate) -> dict[str, Any]:
-        return self._lists(_entries(update), [self._advance(token_id) for token_id in update.token_ids])
+        return self._lists(_entries(update), [self._offsets.next(token_id) for token_id in update.token_ids])
 
     def _lists(self, entries: Iterable[tuple[int, TokenLogprobs | None]], text_offset: list[int]) -> dict[str, Any]:
         tokens: list[str] = []
@@ -103,15 +123,6 @@ class CompletionLogprobs:
             return data.decode()
         except UnicodeDecodeError:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
-
-    def _advance(self, token_id: int) -> int:
-        start = self._num_chars
-        if self._skip_special_tokens and self._tokenizer.is_special(token_id):
-            return start
-        data = self._tokenizer.token_bytes(token_id, first=self._first)
-        self._first = self._first and not self._tokenizer.token_bytes(token_id)
-        self._num_chars += len(self._utf8.decode(data))
-        return start
 
 
 class PromptLogprobs:

@@ -13,10 +13,12 @@ from typing import Any
 from hamburger.engine.request import RequestUpdate
 from hamburger.server.api.errors import ApiError
 from hamburger.server.api.events import typed_event
+from hamburger.server.completions.logprobs import TextOffsets
 from hamburger.server.completions.replies import ChatReply
 from hamburger.server.completions.retold import RetoldReply, calls_of
 from hamburger.server.responses.body import ResponsesBody
 from hamburger.server.responses.errors import responses_error
+from hamburger.server.responses.logprobs import TextLogprobs
 
 _OWN = ("kv_slots", "tokens_per_kv", "macro_steps", "tokens_per_step")
 Keep = Callable[[dict[str, Any]], None]
@@ -25,16 +27,17 @@ Keep = Callable[[dict[str, Any]], None]
 class ResponsesReply(RetoldReply):
     """A Reply (server/api/reply.py), made of the chat's.
 
-    keep: is given the whole response, once it is there.
+    keep: is given the whole response, once it is there. offsets: of the answer's tokens.
     """
 
-    def __init__(self, chat: ChatReply, body: ResponsesBody, model: str, keep: Keep) -> None:
+    def __init__(self, chat: ChatReply, body: ResponsesBody, model: str, keep: Keep, offsets: TextOffsets) -> None:
         super().__init__(chat, f"resp_{uuid.uuid4().hex}")
         self._body, self._model, self._keep = body, model, keep
         self._created = int(time.time())
         self._output: list[dict[str, Any]] = []
         self._texts: list[str] = []  # of the last item
         self._logprobs: list[dict[str, Any]] = []
+        self._scores = TextLogprobs(offsets)
         self._number = 0
         self._status = "in_progress"
 
@@ -60,9 +63,16 @@ class ResponsesReply(RetoldReply):
         calls = message.get("tool_calls", ())
         if thought := message.get("reasoning_content"):
             self._output.append(self._reasoning(thought))
-        if message["content"] or not (self._output or calls):  # an answer without a text is one, too
-            entries = choice["logprobs"]["content"] if choice["logprobs"] else []
-            self._output.append(self._message(message["content"] or "", entries))
+        content = message["content"] or ""
+        if content or not (self._output or calls):  # an answer without a text is one, too
+            entries = []
+            if choice["logprobs"]:
+                of_answer = self._chat.choices[0]
+                token_ids = [token_id for group in of_answer.groups for token_id in group]
+                self._scores.add(token_ids, choice["logprobs"]["content"])
+                written = "".join(of_answer.texts)
+                entries = self._scores.of_whole(content, self._text_from, written, has_calls=bool(calls))
+            self._output.append(self._message(content, entries))
         for call in calls:
             function = call["function"]
             self._output.append(self._call(call["id"], function["name"], function["arguments"]))
@@ -78,12 +88,14 @@ class ResponsesReply(RetoldReply):
                 events += [self._event("response.created", response=self.response())]
                 events += [self._event("response.in_progress", response=self.response())]
             if choice["logprobs"]:
-                self._logprobs += choice["logprobs"]["content"]
-            events += self._of_delta(choice["delta"], choice["logprobs"])
+                self._scores.add(update.token_ids, choice["logprobs"]["content"])
+            events += self._of_delta(choice["delta"])
             if choice["finish_reason"] is not None:
                 self._status = _status(choice["finish_reason"])
                 if not self._output:  # an answer without a text is one, too
                     events += self._opened(self._message("", []))
+                if not self._has_calls:
+                    self._logprobs += self._scores.rest()
                 events += self._closed()
         return b"".join(map(typed_event, events))
 
@@ -175,7 +187,17 @@ class ResponsesReply(RetoldReply):
             place["content_index"] = 0
         return self._event(kind, **place, **fields)
 
-    def _of_delta(self, delta: dict[str, Any], logprobs: dict[str, Any] | None) -> Iterator[dict[str, Any]]:
+    @property
+    def _has_calls(self) -> bool:
+        return any(item["type"] == "function_call" for item in self._output)
+
+    @property
+    def _text_from(self) -> int:
+        """The character of the answer at which its output text begins."""
+        reasoning = self._chat.choices[0].reasoning
+        return 0 if reasoning is None else reasoning.answer_from
+
+    def _of_delta(self, delta: dict[str, Any]) -> Iterator[dict[str, Any]]:
         if thought := delta.get("reasoning_content"):
             if not self._output or self._output[-1]["type"] != "reasoning":
                 yield from self._opened(self._reasoning(""))
@@ -188,7 +210,8 @@ class ResponsesReply(RetoldReply):
             if not self._output or self._output[-1]["type"] != "message":
                 yield from self._opened(self._message("", []))
             self._texts.append(text)
-            entries = logprobs["content"] if logprobs else []
+            entries = [] if self._has_calls else self._scores.of(text, self._text_from)
+            self._logprobs += entries
             yield self._of_item("response.output_text.delta", delta=text, logprobs=entries)
         for call in new_calls:
             yield from self._opened(self._call(call["id"], call["function"]["name"], ""))

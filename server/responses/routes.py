@@ -18,6 +18,7 @@ from hamburger.server.api.openapi import REFUSED, TYPED_STREAM, body_of
 from hamburger.server.api.request_body import naming, read_body, validated
 from hamburger.server.api.streaming import Generation
 from hamburger.server.bodies.chat import ChatBody
+from hamburger.server.completions.logprobs import TextOffsets
 from hamburger.server.completions.replies import ChatReply
 from hamburger.server.operation.request_log import entry_of
 from hamburger.server.responses.body import NAMES, ResponsesBody, call_of_chat
@@ -58,7 +59,8 @@ def response_routes(answering: Answering, store: ResponseStore) -> APIRouter:
             context = answering.choose(request, chat)
             work = await answering.chat(request, context, chat)
             inner = ChatReply(chat, context.served, context.tokenizer, [work.prompt], (), work.tools, work.reasoning)
-            reply = ResponsesReply(inner, body, body.model or context.served.name, keep)
+            offsets = TextOffsets(context.tokenizer, skip_special_tokens=work.params[0].skip_special_tokens)
+            reply = ResponsesReply(inner, body, body.model or context.served.name, keep, offsets)
             if not body.background:
                 return await answering.answer(context, request, chat, work.answers, reply)
             generation = submit(context, request, chat, work.answers, reply)

@@ -85,7 +85,10 @@ def unwritten(markers: Markers, prompt: str) -> Markers:
 
 
 class Reasoning:
-    """Splits one answer as it comes. White space beside the markers belongs to neither part."""
+    """Splits one answer as it comes. White space beside the markers belongs to neither part.
+
+    answer_from: the character at which the answer begins, once it has.
+    """
 
     def __init__(self, markers: Markers, prompt: str, ids: tuple[int, int] | None = None) -> None:
         """prompt: as the chat template wrote it; one that ends with the first marker has begun the reasoning. ids: of
@@ -94,6 +97,7 @@ class Reasoning:
         self._has_begun = self._is_inside = _has_begun(markers, prompt)
         self._state = "opened" if self._has_begun else "before"
         self._held = ""
+        self.answer_from = self._num_chars = 0
         self._num_tokens, self._has_ended = 0, False  # by the tokens
 
     def count(self, token_ids: Sequence[int]) -> None:
@@ -118,6 +122,8 @@ class Reasoning:
     def add(self, text: str, *, is_final: bool) -> tuple[str, str]:
         """What new text adds to the reasoning and to the answer. is_final: no more comes."""
         self._held += text
+        self._num_chars += len(text)
+        was_answer = self._state == "answer"
         reasoning = content = ""
         if self._state == "before":
             begun = self._held.lstrip()
@@ -143,6 +149,8 @@ class Reasoning:
             if self._held:
                 self._state = "answer"
         if self._state == "answer":
+            if not was_answer:
+                self.answer_from = self._num_chars - len(self._held)
             content, self._held = self._held, ""
         return reasoning, content
 

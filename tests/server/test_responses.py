@@ -8,7 +8,7 @@ import openai
 import pytest
 from pydantic import BaseModel
 
-from fakes import EOS
+from fakes import EOS, ByteTokenizer
 from responses_api import HELLO, RESPONSES, ROOM, TEXT, client, prompt_of
 from serving import MODEL, ByChoice, error_of, serving, split, typed_events
 
@@ -228,6 +228,31 @@ async def test_an_engine_that_dies_fails_the_stream() -> None:
         response = await server.client.post(RESPONSES, json={"input": "Hi"})
         assert response.status_code == 503
         error_of(response)
+
+
+async def test_logprobs_are_those_of_the_text_alone() -> None:
+    class Thinker(ByteTokenizer):
+        loader = ByteTokenizer().loader  # other processes know no tests
+        chat_template = tool_template = "{{ messages }} <think> </think> <tool_call>"
+
+    call = f'<tool_call>{{"name": "get_weather", "arguments": {CALL}}}</tool_call>'
+    asked: Any = {"model": MODEL, "input": "Hi", "tools": [WEATHER], "include": ["message.output_text.logprobs"]}
+    for text, behind in (("Suné 🧀.", ""), ("Sun é.", f" {call}"), ("", call)):
+        written = f"<think>\nHm, Sun.\n</think>\n\n{text}{behind}".encode()
+        for size in (1, 7, len(written)):
+            script = [[*written[i : i + size]] for i in range(0, len(written), size)]
+            async with client([*script, [EOS]], tokenizer=Thinker(), max_group=100) as (api, _):
+                whole = await api.responses.create(**asked)
+                async with api.responses.stream(**asked) as stream:
+                    deltas = [event async for event in stream if event.type == "response.output_text.delta"]
+                    streamed = await stream.get_final_response()
+            told: Any = [entry.to_dict()["bytes"] for event in deltas for entry in event.logprobs]
+            assert b"".join(map(bytes, told)).decode() == text
+            for response in (whole, streamed):
+                output: Any = response.to_dict()["output"]
+                entries = [item["content"][0]["logprobs"] for item in output if item["type"] == "message"]
+                tokens = b"".join(bytes(entry["bytes"]) for of_item in entries for entry in of_item)
+                assert tokens.decode() == text + ("" if behind else "<eos>")
 
 
 async def test_what_shapes_an_answer_is_taken_as_in_a_chat() -> None:
