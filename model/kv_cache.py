@@ -102,21 +102,21 @@ class PagedKVCache:
         sources_of: given what candidates hold [layers, C, 2, kv_heads, head_dim], what each place at kept_at shall,
             as SettledPlaces.sources.
         """
-        device, number = self.data[0].device, len(candidates)
-        places = torch.tensor([*candidates, *(source for source, _ in moves)], device=device)
-        targets = torch.tensor([*kept_at, *(target for _, target in moves)], device=device)
-        parts = [
-            torch.stack([of_layer.flatten(0, 1).index_select(0, places) for of_layer in part])
-            for part in (self.data, self.scales)
-            if part
-        ]
-        held = [part[:, :number] for part in parts]
+        device = self.data[0].device
+        places, kept_to = (torch.tensor(slots, device=device) for slots in (candidates, kept_at))
+        moved_from, moved_to = torch.tensor(moves, dtype=torch.int64, device=device).view(-1, 2).unbind(1)
+        parts = [part for part in (self.data, self.scales) if part]
+        # Of all layers what is looked at, but only of one at a time what just moves: that may be a long answer.
+        held = [torch.stack([layer.flatten(0, 1).index_select(0, places) for layer in part]) for part in parts]
         sources = sources_of(from_int8(*held) if self.scales else held[0])
-        for to, part, of_chunk in zip((self.data, self.scales), parts, held, strict=False):
+        for part, of_chunk in zip(parts, held, strict=True):
             # [layers * kv_heads * C, 2, ...], of which each place takes one.
             kept = of_chunk.movedim(3, 1).flatten(0, 2)[sources].movedim(3, 2)
-            for of_layer, rows in zip(to, torch.cat((kept, part[:, number:]), dim=1), strict=True):
-                of_layer.flatten(0, 1).index_copy_(0, targets, rows)
+            for layer, rows in zip(part, kept, strict=True):
+                slots = layer.flatten(0, 1)
+                moved = slots.index_select(0, moved_from)
+                slots.index_copy_(0, kept_to, rows)
+                slots.index_copy_(0, moved_to, moved)
 
     def gather(self, layer: int, block_tables: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Keys and values of whole block tables [B, N]: two of `dtype` [B, N * block_size, num_kv_heads, head_dim]."""

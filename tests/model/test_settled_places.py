@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from attention_reference import reference_attention
 from hamburger.model.batch import ForwardBatch, Reads, empty_sampling
+from hamburger.model.checkpoints.settle_probe import equal_shares
 from hamburger.model.config import ModelConfig
 from hamburger.model.cpu.library import InstructionSet, load_kernels
 from hamburger.model.cpu.slot_choice import CpuSlotChoice
@@ -190,6 +195,29 @@ def test_kernels_move_what_plain_settling_moves(
         assert torch.equal(of_plain, of_kernels)
     assert not torch.equal(caches[0].data[1], before)
     assert torch.equal(caches[1].data[1].flatten(0, 1)[candidates[20]], before.flatten(0, 1)[behind[0]])
+
+
+class Largest(TorchDispatchMode):
+    """The largest tensor that is made while it is on, in bytes; views are none."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.bytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        if isinstance(found, Tensor) and not func._schema.is_mutable and not func.is_view:
+            self.bytes = max(self.bytes, found.nbytes)
+        return found
+
+
+def test_what_only_moves_is_copied_layer_by_layer() -> None:
+    trunk = trunk_config(num_layers=12, **WIDE)
+    cache = PagedKVCache(trunk, 60, 32, torch.float32, CPU, SettledPlaces(equal_shares(trunk), 16, 4))
+    choice = SlotChoice(RotaryEmbedding(trunk, 500, CPU, torch.float32))
+    with Largest() as made:
+        choice.settle(cache, range(16), range(16), range(4), [(slot, slot - 12) for slot in range(16, 1816)])
+    assert made.bytes == 1800 * cache.data[0][0, 0].nbytes
 
 
 @pytest.mark.gpu
