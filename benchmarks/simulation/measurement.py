@@ -106,7 +106,7 @@ def settling_seconds(args: EngineArgs, say: Callable[[str], None]) -> float:
         slots = draw.sample(range(info.total_slots), settling.chunk)
         chunk = SettlingChunk(slots, [*range(settling.chunk)], slots[: settling.kept], [])
         start = time.perf_counter()
-        runner.settle([chunk])
+        runner.settle(chunk)
         times.append(time.perf_counter() - start)
     return statistics.median(times)
 

@@ -212,8 +212,8 @@ class SimulatedRunner:
         self._pass(self._costs.seconds(work_of(batch, [size for _, size in sizes])))
         return BatchResult([_group(outcome, size) for outcome, size in sizes])
 
-    def settle(self, chunks: list[SettlingChunk]) -> None:
-        self._pass(len(chunks) * self._costs.settled_chunk)
+    def settle(self, chunk: SettlingChunk) -> None:
+        self._pass(self._costs.settled_chunk)
 
     def _pass(self, seconds: float) -> None:
         self._clock.now += seconds

@@ -116,5 +116,5 @@ class LaunchedStep(Protocol):
         """Launch another batch behind it. A sequence that awaits its group of this step brings that group's slot."""
 
 
-# Chooses which of the chunks' tokens stay, and moves what is in the slots.
-Settle = Callable[[list[SettlingChunk]], None]
+# Chooses which of a chunk's tokens stay, and moves what is in the slots; raises OutOfMemory.
+Settle = Callable[[SettlingChunk], None]

@@ -59,7 +59,7 @@ class EngineCore:
         self._clock = clock
         self._policy = policy
         self._drafts = DraftOutcomes(policy)
-        self._settle_chunks = settle
+        self._settle_chunk = settle
         self._loras = loras
         self._scheduler = Scheduler(config, policy)
 
@@ -136,7 +136,7 @@ class EngineCore:
         """One macro-step of everything that is scheduled. With nothing to schedule it only reports the state."""
         start = self._clock()
         failures = self._expire(start)
-        self._settle()
+        self._settle(failures)
         batch, result = self._run(self._scheduler.schedule(start), failures)
         return self._accept(batch, self._advance(batch), result, failures, start)
 
@@ -145,16 +145,20 @@ class EngineCore:
         failures, self._refused = self._refused, []
         return failures + [self._timeout(sequence, now) for sequence in self._scheduler.expire(now)]
 
-    def _settle(self) -> None:
-        """Old tokens of running answers give their slots back before anything else is computed."""
+    def _settle(self, failures: list[RequestFailed]) -> None:
+        """Old tokens of running answers give their slots back before anything else is computed. An answer whose tokens
+        memory does not let settle fails: nobody knows what is in its slots then."""
         self._settled_tokens = self._dropped_slots = 0
         while due := [sequence for sequence in self._scheduler.running if sequence.settles]:
-            chunks = [self._scheduler.blocks.settle(sequence) for sequence in due]
-            if self._settle_chunks is None:
+            if self._settle_chunk is None:
                 raise RuntimeError("answers settle, but nothing moves their slots.")
-            self._settle_chunks(chunks)
-            for sequence, chunk in zip(due, chunks, strict=True):
-                dropped = sequence.num_dropped
+            for sequence in due:
+                chunk, dropped = self._scheduler.blocks.settle(sequence), sequence.num_dropped
+                try:
+                    self._settle_chunk(chunk)
+                except OutOfMemory as error:
+                    self._give_up(sequence, error, failures)
+                    continue
                 is_new = sequence.settle()
                 self._scheduler.confirm(sequence)
                 if is_new:  # not again, by a replay
@@ -249,11 +253,13 @@ class EngineCore:
         if batch.num_rows > 1:
             preempted += self._scheduler.shrink(batch)
         else:
-            request_id = batch.sequences[0].sequence.request_id
-            message = f"Memory does not hold a step of this request alone: {error}"
-            failures.append(RequestFailed(request_id, "out_of_memory", message))
-            self.abort(AbortRequest(request_id))
+            self._give_up(batch.sequences[0].sequence, error, failures)
         return ScheduledBatch([], preempted, batch.cache_queries, batch.cache_hits)
+
+    def _give_up(self, sequence: Sequence, error: OutOfMemory, failures: list[RequestFailed]) -> None:
+        message = f"Memory does not hold a step of this request alone: {error}"
+        failures.append(RequestFailed(sequence.request_id, "out_of_memory", message))
+        self.abort(AbortRequest(sequence.request_id))
 
     def check_integrity(self) -> None:
         """Raise RuntimeError when blocks leaked or a sequence is in the wrong place."""

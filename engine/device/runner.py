@@ -6,8 +6,11 @@ runs, from its RunningStep.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from itertools import accumulate
+from typing import TypeVar
 
 from hamburger.engine.core.batch import BatchResult, ScheduledBatch, SettlingChunk
 from hamburger.engine.core.sequence import Sequence
@@ -25,6 +28,8 @@ from hamburger.model.kv_cache import PagedKVCache
 from hamburger.model.rope_scaling import DynamicRopeScaling
 from hamburger.model.slot_choice import SlotChoice
 from hamburger.model.steps import Steps
+
+T = TypeVar("T")
 
 
 class Runner:
@@ -55,12 +60,13 @@ class Runner:
         """
         return self.launch(batch).result()
 
-    def settle(self, chunks: list[SettlingChunk]) -> None:
-        """Choose which of each chunk's tokens stay, in each layer and KV head, and move what is in the slots."""
+    def settle(self, chunk: SettlingChunk) -> None:
+        """Choose which of a chunk's tokens stay, in each layer and KV head, and move what is in the slots. Raises
+        OutOfMemory; what is in the slots, nobody knows then."""
         if self._choice is None:
             raise RuntimeError("nothing chooses which slots stay, so nothing can settle.")
-        for chunk in chunks:
-            self._choice.settle(self._cache, chunk.candidates, chunk.positions, chunk.kept_at, chunk.moves)
+        of = (self._cache, chunk.candidates, chunk.positions, chunk.kept_at, chunk.moves)
+        self._in_memory(partial(self._choice.settle, *of))
 
     def launch(self, batch: ScheduledBatch) -> RunningStep:
         """The same, without waiting for it where the model does not wait for the device itself. Memory is taken here,
@@ -69,8 +75,12 @@ class Runner:
 
     def launch_behind(self, previous: RunningStep | None, batch: ScheduledBatch) -> RunningStep:
         """Launch a batch whose linked rows (RunningStep) the previous step feeds. Raises OutOfMemory."""
+        return self._in_memory(partial(self._launch, previous, batch))
+
+    def _in_memory(self, compute: Callable[[], T]) -> T:
+        """What it returns. Raises OutOfMemory where the device has none left."""
         try:
-            return self._launch(previous, batch)
+            return compute()
         except Exception as error:
             reason = out_of_memory_reason(error)
             if reason is None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -19,13 +20,16 @@ from hamburger.engine.types.config import EngineConfig
 from hamburger.engine.types.errors import OutOfMemory
 from hamburger.engine.types.messages import SubmitRequest
 from hamburger.engine.types.sampling_params import SamplingParams
+from hamburger.engine.types.settling import Settling
 from hamburger.model.batch import ForwardBatch, StepOutput
 from hamburger.model.config import ModelConfig
 from hamburger.model.kv_cache import PagedKVCache
+from hamburger.model.slot_choice import SlotChoice
 from hamburger.model.steps import EagerSteps
 from playing import play
 from slow_cases import slow_but
 from small_models import core_of, graft_config, params, random_model, run_core, tokens_of, trunk_config
+from verified import free_rows
 
 Trouble = Callable[[int, ScheduledBatch], bool]
 
@@ -186,3 +190,22 @@ def test_other_errors_stay_what_they_are() -> None:
 def test_torchs_own_message_for_a_host_without_memory_is_known() -> None:
     with pytest.raises(RuntimeError, match="DefaultCPUAllocator"):
         torch.empty(2**50, dtype=torch.uint8)
+
+
+def test_an_answer_that_memory_does_not_let_settle_fails_and_the_others_live() -> None:
+    class StarvedChoice(SlotChoice):
+        def settle(self, cache: PagedKVCache, candidates: Sequence[int], positions: Sequence[int], *where: Any) -> None:
+            if positions[0] == 9 + 8:  # the second chunk of r1
+                raise torch.OutOfMemoryError("no")
+            super().settle(cache, candidates, positions, *where)
+
+    model = random_model(ModelConfig(trunk=trunk_config()), seed=4)
+    of = params(max_tokens=40, ignore_eos=True, confidence=0.0)
+    asked = [SubmitRequest(f"r{i}", list(range(2, 2 + (9 if i == 1 else 3))), of, 0.0) for i in range(3)]
+    calm, troubled = (
+        play(core_of(model, policy=free_rows(), settling=Settling(6, 1 / 4, 0.0, 8, 4), choice=choice), asked)
+        for choice in (SlotChoice, StarvedChoice)
+    )
+    assert troubled.seen["out_of_memory"] == 1
+    assert 0 < len(troubled.tokens["r1"]) < 40
+    assert {name: troubled.tokens[name] for name in ("r0", "r2")} == {name: calm.tokens[name] for name in ("r0", "r2")}

@@ -113,17 +113,16 @@ class VerifyingRunner:
         self._settled: dict[Sequence, dict[int, int]] = {}  # of sequences that settle, what each token's slot holds
         self._reached = Counter[Sequence]()  # tokens of them that were computed once, and are no rejected drafts
 
-    def settle(self, chunks: list[SettlingChunk]) -> None:
+    def settle(self, chunk: SettlingChunk) -> None:
         """Who stays depends on what the slots hold, as it does in a model."""
-        for chunk in chunks:
-            assert chunk.positions == [self._places[slot] for slot in chunk.candidates]
-            held = [self._pool[slot] for slot in chunk.candidates]
-            best = sorted(sorted(range(len(held)), key=lambda place: held[place])[: len(chunk.kept_at)])
-            moved = [(source, to) for source, to in chunk.moves]
-            moved += [(chunk.candidates[place], to) for place, to in zip(best, chunk.kept_at, strict=True)]
-            for pool in (self._pool, self._places):
-                pool.update({to: pool[source] for source, to in moved if source in pool})
-            self.seen["settled"] += len(held)
+        assert chunk.positions == [self._places[slot] for slot in chunk.candidates]
+        held = [self._pool[slot] for slot in chunk.candidates]
+        best = sorted(sorted(range(len(held)), key=lambda place: held[place])[: len(chunk.kept_at)])
+        moved = [(source, to) for source, to in chunk.moves]
+        moved += [(chunk.candidates[place], to) for place, to in zip(best, chunk.kept_at, strict=True)]
+        for pool in (self._pool, self._places):
+            pool.update({to: pool[source] for source, to in moved if source in pool})
+        self.seen["settled"] += len(held)
 
     def run(self, batch: ScheduledBatch) -> BatchResult:
         self.num_steps += 1
