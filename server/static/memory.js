@@ -3,11 +3,10 @@
 import { node } from "./dom.js";
 
 const MOST = 4096; // cells that are drawn; beyond that the numbers alone go on
-const FOLD = 8; // the most tokens that a drawn cell stands for after settling
+const CHUNK = 64; // tokens that settle together (engine/types/settling.py)
 
 export class MemoryStrip {
-  #cells = []; // tokens in each, oldest first
-  #settled = 0; // so many of the first have been folded
+  #settled = 0; // so many of the first cells have been folded
   #tokens = 0;
 
   constructor() {
@@ -19,39 +18,28 @@ export class MemoryStrip {
     const fresh = tokens - this.#tokens;
     this.#tokens = tokens;
     if (slots > MOST) return this.#label(slots);
-    const added = slots - this.#cells.length;
+    const added = slots - this.root.children.length;
     if (fresh > 0 && added > 0 && added <= fresh) this.#add(fresh, added, isOdd);
     else if (fresh > 0) {
       this.#add(fresh, fresh, isOdd);
-      this.#fold(this.#cells.length - slots);
+      this.#fold(this.root.children.length - slots);
     }
     this.#label(slots);
   }
 
   #add(tokens, cells, isOdd) {
     for (let i = 0; i < cells; i++) {
-      const held = Math.ceil((tokens - i) / cells);
-      this.#cells.push(held);
-      this.root.append(node("i", { class: `${isOdd ? "odd" : "even"}${held > 1 ? " several" : ""}` }));
+      const several = Math.ceil((tokens - i) / cells) > 1 ? " several" : "";
+      this.root.append(node("i", { class: `${isOdd ? "odd" : "even"}${several}` }));
     }
   }
 
-  /** `gone` slots were given back. Which tokens kept theirs is not told: the oldest cells share them evenly. */
+  /** `gone` slots were given back, by the oldest chunk that had not settled. Which of its tokens kept theirs is not told. */
   #fold(gone) {
-    let left = gone;
-    while (left > 0 && this.#settled < this.#cells.length - 1) {
-      const at = this.#settled;
-      if (this.#cells[at] >= FOLD) {
-        this.#settled += 1;
-        continue;
-      }
-      this.#cells[at + 1] += this.#cells[at];
-      this.#cells.splice(at, 1);
-      const cell = this.root.children[at];
-      cell.nextElementSibling.className = "settled";
-      cell.remove();
-      left -= 1;
-    }
+    const cells = this.root.children;
+    for (let i = 0; i < gone; i++) cells[Math.min(this.#settled, cells.length - 1)].remove();
+    const kept = Math.max(0, CHUNK - gone); // at a limit none: they take the places of what settled first
+    for (let i = 0; i < kept && this.#settled < cells.length; i++) cells[this.#settled++].className = "settled";
   }
 
   #label(slots) {

@@ -9,6 +9,7 @@ import pytest
 from playwright.async_api import expect
 
 from browsing import visiting
+from hamburger.engine.types.settling import Settling
 from real_server import RealServer
 
 pytestmark = pytest.mark.page
@@ -51,3 +52,28 @@ async def test_slots_that_settle_fold_while_one_watches(server: RealServer) -> N
         assert slots < tokens
         assert await cells.count() == slots
         assert await answer.locator(".memory i.settled").count() > 0
+
+
+@pytest.mark.parametrize(
+    "settling",
+    [Settling(192, 1 / 8), Settling(32, 1 / 20, 0.0), Settling(64, 1 / 3, 0.0), Settling(32, 1 / 8, 0.0, limit=208)],
+)
+async def test_a_cell_is_a_slot_whatever_share_stays(server: RealServer, settling: Settling) -> None:
+    """As of an answer of 1,500 tokens: each pass's tokens and slots are shown, and the cells counted."""
+    lengths = [*range(1, 1500, 2)]
+    slots = [1 + settling.slots(length - 1) for length in lengths]
+    settled = settling.kept_slots(settling.chunk * sum(1 for _ in settling.places(lengths[-1] - 1)))
+    async with visiting(server.url) as visit:
+        shown = await visit.page.evaluate(
+            """async (passes) => {
+                const { MemoryStrip } = await import("/playground/memory.js");
+                const strip = new MemoryStrip(), counts = [];
+                for (const [tokens, slots] of passes) {
+                    strip.show(tokens, slots, false);
+                    counts.push(strip.root.children.length);
+                }
+                return [counts, strip.root.querySelectorAll(".settled").length];
+            }""",
+            [*zip(lengths, slots, strict=True)],
+        )
+    assert shown == [slots, settled]
