@@ -98,6 +98,14 @@ def test_composed_groups_take_no_prediction() -> None:
         make_llm(ScriptedRunner()).generate("x", SamplingParams(prediction_ids=(1,)), progress=False)
 
 
+@pytest.mark.parametrize("stop", [("bc",), ["bc"], "bc"])
+def test_stop_strings_are_a_tuple_a_list_or_one_text(stop: Any) -> None:
+    [result] = make_llm(ScriptedRunner({"0": [[97], [98], [99], [100]]})).generate(
+        ["x"], SamplingParams(max_tokens=4, stop=stop), progress=False
+    )
+    assert (result.text, result.stop_reason) == ("a", "bc")
+
+
 def test_chat_applies_the_template() -> None:
     llm = make_llm(ScriptedRunner({"0": [[97], [EOS]], "1": [[98], [EOS]]}))
     hello, bye = [{"role": "user", "content": "hello"}], [{"role": "user", "content": "bye"}]
