@@ -32,7 +32,7 @@ from hamburger.training.errors import TrainingError
 from hamburger.training.settling.choice import dropped_by_head
 from hamburger.training.settling.fit import Chunks, fit, kept, scored
 from hamburger.training.settling.observed import observe
-from hamburger.training.settling.shares import MOST, allot, costs_of_shares, losses, numbers_of_shares
+from hamburger.training.settling.shares import allot, costs_of_shares, losses, numbers_of_shares
 from small_models import graft_config, plain_model, random_tensors, trunk_config
 
 TRUNK = trunk_config(vocab_size=49152, hidden_size=32, eos_token_ids=(2,), max_position_embeddings=512)
@@ -132,7 +132,7 @@ def test_settings_that_were_fitted_serve_where_the_user_says_nothing(folder: Pat
 
 
 def test_places_go_where_they_are_worth_most() -> None:
-    costs = torch.zeros(MOST + 1, 2, 2)
+    costs = torch.zeros(5, 2, 2)
     costs[:, 0, 0] = torch.tensor([4.0, 0, -0.5, -1, -1])  # needs its own
     costs[:, 0, 1] = torch.tensor([0.5, 0, -6, -7, -7])  # one more is worth much, a third one little
     costs[:, 1, 0] = torch.tensor([0.1, 0, 0, 0, 0])
@@ -140,9 +140,11 @@ def test_places_go_where_they_are_worth_most() -> None:
     assert allot(costs).tolist() == [[1, 3], [0, 0]]
     costs[2:, 0, 0] = torch.tensor([0.0, -9, -9])  # two more: only together
     assert allot(costs).tolist() == [[3, 1], [0, 0]]
-    assert allot(torch.zeros(MOST + 1, 3, 2)).tolist() == [[1, 1]] * 3
+    assert allot(torch.zeros(5, 3, 2)).tolist() == [[1, 1]] * 3
+    assert numbers_of_shares(Settling(64, 0.33)) == [7, 21, 35, 49, 63]
+    assert numbers_of_shares(Settling(64, 1 / 4)) == [4, 16, 28, 40, 52, 64]
+    assert numbers_of_shares(Settling(64, 1 / 2)) == [16, 32, 48, 64]
     settling = Settling(192, 1 / 8)
-    assert numbers_of_shares(settling) == [2, 8, 14, 20, 26]
     shares = torch.tensor([[4, 0, 0, 0, 1]])
     assert SettledPlaces(shares, settling.chunk, settling.kept).numbers.tolist() == [[26, 2, 2, 2, 8]]
 
@@ -154,7 +156,7 @@ def test_a_share_costs_what_it_changes() -> None:
     draw = random.Random(2)
     seen = observe(model, [5, 6], [draw.randrange(2, 128) for _ in range(300)])
     choice = SlotChoice(RotaryEmbedding(config, 512, torch.device("cpu"), torch.float32))
-    settling = Settling(64, 1 / 8)
+    settling = Settling(64, 1 / 4)
     for shares in (equal_shares(config), torch.tensor([[1, 1], [0, 1], [1, 2], [1, 1]])):
         costs = costs_of_shares(model, choice, settling, [seen], shares)
         assert costs.gather(0, shares[None]).abs().max() < 1e-9

@@ -9,6 +9,7 @@ way between, as integrated gradients take them (arXiv 1703.01365).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 
 import torch
@@ -22,24 +23,27 @@ from hamburger.model.slot_choice import SlotChoice
 from hamburger.training.settling.choice import dropped_by_head
 from hamburger.training.settling.observed import Observed, settled_pass
 
-MOST = 4  # heads whose places one has
 _ROWS_A_HEAD = 256
 
 
 def numbers_of_shares(settling: Settling) -> list[int]:
-    """Tokens of a chunk that a head with 0, 1, ... MOST shares keeps."""
-    places = SettledPlaces(torch.tensor([[MOST] + [0] * (MOST - 1)]), settling.chunk, settling.kept)
-    return [settling.kept - places.lent + share * places.lent for share in range(MOST + 1)]
+    """Tokens of a chunk that a head with 0, 1, ... shares keeps; with the last it keeps nearly all."""
+
+    def lent(most: int) -> int:
+        return SettledPlaces(torch.tensor([[most] + [0] * (most - 1)]), settling.chunk, settling.kept).lent
+
+    most = 1 + math.ceil((settling.chunk - settling.kept) / max(lent(2), 1))
+    return [settling.kept + (share - 1) * lent(most) for share in range(most + 1)]
 
 
 def costs_of_shares(
     model: HamburgerModel, choice: SlotChoice, settling: Settling, texts: Iterable[Observed], shares: Tensor
 ) -> Tensor:
-    """float32 [MOST + 1, layers, kv_heads]: nats a token, beyond those with `shares` int64 [layers, kv_heads], if a
-    head had so many instead. Texts in which nothing settles tell nothing."""
+    """float32 [most + 1, layers, kv_heads]: nats a token, beyond those with `shares` int64 [layers, kv_heads], if a
+    head had 0, 1, ... most instead. Texts in which nothing settles tell nothing."""
     held = SettledPlaces(shares, settling.chunk, settling.kept).numbers
     trunk, numbers = model.config.trunk, numbers_of_shares(settling)
-    costs, tokens = torch.zeros(MOST + 1, trunk.num_layers, trunk.num_kv_heads), 0
+    costs, tokens = torch.zeros(len(numbers), trunk.num_layers, trunk.num_kv_heads), 0
     for seen in texts:
         first = next((computed for computed, _ in settling.places(len(seen.surprise))), None)
         if first is None:
