@@ -28,9 +28,11 @@ class ErrorAnswer(BaseModel):
     error: ErrorDetail
 
 
+# By name, not as a `model`: FastAPI would build a validator of its own for each route and status, at each start.
+_ERROR = {"application/json": {"schema": {"$ref": _REFERENCE.format(model=ErrorAnswer.__name__)}}}
 REFUSED: dict[int | str, dict[str, Any]] = {
-    "4XX": {"model": ErrorAnswer, "description": "The request is wrong, or too much at this time."},
-    "5XX": {"model": ErrorAnswer, "description": "The server failed, has stopped or is about to."},
+    "4XX": {"content": _ERROR, "description": "The request is wrong, or too much at this time."},
+    "5XX": {"content": _ERROR, "description": "The server failed, has stopped or is about to."},
 }
 STREAM: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}}
 TEXT: dict[int | str, dict[str, Any]] = {200: {"content": {"text/plain": {"schema": {"type": "string"}}}}}
@@ -45,13 +47,14 @@ def body_of(schema: type[Schema]) -> dict[str, Any]:
 
 
 def document(app: FastAPI, *bodies: type[Schema]) -> None:
-    """Have the app's document, which is made when it is first asked for, hold the schemas of `bodies`."""
+    """Have the app's document, which is made when it is first asked for, hold the schemas of `bodies` and of errors."""
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
             made = get_openapi(title=app.title, version=app.version, routes=app.routes)
             schemas = made.setdefault("components", {}).setdefault("schemas", {})
-            for body in bodies:
+            described: tuple[type[BaseModel], ...] = (ErrorAnswer, *bodies)
+            for body in described:
                 schema = body.model_json_schema(ref_template=_REFERENCE)
                 schemas |= schema.pop("$defs", {})
                 schemas[body.__name__] = schema

@@ -1,7 +1,9 @@
-"""The ranges that the OpenAPI document shows are those that the server keeps."""
+"""The ranges that the OpenAPI document shows are those that the server keeps, and what it names is in it."""
 
 from __future__ import annotations
 
+import json
+import re
 from typing import Any
 
 import pytest
@@ -33,3 +35,14 @@ async def test_values_beyond_a_shown_range_are_refused_and_its_ends_are_taken(pa
                 if bound in shown and name not in ("n", "min_tokens"):
                     taken = await served.client.post(path, json=body | {name: shown[bound]})
                     assert taken.status_code == 200, taken.text
+
+
+async def test_every_shape_that_is_named_is_described_and_errors_are_json_everywhere() -> None:
+    async with serving() as served:
+        document = (await served.client.get("/openapi.json")).json()
+    named = set(re.findall(r"#/components/schemas/(\w+)", json.dumps(document)))
+    assert named <= document["components"]["schemas"].keys()
+    answers = [method["responses"]["4XX"]["content"] for path in document["paths"].values() for method in path.values()]
+    assert len(answers) > 15
+    for content in answers:
+        assert content == {"application/json": {"schema": {"$ref": "#/components/schemas/ErrorAnswer"}}}
