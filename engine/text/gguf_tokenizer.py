@@ -14,6 +14,7 @@ import gguf
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from hamburger.engine.types.errors import TokenizerError
+from hamburger.model.checkpoints.gguf_file import GgufReader
 
 _REMEDY = "put the model's tokenizer.json (and tokenizer_config.json) beside the file, or name the base with --base."
 
@@ -67,7 +68,7 @@ def read_gguf_tokenizer(path: Path) -> GgufTokenizer:
     Raises TokenizerError when the file cannot be read, or holds a tokenizer of a kind that is not built here.
     """
     try:
-        fields = gguf.GGUFReader(path).fields
+        fields = GgufReader(path).fields
     except (OSError, ValueError) as error:
         raise TokenizerError(f"{path} is not a readable GGUF file: {error}") from error
 

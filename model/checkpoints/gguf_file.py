@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import gguf
+import numpy as np
 
 from hamburger.model.checkpoints.sources import BUILTIN, CheckpointError, ModelSource, embedded_gguf
 from hamburger.model.config import ModelConfig, TrunkConfig
@@ -14,10 +16,24 @@ from hamburger.model.tensor_shapes import JOINED, tensor_shapes
 ARCHITECTURES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "gemma3": "gemma3_text"}
 
 
+class GgufReader(gguf.GGUFReader):
+    """The library's, in a third of the time: it takes a vocabulary out of the file in a quarter of a million slices,
+    and those of a memmap are dear."""
+
+    @property
+    def data(self) -> Any:
+        """The file's bytes, mapped."""
+        return self._data
+
+    @data.setter
+    def data(self, mapped: Any) -> None:
+        self._data = np.asarray(mapped)
+
+
 def open_gguf(path: Path) -> gguf.GGUFReader:
     """Raises CheckpointError."""
     try:
-        return gguf.GGUFReader(path)
+        return GgufReader(path)
     except (OSError, ValueError, IndexError, KeyError) as error:  # a file cut short ends in any of these
         raise CheckpointError(f"{path} is not a whole GGUF file: {error}") from error
 

@@ -15,7 +15,7 @@ from hamburger.engine.plan.held import as_packed
 from hamburger.model.assemble import assemble
 from hamburger.model.backend import Backend
 from hamburger.model.checkpoints.folder_config import read_model_config
-from hamburger.model.checkpoints.gguf_file import four_bit_linears
+from hamburger.model.checkpoints.gguf_file import four_bit_linears, open_gguf
 from hamburger.model.checkpoints.sources import resolve_source
 from hamburger.model.config import ModelConfig
 from hamburger.model.cpu.backend import CpuBackend
@@ -116,14 +116,14 @@ def test_a_gguf_file_says_which_linears_have_four_bits(monkeypatch: pytest.Monke
         found = four_bit_linears(source, read_model_config(source).trunk)
         assert len(found) == 30 * 7
         assert "model.layers.29.mlp.down_proj.weight" in found
-    reader = gguf.GGUFReader(resolve_source("builtin").path)
+    reader = open_gguf(resolve_source("builtin").path)
     [tensor] = [tensor for tensor in reader.tensors if tensor.name == "blk.3.attn_v.weight"]
     changed = [t if t is not tensor else t._replace(tensor_type=gguf.GGMLQuantizationType.Q8_0) for t in reader.tensors]
 
     class Changed:
         tensors = changed
 
-    monkeypatch.setattr(gguf, "GGUFReader", lambda path: Changed)
+    monkeypatch.setattr("hamburger.model.checkpoints.gguf_file.GgufReader", lambda path: Changed)
     lost = found - four_bit_linears(source, read_model_config(source).trunk)
     assert lost == {f"model.layers.3.self_attn.{part}_proj.weight" for part in "qkv"}
 
