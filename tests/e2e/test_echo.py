@@ -7,7 +7,6 @@ import random
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 import torch
 from openai import AsyncOpenAI
@@ -109,7 +108,7 @@ def test_the_echoed_text_is_the_prompt(embedded: RealServer) -> None:
     whole = embedded.post("/v1/completions", {**fields, "logprobs": 2}).json()["choices"][0]
     answer = embedded.post("/v1/completions", {**fields, "echo": False}).json()["choices"][0]
     assert whole["text"] == prompt + answer["text"]
-    told = httpx.post(f"{embedded.url}/tokenize", json={"prompt": prompt, "return_token_strs": True}).json()
+    told = embedded.post("/tokenize", {"prompt": prompt, "return_token_strs": True}).json()
     logprobs = whole["logprobs"]
     assert len(logprobs["tokens"]) == told["count"] + 4
     for token, offset in zip(logprobs["tokens"], logprobs["text_offset"], strict=True):
@@ -127,7 +126,7 @@ def test_50_texts_are_scored_as_transformers_does(grafted: RealServer, peer: Any
     draw = random.Random(1)
     texts = [random_text(draw) for _ in range(50)]
     for start in range(0, 50, 10):
-        asked = [httpx.post(f"{grafted.url}/tokenize", json={"prompt": t}) for t in texts[start : start + 10]]
+        asked = [grafted.post("/tokenize", {"prompt": t}) for t in texts[start : start + 10]]
         ids: list[list[int]] = [response.json()["tokens"] for response in asked]
         answer = grafted.client.completions.create(model="burger", prompt=ids, max_tokens=1, echo=True, logprobs=1)
         for choice, prompt in zip(answer.choices, ids, strict=True):

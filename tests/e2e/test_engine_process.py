@@ -55,9 +55,9 @@ def test_an_engine_is_started_again_when_told_to(grafted_folder: Path) -> None:
         refused = server.post("/v1/completions", body)
         assert refused.status_code == 503
         assert refused.headers["retry-after"]
-        assert httpx.get(f"{server.url}/ready").status_code == 503
-        assert httpx.get(f"{server.url}/health").json() == {"status": "ok", "models": {"burger": "restarting"}}
-        until(lambda: httpx.get(f"{server.url}/ready").status_code == 200)
+        assert server.get("/ready").status_code == 503
+        assert server.get("/health").json() == {"status": "ok", "models": {"burger": "restarting"}}
+        until(lambda: server.get("/ready").status_code == 200)
         assert server.post("/v1/completions", body).json()["choices"][0]["text"] == before
         assert engine_pid(server) != first
         os.kill(engine_pid(server), signal.SIGKILL)  # no restart is left
@@ -95,8 +95,8 @@ def test_sigterm_under_load_finishes_what_runs_and_takes_nothing_new(grafted_fol
         assert refused.status_code == 503
         assert int(refused.headers["retry-after"]) > 0
         assert refused.json()["error"]["code"] == "engine_unavailable"
-        assert httpx.get(f"{server.url}/health").status_code == 200  # it lives,
-        assert httpx.get(f"{server.url}/ready").status_code == 503  # but others should be asked
+        assert server.get("/health").status_code == 200  # it lives,
+        assert server.get("/ready").status_code == 503  # but others should be asked
         streams.join()
         assert server.wait(30) == 0
         for last, done in streams.endings:

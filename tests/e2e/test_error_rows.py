@@ -32,7 +32,11 @@ def strict(grafted_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> It
 def refused(server: RealServer, path: str, body: Any, **headers: str) -> tuple[int, dict[str, Any], httpx.Headers]:
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
     response = httpx.post(
-        server.url + path, content=content, headers={"Content-Type": "application/json", **KEY, **headers}, timeout=30
+        server.url + path,
+        content=content,
+        headers={"Content-Type": "application/json", **KEY, **headers},
+        timeout=30,
+        verify=False,
     )
     body = response.json()
     assert body.keys() == {"error"}
@@ -85,7 +89,7 @@ def test_a_wrong_key(strict: RealServer) -> None:
 
 def test_unknown_extra_fields_pass(strict: RealServer) -> None:
     body = {"prompt": "Hello", "max_tokens": 1, "gen_kwarg_of_somebody": [1, 2], "user": "me", "store": False}
-    assert httpx.post(strict.url + COMPLETIONS, json=body, headers=KEY, timeout=30).status_code == 200
+    assert httpx.post(strict.url + COMPLETIONS, json=body, headers=KEY, timeout=30, verify=False).status_code == 200
 
 
 def test_a_full_queue(strict: RealServer) -> None:
@@ -94,7 +98,7 @@ def test_a_full_queue(strict: RealServer) -> None:
 
     def ask() -> None:
         body = {"prompt": "Hello", "max_tokens": 200, "ignore_eos": True, "confidence": 1}
-        response = httpx.post(strict.url + COMPLETIONS, json=body, headers=KEY, timeout=60)
+        response = httpx.post(strict.url + COMPLETIONS, json=body, headers=KEY, timeout=60, verify=False)
         statuses.append(response.status_code)
         if response.status_code == 429:
             retry_after.append(response.headers["retry-after"])

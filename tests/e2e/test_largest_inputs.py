@@ -16,7 +16,6 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import httpx
 import pytest
 
 from hamburger.server.api.answering import MAX_COPIED, MAX_STOP_CHARACTERS
@@ -155,7 +154,7 @@ def server(grafted_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> It
 
 
 def test_every_endpoint_that_takes_a_body_is_tried(server: RealServer) -> None:
-    paths = httpx.get(f"{server.url}/openapi.json").json()["paths"]
+    paths = server.get("/openapi.json").json()["paths"]
     taking = {path for path, methods in paths.items() if "requestBody" in methods.get("post", {})}
     assert taking == {case.path for case in CASES.values()}
 

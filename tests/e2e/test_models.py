@@ -120,15 +120,15 @@ def test_one_engine_starts_again_while_the_other_serves(grafted_folder: Path) ->
         assert before["usage"]["tokens_per_kv"] == 1.0  # its own confidence
         first, second = engine_pids(server)
         os.kill(second, signal.SIGKILL)
-        until(lambda: httpx.get(f"{server.url}/ready").status_code == 503)
-        told = httpx.get(f"{server.url}/ready").json()
+        until(lambda: server.get("/ready").status_code == 503)
+        told = server.get("/ready").json()
         assert told["models"] == {"a": "ready", "b": "the engine starts again"}
-        lives = httpx.get(f"{server.url}/health")
+        lives = server.get("/health")
         assert (lives.status_code, lives.json()["models"]) == (200, {"a": "ok", "b": "restarting"})
         assert server.post("/v1/completions", {**body, "model": "a"}).status_code == 200
         refused = server.post("/v1/completions", {**body, "model": "b"})
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "engine_unavailable")
-        until(lambda: httpx.get(f"{server.url}/ready").status_code == 200)
+        until(lambda: server.get("/ready").status_code == 200)
         after = server.post("/v1/completions", {**body, "model": "b"}).json()
         assert after["choices"][0]["text"] == before["choices"][0]["text"]
         assert first in engine_pids(server)
@@ -142,8 +142,8 @@ def test_sigterm_drains_all(grafted_folder: Path) -> None:
         with in_the_middle(server, engines, lambda: [Streams(server, 1, model=name) for name in "abab"], 4) as streams:
             os.kill(server.pid, signal.SIGTERM)
             until(lambda: "stopping: " in server.log())
-            assert httpx.get(f"{server.url}/ready").json()["models"] == {"a": "draining", "b": "draining"}
-            assert httpx.get(f"{server.url}/health").status_code == 200  # it lives, but others should be asked
+            assert server.get("/ready").json()["models"] == {"a": "draining", "b": "draining"}
+            assert server.get("/health").status_code == 200  # it lives, but others should be asked
             for name in ("a", "b"):
                 refused = server.post("/v1/completions", {**ENDLESS, "model": name, "stream": False})
                 assert (refused.status_code, refused.json()["error"]["code"]) == (503, "engine_unavailable")

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import openai
 import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
@@ -31,7 +30,7 @@ class Asked:
 
     def __init__(self, server: RealServer) -> None:
         ids = [
-            httpx.post(f"{server.url}/tokenize", json={"prompt": f" {word}", "add_special_tokens": False}).json()
+            server.post("/tokenize", {"prompt": f" {word}", "add_special_tokens": False}).json()
             for word in WORDS.split()
         ]
         self._create: Any = server.client.chat.completions.create
@@ -158,7 +157,7 @@ def test_composed_groups_say_what_serves_it(grafted: RealServer) -> None:
 
 def test_metrics_tell_of_the_drafts(verified: RealServer, asked: Asked) -> None:
     def total(name: str) -> float:
-        lines = httpx.get(f"{verified.url}/metrics").text.splitlines()
+        lines = verified.get("/metrics").text.splitlines()
         found = [line for line in lines if line.startswith(f"hamburger_{name}_tokens_total")]
         return sum(float(line.rpartition(" ")[2]) for line in found if 'drafter="prediction"' in line)
 

@@ -11,7 +11,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from engines_of_servers import OPTIONS, Streams, children, engine_pid, in_the_middle, until
@@ -94,7 +93,7 @@ def test_a_killed_rank_is_told_to_every_stream_and_an_engine_with_ranks_starts_a
         assert f"rank 1, its process {rank}, was ended by SIGKILL" in server.log()
         assert max(streams.ended_at) - killed_at < 20
         until(lambda: not is_alive(first))
-        until(lambda: httpx.get(f"{server.url}/ready").status_code == 200)
+        until(lambda: server.get("/ready").status_code == 200)
         assert server.post("/v1/completions", asked(temperature=0)).json()["choices"][0]["text"] == before
         second, [rank] = engine_pid(server), ranks_of(server)
         assert second != first

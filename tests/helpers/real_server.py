@@ -34,6 +34,10 @@ class RealServer:
     ) -> None:
         """trusted: what to check an HTTPS server's certificate with."""
         self._trusted = trusted
+        # One client, since each makes a TLS context anew, and none of its connections outlives its request.
+        self._http = httpx.Client(
+            verify=trusted or False, timeout=120, limits=httpx.Limits(max_keepalive_connections=0)
+        )
         self._command = [str(Path(sys.executable).parent / "hamburger"), "serve", *arguments, "--port"]
         self._env = {**os.environ, **(env or {})}
         self._log: IO[str] = tempfile.TemporaryFile("w+")  # noqa: SIM115 - lives as long as the server
@@ -53,7 +57,7 @@ class RealServer:
         deadline = time.monotonic() + 120
         while time.monotonic() < deadline and self.process.poll() is None:
             try:
-                if httpx.get(f"{self.url}/health", verify=self._trusted or True).status_code == 200:
+                if self.get("/health").status_code == 200:
                     return True
             except httpx.TransportError:
                 time.sleep(0.1)
@@ -63,6 +67,7 @@ class RealServer:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.stop()
         self.client.close()  # a socket that is left to the garbage collector is a warning in a later test
+        self._http.close()
         self._log.close()
 
     @property
@@ -88,12 +93,15 @@ class RealServer:
         self._log.seek(0)
         return self._log.read()
 
+    def get(self, path: str) -> httpx.Response:
+        return self._http.get(self.url + path)
+
     def post(self, path: str, body: dict[str, Any], **headers: str) -> httpx.Response:
-        return httpx.post(self.url + path, json=body, headers=headers, timeout=120)
+        return self._http.post(self.url + path, json=body, headers=headers)
 
     def metric(self, name: str, labels: str = "") -> float:
         """The sum of a metric's samples whose label text holds `labels`."""
-        lines = httpx.get(f"{self.url}/metrics").text.splitlines()
+        lines = self.get("/metrics").text.splitlines()
         found = [line for line in lines if re.match(rf"{name}(\{{|\s)", line) and labels in line]
         return sum(float(line.rsplit(" ", 1)[1]) for line in found)
 
