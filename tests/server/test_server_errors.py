@@ -1,17 +1,19 @@
 """Every error row of the contract: one shape, the right status, and the field as the client wrote it."""
 
 import asyncio
+from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
 import pytest
+import pytest_asyncio
 
 from fakes import EOS
 from gates import StepGate
 from hamburger.engine.core.batch import ScheduledBatch
 from hamburger.engine.request import GenerationRequest
 from hamburger.engine.types.sampling_params import SamplingParams
-from serving import CHAT, COMPLETIONS, HELLO, MODEL, ByChoice, error_of, on_port, serving, split, until
+from serving import CHAT, COMPLETIONS, HELLO, MODEL, ByChoice, Served, error_of, on_port, serving, split, until
 
 BAD_BOTH: list[tuple[str, Any]] = [
     ("temperature", "hot"), ("temperature", -1), ("temperature", True), ("top_p", 0), ("top_p", 1.5), ("top_p", "1"),
@@ -51,21 +53,29 @@ BAD_COMPLETION: list[tuple[str, Any]] = [
 ]  # fmt: skip
 
 
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def refusing() -> AsyncIterator[Served]:
+    """One server for what is refused, which leaves it as it was."""
+    async with serving([[EOS]]) as server:
+        yield server
+
+
 @pytest.mark.parametrize(
     ("path", "field", "value"),
     [(path, field, value) for path in (CHAT, COMPLETIONS) for field, value in BAD_BOTH]
     + [(CHAT, field, value) for field, value in BAD_CHAT]
     + [(COMPLETIONS, field, value) for field, value in BAD_COMPLETION],
 )
-async def test_a_bad_field_is_a_400_that_names_it(path: str, field: str, value: Any) -> None:
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_bad_field_is_a_400_that_names_it(refusing: Served, path: str, field: str, value: Any) -> None:
     request = {"messages": HELLO} if path == CHAT else {"prompt": "a"}
-    async with serving([[EOS]]) as server:
-        status, error = await server.refused(path, {**request, field: value})
-        assert server.engine.health().num_waiting == 0
-        assert server.metric("request_failure_total", code="400") == 1
+    before = refusing.metric("request_failure_total", code="400")
+    status, error = await refusing.refused(path, {**request, field: value})
+    assert refusing.engine.health().num_waiting == 0
+    assert refusing.metric("request_failure_total", code="400") == before + 1
     assert (status, error["param"]) == (400, field), error
     assert error["type"] == "invalid_request_error"
-    assert server.runner.prompts == []
+    assert refusing.runner.prompts == []
 
 
 @pytest.mark.parametrize(
@@ -76,11 +86,11 @@ async def test_a_bad_field_is_a_400_that_names_it(path: str, field: str, value: 
         b'{"prompt": "\\ud800"}', b'{"prompt": "a", "seed": ' + b"9" * 5000 + b"}",
     ],
 )  # fmt: skip
-async def test_a_body_that_is_no_json_object_is_a_400(content: bytes) -> None:
-    async with serving([[EOS]]) as server:
-        response = await server.client.post(COMPLETIONS, content=content, headers={"Content-Type": "application/json"})
-        assert response.status_code == 400
-        assert error_of(response)["param"] is None
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_body_that_is_no_json_object_is_a_400(refusing: Served, content: bytes) -> None:
+    response = await refusing.client.post(COMPLETIONS, content=content, headers={"Content-Type": "application/json"})
+    assert response.status_code == 400
+    assert error_of(response)["param"] is None
 
 
 async def test_an_infinite_number_is_a_400_that_names_it() -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+import pytest_asyncio
 
 from fakes import EOS
-from serving import CHAT, COMPLETIONS, HELLO, serving, split
+from serving import CHAT, COMPLETIONS, HELLO, Served, serving, split
 
 OBJECT = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}
 
@@ -17,20 +19,28 @@ def schema_format(schema: Any) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": {"name": "x", "schema": schema, "strict": True}}
 
 
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared() -> AsyncIterator[Served]:
+    """One server, so that one process tries all grammars: most of a test's time is its start."""
+    async with serving(max_group=20) as server:
+        yield server
+
+
 @pytest.mark.parametrize("sizes", [(1,) * 8, (2, 3, 2, 1), (4, 4), (3, 4, 1)])
 @pytest.mark.parametrize("form", [{"type": "json_object"}, schema_format(OBJECT), schema_format(None)])
-async def test_an_answer_ends_with_its_json(form: dict[str, Any], sizes: tuple[int, ...]) -> None:
+@pytest.mark.asyncio(loop_scope="module")
+async def test_an_answer_ends_with_its_json(shared: Served, form: dict[str, Any], sizes: tuple[int, ...]) -> None:
     groups = split('{"a": 1}', *sizes)
     groups[-1] += [*b" and more"]  # the model would have gone on
-    async with serving(groups) as server:
-        answer = await server.chat(response_format=form, logprobs=True, return_groups=True)
-        [choice] = answer["choices"]
-        assert choice["message"]["content"] == '{"a": 1}'
-        assert choice["finish_reason"] == "stop"
-        assert len(choice["logprobs"]["content"]) == answer["usage"]["completion_tokens"] == 8
-        assert sum(map(len, choice["groups"])) == 8
-        chunks = await server.stream(CHAT, response_format=form)
-        assert "".join(c["choices"][0]["delta"].get("content") or "" for c in chunks) == '{"a": 1}'
+    shared.runner.by_choice = (groups,)
+    answer = await shared.chat(response_format=form, logprobs=True, return_groups=True)
+    [choice] = answer["choices"]
+    assert choice["message"]["content"] == '{"a": 1}'
+    assert choice["finish_reason"] == "stop"
+    assert len(choice["logprobs"]["content"]) == answer["usage"]["completion_tokens"] == 8
+    assert sum(map(len, choice["groups"])) == 8
+    chunks = await shared.stream(CHAT, response_format=form)
+    assert "".join(c["choices"][0]["delta"].get("content") or "" for c in chunks) == '{"a": 1}'
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
@@ -53,10 +63,13 @@ async def test_an_answer_ends_with_its_json(form: dict[str, Any], sizes: tuple[i
         ({"structured_outputs": {"grammar": 'root ::= "a" ("b" | "c")'}}, "ac"),
     ],
 )
-async def test_every_way_to_say_what_an_answer_must_look_like(path: str, fields: dict[str, Any], text: str) -> None:
-    async with serving([[*text.encode(), *b" and more"], [EOS]], max_group=20) as server:
-        prompt: dict[str, Any] = {"messages": HELLO} if path == CHAT else {"prompt": "a"}
-        [choice] = (await server.ok(path, {**prompt, "max_tokens": 30, **fields}))["choices"]
+@pytest.mark.asyncio(loop_scope="module")
+async def test_every_way_to_say_what_an_answer_must_look_like(
+    shared: Served, path: str, fields: dict[str, Any], text: str
+) -> None:
+    shared.runner.by_choice = ([[*text.encode(), *b" and more"], [EOS]],)
+    prompt: dict[str, Any] = {"messages": HELLO} if path == CHAT else {"prompt": "a"}
+    [choice] = (await shared.ok(path, {**prompt, "max_tokens": 30, **fields}))["choices"]
     assert (choice["message"]["content"] if path == CHAT else choice["text"]) == text
     assert choice["finish_reason"] == "stop"
 
@@ -77,9 +90,10 @@ async def test_an_empty_grammar_is_none() -> None:
         ({"grammar": 'start: "a" ("b" | "c")'}, "ac"),
     ],
 )
-async def test_structured_outputs_of_completions(outputs: dict[str, Any], text: str) -> None:
-    async with serving([[*text.encode()], [EOS]]) as server:
-        answer = await server.complete(structured_outputs=outputs)
+@pytest.mark.asyncio(loop_scope="module")
+async def test_structured_outputs_of_completions(shared: Served, outputs: dict[str, Any], text: str) -> None:
+    shared.runner.by_choice = ([[*text.encode()], [EOS]],)
+    answer = await shared.complete(structured_outputs=outputs)
     assert answer["choices"][0]["text"] == text
     assert answer["choices"][0]["finish_reason"] == "stop"
 
@@ -113,13 +127,14 @@ async def test_structured_outputs_of_completions(outputs: dict[str, Any], text: 
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
-async def test_what_is_refused(path: str, fields: dict[str, Any], param: str, told: str) -> None:
+@pytest.mark.asyncio(loop_scope="module")
+async def test_what_is_refused(shared: Served, path: str, fields: dict[str, Any], param: str, told: str) -> None:
     prompt: dict[str, Any] = {"messages": HELLO} if path == CHAT else {"prompt": "a"}
-    async with serving() as server:
-        status, error = await server.refused(path, {**prompt, **fields})
-        assert (status, error["param"]) == (400, param)
-        assert told in error["message"]
-        assert server.runner.num_steps == 0
+    before = shared.runner.num_steps
+    status, error = await shared.refused(path, {**prompt, **fields})
+    assert (status, error["param"]) == (400, param)
+    assert told in error["message"]
+    assert shared.runner.num_steps == before
 
 
 async def test_text_asks_for_nothing() -> None:
