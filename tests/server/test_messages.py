@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+import pytest_asyncio
 
 from fakes import EOS
 from serving import MODEL, ByChoice, Served, serving, split, typed_events
@@ -168,6 +170,12 @@ async def test_a_key_comes_in_either_header(header: dict[str, str]) -> None:
             assert response.json()["error"]["type"] == "authentication_error"
 
 
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def refusing() -> AsyncIterator[Served]:
+    async with serving(HELLO) as server:
+        yield server
+
+
 @pytest.mark.parametrize(
     ("fields", "param", "told"),
     [
@@ -196,15 +204,15 @@ async def test_a_key_comes_in_either_header(header: dict[str, str]) -> None:
         ({"output_config": {"format": {"type": "json_schema", "schema": {"type": "foo"}}}}, "output_config", "foo"),
     ],
 )
-async def test_what_is_refused_names_its_field(fields: dict[str, Any], param: str, told: str) -> None:
-    async with serving(HELLO) as server:
-        response = await server.post(MESSAGES, {**ASKED, **fields})
-        answer = response.json()
-        assert response.status_code == 400
-        assert (answer["type"], answer["error"]["type"]) == ("error", "invalid_request_error")
-        assert answer["error"]["param"] == param
-        assert told in answer["error"]["message"]
-        assert server.runner.num_steps == 0
+@pytest.mark.asyncio(loop_scope="module")
+async def test_what_is_refused_names_its_field(refusing: Served, fields: dict[str, Any], param: str, told: str) -> None:
+    response = await refusing.post(MESSAGES, {**ASKED, **fields})
+    answer = response.json()
+    assert response.status_code == 400
+    assert (answer["type"], answer["error"]["type"]) == ("error", "invalid_request_error")
+    assert answer["error"]["param"] == param
+    assert told in answer["error"]["message"]
+    assert refusing.runner.num_steps == 0
 
 
 async def test_other_errors_have_the_same_shape() -> None:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from typing import Any
 
 import openai
 import pytest
+import pytest_asyncio
 from pydantic import BaseModel
 
 from fakes import EOS, ByteTokenizer
 from responses_api import HELLO, RESPONSES, ROOM, TEXT, client, prompt_of
-from serving import MODEL, ByChoice, error_of, serving, split, typed_events
+from serving import MODEL, ByChoice, Served, error_of, serving, split, typed_events
 
 PARAMETERS = {
     "type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"], "additionalProperties": False,
@@ -171,6 +173,12 @@ async def test_text_behind_a_call_is_told_behind_its_arguments(cut: int) -> None
         assert {event["item_id"] for event in deltas} == {item["id"]}
 
 
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def refusing() -> AsyncIterator[Served]:
+    async with serving(HELLO, **ROOM) as server:
+        yield server
+
+
 @pytest.mark.parametrize(
     ("fields", "param", "told"),
     [
@@ -204,12 +212,12 @@ async def test_text_behind_a_call_is_told_behind_its_arguments(cut: int) -> None
         ({"structured_outputs": {"json": {}}, "guided_regex": "a"}, "guided_regex", "either"),
     ],
 )
-async def test_what_is_refused_names_its_field(fields: dict[str, Any], param: str, told: str) -> None:
-    async with serving(HELLO, **ROOM) as server:
-        status, error = await server.refused(RESPONSES, {"input": "Hi", **fields})
-        assert (status, error["param"]) == (400, param)
-        assert told in error["message"]
-        assert server.runner.num_steps == 0
+@pytest.mark.asyncio(loop_scope="module")
+async def test_what_is_refused_names_its_field(refusing: Served, fields: dict[str, Any], param: str, told: str) -> None:
+    status, error = await refusing.refused(RESPONSES, {"input": "Hi", **fields})
+    assert (status, error["param"]) == (400, param)
+    assert told in error["message"]
+    assert refusing.runner.num_steps == 0
 
 
 async def test_an_engine_that_dies_fails_the_stream() -> None:

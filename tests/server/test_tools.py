@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import AsyncIterator
 from itertools import pairwise
 from typing import Any
 
 import pytest
+import pytest_asyncio
 
 from fakes import BOS, EOS, ByteTokenizer
 from hamburger.engine.types.errors import TokenizerError
@@ -39,6 +41,13 @@ def allowed(mode: str, *names: str) -> dict[str, Any]:
 def told(server: Served) -> str:
     """The prompt that the model got."""
     return bytes(server.runner.prompts[-1]).decode()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared() -> AsyncIterator[Served]:
+    """One server, so that one process tries all grammars."""
+    async with serving(**ROOM) as server:
+        yield server
 
 
 async def test_a_model_that_knows_no_tools_is_told_in_the_system_message() -> None:
@@ -207,9 +216,9 @@ MADE = {"id": "1", "function": {"name": "f", "arguments": "{}"}}
         ({"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message", "exclude"),
     ],
 )  # fmt: skip
-async def test_what_is_refused(fields: dict[str, Any], param: str, what: str) -> None:
-    async with serving(**ROOM) as server:
-        status, error = await server.refused(CHAT, {"messages": HELLO, **fields})
+@pytest.mark.asyncio(loop_scope="module")
+async def test_what_is_refused(shared: Served, fields: dict[str, Any], param: str, what: str) -> None:
+    status, error = await shared.refused(CHAT, {"messages": HELLO, **fields})
     assert (status, error["param"]) == (400, param)
     assert what in error["message"]
 
@@ -270,14 +279,15 @@ async def test_with_a_format_an_answer_is_that_or_calls() -> None:
         ({"tool_choice": allowed("required", "now", "get_weather")}, f"[{CALL}]", None),
     ],
 )
+@pytest.mark.asyncio(loop_scope="module")
 async def test_what_a_format_and_a_choice_let_a_model_write(
-    fields: dict[str, Any], text: str, what: str | None
+    shared: Served, fields: dict[str, Any], text: str, what: str | None
 ) -> None:
     asked = {"messages": HELLO, "tools": [WEATHER, NOW], "response_format": FORM, **fields}
-    async with serving([[*text.encode()], [EOS]], **ROOM) as server:
-        response = await server.post(CHAT, asked)
-        if fields.get("tool_choice") != "none":
-            assert "get_weather" in told(server)
+    shared.runner.by_choice = ([[*text.encode()], [EOS]],)
+    response = await shared.post(CHAT, asked)
+    if fields.get("tool_choice") != "none":
+        assert "get_weather" in told(shared)
     assert response.status_code == (200 if what is None else 400)
     assert (what or "get_weather") in response.text
 
@@ -332,12 +342,15 @@ async def test_results_and_what_the_user_says_behind_them_are_one_turn(monkeypat
         ({"properties": {"a": {"const": {"$ref": "#/$defs/one"}}}}, '{"a": {"$ref": "#/$defs/one"}}'),
     ],
 )
-async def test_required_calls_follow_what_a_schema_refers_to(schema: dict[str, Any], arguments: str) -> None:
+@pytest.mark.asyncio(loop_scope="module")
+async def test_required_calls_follow_what_a_schema_refers_to(
+    shared: Served, schema: dict[str, Any], arguments: str
+) -> None:
     parameters = {**schema, "required": ["a"], "$defs": {"one": {"$anchor": "one", "const": 1}}}
     tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
     text = f'[{{"name": "f", "arguments": {arguments}}}]'
-    async with serving([*split(text, len(text)), [EOS]], **ROOM) as server:
-        answer = await server.chat(tools=[tool], tool_choice="required")
+    shared.runner.by_choice = ([*split(text, len(text)), [EOS]],)
+    answer = await shared.chat(tools=[tool], tool_choice="required")
     assert answer["choices"][0]["message"]["tool_calls"][0]["function"]["arguments"] == arguments
 
 
