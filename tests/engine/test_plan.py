@@ -15,6 +15,7 @@ import huggingface_hub
 import pytest
 
 from hamburger.engine.build import build_core
+from hamburger.engine.drafting.costs import MeasuredCosts
 from hamburger.engine.plan.known_shapes import PRESETS, with_graft
 from hamburger.engine.plan.plan import Load, Machine, Plan, Shape, make_plan, shape_of
 from hamburger.engine.types.config import EngineArgs, KVCacheDtype, Quantization
@@ -24,6 +25,7 @@ from hamburger.model.checkpoints.load import save_checkpoint
 from hamburger.model.checkpoints.sources import BUILTIN, embedded_gguf
 from hamburger.model.config import ConfigError, ModelConfig
 from hamburger.server.cli import main
+from slow_cases import slow
 from small_models import core_of, graft_config, params, plain_model, random_model, random_tensors, trunk_config
 from trunk_shapes import QWEN3_MOE
 from verified import free_rows
@@ -69,7 +71,7 @@ def test_weights_are_what_a_loaded_model_holds(short_list_size: int | None) -> N
 
 @pytest.mark.parametrize(
     ("quantization", "kv_cache_dtype", "max_loras"),
-    [("none", "auto", 0), ("none", "int8", 0), ("none", "auto", 7), ("auto", "auto", 7)],
+    [slow("none", "auto", 0), ("none", "int8", 0), slow("none", "auto", 7), ("auto", "auto", 7)],
 )
 def test_the_engine_sizes_its_pool_as_planned(
     quantization: Quantization,
@@ -82,6 +84,9 @@ def test_the_engine_sizes_its_pool_as_planned(
     weights = command(capsys, "builtin", *options, "--kv-cache-memory", "1GiB")["weights_bytes"]
     memory = weights + 2 * 10**9
     monkeypatch.setattr("hamburger.engine.device.memory.available_host_bytes", lambda: memory - weights)
+    # What steps take here is no part of it, and seconds to measure.
+    free = MeasuredCosts(rows=(1, 2), steps=(1.0, 1.0), micro_steps=(0.0, 0.0))
+    monkeypatch.setattr("hamburger.engine.build.measure_costs", lambda *_: free)
     args = EngineArgs(
         model="builtin", dtype="bfloat16", device="cpu", quantization=quantization, kv_cache_dtype=kv_cache_dtype,
         max_loras=max_loras,
