@@ -141,7 +141,7 @@ def test_drafts_preemption_and_shared_prompts_change_no_slot(block_size: int, ch
     """The runner compares what every slot was computed among with the answer's first life."""
     settling = Settling(window=5, keep=1 / 4, growth=1 / 4, chunk=chunk, apart=4, limit=limit)
     seen = Counter[str]()
-    for seed in range(12):
+    for seed in range(8):
         draw = random.Random(f"{seed} {block_size}")
         trunk = ScriptedTrunk(seed)
         config = verified_config(
