@@ -112,11 +112,11 @@ def test_a_signal_ends_the_server_cleanly_with_streams_open(grafted_folder: Path
     ("arguments", "named"),
     [
         (["--confidence", "2"], "confidence"),
-        (["--max-model-len", "many"], "max-model-len"),
+        slow(["--max-model-len", "many"], "max-model-len"),
         (["no/such/folder"], "no/such/folder"),
         slow(["--max-model-len", "100000"], "max_model_len"),
         slow(["--kv-cache-memory", "1MiB"], "kv_cache_memory"),
-        (["--no-such-option"], "no-such-option"),
+        slow(["--no-such-option"], "no-such-option"),
     ],
 )
 def test_a_wrong_option_is_one_clear_line_and_exit_code_2(arguments: list[str], named: str) -> None:

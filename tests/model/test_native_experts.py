@@ -20,6 +20,7 @@ from hamburger.model.execution import Execution
 from hamburger.model.steps import EagerSteps
 from lora_folders import lora_folder
 from native_models import WIDE, models
+from slow_cases import slow_but
 from small_models import CPU, core_of, params, random_tensors, run_core, tokens_of, trunk_config
 from trunk_shapes import MIXTURES, QWEN3_MOE
 from verified import free_rows
@@ -58,8 +59,10 @@ def numbers(groups: list[GroupOutput]) -> list[object]:
     return [tokens_of(groups), *((entry.logprob, entry.top) for entry in told)]
 
 
-@pytest.mark.parametrize("bits", [4, 8])
-@pytest.mark.parametrize("instructions", ["avx512", "avx2"])
+@pytest.mark.parametrize(
+    ("bits", "instructions"),
+    slow_but([(4, "avx512"), (8, "avx2")], [(4, "avx512"), (8, "avx512"), (4, "avx2"), (8, "avx2")]),
+)
 def test_neither_batch_nor_chunks_nor_threads_change_a_bit(bits: int, instructions: InstructionSet) -> None:
     steps, before = native(bits, instructions), torch.get_num_threads()
     wanted = answers(steps)
