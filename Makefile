@@ -23,6 +23,8 @@ serve: setup ## set up, then serve the default model on 127.0.0.1:8000 (options:
 
 # Several processes, one thread each: they and the servers that they start share the cores, not every test all of them.
 test test-slow coverage test-compilers test-page: export OMP_NUM_THREADS := 1
+# Compiled code is kept, whatever the environment says: a hundred processes would each compile ours and the tests anew.
+test test-slow coverage test-compilers test-page: export PYTHONDONTWRITEBYTECODE :=
 # A file's tests share servers. Files in the folders' order: those with the fewest tests, which pytest-xdist would leave
 # to the end, last the longest.
 TEST_FILES := --numprocesses $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
