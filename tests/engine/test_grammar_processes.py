@@ -90,10 +90,10 @@ async def test_what_cannot_be_used_is_said(source: GrammarSource, named: str) ->
 async def test_slow_ones_are_refused_and_quick_ones_do_not_wait_for_them() -> None:
     async with processes(quick_seconds=0.3, slow_seconds=1.0) as tried:
         await tried.write(GrammarSource("json", PERSON))
-        slow = [asyncio.create_task(tried.write(bomb(i))) for i in range(5)]
+        slow = [asyncio.create_task(tried.write(bomb(i))) for i in range(3)]
         await asyncio.sleep(0)
         assert await tried.write(GrammarSource("regex", "[a-c]{2,5}"))
-        assert not any(task.done() for task in slow[2:])  # the last ones are still at it
+        assert not slow[-1].done()  # it is still at it
         for task in slow:
             with pytest.raises(InvalidRequest, match="takes longer than 1 s"):
                 await task

@@ -23,7 +23,7 @@ def answering(answer: Callable[[str], tuple[int, bytes]]) -> Iterator[int]:
             pass
 
     with http.server.HTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))  # how often it looks whether it ends
         thread.start()
         try:
             yield server.server_port

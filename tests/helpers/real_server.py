@@ -60,7 +60,7 @@ class RealServer:
                 if self.get("/health").status_code == 200:
                     return True
             except httpx.TransportError:
-                time.sleep(0.1)
+                time.sleep(0.02)
         self.stop()
         return False
 

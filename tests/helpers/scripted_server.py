@@ -14,6 +14,8 @@ import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
+from quick_server import AbruptServer
+
 
 @dataclass
 class Reply:
@@ -96,15 +98,13 @@ class ScriptedServer:
 @contextmanager
 def serve(server: ScriptedServer) -> Iterator[ScriptedServer]:
     """Run on a free port until the block ends."""
-    uvicorn_server = uvicorn.Server(
-        uvicorn.Config(server.app(), port=0, log_level="error", lifespan="off", timeout_graceful_shutdown=0)
-    )
+    uvicorn_server = AbruptServer(uvicorn.Config(server.app(), port=0, log_level="error", lifespan="off"))
     thread = threading.Thread(target=uvicorn_server.run, daemon=True)
     thread.start()
     while not uvicorn_server.started:
         if not thread.is_alive():
             raise RuntimeError("the scripted server did not start")
-        threading.Event().wait(0.01)
+        threading.Event().wait(0.002)
     host, port = uvicorn_server.servers[0].sockets[0].getsockname()[:2]
     server.url = f"http://{host}:{port}"
     try:

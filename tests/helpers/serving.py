@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import httpx
-import uvicorn
 from fastapi import FastAPI
 
 from fake_engines import fake_engine
@@ -25,6 +24,7 @@ from hamburger.server.operation.metrics import ServerMetrics
 from hamburger.server.operation.tracing import RequestTraces
 from hamburger.server.responses.store import ResponseStore
 from hamburger.server.serve import uvicorn_config
+from quick_server import QuickServer
 
 MODEL = "burger"
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -183,7 +183,7 @@ async def on_port(app: FastAPI, *, on: int = 0, **settings: Any) -> AsyncIterato
         listener.bind(("127.0.0.1", on))
         config = uvicorn_config(app, ServeSettings(**settings))
         config.timeout_graceful_shutdown = 1
-        server = uvicorn.Server(config)
+        server = QuickServer(config)
         task = asyncio.create_task(server.serve(sockets=[listener]))
         await until(lambda: server.started)
         port: int = listener.getsockname()[1]

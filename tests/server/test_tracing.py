@@ -160,7 +160,7 @@ def collector(status: int = 200) -> Iterator[tuple[str, list[tuple[str, bytes]]]
             """To nobody."""
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Taking) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         yield f"http://127.0.0.1:{server.server_address[1]}", taken
         server.shutdown()
 
