@@ -96,8 +96,10 @@ class _Meter:
                 first = self._seconds(batch)
             left.append(min(max(int(_TURNS_MILLISECONDS / 1000 / first), _LEAST_TURNS), _MOST_TURNS))
         taken: list[list[float]] = [[] for _ in batches]
+        order = list(zip(batches, left, taken, strict=True))
         for turn in range(max(left)):
-            for batch, turns, seconds in zip(batches, left, taken, strict=True):
+            order.reverse()  # there and back, so that of a step's neighbours one is of its own size
+            for batch, turns, seconds in order:
                 if turn < turns:
                     seconds.append(self._seconds(batch))
         return [1000 * min(seconds) for seconds in taken]
