@@ -9,7 +9,7 @@ heads lend their places to which (shares.py).
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -119,26 +119,34 @@ def _fit_shares(
         costs = costs + costs_of_shares(model, choice, settling, of_texts, shares)
         shares = allot(costs)
     ways = {"lent": (settling, shares), "equal": (settling, equal), "usual": (usual, equal)}
-    lost = {way: [0.0, 0] for way in ways}
-    for seen in _observed(model, held_out, console, "Held-out"):
-        for way, (of, of_heads) in ways.items():
-            numbers = SettledPlaces(of_heads, of.chunk, of.kept).numbers
-            sums = losses(model, seen, dropped_by_head(seen, of, choice, numbers), of)
-            lost[way] = [a + b for a, b in zip(lost[way], sums, strict=True)]
-    lent, alike, before = (total / tokens for total, tokens in lost.values())
+    lost = _lost(model, choice, _observed(model, held_out, console, "Held-out"), ways)
     lends, most = int((shares == 0).sum()), int(shares.max())
     lengths = [len(seen) for _, seen in held_out]
     tokens_a_slot = {way: sum(lengths) / sum(map(ways[way][0].slots, lengths)) for way in ways}
     console.print(
         f"{lends} of {shares.numel()} heads lend places, to heads with those of up to {most}; held-out, at "
-        f"{tokens_a_slot['lent']:.2f} tokens a slot: KL {lent:.4f}, with equal places {alike:.4f}; as any model "
-        f"settles, at {tokens_a_slot['usual']:.2f}: {before:.4f}",
+        f"{tokens_a_slot['lent']:.2f} tokens a slot: KL {lost['lent']:.4f}, with equal places {lost['equal']:.4f}; "
+        f"as any model settles, at {tokens_a_slot['usual']:.2f}: {lost['usual']:.4f}",
         markup=False,
         soft_wrap=True,
     )
-    if lent >= min(alike, before):
+    if lost["lent"] >= min(lost["equal"], lost["usual"]):
         return equal, {}
     return shares, dict(zip(SETTINGS, (settling.window, settling.growth, settling.keep), strict=True))
+
+
+def _lost(
+    model: HamburgerModel, choice: SlotChoice, texts: Iterable[Observed], ways: Mapping[str, tuple[Settling, Tensor]]
+) -> dict[str, float]:
+    """KL (nats a token) of each way to settle: when, and with which shares."""
+    sums, tokens = dict.fromkeys(ways, 0.0), dict.fromkeys(ways, 0)
+    for seen in texts:
+        for way, (settling, shares) in ways.items():
+            numbers = SettledPlaces(shares, settling.chunk, settling.kept).numbers
+            kl, number = losses(model, seen, dropped_by_head(seen, settling, choice, numbers), settling)
+            sums[way] += kl
+            tokens[way] += number
+    return {way: sums[way] / tokens[way] for way in ways}
 
 
 def _observed(
