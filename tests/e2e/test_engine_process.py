@@ -69,8 +69,8 @@ def test_http_answers_during_a_long_prefill_and_has_no_torch(grafted_folder: Pat
     with RealServer(str(grafted_folder), *options, env={"HAMBURGER_MAX_NUM_SEQS": "64"}) as server:
         assert "libtorch" not in Path(f"/proc/{server.pid}/maps").read_text()
         assert "libtorch" in Path(f"/proc/{engine_pid(server)}/maps").read_text()
-        prompt = [[5 + i] * 500 for i in range(12)]  # one alone would be scored once for all
-        num_steps = math.ceil(12 * 500 / 4096)
+        prompt = [[5 + i] * 500 for i in range(20)]  # one alone would be scored once for all
+        num_steps = math.ceil(20 * 500 / 4096)
         body = {"model": "burger", "prompt": prompt, "max_tokens": 1, "temperature": 0, "logprobs": 5, "echo": True}
         asked = threading.Thread(target=lambda: server.post("/v1/completions", body))
         asked.start()
