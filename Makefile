@@ -29,7 +29,7 @@ test test-slow coverage test-compilers test-page: export PYTHONDONTWRITEBYTECODE
 # to the end, last the longest.
 TEST_FILES := --numprocesses $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 
-test: setup-dev ## proves every promise once (options: ARGS="-k name", TEST_PROCESSES=4) | 3 min
+test: setup-dev ## proves every promise once (options: ARGS="-k name", TEST_PROCESSES=4) | 5 min
 	@exec $(BIN)/pytest $(TEST_FILES) $(ARGS)
 
 test-slow: setup-dev ## proves more cases of the same promises, and long runs of our tools | 4 min

@@ -97,8 +97,8 @@ class SamplingParams:
     prediction_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        # Many write a list, or one text, as vLLM takes both.
-        object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop))
+        # Many write a list, one text or None, as vLLM takes them.
+        object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()))
         if self.max_tokens is not None:
             _in_range("max_tokens", self.max_tokens, 1 if self.prompt_logprobs is None else 0, math.inf)
         for name, (low, high) in RANGES.items():

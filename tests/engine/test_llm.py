@@ -104,6 +104,7 @@ def test_stop_strings_are_a_tuple_a_list_or_one_text(stop: Any) -> None:
         ["x"], SamplingParams(max_tokens=4, stop=stop), progress=False
     )
     assert (result.text, result.stop_reason) == ("a", "bc")
+    assert SamplingParams(stop=None).stop == ()  # type: ignore[arg-type]
 
 
 def test_chat_applies_the_template() -> None:
