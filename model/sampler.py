@@ -1,8 +1,7 @@
 """Logits -> tokens, at the trunk's step and at every micro-step alike.
 
 Order, as vLLM's: forbidden end tokens and logit bias, penalties, what a grammar allows, temperature, then min-p, top-k
-and top-p. Noise is a counter-based function of (seed, output token index), so that neither batch-mates nor replays ever
-shift it.
+and top-p. Noise is a function of (seed, output token index, token): model/noise.py.
 """
 
 from __future__ import annotations
@@ -14,12 +13,13 @@ import torch
 from torch import Tensor
 
 from hamburger.model.batch import Adjustments, Constraint, SamplingBatch
+from hamburger.model.noise import chance_with_noise, noise, noise_keys
 
 # Filters need sorted logits; the 256 likeliest nearly always hold the nucleus. Rows where they do not are sorted whole.
 SORTED_PREFIX = 256
 
 
-Draw = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+Draw = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
 @dataclass(slots=True, eq=False)
@@ -53,13 +53,13 @@ class GroupSampler:
     def choose(self, logits: Tensor, rows: Tensor, index: int, *, is_draft: bool = False) -> Choice:
         """logits [R, V] (any float dtype) of rows int64 [R] (ascending), for token `index` of the group.
 
-        is_draft: choose the likeliest of what is allowed, at any temperature.
+        is_draft: say also how likely the trunk is to choose the same.
         """
         logits = logits.float()  # argmax of bf16 is several times slower on CPU
         likeliest = logits.argmax(-1)
         choice = Choice(likeliest, torch.ones_like(rows, dtype=torch.bool))
         p = self.params
-        if p.adjustments is not None or (p.any_sampled and not is_draft) or p.constraint is not None:
+        if p.adjustments is not None or p.any_sampled or p.constraint is not None:
             choice = self._choose_special(logits, rows, index, likeliest, is_draft=is_draft)
         elif is_draft:
             choice.chances = chances_of(logits, likeliest)
@@ -68,7 +68,7 @@ class GroupSampler:
 
     def _choose_special(self, logits: Tensor, rows: Tensor, index: int, likeliest: Tensor, *, is_draft: bool) -> Choice:
         p = self.params
-        sampled = (p.temperature[rows] > 0) & (not is_draft)
+        sampled = p.temperature[rows] > 0
         special = sampled.clone()
         if p.adjustments is not None:
             special |= torch.isin(rows, p.adjustments.row)
@@ -86,26 +86,22 @@ class GroupSampler:
             picked = _constrain(picked, of, p.constraint)
         changed = p.adjustments is not None or p.constraint is not None
         chosen = picked.argmax(-1) if changed else likeliest[at]
+        chances = chances_of(logits, likeliest) if is_draft else None
+        if chances is not None and changed:
+            chances.index_copy_(0, at, chances_of(picked, chosen))
         temperature = p.temperature[of]
         hot = sampled[at].nonzero().squeeze(-1)
         if len(hot):
             of_hot, warm = of[hot], _select(picked, hot)
-            chosen[hot] = self._draw(
-                # The likeliest becomes 0 first, so that no temperature above 0 overflows.
-                (warm - warm.gather(1, chosen[hot, None])) / temperature[hot, None],
-                p.top_k[of_hot],
-                p.top_p[of_hot],
-                p.min_p[of_hot],
-                uniform(p.seed[of_hot], output_index[hot]),
-            )
+            keys = noise_keys(p.seed[of_hot], output_index[hot])
+            chosen[hot] = self._draw(warm, temperature[hot], p.top_k[of_hot], p.top_p[of_hot], p.min_p[of_hot], keys)
+            if chances is not None:
+                chances[at[hot]] = chances_of_drawn(warm, temperature[hot], chosen[hot], keys)
         tokens = likeliest.index_copy(0, at, chosen)
         possible = None
         if p.constraint is not None:
             some = picked.gather(1, chosen[:, None]).squeeze(1) > float("-inf")
             possible = torch.ones_like(special).index_copy(0, at, some)
-        chances = None
-        if is_draft:
-            chances = chances_of(logits, tokens).index_copy(0, at, chances_of(picked, chosen))
         return Choice(tokens, tokens == likeliest, possible, chances)
 
     def _adjust(self, logits: Tensor, of: Tensor, output_index: Tensor, a: Adjustments) -> Tensor:
@@ -144,6 +140,22 @@ def chances_of(logits: Tensor, tokens: Tensor) -> Tensor:
     return (of_tokens - logits.logsumexp(-1)).exp().nan_to_num(0.0)
 
 
+def chances_of_drawn(logits: Tensor, temperature: Tensor, tokens: Tensor, keys: Tensor) -> Tensor:
+    """How likely others who see such logits, float32 [R, V], draw these tokens with the same noise."""
+    chances = chances_of(warmed(logits, temperature), tokens)
+    return chance_with_noise(chances, noise(keys, tokens[:, None]).squeeze(1))
+
+
+def warmed(logits: Tensor, temperature: Tensor) -> Tensor:
+    """Logits [R, V] over temperatures [R]. The likeliest becomes 0 first, so that none above 0 overflows."""
+    return (logits - logits.amax(-1, keepdim=True)) / temperature[:, None]
+
+
+def scores(logits: Tensor, temperature: Tensor, keys: Tensor, token_ids: Tensor) -> Tensor:
+    """float64 [R, L], the largest of which is drawn: of logits [R, L] of tokens int64 [R, L], or [L] for all rows."""
+    return noise(keys, token_ids).add_(logits.double().div_(temperature.double()[:, None]))
+
+
 def _select(x: Tensor, rows: Tensor) -> Tensor:
     """x[rows] for ascending rows; x itself where these are all, as a copy of logits takes longer than what follows."""
     return x if len(rows) == len(x) else x[rows]
@@ -176,86 +188,63 @@ def count(ids: Tensor, vocab_size: int) -> Tensor:
     return counts.scatter_add_(1, ids.clamp(min=0), (ids >= 0).float())
 
 
-def sample(logits: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, u: Tensor) -> Tensor:
-    """Draw one token a row by inverting the cumulative distribution at u.
+def sample(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, keys: Tensor) -> Tensor:
+    """Draw one token a row: of those that its filters keep, the one whose logit and noise add up to the most.
 
-    logits float32 [R, V], after temperature; top_k int64 [R] (0 off), top_p and min_p float32 [R]; u float64 [R] in
-    [0, 1). Filters as vLLM's: min-p against the likeliest token, then top-k, then top-p of what is left.
-    Returns int64 [R]; each row's draw depends on that row alone.
+    logits float32 [R, V]; temperature float32 [R], above 0; top_k int64 [R] (0 off), top_p and min_p float32 [R]; keys
+    int64 [R], of the noise. Filters as vLLM's: min-p against the likeliest token, then top-k, then top-p of what is
+    left. Returns int64 [R]; each row's draw depends on that row alone.
     """
     tokens = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
     plain = (top_k <= 0) & (top_p >= 1) & (min_p <= 0)
     at = plain.nonzero().squeeze(-1)
     if len(at):
-        tokens[at] = invert(_select(logits, at).softmax(-1).double(), u[at])
+        vocabulary = torch.arange(logits.shape[1], device=logits.device)
+        tokens[at] = scores(_select(logits, at), temperature[at], keys[at], vocabulary).argmax(-1)
     at = (~plain).nonzero().squeeze(-1)
     if len(at):
         short = min(SORTED_PREFIX, logits.shape[1])
-        filtered = _select(logits, at)
-        values, ids = filtered.topk(short, dim=-1)
-        lse = filtered.logsumexp(-1)
-        whole = short == logits.shape[1]
-        drawn, exact = filtered_draw(values, lse, top_k[at], top_p[at], min_p[at], u[at], whole=whole)
-        tokens[at] = ids.gather(1, drawn[:, None]).squeeze(1)
-        at, lse = at[~exact], lse[~exact]
-        if len(at):
+        values, ids = _select(logits, at).topk(short, dim=-1)
+        lse = warmed(_select(logits, at), temperature[at]).logsumexp(-1)
+        how = temperature[at], top_k[at], top_p[at], min_p[at]
+        tokens[at], exact = draw_filtered(values, ids, lse, *how, keys[at], whole=short == logits.shape[1])
+        if not exact.all():
+            at, lse = at[~exact], lse[~exact]
             values, ids = logits[at].sort(dim=-1, descending=True, stable=True)
-            drawn, _ = filtered_draw(values, lse, top_k[at], top_p[at], min_p[at], u[at], whole=True)
-            tokens[at] = ids.gather(1, drawn[:, None]).squeeze(1)
+            how = temperature[at], top_k[at], top_p[at], min_p[at]
+            tokens[at], _ = draw_filtered(values, ids, lse, *how, keys[at], whole=True)
     return tokens
 
 
-def filtered_draw(
-    values: Tensor, lse: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, u: Tensor, *, whole: bool
+def draw_filtered(
+    values: Tensor,
+    ids: Tensor,
+    lse: Tensor,
+    temperature: Tensor,
+    top_k: Tensor,
+    top_p: Tensor,
+    min_p: Tensor,
+    keys: Tensor,
+    *,
+    whole: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Filter and draw from descending logits [R, L] whose full row has logsumexp lse [R].
+    """Filter and draw from descending logits [R, L] of tokens [R, L]. lse [R]: logsumexp of the whole rows, `warmed`.
 
-    Returns the drawn columns [R] and whether these L columns hold all that the filters keep [R] (else it is void).
+    Returns tokens int64 [R], and bool [R]: whether these L columns hold all that the filters keep (else it is void).
     """
-    probs = (values - lse[:, None]).double().exp()
+    probs = (warmed(values, temperature) - lse[:, None]).double().exp()
     columns = torch.arange(values.shape[1], device=values.device)
     k = torch.where(top_k > 0, top_k, torch.iinfo(torch.int64).max)
     probs *= (probs >= min_p[:, None] * probs[:, :1]) & (columns < k[:, None])
-    bounded = probs[:, -1] == 0 if not whole else torch.ones_like(u, dtype=torch.bool)
+    bounded = probs[:, -1] == 0 if not whole else torch.ones_like(lse, dtype=torch.bool)
     # top-p is a share of what min-p and top-k leave: their sum where the columns bound it, else all.
     mass = torch.where(bounded, probs.sum(-1), 1.0)
     before = probs.cumsum(-1) - probs
     # The likeliest stays, however small top_p is in float32.
     probs *= (before < (top_p.double() * mass)[:, None]) | (top_p >= 1)[:, None] | (columns == 0)
     exact = bounded | ((probs[:, -1] == 0) & (top_k <= 0) & (min_p <= 0))
-    return invert(probs, u), exact
-
-
-def invert(weights: Tensor, u: Tensor) -> Tensor:
-    """The first column whose cumulative weight exceeds u x total: weights float64 [R, L], u float64 [R] -> int64 [R].
-
-    The target is kept below the total, so a column of weight 0 is never drawn; where no weight is left at all (every
-    token is forbidden) the last column is.
-    """
-    cumulative = weights.cumsum(-1)
-    total = cumulative[:, -1]
-    target = torch.minimum(u * total, torch.nextafter(total, torch.zeros_like(total)))
-    return torch.searchsorted(cumulative, target[:, None], right=True).squeeze(1).clamp(max=weights.shape[1] - 1)
-
-
-def uniform(seed: Tensor, index: Tensor) -> Tensor:
-    """Uniform float64 [R] in [0, 1) from (seed, output token index): SplitMix64 (Steele et al. 2014) of both.
-
-    seed and index: int64 [R].
-    """
-    z = _mix(_mix(seed) + index * _GOLDEN)
-    return (z >> 11 & (2**53 - 1)).double() * 2.0**-53
-
-
-_GOLDEN = 0x9E3779B97F4A7C15 - 2**64  # int64 arithmetic wraps, as SplitMix64 asks
-
-
-def _mix(z: Tensor) -> Tensor:
-    """SplitMix64's finaliser on int64 (the shifts are made logical by masking)."""
-    z = z + _GOLDEN
-    z = (z ^ (z >> 30 & (2**34 - 1))) * (0xBF58476D1CE4E5B9 - 2**64)
-    z = (z ^ (z >> 27 & (2**37 - 1))) * (0x94D049BB133111EB - 2**64)
-    return z ^ (z >> 31 & (2**33 - 1))
+    kept = scores(values, temperature, keys, ids).masked_fill_(probs == 0, float("-inf"))
+    return ids.gather(1, kept.argmax(-1, keepdim=True)).squeeze(1), exact
 
 
 def token_logprobs(logits: Tensor, tokens: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -33,7 +33,7 @@ from hamburger.model.modules.embedder import CompositionalEmbedder
 from hamburger.model.modules.linear import weights_of
 from hamburger.model.modules.micro_decoder import MicroStepDecoder, StopHead
 from hamburger.model.modules.rotary import RotaryEmbedding
-from hamburger.model.sampler import uniform
+from hamburger.model.noise import noise_keys
 
 _pointer, _int64 = ctypes.c_void_p, ctypes.c_int64
 MAX_GROUP = 64
@@ -125,7 +125,7 @@ class CpuGraft:
         self._kernels, self.config = kernels, config
         self._emit = kernels.function("emit", *3 * (_pointer,))
         self._memory = kernels.function("emit_memory", _pointer, _int64)
-        self._draw = kernels.function("draw", _pointer, _int64, _int64, *5 * (_pointer,))
+        self._draw = kernels.function("draw", _pointer, _int64, _int64, *6 * (_pointer,))
         self._stop = kernels.function("stop_logits", _pointer, _pointer, _int64, _pointer, _pointer)
         self._begin = kernels.function("micro_begin", _pointer, _pointer, _int64, _pointer, _pointer)
         self._state = kernels.function("micro_state", *4 * (_pointer,), _int64, _int64, *3 * (_pointer,))
@@ -187,8 +187,11 @@ class CpuGraft:
         states = pointers(features)
         choosing: Sequence[Tensor | None] = 5 * (None,)
         if s.any_sampled:
-            u = uniform(s.seed[:, None], s.output_index[:, None] + torch.arange(width))
-            choosing = s.temperature, s.top_k, s.top_p, s.min_p, u
+            keys = noise_keys(s.seed[:, None], s.output_index[:, None] + torch.arange(width))
+            # Composed groups end where a token is not the likeliest, so that has to be known as well.
+            by_logits = s.any_filtered or checks is None
+            filters = (s.top_k, s.top_p, s.min_p) if by_logits else (None, None, None)
+            choosing = s.temperature, *filters, keys
         tensors = (limits, thresholds, ends, checks, *choosing, tokens, sizes, stops)
         addresses = (None if t is None else t.data_ptr() for t in tensors)
         emission = EmissionStruct(
@@ -198,11 +201,13 @@ class CpuGraft:
         self._emit(self._reference, ctypes.byref(emission), self._working_memory(rows))
         return StepOutput(tokens, sizes, stop_probability(stops) if checks is None else stops, None)
 
-    def draw(self, logits: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, u: Tensor) -> Tensor:
-        """What sampler.sample draws, up to rounding; 0 is each row's largest logit. To the bit what `emit` draws."""
+    def draw(
+        self, logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, keys: Tensor
+    ) -> Tensor:
+        """What sampler.sample draws, but for rounding where two tokens are tied. To the bit what `emit` draws."""
         rows, vocabulary = logits.shape
         tokens = torch.empty(rows, dtype=torch.int64)
-        given = tuple(t.contiguous() for t in (top_k, top_p, min_p, u))
+        given = tuple(t.contiguous() for t in (temperature, top_k, top_p, min_p, keys))
         logits = logits.contiguous()
         self._draw(logits.data_ptr(), rows, vocabulary, *(t.data_ptr() for t in given), tokens.data_ptr())
         return tokens

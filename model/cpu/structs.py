@@ -161,7 +161,7 @@ class EmissionStruct(ctypes.Structure):
     _fields_ = (
         *((name, _int64) for name in ("rows", "width", "ends")),
         *((name, _pointer) for name in ("hidden", "features", "limits", "thresholds", "end_ids", "checks")),
-        *((name, _pointer) for name in ("temperatures", "top_k", "top_p", "min_p", "u")),
+        *((name, _pointer) for name in ("temperatures", "top_k", "top_p", "min_p", "keys")),
         *((name, _pointer) for name in ("token_ids", "sizes", "stops", "clock")),
     )
 

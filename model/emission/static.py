@@ -23,7 +23,17 @@ from hamburger.model.batch import (
     stop_probability,
 )
 from hamburger.model.emission.emission import GoOn, drafts_go_on, emitting_reads
-from hamburger.model.sampler import chances_of, count, filtered_draw, invert, penalise, token_logprobs, uniform
+from hamburger.model.noise import noise_keys
+from hamburger.model.sampler import (
+    chances_of,
+    chances_of_drawn,
+    count,
+    draw_filtered,
+    penalise,
+    scores,
+    token_logprobs,
+    warmed,
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -98,11 +108,11 @@ class StaticChoices:
         """Token `index` of every row that goes on, from logits [M, V] (any float dtype) and stop logits float32 [M],
         which verified groups have none of."""
         g, sampling = self.groups, self.sampling
-        tokens, likeliest, changed = self._choose(index, logits)
+        tokens, likeliest, chances = self._choose(index, logits)
         if stop is not None:
             ends = stop_probability(stop)
-        elif index:
-            ends = 1 - chances_of(changed, tokens)
+        elif chances is not None:
+            ends = 1 - chances
         else:
             ends = torch.zeros_like(g.stop_probs[:, 0])
         g.token_ids[:, index] = torch.where(g.going, tokens, 0)
@@ -121,31 +131,28 @@ class StaticChoices:
         g = self.groups
         return StepOutput(g.token_ids, g.sizes, g.stop_probs, self._logprobs)
 
-    def _choose(self, index: int, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Tokens int64 [M], whether each is the argmax of the unchanged logits [M, V], and the logits under bans, bias
-        and penalties."""
+    def _choose(self, index: int, logits: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Tokens int64 [M], whether each is the argmax of the unchanged logits [M, V], and of drafts float32 [M], how
+        likely the trunk is to choose the same."""
         sampling = self.sampling
         logits = logits.float()
         tokens = likeliest = logits.argmax(-1)
         if self._penalties is not None:
             logits = self._penalties.apply(logits, sampling.output_index + index)
             tokens = logits.argmax(-1)
-        if sampling.any_sampled and not (self._is_verified and index):
+        chances = chances_of(logits, tokens) if self._is_verified and index else None
+        if sampling.any_sampled:
             hot = sampling.temperature > 0
-            temperature = torch.where(hot, sampling.temperature, 1)[:, None]
-            drawn = draw(
-                # The likeliest becomes 0 first, so that no temperature above 0 overflows.
-                (logits - logits.amax(-1, keepdim=True)) / temperature,
-                sampling.top_k,
-                sampling.top_p,
-                sampling.min_p,
-                uniform(sampling.seed, sampling.output_index + index),
-                any_filtered=sampling.any_filtered,
-            )
+            temperature = torch.where(hot, sampling.temperature, 1)
+            keys = noise_keys(sampling.seed, sampling.output_index + index)
+            filters = sampling.top_k, sampling.top_p, sampling.min_p
+            drawn = draw(logits, temperature, *filters, keys, any_filtered=sampling.any_filtered)
             tokens = torch.where(hot, drawn, tokens)
+            if chances is not None:
+                chances = torch.where(hot, chances_of_drawn(logits, temperature, drawn, keys), chances)
         if self._penalties is not None:
             self._penalties.add(tokens)
-        return tokens, tokens == likeliest, logits
+        return tokens, tokens == likeliest, chances
 
     def _add_logprobs(self, index: int, logits: Tensor, tokens: Tensor, into: Logprobs) -> None:
         counts = self.groups.going & (self.sampling.logprobs >= 0)
@@ -211,12 +218,22 @@ class _Penalties:
             self._output_counts.scatter_add_(1, chosen, torch.ones_like(chosen, dtype=torch.float32))
 
 
-def draw(logits: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, u: Tensor, *, any_filtered: bool) -> Tensor:
+def draw(
+    logits: Tensor,
+    temperature: Tensor,
+    top_k: Tensor,
+    top_p: Tensor,
+    min_p: Tensor,
+    keys: Tensor,
+    *,
+    any_filtered: bool,
+) -> Tensor:
     """As `sampler.sample`, for all rows alike: where any may have a filter, every row is sorted whole."""
-    tokens = invert(logits.softmax(-1).double(), u)
+    tokens = scores(logits, temperature, keys, torch.arange(logits.shape[1], device=logits.device)).argmax(-1)
     if not any_filtered:
         return tokens
     values, ids = logits.sort(dim=-1, descending=True, stable=True)
-    column, _ = filtered_draw(values, logits.logsumexp(-1), top_k, top_p, min_p, u, whole=True)
+    lse = warmed(logits, temperature).logsumexp(-1)
+    drawn, _ = draw_filtered(values, ids, lse, temperature, top_k, top_p, min_p, keys, whole=True)
     plain = (top_k <= 0) & (top_p >= 1) & (min_p <= 0)
-    return torch.where(plain, tokens, ids.gather(1, column[:, None]).squeeze(1))
+    return torch.where(plain, tokens, drawn)

@@ -82,7 +82,7 @@ def test_texts_and_log_probabilities_are_those_of_the_plain_order(name: str, con
     trunk, graft = MODELS[name]
     config = ModelConfig(trunk=trunk_config(**trunk), graft=graft)
     model = assemble(config, random_tensors(config, 5), dtype=torch.float32, device=CPU, max_positions=CONTEXT)
-    asked = requests(11, confidence)
+    asked = requests(12, confidence)
     plain = play(core_of(model, num_blocks=400, max_model_len=CONTEXT), asked).outputs
     for num_blocks, prefix_cache in ((400, False), (2 * CONTEXT // 4, name != "dynamic rope")):
         small = {"num_blocks": num_blocks, "prefix_cache": prefix_cache, "max_model_len": CONTEXT}
@@ -108,7 +108,7 @@ def test_texts_stay_on_the_compiled_kernels() -> None:
     )
     # At 0.99 most steps have groups of one token only, in a batch with room for more.
     for confidence in (0.5, 0.99):
-        asked = requests(11, confidence)[:8]
+        asked = requests(12, confidence)[:8]
         plain = play(core_of(model, max_model_len=CONTEXT), asked).outputs
         found = play(core_of(model, max_model_len=CONTEXT, overlap=True), asked).outputs
         assert {name: [o.token_ids for o in outputs] for name, outputs in found.items()} == {

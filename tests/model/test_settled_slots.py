@@ -259,7 +259,7 @@ def test_of_equals_the_newest_stay() -> None:
 
 
 def test_a_fitted_probe_is_another_choice_and_as_exact() -> None:
-    steps, asked = steps_of("torch"), requests(4)
+    steps, asked = steps_of("torch"), requests(6)
     trunk = config_of(grafted=True).trunk
     probe = torch.randn(trunk.num_layers, trunk.num_kv_heads, trunk.head_dim + 1)
 

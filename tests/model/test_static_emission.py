@@ -19,7 +19,8 @@ from hamburger.model.emission.narrowing import NarrowingEmission
 from hamburger.model.emission.static import StaticEmission, draw
 from hamburger.model.execution import Execution
 from hamburger.model.modules.rotary import RotaryEmbedding
-from hamburger.model.sampler import sample, uniform
+from hamburger.model.noise import noise_keys
+from hamburger.model.sampler import sample
 from hamburger.model.steps import EagerSteps
 from slow_cases import slow_but
 from small_models import CPU, grafted, one_sequence, plain_model, random_model, trunk_config
@@ -176,7 +177,7 @@ def test_masks_draft_what_narrowing_drafts(shape: str) -> None:
 
 
 @pytest.mark.parametrize("static", [False, True])
-def test_a_draft_is_the_likeliest_token_at_any_temperature(*, static: bool) -> None:
+def test_a_draft_is_drawn_as_the_trunk_will_draw(*, static: bool) -> None:
     model = model_of("positions_normed")
     base = one_sequence([[1]] * 40, list(range(40)), list(range(40)))
     batch = replace(
@@ -195,9 +196,13 @@ def test_a_draft_is_the_likeliest_token_at_any_temperature(*, static: bool) -> N
     with torch.inference_mode():
         assert output.token_ids[:, 0].tolist() != model.backend.head(hidden).argmax(-1).tolist()
         cache = model.backend.begin_group(torch.stack(features, dim=1))
+        off = torch.full((40,), 3.0), torch.zeros(40).long(), torch.ones(40), torch.zeros(40)
         for index in range(1, 4):
             _, logits = model.backend.micro_step(output.token_ids[:, index - 1].contiguous(), cache)
-            assert output.token_ids[:, index].tolist() == logits.argmax(-1).tolist()
+            keys = noise_keys(torch.arange(40), batch.sampling.output_index + index)
+            assert output.token_ids[:, index].tolist() == sample(logits, *off, keys).tolist()
+            assert output.token_ids[:, index].tolist() != logits.argmax(-1).tolist()
+            assert 0 < output.stop_probs[:, index].min() < output.stop_probs[:, index].max() < 1
 
 
 def test_a_draw_without_branches_is_the_draw_with_them() -> None:
@@ -208,11 +213,11 @@ def test_a_draw_without_branches_is_the_draw_with_them() -> None:
     top_k = torch.tensor([0, 0, 3, 255, 256, 700])[torch.arange(rows) % 6]
     top_p = torch.tensor([1.0, 0.99, 0.5, 0.01])[torch.arange(rows) % 4]
     min_p = torch.tensor([0.0, 0.0, 0.2, 1e-4, 0.9])[torch.arange(rows) % 5]
-    u = uniform(torch.arange(rows), torch.arange(rows))
-    expected = sample(logits, top_k, top_p, min_p, u)
-    assert draw(logits, top_k, top_p, min_p, u, any_filtered=True).tolist() == expected.tolist()
-    off = torch.zeros(rows, dtype=torch.int64), torch.ones(rows), torch.zeros(rows)
-    assert draw(logits, *off, u, any_filtered=False).tolist() == sample(logits, *off, u).tolist()
+    keys, temperature = noise_keys(torch.arange(rows), torch.arange(rows)), torch.rand(rows, generator=generator) + 0.1
+    how = temperature, top_k, top_p, min_p, keys
+    assert draw(logits, *how, any_filtered=True).tolist() == sample(logits, *how).tolist()
+    off = temperature, torch.zeros(rows, dtype=torch.int64), torch.ones(rows), torch.zeros(rows), keys
+    assert draw(logits, *off, any_filtered=False).tolist() == sample(logits, *off).tolist()
 
 
 def test_merging_without_asking_which_is_merging() -> None:

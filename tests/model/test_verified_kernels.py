@@ -121,7 +121,7 @@ def test_trunks_of_every_kind_over_several_tiles_of_slots(shape: str, form: str,
     seen = Counter[str]()
     truth = found(asking(asked, confidence=1.0), None, Counter())
     assert_same(found(foretold(asked, truth), free_rows(3), seen), truth, to_the_bit=form != "torch")
-    assert min(seen["accepted"], seen["rejected"]) > 10
+    assert min(seen["accepted"], seen["rejected"]) > 8
 
 
 @pytest.mark.usefixtures("meddling")

@@ -25,9 +25,9 @@ void NAME(emit)(const Graft* graft, const Emission* emission, uint8_t* memory) {
 void NAME(goes_on)(const Emission* e, int64_t index, const int64_t* tokens, const bool* likeliest, const float* stops, bool* on) {
   for (int64_t row = 0; row < e->rows; row++) on[row] = SPACE::goes_on(*e, row, index, tokens[row], likeliest[row], stops[row]);
 }
-void NAME(draw)(const float* x, int64_t rows, int64_t outputs, const int64_t* top_k, const float* top_p, const float* min_p,
-                const double* u, int64_t* tokens) {
-  SPACE::draw_rows(x, rows, outputs, top_k, top_p, min_p, u, tokens);
+void NAME(draw)(const float* y, int64_t rows, int64_t outputs, const float* temperatures, const int64_t* top_k, const float* top_p,
+                const float* min_p, const int64_t* keys, int64_t* tokens) {
+  SPACE::draw_rows(y, rows, outputs, temperatures, top_k, top_p, min_p, keys, tokens);
 }
 // The parts of emit() for rows that choose otherwise; memory is as large.
 void NAME(stop_logits)(const Graft* graft, const float* states, int64_t rows, float* stops, uint8_t* memory) {

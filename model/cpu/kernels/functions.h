@@ -15,6 +15,15 @@ inline F exp(F x) {  // to 2 ulp for x <= 0, the only ones that softmax and SiLU
   return times_power_of_2(p, n);
 }
 
+inline F rough_log(F x) {  // of x > 0, within 5e-4: a cubic polynomial of the mantissa
+  const I bits = bits_of(x);
+  const F exponent = to_float(shifted_right<23>(bits) + set1(-127));
+  const F m = of_bits((bits & set1(0x7fffff)) | set1(0x3f800000));
+  F p = fma(set1(0.164042561f), m, set1(-1.09886529f));
+  p = fma(p, m, set1(3.14829793f));
+  return (fma(p, m, set1(-2.2134752f)) + exponent) * set1(0.693147181f);
+}
+
 inline F times_sigmoid(F x, F of) {
   const F e = exp(set1(0.0f) - abs(of));  // of -|of|: 1 / (1 + e) for of >= 0, e / (1 + e) below
   return if_negative(of, x * e, x) / (set1(1.0f) + e);

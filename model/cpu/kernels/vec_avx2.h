@@ -81,6 +81,24 @@ inline I set1(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; 
 inline I truncated(F x) { return {_mm256_cvttps_epi32(x.a), _mm256_cvttps_epi32(x.b)}; }
 inline F to_float(I x) { return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
 inline I operator+(I x, I y) { return {_mm256_add_epi32(x.a, y.a), _mm256_add_epi32(x.b, y.b)}; }
+inline I operator*(I x, I y) { return {_mm256_mullo_epi32(x.a, y.a), _mm256_mullo_epi32(x.b, y.b)}; }
+inline I operator^(I x, I y) { return {_mm256_xor_si256(x.a, y.a), _mm256_xor_si256(x.b, y.b)}; }
+inline I operator&(I x, I y) { return {_mm256_and_si256(x.a, y.a), _mm256_and_si256(x.b, y.b)}; }
+inline I operator|(I x, I y) { return {_mm256_or_si256(x.a, y.a), _mm256_or_si256(x.b, y.b)}; }
+inline I bits_of(F x) { return {_mm256_castps_si256(x.a), _mm256_castps_si256(x.b)}; }
+inline F of_bits(I x) { return {_mm256_castsi256_ps(x.a), _mm256_castsi256_ps(x.b)}; }
+template <int bits>
+inline I shifted_right(I x) { return {_mm256_srli_epi32(x.a, bits), _mm256_srli_epi32(x.b, bits)}; }
+inline I counted_from(int32_t first) {
+  const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+  return {_mm256_add_epi32(_mm256_set1_epi32(first), lane), _mm256_add_epi32(_mm256_set1_epi32(first + 8), lane)};
+}
+inline __m256i load_eight(const int64_t* p) {
+  const __m256 low = _mm256_loadu_ps(reinterpret_cast<const float*>(p)), high = _mm256_loadu_ps(reinterpret_cast<const float*>(p + 4));
+  return _mm256_permute4x64_epi64(_mm256_castps_si256(_mm256_shuffle_ps(low, high, 0x88)), 0xd8);
+}
+inline I load(const int64_t* p) { return {load_eight(p), load_eight(p + 8)}; }
+inline bool any_negative(F x) { return _mm256_movemask_ps(_mm256_or_ps(x.a, x.b)) != 0; }
 inline int32_t sum(I x) {
   const __m256i both = _mm256_add_epi32(x.a, x.b);
   __m128i four = _mm_add_epi32(_mm256_castsi256_si128(both), _mm256_extracti128_si256(both, 1));

@@ -53,6 +53,22 @@ inline I set1(int32_t x) { return {_mm512_set1_epi32(x)}; }
 inline I truncated(F a) { return {_mm512_cvttps_epi32(a.v)}; }
 inline F to_float(I a) { return {_mm512_cvtepi32_ps(a.v)}; }
 inline I operator+(I a, I b) { return {_mm512_add_epi32(a.v, b.v)}; }
+inline I operator*(I a, I b) { return {_mm512_mullo_epi32(a.v, b.v)}; }  // of 64 bits the lower 32
+inline I operator^(I a, I b) { return {_mm512_xor_si512(a.v, b.v)}; }
+inline I operator&(I a, I b) { return {_mm512_and_si512(a.v, b.v)}; }
+inline I operator|(I a, I b) { return {_mm512_or_si512(a.v, b.v)}; }
+inline I bits_of(F a) { return {_mm512_castps_si512(a.v)}; }
+inline F of_bits(I a) { return {_mm512_castsi512_ps(a.v)}; }
+template <int bits>
+inline I shifted_right(I a) { return {_mm512_srli_epi32(a.v, bits)}; }  // zeros come in
+inline I counted_from(int32_t first) {
+  return {_mm512_add_epi32(_mm512_set1_epi32(first), _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15))};
+}
+inline I load(const int64_t* p) {  // those that 32 bits hold
+  const __m256i low = _mm512_cvtepi64_epi32(_mm512_loadu_si512(p)), high = _mm512_cvtepi64_epi32(_mm512_loadu_si512(p + 8));
+  return {_mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1)};
+}
+inline bool any_negative(F a) { return _mm512_movepi32_mask(_mm512_castps_si512(a.v)) != 0; }
 inline int32_t sum(I a) { return _mm512_reduce_add_epi32(a.v); }
 // Whole numbers of [-127, 127] as 16 bytes; their values as lanes.
 inline I store_bytes(int8_t* p, F a) {

@@ -1,25 +1,34 @@
 // Groups of tokens in one call: the head on the trunk's states, then micro-steps for the rows that go on. The stages are those
 // of layers.h, for all threads with barriers. Included inside a namespace, after micro.h and decide.h.
 
-// All logits of each row, in whole vectors, and what it chooses. By all threads; y: [R, padded outputs], to work in.
-inline void choose_stages(const Emission& e, const Weight& head, const Inputs& x, int64_t index, float* y, Going& going,
-                          Drawing& drawing, const Share& share) {
-  const auto rows = static_cast<int64_t>(going.rows.size()), width = padded_outputs(head);
-  multiply(head, x, rows, {y, width, false}, share);
+inline Choosing choosing_of(const Emission& e, int64_t row, int64_t index) {
+  const auto key = static_cast<uint64_t>(e.keys[row * e.width + index]);
+  const float temperature = warm(e.temperatures[row]);
+  if (!e.top_k) return {temperature, 0, 1, 0, key};
+  return {temperature, e.top_k[row], e.top_p[row], e.min_p[row], key};
+}
+
+// All logits of each row, in whole vectors, and what it chooses, where filters have to see them. By all threads; y: [R, padded
+// outputs], to work in.
+inline void choose_stages(const Weight& head, const Inputs& x, bool is_draft, const std::vector<Choosing>& rows, const Outputs& outputs,
+                          float* y, Going& going, Drawing& drawing, const Share& share) {
+  const auto count = static_cast<int64_t>(rows.size()), width = padded_outputs(head);
+  multiply(head, x, count, {y, width, false}, share);
 #pragma omp barrier
-  const auto [first, last] = share.of(rows);
+  const auto [first, last] = share.of(count);
   for (int64_t i = first; i < last; i++) {
     float* const logits = y + i * width;
     std::fill(logits + head.outputs, logits + width, -std::numeric_limits<float>::infinity());
-    const int64_t best = likeliest_of(logits, width), row = going.rows[i];
-    const Choosing how = {e.temperatures[row], e.top_k[row], e.top_p[row], e.min_p[row], e.u[row * e.width + index]};
+    const int64_t best = likeliest_of(logits, width);
     going.choices[i] = {std::max<int64_t>(best, 0), true};
-    if (best < 0 || how.temperature <= 0) continue;
-    const F most = set1(logits[best]), temperature = set1(how.temperature);
-    for (int64_t at = 0; at < width; at += kLanes) store(logits + at, (load(logits + at) - most) / temperature);
-    int64_t drawn = draw(logits, width, how, drawing);
-    if (drawn < 0) drawn = best;
-    going.choices[i] = {drawn, drawn == best};
+    const Choosing& how = rows[i];
+    const bool is_sampled = how.temperature > 0;
+    if (best < 0 || !(is_sampled || is_draft)) continue;
+    const Drawn drawn = is_sampled ? draw(logits, width, best, how, outputs, drawing) : Drawn{best, 0, logits[best]};
+    going.choices[i] = {drawn.output, drawn.output == best};
+    if (!is_draft) continue;
+    const float chance = chance_of_output(logits, width, drawn.output, logits[best], is_sampled ? how.temperature : 1);
+    going.choices[i].chance = is_sampled ? chance_with_noise(chance, drawn, how.temperature) : chance;
   }
 }
 
@@ -54,6 +63,7 @@ inline void emit(const Graft& graft, const Emission& e, uint8_t* memory) {
     const Share share = {omp_get_thread_num(), omp_get_num_threads()};
     const std::unique_ptr<Scratch> scratch(new Scratch);
     Drawing drawing;
+    std::vector<Choosing> how;
     StageClock clock(e.clock, share);
 #pragma omp single
     going.best.resize(e.rows * share.threads);
@@ -75,14 +85,22 @@ inline void emit(const Graft& graft, const Emission& e, uint8_t* memory) {
 #pragma omp barrier
       const Head& head = index == 0 ? graft.head : graft.micro_head;
       const bool is_draft = e.checks && index > 0;
-      if (e.temperatures && !is_draft) choose_stages(e, head.weight, s.state, index, logits, going, drawing, share);
-      else multiply_best(head, s.state, rows, logits, bounds, going.best.data(), e.rows, is_draft, share);
+      const Outputs outputs = {index == 0 ? nullptr : graft.short_list, head.weight.outputs};
+      how.clear();
+      for (int64_t i = 0; e.temperatures && i < rows; i++) how.push_back(choosing_of(e, going.rows[i], index));
+      if (e.top_k) choose_stages(head.weight, s.state, is_draft, how, outputs, logits, going, drawing, share);
+      else multiply_best(head, s.state, rows, logits, bounds, going.best.data(), e.rows, is_draft, how.empty() ? nullptr : how.data(), outputs,
+                         share);
       if (graft.count && !e.checks) stop_stages(graft, rows, going.stops.data(), s, share);
 #pragma omp barrier
 #pragma omp single
       {
-        if (e.checks) decide_verified(graft, e, index, share.threads, going);
-        else decide(graft, e, index, share.threads, going);
+        for (int64_t i = 0; !e.top_k && i < rows; i++) {
+          const float temperature = how.empty() ? 0 : how[i].temperature;
+          going.choices[i] = best_of(going, i, e.rows, share.threads, temperature, is_draft);
+        }
+        if (e.checks) decide_verified(graft, e, index, going);
+        else decide(graft, e, index, going);
       }
       clock.mark(index == 0 ? kHeads : kMicroSteps);
     }

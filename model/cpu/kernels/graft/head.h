@@ -1,5 +1,5 @@
-// The likeliest token of each row: a head in 8 bits is only read where its coarse copy in 4 bits leaves the choice open.
-// Included inside a namespace, after layers.h.
+// The likeliest token of each row, and what a row without filters draws: a head in 8 bits is only read where its coarse copy in
+// 4 bits leaves the choice open. Included inside a namespace, after layers.h and draw.h.
 
 // A coarse logit is off by the product of the inputs and the 4-bit weights' errors. Signs of errors are as good as random, so
 // that is a sum with deviation |errors| |x| / sqrt(width), and beyond 8 of these once in 10^15.
@@ -52,23 +52,23 @@ inline float slack(const Inputs& x, int64_t row) {
 
 inline int64_t padded_outputs(const Weight& w) { return (w.outputs + kLanes - 1) / kLanes * kLanes; }
 
-// What threads learn of each row: the best that they have seen, how good the likeliest output is at least, and the block
-// of outputs that promised most.
+// What threads learn of each row: the best that they have seen, how good the best of all is at least, and the block of outputs that
+// promised most. What counts is an output's logit, or of sampled rows its score: the logit over the temperature, and noise.
 struct Best {
-  float value;
-  int64_t output;
-  float least;
+  Drawn best;
+  double least;
   int64_t block;
-  float high, total;  // where it is asked: the largest coarse logit, and the sum of exp(logit - that of all threads)
+  float high, total;  // where it is asked: the largest coarse logit, and the sum of exp((logit - that of all threads) / temperature)
 };
 
 // Floats that stay in a core's cache while they are looked at.
 constexpr int64_t kNearFloats = 32 * 1024;
 
 // The best of this thread's outputs of each row -> best[thread * stride + row], the first where several are. By all threads.
-// logits: [rows, padded outputs] and bounds: [rows, blocks], to work in. sums: whether `high` and `total` are asked.
+// logits: [rows, padded outputs] and bounds: [rows, blocks], to work in. sums: whether `high` and `total` are asked. how: of each
+// row, which has no filters; null where all are greedy. outputs: the head's.
 inline void multiply_best(const Head& head, const Inputs& x, int64_t rows, float* logits, float* bounds, Best* best, int64_t stride,
-                          bool sums, const Share& share) {
+                          bool sums, const Choosing* how, const Outputs& outputs, const Share& share) {
   constexpr float lowest = -std::numeric_limits<float>::infinity();
   const Weight& w = head.weight;
   const int64_t width = padded_outputs(w), blocks = width / kLanes;
@@ -76,9 +76,11 @@ inline void multiply_best(const Head& head, const Inputs& x, int64_t rows, float
   // Some blocks at a time, whose logits are looked at while they are near. All are kept only where they are summed.
   const int64_t held = std::max<int64_t>(kNearFloats / (rows * kLanes), kBlocksAtOnce) / kBlocksAtOnce * kBlocksAtOnce;
   const int64_t some = std::min(held, last - first);
-  std::vector<float> lanes(rows * 3 * kLanes), by(rows);
+  std::vector<float> lanes(rows * 3 * kLanes), by(rows), scales(rows, 1.0f);
+  const auto is_sampled = [&](int64_t row) { return how && how[row].temperature > 0; };
   for (int64_t row = 0; row < rows; row++) {
     by[row] = slack(x, row);
+    if (is_sampled(row)) scales[row] = 1 / how[row].temperature;
     float* const of_row = lanes.data() + row * 3 * kLanes;
     store(of_row, set1(lowest));
     store(of_row + kLanes, set1(static_cast<float>(first)));
@@ -94,12 +96,17 @@ inline void multiply_best(const Head& head, const Inputs& x, int64_t rows, float
       if (end * kLanes > w.outputs) std::fill(y + w.outputs, y + width, lowest);
       float* const of_row = lanes.data() + row * 3 * kLanes;
       F least = load(of_row), of = load(of_row + kLanes), high = load(of_row + 2 * kLanes);
-      const F slack_of_row = set1(by[row]);
+      const F slack_of_row = set1(by[row]), scale = set1(scales[row]);
       for (int64_t block = begin; block < end; block++) {
-        const F coarse = load(y + block * kLanes), off = load(head.errors + block * kLanes) * slack_of_row, here = coarse - off;
+        F coarse = load(y + block * kLanes), off = load(head.errors + block * kLanes) * slack_of_row;
+        high = max(high, coarse);
+        if (is_sampled(row)) {
+          const RoughNoise rough = rough_noise(outputs.tokens(block * kLanes), how[row].key);
+          coarse = fma(coarse, scale, rough.noise), off = fma(off, scale, rough.off);
+        }
+        const F here = coarse - off;
         of = if_negative(least - here, set1(static_cast<float>(block)), of);
         least = max(least, here);
-        high = max(high, coarse);
         bounds[row * blocks + block] = largest(coarse + off);
       }
       store(of_row, least);
@@ -111,24 +118,28 @@ inline void multiply_best(const Head& head, const Inputs& x, int64_t rows, float
   const auto look = [&](int64_t row, int64_t block) {
     float y[kLanes];
     store(y, set1(lowest));
-    Best& b = mine[row];
     multiply_block<8, 1>(w, block, x, row, {y, 0, false, block * kLanes});
-    for (int64_t j = 0; j < std::min<int64_t>(kLanes, w.outputs - block * kLanes); j++)
-      if (y[j] > b.value || (y[j] == b.value && block * kLanes + j < b.output)) b.value = y[j], b.output = block * kLanes + j;
+    Drawn& b = mine[row].best;
+    for (int64_t j = 0; j < std::min<int64_t>(kLanes, w.outputs - block * kLanes); j++) {
+      const int64_t output = block * kLanes + j;
+      const double score = is_sampled(row) ? score_of(y[j], how[row], outputs, output) : y[j];
+      if (score > b.score || (score == b.score && output < b.output)) b = {output, score, y[j]};
+    }
     if (sums) store(logits + row * width + block * kLanes, load(y));
   };
   for (int64_t row = 0; row < rows; row++) {
     const float *const values = lanes.data() + row * 3 * kLanes, *const of = values + kLanes;
     const int64_t block = static_cast<int64_t>(of[std::max_element(values, values + kLanes) - values]);
-    mine[row] = {lowest, 0, largest(load(values)), block, largest(load(of + kLanes)), 0};
+    mine[row] = {{0, lowest, lowest}, largest(load(values)), block, largest(load(of + kLanes)), 0};
     // What it is in 8 bits leaves fewer open than its 4 bits do.
     if (first < last) look(row, block);
-    mine[row].least = std::max(mine[row].least, mine[row].value);
+    mine[row].least = std::max(mine[row].least, mine[row].best.score);
   }
 #pragma omp barrier
   for (int64_t row = 0; row < rows; row++) {
     const float* const y = logits + row * width;
-    float least = mine[row].least, high = mine[row].high;
+    double least = mine[row].least;
+    float high = mine[row].high;
     for (int t = 0; t < share.threads; t++) {
       least = std::max(least, best[t * stride + row].least);
       high = std::max(high, best[t * stride + row].high);
@@ -139,9 +150,9 @@ inline void multiply_best(const Head& head, const Inputs& x, int64_t rows, float
       const bool is_near = sums && largest(load(here)) >= high - kNear;
       if ((is_near || bounds[row * blocks + block] >= least) && block != mine[row].block) {
         look(row, block);
-        least = std::max(least, mine[row].value);
+        least = std::max(least, mine[row].best.score);
       }
-      if (sums) total = total + exp(min(load(here) - set1(high), set1(kNear)));
+      if (sums) total = total + exp(min((load(here) - set1(high)) * set1(scales[row]), set1(kNear)));
     }
     if (sums) mine[row].total = sum(total);
   }
