@@ -88,7 +88,7 @@ class EngineArgs:
         at_most=63 / 64,
     )  # fmt: skip
     settle_limit: int | None = setting(
-        None, "most KV slots that an answer holds; what settled first is lost then, and the window at most half of it"
+        None, "most KV slots of an answer; what settled first is lost then, and a window that grows has half of it"
     )
     # Beside the base, several in one step. A GPU keeps memory free for so many of that rank.
     max_loras: int = setting(0, "most LoRA adapters that are loaded at once; 0: those that lora names", at_least=0)

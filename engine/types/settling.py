@@ -3,9 +3,9 @@
     answer    0 ...................... settled ............ computed - window ............ computed
               one slot in 1 / keep     the next chunk       each token has its slot
 
-The window grows with the answer, so a longer one is settled later. With a limit it does not grow beyond half of that,
-and what settles takes the slots of what settled first, so that an endless answer needs no more. Everything here is a
-function of how many of the answer's tokens have slots, so it is the same for every batch, draft and replay.
+The window may grow with the answer, so that a longer one is settled later. With a limit it does not grow beyond half of
+that, and what settles takes the slots of what settled first, so that an endless answer needs no more. Everything here
+is a function of how many of the answer's tokens have slots, so it is the same for every batch, draft and replay.
 """
 
 from __future__ import annotations
@@ -71,7 +71,9 @@ class Settling:
 
     @property
     def least_limit(self) -> int:
-        """The smallest limit: the window is at most half of it, and a chunk's slots have room beside."""
+        """The smallest limit: a chunk has room beside the window, which may grow to half of it."""
+        if not self.growth:
+            return self.window + self.chunk + self.apart + self.kept
         return max(2 * self.window, 2 * (self.chunk + self.apart + self.kept))
 
     @property
@@ -80,7 +82,8 @@ class Settling:
         if self.limit is None:
             return math.inf
         # While a chunk waits for its place, it and all that is newer have their slots.
-        return (self.limit - self.limit // 2 - self.chunk - self.apart) // self.kept
+        widest = self.limit // 2 if self.growth else self.window
+        return (self.limit - widest - self.chunk - self.apart) // self.kept
 
     def kept_slots(self, settled: int) -> int:
         """That the first `settled` tokens, which have settled, hold."""
@@ -90,7 +93,7 @@ class Settling:
         """Whether the chunk behind the first `settled` tokens settles before the slot of token `computed` is made."""
         # A third of 192 is 64, whatever is rounded.
         window = max(self.window, math.floor(computed * self.growth + 1e-6))
-        if self.limit is not None:
+        if self.limit is not None and self.growth:
             window = min(window, self.limit // 2)
         return computed % self.apart == 0 and settled + self.chunk <= computed - window
 

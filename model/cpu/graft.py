@@ -37,6 +37,7 @@ from hamburger.model.noise import noise_keys
 
 _pointer, _int64 = ctypes.c_void_p, ctypes.c_int64
 MAX_GROUP = 64
+_NOISY_ROWS = 16  # for more, 4 bits and noise of all tokens take longer than 8 bits of all
 
 
 def merger_fits(plain: CompositionalEmbedder) -> bool:
@@ -189,7 +190,7 @@ class CpuGraft:
         if s.any_sampled:
             keys = noise_keys(s.seed[:, None], s.output_index[:, None] + torch.arange(width))
             # Composed groups end where a token is not the likeliest, so that has to be known as well.
-            by_logits = s.any_filtered or checks is None
+            by_logits = s.any_filtered or checks is None or rows > _NOISY_ROWS
             filters = (s.top_k, s.top_p, s.min_p) if by_logits else (None, None, None)
             choosing = s.temperature, *filters, keys
         tensors = (limits, thresholds, ends, checks, *choosing, tokens, sizes, stops)

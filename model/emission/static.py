@@ -25,6 +25,7 @@ from hamburger.model.batch import (
 from hamburger.model.emission.emission import GoOn, drafts_go_on, emitting_reads
 from hamburger.model.noise import noise_keys
 from hamburger.model.sampler import (
+    SORTED_PREFIX,
     chances_of,
     chances_of_drawn,
     count,
@@ -146,7 +147,8 @@ class StaticChoices:
             temperature = torch.where(hot, sampling.temperature, 1)
             keys = noise_keys(sampling.seed, sampling.output_index + index)
             filters = sampling.top_k, sampling.top_p, sampling.min_p
-            drawn = draw(logits, temperature, *filters, keys, any_filtered=sampling.any_filtered)
+            any_filtered, is_draft = sampling.any_filtered, chances is not None
+            drawn = draw(logits, temperature, *filters, keys, any_filtered=any_filtered, is_draft=is_draft)
             tokens = torch.where(hot, drawn, tokens)
             if chances is not None:
                 chances = torch.where(hot, chances_of_drawn(logits, temperature, drawn, keys), chances)
@@ -227,12 +229,17 @@ def draw(
     keys: Tensor,
     *,
     any_filtered: bool,
+    is_draft: bool = False,
 ) -> Tensor:
-    """As `sampler.sample`, for all rows alike: where any may have a filter, every row is sorted whole."""
+    """As `sampler.sample`, for all rows alike: where any may have a filter all are sorted, for drafts the likeliest
+    tokens alone, as others that filters keep are seldom drawn."""
     tokens = scores(logits, temperature, keys, torch.arange(logits.shape[1], device=logits.device)).argmax(-1)
     if not any_filtered:
         return tokens
-    values, ids = logits.sort(dim=-1, descending=True, stable=True)
+    if is_draft:
+        values, ids = logits.topk(min(SORTED_PREFIX, logits.shape[1]), dim=-1)
+    else:
+        values, ids = logits.sort(dim=-1, descending=True, stable=True)
     lse = warmed(logits, temperature).logsumexp(-1)
     drawn, _ = draw_filtered(values, ids, lse, temperature, top_k, top_p, min_p, keys, whole=True)
     plain = (top_k <= 0) & (top_p >= 1) & (min_p <= 0)

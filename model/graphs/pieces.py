@@ -91,10 +91,6 @@ class Pieces:
         batch = self.batch
         return StaticChoices(self.groups, sampling, batch.confidence, batch.group_limits, is_verified=self._is_verified)
 
-    def kinds(self, index: int) -> tuple[Kind, ...]:
-        """The kinds of choice that token `index` of a group may need: nothing is sampled for a draft."""
-        return (GREEDY,) if self._is_verified and index else KINDS
-
     def compute(self, index: int) -> None:
         """The state that token `index` of the groups is chosen from, its logits and its stop value."""
         if index == 0:
@@ -146,7 +142,7 @@ class BucketStep:
         def all_pieces() -> None:
             for index in range(self.pieces.width):
                 self.pieces.compute(index)
-                for kind in self.pieces.kinds(index):
+                for kind in KINDS:
                     self.pieces.choose(kind, index)
 
         capture.warm(all_pieces)
@@ -156,7 +152,7 @@ class BucketStep:
         pieces = self.pieces
         for index in range(pieces.width):
             self._compute.append(capture(partial(pieces.compute, index)))
-            self._choose.append({kind: capture(partial(pieces.choose, kind, index)) for kind in pieces.kinds(index)})
+            self._choose.append({kind: capture(partial(pieces.choose, kind, index)) for kind in KINDS})
 
     def trunk(self) -> None:
         """Of a batch that is loaded into the static rows."""
@@ -178,8 +174,7 @@ class BucketStep:
                     pieces.groups.begin()
                 choice.take(index, pieces.tensors.logits, pieces.tensors.stop)
             else:
-                choose = self._choose[index]
-                choose.get(kind, choose[GREEDY])()
+                self._choose[index][kind]()
         return _first(choice.output(), rows)
 
 

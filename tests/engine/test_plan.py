@@ -233,8 +233,8 @@ def test_settling_serves_more_answers_from_the_same_pool(capsys: pytest.CaptureF
     assert kept["slots_per_request"] == whole["slots_per_request"]
     flat = command(capsys, "builtin", *POOL, *request, "--settle", "--settle-limit", "512")
     assert flat["slots_per_request"] <= 64 + 512 + 16
-    message = refused(capsys, "builtin", *POOL, "--settle", "--settle-limit", "200")
-    assert "settle_limit is 200, but a window of 64 with a settle_keep of 0.33 needs 234 at least" in message
+    message = refused(capsys, "builtin", *POOL, "--settle", "--settle-limit", "150")
+    assert "settle_limit is 150, but a window of 64 with a settle_keep of 0.33 needs 181 at least" in message
     any_model = command(
         capsys, "llama-3.2-1b", *POOL, "--max-model-len", "4096", *request, "--settle"
     )  # of which nothing was fitted

@@ -51,14 +51,14 @@ def test_texts_are_those_of_confidence_1_without_graphs(name: str) -> None:
     assert capture.replayed > 30
 
 
-def test_nothing_is_sampled_for_a_draft_so_it_has_one_kind_of_choice() -> None:
+def test_drafts_are_chosen_in_every_way_that_tokens_are() -> None:
     model = random_model(MODELS["positions"], static_shapes=True)
     cache = PagedKVCache(model.config.trunk, 8, BLOCK, torch.float32, CPU)
     capture = CountingCapture()
     graphs = DecodeGraphs(model, cache, capture, max_rows=2, max_columns=8, is_verified=True)
     graphs.prepare()
-    # For both buckets the trunk and 3 micro-steps, a choice of 3 kinds after the trunk and one after each micro-step.
-    assert capture.captured == 2 * (4 + 3 + 3)
+    # For both buckets the trunk and 3 micro-steps, a choice of 3 kinds after each.
+    assert capture.captured == 2 * (4 + 3 * 4)
 
 
 def test_only_as_many_micro_steps_are_replayed_as_drafts_are_wanted() -> None:

@@ -171,7 +171,7 @@ STRUCT(Emission)
   FIELD(const int64_t*, end_ids)        // [M, ends]
   FIELD(const int64_t*, checks)         // [M], of verified groups (ForwardBatch); null of composed ones
   FIELD(const float*, temperatures)     // [M]; null where all are greedy, as then the next four
-  FIELD(const int64_t*, top_k)          // [M]; null of verified groups where no row has a filter, as then the next two
+  FIELD(const int64_t*, top_k)          // [M]; null where no row has a filter, as then the next two: of verified groups alone
   FIELD(const float*, top_p)            // [M]
   FIELD(const float*, min_p)            // [M]
   FIELD(const int64_t*, keys)           // [M, width], of the noise (graft/draw.h)
