@@ -64,5 +64,5 @@ class Acceptance:
 
 
 def _kind(drafter: Drafter, place: int, chance: float, temperature: float) -> _Kind:
-    """What chances are corrected by. The hotter an answer, the less often the likeliest token is chosen."""
+    """What chances are corrected by. The hotter an answer, the less often what a text foretells is chosen."""
     return drafter, min(place, _PLACES - 1), int(chance * _LEVELS), round(min(temperature, 2.0) * 2)
