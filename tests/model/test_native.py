@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -23,8 +22,6 @@ from hamburger.model.kernel_shapes import GROUP
 from hamburger.model.kv_cache import PagedKVCache
 from hamburger.model.modules.embedder import CompositionalEmbedder
 from hamburger.model.modules.linear import weights_of
-from hamburger.model.noise import noise_keys
-from hamburger.model.sampler import sample
 from hamburger.model.steps import EagerSteps
 from native_models import SETS, WIDE, RoundedLinear, dequantized, half, models, rounded
 from slow_cases import slow_but
@@ -288,41 +285,6 @@ def test_the_coarse_head_hides_no_likeliest_token(kernels: Kernels, rows: int) -
         assert torch.equal(chosen, logits.argmax(-1))
         num_wrong += int((PackedWeight(kernels, weight, None, 4).multiply(hidden).argmax(-1) != chosen).sum())
     assert num_wrong > rows  # else nothing was tried
-
-
-@pytest.mark.parametrize("temperature", [1e-40, 0.05, 0.7, 1.0, 5.0])
-@pytest.mark.parametrize("rows", [1, 7])
-def test_the_coarse_head_draws_what_the_whole_one_does(kernels: Kernels, rows: int, temperature: float) -> None:
-    _, native = models(ModelConfig(trunk=trunk_config(**WIDE)), kernels=kernels)
-    weight = torch.randn(40, 64).repeat_interleave(80, 0) + 0.02 * torch.randn(3200, 64)
-    packed = PackedWeight(kernels, weight, None, 8)
-    emitter = CpuGraft(kernels, native.config, PackedHead(kernels, weight), None)
-    how = torch.full((rows,), temperature), torch.zeros(rows).long(), torch.ones(rows), torch.zeros(rows)
-    num_likeliest = 0
-    for seed, scale in enumerate((1.0, 0.3, 0.1, 0.1, 0.0)):
-        hidden = torch.randn(rows, 64) * scale
-        logits = packed.multiply(hidden)
-        sampling = replace(
-            empty_sampling(rows, CPU),
-            temperature=how[0],
-            seed=torch.full((rows,), seed),
-            output_index=torch.arange(rows),
-            any_sampled=True,
-            any_filtered=False,
-        )
-        batch = SimpleNamespace(
-            max_group_limit=1,
-            checks=torch.full((rows,), -1),
-            confidence=torch.ones(rows),
-            group_limits=torch.ones(rows).long(),
-            sampling=sampling,
-        )
-        chosen = emitter.emit(hidden, [], cast(ForwardBatch, batch)).token_ids[:, 0]
-        keys = noise_keys(sampling.seed, sampling.output_index)
-        assert torch.equal(chosen, emitter.draw(logits, *how, keys))
-        assert torch.equal(chosen, sample(logits, *how, keys)) or temperature < 1e-30  # ties are the first's there
-        num_likeliest += int((logits.argmax(-1) == chosen).sum())
-    assert num_likeliest == 5 * rows or temperature > 1e-30
 
 
 def test_the_errors_of_a_coarse_head_are_those_of_its_weights(kernels: Kernels) -> None:

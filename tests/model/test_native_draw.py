@@ -2,31 +2,41 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import cast
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from hamburger.model.batch import ForwardBatch, empty_sampling
 from hamburger.model.config import ModelConfig
 from hamburger.model.cpu.graft import CpuGraft, PackedHead
-from hamburger.model.cpu.library import InstructionSet, load_kernels
+from hamburger.model.cpu.library import InstructionSet, Kernels, load_kernels
+from hamburger.model.cpu.weights import PackedWeight
 from hamburger.model.noise import noise_keys
 from hamburger.model.sampler import sample
-from small_models import trunk_config
+from small_models import CPU, trunk_config
 
 SETS: tuple[InstructionSet, ...] = ("avx512", "avx2")
+CONFIG = ModelConfig(trunk=trunk_config(hidden_size=64, intermediate_size=96, head_dim=32))
 pytestmark = pytest.mark.skipif(load_kernels() is None, reason="built without a compiler, or for another processor")
 
 
 @pytest.fixture(params=SETS, scope="module")
-def emitter(request: pytest.FixtureRequest) -> CpuGraft:
-    kernels = load_kernels(request.param)
-    if kernels is None:
+def kernels(request: pytest.FixtureRequest) -> Kernels:
+    found = load_kernels(request.param)
+    if found is None:
         pytest.skip(f"this processor has no {request.param}")
-    weight = torch.zeros(16, 64)
-    config = ModelConfig(trunk=trunk_config(hidden_size=64, intermediate_size=96, head_dim=32))
-    return CpuGraft(kernels, config, PackedHead(kernels, weight), None)
+    return found
+
+
+@pytest.fixture(scope="module")
+def emitter(kernels: Kernels) -> CpuGraft:
+    return CpuGraft(kernels, CONFIG, PackedHead(kernels, torch.zeros(16, 64)), None)
 
 
 def filters(
@@ -130,3 +140,37 @@ def test_a_broken_logit_leaves_the_row(emitter: CpuGraft, broken: float, at: int
     for how in ({}, {"top_k": 3}, {"top_p": 0.5}, {"min_p": 0.3}, {"top_k": 40, "top_p": 0.9}):
         drawn = emitter.draw(logits, *filters(16, **how), keys_of(16))
         assert ((drawn >= 0) & (drawn < 70)).all()
+
+
+@pytest.mark.parametrize("temperature", [1e-40, 0.05, 0.7, 1.0, 5.0])
+@pytest.mark.parametrize("rows", [1, 7])
+def test_the_coarse_head_draws_what_the_whole_one_does(kernels: Kernels, rows: int, temperature: float) -> None:
+    weight = torch.randn(40, 64).repeat_interleave(80, 0) + 0.02 * torch.randn(3200, 64)
+    packed = PackedWeight(kernels, weight, None, 8)
+    emitter = CpuGraft(kernels, CONFIG, PackedHead(kernels, weight), None)
+    how = torch.full((rows,), temperature), torch.zeros(rows).long(), torch.ones(rows), torch.zeros(rows)
+    num_likeliest = 0
+    for seed, scale in enumerate((1.0, 0.3, 0.1, 0.1, 0.0)):
+        hidden = torch.randn(rows, 64) * scale
+        logits = packed.multiply(hidden)
+        sampling = replace(
+            empty_sampling(rows, CPU),
+            temperature=how[0],
+            seed=torch.full((rows,), seed),
+            output_index=torch.arange(rows),
+            any_sampled=True,
+            any_filtered=False,
+        )
+        batch = SimpleNamespace(
+            max_group_limit=1,
+            checks=torch.full((rows,), -1),
+            confidence=torch.ones(rows),
+            group_limits=torch.ones(rows).long(),
+            sampling=sampling,
+        )
+        chosen = emitter.emit(hidden, [], cast(ForwardBatch, batch)).token_ids[:, 0]
+        keys = noise_keys(sampling.seed, sampling.output_index)
+        assert torch.equal(chosen, emitter.draw(logits, *how, keys))
+        assert torch.equal(chosen, sample(logits, *how, keys)) or temperature < 1e-30  # ties are the first's there
+        num_likeliest += int((logits.argmax(-1) == chosen).sum())
+    assert num_likeliest == 5 * rows or temperature > 1e-30
