@@ -28,7 +28,7 @@ def test_texts_are_those_of_confidence_1_without_graphs(name: str) -> None:
     longest = MODELS[name].trunk.max_position_embeddings
     asked = [
         replace(r, params=replace(r.params, max_tokens=min(r.params.max_tokens or 0, longest - len(r.prompt_ids))))
-        for r in guided(requests(len(name) + 30, number=36), every=4)
+        for r in guided(requests(len(name) + 30, number=36 if longest > 100 else 80), every=4)
     ]
     plain = core_of(
         random_model(MODELS[name], seed=2),
@@ -46,7 +46,7 @@ def test_texts_are_those_of_confidence_1_without_graphs(name: str) -> None:
         assert_same_text(found.outputs, wanted)
         seen = checked(found.outputs)
         assert min(seen["accepted"], seen["rejected"], seen["prediction"]) > 50
-        assert (seen["micro"] > 10) == (MODELS[name].graft is not None)
+        assert (seen["micro"] > 20) == (MODELS[name].graft is not None)
     assert found.seen["preemptions"]
     assert capture.replayed > 30
 

@@ -47,7 +47,8 @@ def filters(
 
 
 def scaled(seed: int, size: int, spread: float) -> Tensor:
-    return 3 + spread * torch.randn(size, generator=torch.Generator().manual_seed(seed))
+    logits = spread * torch.randn(size, generator=torch.Generator().manual_seed(seed))
+    return logits - logits.max()
 
 
 def keys_of(rows: int, seed: int = 0) -> Tensor:
@@ -83,12 +84,10 @@ def test_draws_are_torchs(
     rows = scaled(seed, size, spread).expand(40, -1)
     how, keys = filters(40, top_k, top_p, min_p, temperature), keys_of(40, seed)
     drawn = emitter.draw(rows, *how, keys)
-    exact = torch.isin(drawn, allowed(rows[0], top_k, top_p, min_p, temperature))
-    assert exact.double().mean() > 0.95  # float32 may move the border of the nucleus by a token
-    if top_p >= 1 and not min_p:
-        assert exact.all()
-        assert torch.equal(drawn, sample(rows, *how, keys))
-    assert (drawn == sample(rows, *how, keys)).double().mean() > 0.9
+    same = drawn == sample(rows, *how, keys)
+    if temperature == 1 or (top_p >= 1 and not min_p):  # else float32 may move the border of the nucleus by a token
+        assert torch.isin(drawn, allowed(rows[0], top_k, top_p, min_p, temperature)).all()
+    assert same.all() if top_p >= 1 and not min_p else same.double().mean() > 0.9
 
 
 @given(kept=st.integers(1, 200), **FILTERS)
@@ -98,7 +97,7 @@ def test_what_may_not_be_chosen_shifts_no_draw(
 ) -> None:
     """So a grammar that allows what a row would have drawn changes nothing."""
     generator = torch.Generator().manual_seed(seed)
-    ids = torch.arange(kept) + int(torch.randint(0, 800, (1,), generator=generator))
+    ids = torch.randperm(1000, generator=generator)[:kept].sort().values
     some = torch.full((20, 1000), float("-inf"))
     some[:, ids] = scaled(seed, kept, spread)
     how, keys = filters(20, top_k, top_p, min_p), keys_of(20, seed)

@@ -4,15 +4,20 @@ of threads."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
 
+from hamburger.model.batch import ForwardBatch, empty_sampling
 from hamburger.model.config import ModelConfig
+from hamburger.model.cpu.backend import CpuBackend
 from hamburger.model.cpu.library import Kernels, load_kernels
+from hamburger.model.emission.narrowing import NarrowingEmission
 from native_models import WIDE, models
-from small_models import core_of, graft_config, grafted, params, run_core, trunk_config
+from small_models import CPU, core_of, graft_config, grafted, params, run_core, trunk_config
 
 pytestmark = pytest.mark.skipif(load_kernels() is None, reason="built without a compiler, or for another processor")
 
@@ -75,6 +80,43 @@ def test_one_call_and_its_parts_agree_to_the_bit(
     assert found == in_one_call
     sizes = {len(tokens) for of in found.values() for tokens, _ in of}
     assert len(sizes) > 2  # rows leave after different tokens
+
+
+@pytest.mark.parametrize("short_list", [None, 40])
+@pytest.mark.parametrize("filters", [{}, {"top_k": 5, "top_p": 0.9}])
+@pytest.mark.parametrize("rows", [7, 20])  # by the head in 4 bits first where there are no filters, and by all logits
+def test_drafts_in_one_call_are_those_of_the_parts(
+    rows: int, filters: dict[str, float], short_list: int | None, kernels: Kernels
+) -> None:
+    graft = graft_config(short_list_size=short_list)
+    _, native = models(ModelConfig(trunk=trunk_config(**WIDE), graft=graft), seed=11, kernels=kernels)
+    backend = cast(CpuBackend, native.backend)
+    generator = torch.Generator().manual_seed(rows)
+    hidden, *features = torch.randn(1 + len(graft.feature_layers), rows, 64, generator=generator)
+    sampling = replace(
+        empty_sampling(rows, CPU),
+        temperature=torch.tensor([0.0, 0.7, 1.0, 1.5])[torch.arange(rows) % 4],
+        top_k=torch.full((rows,), int(filters.get("top_k", 0))),
+        top_p=torch.full((rows,), filters.get("top_p", 1.0)),
+        seed=torch.arange(rows),
+        output_index=3 * torch.arange(rows),
+        any_sampled=True,
+        any_filtered=bool(filters),
+    )
+    batch = SimpleNamespace(
+        max_group_limit=4,
+        checks=torch.full((rows,), -1),
+        confidence=torch.zeros(rows),
+        group_limits=torch.full((rows,), 4),
+        sampling=sampling,
+    )
+    found = backend.graft.emit(hidden, features, cast(ForwardBatch, batch))
+    wanted = NarrowingEmission(backend, backend.graft.draw).emit(hidden, features, cast(ForwardBatch, batch))
+    assert found.group_sizes.tolist() == wanted.group_sizes.tolist() == [4] * rows
+    assert found.token_ids.tolist() == wanted.token_ids.tolist()
+    # Four bits of what is unlikely count in a chance; where all logits are seen, none do.
+    off = 1e-4 if filters or rows > 16 else 0.04
+    torch.testing.assert_close(found.stop_probs, wanted.stop_probs, atol=off, rtol=0)
 
 
 def prompts_of(number: int, asked: int | None) -> dict[str, tuple[list[int], Any]]:

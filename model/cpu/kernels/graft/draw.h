@@ -75,16 +75,18 @@ inline double noise_of(uint32_t token, uint64_t key) {
   return -std::log(-std::log(((random_bits(token, key) ^ 0x80000000) + 0.5) * 0x1p-32));
 }
 
+// Of the u of 16 tokens: 1 - u in units of 2^-24, cut.
+inline F rest_of(I tokens, uint64_t key) { return to_float(shifted_right<8>(random_bits(tokens, key) ^ set1(0x7fffffff))); }
+
 // Of 16 tokens: their noise, and by how much it may be off; what is nearly certain to be drawn needs more bits than these.
 struct RoughNoise {
   F noise, off;
 };
 inline RoughNoise rough_noise(I tokens, uint64_t key) {
-  const F left = to_float(shifted_right<8>(random_bits(tokens, key) ^ set1(0x7fffffff)));  // 1 - u, in units of 2^-24
-  const F v = (left + set1(0.5f)) * set1(0x1p-24f);
+  const F rest = rest_of(tokens, key), v = (rest + set1(0.5f)) * set1(0x1p-24f);
   const F near = fma(fma(v, set1(1.0f / 3), set1(0.5f)), v, set1(1.0f)) * v;  // -log(1 - v) of small ones
   const F exponential = if_negative(v - set1(0.1f), near, set1(0.0f) - rough_log(set1(1.0f) - v));
-  return {set1(0.0f) - rough_log(exponential), if_negative(left - set1(64.0f), set1(7.0f), set1(0.02f))};
+  return {set1(0.0f) - rough_log(exponential), if_negative(rest - set1(64.0f), set1(7.0f), set1(0.02f))};
 }
 
 // x <= 0 of 16 tokens -> their weights, before they are cut to whole numbers; 0 for those below `least`, 1 or more.
@@ -137,8 +139,7 @@ inline Drawn draw_any(const float* y, int64_t width, int64_t likeliest, const Ch
   for (int64_t i = 0; i < width; i += kLanes) {
     const F ahead = (load(y + i) - top) * scale - set1(static_cast<float>(best.score - most));
     if (!any_negative(set1(-kMostNoise) - ahead)) continue;
-    const I left = shifted_right<8>(random_bits(outputs.tokens(i), how.key) ^ set1(0x7fffffff));
-    if (!any_negative(to_float(left) * set1(0x1p-24f) - exp(ahead) * set1(kMargin))) continue;
+    if (!any_negative(rest_of(outputs.tokens(i), how.key) * set1(0x1p-24f) - exp(ahead) * set1(kMargin))) continue;
     for (int64_t at = i; at < std::min(i + kLanes, outputs.count); at++) take_better(y[at], how, outputs, at, best);
   }
   return best;
