@@ -259,9 +259,11 @@ def test_of_equals_the_newest_stay() -> None:
 
 
 def test_a_fitted_probe_is_another_choice_and_as_exact() -> None:
-    steps, asked = steps_of("torch"), requests(6)
-    trunk = config_of(grafted=True).trunk
-    probe = torch.randn(trunk.num_layers, trunk.num_kv_heads, trunk.head_dim + 1)
+    steps, trunk = steps_of("torch"), config_of(grafted=True).trunk
+    # Hot, as colder texts of this model go round in circles whatever they attend to.
+    asked = [replace(one, params=replace(one.params, temperature=2.0)) for one in requests(4)]
+    generator = torch.Generator().manual_seed(0)
+    probe = torch.randn(trunk.num_layers, trunk.num_kv_heads, trunk.head_dim + 1, generator=generator)
 
     def found(at_once: int, probe: Tensor | None) -> dict[str, Answer]:
         choice = partial(SlotChoice, probe=probe)
