@@ -44,7 +44,7 @@ def _bind(
     listeners: list[socket.socket] = []
     for family, address in addresses:
         try:
-            listener = stack.enter_context(socket.socket(family, socket.SOCK_STREAM))
+            listener = stack.enter_context(socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP))
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if family == socket.AF_INET6 and len(addresses) > 1:  # else :: takes all of IPv4 too
                 listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
