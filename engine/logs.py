@@ -12,6 +12,7 @@ import logging
 import queue
 import sys
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Literal, TextIO
@@ -23,6 +24,7 @@ SECRET_VARIABLES = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 _MIN_SECRET = 8  # characters: to replace shorter ones would spoil ordinary words
 _MAX_WAITING = 10_000  # lines that nobody has read yet
 _CLOSE_SECONDS = 2.0
+_PAUSE_SECONDS = 0.05  # after lines were written
 
 
 def secrets_of_environment(environment: Mapping[str, str]) -> list[str]:
@@ -132,6 +134,7 @@ class BackgroundHandler(logging.Handler):
                 self._stream.write(line + "\n")
                 if self._lines.empty():
                     self._stream.flush()
+                    time.sleep(_PAUSE_SECONDS)  # what comes meanwhile need not wake this thread line by line
             except (OSError, ValueError):  # nobody reads any more, or it was closed: no reason to stop serving
                 continue
 

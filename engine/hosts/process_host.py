@@ -6,7 +6,6 @@ It imports no torch. The engine ends with this process, however that ends (engin
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import signal
@@ -91,6 +90,7 @@ class ProcessHost:
         self._start_worker = partial(Worker, builder, log_level, log_format)
         self._worker, self._placement = worker, placement or CpuPlacement()
         self._encoder, self._decoder = Encoder(), Decoder()
+        self._arrived = bytearray(_RECEIVED_BYTES)  # kept: to allocate as much for each report takes longer than it
         self._final_message: Failed | Ended | None = None
 
     @property
@@ -102,12 +102,12 @@ class ProcessHost:
         self._placement.go_everywhere()
         worker = self._worker or self._start_worker()
         self._process = worker.process
-        self._outgoing: asyncio.Queue[bytes] = asyncio.Queue()
-        self._outgoing.put_nowait(self._encoder.frame(self._args))
+        self._outgoing = Outgoing(worker.connection)
+        self._outgoing.send(self._encoder.frame(self._args))
         self._reading = asyncio.create_task(self._read(worker.connection), name="hamburger-engine")
 
     def send(self, message: Message) -> None:
-        self._outgoing.put_nowait(self._encoder.frame(message))
+        self._outgoing.send(self._encoder.frame(message))
 
     def dump_stacks(self) -> None:
         """Have the engine, and its ranks, write the stacks of their threads to stderr, whatever they are doing."""
@@ -124,9 +124,7 @@ class ProcessHost:
     async def _read(self, connection: socket.socket) -> None:
         # Not by a transport: one that fails to write, or whose other side left something unread, forgets what has
         # arrived, and with it an engine's final message.
-        connection.setblocking(False)
         loop = asyncio.get_running_loop()
-        writing = asyncio.create_task(_write(connection, self._outgoing), name="hamburger-to-engine")
         ended: asyncio.Future[None] = loop.create_future()
         # Neither by a task: each step's report would wait for three rounds of the event loop.
         loop.add_reader(connection, self._receive, connection, FrameBuffer(), ended)
@@ -134,11 +132,8 @@ class ProcessHost:
             await ended
         finally:
             loop.remove_reader(connection)
-            writing.cancel()
-            try:
-                await asyncio.wait([writing])
-            finally:
-                connection.close()
+            self._outgoing.end()
+            connection.close()
             self._placement.forget(self.pid)
             stopped = EngineStopped(await self._error())
             loop.call_soon(self._on_event, stopped)
@@ -147,11 +142,11 @@ class ProcessHost:
         """Handle what has arrived, until the final message or the connection's end; an engine that has sent its final
         message may not manage to exit."""
         try:
-            part = connection.recv(_RECEIVED_BYTES)
-            for body in received.frames(part):
+            number = connection.recv_into(self._arrived)
+            for body in received.frames(memoryview(self._arrived)[:number]):
                 if self._final_message is None:
                     self._handle(self._decoder.value(body))
-            if part and self._final_message is None:
+            if number and self._final_message is None:
                 return
         except BlockingIOError:
             return
@@ -197,8 +192,36 @@ class ProcessHost:
         return EngineProcessError(f"its process {self._process.pid} {describe_exit_code(code)}")
 
 
-async def _write(connection: socket.socket, frames: asyncio.Queue[bytes]) -> None:
-    """Until the other side is gone. What is sent after that is for nobody."""
-    with contextlib.suppress(OSError):
-        while True:
-            await asyncio.get_running_loop().sock_sendall(connection, await frames.get())
+class Outgoing:
+    """Frames for the other side of a connection, in order: each leaves in the call that sends it, as far as there is
+    room. What is sent when the other side is gone is for nobody."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        connection.setblocking(False)
+        self._connection, self._waiting = connection, bytearray()
+
+    def send(self, frame: bytes) -> None:
+        if self._waiting:
+            self._waiting += frame
+        elif rest := frame[self._sent(frame) :]:
+            self._waiting += rest
+            asyncio.get_running_loop().add_writer(self._connection, self._go_on)
+
+    def end(self) -> None:
+        """Send no more of what waits."""
+        self._waiting.clear()
+        asyncio.get_running_loop().remove_writer(self._connection)
+
+    def _go_on(self) -> None:
+        del self._waiting[: self._sent(self._waiting)]
+        if not self._waiting:
+            self.end()
+
+    def _sent(self, data: bytes | bytearray) -> int:
+        """How many bytes of it there was room for; all where nobody is there any more."""
+        try:
+            return self._connection.send(data)
+        except BlockingIOError:
+            return 0
+        except OSError:
+            return len(data)

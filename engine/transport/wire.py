@@ -140,7 +140,7 @@ class FrameBuffer:
     def __init__(self) -> None:
         self._bytes = bytearray()
 
-    def frames(self, part: bytes) -> Iterator[bytes]:
+    def frames(self, part: bytes | memoryview) -> Iterator[bytes]:
         """The rest of each frame, after its length, that `part` ends. Raises WireError."""
         self._bytes += part
         at = 0

@@ -135,9 +135,9 @@ class Answering:
 
         try:
             if not body.stream:
-                whole: dict[str, Any] = await unless_client_leaves(request, collect(generation, reply))
+                whole: dict[str, Any] = await unless_client_leaves(request.receive, collect(generation, reply))
                 return await whole_response(whole)
-            first = await unless_client_leaves(request, generation.first())
+            first = await unless_client_leaves(request.receive, generation.first())
             answered = True
             return EventStream(first, generation, reply, on_failure=on_failure)
         finally:
@@ -173,7 +173,9 @@ async def sampling_params(
     if (number := sum(map(len, body.stop or ()))) > MAX_STOP_CHARACTERS:
         message = f"stop holds {number:,} characters together, but at most {MAX_STOP_CHARACTERS:,} are allowed."
         raise InvalidRequest(message, "stop")
-    grammar: str | None = await unless_client_leaves(request, _grammar(context, body, tools, thought))
+    grammar: str | None = None
+    if tools is not None or body.source() is not None:
+        grammar = await unless_client_leaves(request.receive, _grammar(context, body, tools, thought))
     params = body.sampling_params(confidence, grammar)
     if body.bad_words:
         bad_words = await asyncio.to_thread(bad_word_ids, context.tokenizer, body.bad_words)

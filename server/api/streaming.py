@@ -8,13 +8,13 @@ Nothing is sent before the first group is there: until then every error is an or
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
-from fastapi import Request
 from fastapi.responses import Response, StreamingResponse
 from sse_starlette import EventSourceResponse
 from starlette.types import Message, Receive, Scope, Send
@@ -100,28 +100,45 @@ class Generation:
         return None
 
 
-async def unless_client_leaves(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """What `work` gives; when the client goes away first, `work` is cancelled and ApiError 499 raised (to nobody)."""
-    task = asyncio.create_task(work)
-    watch = asyncio.create_task(_client_left(request.receive))
-    try:
-        await asyncio.wait({task, watch}, return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise ApiError(CLIENT_LEFT, "The client closed the connection.")
-        return task.result()
-    finally:
+async def unless_client_leaves(receive: Receive, work: Awaitable[T]) -> T:
+    """What `work` gives; when the client goes away first, `work` is cancelled and ApiError 499 raised (to nobody).
+
+    receive: of the request, whose body has been read.
+    """
+    task = asyncio.current_task()
+    assert task is not None
+    asked_before, has_left = task.cancelling(), False
+
+    async def watch() -> None:
+        nonlocal has_left
+        with contextlib.suppress(Exception):  # a client of whom nothing can be heard has gone too
+            while (await receive())["type"] != "http.disconnect":
+                pass
+        has_left = True
         task.cancel()
-        watch.cancel()
-        await asyncio.gather(task, watch, return_exceptions=True)
 
-
-async def _client_left(receive: Callable[[], Awaitable[Any]]) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
+    watching = asyncio.create_task(watch())
+    try:
+        return await work
+    except asyncio.CancelledError:
+        if not has_left or task.uncancel() > asked_before:
+            raise
+        raise ApiError(CLIENT_LEFT, "The client closed the connection.") from None
+    finally:
+        watching.cancel()
+        await asyncio.wait([watching])
 
 
 async def collect(generation: Generation, reply: Reply) -> dict[str, Any]:
     """The whole answer, once every choice has ended."""
+
+    def add(index: int, update: RequestUpdate) -> bool:
+        if _takes_long(update):
+            return False
+        reply.add(index, update)
+        return True
+
+    generation.offer(add)
     async for index, update in generation:
         await _beside_others(update, partial(reply.add, index, update))
     return reply.whole()
@@ -171,7 +188,7 @@ class EventStream(EventSourceResponse):
 
     An event leaves in the callback that brings its group, where the connection takes it at once (direct_body.py); else,
     and at first and last, by the application's `send`. No pings: naive clients take a comment for data, or for the
-    first token.
+    first token. Nor the library's tasks for them and for a shutdown, in which the engine ends its streams itself.
     """
 
     def __init__(
@@ -190,7 +207,10 @@ class EventStream(EventSourceResponse):
         if (body := direct_body_of(scope)) is not None:
             self._generation.offer(partial(self._write_at_once, body, entry_of(scope)))
         try:
-            await super().__call__(scope, receive, send)
+            await unless_client_leaves(receive, self._stream_response(send))
+        except ApiError as error:
+            if error.status != CLIENT_LEFT:
+                raise
         finally:
             self._generation.abort()
 

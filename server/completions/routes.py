@@ -52,7 +52,8 @@ def completion_routes(answering: Answering) -> APIRouter:
                         tokenizer, prompt, add_special_tokens=add_special_tokens, param="prompt", max_tokens=longest
                     )
                 )
-                await asyncio.sleep(0)  # others want their turn between many
+                if len(body.prompt) > 1:
+                    await asyncio.sleep(0)  # others want their turn between many
             else:
                 prompts.append(prompt)  # ids are taken as they are: no BOS is added
         whole, prompts = prompts, [body.cut(prompt, most) for prompt in prompts]

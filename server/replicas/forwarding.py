@@ -107,7 +107,7 @@ class _Forwarder:
             return
         answer = _OutgoingAnswer(send, request.url.path)
         try:
-            await unless_client_leaves(request, self._forward(call, answer))
+            await unless_client_leaves(receive, self._forward(call, answer))
         except ApiError as error:
             if error.status != CLIENT_LEFT or not answer.has_begun:
                 raise

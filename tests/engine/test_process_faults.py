@@ -14,7 +14,7 @@ from async_engine import collect
 from engine_builders import break_frames
 from fakes import ByteTokenizer
 from hamburger.engine.async_engine import AsyncEngine
-from hamburger.engine.hosts.process_host import EngineProcessError, ProcessHost
+from hamburger.engine.hosts.process_host import EngineProcessError, Outgoing, ProcessHost
 from hamburger.engine.request import GenerationRequest
 from hamburger.engine.transport.wire import Encoder, Failed, Progress
 from hamburger.engine.types.errors import EngineDead
@@ -104,7 +104,7 @@ async def test_last_words_are_heard_of_an_engine_that_has_left_messages_unread()
     host = host_of("slow")
     mine, theirs = socket.socketpair()
     host._process = await asyncio.to_thread(subprocess.Popen, [sys.executable, "-c", "raise SystemExit(1)"])
-    host._outgoing = asyncio.Queue()
+    host._outgoing = Outgoing(mine)
     stopped: asyncio.Future[object] = asyncio.get_running_loop().create_future()
     host._on_event = stopped.set_result
     host.send(AbortRequest("a"))
