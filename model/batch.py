@@ -23,6 +23,7 @@ class Adjustments:
     bias_row, bias_id: int64 [N] and bias: float32 [N]: `bias` is added to logit `bias_id` of the row that
         `row[bias_row]` names.
     min_index: int64 [A]: the row's end tokens are forbidden while the output token index is below it.
+    any_penalties: whether any of the penalties changes anything.
     """
 
     row: Tensor
@@ -35,6 +36,7 @@ class Adjustments:
     bias_id: Tensor
     bias: Tensor
     min_index: Tensor
+    any_penalties: bool
 
 
 class Constraint(Protocol):
@@ -59,7 +61,7 @@ class SamplingBatch:
 
     temperature, top_p, min_p: float32 [M]; temperature 0 is greedy. top_k: int64 [M], 0 means off.
     seed: int64 [M]; output_index: int64 [M], the index in the answer of the group's first token. Noise is keyed by
-        (seed, output token index) alone.
+        (seed, output token index, token) alone.
     end_ids: int64 [M, E], padded with -1: a group ends with the first of these.
     logprobs: int64 [M], how many rivals' log-probabilities are asked; -1 for none at all.
     any_sampled: whether any row has a temperature above 0 (known to the host, so that no device sync is needed).

@@ -86,9 +86,13 @@ class GroupSampler:
             picked = _constrain(picked, of, p.constraint)
         changed = p.adjustments is not None or p.constraint is not None
         chosen = picked.argmax(-1) if changed else likeliest[at]
-        chances = chances_of(logits, likeliest) if is_draft else None
-        if chances is not None and changed:
-            chances.index_copy_(0, at, chances_of(picked, chosen))
+        chances = None
+        if is_draft and changed and len(at) == len(logits):
+            chances = chances_of(picked, chosen)
+        elif is_draft:
+            chances = chances_of(logits, likeliest)
+            if changed:
+                chances.index_copy_(0, at, chances_of(picked, chosen))
         temperature = p.temperature[of]
         hot = sampled[at].nonzero().squeeze(-1)
         if len(hot):
@@ -110,7 +114,7 @@ class GroupSampler:
         if not len(where):
             return logits
         mine = torch.searchsorted(a.row, of[where])  # index into the A adjusted rows
-        x = logits[where]
+        x = logits[where]  # a copy
         forbidden = (output_index[where] < a.min_index[mine])[:, None]
         ends = self.params.end_ids[of[where]]
         hit, column = (forbidden & (ends >= 0)).nonzero(as_tuple=True)
@@ -119,19 +123,20 @@ class GroupSampler:
             # Rows that still go on are a subset of the adjusted ones.
             row, entry = (a.bias_row == mine[:, None]).nonzero(as_tuple=True)
             x.index_put_((row, a.bias_id[entry]), a.bias[entry], accumulate=True)
+        if a.any_penalties:
+            self._penalise(x, of[where], mine, a)
+        return x if len(x) == len(logits) else logits.index_copy(0, where, x)
+
+    def _penalise(self, x: Tensor, of: Tensor, mine: Tensor, a: Adjustments) -> None:
+        """Apply penalties to x [S, V] of batch rows `of` [S], in place: to the tokens that came, which are few."""
         history = [a.output_ids[mine]]
         for rows, tokens in self._chosen:
-            at = torch.searchsorted(rows, of[where])
-            history.append(tokens[at][:, None])
-        x = penalise(
-            x,
-            count(torch.cat(history, dim=1), x.shape[1]),
-            count(a.prompt_ids[mine], x.shape[1]) > 0,
-            a.presence[mine],
-            a.frequency[mine],
-            a.repetition[mine],
-        )
-        return logits.index_copy(0, where, x)
+            history.append(tokens[torch.searchsorted(rows, of)][:, None])
+        output, prompt = torch.cat(history, dim=1), a.prompt_ids[mine]
+        came = torch.cat((output, prompt), dim=1).clamp(min=0)  # what only fills a row up is as good as any other
+        output_counts, prompt_counts = (count(ids, x.shape[1]).gather(1, came) for ids in (output, prompt))
+        how = a.presence[mine], a.frequency[mine], a.repetition[mine]
+        x.scatter_(1, came, penalise(x.gather(1, came), output_counts, prompt_counts > 0, *how))
 
 
 def chances_of(logits: Tensor, tokens: Tensor) -> Tensor:
@@ -166,14 +171,15 @@ def _constrain(logits: Tensor, of: Tensor, constraint: Constraint) -> Tensor:
     where = torch.isin(of, constraint.rows).nonzero().squeeze(-1)
     if not len(where):
         return logits
-    return logits.index_copy(0, where, logits[where].masked_fill(~constraint.allowed(of[where]), float("-inf")))
+    constrained = _select(logits, where).masked_fill(~constraint.allowed(of[where]), float("-inf"))
+    return constrained if len(where) == len(logits) else logits.index_copy(0, where, constrained)
 
 
 def penalise(
     logits: Tensor, output_counts: Tensor, in_prompt: Tensor, presence: Tensor, frequency: Tensor, repetition: Tensor
 ) -> Tensor:
-    """logits [S, V] under the penalties, each [S], of tokens that came output_counts times [S, V] in the answer, or are
-    in_prompt (bool [S, V])."""
+    """logits [S, N] of N tokens under the penalties, each [S], of which each came output_counts times [S, N] in the
+    answer, or is in_prompt (bool [S, N])."""
     seen = (output_counts > 0) | in_prompt
     factor = repetition[:, None]
     x = torch.where(seen, torch.where(logits > 0, logits / factor, logits * factor), logits)

@@ -94,13 +94,7 @@ class Sequence(SequenceSlots):
     def adjusts_logits(self) -> bool:
         """It asks for penalties or bias, or has not reached min_tokens, which only matters until then."""
         p = self.params
-        return bool(
-            p.presence_penalty
-            or p.frequency_penalty
-            or p.repetition_penalty != 1
-            or p.logit_bias
-            or self.num_output_tokens < p.min_tokens
-        )
+        return p.has_penalties or bool(p.logit_bias) or self.num_output_tokens < p.min_tokens
 
     @property
     def needs_logits(self) -> bool:

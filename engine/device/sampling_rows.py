@@ -68,7 +68,7 @@ def _adjustments(emitting: list[EmittingRow], staged: Staged) -> Adjustments | N
         row=staged.ints(rows),
         # Only repetition_penalty looks at the prompt.
         prompt_ids=staged.padded([s.prompt_ids if s.params.repetition_penalty != 1 else [] for s in chosen], -1),
-        output_ids=staged.padded([[*emitting[i].sequence.output_ids, *emitting[i].drafts] for i in rows], -1),
+        output_ids=staged.padded([_history(emitting[i]) for i in rows], -1),
         presence=staged.floats([p.presence_penalty for p in params]),
         frequency=staged.floats([p.frequency_penalty for p in params]),
         repetition=staged.floats([p.repetition_penalty for p in params]),
@@ -76,4 +76,10 @@ def _adjustments(emitting: list[EmittingRow], staged: Staged) -> Adjustments | N
         bias_id=staged.ints([token_id for _, token_id, _ in bias]),
         bias=staged.floats([value for _, _, value in bias]),
         min_index=staged.ints([p.min_tokens for p in params]),
+        any_penalties=any(p.has_penalties for p in params),
     )
+
+
+def _history(row: EmittingRow) -> list[int]:
+    """What its penalties, if it has any, look at of the answer."""
+    return [*row.sequence.output_ids, *row.drafts] if row.sequence.params.has_penalties else []

@@ -128,6 +128,11 @@ class SamplingParams:
     def is_greedy(self) -> bool:
         return self.temperature == 0
 
+    @property
+    def has_penalties(self) -> bool:
+        """Whether tokens that came already change what comes next."""
+        return bool(self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1)
+
 
 def _in_range(name: str, value: float, low: float, high: float) -> None:
     """Raise InvalidRequest unless low <= value <= high (a NaN is outside)."""

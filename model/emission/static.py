@@ -210,7 +210,8 @@ class _Penalties:
         forbidden = (output_index.index_select(0, a.row) < a.min_index)[:, None] & (self._ends >= 0)
         x.scatter_add_(1, self._ends.clamp(min=0), torch.where(forbidden, float("-inf"), 0.0))
         x.index_put_((a.bias_row, a.bias_id), a.bias, accumulate=True)
-        x = penalise(x, self._output_counts, self._in_prompt, a.presence, a.frequency, a.repetition)
+        if a.any_penalties:
+            x = penalise(x, self._output_counts, self._in_prompt, a.presence, a.frequency, a.repetition)
         return logits.index_copy(0, a.row, x)
 
     def add(self, tokens: Tensor) -> None:

@@ -131,7 +131,9 @@ def largest_decode(steps: Steps, largest: Largest) -> ForwardBatch:
     history = batch.positions.new_full((rows, largest.max_model_len), 1)
     numbers, ids = torch.ones(rows, device=device), torch.arange(rows, device=device)
     none = ids[:0]
-    adjustments = Adjustments(ids, history, history, numbers, numbers, numbers, none, none, numbers[:0], ids)
+    adjustments = Adjustments(
+        ids, history, history, numbers, numbers, numbers, none, none, numbers[:0], ids, any_penalties=True
+    )
     sampling = replace(
         batch.sampling,
         temperature=numbers,

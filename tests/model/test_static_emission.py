@@ -95,17 +95,19 @@ def random_adjustments(m: int, draw: random.Random) -> Adjustments:
     entries = [
         (i, token_id) for i in range(len(rows)) for token_id in draw.sample(range(VOCAB), draw.choice([0, 0, 2]))
     ]
+    presence, frequency, repetition = each(0, 0.5, -1), each(0, 0.7), each(1, 1.3, 0.8)
     return Adjustments(
         row=torch.tensor(rows),
         prompt_ids=ids(draw.choice([0, 7])),
         output_ids=ids(draw.choice([0, 30])),
-        presence=each(0, 0.5, -1),
-        frequency=each(0, 0.7),
-        repetition=each(1, 1.3, 0.8),
+        presence=presence,
+        frequency=frequency,
+        repetition=repetition,
         bias_row=torch.tensor([i for i, _ in entries], dtype=torch.int64),
         bias_id=torch.tensor([token_id for _, token_id in entries], dtype=torch.int64),
         bias=torch.tensor([draw.choice([-100.0, 2.0, 100.0]) for _ in entries]),
         min_index=torch.tensor([draw.choice([0, 20, 100]) for _ in rows]),
+        any_penalties=bool(presence.any() or frequency.any() or (repetition != 1).any()),
     )
 
 
