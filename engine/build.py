@@ -35,6 +35,7 @@ from hamburger.engine.device.loras import LoraFolders
 from hamburger.engine.device.memory import decode_graphs, decode_rows, step_bytes
 from hamburger.engine.device.runner import Runner
 from hamburger.engine.device.step_costs import measure_costs
+from hamburger.engine.device.thread_places import thread_places
 from hamburger.engine.drafting.costs import MeasuredCosts, StepCosts
 from hamburger.engine.drafting.policy import DraftPolicy
 from hamburger.engine.text.grammar import Grammars
@@ -43,6 +44,7 @@ from hamburger.engine.types.config import VERIFIED_GROUP, EngineArgs, EngineConf
 from hamburger.engine.types.messages import EngineInfo, SubmitRequest
 from hamburger.engine.types.sampling_params import SamplingParams
 from hamburger.model.config import ConfigError, TrunkConfig
+from hamburger.model.cpu.library import Kernels
 from hamburger.model.device.out_of_memory import out_of_memory_reason
 from hamburger.model.graphs.step_memory import CudaMeter
 from hamburger.model.kv_cache import PagedKVCache, slot_bytes
@@ -187,7 +189,7 @@ def _runner(
     Raises ConfigError where the pool or the first steps do not fit.
     """
     runs: Steps = steps
-    threads = None if resolved.kernels is None else _step_threads()
+    threads = None if resolved.kernels is None else _step_threads(resolved.kernels)
     most_rows = min(config.max_num_batched_slots, config.max_group * config.max_num_seqs)
     if resolved.device.type != "cpu":  # whose memory for steps is measured
         most_rows = min(most_rows, decode_rows(args, config.groups))
@@ -300,8 +302,9 @@ def _warm_up(core: EngineCore, info: EngineInfo) -> None:
             raise ConfigError(f"{failure.message} Lower kv_cache_memory, max_num_batched_slots or max_num_seqs.")
 
 
-def _step_threads() -> StepThreads | None:
+def _step_threads(kernels: Kernels) -> StepThreads | None:
     """For our kernels, whose results do not depend on it; None where there is one, or somebody said how many."""
-    if torch.get_num_threads() == 1 or os.environ.get("OMP_NUM_THREADS"):
+    number = torch.get_num_threads()
+    if number == 1 or os.environ.get("OMP_NUM_THREADS"):
         return None
-    return StepThreads(torch.get_num_threads, torch.set_num_threads)
+    return StepThreads(torch.get_num_threads, torch.set_num_threads, places=thread_places(kernels, number))

@@ -14,6 +14,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from hamburger.engine.device.thread_places import ThreadPlaces
+
 logger = logging.getLogger(__name__)
 
 _WINDOW_SECONDS = 0.3  # of steps, over which involuntary switches are counted
@@ -74,8 +76,13 @@ class StepThreads:
         *,
         clock: Callable[[], float] = time.perf_counter,
         switches: Callable[[], int] = involuntary_switches,
+        places: ThreadPlaces | None = None,
     ) -> None:
-        """What get_number gives outside of steps is the most that steps take; it is in force again after each."""
+        """What get_number gives outside of steps is the most that steps take; it is in force again after each.
+
+        places: where the threads run, if all of them do.
+        """
+        self._places = places
         self._get_number, self._set_number = get_number, set_number
         self._clock, self._switches = clock, switches
         self.number = self._most = self.taken = get_number()  # taken: by the last step
@@ -92,7 +99,10 @@ class StepThreads:
             self.number = self._most = most
             self._trial = None
         trial = self._trial if decodes else None
+        before = self.taken
         self.taken = wanted = self.number + (0 if trial is None else trial.present_change)
+        if self._places is not None and wanted == most:
+            self._places.follow(anew=before != most)
         began = self._clock()
         if wanted == most:
             yield

@@ -1,4 +1,7 @@
 #include <omp.h>
+#ifdef __linux__
+#include <sched.h>
+#endif
 
 #include <algorithm>
 #include <chrono>

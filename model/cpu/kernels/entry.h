@@ -50,4 +50,16 @@ void NAME(settle)(const Settling* s, void* const* kv) {
   else if (s->kv_bits == 16) SPACE::settle<Bf16>(*s, kv);
   else SPACE::settle<Int8>(*s, kv);
 }
+// The calling thread's team but for itself: thread i, from 1, runs on core cpus[i - 1] alone from now on.
+void NAME(tie_threads)(const int64_t* cpus, int64_t count) {
+#ifdef __linux__
+#pragma omp parallel num_threads(static_cast<int>(count) + 1)
+  if (const int thread = omp_get_thread_num(); thread > 0 && cpus[thread - 1] < CPU_SETSIZE) {
+    cpu_set_t own;
+    CPU_ZERO(&own);
+    CPU_SET(cpus[thread - 1], &own);
+    sched_setaffinity(0, sizeof own, &own);  // of this thread; where it is refused, all is as it was
+  }
+#endif
+}
 }
