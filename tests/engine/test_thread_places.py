@@ -89,4 +89,4 @@ def test_each_other_thread_has_one_core() -> None:
     assert now[pid] == cpus  # the first thread may be moved
     changed = {task: now[task] for task in was if now[task] != was[task]}
     assert len(changed) == 1
-    assert [*changed.values()][0] in ([cpus[0]], [cpus[1]])
+    assert next(iter(changed.values())) in ([cpus[0]], [cpus[1]])
