@@ -97,7 +97,7 @@ class StepThreads:
         most = self._get_number()
         if most != self._most:
             self.number = self._most = most
-            self._trial = None
+            self._trial = self._places = None  # both were for another number
         trial = self._trial if decodes else None
         before = self.taken
         self.taken = wanted = self.number + (0 if trial is None else trial.present_change)

@@ -1,9 +1,9 @@
 """On which cores the threads of a step run. Knows no model.
 
 A step's threads wait for each other some hundred times, actively. A system that shares the processor by groups of
-processes, as Linux does by sessions, puts two of them on one core where a group beside them keeps another one busy, or
-as it wakes them after a rest: then each of these waits lasts until that core changes hands, and a step a hundred times
-as long. So each thread but the first, which the system may move, has a core of its own.
+processes, as Linux does by sessions, puts two of them on one core where a group beside them keeps another one busy:
+then each of these waits lasts until that core changes hands, and a step a hundred times as long. So each thread but the
+first, which the system may move, has a core of its own.
 """
 
 from __future__ import annotations

@@ -8,7 +8,6 @@ Nothing is sent before the first group is there: until then every error is an or
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from functools import partial
@@ -111,9 +110,11 @@ async def unless_client_leaves(receive: Receive, work: Awaitable[T]) -> T:
 
     async def watch() -> None:
         nonlocal has_left
-        with contextlib.suppress(Exception):  # a client of whom nothing can be heard has gone too
+        try:
             while (await receive())["type"] != "http.disconnect":
                 pass
+        except Exception:  # nobody would end the work of a client of whom nothing can be heard
+            logger.exception("A client can no longer be watched: its request is given up.")
         has_left = True
         task.cancel()
 

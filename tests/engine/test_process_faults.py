@@ -99,6 +99,25 @@ async def test_a_frame_of_the_server(kind: str, fault: str) -> None:
         await gone(host.pid)
 
 
+async def test_what_there_is_no_room_for_leaves_in_order_when_there_is() -> None:
+    mine, theirs = socket.socketpair()
+    outgoing, frames = Outgoing(mine), [bytes([i]) * size for i, size in enumerate((3, 2_000_000, 5, 1_000_000, 1))]
+    for frame in frames:
+        outgoing.send(frame)
+    wanted, received = b"".join(frames), bytearray()
+    async with asyncio.timeout(30):
+        while len(received) < len(wanted):
+            received += await asyncio.to_thread(theirs.recv, 2**20)
+    assert received == wanted
+    outgoing.send(b"at once")
+    assert theirs.recv(100) == b"at once"
+    theirs.close()
+    outgoing.send(b"for nobody")
+    outgoing.end()
+    mine.close()
+    outgoing.send(b"for nobody")
+
+
 async def test_last_words_are_heard_of_an_engine_that_has_left_messages_unread() -> None:
     """The kernel then resets the connection behind what was sent, and nothing can be written any more."""
     host = host_of("slow")

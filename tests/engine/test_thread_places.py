@@ -68,6 +68,17 @@ def test_steps_of_all_threads_are_placed_and_those_of_fewer_are_not() -> None:
     assert told == [False, False, True, False]  # after steps of fewer, threads may be new
 
 
+def test_places_are_given_up_where_somebody_changes_the_number() -> None:
+    told, number = list[int](), [2]
+    places = ThreadPlaces(lambda cpus: told.append(len(cpus)), [0, 1], lambda: 0)
+    threads = StepThreads(lambda: number[0], lambda n: None, switches=lambda: 0, places=places)
+    for most in (2, 3, 2):
+        number[0] = most
+        with threads.step(decodes=True):
+            pass
+    assert told == [1]
+
+
 def test_none_where_the_system_has_a_choice() -> None:
     kernels = load_kernels()
     if kernels is None:
