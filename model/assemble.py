@@ -11,7 +11,8 @@ from torch import Tensor
 
 from hamburger.model.backend import Backend, Head, Heads, TorchBackend
 from hamburger.model.config import ConfigError, ExpertsConfig, ModelConfig, TrunkConfig
-from hamburger.model.cpu.backend import CpuBackend, CpuEmission
+from hamburger.model.cpu.backend import CpuBackend
+from hamburger.model.cpu.emission import CpuChoices, CpuEmission
 from hamburger.model.cpu.onednn import PackedLinear, can_pack, packed_linear
 from hamburger.model.emission.emission import Emission
 from hamburger.model.emission.narrowing import NarrowingEmission
@@ -59,8 +60,8 @@ def assemble(
         model = model_of(config, tensors, dtype=dtype, device=device, max_positions=max_positions,
                          state_dtype=torch.float32)  # fmt: skip
         native = CpuBackend(model, execution.kernels, execution.bits, execution.draft_bits)
-        narrowing = NarrowingEmission(native, native.graft.draw)
-        return _eager(native, [CpuEmission(native), narrowing])
+        narrowing = NarrowingEmission(native, native.graft.draw, partial(CpuChoices.begin, native))
+        return _eager(native, [CpuEmission(native.graft), narrowing])
     linear = _linear_of(execution, dtype, device)
     model = model_of(config, tensors, dtype=dtype, device=device, max_positions=max_positions, linear=linear)
     heads = _heads(model, linear)

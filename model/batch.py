@@ -48,8 +48,8 @@ class Constraint(Protocol):
     rows: Tensor
 
     def allowed(self, rows: Tensor) -> Tensor:
-        """bool [R, V]: the tokens that may come next in rows int64 [R], all of them constrained. Never empty, but a
-        micro-step's short list may hold none of them."""
+        """int32 [R, ceil(V / 32)]: a bit for each token, set where it may come next in rows int64 [R], all of them
+        constrained. Some always is, but a micro-step's short list may hold none of them."""
 
     def advance(self, rows: Tensor, tokens: Tensor) -> Tensor:
         """Rows int64 [R], constrained or not, have chosen tokens [R]. bool [R]: nothing may follow."""

@@ -171,8 +171,15 @@ def _constrain(logits: Tensor, of: Tensor, constraint: Constraint) -> Tensor:
     where = torch.isin(of, constraint.rows).nonzero().squeeze(-1)
     if not len(where):
         return logits
-    constrained = _select(logits, where).masked_fill(~constraint.allowed(of[where]), float("-inf"))
+    allowed = unpacked(constraint.allowed(of[where]), logits.shape[1])
+    constrained = _select(logits, where).masked_fill(~allowed, float("-inf"))
     return constrained if len(where) == len(logits) else logits.index_copy(0, where, constrained)
+
+
+def unpacked(masks: Tensor, vocab_size: int) -> Tensor:
+    """What a Constraint allows, int32 [R, *], as bool [R, vocab_size]."""
+    bits = masks[:, :, None] >> torch.arange(32, dtype=torch.int32, device=masks.device) & 1
+    return bits.flatten(1)[:, :vocab_size].bool()
 
 
 def penalise(

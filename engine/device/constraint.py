@@ -35,8 +35,7 @@ class GrammarConstraint:
         for i, row in enumerate(rows.tolist()):
             walk = self._of_row[row]
             masks[i] = walk.mask if walk.go_to(self._paths[row]) else -1
-        bits = np.unpackbits(masks.view(np.uint8), axis=1, bitorder="little")[:, : self._vocab_size]
-        return torch.from_numpy(bits).to(self.rows.device, torch.bool)
+        return torch.from_numpy(masks).to(self.rows.device)
 
     def advance(self, rows: Tensor, tokens: Tensor) -> Tensor:
         complete = []

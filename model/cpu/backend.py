@@ -1,4 +1,4 @@
-"""CpuBackend: a model on the compiled kernels; and CpuEmission: a macro-step's groups in one call of them.
+"""CpuBackend: a model on the compiled kernels.
 
 States are float32, keys and values of the cache's own dtype. The kernels' parts compute what their one call does, to
 the bit: rows may take either way.
@@ -10,12 +10,11 @@ import torch
 from torch import Tensor
 
 from hamburger.model.backend import spread
-from hamburger.model.batch import ForwardBatch, Reads, StepOutput
+from hamburger.model.batch import ForwardBatch, Reads
 from hamburger.model.cpu.graft import CpuEmbedding, CpuGraft, MicroParts, PackedHead, merger_fits
 from hamburger.model.cpu.library import Kernels
 from hamburger.model.cpu.trunk import CpuTrunk
 from hamburger.model.cpu.weights import pack_layers
-from hamburger.model.emission.emission import emitting_reads
 from hamburger.model.group_cache import GroupCache
 from hamburger.model.kv_cache import PagedKVCache
 from hamburger.model.modules.adapter import ComposedSlots, Embedded
@@ -81,24 +80,10 @@ class CpuBackend:
     def begin_group(self, features: Tensor, rows: Tensor | None = None) -> GroupCache:
         return self.graft.begin(features)
 
+    def micro_state(self, tokens: Tensor, cache: GroupCache) -> Tensor:
+        return self.graft.micro_state(self._embedding.lookup(tokens), cache)
+
     def micro_step(self, tokens: Tensor, cache: GroupCache) -> tuple[Tensor, Tensor]:
-        state = self.graft.micro_state(self._embedding.lookup(tokens), cache)
+        state = self.micro_state(tokens, cache)
         logits = self._micro_head.packed.multiply(state)
         return state, spread(logits, self.short_list, self.config.trunk.vocab_size)
-
-
-class CpuEmission:
-    """Takes every batch in which no row changes its logits, and nobody asks how likely a token was."""
-
-    def __init__(self, backend: CpuBackend) -> None:
-        self._graft = backend.graft
-
-    def takes(self, batch: ForwardBatch) -> bool:
-        sampling = batch.sampling
-        return sampling.max_logprobs < 0 and sampling.adjustments is None and sampling.constraint is None
-
-    def reads(self, batch: ForwardBatch) -> Reads:
-        return emitting_reads(batch)
-
-    def emit(self, states: Tensor, features: list[Tensor], batch: ForwardBatch) -> StepOutput:
-        return self._graft.emit(states, features, batch)

@@ -6,13 +6,11 @@ The parts compute what the one call does, to the bit: rows may take either way.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from hamburger.model.batch import ForwardBatch, StepOutput, stop_probability
 from hamburger.model.config import GraftConfig, ModelConfig
 from hamburger.model.cpu.library import Kernels
 from hamburger.model.cpu.structs import (
@@ -26,18 +24,15 @@ from hamburger.model.cpu.structs import (
     pointers,
 )
 from hamburger.model.cpu.weights import PackedLayers, PackedWeight
-from hamburger.model.emission.emission import GoOn
 from hamburger.model.group_cache import GroupCache
 from hamburger.model.kernel_shapes import BLOCK, GROUP
 from hamburger.model.modules.embedder import CompositionalEmbedder
 from hamburger.model.modules.linear import weights_of
 from hamburger.model.modules.micro_decoder import MicroStepDecoder, StopHead
 from hamburger.model.modules.rotary import RotaryEmbedding
-from hamburger.model.noise import noise_keys
 
 _pointer, _int64 = ctypes.c_void_p, ctypes.c_int64
 MAX_GROUP = 64
-_NOISY_ROWS = 16  # for more, 4 bits and noise of all tokens take longer than 8 bits of all
 
 
 def merger_fits(plain: CompositionalEmbedder) -> bool:
@@ -123,10 +118,11 @@ class CpuGraft:
 
     def __init__(self, kernels: Kernels, config: ModelConfig, head: PackedHead, micro: MicroParts | None) -> None:
         """head: of first tokens. micro: what the graft adds; None for a plain base model."""
-        self._kernels, self.config = kernels, config
+        self.kernels, self.config = kernels, config
         self._emit = kernels.function("emit", *3 * (_pointer,))
         self._memory = kernels.function("emit_memory", _pointer, _int64)
         self._draw = kernels.function("draw", _pointer, _int64, _int64, *6 * (_pointer,))
+        self._choose = kernels.function("choose", *2 * (_pointer,), _int64, _pointer, _int64, *5 * (_pointer,))
         self._stop = kernels.function("stop_logits", _pointer, _pointer, _int64, _pointer, _pointer)
         self._begin = kernels.function("micro_begin", _pointer, _pointer, _int64, _pointer, _pointer)
         self._state = kernels.function("micro_state", *4 * (_pointer,), _int64, _int64, *3 * (_pointer,))
@@ -167,40 +163,28 @@ class CpuGraft:
         return numbers.data_ptr()
 
     def _pack(self, linear: nn.Module, bits: int = 8) -> WeightStruct:
-        packed = PackedWeight(self._kernels, *weights_of(linear), bits)
+        packed = PackedWeight(self.kernels, *weights_of(linear), bits)
         self._held.append(packed)
         return packed.struct
 
-    def emit(self, hidden: Tensor, features: Sequence[Tensor], batch: ForwardBatch) -> StepOutput:
-        """hidden and each of features float32 [M, D]: the groups of M rows, for a batch that it takes."""
-        rows, width = hidden.shape[0], batch.max_group_limit
-        tokens = torch.zeros(rows, width, dtype=torch.int64)
-        sizes = torch.empty(rows, dtype=torch.int64)
-        s, checks = batch.sampling, batch.checks
-        if checks is None:
-            ends: Tensor | None = s.end_ids.contiguous()
-            go_on = GoOn(batch.confidence, batch.group_limits, s.end_ids)
-            stops = torch.full((rows, width), float("-inf"))
-            limits, thresholds = go_on.limits, go_on.thresholds
-        else:  # no end token ends a run of drafts
-            stops = torch.zeros(rows, width)
-            limits, thresholds, ends = batch.group_limits, batch.confidence, None
-        states = pointers(features)
-        choosing: Sequence[Tensor | None] = 5 * (None,)
-        if s.any_sampled:
-            keys = noise_keys(s.seed[:, None], s.output_index[:, None] + torch.arange(width))
-            # Composed groups end where a token is not the likeliest, so that has to be known as well.
-            by_logits = s.any_filtered or checks is None or rows > _NOISY_ROWS
-            filters = (s.top_k, s.top_p, s.min_p) if by_logits else (None, None, None)
-            choosing = s.temperature, *filters, keys
-        tensors = (limits, thresholds, ends, checks, *choosing, tokens, sizes, stops)
-        addresses = (None if t is None else t.data_ptr() for t in tensors)
-        emission = EmissionStruct(
-            rows, width, 0 if ends is None else ends.shape[1], hidden.data_ptr(), ctypes.addressof(states), *addresses,
-            self._kernels.clock_address(),
+    def emit(self, emission: EmissionStruct) -> None:
+        """Make the groups of its rows."""
+        self._emit(self._reference, ctypes.byref(emission), self._working_memory(emission.rows))
+
+    def choose(
+        self, emission: EmissionStruct, index: int, rows: Tensor, states: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """What `emit` chooses as token `index` of the groups of rows int64 [R], ascending, by states [R, D].
+
+        Returns tokens int64 [R]; float32 [R], of drafts how likely they are; and Choice.possible, bool [R]."""
+        tokens, chances = torch.empty_like(rows), torch.empty(len(rows))
+        possible = torch.empty(len(rows), dtype=torch.bool)
+        rows, states = rows.contiguous(), states.contiguous()
+        self._choose(
+            self._reference, ctypes.byref(emission), index, rows.data_ptr(), len(rows), states.data_ptr(),
+            tokens.data_ptr(), chances.data_ptr(), possible.data_ptr(), self._working_memory(emission.rows),
         )  # fmt: skip
-        self._emit(self._reference, ctypes.byref(emission), self._working_memory(rows))
-        return StepOutput(tokens, sizes, stop_probability(stops) if checks is None else stops, None)
+        return tokens, chances, possible
 
     def draw(
         self, logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, keys: Tensor
@@ -243,4 +227,4 @@ class CpuGraft:
         return states
 
     def _working_memory(self, rows: int) -> int:
-        return self._kernels.working_memory(self._memory(self._reference, rows))
+        return self.kernels.working_memory(self._memory(self._reference, rows))

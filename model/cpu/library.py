@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 InstructionSet = Literal["avx512", "avx2"]
 
 _AGAIN = "install the package again (`make setup`, or `pip install -e .`)"
-_FORMAT = 17  # of what is passed and packed; supports.cpp says the same
+_FORMAT = 18  # of what is passed and packed; supports.cpp says the same
 _SETS: tuple[InstructionSet, ...] = ("avx512", "avx2")
 STAGES = ("norms and rounding", "linears", "attention", "head", "micro-steps")  # kernels/clock.h
 _pointer, _int64 = ctypes.c_void_p, ctypes.c_int64

@@ -157,12 +157,29 @@ class GraftStruct(ctypes.Structure):
     )
 
 
+class ChangesStruct(ctypes.Structure):
+    _fields_ = (
+        ("adjustments", _int64),
+        ("adjusted", _pointer),
+        ("prompt_ids", _pointer),
+        ("prompts", _int64),
+        ("output_ids", _pointer),
+        ("outputs", _int64),
+        *((name, _pointer) for name in ("presence", "frequency", "repetition", "bias_row", "bias_id", "bias")),
+        ("biases", _int64),
+        *((name, _pointer) for name in ("min_index", "output_index", "end_ids")),
+        *((name, _int64) for name in ("ends", "masks")),
+        *((name, _pointer) for name in ("masked", "allowed")),
+        ("words", _int64),
+    )
+
+
 class EmissionStruct(ctypes.Structure):
     _fields_ = (
         *((name, _int64) for name in ("rows", "width", "ends")),
         *((name, _pointer) for name in ("hidden", "features", "limits", "thresholds", "end_ids", "checks")),
         *((name, _pointer) for name in ("temperatures", "top_k", "top_p", "min_p", "keys")),
-        *((name, _pointer) for name in ("token_ids", "sizes", "stops", "clock")),
+        *((name, _pointer) for name in ("changes", "token_ids", "sizes", "stops", "clock")),
     )
 
 

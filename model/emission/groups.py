@@ -21,12 +21,16 @@ class GrowingGroups:
             top = torch.zeros(rows, width, max_logprobs, device=device)
             self.logprobs = Logprobs(torch.zeros(rows, width, device=device), top.long(), top)
 
-    def add(self, rows: Tensor, index: int, tokens: Tensor, stop_probs: Tensor, logits: Tensor, asked: Tensor) -> None:
-        """Token `index` of rows [R]; log-probabilities only for the rows in `asked` (bool [R])."""
+    def add(
+        self, rows: Tensor, index: int, tokens: Tensor, stop_probs: Tensor, logits: Tensor | None, asked: Tensor
+    ) -> None:
+        """Token `index` of rows [R]; log-probabilities only for the rows in `asked` (bool [R]).
+
+        logits: [R, V]; None where no row asks."""
         self.token_ids[rows, index] = tokens
         self.stop_probs[rows, index] = stop_probs
         self.sizes[rows] = index + 1
-        if self.logprobs is None:
+        if self.logprobs is None or logits is None:
             return
         at = asked.nonzero().squeeze(-1)
         if len(at):

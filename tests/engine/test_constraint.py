@@ -12,6 +12,7 @@ from torch import Tensor
 from fakes import EOS, VOCAB_SIZE, ByteTokenizer
 from hamburger.engine.device.constraint import GrammarConstraint
 from hamburger.engine.text.grammar import Grammars, Matcher, choice_grammar, json_grammar, regex_grammar
+from hamburger.model.sampler import unpacked
 from small_models import CPU
 
 GRAMMARS = Grammars(ByteTokenizer, VOCAB_SIZE, [EOS])
@@ -75,7 +76,7 @@ def test_each_row_may_choose_what_it_may_alone(name: str) -> None:
         assert constraint.rows.tolist() == list(guided)
         for _ in range(3):  # some rows, and some of them again
             some = sorted(draw.sample(list(guided), draw.randint(min(1, len(guided)), len(guided))))
-            allowed = constraint.allowed(rows_of(*some)).tolist() if some else []
+            allowed = unpacked(constraint.allowed(rows_of(*some)), VOCAB_SIZE).tolist() if some else []
             for row, bits in zip(some, allowed, strict=True):
                 _, drafts, text = guided[row]
                 alone = matcher_after(grammar, [*text, *drafts])
@@ -91,7 +92,7 @@ def test_each_row_may_choose_what_it_may_alone(name: str) -> None:
                 alone = matcher_after(grammar, path)
                 assert ends == (alone is None)
                 if alone is not None:
-                    assert constraint.allowed(rows_of(row)).tolist() == [mask(alone)]
+                    assert unpacked(constraint.allowed(rows_of(row)), VOCAB_SIZE).tolist() == [mask(alone)]
         constraint.restore()
         for text, matcher in sequences:
             unmoved = matcher_after(grammar, text)
@@ -105,7 +106,7 @@ def test_a_draft_may_complete_the_grammar_and_the_matcher_comes_back() -> None:
     drafts = [*b"no", EOS, *b"yes"]
     guided = {row: (matcher, drafts[:row]) for row in range(len(drafts) + 1)}
     constraint = GrammarConstraint(guided, VOCAB_SIZE, CPU)
-    allowed = constraint.allowed(rows_of(*guided))
+    allowed = unpacked(constraint.allowed(rows_of(*guided)), VOCAB_SIZE)
     assert [row.nonzero().flatten().tolist() for row in allowed[:2]] == [[*b"ny"], [*b"o"]]
     assert allowed[2:].all()  # nothing may follow "no": what these rows choose is not read
     assert constraint.advance(rows_of(2), rows_of(EOS)).tolist() == [True]
@@ -121,7 +122,7 @@ def test_an_end_token_as_a_draft() -> None:
     matcher = matcher_after(CHOICES["choice"], [*b"yes"])  # "yesterday" may come, or the end
     assert matcher is not None
     constraint = GrammarConstraint({0: (matcher, []), 1: (matcher, [EOS]), 2: (matcher, [*b"t"])}, VOCAB_SIZE, CPU)
-    allowed = constraint.allowed(rows_of(0, 1, 2))
+    allowed = unpacked(constraint.allowed(rows_of(0, 1, 2)), VOCAB_SIZE)
     assert allowed[0].nonzero().flatten().tolist() == [*b"t", EOS]
     assert allowed[1].all()
     assert allowed[2].nonzero().flatten().tolist() == [*b"e"]
@@ -142,7 +143,7 @@ def test_tokens_that_only_pad_the_vocabulary_are_never_allowed(more: int) -> Non
     size = VOCAB_SIZE + more
     matcher = Grammars(ByteTokenizer, size, [EOS]).matcher(CHOICES["json"])
     constraint = GrammarConstraint({0: (matcher, []), 1: (matcher, [*b"{"])}, size, CPU)
-    allowed = constraint.allowed(rows_of(0, 1))
+    allowed = unpacked(constraint.allowed(rows_of(0, 1)), VOCAB_SIZE)
     assert [row.nonzero().flatten().tolist() for row in allowed] == [[*b"{"], [*b'\n "']]
     constraint.restore()
     matcher.advance(size - 1)

@@ -15,6 +15,7 @@ from hamburger.model.batch import ForwardBatch, Reads, empty_sampling
 from hamburger.model.config import ModelConfig
 from hamburger.model.cpu import library
 from hamburger.model.cpu.backend import CpuBackend
+from hamburger.model.cpu.emission import CpuEmission
 from hamburger.model.cpu.graft import CpuEmbedding, CpuGraft, PackedHead, merger_fits
 from hamburger.model.cpu.library import InstructionSet, Kernels, load_kernels
 from hamburger.model.cpu.weights import PackedWeight, has_4_bits
@@ -256,7 +257,7 @@ def test_what_the_one_call_chooses_is_what_torch_would(kernels: Kernels) -> None
         checks=None,
         sampling=empty_sampling(6, CPU),
     )
-    output = emitter.emit(hidden, [], cast(ForwardBatch, batch))
+    output = CpuEmission(emitter).emit(hidden, [], cast(ForwardBatch, batch))
     assert output.token_ids[:, 0].tolist() == logits.argmax(-1).tolist()
     assert output.token_ids[0] == 17
     assert output.stop_probs.tolist() == [[1.0]] * 6
@@ -281,7 +282,7 @@ def test_the_coarse_head_hides_no_likeliest_token(kernels: Kernels, rows: int) -
             group_limits=torch.ones(rows).long(),
             sampling=empty_sampling(rows, CPU),
         )
-        chosen = emitter.emit(hidden, [], cast(ForwardBatch, batch)).token_ids[:, 0]
+        chosen = CpuEmission(emitter).emit(hidden, [], cast(ForwardBatch, batch)).token_ids[:, 0]
         assert torch.equal(chosen, logits.argmax(-1))
         num_wrong += int((PackedWeight(kernels, weight, None, 4).multiply(hidden).argmax(-1) != chosen).sum())
     assert num_wrong > rows  # else nothing was tried

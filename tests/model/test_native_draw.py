@@ -14,6 +14,7 @@ from torch import Tensor
 
 from hamburger.model.batch import ForwardBatch, empty_sampling
 from hamburger.model.config import ModelConfig
+from hamburger.model.cpu.emission import CpuEmission
 from hamburger.model.cpu.graft import CpuGraft, PackedHead
 from hamburger.model.cpu.library import InstructionSet, Kernels, load_kernels
 from hamburger.model.cpu.weights import PackedWeight
@@ -167,7 +168,7 @@ def test_the_coarse_head_draws_what_the_whole_one_does(kernels: Kernels, rows: i
             group_limits=torch.ones(rows).long(),
             sampling=sampling,
         )
-        chosen = emitter.emit(hidden, [], cast(ForwardBatch, batch)).token_ids[:, 0]
+        chosen = CpuEmission(emitter).emit(hidden, [], cast(ForwardBatch, batch)).token_ids[:, 0]
         keys = noise_keys(sampling.seed, sampling.output_index)
         assert torch.equal(chosen, emitter.draw(logits, *how, keys))
         assert torch.equal(chosen, sample(logits, *how, keys)) or temperature < 1e-30  # ties are the first's there

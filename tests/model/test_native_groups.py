@@ -14,6 +14,7 @@ import torch
 from hamburger.model.batch import ForwardBatch, empty_sampling
 from hamburger.model.config import ModelConfig
 from hamburger.model.cpu.backend import CpuBackend
+from hamburger.model.cpu.emission import CpuEmission
 from hamburger.model.cpu.library import Kernels, load_kernels
 from hamburger.model.emission.narrowing import NarrowingEmission
 from native_models import WIDE, models
@@ -110,7 +111,7 @@ def test_drafts_in_one_call_are_those_of_the_parts(
         group_limits=torch.full((rows,), 4),
         sampling=sampling,
     )
-    found = backend.graft.emit(hidden, features, cast(ForwardBatch, batch))
+    found = CpuEmission(backend.graft).emit(hidden, features, cast(ForwardBatch, batch))
     wanted = NarrowingEmission(backend, backend.graft.draw).emit(hidden, features, cast(ForwardBatch, batch))
     assert found.group_sizes.tolist() == wanted.group_sizes.tolist() == [4] * rows
     assert found.token_ids.tolist() == wanted.token_ids.tolist()

@@ -29,7 +29,7 @@ from hamburger.engine.types.messages import SubmitRequest
 from hamburger.model.assemble import assemble
 from hamburger.model.batch import ForwardBatch, StepOutput
 from hamburger.model.config import ModelConfig
-from hamburger.model.cpu.backend import CpuEmission
+from hamburger.model.cpu.emission import CpuEmission
 from hamburger.model.cpu.library import InstructionSet, load_kernels
 from hamburger.model.execution import Execution
 from native_models import SETS, WIDE

@@ -35,6 +35,7 @@ namespace avx2 {
 #include "settle.h"
 #include "graft/merge.h"
 #include "graft/draw.h"
+#include "graft/changes.h"
 #include "graft/head.h"
 #include "graft/micro.h"
 #include "graft/decide.h"

@@ -21,6 +21,10 @@ void NAME(pack)(int bits, int is_float, const void* weight, int64_t outputs, int
 void NAME(head_errors)(const Head* head, float* errors) { SPACE::head_errors(*head, errors); }
 int64_t NAME(emit_memory)(const Graft* graft, int64_t rows) { return SPACE::emit_memory(*graft, rows); }
 void NAME(emit)(const Graft* graft, const Emission* emission, uint8_t* memory) { SPACE::emit(*graft, *emission, memory); }
+void NAME(choose)(const Graft* graft, const Emission* e, int64_t index, const int64_t* rows, int64_t count, const float* states,
+                  int64_t* tokens, float* chances, bool* possible, uint8_t* memory) {
+  SPACE::choose(*graft, *e, index, rows, count, states, tokens, chances, possible, memory);
+}
 // Of all rows, what emit() asks of one (goes_on in graft/decide.h): for tests.
 void NAME(goes_on)(const Emission* e, int64_t index, const int64_t* tokens, const bool* likeliest, const float* stops, bool* on) {
   for (int64_t row = 0; row < e->rows; row++) on[row] = SPACE::goes_on(*e, row, index, tokens[row], likeliest[row], stops[row]);

@@ -159,6 +159,31 @@ STRUCT(Graft)
   FIELD(const float*, sin)              // [positions, head_dim]
 END
 
+// What rows of a batch change of their logits (batch.py's Adjustments), and the tokens that some may choose at all.
+STRUCT(Changes)
+  FIELD(int64_t, adjustments)         // A
+  FIELD(const int64_t*, adjusted)     // [A], the rows, ascending
+  FIELD(const int64_t*, prompt_ids)   // [A, prompts], as the next one padded with -1
+  FIELD(int64_t, prompts)
+  FIELD(const int64_t*, output_ids)   // [A, outputs]
+  FIELD(int64_t, outputs)
+  FIELD(const float*, presence)       // [A]
+  FIELD(const float*, frequency)      // [A]
+  FIELD(const float*, repetition)     // [A]
+  FIELD(const int64_t*, bias_row)     // [biases], into A
+  FIELD(const int64_t*, bias_id)      // [biases]
+  FIELD(const float*, bias)           // [biases]
+  FIELD(int64_t, biases)
+  FIELD(const int64_t*, min_index)    // [A], before which end tokens are forbidden
+  FIELD(const int64_t*, output_index) // [M], of a group's first token
+  FIELD(const int64_t*, end_ids)      // [M, ends], padded with -1
+  FIELD(int64_t, ends)
+  FIELD(int64_t, masks)               // C
+  FIELD(const int64_t*, masked)       // [C], the rows, ascending
+  FIELD(const uint32_t*, allowed)     // [C, words], a bit for each token
+  FIELD(int64_t, words)
+END
+
 // M rows that emit.
 STRUCT(Emission)
   FIELD(int64_t, rows)
@@ -175,6 +200,7 @@ STRUCT(Emission)
   FIELD(const float*, top_p)            // [M]
   FIELD(const float*, min_p)            // [M]
   FIELD(const int64_t*, keys)           // [M, width], of the noise (graft/draw.h)
+  FIELD(const Changes*, changes)        // null where no row changes anything: of verified groups, or of one token
   FIELD(int64_t*, token_ids)            // [M, width], zeros
   FIELD(int64_t*, sizes)                // [M]
   FIELD(float*, stops)                  // [M, width], the stop logits; -inf where there is no token. With checks zeros at first:

@@ -5,7 +5,8 @@
 struct Choice {
   int64_t output;
   bool likeliest;
-  float chance = 0;  // of a draft
+  bool possible = true;  // else nothing that is allowed has a logit above -inf
+  float chance = 0;      // of a draft
 };
 
 // The rows whose groups have not ended, and what they choose.
@@ -15,6 +16,7 @@ struct Going {
   std::vector<float> stops;
   std::vector<float> chances;  // of all rows, with verified groups: that all their drafts so far are accepted
   std::vector<Best> best;  // [threads, rows at first]
+  std::vector<RowChanges> changes;  // where any row has some
   std::unique_ptr<MicroStep> step;
 };
 
@@ -27,8 +29,8 @@ inline Choice best_of(const Going& going, int64_t i, int64_t stride, int threads
     best.high = std::max(best.high, other.high);
     best.total += other.total;
   }
-  Choice choice = {best.best.output, true};
-  if (!is_draft) return choice;
+  Choice choice = {best.best.output, true, best.best.logit > -std::numeric_limits<float>::infinity()};
+  if (!is_draft || !choice.possible) return choice;
   // How likely the micro-step finds it. What is unlikely counts with its coarse logit.
   const float off = (best.best.logit - best.high) / (temperature > 0 ? temperature : 1);
   choice.chance = std::min(std::exp(off) / std::max(best.total, 1e-30f), 1.0f);

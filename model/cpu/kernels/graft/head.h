@@ -66,9 +66,9 @@ constexpr int64_t kNearFloats = 32 * 1024;
 
 // The best of this thread's outputs of each row -> best[thread * stride + row], the first where several are. By all threads.
 // logits: [rows, padded outputs] and bounds: [rows, blocks], to work in. sums: whether `high` and `total` are asked. how: of each
-// row, which has no filters; null where all are greedy. outputs: the head's.
+// row, which has no filters; null where all are greedy. outputs: the head's. changes: of each row; null where none has any.
 inline void multiply_best(const Head& head, const Inputs& x, int64_t rows, float* logits, float* bounds, Best* best, int64_t stride,
-                          bool sums, const Choosing* how, const Outputs& outputs, const Share& share) {
+                          bool sums, const Choosing* how, const Outputs& outputs, const RowChanges* changes, const Share& share) {
   constexpr float lowest = -std::numeric_limits<float>::infinity();
   const Weight& w = head.weight;
   const int64_t width = padded_outputs(w), blocks = width / kLanes;
@@ -79,7 +79,7 @@ inline void multiply_best(const Head& head, const Inputs& x, int64_t rows, float
   std::vector<float> lanes(rows * 3 * kLanes), by(rows), scales(rows, 1.0f);
   const auto is_sampled = [&](int64_t row) { return how && how[row].temperature > 0; };
   for (int64_t row = 0; row < rows; row++) {
-    by[row] = slack(x, row);
+    by[row] = slack(x, row) * (changes ? changes[row].stretch : 1);
     if (is_sampled(row)) scales[row] = 1 / how[row].temperature;
     float* const of_row = lanes.data() + row * 3 * kLanes;
     store(of_row, set1(lowest));
@@ -98,6 +98,7 @@ inline void multiply_best(const Head& head, const Inputs& x, int64_t rows, float
       F least = load(of_row), of = load(of_row + kLanes), high = load(of_row + 2 * kLanes);
       const F slack_of_row = set1(by[row]), scale = set1(scales[row]);
       for (int64_t block = begin; block < end; block++) {
+        if (changes) changes[row].apply(y, block, outputs);
         F coarse = load(y + block * kLanes), off = load(head.errors + block * kLanes) * slack_of_row;
         high = max(high, coarse);
         if (is_sampled(row)) {
@@ -119,6 +120,7 @@ inline void multiply_best(const Head& head, const Inputs& x, int64_t rows, float
     float y[kLanes];
     store(y, set1(lowest));
     multiply_block<8, 1>(w, block, x, row, {y, 0, false, block * kLanes});
+    if (changes) changes[row].apply(y - block * kLanes, block, outputs);
     Drawn& b = mine[row].best;
     for (int64_t j = 0; j < std::min<int64_t>(kLanes, w.outputs - block * kLanes); j++) {
       const int64_t output = block * kLanes + j;
@@ -148,7 +150,8 @@ inline void multiply_best(const Head& head, const Inputs& x, int64_t rows, float
     for (int64_t block = first; block < last; block++) {
       const float* const here = y + block * kLanes;
       const bool is_near = sums && largest(load(here)) >= high - kNear;
-      if ((is_near || bounds[row * blocks + block] >= least) && block != mine[row].block) {
+      const float bound = bounds[row * blocks + block];
+      if ((is_near || (bound >= least && bound > lowest)) && block != mine[row].block) {
         look(row, block);
         least = std::max(least, mine[row].best.score);
       }
