@@ -98,8 +98,8 @@ class Sequence(SequenceSlots):
 
     @property
     def needs_logits(self) -> bool:
-        """Its logits are changed or told, so that a step with it takes longer (DraftPolicy)."""
-        return self.matcher is not None or self.params.logprobs is not None or self.adjusts_logits
+        """A grammar follows it or its logits are told, so that a step with it takes longer (DraftPolicy)."""
+        return self.matcher is not None or self.params.logprobs is not None
 
     @property
     def is_prompt_only(self) -> bool:

@@ -57,6 +57,7 @@ class CpuChoices:
 
     def __init__(self, backend: CpuBackend, batch: ForwardBatch, token_ids: Tensor) -> None:
         self._backend, self._constraint, self._drafts = backend, batch.sampling.constraint, batch.checks is not None
+        self._constrained = set[int]() if self._constraint is None else set(self._constraint.rows.tolist())
         self._passed = _PassedBatch(batch, token_ids)
 
     @classmethod
@@ -68,7 +69,7 @@ class CpuChoices:
 
     def choose(self, states: Tensor, rows: Tensor, index: int) -> Choice:
         if self._constraint is not None:
-            masked = rows[torch.isin(rows, self._constraint.rows)]
+            masked = torch.tensor([row for row in rows.tolist() if row in self._constrained], dtype=torch.int64)
             self._passed.mask(masked, self._constraint.allowed(masked))
         tokens, chances, possible = self._backend.graft.choose(self._passed.struct, index, rows, states)
         is_draft = index > 0 and self._drafts

@@ -83,7 +83,7 @@ class NarrowingEmission:
         if choices is None:
             sampler = GroupSampler(sampling, self._draw)
             choices = LogitChoices(backend, sampler, is_verified=batch.checks is not None)
-        go_on = GoOn(batch.confidence, batch.group_limits, sampling.end_ids)
+        go_on = GoOn(batch.confidence, batch.group_limits, sampling.end_ids) if batch.checks is None else None
         rows = torch.arange(m, device=device) if only is None else only
         state, cache = states if only is None else states[only], None
         for index in range(width):
@@ -97,7 +97,7 @@ class NarrowingEmission:
                     break
                 rows, state, cache, choice = rows[keep], state[keep], cache.select(keep), choice.of(keep)
                 logits = None if logits is None else logits[keep]
-            if batch.checks is None:
+            if go_on is not None:
                 stop = backend.stop_logits(state, index)
                 ends = stop_probability(stop)
             else:
@@ -105,11 +105,11 @@ class NarrowingEmission:
             group.add(rows, index, choice.tokens, ends, logits, (sampling.logprobs[rows] >= 0) & (not is_draft))
             if index + 1 == width:
                 break
-            if batch.checks is None:
+            if go_on is not None:
                 on = go_on.after(index, choice.tokens, choice.likeliest, stop, rows)
             else:
                 on = drafts_go_on(group.stop_probs[rows], index, batch.confidence[rows], batch.group_limits[rows])
-                if index == 0:
+                if index == 0 and batch.checks is not None:
                     on &= last_confirmed(choice.tokens, batch.checks[rows])
             keep = on.nonzero().squeeze(-1)
             if sampling.constraint is not None and len(keep):
