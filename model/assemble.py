@@ -26,6 +26,7 @@ from hamburger.model.modules.rotary import RotaryEmbedding
 from hamburger.model.parallel.collectives import Collectives
 from hamburger.model.parallel.shard import Shard
 from hamburger.model.parallel.steps import ParallelSteps
+from hamburger.model.sampler import LogprobsOf, token_logprobs
 from hamburger.model.steps import EagerSteps
 from hamburger.model.tensor_shapes import JOINED, LAYER_NORMS
 
@@ -60,8 +61,9 @@ def assemble(
         model = model_of(config, tensors, dtype=dtype, device=device, max_positions=max_positions,
                          state_dtype=torch.float32)  # fmt: skip
         native = CpuBackend(model, execution.kernels, execution.bits, execution.draft_bits)
-        narrowing = NarrowingEmission(native, native.graft.draw, partial(CpuChoices.begin, native))
-        return _eager(native, [CpuEmission(native.graft), narrowing])
+        graft = native.graft
+        narrowing = NarrowingEmission(native, graft.draw, partial(CpuChoices.begin, native), graft.logprobs)
+        return _eager(native, [CpuEmission(graft), narrowing], graft.logprobs)
     linear = _linear_of(execution, dtype, device)
     model = model_of(config, tensors, dtype=dtype, device=device, max_positions=max_positions, linear=linear)
     heads = _heads(model, linear)
@@ -141,8 +143,8 @@ def _check(execution: Execution, *, ranks: bool) -> None:
             raise ConfigError(f"{one} and {other} exclude each other: {remedy}")
 
 
-def _eager(backend: Backend, emissions: list[Emission]) -> EagerSteps:
-    return EagerSteps(backend, [ScoringEmission(backend, emission) for emission in emissions])
+def _eager(backend: Backend, emissions: list[Emission], logprobs_of: LogprobsOf = token_logprobs) -> EagerSteps:
+    return EagerSteps(backend, [ScoringEmission(backend, emission, logprobs_of) for emission in emissions])
 
 
 def _torch_backend(execution: Execution) -> type[TorchBackend]:

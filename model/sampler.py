@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from hamburger.model.batch import Adjustments, Constraint, SamplingBatch
+from hamburger.model.batch import Adjustments, Constraint, Logprobs, SamplingBatch
 from hamburger.model.noise import chance_with_noise, noise, noise_keys
 
 # Filters need sorted logits; the 256 likeliest nearly always hold the nucleus. Rows where they do not are sorted whole.
@@ -20,6 +21,12 @@ SORTED_PREFIX = 256
 
 
 Draw = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+
+
+class LogprobsOf(Protocol):
+    """token_logprobs, or what does the same in another way."""
+
+    def __call__(self, logits: Tensor, tokens: Tensor, k: int, *, ranked: bool = False) -> Logprobs: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -260,11 +267,14 @@ def draw_filtered(
     return ids.gather(1, kept.argmax(-1, keepdim=True)).squeeze(1), exact
 
 
-def token_logprobs(logits: Tensor, tokens: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
+def token_logprobs(logits: Tensor, tokens: Tensor, k: int, *, ranked: bool = False) -> Logprobs:
     """Log-probabilities (nats) of the model's own distribution.
 
-    logits [R, V], tokens int64 [R] -> chosen float32 [R], top ids int64 [R, k], top float32 [R, k].
+    logits [R, V], tokens int64 [R] -> chosen float32 [R], top ids int64 [R, k], top float32 [R, k]; ranks int64 [R]
+    where they are asked for.
     """
     logprobs = logits.float().log_softmax(-1)
     top, ids = logprobs.topk(k, dim=-1)
-    return logprobs.gather(1, tokens[:, None]).squeeze(1), ids, top
+    of_tokens = tokens[:, None]
+    ranks = (logits > logits.gather(1, of_tokens)).sum(1) + 1 if ranked else None
+    return Logprobs(logprobs.gather(1, of_tokens).squeeze(1), ids, top, ranks)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from hamburger.model.batch import Logprobs
 from hamburger.model.config import GraftConfig, ModelConfig
 from hamburger.model.cpu.library import Kernels
 from hamburger.model.cpu.structs import (
@@ -122,6 +123,7 @@ class CpuGraft:
         self._emit = kernels.function("emit", *3 * (_pointer,))
         self._memory = kernels.function("emit_memory", _pointer, _int64)
         self._draw = kernels.function("draw", _pointer, _int64, _int64, *6 * (_pointer,))
+        self._logprobs = kernels.function("logprobs", _pointer, _int64, _int64, _pointer, _int64, *4 * (_pointer,))
         self._choose = kernels.function("choose", *2 * (_pointer,), _int64, _pointer, _int64, *5 * (_pointer,))
         self._stop = kernels.function("stop_logits", _pointer, _pointer, _int64, _pointer, _pointer)
         self._begin = kernels.function("micro_begin", _pointer, _pointer, _int64, _pointer, _pointer)
@@ -196,6 +198,16 @@ class CpuGraft:
         logits = logits.contiguous()
         self._draw(logits.data_ptr(), rows, vocabulary, *(t.data_ptr() for t in given), tokens.data_ptr())
         return tokens
+
+    def logprobs(self, logits: Tensor, tokens: Tensor, k: int, *, ranked: bool = False) -> Logprobs:
+        """What sampler.token_logprobs gives, with ranks."""
+        rows, vocabulary = logits.shape
+        logits, tokens = logits.contiguous(), tokens.contiguous()
+        chosen, top = torch.empty(rows), torch.empty(rows, k)
+        ranks, top_ids = torch.empty_like(tokens), torch.empty(rows, k, dtype=torch.int64)
+        found = (t.data_ptr() for t in (chosen, ranks, top_ids, top))
+        self._logprobs(logits.data_ptr(), rows, vocabulary, tokens.data_ptr(), k, *found)
+        return Logprobs(chosen, top_ids, top, ranks)
 
     def stop_logits(self, states: Tensor) -> Tensor:
         """float32 [R, D], contiguous -> float32 [R, 1], not calibrated."""

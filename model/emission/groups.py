@@ -6,13 +6,14 @@ import torch
 from torch import Tensor
 
 from hamburger.model.batch import Logprobs, StepOutput
-from hamburger.model.sampler import token_logprobs
+from hamburger.model.sampler import LogprobsOf
 
 
 class GrowingGroups:
     """The groups of one macro-step, of fewer rows with each token. static.py has the form of static shapes."""
 
-    def __init__(self, rows: int, width: int, max_logprobs: int, device: torch.device) -> None:
+    def __init__(self, rows: int, width: int, max_logprobs: int, device: torch.device, logprobs_of: LogprobsOf) -> None:
+        self._logprobs_of = logprobs_of
         self.token_ids = torch.zeros(rows, width, dtype=torch.int64, device=device)
         self.stop_probs = torch.zeros(rows, width, device=device)
         self.sizes = torch.zeros(rows, dtype=torch.int64, device=device)
@@ -34,10 +35,10 @@ class GrowingGroups:
             return
         at = asked.nonzero().squeeze(-1)
         if len(at):
-            chosen, ids, top = token_logprobs(logits[at], tokens[at], self.logprobs.top.shape[-1])
-            self.logprobs.chosen[rows[at], index] = chosen
-            self.logprobs.top_ids[rows[at], index] = ids
-            self.logprobs.top[rows[at], index] = top
+            found = self._logprobs_of(logits[at], tokens[at], self.logprobs.top.shape[-1])
+            self.logprobs.chosen[rows[at], index] = found.chosen
+            self.logprobs.top_ids[rows[at], index] = found.top_ids
+            self.logprobs.top[rows[at], index] = found.top
 
     def output(self) -> StepOutput:
         return StepOutput(self.token_ids, self.sizes, self.stop_probs, self.logprobs)

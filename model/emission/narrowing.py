@@ -17,7 +17,7 @@ from hamburger.model.batch import ForwardBatch, Reads, StepOutput, stop_probabil
 from hamburger.model.emission.emission import GoOn, drafts_go_on, emitting_reads, last_confirmed
 from hamburger.model.emission.groups import GrowingGroups
 from hamburger.model.group_cache import GroupCache
-from hamburger.model.sampler import Choice, Draw, GroupSampler
+from hamburger.model.sampler import Choice, Draw, GroupSampler, LogprobsOf, token_logprobs
 
 
 class Choices(Protocol):
@@ -60,9 +60,15 @@ class LogitChoices:
 class NarrowingEmission:
     """Takes every batch, with grammars too."""
 
-    def __init__(self, backend: Backend, draw: Draw | None = None, by_states: BeginChoices | None = None) -> None:
+    def __init__(
+        self,
+        backend: Backend,
+        draw: Draw | None = None,
+        by_states: BeginChoices | None = None,
+        logprobs_of: LogprobsOf = token_logprobs,
+    ) -> None:
         """draw: what sampler.sample does, in another way. by_states: chooses the same, in another way."""
-        self._backend, self._draw, self._by_states = backend, draw, by_states
+        self._backend, self._draw, self._by_states, self._logprobs_of = backend, draw, by_states, logprobs_of
 
     def takes(self, batch: ForwardBatch) -> bool:
         return True
@@ -76,7 +82,7 @@ class NarrowingEmission:
         """only: int64 [R], ascending, the rows that emit; the others' groups are empty. None for all."""
         backend, sampling = self._backend, batch.sampling
         m, width, device = states.shape[0], batch.max_group_limit, states.device
-        group = GrowingGroups(m, width, sampling.max_logprobs, device)
+        group = GrowingGroups(m, width, sampling.max_logprobs, device, self._logprobs_of)
         if not m:
             return group.output()
         choices = None if self._by_states is None else self._by_states(batch, group.token_ids)

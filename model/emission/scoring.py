@@ -10,7 +10,7 @@ from torch import Tensor
 from hamburger.model.backend import Backend
 from hamburger.model.batch import ForwardBatch, Logprobs, Reads, ScoredSlots, StepOutput
 from hamburger.model.emission.emission import Emission
-from hamburger.model.sampler import token_logprobs
+from hamburger.model.sampler import LogprobsOf, token_logprobs
 
 # Logits of a long prompt are never held at once: float32 rows of a 128k vocabulary take 64 MiB this way.
 SCORED_ROWS_AT_ONCE = 128
@@ -19,8 +19,8 @@ SCORED_ROWS_AT_ONCE = 128
 class ScoringEmission:
     """The groups that another emission makes, and the scores of `batch.scored` beside them."""
 
-    def __init__(self, backend: Backend, groups: Emission) -> None:
-        self._backend, self._groups = backend, groups
+    def __init__(self, backend: Backend, groups: Emission, logprobs_of: LogprobsOf = token_logprobs) -> None:
+        self._backend, self._groups, self._logprobs_of = backend, groups, logprobs_of
 
     def takes(self, batch: ForwardBatch) -> bool:
         return self._groups.takes(batch)
@@ -37,14 +37,14 @@ class ScoringEmission:
         num_scored = len(batch.scored.rows)
         of_groups, of_scores = states.split((len(states) - num_scored, num_scored))
         output = self._groups.emit(of_groups, features, batch)
-        return replace(output, prompt_logprobs=score(self._backend, of_scores, batch.scored))
+        return replace(output, prompt_logprobs=score(self._backend, of_scores, batch.scored, self._logprobs_of))
 
 
-def score(backend: Backend, states: Tensor, scored: ScoredSlots) -> Logprobs:
+def score(backend: Backend, states: Tensor, scored: ScoredSlots, logprobs_of: LogprobsOf = token_logprobs) -> Logprobs:
     """Log-probabilities of the tokens after `states` [S, D], under the trunk alone."""
-    parts = []
-    for rows, ids in zip(states.split(SCORED_ROWS_AT_ONCE), scored.next_ids.split(SCORED_ROWS_AT_ONCE), strict=True):
-        logits = backend.head(rows)
-        ranks = (logits > logits.gather(1, ids[:, None])).sum(1) + 1
-        parts.append((*token_logprobs(logits, ids, scored.max_logprobs), ranks))
-    return Logprobs(*(torch.cat(part) for part in zip(*parts, strict=True)))
+    parts = [
+        logprobs_of(backend.head(rows), ids, scored.max_logprobs, ranked=True)
+        for rows, ids in zip(states.split(SCORED_ROWS_AT_ONCE), scored.next_ids.split(SCORED_ROWS_AT_ONCE), strict=True)
+    ]
+    fields = ((part.chosen, part.top_ids, part.top, part.ranks) for part in parts)
+    return Logprobs(*(torch.cat(field) for field in zip(*fields, strict=True)))

@@ -158,10 +158,10 @@ class StaticChoices:
 
     def _add_logprobs(self, index: int, logits: Tensor, tokens: Tensor, into: Logprobs) -> None:
         counts = self.groups.going & (self.sampling.logprobs >= 0)
-        chosen, ids, top = token_logprobs(logits, tokens, into.top.shape[-1])
-        into.chosen[:, index] = torch.where(counts, chosen, 0)
-        into.top_ids[:, index] = torch.where(counts[:, None], ids, 0)
-        into.top[:, index] = torch.where(counts[:, None], top, 0)
+        found = token_logprobs(logits, tokens, into.top.shape[-1])
+        into.chosen[:, index] = torch.where(counts, found.chosen, 0)
+        into.top_ids[:, index] = torch.where(counts[:, None], found.top_ids, 0)
+        into.top[:, index] = torch.where(counts[:, None], found.top, 0)
 
 
 class StaticEmission:

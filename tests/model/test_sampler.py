@@ -206,11 +206,11 @@ def test_logprobs_are_of_the_unchanged_distribution_one_entry_a_token() -> None:
 def test_token_logprobs_equal_log_softmax() -> None:
     logits = torch.randn(3, 50)
     tokens = torch.tensor([4, 0, 49])
-    chosen, ids, top = token_logprobs(logits, tokens, 3)
+    found = token_logprobs(logits, tokens, 3)
     expected = logits.log_softmax(-1)
-    torch.testing.assert_close(chosen, expected[range(3), tokens])
-    torch.testing.assert_close(top, expected.sort(descending=True).values[:, :3])
-    torch.testing.assert_close(expected.gather(1, ids), top)
+    torch.testing.assert_close(found.chosen, expected[range(3), tokens])
+    torch.testing.assert_close(found.top, expected.sort(descending=True).values[:, :3])
+    torch.testing.assert_close(expected.gather(1, found.top_ids), found.top)
 
 
 @pytest.mark.parametrize("size", [1, 7, 8, 15, 33])

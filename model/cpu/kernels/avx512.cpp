@@ -36,6 +36,7 @@ namespace avx512 {
 #include "graft/merge.h"
 #include "graft/draw.h"
 #include "graft/changes.h"
+#include "graft/logprobs.h"
 #include "graft/head.h"
 #include "graft/micro.h"
 #include "graft/decide.h"

@@ -33,6 +33,10 @@ void NAME(draw)(const float* y, int64_t rows, int64_t outputs, const float* temp
                 const float* min_p, const int64_t* keys, int64_t* tokens) {
   SPACE::draw_rows(y, rows, outputs, temperatures, top_k, top_p, min_p, keys, tokens);
 }
+void NAME(logprobs)(const float* y, int64_t rows, int64_t outputs, const int64_t* tokens, int64_t k, float* chosen, int64_t* ranks,
+                    int64_t* top_ids, float* top) {
+  SPACE::logprobs(y, rows, outputs, tokens, k, chosen, ranks, top_ids, top);
+}
 // The parts of emit() for rows that choose otherwise; memory is as large.
 void NAME(stop_logits)(const Graft* graft, const float* states, int64_t rows, float* stops, uint8_t* memory) {
   SPACE::stop_logits(*graft, states, rows, stops, memory);
