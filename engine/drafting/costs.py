@@ -9,9 +9,9 @@ from itertools import accumulate
 
 _FOLLOWS = 0.02  # of what a number of rows took beside what was foretold, that is believed at once
 _MEMORY = 0.995  # of what the steps before told of all, that is still believed
-# What counts as a step that took what was measured, and as further rows and micro-steps that are slower now by as much
-# as steps are: before much is known, or where all steps are alike, what slows them must not be laid to one of these.
-_PRIOR_STEP, _PRIOR_ROWS, _PRIOR_MICRO_STEP = 0.1, 0.1, 0.1
+# What counts as a step that took what was measured, and as micro-steps that are slower now by as much as steps are: a
+# step is slower by its context and by the host's work, and before much is known that must not be laid to micro-steps.
+_PRIOR_STEP, _PRIOR_MICRO_STEP = 0.1, 0.1
 _LEAST_MICRO_STEP = 0.001  # of a step of one row
 _WITHOUT_WEIGHS = 24.0  # a step without micro-steps, beside one with them: few are, where drafts pay
 _FORGETS = 0.999  # of what one number of rows took beside the others, that is still believed a step later
@@ -31,11 +31,9 @@ class MeasuredCosts:
 
 
 class StepCosts:
-    """What was measured, times how much slower a step of one row, further rows and micro-steps are now, and steps of
-    about so many rows.
+    """What was measured, times how much slower steps and micro-steps are now, and steps of about so many rows.
 
-    A busy neighbour and longer contexts slow all steps down, so what is seen of some tells of the others; one that
-    takes memory bandwidth slows the reading of weights, which one row needs as well, and so no further row. What is
+    A busy neighbour and longer contexts slow all steps down, so what is seen of some tells of the others; what is
     particular to a number of rows is forgotten slowly where it is not seen again.
     """
 
@@ -50,16 +48,11 @@ class StepCosts:
 
     def step(self, rows: float) -> float:
         """Milliseconds of a step of so many rows."""
-        now, one = self._now, self._steps[0]
-        return now.step * one + now.rows * (self._usual(rows) - one)
-
-    def _usual(self, rows: float) -> float:
-        """As it was measured, and as it is for about so many rows."""
         at, share = self._between(rows)
         low, high = self._steps[at] * self._own[at], self._steps[at + 1] * self._own[at + 1]
         if share > 1 and high < low:  # the last are seldom seen: further rows take no less for it
-            return high
-        return low + share * (high - low)
+            return self._now.step * high
+        return self._now.step * (low + share * (high - low))
 
     def micro_step(self, rows: float) -> float:
         """Milliseconds of a micro-step of so many sequences."""
@@ -69,16 +62,14 @@ class StepCosts:
 
     def observe(self, rows: int, num_micro_steps: int, num_drafting: int, milliseconds: float) -> None:
         """A step without prompts took so long, with so many micro-steps of num_drafting sequences."""
-        one, now = self._steps[0], self._now
-        parts = one, self._usual(rows) - one, num_micro_steps * self.micro_step(num_drafting) / now.micro_step
-        foretold = now.step * parts[0] + now.rows * parts[1] + now.micro_step * parts[2]
+        step, micro = self.step(rows), num_micro_steps * self.micro_step(num_drafting)
         # One step may be held up by anything: it counts as at most twice what was foretold.
-        ratio = min(max(milliseconds / foretold, 0.5), 2.0)
+        ratio = min(max(milliseconds / (step + micro), 0.5), 2.0)
         self._own = [own**_FORGETS for own in self._own]
-        if not num_micro_steps:  # else nobody can say whether rows or micro-steps took it
+        if not micro:  # else nobody can say whether rows or micro-steps took it
             nearest = min(range(len(self._own)), key=lambda i: abs(self.measured.rows[i] - rows))
             self._own[nearest] *= ratio**_FOLLOWS
-        now.add((parts[0] / foretold, parts[1] / foretold, parts[2] / foretold), ratio)
+        self._now.add(step / (step + micro), micro / (step + micro), ratio)
 
     def _between(self, rows: float) -> tuple[int, float]:
         """The measured number before, and how far towards the next; beyond the last as between the last two."""
@@ -88,32 +79,26 @@ class StepCosts:
 
 
 class _Factors:
-    """Least squares, fading: step, rows and micro_step times the parts that were measured is what steps took."""
+    """Least squares, fading: step and micro_step times what is foretold of both is what steps took."""
 
     def __init__(self) -> None:
-        self.step = self.rows = self.micro_step = 1.0
-        self._squares = [0.0] * 6  # of the three parts: 0 0, 0 1, 0 2, 1 1, 1 2, 2 2
-        self._took = [0.0] * 3
+        self.step, self.micro_step = 1.0, 1.0
+        self._xx = self._xy = self._yy = self._xt = self._yt = 0.0  # x: steps, y: micro-steps
 
-    def add(self, parts: tuple[float, float, float], took: float) -> None:
-        """A step took so much; parts, as they were measured: of one row, of further ones, and micro-steps."""
-        x, y, z = parts
-        weight = 1.0 if z else _WITHOUT_WEIGHS
-        seen = x * x, x * y, x * z, y * y, y * z, z * z
-        self._squares = [_MEMORY * old + weight * new for old, new in zip(self._squares, seen, strict=True)]
-        self._took = [_MEMORY * old + weight * part * took for old, part in zip(self._took, parts, strict=True)]
-        xx, xy, xz, yy, yz, zz = self._squares
-        xx += _PRIOR_STEP + _PRIOR_ROWS + _PRIOR_MICRO_STEP
-        xy, yy = xy - _PRIOR_ROWS, yy + _PRIOR_ROWS
-        xz, zz = xz - _PRIOR_MICRO_STEP, zz + _PRIOR_MICRO_STEP
-        xt, yt, zt = self._took[0] + _PRIOR_STEP, self._took[1], self._took[2]
-        # By Cramer's rule; the priors keep the determinant above 0.
-        minors = yy * zz - yz * yz, xz * yz - xy * zz, xy * yz - xz * yy
-        determinant = xx * minors[0] + xy * minors[1] + xz * minors[2]
-        of_rows, of_both, of_micro = xx * zz - xz * xz, xy * xz - xx * yz, xx * yy - xy * xy
-        self.step = max((minors[0] * xt + minors[1] * yt + minors[2] * zt) / determinant, 0.05)
-        self.rows = max((minors[1] * xt + of_rows * yt + of_both * zt) / determinant, 0.05)
-        self.micro_step = max((minors[2] * xt + of_both * yt + of_micro * zt) / determinant, 0.05)
+    def add(self, step: float, micro_step: float, took: float) -> None:
+        """A step took so much, of which step and micro_step were foretold for its parts."""
+        x, y = step / self.step, micro_step / self.micro_step
+        weight = 1.0 if y else _WITHOUT_WEIGHS
+        self._xx = _MEMORY * self._xx + weight * x * x
+        self._xy = _MEMORY * self._xy + weight * x * y
+        self._yy = _MEMORY * self._yy + weight * y * y
+        self._xt = _MEMORY * self._xt + weight * x * took
+        self._yt = _MEMORY * self._yt + weight * y * took
+        a, b = _PRIOR_STEP, _PRIOR_MICRO_STEP
+        xx, xy, yy, xt, yt = self._xx + a + b, self._xy - b, self._yy + b, self._xt + a, self._yt
+        determinant = xx * yy - xy**2
+        self.step = max((xt * yy - yt * xy) / determinant, 0.05)
+        self.micro_step = max((yt * xx - xt * xy) / determinant, 0.05)
 
 
 def _ascending(values: Sequence[float]) -> list[float]:
