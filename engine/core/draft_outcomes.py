@@ -5,7 +5,7 @@ from __future__ import annotations
 from hamburger.engine.core.batch import GroupResult, ScheduledBatch, ScheduledSequence
 from hamburger.engine.core.sequence import Sequence
 from hamburger.engine.drafting.policy import DraftPolicy
-from hamburger.engine.drafting.proposal import Proposal
+from hamburger.engine.drafting.proposal import FORCED, Proposal
 from hamburger.engine.types.messages import CheckedDrafts, GroupOutput
 
 
@@ -19,9 +19,13 @@ class DraftOutcomes:
         """What came of the drafts that a step checked. All but the last token of a group are drafts."""
         num_accepted = len(group.token_ids) - 1
         sequence, number = item.sequence, len(drafts.token_ids)
-        if self._policy is not None and drafts.drafter == "micro" and sequence.proposal is not None:
+        foretold: list[float] | None = None  # those of texts are told of below
+        if drafts.drafter == "grammar":
+            foretold = [FORCED] * number
+        elif drafts.drafter == "micro" and sequence.proposal is not None:
             foretold = sequence.proposal.chances[:number]
-            self._policy.acceptance.observe("micro", foretold, num_accepted, sequence.params.temperature)
+        if self._policy is not None and foretold is not None:
+            self._policy.acceptance.observe(drafts.drafter, foretold, num_accepted, sequence.params.temperature)
         return CheckedDrafts(drafts.drafter, drafts.token_ids, drafts.chances, num_accepted)
 
     def take(self, sequence: Sequence, output: GroupOutput, group: GroupResult) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from hamburger.engine.core.batch import ScheduledSequence
 from hamburger.engine.core.block_manager import BlockManager
 from hamburger.engine.drafting.policy import DraftPolicy
-from hamburger.engine.drafting.proposal import Proposal
+from hamburger.engine.drafting.proposal import Proposal, forced_or
 
 
 def with_drafts(
@@ -21,7 +21,8 @@ def with_drafts(
     in_parts = any(item.emits and item.sequence.needs_logits for item in scheduled)
     plan = policy.plan(num_emitting, num_slots - num_emitting, in_parts=in_parts)
     are_asked, looks = policy.begin_step(plan, num_emitting)
-    if not plan.max_drafts and not are_asked and not any(item.sequence.proposal for item in scheduled):
+    is_known = any(item.sequence.proposal or item.sequence.matcher for item in scheduled)
+    if not plan.max_drafts and not are_asked and not is_known:
         return scheduled
     offered = [_offered(item, policy, plan.least, looks, max_group) for item in scheduled]
     if not plan.max_drafts and not any(offered):
@@ -57,9 +58,12 @@ def _offered(
     most = min(max_group, sequence.num_tokens_left, sequence.num_slots_at_once) - 1
     if most < 1 or (micro is None and drafters is None):
         return None
+
+    def corrected(proposal: Proposal) -> Proposal:
+        return policy.acceptance.corrected(proposal, temperature)
+
     if micro is not None:
-        micro = policy.acceptance.corrected(micro, temperature)
+        micro = corrected(micro)
         micro = micro if micro.chances[0] > least else None
-    if drafters is None:
-        return micro
-    return drafters.best(micro, most, least, lambda other: policy.acceptance.corrected(other, temperature), looks=looks)
+    found = micro if drafters is None else drafters.best(micro, most, least, corrected, looks=looks)
+    return found if sequence.matcher is None else forced_or(sequence.matcher.forced()[:most], found, corrected)

@@ -14,7 +14,8 @@ _MEMORY = 0.995  # of what the steps before told of all, that is still believed
 _PRIOR_STEP, _PRIOR_MICRO_STEP = 0.1, 0.1
 _LEAST_MICRO_STEP = 0.001  # of a step of one row
 _WITHOUT_WEIGHS = 24.0  # a step without micro-steps, beside one with them: few are, where drafts pay
-_FORGETS = 0.999  # of what one number of rows took beside the others, that is still believed a step later
+_FORGETS = 0.97  # of what one number of rows took beside the others, that is still believed so many steps later:
+_FORGETS_EVERY = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,7 @@ class StepCosts:
         least = _LEAST_MICRO_STEP * self._steps[0]
         self._micro_steps = list(accumulate(measured.micro_steps, max, initial=least))[1:]
         self._own = [1.0] * len(measured.rows)
+        self._num_steps = 0
         self._now = _Factors()
 
     def step(self, rows: float) -> float:
@@ -62,13 +64,15 @@ class StepCosts:
 
     def observe(self, rows: int, num_micro_steps: int, num_drafting: int, milliseconds: float) -> None:
         """A step without prompts took so long, with so many micro-steps of num_drafting sequences."""
-        step, micro = self.step(rows), num_micro_steps * self.micro_step(num_drafting)
+        step, micro = self.step(rows), num_micro_steps and num_micro_steps * self.micro_step(num_drafting)
         # One step may be held up by anything: it counts as at most twice what was foretold.
         ratio = min(max(milliseconds / (step + micro), 0.5), 2.0)
-        self._own = [own**_FORGETS for own in self._own]
+        self._num_steps += 1
+        if self._num_steps % _FORGETS_EVERY == 0:
+            self._own = [own**_FORGETS for own in self._own]
         if not micro:  # else nobody can say whether rows or micro-steps took it
-            nearest = min(range(len(self._own)), key=lambda i: abs(self.measured.rows[i] - rows))
-            self._own[nearest] *= ratio**_FOLLOWS
+            at, share = self._between(rows)
+            self._own[at + (share > 0.5)] *= ratio**_FOLLOWS
         self._now.add(step / (step + micro), micro / (step + micro), ratio)
 
     def _between(self, rows: float) -> tuple[int, float]:

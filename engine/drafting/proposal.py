@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-Drafter = Literal["micro", "lookup", "prediction"]
+Drafter = Literal["micro", "lookup", "prediction", "grammar"]
+FORCED = 0.95  # a token that a grammar forces: others may spell the same text
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,3 +32,15 @@ class Proposal:
             chance *= each
             total += chance
         return total
+
+
+def forced_or(
+    forced: Sequence[int], other: Proposal | None, corrected: Callable[[Proposal], Proposal]
+) -> Proposal | None:
+    """What a grammar forces, in at least as many tokens as it may draft; or what another has drafted, if that begins
+    so and is expected to bring more. corrected: of a grammar's drafts."""
+    if not forced:
+        return other
+    own = corrected(Proposal("grammar", [*forced], [FORCED] * len(forced)))
+    agree = other is not None and all(a == b for a, b in zip(forced, other.token_ids, strict=False))
+    return other if other is not None and agree and other.expected > own.expected else own

@@ -257,6 +257,13 @@ class Matcher:
         if self._number_limit is not None:
             self._number_limit.narrow(masks[row])
 
+    def forced(self) -> list[int]:
+        """Tokens in which the text goes on, if there is only one way; others may spell the same. It changes nothing."""
+        if self.is_complete or self._matcher.is_error():
+            return []
+        tokens: list[int] = self._matcher.deep_copy().compute_ff_tokens()  # an error would stay in the matcher
+        return [token_id for token_id in tokens if token_id not in self._eos_token_ids]
+
     def advance(self, token_id: int) -> None:
         """Take a token. One that is not allowed is an `error` from then on."""
         if token_id in self._eos_token_ids:

@@ -26,6 +26,9 @@ class TokenMatcher(Protocol):
     def allow(self, masks: NDArray[np.int32], row: int) -> None:
         """Write the bit mask of the tokens that may come next into masks[row], int32 [ceil(vocab_size / 32)]."""
 
+    def forced(self) -> list[int]:
+        """Tokens in which the text goes on, if there is only one way; others may spell the same. It changes nothing."""
+
     def advance(self, token_id: int) -> None:
         """Take a token."""
 
@@ -86,6 +89,11 @@ class TokenRules:
         if not masks[row].any():
             self._stuck = list(self._taken)
             masks[row] = -1  # nobody will read what is chosen
+
+    def forced(self) -> list[int]:
+        if self._thoughts is not None and self._thoughts.are_to_end(len(self._taken)):
+            return [self._thoughts.budget.end]
+        return [] if self.grammar is None else self.grammar.forced()
 
     def advance(self, token_id: int) -> None:
         self._taken.append(token_id)

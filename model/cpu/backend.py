@@ -67,7 +67,8 @@ class CpuBackend:
         else:
             rows = (batch.group_sizes > 1).nonzero().squeeze(-1)
             x = self._embedder(self._embedding.lookup(batch.token_ids), batch.group_sizes, rows)
-        return Embedded(x, ComposedSlots(rows, None) if self.config.adapter_rank and len(rows) else None)
+        are_adapted = self.config.adapter_rank and rows is not None and len(rows)
+        return Embedded(x, ComposedSlots(rows, None) if are_adapted else None)
 
     def head(self, states: Tensor) -> Tensor:
         return self._head.packed.multiply(states)

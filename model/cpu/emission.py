@@ -39,7 +39,7 @@ class CpuEmission:
         return emitting_reads(batch)
 
     def emit(self, states: Tensor, features: list[Tensor], batch: ForwardBatch) -> StepOutput:
-        rows, width = len(states), batch.max_group_limit
+        rows, width = states.shape[0], batch.max_group_limit
         tokens = torch.zeros(rows, width, dtype=torch.int64)
         sizes = torch.empty(rows, dtype=torch.int64)
         stops = torch.full((rows, width), float("-inf")) if batch.checks is None else torch.zeros(rows, width)

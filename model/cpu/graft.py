@@ -63,20 +63,21 @@ class CpuEmbedding:
             structs = (weight.struct for weight in self._weights)
             self._merger = MergerStruct(*structs, self._pos.data_ptr(), 2 * self._pos.shape[1], plain.heads)
 
-    def __call__(self, token_ids: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor]:
-        """int64 [T, W], of which sizes [T] count -> states float32 [T, D], and the slots of several, int64 [N]."""
+    def __call__(self, token_ids: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor | None]:
+        """int64 [T, W], of which sizes [T] count -> states float32 [T, D], and the slots of several, int64 [N]; None
+        where W is 1."""
         slots, width = token_ids.shape
         states = torch.empty(slots, self.struct.width)
-        composed = torch.empty(slots, dtype=torch.int64)
+        composed = torch.empty(slots, dtype=torch.int64) if width > 1 else None
         count = ctypes.c_int64()
         merger = ctypes.byref(self._merger)
         memory = self._kernels.working_memory(self._memory(merger, slots if width > 1 else 0, width))
         tensors = (token_ids, sizes)
         self._run(
             ctypes.byref(self.struct), merger, *(t.data_ptr() for t in tensors), slots, width,
-            states.data_ptr(), composed.data_ptr(), ctypes.byref(count), memory,
+            states.data_ptr(), None if composed is None else composed.data_ptr(), ctypes.byref(count), memory,
         )  # fmt: skip
-        return states, composed[: count.value]
+        return states, None if composed is None else composed[: count.value]
 
     def lookup(self, token_ids: Tensor) -> Tensor:
         """int64 [*] -> float32 [*, D]: the tokens' own embeddings."""

@@ -6,6 +6,7 @@ import ctypes
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -69,10 +70,9 @@ class CpuTrunk:
         angles = (AnglesStruct * len(ROPES))(AnglesStruct.of(turns, at), local)
         rows = reads.rows
         _, kv, scales = self._pointers(cache)
-        featured = rows[: reads.num_featured]
         query_slots, context_slots, tables, *settled = _sequences(batch)
         # shape[0], as len() of a tensor is Python's and slow; a step asks some ten times
-        num_slots, num_read, num_featured = x.shape[0], rows.shape[0], featured.shape[0]
+        num_slots, num_read, num_featured = x.shape[0], rows.shape[0], reads.num_featured
         final = torch.empty(num_read, x.shape[1])
         features = [torch.empty(num_featured, x.shape[1]) for _ in self._between]
         places = (_pointer * len(cache.data))()
@@ -88,7 +88,7 @@ class CpuTrunk:
             num_slots, query_slots.shape[0], angles, *(tensor.data_ptr() for tensor in tensors),
             *lending,
             tables.shape[1], cache.block_size, 8 * cache.data[0].itemsize, ctypes.addressof(scales) if scales else None,
-            featured.data_ptr(), num_featured, ctypes.addressof(places),
+            rows.data_ptr(), num_featured, ctypes.addressof(places),
             self._norm.data_ptr(), rows.data_ptr(), num_read, final.data_ptr(),
             ctypes.addressof(adapted), len(adapted), self._kernels.clock_address(),
         )  # fmt: skip
@@ -96,7 +96,7 @@ class CpuTrunk:
         memory = self._kernels.working_memory(self._memory(layers.geometry, num_slots, ranks))
         self._run(layers.geometry, layers.structs, len(cache.data), kv, ctypes.byref(struct), x.data_ptr(), memory)
         if self._last_is_feature:
-            features.append(final[: reads.num_featured])
+            features.append(final if num_featured == num_read else final[:num_featured])
         return final, features
 
     def _passed(self, embedded: Embedded, batch: ForwardBatch) -> list[tuple[Tensor, PackedAdapters]]:
@@ -137,7 +137,7 @@ def _sequences(batch: ForwardBatch) -> list[Tensor]:
     emit, checks = batch.emit.tolist(), [] if batch.checks is None else batch.checks.tolist()
     followed = {slot for slot, check in zip(emit, checks, strict=False) if check >= 0}
     if not followed:
-        return [torch.tensor(batch.query_slots), *of_rows]
+        return [_int64s(batch.query_slots), *of_rows]
     joined: list[int] = []
     last: list[int] = []
     number = 0
@@ -147,5 +147,10 @@ def _sequences(batch: ForwardBatch) -> list[Tensor]:
             joined.append(number)
             last.append(row)
             number = 0
-    rows = torch.tensor(last)
-    return [torch.tensor(joined), *(part.index_select(0, rows) for part in of_rows)]
+    rows = _int64s(last)
+    return [_int64s(joined), *(part.index_select(0, rows) for part in of_rows)]
+
+
+def _int64s(values: list[int]) -> Tensor:
+    """torch.tensor takes several times as long."""
+    return torch.from_numpy(np.array(values, dtype=np.int64))

@@ -28,12 +28,12 @@ class Staging:
         self.num_sent = 0  # transfers
 
     def put(self, values: Sequence[float] | np.ndarray, dtype: torch.dtype) -> Tensor:
-        """int64 or float32 [len(values)]; an array has one dimension."""
+        """int64 or float32, of the values' shape. An array of that dtype is not copied."""
         # A step makes some twenty of these; torch.tensor takes several times as long for a short list.
-        given = torch.from_numpy(np.array(values, dtype=_NUMPY_DTYPES[dtype]))
+        given = torch.from_numpy(np.asarray(values, dtype=_NUMPY_DTYPES[dtype]))
         if self._device.type == "cpu":
             return given
-        return self._take(given) if len(values) else given.to(self._device)
+        return self._take(given) if given.numel() else given.to(self._device)
 
     def _take(self, given: Tensor) -> Tensor:
         needed = -(-given.nbytes // _ALIGNMENT) * _ALIGNMENT
@@ -44,7 +44,7 @@ class Staging:
             self._num_bytes, self._used = size, 0
         start, end = self._used, self._used + given.nbytes
         self._used += needed
-        host, there = (piece[start:end].view(given.dtype) for piece in self._pieces[-1])
+        host, there = (piece[start:end].view(given.dtype).view(given.shape) for piece in self._pieces[-1])
         host.copy_(given)
         return there
 
@@ -73,7 +73,7 @@ class Download:
         """tensors: int64, or of a float type that float64 holds exactly; all on one device."""
         self._tensors = tensors
         self._done: torch.cuda.Event | None = None
-        if tensors[0].device.type != "cpu":
+        if not tensors[0].is_cpu:
             self._begin()
 
     @torch.inference_mode()

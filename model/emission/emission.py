@@ -25,7 +25,7 @@ class Emission(Protocol):
 
 def emitting_reads(batch: ForwardBatch) -> Reads:
     """One state of each emitting sequence, with its features."""
-    return Reads(batch.emit, len(batch.emit))
+    return Reads(batch.emit, batch.emit.shape[0])
 
 
 class GoOn:

@@ -28,7 +28,7 @@ _SHORT_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2
 _COUNTS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000)
 _GROUP_SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16)
 _CONFIDENCES = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0)
-_DRAFTERS = ("micro", "lookup", "prediction")  # a plain base has not the first
+_DRAFTERS = ("micro", "lookup", "prediction", "grammar")  # a plain base has not the first
 # They begin at 0, and so do drafts: of a counter that is not there yet, Prometheus does not see the first ones come.
 _EXPECTED_FAILURES = (
     *(("400", ""), ("400", "context_length_exceeded"), ("401", "invalid_api_key"), ("404", "model_not_found")),

@@ -30,7 +30,7 @@ ids = st.integers(0, 2**31)
 logprobs = st.builds(TokenLogprobs, st.floats(-1e9, 0), st.lists(st.tuples(ids, st.floats(-1e9, 0)), max_size=3))
 drafts = st.builds(
     CheckedDrafts,
-    st.sampled_from(["micro", "lookup", "prediction"]),
+    st.sampled_from(["micro", "lookup", "prediction", "grammar"]),
     st.lists(ids, min_size=1, max_size=7),
     st.lists(st.floats(0, 1), min_size=1, max_size=7),
     st.integers(0, 7),

@@ -26,6 +26,7 @@ def test_tensors_hold_their_values_once_they_are_sent() -> None:
         torch.arange(100),  # more than a piece
         torch.tensor([9.0]),
         torch.tensor([8.0]),
+        torch.tensor([[1, 2, 3], [4, 5, 6]]),
     ]
     there = [staging._take(tensor) for tensor in given]
     staging.send()

@@ -99,7 +99,7 @@ async def test_drafts_behind_the_end_were_never_tokens(
 
 async def test_metrics_count_drafts_by_drafter_and_position() -> None:
     async with drafting(TEXT, MICRO) as server:
-        for drafter in ("micro", "lookup", "prediction"):  # they are there before the first draft
+        for drafter in ("micro", "lookup", "prediction", "grammar"):  # they are there before the first draft
             for family in ("drafted_tokens_total", "accepted_tokens_total"):
                 assert [server.metric(family, drafter=drafter, position=str(i)) for i in (1, 7)] == [0, 0]
         await server.chat(max_tokens=6)
