@@ -44,7 +44,7 @@ def lines() -> Iterator[str]:
     for name in sorted({name for body in BODIES for names in lists[body].values() for name in names}):
         whose = [server for server in lists["read"] if any(name in lists[body][server] for body in BODIES)]
         fates = [
-            fate(name, body) if any(name in names for names in lists[endpoint].values()) else ""
+            fate(name, body) if name in body.refused or any(name in names for names in lists[endpoint].values()) else ""
             for endpoint, body in BODIES.items()
         ]
         yield f"| `{name}` | {', '.join(whose)} | {' | '.join(fates)} |\n"

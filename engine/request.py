@@ -126,10 +126,11 @@ def resolve_request(
     if params.settle and not info.settles:
         raise InvalidRequest("settle is true, but this server keeps all slots: serve with `--settle true`.", "settle")
     context_left = info.max_model_len - num_prompt_tokens
-    if context_left < (0 if params.max_tokens == 0 else 1):
+    least = 0 if params.max_tokens == 0 else 1
+    if context_left < least:
         raise PromptTooLong(
             f"This model's maximum context length is {info.max_model_len} tokens, but the prompt has "
-            f"{num_prompt_tokens}, and at least one must be left for the answer: shorten the prompt.",
+            f"{num_prompt_tokens}{', and at least one must be left for the answer' * least}: shorten the prompt.",
             "prompt",
         )
     max_tokens = context_left if params.max_tokens is None else params.max_tokens

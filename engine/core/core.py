@@ -213,8 +213,7 @@ class EngineCore:
                 self._drafts.take(sequence, output, group)
             if sequence.matcher is not None and (error := sequence.matcher.error) is not None:
                 # Its masks allow nothing but an end then: what it chose says nothing.
-                message = f"The grammar became too complex, or the answer left it: {error}."
-                failures.append(RequestFailed(sequence.request_id, "grammar", message))
+                failures.append(RequestFailed(sequence.request_id, "grammar", f"{error}."))
                 if number := self._matchers.num_sound(sequence, len(output.token_ids)):
                     outputs.append(output.first(number))
                 self._matchers.give_up(sequence)

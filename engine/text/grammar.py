@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 # JSON allows white space without end, and small models like it: one space, or one line break and its indentation.
 WHITE_SPACE = r" ?|\n {0,16}"
+# oneOf as anyOf: where its branches cannot be told apart, no grammar can say that only one of them fits.
+_READING: Any = {"whitespace_pattern": WHITE_SPACE, "coerce_one_of": True}
 # The library follows rules by recursion: some thousand levels would end the process, not raise an error.
 MAX_PARTS = 1000
 MAX_CHARACTERS = 500_000  # of a grammar, as the client wrote it: beyond, compiling takes seconds and hundreds of MB
@@ -44,7 +46,7 @@ def json_grammar(schema: Mapping[str, Any] | bool | None = None) -> str:
     text = _schema_text(schema)
     _check_size("schema", len(text), "response_format")
     try:
-        grammar: str = LLMatcher.grammar_from_json_schema(text, overrides={"whitespace_pattern": WHITE_SPACE})
+        grammar: str = LLMatcher.grammar_from_json_schema(text, overrides=_READING)
     except ValueError as error:
         raise InvalidRequest(f"The schema cannot be read: {_shown(str(error))}.", "response_format") from error
     return grammar
@@ -57,8 +59,7 @@ def grammar_with_schemas(rules: str, schemas: Sequence[Mapping[str, Any] | bool 
     """
     from llguidance import LLMatcher
 
-    layout = {"x-guidance": {"whitespace_pattern": WHITE_SPACE}}
-    texts = [json.dumps({**json.loads(_schema_text(schema)), **layout}) for schema in schemas]
+    texts = [json.dumps({**json.loads(_schema_text(schema)), "x-guidance": _READING}) for schema in schemas]
     lark = "\n".join([rules, *(f"args{i}: %json {text}" for i, text in enumerate(texts))])
     _check_size("schemas", len(lark), "response_format")
     grammar: str = LLMatcher.grammar_from_lark(lark)
@@ -177,7 +178,9 @@ class Grammars:
         tried.compute_bitmask()  # some are too complex only for their first token
         for error in (matcher.get_error(), tried.get_error()):
             if error:
-                raise InvalidRequest(f"The grammar cannot be used: {_shown(error)}.", "response_format")
+                # The library's word for a schema that only leads to itself.
+                why = "nothing can be written by it" if "NoExtensionBias" in error else _shown(error)
+                raise InvalidRequest(f"The grammar cannot be used: {why}.", "response_format")
         # Others may have taken memory meanwhile: it counts for more then, and is compiled anew sooner.
         self._compiled.put(grammar, matcher, max(len(grammar), resident_bytes() - before))
         return matcher
@@ -247,7 +250,9 @@ class Matcher:
     @property
     def error(self) -> str | None:
         """Why it can go on no more: the grammar became too complex, or a token was taken that it does not allow."""
-        return _shown(self._matcher.get_error()) if self._matcher.is_error() else None
+        if not self._matcher.is_error():
+            return None
+        return f"The grammar became too complex, or the answer left it: {_shown(self._matcher.get_error())}"
 
     def allow(self, masks: NDArray[np.int32], row: int) -> None:
         """Write the bit mask of the tokens that may come next into masks[row], int32 [ceil(vocab_size / 32)]."""

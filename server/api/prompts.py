@@ -8,7 +8,8 @@ from functools import partial
 from typing import Any, TypeVar
 
 from hamburger.engine.types.errors import InvalidRequest, PromptTooLong, TokenizerError
-from hamburger.server.bodies.chat import ChatPrompt
+from hamburger.server.api.model_context import ModelContext
+from hamburger.server.bodies.chat import ChatBody, ChatPrompt
 from hamburger.server.bodies.message import Message
 from hamburger.server.server_tokenizer import ServerTokenizer
 from hamburger.server.tools.tool_messages import messages_with_tools, results_as_user
@@ -43,6 +44,16 @@ async def encode_text(
         return _naming_field(param, lambda: tokenizer.encode(text, add_special_tokens=add_special_tokens))
 
     return encode() if len(text) < _LONG_TEXT else await asyncio.to_thread(encode)
+
+
+async def count_chat(context: ModelContext, chat: ChatBody) -> int:
+    """How many tokens a chat's prompt has. Raises InvalidRequest that names the field, PromptTooLong too."""
+    most, tools = context.engine.info.max_model_len, chat.tool_use(context.tool_family)
+    text = await render_chat(context.tokenizer, chat.messages, chat, tools)
+    ids = await encode_text(context.tokenizer, text, add_special_tokens=False, param="messages", max_tokens=most)
+    if len(ids) > most:
+        raise PromptTooLong(f"This model's maximum context length is {most} tokens, of {len(ids)}.", "messages")
+    return len(ids)
 
 
 async def render_chat(

@@ -37,9 +37,15 @@ async def read_body(request: Request, schema: type[S], settings: ServeSettings) 
     """The request's body as `schema`. Raises InvalidRequest, or ApiError: 415 not called JSON, 413 too large, 408 too
     slow, 499 gone."""
     _check_type(request.headers.get("content-type", ""))
+    if (encoding := request.headers.get("content-encoding", "identity")).lower() != "identity":
+        message = f"The request's Content-Encoding is {shown(encoding)}: send the body as it is."
+        raise ApiError(415, message, param="Content-Encoding", code="unsupported_media_type")
+    length = request.headers.get("content-length", "")
+    if "expect" in request.headers and length.isdecimal() and int(length) > settings.max_body_size:
+        raise _too_large(settings)  # who waits for a word need not send it
     data = await read_whole(request, settings)
     if len(data) > settings.max_body_size:
-        raise ApiError(413, f"The request's body has more than {settings.max_body_size} bytes (max_body_size).")
+        raise _too_large(settings)
     _check_number(data)
     body = _parse(data)
     reject_unserved(schema.refused, body)
@@ -86,6 +92,10 @@ async def read_whole(request: Request, settings: ServeSettings) -> bytes:
     except ClientDisconnect as error:  # no fault of ours, and nobody to tell
         raise ApiError(CLIENT_LEFT, "The client closed the connection.") from error
     return bytes(data)
+
+
+def _too_large(settings: ServeSettings) -> ApiError:
+    return ApiError(413, f"The request's body has more than {settings.max_body_size} bytes (max_body_size).")
 
 
 def _check_type(content_type: str) -> None:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
 from hamburger.engine.text.grammar_processes import GrammarProcesses
 from hamburger.engine.text.grammar_source import GrammarSource
 from hamburger.engine.types.errors import InvalidRequest
-from hamburger.server.schema import ListOf, Schema
+from hamburger.server.schema import ListOf, Schema, one_of
 
 _SCHEMA = "A JSON Schema, or the text of one."
+_NOT_SERVED = ("structural_tag", "whitespace_pattern", "disable_any_whitespace", "disable_additional_properties")
 _GRAMMAR = "A context-free grammar, in llguidance's dialect of Lark (with a rule `start`) or in GBNF (`root`)."
+
+GivenSchema = Annotated[dict[str, Any] | bool, one_of("a JSON Schema: an object, true or false")]
 
 
 class JsonSchema(Schema):
@@ -23,7 +26,7 @@ class JsonSchema(Schema):
 
     name: str | None = None
     description: str | None = None
-    schema_: dict[str, Any] | bool | None = Field(None, alias="schema")
+    schema_: GivenSchema | None = Field(None, alias="schema")
     strict: bool | None = None
 
 
@@ -34,7 +37,7 @@ class ResponseFormat(Schema):
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
-    schema_: dict[str, Any] | bool | None = Field(None, alias="schema")
+    schema_: GivenSchema | None = Field(None, alias="schema")
 
     @model_validator(mode="after")
     def _has_schema(self) -> Self:
@@ -60,6 +63,14 @@ class StructuredOutputs(Schema):
     regex: str | None = Field(None, description="In the syntax of Rust's regex, matched as a whole.")
     choice: ListOf[str] | None = Field(None, min_length=1)
     grammar: str | None = Field(None, description=_GRAMMAR)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _only_served(cls, value: Any) -> Any:
+        for name in _NOT_SERVED if isinstance(value, dict) else ():
+            if value.get(name):
+                raise ValueError(f"{name} is not supported by this server: leave it out")
+        return value
 
     @model_validator(mode="after")
     def _is_one(self) -> Self:

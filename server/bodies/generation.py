@@ -179,8 +179,11 @@ class GenerationBody(AnswerFormat):
         return max_model_len if self.truncate_prompt_tokens is None else None
 
     def cut(self, prompt: list[int], max_model_len: int) -> list[int]:
-        """A prompt's tokens, as truncate_prompt_tokens asks."""
+        """A prompt's tokens, as truncate_prompt_tokens asks. Raises InvalidRequest."""
         most = self.truncate_prompt_tokens
+        if most == 0:
+            message = "truncate_prompt_tokens is 0: it must be at least 1, or -1 for as many as fit."
+            raise InvalidRequest(message, "truncate_prompt_tokens")
         if most == -1:
             most = max(1, max_model_len - self.least_room)
         if most is None or len(prompt) <= most:

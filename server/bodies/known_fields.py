@@ -105,36 +105,54 @@ _LMDEPLOY: dict[str, Refused] = {
 }
 _BOTH = _COMMON | _SGLANG | _LLAMA_CPP | _LMDEPLOY
 
-REFUSED_CHAT: dict[str, Refused] = _BOTH | {
-    "functions": if_any("use tools"),
-    "function_call": but("none", "auto", instead="use tool_choice"),
-    "echo": if_on(),
-    "add_special_tokens": if_on("the chat template writes them"),
-    "chat_template": but(instead="a template is code, and the model's own is used"),
-    "documents": if_any("put them into the messages"),
-    "modalities": but(["text"]),
-    "audio": but(),
-    "moderation": if_any(),
-    "verbosity": but("medium"),
-    "web_search_options": but(),
-    "input_ids": if_any("use completions, whose prompt may be token ids"),
-    "image_data": if_any(),
-    "images_config": if_any(),
-    "do_preprocess": but(True, instead="use completions"),
-    "thinking": if_any("use chat_template_kwargs"),
-    "reasoning": if_any("use chat_template_kwargs"),
-    "thinking_budget_tokens": but(-1, instead="use thinking_token_budget"),
-    "min_new_tokens": but(0, instead="use min_tokens"),
-    "return_logprob": if_on("use logprobs"),
-    "return_meta_info": if_on(),
-    "return_prompt_text": if_on(),
-    "return_prompt_token_ids": if_on("use return_token_ids"),
-    "return_input_ids_in_sglext": if_on("use return_token_ids"),
-    "return_output_ids_in_sglext": if_on("use return_token_ids"),
-    "return_sampling_mask": if_on(),
-    "sampling_logprobs_mode": but("selected"),
-    "tool_prompt": but(""),
+# What other endpoints of ours call otherwise, or have alone.
+_OF_OTHER_ENDPOINTS: dict[str, Refused] = {
+    "input": if_any("use messages, or responses"),
+    "instructions": if_any("use a system message"),
+    "system": if_any("use a system message"),
+    "prompt": if_any("use messages, or completions"),
+    "suffix": if_any(),
+    "best_of": but(1, instead="use n"),
+    "max_output_tokens": but(instead="use max_tokens"),
+    "stop_sequences": if_any("use stop"),
+    "text": but({}, {"format": {"type": "text"}}, instead="use response_format"),
+    "previous_response_id": but(instead="send the whole conversation, or use responses"),
+    "truncation": but("disabled", instead="use truncate_prompt_tokens"),
 }
+REFUSED_CHAT: dict[str, Refused] = (
+    _BOTH
+    | _OF_OTHER_ENDPOINTS
+    | {
+        "functions": if_any("use tools"),
+        "function_call": but("none", "auto", instead="use tool_choice"),
+        "echo": if_on(),
+        "add_special_tokens": if_on("the chat template writes them"),
+        "chat_template": but(instead="a template is code, and the model's own is used"),
+        "documents": if_any("put them into the messages"),
+        "modalities": but(["text"]),
+        "audio": but(),
+        "moderation": if_any(),
+        "verbosity": but("medium"),
+        "web_search_options": but(),
+        "input_ids": if_any("use completions, whose prompt may be token ids"),
+        "image_data": if_any(),
+        "images_config": if_any(),
+        "do_preprocess": but(True, instead="use completions"),
+        "thinking": if_any("use chat_template_kwargs"),
+        "reasoning": if_any("use chat_template_kwargs"),
+        "thinking_budget_tokens": but(-1, instead="use thinking_token_budget"),
+        "min_new_tokens": but(0, instead="use min_tokens"),
+        "return_logprob": if_on("use logprobs"),
+        "return_meta_info": if_on(),
+        "return_prompt_text": if_on(),
+        "return_prompt_token_ids": if_on("use return_token_ids"),
+        "return_input_ids_in_sglext": if_on("use return_token_ids"),
+        "return_output_ids_in_sglext": if_on("use return_token_ids"),
+        "return_sampling_mask": if_on(),
+        "sampling_logprobs_mode": but("selected"),
+        "tool_prompt": but(""),
+    }
+)
 # A chat's, which its other forms (responses, messages) would leave out, served there or not.
 _ONLY_IN_A_CHAT: dict[str, Refused] = REFUSED_CHAT | {
     "use_beam_search": if_on(),
@@ -147,7 +165,9 @@ _ONLY_IN_A_CHAT: dict[str, Refused] = REFUSED_CHAT | {
     "return_groups": if_on("use chat completions"),
     "return_token_ids": if_on("use chat completions"),
 }
-REFUSED_RESPONSE: dict[str, Refused] = _without(_ONLY_IN_A_CHAT, "reasoning", "store") | {
+_OWN_OF_RESPONSES = "input", "instructions", "max_output_tokens", "text", "previous_response_id"
+REFUSED_RESPONSE: dict[str, Refused] = _without(_ONLY_IN_A_CHAT, "reasoning", "store", *_OWN_OF_RESPONSES) | {
+    "system": if_any("use instructions"),
     "messages": if_any("use input"),
     "max_tokens": but(instead="use max_output_tokens"),
     "max_completion_tokens": but(instead="use max_output_tokens"),
@@ -163,7 +183,10 @@ REFUSED_RESPONSE: dict[str, Refused] = _without(_ONLY_IN_A_CHAT, "reasoning", "s
     "context_management": if_any(),
 }
 _SHAPES = "use chat completions or responses"
-REFUSED_MESSAGE: dict[str, Refused] = _without(_ONLY_IN_A_CHAT, "thinking", "service_tier") | {
+_OWN_OF_MESSAGES = "system", "stop_sequences"
+REFUSED_MESSAGE: dict[str, Refused] = _without(_ONLY_IN_A_CHAT, "thinking", "service_tier", *_OWN_OF_MESSAGES) | {
+    "instructions": if_any("use system"),
+    "text": but({}, {"format": {"type": "text"}}, instead="use output_config.format"),
     "reasoning": if_any("use thinking"),
     "stop": if_any("use stop_sequences"),
     "max_completion_tokens": but(instead="use max_tokens"),
@@ -193,14 +216,30 @@ REFUSED_MESSAGE: dict[str, Refused] = _without(_ONLY_IN_A_CHAT, "thinking", "ser
         if_any(_SHAPES),
     ),
 }  # fmt: skip
-REFUSED_COMPLETION: dict[str, Refused] = _BOTH | {
-    "suffix": if_any(),
-    "prompt_embeds": but(),
-    "prediction": but(instead="use chat completions"),
-    "thinking_token_budget": but(-1, instead="use chat completions"),
-    "continue_final_message": if_on("a prompt is always continued"),
-    "images_config": if_any(),
-}
+_CHAT = "use chat completions"
+REFUSED_COMPLETION: dict[str, Refused] = (
+    _BOTH
+    | _without(_OF_OTHER_ENDPOINTS, "prompt", "best_of")
+    | {
+        "input": if_any("use prompt"),
+        "instructions": if_any(_CHAT),
+        "system": if_any(_CHAT),
+        "messages": if_any(_CHAT),
+        "tools": if_any(_CHAT),
+        "tool_choice": but("none", "auto", instead=_CHAT),
+        "top_logprobs": but(0, instead="use logprobs, which is a number here"),
+        "reasoning_effort": but("none", instead=_CHAT),
+        "chat_template_kwargs": if_any(_CHAT),
+        "prompt_embeds": but(),
+        "prediction": but(instead=_CHAT),
+        "thinking_token_budget": but(-1, instead=_CHAT),
+        "continue_final_message": if_on("a prompt is always continued"),
+        "images_config": if_any(),
+    }
+)
+REFUSED_TOKENIZE: dict[str, Refused] = {
+    name: REFUSED_CHAT[name] for name in ("chat_template", "documents", "functions", "input", "instructions", "system")
+} | {"truncate_prompt_tokens": but(instead="all of the prompt is counted")}
 
 _ONLY_WITH = "says how, where another field that is refused says that"
 _IMAGES = "of images, video and audio, which messages cannot have here"

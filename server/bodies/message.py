@@ -17,7 +17,9 @@ def _text(content: Any) -> Any:
         return content
     texts = []
     for part in content:
-        kind = part.get("type") if isinstance(part, dict) else None
+        if not isinstance(part, dict):
+            raise ValueError(f"a part is an object with a type, not {shown(part)}")
+        kind = part.get("type")
         if kind not in ("text", "refusal"):
             raise ValueError(f"only text parts are supported, not {shown(kind)}")
         if not isinstance(part.get(kind), str):

@@ -10,6 +10,13 @@ from hamburger.engine.request import RequestUpdate
 from hamburger.server.server_tokenizer import ServerTokenizer
 
 
+def chars_before(utf8: codecs.IncrementalDecoder, data: bytes) -> int:
+    """1 where the decoder holds the beginning of a character that a token's bytes do not go on: what stands for it in
+    the text comes before the token. Else 0."""
+    pending = utf8.getstate()[0]
+    return len((pending + data[:1]).decode(errors="replace")) - 1 if pending and data else 0
+
+
 class Echo:
     """One prompt, to be put before its answers."""
 
@@ -49,8 +56,8 @@ class Echo:
         offsets = []
         at, first = 0, True
         for token_id in self.token_ids:
-            offsets.append(min(at, len(self.text)))
             data = self._tokenizer.token_bytes(token_id, first=first)
+            offsets.append(min(at + chars_before(utf8, data), len(self.text)))
             if self._tokenizer.is_special(token_id) and not self.text.startswith(data.decode(errors="replace"), at):
                 continue
             at += len(utf8.decode(data))

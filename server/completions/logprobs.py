@@ -8,7 +8,7 @@ from typing import Any
 
 from hamburger.engine.request import RequestUpdate
 from hamburger.engine.types.messages import TokenLogprobs
-from hamburger.server.completions.echo import Echo
+from hamburger.server.completions.echo import Echo, chars_before
 from hamburger.server.server_tokenizer import ServerTokenizer
 
 LOWEST_LOGPROB = -9999.0
@@ -53,6 +53,7 @@ class TextOffsets:
             return start
         data = self._tokenizer.token_bytes(token_id, first=self._is_first)
         self._is_first = self._is_first and not self._tokenizer.token_bytes(token_id)
+        start += chars_before(self._utf8, data)
         self.num_chars += len(self._utf8.decode(data))
         return start
 

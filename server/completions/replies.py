@@ -39,7 +39,7 @@ class ChatReply(OpenAIReply):
         message: dict[str, Any] = {"role": "assistant", **thought, "content": content, "refusal": None}
         if not calls:
             return {"message": message}
-        return {"message": message | {"tool_calls": calls}, "finish_reason": choice.tools.reason(choice.finish_reason)}
+        return {"message": message | {"tool_calls": calls}, "finish_reason": self._reason(choice, choice.finish_reason)}
 
     def _delta(self, choice: Choice, text: str, first: bool) -> dict[str, Any]:
         delta: dict[str, Any] = {"role": "assistant"} if first else {}
@@ -59,8 +59,8 @@ class ChatReply(OpenAIReply):
     def _says_anything(self, said: Mapping[str, Any]) -> bool:
         return any(said["delta"].get(name) for name in ("content", "tool_calls", "reasoning_content"))
 
-    def _reason(self, choice: Choice, finish_reason: str) -> str | None:
-        return finish_reason if choice.tools is None else choice.tools.reason(finish_reason)
+    def _reason(self, choice: Choice, finish_reason: str | None) -> str | None:
+        return finish_reason if choice.tools is None else choice.tools.reason(finish_reason, choice.stop_reason)
 
     def _logprobs(self, echo: Echo | None) -> Callable[[RequestUpdate], dict[str, Any]]:
         return ChatLogprobs(self._tokenizer, as_ids=self._tokens_as_ids)

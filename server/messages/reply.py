@@ -6,18 +6,18 @@ message_start ─► of each block content_block_start, ..delta, ..stop ─► m
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from hamburger.engine.request import RequestUpdate
 from hamburger.server.api.errors import ApiError
 from hamburger.server.api.events import typed_event
 from hamburger.server.completions.replies import ChatReply
-from hamburger.server.completions.retold import RetoldReply, calls_of
+from hamburger.server.completions.retold import RetoldReply, calls_of, was_cut
 from hamburger.server.messages.errors import messages_error
 from hamburger.server.tools.tool_fields import arguments_object
 
-_REASONS = {"length": "max_tokens", "tool_calls": "tool_use"}
+_REASONS = {"length": "max_tokens"}
 
 
 class MessagesReply(RetoldReply):
@@ -43,7 +43,7 @@ class MessagesReply(RetoldReply):
             blocks.append({"type": "tool_use", "id": call["id"], "name": function["name"],
                            "input": arguments_object(function["arguments"])})  # fmt: skip
             self._has_calls = True
-        return self._message(blocks) | self._end(choice["finish_reason"], choice["stop_reason"])
+        return self._message(blocks) | self._end(choice)
 
     def events(self, index: int, update: RequestUpdate) -> bytes:
         events: list[dict[str, Any]] = []
@@ -57,8 +57,7 @@ class MessagesReply(RetoldReply):
             events += self._of_delta(choice["delta"])
             if choice["finish_reason"] is not None:
                 events += self._closed()
-                ending = self._end(choice["finish_reason"], choice["stop_reason"])
-                events.append({"type": "message_delta", "delta": ending, "usage": self._usage()})
+                events.append({"type": "message_delta", "delta": self._end(choice), "usage": self._usage()})
         return b"".join(map(typed_event, events))
 
     def end(self) -> bytes:
@@ -86,15 +85,13 @@ class MessagesReply(RetoldReply):
             **own,
         }
 
-    def _end(self, finish_reason: str, stop_reason: str | int | None) -> dict[str, Any]:
-        sequence = stop_reason if isinstance(stop_reason, str) else None
-        if finish_reason == "stop" and self._has_calls:
-            reason = "tool_use"
-        elif sequence is not None:
-            reason = "stop_sequence"
-        else:
-            reason = _REASONS.get(finish_reason, "end_turn")
-        return {"stop_reason": reason, "stop_sequence": sequence}
+    def _end(self, choice: Mapping[str, Any]) -> dict[str, Any]:
+        finish_reason, stop_reason = choice["finish_reason"], choice["stop_reason"]
+        if finish_reason == "tool_calls" or (finish_reason == "stop" and self._has_calls and not was_cut(choice)):
+            return {"stop_reason": "tool_use", "stop_sequence": None}
+        if isinstance(stop_reason, str):
+            return {"stop_reason": "stop_sequence", "stop_sequence": stop_reason}
+        return {"stop_reason": _REASONS.get(finish_reason, "end_turn"), "stop_sequence": None}
 
     def _of_delta(self, delta: dict[str, Any]) -> Iterator[dict[str, Any]]:
         if thinking := delta.get("reasoning_content"):

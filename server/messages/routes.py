@@ -8,10 +8,9 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from hamburger.engine.types.errors import InvalidRequest
 from hamburger.server.api.answering import Answering
 from hamburger.server.api.openapi import REFUSED, TYPED_STREAM, body_of
-from hamburger.server.api.prompts import encode_text, render_chat
+from hamburger.server.api.prompts import count_chat
 from hamburger.server.api.request_body import naming, read_body, validated
 from hamburger.server.bodies.chat import ChatBody
 from hamburger.server.completions.replies import ChatReply
@@ -43,14 +42,7 @@ def message_routes(answering: Answering) -> APIRouter:
         with naming(NAMES):
             chat = await asyncio.to_thread(_chat, body)
             context = answering.choose(request, chat)
-            most = context.engine.info.max_model_len
-            text = await render_chat(context.tokenizer, chat.messages, chat, chat.tool_use(context.tool_family))
-            ids = await encode_text(
-                context.tokenizer, text, add_special_tokens=False, param="messages", max_tokens=most
-            )
-            if len(ids) > most:
-                raise InvalidRequest(f"This model's maximum context length is {most} tokens.", "messages")
-        return {"input_tokens": len(ids)}
+            return {"input_tokens": await count_chat(context, chat)}
 
     return router
 

@@ -75,6 +75,9 @@ def bounded_protocol(max_connections: int, client_seconds: float) -> type[H11Pro
                 self.transport.write(b"HTTP/1.1 102 Processing\r\n\r\n")
                 self._probe_timer = self.loop.call_later(_PROBE_SECONDS, self._probe)
 
+        def _unsupported_upgrade_warning(self) -> None:
+            """Clients that offer HTTP/2 are served as they are, and need no line in the log, or WebSockets."""
+
         def on_response_complete(self) -> None:
             super().on_response_complete()
             if self._is_half_closed and (self.cycle is None or self.cycle.response_complete):

@@ -62,7 +62,7 @@ class KeyLimits:
             return
         if number > most:
             message = f"The request asks for {number} answers, but a key may have {most} at once (key_requests)."
-            raise InvalidRequest(message)
+            raise InvalidRequest(message, "n")
         open_now = sum(each.load_of(key).num_open for each in engines)
         if open_now + number > most:
             message = f"This API key has {open_now} of at most {most} requests at once (key_requests)"
@@ -75,7 +75,7 @@ class KeyLimits:
         share = math.floor(self._queue_share * load.max_queue)
         if number > share + load.seats:
             message = f"The request asks for {number} answers, but a key may have {share + load.seats} at once"
-            raise InvalidRequest(f"{message}: its share of the queue (key_queue_share) and all seats.")
+            raise InvalidRequest(f"{message}: its share of the queue (key_queue_share) and all seats.", "n")
         waiting, most = load.num_without_token, share + load.free_seats
         if waiting + number > most:
             message = f"{waiting} requests of this API key wait, which is its share of the queue (key_queue_share)"

@@ -36,7 +36,8 @@ class RequestIds:
             await self._app(scope, receive, send)
             return
         _leave_host_out(scope)
-        given = Headers(scope=scope).get(REQUEST_ID, "")
+        asked = Headers(scope=scope)
+        given = asked.get(REQUEST_ID, "")
         request_id = given if _USABLE_ID.fullmatch(given) else uuid.uuid4().hex
         entry = open_entry(scope, request_id)
 
@@ -51,6 +52,8 @@ class RequestIds:
                 entry.status = message["status"]
                 headers = MutableHeaders(scope=message)
                 headers[REQUEST_ID] = request_id
+                if "transfer-encoding" in asked and "content-length" in asked:  # RFC 9112, 6.1
+                    headers["Connection"] = "close"
                 _make_safe(headers)
             else:
                 entry.bytes += len(message.get("body", b""))

@@ -123,8 +123,10 @@ class TextFormat(Schema):
 
     @model_validator(mode="after")
     def _has_schema(self) -> Self:
-        if (self.type == "json_schema") != (self.schema_ is not None):
+        if self.schema_ is not None and self.type != "json_schema":
             raise ValueError("schema goes with the type json_schema, and no other")
+        if self.schema_ is None and self.type == "json_schema":
+            raise ValueError("the type json_schema needs schema")
         return self
 
     def of_chat(self) -> dict[str, Any]:

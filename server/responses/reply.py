@@ -15,7 +15,7 @@ from hamburger.server.api.errors import ApiError
 from hamburger.server.api.events import typed_event
 from hamburger.server.completions.logprobs import TextOffsets
 from hamburger.server.completions.replies import ChatReply
-from hamburger.server.completions.retold import RetoldReply, calls_of
+from hamburger.server.completions.retold import RetoldReply, calls_of, was_cut
 from hamburger.server.responses.body import ResponsesBody
 from hamburger.server.responses.errors import responses_error
 from hamburger.server.responses.logprobs import TextLogprobs
@@ -40,6 +40,7 @@ class ResponsesReply(RetoldReply):
         self._scores = TextLogprobs(offsets)
         self._number = 0
         self._status = "in_progress"
+        self._call_is_cut = False  # the last item is a call, within which a stop string ended the answer
 
     @property
     def is_whole(self) -> bool:
@@ -48,16 +49,16 @@ class ResponsesReply(RetoldReply):
 
     def whole(self) -> dict[str, Any]:
         self._status = _status(self._chat.choices[0].finish_reason)
-        self._take_added(self._status)
+        self._take_added()
         return self._kept()
 
     def take_partial(self) -> None:
         """Of an answer that was added and broke off, what had come of it."""
         if any(self._chat.choices[0].texts):
-            self._take_added("incomplete")
+            self._take_added(breaks_off=True)
 
-    def _take_added(self, last: str) -> None:
-        """The items of an answer that was added. last: the status of the last one, which alone can be cut."""
+    def _take_added(self, *, breaks_off: bool = False) -> None:
+        """The items of an answer that was added, of which the last one alone can be cut."""
         [choice] = self._chat.whole()["choices"]
         message = choice["message"]
         calls = message.get("tool_calls", ())
@@ -78,7 +79,8 @@ class ResponsesReply(RetoldReply):
             self._output.append(self._call(call["id"], function["name"], function["arguments"]))
         for item in self._output:
             item["status"] = "completed"
-        self._output[-1]["status"] = last
+        self._call_is_cut = bool(calls) and was_cut(choice)
+        self._output[-1]["status"] = "incomplete" if breaks_off else self._last_status
 
     def events(self, index: int, update: RequestUpdate) -> bytes:
         events: list[dict[str, Any]] = []
@@ -92,6 +94,7 @@ class ResponsesReply(RetoldReply):
             events += self._of_delta(choice["delta"])
             if choice["finish_reason"] is not None:
                 self._status = _status(choice["finish_reason"])
+                self._call_is_cut = self._has_calls and was_cut(choice)
                 if not self._output:  # an answer without a text is one, too
                     events += self._opened(self._message("", []))
                 if not self._has_calls:
@@ -236,7 +239,7 @@ class ResponsesReply(RetoldReply):
         """The last item is whole, if there is one."""
         if not self._output:
             return
-        item, text = self._finished("completed" if self._status == "in_progress" else self._status)
+        item, text = self._finished("completed" if self._status == "in_progress" else self._last_status)
         if item["type"] == "message":
             [part] = item["content"]
             yield self._of_item("response.output_text.done", text=text, logprobs=part["logprobs"])
@@ -247,6 +250,11 @@ class ResponsesReply(RetoldReply):
             yield self._of_item("response.function_call_arguments.done", name=item["name"], arguments=text)
         index = len(self._output) - 1
         yield self._event("response.output_item.done", output_index=index, item=item)
+
+    @property
+    def _last_status(self) -> str:
+        """Of the last item, once the answer has ended."""
+        return "incomplete" if self._call_is_cut else self._status
 
     def _finished(self, status: str) -> tuple[dict[str, Any], str]:
         """The last item, with all that was told of it: itself and its text."""

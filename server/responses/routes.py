@@ -15,6 +15,7 @@ from hamburger.server.api.auth import key_of
 from hamburger.server.api.errors import ApiError, to_api_error
 from hamburger.server.api.model_context import ModelContext
 from hamburger.server.api.openapi import REFUSED, TYPED_STREAM, body_of
+from hamburger.server.api.prompts import count_chat
 from hamburger.server.api.request_body import naming, read_body, validated
 from hamburger.server.api.streaming import Generation
 from hamburger.server.bodies.chat import ChatBody
@@ -40,14 +41,7 @@ def response_routes(answering: Answering, store: ResponseStore) -> APIRouter:
         body = await read_body(request, ResponsesBody, settings)
         body.check()
         key = key_of(request)
-        # Long ones take a while: others have their turn between the steps of a thread.
-        turns, items = await asyncio.to_thread(lambda: (body.turns(), _items(body)))
-        if body.previous_response_id is not None:
-            previous = store.get(body.previous_response_id, key, "previous_response_id")
-            if previous.cancel is not None:
-                message = "The response that it goes on with is still being written: wait for it."
-                raise InvalidRequest(message, "previous_response_id")
-            turns = previous.turns + turns
+        turns, items = await conversation(body, key)
 
         def keep(response: dict[str, Any]) -> None:
             # One in the background may have been deleted meanwhile.
@@ -73,6 +67,30 @@ def response_routes(answering: Answering, store: ResponseStore) -> APIRouter:
         running[reply.id] = task = asyncio.create_task(_finish(context, generation, reply))
         task.add_done_callback(lambda _: running.pop(reply.id))
         return JSONResponse(response)
+
+    @router.post("/v1/responses/input_tokens", openapi_extra=body_of(ResponsesBody))
+    async def input_tokens(request: Request) -> dict[str, Any]:
+        """How many tokens the prompt has that a response's fields make."""
+        body = await read_body(request, ResponsesBody, settings)
+        turns, _ = await conversation(body, key_of(request))
+        with naming(NAMES):
+            chat = await asyncio.to_thread(lambda: validated(ChatBody, body.chat(turns)))
+            return {
+                "object": "response.input_tokens",
+                "input_tokens": await count_chat(answering.choose(request, chat), chat),
+            }
+
+    async def conversation(body: ResponsesBody, key: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        """The turns so far, and the items of this one's input."""
+        # Long ones take a while: others have their turn between the steps of a thread.
+        turns, items = await asyncio.to_thread(lambda: (body.turns(), _items(body)))
+        if body.previous_response_id is not None:
+            previous = store.get(body.previous_response_id, key, "previous_response_id")
+            if previous.cancel is not None:
+                message = "The response that it goes on with is still being written: wait for it."
+                raise InvalidRequest(message, "previous_response_id")
+            turns = previous.turns + turns
+        return turns, items
 
     def submit(
         context: ModelContext, request: Request, chat: ChatBody, answers: Answers, reply: ResponsesReply

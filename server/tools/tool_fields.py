@@ -84,6 +84,14 @@ class MadeCall(Schema):
         return {"id": self.id, "type": "function", "function": function}
 
 
+def is_object(arguments: str) -> bool:
+    """Whether a call's arguments are whole."""
+    try:
+        return isinstance(json.loads(arguments), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
 def arguments_object(arguments: str) -> dict[str, Any]:
     """A call's arguments as the object that templates and other APIs want. Of what is none it is empty, as vLLM has it:
     a model wrote them, or began to, and the conversation must be able to go on."""

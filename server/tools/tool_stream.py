@@ -7,6 +7,7 @@ import string
 from collections.abc import Sequence
 from typing import Any
 
+from hamburger.server.tools.tool_fields import is_object
 from hamburger.server.tools.tool_parsers import Family, Parsed, Parser
 from hamburger.server.tools.value_ends import ValueEnds
 
@@ -29,10 +30,14 @@ class ToolStream:
         self._content_size = 0
         self._arguments_sizes: list[int] = []
         self._ids: list[str] = []
+        self._last_arguments = ""
 
-    def reason(self, finish_reason: str | None) -> str | None:
-        """OpenAI's finish_reason: calls that the model chose to make are its reason to stop."""
-        return "tool_calls" if finish_reason == "stop" and self._ids and not self._is_named else finish_reason
+    def reason(self, finish_reason: str | None, stop_reason: str | int | None) -> str | None:
+        """OpenAI's finish_reason: calls that the model chose to make are its reason to stop. Not where a stop string,
+        the stop_reason, ended the last of them before it was whole."""
+        is_cut = isinstance(stop_reason, str) and not is_object(self._last_arguments)
+        are_made = finish_reason == "stop" and self._ids and not self._is_named and not is_cut
+        return "tool_calls" if are_made else finish_reason
 
     def add(self, text: str, *, is_final: bool) -> dict[str, Any]:
         """The delta: new content, and tool_calls with what is new of each; {} where nothing is sure yet."""
@@ -75,7 +80,10 @@ class ToolStream:
                 text = text.removesuffix(end_text)
             self._ends = ValueEnds()  # the text may be shorter now
         parsed = self._parser(text, is_final, self._ends)
-        return parsed if self._parallel else Parsed(parsed.content, parsed.calls[:1])
+        if not self._parallel:
+            parsed = Parsed(parsed.content, parsed.calls[:1])
+        self._last_arguments = parsed.calls[-1].arguments if parsed.calls else ""
+        return parsed
 
     def _new_id(self) -> str:
         if self._family == "mistral":  # its templates insist on nine letters and digits

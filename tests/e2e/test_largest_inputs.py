@@ -117,6 +117,7 @@ CASES = {
     ),
     "many items": Case(RESPONSES, 400, lambda: {"input": HELLO * MAX_ITEMS}),
     "one item": Case(RESPONSES, 400, lambda: {"input": "a " * (BODY // 2)}),
+    "items to count": Case(f"{RESPONSES}/input_tokens", 400, lambda: {"input": HELLO * MAX_ITEMS}),
     "a conversation of many calls": Case(
         RESPONSES, 400, lambda: {"input": [CALLED, OUTPUT] * (MAX_ITEMS // 2), "store": False}
     ),
