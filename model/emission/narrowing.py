@@ -67,7 +67,8 @@ class NarrowingEmission:
         by_states: BeginChoices | None = None,
         logprobs_of: LogprobsOf = token_logprobs,
     ) -> None:
-        """draw: what sampler.sample does, in another way. by_states: chooses the same, in another way."""
+        """draw, logprobs_of: what sampler.sample and token_logprobs do, in another way. by_states: chooses the same, in
+        another way."""
         self._backend, self._draw, self._by_states, self._logprobs_of = backend, draw, by_states, logprobs_of
 
     def takes(self, batch: ForwardBatch) -> bool:
