@@ -17,7 +17,7 @@ from hamburger.engine.request import AnswerBuilder, DraftCounts, GenerationReque
 from hamburger.engine.text.detokenizer import TextDecoder
 from hamburger.engine.text.stop_strings import StopStrings
 from hamburger.engine.types.config import EngineArgs, LLMSettings
-from hamburger.engine.types.errors import InvalidRequest, OutOfMemory, QueueTimeout
+from hamburger.engine.types.errors import HamburgerError, InvalidRequest, OutOfMemory, QueueTimeout
 from hamburger.engine.types.messages import (
     AbortRequest,
     EngineInfo,
@@ -138,7 +138,8 @@ class LLM:
         sampling_params: one for all prompts, or one a prompt; None is SamplingParams(). progress: a bar on stderr.
         lora: the name of a loaded adapter that answers; None: the model itself.
         Raises ValueError unless there are as many of them as prompts, and, before any work, InvalidRequest with a note
-        that says which prompt it is about. After an error or Ctrl-C the next call starts afresh.
+        that says which prompt it is about. A grammar that cannot be used, or that an answer leaves, is told when it is
+        come to. After an error or Ctrl-C the next call starts afresh.
         """
         prompts = [prompts] if isinstance(prompts, str) else prompts
         ids = [self.tokenizer.encode(p, add_special_tokens=True) if isinstance(p, str) else [*p] for p in prompts]
@@ -220,8 +221,7 @@ class LLM:
         try:
             return resolve_request(GenerationRequest(str(index), prompt_ids, params), self.info, time.monotonic())
         except InvalidRequest as error:
-            error.add_note(f"This is about prompt number {index}, counted from 0.")
-            raise
+            raise _about(error, str(index)) from None
 
     def _run(
         self, requests: Iterable[SubmitRequest], show: Callable[[RequestUpdate], None]
@@ -256,12 +256,18 @@ class LLM:
                 errors = {"grammar": InvalidRequest, "out_of_memory": OutOfMemory}
                 for failure in step.failures:
                     if failure.request_id in running:  # else a stop string ended it before
-                        raise errors.get(failure.kind, QueueTimeout)(failure.message)
+                        error = errors.get(failure.kind, QueueTimeout)(failure.message)
+                        raise _about(error, failure.request_id)
         except BaseException:  # Ctrl-C and the iterator's end as well, and they may have come at any line of a step
             self._core.reset()
             raise
         finally:
             self._is_running = False
+
+
+def _about(error: HamburgerError, request_id: str) -> HamburgerError:
+    error.add_note(f"This is about prompt number {request_id}, counted from 0.")
+    return error
 
 
 class _RunningRequest(NamedTuple):

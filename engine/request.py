@@ -123,6 +123,12 @@ def resolve_request(
             "them out.",
             "min_tokens",
         )
+    if params.min_tokens and params.thinking is not None and params.thinking.end in ends:
+        raise InvalidRequest(
+            "min_tokens forbids tokens that end the answer, of which one must end its thoughts: leave it out of "
+            "stop_token_ids, or leave min_tokens out.",
+            "min_tokens",
+        )
     if params.settle and not info.settles:
         raise InvalidRequest("settle is true, but this server keeps all slots: serve with `--settle true`.", "settle")
     context_left = info.max_model_len - num_prompt_tokens

@@ -29,7 +29,7 @@ from hamburger.engine.transport.engine_process import FAILED, failed_message, se
 from hamburger.engine.transport.wire import Encoder, Ended, Failed, Progress, frames
 from hamburger.engine.types.config import EngineArgs
 from hamburger.engine.types.events import EngineReady, Message
-from hamburger.engine.types.messages import AbortRequest, EngineInfo, SubmitRequest
+from hamburger.engine.types.messages import AbortRequest, EngineInfo, SubmitRequest, UnloadLora
 
 Builder = Callable[[EngineArgs, Callable[[str], None], OnLost], tuple[EngineCore, EngineInfo]]
 
@@ -142,26 +142,38 @@ class Reader:
             os._exit(FAILED)
 
 
+_Waiting = SubmitRequest | AbortRequest | UnloadLora
+
+
+def _named(message: _Waiting) -> list[str | int]:
+    """What it comes after: the request that it is about, by its id, or an adapter, by its number. Behind that what
+    else comes after it."""
+    if isinstance(message, UnloadLora):
+        return [message.number]
+    return [message.request_id, *([message.lora] if isinstance(message, SubmitRequest) and message.lora else [])]
+
+
 class GrammarCompiler:
     """Compiles requests' grammars in a thread of its own, then puts them into the inbox. Others overtake them."""
 
     def __init__(self, grammars: Grammars, inbox: Inbox) -> None:
         self._grammars, self._inbox = grammars, inbox
-        self._waiting: queue.SimpleQueue[SubmitRequest | AbortRequest] = queue.SimpleQueue()
+        self._waiting: queue.SimpleQueue[_Waiting] = queue.SimpleQueue()
         # Of what waits, by request id: its abort must not overtake a request, nor another of its id what came before.
-        self._num_waiting: Counter[str] = Counter()
+        # By LoRA adapter: nor may the end of its adapter.
+        self._num_waiting: Counter[str | int] = Counter()
         self._lock = threading.Lock()
         threading.Thread(target=self._run, name="hamburger-grammars", daemon=True).start()
 
     def take_if_it_waits(self, message: Message) -> bool:
         """Take a request with a grammar, or what is about one that still waits here; returns whether it was that."""
-        if not isinstance(message, SubmitRequest | AbortRequest):
+        if not isinstance(message, SubmitRequest | AbortRequest | UnloadLora):
             return False
         has_grammar = isinstance(message, SubmitRequest) and message.params.grammar is not None
         with self._lock:
-            if not has_grammar and not self._num_waiting[message.request_id]:
+            if not has_grammar and not self._num_waiting[_named(message)[0]]:
                 return False
-            self._num_waiting[message.request_id] += 1
+            self._num_waiting.update(_named(message))
         self._waiting.put(message)
         return True
 
@@ -177,9 +189,10 @@ class GrammarCompiler:
                     self._grammars.compile(message.params.grammar)
             self._inbox.put(message)
             with self._lock:
-                self._num_waiting[message.request_id] -= 1
-                if not self._num_waiting[message.request_id]:
-                    del self._num_waiting[message.request_id]
+                self._num_waiting.subtract(_named(message))
+                for name in _named(message):
+                    if not self._num_waiting[name]:
+                        del self._num_waiting[name]
 
 
 def _builder(name: str) -> Builder:

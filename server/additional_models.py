@@ -29,9 +29,8 @@ class AdditionalModel:
 
     def __str__(self) -> str:
         """As it is written on the command line."""
-        return ",".join(
-            [f"{self.name}={self.model or ''}", *(f"{name}={value}" for name, value in self.settings.items())]
-        )
+        settings = [(name, part) for name, value in self.settings.items() for part in value.split(";")]
+        return ",".join([f"{self.name}={self.model or ''}", *(f"{name}={value}" for name, value in settings)])
 
 
 def parse_additional_models(value: Any) -> Any:
@@ -61,7 +60,8 @@ def _parse_one(text: str) -> AdditionalModel:
         key = key.strip().replace("-", "_")
         if key not in OWN_SETTINGS:
             raise ValueError(f"{name} sets {key}, but its own can be {', '.join(sorted(OWN_SETTINGS))}")
-        if key in settings:
+        if key in settings and key != "lora":
             raise ValueError(f"{name} sets {key} twice")
-        settings[key] = setting.strip()
+        # Several adapters, as between models, are no list of their own here.
+        settings[key] = f"{settings[key]};{setting.strip()}" if key in settings else setting.strip()
     return AdditionalModel(name, model or None, settings)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from typing import Any, NoReturn
 
 from hamburger.server.config import ENV_PREFIX, ServeSettings, SettingsError, load_settings
 
-_FAILED, _INTERRUPTED = 2, 130
+_DIED, _FAILED, _INTERRUPTED = 1, 2, 130
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +125,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns its exit code: 0 for success, 2 for a wrong option, 130 after Ctrl-C."""
+    """Run one command; returns the exit code: 0 for success, 1 for a dead engine, 2 a wrong option, 130 Ctrl-C."""
     args = build_parser().parse_args(argv)
     commands = {command.name: command for command in _COMMANDS}
     try:
@@ -173,10 +174,12 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
 
 
 def _serve(args: argparse.Namespace) -> int:
-    from hamburger.engine.hosts.process_host import Worker
+    from hamburger.engine.hosts.process_host import EngineProcessError, Worker
     from hamburger.engine.types.errors import HamburgerError
 
     given: dict[str, Any] = {name: value for name, value in vars(args).items() if name in ServeSettings.model_fields}
+    # As Ctrl-C, until the server serves: for the first process of a container the system ignores it otherwise.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         if "model_argument" in args:
             if "model" in given:
@@ -188,6 +191,9 @@ def _serve(args: argparse.Namespace) -> int:
             from hamburger.server.serve import serve
 
             return serve(settings, worker)
+    except EngineProcessError as error:
+        print(f"hamburger: the engine died while it was loading: {error}", file=sys.stderr)
+        return _DIED
     except (ValueError, HamburgerError, OSError) as error:  # settings, checkpoints and files that cannot be used
         print(f"hamburger: {' '.join(str(error).split())}", file=sys.stderr)
         return _FAILED

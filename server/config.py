@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import yaml
-from pydantic import BeforeValidator, Field, ValidationError, create_model
+from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo, create_model, field_validator
 from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
 from hamburger.engine.dial.confidence_dial import AutoConfidence
@@ -18,7 +19,14 @@ from hamburger.engine.types.config import ENGINE_SETTINGS, EngineArgs
 from hamburger.engine.types.setting import Setting
 from hamburger.server.additional_models import NOT_INHERITED, AdditionalModel, parse_additional_models
 from hamburger.server.lora_adapters import NamedLora, parse_loras
-from hamburger.server.setting_values import comma_separated, confidence_or_auto, on_or_off, parse_bytes, web_origins
+from hamburger.server.setting_values import (
+    comma_separated,
+    confidence_or_auto,
+    number_only,
+    on_or_off,
+    parse_bytes,
+    web_origins,
+)
 
 ENV_PREFIX = "HAMBURGER_"
 
@@ -154,6 +162,12 @@ class ServeSettings(_EngineSettings):
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         return init_settings, env_settings
 
+    @field_validator("*", mode="before")
+    @classmethod
+    def _numbers_are_no_flags(cls, value: Any, of: ValidationInfo) -> Any:
+        kind = cls.model_fields[of.field_name or ""].annotation
+        return number_only(value) if kind in (int, float, int | None, float | None) else value
+
     def api_keys(self) -> list[str]:
         """Those of the command line and those of the file. Raises SettingsError when the file cannot be used, and for
         limits of keys without keys."""
@@ -163,10 +177,10 @@ class ServeSettings(_EngineSettings):
                     raise SettingsError(f"{name} is given, but there are no API keys: add --api-key or --api-key-file.")
             return self.api_key
         try:
-            lines = [line.strip() for line in self.api_key_file.read_text(encoding="utf-8-sig").splitlines()]
+            text = self.api_key_file.read_text(encoding="utf-8-sig")
         except (OSError, ValueError) as error:
             raise SettingsError(f"api_key_file {self.api_key_file} cannot be read: {error}.") from error
-        keys = [line for line in lines if line and not line.startswith("#")]
+        keys = [key for line in text.splitlines() if (key := re.split(r"(?:^|\s)#", line)[0].strip())]
         if not keys:  # an empty file must not open the server to everyone
             raise SettingsError(f"api_key_file {self.api_key_file} holds no key: write one a line.")
         return [*self.api_key, *keys]

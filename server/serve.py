@@ -54,8 +54,8 @@ def serve(settings: ServeSettings, worker: Worker | None = None) -> int:
     traces = None if settings.otlp_traces_endpoint is None else open_traces(settings.otlp_traces_endpoint)
     with (
         contextlib.closing(stored),
-        contextlib.closing(traces) if traces is not None else contextlib.nullcontext(),
         _logging(settings),
+        contextlib.closing(traces) if traces is not None else contextlib.nullcontext(),
         bound(settings.host, settings.port) as listeners,
     ):
         allow_open_files(settings.max_connections)
@@ -65,7 +65,7 @@ def serve(settings: ServeSettings, worker: Worker | None = None) -> int:
         models = find_models(arguments)
         try:
             return asyncio.run(_run(settings, models, listeners, progress, worker, stored, traces))
-        except KeyboardInterrupt:  # while loading; _stop_on_signals takes over then
+        except (KeyboardInterrupt, asyncio.CancelledError):  # while loading; _stop_on_signals takes over then
             progress("stopped while loading")
             return _INTERRUPTED
 
@@ -79,6 +79,8 @@ async def _run(
     responses: ResponseStore,
     traces: RequestTraces | None,
 ) -> int:
+    if (task := asyncio.current_task()) is not None:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     async with running_models(models, progress, worker) as found:
         stopping = _stop_on_signals()
         contexts = [model.context for model in found]
@@ -174,10 +176,26 @@ def _check_tls(settings: ServeSettings) -> None:
         if settings.ssl_keyfile is not None:
             raise SettingsError("ssl_keyfile is given without ssl_certfile.")
         return
+    for name in ("ssl_certfile", "ssl_keyfile"):
+        if (path := getattr(settings, name)) is not None:
+            try:
+                path.open("rb").close()
+            except OSError as error:
+                raise SettingsError(f"{name} {path} cannot be read: {error.strerror}.") from error
+    holder = "ssl_certfile" if settings.ssl_keyfile is None else "ssl_keyfile"
+    key = f"{holder} {getattr(settings, holder)}"
+
+    def password() -> str:
+        raise SettingsError(f"{key} holds an encrypted key, which nobody can unlock here: give one without a password.")
+
     try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(settings.ssl_certfile, settings.ssl_keyfile)
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(settings.ssl_certfile, settings.ssl_keyfile, password)
     except (OSError, ssl.SSLError) as error:
-        raise SettingsError(f"ssl_certfile {settings.ssl_certfile} cannot be used: {error}.") from error
+        raise SettingsError(
+            f"ssl_certfile {settings.ssl_certfile} cannot be used with the key of {key}: {error}. Is it a certificate, "
+            "and is the key its own, in a file that ssl_keyfile names, or behind it?"
+        ) from error
 
 
 def _url(settings: ServeSettings, port: int) -> str:

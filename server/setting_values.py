@@ -18,7 +18,7 @@ def parse_bytes(value: Any) -> Any:
     """ "4GiB", "512 MiB" or a plain number as bytes."""
     if not isinstance(value, str):
         return value
-    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([a-z]*)", value.strip().lower())
+    match = re.fullmatch(r"([0-9]{1,20}(?:\.[0-9]{1,20})?)\s*([a-z]*)", value.strip().lower())
     if match is None or match[2] not in _UNITS:
         raise ValueError("it must be a size such as 4GiB, 512MiB or a number of bytes")
     return int(float(match[1]) * _UNITS[match[2]])
@@ -27,12 +27,19 @@ def parse_bytes(value: Any) -> Any:
 def confidence_or_auto(value: Any) -> Any:
     """auto, or what can be read as a number."""
     try:
-        number = None if value is None or value == "auto" else float(value)
+        number = None if value is None or value == "auto" else float(number_only(value))
     except (TypeError, ValueError):
         number = -1.0
     if ENGINE_SETTINGS["confidence"].fault(number) is not None:
         raise ValueError("it must be auto or a number in [0, 1]")
     return value if number is None else number
+
+
+def number_only(value: Any) -> Any:
+    """What YAML makes of `yes` or `on` is no number, though Python takes it for one."""
+    if isinstance(value, bool):
+        raise ValueError("it must be a number")
+    return value
 
 
 def on_or_off(value: Any) -> Any:

@@ -193,6 +193,13 @@ class EngineCore:
                 continue
             if sequence.prompt_logprobs is not None:
                 sequence.score(result.prompt_logprobs.get(sequence.request_id, ()))
+            if group is not None and self._matchers.has_failed(sequence):
+                if self._matchers.renew(sequence):
+                    sequence.take_back()
+                    self._scheduler.confirm(sequence)
+                else:
+                    self._end_with_grammar(sequence, failures)
+                continue
             if not sequence.is_verified:  # else what counts of it is known below
                 self._scheduler.blocks.mark_computed(sequence, end)
             if sequence.is_prompt_only and end == sequence.num_slots:
@@ -201,8 +208,6 @@ class EngineCore:
                 if sequence.is_verified:
                     self._scheduler.blocks.mark_computed(sequence, end)
                 continue
-            if sequence.is_verified and sequence.matcher is not None:
-                self._matchers.forget_drafts(sequence, group.token_ids)
             drafts = None if item.drafts is None else self._drafts.checked(item, item.drafts, group)
             output = sequence.accept(group.token_ids, group.stop_probs, group.logprobs, drafts)
             self._scheduler.count(sequence, len(output.token_ids))
@@ -211,13 +216,12 @@ class EngineCore:
                     self._scheduler.confirm(sequence)
                 self._scheduler.blocks.mark_computed(sequence, sequence.num_computed_slots)
                 self._drafts.take(sequence, output, group)
-            if sequence.matcher is not None and (error := sequence.matcher.error) is not None:
-                # Its masks allow nothing but an end then: what it chose says nothing.
-                failures.append(RequestFailed(sequence.request_id, "grammar", f"{error}."))
+            if self._matchers.has_failed(sequence):
+                self._matchers.renew(sequence)
+            if sequence.matcher is not None and sequence.matcher.error is not None:
                 if number := self._matchers.num_sound(sequence, len(output.token_ids)):
                     outputs.append(output.first(number))
-                self._matchers.give_up(sequence)
-                self.abort(AbortRequest(sequence.request_id))
+                self._end_with_grammar(sequence, failures)
             else:
                 outputs.append(output)
         for output in outputs:
@@ -230,6 +234,13 @@ class EngineCore:
         group_sizes = [len(output.token_ids) for output in outputs if output.token_ids]
         checked = [output.drafts for output in outputs if output.drafts is not None]
         return StepOutputs(outputs, failures, self._stats(batch, num_prompt_slots, group_sizes, seconds, checked))
+
+    def _end_with_grammar(self, sequence: Sequence, failures: list[RequestFailed]) -> None:
+        """Its matcher has an error."""
+        why = "" if sequence.matcher is None else sequence.matcher.error
+        failures.append(RequestFailed(sequence.request_id, "grammar", f"{why}."))
+        self._matchers.give_up(sequence)
+        self.abort(AbortRequest(sequence.request_id))
 
     def _run(self, batch: ScheduledBatch, failures: list[RequestFailed]) -> tuple[ScheduledBatch, BatchResult]:
         """What was computed of the batch: all, or, where the memory did not hold it, nothing.

@@ -38,7 +38,9 @@ def with_drafts(
             drafts = drafts.first(room - item.sequence.num_slots)
         spare -= 0 if drafts is None else len(drafts.token_ids)
         drafters = item.sequence.drafters
-        wants_more = item.emits and floor < 1 and (drafters is None or drafters.needs_micro)
+        wants_more = (
+            item.emits and floor < 1 and not item.sequence.num_renewals and (drafters is None or drafters.needs_micro)
+        )
         most = plan.max_drafts if wants_more else 0
         if drafts is not None or most:
             least = max(plan.min_chance, floor)
@@ -52,7 +54,7 @@ def _offered(
 ) -> Proposal | None:
     """The best drafts that there are for a decoding sequence, if the first of them has a chance above least."""
     sequence = item.sequence
-    if not item.emits or item.num_slots != 1 or sequence.params.confidence == 1:
+    if not item.emits or item.num_slots != 1 or sequence.params.confidence == 1 or sequence.num_renewals:
         return None
     micro, drafters, temperature = sequence.proposal, sequence.drafters, sequence.params.temperature
     most = min(max_group, sequence.num_tokens_left, sequence.num_slots_at_once) - 1

@@ -5,10 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from hamburger.engine.core.sequence import Sequence
-from hamburger.engine.text.grammar import Grammars
+from hamburger.engine.text.grammar import Grammars, Matcher
 from hamburger.engine.text.token_rules import TokenMatcher, TokenRules, with_rules
 from hamburger.engine.types.errors import InvalidRequest
 from hamburger.engine.types.sampling_params import SamplingParams
+
+_MOST_RENEWALS = 3
 
 
 class Matchers:
@@ -25,19 +27,32 @@ class Matchers:
             raise InvalidRequest(message, "response_format")
         return with_rules(params, self._grammars.matcher(params.grammar))
 
-    def forget_drafts(self, sequence: Sequence, token_ids: list[int]) -> None:
-        """An error behind a draft stays in a matcher that has gone back: it is made anew. One behind tokens that are
-        accepted comes again, but for the one that ends the answer. token_ids: those that a step confirmed."""
-        grammar, matcher = sequence.params.grammar, sequence.matcher
-        if self._grammars is not None and grammar is not None and matcher is not None and matcher.error is not None:
-            last = next(
-                (i for i, token_id in enumerate(token_ids) if token_id in sequence.end_token_ids), len(token_ids)
-            )
-            behind = self._grammars.matcher_behind(grammar, sequence.output_ids, token_ids[: last + 1])
-            if isinstance(matcher, TokenRules):
-                matcher.grammar = behind
-            else:
-                sequence.matcher = behind
+    def has_failed(self, sequence: Sequence) -> bool:
+        """Its grammar has an error, that of a draft too, which stays in a matcher that has gone back: what a step chose
+        for it says nothing."""
+        grammar = _grammar_of(sequence.matcher)
+        return grammar is not None and grammar.error is not None
+
+    def renew(self, sequence: Sequence) -> bool:
+        """Put a new matcher in the place of one that failed, behind the answer's tokens; it may be that other answers
+        of its grammar, or drafts, have used up what they share. False where that was tried often since its last token,
+        takes long, or fails as well."""
+        used, text = _grammar_of(sequence.matcher), sequence.params.grammar
+        if self._grammars is None or used is None or text is None or sequence.num_renewals == _MOST_RENEWALS:
+            return False
+        matcher = self._grammars.renewed(text, used)
+        if matcher is None:
+            return False
+        for token_id in sequence.output_ids:
+            matcher.advance(token_id)
+        if matcher.error is not None:
+            return False
+        sequence.num_renewals += 1
+        if isinstance(sequence.matcher, TokenRules):
+            sequence.matcher.grammar = matcher
+        else:
+            sequence.matcher = matcher
+        return True
 
     def num_sound(self, sequence: Sequence, num_new: int) -> int:
         """An answer's matcher failed with its newest tokens, so many: how many of them came before, and are what steps
@@ -65,3 +80,8 @@ class Matchers:
         """Its grammar failed: the next request with the same grammar gets it anew."""
         if self._grammars is not None and sequence.params.grammar is not None:
             self._grammars.forget(sequence.params.grammar)
+
+
+def _grammar_of(matcher: TokenMatcher | None) -> Matcher | None:
+    found = matcher.grammar if isinstance(matcher, TokenRules) else matcher
+    return found if isinstance(found, Matcher) else None

@@ -34,6 +34,7 @@ class Sequence(SequenceSlots):
     rank: its place among all, the lowest first: priority, and the order in which they first ran (the scheduler sets
         it); infinite before that.
     matcher: where it stands in its grammar; None without one (the core sets it).
+    num_renewals: how often the matcher was made anew since the last token; nothing is drafted then.
     scheduled_time: when it first got slots; None while it never did.
     """
 
@@ -64,6 +65,7 @@ class Sequence(SequenceSlots):
         self.lora = request.lora
         self.rank: tuple[int, float] = (request.priority, math.inf)
         self.matcher: TokenMatcher | None = None
+        self.num_renewals = 0
         self.scheduled_time: float | None = None
         self.output_ids: list[int] = []
         is_scored = params.prompt_logprobs is not None and request.scores_prompt
@@ -141,7 +143,7 @@ class Sequence(SequenceSlots):
         An end or stop token ends it once min_tokens tokens came before; so do the token that completes its grammar,
         max_tokens and the context. A token that does both is reported as a stop.
         """
-        self.awaits_group = False
+        self.awaits_group, self.num_renewals = False, 0
         if not token_ids or self.num_tokens_left < 1:
             raise RuntimeError(f"{self.request_id} cannot take the group {token_ids}: empty, or after the end.")
         kept = 0
@@ -172,6 +174,11 @@ class Sequence(SequenceSlots):
         if drafts is not None and drafts.num_accepted > kept:  # those behind the end were never tokens
             drafts = drafts._replace(num_accepted=kept)
         return self._output(group, stop_probs[:kept], kept_logprobs, finish_reason, stop_token_id, drafts)
+
+    def take_back(self) -> None:
+        """What a step chose for it does not count: its newest slot is computed again."""
+        self.num_computed_slots -= 1
+        self.proposal = None
 
     def _output(
         self,

@@ -92,6 +92,7 @@ class ProcessHost:
         self._encoder, self._decoder = Encoder(), Decoder()
         self._arrived = bytearray(_RECEIVED_BYTES)  # kept: to allocate as much for each report takes longer than it
         self._final_message: Failed | Ended | None = None
+        self._is_abandoned = False
 
     @property
     def pid(self) -> int:
@@ -116,6 +117,7 @@ class ProcessHost:
 
     def abandon(self) -> None:
         if self._process.poll() is None:
+            self._is_abandoned = True
             self._process.kill()
 
     async def join(self) -> None:
@@ -189,6 +191,8 @@ class ProcessHost:
                 return CheckpointError(message)
             case Failed(_, message):
                 return EngineProcessError(message)
+        if self._is_abandoned:
+            return EngineProcessError("it did not stop in time, and was ended")
         return EngineProcessError(f"its process {self._process.pid} {describe_exit_code(code)}")
 
 

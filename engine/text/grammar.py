@@ -9,8 +9,9 @@ from __future__ import annotations
 import json
 import re
 import threading
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +35,7 @@ MAX_CHARACTERS = 500_000  # of a grammar, as the client wrote it: beyond, compil
 _OPENINGS = ":([{"  # no level of a grammar is without one
 NO_END_TOKEN = "The model has no end token, without which no grammar works."
 _MAX_LEXER_STATES = 50_000  # 1 to 2 kB each
+_MOST_SECONDS_AGAIN = 0.5  # to compile a grammar between two steps
 
 
 def json_grammar(schema: Mapping[str, Any] | bool | None = None) -> str:
@@ -158,7 +160,7 @@ class Grammars:
         self._eos_token_ids = sorted(eos_token_ids)
         self._vocabulary: LLTokenizer | None = None
         self._digits: DigitTokens | None = None
-        self._compiled: GrammarCache[LLMatcher] = GrammarCache()
+        self._compiled: GrammarCache[_Compiled] = GrammarCache()
         self._lock = threading.Lock()
 
     def compile(self, grammar: str) -> LLMatcher:
@@ -166,13 +168,16 @@ class Grammars:
 
         Raises InvalidRequest that says what of it is impossible, not supported or too complex.
         """
+        return self._source(grammar).matcher
+
+    def _source(self, grammar: str) -> _Compiled:
         from llguidance import LLMatcher, LLParserLimits
 
         if (found := self._compiled.get(grammar)) is not None:
             return found
         with self._lock:
             vocabulary = self._vocabulary = self._vocabulary or self._build()
-        before = resident_bytes()
+        before, began = resident_bytes(), time.monotonic()
         matcher = LLMatcher(vocabulary, grammar, log_level=0, limits=LLParserLimits(max_lexer_states=_MAX_LEXER_STATES))
         tried = matcher.deep_copy()
         tried.compute_bitmask()  # some are too complex only for their first token
@@ -182,8 +187,9 @@ class Grammars:
                 why = "nothing can be written by it" if "NoExtensionBias" in error else _shown(error)
                 raise InvalidRequest(f"The grammar cannot be used: {why}.", "response_format")
         # Others may have taken memory meanwhile: it counts for more then, and is compiled anew sooner.
-        self._compiled.put(grammar, matcher, max(len(grammar), resident_bytes() - before))
-        return matcher
+        source = _Compiled(matcher, time.monotonic() - began)
+        self._compiled.put(grammar, source, max(len(grammar), resident_bytes() - before))
+        return source
 
     def prepare(self) -> None:
         """Read the vocabulary now. Raises InvalidRequest where no grammar works."""
@@ -200,26 +206,20 @@ class Grammars:
 
     def matcher(self, grammar: str) -> Matcher:
         """The grammar for one answer. Raises InvalidRequest as `compile` does."""
-        compiled_matcher = self.compile(grammar)
+        source = self._source(grammar)
         limit = NumberLimit(self._digits) if self._digits is not None and is_of_json(grammar) else None
-        matcher = Matcher(compiled_matcher.deep_copy(), self._eos_token_ids, limit)
+        matcher = Matcher(source, self._eos_token_ids, limit)
         self._compiled.count_use(grammar)
         return matcher
 
-    def matcher_behind(self, grammar: str, token_ids: Sequence[int], tried: Sequence[int]) -> Matcher:
-        """One that has taken token_ids. It has an error where choosing one of the tokens `tried` after them gives one,
-        else those are not taken."""
-        matcher = self.matcher(grammar)
-        for token_id in token_ids:
-            matcher.advance(token_id)
-        masks, num_taken = np.empty((1, -(-self.vocab_size // 32)), dtype=np.int32), 0
-        while num_taken < len(tried) and not matcher.is_complete and matcher.error is None:
-            matcher.allow(masks, 0)  # what is too complex is found here
-            matcher.advance(tried[num_taken])
-            num_taken += 1
-        if matcher.error is None:
-            matcher.go_back(num_taken)
-        return matcher
+    def renewed(self, grammar: str, used: Matcher) -> Matcher | None:
+        """In the place of a matcher that failed: what answers of one compiled grammar share may be used up by others.
+        Of what was compiled since, or compiled now; None where that takes long, as steps would wait for it."""
+        if used.source.seconds > _MOST_SECONDS_AGAIN:
+            return None
+        if self._compiled.get(grammar) is used.source:
+            self.forget(grammar)
+        return self.matcher(grammar)
 
     def _build(self) -> LLTokenizer:
         if not self._eos_token_ids:
@@ -231,13 +231,21 @@ class Grammars:
         return LLTokenizer(vocabulary, eos_token=self._eos_token_ids)  # type: ignore[arg-type]
 
 
+class _Compiled(NamedTuple):
+    """A grammar before its first token. seconds: that it took to compile."""
+
+    matcher: LLMatcher
+    seconds: float
+
+
 class Matcher:
     """Where one answer stands in its grammar."""
 
     def __init__(
-        self, matcher: LLMatcher, eos_token_ids: Collection[int], number_limit: NumberLimit | None = None
+        self, source: _Compiled, eos_token_ids: Collection[int], number_limit: NumberLimit | None = None
     ) -> None:
-        self._matcher = matcher
+        self.source = source
+        self._matcher = source.matcher.deep_copy()
         self._number_limit = number_limit
         self._eos_token_ids = eos_token_ids
         self._has_ended = False  # by an end token, which the library does not count

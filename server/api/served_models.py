@@ -11,6 +11,7 @@ from hamburger.engine.loras import LoraAdapter
 from hamburger.engine.types.errors import shown
 from hamburger.server.api.errors import ApiError
 from hamburger.server.api.model_context import ModelContext, ServedModel
+from hamburger.server.operation.request_log import CLIENT_LEFT
 
 _CHOSEN = "hamburger_model"  # where a request's scope keeps the model that it chose
 
@@ -85,7 +86,10 @@ class ServedModels:
         return context
 
     def count_failure(self, scope: Scope, error: ApiError) -> None:
-        """An error was answered: it is counted for the model that the request chose, if it came to that."""
+        """An error was answered: it is counted for the model that the request chose, if it came to that. Not where the
+        client has left."""
+        if error.status == CLIENT_LEFT:
+            return
         chosen: ModelContext | None = scope.get("state", {}).get(_CHOSEN)
         if chosen is None and len(self) == 1:
             chosen = self.first

@@ -11,7 +11,7 @@ from fastapi.middleware.cors import CORSMiddleware
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from hamburger.server.operation.request_log import open_entry, write_entry
+from hamburger.server.operation.request_log import RequestEntry, open_entry, write_entry
 from hamburger.server.operation.tracing import RequestTraces
 
 REQUEST_ID = "X-Request-Id"
@@ -67,10 +67,16 @@ class RequestIds:
             entry.status = 500
             raise
         finally:
-            if self._logs:
-                write_entry(entry, scope)
-            if self._traces is not None:
-                self._traces.add(entry, scope)
+            if entry.goes_on is None:
+                self._write(entry, scope)
+            else:
+                entry.goes_on.add_done_callback(lambda _: self._write(entry, scope))
+
+    def _write(self, entry: RequestEntry, scope: Scope) -> None:
+        if self._logs:
+            write_entry(entry, scope)
+        if self._traces is not None:
+            self._traces.add(entry, scope)
 
 
 def _leave_host_out(scope: Scope) -> None:

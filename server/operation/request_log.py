@@ -6,6 +6,7 @@ explains the fields; a test compares.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping
@@ -49,7 +50,7 @@ class Moments(NamedTuple):
 @dataclass(slots=True)
 class RequestEntry:
     """What is known of a request so far. `counts` and `moments` are called when it has ended, for what only is known
-    then; moments is None where it asks nothing of an engine."""
+    then; moments is None where it asks nothing of an engine. goes_on: it was answered before its work was done."""
 
     request_id: str
     status: int = CLIENT_LEFT
@@ -62,6 +63,7 @@ class RequestEntry:
     failure: Failure | None = None
     counts: list[Callable[[], Mapping[str, Any]]] = field(default_factory=list)
     moments: Callable[[], Moments] | None = None
+    goes_on: asyncio.Task[None] | None = None
     started: float = field(default_factory=time.monotonic)  # time.monotonic() seconds
 
     def asked_for(self, model: str | None, stream: bool) -> None:

@@ -45,7 +45,7 @@ class Supervisor:
         """Start the engine again whenever it dies, while restarts are left; returns when it is dead for good."""
         engine.starts_again = self._restarts > 0
         while (error := await engine.stopped()) is not None:
-            self._on_progress(f"the engine died: {error}")
+            logger.error("%s died: %s", self._title, error)
             if not self._restarts or engine.health().draining:
                 return
             self._restarts -= 1
@@ -55,7 +55,7 @@ class Supervisor:
                 await engine.restart(self.host)
             except Exception as failure:  # what built it before should do so again; if not, no restart will help
                 engine.starts_again = False
-                self._on_progress(f"it could not be started again: {failure}")
+                logger.error("%s could not be started again: %s", self._title, failure)
                 return
             engine.starts_again = self._restarts > 0
             self._on_progress("the engine is ready again")

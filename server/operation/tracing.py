@@ -7,6 +7,8 @@ attributes are OpenTelemetry's for HTTP and generative models, where it has one 
 from __future__ import annotations
 
 import importlib.metadata
+import logging
+import threading
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
@@ -19,6 +21,10 @@ from hamburger.server.operation.request_log import PROBES, RequestEntry, fields_
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
+
+logger = logging.getLogger(__name__)
+
+_CLOSE_SECONDS = 2.0
 
 _NAMED_BY_OPENTELEMETRY = {
     "method": "http.request.method",
@@ -90,8 +96,12 @@ class RequestTraces:
         span.end(ended)
 
     def close(self) -> None:
-        """Hand over what is left."""
-        self._provider.shutdown()
+        """Hand over what is left, where the collector takes it soon."""
+        closing = threading.Thread(target=self._provider.shutdown, name="hamburger-traces", daemon=True)
+        closing.start()
+        closing.join(_CLOSE_SECONDS)
+        if closing.is_alive():
+            logger.warning("The collector of otlp_traces_endpoint takes nothing: the last spans are lost.")
 
 
 def open_traces(endpoint: str) -> RequestTraces:

@@ -66,6 +66,7 @@ def response_routes(answering: Answering, store: ResponseStore) -> APIRouter:
             raise ApiError(503, message, param="background")
         running[reply.id] = task = asyncio.create_task(_finish(context, generation, reply))
         task.add_done_callback(lambda _: running.pop(reply.id))
+        entry_of(request.scope).goes_on = task
         return JSONResponse(response)
 
     @router.post("/v1/responses/input_tokens", openapi_extra=body_of(ResponsesBody))

@@ -38,7 +38,7 @@ def test_a_killed_engine_is_told_to_32_streams_and_ends_the_server(grafted_folde
             assert body["message"] == ENGINE_ENDED
         assert max(streams.ended_at) - killed_at < 5
         assert server.wait(20) == 1  # for its supervisor
-        assert "the engine died: its process" in server.log()
+        assert "The engine died: its process" in server.log()
         assert "SIGKILL" in server.log()
         assert "Traceback" not in server.log()
 

@@ -106,7 +106,7 @@ def test_a_killed_engine_ends_the_server_once_the_others_answers_are_through(gra
         assert error["message"] == ENGINE_ENDED
         assert ending(streams[0])["choices"][0]["finish_reason"] == "length"  # whole: drained, not cut off
         assert server.wait(30) == 1
-        assert "b: the engine died" in server.log()
+        assert "The engine of b died" in server.log()
         assert "Traceback" not in server.log()
         until(lambda: not is_alive(first))
 

@@ -113,7 +113,7 @@ def test_a_rank_that_dies_while_nothing_runs_ends_the_server(grafted_folder: Pat
         os.kill(rank, signal.SIGKILL)
         assert server.wait(20) == 1
         assert not is_alive(engine)
-        assert f"the engine died: rank 1, its process {rank}, was ended by SIGKILL" in server.log()
+        assert f"The engine died: rank 1, its process {rank}, was ended by SIGKILL" in server.log()
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from hamburger.engine.text.grammar import json_grammar
 from hamburger.engine.types.config import ENGINE_SETTINGS, EngineArgs
 from hamburger.engine.types.errors import InvalidRequest, OutOfMemory, QueueTimeout
 from hamburger.engine.types.messages import StepOutputs
+from hamburger.engine.types.sampling_params import ThinkingBudget
 from hamburger.model.config import ConfigError
 from reference import CONTEXT, expected, random_case
 
@@ -270,6 +271,24 @@ def test_a_bad_request_among_many_is_named_when_it_is_reached() -> None:
         list(llm.generate_each((prompt, SamplingParams()) for prompt in ([1], [2], [])))
     assert caught.value.__notes__ == ["This is about prompt number 2, counted from 0."]
     assert len(llm.generate([[1]], progress=False)) == 1
+
+
+def test_one_that_fails_in_the_engine_is_named() -> None:
+    llm = make_llm(ScriptedRunner())
+    asked = [([1], SamplingParams(max_tokens=2)), ([1], SamplingParams(max_tokens=2, grammar="x"))]
+    with pytest.raises(InvalidRequest, match="The grammar cannot be used") as caught:
+        list(llm.generate_each(asked))
+    assert caught.value.__notes__ == ["This is about prompt number 1, counted from 0."]
+
+
+def test_thoughts_that_must_end_with_a_forbidden_token_are_refused() -> None:
+    llm, thinking = make_llm(ScriptedRunner()), ThinkingBudget(3, begin=None, end=30)
+    with pytest.raises(InvalidRequest, match="end its thoughts") as caught:
+        llm.generate([[1]], SamplingParams(thinking=thinking, stop_token_ids=(30,), min_tokens=2), progress=False)
+    assert caught.value.param == "min_tokens"
+    for harmless in ({"stop_token_ids": (30,)}, {"stop_token_ids": (31,), "min_tokens": 2}):
+        params = SamplingParams(thinking=thinking, max_tokens=4, **harmless)
+        assert len(llm.generate([[1]], params, progress=False)) == 1
 
 
 def test_a_request_that_the_engine_loses_is_no_endless_loop(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -135,10 +135,14 @@ def test_max_tokens_0_and_prompt_logprobs() -> None:
 
 
 class Spoiling(VerifyingRunner):
-    """Leaves an error in every matcher, as a walk along drafts may that were not accepted."""
+    """Leaves an error in every matcher with drafts, as a walk along some may that were not accepted."""
+
+    num_spoilt = 0
 
     def run(self, batch: ScheduledBatch) -> BatchResult:
-        for matcher in [item.sequence.matcher for item in batch.sequences if item.sequence.matcher is not None]:
+        drafting = [item.sequence.matcher for item in batch.sequences if item.drafts or item.max_drafts]
+        for matcher in [matcher for matcher in drafting if matcher is not None]:
+            self.num_spoilt += 1
             matcher.advance(VOCAB_SIZE - 3)
             matcher.go_back(1)
             assert matcher.error is not None
@@ -148,7 +152,8 @@ class Spoiling(VerifyingRunner):
 @pytest.mark.parametrize(("pattern", "reason"), [("[d-z]{14}", "stop"), ("[d-k]{14}", None)])
 def test_an_error_behind_drafts_is_forgotten_and_one_behind_the_answer_is_not(pattern: str, reason: str | None) -> None:
     trunk = Counting()
-    core = verified_core(Spoiling(trunk, Drafting(trunk, 3, ())), verified_config())
+    runner = Spoiling(trunk, Drafting(trunk, 3, ()))
+    core = verified_core(runner, verified_config())
     core.add(request("a", grammar=regex_grammar(pattern)))
     outputs, failures = list[GroupOutput](), list[RequestFailed]()
     while core.has_work:
@@ -156,6 +161,7 @@ def test_an_error_behind_drafts_is_forgotten_and_one_behind_the_answer_is_not(pa
         core.check_integrity()
         outputs, failures = outputs + told.outputs, failures + told.failures
     found = [token_id for output in outputs for token_id in output.token_ids]
+    assert runner.num_spoilt > 5
     if reason is None:  # after k comes l, which is not allowed
         assert [failure.kind for failure in failures] == ["grammar"]
         assert found == answer(8)  # as without drafts

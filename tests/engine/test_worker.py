@@ -9,7 +9,7 @@ from typing import Any, cast
 from hamburger.engine.hosts.engine_loop import LoraRead
 from hamburger.engine.text.grammar import Grammars
 from hamburger.engine.types.events import Message, Stop
-from hamburger.engine.types.messages import AbortRequest, SubmitRequest
+from hamburger.engine.types.messages import AbortRequest, SubmitRequest, UnloadLora
 from hamburger.engine.worker import GrammarCompiler
 from small_models import params
 
@@ -60,3 +60,15 @@ def test_the_next_request_of_an_id_overtakes_nothing_of_the_one_before_it() -> N
     if not compiler.take_if_it_waits(one[-1]):
         inbox.put(one[-1])
     assert [inbox.get(timeout=10) for _ in one[-3:]] == one[-3:]
+
+
+def test_the_end_of_an_adapter_does_not_overtake_a_request_that_names_it() -> None:
+    grammars, inbox = SlowGrammars(), queue.SimpleQueue[Message | LoraRead]()
+    compiler = GrammarCompiler(cast(Grammars, grammars), inbox)
+    asked = SubmitRequest("a", [1], params(grammar="x"), 0.0, lora=2)
+    assert compiler.take_if_it_waits(asked)
+    assert not compiler.take_if_it_waits(UnloadLora(1))
+    assert not compiler.take_if_it_waits(SubmitRequest("b", [1], params(), 0.0, lora=2))
+    assert compiler.take_if_it_waits(UnloadLora(2))
+    grammars.may_go_on.set()
+    assert [inbox.get(timeout=10) for _ in range(2)] == [asked, UnloadLora(2)]

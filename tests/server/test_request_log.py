@@ -184,3 +184,17 @@ async def test_a_client_forges_no_line(lines: Lines, caplog: pytest.LogCaptureFi
             assert formatter.format(record).isprintable()
             assert len(formatter.format(record)) < 1000
     assert [len(line["request_id"]) for line in lines()] == [32, 32]
+
+
+async def test_a_response_in_the_background_has_its_line_when_it_has_ended(lines: Lines) -> None:
+    gate = StepGate()
+    async with serving(runner=ByChoice(split("abc", 1, 1, 1), gate=gate)) as server:
+        asked = {"input": "Hi", "background": True, "max_output_tokens": 3}
+        started = await server.ok("/v1/responses", asked)
+        assert started["status"] == "in_progress"
+        assert not lines()
+        gate.set()
+        await until(lambda: bool(lines()))
+    [line] = lines()
+    assert (line["path"], line["status"], line["client_left"]) == ("/v1/responses", 200, False)
+    assert (line["finish_reason"], line["completion_tokens"], line["macro_steps"]) == ("length", 3, 3)

@@ -74,7 +74,7 @@ async def test_an_engine_is_started_as_often_as_allowed() -> None:
 
 
 @pytest.mark.usefixtures("scripted")
-async def test_an_engine_that_cannot_start_again_is_given_up() -> None:
+async def test_an_engine_that_cannot_start_again_is_given_up(caplog: pytest.LogCaptureFixture) -> None:
     lines: list[str] = []
     supervisor = Supervisor(EngineArgs(model="slow"), lines.append, restarts=5)
     engine = await AsyncEngine.launch(supervisor.host, ByteTokenizer())
@@ -83,7 +83,9 @@ async def test_an_engine_that_cannot_start_again_is_given_up() -> None:
     os.kill(supervisor.host.pid, signal.SIGKILL)
     async with asyncio.timeout(20):
         await keeping
-    assert lines[-1] == "it could not be started again: there is no such model."
+    errors = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert errors[0].startswith("The engine died: its process ")
+    assert errors[1:] == ["The engine could not be started again: there is no such model."]
     with pytest.raises(EngineDead):
         engine.submit([GenerationRequest("a", [1], SamplingParams())])
     await engine.shutdown(0)
