@@ -10,7 +10,7 @@ from hamburger.engine.text.token_rules import TokenMatcher, TokenRules, with_rul
 from hamburger.engine.types.errors import InvalidRequest
 from hamburger.engine.types.sampling_params import SamplingParams
 
-_MOST_RENEWALS = 3
+_MOST_RENEWALS = 3  # without a token between: others may use up what is made anew
 
 
 class Matchers:
