@@ -157,7 +157,7 @@ class LLM:
 
         template_kwargs go to the template (such as add_generation_prompt, continue_final_message).
         """
-        one = not messages or isinstance(messages[0], Mapping)
+        one = bool(messages) and isinstance(messages[0], Mapping)
         chats = cast("Sequence[Sequence[Message]]", [messages] if one else messages)
         texts = [self.tokenizer.apply_chat_template([dict(m) for m in chat], **template_kwargs) for chat in chats]
         return self._generate([self.tokenizer.encode(text) for text in texts], sampling_params, progress, lora)

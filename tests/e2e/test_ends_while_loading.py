@@ -21,7 +21,7 @@ HAMBURGER = str(Path(sys.executable).parent / "hamburger")
 @contextmanager
 def loading() -> Iterator[subprocess.Popen[str]]:
     """A server that has said that its engine is being built."""
-    command = [HAMBURGER, "serve", "--port", "0", "--kv-cache-memory", "64MiB"]
+    command = [HAMBURGER, "serve", "--port", "0", "--max-model-len", "512"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as server:
         try:
             assert server.stdout is not None
@@ -43,6 +43,7 @@ def engine_of(server: subprocess.Popen[str]) -> int:
 def test_a_signal_while_it_loads_stops_it(number: signal.Signals) -> None:
     with loading() as server:
         engine = engine_of(server)
+        os.kill(engine, signal.SIGSTOP)  # however slow this test is, it has not loaded before
         server.send_signal(number)
         rest, _ = server.communicate(timeout=20)
     assert server.returncode == 130

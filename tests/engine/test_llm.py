@@ -117,6 +117,10 @@ def test_chat_applies_the_template() -> None:
     assert [bytes(result.prompt_ids) for result in several] == [b"user: hello\n", b"user: bye\n"]
 
 
+def test_no_chats_have_no_answers() -> None:
+    assert make_llm(ScriptedRunner()).chat([], progress=False) == []
+
+
 def test_progress_goes_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
     make_llm(ScriptedRunner({"0": [[97, 98, EOS]]})).generate("x")
     out, err = capsys.readouterr()
