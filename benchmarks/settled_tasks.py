@@ -22,7 +22,8 @@ from typing import Any
 
 import torch
 
-from hamburger.engine.llm import LLM, GenerationResult
+from hamburger.engine.generation_result import GenerationResult
+from hamburger.engine.llm import LLM
 from hamburger.engine.types.sampling_params import SamplingParams
 from hamburger.engine.types.settling import Settling
 from hamburger.model.checkpoints.settle_settings import SETTINGS, settle_settings

@@ -6,27 +6,21 @@ import math
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import lru_cache
 from itertools import islice
+from operator import index
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, Unpack, cast
+from typing import Any, NamedTuple, Protocol, TypeVar, Unpack
 
 from hamburger.engine.core.core import EngineCore
-from hamburger.engine.request import AnswerBuilder, DraftCounts, GenerationRequest, RequestUpdate, resolve_request
+from hamburger.engine.generation_result import GenerationResult, result_of
+from hamburger.engine.request import AnswerBuilder, GenerationRequest, RequestUpdate, resolve_request
 from hamburger.engine.text.detokenizer import TextDecoder
 from hamburger.engine.text.stop_strings import StopStrings
 from hamburger.engine.types.config import EngineArgs, LLMSettings
-from hamburger.engine.types.errors import HamburgerError, InvalidRequest, OutOfMemory, QueueTimeout
-from hamburger.engine.types.messages import (
-    AbortRequest,
-    EngineInfo,
-    FinishReason,
-    LoadLora,
-    SubmitRequest,
-    TokenLogprobs,
-    UnloadLora,
-)
+from hamburger.engine.types.errors import HamburgerError, InvalidRequest, OutOfMemory, QueueTimeout, shown
+from hamburger.engine.types.messages import AbortRequest, EngineInfo, LoadLora, SubmitRequest, UnloadLora
 from hamburger.engine.types.sampling_params import SamplingParams
 
 Message = Mapping[str, Any]
@@ -39,42 +33,10 @@ class ChatTokenizer(TextDecoder, Protocol):
     def apply_chat_template(self, messages: list[dict[str, Any]], **kwargs: Any) -> str: ...
 
 
-@dataclass(frozen=True, slots=True)
-class GenerationResult:
-    """One whole answer. token_ids, stop_probs and logprobs have one entry a token; groups are the same ids by
-    macro-step.
-
-    text ends before the stop string, token_ids with the token that completed it. stop_reason: the stop string or stop
-    token id that ended the answer, else None. kv_slots: slots of the answer, one a group where groups are composed,
-    else one a token. macro_steps: groups emitted. drafts: of verified groups. prompt_logprobs: one entry a prompt
-    token, None for the first, which nothing predicts.
-    """
-
-    prompt_ids: list[int]
-    text: str
-    token_ids: list[int]
-    groups: list[list[int]]
-    stop_probs: list[float]
-    logprobs: list[TokenLogprobs] | None
-    finish_reason: FinishReason
-    stop_reason: str | int | None
-    kv_slots: int
-    prompt_logprobs: list[TokenLogprobs | None] | None = None
-    macro_steps: int = 0
-    drafts: DraftCounts = field(default_factory=DraftCounts)
-
-    @property
-    def tokens_per_kv(self) -> float:
-        """Tokens a KV slot, which says nothing of speed: 1.0 where groups are verified. 0.0 where max_tokens was 0."""
-        return len(self.token_ids) / self.kv_slots if self.kv_slots else 0.0
-
-    @property
-    def tokens_per_step(self) -> float:
-        """Tokens a macro-step, that is, a pass of the trunk. 0.0 where max_tokens was 0."""
-        return len(self.token_ids) / self.macro_steps if self.macro_steps else 0.0
-
-
 _STOPS_SHARED = 8  # sets of stop strings among requests
+_CHAT = 'a list of {"role": ..., "content": ...}'
+_In = TypeVar("_In")
+_Out = TypeVar("_Out")
 
 
 class LLM:
@@ -137,13 +99,16 @@ class LLM:
 
         sampling_params: one for all prompts, or one a prompt; None is SamplingParams(). progress: a bar on stderr.
         lora: the name of a loaded adapter that answers; None: the model itself.
-        Raises ValueError unless there are as many of them as prompts, and, before any work, InvalidRequest with a note
-        that says which prompt it is about. A grammar that cannot be used, or that an answer leaves, is told when it is
-        come to. After an error or Ctrl-C the next call starts afresh.
+        Raises ValueError unless there are as many of them as prompts, and, before any work, InvalidRequest or
+        TokenizerError with a note that says which prompt it is about. A grammar that cannot be used, or that an answer
+        leaves, is told when it is come to. After an error or Ctrl-C the next call starts afresh.
         """
-        prompts = [prompts] if isinstance(prompts, str) else prompts
-        ids = [self.tokenizer.encode(p, add_special_tokens=True) if isinstance(p, str) else [*p] for p in prompts]
-        return self._generate(ids, sampling_params, progress, lora)
+
+        def encode(_: int, prompt: str | Sequence[int]) -> Sequence[int]:
+            return self.tokenizer.encode(prompt, add_special_tokens=True) if isinstance(prompt, str) else prompt
+
+        prompts = [prompts] if isinstance(prompts, str) else _listed("prompts", "a text or a list of prompts", prompts)
+        return self._generate([*_each(encode, prompts)], sampling_params, progress, lora)
 
     def chat(
         self,
@@ -157,10 +122,16 @@ class LLM:
 
         template_kwargs go to the template (such as add_generation_prompt, continue_final_message).
         """
-        one = bool(messages) and isinstance(messages[0], Mapping)
-        chats = cast("Sequence[Sequence[Message]]", [messages] if one else messages)
-        texts = [self.tokenizer.apply_chat_template([dict(m) for m in chat], **template_kwargs) for chat in chats]
-        return self._generate([self.tokenizer.encode(text) for text in texts], sampling_params, progress, lora)
+
+        def encode(_: int, chat: Sequence[Message]) -> list[int]:
+            turns = [dict(_message(turn)) for turn in _listed("messages", _CHAT, chat)]
+            if not turns:
+                raise InvalidRequest("The conversation is empty: it needs at least one message.", "messages")
+            return self.tokenizer.encode(self.tokenizer.apply_chat_template(turns, **template_kwargs))
+
+        chats = _listed("messages", _CHAT, messages)
+        chats = [chats] if chats and isinstance(chats[0], Mapping) else chats
+        return self._generate([*_each(encode, chats)], sampling_params, progress, lora)
 
     def load_lora(self, name: str, path: str | Path) -> None:
         """Load the LoRA adapter in a folder that PEFT wrote, for `lora=name`; there is room for `max_loras`. Raises
@@ -194,34 +165,42 @@ class LLM:
         request it is about, when such a request is reached. Until the iterator is exhausted or closed, every other
         call raises RuntimeError; closing it gives the unfinished requests up.
         """
-        resolved = (self._resolve(i, [*ids], params) for i, (ids, params) in enumerate(requests))
+        resolved = _each(self._resolve, requests)
         with closing(self._run(resolved, on_update)) as finished:
             for request, result in finished:
                 yield int(request.request_id), result
 
     def _generate(
         self,
-        prompts: list[list[int]],
+        prompts: Sequence[Sequence[int]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
         progress: bool,
         lora: str | None,
     ) -> list[GenerationResult]:
-        params = SamplingParams() if sampling_params is None else sampling_params
-        params = [params] * len(prompts) if isinstance(params, SamplingParams) else params
+        sampling_params = SamplingParams() if sampling_params is None else sampling_params
+        if isinstance(sampling_params, SamplingParams):
+            params = [sampling_params] * len(prompts)
+        else:
+            params = _listed("sampling_params", "SamplingParams, or a list with one a prompt", sampling_params)
         if len(params) != len(prompts):
             raise ValueError(f"{len(prompts)} prompts came with {len(params)} sampling params.")
         number = 0 if lora is None else self._lora_number(lora)
-        resolved = [self._resolve(i, *pair) for i, pair in enumerate(zip(prompts, params, strict=True))]
+        resolved = _each(self._resolve, zip(prompts, params, strict=True))
         requests = [replace(request, lora=number) for request in resolved]
         with _progress_bar(len(requests), progress) as show, closing(self._run(requests, show)) as finished:
             results = {request.request_id: result for request, result in finished}
         return [results[request.request_id] for request in requests]
 
-    def _resolve(self, index: int, prompt_ids: list[int], params: SamplingParams) -> SubmitRequest:
+    def _resolve(self, number: int, request: tuple[Sequence[int], SamplingParams]) -> SubmitRequest:
+        prompt, params = request
+        if not isinstance(params, SamplingParams):
+            raise InvalidRequest(f"sampling_params holds {shown(params)}: use SamplingParams.", "sampling_params")
         try:
-            return resolve_request(GenerationRequest(str(index), prompt_ids, params), self.info, time.monotonic())
-        except InvalidRequest as error:
-            raise _about(error, str(index)) from None
+            ids = [index(token_id) for token_id in prompt]
+        except TypeError:
+            wanted = "a text or a list of token ids"
+            raise InvalidRequest(f"A prompt must be {wanted}, not {shown(prompt)}.", "prompts") from None
+        return resolve_request(GenerationRequest(str(number), ids, params), self.info, time.monotonic())
 
     def _run(
         self, requests: Iterable[SubmitRequest], show: Callable[[RequestUpdate], None]
@@ -252,7 +231,7 @@ class LLM:
                     if update.finish_reason is not None:
                         self._core.abort(AbortRequest(output.request_id))  # a stop string, which it does not know
                         del running[output.request_id]
-                        yield request, _result(request.prompt_ids, updates, update.finish_reason)
+                        yield request, result_of(request.prompt_ids, updates, update.finish_reason)
                 errors = {"grammar": InvalidRequest, "out_of_memory": OutOfMemory}
                 for failure in step.failures:
                     if failure.request_id in running:  # else a stop string ended it before
@@ -265,6 +244,28 @@ class LLM:
             self._is_running = False
 
 
+def _listed(name: str, wanted: str, value: Any) -> list[Any]:
+    """What is given as a list. Raises InvalidRequest for anything else."""
+    if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
+        raise InvalidRequest(f"{name} must be {wanted}, not {shown(value)}.", name)
+    return list(value)
+
+
+def _message(turn: Any) -> Message:
+    if not isinstance(turn, Mapping):
+        raise InvalidRequest(f"messages must be {_CHAT}, not hold {shown(turn)}.", "messages")
+    return turn
+
+
+def _each(do: Callable[[int, _In], _Out], prompts: Iterable[_In]) -> Iterator[_Out]:
+    """What `do` makes of each prompt's number and the prompt; its errors say which one they are about."""
+    for number, prompt in enumerate(prompts):
+        try:
+            yield do(number, prompt)
+        except HamburgerError as error:
+            raise _about(error, str(number)) from None
+
+
 def _about(error: HamburgerError, request_id: str) -> HamburgerError:
     error.add_note(f"This is about prompt number {request_id}, counted from 0.")
     return error
@@ -274,26 +275,6 @@ class _RunningRequest(NamedTuple):
     request: SubmitRequest
     answer: AnswerBuilder
     updates: list[RequestUpdate]
-
-
-def _result(prompt_ids: list[int], updates: list[RequestUpdate], finish_reason: FinishReason) -> GenerationResult:
-    last, drafts = updates[-1], DraftCounts()
-    for update in updates:
-        drafts.add(update.drafts)
-    return GenerationResult(
-        prompt_ids=prompt_ids,
-        text="".join(update.text for update in updates),
-        token_ids=[token_id for update in updates for token_id in update.token_ids],
-        groups=[update.token_ids for update in updates if update.token_ids],
-        stop_probs=[p for update in updates for p in update.stop_probs],
-        logprobs=None if last.logprobs is None else [x for update in updates for x in update.logprobs or ()],
-        finish_reason=finish_reason,
-        stop_reason=last.stop_reason,
-        kv_slots=last.kv_slots,
-        prompt_logprobs=updates[0].prompt_logprobs,
-        macro_steps=last.macro_steps,
-        drafts=drafts,
-    )
 
 
 @contextmanager

@@ -77,6 +77,7 @@ def create_app_of(
     models = ServedModels(contexts)
     app = FastAPI(title="HAMburger Serve", version=version("hamburger-serve"))
     add_error_handlers(app, models.count_failure, {MESSAGES: messages_error})
+    app.state.count_refusal = models.count_refusal
     answering = Answering(models, KeyLimits(settings))
     key_needed = [Depends(require_api_key(settings.api_keys()))]
     page_known = [Depends(require_known_page(settings.cors_origin)), *key_needed]

@@ -81,7 +81,13 @@ def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
         type=_ratio,
         help="answer tokens of a slot (default: the checkpoint's)",
     )
-    load.add_argument("--settle", action="store_true", help="old tokens of its answer give slots back, as for serve")
+    load.add_argument(
+        "--settle",
+        metavar="BOOL",
+        type=_flag,
+        default=False,
+        help="as for serve: true where old tokens of its answer give slots back (default: false)",
+    )
     load.add_argument(
         "--settle-window",
         metavar="N",
@@ -130,6 +136,12 @@ def _whole(low: int) -> Callable[[str], int]:
         return int(text)
 
     return parse
+
+
+def _flag(text: str) -> bool:
+    if text.lower() not in ("true", "false"):
+        raise argparse.ArgumentTypeError(f"{text!r} is neither true nor false")
+    return text.lower() == "true"
 
 
 def _size(text: str) -> int:

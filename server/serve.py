@@ -157,7 +157,7 @@ def uvicorn_config(app: FastAPI, settings: ServeSettings) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         loop="asyncio",
-        http=bounded_protocol(settings.max_connections, settings.client_seconds),
+        http=bounded_protocol(settings.max_connections, settings.client_seconds, app.state.count_refusal),
         ws="none",
         lifespan="off",
         log_config=None,

@@ -50,6 +50,11 @@ def blocks_of_pool(
     fits = budget_bytes // block_bytes
     if fits < per_sequence:
         needed = per_sequence * block_bytes
+        if block_bytes > budget_bytes and block_size > max_model_len:
+            raise ConfigError(
+                f"block_size is {block_size} slots, whose KV takes {needed / 2**20:.0f} MiB, but the KV pool has "
+                f"{budget_bytes / 2**20:.0f} MiB: lower block_size or raise kv_cache_memory."
+            )
         raise ConfigError(
             f"max_model_len is {max_model_len} tokens, whose KV takes {needed / 2**20:.0f} MiB, but the KV pool has "
             f"{budget_bytes / 2**20:.0f} MiB: lower max_model_len or raise kv_cache_memory."

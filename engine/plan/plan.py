@@ -266,7 +266,9 @@ def _pool_budget(shape: Shape, machine: Machine, loras_bytes: int) -> int:
     pool = machine.kv_cache_memory
     if machine.memory_bytes is None:
         if pool is None:
-            raise ConfigError("memory is missing: give the machine's memory, or kv_cache_memory.")
+            raise ConfigError(
+                "memory is missing: give the machine's with --memory, or the KV pool's with --kv-cache-memory."
+            )
         return pool
     free = machine.memory_bytes - machine.reserved_bytes - shape.weights_bytes - loras_bytes
     if free < (pool or 1):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Integral, Real
 from types import MappingProxyType
+from typing import Any
 
-from hamburger.engine.types.errors import InvalidRequest
+from hamburger.engine.types.errors import InvalidRequest, shown
 
 MAX_LOGPROBS = 20
 MAX_SEED = 2**63 - 1
@@ -27,6 +29,14 @@ RANGES: Mapping[str, tuple[float, float]] = MappingProxyType(
         "confidence": (0, 1),
     }
 )
+_WHOLE = ("max_tokens", "min_tokens", "top_k", "seed", "logprobs", "prompt_logprobs")
+_NUMBERS = (
+    "temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "confidence"
+)  # fmt: skip
+_TOKEN_IDS = "a list of token ids"
+_FLAGS = ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens", "settle")
+_IDS = ("stop_token_ids", "allowed_token_ids", "prediction_ids")
+_OPTIONAL = ("max_tokens", "seed", "logprobs", "prompt_logprobs", "confidence", "settle")  # they may be None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +77,7 @@ class SamplingParams:
     settle: whether old tokens of the answer give slots back; None takes the server's default.
     prediction_ids: tokens of a text that the answer is expected to follow, which verified groups then draft from.
 
-    Raises InvalidRequest that names the field when a value is out of range.
+    Raises InvalidRequest that names the field when a value is of another type, or out of range.
     """
 
     max_tokens: int | None = None
@@ -98,7 +108,9 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         # Many write a list, one text or None, as vLLM takes them.
-        object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()))
+        stop = (self.stop,) if isinstance(self.stop, str) else self.stop or ()
+        object.__setattr__(self, "stop", _all("stop", stop, str, "a string or a list of strings"))
+        self._check_types()
         if self.max_tokens is not None:
             _in_range("max_tokens", self.max_tokens, 1 if self.prompt_logprobs is None else 0, math.inf)
         for name, (low, high) in RANGES.items():
@@ -124,6 +136,32 @@ class SamplingParams:
         if self.grammar is not None and self.min_tokens:
             raise InvalidRequest("min_tokens does not go with a grammar, which ends the answer itself.", "min_tokens")
 
+    def _check_types(self) -> None:
+        """What type checkers see, told to those who use none."""
+        for names, kind, wanted in (
+            (_WHOLE, Integral, "a whole number"),
+            (_NUMBERS, Real, "a number"),
+            (_FLAGS, bool, "True or False"),
+        ):
+            for name in names:
+                value = getattr(self, name)
+                is_wrong = not isinstance(value, kind) or (kind is not bool and isinstance(value, bool))
+                if is_wrong and not (value is None and name in _OPTIONAL):
+                    raise InvalidRequest(f"{name} is {shown(value)}: it must be {wanted}.", name)
+        for name in _IDS:
+            _all(name, getattr(self, name), Integral, _TOKEN_IDS)
+        for word in _all("bad_words", self.bad_words, Sequence, f"a list with {_TOKEN_IDS} for each word"):
+            _all("bad_words", word, Integral, f"a list with {_TOKEN_IDS} for each word")
+        bias = self.logit_bias
+        if not isinstance(bias, Mapping) or not all(
+            isinstance(token_id, Integral) and isinstance(value, Real) for token_id, value in bias.items()
+        ):
+            raise InvalidRequest(f"logit_bias is {shown(bias)}: it must map token ids to numbers.", "logit_bias")
+        if self.thinking is not None and not isinstance(self.thinking, ThinkingBudget):
+            raise InvalidRequest(f"thinking is {shown(self.thinking)}: it must be a ThinkingBudget.", "thinking")
+        if self.grammar is not None and not isinstance(self.grammar, str):
+            raise InvalidRequest(f"grammar is {shown(self.grammar)}: it must be a string.", "grammar")
+
     @property
     def is_greedy(self) -> bool:
         return self.temperature == 0
@@ -132,6 +170,18 @@ class SamplingParams:
     def has_penalties(self) -> bool:
         """Whether tokens that came already change what comes next."""
         return bool(self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1)
+
+
+def _all(name: str, values: Any, kind: type, wanted: str) -> tuple[Any, ...]:
+    """The values of a field, all of one type. Raises InvalidRequest unless they are."""
+    if isinstance(values, str | bytes | Mapping) or not isinstance(values, Iterable):
+        raise InvalidRequest(f"{name} is {shown(values)}: it must be {wanted}.", name)
+    held = tuple(values)
+    # By types, of which there are few: a prediction may hold many thousand ids.
+    if any(not issubclass(other, kind) or other is bool for other in {*map(type, held)}):
+        wrong = next(value for value in held if not isinstance(value, kind) or isinstance(value, bool))
+        raise InvalidRequest(f"{name} holds {shown(wrong)}: it must be {wanted}.", name)
+    return held
 
 
 def _in_range(name: str, value: float, low: float, high: float) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
+from os import PathLike
 from types import MappingProxyType
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
@@ -37,9 +38,17 @@ class Setting:
             return None
         if self.choices and value not in self.choices:
             return f"it must be one of {', '.join(self.choices)}."
-        has_range = self.at_least is not None or self.above is not None
-        if has_range and (isinstance(value, bool) or not isinstance(value, int | float)):
-            return "it must be a number of bytes." if self.is_size else "it must be a number."
+        kinds = get_args(self.type) or (self.type,)
+        if bool in kinds and not isinstance(value, bool):
+            return "it must be True or False."
+        if str in kinds and not isinstance(value, str | PathLike):
+            return "it must be a text."
+        if int in kinds or float in kinds:
+            unit = " of bytes" if self.is_size else ""
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                return f"it must be a number{unit}."
+            if float not in kinds and not isinstance(value, int):
+                return f"it must be a whole number{unit}."
         # Each comparison is false for a NaN.
         if self.at_least is not None and self.at_most is not None and not self.at_least <= value <= self.at_most:
             return f"it must be in [{self.at_least:g}, {self.at_most:g}]."

@@ -88,12 +88,17 @@ class ServedModels:
     def count_failure(self, scope: Scope, error: ApiError) -> None:
         """An error was answered: it is counted for the model that the request chose, if it came to that. Not where the
         client has left."""
-        if error.status == CLIENT_LEFT:
-            return
-        chosen: ModelContext | None = scope.get("state", {}).get(_CHOSEN)
+        if error.status != CLIENT_LEFT:
+            self._count(scope.get("state", {}).get(_CHOSEN), error.status, error.code)
+
+    def count_refusal(self, status: int, code: str | None) -> None:
+        """An error was answered before there was a request that can be read."""
+        self._count(None, status, code)
+
+    def _count(self, chosen: ModelContext | None, status: int, code: str | None) -> None:
         if chosen is None and len(self) == 1:
             chosen = self.first
         if chosen is None:
-            self.first.metrics.on_failure_of_no_model(error.status, error.code)
+            self.first.metrics.on_failure_of_no_model(status, code)
         else:
-            chosen.metrics.on_failure(error.status, error.code)
+            chosen.metrics.on_failure(status, code)

@@ -7,8 +7,11 @@ connections are open, how long a request takes to arrive, and how long a client 
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import resource
+from collections.abc import Callable
+from http import HTTPStatus
 from typing import Any
 
 import h11
@@ -23,8 +26,10 @@ _PROBE_SECONDS = 1.0  # between two signs to a client that has ended its side
 _GRACE_SECONDS = 1.0  # in which the application may answer a slow body itself
 
 
-def bounded_protocol(max_connections: int, client_seconds: float) -> type[H11Protocol]:
-    """A protocol for uvicorn.Config(http=...).
+def bounded_protocol(
+    max_connections: int, client_seconds: float, on_refusal: Callable[[int, str | None], None]
+) -> type[H11Protocol]:
+    """A protocol for uvicorn.Config(http=...). on_refusal: told the status and code of errors that no route knows of.
 
     Connections beyond max_connections are answered 503 and closed. A request that has not arrived client_seconds after
     it began (or after its connection did) is answered 408 and closed. A connection whose client reads nothing of what
@@ -48,7 +53,8 @@ def bounded_protocol(max_connections: int, client_seconds: float) -> type[H11Pro
             super().connection_made(transport)
             if len(self.connections) > max_connections:
                 logger.warning("A connection was refused: %d are open (max_connections).", max_connections)
-                self._refuse(b"503 Service Unavailable", "Too many connections are open: try again later.", retry=True)
+                message = "Too many connections are open: try again later."
+                self._refuse(HTTPStatus.SERVICE_UNAVAILABLE, message, "too_many_connections")
             else:
                 self._time_receiving()
 
@@ -87,7 +93,7 @@ def bounded_protocol(max_connections: int, client_seconds: float) -> type[H11Pro
             if self.cycle is not None and self.cycle.response_started and not self.cycle.response_complete:
                 self.transport.close()
             else:
-                self._refuse(b"400 Bad Request", "This is no HTTP/1.1 request that can be read.", retry=False)
+                self._refuse(HTTPStatus.BAD_REQUEST, "This is no HTTP/1.1 request that can be read.")
 
         def data_received(self, data: bytes) -> None:
             super().data_received(data)
@@ -132,16 +138,19 @@ def bounded_protocol(max_connections: int, client_seconds: float) -> type[H11Pro
 
         def _came_too_slowly(self) -> None:
             if self.conn.their_state is h11.IDLE:
-                self._refuse(b"408 Request Timeout", "The request took too long to arrive.", retry=False)
+                self._refuse(HTTPStatus.REQUEST_TIMEOUT, "The request took too long to arrive.")
             else:  # its answer was given already, or it is what nobody reads
                 self.transport.abort()
 
-        def _refuse(self, status: bytes, message: str, *, retry: bool) -> None:
-            kind = b"service_unavailable" if retry else b"invalid_request_error"
-            body = b'{"error": {"message": "%s", "type": "%s", "param": null, "code": null}}' % (message.encode(), kind)
-            head = b"HTTP/1.1 %s\r\nContent-Type: application/json\r\nContent-Length: %d\r\nConnection: close\r\n"
-            self.transport.write(head % (status, len(body)) + b"Retry-After: 5\r\n" * retry + b"\r\n" + body)
+        def _refuse(self, status: HTTPStatus, message: str, code: str | None = None) -> None:
+            kind = "service_unavailable" if status == HTTPStatus.SERVICE_UNAVAILABLE else "invalid_request_error"
+            error = {"message": message, "type": kind, "param": None, "code": code}
+            body = json.dumps({"error": error}).encode()
+            head = b"HTTP/1.1 %d %s\r\nContent-Type: application/json\r\nContent-Length: %d\r\nConnection: close\r\n"
+            again = b"Retry-After: 5\r\n" if status == HTTPStatus.SERVICE_UNAVAILABLE else b""
+            self.transport.write(head % (status, status.phrase.encode(), len(body)) + again + b"\r\n" + body)
             self.transport.close()
+            on_refusal(status, code)
 
     return BoundedProtocol
 

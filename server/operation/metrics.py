@@ -33,7 +33,7 @@ _DRAFTERS = ("micro", "lookup", "prediction", "grammar")  # a plain base has not
 _EXPECTED_FAILURES = (
     *(("400", ""), ("400", "context_length_exceeded"), ("401", "invalid_api_key"), ("404", "model_not_found")),
     *(("429", "queue_full"), ("429", "rate_limit_exceeded"), ("500", ""), ("503", "engine_unavailable")),
-    *(("503", "queue_timeout"), ("503", "out_of_memory")),
+    *(("503", "queue_timeout"), ("503", "out_of_memory"), ("503", "too_many_connections")),
 )
 _TOKEN_KINDS = ("prompt", "generated")
 _MOST_UNCOUNTED = 64  # steps, and groups, that wait to be counted

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import get_type_hints
 
 import pytest
@@ -74,6 +75,15 @@ def test_every_field_but_the_number_of_engines_is_a_setting_with_a_line_of_help(
         ("max_queue_seconds", float("nan"), "it must be above 0."),
         ("dtype", "int3", "it must be one of auto, bfloat16, float32, float16."),
         ("quantization", None, "it must be one of auto, none, int8, int4."),
+        ("block_size", 3.5, "it must be a whole number."),
+        ("kv_cache_memory", 4e9, "it must be a whole number of bytes."),
+        ("settle_limit", "200", "it must be a number."),
+        ("max_queue_seconds", 3, None),
+        ("settle", "false", "it must be True or False."),
+        ("prefix_cache", 0, "it must be True or False."),
+        ("model", Path("a-folder"), None),
+        ("model", 5, "it must be a text."),
+        ("device", 0, "it must be a text."),
     ],
 )
 def test_a_setting_says_what_is_wrong_with_a_value(name: str, value: object, fault: str | None) -> None:

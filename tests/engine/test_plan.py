@@ -224,24 +224,24 @@ def test_more_tokens_per_kv_serve_more_requests_from_the_same_pool() -> None:
 def test_settling_serves_more_answers_from_the_same_pool(capsys: pytest.CaptureFixture[str]) -> None:
     request = ["--prompt-tokens", "64", "--output-tokens", "2048", "--bandwidth", "1GB"]
     whole = command(capsys, "builtin", *POOL, *request)
-    found = command(capsys, "builtin", *POOL, *request, "--settle")
+    found = command(capsys, "builtin", *POOL, *request, "--settle", "true")
     assert 2.6 < found["tokens_per_kv"] < 2.8  # what suits the model
     assert found["slots_per_request"] < 0.6 * whole["slots_per_request"]
     assert found["concurrent_requests"] > 1.7 * whole["concurrent_requests"]
     assert found["speed"]["one_stream"] > whole["speed"]["one_stream"]
-    kept = command(capsys, "builtin", *POOL, *request, "--settle", "--settle-window", "4096")
+    kept = command(capsys, "builtin", *POOL, *request, "--settle", "true", "--settle-window", "4096")
     assert kept["slots_per_request"] == whole["slots_per_request"]
-    flat = command(capsys, "builtin", *POOL, *request, "--settle", "--settle-limit", "512")
+    flat = command(capsys, "builtin", *POOL, *request, "--settle", "true", "--settle-limit", "512")
     assert flat["slots_per_request"] <= 64 + 512 + 16
-    message = refused(capsys, "builtin", *POOL, "--settle", "--settle-limit", "150")
+    message = refused(capsys, "builtin", *POOL, "--settle", "true", "--settle-limit", "150")
     assert "settle_limit is 150, but a window of 64 with a settle_keep of 0.33 needs 181 at least" in message
     any_model = command(
-        capsys, "llama-3.2-1b", *POOL, "--max-model-len", "4096", *request, "--settle"
+        capsys, "llama-3.2-1b", *POOL, "--max-model-len", "4096", *request, "--settle", "true"
     )  # of which nothing was fitted
     assert 2.2 < any_model["tokens_per_kv"] < 2.5
-    message = refused(capsys, "builtin", "--graft", "fused", *POOL, "--settle", "--tokens-per-kv", "2")
+    message = refused(capsys, "builtin", "--graft", "fused", *POOL, "--settle", "true", "--tokens-per-kv", "2")
     assert "settle is on, but there are 2 tokens per KV" in message
-    assert "is not a share" in refused(capsys, "builtin", *POOL, "--settle", "--settle-keep", "1")
+    assert "is not a share" in refused(capsys, "builtin", *POOL, "--settle", "true", "--settle-keep", "1")
 
 
 def test_what_slides_does_not_settle() -> None:
@@ -304,7 +304,7 @@ def test_the_costs_are_those_of_the_published_model() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["builtin"], "memory is missing: give the machine's memory, or kv_cache_memory"),
+        (["builtin"], "memory is missing: give the machine's with --memory, or the KV pool's with --kv-cache-memory"),
         (["builtin", "--memory", "much"], "--memory: 'much' is no size"),
         (["builtin", "--memory", "0"], "--memory: '0' is no size"),
         (["builtin", "--memory", "100MB"], "memory is 0.09 GiB, which does not hold smollm2-135m-instruct's weights"),
@@ -313,6 +313,8 @@ def test_the_costs_are_those_of_the_published_model() -> None:
         (["builtin", "--memory", "1GB", "--max-loras", "20"], "GiB and LoRA adapters of 1.08 GiB beside"),
         (["builtin", *POOL, "--max-lora-rank", "0"], "--max-lora-rank: '0' is not a whole number from 1 up"),
         (["builtin", "--kv-cache-memory", "1MiB"], "max_model_len is 8192 tokens, whose KV takes 180 MiB"),
+        (["builtin", *POOL, "--block-size", "10000000"], "block_size is 10000000 slots, whose KV takes"),
+        (["builtin", *POOL, "--settle", "maybe"], "--settle: 'maybe' is neither true nor false"),
         (["builtin", *POOL, "--max-model-len", "9000"], "max_model_len is 9000, but the model was made for 8192"),
         (["builtin", *POOL, "--prompt-tokens", "8000"], "are 8512 together, but max_model_len is 8192"),
         (["builtin", *POOL, "--prompt-tokens", "0"], "--prompt-tokens: '0' is not a whole number from 1 up"),

@@ -8,6 +8,7 @@ import json
 import resource
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import Any, cast
 from unittest.mock import Mock
 
@@ -66,10 +67,11 @@ def short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("short_grace")
 @pytest.mark.parametrize("data", [b"", b"GET", POST, POST + b"X-Slow: a"])
 async def test_a_head_that_never_ends_is_a_408(data: bytes) -> None:
-    async with impatient() as (_, port):
+    async with impatient() as (server, port):
         head, _, body = (await asked(port, data)).partition(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 408 ")
         assert json.loads(body)["error"]["type"] == "invalid_request_error"
+        assert server.metric("request_failure_total", code="408") == 1
 
 
 @pytest.mark.usefixtures("short_grace")
@@ -97,10 +99,11 @@ async def test_a_body_that_nobody_reads_ends_the_connection() -> None:
 
 
 async def test_a_head_that_is_too_large_is_a_400() -> None:
-    async with impatient() as (_, port):
+    async with impatient() as (server, port):
         many = b"".join(b"X-%d: a\r\n" % i for i in range(3000))
         for head in (POST + b"X-Large: " + b"a" * 30_000, POST + many):
             assert (await asked(port, head)).startswith(b"HTTP/1.1 400 ")
+        assert server.metric("request_failure_total", code="400", reason="") == 2
 
 
 async def test_a_reader_that_does_not_read_is_given_up() -> None:
@@ -114,6 +117,7 @@ async def test_a_reader_that_does_not_read_is_given_up() -> None:
         while not told or told[-1] != "http.disconnect":
             told.append((await receive())["type"])
 
+    app.state = SimpleNamespace(count_refusal=Mock())  # type: ignore[attr-defined]
     async with on_port(cast(FastAPI, app), client_seconds=0.1) as port:
         _, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
@@ -126,7 +130,7 @@ def test_a_slow_reader_is_not() -> None:
     """The time begins anew as long as something was read of what waits."""
     loop, transport = Mock(), Mock()
     transport.get_extra_info.return_value = None
-    config = uvicorn.Config(lambda: None, http=bounded_protocol(8, 60), lifespan="off")
+    config = uvicorn.Config(lambda: None, http=bounded_protocol(8, 60, Mock()), lifespan="off")
     config.load()
     protocol = cast(Any, config.http_protocol_class)(config, ServerState(), {}, _loop=loop)
     protocol.connection_made(transport)
@@ -147,12 +151,14 @@ def test_a_slow_reader_is_not() -> None:
 
 
 async def test_connections_beyond_the_limit_are_a_503_and_others_go_on() -> None:
-    async with impatient(client_seconds=60, max_connections=2) as (_, port):
+    async with impatient(client_seconds=60, max_connections=2) as (server, port):
         held = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
         await until(lambda: True)
         refused = await asked(port, b"")
         assert refused.startswith(b"HTTP/1.1 503 ")
         assert b"Retry-After" in refused
+        assert b'"code": "too_many_connections"' in refused
+        assert server.metric("request_failure_total", code="503", reason="too_many_connections") == 1
         reader, writer = held[0]
         writer.write(b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
         assert (await reader.read()).startswith(b"HTTP/1.1 200 ")
@@ -198,6 +204,7 @@ async def test_the_next_request_that_never_ends_does_not_disturb_the_answer_befo
             await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"4")]})
             await send({"type": "http.response.body", "body": b"text"})
 
+        app.state = SimpleNamespace(count_refusal=Mock())  # type: ignore[attr-defined]
         async with on_port(cast(FastAPI, app), client_seconds=0.1) as port:
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" + rest)

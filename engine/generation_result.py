@@ -1,0 +1,64 @@
+"""GenerationResult: one whole answer of LLM, made of its updates. No torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from hamburger.engine.request import DraftCounts, RequestUpdate
+from hamburger.engine.types.messages import FinishReason, TokenLogprobs
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationResult:
+    """One whole answer. token_ids, stop_probs and logprobs have one entry a token; groups are the same ids by
+    macro-step.
+
+    text ends before the stop string, token_ids with the token that completed it. stop_reason: the stop string or stop
+    token id that ended the answer, else None. kv_slots: slots of the answer, one a group where groups are composed,
+    else one a token. macro_steps: groups emitted. drafts: of verified groups. prompt_logprobs: one entry a prompt
+    token, None for the first, which nothing predicts.
+    """
+
+    prompt_ids: list[int]
+    text: str
+    token_ids: list[int]
+    groups: list[list[int]]
+    stop_probs: list[float]
+    logprobs: list[TokenLogprobs] | None
+    finish_reason: FinishReason
+    stop_reason: str | int | None
+    kv_slots: int
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
+    macro_steps: int = 0
+    drafts: DraftCounts = field(default_factory=DraftCounts)
+
+    @property
+    def tokens_per_kv(self) -> float:
+        """Tokens a KV slot, which says nothing of speed: 1.0 where groups are verified. 0.0 where max_tokens was 0."""
+        return len(self.token_ids) / self.kv_slots if self.kv_slots else 0.0
+
+    @property
+    def tokens_per_step(self) -> float:
+        """Tokens a macro-step, that is, a pass of the trunk. 0.0 where max_tokens was 0."""
+        return len(self.token_ids) / self.macro_steps if self.macro_steps else 0.0
+
+
+def result_of(prompt_ids: list[int], updates: list[RequestUpdate], finish_reason: FinishReason) -> GenerationResult:
+    """The whole of an answer's updates, of which there is at least one."""
+    last, drafts = updates[-1], DraftCounts()
+    for update in updates:
+        drafts.add(update.drafts)
+    return GenerationResult(
+        prompt_ids=prompt_ids,
+        text="".join(update.text for update in updates),
+        token_ids=[token_id for update in updates for token_id in update.token_ids],
+        groups=[update.token_ids for update in updates if update.token_ids],
+        stop_probs=[p for update in updates for p in update.stop_probs],
+        logprobs=None if last.logprobs is None else [x for update in updates for x in update.logprobs or ()],
+        finish_reason=finish_reason,
+        stop_reason=last.stop_reason,
+        kv_slots=last.kv_slots,
+        prompt_logprobs=updates[0].prompt_logprobs,
+        macro_steps=last.macro_steps,
+        drafts=drafts,
+    )
