@@ -8,28 +8,62 @@ from typing import TypeVar
 
 import httpx
 
-from hamburger.clients.wire import API_KEY_VARIABLE
+from hamburger.clients.wire import API_KEY_VARIABLE, check_key
 
 DEFAULT_URL = "http://127.0.0.1:8000"
+_LONGEST_TIMEOUT = 2_000_000  # seconds: poll(2) takes no more than 2^31 ms
 _T = TypeVar("_T")
 
 
 def add_server_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments that say which server, which model and as whom."""
     parser.add_argument("--url", type=server_url, default=DEFAULT_URL, help="the server (default: %(default)s)")
-    parser.add_argument("--model", help="a served model's name (default: the first that the server lists)")
-    parser.add_argument("--api-key", metavar="KEY", help=f"default: the environment variable {API_KEY_VARIABLE}")
+    parser.add_argument(
+        "--model", type=utf8_text, help="a served model's name (default: the first that the server lists)"
+    )
+    parser.add_argument(
+        "--api-key", type=sendable_key, metavar="KEY", help=f"default: the environment variable {API_KEY_VARIABLE}"
+    )
 
 
 def server_url(text: str) -> str:
     """The root of the server without a trailing slash or `/v1`; an argparse type."""
+    remedy = f"write it like {DEFAULT_URL}"
+    if " " in text or not text.isprintable():
+        raise argparse.ArgumentTypeError(f"{text!r} holds a space or another character that no URL has: {remedy}")
     try:
         url = httpx.URL(text)
-    except httpx.InvalidURL as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a URL: {error}") from None
-    if url.scheme not in ("http", "https") or not url.host:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a server's URL: write it like {DEFAULT_URL}")
+        host = url.host  # decoded only here, and by the socket encoded once more: what they refuse is refused now
+        url.raw_host.decode("ascii").encode("idna")
+    except (httpx.InvalidURL, UnicodeError) as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a URL: {error}; {remedy}") from None
+    if url.userinfo or "?" in text or "#" in text:
+        # A password would stand in what the clients print and write, and replace the key; so it is not repeated here.
+        raise argparse.ArgumentTypeError(
+            f"a user's name, a password, a ?query and a #fragment are refused: {remedy}, a key goes to --api-key"
+        )
+    if url.scheme not in ("http", "https") or not host:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a server's URL: {remedy}")
+    if url.port is not None and not 1 <= url.port <= 65535:
+        raise argparse.ArgumentTypeError(f"{text!r} has a port that none can be: write one from 1 to 65535")
     return text.rstrip("/").removesuffix("/v1")
+
+
+def utf8_text(text: str) -> str:
+    """A text that can be sent, as it is; an argparse type."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # Python lets bytes of the command line pass that are no text
+        raise argparse.ArgumentTypeError(f"{text!r} holds bytes that are no UTF-8 text: write it in UTF-8") from None
+    return text
+
+
+def sendable_key(text: str) -> str:
+    """A key that a request can carry; an argparse type. Its errors do not repeat it."""
+    try:
+        return check_key(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def unit_interval(text: str) -> float:
@@ -56,9 +90,7 @@ def non_negative(text: str) -> float:
 
 def count(text: str) -> int:
     """A whole number that is at least 1; an argparse type."""
-    if not text.isascii() or not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 up")
-    return int(text)
+    return _whole_number(text, 1)
 
 
 def positive(text: str) -> float:
@@ -69,9 +101,23 @@ def positive(text: str) -> float:
     return value
 
 
+def waiting_time(text: str) -> float:
+    """Seconds above 0 that a socket can wait; an argparse type."""
+    value = positive(text)
+    if value > _LONGEST_TIMEOUT:
+        raise argparse.ArgumentTypeError(f"{text!r} is too long: write at most {_LONGEST_TIMEOUT}")
+    return value
+
+
 def whole(text: str) -> int:
     """A whole number that is at least 0; an argparse type."""
-    return 0 if text == "0" else count(text)
+    return _whole_number(text, 0)
+
+
+def _whole_number(text: str, least: int) -> int:
+    if not text.isascii() or not text.isdigit() or int(text) < least:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {least} up")
+    return int(text)
 
 
 def list_of(item: Callable[[str], _T]) -> Callable[[str], list[_T]]:

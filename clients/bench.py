@@ -20,9 +20,18 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from hamburger.clients.arguments import add_server_arguments, count, list_of, positive, unit_interval, whole
+from hamburger.clients.arguments import (
+    add_server_arguments,
+    count,
+    list_of,
+    positive,
+    unit_interval,
+    waiting_time,
+    whole,
+)
 from hamburger.clients.figures import Answer, Distribution, Summary, summarise
 from hamburger.clients.load import Job, closed_loop, open_loop, poisson_offsets
+from hamburger.clients.output_files import check_output, write_output
 from hamburger.clients.prompts import FACTS, built_in_prompts, read_prompts
 from hamburger.clients.wire import RequestError, client_options, first_model, transport_error
 
@@ -86,7 +95,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     prompts.add_argument(
         "--prompt-tokens", type=count, default=128, metavar="N", help="length of built-in prompts, about (default: 128)"
     )
-    prompts.add_argument("--dataset", type=Path, metavar="FILE", help='JSON Lines with {"prompt": "..."} instead')
+    prompts.add_argument(
+        "--dataset", type=Path, metavar="FILE", help='JSON Lines (also .gz) with {"prompt": "..."} instead'
+    )
     parser.add_argument("--output-tokens", type=count, default=128, metavar="N", help="max_tokens (default: 128)")
     parser.add_argument("--ignore-eos", action="store_true", help="always generate --output-tokens tokens")
     parser.add_argument(
@@ -107,7 +118,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--seed", type=whole, default=0, metavar="N", help="for prompts and arrival times (default: 0)")
     parser.add_argument(
-        "--timeout", type=positive, default=300.0, metavar="S", help="longest silence in seconds (default: 300)"
+        "--timeout", type=waiting_time, default=300.0, metavar="S", help="longest silence in seconds (default: 300)"
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures, also of each request")
 
@@ -125,7 +136,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         dataset = read_prompts(args.dataset) if args.dataset else None
         if args.json:
-            args.json.touch()  # so that a path that cannot be written costs no measurement
+            check_output("--json", args.json)  # a path that cannot be written costs no measurement
     except (OSError, ValueError) as error:
         return _fail(err, str(error), 2)
     measured: list[Measured] = []
@@ -142,7 +153,10 @@ def run(args: argparse.Namespace) -> int:
     if measured:
         _print_tables(out, measured, f"{model} at {args.url}, {args.endpoint}")
         if args.json:
-            args.json.write_text(json.dumps(_report(args, model, measured), indent=1), encoding="utf-8")
+            try:
+                write_output("--json", args.json, json.dumps(_report(args, model, measured), indent=1))
+            except OSError as error:
+                code = _fail(err, str(error), 2)
     if code == 0 and any(not m.summary.ok for m in measured):
         code = _fail(err, "at least one level had no request that succeeded; the reasons stand above", 1)
     return code

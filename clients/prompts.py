@@ -5,9 +5,10 @@ The texts are our own. Pure: lengths are counted in words; who calls knows how m
 
 from __future__ import annotations
 
-import json
 import random
 from pathlib import Path
+
+from hamburger.clients.json_lines import check_text, read_rows
 
 TASKS = (
     "Summarise these notes in three short paragraphs for a reader in a hurry.",
@@ -60,17 +61,16 @@ def _prompt(rng: random.Random, words: int) -> str:
 
 
 def read_prompts(path: Path) -> list[str]:
-    """The "prompt" of every line of a JSON Lines file. Raises ValueError that names the line, or OSError."""
+    """The "prompt" of every line of a JSON Lines file, plain or gzipped.
+
+    Raises OSError, or ValueError that names file and line.
+    """
     prompts = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), start=1):
-        if not line.strip():
-            continue
-        try:
-            prompt = json.loads(line)["prompt"]
-        except (ValueError, LookupError, TypeError):
-            prompt = None
+    for number, row in read_rows(path):
+        prompt = row.get("prompt") if isinstance(row, dict) else None
         if not isinstance(prompt, str) or not prompt:
             raise ValueError(f'{path}, line {number}: expected {{"prompt": "some text"}}')
+        check_text(f'{path}, line {number}: "prompt"', prompt)
         prompts.append(prompt)
     if not prompts:
         raise ValueError(f"{path} holds no prompts")

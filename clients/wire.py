@@ -106,9 +106,11 @@ class StreamDecoder:
 def client_options(url: str, api_key: str | None, timeout: float) -> dict[str, Any]:
     """Keyword arguments for httpx.Client or httpx.AsyncClient. `timeout`: the longest silence, in seconds.
 
-    Raises ValueError where SSL_CERT_FILE or SSL_CERT_DIR, which HTTPS needs, cannot be read.
+    Raises ValueError where SSL_CERT_FILE or SSL_CERT_DIR, which HTTPS needs, cannot be read, or where the key of the
+    environment cannot be sent.
     """
-    key = api_key or os.environ.get(API_KEY_VARIABLE, "").split(",")[0].strip()  # a server's list of keys: any will do
+    of_environment = os.environ.get(API_KEY_VARIABLE, "").split(",")[0].strip()  # a server's list of keys: any will do
+    key = api_key or check_key(of_environment, f"the environment variable {API_KEY_VARIABLE}")
     headers = {"Accept-Encoding": "identity"}  # compressed events would wait in a buffer
     if key:
         headers["Authorization"] = f"Bearer {key}"
@@ -121,6 +123,15 @@ def client_options(url: str, api_key: str | None, timeout: float) -> dict[str, A
         # SSL_CERT_FILE counts there all the same: it is where a server has a certificate that it signed itself.
         "verify": _trusted() if httpx.URL(url).scheme == "https" else True,
     }
+
+
+def check_key(key: str, name: str = "the key") -> str:
+    """The key, if an HTTP header can carry it. Raises ValueError with its name, never the key itself."""
+    if not key.isascii() or not key.isprintable() or key != key.strip():
+        raise ValueError(
+            f"{name} holds what an HTTP header cannot carry: a key is ASCII, on one line, without spaces around it."
+        )
+    return key
 
 
 def _trusted() -> ssl.SSLContext:

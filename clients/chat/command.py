@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 from rich.console import Console
 
-from hamburger.clients.arguments import add_server_arguments, count, non_negative, unit_interval
+from hamburger.clients.arguments import add_server_arguments, count, non_negative, unit_interval, utf8_text
 from hamburger.clients.chat.answer import Painter, stream_events, summary
 from hamburger.clients.chat.race import race
 from hamburger.clients.chat.stats import server_stats
@@ -68,7 +68,7 @@ class Conversation:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `hamburger chat`."""
     add_server_arguments(parser)
-    parser.add_argument("--system", metavar="TEXT", help="the system message (default: none)")
+    parser.add_argument("--system", type=utf8_text, metavar="TEXT", help="the system message (default: none)")
     parser.add_argument(
         "--confidence", type=unit_interval, metavar="C", help="0 to 1, higher is safer and slower (default: server's)"
     )
@@ -85,6 +85,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Chat until the end of input. Returns 0; at the start or in piped input 1 after an error, 130 after Ctrl-C."""
     out, err = Console(highlight=False), Console(stderr=True, highlight=False)
+    for stream, name, remedy in (
+        (sys.stdin, "input", "type the questions in a terminal, or pipe them in."),
+        (sys.stdout, "output", "the answers go there (> /dev/null throws them away)."),
+    ):
+        if stream is None:  # the shell closed it (<&- or >&-)
+            _complain(err, f"standard {name} is closed: {remedy}")
+            return 1
     with httpx.Client(**client_options(args.url, args.api_key, _LONGEST_SILENCE)) as client:
         try:
             model = args.model or first_model(client)
@@ -196,5 +203,5 @@ def _answer(client: httpx.Client, chat: Conversation, out: Console, err: Console
     return stopped
 
 
-def _complain(err: Console, error: Exception) -> None:
+def _complain(err: Console, error: Exception | str) -> None:
     err.print(f"error: {error}", style="red", markup=False, soft_wrap=True)

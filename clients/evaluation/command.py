@@ -18,7 +18,16 @@ import httpx
 from rich.console import Console
 from rich.progress import Progress
 
-from hamburger.clients.arguments import DEFAULT_URL, count, positive, server_url, unit_interval, whole
+from hamburger.clients.arguments import (
+    DEFAULT_URL,
+    count,
+    sendable_key,
+    server_url,
+    unit_interval,
+    utf8_text,
+    waiting_time,
+    whole,
+)
 from hamburger.clients.evaluation.answers import AnswerStore, Usage
 from hamburger.clients.evaluation.bootstrap import LEVEL, SAMPLES
 from hamburger.clients.evaluation.errors import EvalError
@@ -26,6 +35,7 @@ from hamburger.clients.evaluation.ifeval_text import TextTools
 from hamburger.clients.evaluation.items import TASKS, Item, Task, read_items, score
 from hamburger.clients.evaluation.report import Figures, Side, compare, print_tables, read_report, task_report
 from hamburger.clients.evaluation.requests import Server, ask_all
+from hamburger.clients.output_files import check_output, write_output
 from hamburger.clients.wire import API_KEY_VARIABLE, RequestError, client_options, first_model
 
 _SECOND = ("base_url_b", "model_b", "confidence_b", "api_key_b")
@@ -51,16 +61,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="URL",
         help="server A (default: %(default)s)",
     )
-    parser.add_argument("--model", help="a served model's name (default: the first that the server lists)")
+    parser.add_argument(
+        "--model", type=utf8_text, help="a served model's name (default: the first that the server lists)"
+    )
     parser.add_argument("--confidence", type=unit_interval, metavar="C", help="0 to 1 (default: the server's)")
-    parser.add_argument("--api-key", metavar="KEY", help=f"default: the environment variable {API_KEY_VARIABLE}")
+    parser.add_argument(
+        "--api-key", type=sendable_key, metavar="KEY", help=f"default: the environment variable {API_KEY_VARIABLE}"
+    )
     second = parser.add_argument_group(
         "a second side, B", "Any of these adds it; what is not given is as for A. Differences are A - B, item by item."
     )
     second.add_argument("--base-url-b", type=server_url, metavar="URL", help="another server")
-    second.add_argument("--model-b", metavar="MODEL", help="another model")
+    second.add_argument("--model-b", type=utf8_text, metavar="MODEL", help="another model")
     second.add_argument("--confidence-b", type=unit_interval, metavar="C", help="another confidence")
-    second.add_argument("--api-key-b", metavar="KEY", help="the other server's key")
+    second.add_argument("--api-key-b", type=sendable_key, metavar="KEY", help="the other server's key")
     second.add_argument(
         "--compare", type=Path, metavar="FILE", help="the first server of an earlier run's --out instead"
     )
@@ -92,7 +106,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--seed", type=whole, default=0, metavar="N", help="of the bootstrap (default: %(default)s)")
     parser.add_argument(
-        "--timeout", type=positive, default=900.0, metavar="S", help="longest wait for an answer in s (default: 900)"
+        "--timeout",
+        type=waiting_time,
+        default=900.0,
+        metavar="S",
+        help="longest wait for an answer in s (default: 900)",
     )
 
 
@@ -103,7 +121,7 @@ def run(args: argparse.Namespace) -> int:
         plan = _plan(args)
         with AnswerStore(plan.answers) as store:
             report = _evaluate(args, plan, store, out, err)
-        args.out.write_text(json.dumps(report, indent=1), encoding="utf-8")
+        write_output("--out", args.out, json.dumps(report, indent=1))
     except (OSError, EvalError) as error:
         return _fail(err, str(error), 2)
     except RequestError as error:
@@ -123,8 +141,7 @@ def _plan(args: argparse.Namespace) -> _Plan:
     tasks = [TASKS[name] for name in args.tasks]
     items = {task.name: read_items(args.data, task, args.limit) for task in tasks}
     earlier = read_report(args.compare, {task.name: task.metrics for task in tasks}) if args.compare else None
-    with args.out.open("a"):  # a path that cannot be written costs no evaluation
-        pass
+    check_output("--out", args.out)  # a path that cannot be written costs no evaluation
     tools = TextTools() if "ifeval" in items else None
     return _Plan(items, tools, earlier, args.answers or args.out.with_suffix(".answers.jsonl"))
 

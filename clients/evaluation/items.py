@@ -6,19 +6,19 @@ do without examples: the context is "Question: ...\\nAnswer:", a choice follows 
 
 from __future__ import annotations
 
-import gzip
 import json
 import re
-import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from hamburger.clients.evaluation.errors import EvalError
 from hamburger.clients.evaluation.ifeval_checks import follows, read_arguments
 from hamburger.clients.evaluation.ifeval_text import TextTools
+from hamburger.clients.json_lines import check_text, read_rows
 
 GSM8K_PROMPT = '{question}\n\nReason step by step, then write the final number after "####".'
 _DIGITS = r"(?:(?<![\w)])-\$?)?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?"  # a minus after a word is an operator
@@ -78,15 +78,11 @@ def read_items(folder: Path, task: Task, limit: int | None = None) -> list[Item]
     if not path.exists():
         raise EvalError(f"--data {folder} holds no {task.file}.jsonl.gz: put it there, or leave {task.name} out.")
     items: dict[str, Item] = {}
-    for number, line in enumerate(_read_text(path).split("\n"), start=1):
-        if limit is not None and len(items) >= limit:
-            break
-        if not line.strip():
-            continue
+    for number, row in islice(_rows(path), limit):
         try:
-            row = json.loads(line)
             if not isinstance(row, dict):
                 raise EvalError("expected a JSON object.")
+            check_text("it", json.dumps(row, ensure_ascii=False))
             item = task.parse(row, f"line-{number}")
             if item.id in items:
                 raise EvalError(f"id {item.id!r} came before: give each row an id of its own.")
@@ -98,12 +94,11 @@ def read_items(folder: Path, task: Task, limit: int | None = None) -> list[Item]
     return list(items.values())
 
 
-def _read_text(path: Path) -> str:
-    data = path.read_bytes()
+def _rows(path: Path) -> Iterator[tuple[int, Any]]:
     try:
-        return (gzip.decompress(data) if path.suffix == ".gz" else data).decode()
-    except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
-        raise EvalError(f"{path} cannot be read: {error}. Copy the file again; its text must be UTF-8.") from None
+        yield from read_rows(path)
+    except ValueError as error:
+        raise EvalError(str(error)) from None
 
 
 def score(task: Task, item: Item, answer: str | Sequence[float], tools: TextTools | None) -> dict[str, float]:

@@ -153,6 +153,12 @@ def test_a_wrong_file_is_named_with_the_remedy(tmp_path: Path) -> None:
     write(tmp_path, "gsm8k", "[]")
     with pytest.raises(EvalError, match="line 1: expected a JSON object"):
         read_items(tmp_path, task)
+    write(tmp_path, "gsm8k", "[" * 100_000 + "]" * 100_000)
+    with pytest.raises(EvalError, match="line 1: its lists or objects are nested too deeply"):
+        read_items(tmp_path, task)
+    write(tmp_path, "gsm8k", json.dumps({**ROWS["gsm8k"], "question": "\ud83d"}))
+    with pytest.raises(EvalError, match=r"line 1: it holds \\ud83d, half of a surrogate pair"):
+        read_items(tmp_path, task)
     row = json.dumps({**ROWS["gsm8k"], "id": "one"})
     write(tmp_path, "gsm8k", row, row)
     with pytest.raises(EvalError, match="line 2: id 'one' came before"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import socket
 import threading
 
@@ -94,6 +95,37 @@ def test_a_url_is_taken_with_and_without_its_version(text: str) -> None:
 def test_what_is_no_url_is_refused(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError):
         server_url(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("http://h:99999", "has a port that none can be: write one from 1 to 65535"),
+        ("http://h:0", "has a port"),
+        ("http://h:-1", "has a port"),
+        ("http://name:word@h", "a user's name, a password"),
+        ("http://h?key=1", "a ?query and a #fragment are refused"),
+        ("http://h/v1#top", "a ?query and a #fragment are refused"),
+        ("http://h ", "holds a space"),
+        ("http://h/a b", "holds a space"),
+        ("http://h\n", "holds a space or another character"),
+        ("http://a..b", "is not a URL: "),
+        (f"http://{'a' * 64}.org", "is not a URL: "),
+        ("http://xn--a", "is not a URL: "),
+        ("http://\u2603.com", "is not a URL: "),
+    ],
+)
+def test_a_url_that_no_request_could_use_is_named_with_a_remedy(text: str, message: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match=re.escape(message)) as told:
+        server_url(text)
+    assert "write" in str(told.value)
+
+
+@pytest.mark.parametrize(
+    "text", ["http://h:65535", "https://b\u00fccher.example/proxy", "http://[::1]:8000", "http://my_host"]
+)
+def test_odd_urls_of_servers_are_taken(text: str) -> None:
+    assert server_url(text) == text
 
 
 def test_numbers_out_of_range_are_refused() -> None:

@@ -13,6 +13,7 @@ from hamburger.engine.text.tokenizer import Tokenizer
 from hamburger.model.checkpoints.sources import BUILTIN
 from hamburger.training.corpus.answers import WrittenAnswer, read_answers
 from hamburger.training.corpus.conversation import prompt_ids
+from hamburger.training.corpus.jsonl import GrowingFile
 from hamburger.training.errors import TrainingError
 
 END = 2
@@ -73,10 +74,20 @@ def test_a_conversation_is_its_own_answer(tmp_path: Path) -> None:
     assert answer.tokenize(REAL, [END], "all").num_response_tokens == 4
 
 
+def test_an_id_or_category_of_any_characters_is_read(tmp_path: Path) -> None:
+    """No tokenizer sees them, and `distill` writes what the prompts had."""
+    row = {"id": "a\ud800", "category": "\udc00", "prompt": "Hi", "response": "x"}
+    with GrowingFile(tmp_path / "a.jsonl") as file:
+        file.append(row)
+    [answer] = read_answers([tmp_path / "a.jsonl"])
+    assert (answer.id, answer.category) == ("a\ud800", "\udc00")
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"response": None}, '"response" must be a text, not missing'),
+        ({"response": "x\ud800"}, '"response" has half of a surrogate pair'),
         ({"finish_reason": "eos"}, '"finish_reason" must be "stop" or "length"'),
         ({"sample": -1}, '"sample" must be a whole number'),
         ({"token_ids": "1 2"}, '"token_ids" must be a list of token ids'),

@@ -83,6 +83,23 @@ def test_a_wrong_prompt_costs_no_model(tmp_path: Path) -> None:
         command(add_distill_arguments, distill.run, tmp_path / "p.jsonl", "--out", tmp_path / "a", "--model", tmp_path)
 
 
+def test_no_prompt_is_a_mistake(tmp_path: Path) -> None:
+    (tmp_path / "p.jsonl").write_text("\n")
+    with pytest.raises(TrainingError, match=r"there is no prompt in .*p\.jsonl: each line is to hold one"):
+        command(add_distill_arguments, distill.run, tmp_path / "p.jsonl", "--out", tmp_path / "a", "--model", tmp_path)
+    assert not (tmp_path / "a").exists()
+
+
+def test_a_file_of_other_answers_costs_no_model(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "p.jsonl").write_text('{"id": "a", "prompt": "Hi"}\n')
+    (tmp_path / "a.jsonl").write_text('{"text": "mine"}\n')
+    monkeypatch.setattr(distill, "LLM", None)
+    with pytest.raises(TrainingError, match="line 1 was not written by distill: name another file with --out"):
+        command(
+            add_distill_arguments, distill.run, tmp_path / "p.jsonl", "--out", tmp_path / "a.jsonl", "--model", base
+        )
+
+
 def test_the_data_set_finds_its_tokenizer_or_takes_another(base: Path, tmp_path: Path) -> None:
     answers = tmp_path / "a.jsonl"
     answers.write_text('{"id": "a", "prompt": "Hi", "response": "Hello", "finish_reason": "stop"}\n')

@@ -85,6 +85,12 @@ def test_calibrating_on_what_a_run_kept_back(step: Path, tmp_path: Path) -> None
         export(options(step, tmp_path / "again", calibrate=tmp_path / "data", held_back=True))
 
 
+def test_held_back_says_nothing_without_data_to_calibrate_on(step: Path, tmp_path: Path) -> None:
+    with pytest.raises(TrainingError, match=r"--held-back .*: add --calibrate DATA, or leave out --held-back"):
+        export(options(step, tmp_path / "exported", held_back=True))
+    assert not (tmp_path / "exported").exists()
+
+
 def test_data_of_another_model_do_not_calibrate(step: Path, tmp_path: Path) -> None:
     data_set(tmp_path / "data", step, number=2, max_group=5)
     with pytest.raises(TrainingError, match="groups of up to 5 tokens"):

@@ -105,6 +105,16 @@ def test_shares_are_fitted_to_a_probe_and_serve(folder: Path, capsys: pytest.Cap
     assert torch.equal(places.lends == 1, shares == 0)
 
 
+def test_the_file_s_folder_need_not_be_there(folder: Path) -> None:
+    save_probe(
+        folder / "own",
+        SettleProbe(torch.randn(TRUNK.num_layers, TRUNK.num_kv_heads, TRUNK.head_dim + 1), equal_shares(TRUNK)),
+    )
+    new = folder / "new" / "folder" / PROBE_FILE
+    assert fitting.run(arguments(folder, "--probe", str(folder / "own"), "--window", "400", "--out", str(new))) == 0
+    assert torch.equal(read_probe(new, TRUNK).weights, read_probe(folder / "own", TRUNK).weights)
+
+
 def test_settings_that_were_fitted_serve_where_the_user_says_nothing(folder: Path) -> None:
     probe = SettleProbe(torch.randn(TRUNK.num_layers, TRUNK.num_kv_heads, TRUNK.head_dim + 1), equal_shares(TRUNK))
 

@@ -23,12 +23,20 @@ def test_rows_of_plain_and_gzipped_files(tmp_path: Path) -> None:
         assert list(read_rows(path)) == [Row(f"{path}, line 1", 1, {"a": 1}), Row(f"{path}, line 3", 3, {"a": "ü"})]
 
 
+@pytest.mark.parametrize("suffix", ["jsonl", "jsonl.gz"])
+def test_a_byte_order_mark_is_no_part_of_the_first_line(tmp_path: Path, suffix: str) -> None:
+    path, data = tmp_path / f"x.{suffix}", b'\xef\xbb\xbf{"a": 1}\r\n{"a": 2}\r\n'
+    path.write_bytes(gzip.compress(data) if suffix.endswith("gz") else data)
+    assert [row.values for row in read_rows(path)] == [{"a": 1}, {"a": 2}]
+
+
 @pytest.mark.parametrize(
     ("data", "message"),
     [
         (b'{"a": 1}\n{"a": ', "line 2 is not valid JSON"),
         (b"[1]\n", "line 1 is not a JSON object"),
         (b'{"a": "\xff"}\n', "line 1 is not valid JSON"),
+        (b'{"a": 1}\n{"a": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "line 2 is nested too deeply to be read"),
     ],
 )
 def test_a_wrong_line_is_named(tmp_path: Path, data: bytes, message: str) -> None:
@@ -58,6 +66,19 @@ def test_fields_are_checked() -> None:
     for key in ("text", "bad", "negative"):
         with pytest.raises(TrainingError, match=f'"{key}" must be a list of token ids'):
             ids_of(row, key)
+
+
+def test_half_of_a_surrogate_pair_is_no_text(tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    path.write_text(r'{"a": "\ud83c\udf54", "b": "no \ud800", "c": "\udc00"}')
+    [row] = read_rows(path)  # what nobody asks for may be anything
+    assert text_of(row, "a") == "🍔"
+    with pytest.raises(
+        TrainingError, match=r'line 1: "b" has half of a surrogate pair \(\\ud800\) at character 3: rem'
+    ):
+        text_of(row, "b")
+    with pytest.raises(TrainingError, match=r'line 1: "c" has half of a surrogate pair \(\\udc00\) at character 0'):
+        text_of(row, "c")
 
 
 @given(st.lists(st.text(), max_size=5), st.data())

@@ -47,6 +47,9 @@ def test_both_forms_of_prompts(tmp_path: Path) -> None:
         ({"messages": [{"role": "user"}]}, 'message 0 must have "role" and "content"'),
         ({"messages": [{"role": "user", "content": "x"}, "y"]}, "message 1 must have"),
         ({"messages": [{"role": "assistant", "content": "x"}]}, "nothing to answer"),
+        ({"prompt": "a \ud800"}, 'line 1: "prompt" has half of a surrogate pair'),
+        ({"messages": [{"role": "user", "content": "\udfff"}]}, "line 1: message 0 has half of a surrogate pair"),
+        ({"messages": [{"role": "u\ud800", "content": "x"}]}, "line 1: message 0's role has half of a surrogate pair"),
     ],
 )
 def test_a_wrong_row_is_named(tmp_path: Path, row: dict[str, Any], message: str) -> None:

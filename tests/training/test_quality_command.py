@@ -201,6 +201,14 @@ def test_wrong_models_are_named(folder: Path, tmp_path: Path) -> None:
         quality.run(arguments(folder, tmp_path, "--base-model", str(other)))
 
 
+def test_prompts_of_ones_own_need_no_file_of_kinds(folder: Path, tmp_path: Path) -> None:
+    args, said = arguments(folder, tmp_path), list[str]()
+    args.kinds = None
+    assert [p.kind for p in quality._job(args, said.append).prompts] == ["code"] * 4 + ["maths"] * 4
+    assert said == [said[0]]
+    assert said[0].startswith("8 held-out prompts (4 each of code, maths), the longest of ")
+
+
 def test_the_kinds_take_turns() -> None:
     prompts = [Prompt(f"{k}{i}", k, [1]) for k, n in (("a", 3), ("b", 1)) for i in range(n)]
     assert [p.id for p in quality.spread(prompts, 3)] == ["a0", "b0", "a1"]

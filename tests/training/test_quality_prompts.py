@@ -30,7 +30,7 @@ def rows(source: str, number: int, **more: Any) -> list[dict[str, Any]]:
 
 
 def choose(
-    files: list[Path], kinds: dict[str, list[str]], per_kind: int, held_out: float = 1.0, longest: int = 100
+    files: list[Path], kinds: dict[str, list[str]] | None, per_kind: int, held_out: float = 1.0, longest: int = 100
 ) -> list[Prompt]:
     return choose_prompts(files, kinds, per_kind, held_out, encode, longest)
 
@@ -91,6 +91,45 @@ def test_default_kinds_know_their_sources(tmp_path: Path) -> None:
         ("summaries", "scitldr_a-0"),
         ("context QA", "fairytaleqa_train-0"),
     ]
+
+
+def test_files_of_ones_own_have_the_kinds_that_they_name(tmp_path: Path) -> None:
+    """Category, else source, else file; in an order that is not the files'."""
+    files = [
+        write(tmp_path / "p.jsonl", [*rows("b", 3, category="sums"), *rows("a", 2), *rows("c", 2, category="")]),
+        write(tmp_path / "faq.jsonl.gz", [{"id": f"x{i}", "prompt": f"p{i}", "source": None} for i in range(2)]),
+    ]
+    chosen = choose(files, None, 2)
+    assert [p.kind for p in chosen] == ["a", "a", "c", "c", "faq", "faq", "sums", "sums"]
+    assert choose(files[::-1], None, 2) == chosen
+    # A kind that nothing was held out of is none.
+    some = [prompt for prompt in rows("d", 9) if not is_held_out(prompt["id"], 0.5)]
+    held = [prompt for prompt in rows("e", 9) if is_held_out(prompt["id"], 0.5)]
+    assert {p.kind for p in choose([write(tmp_path / "q.jsonl", [*some, *held])], None, 1, held_out=0.5)} == {"e"}
+
+
+def test_one_row_of_our_own_sources_asks_for_our_kinds(tmp_path: Path) -> None:
+    """Held out or not."""
+    one = next(row for row in rows("mbpp", 9) if not is_held_out(row["id"], 0.5))
+    file = write(tmp_path / "p.jsonl", [one, *rows("own", 9, category="sums")])
+    with pytest.raises(TrainingError, match="kind 'maths' has 0 held-out prompts"):
+        choose([file], None, 1, held_out=0.5)
+
+
+def test_too_few_prompts_name_the_options_and_what_there_is(tmp_path: Path) -> None:
+    file = write(tmp_path / "p.jsonl", [*rows("a", 3), *rows("b", 2)])
+    named = (
+        r"lower it \(--per-kind N\), give more files \(--prompts\), .*--kinds FILE.*Held out are 3 of 'a', 2 of 'b'\."
+    )
+    with pytest.raises(TrainingError, match=f"kind 'b' has 2 .* but per_kind is 3: {named}"):
+        choose([file], None, 3)
+    many = write(tmp_path / "many.jsonl", [row for i in range(30) for row in rows(f"s{i:02}", 1)])
+    with pytest.raises(TrainingError, match=r"1 of 's09', and more in 20 other kinds\.$"):
+        choose([many], None, 2)
+    with pytest.raises(TrainingError, match=r"none of the 5 prompts in .*p\.jsonl is held out, by --held-out 0: give"):
+        choose([file], None, 1, held_out=0)
+    with pytest.raises(TrainingError, match=r"line 1: its category or source has half of a surrogate pair"):
+        choose([write(tmp_path / "s.jsonl", rows("x", 1, category="\ud800"))], None, 1)
 
 
 def test_kinds_of_a_file(tmp_path: Path) -> None:

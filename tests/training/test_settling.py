@@ -189,9 +189,35 @@ def test_another_probe_is_measured_anew(folder: Path, tmp_path: Path) -> None:
 def test_mistakes_are_named(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(TrainingError, match="score 'attentoin': choose from keys"):
         evaluation.run(arguments(folder, tmp_path, "--scores", "attentoin"))
+    out = tmp_path / "out"
+    with pytest.raises(
+        TrainingError, match=r"nothing settles, .* chunk of 32 .* behind token \d+, and the longest text has 150: "
+    ):
+        evaluation.run(arguments(folder, out, "--windows", "128,256"))
+    with pytest.raises(
+        TrainingError, match=r"nothing settles, .* --keeps 1 keeps every slot of a chunk of 32: name a low"
+    ):
+        evaluation.run(arguments(folder, out, "--keeps", "1", "--scores", "keys;keys"))
+    assert not out.exists()
     none = arguments(folder, tmp_path, "--min-tokens", "9000", "--max-tokens", "9001")
     with pytest.raises(TrainingError, match="no answer is as long as --min-tokens"):
         evaluation.run(none)
+    wrong = {"2": "shares are in [0, 1]", "1/0": "'1/0': shares are", "x": "'x': shares are", "1e999": "shares are"}
+    for value, problem in wrong.items():
+        with pytest.raises(SystemExit):
+            arguments(folder, tmp_path, "--keeps", value)
+        assert problem in capsys.readouterr().err
     with pytest.raises(SystemExit):
-        arguments(folder, tmp_path, "--keeps", "2")
-    assert "shares are in [0, 1]" in capsys.readouterr().err
+        arguments(folder, tmp_path, "--growths", "0,1")  # of which no place would ever come
+    assert "--growths: a growth of 1 keeps the whole answer" in capsys.readouterr().err
+
+
+def test_a_policy_by_which_nothing_settles_is_said_to_be_missing(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert evaluation.run(arguments(folder, tmp_path, "--scores", "recency", "--windows", "32,500")) == 0
+    out, err = capsys.readouterr()
+    assert "recency | 500 | 0.333" in err
+    assert "not in the table, as by a window of 500, " in err
+    assert "recency | 32 | 0.333" not in err
+    assert "| recency | 32 |" in out

@@ -69,6 +69,22 @@ def test_a_run_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixtu
         command(made, "--data", data, "--out", second, "--set", "max_steps=2", "--resume")
 
 
+def test_a_finished_run_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    base = write_base(tmp_path / "base")
+    data, made, out = write_data(tmp_path / "data", 4), write_recipe(tmp_path / "r.yaml", base), tmp_path / "run"
+    options = (made, "--data", data, "--out", out, "--set", "max_steps=2")
+    assert command(*options) == 0
+    assert "finished" not in capsys.readouterr().err
+    before = sorted(out.rglob("*"))
+    assert command(*options, "--resume") == 0
+    said = capsys.readouterr().err
+    assert f"the run has finished, with step 2: nothing is left to train. Its checkpoint is {out}/step-000002" in said
+    assert sorted(out.rglob("*")) == before
+    base.rename(tmp_path / "gone")  # another run into that folder is refused before anything is read
+    with pytest.raises(TrainingError, match="run already holds a run: go on with --resume"):
+        command(*options)
+
+
 def test_a_stopped_run_is_no_success_to_a_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data, made = write_data(tmp_path / "data", 4), write_recipe(tmp_path / "r.yaml", write_base(tmp_path / "base"))
     monkeypatch.setattr("hamburger.training.run.train.Job.run", lambda job, console, stop: False)

@@ -6,7 +6,7 @@ import argparse
 import math
 from pathlib import Path
 
-from hamburger.training.cli.types import confidences, layers, number, whole
+from hamburger.training.cli.types import confidences, layers, number, out_file, out_folder, whole
 from hamburger.training.corpus.prompts import HELD_OUT
 from hamburger.training.corpus.segmentation import STRATEGIES
 
@@ -22,7 +22,7 @@ def add_distill_arguments(parser: argparse.ArgumentParser) -> None:
     )
     _add_model(parser, "who writes the answers: a folder, a file or a hub id (default: the embedded base model)")
     parser.add_argument(
-        "--out", metavar="FILE", type=Path, required=True, help="answers, one a line; goes on where it was ended"
+        "--out", metavar="FILE", type=_answers_file, required=True, help="answers, one a line; goes on where it ended"
     )
     _add_held_out(parser)
     parser.add_argument(
@@ -59,7 +59,11 @@ def add_segment_arguments(parser: argparse.ArgumentParser) -> None:
         f"fast; none, and any model with dtype float32: the weights as they are; {_DEFAULT}",
     )
     parser.add_argument(
-        "--out", metavar="FOLDER", type=Path, required=True, help="data set; new answers are added to one that is there"
+        "--out",
+        metavar="FOLDER",
+        type=out_folder,
+        required=True,
+        help="data set; new answers are added to one that is there",
     )
     parser.add_argument("--strategy", choices=STRATEGIES, default="decreasing_v2", help=_DEFAULT)
     parser.add_argument(
@@ -112,7 +116,7 @@ def add_regroup_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `hamburger regroup`."""
     parser.add_argument("data", metavar="DATA", nargs="+", type=Path, help="what segment wrote")
     _add_model(parser, "whose groups: a HAMburger of the data's base, for example a checkpoint of train", required=True)
-    parser.add_argument("--out", metavar="FOLDER", type=Path, required=True, help="the data set to write")
+    parser.add_argument("--out", metavar="FOLDER", type=out_folder, required=True, help="the data set to write")
     parser.add_argument(
         "--confidence",
         metavar="C,C",
@@ -130,12 +134,20 @@ def add_inspect_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "index", metavar="INDEX", nargs="?", type=whole(0), default=0, help="which example (default: 0)"
     )
-    parser.add_argument("--html", metavar="FILE", type=Path, help="write a web page instead, with each token's entropy")
+    parser.add_argument(
+        "--html", metavar="FILE", type=out_file, help="write a web page instead, with each token's entropy"
+    )
     parser.add_argument("--model", help="whose tokenizer (default: the model that the data set names)")
     parser.add_argument("--base", help="the base model that a checkpoint refers to")
 
 
 _DEFAULT = "default: %(default)s"
+
+
+def _answers_file(text: str) -> Path:
+    if text.endswith(".gz"):
+        raise argparse.ArgumentTypeError(f"{text}: answers are appended line by line, which gzip cannot: leave .gz out")
+    return out_file(text)
 
 
 def _add_model(parser: argparse.ArgumentParser, help_text: str, *, required: bool = False) -> None:

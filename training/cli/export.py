@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from hamburger.training.cli.types import number, whole
+from hamburger.training.cli.types import number, out_folder, whole
 
 
 def add_export_arguments(parser: argparse.ArgumentParser) -> None:
@@ -16,7 +16,7 @@ def add_export_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         help="a training run (its latest checkpoint), a folder of our format, or the published Lightning .ckpt",
     )
-    parser.add_argument("--out", metavar="FOLDER", type=Path, required=True, help="the folder to write")
+    parser.add_argument("--out", metavar="FOLDER", type=out_folder, required=True, help="the folder to write")
     parser.add_argument("--base", metavar="B", help="the base model: a folder, hub id or `builtin`; a .ckpt needs it")
     parser.add_argument(
         "--dtype",

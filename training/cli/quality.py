@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from hamburger.engine.types.config import ENGINE_SETTINGS
-from hamburger.training.cli.types import confidences, number, whole
+from hamburger.training.cli.types import confidences, number, out_folder, whole
 from hamburger.training.corpus.prompts import HELD_OUT
 
 CONFIDENCES = (0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0)
@@ -52,7 +52,8 @@ def add_eval_quality_arguments(parser: argparse.ArgumentParser) -> None:
         "--kinds",
         type=Path,
         metavar="FILE",
-        help="YAML: kind -> list of sources (`source`, `source:category`, wildcards allowed)",
+        help="YAML: kind -> list of sources (`source`, `source:category`, wildcards allowed; default: those of our own "
+        "prompt files, or, where no row is of them, each row's `category`, else its `source`, else its file)",
     )
     prompts.add_argument(
         "--per-kind", type=whole(1), default=40, metavar="N", help="prompts of each kind (default: 40)"
@@ -89,5 +90,5 @@ def add_eval_quality_arguments(parser: argparse.ArgumentParser) -> None:
     measure.add_argument("--rounds", type=whole(1), default=2000, metavar="N", help="bootstrap draws (default: 2000)")
     measure.add_argument("--seed", type=whole(0), default=0, metavar="N", help="of the bootstrap (default: 0)")
     parser.add_argument(
-        "--out", type=Path, required=True, metavar="FOLDER", help="for results and what a later call resumes from"
+        "--out", type=out_folder, required=True, metavar="FOLDER", help="for results and what a later call resumes from"
     )

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import math
 from fractions import Fraction
 from pathlib import Path
 
-from hamburger.training.cli.types import whole
+from hamburger.training.cli.types import out_file, out_folder, whole
 
 
 def add_eval_settle_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,7 +30,7 @@ def add_eval_settle_arguments(parser: argparse.ArgumentParser) -> None:
         "--windows", type=_wholes, metavar="N,N", help="newest tokens that stay whole (what suits the model)"
     )
     policies.add_argument(
-        "--growths", type=_shares, metavar="F,F", help="or so much of the answer, if more (what suits the model)"
+        "--growths", type=_growths, metavar="F,F", help="or so much of the answer, if more (what suits the model)"
     )
     policies.add_argument(
         "--keeps", type=_shares, metavar="F,F", help="share of older tokens that stays (what suits the model)"
@@ -38,7 +39,7 @@ def add_eval_settle_arguments(parser: argparse.ArgumentParser) -> None:
     policies.add_argument("--limit", type=whole(1), metavar="N", help="most slots of an answer (default: no limit)")
     parser.add_argument("--seed", type=whole(0), default=0, metavar="N", help="of random choice and of the bootstrap")
     parser.add_argument(
-        "--out", type=Path, required=True, metavar="FOLDER", help="for results and what a later call resumes from"
+        "--out", type=out_folder, required=True, metavar="FOLDER", help="for results and what a later call resumes from"
     )
 
 
@@ -64,12 +65,12 @@ def add_fit_settle_arguments(parser: argparse.ArgumentParser) -> None:
     )
     settings = parser.add_argument_group("settings that shares are fitted for, and that serve from then on")
     settings.add_argument("--window", type=whole(32), metavar="N", help="settle_window (64)")
-    settings.add_argument("--growth", type=_share, metavar="F", help="settle_growth (0)")
+    settings.add_argument("--growth", type=_growth, metavar="F", help="settle_growth (0)")
     settings.add_argument("--keep", type=_share, metavar="F", help="settle_keep (0.33)")
     parser.add_argument("--seed", type=whole(0), default=0, metavar="N", help="of the order of chunks")
     parser.add_argument(
         "--out",
-        type=Path,
+        type=out_file,
         required=True,
         metavar="FILE",
         help="`serve` looks for settle.safetensors beside the model",
@@ -99,7 +100,23 @@ def _shares(text: str) -> list[float]:
 
 
 def _share(text: str) -> float:
-    share = float(Fraction(text))
+    try:
+        share = float(Fraction(text))
+    except (ValueError, ArithmeticError):  # such as 1/0
+        share = math.nan
     if not 0 <= share <= 1:
-        raise argparse.ArgumentTypeError("shares are in [0, 1], such as 1/4 or 0.25")
+        raise argparse.ArgumentTypeError(f"{text!r}: shares are in [0, 1], such as 1/4 or 0.25")
     return share
+
+
+def _growths(text: str) -> list[float]:
+    return [_growth(part) for part in text.split(",")]
+
+
+def _growth(text: str) -> float:
+    growth = _share(text)
+    if growth == 1:
+        raise argparse.ArgumentTypeError(
+            "a growth of 1 keeps the whole answer, so that nothing settles: name a lower one"
+        )
+    return growth

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from hamburger.training.cli.types import out_folder
+
 
 def add_train_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `hamburger train`; training/run/train.py reads them."""
@@ -13,7 +15,7 @@ def add_train_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--data", type=Path, nargs="+", required=True, metavar="FOLDER", help="data sets that `segment` wrote"
     )
-    parser.add_argument("--out", type=Path, required=True, metavar="RUN", help="folder of the run")
+    parser.add_argument("--out", type=out_folder, required=True, metavar="RUN", help="folder of the run")
     parser.add_argument(
         "--init", metavar="M", help="a HAMburger folder to begin from, for example a checkpoint of another run"
     )

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 from collections.abc import Callable
+from pathlib import Path
 
 
 def whole(low: int) -> Callable[[str], int]:
@@ -44,6 +46,31 @@ def layers(text: str) -> int | tuple[int, ...]:
     return named
 
 
+def out_folder(text: str) -> Path:
+    """The type of a folder to write; nothing is made yet."""
+    return _place(Path(text), "folder", "file")
+
+
+def out_file(text: str) -> Path:
+    """The type of a file to write; nothing is made yet."""
+    return _place(Path(text), "file", "folder")
+
+
 def confidences(text: str) -> list[float]:
     """The type of different numbers in [0, 1] with commas between them; ascending."""
     return sorted({number(0, 1)(part.strip()) for part in text.split(",")})
+
+
+def _place(path: Path, wanted: str, other: str) -> Path:
+    """A place that cannot be written is found before the work, which may take hours, and not after it."""
+    try:
+        there = next((p for p in (path, *path.parents) if p.exists()), Path())
+    except OSError as error:
+        raise argparse.ArgumentTypeError(f"{path} cannot be written: {error.strerror}") from error
+    if there == path and path.is_dir() != (wanted == "folder"):
+        raise argparse.ArgumentTypeError(f"{path} is a {other}: name a {wanted}")
+    if there != path and not there.is_dir():
+        raise argparse.ArgumentTypeError(f"{path} cannot be made, as {there} is a file: name another {wanted}")
+    if not os.access(there, os.W_OK):
+        raise argparse.ArgumentTypeError(f"{path} cannot be written: no permission for {there}")
+    return path

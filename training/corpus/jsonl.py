@@ -37,7 +37,19 @@ def text_of(row: Row, key: str) -> str:
     value = row.values.get(key)
     if not isinstance(value, str):
         raise TrainingError(f'{row.place}: "{key}" must be a text, not {_shown(value)}.')
-    return value
+    return whole_text(row, f'"{key}"', value)
+
+
+def whole_text(row: Row, name: str, text: str) -> str:
+    """The text itself. Raises TrainingError where it has half of a surrogate pair, which no tokenizer takes."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise TrainingError(
+            f"{row.place}: {name} has half of a surrogate pair (\\u{ord(text[error.start]):04x}) at character "
+            f"{error.start}: remove it, or write both halves."
+        ) from error
+    return text
 
 
 def ids_of(row: Row, key: str) -> list[int] | None:
@@ -105,6 +117,8 @@ def _parse(place: str, line: bytes) -> dict[str, Any]:
         values = json.loads(line)
     except ValueError as error:  # UnicodeDecodeError is one
         raise TrainingError(f"{place} is not valid JSON: {error}") from error
+    except RecursionError as error:
+        raise TrainingError(f"{place} is nested too deeply to be read: mend or remove the line.") from error
     if not isinstance(values, dict):
         raise TrainingError(f"{place} is not a JSON object.")
     return values

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from hamburger.training.corpus.jsonl import Row, read_rows, text_of
+from hamburger.training.corpus.jsonl import Row, read_rows, text_of, whole_text
 from hamburger.training.errors import TrainingError
 
 HELD_OUT = 0.04
@@ -91,5 +91,8 @@ def _message(row: Row, index: int, message: object) -> Message:
     if isinstance(message, dict):
         role, content = message.get("role"), message.get("content")
         if isinstance(role, str) and isinstance(content, str):
-            return {"role": role, "content": content}
+            return {
+                "role": whole_text(row, f"message {index}'s role", role),
+                "content": whole_text(row, f"message {index}", content),
+            }
     raise TrainingError(f'{row.place}: message {index} must have "role" and "content", both texts.')

@@ -74,6 +74,11 @@ def export(options: ExportOptions, on_progress: Callable[[str], None] = lambda l
 
     Raises TrainingError, CheckpointError, ConfigError or OSError; then nothing has changed on disk.
     """
+    if options.held_back and options.calibrate is None:
+        raise TrainingError(
+            "--held-back says which examples calibrate the dial, and --calibrate names none: add --calibrate DATA, or "
+            "leave out --held-back."
+        )
     path = latest_checkpoint(options.checkpoint)
     source = resolve_source(str(path), options.base)
     if source.kind not in ("hamburger", "lightning"):

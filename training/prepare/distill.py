@@ -16,7 +16,8 @@ from typing import Any, Protocol
 
 from rich.console import Console
 
-from hamburger.engine.llm import LLM, GenerationResult
+from hamburger.engine.generation_result import GenerationResult
+from hamburger.engine.llm import LLM
 from hamburger.engine.request import RequestUpdate
 from hamburger.engine.types.messages import EngineInfo
 from hamburger.engine.types.sampling_params import SamplingParams
@@ -108,7 +109,12 @@ def run(args: argparse.Namespace) -> int:
     )
     # All of it is read before the model is loaded, so that a wrong line is found at once.
     prompts = list(read_prompts(args.prompts))
+    if not prompts:
+        raise TrainingError(f"there is no prompt in {', '.join(map(str, args.prompts))}: each line is to hold one.")
     name, (model, base) = base_name(args.model, args.base), base_arguments(args.model, args.base)
+    if args.out.exists():  # and so is a file of other answers
+        with GrowingFile(args.out) as answers:
+            _known(answers.path, settings, name)
     llm = LLM(
         model,
         base,

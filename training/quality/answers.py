@@ -12,7 +12,8 @@ from rich.console import Console
 
 from hamburger.engine.build import build_core
 from hamburger.engine.core.core import EngineCore
-from hamburger.engine.llm import LLM, GenerationResult
+from hamburger.engine.generation_result import GenerationResult
+from hamburger.engine.llm import LLM
 from hamburger.engine.text.tokenizer import Tokenizer
 from hamburger.engine.types.config import EngineArgs, Quantization
 from hamburger.engine.types.sampling_params import SamplingParams

@@ -96,11 +96,11 @@ def _job(args: argparse.Namespace, say: Callable[[str], None]) -> _Job:
     def encode(messages: Sequence[dict[str, str]]) -> list[int]:
         return prompt_ids(tokenizer, messages)
 
-    prompts = choose_prompts(
-        args.prompts, read_kinds(args.kinds), args.per_kind, args.held_out, encode, args.max_prompt_tokens
-    )
+    kinds = None if args.kinds is None else read_kinds(args.kinds)
+    prompts = choose_prompts(args.prompts, kinds, args.per_kind, args.held_out, encode, args.max_prompt_tokens)
     longest = max(len(prompt.prompt_ids) for prompt in prompts)
-    say(f"{len(prompts)} held-out prompts, the longest of {longest} tokens")
+    named = ", ".join(dict.fromkeys(prompt.kind for prompt in prompts))
+    say(f"{len(prompts)} held-out prompts ({args.per_kind} each of {named}), the longest of {longest} tokens")
     # What `auto` means here, so that a folder that goes on elsewhere mixes no two machines' figures.
     device = choose_device(args.device)
     machine = (str(device), str(choose_dtype(args.dtype, device)))

@@ -11,7 +11,7 @@ from types import MappingProxyType
 
 import yaml
 
-from hamburger.training.corpus.jsonl import Row, read_rows
+from hamburger.training.corpus.jsonl import Row, read_rows, whole_text
 from hamburger.training.corpus.prompts import Message, is_held_out, row_category, row_id, row_messages
 from hamburger.training.errors import TrainingError
 
@@ -57,7 +57,7 @@ def read_kinds(path: Path | None) -> Kinds:
 
 def choose_prompts(
     files: Sequence[Path],
-    kinds: Kinds,
+    kinds: Kinds | None,
     per_kind: int,
     held_out: float,
     encode: Callable[[Messages], list[int]],
@@ -65,37 +65,71 @@ def choose_prompts(
 ) -> list[Prompt]:
     """`per_kind` held-out prompts of each kind, kind by kind, in an order that only their ids decide.
 
-    So a larger `per_kind` keeps those that a smaller one chose. encode: writes a chat as prompt ids. Prompts of more
-    than max_prompt_tokens tokens are passed over. Raises TrainingError for wrong rows, an id that is there twice and a
-    kind with too few prompts, and OSError.
+    So a larger `per_kind` keeps those that a smaller one chose. kinds: None for the default ones or, where no row of
+    the files is of these, each row's own: its category, else its source, else its file. encode: writes a chat as prompt
+    ids. Prompts of more than max_prompt_tokens tokens are passed over. Raises TrainingError for wrong rows, an id that
+    is there twice, a kind with too few prompts and files without a held-out one, and OSError.
     """
-    rows: dict[str, list[tuple[str, Messages]]] = {kind: [] for kind in kinds}
+    found = _held_out_rows(files, kinds, held_out)
     places: dict[str, str] = {}
-    for row in (row for file in files for row in _with_source(file)):
+    for row in (row for rows in found.values() for row in rows):
         prompt_id = row_id(row)
-        kind = _kind(kinds, str(row.values["source"]), row_category(row) or "")
-        if kind is None or not is_held_out(prompt_id, held_out):
-            continue
         if prompt_id in places:
             raise TrainingError(
                 f'{row.place}: the id "{prompt_id}" is that of {places[prompt_id]} too: give each row its own "id".'
             )
         places[prompt_id] = row.place
-        rows[kind].append((prompt_id, row_messages(row)))
     chosen: list[Prompt] = []
-    for kind, found in rows.items():
-        fitting = _fitting(kind, sorted(found, key=lambda r: _order(r[0])), encode, max_prompt_tokens, per_kind)
+    for kind, rows in found.items():
+        prompts = sorted(((row_id(row), row_messages(row)) for row in rows), key=lambda p: _order(p[0]))
+        fitting = _fitting(kind, prompts, encode, max_prompt_tokens, per_kind)
         if len(fitting) < per_kind:
             raise TrainingError(
                 f"kind {kind!r} has {len(fitting)} held-out prompts of at most {max_prompt_tokens} tokens, but "
-                f"per_kind is {per_kind}: give more prompt files, lower per_kind, or name its sources with --kinds."
+                f"per_kind is {per_kind}: lower it (--per-kind N), give more files (--prompts), or say which sources "
+                f"are of which kind (--kinds FILE). Held out are {_numbers(found)}."
             )
         chosen += fitting
     return chosen
 
 
+def _held_out_rows(files: Sequence[Path], kinds: Kinds | None, held_out: float) -> dict[str, list[Row]]:
+    """By kind. Raises TrainingError where the rows' own kinds are asked for and there is none."""
+    named = DEFAULT_KINDS if kinds is None else kinds
+    are_own, number = kinds is None, 0
+    rows: list[tuple[str | None, Row]] = []
+    for row in (row for file in files for row in _with_source(file)):
+        number += 1
+        kind = _kind(named, str(row.values["source"]), row_category(row) or "")
+        are_own = are_own and kind is None
+        if is_held_out(row_id(row), held_out):
+            rows.append((kind, row))
+    found: dict[str, list[Row]] = {} if are_own else {kind: [] for kind in named}
+    # In an order that the files' does not change.
+    for kind, row in sorted(((_own_kind(r), r) for _, r in rows), key=lambda pair: pair[0]) if are_own else rows:
+        if kind is not None:
+            found.setdefault(kind, []).append(row)
+    if not found:
+        raise TrainingError(
+            f"none of the {number} prompts in {', '.join(map(str, files))} is held out, by --held-out {held_out:g}: "
+            "give more files (--prompts), or the share that `distill` was told."
+        )
+    return found
+
+
+def _own_kind(row: Row) -> str:
+    """It stands in the results, so it must be a text that can be written."""
+    return whole_text(row, "its category or source", row_category(row) or str(row.values["source"]))
+
+
+def _numbers(found: Mapping[str, Sequence[Row]], most: int = 10) -> str:
+    """How many rows each kind has; of very many kinds (a source may be an address) the first."""
+    shown = [f"{len(rows)} of {kind!r}" for kind, rows in found.items()]
+    return ", ".join(shown if len(shown) <= most else [*shown[:most], f"and more in {len(shown) - most} other kinds"])
+
+
 def _fitting(
-    kind: str, found: list[tuple[str, Messages]], encode: Callable[[Messages], list[int]], longest: int, wanted: int
+    kind: str, found: Sequence[tuple[str, Messages]], encode: Callable[[Messages], list[int]], longest: int, wanted: int
 ) -> list[Prompt]:
     fitting: list[Prompt] = []
     for prompt_id, messages in found:
@@ -125,7 +159,7 @@ def _order(prompt_id: str) -> bytes:
 def _with_source(file: Path) -> Iterator[Row]:
     """Rows that name no source are of the file's name."""
     for row in read_rows(file):
-        yield row._replace(values={"source": _stem(file), **row.values})
+        yield row._replace(values={**row.values, "source": row.values.get("source") or _stem(file)})
 
 
 def _stem(file: Path) -> str:

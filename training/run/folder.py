@@ -33,11 +33,23 @@ class RunFolder:
 
     def start(self, recipe: Recipe, *, resume: bool) -> None:
         """Make the folder. Raises TrainingError when it already holds a run, unless that is resumed."""
-        if not resume and self.latest() is not None:
-            raise TrainingError(f"{self.path} already holds a run: go on with --resume, or name another --out.")
+        if not resume:
+            self.start_from(resume=False)
         self.path.mkdir(parents=True, exist_ok=True)
         text = yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False)
         (self.path / "recipe.yaml").write_text(text, encoding="utf-8")
+
+    def start_from(self, *, resume: bool) -> Path | None:
+        """The checkpoint that a resumed run goes on from, None for a new one.
+
+        Raises TrainingError when a new one would go over another, and when there is nothing to resume.
+        """
+        latest = self.latest()
+        if resume and latest is None:
+            raise TrainingError(f"{self.path} holds no checkpoint to resume from: leave out --resume.")
+        if not resume and latest is not None:
+            raise TrainingError(f"{self.path} already holds a run: go on with --resume, or name another --out.")
+        return latest
 
     def latest(self) -> Path | None:
         """The newest whole checkpoint. Raises TrainingError when the folder it should be in is gone."""

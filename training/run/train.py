@@ -90,9 +90,7 @@ class Job:
         make_current(where)
         self.accelerator = Accelerator(mixed_precision="no", cpu=where.type == "cpu")
         self.recipe, self.folder = recipe, RunFolder(out)
-        latest = self.folder.latest() if resume else None
-        if resume and latest is None:
-            raise TrainingError(f"{out} holds no checkpoint to resume from: leave out --resume.")
+        latest = self.folder.start_from(resume=resume)
         chosen = _split(recipe, data, validation)
         start = recipe.init if latest is None else str(latest)
         origin = read_base(recipe.base) if start is None else read_hamburger(start)
@@ -131,6 +129,15 @@ class Job:
         """Train; returns whether the run is complete."""
         if not self.accelerator.is_main_process:
             return self.trainer.run(None, stop)
+        if self.trainer.step >= self.trainer.total_steps:
+            console.print(
+                f"the run has finished, with step {self.trainer.step}: nothing is left to train. Its checkpoint is "
+                f"{self.folder.latest()}; another run can begin from that with --init.",
+                markup=False,
+                highlight=False,
+                soft_wrap=True,
+            )
+            return True
         journal = Journal(self.folder.path, self.trainer.step, self.trainer.total_steps, console)
         with journal.open():
             return self.trainer.run(journal, stop)

@@ -56,6 +56,14 @@ def run(args: argparse.Namespace) -> int:
     texts = [*_answers(args), *_books(args, Tokenizer.load(source.tokenizer_path))]
     if not texts:
         raise TrainingError("no answer is as long as --min-tokens, and there are no texts: give more --answers.")
+    longest = max(len(text.answer_ids) for text in texts)
+    without = {policy.name: why for policy in policies if (why := _why_none_settles(policy.settling, longest))}
+    if all(policy.name in without for policy in policies):  # one may be named twice
+        raise TrainingError(
+            f"nothing settles, so there is nothing to measure: {'; '.join(dict.fromkeys(without.values()))}."
+        )
+    for name, why in without.items():
+        console.print(f"{name}: not in the table, as {why}.", markup=False, soft_wrap=True)
     args.out.mkdir(parents=True, exist_ok=True)
     model = load_model(
         source, device=args.device, dtype=args.dtype, on_progress=lambda line: console.print(line, markup=False)
@@ -83,6 +91,20 @@ def _policies(args: argparse.Namespace, source: ModelSource) -> Iterator[Policy]
         if score not in SCORE_NAMES:
             raise TrainingError(f"score {score!r}: choose from {', '.join(SCORE_NAMES)}.")
         yield Policy(score, Settling(window, keep, growth, args.chunk, limit=args.limit))
+
+
+def _why_none_settles(settling: Settling, longest: int) -> str | None:
+    """Of texts of at most so many answer tokens; None where something does."""
+    if settling.slots(longest) < longest:
+        return None
+    if settling.kept == settling.chunk:
+        return f"--keeps {settling.keep:g} keeps every slot of a chunk of {settling.chunk}: name a lower one"
+    first = settling.next_place(0, 0)
+    return (
+        f"by a window of {settling.window}, a growth of {settling.growth:g} and a chunk of {settling.chunk} tokens the "
+        f"first settle behind token {first}, and the longest text has {longest}: give longer ones (--max-tokens cuts "
+        "them), or lower --windows, --growths or --chunk"
+    )
 
 
 def _answers(args: argparse.Namespace) -> Iterator[Text]:

@@ -74,6 +74,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         weights = read_probe(args.probe, trunk).weights
     shares, settings = _fit_shares(args, model, SlotChoice(rotary, weights), texts, console)
+    args.out.parent.mkdir(parents=True, exist_ok=True)
     save_probe(args.out, SettleProbe(weights, shares), settings)
     tell(f"wrote {args.out}")
     return 0

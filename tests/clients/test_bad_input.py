@@ -1,0 +1,155 @@
+"""Options, files and surroundings of the clients that cannot be used: one line that names them, before anything is
+sent."""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from chat_terminal import run_chat
+from hamburger.clients import bench
+from hamburger.clients.output_files import check_output
+from hamburger.clients.prompts import read_prompts
+from scripted_server import Reply, ScriptedServer, hamburger_stream
+
+Captured = pytest.CaptureFixture[str]
+ONE_REQUEST = ("--concurrency", "1", "--requests", "1", "--warm-up", "0")
+
+
+def run_bench(server: ScriptedServer, *arguments: str) -> int:
+    parser = argparse.ArgumentParser()
+    bench.add_arguments(parser)
+    return bench.run(parser.parse_args(["--url", server.url, *ONE_REQUEST, *arguments]))
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (rb'{"prompt": "cut \ud83d"}', r'line 2: "prompt" holds \ud83d, half of a surrogate pair'),
+        (b'{"prompt": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "line 2: its lists or objects are nested too deeply"),
+        (b'{"prompt": "gr\xfc\xdfe"}', "cannot be read: line 2 is no UTF-8 text. Copy the file again, or convert it"),
+        (b'{"prompt": "open', "line 2: this is no JSON (Unterminated string"),
+    ],
+    ids=["surrogate", "deep", "latin-1", "no JSON"],
+)
+def test_a_line_of_a_dataset_that_cannot_be_sent_is_named(
+    line: bytes, message: str, server: ScriptedServer, tmp_path: Path, capsys: Captured
+) -> None:
+    dataset = tmp_path / "prompts.jsonl"
+    dataset.write_bytes(b'{"prompt": "a"}\n' + line + b"\n")
+    assert run_bench(server, "--dataset", str(dataset)) == 2
+    err = capsys.readouterr().err
+    assert err.startswith(f"error: {dataset}")
+    assert message in err
+    assert err.count("\n") == 1
+    assert not server.keys
+    assert not server.requests
+
+
+def test_a_dataset_may_be_gzipped_have_a_byte_order_mark_and_odd_texts_that_are_not_sent(tmp_path: Path) -> None:
+    rows = b'\xef\xbb\xbf{"prompt": "gr\xc3\xbc\xc3\x9fe", "more": "\\ud83d"}\r\n{"prompt": "\\ud83c\\udf54"}'
+    for name, data in (("p.jsonl", rows), ("p.jsonl.gz", gzip.compress(rows))):
+        (tmp_path / name).write_bytes(data)
+        assert read_prompts(tmp_path / name) == ["gr\u00fc\u00dfe", "\U0001f354"]
+
+
+@pytest.mark.parametrize("data", [b'{"prompt": "a"}', gzip.compress(b'{"prompt": "a"}\n' * 99)[:-12]])
+def test_a_dataset_that_is_no_whole_gzip_file_is_named(data: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "p.jsonl.gz"
+    path.write_bytes(data)
+    with pytest.raises(ValueError, match=r"p\.jsonl\.gz cannot be read: .*Copy the file again"):
+        read_prompts(path)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--model", "\udcff"), "--model: '\\udcff' holds bytes that are no UTF-8 text"),
+        (("--api-key", "s\u00e9cret"), "--api-key: the key holds what an HTTP header cannot carry"),
+        (("--api-key", "secret\nX-More: 1"), "--api-key: the key holds what"),
+        (("--api-key", "secret "), "--api-key: the key holds what"),
+        (("--api-key", "secret\udcff"), "--api-key: the key holds what"),
+        (("--url", "http://\udcff"), "--url: 'http://\\udcff' holds a space or another character that no URL has"),
+        (("--url", "http://name:secret@host"), "--url: a user's name, a password"),
+        (("--timeout", "1e11"), "--timeout: '1e11' is too long: write at most 2000000"),
+        (("--seed", "-1"), "--seed: '-1' is not a whole number from 0 up"),
+        (("--requests", "0"), "--requests: '0' is not a whole number from 1 up"),
+    ],
+)
+def test_what_cannot_be_sent_is_named_by_its_option(arguments: tuple[str, ...], message: str, capsys: Captured) -> None:
+    with pytest.raises(SystemExit) as exit_info:
+        run_bench(ScriptedServer(url="http://127.0.0.1:9"), *arguments)
+    assert exit_info.value.code == 2
+    err = capsys.readouterr().err
+    assert f"error: argument {message}" in err
+    assert "secret" not in err
+
+
+def test_a_system_message_that_is_no_text_is_named(capsys: Captured) -> None:
+    with pytest.raises(SystemExit) as exit_info:
+        run_chat(ScriptedServer(url="http://127.0.0.1:9"), "--system", "caf\udce9")
+    assert exit_info.value.code == 2
+    assert "argument --system: 'caf\\udce9' holds bytes that are no UTF-8 text" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("key", ["s\u00e9cret,other", "secret\r\nX-More: 1", "secret\udcff"])
+def test_a_key_of_the_environment_that_cannot_be_sent_is_named_unless_another_is_given(
+    key: str, server: ScriptedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.replies = [Reply(hamburger_stream([("a", 2)]))]
+    monkeypatch.setenv("HAMBURGER_API_KEY", key)
+    with pytest.raises(ValueError, match=r"^the environment variable HAMBURGER_API_KEY holds what") as told:
+        run_bench(server)
+    assert "secret" not in str(told.value)
+    assert "s\u00e9cret" not in str(told.value)
+    assert not server.keys
+    assert run_bench(server, "--api-key", "given") == 0
+    assert server.keys == ["Bearer given"]
+
+
+def test_a_place_that_cannot_be_written_is_named_before_the_load(
+    server: ScriptedServer, tmp_path: Path, capsys: Captured
+) -> None:
+    for path, why in ((tmp_path, "Is a directory"), (tmp_path / "no" / "f.json", "No such file or directory")):
+        assert run_bench(server, "--json", str(path)) == 2
+        assert f"error: --json {path} cannot be written ({why}): name a file" in capsys.readouterr().err
+    assert not server.keys
+    assert not server.requests
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_a_full_disk_is_one_line_after_the_figures(server: ScriptedServer, capsys: Captured) -> None:
+    server.replies = [Reply(hamburger_stream([("a", 2)]))]
+    assert run_bench(server, "--json", "/dev/full") == 2
+    printed = capsys.readouterr()
+    assert "1 in flight" in printed.out
+    assert printed.err.startswith("error: --json /dev/full cannot be written (No space left on device): name a file")
+    assert printed.err.count("\n") == 1
+
+
+def test_a_look_at_an_output_keeps_what_it_holds_and_opens_no_pipe(tmp_path: Path) -> None:
+    kept, pipe = tmp_path / "kept.json", tmp_path / "pipe"
+    kept.write_text(json.dumps("earlier"))
+    check_output("--json", kept)
+    assert kept.read_text() == '"earlier"'
+    os.mkfifo(pipe)
+    check_output("--json", pipe)  # would wait for a reader
+
+
+@pytest.mark.parametrize(("name", "remedy"), [("stdin", "pipe them in"), ("stdout", "> /dev/null")])
+def test_a_chat_whose_input_or_output_the_shell_closed_says_so(
+    name: str, remedy: str, server: ScriptedServer, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    monkeypatch.setattr(sys, name, None)
+    assert run_chat(server) == 1
+    err = capsys.readouterr().err
+    assert err.startswith(f"error: standard {name.removeprefix('std')}put is closed: ")
+    assert remedy in err
+    assert err.count("\n") == 1
+    assert not server.keys
