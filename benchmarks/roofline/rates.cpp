@@ -1,5 +1,5 @@
-// What this machine can do at best: products of bytes summed in whole numbers, and of floats, out of registers; and bytes
-// read from memory. Compiled by rates.py for the machine that it runs on.
+// What this machine can do at best: products of bytes summed in whole numbers, and of floats or, where it has instructions for
+// it, of bfloat16 summed in floats, out of registers; and bytes read from memory. Compiled by rates.py for the machine that it runs on.
 #include <immintrin.h>
 #include <omp.h>
 #include <sys/mman.h>
@@ -24,7 +24,13 @@ using Floats = __m512;
 Vector splat(int8_t x) { return _mm512_set1_epi8(x); }
 Floats splat(float x) { return _mm512_set1_ps(x); }
 Vector dot(Vector sum, Vector a, Vector b) { return _mm512_dpbusd_epi32(sum, a, b); }
-Floats fma(Floats a, Floats b, Floats c) { return _mm512_fmadd_ps(a, b, c); }
+#ifdef __AVX512BF16__
+constexpr int kEach = 2;  // products a lane of floats
+Floats products(Floats a, Floats b, Floats c) { return _mm512_dpbf16_ps(c, (__m512bh)a, (__m512bh)b); }
+#else
+constexpr int kEach = 1;
+Floats products(Floats a, Floats b, Floats c) { return _mm512_fmadd_ps(a, b, c); }
+#endif
 #else
 using Vector = __m256i;
 using Floats = __m256;
@@ -33,7 +39,8 @@ Floats splat(float x) { return _mm256_set1_ps(x); }
 Vector dot(Vector sum, Vector a, Vector b) {
   return _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_maddubs_epi16(a, b), _mm256_set1_epi16(1)));
 }
-Floats fma(Floats a, Floats b, Floats c) { return _mm256_fmadd_ps(a, b, c); }
+constexpr int kEach = 1;
+Floats products(Floats a, Floats b, Floats c) { return _mm256_fmadd_ps(a, b, c); }
 #endif
 
 // What f does in kTurns turns on every thread: seconds of the slowest.
@@ -72,6 +79,7 @@ extern "C" double byte_products(int threads) {
   return static_cast<double>(threads) * kTurns * kSums * sizeof(Vector) / seconds;
 }
 
+// Of what attention multiplies.
 extern "C" double float_products(int threads) {
   const double seconds = on_all_threads(threads, [] {
     Floats sums[kSums], a = splat(1.0f), b = splat(1e-9f);
@@ -79,11 +87,11 @@ extern "C" double float_products(int threads) {
     for (int64_t i = 0; i < kTurns; i++) {
       asm volatile("" : "+x"(a), "+x"(b));
 #pragma GCC unroll 12
-      for (int s = 0; s < kSums; s++) sums[s] = fma(a, b, sums[s]);
+      for (int s = 0; s < kSums; s++) sums[s] = products(a, b, sums[s]);
     }
     keep(sums);
   });
-  return static_cast<double>(threads) * kTurns * kSums * (sizeof(Floats) / sizeof(float)) / seconds;
+  return static_cast<double>(threads) * kTurns * kSums * kEach * (sizeof(Floats) / sizeof(float)) / seconds;
 }
 
 // Bytes a second, read in order from `size` bytes, whole pages, that no cache holds.

@@ -24,8 +24,8 @@ class NoRates(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """A second, by all threads: products of bytes that are summed (VNNI, or AVX2's multiply and add), of floats, and
-    bytes that are read in order from memory."""
+    """A second, by all threads: products of bytes that are summed (VNNI, or AVX2's multiply and add), of floats (of
+    bfloat16, summed in floats, where the processor has AVX512-BF16), and bytes that are read in order from memory."""
 
     byte_products: float
     float_products: float

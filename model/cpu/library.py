@@ -22,11 +22,11 @@ from hamburger.model.kernel_shapes import packed_bytes
 
 logger = logging.getLogger(__name__)
 
-InstructionSet = Literal["avx512", "avx2"]
+InstructionSet = Literal["avx512bf16", "avx512", "avx2"]
 
 _AGAIN = "install the package again (`make setup`, or `pip install -e .`)"
-_FORMAT = 18  # of what is passed and packed; supports.cpp says the same
-_SETS: tuple[InstructionSet, ...] = ("avx512", "avx2")
+_FORMAT = 19  # of what is passed and packed; supports.cpp says the same
+_SETS: tuple[InstructionSet, ...] = ("avx512bf16", "avx512", "avx2")
 STAGES = ("norms and rounding", "linears", "attention", "head", "micro-steps")  # kernels/clock.h
 _pointer, _int64 = ctypes.c_void_p, ctypes.c_int64
 
@@ -91,7 +91,7 @@ def load_kernels(instructions: InstructionSet | None = None) -> Kernels | None:
         return None
     check_layouts(library)
     for name in _SETS if instructions is None else (instructions,):
-        if library.hb_supports(name == "avx512"):
+        if library.hb_supports(name.encode()):
             return Kernels(spec.origin, name)
     _tell_none(f"this processor has none of the instructions that they need ({instructions or ', '.join(_SETS)})")
     return None

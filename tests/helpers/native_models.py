@@ -19,7 +19,7 @@ from hamburger.model.modules.linear import FormedLinear, Part
 from hamburger.model.steps import EagerSteps
 from small_models import CPU, random_tensors
 
-SETS: tuple[InstructionSet, ...] = ("avx512", "avx2")
+SETS: tuple[InstructionSet, ...] = ("avx512bf16", "avx512", "avx2")
 WIDE: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 32}
 
 

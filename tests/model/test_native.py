@@ -21,6 +21,7 @@ from hamburger.model.cpu.library import InstructionSet, Kernels, load_kernels
 from hamburger.model.cpu.weights import PackedWeight, has_4_bits
 from hamburger.model.kernel_shapes import GROUP
 from hamburger.model.kv_cache import PagedKVCache
+from hamburger.model.modules import attention
 from hamburger.model.modules.embedder import CompositionalEmbedder
 from hamburger.model.modules.linear import weights_of
 from hamburger.model.steps import EagerSteps
@@ -148,7 +149,7 @@ def test_every_kind_of_trunk_is_near_the_plain_one(shape: str, bits: int, kernel
 
 
 @pytest.mark.parametrize("shape", [*SHAPES, "heads of 32", "heads of 96"])
-@pytest.mark.parametrize("instructions", ["avx512", "avx2"])
+@pytest.mark.parametrize("instructions", SETS)
 def test_keys_and_values_in_8_bits_are_those_of_the_plain_cache(shape: str, instructions: InstructionSet) -> None:
     """Of one layer, whose inputs are the same: codes differ only where rounding decides them."""
     if (kernels := load_kernels(instructions)) is None:
@@ -164,6 +165,40 @@ def test_keys_and_values_in_8_bits_are_those_of_the_plain_cache(shape: str, inst
     assert sum(value < 1e-3 for value in off) >= len(prompts) / 2
     assert max(off) < 0.5  # an input between two steps
     assert found != exact  # it is another cache
+
+
+def rounded_attention(q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None) -> Tensor:
+    """What kernels/attention/dots.h computes: queries and weights are rounded to bfloat16, sums are float."""
+    scores = q.bfloat16().float() @ k.mT * q.shape[-1] ** -0.5
+    scores = scores if attn_mask is None else scores + attn_mask
+    weights = (scores - scores.amax(-1, keepdim=True)).exp()
+    return weights.bfloat16().float() @ v / weights.sum(-1, keepdim=True)
+
+
+@pytest.mark.parametrize("shape", [*SHAPES, "heads of 32", "heads of 96", "one KV head"])
+def test_products_of_bfloat16_are_those_of_the_rounded(shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of one layer, whose inputs are the same: weights differ only where rounding decides them."""
+    if (kernels := load_kernels("avx512bf16")) is None:
+        pytest.skip("built without a compiler, or for another processor")
+    head_dim = int(shape.removeprefix("heads of ")) if shape.startswith("heads of ") else 64
+    changes: dict[str, Any] = {**SHAPES.get(shape, {}), **WIDE, "num_layers": 1, "head_dim": head_dim}
+    if shape == "one KV head":
+        changes |= {"num_heads": 12, "num_kv_heads": 1}
+    plain, native = models(ModelConfig(trunk=trunk_config(**changes)), kernels=kernels)
+    # Chunks of 48 slots cut the long prompts, whose queries are many at once; a last chunk of few slots has few.
+    prompts = [[(7 * n + j) % 90 + 2 for j in range(n)] for n in (*range(1, 9), 17, 31, 33, 47, 49, 50, 97, 98, 150)]
+    found, float_pool = first_states(native, prompts, torch.bfloat16), first_states(native, prompts)
+    far = first_states(plain, prompts, torch.bfloat16)
+    monkeypatch.setattr(attention, "F", SimpleNamespace(scaled_dot_product_attention=rounded_attention))
+    wanted = first_states(plain, prompts, torch.bfloat16)
+    assert found != float_pool
+    assert sum(off(wanted, found, name) < 1e-3 for name in wanted) >= len(prompts) / 2
+    assert sum(off(far, found, name) < 1e-3 for name in wanted) < len(prompts) / 2
+    assert max(off(wanted, found, name) for name in wanted) < 0.5  # an input between two steps
+
+
+def off(wanted: dict[str, list[float]], found: dict[str, list[float]], name: str) -> float:
+    return max(abs(a - b) for a, b in zip(wanted[name], found[name], strict=True))
 
 
 def test_slots_of_several_tokens_pass_their_adapter(kernels: Kernels) -> None:

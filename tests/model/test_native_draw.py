@@ -22,7 +22,7 @@ from hamburger.model.noise import noise_keys
 from hamburger.model.sampler import sample
 from small_models import CPU, trunk_config
 
-SETS: tuple[InstructionSet, ...] = ("avx512", "avx2")
+SETS: tuple[InstructionSet, ...] = ("avx512bf16", "avx512", "avx2")
 CONFIG = ModelConfig(trunk=trunk_config(hidden_size=64, intermediate_size=96, head_dim=32))
 pytestmark = pytest.mark.skipif(load_kernels() is None, reason="built without a compiler, or for another processor")
 

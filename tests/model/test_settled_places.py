@@ -22,7 +22,7 @@ from hamburger.model.modules.attention import PagedAttention
 from hamburger.model.modules.rotary import RotaryEmbedding
 from hamburger.model.settled_places import SettledPlaces
 from hamburger.model.slot_choice import SlotChoice
-from native_models import WIDE, models
+from native_models import SETS, WIDE, models
 from small_models import CPU, trunk_config
 
 CHUNK, KEPT, BLOCK = 16, 4, 8
@@ -115,7 +115,7 @@ BATCHES = {
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
 @pytest.mark.parametrize("shares", SHARES)
-@pytest.mark.parametrize("instructions", ["avx512", "avx2"])
+@pytest.mark.parametrize("instructions", SETS)
 def test_kernels_read_lent_places_as_torch_does(dtype: torch.dtype, shares: str, instructions: InstructionSet) -> None:
     if (kernels := load_kernels(instructions)) is None:
         pytest.skip("built without a compiler, or for another processor")
@@ -132,7 +132,9 @@ def test_kernels_read_lent_places_as_torch_does(dtype: torch.dtype, shares: str,
         off = (wanted - found).abs().amax(1)
         # An input between two steps may be rounded to either side, which the second layer sees.
         assert float(off.max()) < 0.1 < float((wanted - unlent).abs().amax(1).median())
-        assert dtype is torch.int8 or float(off.min()) < 1e-4
+        # Codes of 8 bits have roundings of their own, and so have products of bfloat16 (dots.h).
+        is_exact = dtype is torch.float32 or (dtype is torch.bfloat16 and instructions != "avx512bf16")
+        assert not is_exact or float(off.min()) < 1e-4
 
 
 @pytest.mark.parametrize("name", BATCHES)
@@ -167,7 +169,7 @@ def test_what_a_head_sees_is_its_own_places_and_those_that_it_borrows(name: str,
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
 @pytest.mark.parametrize(("fitted", "shares"), [(False, [[1, 1]] * 3), (True, [[0, 1], [2, 0], [3, 0]])])
-@pytest.mark.parametrize("instructions", ["avx512", "avx2"])
+@pytest.mark.parametrize("instructions", SETS)
 def test_kernels_move_what_plain_settling_moves(
     dtype: torch.dtype, fitted: bool, shares: list[list[int]], instructions: InstructionSet
 ) -> None:

@@ -86,6 +86,8 @@ def test_one_call_of_the_kernels_and_its_parts_check_and_draft_the_same(
 SHAPES = TRUNKS | {"many_heads_a_kv_head": {"num_heads": 12, "num_kv_heads": 1}}
 QUICK = [
     ("qwen3_sliding_yarn", "avx512", torch.bfloat16),
+    ("qwen3_sliding_yarn", "avx512bf16", torch.bfloat16),
+    ("many_heads_a_kv_head", "avx512bf16", torch.bfloat16),
     ("many_heads_a_kv_head", "avx2", torch.bfloat16),
     ("dynamic_rope", "torch", torch.float32),
     ("mistral", "avx512", torch.float32),

@@ -8,6 +8,8 @@
 struct Bf16 { uint16_t bits; };
 struct Int8 { int8_t code; };  // its value is the code times a scale
 
+#define KNOWS_BF16 (__GNUC__ >= 11)  // the compiler, and how to ask for it
+
 constexpr int kLanes = 16;  // outputs that one block of a packed weight holds
 constexpr int kGroup = 32;  // inputs that share a scale
 constexpr int kMaxGroup = 64;  // tokens that one slot merges

@@ -4,7 +4,7 @@
 
 #include "common.h"
 
-extern "C" int hb_format() { return 18; }
+extern "C" int hb_format() { return 19; }
 
 // Writes a line for each field and, behind its fields, for each struct, as structs.py does: "Weight.bias: 8 bytes at 8",
 // "Weight: 32 bytes". Without std::string: the linker may take its functions from the files that not every processor can run.
@@ -18,10 +18,14 @@ extern "C" void hb_layouts(char* text, int64_t size) {
 #include "structs.h"
 }
 
-extern "C" int hb_supports(int wide) {
+extern "C" int hb_supports(const char* instructions) {
   __builtin_cpu_init();
-  if (wide)
-    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni");
-  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+  const bool narrow = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+  const bool wide = narrow && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                    __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni");
+#if KNOWS_BF16
+  if (!std::strcmp(instructions, "avx512bf16")) return wide && __builtin_cpu_supports("avx512bf16");
+#endif
+  if (!std::strcmp(instructions, "avx512")) return wide;
+  return !std::strcmp(instructions, "avx2") && narrow;
 }

@@ -33,7 +33,7 @@ struct Ahead {
 template <typename Value>
 void attend(const Geometry& g, const Pool<Value>& pool, int64_t layer, const AttentionPlan& plan, const AttentionPiece& piece,
             const AttentionPiece* next, int window, const float* qkv, int64_t width, const Inputs& out, Scratch& s) {
-  constexpr bool pairs = std::is_same_v<Value, Bf16>, codes = std::is_same_v<Value, Int8>;
+  constexpr bool pairs = std::is_same_v<Value, Bf16>, codes = std::is_same_v<Value, Int8>, dots = Dots<Value>::are_there;
   const AttentionTile& tile = piece.tile;
   const int head_dim = g.head_dim, each = g.heads / g.kv_heads, count = piece.last_query - piece.first_query;
   const int all = (piece.last_head - piece.first_head) * count;  // `count` query heads of each KV head
@@ -53,6 +53,7 @@ void attend(const Geometry& g, const Pool<Value>& pool, int64_t layer, const Att
   for (int i = 0; i < all; i++) {
     queries[i] = qkv + (tile.first_row + row_of(i)) * width + query_head(i) * head_dim;
     if constexpr (codes) round_query(queries[i], head_dim, i, s);
+    if constexpr (dots) Dots<Value>::round_query(queries[i], head_dim, i, s);
     std::memset(s.outputs[i], 0, sizeof(float) * head_dim);
   }
   const Kv<Value> kv = pool.layer(layer);
@@ -69,8 +70,9 @@ void attend(const Geometry& g, const Pool<Value>& pool, int64_t layer, const Att
       rows[j] = of.data + slot * stride + there * head_dim;
       if constexpr (codes) s.key_scales[j] = of.scales[slot * 2 * g.kv_heads + there];
     }
-    for (int p = 0; p < parts; p++) transpose_keys(rows + p * kLanes, head_dim, count, s, p);
+    for (int p = 0; p < parts; p++) transpose_keys(rows + p * kLanes, head_dim, !dots && count > kFewQueries, s, p);
     if constexpr (codes) score_tile_of_codes(first, last, head_dim, parts, scores, s);
+    else if constexpr (dots) Dots<Value>::score_tile(first, last, head_dim, parts, scores, s);
     else if (pairs && count <= kFewQueries) score_tile<pairs>(queries, first, last, head_dim, parts, scores, s);
     else score_tile<false>(queries, first, last, head_dim, parts, scores, s);
   };
@@ -87,6 +89,7 @@ void attend(const Geometry& g, const Pool<Value>& pool, int64_t layer, const Att
         for (int p = 0; p < kTile; p += kLanes) store(own + p, load(own + p) * load(&s.value_scales[p]));
       }
     }
+    if constexpr (dots) return Dots<Value>::weigh_tile(rows, first, last, head_dim, slots, weights, s);
     if (count <= kFewQueries) return weigh_all([&](int j) { return rows[j]; }, first, last, head_dim, slots, weights, s);
     for (int j = 0; j < slots; j++)
       for (int d = 0; d < head_dim; d += kLanes) store(s.values + j * head_dim + d, load(rows[j] + d));

@@ -3,20 +3,21 @@
 constexpr int kFewQueries = 12;  // heads, for which bfloat16 is not kept as float: it is read only once
 constexpr int kPartsAtOnce = kRowsAtOnce / 4;  // vectors of slots, as registers allow
 
-inline void transpose_keys(const Bf16* const* rows, int head_dim, int count, Scratch& s, int part) {
+// split: also to float.
+inline void transpose_keys(const Bf16* const* rows, int head_dim, bool split, Scratch& s, int part) {
   for (int d = 0; d < head_dim; d += 32) {
     const uint32_t* words[kLanes];
     for (int j = 0; j < kLanes; j++) words[j] = reinterpret_cast<const uint32_t*>(rows[j] + d);
     transpose(words, s.pairs[part][d / 2]);
   }
-  for (int d = 0; count > kFewQueries && d < head_dim; d += 2) {
+  for (int d = 0; split && d < head_dim; d += 2) {
     const auto [first, second] = split_pairs(s.pairs[part][d / 2]);
     store(s.keys[part][d], first);
     store(s.keys[part][d + 1], second);
   }
 }
 
-inline void transpose_keys(const float* const* rows, int head_dim, int, Scratch& s, int part) {
+inline void transpose_keys(const float* const* rows, int head_dim, bool, Scratch& s, int part) {
   for (int d = 0; d < head_dim; d += kLanes) {
     const uint32_t* words[kLanes];
     for (int j = 0; j < kLanes; j++) words[j] = reinterpret_cast<const uint32_t*>(rows[j] + d);
@@ -75,7 +76,7 @@ inline void score_tile(const float* const* queries, int first, int last, int hea
   for (; p < parts; p++) score_all<pairs, 1>(queries, first, last, head_dim, p, scores, s);
 }
 
-inline void transpose_keys(const Int8* const* rows, int head_dim, int, Scratch& s, int part) {
+inline void transpose_keys(const Int8* const* rows, int head_dim, bool, Scratch& s, int part) {
   for (int d = 0; d < head_dim; d += 4 * kLanes) {
     const uint32_t* words[kLanes];
     uint32_t half[kLanes][kLanes] = {};  // where 32 dimensions are left, which end the row

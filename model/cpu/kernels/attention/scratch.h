@@ -37,4 +37,14 @@ struct Scratch {  // one thread's
   alignas(64) int8_t query_codes[2][kMaxQueries][kMaxHeadDim];
   int32_t query_sums[2][kMaxQueries];
   float query_scales[kMaxQueries];
+  // For products of bfloat16, two in a word: dimensions of queries, slots of weights, and of a tile's values [kTile / 2, head_dim].
+  alignas(64) uint32_t query_words[kMaxQueries][kMaxHeadDim / 2];
+  alignas(64) uint32_t weight_words[kMaxQueries][kTile / 2];
+  alignas(64) uint32_t value_words[kTile / 2 * kMaxHeadDim];
+};
+
+// Products of two values at once, where the processor has them for this kind (dots.h).
+template <typename Value>
+struct Dots {
+  static constexpr bool are_there = false;
 };
