@@ -64,6 +64,7 @@ class TrunkConfig:
     local_rope_theta: rotary base of the sliding layers, which is not scaled; None: they turn as all others.
     unturned_layers: without rotary embedding (NoPE, arXiv 2305.19466). experts: of its layers; None for one MLP each.
     max_position_embeddings: as the model's own configuration says; `context_tokens` is what can be served.
+    eos_token_ids: those of the vocabulary alone: others, which classes of transformers have by default, nothing emits.
     """
 
     vocab_size: int
@@ -93,6 +94,8 @@ class TrunkConfig:
     experts: ExpertsConfig | None = None
 
     def __post_init__(self) -> None:
+        ends = tuple(token_id for token_id in self.eos_token_ids if 0 <= token_id < self.vocab_size)
+        object.__setattr__(self, "eos_token_ids", ends)
         if self.num_heads % self.num_kv_heads:
             raise ConfigError(
                 f"num_attention_heads {self.num_heads} is not a multiple of num_key_value_heads {self.num_kv_heads}."

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence, Sized
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 from jinja2 import TemplateError, nodes
@@ -191,3 +192,28 @@ def _raise_exception(message: str) -> str:
 
 def _strftime_now(format: str) -> str:
     return datetime.now().strftime(format)
+
+
+def read_chat_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
+    """Their sources by name: chat_template.jinja ("default") and those of additional_chat_templates/, or else what
+    tokenizer_config.json, given as `config`, holds: one source, or several with names. Raises TokenizerError."""
+    file = folder / "chat_template.jinja"
+    if file.is_file():
+        others = sorted((folder / "additional_chat_templates").glob("*.jinja"))
+        files = {other.stem: other for other in others} | {"default": file}
+        return {name: path.read_text(encoding="utf-8") for name, path in files.items()}
+    found = config.get("chat_template") or {}
+    if isinstance(found, str):
+        return {"default": found}
+    try:
+        named: dict[Any, Any] = (
+            {entry["name"]: entry["template"] for entry in found} if isinstance(found, list) else dict(found)
+        )
+    except (TypeError, KeyError, ValueError):
+        named = {"": None}
+    if not all(isinstance(name, str) and isinstance(source, str) for name, source in named.items()):
+        raise TokenizerError(
+            f"{folder / 'tokenizer_config.json'}: chat_template must be a text, or a list of objects with a name and a "
+            "template, both texts."
+        )
+    return named

@@ -6,6 +6,7 @@ because a wrong split gives plausible tokens and quietly worse answers.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ class GgufTokenizer:
 
     backend: Tokenizer
     special_tokens: dict[str, str]
-    chat_template: str | None
+    chat_templates: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +109,9 @@ def read_gguf_tokenizer(path: Path) -> GgufTokenizer:
                 ),
             ]
         )
-    return GgufTokenizer(backend, special_tokens, get("chat_template"))
+    names = {"default": "chat_template"} | {name: f"chat_template.{name}" for name in get("chat_templates") or ()}
+    templates = {name: source for name, key in names.items() if (source := get(key)) is not None}
+    return GgufTokenizer(backend, special_tokens, templates)
 
 
 def _build(tokens: list[str], merges: list[str], kinds: list[int], rules: _Rules) -> Tokenizer:

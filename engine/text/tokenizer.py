@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import tokenizers
 
-from hamburger.engine.text.chat_template import ChatTemplate
+from hamburger.engine.text.chat_template import ChatTemplate, read_chat_templates
 from hamburger.engine.types.errors import TokenizerError as TokenizerError
 
 _LONG = 5_000  # characters or tokens: from here on other threads go on meanwhile
@@ -81,8 +81,7 @@ class Tokenizer:
             from hamburger.engine.text.gguf_tokenizer import read_gguf_tokenizer  # the library, for such files alone
 
             found = read_gguf_tokenizer(path)
-            templates = {} if found.chat_template is None else {"default": found.chat_template}
-            return cls(found.backend, special_tokens=found.special_tokens, chat_templates=templates)
+            return cls(found.backend, special_tokens=found.special_tokens, chat_templates=found.chat_templates)
         raise TokenizerError(
             f"{path} has no tokenizer.json. A sentencepiece tokenizer.model is not read: save the tokenizer with "
             "transformers (save_pretrained) to get one, or name the base with --base."
@@ -108,10 +107,12 @@ class Tokenizer:
             if token is None and name not in config:
                 token_id = ids.get(f"{name}_id")
                 token_id = token_id[0] if isinstance(token_id, list) and token_id else token_id
-                token = backend.id_to_token(token_id) if isinstance(token_id, int) and token_id >= 0 else None
+                # Classes of transformers write ids by default, which may be those of ordinary tokens.
+                added = backend.get_added_tokens_decoder().get(token_id) if isinstance(token_id, int) else None
+                token = added.content if added is not None and added.special else None
             if isinstance(token, str):
                 special_tokens[name] = token
-        return cls(backend, special_tokens=special_tokens, chat_templates=_chat_templates(folder, config))
+        return cls(backend, special_tokens=special_tokens, chat_templates=read_chat_templates(folder, config))
 
     @property
     def chat_template(self) -> str | None:
@@ -286,17 +287,6 @@ def _byte_alphabet() -> dict[str, int]:
 
 
 _BYTE_OF = _byte_alphabet()
-
-
-def _chat_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
-    """chat_template.jinja, or else the configuration's: one source, or a list of named ones."""
-    file = folder / "chat_template.jinja"
-    if file.is_file():
-        return {"default": file.read_text(encoding="utf-8")}
-    found = config.get("chat_template")
-    if isinstance(found, list):
-        return {entry["name"]: entry["template"] for entry in found}
-    return {"default": found} if isinstance(found, str) else {}
 
 
 def _read_json(file: Path) -> dict[str, Any]:

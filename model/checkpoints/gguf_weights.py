@@ -93,12 +93,15 @@ def _trunk_config(path: Path, reader: gguf.GGUFReader) -> TrunkConfig:
         head_dim = hidden_size // num_heads
     unsupported = {
         f"{architecture}.rope.scaling.type": "none",
+        f"{architecture}.rope.scale_linear": 1,
         f"{architecture}.rope.dimension_count": head_dim,
         f"{architecture}.attention.value_length": head_dim,
         f"{architecture}.expert_count": 0,
         f"{architecture}.final_logit_softcapping": 0,
         "split.count": 1,
     }
+    if own("rope.scaling.type") is None:  # then a factor is that of linear scaling
+        unsupported[f"{architecture}.rope.scaling.factor"] = 1
     scaling = None
     if architecture == "gemma3" and own("rope.scaling.type") == "linear":
         scaling = {"rope_type": "linear", "factor": _shortest(own("rope.scaling.factor"))}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -38,6 +39,8 @@ _SIZES = (
     "max_position_embeddings",
 )
 
+_MOST = dict.fromkeys(_SIZES, 2**31 - 1) | {"num_hidden_layers": 10_000}
+
 
 def read_trunk_config(folder: Path) -> TrunkConfig:
     """The trunk described by folder/config.json and folder/generation_config.json (whose end tokens win).
@@ -66,8 +69,13 @@ def parse_trunk_config(config: Mapping[str, Any], where: str) -> TrunkConfig:
         raise CheckpointError(f"{where}: the weights are quantised (quantization_config): name unquantised ones.")
     try:
         for field in _SIZES:
-            if int(config[field]) < 1:
-                raise CheckpointError(f"{where}: {field} is {config[field]!r}: it must be at least 1.")
+            if type(config[field]) is not int or not 1 <= config[field] <= _MOST[field]:
+                raise CheckpointError(
+                    f"{where}: {field} is {config[field]!r}: it must be a whole number in [1, {_MOST[field]}]."
+                )
+        for field in ("rms_norm_eps", "rope_theta", "rope_local_base_freq"):
+            if field in config and (type(config[field]) not in (int, float) or not 0 < config[field] < math.inf):
+                raise CheckpointError(f"{where}: {field} is {config[field]!r}: it must be a number above 0.")
         heads = int(config["num_attention_heads"])
         window, sliding = _sliding(config, where)
         theta, scaling = _rope(config, where)
@@ -130,6 +138,10 @@ def _sliding(config: Mapping[str, Any], where: str) -> tuple[int | None, tuple[i
     window = config.get("sliding_window", kind.window)
     sliding: Sequence[int]
     if kind.slides == "all":
+        if architecture == "mistral" and window is not None and "full_attention" in (config.get("layer_types") or ()):
+            raise CheckpointError(
+                f"{where}: layer_types names full_attention, and for mistral a sliding_window in all layers is known."
+            )
         sliding = range(layers)
     elif "asked" in kind.slides and not config.get("use_sliding_window", False):
         return None, ()
@@ -183,9 +195,11 @@ def _rope(config: Mapping[str, Any], where: str) -> tuple[float, RopeScaling | N
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if kind_of_model.slides == "typed" and config.get("rope_parameters"):
         rope = config["rope_parameters"].get("full_attention") or {}
+    if config.get("rope_scaling") and not _says_no_more(config["rope_scaling"], rope):
+        raise CheckpointError(f"{where}: rope_scaling and rope_parameters say different things: leave one of them out.")
     theta = float(rope.get("rope_theta", config.get("rope_theta", kind_of_model.rope_theta)))
     kind = rope.get("rope_type", rope.get("type", "default"))
-    if config.get("partial_rotary_factor", rope.get("partial_rotary_factor", 1.0)) != 1.0:
+    if any(said.get("partial_rotary_factor") not in (None, 1) for said in (config, rope)):
         raise CheckpointError(f"{where}: partial_rotary_factor is not supported.")
     if kind == "default":
         return theta, None
@@ -196,7 +210,8 @@ def _rope(config: Mapping[str, Any], where: str) -> tuple[float, RopeScaling | N
     factor = float(rope["factor"])
     if factor < 1:
         raise CheckpointError(f"{where}: the rope scaling's factor is {factor:g}: it must be at least 1.")
-    original = int(rope.get("original_max_position_embeddings") or config["max_position_embeddings"])
+    stated = (said.get("original_max_position_embeddings") for said in (config, rope))  # as transformers ranks them
+    original = int(next(filter(None, stated), config["max_position_embeddings"]))
     match kind:
         case "linear":
             return theta, LinearRopeScaling(factor=factor)
@@ -209,17 +224,26 @@ def _rope(config: Mapping[str, Any], where: str) -> tuple[float, RopeScaling | N
                 high_freq_factor=float(rope["high_freq_factor"]),
                 original_max_position_embeddings=original,
             )
-    stated = rope.get("attention_factor")
+    factor_of_scores = rope.get("attention_factor")
     return theta, YarnRopeScaling(
         factor=factor,
         original_max_position_embeddings=original,
         attention_factor=float(
-            yarn_attention_factor(factor, rope.get("mscale"), rope.get("mscale_all_dim")) if stated is None else stated
+            yarn_attention_factor(factor, rope.get("mscale"), rope.get("mscale_all_dim"))
+            if factor_of_scores is None
+            else factor_of_scores
         ),
         beta_fast=float(rope.get("beta_fast") or 32),
         beta_slow=float(rope.get("beta_slow") or 1),
         truncate=bool(rope.get("truncate", True)),
     )
+
+
+def _says_no_more(scaling: Mapping[str, Any], rope: Mapping[str, Any]) -> bool:
+    """Whether all that `rope_scaling` says stands in `rope_parameters`, too."""
+    kinds = (dict(said, rope_type=said.get("rope_type", said.get("type", "default"))) for said in (scaling, rope))
+    said, found = ({name: value for name, value in kind.items() if name != "type"} for kind in kinds)
+    return said.items() <= found.items()
 
 
 def trunk_config_json(t: TrunkConfig) -> dict[str, Any]:
@@ -273,4 +297,7 @@ def trunk_config_json(t: TrunkConfig) -> dict[str, Any]:
 def _ids(value: Any) -> tuple[int, ...]:
     if value is None:
         return ()
-    return tuple(int(v) for v in value) if isinstance(value, list) else (int(value),)
+    ids = value if isinstance(value, list) else [value]
+    if any(type(token_id) is not int for token_id in ids):
+        raise ValueError(f"eos_token_id is {value!r}: it must be a token id, or a list of them.")
+    return tuple(ids)

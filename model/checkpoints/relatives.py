@@ -117,11 +117,14 @@ def _granite(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[s
 
 
 def _gemma3_text(config: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """The text_config of a Gemma 3 with images, as of one without; end tokens that stand beside it win."""
+    """The text_config of a Gemma 3 with images, as of one without; what stands beside it wins."""
     text = config.get("text_config")
     if not isinstance(text, dict):
         raise CheckpointError(f"{where}: text_config, the language model of a gemma3, is missing.")
-    beside = {"eos_token_id": config.get("eos_token_id") or text.get("eos_token_id")}
+    beside = {
+        "eos_token_id": config.get("eos_token_id") or text.get("eos_token_id"),
+        "tie_word_embeddings": config.get("tie_word_embeddings", True),  # text_config's own has no effect
+    }
     if config.get("quantization_config"):
         beside["quantization_config"] = config["quantization_config"]
     return {**_GEMMA_DEFAULTS, **text, "model_type": "gemma3_text", **beside}

@@ -23,6 +23,7 @@ _HUB_PATTERNS = ["*.json", "*.jinja", PROBE_FILE]
 _HUB_WEIGHTS = ["*.safetensors"]
 # Other forms of the same model that some repositories keep beside the one to load.
 _HUB_IGNORED = ["*/*", "consolidated*"]
+_HUB_TEMPLATES = ["additional_chat_templates/*.jinja"]
 
 
 class CheckpointError(ValueError):
@@ -171,6 +172,7 @@ def _download(hub_id: str, weights: bool) -> Path:
     remedy = "check the name, your network and HF_TOKEN, or give a local folder"
     try:
         patterns = _HUB_PATTERNS + (_HUB_WEIGHTS if weights else [])
+        snapshot_download(hub_id, allow_patterns=_HUB_TEMPLATES)
         return Path(snapshot_download(hub_id, allow_patterns=patterns, ignore_patterns=_HUB_IGNORED))
     except GatedRepoError as error:  # a RepositoryNotFoundError, but the name is right
         raise CheckpointError(f"{hub_id} is gated on the hub: ask for access there and set HF_TOKEN.") from error

