@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 import tokenizers
 
+from hamburger.engine.text.added_tokens import add_named_tokens
 from hamburger.engine.text.chat_template import ChatTemplate, read_chat_templates
 from hamburger.engine.types.errors import TokenizerError as TokenizerError
 
@@ -98,6 +99,9 @@ class Tokenizer:
             ) from error
         config = _read_json(folder / "tokenizer_config.json")
         named = _read_json(folder / "special_tokens_map.json") | config
+        add_named_tokens(
+            backend, named, _read_json(folder / "added_tokens.json"), str(folder / "tokenizer_config.json")
+        )
         ids = _read_json(folder / "config.json") | _read_json(folder / "generation_config.json")
         special_tokens: dict[str, str] = {}
         for name in _SPECIAL_NAMES:

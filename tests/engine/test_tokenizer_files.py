@@ -11,6 +11,7 @@ from typing import Any
 import gguf
 import pytest
 import tokenizers
+import transformers
 from tokenizers import pre_tokenizers
 
 import hamburger.model
@@ -65,6 +66,50 @@ def test_an_id_of_an_ordinary_token_makes_it_none_of_the_special_ones(tmp_path: 
     tokenizer = Tokenizer.load(tmp_path)
     assert (tokenizer.bos_token, tokenizer.pad_token) == (None, None)
     assert tokenizer.decode(ordinary) == "!"
+
+
+def added(content: str, special: bool) -> dict[str, Any]:
+    flags = dict.fromkeys(("normalized", "lstrip", "rstrip", "single_word"), False)
+    return {"content": content, "special": special, **flags}
+
+
+@pytest.mark.parametrize(
+    ("config", "others"),
+    [
+        ({"added_tokens_decoder": {"49152": added("<|new|>", True), "49153": added("<tool>", False)}}, {}),
+        ({"additional_special_tokens": ["<|new|>", "<|im_end|>"]}, {}),
+        ({"extra_special_tokens": ["<|new|>"]}, {}),
+        ({}, {"added_tokens.json": {"<|new|>": 49152}}),
+        ({}, {"special_tokens_map.json": {"additional_special_tokens": ["<|new|>"]}}),
+    ],
+)
+def test_tokens_that_only_other_files_name_are_tokens(
+    tmp_path: Path, config: dict[str, Any], others: dict[str, Any]
+) -> None:
+    copy_builtin(tmp_path, **{"additional_special_tokens": ..., "added_tokens_decoder": ..., **config})
+    for name, content in others.items():
+        (tmp_path / name).write_text(json.dumps(content))
+    ours, theirs = Tokenizer.load(tmp_path), transformers.AutoTokenizer.from_pretrained(tmp_path)
+    for text in ("<|new|>a <tool> <|new|> b", " <|im_end|>x<|new|>"):
+        ids = ours.encode(text)
+        assert ids == theirs(text)["input_ids"]
+        assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True)
+    assert ours.encode("<|new|>") == [49152]
+
+
+def test_a_token_that_the_configuration_calls_special_is_left_out_of_text(tmp_path: Path) -> None:
+    backend = tokenizers.Tokenizer.from_file(str(BUILTIN / "tokenizer.json"))
+    backend.add_tokens([tokenizers.AddedToken("<plain>", special=False)])
+    copy_builtin(tmp_path, added_tokens_decoder={"49152": added("<plain>", True)})
+    backend.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = Tokenizer.load(tmp_path)
+    assert tokenizer.decode(tokenizer.encode("a<plain>b")) == "ab"
+
+
+def test_a_token_of_another_id_than_stated_is_refused(tmp_path: Path) -> None:
+    copy_builtin(tmp_path, added_tokens_decoder={"50000": added("<|new|>", True)})
+    with pytest.raises(TokenizerError, match=r"'<\|new\|>' is said to have the id 50000, but .* it has 49152"):
+        Tokenizer.load(tmp_path)
 
 
 def test_templates_beside_the_file_are_read_by_their_names(tmp_path: Path) -> None:
