@@ -38,17 +38,17 @@ def add_named_tokens(
 
 def _named(config: Mapping[str, Any], added: Mapping[str, Any]) -> Iterator[tuple[AddedToken, int | None]]:
     decoder = config.get("added_tokens_decoder")
-    told = {token: token_id for token, token_id in added.items() if isinstance(token_id, int)}
+    told = {name: token_id for name, token_id in added.items() if isinstance(token_id, int)}
     for token_id, entry in decoder.items() if isinstance(decoder, dict) else ():
         if isinstance(entry, dict) and isinstance(entry.get("content"), str) and str(token_id).isdecimal():
             told.pop(entry["content"], None)
             flags = {flag: bool(entry[flag]) for flag in _FLAGS if flag in entry}
             yield AddedToken(entry["content"], **flags), int(token_id)
-    for token, token_id in told.items():
-        yield AddedToken(token, normalized=False), token_id
+    for name, token_id in told.items():
+        yield AddedToken(name, normalized=False), token_id
     for field in ("additional_special_tokens", "extra_special_tokens"):
         listed = config.get(field)
         for entry in listed if isinstance(listed, list) else ():
-            token = entry.get("content") if isinstance(entry, dict) else entry
-            if isinstance(token, str):
-                yield AddedToken(token, special=True, normalized=False), None
+            content = entry.get("content") if isinstance(entry, dict) else entry
+            if isinstance(content, str):
+                yield AddedToken(content, special=True, normalized=False), None
