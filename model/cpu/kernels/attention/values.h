@@ -49,20 +49,20 @@ inline void weigh_all(const Place& value, int i, int last, int head_dim, int slo
 // A vector's sum is the same wherever a row's first slots are, so it does not depend on the rows beside.
 inline float soften(float* scores, int64_t slots, int64_t from, int64_t until, float scale) {
   const int64_t first = from / kLanes * kLanes, last = (until - 1) / kLanes * kLanes;
-  const auto hide = [&](int64_t at, float hidden) {
+  const auto seen = [&](int64_t at, F inside, float hidden) {
+    if (at != first && at != last) return inside;
     const int begin = static_cast<int>(std::max<int64_t>(from - at, 0)), end = static_cast<int>(std::min<int64_t>(until - at, kLanes));
-    store(scores + at, between(begin, end, load(scores + at), set1(hidden)));
+    return between(begin, end, inside, set1(hidden));
   };
-  hide(first, kHidden);
-  hide(last, kHidden);
   F most = set1(kHidden);
-  for (int64_t at = first; at <= last; at += kLanes) most = max(most, load(scores + at));
+  for (int64_t at = first; at <= last; at += kLanes) most = max(most, seen(at, load(scores + at), kHidden));
   const F factor = set1(scale), top = set1(largest(most) * scale);
-  for (int64_t at = first; at <= last; at += kLanes) store(scores + at, exp(load(scores + at) * factor - top));
-  hide(first, 0.0f);
-  hide(last, 0.0f);
   F total = set1(0.0f);
-  for (int64_t at = first; at <= last; at += kLanes) total = total + load(scores + at);
+  for (int64_t at = first; at <= last; at += kLanes) {
+    const F weights = seen(at, exp(load(scores + at) * factor - top), 0.0f);
+    store(scores + at, weights);
+    total = total + weights;
+  }
   std::fill(scores, scores + first, 0.0f);
   std::fill(scores + last + kLanes, scores + slots, 0.0f);
   return sum(total);
