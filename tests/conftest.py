@@ -1,17 +1,17 @@
-"""The environment of all tests. Where there is no GPU, Triton's kernels run in its interpreter: it must be told before
-anything imports triton, which transformers does, so here. Settings of whoever runs the tests are not the tests' own.
+"""The environment of all tests. They are of the CPU, and Triton's kernels run in its interpreter, also where there is a
+GPU, unless TRITON_INTERPRET=0 asks for the tests of one: this must be said before anything imports torch or triton, so
+here. Settings of whoever runs the tests are not the tests' own.
 """
 
 from __future__ import annotations
 
 import gc
 import os
-import shutil
 
 from hypothesis import settings
 
-if shutil.which("nvidia-smi") is None:
-    os.environ.setdefault("TRITON_INTERPRET", "1")
+if os.environ.setdefault("TRITON_INTERPRET", "1") == "1":
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
 for name in [name for name in os.environ if name.startswith("HAMBURGER_")]:
     del os.environ[name]
 settings.register_profile("unhurried", deadline=None)  # how long a test takes says what else the machine does

@@ -29,7 +29,7 @@ LEAST = 5.0  # seconds: with less left, no file is begun
 ENVIRONMENT = {
     "PYTHONDONTWRITEBYTECODE": "1",
     "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",  # those of other projects take seconds a file, and may change what tests do
-    # Without nvidia-smi the tests' own set-up would take the machine for one without a GPU, and interpret.
+    # Else the tests' own set-up hides the GPU, and interprets.
     "TRITON_INTERPRET": "0",
 }
 SETTINGS = """[pytest]

@@ -201,7 +201,7 @@ def read_chat_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, st
     if file.is_file():
         others = sorted((folder / "additional_chat_templates").glob("*.jinja"))
         files = {other.stem: other for other in others} | {"default": file}
-        return {name: path.read_text(encoding="utf-8") for name, path in files.items()}
+        return {name: _read_source(path) for name, path in files.items()}
     found = config.get("chat_template") or {}
     if isinstance(found, str):
         return {"default": found}
@@ -217,3 +217,10 @@ def read_chat_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, st
             "template, both texts."
         )
     return named
+
+
+def _read_source(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise TokenizerError(f"{file} cannot be read as UTF-8 text: {error}") from error

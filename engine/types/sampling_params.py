@@ -137,7 +137,7 @@ class SamplingParams:
             raise InvalidRequest("min_tokens does not go with a grammar, which ends the answer itself.", "min_tokens")
 
     def _check_types(self) -> None:
-        """What type checkers see, told to those who use none."""
+        """What type checkers see, told to those who use none; lists become tuples."""
         for names, kind, wanted in (
             (_WHOLE, Integral, "a whole number"),
             (_NUMBERS, Real, "a number"),
@@ -149,9 +149,10 @@ class SamplingParams:
                 if is_wrong and not (value is None and name in _OPTIONAL):
                     raise InvalidRequest(f"{name} is {shown(value)}: it must be {wanted}.", name)
         for name in _IDS:
-            _all(name, getattr(self, name), Integral, _TOKEN_IDS)
-        for word in _all("bad_words", self.bad_words, Sequence, f"a list with {_TOKEN_IDS} for each word"):
-            _all("bad_words", word, Integral, f"a list with {_TOKEN_IDS} for each word")
+            object.__setattr__(self, name, _all(name, getattr(self, name), Integral, _TOKEN_IDS))
+        wanted = f"a list with {_TOKEN_IDS} for each word"
+        words = _all("bad_words", self.bad_words, Sequence, wanted)
+        object.__setattr__(self, "bad_words", tuple(_all("bad_words", word, Integral, wanted) for word in words))
         bias = self.logit_bias
         if not isinstance(bias, Mapping) or not all(
             isinstance(token_id, Integral) and isinstance(value, Real) for token_id, value in bias.items()

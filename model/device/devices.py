@@ -21,6 +21,9 @@ def choose_device(name: str) -> torch.device:
         raise ConfigError(f"device is {name!r}: use auto, cpu, cuda or cuda:N.")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError(f"device is {name!r}, but this machine or this build of torch has no CUDA: use cpu.")
+    if device.type == "cuda" and device.index is not None and device.index >= torch.cuda.device_count():
+        last = torch.cuda.device_count() - 1
+        raise ConfigError(f"device is {name!r}, but torch sees GPUs up to cuda:{last} here: use one of those.")
     return device
 
 
@@ -46,12 +49,18 @@ def device_of_rank(name: str, rank: int, size: int) -> torch.device:
 def choose_dtype(name: str, device: torch.device) -> torch.dtype:
     """`auto` is bfloat16 where the device multiplies it itself, else float32. Raises ConfigError."""
     if name == "auto":
-        return torch.bfloat16 if device.type == "cuda" or _cpu_has_bf16() else torch.float32
+        has_bf16 = _gpu_has_bf16(device) if device.type == "cuda" else _cpu_has_bf16()
+        return torch.bfloat16 if has_bf16 else torch.float32
     if name not in _DTYPES:
         raise ConfigError(f"dtype is {name!r}: use auto, {', '.join(_DTYPES)}.")
     if name == "float16" and device.type == "cpu":
         raise ConfigError("dtype float16 needs a GPU: use bfloat16 or float32 on CPU.")
     return _DTYPES[name]
+
+
+def _gpu_has_bf16(device: torch.device) -> bool:
+    """From Ampere on; AMD's GPUs, whose numbers mean others, all have it that torch supports."""
+    return torch.version.hip is not None or torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def _cpu_has_bf16() -> bool:

@@ -19,7 +19,7 @@ from hamburger.model.config import ConfigError
 
 AttentionBackend = Literal["torch", "triton"]
 
-_COMPILERS = ("cc", "gcc", "clang")
+_COMPILERS = ("gcc", "clang")  # that Triton looks for where CC names none
 _CAPABILITY = (8, 0)  # Ampere: the first to multiply bfloat16
 
 
@@ -45,7 +45,8 @@ def why_no_triton(device: torch.device) -> str | None:
         return f"{torch.cuda.get_device_name(device)} is not an NVIDIA GPU of compute capability 8.0 or more"
     if find_spec("triton") is None:
         return "the package triton is not installed"
-    if "CC" not in os.environ and not any(shutil.which(name) for name in _COMPILERS):
+    named = os.environ.get("CC")
+    if not any(shutil.which(name) for name in (_COMPILERS if named is None else named.split()[:1])):
         return "there is no C compiler, which Triton needs (for example the package gcc, or its path in CC)"
     if not Path(sysconfig.get_path("include"), "Python.h").exists():
         return "Python's C headers, which Triton needs, are missing (for example the package python3-dev)"

@@ -122,6 +122,12 @@ def test_templates_beside_the_file_are_read_by_their_names(tmp_path: Path) -> No
     assert tokenizer.apply_chat_template([], tools=[{"type": "function"}]) == "with tools"
 
 
+def test_a_template_that_is_no_text_is_named(tmp_path: Path) -> None:
+    (copy_builtin(tmp_path) / "chat_template.jinja").write_bytes(b"\xff\xfe")
+    with pytest.raises(TokenizerError, match=r"chat_template\.jinja cannot be read as UTF-8"):
+        Tokenizer.load(tmp_path)
+
+
 def test_templates_by_name_in_an_object(tmp_path: Path) -> None:
     tokenizer = Tokenizer.load(copy_builtin(tmp_path, chat_template={"default": "D", "tool_use": "T"}))
     assert (tokenizer.chat_template, tokenizer.tool_template) == ("D", "T")

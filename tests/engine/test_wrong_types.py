@@ -52,6 +52,11 @@ def test_a_field_of_another_type_is_named(field: str, value: object, message: st
     assert (str(caught.value), caught.value.param) == (message, field)
 
 
+def test_lists_and_iterators_become_tuples() -> None:
+    params = SamplingParams(stop_token_ids=iter([1, 2]), bad_words=[[3], [4, 5]], prediction_ids=range(2))  # type: ignore[arg-type]
+    assert (params.stop_token_ids, params.bad_words, params.prediction_ids) == ((1, 2), ((3,), (4, 5)), (0, 1))
+
+
 def test_numbers_of_numpy_are_numbers() -> None:
     params = SamplingParams(max_tokens=np.int64(3), temperature=np.float32(0.5))  # type: ignore[arg-type]
     assert (params.max_tokens, params.temperature) == (3, 0.5)

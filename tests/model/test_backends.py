@@ -23,7 +23,9 @@ CUDA = torch.device("cuda")
 def fit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> pytest.MonkeyPatch:
     """A machine with all that Triton needs."""
     (tmp_path / "Python.h").touch()
-    monkeypatch.setenv("CC", "/usr/bin/some-compiler")
+    compiler = tmp_path / "some-compiler"
+    compiler.touch(mode=0o755)
+    monkeypatch.setenv("CC", f"{compiler} -pipe")
     monkeypatch.setattr(torch.version, "hip", None)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Some GPU")
@@ -40,7 +42,7 @@ def test_a_gpu_with_all_it_needs_takes_triton(fit: pytest.MonkeyPatch) -> None:
     assert choose_backend("auto", CUDA) == "triton"
 
 
-@pytest.mark.parametrize("lacking", ["capability", "package", "compiler", "headers"])
+@pytest.mark.parametrize("lacking", ["capability", "package", "compiler", "named compiler", "headers"])
 def test_what_is_missing_is_named(lacking: str, fit: pytest.MonkeyPatch, tmp_path: Path) -> None:
     if lacking == "capability":
         fit.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
@@ -48,13 +50,16 @@ def test_what_is_missing_is_named(lacking: str, fit: pytest.MonkeyPatch, tmp_pat
         fit.setattr(backends, "find_spec", lambda name: None)
     elif lacking == "compiler":
         fit.delenv("CC")
-        fit.setattr(shutil, "which", lambda name: None)
+        fit.setattr(shutil, "which", lambda name: "/usr/bin/cc" if name == "cc" else None)  # Triton looks for others
+    elif lacking == "named compiler":
+        fit.setenv("CC", str(tmp_path / "none-such"))
     else:
         (tmp_path / "Python.h").unlink()
     said = {
         "capability": "Some GPU is not an NVIDIA GPU of compute capability 8.0",
         "package": "the package triton is not installed",
         "compiler": "no C compiler",
+        "named compiler": "no C compiler",
         "headers": "Python's C headers",
     }
     with pytest.raises(ConfigError, match=f"^attention_backend is triton, but .*{said[lacking]}.*: use auto or torch"):

@@ -15,10 +15,12 @@ from hamburger.engine.device.memory import step_bytes
 from hamburger.engine.device.runner import Runner
 from hamburger.engine.types.config import EngineArgs
 from hamburger.model.batch import empty_sampling
+from hamburger.model.gpu.availability import AttentionBackend
 from hamburger.model.graphs.capture import CudaCapture, EagerCapture
 from hamburger.model.graphs.decode_graphs import DecodeGraphs
 from hamburger.model.graphs.step_memory import CudaMeter, Largest, largest_decode
 from hamburger.model.kv_cache import PagedKVCache
+from hamburger.model.steps import EagerSteps
 from playing import play
 from small_models import random_model
 
@@ -27,11 +29,19 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA GPU"),
 ]
 GPU = torch.device("cuda")
+BACKENDS: tuple[AttentionBackend, ...] = ("torch", "triton")  # with the second steps are captured where they are served
 
 
+def model_of(name: str, attention: AttentionBackend) -> EagerSteps:
+    if attention == "triton":
+        pytest.importorskip("triton", reason="the package triton is not installed")
+    return random_model(MODELS[name], seed=2, device=GPU, attention=attention)
+
+
+@pytest.mark.parametrize("attention", BACKENDS)
 @pytest.mark.parametrize("name", MODELS)
-def test_graphs_give_the_texts_of_the_same_gpu_without_them(name: str) -> None:
-    model = random_model(MODELS[name], seed=2, device=GPU)
+def test_graphs_give_the_texts_of_the_same_gpu_without_them(name: str, attention: AttentionBackend) -> None:
+    model = model_of(name, attention)
     asked = requests(len(name))
     if find_spec("llguidance") is not None:  # gpu.sh runs without it too
         asked = guided(asked)
@@ -42,9 +52,10 @@ def test_graphs_give_the_texts_of_the_same_gpu_without_them(name: str) -> None:
     assert_same(with_graphs, play(plain, asked, at_once=1, every=3).outputs)
 
 
+@pytest.mark.parametrize("attention", BACKENDS)
 @pytest.mark.parametrize("name", MODELS)
-def test_drafts_as_rows_of_graphs_leave_the_text(name: str) -> None:
-    model = random_model(MODELS[name], seed=2, device=GPU)
+def test_drafts_as_rows_of_graphs_leave_the_text(name: str, attention: AttentionBackend) -> None:
+    model = model_of(name, attention)
     asked = requests(len(name) + 30)
     if find_spec("llguidance") is not None:
         asked = guided(asked, every=4)
@@ -57,9 +68,10 @@ def test_drafts_as_rows_of_graphs_leave_the_text(name: str) -> None:
     assert min(seen["accepted"], seen["rejected"]) > 20
 
 
+@pytest.mark.parametrize("attention", BACKENDS)
 @pytest.mark.parametrize("is_verified", [False, True])
-def test_a_step_never_waits_for_the_device(is_verified: bool) -> None:
-    model = random_model(MODELS["positions"], seed=2, device=GPU)
+def test_a_step_never_waits_for_the_device(is_verified: bool, attention: AttentionBackend) -> None:
+    model = model_of("positions", attention)
     cache = PagedKVCache(model.config.trunk, 400, BLOCK, torch.float32, GPU)
     columns = CONTEXT // BLOCK
     graphs = DecodeGraphs(model, cache, CudaCapture(GPU), max_rows=ROWS, max_columns=columns, is_verified=is_verified)
@@ -80,8 +92,9 @@ def test_a_step_never_waits_for_the_device(is_verified: bool) -> None:
             torch.cuda.set_sync_debug_mode("default")
 
 
-def test_what_steps_take_is_measured() -> None:
-    model = random_model(MODELS["positions"], device=GPU)
+@pytest.mark.parametrize("attention", BACKENDS)
+def test_what_steps_take_is_measured(attention: AttentionBackend) -> None:
+    model = model_of("positions", attention)
     free, _ = torch.cuda.mem_get_info(GPU)
     args = EngineArgs(max_num_seqs=ROWS, max_num_batched_slots=64, block_size=BLOCK)
     eager = step_bytes(model, args, "composed", CONTEXT, free, CudaMeter(GPU), kv_dtype=torch.float32, captures=False)

@@ -1,19 +1,56 @@
-"""Which GPU is the current one."""
+"""Which device and dtype a name stands for."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from hamburger.model.device.devices import make_current
+from hamburger.model.config import ConfigError
+from hamburger.model.device.devices import choose_device, choose_dtype
+from small_models import CPU
+
+CUDA = torch.device("cuda")
 
 
-def test_a_gpu_without_a_number_is_the_current_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ValueError, match="specified index"):
-        torch.cuda.set_device(torch.device("cuda"))  # torch's own, with a GPU or without
-    make_current(torch.device("cuda"))
-    made: list[torch.device] = []
-    monkeypatch.setattr(torch.cuda, "set_device", made.append)
-    for name in ("cpu", "cuda", "cuda:1"):
-        make_current(torch.device(name))
-    assert made == [torch.device("cuda:1")]
+@pytest.fixture
+def two_gpus(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.version, "hip", None)
+    return monkeypatch
+
+
+@pytest.mark.usefixtures("two_gpus")
+def test_a_gpu_that_is_not_there_is_named() -> None:
+    assert [str(choose_device(name)) for name in ("auto", "cuda", "cuda:1", "cpu")] == ["cuda", "cuda", "cuda:1", "cpu"]
+    with pytest.raises(ConfigError, match="device is 'cuda:2', but torch sees GPUs up to cuda:1 here"):
+        choose_device("cuda:2")
+
+
+@pytest.mark.parametrize("name", ["gpu", "cuda:x", "mps", "meta"])
+def test_other_devices_are_unknown(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"device is '{name}': use auto, cpu, cuda or cuda:N"):
+        choose_device(name)
+
+
+def test_without_a_gpu_there_is_no_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert choose_device("auto") == CPU
+    with pytest.raises(ConfigError, match="has no CUDA: use cpu"):
+        choose_device("cuda")
+
+
+@pytest.mark.parametrize(("capability", "dtype"), [((7, 5), torch.float32), ((8, 0), torch.bfloat16)])
+def test_auto_is_bfloat16_where_the_gpu_multiplies_it(
+    two_gpus: pytest.MonkeyPatch, capability: tuple[int, int], dtype: torch.dtype
+) -> None:
+    two_gpus.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    assert choose_dtype("auto", CUDA) == dtype
+    assert choose_dtype("float16", CUDA) == torch.float16
+
+
+def test_float16_is_for_gpus() -> None:
+    with pytest.raises(ConfigError, match="float16 needs a GPU"):
+        choose_dtype("float16", CPU)
+    with pytest.raises(ConfigError, match="dtype is 'int4': use auto, bfloat16, float32, float16"):
+        choose_dtype("int4", CPU)
