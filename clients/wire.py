@@ -10,7 +10,9 @@ import json
 import os
 import ssl
 from dataclasses import dataclass, fields
+from importlib.util import find_spec
 from typing import Any
+from urllib.request import getproxies
 
 import httpx
 
@@ -106,20 +108,23 @@ class StreamDecoder:
 def client_options(url: str, api_key: str | None, timeout: float) -> dict[str, Any]:
     """Keyword arguments for httpx.Client or httpx.AsyncClient. `timeout`: the longest silence, in seconds.
 
-    Raises ValueError where SSL_CERT_FILE or SSL_CERT_DIR, which HTTPS needs, cannot be read, or where the key of the
-    environment cannot be sent.
+    Raises ValueError where SSL_CERT_FILE or SSL_CERT_DIR, which HTTPS needs, cannot be read, where the key of the
+    environment cannot be sent, or where its proxies are none.
     """
     of_environment = os.environ.get(API_KEY_VARIABLE, "").split(",")[0].strip()  # a server's list of keys: any will do
     key = api_key or check_key(of_environment, f"the environment variable {API_KEY_VARIABLE}")
     headers = {"Accept-Encoding": "identity"}  # compressed events would wait in a buffer
     if key:
         headers["Authorization"] = f"Bearer {key}"
+    takes_proxies = httpx.URL(url).host not in _LOOPBACK_HOSTS  # a proxy cannot reach this machine's loopback
+    if takes_proxies:
+        _check_proxies()
     return {
         "base_url": url,
         "headers": headers,
         "timeout": httpx.Timeout(timeout, connect=min(timeout, 10.0)),
         "limits": httpx.Limits(max_connections=None, max_keepalive_connections=None),
-        "trust_env": httpx.URL(url).host not in _LOOPBACK_HOSTS,  # a proxy cannot reach this machine's loopback
+        "trust_env": takes_proxies,
         # SSL_CERT_FILE counts there all the same: it is where a server has a certificate that it signed itself.
         "verify": _trusted() if httpx.URL(url).scheme == "https" else True,
     }
@@ -132,6 +137,19 @@ def check_key(key: str, name: str = "the key") -> str:
             f"{name} holds what an HTTP header cannot carry: a key is ASCII, on one line, without spaces around it."
         )
     return key
+
+
+def _check_proxies() -> None:
+    """As httpx reads them, which refuses them with a traceback."""
+    for scheme, proxy in getproxies().items():
+        if scheme in ("http", "https", "all") and proxy:
+            variable = f"the environment variable {scheme}_proxy"
+            try:
+                found = httpx.Proxy(proxy if "://" in proxy else f"http://{proxy}")
+            except (ValueError, httpx.InvalidURL) as error:
+                raise ValueError(f"{variable} names no proxy ({error}): mend it, or unset it.") from None
+            if found.url.scheme.startswith("socks") and find_spec("socksio") is None:
+                raise ValueError(f"{variable} names a SOCKS proxy: install the package socksio for it, or unset it.")
 
 
 def _trusted() -> ssl.SSLContext:

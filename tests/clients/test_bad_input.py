@@ -7,15 +7,18 @@ import argparse
 import gzip
 import json
 import os
+import re
 import sys
 from pathlib import Path
 
+import httpx
 import pytest
 
 from chat_terminal import run_chat
 from hamburger.clients import bench
 from hamburger.clients.output_files import check_output
 from hamburger.clients.prompts import read_prompts
+from hamburger.clients.wire import client_options
 from scripted_server import Reply, ScriptedServer, hamburger_stream
 
 Captured = pytest.CaptureFixture[str]
@@ -89,6 +92,30 @@ def test_what_cannot_be_sent_is_named_by_its_option(arguments: tuple[str, ...], 
     err = capsys.readouterr().err
     assert f"error: argument {message}" in err
     assert "secret" not in err
+
+
+@pytest.mark.parametrize(
+    ("variable", "proxy", "message"),
+    [
+        ("http_proxy", "http://x:port", "http_proxy names no proxy (Invalid port: 'port')"),
+        ("all_proxy", "gopher://x", "all_proxy names no proxy (Unknown scheme for proxy URL"),
+        ("all_proxy", "socks5://x:1080", "all_proxy names a SOCKS proxy: install the package socksio"),
+    ],
+)
+def test_a_proxy_that_is_none_is_named(
+    variable: str, proxy: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+    monkeypatch.setattr("hamburger.clients.wire.find_spec", lambda name: None)
+    monkeypatch.setenv(variable, proxy)
+    with pytest.raises(ValueError, match=re.escape(message)):
+        client_options("http://server.example", None, 5.0)
+    assert not client_options("http://127.0.0.1:8000", None, 5.0)["trust_env"]  # there no proxy is asked
+    monkeypatch.setenv(variable, "proxy.example:3128")
+    with httpx.Client(**client_options("http://server.example", None, 5.0)):
+        pass
 
 
 def test_a_system_message_that_is_no_text_is_named(capsys: Captured) -> None:
