@@ -86,7 +86,7 @@ async def _run(
         contexts = [model.context for model in found]
         app = create_app_of(contexts, settings, responses, traces)
         greeting = _greeting(settings, contexts, _url(settings, listeners[0].getsockname()[1]))
-        server = _Server(uvicorn_config(app, settings), lambda: progress(greeting))
+        server = _Server(uvicorn_config(app, settings, app.state.count_refusal), lambda: progress(greeting))
         keep_giving_back()
         gc.freeze()  # all of this stays: whoever is served later need not wait while it is looked through
         return await _listen(server, listeners, found, settings.drain_seconds, stopping, progress)
@@ -152,12 +152,14 @@ class _Server(uvicorn.Server):
         self._on_listening()
 
 
-def uvicorn_config(app: FastAPI, settings: ServeSettings) -> uvicorn.Config:
-    """How the application is served: uvicorn logs no requests itself."""
+def uvicorn_config(
+    app: FastAPI, settings: ServeSettings, on_refusal: Callable[[int, str | None], None]
+) -> uvicorn.Config:
+    """How the application is served: uvicorn logs no requests itself. on_refusal: as of bounded_protocol."""
     return uvicorn.Config(
         app,
         loop="asyncio",
-        http=bounded_protocol(settings.max_connections, settings.client_seconds, app.state.count_refusal),
+        http=bounded_protocol(settings.max_connections, settings.client_seconds, on_refusal),
         ws="none",
         lifespan="off",
         log_config=None,

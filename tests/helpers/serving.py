@@ -181,7 +181,8 @@ async def on_port(app: FastAPI, *, on: int = 0, **settings: Any) -> AsyncIterato
     with socket.socket() as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(("127.0.0.1", on))
-        config = uvicorn_config(app, ServeSettings(**settings))
+        state = getattr(app, "state", None)  # a bare ASGI application has none
+        config = uvicorn_config(app, ServeSettings(**settings), getattr(state, "count_refusal", lambda *error: None))
         config.timeout_graceful_shutdown = 1
         server = QuickServer(config)
         task = asyncio.create_task(server.serve(sockets=[listener]))

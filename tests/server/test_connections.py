@@ -8,7 +8,6 @@ import json
 import resource
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from types import SimpleNamespace
 from typing import Any, cast
 from unittest.mock import Mock
 
@@ -117,7 +116,6 @@ async def test_a_reader_that_does_not_read_is_given_up() -> None:
         while not told or told[-1] != "http.disconnect":
             told.append((await receive())["type"])
 
-    app.state = SimpleNamespace(count_refusal=Mock())  # type: ignore[attr-defined]
     async with on_port(cast(FastAPI, app), client_seconds=0.1) as port:
         _, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
@@ -204,7 +202,6 @@ async def test_the_next_request_that_never_ends_does_not_disturb_the_answer_befo
             await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"4")]})
             await send({"type": "http.response.body", "body": b"text"})
 
-        app.state = SimpleNamespace(count_refusal=Mock())  # type: ignore[attr-defined]
         async with on_port(cast(FastAPI, app), client_seconds=0.1) as port:
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" + rest)

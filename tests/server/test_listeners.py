@@ -120,7 +120,7 @@ async def test_what_is_written_leaves_at_once(resolved: list[str]) -> None:
 async def test_a_client_is_served_on_each_address(resolved: list[str]) -> None:
     async with serving() as served:
         with bound("name", 0) as listeners:
-            server = uvicorn.Server(uvicorn_config(served.app, ServeSettings()))
+            server = uvicorn.Server(uvicorn_config(served.app, ServeSettings(), lambda *error: None))
             task = asyncio.create_task(server.serve(sockets=listeners))
             await until(lambda: server.started)
             for address, port in names(listeners):
