@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -54,8 +55,8 @@ class LLM:
 
     def __init__(
         self,
-        model: str | None = None,
-        base: str | None = None,
+        model: str | os.PathLike[str] | None = None,
+        base: str | os.PathLike[str] | None = None,
         *,
         on_progress: Callable[[str], None] = lambda line: None,
         **settings: Unpack[LLMSettings],
@@ -68,6 +69,8 @@ class LLM:
         for name in settings:
             if name not in LLMSettings.__annotations__:
                 raise TypeError(f"LLM() got an unexpected keyword argument {name!r}")
+        model = os.fspath(model) if isinstance(model, os.PathLike) else model
+        base = os.fspath(base) if isinstance(base, os.PathLike) else base
         # A long list of prompts may take its time.
         args = EngineArgs(model=model, base=base, max_queue_seconds=math.inf, **settings)
         core, info = build_core(args, on_progress)

@@ -1,28 +1,33 @@
-"""Tokens that the files beside a tokenizer.json add to it, as transformers adds them. It must not import that."""
+"""Tokens that the files beside a tokenizer.json add to it, where transformers adds them: those that have lists."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import tokenizers
 from tokenizers import AddedToken
 
-from hamburger.engine.types.errors import TokenizerError
+logger = logging.getLogger(__name__)
 
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
+_LISTS = ("additional_special_tokens", "extra_special_tokens")
 
 
 def add_named_tokens(
-    backend: tokenizers.Tokenizer, config: Mapping[str, Any], added: Mapping[str, Any], where: str
+    backend: tokenizers.Tokenizer, config: Mapping[str, Any], named: Mapping[str, Any], added: Mapping[str, Any]
 ) -> None:
-    """Add those that tokenizer_config.json (`config`) and added_tokens.json (`added`) name and the tokenizer lacks, and
-    make those special that they call so. where: names the files in errors.
+    """Add those that the files name and the tokenizer lacks, and make those special that their decoder calls so.
 
-    Raises TokenizerError for a token that would get another id than the one stated.
+    config: tokenizer_config.json, whose added_tokens_decoder, if there is one, makes the other two count for nothing:
+    special_tokens_map.json with it (`named`), and added_tokens.json. What tokenizer.json lacks gets the next id, also
+    where the files say another.
     """
+    if isinstance(config.get("added_tokens_decoder"), dict):
+        named, added = config, {}
     known = {token.content: token for token in backend.get_added_tokens_decoder().values()}
-    for token, token_id in sorted(_named(config, added), key=lambda pair: (pair[1] is None, pair[1] or 0)):
+    for token, token_id in sorted(_named(named, added), key=lambda pair: (pair[1] is None, pair[1] or 0)):
         found = known.get(token.content)
         # What is only listed by name keeps the flags that the tokenizer gives it.
         if found is None or (token_id is not None and token.special and not found.special):
@@ -30,25 +35,29 @@ def add_named_tokens(
             known[token.content] = token
         got = backend.token_to_id(token.content)
         if token_id is not None and got != token_id:
-            raise TokenizerError(
-                f"{where}: the token {token.content!r} is said to have the id {token_id}, but in tokenizer.json it has "
-                f"{got}: save the tokenizer again with transformers (save_pretrained)."
+            logger.warning(
+                "The token %r has the id %s, though the files beside tokenizer.json say %d.",
+                token.content,
+                got,
+                token_id,
             )
 
 
-def _named(config: Mapping[str, Any], added: Mapping[str, Any]) -> Iterator[tuple[AddedToken, int | None]]:
-    decoder = config.get("added_tokens_decoder")
-    told = {name: token_id for name, token_id in added.items() if isinstance(token_id, int)}
+def _named(named: Mapping[str, Any], added: Mapping[str, Any]) -> Iterator[tuple[AddedToken, int | None]]:
+    decoder = named.get("added_tokens_decoder")
     for token_id, entry in decoder.items() if isinstance(decoder, dict) else ():
         if isinstance(entry, dict) and isinstance(entry.get("content"), str) and str(token_id).isdecimal():
-            told.pop(entry["content"], None)
             flags = {flag: bool(entry[flag]) for flag in _FLAGS if flag in entry}
-            yield AddedToken(entry["content"], **flags), int(token_id)
-    for name, token_id in told.items():
-        yield AddedToken(name, normalized=False), token_id
-    for field in ("additional_special_tokens", "extra_special_tokens"):
-        listed = config.get(field)
-        for entry in listed if isinstance(listed, list) else ():
+            if entry["content"]:
+                yield AddedToken(entry["content"], **flags), int(token_id)
+    entries = [entry for field in _LISTS if isinstance(named.get(field), list) for entry in named[field]]
+    entries += [value for field, value in named.items() if field.endswith("_token")]
+    special = {entry.get("content") if isinstance(entry, dict) else entry for entry in entries}
+    for name, token_id in added.items():
+        if name and isinstance(token_id, int):
+            yield AddedToken(name, special=name in special, normalized=name not in special), token_id
+    for field in _LISTS:
+        for entry in named[field] if isinstance(named.get(field), list) else ():
             content = entry.get("content") if isinstance(entry, dict) else entry
-            if isinstance(content, str):
+            if isinstance(content, str) and content:
                 yield AddedToken(content, special=True, normalized=False), None

@@ -54,7 +54,8 @@ class Tokenizer:
         self.loader: tuple[str, ...] = ()
         self._special_ids = {i for i, token in backend.get_added_tokens_decoder().items() if token.special}
         self._special_ids |= {i for i in ids.values() if i is not None}
-        self._templates = {name: ChatTemplate(source) for name, source in (chat_templates or {}).items()}
+        sources = chat_templates or {}
+        self._templates = {name: ChatTemplate(sources[name]) for name in ("default", "tool_use") if name in sources}
         self._spelling = _Spelling.of(backend)
         self._bytes: dict[tuple[int, bool], bytes] = {}
         self.streams_bytes = self._spelling is not None
@@ -99,9 +100,8 @@ class Tokenizer:
             ) from error
         config = _read_json(folder / "tokenizer_config.json")
         named = _read_json(folder / "special_tokens_map.json") | config
-        add_named_tokens(
-            backend, named, _read_json(folder / "added_tokens.json"), str(folder / "tokenizer_config.json")
-        )
+        add_named_tokens(backend, config, named, _read_json(folder / "added_tokens.json"))
+        added = backend.get_added_tokens_decoder()
         ids = _read_json(folder / "config.json") | _read_json(folder / "generation_config.json")
         special_tokens: dict[str, str] = {}
         for name in _SPECIAL_NAMES:
@@ -112,8 +112,8 @@ class Tokenizer:
                 token_id = ids.get(f"{name}_id")
                 token_id = token_id[0] if isinstance(token_id, list) and token_id else token_id
                 # Classes of transformers write ids by default, which may be those of ordinary tokens.
-                added = backend.get_added_tokens_decoder().get(token_id) if isinstance(token_id, int) else None
-                token = added.content if added is not None and added.special else None
+                found = added.get(token_id) if isinstance(token_id, int) else None
+                token = found.content if found is not None and found.special else None
             if isinstance(token, str):
                 special_tokens[name] = token
         return cls(backend, special_tokens=special_tokens, chat_templates=read_chat_templates(folder, config))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from numbers import Integral, Real
 from types import MappingProxyType
@@ -151,7 +151,7 @@ class SamplingParams:
         for name in _IDS:
             object.__setattr__(self, name, _all(name, getattr(self, name), Integral, _TOKEN_IDS))
         wanted = f"a list with {_TOKEN_IDS} for each word"
-        words = _all("bad_words", self.bad_words, Sequence, wanted)
+        words = _all("bad_words", self.bad_words, Iterable, wanted)
         object.__setattr__(self, "bad_words", tuple(_all("bad_words", word, Integral, wanted) for word in words))
         bias = self.logit_bias
         if not isinstance(bias, Mapping) or not all(

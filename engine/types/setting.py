@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from os import PathLike
 from types import MappingProxyType
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
@@ -41,7 +40,7 @@ class Setting:
         kinds = get_args(self.type) or (self.type,)
         if bool in kinds and not isinstance(value, bool):
             return "it must be True or False."
-        if str in kinds and not isinstance(value, str | PathLike):
+        if str in kinds and not isinstance(value, str):
             return "it must be a text."
         if int in kinds or float in kinds:
             unit = " of bytes" if self.is_size else ""

@@ -73,9 +73,6 @@ def parse_trunk_config(config: Mapping[str, Any], where: str) -> TrunkConfig:
                 raise CheckpointError(
                     f"{where}: {field} is {config[field]!r}: it must be a whole number in [1, {_MOST[field]}]."
                 )
-        for field in ("rms_norm_eps", "rope_theta", "rope_local_base_freq"):
-            if field in config and (type(config[field]) not in (int, float) or not 0 < config[field] < math.inf):
-                raise CheckpointError(f"{where}: {field} is {config[field]!r}: it must be a number above 0.")
         heads = int(config["num_attention_heads"])
         window, sliding = _sliding(config, where)
         theta, scaling = _rope(config, where)
@@ -87,7 +84,7 @@ def parse_trunk_config(config: Mapping[str, Any], where: str) -> TrunkConfig:
             num_heads=heads,
             num_kv_heads=int(config.get("num_key_value_heads") or heads),
             head_dim=_head_dim(config, heads),
-            rms_norm_eps=float(config["rms_norm_eps"]),
+            rms_norm_eps=_positive(config["rms_norm_eps"], "rms_norm_eps", where),
             rope_theta=theta,
             rope_scaling=scaling,
             tie_word_embeddings=bool(config.get("tie_word_embeddings", kind.tied)),
@@ -140,7 +137,7 @@ def _sliding(config: Mapping[str, Any], where: str) -> tuple[int | None, tuple[i
     if kind.slides == "all":
         if architecture == "mistral" and window is not None and "full_attention" in (config.get("layer_types") or ()):
             raise CheckpointError(
-                f"{where}: layer_types names full_attention, and for mistral a sliding_window in all layers is known."
+                f"{where}: layer_types names full_attention, and this kind of model is known with its window in all."
             )
         sliding = range(layers)
     elif "asked" in kind.slides and not config.get("use_sliding_window", False):
@@ -185,7 +182,7 @@ def _local_theta(config: Mapping[str, Any], where: str) -> float:
         raise CheckpointError(f"{where}: rope_type {rope['rope_type']!r} is not supported for sliding_attention.")
     kind = KINDS[config.get("model_type", "llama")]
     default = kind.local_theta or config.get("rope_theta", kind.rope_theta)
-    return float(rope.get("rope_theta", config.get("rope_local_base_freq", default)))
+    return _positive(rope.get("rope_theta", config.get("rope_local_base_freq", default)), "rope_local_base_freq", where)
 
 
 def _rope(config: Mapping[str, Any], where: str) -> tuple[float, RopeScaling | None]:
@@ -195,9 +192,9 @@ def _rope(config: Mapping[str, Any], where: str) -> tuple[float, RopeScaling | N
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if kind_of_model.slides == "typed" and config.get("rope_parameters"):
         rope = config["rope_parameters"].get("full_attention") or {}
-    if config.get("rope_scaling") and not _says_no_more(config["rope_scaling"], rope):
+    theta = _positive(rope.get("rope_theta", config.get("rope_theta", kind_of_model.rope_theta)), "rope_theta", where)
+    if config.get("rope_scaling") and not _says_no_more(config["rope_scaling"], {"rope_theta": theta, **rope}):
         raise CheckpointError(f"{where}: rope_scaling and rope_parameters say different things: leave one of them out.")
-    theta = float(rope.get("rope_theta", config.get("rope_theta", kind_of_model.rope_theta)))
     kind = rope.get("rope_type", rope.get("type", "default"))
     if any(said.get("partial_rotary_factor") not in (None, 1) for said in (config, rope)):
         raise CheckpointError(f"{where}: partial_rotary_factor is not supported.")
@@ -237,6 +234,12 @@ def _rope(config: Mapping[str, Any], where: str) -> tuple[float, RopeScaling | N
         beta_slow=float(rope.get("beta_slow") or 1),
         truncate=bool(rope.get("truncate", True)),
     )
+
+
+def _positive(value: Any, field: str, where: str) -> float:
+    if type(value) not in (int, float) or not 0 < value < math.inf:
+        raise CheckpointError(f"{where}: {field} is {value!r}: it must be a number above 0.")
+    return float(value)
 
 
 def _says_no_more(scaling: Mapping[str, Any], rope: Mapping[str, Any]) -> bool:

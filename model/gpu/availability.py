@@ -46,7 +46,7 @@ def why_no_triton(device: torch.device) -> str | None:
     if find_spec("triton") is None:
         return "the package triton is not installed"
     named = os.environ.get("CC")
-    if not any(shutil.which(name) for name in (_COMPILERS if named is None else named.split()[:1])):
+    if not any(shutil.which(name) for name in (_COMPILERS if named is None else (named,))):
         return "there is no C compiler, which Triton needs (for example the package gcc, or its path in CC)"
     if not Path(sysconfig.get_path("include"), "Python.h").exists():
         return "Python's C headers, which Triton needs, are missing (for example the package python3-dev)"

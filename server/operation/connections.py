@@ -44,6 +44,7 @@ def bounded_protocol(
         _send_timer: asyncio.TimerHandle | None = None
         _probe_timer: asyncio.TimerHandle | None = None
         _is_half_closed = False
+        _has_sent = False
 
         def __init__(self, *args: Any, **settings: Any) -> None:
             super().__init__(*args, **settings)
@@ -96,6 +97,7 @@ def bounded_protocol(
                 self._refuse(HTTPStatus.BAD_REQUEST, "This is no HTTP/1.1 request that can be read.")
 
         def data_received(self, data: bytes) -> None:
+            self._has_sent = True
             super().data_received(data)
             self._time_receiving()
 
@@ -150,7 +152,8 @@ def bounded_protocol(
             again = b"Retry-After: 5\r\n" if status == HTTPStatus.SERVICE_UNAVAILABLE else b""
             self.transport.write(head % (status, status.phrase.encode(), len(body)) + again + b"\r\n" + body)
             self.transport.close()
-            on_refusal(status, code)
+            if self._has_sent or code is not None:  # browsers and load balancers open some that they do not use
+                on_refusal(status, code)
 
     return BoundedProtocol
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import get_type_hints
 
 import pytest
@@ -81,7 +80,6 @@ def test_every_field_but_the_number_of_engines_is_a_setting_with_a_line_of_help(
         ("max_queue_seconds", 3, None),
         ("settle", "false", "it must be True or False."),
         ("prefix_cache", 0, "it must be True or False."),
-        ("model", Path("a-folder"), None),
         ("model", 5, "it must be a text."),
         ("device", 0, "it must be a text."),
     ],

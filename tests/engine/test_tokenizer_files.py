@@ -106,10 +106,31 @@ def test_a_token_that_the_configuration_calls_special_is_left_out_of_text(tmp_pa
     assert tokenizer.decode(tokenizer.encode("a<plain>b")) == "ab"
 
 
-def test_a_token_of_another_id_than_stated_is_refused(tmp_path: Path) -> None:
-    copy_builtin(tmp_path, added_tokens_decoder={"50000": added("<|new|>", True)})
-    with pytest.raises(TokenizerError, match=r"'<\|new\|>' is said to have the id 50000, but .* it has 49152"):
-        Tokenizer.load(tmp_path)
+def test_a_token_of_another_id_than_stated_gets_the_next_one(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    copy_builtin(tmp_path, added_tokens_decoder={"50000": added("<|new|>", True), "50001": added("", True)})
+    ours, theirs = Tokenizer.load(tmp_path), transformers.AutoTokenizer.from_pretrained(tmp_path)
+    assert ours.encode("a<|new|>") == theirs("a<|new|>")["input_ids"]
+    assert "The token '<|new|>' has the id 49152, though the files beside tokenizer.json say 50000" in caplog.text
+
+
+@pytest.mark.parametrize("lists", [True, False])
+def test_what_two_files_say_of_a_token_counts_together(tmp_path: Path, lists: bool) -> None:
+    listed = {"additional_special_tokens": ["<|new|>"]} if lists else {}
+    copy_builtin(tmp_path, **{"additional_special_tokens": ..., "added_tokens_decoder": ..., **listed})
+    (tmp_path / "added_tokens.json").write_text('{"<|new|>": 49152}')
+    ours, theirs = Tokenizer.load(tmp_path), transformers.AutoTokenizer.from_pretrained(tmp_path)
+    ids = ours.encode("a<|new|>b")
+    assert ids == theirs("a<|new|>b")["input_ids"]
+    assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True) == ("ab" if lists else "a<|new|>b")
+
+
+def test_beside_a_decoder_the_older_files_count_for_nothing(tmp_path: Path) -> None:
+    copy_builtin(tmp_path, additional_special_tokens=..., added_tokens_decoder={"1": added("<|im_start|>", True)})
+    (tmp_path / "added_tokens.json").write_text('{"<|new|>": 49000}')
+    (tmp_path / "special_tokens_map.json").write_text('{"additional_special_tokens": ["<|new|>"]}')
+    ours, theirs = Tokenizer.load(tmp_path), transformers.AutoTokenizer.from_pretrained(tmp_path)
+    assert ours.encode("a<|new|>b") == theirs("a<|new|>b")["input_ids"]
+    assert len(ours.encode("<|new|>")) > 1
 
 
 def test_templates_beside_the_file_are_read_by_their_names(tmp_path: Path) -> None:

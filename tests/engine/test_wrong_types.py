@@ -53,7 +53,7 @@ def test_a_field_of_another_type_is_named(field: str, value: object, message: st
 
 
 def test_lists_and_iterators_become_tuples() -> None:
-    params = SamplingParams(stop_token_ids=iter([1, 2]), bad_words=[[3], [4, 5]], prediction_ids=range(2))  # type: ignore[arg-type]
+    params = SamplingParams(stop_token_ids=iter([1, 2]), bad_words=[np.array([3]), [4, 5]], prediction_ids=range(2))  # type: ignore[arg-type]
     assert (params.stop_token_ids, params.bad_words, params.prediction_ids) == ((1, 2), ((3,), (4, 5)), (0, 1))
 
 

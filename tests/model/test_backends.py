@@ -25,7 +25,7 @@ def fit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> pytest.MonkeyPatch:
     (tmp_path / "Python.h").touch()
     compiler = tmp_path / "some-compiler"
     compiler.touch(mode=0o755)
-    monkeypatch.setenv("CC", f"{compiler} -pipe")
+    monkeypatch.setenv("CC", str(compiler))
     monkeypatch.setattr(torch.version, "hip", None)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Some GPU")
@@ -52,7 +52,7 @@ def test_what_is_missing_is_named(lacking: str, fit: pytest.MonkeyPatch, tmp_pat
         fit.delenv("CC")
         fit.setattr(shutil, "which", lambda name: "/usr/bin/cc" if name == "cc" else None)  # Triton looks for others
     elif lacking == "named compiler":
-        fit.setenv("CC", str(tmp_path / "none-such"))
+        fit.setenv("CC", f"{tmp_path}/some-compiler -pipe")  # Triton takes all of it for a path
     else:
         (tmp_path / "Python.h").unlink()
     said = {

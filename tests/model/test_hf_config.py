@@ -56,6 +56,16 @@ def config(**changes: Any) -> dict[str, Any]:
             LLAMA3,
         ),
         ({"partial_rotary_factor": None}, 10000.0, None),
+        ({"rope_theta": None, "rope_parameters": {"rope_theta": 7e4}}, 7e4, None),
+        (
+            {
+                "rope_theta": 5e5,
+                "rope_parameters": {"rope_type": "llama3", **SCALING},
+                "rope_scaling": {"type": "llama3", "rope_theta": 5e5, **SCALING},
+            },
+            5e5,
+            LLAMA3,
+        ),
     ],
 )
 def test_both_forms_of_rope(changes: dict[str, Any], theta: float, scaling: Llama3RopeScaling | None) -> None:
@@ -103,6 +113,7 @@ def test_both_forms_of_rope(changes: dict[str, Any], theta: float, scaling: Llam
         ({"hidden_size": None}, "hidden_size is None: it must be a whole number"),
         ({"rms_norm_eps": "small"}, "rms_norm_eps is 'small': it must be a number above 0"),
         ({"rope_theta": None}, "rope_theta is None: it must be a number above 0"),
+        ({"rope_parameters": {"rope_theta": 0}}, "rope_theta is 0: it must be a number above 0"),
         ({"eos_token_id": "</s>"}, "eos_token_id is '</s>': it must be a token id"),
         (
             {

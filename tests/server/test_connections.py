@@ -70,7 +70,7 @@ async def test_a_head_that_never_ends_is_a_408(data: bytes) -> None:
         head, _, body = (await asked(port, data)).partition(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 408 ")
         assert json.loads(body)["error"]["type"] == "invalid_request_error"
-        assert server.metric("request_failure_total", code="408") == 1
+        assert server.metric("request_failure_total") == bool(data)  # unused connections are opened by many
 
 
 @pytest.mark.usefixtures("short_grace")
