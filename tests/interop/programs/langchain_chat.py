@@ -32,7 +32,7 @@ for chunk in chunks[1:]:
     streamed += chunk
 short = model.model_copy(update={"max_tokens": 200})
 composed = ChatOpenAI(base_url=composed_url, api_key="none", model=name, temperature=0, max_tokens=200)
-called = short.bind_tools([weather], tool_choice="required").invoke("What is the weather in Oslo?")
+called = short.bind_tools([weather], tool_choice="required", strict=True).invoke("What is the weather in Oslo?")
 logged = model.bind(logprobs=True, top_logprobs=2).invoke(question)
 
 print(
