@@ -1,7 +1,8 @@
 """The library of compiled kernels (kernels/) for x86-64 processors: found, checked and called.
 
 A group of 32 weights of an output shares a scale (8 bits) or a scale and a zero (4 bits), in half precision. Inputs are
-rounded to 8 bits in groups of 32, sums are exact, everything else is float32. `TorchBackend` is the plain reference.
+rounded to 8 bits in groups of 32, sums are exact, everything else is float32; but attention multiplies bfloat16 where
+the cache holds that and the processor has AVX512-BF16. `TorchBackend` is the plain reference.
 The package builds the kernels where it finds a C++ compiler; without them the reference serves.
 """
 
