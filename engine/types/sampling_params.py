@@ -154,9 +154,7 @@ class SamplingParams:
         words = _all("bad_words", self.bad_words, Iterable, wanted)
         object.__setattr__(self, "bad_words", tuple(_all("bad_words", word, Integral, wanted) for word in words))
         bias = self.logit_bias
-        if not isinstance(bias, Mapping) or not all(
-            isinstance(token_id, Integral) and isinstance(value, Real) for token_id, value in bias.items()
-        ):
+        if not isinstance(bias, Mapping) or not _are(Integral, bias) or not _are(Real, bias.values()):
             raise InvalidRequest(f"logit_bias is {shown(bias)}: it must map token ids to numbers.", "logit_bias")
         if self.thinking is not None and not isinstance(self.thinking, ThinkingBudget):
             raise InvalidRequest(f"thinking is {shown(self.thinking)}: it must be a ThinkingBudget.", "thinking")
@@ -178,11 +176,15 @@ def _all(name: str, values: Any, kind: type, wanted: str) -> tuple[Any, ...]:
     if isinstance(values, str | bytes | Mapping) or not isinstance(values, Iterable):
         raise InvalidRequest(f"{name} is {shown(values)}: it must be {wanted}.", name)
     held = tuple(values)
-    # By types, of which there are few: a prediction may hold many thousand ids.
-    if any(not issubclass(other, kind) or other is bool for other in {*map(type, held)}):
+    if not _are(kind, held):
         wrong = next(value for value in held if not isinstance(value, kind) or isinstance(value, bool))
         raise InvalidRequest(f"{name} holds {shown(wrong)}: it must be {wanted}.", name)
     return held
+
+
+def _are(kind: type, values: Iterable[Any]) -> bool:
+    """Whether all are of this kind, and no bool. By their types, which are few, as values may be many thousand."""
+    return all(issubclass(found, kind) and found is not bool for found in {*map(type, values)})
 
 
 def _in_range(name: str, value: float, low: float, high: float) -> None:
