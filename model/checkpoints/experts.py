@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from hamburger.model.checkpoints.config_values import flag, whole
 from hamburger.model.checkpoints.kinds import ExpertFields
 from hamburger.model.checkpoints.sources import CheckpointError
 from hamburger.model.config import ExpertsConfig, TrunkConfig
@@ -24,24 +25,21 @@ def parse_experts(config: Mapping[str, Any], fields: ExpertFields | None, where:
     """Raises CheckpointError, KeyError, TypeError or ValueError for what is missing or makes no sense."""
     if fields is None:
         return None
-    number = next((config[name] for name in fields.number if config.get(name) is not None), None)
-    if number is None:
-        raise KeyError(fields.number[0])
+    number = next((name for name in fields.number if config.get(name) is not None), fields.number[0])
+    sums = flag(config, "norm_topk_prob", where, default=False) if fields.sum_to_one is None else fields.sum_to_one
     return ExpertsConfig(
-        number=int(number),
-        per_token=int(config["num_experts_per_tok"]),
-        width=int(config[fields.width]),
-        sum_to_one=bool(config.get("norm_topk_prob", False)) if fields.sum_to_one is None else fields.sum_to_one,
+        number=whole(config, number, where),
+        per_token=whole(config, "num_experts_per_tok", where),
+        width=whole(config, fields.width, where),
+        sum_to_one=sums,
         dense_layers=_dense_layers(config, where) if fields.some_dense else (),
     )
 
 
 def _dense_layers(config: Mapping[str, Any], where: str) -> tuple[int, ...]:
     """Those that mlp_only_layers names, and all but each decoder_sparse_step-th."""
-    layers, step = int(config["num_hidden_layers"]), int(config.get("decoder_sparse_step", 1))
+    layers, step = whole(config, "num_hidden_layers", where), whole(config, "decoder_sparse_step", where, 1)
     named = config.get("mlp_only_layers") or []
-    if step < 1:
-        raise CheckpointError(f"{where}: decoder_sparse_step is {step}: it must be at least 1.")
     if not isinstance(named, list) or not all(type(layer) is int for layer in named):
         raise CheckpointError(f"{where}: mlp_only_layers is {named!r}: it must be a list of layers.")
     return tuple(layer for layer in range(layers) if layer in named or (layer + 1) % step)

@@ -143,7 +143,7 @@ def gemma3_factors(hidden_size: int, attends: float, *, tied: bool) -> dict[str,
 def _gemma3(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     kind = KINDS["gemma3_text"]
     attends = float(config.get("head_dim") or kind.head_dim or 0) / float(config.get("query_pre_attn_scalar", 256))
-    tied = bool(config.get("tie_word_embeddings", kind.tied))
+    tied = config.get("tie_word_embeddings", kind.tied)
     factors = gemma3_factors(int(config["hidden_size"]), attends, tied=tied)
     found = {}
     for name, tensor in tensors.items():

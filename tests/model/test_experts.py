@@ -99,7 +99,7 @@ def test_which_layers_have_experts(tmp_path: Path, told: dict[str, Any], dense: 
     [
         ({"num_experts_per_tok": 9}, "num_experts_per_tok is 9: it must be in 1..6"),
         ({"num_local_experts": None}, "num_experts is missing"),
-        ({"moe_intermediate_size": 0}, "width of an expert is 0"),
+        ({"moe_intermediate_size": 0}, "moe_intermediate_size is 0"),
         ({"decoder_sparse_step": 0}, "decoder_sparse_step is 0"),
         ({"mlp_only_layers": ["1"]}, "mlp_only_layers is"),
         ({"model_type": "qwen2_moe"}, "model_type 'qwen2_moe' is not supported"),

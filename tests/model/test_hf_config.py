@@ -88,7 +88,17 @@ def test_both_forms_of_rope(changes: dict[str, Any], theta: float, scaling: Llam
         ({"rope_scaling": {"rope_type": "yarn"}}, "factor is missing"),
         ({"rope_scaling": {"rope_type": "linear", "factor": 0.5}}, "factor is 0.5"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 2.0}}, "low_freq_factor"),
-        ({"rope_scaling": "llama3"}, "here"),
+        ({"rope_scaling": "llama3"}, "rope_scaling is 'llama3': it must be an object"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": "4"}}, "factor is '4': it must be a number above 0"),
+        (
+            {"rope_scaling": {"rope_type": "yarn", "factor": 2.0, "beta_fast": "fast"}},
+            "beta_fast is 'fast': it must be a number above 0",
+        ),
+        (
+            {"rope_scaling": {"rope_type": "yarn", "factor": 2, "original_max_position_embeddings": 64.5}},
+            "original_max_position_embeddings is 64.5: it must be a whole number",
+        ),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 2, "truncate": "no"}}, "truncate is 'no': .* true or false"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
         ({"model_type": "mistral", "attention_bias": True}, "attention_bias is True; for mistral only False"),
         ({"model_type": "qwen3", "mlp_bias": True}, "mlp_bias"),
@@ -131,8 +141,18 @@ def test_both_forms_of_rope(changes: dict[str, Any], theta: float, scaling: Llam
             },
             "layer_types names full_attention",
         ),
+        ({"model_type": "mistral", "attention_bias": None, "sliding_window": "8"}, "sliding_window is '8'"),
+        (
+            {"model_type": "qwen2", "attention_bias": None, "use_sliding_window": "false"},
+            "use_sliding_window is 'false'",
+        ),
+        ({"model_type": "smollm3", "no_rope_layer_interval": 0}, "no_rope_layer_interval is 0"),
+        ({"tie_word_embeddings": "false"}, "tie_word_embeddings is 'false': it must be true or false"),
+        ({"attention_bias": 1}, "attention_bias is 1: it must be true or false"),
+        ({"num_key_value_heads": "2"}, "num_key_value_heads is '2': it must be a whole number"),
+        ({"head_dim": 16.0}, "head_dim is 16.0: it must be a whole number"),
         ({"num_attention_heads": 3}, "num_key_value_heads"),
-        ({"vocab_size": "many"}, "many"),
+        ({"vocab_size": "many"}, "vocab_size is 'many'"),
     ],
 )
 def test_what_is_not_computed_here_is_refused_by_name(changes: dict[str, Any], named: str) -> None:
