@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from importlib.metadata import version
 from typing import Any
 
@@ -74,6 +75,10 @@ class ServedModel:
             "object": "model",
             "created": self.created,
             "owned_by": "hamburger",
+            # The same for Anthropic's clients.
+            "type": "model",
+            "display_name": model_id,
+            "created_at": datetime.fromtimestamp(self.created, UTC).isoformat(timespec="seconds"),
             "root": self._root,
             "parent": self._parent if model_id == self.name else self.name,
             "max_model_len": self.info.max_model_len,

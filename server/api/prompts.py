@@ -47,13 +47,10 @@ async def encode_text(
 
 
 async def count_chat(context: ModelContext, chat: ChatBody) -> int:
-    """How many tokens a chat's prompt has. Raises InvalidRequest that names the field, PromptTooLong too."""
-    most, tools = context.engine.info.max_model_len, chat.tool_use(context.tool_family)
-    text = await render_chat(context.tokenizer, chat.messages, chat, tools)
-    ids = await encode_text(context.tokenizer, text, add_special_tokens=False, param="messages", max_tokens=most)
-    if len(ids) > most:
-        raise PromptTooLong(f"This model's maximum context length is {most} tokens, of {len(ids)}.", "messages")
-    return len(ids)
+    """How many tokens a chat's prompt has, also where they are more than the model takes: who asks may want to know
+    what to cut. Raises InvalidRequest that names the field."""
+    text = await render_chat(context.tokenizer, chat.messages, chat, chat.tool_use(context.tool_family))
+    return len(await encode_text(context.tokenizer, text, add_special_tokens=False, param="messages"))
 
 
 async def render_chat(

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from fastapi import Request
 from pydantic import ValidationError
-from pydantic_core import from_json
+from pydantic_core import ErrorDetails, from_json
 from starlette.requests import ClientDisconnect
 
 from hamburger.engine.types.errors import InvalidRequest, cut, shown
@@ -28,6 +28,7 @@ from hamburger.server.schema import Schema
 
 logger = logging.getLogger(__name__)
 S = TypeVar("S", bound=Schema)
+_QUOTE = "'"
 MAX_VALUES = 300_000  # of a body; a tenth of a second of reading and checking them
 MAX_CONTAINERS = 30_000  # objects and lists among them
 MAX_NAMES = 100_000  # of objects' values: each costs three times what a list's value does
@@ -59,10 +60,21 @@ def validated(schema: type[S], body: Mapping[str, Any]) -> S:
     try:
         return schema.model_validate(body)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False)[0]
+        first = error.errors(include_url=False)[0]
         field = str(first["loc"][0]) if first["loc"] else None
-        message = first["msg"].removeprefix("Value error, ")
-        raise InvalidRequest(f"{_path(first['loc'])}: {message}.", field) from error
+        raise InvalidRequest(f"{_path(first['loc'])}: {_in_words(first)}.", field) from error
+
+
+def _in_words(error: ErrorDetails) -> str:
+    """What pydantic says, where it does not speak of its own parts."""
+    match error["type"], error.get("ctx", {}):
+        case "model_type" | "model_attributes_type" | "dict_type", _:
+            return "it must be an object"
+        case "union_tag_not_found", {"discriminator": field}:
+            return f"it must be an object with a {str(field).strip(_QUOTE)}"
+        case "union_tag_invalid", {"discriminator": field, "tag": tag, "expected_tags": expected}:
+            return f"its {str(field).strip(_QUOTE)} is {shown(tag)}, and must be one of {expected}"
+    return error["msg"].removeprefix("Value error, ")
 
 
 @contextlib.contextmanager

@@ -23,7 +23,10 @@ def model_routes(models: ServedModels) -> APIRouter:
     @router.get("/v1/models")
     async def list_models() -> dict[str, Any]:
         """The served models, and what else each may be called."""
-        return {"object": "list", "data": [served.card(served.name) for served in models.served()]}
+        cards = [served.card(served.name) for served in models.served()]
+        # As Anthropic's clients know pages.
+        ends = {"has_more": False, "first_id": cards[0]["id"], "last_id": cards[-1]["id"]}
+        return {"object": "list", "data": cards, **ends}
 
     @router.get("/v1/models/{model_id:path}")
     async def model(model_id: str) -> dict[str, Any]:

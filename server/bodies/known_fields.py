@@ -159,12 +159,23 @@ _ONLY_IN_A_CHAT: dict[str, Refused] = REFUSED_CHAT | {
     "include_reasoning": but(True, instead="use chat completions"),
     "separate_reasoning": but(True, instead="use chat completions"),
     "return_tokens_as_token_ids": if_on("use chat completions"),
-    "n": but(1, instead="ask for one answer at a time, or use chat completions"),
     "prediction": but(instead="use chat completions"),
     "prompt_logprobs": but(instead="use chat completions"),
     "return_groups": if_on("use chat completions"),
-    "return_token_ids": if_on("use chat completions"),
 }
+_IDS = if_on("use chat completions")
+_ONE_ANSWER = but(1, instead="ask for one answer at a time, or use chat completions")
+# What a chat may use instead is not there in its other forms.
+_ONLY_IN_A_CHAT |= {
+    "n": _ONE_ANSWER,
+    "best_of": _ONE_ANSWER,
+    "n_cmpl": _ONE_ANSWER,
+    **dict.fromkeys(
+        ["return_token_ids", "return_tokens", "return_prompt_token_ids", "return_input_ids_in_sglext",
+         "return_output_ids_in_sglext", "return_spec_tokens_details"],
+        _IDS,
+    ),
+}  # fmt: skip
 _OWN_OF_RESPONSES = "input", "instructions", "max_output_tokens", "text", "previous_response_id"
 REFUSED_RESPONSE: dict[str, Refused] = _without(_ONLY_IN_A_CHAT, "reasoning", "store", *_OWN_OF_RESPONSES) | {
     "system": if_any("use instructions"),
@@ -174,6 +185,12 @@ REFUSED_RESPONSE: dict[str, Refused] = _without(_ONLY_IN_A_CHAT, "reasoning", "s
     "response_format": but({"type": "text"}, instead="use text.format"),
     "reasoning_effort": but(instead="use reasoning.effort"),
     "logprobs": if_on("use top_logprobs"),
+    "n_probs": but(0, instead="use top_logprobs"),
+    "return_logprob": if_on("use top_logprobs"),
+    "logprob_token_ids": if_any("use top_logprobs"),
+    "n_predict": but(-1, instead="use max_output_tokens"),
+    "t_max_predict_ms": but(0, -1, instead="use max_output_tokens"),
+    "background_options": if_any(),
     "conversation": but(instead="use previous_response_id"),
     "prompt": but(instead="send instructions and input"),
     "max_tool_calls": but(instead="no tool is called by the server"),
@@ -183,8 +200,31 @@ REFUSED_RESPONSE: dict[str, Refused] = _without(_ONLY_IN_A_CHAT, "reasoning", "s
     "context_management": if_any(),
 }
 _SHAPES = "use chat completions or responses"
+# Of what makes a prompt, and of those who count its tokens.
+REFUSED_COUNT: dict[str, Refused] = {
+    "container": but(),
+    "mcp_servers": if_any(),
+    "context_management": if_any(),
+    "inference_geo": but(),
+    "output_format": if_any("use output_config.format"),
+    "thread": but(instead="send the whole conversation"),
+    "compaction": but(),
+    "fallbacks": if_any(),
+    "speed": but("standard"),
+}
 _OWN_OF_MESSAGES = "system", "stop_sequences"
-REFUSED_MESSAGE: dict[str, Refused] = _without(_ONLY_IN_A_CHAT, "thinking", "service_tier", *_OWN_OF_MESSAGES) | {
+REFUSED_MESSAGE: dict[str, Refused] = REFUSED_COUNT | _without(_ONLY_IN_A_CHAT, "thinking", *_OWN_OF_MESSAGES) | {
+    "service_tier": but("auto", "standard_only"),
+    "stop_regex": if_any("use stop_sequences"),
+    "truncation": but("disabled", instead="shorten the conversation"),
+    "thinking_budget_tokens": but(-1, instead="use thinking"),
+    "reasoning_budget_tokens": but(-1, instead="use thinking"),
+    "n_probs": but(0, instead=_SHAPES),
+    "return_logprob": if_on(_SHAPES),
+    "logprob_token_ids": if_any(_SHAPES),
+    "min_new_tokens": but(0, instead=_SHAPES),
+    "repeat_penalty": but(1, 1.0, instead=_SHAPES),
+    "extra_key": if_any(_SHAPES),
     "instructions": if_any("use system"),
     "text": but({}, {"format": {"type": "text"}}, instead="use output_config.format"),
     "reasoning": if_any("use thinking"),
@@ -233,6 +273,7 @@ REFUSED_COMPLETION: dict[str, Refused] = (
         "prompt_embeds": but(),
         "prediction": but(instead=_CHAT),
         "thinking_token_budget": but(-1, instead=_CHAT),
+        "reasoning_budget_tokens": but(-1, instead=_CHAT),
         "continue_final_message": if_on("a prompt is always continued"),
         "images_config": if_any(),
     }
@@ -269,7 +310,7 @@ IGNORED: dict[str, str] = {
     **dict.fromkeys(["n_keep", "n_discard"], "a context is never shifted here: an answer ends with it"),
     **dict.fromkeys(
         ["timings_per_token", "return_progress", "verbose", "return_token_offsets", "stream_interval",
-         "sse_ping_interval"],
+         "sse_ping_interval", "diagnostics"],
         _TOLD,
     ),
     **dict.fromkeys(["request_id", "rid", "metadata", "safety_identifier", "custom_labels"], _NAMES),

@@ -10,8 +10,8 @@ from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
 from hamburger.engine.types.errors import InvalidRequest
 from hamburger.server.bodies.answer_format import ResponseFormat
-from hamburger.server.bodies.known_fields import REFUSED_MESSAGE, Refused, but, if_any
-from hamburger.server.schema import ListOf, Schema
+from hamburger.server.bodies.known_fields import REFUSED_COUNT, REFUSED_MESSAGE, Refused
+from hamburger.server.schema import ListOf, Schema, one_of
 from hamburger.server.tools.tool_fields import MAX_TOOLS, FunctionName
 
 MAX_TURNS = 10_000  # some hundredths of a second, which everybody waits for
@@ -43,7 +43,11 @@ class ThinkingBlock(Schema):
 
 
 def _blocks(content: Any) -> Any:
-    return [{"type": "text", "text": content}] if isinstance(content, str) else content
+    if isinstance(content, str):
+        return [{"type": "text", "text": content}]
+    if not isinstance(content, list):
+        raise ValueError("it must be a text or a list of blocks")
+    return content
 
 
 _TEXT_OR_BLOCKS = WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}]})
@@ -59,11 +63,20 @@ class ToolResultBlock(Schema):
 
 Block = Annotated[TextBlock | ToolUseBlock | ToolResultBlock | ThinkingBlock, Field(discriminator="type")]
 Blocks = Annotated[ListOf[Block], BeforeValidator(_blocks), _TEXT_OR_BLOCKS]
+_AUTHORS = {"tool_use": "assistant", "thinking": "assistant", "redacted_thinking": "assistant", "tool_result": "user"}
 
 
 class MessageParam(Schema):
-    role: Literal["user", "assistant"]
+    role: Literal["user", "assistant", "system"]
     content: Blocks
+
+    @model_validator(mode="after")
+    def _is_by_who_writes_such(self) -> Self:
+        for block in self.content:
+            author = _AUTHORS.get(block.type, self.role)
+            if self.role != author:
+                raise ValueError(f"a block of the type {block.type} is in a message of the role {author} alone")
+        return self
 
     def turns(self) -> Iterator[dict[str, Any]]:
         """The messages of a chat that it is: results of tools are messages of their own there."""
@@ -96,11 +109,15 @@ class MessageParam(Schema):
 class MessageTool(Schema):
     """A tool that the client runs; strict: its input follows the schema."""
 
-    type: Literal["custom"] | None = None
+    type: Annotated[Literal["custom"] | None, one_of('"custom": the server runs no tools')] = None
     name: FunctionName
     description: str | None = None
     input_schema: dict[str, Any]
     strict: bool | None = None
+    defer_loading: Annotated[Literal[False] | None, one_of("false: the model is told of all tools")] = None
+    allowed_callers: Annotated[
+        ListOf[Literal["direct"]] | None, one_of('["direct"]: only the model calls tools, and the client runs them')
+    ] = None
 
 
 class MessageToolChoice(Schema):
@@ -127,14 +144,15 @@ class OutputFormat(Schema):
 
 class OutputConfig(Schema):
     format: OutputFormat | None = None
-    effort: Literal["low", "medium", "high", "xhigh"] | None = None
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
 
 
 class ThinkingConfig(Schema):
-    """adaptive: as the model does anyway. enabled: so many tokens at most."""
+    """adaptive: as the model does anyway. enabled: so many tokens at most. omitted: it is not told."""
 
     type: Literal["disabled", "adaptive", "enabled"]
     budget_tokens: int | None = Field(None, ge=0)
+    display: Literal["summarized", "omitted"] | None = None
 
     @model_validator(mode="after")
     def _has_budget(self) -> Self:
@@ -146,12 +164,7 @@ class ThinkingConfig(Schema):
 class PromptBody(Schema):
     """POST /v1/messages/count_tokens: what makes the prompt."""
 
-    refused: ClassVar[dict[str, Refused]] = {
-        "container": but(),
-        "mcp_servers": if_any(),
-        "context_management": if_any(),
-        "inference_geo": but(),
-    }
+    refused: ClassVar[dict[str, Refused]] = REFUSED_COUNT
 
     model: str | None = None
     messages: ListOf[MessageParam] = Field(min_length=1, max_length=MAX_TURNS)
@@ -164,8 +177,8 @@ class PromptBody(Schema):
     def chat(self) -> dict[str, Any]:
         """The same as a body of /v1/chat/completions."""
         turns = [turn for message in self.messages for turn in message.turns()]
-        if self.system is not None:
-            turns.insert(0, {"role": "system", "content": text_of(self.system)})
+        if system := text_of(self.system or ()):
+            turns.insert(0, {"role": "system", "content": system})
         chat: dict[str, Any] = {"model": self.model, "messages": turns}
         if self.messages[-1].role == "assistant":  # the answer goes on with it
             chat["continue_final_message"] = True
@@ -176,6 +189,7 @@ class PromptBody(Schema):
             chat["parallel_tool_calls"] = not self.tool_choice.disable_parallel_tool_use
         if self.thinking is not None:
             chat["thinking_token_budget"] = self.thinking.budget_tokens
+            chat["include_reasoning"] = self.thinking.display != "omitted"
         if self.thinking is not None and self.thinking.type == "disabled":
             chat["reasoning_effort"] = "none"
         elif self.output_config is not None:
@@ -188,7 +202,7 @@ class PromptBody(Schema):
 class MessagesBody(PromptBody):
     """POST /v1/messages."""
 
-    refused: ClassVar[dict[str, Refused]] = PromptBody.refused | REFUSED_MESSAGE
+    refused: ClassVar[dict[str, Refused]] = REFUSED_MESSAGE
 
     max_tokens: int = Field(ge=1)
     stop_sequences: ListOf[str] | None = None

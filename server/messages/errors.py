@@ -15,4 +15,7 @@ _TYPES = {
 
 def messages_error(error: ApiError) -> dict[str, Any]:
     kind = _TYPES.get(error.status, "api_error" if error.status >= 500 else "invalid_request_error")
-    return {"type": "error", "error": {**error_body(error)["error"], "type": kind}}
+    told = {**error_body(error)["error"], "type": kind}
+    if error.status == 400 and error.param == "thread":  # by which Anthropic's clients know to do without
+        told["details"] = {"error_code": "thread_unsupported_request"}
+    return {"type": "error", "error": told}

@@ -15,6 +15,7 @@ from hamburger.server.operation.request_log import RequestEntry, open_entry, wri
 from hamburger.server.operation.tracing import RequestTraces
 
 REQUEST_ID = "X-Request-Id"
+_SAME = "Request-Id"  # as Anthropic's clients know it
 _SCHEMES = ("http", "https", b"http", b"https")
 _USABLE_ID = re.compile(r"[\x21-\x7e]{1,128}")
 # An answer is what its type says, never shown inside somebody's page, and kept by no cache.
@@ -51,7 +52,7 @@ class RequestIds:
             if message["type"] == "http.response.start":
                 entry.status = message["status"]
                 headers = MutableHeaders(scope=message)
-                headers[REQUEST_ID] = request_id
+                headers[REQUEST_ID] = headers[_SAME] = request_id
                 if "transfer-encoding" in asked and "content-length" in asked:  # RFC 9112, 6.1
                     headers["Connection"] = "close"
                 _make_safe(headers)

@@ -5,87 +5,24 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from hamburger.engine.types.errors import InvalidRequest
 from hamburger.server.bodies.known_fields import REFUSED_RESPONSE, Refused
+from hamburger.server.responses.items import Items
 from hamburger.server.schema import ListOf, Schema, one_of
 from hamburger.server.tools.reasoning import EFFORTS
 from hamburger.server.tools.tool_fields import MAX_TOOLS, FunctionName
 
-MAX_ITEMS = 10_000  # some hundredths of a second, which everybody waits for
 # Where the chat's fields have other names there.
 NAMES = {"messages": "input", "max_completion_tokens": "max_output_tokens", "response_format": "text",
          "logprobs": "top_logprobs", "reasoning_effort": "reasoning", "continue_final_message": "input"}  # fmt: skip
-_STRING_OR_LIST = WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}]})
-
-
-def _parts(content: Any) -> Any:
-    return [{"type": "input_text", "text": content}] if isinstance(content, str) else content
-
-
-def _items(value: Any) -> Any:
-    """Messages need not say that they are."""
-    if isinstance(value, str):
-        return [{"type": "message", "role": "user", "content": value}]
-    if not isinstance(value, list):
-        return value
-    return [{"type": "message", **item} if isinstance(item, dict) and "role" in item else item for item in value]
-
-
-class TextPart(Schema):
-    type: Literal["input_text", "output_text", "text"]
-    text: str
-
-
-class RefusalPart(Schema):
-    type: Literal["refusal"]
-    refusal: str
-
-
-Part = Annotated[TextPart | RefusalPart, Field(discriminator="type")]
-Parts = Annotated[ListOf[Part], BeforeValidator(_parts), _STRING_OR_LIST]
-
-
-class InputMessage(Schema):
-    type: Literal["message"]
-    role: Literal["user", "assistant", "system", "developer"]
-    content: Parts
-
-
-class FunctionCall(Schema):
-    type: Literal["function_call"]
-    call_id: str
-    name: str
-    arguments: str
-
-
-class FunctionCallOutput(Schema):
-    type: Literal["function_call_output"]
-    call_id: str
-    output: Parts
-
-
-class ReasoningText(Schema):
-    type: Literal["reasoning_text"]
-    text: str
-
-
-class ReasoningItem(Schema):
-    """What the model wrote for itself; what others hid is left out."""
-
-    type: Literal["reasoning"]
-    content: ListOf[ReasoningText] | None = None
-
-
-Item = Annotated[InputMessage | FunctionCall | FunctionCallOutput | ReasoningItem, Field(discriminator="type")]
-Items = Annotated[ListOf[Item], BeforeValidator(_items), Field(min_length=1, max_length=MAX_ITEMS), _STRING_OR_LIST]
 
 
 class ResponseTool(Schema):
     """A function; strict: a call of it follows its parameters."""
 
-    type: Literal["function"]
+    type: Annotated[Literal["function"], one_of('"function": the server runs no tools')]
     name: FunctionName
     description: str | None = None
     parameters: dict[str, Any] | None = None
@@ -138,7 +75,12 @@ class TextConfig(Schema):
     verbosity: Literal["medium"] | None = None
 
 
+_NO_SUMMARY = one_of("null: no summary is made, as all that the model writes for itself is told")
+
+
 class ReasoningConfig(Schema):
+    summary: Annotated[None, _NO_SUMMARY] = None
+    generate_summary: Annotated[None, _NO_SUMMARY] = None
     effort: Literal[EFFORTS] | None = None  # type: ignore[valid-type]
 
 
@@ -221,28 +163,6 @@ class ResponsesBody(FieldsOfChat):
         if self.background and self.stream:
             raise InvalidRequest("A response in the background is not streamed: leave one of them out.", "stream")
 
-    def turns(self) -> list[dict[str, Any]]:
-        """The input as messages of a chat. Calls belong to the assistant's message before them."""
-        turns: list[dict[str, Any]] = []
-        thought: dict[str, str] = {}  # of the assistant's next turn
-        for item in self.input:
-            match item:
-                case ReasoningItem():
-                    thought = {"reasoning_content": "".join(part.text for part in item.content or ())}
-                    continue
-                case InputMessage():
-                    turns.append({"role": item.role, "content": _text(item.content)})
-                case FunctionCall():
-                    if not turns or turns[-1]["role"] != "assistant":
-                        turns.append({"role": "assistant", "content": ""})
-                    turns[-1].setdefault("tool_calls", []).append(call_of_chat(item.call_id, item.name, item.arguments))
-                case FunctionCallOutput():
-                    turns.append({"role": "tool", "tool_call_id": item.call_id, "content": _text(item.output)})
-            if turns[-1]["role"] == "assistant":
-                turns[-1] |= thought
-            thought = {}
-        return turns
-
     def chat(self, turns: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """A body of /v1/chat/completions. turns: what was said before, and the input's."""
         instructions = [{"role": "system", "content": self.instructions}] if self.instructions else []
@@ -271,11 +191,3 @@ class ResponsesBody(FieldsOfChat):
 
 def _chosen(name: str) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name}}
-
-
-def call_of_chat(call_id: str, name: str, arguments: str) -> dict[str, Any]:
-    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
-
-
-def _text(parts: Sequence[TextPart | RefusalPart]) -> str:
-    return "\n".join(part.text if isinstance(part, TextPart) else part.refusal for part in parts)

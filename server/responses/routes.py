@@ -11,7 +11,7 @@ from fastapi.responses import JSONResponse, Response
 
 from hamburger.engine.types.errors import HamburgerError, InvalidRequest, shown
 from hamburger.server.api.answering import Answering, Answers
-from hamburger.server.api.auth import key_of
+from hamburger.server.api.auth import key_of, owner_of
 from hamburger.server.api.errors import ApiError, to_api_error
 from hamburger.server.api.model_context import ModelContext
 from hamburger.server.api.openapi import REFUSED, TYPED_STREAM, body_of
@@ -22,7 +22,8 @@ from hamburger.server.bodies.chat import ChatBody
 from hamburger.server.completions.logprobs import TextOffsets
 from hamburger.server.completions.replies import ChatReply
 from hamburger.server.operation.request_log import entry_of
-from hamburger.server.responses.body import NAMES, ResponsesBody, call_of_chat
+from hamburger.server.responses.body import NAMES, ResponsesBody
+from hamburger.server.responses.items import call_of_chat, turns_of, with_ids
 from hamburger.server.responses.reply import ResponsesReply
 from hamburger.server.responses.store import ResponseStore, Stored
 
@@ -40,13 +41,13 @@ def response_routes(answering: Answering, store: ResponseStore) -> APIRouter:
         """An answer to an input, and to what it goes on with, as JSON or as typed server-sent events."""
         body = await read_body(request, ResponsesBody, settings)
         body.check()
-        key = key_of(request)
-        turns, items = await conversation(body, key)
+        owner = owner_of(request)
+        turns, items = await conversation(body, owner)
 
         def keep(response: dict[str, Any]) -> None:
             # One in the background may have been deleted meanwhile.
             if body.is_stored and (not body.background or response["id"] in store):
-                store.put(Stored(response, items, turns + _turns_of(response), key))
+                store.put(Stored(response, items, turns + _turns_of(response), owner))
 
         with naming(NAMES):
             chat = await asyncio.to_thread(lambda: validated(ChatBody, body.chat(turns)))
@@ -59,7 +60,7 @@ def response_routes(answering: Answering, store: ResponseStore) -> APIRouter:
                 return await answering.answer(context, request, chat, work.answers, reply)
             generation = submit(context, request, chat, work.answers, reply)
         response = reply.response()
-        store.put(Stored(response, items, turns, key, cancel=generation.abort))
+        store.put(Stored(response, items, turns, owner, cancel=generation.abort))
         if reply.id not in store:
             generation.abort()
             message = "The response cannot be stored now, as one in the background must be: leave background out."
@@ -73,7 +74,7 @@ def response_routes(answering: Answering, store: ResponseStore) -> APIRouter:
     async def input_tokens(request: Request) -> dict[str, Any]:
         """How many tokens the prompt has that a response's fields make."""
         body = await read_body(request, ResponsesBody, settings)
-        turns, _ = await conversation(body, key_of(request))
+        turns, _ = await conversation(body, owner_of(request))
         with naming(NAMES):
             chat = await asyncio.to_thread(lambda: validated(ChatBody, body.chat(turns)))
             return {
@@ -81,12 +82,14 @@ def response_routes(answering: Answering, store: ResponseStore) -> APIRouter:
                 "input_tokens": await count_chat(answering.choose(request, chat), chat),
             }
 
-    async def conversation(body: ResponsesBody, key: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    async def conversation(body: ResponsesBody, owner: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         """The turns so far, and the items of this one's input."""
         # Long ones take a while: others have their turn between the steps of a thread.
-        turns, items = await asyncio.to_thread(lambda: (body.turns(), _items(body)))
+        turns, items = await asyncio.to_thread(
+            lambda: (turns_of(body.input), with_ids(body.input) if body.is_stored else [])
+        )
         if body.previous_response_id is not None:
-            previous = store.get(body.previous_response_id, key, "previous_response_id")
+            previous = store.get(body.previous_response_id, owner, "previous_response_id")
             if previous.cancel is not None:
                 message = "The response that it goes on with is still being written: wait for it."
                 raise InvalidRequest(message, "previous_response_id")
@@ -108,7 +111,7 @@ def response_routes(answering: Answering, store: ResponseStore) -> APIRouter:
                 "A stored response is not streamed: leave stream out, and ask again until it is no more in_progress."
             )
             raise InvalidRequest(message, "stream")
-        return store.get(response_id, key_of(request)).response
+        return store.get(response_id, owner_of(request), "response_id").response
 
     @router.get("/v1/responses/{response_id}/input_items")
     async def input_items(
@@ -119,7 +122,8 @@ def response_routes(answering: Answering, store: ResponseStore) -> APIRouter:
         after: str | None = None,
     ) -> dict[str, Any]:
         """What it was asked, the last item first unless `order` is asc; `after`: the id of the last item of a page."""
-        items = store.get(response_id, key_of(request)).items
+        items = store.get(response_id, owner_of(request), "response_id").items
+        # One without an id was stored before items had them.
         data = [{"id": f"item_{number}", **item} for number, item in enumerate(items)]
         if order == "desc":
             data.reverse()
@@ -136,19 +140,19 @@ def response_routes(answering: Answering, store: ResponseStore) -> APIRouter:
     @router.delete("/v1/responses/{response_id}")
     async def delete(request: Request, response_id: str) -> dict[str, Any]:
         """Forget it; one that is still being written ends."""
-        store.delete(response_id, key_of(request))
+        store.delete(response_id, owner_of(request))
         return {"id": response_id, "object": "response", "deleted": True}
 
     @router.post("/v1/responses/{response_id}/cancel")
     async def cancel(request: Request, response_id: str) -> dict[str, Any]:
         """End one that is being written in the background."""
-        stored = store.get(response_id, key_of(request))
+        stored = store.get(response_id, owner_of(request), "response_id")
         if not stored.response["background"]:
             raise ApiError(400, "Only a response in the background can be cancelled.", param="response_id")
         if stored.cancel is not None and (task := running.get(response_id)) is not None:
             stored.cancel()
             await asyncio.wait({task})
-        return store.get(response_id, key_of(request)).response
+        return store.get(response_id, owner_of(request), "response_id").response
 
     return router
 
@@ -173,10 +177,6 @@ async def _finish(context: ModelContext, generation: Generation, reply: Response
         reply.failed(failure)
     finally:
         generation.abort()
-
-
-def _items(body: ResponsesBody) -> list[dict[str, Any]]:
-    return [item.model_dump(exclude_none=True) for item in body.input] if body.is_stored else []
 
 
 def _turns_of(response: dict[str, Any]) -> list[dict[str, Any]]:

@@ -26,26 +26,29 @@ CREATE TABLE IF NOT EXISTS responses (
     text BLOB NOT NULL
 )
 """
+# The first form of the file named owners by the place that their key had in a list, which others may have by now.
+_FORM = 2
+_ID = "response_id"
 
 
 @dataclass
 class Stored:
     """response: as it was answered. items: its input, as `input_items` gives it. turns: the chat up to and with it.
 
-    key: of the client whose it is. cancel: ends one that is still being written; None for others.
+    owner: whose it is (owner_of of server/api/auth.py). cancel: ends one that is still being written; None for others.
     """
 
     response: dict[str, Any]
     items: list[dict[str, Any]]
     turns: list[dict[str, Any]]
-    key: str
+    owner: str
     cancel: Callable[[], None] | None = None
 
 
 class ResponseStore:
     """The oldest make room for new ones, once all take more than max_bytes; those still being written stay.
 
-    A response is kept as the JSON of all that is stored of it. Of a key only a hash is kept.
+    A response is kept as the JSON of all that is stored of it.
     """
 
     def __init__(self, max_bytes: int, path: Path | None = None) -> None:
@@ -78,7 +81,7 @@ class ResponseStore:
             with self._transaction():
                 self._forget(response_id)
                 if len(text) <= self._max_bytes or not is_written:
-                    row = response_id, _owner(stored.key), is_written, text
+                    row = response_id, stored.owner, is_written, text
                     self._database.execute(
                         "INSERT INTO responses (id, owner, is_written, text) VALUES (?, ?, ?, ?)", row
                     )
@@ -88,11 +91,11 @@ class ResponseStore:
             self._cancels.pop(response_id, None)
             logger.error("The response %s cannot be stored: %s", response_id, error)
 
-    def get(self, response_id: str, key: str, param: str | None = None) -> Stored:
+    def get(self, response_id: str, owner: str, param: str | None = None) -> Stored:
         """Raises ApiError 404 for one that is not there, or another client's."""
         found = "SELECT owner, text, is_written FROM responses WHERE id = ?"
         row = self._database.execute(found, (response_id,)).fetchone()
-        if row is None or row[0] != _owner(key):
+        if row is None or row[0] != owner:
             raise ApiError(
                 404,
                 f"The response {cut(response_id)} is not stored here: it was not to be, or others took its place.",
@@ -103,19 +106,19 @@ class ResponseStore:
         cancel = self._cancels.get(response_id)
         if not row[2] and cancel is None:
             response |= _failure("Its end could not be stored.")
-        return Stored(response, items, turns, key, cancel)
+        return Stored(response, items, turns, owner, cancel)
 
-    def delete(self, response_id: str, key: str) -> None:
+    def delete(self, response_id: str, owner: str) -> None:
         """One that is being written ends. Raises ApiError: 404, or 503 where the disk does not take it; all is then as
         it was."""
-        cancel = self.get(response_id, key).cancel
+        cancel = self.get(response_id, owner, _ID).cancel
         try:
             with self._transaction():
                 self._forget(response_id)
         except sqlite3.Error as error:
             logger.error("The response %s cannot be deleted: %s", response_id, error)
             message = f"The response {response_id} cannot be deleted now, and is still stored: try again later."
-            raise ApiError(503, message, param="response_id", code="response_not_deleted") from error
+            raise ApiError(503, message, param=_ID, code="response_not_deleted") from error
         if cancel is not None:
             del self._cancels[response_id]
             cancel()
@@ -137,6 +140,7 @@ class ResponseStore:
         self._database.execute("PRAGMA synchronous = NORMAL")
         self._database.execute("BEGIN IMMEDIATE")
         self._database.execute(_TABLE)
+        self._of_this_form()
         broken = self._database.execute("SELECT number, text FROM responses WHERE NOT is_written").fetchall()
         for number, text in broken:
             response, items, turns = msgspec.json.decode(text)
@@ -144,6 +148,20 @@ class ResponseStore:
             row = msgspec.json.encode([response, items, turns]), number
             self._database.execute("UPDATE responses SET text = ?, is_written = 1 WHERE number = ?", row)
         self._database.execute("COMMIT")
+
+    def _of_this_form(self) -> None:
+        [form] = self._database.execute("PRAGMA user_version").fetchone()
+        if form >= _FORM:
+            return
+        nobody = hashlib.sha256(b"").hexdigest()  # what was stored without keys, as it said it
+        self._database.execute("UPDATE responses SET owner = '' WHERE owner = ?", (nobody,))
+        dropped = self._database.execute("DELETE FROM responses WHERE owner != ''").rowcount
+        self._database.execute(f"PRAGMA user_version = {_FORM}")
+        if dropped:
+            logger.warning(
+                "response_file: %d responses of an earlier version are dropped, as it is not known whose they are.",
+                dropped,
+            )
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
@@ -176,7 +194,3 @@ class ResponseStore:
 
 def _failure(message: str) -> dict[str, Any]:
     return {"status": "failed", "error": {"code": "server_error", "message": message}}
-
-
-def _owner(key: str) -> str:
-    return hashlib.sha256(key.encode()).hexdigest()

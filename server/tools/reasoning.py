@@ -12,7 +12,7 @@ from hamburger.engine.types.errors import InvalidRequest
 from hamburger.engine.types.sampling_params import ThinkingBudget
 from hamburger.server.server_tokenizer import ServerTokenizer
 
-EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
 
 class Markers(NamedTuple):

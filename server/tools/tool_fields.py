@@ -11,7 +11,7 @@ from hamburger.server.schema import ListOf, Schema, one_of
 from hamburger.server.tools.tool_parsers import utf8
 
 MAX_TOOLS = 128
-FunctionName = Annotated[str, Field(pattern="^[a-zA-Z0-9_-]{1,64}$")]
+FunctionName = Annotated[str, Field(pattern="^[a-zA-Z0-9_-]{1,128}$")]  # as Anthropic has it; OpenAI's have 64
 
 
 class Function(Schema):

@@ -22,7 +22,7 @@ from hamburger.server.api.answering import MAX_COPIED, MAX_STOP_CHARACTERS
 from hamburger.server.api.request_body import MAX_CONTAINERS, MAX_NAMES, MAX_VALUES
 from hamburger.server.api.tokenizer_routes import MAX_TOKENIZED, MAX_TOKENS
 from hamburger.server.bodies.generation import MAX_BIASES
-from hamburger.server.responses.body import MAX_ITEMS
+from hamburger.server.responses.items import MAX_ITEMS
 from real_server import RealServer
 
 pytestmark = pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -11,8 +12,9 @@ from fakes import EOS, scripted_score
 from hamburger.server.bodies.chat import ChatBody
 from hamburger.server.bodies.completion import CompletionBody
 from hamburger.server.bodies.known_fields import IGNORED
-from hamburger.server.messages.body import MessagesBody
+from hamburger.server.messages.body import MessagesBody, PromptBody
 from hamburger.server.responses.body import ResponsesBody
+from hamburger.server.schema import Schema
 from serving import CHAT, COMPLETIONS, HELLO, serving, split
 
 RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
@@ -29,6 +31,13 @@ HARMLESS: dict[str, Any] = {
 
 def test_the_document_is_what_the_code_does() -> None:
     assert fields.DOCUMENT.read_text(encoding="utf-8") == "".join(fields.lines()), "python deploy/fields.py"
+
+
+@pytest.mark.parametrize("body", [ChatBody, CompletionBody, ResponsesBody, MessagesBody, PromptBody])
+def test_no_remedy_is_refused_itself(body: type[Schema]) -> None:
+    for name, refused in body.refused.items():
+        if (found := re.match(r"(?:use|ask for) (\w+)", refused.instead)) is not None:
+            assert found[1] not in body.refused, name
 
 
 @pytest.mark.parametrize("body", [ChatBody, CompletionBody])

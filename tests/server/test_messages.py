@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
+from datetime import datetime
 from typing import Any
 
 import pytest
@@ -21,6 +22,8 @@ CALL = '{"city": "Rom"}'
 ROOM: dict[str, Any] = {"max_model_len": 2048, "num_blocks": 1024}
 MESSAGES, COUNT = "/v1/messages", "/v1/messages/count_tokens"
 ASKED: dict[str, Any] = {"model": MODEL, "max_tokens": 60, "messages": HI}
+USE = {"type": "tool_use", "id": "t1", "name": "get_weather", "input": {}}
+RESULT = {"type": "tool_result", "tool_use_id": "t1", "content": "sunny"}
 
 
 async def stream(server: Served, **fields: Any) -> list[dict[str, Any]]:
@@ -148,6 +151,9 @@ async def test_an_answer_may_have_to_follow_a_schema() -> None:
 async def test_tokens_are_counted_as_they_are_used() -> None:
     body = {"model": MODEL, "messages": HI, "system": "Be brief.", "tools": [WEATHER]}
     async with serving(HELLO, **ROOM) as server:
+        # Also of what is too long: who counts may want to know what to cut.
+        long = await server.ok(COUNT, {"messages": [{"role": "user", "content": "a" * 9000}]})
+        assert long["input_tokens"] > 9000
         counted = await server.ok(COUNT, body)
         used = (await server.ok(MESSAGES, {**body, "max_tokens": 5}))["usage"]
     assert counted == {"input_tokens": used["input_tokens"]}
@@ -159,12 +165,14 @@ async def test_tokens_are_counted_as_they_are_used() -> None:
         {"X-Api-Key": "secret"},
         {"Authorization": "Bearer secret"},
         {"X-Api-Key": "secret", "Authorization": "Basic dXNlcjpwYXNz"},  # which a proxy in front asked for
+        {"X-Api-Key": "secret", "Authorization": "Bearer token"},  # Anthropic's clients that were given both
+        {"X-Api-Key": "key", "Authorization": "Bearer secret"},
     ],
 )
 async def test_a_key_comes_in_either_header(header: dict[str, str]) -> None:
     async with serving(HELLO, settings={"api_key": "secret"}) as server:
         assert (await server.post(MESSAGES, ASKED, headers=header)).status_code == 200
-        for wrong in ({}, {"X-Api-Key": "other"}):
+        for wrong in ({}, {"X-Api-Key": "other"}, {"X-Api-Key": "other", "Authorization": "Bearer another"}):
             response = await server.post(MESSAGES, ASKED, headers=wrong)
             assert response.status_code == 401
             assert response.json()["error"]["type"] == "authentication_error"
@@ -185,14 +193,28 @@ async def refusing() -> AsyncIterator[Served]:
         ({"max_tokens": 9999}, "max_tokens", "and max_tokens is 9999"),
         ({"stop_sequences": ["x"] * 300}, "stop_sequences", "stop_sequences holds 300 strings"),
         ({"messages": []}, "messages", "at least 1"),
-        ({"messages": [{"role": "system", "content": "x"}]}, "messages", "role"),
-        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages", "'image'"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages", "role"),
+        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages", "its type is 'image'"),
+        ({"messages": [{"role": "user", "content": [{}]}]}, "messages", "[0]: it must be an object with a type"),
+        ({"messages": [{"role": "user", "content": [5]}]}, "messages", "messages[0].content[0]: it must be an object"),
+        ({"messages": [{"role": "user", "content": None}]}, "messages", "a text or a list of blocks"),
         ({"messages": [{"role": "user", "content": "a" * 999}]}, "messages", "maximum context length is 256"),
+        ({"system": {}}, "system", "a text or a list of blocks"),
+        ({"system": "x", "messages": [{"role": "user", "content": [USE]}]}, "messages", "messages[0]: a block of the"),
+        ({"messages": [*HI, {"role": "assistant", "content": [RESULT]}]}, "messages", "of the role user alone"),
+        ({"tool_choice": "auto"}, "tool_choice", "it must be an object"),
+        ({"tools": [{**WEATHER, "defer_loading": True}]}, "tools", "told of all tools"),
+        ({"tools": [{**WEATHER, "allowed_callers": ["code_execution_20260521"]}]}, "tools", "only the model calls"),
+        ({"output_format": {"type": "json_schema", "schema": {}}}, "output_format", "use output_config.format"),
+        ({"compaction": {}}, "compaction", "not supported"),
+        ({"fallbacks": [{"model": "x"}]}, "fallbacks", "not supported"),
+        ({"speed": "fast"}, "speed", "not supported"),
+        ({"service_tier": 5}, "service_tier", "not supported"),
         ({"thinking": {"type": "enabled", "budget_tokens": 2000}}, "thinking", "no budget of thinking"),
         ({"thinking": {"type": "enabled"}}, "thinking", "budget_tokens"),
         ({"output_config": {"effort": "high"}}, "output_config", "reads neither 'reasoning_effort' nor"),
         ({"temperature": 1.5}, "temperature", "less than or equal to 1"),
-        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools", "custom"),
+        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools", "the server runs no tools"),
         ({"tools": [WEATHER], "tool_choice": {"type": "tool"}}, "tool_choice", "name"),
         ({"tool_choice": {"type": "any"}}, "tool_choice", "no tools"),
         ({"stop_sequences": [""]}, "stop_sequences", "empty"),
@@ -213,6 +235,48 @@ async def test_what_is_refused_names_its_field(refusing: Served, fields: dict[st
     assert answer["error"]["param"] == param
     assert told in answer["error"]["message"]
     assert refusing.runner.num_steps == 0
+
+
+async def test_a_conversation_on_the_server_is_refused_so_that_clients_send_it_whole(refusing: Served) -> None:
+    for path in (MESSAGES, COUNT):
+        response = await refusing.post(path, {**ASKED, "thread": {"type": "create"}})
+        error = response.json()["error"]
+        assert (response.status_code, error["param"]) == (400, "thread")
+        assert error["details"] == {"error_code": "thread_unsupported_request"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "prompt"),
+    [
+        ({"system": ""}, "user: Hi\n"),
+        ({"system": []}, "user: Hi\n"),
+        ({"system": [{"type": "text", "text": ""}]}, "user: Hi\n"),
+        ({"messages": [*HI, {"role": "system", "content": "Be brief."}]}, "user: Hi\nsystem: Be brief.\n"),
+    ],
+)
+async def test_what_the_system_says(fields: dict[str, Any], prompt: str) -> None:
+    async with serving(HELLO) as server:
+        await server.ok(MESSAGES, {**ASKED, **fields})
+        assert bytes(server.runner.prompts[-1]).decode() == f"{prompt}assistant: "
+
+
+async def test_names_of_tools_may_have_128_characters() -> None:
+    async with serving([*split(CALL, len(CALL)), [EOS]], **ROOM) as server:
+        tool = {**WEATHER, "name": "a" * 128}
+        whole = await server.ok(MESSAGES, {**ASKED, "tools": [tool], "tool_choice": {"type": "tool", "name": "a" * 128}})
+        assert (await server.post(MESSAGES, {**ASKED, "tools": [{**tool, "name": "a" * 129}]})).status_code == 400
+    assert whole["content"][0]["name"] == "a" * 128
+
+
+async def test_what_anthropic_s_clients_read_beside_answers() -> None:
+    async with serving(HELLO) as server:
+        response = await server.post(MESSAGES, ASKED, headers={"X-Request-Id": "mine"})
+        assert response.headers["request-id"] == response.headers["x-request-id"] == "mine"
+        listed = (await server.client.get("/v1/models")).json()
+    assert (listed["has_more"], listed["first_id"], listed["last_id"]) == (False, MODEL, MODEL)
+    [card] = listed["data"]
+    assert (card["type"], card["display_name"]) == ("model", MODEL)
+    assert datetime.fromisoformat(card["created_at"]).timestamp() == card["created"]
 
 
 async def test_other_errors_have_the_same_shape() -> None:

@@ -257,6 +257,9 @@ async def test_messages_have_a_block_of_it() -> None:
     async with serving([*split(WRITTEN, 9, 20, len(WRITTEN) - 29), [EOS]], tokenizer=Thinker(), **ROOM) as server:
         whole = await server.ok("/v1/messages", asked)
         told = typed_events((await server.post("/v1/messages", {**asked, "stream": True})).text)
+        hidden = {"type": "adaptive", "display": "omitted"}
+        shown = await server.ok("/v1/messages", {**asked, "thinking": hidden})
+        assert shown["content"] == [{"type": "text", "text": ANSWER}]
         back = [*asked["messages"], {"role": "assistant", "content": whole["content"]}, *asked["messages"]]
         await server.ok("/v1/messages", {**asked, "messages": back, "thinking": {"type": "disabled"}})
         assert f"assistant: {THOUGHT}{ANSWER}\n" in prompt_of(server)

@@ -239,21 +239,20 @@ async def test_a_response_that_is_not_deleted_is_one_typed_error(tmp_path: Path)
         await api.responses.delete(first.id)
 
 
-def stored(name: str, size: int = 0, key: str = "", **fields: Any) -> Stored:
-    return Stored({"id": name, "x": "a" * size}, [], [], key=key, **fields)
+def stored(name: str, size: int = 0, owner: str = "", **fields: Any) -> Stored:
+    return Stored({"id": name, "x": "a" * size}, [], [], owner=owner, **fields)
 
 
 def test_a_file_keeps_them_over_restarts(tmp_path: Path) -> None:
     path = tmp_path / "responses"
     store = ResponseStore(1000, path)
-    store.put(stored("a", 100, key="secret-key"))
+    store.put(stored("a", 100, owner="secret-hash"))
     store.put(stored("running", cancel=lambda: None))
     with pytest.raises(SettingsError, match="response_file"):
         ResponseStore(1000, path)  # another server's
     store.close()
-    assert b"secret-key" not in b"".join(file.read_bytes() for file in tmp_path.iterdir())
     store = ResponseStore(1000, path)
-    assert store.get("a", "secret-key").response == {"id": "a", "x": "a" * 100}
+    assert store.get("a", "secret-hash").response == {"id": "a", "x": "a" * 100}
     with pytest.raises(ApiError):
         store.get("a", "another key")
     broken = store.get("running", "")
