@@ -164,6 +164,7 @@ def _plan(
             block_size=args.block_size,
             max_model_len=resolved.max_model_len,
             max_num_seqs=args.max_num_seqs,
+            for_loras=for_loras if args.kv_cache_memory is None else 0,
         ),
         eos_token_ids=trunk.eos_token_ids,
         max_group=steps.config.max_group if groups == "composed" else max(VERIFIED_GROUP, steps.config.max_group),

@@ -138,7 +138,11 @@ class LLM:
 
     def load_lora(self, name: str, path: str | Path) -> None:
         """Load the LoRA adapter in a folder that PEFT wrote, for `lora=name`; there is room for `max_loras`. Raises
-        InvalidRequest for one that cannot be loaded, or a name that is taken."""
+        InvalidRequest for one that cannot be loaded, or a name that is taken or none."""
+        if not isinstance(name, str) or not name:
+            raise InvalidRequest(f"name is {shown(name)}: it must be a text, and not empty.", "name")
+        if not isinstance(path, str | Path):
+            raise InvalidRequest(f"path is {shown(path)}: it must be the path of a folder.", "path")
         if name in self._loras:
             raise InvalidRequest(f"The LoRA adapter {name!r} is loaded already: unload it first.")
         self._num_loras += 1
@@ -152,8 +156,8 @@ class LLM:
         del self._loras[name]
 
     def _lora_number(self, name: str) -> int:
-        if name not in self._loras:
-            raise InvalidRequest(f"The LoRA adapter {name!r} is not loaded: use load_lora.")
+        if not isinstance(name, str) or name not in self._loras:
+            raise InvalidRequest(f"The LoRA adapter {shown(name)} is not loaded: use load_lora.", "lora")
         return self._loras[name]
 
     def generate_each(
@@ -166,7 +170,7 @@ class LLM:
         Requests are taken one by one as seats come free, so their number needs no memory and no answer waits for a
         slower one. on_update: called with what every group adds. Raises InvalidRequest, with a note that says which
         request it is about, when such a request is reached. Until the iterator is exhausted or closed, every other
-        call raises RuntimeError; closing it gives the unfinished requests up.
+        call that generates raises RuntimeError; closing it gives the unfinished requests up.
         """
         resolved = _each(self._resolve, requests)
         with closing(self._run(resolved, on_update)) as finished:

@@ -130,7 +130,10 @@ def resolve_request(
             "min_tokens",
         )
     if params.settle and not info.settles:
-        raise InvalidRequest("settle is true, but this server keeps all slots: serve with `--settle true`.", "settle")
+        how = "settle on" if info.groups == "verified" else "groups verified, and settle on"
+        raise InvalidRequest(
+            f"settle is true, but this engine keeps all slots: it must be started with {how}.", "settle"
+        )
     context_left = info.max_model_len - num_prompt_tokens
     least = 0 if params.max_tokens == 0 else 1
     if context_left < least:

@@ -15,7 +15,7 @@ from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource
 
 from hamburger.engine.dial.confidence_dial import AutoConfidence
 from hamburger.engine.logs import LogFormat
-from hamburger.engine.types.config import ENGINE_SETTINGS, EngineArgs
+from hamburger.engine.types.config import ENGINE_SETTINGS, SETTLE_SETTINGS, EngineArgs
 from hamburger.engine.types.setting import Setting
 from hamburger.server.additional_models import NOT_INHERITED, AdditionalModel, parse_additional_models
 from hamburger.server.lora_adapters import NamedLora, parse_loras
@@ -200,10 +200,13 @@ class ServeSettings(_EngineSettings):
         # In full, or the environment would fill the gaps with what it says of the first model.
         unset = {name: type(self).model_fields[name].default for name in NOT_INHERITED}
         try:
-            return ServeSettings(**(shared | unset | own))
+            made = ServeSettings(**(shared | unset | own))
         except ValidationError as error:
             name, value, reason = first_fault(error)
             raise SettingsError(f"also {additional.name}: {name} is {value!r}: {reason}") from error
+        if not made.model_dump(include={"settle"})["settle"]:  # how others settle means nothing to it
+            return made.model_copy(update=dict.fromkeys(SETTLE_SETTINGS - additional.settings.keys()))
+        return made
 
     def engine_args(self) -> EngineArgs:
         """What its engine is asked for. Raises ConfigError or SettingsError when settings do not fit together."""

@@ -39,11 +39,18 @@ def lora_bytes(trunk: TrunkConfig, rank: int, number_bytes: int | None) -> int:
 
 
 def blocks_of_pool(
-    budget_bytes: int, slot_bytes: int, *, block_size: int, max_model_len: int, max_num_seqs: int | None
+    budget_bytes: int,
+    slot_bytes: int,
+    *,
+    block_size: int,
+    max_model_len: int,
+    max_num_seqs: int | None,
+    for_loras: int = 0,
 ) -> int:
     """Blocks that fit into the pool's memory, but never more than max_num_seqs sequences of max_model_len can use.
 
-    max_num_seqs: None for any number. Raises ConfigError where not even one such sequence fits, at one slot a token.
+    max_num_seqs: None for any number. for_loras: bytes that the pool has not, as adapters may need them. Raises
+    ConfigError where not even one such sequence fits, at one slot a token.
     """
     block_bytes = slot_bytes * block_size
     per_sequence = -(-max_model_len // block_size)
@@ -55,8 +62,10 @@ def blocks_of_pool(
                 f"block_size is {block_size} slots, whose KV takes {needed / 2**20:.0f} MiB, but the KV pool has "
                 f"{budget_bytes / 2**20:.0f} MiB: lower block_size or raise kv_cache_memory."
             )
+        beside = f", beside {for_loras / 2**20:.0f} MiB for max_loras of max_lora_rank" if for_loras else ""
         raise ConfigError(
             f"max_model_len is {max_model_len} tokens, whose KV takes {needed / 2**20:.0f} MiB, but the KV pool has "
-            f"{budget_bytes / 2**20:.0f} MiB: lower max_model_len or raise kv_cache_memory."
+            f"{budget_bytes / 2**20:.0f} MiB{beside}: lower {'these or ' if for_loras else ''}max_model_len, or raise "
+            "kv_cache_memory."
         )
     return fits if max_num_seqs is None else min(fits, max_num_seqs * per_sequence)

@@ -22,6 +22,10 @@ KVCacheDtype = Literal["auto", "bfloat16", "int8"]
 VERIFIED_GROUP = 8  # tokens; longer runs of drafts than the micro decoder makes come from lookup and predictions
 
 
+# What nobody asks for where no answer settles.
+SETTLE_SETTINGS = frozenset({"settle_window", "settle_growth", "settle_keep", "settle_limit"})
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineArgs:
     """What the user asks for; None and "auto" are resolved when the engine is built. docs/configuration.md says more.
@@ -107,6 +111,9 @@ class EngineArgs:
         _check_ranges(self)
         _at_least("num_engines", self.num_engines, 1)
         _check_step_size(self)
+        for name in () if self.settle else sorted(SETTLE_SETTINGS):
+            if getattr(self, name) is not None:
+                raise ConfigError(f"{name} is given, but settle is off: turn that on, or leave {name} out.")
         if self.tensor_parallel_size > 1:
             self._check_split()
 

@@ -102,7 +102,8 @@ class Answering:
         self, context: ModelContext, body: GenerationBody, answers: Answers, reply: Reply, key: str
     ) -> Generation:
         """Raises InvalidRequest that names the field as the client wrote it, or what the engine refuses with."""
-        self._limits.check(key, len(answers), context.engine, (model.engine for model in self.models))
+        asked = asking_field(body, len(answers) // body.num_samples)
+        self._limits.check(key, len(answers), asked, context.engine, (model.engine for model in self.models))
         priority, salt = body.priority or 0, body.cache_salt or ""
         if priority and not context.settings.allow_priority:
             raise InvalidRequest("This server lets no request go before others (allow_priority).", "priority")
@@ -149,13 +150,20 @@ def check_number(context: ModelContext, body: GenerationBody, num_prompts: int) 
     """Raise InvalidRequest for more answers than are ever admitted: 429 would have the client try for ever."""
     number, most = num_prompts * body.num_samples, context.engine.max_queue + context.engine.info.max_num_seqs
     if number > most:
-        field = "n" if num_prompts == 1 else "prompt"
-        raise InvalidRequest(f"The request asks for {number} answers, but at most {most} are admitted.", field)
+        message = f"The request asks for {number} answers, but at most {most} are admitted."
+        raise InvalidRequest(message, asking_field(body, num_prompts))
     ids = {name: getattr(body, name) or () for name in ("logit_bias", "stop_token_ids", "allowed_token_ids")}
     field = max(ids, key=lambda name: len(ids[name]))
     if (copied := number * sum(map(len, ids.values()))) > MAX_COPIED:
         message = f"{field} has {len(ids[field]):,} tokens for each of {number} answers, {copied:,} together, but at "
         raise InvalidRequest(f"{message}most {MAX_COPIED:,} are allowed: ask for fewer answers at once.", field)
+
+
+def asking_field(body: GenerationBody, num_prompts: int) -> str:
+    """Which field asks for so many answers."""
+    if num_prompts > 1:
+        return body.prompt_name
+    return "best_of" if body.num_samples > body.num_choices else "n"
 
 
 async def sampling_params(

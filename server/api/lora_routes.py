@@ -52,6 +52,11 @@ def lora_routes(models: ServedModels, settings: ServeSettings) -> APIRouter:
         _check_allowed(settings)
         body = await read_body(request, UnloadLoraBody, settings)
         context = models.find_lora(body.lora_name)
+        if body.model is not None and models.find(body.model).engine is not context.engine:
+            raise InvalidRequest(
+                f"model is {shown(body.model)}, but {shown(body.lora_name)} is of another one: leave model out.",
+                "model",
+            )
         context.engine.unload_lora(body.lora_name)
         return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")
 

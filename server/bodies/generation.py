@@ -201,6 +201,8 @@ class GenerationBody(AnswerFormat):
             raise InvalidRequest("stream_options is given, but stream is not true.", "stream_options")
         if self.prompt_logprobs is not None and self.stream:
             raise InvalidRequest("prompt_logprobs is given, but stream is true: no stream has them.", "prompt_logprobs")
+        if self.top_k is not None and self.top_k < -1:
+            raise InvalidRequest(f"top_k is {self.top_k}: it must be at least 0, or -1, which is off as well.", "top_k")
         limit_name, max_tokens = self.token_limit()
         given = {
             "min_tokens": self.min_tokens,

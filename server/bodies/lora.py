@@ -25,3 +25,4 @@ class UnloadLoraBody(Schema):
     """A LoRA adapter that is loaded."""
 
     lora_name: str
+    model: str | None = Field(None, description="the served model that it is of; names are of one adapter anyway")

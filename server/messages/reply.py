@@ -17,6 +17,7 @@ from hamburger.server.completions.retold import RetoldReply, calls_of, was_cut
 from hamburger.server.messages.errors import messages_error
 from hamburger.server.tools.tool_fields import arguments_object
 
+_OWN = ("kv_slots", "tokens_per_kv", "macro_steps", "tokens_per_step", "confidence")
 _REASONS = {"length": "max_tokens"}
 
 
@@ -76,7 +77,7 @@ class MessagesReply(RetoldReply):
         """Ours beside theirs, where what was cached is no input."""
         usage = self._chat.usage()
         cached = usage["prompt_tokens_details"]["cached_tokens"]
-        own = {name: usage[name] for name in ("kv_slots", "tokens_per_kv", "macro_steps", "tokens_per_step")}
+        own = {name: usage[name] for name in _OWN if name in usage}
         return {
             "input_tokens": usage["prompt_tokens"] - cached,
             "cache_creation_input_tokens": 0,

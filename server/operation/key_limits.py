@@ -31,15 +31,16 @@ class KeyLimits:
         self._clock = clock
         self._left: dict[str, tuple[float, float]] = {}  # tokens of each key, and when that was
 
-    def check(self, key: str, number: int, engine: Admitting, engines: Iterable[Admitting]) -> None:
-        """Whether so many more answers of one engine (engines: all) are allowed.
+    def check(self, key: str, number: int, field: str, engine: Admitting, engines: Iterable[Admitting]) -> None:
+        """Whether so many more answers of one engine (engines: all) are allowed. field: of the request, that asks for
+        them.
 
         Raises RateLimited, which says what is reached, and InvalidRequest for more than a limit ever admits.
         """
         if not key:
             return
-        self._check_requests(key, number, engine, engines)
-        self._check_queue(key, number, engine)
+        self._check_requests(key, number, field, engine, engines)
+        self._check_queue(key, number, field, engine)
         if self._tokens_per_minute is not None and (left := self.tokens_left(key)) <= 0:
             seconds = math.floor(-left * 60 / self._tokens_per_minute) + 1
             message = f"This API key has used its {self._tokens_per_minute:,} tokens a minute (key_tokens_per_minute)"
@@ -56,26 +57,28 @@ class KeyLimits:
         left, since = self._left.get(key, (float(most), 0.0))
         return min(float(most), left + (self._clock() - since) * most / 60)
 
-    def _check_requests(self, key: str, number: int, engine: Admitting, engines: Iterable[Admitting]) -> None:
+    def _check_requests(
+        self, key: str, number: int, field: str, engine: Admitting, engines: Iterable[Admitting]
+    ) -> None:
         most = self._requests
         if most is None:
             return
         if number > most:
             message = f"The request asks for {number} answers, but a key may have {most} at once (key_requests)."
-            raise InvalidRequest(message, "n")
+            raise InvalidRequest(message, field)
         open_now = sum(each.load_of(key).num_open for each in engines)
         if open_now + number > most:
             message = f"This API key has {open_now} of at most {most} requests at once (key_requests)"
             raise RateLimited(f"{message}: try again later.", engine.retry_after(open_now + number - most))
 
-    def _check_queue(self, key: str, number: int, engine: Admitting) -> None:
+    def _check_queue(self, key: str, number: int, field: str, engine: Admitting) -> None:
         if self._queue_share == 1:
             return
         load = engine.load_of(key)
         share = math.floor(self._queue_share * load.max_queue)
         if number > share + load.seats:
             message = f"The request asks for {number} answers, but a key may have {share + load.seats} at once"
-            raise InvalidRequest(f"{message}: its share of the queue (key_queue_share) and all seats.", "n")
+            raise InvalidRequest(f"{message}: its share of the queue (key_queue_share) and all seats.", field)
         waiting, most = load.num_without_token, share + load.free_seats
         if waiting + number > most:
             message = f"{waiting} requests of this API key wait, which is its share of the queue (key_queue_share)"

@@ -20,7 +20,7 @@ from hamburger.server.responses.body import ResponsesBody
 from hamburger.server.responses.errors import responses_error
 from hamburger.server.responses.logprobs import TextLogprobs
 
-_OWN = ("kv_slots", "tokens_per_kv", "macro_steps", "tokens_per_step")
+_OWN = ("kv_slots", "tokens_per_kv", "macro_steps", "tokens_per_step", "confidence")
 Keep = Callable[[dict[str, Any]], None]
 
 
@@ -157,7 +157,7 @@ class ResponsesReply(RetoldReply):
             "output_tokens": usage["completion_tokens"],
             "output_tokens_details": {"reasoning_tokens": details.get("reasoning_tokens", 0)},
             "total_tokens": usage["total_tokens"],
-            **{name: usage[name] for name in _OWN},
+            **{name: usage[name] for name in _OWN if name in usage},
         }
 
     def _message(self, text: str, logprobs: list[dict[str, Any]]) -> dict[str, Any]:

@@ -40,6 +40,11 @@ def response_routes(answering: Answering, store: ResponseStore) -> APIRouter:
     async def create(request: Request) -> Response:
         """An answer to an input, and to what it goes on with, as JSON or as typed server-sent events."""
         body = await read_body(request, ResponsesBody, settings)
+        if body.is_stored and not store.keeps:
+            if body.background:
+                message = "background is true, but this server stores no responses (response_store): leave it out."
+                raise InvalidRequest(message, "background")
+            body = body.model_copy(update={"store": False})
         body.check()
         owner = owner_of(request)
         turns, items = await conversation(body, owner)

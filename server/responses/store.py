@@ -68,6 +68,11 @@ class ResponseStore:
             raise SettingsError(message) from error
         self._size: int = self._database.execute("SELECT COALESCE(SUM(LENGTH(text)), 0) FROM responses").fetchone()[0]
 
+    @property
+    def keeps(self) -> bool:
+        """Whether it has room for any."""
+        return self._max_bytes > 0
+
     def put(self, stored: Stored) -> None:
         """Also in place of an earlier one of the same id. One that is larger than all may be, or that the disk does not
         take, is not kept; one of the background whose end it does not take has failed."""

@@ -119,6 +119,16 @@ def test_offline_they_are_named_per_call(trained: Trained) -> None:
     for name in ("sql", None):
         [result] = llm.generate([[5, 6, 7]], sampling, progress=False, lora=name)
         assert is_greedy(trained.peers[name or "base"], [5, 6, 7], result.token_ids)
+    wrong: Any
+    for wrong in (5, ["x"]):
+        with pytest.raises(InvalidRequest, match="name is"):
+            llm.load_lora(wrong, trained.adapters["sql"])
+        with pytest.raises(InvalidRequest, match="is not loaded"):
+            llm.generate([[5, 6, 7]], sampling, progress=False, lora=wrong)
+        with pytest.raises(InvalidRequest, match="path is"):
+            llm.load_lora("law", wrong)
+    with pytest.raises(InvalidRequest, match="and not empty"):
+        llm.load_lora("", trained.adapters["sql"])
     with pytest.raises(InvalidRequest, match="is loaded already"):
         llm.load_lora("sql", trained.adapters["sql"])
     with pytest.raises(InvalidRequest, match="max_loras is 1"):

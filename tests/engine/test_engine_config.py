@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import get_type_hints
+from typing import Any, get_type_hints
 
 import pytest
 
 from fake_engines import fake_config
-from hamburger.engine.types.config import ENGINE_SETTINGS, EngineArgs, LLMSettings
+from hamburger.engine.core.pool import blocks_of_pool
+from hamburger.engine.types.config import ENGINE_SETTINGS, SETTLE_SETTINGS, EngineArgs, LLMSettings
 from hamburger.model.config import ConfigError
 
 
@@ -91,6 +92,24 @@ def test_a_setting_says_what_is_wrong_with_a_value(name: str, value: object, fau
 def test_overlap_steps_is_one_of_three() -> None:
     with pytest.raises(ConfigError, match="overlap_steps is 'maybe': it must be one of auto, on, off"):
         EngineArgs(overlap_steps="maybe")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", sorted(SETTLE_SETTINGS))
+def test_what_says_how_answers_settle_goes_with_settling(name: str) -> None:
+    given: dict[str, Any] = {name: 0.5 if name in ("settle_growth", "settle_keep") else 256}
+    with pytest.raises(ConfigError, match=f"{name} is given, but settle is off: turn that on, or leave {name} out"):
+        EngineArgs(**given)
+    assert getattr(EngineArgs(settle=True, **given), name) == given[name]
+
+
+def test_what_adapters_keep_of_the_memory_is_told_where_the_pool_lacks_it() -> None:
+    room: dict[str, Any] = {"block_size": 4, "max_model_len": 64, "max_num_seqs": None}
+    with pytest.raises(
+        ConfigError, match="has 0 MiB, beside 8 MiB for max_loras of max_lora_rank: lower these or max_"
+    ):
+        blocks_of_pool(0, 1024, for_loras=8 << 20, **room)
+    with pytest.raises(ConfigError, match="has 0 MiB: lower max_model_len, or raise kv_cache_memory"):
+        blocks_of_pool(0, 1024, **room)
 
 
 def test_the_pool_must_hold_one_sequence_of_max_model_len() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from hamburger.model.checkpoints.sources import EMBEDDED_NAME
+from hamburger.model.config import ConfigError
 from hamburger.server.additional_models import NOT_INHERITED, OWN_SETTINGS, AdditionalModel, parse_additional_models
 from hamburger.server.cli import main
 from hamburger.server.config import ServeSettings, SettingsError, load_settings
@@ -94,6 +95,19 @@ def test_a_further_model_inherits_all_but_what_belongs_to_a_checkpoint(monkeypat
     assert {found.kv_cache_memory for found in args} == {2**30}
     assert {found.dtype for found in args} == {"float32"}
     assert not any(model.also for model in (first, a, b))
+
+
+def test_one_that_does_not_settle_is_not_told_how() -> None:
+    given: dict[str, Any] = {"settle": "true", "settle_window": "96"}
+    given["also"] = ["a=x", "b=x,settle=false", "c=x,settle=false,settle_keep=.5"]
+    first, a, b, c = load_settings(given).models()
+    assert [(of.settle, of.settle_window) for of in (first.engine_args(), a.engine_args(), b.engine_args())] == [
+        (True, 96),
+        (True, 96),
+        (False, None),
+    ]
+    with pytest.raises(ConfigError, match="settle_keep is given, but settle is off"):
+        c.engine_args()
     assert NOT_INHERITED <= OWN_SETTINGS < set(ServeSettings.model_fields)
 
 

@@ -97,6 +97,18 @@ async def test_it_is_lowered_where_that_pays_and_told_in_usage_and_metrics() -> 
         assert await answers(server, 1) == [0.8]
 
 
+async def test_all_forms_of_an_answer_tell_it() -> None:
+    asked: dict[str, dict[str, Any]] = {
+        "/v1/responses": {"input": "a", "max_output_tokens": 3},
+        "/v1/messages": {"messages": [{"role": "user", "content": "a"}], "max_tokens": 3},
+    }
+    async with with_dial() as (server, _):
+        for path, body in asked.items():
+            assert (await server.ok(path, body))["usage"]["confidence"] == server.runner.confidences[-1]
+            told = (await server.post(path, {**body, "stream": True})).text
+            assert f'"confidence":{server.runner.confidences[-1]}' in told
+
+
 async def test_who_asks_during_a_long_step_does_not_take_it_for_idle_time() -> None:
     runner = Held()
     async with serving(runner=runner, auto=AUTO, clock=lambda: runner.now) as server:

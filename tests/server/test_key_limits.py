@@ -37,7 +37,7 @@ def limits(clock: Any = lambda: 0.0, **settings: Any) -> KeyLimits:
 
 
 def check(limits: KeyLimits, *engines: FakeEngine, number: int = 1, key: str = "1") -> None:
-    limits.check(key, number, engines[0], engines)
+    limits.check(key, number, "n", engines[0], engines)
 
 
 def refused(limits: KeyLimits, *engines: FakeEngine, number: int = 1) -> RateLimited:
@@ -119,7 +119,11 @@ async def test_a_key_at_its_limit_is_a_429_and_others_are_not() -> None:
         gate.set()
         assert (await running).status_code == (await other).status_code == 200
         assert (await post(server, FIRST, n=2)).status_code == 200
-        assert (await post(server, FIRST, n=3)).status_code == 400
+        for fields, field in (
+            ({"n": 3}, "n"), ({"best_of": 3}, "best_of"), ({"prompt": ["a", "b", "c"]}, "prompt"),
+        ):  # fmt: skip
+            response = await post(server, FIRST, **fields)
+            assert (response.status_code, error_of(response)["param"]) == (400, field)
 
 
 async def test_who_leaves_is_not_counted_any_more() -> None:

@@ -163,6 +163,10 @@ async def test_what_cannot_be_loaded_is_told_and_leaves_nothing() -> None:
             400, "2 adapters are loaded, and max_loras is 2: unload one, or raise it.",
         )  # fmt: skip
         assert list(server.engine.loras) == ["sql", "law"]
+        status, error = await server.refused(UNLOAD, {"lora_name": "law", "model": "unknown"})
+        assert (status, error["param"]) == (404, "model")
+        assert (await server.post(UNLOAD, {"lora_name": "law", "model": MODEL})).status_code == 200
+        assert list(server.engine.loras) == ["sql"]
 
 
 async def test_paths_of_the_server_are_named_only_where_that_is_allowed() -> None:

@@ -263,7 +263,9 @@ async def test_what_the_system_says(fields: dict[str, Any], prompt: str) -> None
 async def test_names_of_tools_may_have_128_characters() -> None:
     async with serving([*split(CALL, len(CALL)), [EOS]], **ROOM) as server:
         tool = {**WEATHER, "name": "a" * 128}
-        whole = await server.ok(MESSAGES, {**ASKED, "tools": [tool], "tool_choice": {"type": "tool", "name": "a" * 128}})
+        whole = await server.ok(
+            MESSAGES, {**ASKED, "tools": [tool], "tool_choice": {"type": "tool", "name": "a" * 128}}
+        )
         assert (await server.post(MESSAGES, {**ASKED, "tools": [{**tool, "name": "a" * 129}]})).status_code == 400
     assert whole["content"][0]["name"] == "a" * 128
 

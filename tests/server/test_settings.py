@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from hamburger.engine.dial.confidence_dial import AutoConfidence
+from hamburger.engine.types.config import SETTLE_SETTINGS
 from hamburger.server.cli import build_parser, main
 from hamburger.server.config import ServeSettings, SettingsError, load_settings
 from hamburger.server.setting_values import parse_bytes
@@ -51,7 +52,7 @@ def test_every_setting_is_an_option_and_reaches_the_engine() -> None:
         "overlap_steps": "off",
         "groups": "verified",
         "lora": "a=x", "max_loras": "3", "max_lora_rank": "9", "allow_lora_loading": "true",
-        "kv_cache_dtype": "int8", "settle": "false", "settle_window": "96", "settle_growth": "0.25",
+        "kv_cache_dtype": "int8", "settle": "true", "settle_window": "96", "settle_growth": "0.25",
         "settle_keep": "0.5", "settle_limit": "700",
     }  # fmt: skip
     assert given.keys() == ServeSettings.model_fields.keys()
@@ -62,7 +63,10 @@ def test_every_setting_is_an_option_and_reaches_the_engine() -> None:
     assert [adapter.name for adapter in settings.lora] == ["a"]
     args = settings.model_copy(update={"tensor_parallel_size": 1}).engine_args()
     assert (args.max_loras, args.max_lora_rank) == (3, 9)
-    args = settings.model_copy(update={"lora": [], "max_loras": 0}).engine_args()  # ranks take none
+    assert (args.settle, args.settle_window, args.settle_growth) == (True, 96, 0.25)
+    assert (args.settle_keep, args.settle_limit) == (0.5, 700)
+    no_settling: dict[str, Any] = {"settle": False, **dict.fromkeys(SETTLE_SETTINGS)}
+    args = settings.model_copy(update={"lora": [], "max_loras": 0, **no_settling}).engine_args()  # ranks have neither
     assert (args.model, args.base, args.device, args.dtype) == ("m", "b", "cpu", "float32")
     assert (args.max_model_len, args.max_num_seqs, args.max_num_batched_slots) == (128, 3, 64)
     assert (args.kv_cache_memory, args.block_size, args.confidence) == (2 << 30, 4, 0.5)

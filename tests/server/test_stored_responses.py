@@ -279,6 +279,16 @@ async def test_a_conversation_goes_on_after_a_restart(tmp_path: Path) -> None:
         assert b"hello" in bytes(server.runner.prompts[-1])
 
 
+async def test_where_nothing_is_stored_nothing_is_said_to_be() -> None:
+    async with client(settings={"response_store": 0}) as (api, server):
+        response = await api.responses.create(model=MODEL, input="Hi")
+        assert (response.output_text, response.to_dict()["store"]) == (TEXT, False)
+        with pytest.raises(openai.BadRequestError, match="stores no responses") as told:
+            await api.responses.create(model=MODEL, input="Hi", background=True)
+        assert told.value.param == "background"
+        assert len(server.runner.prompts) == 1
+
+
 def test_the_oldest_make_room_but_for_those_that_are_written() -> None:
     store = ResponseStore(1000)
     store.put(stored("running", 300, cancel=lambda: None))
