@@ -86,6 +86,9 @@ def test_anthropic(clients: Clients, burger: RealServer) -> None:
     assert found["call"][0] == "weather"
     assert found["call"][1]["city"] in ("Paris", "Rome")
     assert found["after_call"] in ("end_turn", "max_tokens")
+    assert found["tool_runner"] == [2, ["tool_use"] * 2, 2]
+    assert found["models"][0] == [MODEL, "model", MODEL]
+    assert found["request_id"]
     for name, kind, said in (
         ("unknown", "NotFoundError", "other"),
         ("too_long", "BadRequestError", "maximum context length is 1024 tokens"),

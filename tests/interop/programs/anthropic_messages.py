@@ -54,6 +54,27 @@ answered = client.messages.create(
         ],
     }
 )
+asked_for = []
+
+
+@anthropic.beta_tool
+def weather_of(city: str) -> str:
+    """The weather of a city.
+
+    Args:
+        city: its name
+    """
+    asked_for.append(city)
+    return "sunny"
+
+
+# Its turns are threads at first, which a server may refuse: then it sends the whole conversation.
+runner = client.beta.messages.tool_runner(
+    model=name, max_tokens=48, messages=question, tools=[weather_of], max_iterations=2,
+    tool_choice={"type": "tool", "name": "weather_of"},
+)  # fmt: skip
+turns = list(runner)
+page = client.models.list()
 print(
     json.dumps(
         {
@@ -68,6 +89,9 @@ print(
             ],
             "call": [use.name, use.input],
             "after_call": answered.stop_reason,
+            "tool_runner": [len(turns), [turn.stop_reason for turn in turns], len(asked_for)],
+            "models": [[model.id, model.type, model.display_name] for model in page],
+            "request_id": whole._request_id,
             "asynchronous": asyncio.run(four()),
             "unknown": refusal(model="other"),
             "too_long": refusal(max_tokens=5000),
