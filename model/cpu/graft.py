@@ -24,7 +24,7 @@ from hamburger.model.cpu.structs import (
     WeightStruct,
     pointers,
 )
-from hamburger.model.cpu.weights import PackedLayers, PackedWeight
+from hamburger.model.cpu.weights import PackedLayers, PackedWeight, own_floats
 from hamburger.model.group_cache import GroupCache
 from hamburger.model.kernel_shapes import BLOCK, GROUP
 from hamburger.model.modules.embedder import CompositionalEmbedder
@@ -57,7 +57,7 @@ class CpuEmbedding:
         self._memory = kernels.function("embed_memory", pointer, int64, int64)
         self._merger = MergerStruct()
         if plain is not None:
-            self._pos = plain.pos.detach().float().contiguous()
+            self._pos = own_floats(plain.pos)
             linears = (plain.q_proj, plain.k_proj, plain.v_proj, plain.out_proj)
             self._weights = [PackedWeight(kernels, *weights_of(linear), 8) for linear in linears]
             structs = (weight.struct for weight in self._weights)
@@ -161,7 +161,7 @@ class CpuGraft:
 
     def _held_at(self, numbers: Tensor) -> int:
         """The address of the numbers in float32, which live as long as this."""
-        numbers = numbers.detach().float().contiguous()
+        numbers = own_floats(numbers)
         self._held.append(numbers)
         return numbers.data_ptr()
 

@@ -14,7 +14,7 @@ from hamburger.model.batch import ForwardBatch, Reads
 from hamburger.model.cpu.library import Kernels
 from hamburger.model.cpu.loras import CpuLoras
 from hamburger.model.cpu.structs import ROPES, AdaptedStruct, AnglesStruct, BatchStruct, PlacesStruct, pointers
-from hamburger.model.cpu.weights import PackedAdapters, pack_layers
+from hamburger.model.cpu.weights import PackedAdapters, own_floats, pack_layers
 from hamburger.model.kv_cache import PagedKVCache
 from hamburger.model.modules.adapter import Embedded
 from hamburger.model.modules.rotary import RotaryEmbedding
@@ -36,7 +36,7 @@ class CpuTrunk:
         self._run = kernels.function("layers", _pointer, _pointer, ctypes.c_int, *4 * (_pointer,))
         self._memory = kernels.function("layers_memory", _pointer, *2 * (_int64,))
         self.loras = CpuLoras(kernels, config)
-        self._norm = trunk.norm.weight.detach().float().contiguous()
+        self._norm = own_floats(trunk.norm.weight)
         self._pool: _Pool | None = None
         self._layers = pack_layers(kernels, config, trunk.layers, bits, of_trunk=True)
         self.keep(feature_layers)

@@ -42,6 +42,12 @@ def has_4_bits(weight: Tensor) -> bool:
     return bool(((steps - steps.round()).abs() < _OFF_GRID).all())
 
 
+def own_floats(tensor: Tensor) -> Tensor:
+    """float32, contiguous, and in memory of their own: a checkpoint's numbers may lie in a file that is mapped, of
+    which all that was read stays resident as long as one of them is held."""
+    return tensor.detach().to(torch.float32, copy=True, memory_format=torch.contiguous_format)
+
+
 class PackedWeight:
     """A linear's weight and bias, as the kernels read them."""
 
@@ -51,7 +57,7 @@ class PackedWeight:
         self._memory = kernels.function("linear_memory", _pointer, _int64)
         self.outputs, self.inputs = weight.shape
         self._data = kernels.pack(weight, bits)
-        self._bias = None if bias is None else bias.detach().float().contiguous()
+        self._bias = None if bias is None else own_floats(bias)
         bias_at = None if self._bias is None else self._bias.data_ptr()
         self.struct = WeightStruct(self._data.data_ptr(), bias_at, self.outputs, self.inputs, bits)
         self.reference = ctypes.byref(self.struct)
@@ -137,7 +143,7 @@ class PackedLayers:
         """The address of its float32 numbers, which live as long as this; None for none."""
         if tensor is None:
             return None
-        self._floats.append(tensor.detach().float().contiguous())
+        self._floats.append(own_floats(tensor))
         return self._floats[-1].data_ptr()
 
 
