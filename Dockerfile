@@ -40,10 +40,13 @@ RUN --mount=type=cache,target=/root/.cache/pip pip install --constraint constrai
 
 FROM ${PYTHON_IMAGE}
 ARG VARIANT=cpu
-# Triton compiles its kernels where they run, with a C compiler. Any version will do.
+# Triton compiles its kernels where they run, with a C compiler and Python's headers, which distributions pack apart. Any
+# version will do.
 # hadolint ignore=DL3008
 RUN if [ "$VARIANT" = cuda ]; then \
-      apt-get update && apt-get install --yes --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/*; \
+      set -- gcc libc6-dev && headers="$(python3 -c 'import sysconfig; print(sysconfig.get_path("include"))')" \
+      && if [ ! -e "$headers/Python.h" ]; then set -- "$@" python3-dev; fi \
+      && apt-get update && apt-get install --yes --no-install-recommends "$@" && rm -rf /var/lib/apt/lists/*; \
     fi
 RUN useradd --uid 10001 --user-group --no-create-home --home-dir /tmp hamburger \
     && install -d -o hamburger -g hamburger /cache /models
@@ -51,7 +54,7 @@ COPY --from=build /opt/hamburger /opt/hamburger
 COPY --chmod=755 deploy/entrypoint.sh deploy/healthcheck.py /opt/hamburger/bin/
 
 # /cache keeps models from the hub and weights that were unpacked once: mount it where it should outlive the container. Only
-# it and /tmp are ever written, so all the rest may be read-only.
+# it and /tmp are ever written, so all the rest may be read-only. entrypoint.sh moves Triton's where /cache is, too.
 ENV PATH=/opt/hamburger/bin:$PATH \
     PYTHONDONTWRITEBYTECODE=1 \
     PYTHONUNBUFFERED=1 \

@@ -23,6 +23,8 @@ ACCEPTED = (
     "sum by ({label}) (rate(hamburger_accepted_tokens_total{{S}}[R]))"
     " / sum by ({label}) (rate(hamburger_drafted_tokens_total{{S}}[R]))"
 )
+SERVER_ERRORS = 'sum(rate(hamburger_request_failure_total{S, code=~"5.."}[R]))'
+COMPLETED = "sum(rate(hamburger_request_completed_total{S}[R]))"
 RUNNING, WAITING = "sum(hamburger_num_requests_running{S})", "sum(hamburger_num_requests_waiting{S})"
 
 ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
@@ -31,9 +33,9 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
         (
             stat(
                 "Tokens per KV entry",
-                "Generated tokens for one KV slot, over the last minute; the mean of the chosen models. A server with "
-                "one token a slot shows 1, and so do verified groups unless slots settle: it says nothing of speed.",
-                "avg(hamburger_tokens_per_kv_ratio{S})",
+                "Generated tokens for one KV slot, over the last minute; the mean of the chosen models that work. With "
+                "one token a slot it is 1, and so with verified groups unless slots settle: it says nothing of speed.",
+                "avg(hamburger_tokens_per_kv_ratio{S} > 0)",
             ),
             stat(
                 "Tokens/s",
@@ -83,7 +85,7 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
                 "Tokens that a sequence got of one pass of the trunk: 1 without drafts, and without composed groups.",
                 (
                     (f"{GENERATED_TOKENS} / sum(rate(hamburger_group_size_count{{S}}[R]))", "tokens per macro-step"),
-                    ("min(hamburger_tokens_per_macro_step{S})", "lowest model, over the last minute"),
+                    ("min(hamburger_tokens_per_macro_step{S} > 0)", "lowest model, over the last minute"),
                 ),
             ),
             Panel(
@@ -256,7 +258,7 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
             quantiles("Queue time", "Arrival to first slots.", "hamburger_request_queue_time_seconds"),
             Panel(
                 "Finished",
-                "Requests a second by what ended them.",
+                "Answers a second by what ended them: a request for several has as many.",
                 (("sum by (finished_reason) (rate(hamburger_request_success_total{S}[R]))", "{{finished_reason}}"),),
                 stacked=True,
             ),
@@ -266,6 +268,12 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
                 "limit; 503: waited too long, or stopping.",
                 (("sum by (code, reason) (rate(hamburger_request_failure_total{S}[R]))", "{{code}} {{reason}}"),),
                 stacked=True,
+            ),
+            Panel(
+                "Share of server errors",
+                "Of the requests, each counted once however many answers it wants: what ErrorRatio looks at.",
+                ((f"{SERVER_ERRORS} / ({SERVER_ERRORS} + {COMPLETED})", "5xx"),),
+                "percentunit",
             ),
             Panel(
                 "Seats and queue in use",

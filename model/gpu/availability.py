@@ -1,7 +1,7 @@
 """What runs attention and everything else between the matrices: torch's own operations, or the Triton kernels.
 
 torch is the plain reference and the path on CPU. Triton compiles its kernels on the machine that runs them, so it needs
-a C compiler and Python's headers there.
+a C compiler, Python's headers and a folder for its cache there.
 """
 
 from __future__ import annotations
@@ -50,4 +50,16 @@ def why_no_triton(device: torch.device) -> str | None:
         return "there is no C compiler, which Triton needs (for example the package gcc, or its path in CC)"
     if not Path(sysconfig.get_path("include"), "Python.h").exists():
         return "Python's C headers, which Triton needs, are missing (for example the package python3-dev)"
+    return _why_no_cache()
+
+
+def _why_no_cache() -> str | None:
+    """Triton writes libraries to its cache and loads them from there: where it cannot, no kernel starts."""
+    home = os.environ.get("TRITON_HOME") or os.path.expanduser("~")  # noqa: PTH111 - Path's own raises without a home
+    folder = Path(os.environ.get("TRITON_CACHE_DIR") or Path(home, ".triton", "cache")).absolute()
+    place = next(path for path in (folder, *folder.parents) if os.access(path, os.F_OK))
+    if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
+        return f"Triton's cache {folder} cannot be written (TRITON_CACHE_DIR names another folder)"
+    if os.statvfs(place).f_flag & os.ST_NOEXEC:
+        return f"Triton's cache {folder} lies on a noexec mount: nothing can be loaded from it (TRITON_CACHE_DIR)"
     return None

@@ -119,7 +119,7 @@ class Answering:
         spend(reply.prompt_tokens)
         if context.engine.dial is not None:
             reply.confidence = streams[0].request.params.confidence  # that of all: they were submitted together
-        return Generation(streams, spend)
+        return Generation(streams, spend, context.metrics.on_completed)
 
     async def answer(
         self, context: ModelContext, request: Request, body: GenerationBody, answers: Answers, reply: Reply

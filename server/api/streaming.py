@@ -38,9 +38,14 @@ class Generation:
     Raises what the first failing choice raises. `abort` gives all of them up; call it whenever the answer ends early.
     """
 
-    def __init__(self, streams: Sequence[RequestStream], on_tokens: Callable[[int], None] = lambda _: None) -> None:
-        """on_tokens: is told how many each update brings."""
-        self._streams, self._on_tokens = streams, on_tokens
+    def __init__(
+        self,
+        streams: Sequence[RequestStream],
+        on_tokens: Callable[[int], None] = lambda _: None,
+        on_end: Callable[[], None] = lambda: None,
+    ) -> None:
+        """on_tokens: is told how many each update brings. on_end: that every choice has ended, none with an error."""
+        self._streams, self._on_tokens, self._on_end = streams, on_tokens, on_end
         self._arrived: Mailbox[tuple[int, StreamItem]] = Mailbox()
         self._num_open = len(streams)
         self._take_at_once: Callable[[int, RequestUpdate], bool] | None = None
@@ -96,6 +101,8 @@ class Generation:
             if item is not None:
                 raise item
             self._num_open -= 1
+            if not self._num_open:
+                self._on_end()
         return None
 
 

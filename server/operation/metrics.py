@@ -71,7 +71,8 @@ class ServerMetrics:
         self._generated_slots = slots.labels(*self._values, "generated")
         self._settled_tokens = self._counter("settled_tokens", "Old tokens of answers that settled.")
         self._dropped_slots = self._counter("dropped_slots", "KV slots that they gave back.")
-        self._success = self._family("request_success", "Finished requests.", ("finished_reason",))
+        self._completed = self._counter("request_completed", "Requests of clients all of whose answers ended.")
+        self._success = self._family("request_success", "Finished answers.", ("finished_reason",))
         for reason in ("stop", "length", "abort"):
             self._success.labels(*self._values, reason)
         text = "Answers with an error, by HTTP status and the error's own code."
@@ -141,20 +142,11 @@ class ServerMetrics:
                 for position in range(1, info.max_group):
                     for family in (self._drafted, self._accepted):
                         family.labels(*self._values, drafter, str(position))
-        shape = {
-            name: str(getattr(info, name))
-            for name in (
-                "block_size",
-                "total_slots",
-                "expected_tokens",
-                "max_model_len",
-                "device",
-                "dtype",
-                "quantization",
-                "kv_cache_dtype",
-                "groups",
-            )
-        }
+        names = (
+            "block_size", "total_slots", "expected_tokens", "max_model_len", "device", "dtype", "quantization",
+            "kv_cache_dtype", "groups",
+        )  # fmt: skip
+        shape = {name: str(getattr(info, name)) for name in names}
         config = self._once(Gauge, "cache_config_info", "The KV pool's shape.", (*_LABELS, *shape))
         config.labels(*self._values, *shape.values()).set(1)
 
@@ -269,7 +261,7 @@ class ServerMetrics:
         self._add_adapter(lora or "")
         self._adapter_requests.labels(*self._values, lora or "").inc()
         self._adapter_tokens.labels(*self._values, lora or "", "generated").inc(completion_tokens)
-        if reason != "error":  # counted by the status of the answer: on_failure
+        if reason != "error":  # counted by the status of what the client is told: on_failure
             self._success.labels(*self._values, reason).inc()
         self._e2e.observe(timings.finished - timings.arrival)
         self._request_generated.observe(completion_tokens)
@@ -284,6 +276,10 @@ class ServerMetrics:
         self._prefill.observe(timings.first_token - timings.scheduled)
         self._first_token.observe(timings.first_token - timings.arrival)
         self._decode.observe(timings.finished - timings.first_token)
+
+    def on_completed(self) -> None:
+        """All answers of a client's request have ended, none with an error."""
+        self._completed.inc()
 
     def _family(self, name: str, text: str, labels: Sequence[str]) -> Counter:
         return self._once(Counter, name, text, (*_LABELS, *labels))

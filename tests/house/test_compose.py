@@ -18,8 +18,7 @@ COMPOSE: dict[str, Any] = yaml.safe_load(COMPOSE_TEXT)
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 SERVERS = ["server", "server-gpu"]
 # Settings that belong to the container, or that need a file mounted.
-FIXED = {"HAMBURGER_HOST", "HAMBURGER_PORT", "HAMBURGER_DEVICE", "HAMBURGER_API_KEY_FILE"}
-FIXED |= {"HAMBURGER_SSL_CERTFILE", "HAMBURGER_SSL_KEYFILE"}
+FIXED = {"HAMBURGER_HOST", "HAMBURGER_PORT", "HAMBURGER_DEVICE", "HAMBURGER_SSL_CERTFILE", "HAMBURGER_SSL_KEYFILE"}
 SETTINGS = {ENV_PREFIX + name.upper() for name in ServeSettings.model_fields}
 
 
@@ -66,7 +65,8 @@ def test_the_servers_environment_is_made_of_settings(service: str, monkeypatch: 
     environment: dict[str, str] = SERVICES[service]["environment"]
     ours = {name for name in environment if name.startswith(ENV_PREFIX)}
     assert ours == SETTINGS - FIXED
-    assert set(environment) - ours == {"HF_TOKEN", "HF_HUB_OFFLINE"}
+    others = {name for name in environment if not name.startswith((ENV_PREFIX, "OTEL_"))}
+    assert others == {"HF_TOKEN", "HF_HUB_OFFLINE", "OMP_NUM_THREADS"}
     for name in ours:  # what the container gets when .env is as it was copied
         variable, default = re.fullmatch(r"\$\{(\w+):-(.*)\}", environment[name]).groups()  # type: ignore[union-attr]
         assert variable in (name, name.removeprefix(ENV_PREFIX))
@@ -75,6 +75,37 @@ def test_the_servers_environment_is_made_of_settings(service: str, monkeypatch: 
     assert settings.log_format == "json"
     assert settings.drain_seconds == 30
     assert settings.model_copy(update={"log_format": "text", "drain_seconds": 5}) == ServeSettings.model_construct()
+
+
+@pytest.mark.parametrize("service", SERVERS)
+def test_opentelemetrys_settings_that_the_page_names_are_passed(service: str) -> None:
+    page = (ROOT / "docs" / "operations.md").read_text()
+    named = set(re.findall(r"`(OTEL_[A-Z_]+[A-Z])(?:=[^`]*)?`", page))
+    passed = {name for name in SERVICES[service]["environment"] if name.startswith("OTEL_")}
+    assert "OTEL_TRACES_SAMPLER_ARG" in named
+    assert {name for name in passed if not name.startswith("OTEL_BSP_")} == named
+    assert "`OTEL_BSP_...`" in page
+    assert len(passed - named) == 4
+
+
+@pytest.mark.parametrize("service", SERVERS)
+def test_a_server_has_as_many_threads_as_cpus(service: str) -> None:
+    cpus = SERVICES[service]["deploy"]["resources"]["limits"]["cpus"]
+    assert SERVICES[service]["environment"]["OMP_NUM_THREADS"] == f"${{THREADS:-{cpus}}}"
+
+
+def test_a_model_can_be_split_over_gpus() -> None:
+    gpu = SERVICES["server-gpu"]
+    assert gpu["environment"]["HAMBURGER_TENSOR_PARALLEL_SIZE"] == "${HAMBURGER_TENSOR_PARALLEL_SIZE:-}"
+    assert gpu["deploy"]["resources"]["reservations"]["devices"][0]["count"] == "${GPUS:-1}"
+    assert gpu["shm_size"] == "1g"  # Docker's 64 MB are too few for NCCL
+
+
+def test_the_key_for_prometheus_is_never_committed() -> None:
+    folder, path = "./deploy/prometheus:/etc/prometheus:ro", "/etc/prometheus/api-key"
+    assert folder in SERVICES["prometheus"]["volumes"]
+    assert f"credentials_file: {path}" in (ROOT / "deploy" / "prometheus" / "prometheus.yml").read_text()
+    assert "/deploy/prometheus/api-key" in (ROOT / ".gitignore").read_text().splitlines()
 
 
 @pytest.mark.parametrize("service", SERVICES)

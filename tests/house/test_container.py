@@ -73,3 +73,28 @@ def test_the_entry_point_takes_the_short_names_and_becomes_the_server(
     ) as process:
         output, _ = process.communicate(timeout=30)
     assert output == f"{process.pid} {expected} serve --port 1 2\n"  # the same process: it gets the signals
+
+
+def environment_behind_the_entry_point(folder: Path, env: dict[str, str]) -> dict[str, str]:
+    recorder = folder / "hamburger"
+    recorder.write_text("#!/bin/sh\nenv\n")
+    recorder.chmod(0o755)
+    env = {"PATH": f"{folder}{os.pathsep}{os.defpath}", **env}
+    done = subprocess.run([ROOT / "deploy" / "entrypoint.sh"], env=env, capture_output=True, text=True, check=True)
+    assert done.stderr == ""
+    return dict(line.split("=", 1) for line in done.stdout.splitlines())
+
+
+def test_an_empty_setting_of_opentelemetry_is_an_unset_one(tmp_path: Path) -> None:
+    given = {"OTEL_BSP_EXPORT_TIMEOUT": "", "OTEL_TRACES_SAMPLER": "always_off", "OTEL_EXPORTER_OTLP_HEADERS": "a=b,c="}
+    seen = environment_behind_the_entry_point(tmp_path, given)
+    del given["OTEL_BSP_EXPORT_TIMEOUT"]
+    assert {name: value for name, value in seen.items() if name.startswith("OTEL_")} == given
+
+
+def test_tritons_cache_moves_to_tmp_where_it_cannot_be_written(tmp_path: Path) -> None:
+    usable, unusable = tmp_path / "cache" / "triton", tmp_path / "hamburger" / "triton"  # a folder inside a file
+    for folder, expected in ((usable, str(usable)), (unusable, "/tmp/triton")):
+        seen = environment_behind_the_entry_point(tmp_path, {"TRITON_CACHE_DIR": str(folder)})
+        assert seen["TRITON_CACHE_DIR"] == expected
+    assert "TRITON_CACHE_DIR" not in environment_behind_the_entry_point(tmp_path, {})

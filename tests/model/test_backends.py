@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
 import sysconfig
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -26,6 +28,7 @@ def fit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> pytest.MonkeyPatch:
     compiler = tmp_path / "some-compiler"
     compiler.touch(mode=0o755)
     monkeypatch.setenv("CC", str(compiler))
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "made" / "later"))
     monkeypatch.setattr(torch.version, "hip", None)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Some GPU")
@@ -65,6 +68,28 @@ def test_what_is_missing_is_named(lacking: str, fit: pytest.MonkeyPatch, tmp_pat
     with pytest.raises(ConfigError, match=f"^attention_backend is triton, but .*{said[lacking]}.*: use auto or torch"):
         choose_backend("triton", CUDA)
     assert choose_backend("auto", CUDA) == "torch"
+
+
+def test_a_cache_that_cannot_be_written_or_loaded_from_is_named(fit: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As where a container's root is read-only, or its /tmp is mounted as Docker mounts one."""
+    access = os.access
+
+    def read_only(path: str | Path, mode: int, **options: bool) -> bool:
+        return access(path, mode, **options) and not (mode & os.W_OK and Path(path) == tmp_path)
+
+    with fit.context() as patch:
+        patch.setattr(os, "access", read_only)  # root may write wherever it wants
+        with pytest.raises(ConfigError, match=r"Triton's cache \S+/made/later cannot be written \(TRITON_CACHE_DIR"):
+            choose_backend("triton", CUDA)
+        assert choose_backend("auto", CUDA) == "torch"
+    with fit.context() as patch:
+        patch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_flag=os.ST_NOEXEC | os.ST_NOSUID))
+        with pytest.raises(ConfigError, match=r"Triton's cache \S+/made/later lies on a noexec mount"):
+            choose_backend("triton", CUDA)
+    fit.delenv("TRITON_CACHE_DIR")  # then it is in the home folder
+    fit.setenv("HOME", str(tmp_path / "Python.h"))
+    with pytest.raises(ConfigError, match=r"cache \S+/Python.h/.triton/cache cannot be written"):
+        choose_backend("triton", CUDA)
 
 
 def test_a_cpu_takes_torch() -> None:

@@ -144,6 +144,25 @@ async def test_metrics_count_groups_slots_and_requests() -> None:
         assert server.metric("cache_config_info", block_size=str(server.engine.info.block_size)) == 1
 
 
+async def test_a_request_for_several_answers_is_completed_once() -> None:
+    async with serving([[97], [98], [EOS]], max_num_seqs=1) as server:  # its answers end one after the other
+        await server.complete(n=4, temperature=1)
+        await server.complete(prompt=["a", "b", "c"])
+        await server.complete()
+        await server.post(CHAT, {"messages": HELLO, "stream": True, "n": 2})
+        await until(lambda: server.metric("num_requests_running") == 0)
+        assert server.metric("request_success_total") == 10
+        assert server.metric("request_completed_total") == 4
+
+
+async def test_a_request_for_several_answers_that_fails_is_not_completed() -> None:
+    async with serving(runner=ByChoice([[97]] * 9, fail_at_step=1)) as server:
+        status, _ = await server.refused(COMPLETIONS, {"prompt": "a", "n": 4, "temperature": 1})
+        assert status == 503
+        assert server.metric("request_failure_total") == 1
+        assert server.metric("request_completed_total") == server.metric("request_success_total") == 0
+
+
 def test_recent_groups_forget() -> None:
     now = [100.0]
     recent = RecentGroups(lambda: now[0])
