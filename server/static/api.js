@@ -1,16 +1,20 @@
 // The server's API as the page uses it: requests with the key, streams as chunks, errors as sentences that say what to do.
 
 export class ApiError extends Error {
-  /** status: of an answer; 0 where there was none. isLost: the server could not be reached, or no longer. */
-  constructor(sentence, { status = 0, isLost = false } = {}) {
+  /**
+   * status: of an answer; 0 where there was none. isLost: the server could not be reached, or no longer.
+   * isUnsendable: a wrong key, as it can be in no request.
+   */
+  constructor(sentence, { status = 0, isLost = false, isUnsendable = false } = {}) {
     super(sentence);
-    this.status = status;
-    this.isLost = isLost;
+    Object.assign(this, { status, isLost, isUnsendable });
   }
 }
 
 const UNREACHABLE =
   "The server cannot be reached. If it is starting again, wait until this page says so no more, then send once more.";
+const UNSENDABLE = "This key holds a character that no key has, perhaps a typographic quote: copy it once more.";
+const BREATH = 12; // milliseconds of reading without a pause, in which the page draws and hears of Stop
 const BROKEN_OFF = "The connection broke off, so this answer is not whole. Regenerate it when the server is back.";
 
 export class Api {
@@ -46,7 +50,7 @@ export class Api {
       signal,
     );
     let ended = false;
-    for await (const data of events(response.body)) {
+    for await (const data of events(response.body, signal)) {
       if (data === "[DONE]") {
         ended = true;
         break;
@@ -60,7 +64,11 @@ export class Api {
 
   async #request(path, init) {
     const headers = new Headers(init.headers);
-    if (this.#key()) headers.set("Authorization", `Bearer ${this.#key()}`);
+    try {
+      if (this.#key()) headers.set("Authorization", `Bearer ${this.#key()}`);
+    } catch {
+      throw new ApiError(UNSENDABLE, { status: 401, isUnsendable: true });
+    }
     let response;
     try {
       response = await fetch(path, { ...init, headers, cache: "no-store" });
@@ -73,7 +81,19 @@ export class Api {
   }
 }
 
-async function* events(body) {
+/** A turn of the event loop. Timers would do too, but come once a second in a hidden tab. */
+const pause = () =>
+  new Promise((resolve) => {
+    const { port1, port2 } = new MessageChannel();
+    port1.onmessage = () => {
+      port1.close();
+      resolve();
+    };
+    port2.postMessage(null);
+  });
+
+async function* events(body, signal) {
+  let paused = performance.now();
   const reader = body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
   try {
@@ -84,6 +104,11 @@ async function* events(body) {
       rest = parts.pop();
       for (const part of parts) {
         const lines = part.split(/\r?\n/).filter((line) => line.startsWith("data:"));
+        if (performance.now() - paused > BREATH) {
+          await pause();
+          signal?.throwIfAborted(); // else what has arrived already would still be shown
+          paused = performance.now();
+        }
         if (lines.length) yield lines.map((line) => line.slice(5).trimStart()).join("\n");
       }
     }

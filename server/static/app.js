@@ -6,12 +6,14 @@ import { byId, node } from "./dom.js";
 import { Gauges } from "./gauges.js";
 import { composedModels } from "./metrics.js";
 import { Race } from "./race.js";
+import { storageOf, write } from "./storage.js";
 import { Store } from "./store.js";
 
 const KEY = "hamburger.key";
 const VIEWS = ["chat", "race", "gauges"];
 const PULSE = 5000; // milliseconds between two looks at a server that is well
 const PULSE_LOST = 1000; // and at one that was lost
+const WANTED = "This server wants a key. Its operator has one.";
 const LOST = "The server cannot be reached. This page looks every second, and goes on when it is back.";
 const UNWELL = "The server says that it is not well. Its log says why; this page looks again every second.";
 
@@ -19,10 +21,11 @@ class Page {
   #models = [];
   #lacksModels = false; // they were asked for, and did not come; a key may bring them, else the next look
   #lost = null; // why the server is not well, null while it is
-  #key = sessionStorage.getItem(KEY) ?? "";
+  #session = storageOf("sessionStorage");
+  #key = this.#session.getItem(KEY) ?? "";
 
   constructor() {
-    this.store = new Store(localStorage);
+    this.store = new Store(storageOf("localStorage"));
     this.api = new Api(() => this.#key);
     const chosen = () => byId("model").value;
     const refused = (error) => this.#refused(error);
@@ -55,13 +58,18 @@ class Page {
     byId("key-form").addEventListener("submit", (event) => {
       if (event.submitter?.value === "cancel") return;
       this.#key = byId("key").value.trim();
-      sessionStorage.setItem(KEY, this.#key);
-      this.#load();
+      write(this.#session, KEY, this.#key);
+      const use = () => {
+        this.#load();
+        this.gauges.unlock();
+      };
+      byId("key-dialog").addEventListener("close", use, { once: true }); // then it can open again for a wrong one
     });
   }
 
   #route() {
     const asked = location.hash.slice(1);
+    if (!VIEWS.includes(asked) && document.body.dataset.view) return; // the link that skips the header
     const view = VIEWS.includes(asked) ? asked : "chat";
     for (const name of VIEWS) {
       byId(`view-${name}`).hidden = name !== view;
@@ -90,6 +98,7 @@ class Page {
     } catch (error) {
       this.#lacksModels = error.status !== 401;
       this.#tellModels(false, error.status === 401 ? "needs a key" : "not known yet");
+      if (error.status === 401) this.#say(null); // it is there, and would be asked for a key at each look
       this.#refused(error);
     }
   }
@@ -124,7 +133,7 @@ class Page {
   }
 
   #refused(error) {
-    if (error.status === 401) this.#askKey("This server wants a key. Its operator has one.");
+    if (error.status === 401) this.#askKey(error.isUnsendable ? error.message : WANTED);
     else if (error.isLost) this.#say(LOST);
   }
 
@@ -136,8 +145,8 @@ class Page {
 
   #askKey(reason) {
     const dialog = byId("key-dialog");
-    byId("key-reason").textContent = reason;
     if (dialog.open) return;
+    byId("key-reason").textContent = reason;
     byId("key").value = this.#key;
     dialog.showModal();
     byId("key").focus();

@@ -1,6 +1,7 @@
 // The chat: conversations, the composer and its settings. Asks the server, and shows what comes.
 
-import { announce, button, byId, node } from "./dom.js";
+import { announce, button, byId, node, swap } from "./dom.js";
+import { Follower } from "./follow.js";
 import { GroupReader } from "./groups.js";
 import { AnswerNode, userNode } from "./message.js";
 
@@ -21,12 +22,15 @@ function settingsAreRight() {
 
 export class Chat {
   #running = null; // the AbortController of the answer that grows
+  #growing = null; // its conversation
+  #answers = []; // those of the current conversation
 
   /** chosen(): the model's id. refused(error): told of an error that the whole page should know. */
   constructor(api, store, chosen, refused) {
     Object.assign(this, { api, store, chosen, refused });
     this.current = store.conversations[0] ?? store.add();
     this.thread = byId("thread");
+    this.follower = new Follower(this.thread, document.scrollingElement); // in a narrow window the page scrolls
     this.prompt = byId("prompt");
     this.#wire();
     this.#open(this.current);
@@ -42,7 +46,9 @@ export class Chat {
       event.preventDefault();
       this.#send();
     });
-    document.addEventListener("keydown", (event) => event.key === "Escape" && this.stop());
+    document.addEventListener("keydown", (event) => {
+      if (event.key === "Escape" && !event.isComposing && !document.querySelector("dialog[open]")) this.stop();
+    });
     byId("stop").addEventListener("click", () => this.stop());
     byId("new-conversation").addEventListener("click", () => {
       const empty = this.store.conversations.find((one) => !one.messages.length);
@@ -51,7 +57,7 @@ export class Chat {
     });
     byId("system").addEventListener("change", (event) => {
       this.current.system = event.target.value;
-      this.#keep();
+      this.#keep(this.current);
     });
     for (const name of NUMBERS) {
       const field = byId(name);
@@ -63,12 +69,26 @@ export class Chat {
       radio.addEventListener("change", () => this.#show(radio.value));
     }
     this.#show(this.store.settings.shown ?? "passes");
-    window.addEventListener("pagehide", () => this.#keep());
+    window.addEventListener("pagehide", () => this.#growing && this.#keep(this.#growing));
+    window.addEventListener("pageshow", (event) => event.persisted && this.#follow(null)); // it heard nothing meanwhile
+    window.addEventListener("storage", (event) => this.#follow(event.key));
+  }
+
+  /** Another tab changed what is kept under `key`. */
+  #follow(key) {
+    const changed = this.store.follow(key, this.#growing);
+    if (!changed.length) return;
+    if (!this.store.conversations.includes(this.current)) return this.#open(this.store.conversations[0] ?? this.store.add());
+    this.#list();
+    if (!changed.includes(this.current)) return;
+    byId("system").value = this.current.system ?? "";
+    this.#draw();
   }
 
   #show(kind) {
     this.store.set("shown", kind);
     this.thread.dataset.shown = kind;
+    for (const answer of this.#answers) answer.draw();
   }
 
   stop() {
@@ -84,13 +104,23 @@ export class Chat {
   }
 
   #list() {
+    const list = byId("conversations");
+    const focused = list.contains(document.activeElement) ? document.activeElement.dataset.key : null;
     const items = this.store.conversations.map((one) => {
       const name = one.title || "New conversation";
-      const open = button(name, () => this.#open(one), { "aria-current": one === this.current ? "true" : null });
-      const remove = button("×", () => this.#remove(one), { class: "remove", "aria-label": `Delete “${name}”` });
+      const open = button(name, () => this.#open(one), {
+        "aria-current": one === this.current ? "true" : null,
+        "data-key": one.id,
+      });
+      const remove = button("×", () => this.#remove(one), {
+        class: "remove",
+        "aria-label": `Delete “${name}”`,
+        "data-key": `remove ${one.id}`,
+      });
       return node("li", {}, open, remove);
     });
-    byId("conversations").replaceChildren(...items);
+    list.replaceChildren(...items);
+    if (focused) [...list.querySelectorAll("button")].find(({ dataset }) => dataset.key === focused)?.focus();
   }
 
   #remove(conversation) {
@@ -103,14 +133,23 @@ export class Chat {
 
   #draw() {
     const { messages } = this.current;
+    const wasInside = this.thread.contains(document.activeElement);
+    this.#answers = [];
     this.thread.replaceChildren(...messages.map((message, index) => this.#node(message, index)));
-    if (!messages.length) this.thread.append(this.#welcome());
-    this.thread.scrollTop = this.thread.scrollHeight;
+    if (messages.length) this.follower.toEnd();
+    else this.thread.append(this.#welcome());
+    if (wasInside) this.thread.focus({ preventScroll: true });
   }
 
   #node(message, index) {
     if (message.role === "user") return userNode(message, (text) => this.#ask(index, text));
-    return new AnswerNode(message, { regenerate: () => this.#again(index) }).root;
+    const answer = new AnswerNode(message, {
+      regenerate: () => this.#again(index),
+      isText: () => this.thread.dataset.shown === "text",
+      grow: (change) => this.follower.grow(change),
+    });
+    this.#answers.push(answer);
+    return answer.root;
   }
 
   #welcome() {
@@ -154,29 +193,30 @@ export class Chat {
   async #answer(conversation) {
     const asked = this.#body(conversation);
     const message = { role: "assistant", content: "", groups: [], model: asked.model, dial: asked.confidence };
-    const index = conversation.messages.push(message) - 1;
+    conversation.messages.push(message);
+    const wasInside = this.thread.contains(document.activeElement); // on a button that the drawing removes
     this.#draw();
     this.#list();
-    const shown = new AnswerNode(message, { regenerate: () => this.#again(index) });
-    this.thread.lastElementChild.replaceWith(shown.root);
+    const shown = this.#answers.at(-1);
     const running = new AbortController();
-    this.#busy(running);
+    this.#busy(running, conversation);
+    if (wasInside) byId("stop").focus();
     shown.begin();
     announce("The model answers");
-    this.thread.scrollTop = this.thread.scrollHeight;
+    let failure = null;
     try {
       await this.#stream(asked, message, shown, running.signal);
     } catch (error) {
       if (error.name === "AbortError") message.finish = "stopped";
-      else {
-        message.error = error.message;
-        this.refused(error);
-      }
+      else failure = error;
     }
-    if (this.#running === running) this.#busy(null);
-    shown.end();
-    if (!message.error) announce(`The answer has ended: ${message.usage?.completion_tokens ?? 0} tokens in ${message.groups.length} passes`);
-    this.#keep();
+    message.error = failure?.message;
+    if (this.#running === running) this.#busy(null, null);
+    this.follower.grow(() => shown.end());
+    this.follower.flush();
+    if (failure) this.refused(failure); // now that what has the focus stays: a dialog gives it back
+    else announce(`The answer has ended: ${message.usage?.completion_tokens ?? 0} tokens in ${message.groups.length} passes`);
+    this.#keep(conversation);
   }
 
   async #stream(asked, message, shown, signal) {
@@ -192,10 +232,8 @@ export class Chat {
       const group = reader.read(choice);
       if (group) {
         first ||= performance.now();
-        const stays = this.thread.scrollHeight - this.thread.scrollTop - this.thread.clientHeight < 60;
         shown.append(group, chunk.usage);
         message.seconds = (performance.now() - first) / 1000;
-        if (stays) this.thread.scrollTop = this.thread.scrollHeight;
       }
     }
   }
@@ -204,18 +242,27 @@ export class Chat {
     // Before the list of models is there the server chooses, its first one.
     const body = { model: this.chosen() || undefined, messages: [], logprobs: true };
     if (conversation.system?.trim()) body.messages.push({ role: "system", content: conversation.system });
-    for (const { role, content } of conversation.messages) if (content) body.messages.push({ role, content });
+    for (const { role, content } of answered(conversation.messages)) if (content) body.messages.push({ role, content });
     for (const name of NUMBERS) if (byId(name).value !== "") body[name] = Number(byId(name).value);
     return body;
   }
 
-  #busy(running) {
+  #busy(running, conversation) {
     this.#running = running;
-    byId("send").hidden = running !== null;
-    byId("stop").hidden = running === null;
+    this.#growing = conversation;
+    if (running) swap(byId("send"), byId("stop"));
+    else swap(byId("stop"), byId("send"));
   }
 
-  #keep() {
-    if (!this.store.save()) announce("This browser has no room to keep the conversations: delete some.");
+  #keep(conversation) {
+    const { length } = this.store.conversations;
+    if (!this.store.save(conversation)) announce("This browser has no room to keep the conversations: delete some.");
+    if (this.store.conversations.length !== length) this.#list(); // another tab's answer became one of its own
   }
+}
+
+/** Without questions that got nothing, as their answers failed or were stopped: else two would follow each other. */
+function answered(messages) {
+  const gotNothing = (answer) => answer?.role === "assistant" && !answer.content && (answer.error || answer.finish === "stopped");
+  return messages.filter((message, index) => message.role !== "user" || !gotNothing(messages[index + 1]));
 }

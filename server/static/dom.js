@@ -15,6 +15,22 @@ export function node(tag, attributes = {}, ...children) {
 
 export const button = (label, onclick, attributes = {}) => node("button", { type: "button", onclick, ...attributes }, label);
 
+/** Make `text` the text of `element`. What goes on is only added to, so that a selection survives, and an alert is not read out again. */
+export function say(element, text) {
+  const said = element.textContent;
+  if (said === text) return;
+  if (said && text.startsWith(said)) element.lastChild.appendData(text.slice(said.length));
+  else element.textContent = text;
+}
+
+/** Show `shown` in the place of `hidden`, which hands its focus on. */
+export function swap(hidden, shown) {
+  const isFocused = document.activeElement === hidden;
+  shown.hidden = false;
+  hidden.hidden = true;
+  if (isFocused) shown.focus();
+}
+
 export function announce(text) {
   byId("announce").textContent = text;
 }

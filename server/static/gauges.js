@@ -1,6 +1,6 @@
 // Small charts of /metrics for the chosen model. Asks only while they are looked at.
 
-import { byId } from "./dom.js";
+import { byId, say } from "./dom.js";
 import { samples } from "./metrics.js";
 
 const EVERY = 2000; // milliseconds
@@ -21,6 +21,8 @@ export class Gauges {
   #charts = [];
   #timer = null;
   #shown = false;
+  #turn = 0; // each look at the gauges and each key is one; what was asked in an earlier one is void
+  #lacksKey = false; // asking again would open the dialog again
 
   constructor(api, chosen, refused) {
     Object.assign(this, { api, chosen, refused });
@@ -34,25 +36,37 @@ export class Gauges {
     this.#go();
   }
 
+  /** There is another key. */
+  unlock() {
+    this.#lacksKey = false;
+    this.#go();
+  }
+
   forget() {
     for (const chart of this.#charts) chart.points = [];
   }
 
   #go() {
     clearTimeout(this.#timer);
-    this.#timer = null;
-    if (this.#shown && !document.hidden) this.#ask();
+    this.#turn += 1;
+    if (this.#shown && !document.hidden && !this.#lacksKey) this.#ask();
   }
 
   async #ask() {
-    this.#timer = setTimeout(() => this.#ask(), EVERY);
+    const turn = this.#turn;
     try {
-      this.#draw(samples(await (await this.api.get("metrics")).text()));
+      const found = samples(await (await this.api.get("metrics")).text());
+      if (turn !== this.#turn) return;
+      this.#draw(found);
       this.#fail("");
     } catch (error) {
+      if (turn !== this.#turn) return;
       this.#fail(error.message);
+      this.#lacksKey = error.status === 401;
       this.refused(error);
+      if (this.#lacksKey) return;
     }
+    this.#timer = setTimeout(() => this.#ask(), EVERY);
   }
 
   #draw(found) {
@@ -72,7 +86,7 @@ export class Gauges {
 
   #fail(sentence) {
     byId("gauges-error").hidden = !sentence;
-    byId("gauges-error").textContent = sentence;
+    say(byId("gauges-error"), sentence);
   }
 }
 

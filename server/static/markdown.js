@@ -10,11 +10,25 @@ const SCHEMES = new Set(["http:", "https:", "mailto:"]);
 
 const parser = new MarkdownIt({ html: false, linkify: false });
 
-/** A fragment for `text`. */
-export function markdown(text) {
-  const root = document.createDocumentFragment();
-  build(parser.parse(text, {}), root);
-  return root;
+/** Make `root` show `text`. What is the same stays, and what goes on is only added to, so that focus and selections survive. */
+export function show(text, root) {
+  const fresh = document.createDocumentFragment();
+  build(parser.parse(text, {}), fresh);
+  become(root, fresh);
+}
+
+function become(old, fresh) {
+  const before = [...old.childNodes];
+  const after = [...fresh.childNodes];
+  after.forEach((made, index) => {
+    const was = before[index];
+    if (!was) old.append(made);
+    else if (was.isEqualNode(made)) return;
+    else if (was.nodeType === Node.TEXT_NODE && made.data?.startsWith(was.data)) was.appendData(made.data.slice(was.length));
+    else if (was.cloneNode(false).isEqualNode(made.cloneNode(false)) && made.hasChildNodes()) become(was, made);
+    else was.replaceWith(made);
+  });
+  for (const gone of before.slice(after.length)) gone.remove();
 }
 
 function build(tokens, root) {
@@ -70,6 +84,7 @@ function link(target, ...children) {
 }
 
 function code(content, language) {
-  const bar = node("div", { class: "code-bar" }, node("span", {}, language || "code"), button("Copy", () => copy(content)));
+  const read = (event) => copy(event.target.closest(".code").querySelector("code").textContent); // it may have grown
+  const bar = node("div", { class: "code-bar" }, node("span", {}, language || "code"), button("Copy", read));
   return node("div", { class: "code" }, bar, node("pre", { tabindex: "0", role: "group", "aria-label": "Code" }, node("code", {}, content)));
 }

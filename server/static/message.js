@@ -1,16 +1,21 @@
 // One message of a conversation as an element: its text, its passes, its memory, and what can be done with it.
 
-import { button, copy, node } from "./dom.js";
+import { button, copy, node, say } from "./dom.js";
 import { described, Passes } from "./groups.js";
-import { markdown } from "./markdown.js";
+import { show } from "./markdown.js";
 import { MemoryStrip } from "./memory.js";
 
 const REDRAW = 80; // milliseconds between two drawings of growing Markdown
+const REST = 5; // and so many times as long as one takes, as the whole text is parsed
 
 /** A user's message. onedit(text) is called with what it becomes. */
 export function userNode(message, onedit) {
   const text = node("div", { class: "words" }, message.content);
-  const edit = button("Edit", () => root.replaceChildren(editor(message.content, onedit, () => root.replaceChildren(...parts))));
+  const edit = button("Edit", () => root.replaceChildren(editor(message.content, onedit, back)));
+  const back = () => {
+    root.replaceChildren(...parts);
+    edit.focus();
+  };
   const parts = [head("You", "user"), text, node("p", { class: "actions" }, edit, button("Copy", () => copy(message.content)))];
   const root = node("article", { class: "message user", "aria-label": "You" }, ...parts);
   return root;
@@ -39,13 +44,18 @@ function editor(content, onedit, oncancel) {
 /** A model's answer, which may grow. */
 export class AnswerNode {
   #drawn = 0;
+  #cost = 0; // milliseconds that the last drawing took
   #timer = null;
+  #written = ""; // as much of the content as is shown as Markdown
 
-  /** actions: {regenerate()}. message: {content, reasoning, groups, usage, finish, error, seconds, dial}. */
+  /**
+   * actions: {regenerate(), isText() (else passes are shown), grow(change) (in the next frame)}.
+   * message: {content, reasoning, groups, usage, finish, error, seconds, dial}.
+   */
   constructor(message, actions) {
-    this.message = message;
+    Object.assign(this, { message, actions });
     this.memory = new MemoryStrip();
-    this.inspector = node("p", { class: "inspector" });
+    this.inspector = node("p", { class: "inspector", role: "status" });
     this.passes = new Passes((group, index) => {
       this.inspector.textContent = described(group, index, message.dial);
     });
@@ -54,12 +64,7 @@ export class AnswerNode {
     this.thinking = node("details", { class: "thinking", hidden: true }, node("summary", {}, "Reasoning"), this.thought);
     this.stats = node("p", { class: "stats" });
     this.error = node("p", { class: "error", role: "alert", hidden: true });
-    this.actions = node(
-      "p",
-      { class: "actions" },
-      button("Copy", () => copy(message.content)),
-      button("Regenerate", actions.regenerate),
-    );
+    const buttons = [button("Copy", () => copy(message.content)), button("Regenerate", actions.regenerate)];
     this.root = node(
       "article",
       { class: "message answer", "aria-label": "Answer" },
@@ -71,7 +76,7 @@ export class AnswerNode {
       this.inspector,
       this.error,
       this.stats,
-      this.actions,
+      node("p", { class: "actions" }, ...buttons),
     );
     this.#replay();
   }
@@ -82,14 +87,14 @@ export class AnswerNode {
     this.message.groups.push(group);
     group.slots = usage?.kv_slots;
     group.sum = usage?.completion_tokens;
-    this.#show(group, index);
+    this.actions.grow(() => this.#show(group, index));
     this.#redraw();
   }
 
   end() {
     clearTimeout(this.#timer);
     this.#timer = null;
-    this.#draw();
+    this.draw();
     this.root.classList.remove("growing");
     this.root.removeAttribute("aria-busy");
   }
@@ -103,7 +108,7 @@ export class AnswerNode {
     const groups = this.message.groups ?? [];
     groups.forEach((group, index) => this.#show(group, index));
     this.root.classList.toggle("without-passes", !groups.length && Boolean(this.message.content));
-    this.#draw();
+    this.draw();
   }
 
   #show(group, index) {
@@ -113,21 +118,30 @@ export class AnswerNode {
 
   #redraw() {
     if (this.#timer) return;
-    const wait = Math.max(0, REDRAW - (performance.now() - this.#drawn));
+    const wait = Math.max(0, Math.max(REDRAW, REST * this.#cost) - (performance.now() - this.#drawn));
     this.#timer = setTimeout(() => {
       this.#timer = null;
-      this.#draw();
+      this.actions.grow(() => this.draw());
     }, wait);
   }
 
-  #draw() {
-    this.#drawn = performance.now();
-    this.text.replaceChildren(markdown(this.message.content));
+  /** All but the passes. Also called when another kind is shown. */
+  draw() {
+    const begun = performance.now();
+    if (this.actions.isText() || this.root.classList.contains("without-passes")) this.#write();
     this.thinking.hidden = !this.message.reasoning;
-    this.thought.textContent = this.message.reasoning ?? "";
+    say(this.thought, this.message.reasoning ?? "");
     this.error.hidden = !this.message.error;
-    this.error.textContent = this.message.error ?? "";
-    this.stats.textContent = summary(this.message);
+    say(this.error, this.message.error ?? "");
+    say(this.stats, summary(this.message));
+    this.#drawn = performance.now();
+    this.#cost = this.#drawn - begun;
+  }
+
+  #write() {
+    if (this.message.content === this.#written) return;
+    this.#written = this.message.content;
+    show(this.#written, this.text);
   }
 }
 

@@ -1,6 +1,8 @@
-// Lanes of a race, shown live or played again. A saved replay is a page that holds this file: it imports nothing.
+// Lanes of a race, shown live or played again. A saved replay is a page that holds this file and the one that it imports.
 //
 // A lane is {name, note, events: [{at, text, tokens, passes, slots}]}: milliseconds since it was asked, sums so far.
+
+import { Follower } from "./follow.js";
 
 const make = (tag, className, text = "") => {
   const made = document.createElement(tag);
@@ -38,13 +40,14 @@ export class Lanes {
       const box = make("article", "lane");
       box.setAttribute("aria-labelledby", title.id);
       box.append(title, make("p", "lane-note", lane.note), list, text);
-      return { box, text, figures, count: 0, first: null };
+      return { box, text, figures, follower: new Follower(text), count: 0, first: null };
     });
     root.replaceChildren(...this.lanes.map((lane) => lane.box));
   }
 
   clear() {
     for (const lane of this.lanes) {
+      lane.follower.drop();
       lane.text.replaceChildren();
       Object.values(lane.figures).forEach((figure) => (figure.textContent = "–"));
       Object.assign(lane, { count: 0, first: null });
@@ -53,10 +56,12 @@ export class Lanes {
 
   show(index, event) {
     const lane = this.lanes[index];
+    lane.follower.grow(() => this.#add(lane, event));
+  }
+
+  #add(lane, event) {
     lane.first ??= event;
-    const stays = lane.text.scrollHeight - lane.text.scrollTop - lane.text.clientHeight < 40;
     lane.text.append(make("span", `pass ${lane.count++ % 2 ? "odd" : "even"}`, event.text));
-    if (stays) lane.text.scrollTop = lane.text.scrollHeight;
     const { figures } = lane;
     const speed = tokensPerSecond(lane.first, event);
     figures.speed.textContent = speed ? speed.toFixed(0) : "–";

@@ -1,11 +1,12 @@
 // The race: one prompt to a model and to what it is compared with; what came when, and whether the texts are the same.
 
-import { announce, byId, node } from "./dom.js";
+import { announce, byId, node, swap } from "./dom.js";
 import { Lanes, play, tokensPerSecond } from "./player.js";
 import { download, replayPage } from "./replay.js";
 
 const PROMPT = "Write a Python function that says whether a number is prime, then explain it.";
 const SEED = 1; // sampled texts are the same only with the same noise
+const FIRST = "the first model"; // the server's, while the list of models is not there
 const WITHOUT_DRAFTS = ""; // of the choice of an opponent: the same model at confidence 1
 
 export class Race {
@@ -45,13 +46,14 @@ export class Race {
   }
 
   #planned() {
-    const model = this.chosen();
+    const model = this.chosen() || undefined;
+    const name = model ?? FIRST;
     const against = byId("race-against").value;
     const isComposed = this.models().find(({ id }) => id === model)?.composed;
     const lanes = [
-      { name: model, note: isComposed ? "Groups are composed: one slot a group, a text of its own." : "Drafts, each checked by the model.", body: { model } },
+      { name, note: isComposed ? "Groups are composed: one slot a group, a text of its own." : "Drafts, each checked by the model.", body: { model } },
       against === WITHOUT_DRAFTS
-        ? { name: `${model} at confidence 1`, note: "One token a pass.", body: { model, confidence: 1 } }
+        ? { name: `${name} at confidence 1`, note: "One token a pass.", body: { model, confidence: 1 } }
         : { name: against, note: "One token a pass, at confidence 1.", body: { model: against, confidence: 1 } },
     ];
     const third = byId("race-third").value;
@@ -71,6 +73,7 @@ export class Race {
     byId("race-after").hidden = true;
     this.#fail("");
     const running = this.#busy(new AbortController());
+    let failure = null;
     try {
       const runs = race.lanes.map((lane, index) => () => this.#run(race, lane, index, running.signal));
       if (race.together) await Promise.all(runs.map((run) => run()));
@@ -82,9 +85,10 @@ export class Race {
     } catch (error) {
       running.abort();
       if (error.name === "AbortError") announce("The race was stopped");
-      else this.#fail(error.message, error);
+      else failure = error;
     }
     this.#busy(null);
+    if (failure) this.#fail(failure.message, failure); // now that what has the focus stays: a dialog gives it back
   }
 
   async #run(race, lane, index, signal) {
@@ -128,8 +132,8 @@ export class Race {
 
   #busy(running) {
     this.#running = running;
-    byId("race-start").hidden = running !== null;
-    byId("race-stop").hidden = running === null;
+    if (running) swap(byId("race-start"), byId("race-stop"));
+    else swap(byId("race-stop"), byId("race-start"));
     byId("race-replay").disabled = running !== null;
     return running;
   }

@@ -4,7 +4,9 @@ const POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsaf
 
 /** The file's text. `read(path)` gives the text of one of this page's own files. */
 export async function replayPage(race, read) {
-  const [theme, style, player] = await Promise.all(["theme.css", "race.css", "player.js"].map((name) => read(`playground/${name}`)));
+  const names = ["theme.css", "race.css", "follow.js", "player.js"];
+  const [theme, style, follow, player] = await Promise.all(names.map((name) => read(`playground/${name}`)));
+  const script = follow + player.replace(/^import .*$/gm, ""); // of each other they know by being one file
   const data = JSON.stringify(race).replaceAll("<", "\\u003c"); // so that no text of a model ends the script
   return `<!doctype html>
 <html lang="en">
@@ -30,7 +32,7 @@ ${style}
 </main>
 <script type="application/json" id="race">${data}</script>
 <script type="module">
-${player}
+${script}
 const race = JSON.parse(document.getElementById("race").textContent);
 const lanes = new Lanes(document.getElementById("lanes"), race.lanes);
 document.getElementById("prompt").textContent = race.prompt;

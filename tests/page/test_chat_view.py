@@ -160,10 +160,86 @@ async def test_all_of_it_by_keyboard() -> None:
         await visit.answers.locator(".passes").focus()
         for key, told in (("ArrowRight", "Pass 1:"), ("ArrowRight", "Pass 2:"), ("ArrowLeft", "Pass 1:")):
             await press(key)
-            await expect(visit.answers.locator(".inspector")).to_contain_text(re.compile(f"^{told}"))
+            await expect(visit.answers.get_by_role("status")).to_contain_text(re.compile(f"^{told}"))
 
 
 async def test_an_end_is_announced_to_who_cannot_see_it() -> None:
     async with serving([[97], [EOS]]) as server, browsing(server.app) as visit:
         await visit.answer("hello")
         await expect(visit.id("announce")).to_have_text("The answer has ended: 2 tokens in 2 passes")
+
+
+async def test_the_link_to_the_content_stays_in_its_view() -> None:
+    async with serving([[EOS]]) as server, browsing(server.app) as visit:
+        for view in ("race", "gauges", "chat"):
+            await visit.view(view)
+            await visit.page.locator(".skip").focus()
+            await visit.page.keyboard.press("Enter")
+            await expect(visit.id("main")).to_be_focused()
+            await expect(visit.id(f"view-{view}")).to_be_visible()
+            await expect(visit.page.locator("nav [aria-current]")).to_have_attribute("href", f"#{view}")
+
+
+async def test_settings_take_any_number_in_their_range() -> None:
+    async with serving([[97], [EOS]]) as server, browsing(server.app) as visit:
+        asked: list[dict[str, object]] = []
+        visit.page.on("request", lambda request: asked.append(request.post_data_json or {}))
+        given = {"temperature": 0.75, "top_p": 0.999, "confidence": 0.33}
+        for name, value in given.items():
+            await visit.id(name).fill(str(value))
+        await visit.answer("hello")
+        assert given.items() <= asked[-1].items()
+
+
+async def test_a_question_that_got_nothing_is_not_sent_again() -> None:
+    """It stays to be seen. One that failed, and one that was stopped before anything came."""
+    gate = StepGate()
+    async with serving(runner=ByChoice([[97], [EOS]], gate=gate)) as server, browsing(server.app) as visit:
+        visit.expected.append("Failed to load resource")
+        await visit.page.route("**/v1/chat/completions", lambda route: route.fulfill(status=503, json={}))
+        await visit.answer("failed")
+        await visit.page.unroute("**/v1/chat/completions")
+        await visit.send("stopped")
+        await visit.id("stop").click()
+        await visit.ended()
+        gate.set()
+        await visit.answer("hello")
+        await visit.answer("again")
+        words = await visit.page.locator("article.user .words").all_inner_texts()
+        assert words == ["failed", "stopped", "hello", "again"]
+        sent = [line for line in bytes(server.runner.prompts[-1]).decode().splitlines() if ": " in line]
+        assert sent[:3] == ["user: hello", "assistant: a", "user: again"]
+
+
+async def test_the_focus_goes_to_what_takes_a_buttons_place() -> None:
+    gate = StepGate()
+    async with serving(runner=ByChoice([[97, 98]] * 100, gate=gate)) as server, browsing(server.app) as visit:
+        press = visit.page.keyboard.press
+        await visit.id("prompt").fill("hello")
+        await visit.id("send").focus()
+        await press("Enter")
+        await expect(visit.id("stop")).to_be_focused()
+        await press("Enter")
+        await expect(visit.id("send")).to_be_focused()
+        await visit.page.get_by_role("button", name="Regenerate").focus()
+        await press("Enter")
+        await expect(visit.id("stop")).to_be_focused()
+        await press("Enter")
+        edit = visit.page.get_by_role("button", name="Edit")
+        await edit.focus()
+        await press("Enter")
+        await visit.page.get_by_role("button", name="Cancel").focus()
+        await press("Enter")
+        await expect(edit).to_be_focused()
+        await visit.id("new-conversation").click()
+        await visit.page.get_by_role("button", name="hello", exact=True).focus()
+        await press("Enter")
+        await expect(visit.page.get_by_role("button", name="hello", exact=True)).to_be_focused()
+        await expect(visit.page.locator("article.user .words")).to_have_text("hello")
+        await visit.view("race")
+        await visit.id("race-start").focus()
+        await press("Enter")
+        await expect(visit.id("race-stop")).to_be_focused()
+        await press("Enter")
+        await expect(visit.id("race-start")).to_be_focused()
+        gate.set()

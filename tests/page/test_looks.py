@@ -76,3 +76,19 @@ async def test_a_theme_is_chosen_and_kept() -> None:
         assert dark != light
         await visit.page.reload()
         assert await visit.page.evaluate(back) == dark
+
+
+async def test_forced_colours_hide_no_slot_no_draft_and_no_view() -> None:
+    async with drafting(TEXT, MICRO) as server, browsing(server.app) as visit:
+        await visit.page.emulate_media(forced_colors="active")
+        answer = await visit.answer("What is a prime number?")
+        style = "(one, name) => getComputedStyle(one)[name]"
+        back = await visit.page.locator("body").evaluate(style, "backgroundColor")
+        odd, stroke = answer.locator(".memory i.odd").first, answer.locator(".misses i").first
+        assert await answer.locator(".memory i.even").first.evaluate(style, "borderTopStyle") == "solid"
+        assert await odd.evaluate(style, "backgroundColor") != back
+        assert await stroke.evaluate(style, "backgroundColor") != back
+        links = visit.page.locator("nav a")
+        borders = [await link.evaluate(style, "borderTopWidth") for link in await links.all()]
+        assert borders == ["3px", "0px", "0px"]
+        await seen(visit.page, "desktop-forced")

@@ -77,6 +77,23 @@ async def test_a_refused_race_says_why() -> None:
         await expect(visit.id("race-start")).to_be_visible()
 
 
+async def test_a_race_before_the_models_are_known_goes_to_the_first_one() -> None:
+    async with drafting(TEXT) as server, browsing(server.app) as visit:
+        await visit.page.route("**/v1/models", lambda route: None)  # on its way for ever
+        await visit.page.goto(f"{visit.url}/?again#race")
+        await expect(visit.id("model")).to_have_attribute("aria-busy", "true")
+        asked: list[dict[str, object]] = []
+        visit.page.on("request", lambda request: asked.append(request.post_data_json or {}))
+        await visit.id("race-temperature").fill("0.75")
+        await visit.id("race-start").click()
+        await expect(visit.id("race-verdict")).to_contain_text("identical")
+        names = await visit.page.locator(".lane-name").all_inner_texts()
+        assert names == ["the first model", "the first model at confidence 1"]
+        bodies = [body for body in asked if "messages" in body]
+        assert ["model" in body for body in bodies] == [False, False]
+        assert [body["temperature"] for body in bodies] == [0.75, 0.75]
+
+
 async def test_gauges_follow_the_metrics_while_they_are_seen() -> None:
     async with drafting(TEXT, MICRO) as server, browsing(server.app) as visit:
         await visit.answer("hello")

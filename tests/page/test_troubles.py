@@ -128,11 +128,20 @@ async def test_a_browser_that_keeps_nothing_still_chats() -> None:
         assert await visit.answers.count() == 2
 
 
-@pytest.mark.parametrize("stored", ["[1, null, {}]", "{", '"x"', '[{"id": "a", "messages": [{"role": "assistant"}]}]'])
+@pytest.mark.parametrize(
+    "stored",
+    [
+        "[1, null, {}]",
+        "{",
+        '"x"',
+        '[{"id": "a", "messages": [{"role": "assistant"}]}]',
+        '{"id": "a", "messages": [1, null, {}]}',
+    ],
+)
 async def test_what_others_stored_under_its_names_breaks_nothing(stored: str) -> None:
     async with serving([[97], [EOS]]) as server, browsing(server.app) as visit:
-        await visit.page.evaluate("text => localStorage.setItem('hamburger.conversations', text)", stored)
-        await visit.page.evaluate("text => localStorage.setItem('hamburger.settings', text)", stored)
+        for name in ("conversations", "conversation.a", "settings"):
+            await visit.page.evaluate(f"text => localStorage.setItem('hamburger.{name}', text)", stored)
         await visit.page.reload()
         await visit.id("new-conversation").click()
         answer = await visit.answer("hello")
