@@ -153,11 +153,11 @@ class CpuGraft:
         s.stop_bias = self._held_at(torch.tensor(graft.stop_bias or (0.0,) * graft.max_group))
         s.micro_head = micro.head.struct
         s.embedding = micro.embedding.struct
-        s.cos = self._held_at(micro.rotary.cos[: s.positions])
-        s.sin = self._held_at(micro.rotary.sin[: s.positions])
+        tables = [table[: s.positions].float().contiguous() for table in (micro.rotary.cos, micro.rotary.sin)]
+        s.cos, s.sin = (table.data_ptr() for table in tables)
         if micro.short_list is not None:
             s.short_list = micro.short_list.data_ptr()
-        self._held += [micro.layers, micro.head, micro.short_list, micro.embedding]
+        self._held += [micro.layers, micro.head, micro.short_list, micro.embedding, tables]
 
     def _held_at(self, numbers: Tensor) -> int:
         """The address of the numbers in float32, which live as long as this."""

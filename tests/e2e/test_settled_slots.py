@@ -54,6 +54,6 @@ def test_a_request_may_keep_all_its_slots(settling: RealServer, embedded: RealSe
 
 
 def test_a_server_that_keeps_all_says_how_to_settle(embedded: RealServer) -> None:
-    with pytest.raises(openai.BadRequestError, match="serve with `--settle true`") as caught:
+    with pytest.raises(openai.BadRequestError, match="it must be started with settle on") as caught:
         ask(embedded, extra_body={"settle": True})
     assert caught.value.param == "settle"
