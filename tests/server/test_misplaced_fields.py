@@ -146,3 +146,11 @@ async def test_a_response_s_prompt_is_counted() -> None:
         assert counted["input_tokens"] == second["usage"]["input_tokens"]
         # Of what is too long it is told how long it is.
         assert (await server.ok("/v1/responses/input_tokens", {"input": "a" * 9000}))["input_tokens"] > 9000
+
+
+@pytest.mark.parametrize(("groups", "how"), [("composed", "groups verified, and settle on"), ("verified", "settle on")])
+async def test_settle_says_how_its_engine_must_be_started(groups: Any, how: str) -> None:
+    async with serving([[97]], groups=groups) as server:
+        status, error = await server.refused(CHAT, {"messages": HELLO, "settle": True})
+    assert (status, error["param"]) == (400, "settle")
+    assert f"it must be started with {how}." in error["message"]
