@@ -18,6 +18,7 @@ from hamburger.server.tools.tool_use import ToolUse
 T = TypeVar("T")
 _RESERVED = {"self", "messages", "tools", "add_generation_prompt", "continue_final_message"}
 MAX_BAD_CHARACTERS = 20_000
+MAX_TOKENIZED = 1_000_000  # characters of a text that is only counted: many times what contexts hold
 _LONG_TEXT = 20_000  # characters: a few ms of tokenizing, which other streams need not wait for
 _MANY_MESSAGES = 200  # the same of the template
 
@@ -50,6 +51,9 @@ async def count_chat(context: ModelContext, chat: ChatBody) -> int:
     """How many tokens a chat's prompt has, also where they are more than the model takes: who asks may want to know
     what to cut. Raises InvalidRequest that names the field."""
     text = await render_chat(context.tokenizer, chat.messages, chat, chat.tool_use(context.tool_family))
+    if len(text) > MAX_TOKENIZED:
+        message = f"The prompt has {len(text):,} characters, but at most {MAX_TOKENIZED:,} are counted: shorten it."
+        raise PromptTooLong(message, "messages")
     return len(await encode_text(context.tokenizer, text, add_special_tokens=False, param="messages"))
 
 

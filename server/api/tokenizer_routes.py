@@ -11,12 +11,11 @@ from fastapi.responses import Response
 
 from hamburger.engine.types.errors import InvalidRequest
 from hamburger.server.api.openapi import REFUSED, body_of
-from hamburger.server.api.prompts import encode_text, render_chat
+from hamburger.server.api.prompts import MAX_TOKENIZED, encode_text, render_chat
 from hamburger.server.api.request_body import read_body
 from hamburger.server.api.served_models import ServedModels
 from hamburger.server.bodies.tokenizer import DetokenizeBody, TokenizeBody
 
-MAX_TOKENIZED = 1_000_000  # characters of a text: many times what contexts hold
 MAX_TOKENS = 250_000  # of a list
 _MANY_TOKENS = 5_000  # a few ms of spelling them out, which other streams need not wait for
 

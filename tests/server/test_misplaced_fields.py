@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from hamburger.server.api.prompts import MAX_TOKENIZED
 from serving import CHAT, COMPLETIONS, HELLO, serving
 
 RESPONSES, MESSAGES, TOKENIZE = "/v1/responses", "/v1/messages", "/tokenize"
@@ -146,6 +147,10 @@ async def test_a_response_s_prompt_is_counted() -> None:
         assert counted["input_tokens"] == second["usage"]["input_tokens"]
         # Of what is too long it is told how long it is.
         assert (await server.ok("/v1/responses/input_tokens", {"input": "a" * 9000}))["input_tokens"] > 9000
+        told = await server.post("/v1/responses/input_tokens", {"input": "a" * MAX_TOKENIZED})
+        error = told.json()["error"]
+        assert (told.status_code, error["code"], error["param"]) == (400, "context_length_exceeded", "input")
+        assert "at most 1,000,000 are counted: shorten it" in error["message"]
 
 
 @pytest.mark.parametrize(("groups", "how"), [("composed", "groups verified, and settle on"), ("verified", "settle on")])
