@@ -16,12 +16,14 @@ import pytest
 from processes import is_alive
 
 HAMBURGER = str(Path(sys.executable).parent / "hamburger")
+LISTENING = "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); os.execv(sys.argv[1], sys.argv[1:])"
 
 
 @contextmanager
 def loading() -> Iterator[subprocess.Popen[str]]:
     """A server that has said that its engine is being built."""
-    command = [HAMBURGER, "serve", "--port", "0", "--max-model-len", "512"]
+    # Where the tests run in a shell's background, what they start would ignore SIGINT.
+    command = [sys.executable, "-c", LISTENING, HAMBURGER, "serve", "--port", "0", "--max-model-len", "512"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as server:
         try:
             assert server.stdout is not None
