@@ -9,11 +9,15 @@ number stays; from time to time one more is tried. Results do not depend on it: 
 from __future__ import annotations
 
 import logging
+import os
 import resource
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+import torch
+
+from hamburger.engine.device.control_groups import granted_cpus
 from hamburger.engine.device.thread_places import ThreadPlaces
 
 logger = logging.getLogger(__name__)
@@ -25,6 +29,17 @@ _TURNS = 12  # of both numbers together
 _GAIN = 0.93  # of the time that a step took before; less is noise
 _CLEAR = 1.5  # times as long, either way: as many turns of both tell enough
 _FIRST_REST, _LONGEST_REST = 5.0, 120.0  # seconds until a trial that changed nothing is made again
+
+
+def share_cores(num_ranks: int, granted: Callable[[], float | None] = granted_cpus) -> None:
+    """Give torch this rank's part of the threads: a container's CPU limit is a share of time, of which torch sees
+    nothing, and with a thread for each of the host's cores all would stand still for most of it. OMP_NUM_THREADS has
+    the last word."""
+    before = number = torch.get_num_threads()
+    if not os.environ.get("OMP_NUM_THREADS") and (cpus := granted()) is not None:
+        number = min(number, int(cpus))
+    if (number := max(1, number // num_ranks)) != before:
+        torch.set_num_threads(number)
 
 
 def involuntary_switches() -> int:

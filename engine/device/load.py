@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
+from hamburger.engine.device.cpu_threads import share_cores
 from hamburger.engine.device.memory import pool_bytes
 from hamburger.engine.types.config import EngineArgs
 from hamburger.engine.types.messages import Groups
@@ -65,8 +66,7 @@ def resolve(args: EngineArgs, rank: int = 0, on_progress: Callable[[str], None] 
     name = str(dtype).removeprefix("torch.")
     on_progress(f"loading {source.name} as {name} on {device if size == 1 else f'{size} x {device.type}'}")
     make_current(device)
-    if device.type == "cpu" and size > 1:  # the ranks share the cores
-        torch.set_num_threads(max(1, torch.get_num_threads() // size))
+    share_cores(size if device.type == "cpu" else 1)
     attention, int8 = choose_backend(args.attention_backend, device), _int8(args, dtype, device)
     checkpoint = load_checkpoint(source, dtype, on_progress=on_progress)
     shard_trunk(checkpoint.config.trunk, size)  # before any other work, as it may be refused

@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 from hamburger.engine.core.pool import pool_share
+from hamburger.engine.device.control_groups import memory_left
 from hamburger.engine.types.config import VERIFIED_GROUP, EngineArgs
 from hamburger.engine.types.messages import Groups
 from hamburger.engine.types.sampling_params import MAX_LOGPROBS
@@ -119,27 +120,9 @@ def decode_graphs(
 
 
 def available_host_bytes(root: Path = Path("/")) -> int:
-    """Bytes that this process can still take: the machine's available memory or its cgroup's, whichever is less."""
-    available = _meminfo_available(root / "proc/meminfo")
-    for folder, limit, used, cache in (
-        ("sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"),
-        ("sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
-    ):
-        try:
-            left = int((root / folder / limit).read_text()) - int((root / folder / used).read_text())
-        except (OSError, ValueError):  # no such cgroup version, or "max": no limit
-            continue
-        available = min(available, max(0, left + _stat(root / folder / "memory.stat", cache)))
-    return available
-
-
-def _stat(path: Path, name: str) -> int:
-    """A row of memory.stat. Files that were read, the weights above all, count as used, but the kernel drops them."""
-    try:
-        lines = path.read_text().splitlines()
-    except OSError:
-        return 0
-    return next((int(line.split()[1]) for line in lines if line.split()[:1] == [name]), 0)
+    """Bytes that this process can still take: the machine's available memory or its control groups', whichever is less."""
+    available, left = _meminfo_available(root / "proc/meminfo"), memory_left(root)
+    return available if left is None else min(available, left)
 
 
 def _meminfo_available(path: Path) -> int:

@@ -66,7 +66,7 @@ def test_the_servers_environment_is_made_of_settings(service: str, monkeypatch: 
     ours = {name for name in environment if name.startswith(ENV_PREFIX)}
     assert ours == SETTINGS - FIXED
     others = {name for name in environment if not name.startswith((ENV_PREFIX, "OTEL_"))}
-    assert others == {"HF_TOKEN", "HF_HUB_OFFLINE", "OMP_NUM_THREADS"}
+    assert others == {"HF_TOKEN", "HF_HUB_OFFLINE"}
     for name in ours:  # what the container gets when .env is as it was copied
         variable, default = re.fullmatch(r"\$\{(\w+):-(.*)\}", environment[name]).groups()  # type: ignore[union-attr]
         assert variable in (name, name.removeprefix(ENV_PREFIX))
@@ -86,12 +86,6 @@ def test_opentelemetrys_settings_that_the_page_names_are_passed(service: str) ->
     assert {name for name in passed if not name.startswith("OTEL_BSP_")} == named
     assert "`OTEL_BSP_...`" in page
     assert len(passed - named) == 4
-
-
-@pytest.mark.parametrize("service", SERVERS)
-def test_a_server_has_as_many_threads_as_cpus(service: str) -> None:
-    cpus = SERVICES[service]["deploy"]["resources"]["limits"]["cpus"]
-    assert SERVICES[service]["environment"]["OMP_NUM_THREADS"] == f"${{THREADS:-{cpus}}}"
 
 
 def test_a_model_can_be_split_over_gpus() -> None:

@@ -28,7 +28,7 @@ OVERLAYS = sorted(path.parent.name for path in FOLDER.glob("overlays/*/kustomiza
 MANIFESTS = [path for path in FOLDER.glob("*/**/*.yaml") if path.name != "kustomization.yaml"]
 KUBECTL = shutil.which("kubectl")
 # What the server and its libraries read besides the settings.
-OTHER_VARIABLES = {"HF_TOKEN", "HF_HUB_OFFLINE", "OMP_NUM_THREADS"}
+OTHER_VARIABLES = {"HF_TOKEN", "HF_HUB_OFFLINE"}
 
 
 def read(path: Path) -> Any:
