@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar, Unpack
 from hamburger.engine.core.core import EngineCore
 from hamburger.engine.generation_result import GenerationResult, result_of
 from hamburger.engine.request import AnswerBuilder, GenerationRequest, RequestUpdate, resolve_request
+from hamburger.engine.sampling_defaults import OPENAI_DEFAULTS, SamplingDefaults, recommended_defaults
 from hamburger.engine.text.detokenizer import TextDecoder
 from hamburger.engine.text.stop_strings import StopStrings
 from hamburger.engine.types.config import EngineArgs, LLMSettings
@@ -74,22 +75,37 @@ class LLM:
         # A long list of prompts may take its time.
         args = EngineArgs(model=model, base=base, max_queue_seconds=math.inf, **settings)
         core, info = build_core(args, on_progress)
-        self._set_up(core, info, Tokenizer.load(resolve_source(model, base).tokenizer_path))
+        source = resolve_source(model, base)
+        self._set_up(core, info, Tokenizer.load(source.tokenizer_path), recommended_defaults(source))
 
     @classmethod
-    def from_core(cls, core: EngineCore, info: EngineInfo, tokenizer: ChatTokenizer) -> LLM:
+    def from_core(
+        cls,
+        core: EngineCore,
+        info: EngineInfo,
+        tokenizer: ChatTokenizer,
+        sampling_defaults: SamplingDefaults = OPENAI_DEFAULTS,
+    ) -> LLM:
         """An LLM on an engine that was built elsewhere."""
         llm = cls.__new__(cls)
-        llm._set_up(core, info, tokenizer)
+        llm._set_up(core, info, tokenizer, sampling_defaults)
         return llm
 
-    def _set_up(self, core: EngineCore, info: EngineInfo, tokenizer: ChatTokenizer) -> None:
+    def _set_up(
+        self, core: EngineCore, info: EngineInfo, tokenizer: ChatTokenizer, sampling_defaults: SamplingDefaults
+    ) -> None:
         self.info = info
         self.tokenizer = tokenizer
+        self._sampling_defaults = sampling_defaults
         self._core = core
         self._is_running = False
         self._loras: dict[str, int] = {}  # their numbers
         self._num_loras = 0
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What the model's files recommend (generation_config.json, or the GGUF file)."""
+        recommended: dict[str, Any] = {**self._sampling_defaults}
+        return SamplingParams(**recommended)
 
     def generate(
         self,
@@ -100,8 +116,8 @@ class LLM:
     ) -> list[GenerationResult]:
         """Continue each prompt (a text, or token ids); the results come in the prompts' order.
 
-        sampling_params: one for all prompts, or one a prompt; None is SamplingParams(). progress: a bar on stderr.
-        lora: the name of a loaded adapter that answers; None: the model itself.
+        sampling_params: one for all prompts, or one a prompt; None: get_default_sampling_params().
+        progress: a bar on stderr. lora: the name of a loaded adapter that answers; None: the model itself.
         Raises ValueError unless there are as many of them as prompts, and, before any work, InvalidRequest or
         TokenizerError with a note that says which prompt it is about. A grammar that cannot be used, or that an answer
         leaves, is told when it is come to. After an error or Ctrl-C the next call starts afresh.
@@ -184,7 +200,7 @@ class LLM:
         progress: bool,
         lora: str | None,
     ) -> list[GenerationResult]:
-        sampling_params = SamplingParams() if sampling_params is None else sampling_params
+        sampling_params = self.get_default_sampling_params() if sampling_params is None else sampling_params
         if isinstance(sampling_params, SamplingParams):
             params = [sampling_params] * len(prompts)
         else:

@@ -8,6 +8,7 @@ from importlib.metadata import version
 from fastapi import Depends, FastAPI
 
 from hamburger.engine.async_engine import AsyncEngine
+from hamburger.engine.sampling_defaults import OPENAI_DEFAULTS, SamplingDefaults
 from hamburger.engine.text.grammar_processes import GrammarProcesses
 from hamburger.server.api.answering import Answering
 from hamburger.server.api.auth import require_api_key
@@ -50,17 +51,25 @@ def create_app(
 
 
 def model_context(
-    engine: AsyncEngine, tokenizer: ServerTokenizer, metrics: ServerMetrics, settings: ServeSettings, model_name: str
+    engine: AsyncEngine,
+    tokenizer: ServerTokenizer,
+    metrics: ServerMetrics,
+    settings: ServeSettings,
+    model_name: str,
+    sampling_defaults: SamplingDefaults = OPENAI_DEFAULTS,
 ) -> ModelContext:
     """What requests to one model need. The engine was launched, and is used but not ended.
 
     metrics: the observer that `engine` was launched with. model_name: what clients call the model.
+    sampling_defaults: of requests that do not say.
     """
     grammars = GrammarProcesses(tokenizer.loader, engine.info.vocab_size, engine.info.eos_token_ids)
     family = settings.tool_parser if settings.tool_parser != "auto" else family_of(tokenizer.tool_template)
     metrics.add_gauges(engine)
-    served = ServedModel(model_name, engine.info)
-    return ModelContext(engine, tokenizer, metrics, settings, served, grammars, family, markers_of(tokenizer))
+    text_settings = repr((tokenizer.chat_template, settings.chat_template_kwargs, sorted(sampling_defaults.items())))
+    served = ServedModel(model_name, engine.info, text_settings)
+    markers = markers_of(tokenizer)
+    return ModelContext(engine, tokenizer, metrics, settings, served, grammars, family, markers, sampling_defaults)
 
 
 def create_app_of(

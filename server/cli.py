@@ -163,7 +163,7 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config", metavar="FILE", help=f"YAML file with settings (also {ENV_PREFIX}CONFIG)")
     for name, field in ServeSettings.model_fields.items():
         help_text = str(field.description)
-        if field.default not in (None, []):
+        if field.default not in (None, [], {}):
             help_text += f" (default: {field.default})"
         option = f"--{name.replace('_', '-')}"
         action = "append" if name in ("api_key", "also", "lora") else "store"

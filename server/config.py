@@ -25,6 +25,8 @@ from hamburger.server.setting_values import (
     number_only,
     on_or_off,
     parse_bytes,
+    sampling_values,
+    template_values,
     web_origins,
 )
 
@@ -137,6 +139,19 @@ class ServeSettings(_EngineSettings):
     max_stop_strings: int = Field(256, ge=0, description="most stop strings of a request")
     tool_parser: Literal["auto", "hermes", "llama3", "mistral", "json"] = Field(
         "auto", description="how the model writes tool calls; auto reads its chat template"
+    )
+    chat_template: Path | None = Field(
+        None, description="file with the chat template (jinja) that chats are written by (default: the model's own)"
+    )
+    chat_template_kwargs: Annotated[dict[str, Any], NoDecode, BeforeValidator(template_values)] = Field(
+        {}, description="JSON object of variables that the chat template is given where a chat does not set them"
+    )
+    sampling_defaults: Annotated[
+        Literal["model", "openai"] | dict[str, int | float], NoDecode, BeforeValidator(sampling_values)
+    ] = Field(
+        "model",
+        description="how requests are sampled that do not say: as the model's files recommend (model), at temperature "
+        "1 and no more (openai), or by a JSON object with temperature, top_p, top_k, min_p, repetition_penalty",
     )
     drain_seconds: float = Field(
         5.0, ge=0, allow_inf_nan=False, description="how long running answers may go on after a signal to stop"

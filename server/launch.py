@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from hamburger.engine.async_engine import AsyncEngine
 from hamburger.engine.hosts.process_host import Worker
+from hamburger.engine.sampling_defaults import OPENAI_DEFAULTS, SamplingDefaults, recommended_defaults
 from hamburger.engine.text.tokenizer import Tokenizer
 from hamburger.engine.transport.cpu_placement import CpuPlacement
 from hamburger.engine.types.config import EngineArgs
 from hamburger.engine.types.errors import HamburgerError
-from hamburger.model.checkpoints.sources import resolve_source
+from hamburger.model.checkpoints.sources import ModelSource, resolve_source
 from hamburger.server.api.model_context import ModelContext, is_alias
 from hamburger.server.app import model_context
 from hamburger.server.config import ServeSettings, SettingsError
@@ -31,6 +32,7 @@ class FoundModel:
     settings: ServeSettings
     args: EngineArgs
     tokenizer: Tokenizer
+    sampling_defaults: SamplingDefaults = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,12 +87,15 @@ def find_models(arguments: Sequence[tuple[ServeSettings, EngineArgs]]) -> list[F
             source = resolve_source(args.model, args.base)
             path = source.tokenizer_path
             tokenizer = tokenizers[path] = tokenizers.get(path) or Tokenizer.load(path)
+            if settings.chat_template is not None or settings.chat_template_kwargs:
+                tokenizer = tokenizer.with_chat(_chat_template(settings), settings.chat_template_kwargs)
+            defaults = sampling_defaults(settings, source)
         except (ValueError, HamburgerError) as error:
             raise _naming_model(settings.served_model_name, error, len(arguments)) from error
         name = settings.served_model_name or source.name
         if any(other.name == name for other in found):
             raise SettingsError(f"two models have the name {name}: give one another, in also or served_model_name.")
-        found.append(FoundModel(name, settings, args, tokenizer))
+        found.append(FoundModel(name, settings, args, tokenizer, defaults))
     names = [name for model in found for name in (model.name, *(adapter.name for adapter in model.settings.lora))]
     for name in names:
         if names.count(name) > 1:
@@ -103,6 +108,26 @@ def find_models(arguments: Sequence[tuple[ServeSettings, EngineArgs]]) -> list[F
                     "rename it in lora."
                 )
     return found
+
+
+def _chat_template(settings: ServeSettings) -> str | None:
+    if settings.chat_template is None:
+        return None
+    try:
+        return settings.chat_template.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise SettingsError(f"chat_template {settings.chat_template} cannot be read as UTF-8 text: {error}.") from error
+
+
+def sampling_defaults(settings: ServeSettings, source: ModelSource) -> SamplingDefaults:
+    """What requests are sampled by that do not say. Raises CheckpointError."""
+    match settings.sampling_defaults:
+        case "model":
+            return recommended_defaults(source)
+        case "openai":
+            return OPENAI_DEFAULTS
+        case given:
+            return given
 
 
 @asynccontextmanager
@@ -178,7 +203,7 @@ async def launch_model(
             await engine.shutdown(0)
             raise SettingsError(f"lora {adapter.name}: {error}") from error
     return RunningModel(
-        model_context(engine, model.tokenizer, metrics, settings, model.name),
+        model_context(engine, model.tokenizer, metrics, settings, model.name, model.sampling_defaults),
         supervision=asyncio.create_task(supervisor.keep_alive(engine)),
         hang_watch=asyncio.create_task(supervisor.watch_for_hangs(engine)),
     )

@@ -23,6 +23,7 @@ from fastapi import FastAPI
 
 from hamburger.engine.hosts.process_host import Worker
 from hamburger.engine.logs import BackgroundHandler, configure_logging
+from hamburger.engine.sampling_defaults import SamplingDefaults
 from hamburger.engine.text.process_usage import keep_giving_back
 from hamburger.server.api.model_context import ModelContext
 from hamburger.server.app import create_app_of
@@ -250,8 +251,13 @@ def _description(model: ModelContext) -> list[str]:
         kind,
         f"KV pool: {info.total_slots:,} slots, about {info.expected_tokens:,} tokens; "
         f"{info.max_num_seqs} answers at once",
+        *([_sampling(model.sampling_defaults)] if model.sampling_defaults else []),
         *([f"LoRA adapters: {', '.join(model.engine.loras)}"] if model.engine.loras else []),
     ]
+
+
+def _sampling(defaults: SamplingDefaults) -> str:
+    return "requests that do not say: " + ", ".join(f"{name} {value:g}" for name, value in defaults.items())
 
 
 def _drafts(confidence: float) -> str:

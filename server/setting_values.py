@@ -5,11 +5,17 @@ All raise ValueError, whose message is the end of a sentence that begins with th
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Mapping
 from typing import Any
 
+from hamburger.engine.sampling_defaults import RECOMMENDED, checked_defaults
 from hamburger.engine.types.config import ENGINE_SETTINGS
+from hamburger.engine.types.errors import InvalidRequest
 
+# What each rendering of a chat template is given, so that no variable can be.
+RESERVED_VARIABLES = frozenset({"self", "messages", "tools", "add_generation_prompt", "continue_final_message"})
 _UNITS = {"": 1, "b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 _UNITS |= {"kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 
@@ -45,6 +51,39 @@ def number_only(value: Any) -> Any:
 def on_or_off(value: Any) -> Any:
     """What YAML makes of a plain `on` or `off` is true or false."""
     return {True: "on", False: "off"}[value] if isinstance(value, bool) else value
+
+
+def template_values(value: Any) -> Any:
+    """A JSON object, or a mapping, of variables that a chat template may be given."""
+    found = _object(value, '{"enable_thinking": false}')
+    for name in found:
+        if not isinstance(name, str) or name in RESERVED_VARIABLES:
+            raise ValueError(f"{name!r} is set by each request: leave it out")
+    return found
+
+
+def sampling_values(value: Any) -> Any:
+    """model, openai, or a JSON object (or a mapping) with values of RECOMMENDED."""
+    if value in ("model", "openai"):
+        return value
+    found = _object(value, '{"temperature": 0.7, "top_p": 0.9}', others="model, openai or ")
+    if unknown := [name for name in found if name not in RECOMMENDED]:
+        raise ValueError(f"it sets {unknown[0]!r}, but can set {', '.join(RECOMMENDED)}")
+    try:
+        return checked_defaults(found)
+    except InvalidRequest as error:
+        raise ValueError(str(error).removesuffix(".")) from error
+
+
+def _object(value: Any, example: str, others: str = "") -> Mapping[Any, Any]:
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError):
+            value = None
+    if not isinstance(value, Mapping):
+        raise ValueError(f"it must be {others}a JSON object such as {example}")
+    return value
 
 
 def comma_separated(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What Linux's control groups (cgroups) of either version grant this process: a container's limits, or a unit's of systemd."""
+"""What Linux's control groups (cgroups, of either version) grant this process: limits of a container or a unit."""
 
 from __future__ import annotations
 

@@ -15,8 +15,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-import torch
-
 from hamburger.engine.device.control_groups import granted_cpus
 from hamburger.engine.device.thread_places import ThreadPlaces
 
@@ -31,15 +29,15 @@ _CLEAR = 1.5  # times as long, either way: as many turns of both tell enough
 _FIRST_REST, _LONGEST_REST = 5.0, 120.0  # seconds until a trial that changed nothing is made again
 
 
-def share_cores(num_ranks: int, granted: Callable[[], float | None] = granted_cpus) -> None:
-    """Give torch this rank's part of the threads: a container's CPU limit is a share of time, of which torch sees
-    nothing, and with a thread for each of the host's cores all would stand still for most of it. OMP_NUM_THREADS has
-    the last word."""
-    before = number = torch.get_num_threads()
+def threads_of_rank(number: int, num_ranks: int, granted: Callable[[], float | None] = granted_cpus) -> int:
+    """One rank's part of torch's threads, at least one.
+
+    A container's CPU limit is a share of time, of which torch sees nothing: with a thread for each of the host's cores
+    all would stand still for most of it. Where OMP_NUM_THREADS is set, it has the last word.
+    """
     if not os.environ.get("OMP_NUM_THREADS") and (cpus := granted()) is not None:
         number = min(number, int(cpus))
-    if (number := max(1, number // num_ranks)) != before:
-        torch.set_num_threads(number)
+    return max(1, number // num_ranks)
 
 
 def involuntary_switches() -> int:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from hamburger.engine.device.cpu_threads import share_cores
+from hamburger.engine.device.cpu_threads import threads_of_rank
 from hamburger.engine.device.memory import pool_bytes
 from hamburger.engine.types.config import EngineArgs
 from hamburger.engine.types.messages import Groups
@@ -66,7 +66,9 @@ def resolve(args: EngineArgs, rank: int = 0, on_progress: Callable[[str], None] 
     name = str(dtype).removeprefix("torch.")
     on_progress(f"loading {source.name} as {name} on {device if size == 1 else f'{size} x {device.type}'}")
     make_current(device)
-    share_cores(size if device.type == "cpu" else 1)
+    threads = threads_of_rank(torch.get_num_threads(), size if device.type == "cpu" else 1)  # ranks share the cores
+    if threads != torch.get_num_threads():
+        torch.set_num_threads(threads)
     attention, int8 = choose_backend(args.attention_backend, device), _int8(args, dtype, device)
     checkpoint = load_checkpoint(source, dtype, on_progress=on_progress)
     shard_trunk(checkpoint.config.trunk, size)  # before any other work, as it may be refused

@@ -120,7 +120,7 @@ def decode_graphs(
 
 
 def available_host_bytes(root: Path = Path("/")) -> int:
-    """Bytes that this process can still take: the machine's available memory or its control groups', whichever is less."""
+    """Bytes that this process can still take: the machine's available memory or its control groups', the less."""
     available, left = _meminfo_available(root / "proc/meminfo"), memory_left(root)
     return available if left is None else min(available, left)
 

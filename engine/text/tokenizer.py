@@ -5,6 +5,7 @@ It knows nothing of requests, groups or streams.
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -55,6 +56,7 @@ class Tokenizer:
         self._special_ids = {i for i, token in backend.get_added_tokens_decoder().items() if token.special}
         self._special_ids |= {i for i in ids.values() if i is not None}
         sources = chat_templates or {}
+        self._template_variables: Mapping[str, Any] = {}
         self._templates = {name: ChatTemplate(sources[name]) for name in ("default", "tool_use") if name in sources}
         self._spelling = _Spelling.of(backend)
         self._bytes: dict[tuple[int, bool], bytes] = {}
@@ -117,6 +119,15 @@ class Tokenizer:
             if isinstance(token, str):
                 special_tokens[name] = token
         return cls(backend, special_tokens=special_tokens, chat_templates=read_chat_templates(folder, config))
+
+    def with_chat(self, template: str | None, variables: Mapping[str, Any]) -> Tokenizer:
+        """The same tokenizer, but chats are written by this jinja source (None: as before), which is given these
+        variables where a chat does not set them. Raises TokenizerError when the source is not valid jinja."""
+        other = copy.copy(self)
+        other._template_variables = variables
+        if template is not None:
+            other._templates = {"default": ChatTemplate(template)}
+        return other
 
     @property
     def chat_template(self) -> str | None:
@@ -223,7 +234,7 @@ class Tokenizer:
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
             tools=tools,
-            variables=self._special_tokens | kwargs,
+            variables={**self._special_tokens, **self._template_variables, **kwargs},
         )
 
     def _special(self, name: str) -> tuple[str | None, int | None]:

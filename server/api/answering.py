@@ -184,7 +184,7 @@ async def sampling_params(
     grammar: str | None = None
     if tools is not None or body.source() is not None:
         grammar = await unless_client_leaves(request.receive, _grammar(context, body, tools, thought))
-    params = body.sampling_params(confidence, grammar)
+    params = body.sampling_params(confidence, grammar, context.sampling_defaults)
     if body.bad_words:
         bad_words = await asyncio.to_thread(bad_word_ids, context.tokenizer, body.bad_words)
         params = [replace(choice, bad_words=bad_words) for choice in params]

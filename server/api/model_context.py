@@ -13,6 +13,7 @@ from typing import Any
 
 from hamburger.engine.async_engine import AsyncEngine
 from hamburger.engine.loras import LoraAdapter
+from hamburger.engine.sampling_defaults import SamplingDefaults
 from hamburger.engine.text.grammar_processes import GrammarProcesses
 from hamburger.engine.types.errors import InvalidRequest, shown
 from hamburger.engine.types.messages import EngineInfo
@@ -37,20 +38,32 @@ class ServedModel:
     fingerprint: the `system_fingerprint` of answers; it changes with whatever may change their text.
     """
 
-    def __init__(self, name: str, info: EngineInfo, of: str | None = None, adapter: LoraAdapter | None = None) -> None:
-        """of: the model that it is an adapter of, and which adapter; None for a model itself."""
+    def __init__(
+        self,
+        name: str,
+        info: EngineInfo,
+        text_settings: str = "",
+        of: str | None = None,
+        adapter: LoraAdapter | None = None,
+    ) -> None:
+        """text_settings: whatever else its answers depend on. of: the model that it is an adapter of, and which
+        adapter; None for a model itself."""
         self.name = name
         self.info = info
+        self._text_settings = text_settings
         self._parent = of
         self.created = int(time.time()) if adapter is None else adapter.created
         self._root = info.model if adapter is None else adapter.path
         build = (
             f"{version('hamburger-serve')} {info.model} {info.dtype} {info.quantization} {info.device} {info.groups} "
-            f"{info.kv_cache_dtype} {info.settles}"
+            f"{info.kv_cache_dtype} {info.settles} {text_settings}"
         )
         if adapter is not None:
             build += f" {adapter.number} {adapter.path}"
         self.fingerprint = "fp_" + hashlib.sha256(build.encode()).hexdigest()[:10]
+
+    def of_lora(self, adapter: LoraAdapter) -> ServedModel:
+        return ServedModel(adapter.name, self.info, self._text_settings, self.name, adapter)
 
     def confidence_of(self, model: str | None) -> float | None:
         """The confidence that a name of this model asks for; None for the plain name or none at all.
@@ -106,8 +119,9 @@ def choose_confidence(field: float | None, alias: float | None, headers: Mapping
 class ModelContext:
     """One for each model. Routes get all of them (served_models.py) and nothing global.
 
-    settings: this model's. tool_family: how it writes calls. markers: of what it writes for itself. lora: the LoRA
-    adapter that answers; None: the model itself. All else is then that of its model.
+    settings: this model's. tool_family: how it writes calls. markers: of what it writes for itself.
+    sampling_defaults: of requests that do not say. lora: the LoRA adapter that answers; None: the model itself. All
+    else is then that of its model.
     """
 
     engine: AsyncEngine
@@ -118,8 +132,8 @@ class ModelContext:
     grammars: GrammarProcesses
     tool_family: Family
     markers: Markers | None
+    sampling_defaults: SamplingDefaults
     lora: str | None = None
 
     def of_lora(self, adapter: LoraAdapter) -> ModelContext:
-        served = ServedModel(adapter.name, self.served.info, self.served.name, adapter)
-        return replace(self, served=served, lora=adapter.name)
+        return replace(self, served=self.served.of_lora(adapter), lora=adapter.name)

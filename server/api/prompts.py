@@ -12,11 +12,11 @@ from hamburger.server.api.model_context import ModelContext
 from hamburger.server.bodies.chat import ChatBody, ChatPrompt
 from hamburger.server.bodies.message import Message
 from hamburger.server.server_tokenizer import ServerTokenizer
+from hamburger.server.setting_values import RESERVED_VARIABLES
 from hamburger.server.tools.tool_messages import messages_with_tools, results_as_user
 from hamburger.server.tools.tool_use import ToolUse
 
 T = TypeVar("T")
-_RESERVED = {"self", "messages", "tools", "add_generation_prompt", "continue_final_message"}
 MAX_BAD_CHARACTERS = 20_000
 MAX_TOKENIZED = 1_000_000  # characters of a text that is only counted: many times what contexts hold
 _LONG_TEXT = 20_000  # characters: a few ms of tokenizing, which other streams need not wait for
@@ -69,7 +69,7 @@ async def render_chat(
     otherwise = "in words" if tools is None or tools.form is None else "in JSON, as you are asked to"
     knows_tools = "tools" in (tokenizer.tool_template or "")
     kwargs = chat.template_variables(tokenizer.chat_template)
-    if reserved := kwargs.keys() & _RESERVED:
+    if reserved := kwargs.keys() & RESERVED_VARIABLES:
         raise InvalidRequest(f"chat_template_kwargs sets {', '.join(sorted(reserved))}.", "chat_template_kwargs")
     continues, adds = bool(chat.continue_final_message), chat.add_generation_prompt
     if continues and adds:

@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
+from hamburger.engine.sampling_defaults import OPENAI_DEFAULTS, SamplingDefaults
 from hamburger.engine.types.errors import InvalidRequest
 from hamburger.engine.types.sampling_params import SamplingParams
 from hamburger.server.bodies.generation import MAX_CHOICES, GenerationBody
@@ -65,13 +66,15 @@ class CompletionBody(GenerationBody):
     def least_room(self) -> int:
         return DEFAULT_TOKENS if self.leaves_limit else super().least_room
 
-    def sampling_params(self, confidence: float | None, grammar: str | None = None) -> list[SamplingParams]:
+    def sampling_params(
+        self, confidence: float | None, grammar: str | None = None, defaults: SamplingDefaults = OPENAI_DEFAULTS
+    ) -> list[SamplingParams]:
         if self.best_of is not None and not self.num_choices <= self.best_of <= MAX_CHOICES:
             raise InvalidRequest(
                 f"best_of is {self.best_of}: it must be at least n ({self.num_choices}) and at most {MAX_CHOICES}.",
                 "best_of",
             )
-        params = super().sampling_params(confidence, grammar)
+        params = super().sampling_params(confidence, grammar, defaults)
         if self.num_samples == self.num_choices:
             return params
         if self.stream:

@@ -14,6 +14,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field, GetJsonSchemaHandler, WithJsonSchema
 from pydantic_core import CoreSchema
 
+from hamburger.engine.sampling_defaults import OPENAI_DEFAULTS, SamplingDefaults
 from hamburger.engine.types.errors import InvalidRequest, shown
 from hamburger.engine.types.sampling_params import MAX_SEED, RANGES, SamplingParams
 from hamburger.server.bodies.answer_format import AnswerFormat
@@ -190,8 +191,12 @@ class GenerationBody(AnswerFormat):
             return prompt
         return prompt[:most] if self.truncation_side == "right" else prompt[len(prompt) - most :]
 
-    def sampling_params(self, confidence: float | None, grammar: str | None = None) -> list[SamplingParams]:
+    def sampling_params(
+        self, confidence: float | None, grammar: str | None = None, defaults: SamplingDefaults = OPENAI_DEFAULTS
+    ) -> list[SamplingParams]:
         """One for each of the `n` choices: choice i's seed is `seed + i`, so that they differ.
+
+        defaults: of fields that the body leaves out, or null.
 
         Raises InvalidRequest that names the field as the client wrote it.
         """
@@ -221,7 +226,7 @@ class GenerationBody(AnswerFormat):
             "ignore_eos": self.ignore_eos,
             "skip_special_tokens": self.skip_special_tokens,
         }
-        options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+        options: dict[str, Any] = {**defaults, **{name: value for name, value in given.items() if value is not None}}
         options |= {
             "max_tokens": max_tokens,
             "logprobs": self.num_logprobs(),

@@ -127,7 +127,7 @@ REFUSED_CHAT: dict[str, Refused] = (
         "function_call": but("none", "auto", instead="use tool_choice"),
         "echo": if_on(),
         "add_special_tokens": if_on("the chat template writes them"),
-        "chat_template": but(instead="a template is code, and the model's own is used"),
+        "chat_template": but(instead="a template is code, and the server's is used (serve --chat-template)"),
         "documents": if_any("put them into the messages"),
         "modalities": but(["text"]),
         "audio": but(),

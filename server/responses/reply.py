@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from hamburger.engine.request import RequestUpdate
+from hamburger.engine.types.sampling_params import SamplingParams
 from hamburger.server.api.errors import ApiError
 from hamburger.server.api.events import typed_event
 from hamburger.server.completions.logprobs import TextOffsets
@@ -27,12 +28,20 @@ Keep = Callable[[dict[str, Any]], None]
 class ResponsesReply(RetoldReply):
     """A Reply (server/api/reply.py), made of the chat's.
 
-    keep: is given the whole response, once it is there. offsets: of the answer's tokens.
+    params: of the answer. keep: is given the whole response, once it is there. offsets: of the answer's tokens.
     """
 
-    def __init__(self, chat: ChatReply, body: ResponsesBody, model: str, keep: Keep, offsets: TextOffsets) -> None:
+    def __init__(
+        self,
+        chat: ChatReply,
+        body: ResponsesBody,
+        params: SamplingParams,
+        model: str,
+        keep: Keep,
+        offsets: TextOffsets,
+    ) -> None:
         super().__init__(chat, f"resp_{uuid.uuid4().hex}")
-        self._body, self._model, self._keep = body, model, keep
+        self._body, self._params, self._model, self._keep = body, params, model, keep
         self._created = int(time.time())
         self._output: list[dict[str, Any]] = []
         self._texts: list[str] = []  # of the last item
@@ -135,10 +144,10 @@ class ResponsesReply(RetoldReply):
             "output": list(self._output), "parallel_tool_calls": body.parallel_tool_calls is not False,
             "previous_response_id": body.previous_response_id,
             "reasoning": {"effort": body.reasoning and body.reasoning.effort, "summary": None},
-            "store": body.is_stored, "temperature": 1.0 if body.temperature is None else body.temperature,
+            "store": body.is_stored, "temperature": float(self._params.temperature),
             "text": text, "tool_choice": _plain(body.tool_choice) or "auto",
             "tools": [_plain(tool) for tool in body.tools or ()], "top_logprobs": body.top_logprobs or 0,
-            "top_p": 1.0 if body.top_p is None else body.top_p, "truncation": "disabled",
+            "top_p": float(self._params.top_p), "truncation": "disabled",
             "usage": None if self._status == "in_progress" else self._usage(), "user": body.user,
             "metadata": body.metadata or {},
         }  # fmt: skip

@@ -59,8 +59,9 @@ def response_routes(answering: Answering, store: ResponseStore) -> APIRouter:
             context = answering.choose(request, chat)
             work = await answering.chat(request, context, chat)
             inner = ChatReply(chat, context.served, context.tokenizer, [work.prompt], (), work.tools, work.reasoning)
-            offsets = TextOffsets(context.tokenizer, skip_special_tokens=work.params[0].skip_special_tokens)
-            reply = ResponsesReply(inner, body, body.model or context.served.name, keep, offsets)
+            [params] = work.params
+            offsets = TextOffsets(context.tokenizer, skip_special_tokens=params.skip_special_tokens)
+            reply = ResponsesReply(inner, body, params, body.model or context.served.name, keep, offsets)
             if not body.background:
                 return await answering.answer(context, request, chat, work.answers, reply)
             generation = submit(context, request, chat, work.answers, reply)

@@ -1,13 +1,11 @@
 """What Linux's control groups grant, read from files made up here, and how many threads torch gets by it."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
 from hamburger.engine.device.control_groups import control_groups, granted_cpus, memory_left
-from hamburger.engine.device.cpu_threads import share_cores
+from hamburger.engine.device.cpu_threads import threads_of_rank
 
 
 def machine(root: Path, files: dict[str, str]) -> Path:
@@ -16,14 +14,6 @@ def machine(root: Path, files: dict[str, str]) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     return root
-
-
-@pytest.fixture
-def threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(8)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize(
@@ -76,23 +66,18 @@ def test_a_container_whose_path_is_the_hosts_reads_its_own_group_where_it_is_mou
     assert memory_left(root) is None
 
 
-@pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize(
-    ("cpus", "num_ranks", "expected"),
+    ("cpus", "num_ranks", "threads"),
     [(None, 1, 8), (16.0, 1, 8), (3.9, 1, 3), (0.5, 1, 1), (None, 2, 4), (6.0, 2, 3), (1.0, 4, 1)],
 )
-def test_torch_gets_as_many_threads_as_cpus_are_granted(
-    cpus: float | None, num_ranks: int, expected: int, monkeypatch: pytest.MonkeyPatch
+def test_an_engine_has_no_more_threads_than_cpus_that_are_granted(
+    cpus: float | None, num_ranks: int, threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    share_cores(num_ranks, lambda: cpus)
-    assert torch.get_num_threads() == expected
+    assert threads_of_rank(8, num_ranks, lambda: cpus) == threads
 
 
-@pytest.mark.usefixtures("threads")
 def test_who_has_set_the_number_of_threads_gets_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "8")
-    share_cores(1, lambda: 2.0)
-    assert torch.get_num_threads() == 8
-    share_cores(2, lambda: 2.0)
-    assert torch.get_num_threads() == 4  # of which ranks have their parts
+    assert threads_of_rank(8, 1, lambda: 2.0) == 8
+    assert threads_of_rank(8, 2, lambda: 2.0) == 4  # of which ranks have their parts

@@ -17,7 +17,8 @@ from fake_engines import fake_engine
 from fakes import ByteTokenizer, ScriptedRunner
 from hamburger.engine.async_engine import AsyncEngine
 from hamburger.engine.core.sequence import Sequence
-from hamburger.engine.types.sampling_params import ThinkingBudget
+from hamburger.engine.sampling_defaults import OPENAI_DEFAULTS, SamplingDefaults
+from hamburger.engine.types.sampling_params import SamplingParams, ThinkingBudget
 from hamburger.server.app import create_app_of, model_context
 from hamburger.server.config import ServeSettings
 from hamburger.server.operation.metrics import ServerMetrics
@@ -52,6 +53,7 @@ class ByChoice(ScriptedRunner):
         self.seeds: list[int | None] = []
         self.prompts: list[list[int]] = []
         self.budgets: list[ThinkingBudget | None] = []
+        self.params: list[SamplingParams] = []
 
     def script(self, sequence: Sequence) -> list[int]:
         if not sequence.groups:
@@ -59,6 +61,7 @@ class ByChoice(ScriptedRunner):
             self.seeds.append(sequence.params.seed)
             self.prompts.append(sequence.prompt_ids)
             self.budgets.append(sequence.params.thinking)
+            self.params.append(sequence.params)
         if self.by_choice:
             index = int(sequence.request_id.rsplit("-", 1)[1])
             self.scripts[sequence.request_id] = self.by_choice[min(index, len(self.by_choice) - 1)]
@@ -158,6 +161,7 @@ async def serving(
     settings: dict[str, Any] | None = None,
     tokenizer: ByteTokenizer | None = None,
     traces: RequestTraces | None = None,
+    sampling_defaults: SamplingDefaults = OPENAI_DEFAULTS,
     **engine: Any,
 ) -> AsyncIterator[Served]:
     """A server whose choices follow scripts. `engine` are fields of EngineConfig (and `info`), see fake_engines.py."""
@@ -165,7 +169,7 @@ async def serving(
     metrics = ServerMetrics(MODEL)
     async with fake_engine(runner, observer=metrics, **engine) as launched:
         given = ServeSettings(**(settings or {}))
-        context = model_context(launched, tokenizer or ByteTokenizer(), metrics, given, MODEL)
+        context = model_context(launched, tokenizer or ByteTokenizer(), metrics, given, MODEL, sampling_defaults)
         responses = ResponseStore(given.response_store, given.response_file)
         app = create_app_of([context], given, responses, traces)
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
