@@ -32,6 +32,10 @@ _READING: Any = {"whitespace_pattern": WHITE_SPACE, "coerce_one_of": True}
 # The library follows rules by recursion: some thousand levels would end the process, not raise an error.
 MAX_PARTS = 1000
 MAX_CHARACTERS = 500_000  # of a grammar, as the client wrote it: beyond, compiling takes seconds and hundreds of MB
+# Of Lark or GBNF: a class, a text, a comment, an expression. And a rule of GBNF that has the name of Lark's first.
+_LITERAL = re.compile(r"""\[(?:\\.|[^\]\\\n])*\]|"(?:\\.|[^"\\\n])*"|//.*|\#.*|/(?:\\.|[^/\\\n])+/""")
+_OF_SCHEMA = re.compile(r"failed to compile JSON schema: (.*)")
+_START = re.compile(rf"{_LITERAL.pattern}|(?<![\w-])(start)(?![\w-])")
 _OPENINGS = ":([{"  # no level of a grammar is without one
 NO_END_TOKEN = "The model has no end token, without which no grammar works."
 _MAX_LEXER_STATES = 50_000  # 1 to 2 kB each
@@ -105,15 +109,15 @@ def context_free_grammar(text: str) -> str:
     """
     _check_size("grammar", len(text), "structured_outputs")
     from llguidance import LLMatcher
-    from llguidance.gbnf_to_lark import any_to_lark
+    from llguidance.gbnf_to_lark import gbnf_to_lark
 
     try:
-        lark = any_to_lark(text)
+        lark = gbnf_to_lark(_START.sub(_other_start, text)) if "::=" in _LITERAL.sub("", text) else text
     except MemoryError:
         raise  # it is not the grammar's form
     except Exception as error:  # llguidance's converter raises bare Exception, and RecursionError for deep ones
         raise InvalidRequest(
-            f"The grammar has no rule `start`, and is no GBNF: {_shown(str(error))}.", "structured_outputs"
+            f"The grammar has `::=`, but is no GBNF: {_shown(str(error))}.", "structured_outputs"
         ) from error
     if (num_parts := sum(map(lark.count, _OPENINGS))) > MAX_PARTS:
         raise InvalidRequest(
@@ -123,6 +127,10 @@ def context_free_grammar(text: str) -> str:
         )
     grammar: str = LLMatcher.grammar_from_lark(lark)
     return grammar
+
+
+def _other_start(found: re.Match[str]) -> str:
+    return "start-of-client" if found[1] else found[0]
 
 
 def _regex_grammar(pattern: str) -> str:
@@ -260,7 +268,8 @@ class Matcher:
         """Why it can go on no more: the grammar became too complex, or a token was taken that it does not allow."""
         if not self._matcher.is_error():
             return None
-        return f"The grammar became too complex, or the answer left it: {_shown(self._matcher.get_error())}"
+        why = _shown(self._matcher.get_error())
+        return f"The grammar became too complex, or the answer left it ({why}): simplify it"
 
     def allow(self, masks: NDArray[np.int32], row: int) -> None:
         """Write the bit mask of the tokens that may come next into masks[row], int32 [ceil(vocab_size / 32)]."""
@@ -318,4 +327,7 @@ class _Vocabulary:
 
 def _shown(message: str) -> str:
     """The library's message on one line, of a length fit for people."""
-    return " ".join(message.partition("<state>")[0].split())[:300].rstrip(".")
+    message = message.partition("<state>")[0]
+    if found := _OF_SCHEMA.search(message):  # what follows are rules of ours, around a client's schema
+        message = found[1]
+    return " ".join(message.split())[:300].rstrip(".")

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 from functools import partial
-from typing import Any
+from typing import Any, TypeGuard
 
 from hamburger.engine.types.errors import cut
 
@@ -17,13 +18,17 @@ MAX_PROPERTIES = 2000
 MAX_MULTIPLE = 100_000
 MAX_NAMES = 100  # that are made properties; a reference has many objects share them
 _LESS = "ask for less at once"
-_VALUES = ("const", "enum", "default", "examples")  # what is in these is no schema
+VALUES = ("const", "enum", "default", "examples")  # what is in these is no schema
 _NAMED = ("properties", "patternProperties", "$defs", "definitions")  # schemas by names, which are no keywords
 _FORMATS = frozenset(["date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"])
 _OF_NAMES = frozenset(["enum", "const", "type", "title", "description"])
 # The library computes bounds as doubles that must fit 64 bits, and what is exact as a range of one.
 _BOUNDS = ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum")
 _FARTHEST = 9_223_372_036_854_000_000
+_LEAST = 1e-20  # no shorter than a number of MAX_DIGITS (json_numbers.py)
+_COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
+_MOST_COUNTED = 2**31  # no answer has as many of anything
+_DRAFT = re.compile(r"https?://json-schema\.org/(draft-0[3-7]|draft/20(?:19-09|20-12))/schema#?")
 # Patterns with look-around, which the library lacks, and the same without: Pydantic 2.12's Decimal and zod 4's email.
 _PLAIN = {
     r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$": r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)$",
@@ -33,6 +38,9 @@ _PLAIN = {
 }
 # Fractions of a second, and numbers in durations, may have digits without end in these.
 _DIGITS_IN_A_ROW = "^([0-9]{0,9}[^0-9])*[0-9]{0,9}$"
+# In a class that leaves out some characters but no control character, the library lets a quote and a backslash pass
+# that are left out, as their escaped forms. One that leaves out U+0000, too, it reads rightly.
+_NEGATED = re.compile(r"\\.|\[\^([\]-]?)", re.DOTALL)
 _ENDLESS_FORMATS = frozenset(["date-time", "time", "duration"])
 
 
@@ -43,14 +51,14 @@ def with_parts(schema: Mapping[str, Any], change: Callable[[Any], Any]) -> dict[
         if key in _NAMED and isinstance(value, Mapping):
             changed[key] = {name: change(part) for name, part in value.items()}
         else:
-            changed[key] = value if key in _VALUES else change(value)
+            changed[key] = value if key in VALUES else change(value)
     return changed
 
 
 def usable_schema(schema: Any, root: Any = None) -> Any:
     """A schema without what asks for nothing and the library does not know, such as other formats (to JSON Schema they
-    are notes, not rules), with an end to the digits of those that it knows, bounds that it can compute, and lists of
-    names as properties. root: what it is in, if it is a part."""
+    are notes, not rules), with an end to the digits of those that it knows, bounds and patterns that it reads rightly,
+    and lists of names as properties. root: what it is in, if it is a part."""
     root = schema if root is None else root
     if isinstance(schema, list):
         return [usable_schema(item, root) for item in schema]
@@ -58,13 +66,70 @@ def usable_schema(schema: Any, root: Any = None) -> Any:
         return schema
     kept: dict[str, Any] = {}
     for key, value in with_parts(schema, partial(usable_schema, root=root)).items():
-        if key in _BOUNDS and isinstance(value, int | float) and not isinstance(value, bool):
-            kept[key] = min(value, _FARTHEST) if "aximum" in key else max(value, -_FARTHEST)
-        elif not _asks_for_nothing(key, value):
-            kept[key] = _PLAIN.get(value, value) if key == "pattern" and isinstance(value, str) else value
+        if key in _COUNTS and isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if key == "$schema" and isinstance(value, str):
+            value = _known_draft(value)
+        if _asks_for_nothing(key, value):
+            continue
+        if key == "pattern" and isinstance(value, str):
+            value = _readable_pattern(_PLAIN.get(value, value))
+        elif key == "patternProperties" and isinstance(value, Mapping):
+            value = {_readable_pattern(name): part for name, part in value.items()}
+        kept[key] = value
+    _set_bounds(kept)
     if isinstance(found := kept.get("format"), str) and found in _ENDLESS_FORMATS:
         kept.setdefault("pattern", _DIGITS_IN_A_ROW)
     return _with_names(kept, root) if "propertyNames" in kept else kept
+
+
+def _readable_pattern(pattern: str) -> str:
+    def also_without_nul(found: re.Match[str]) -> str:
+        if found[1] is None:  # an escaped character
+            return found[0]
+        # What stands first is meant literally, and would end the class, or be a range, behind another.
+        return {"]": r"[^]\x00", "-": r"[^\x00\-"}.get(found[1], r"[^\x00")
+
+    return _NEGATED.sub(also_without_nul, pattern)
+
+
+def _known_draft(uri: str) -> str | None:
+    """As the library knows it; None for what it would look for in the web: such a schema is of the newest draft."""
+    found = _DRAFT.fullmatch(uri)
+    if found is None:
+        return None
+    is_old = found[1].startswith("draft-0")
+    return f"http{'' if is_old else 's'}://json-schema.org/{found[1]}/schema{'#' if is_old else ''}"
+
+
+def _set_bounds(schema: dict[str, Any]) -> None:
+    """Bounds that the library computes with, which allow nothing that these do not (but for those beyond 64 bits)."""
+    for key in _BOUNDS:
+        value, is_least = schema.get(key), "inimum" in key
+        if not _is_number(value):
+            continue
+        schema[key] = value = max(value, -_FARTHEST) if is_least else min(value, _FARTHEST)
+        if isinstance(value, int) and abs(value) <= _FARTHEST and int(rounded := float(value)) != value:
+            # The next double within, which is itself allowed.
+            if (rounded < value) == is_least:
+                rounded = math.nextafter(rounded, math.inf if is_least else -math.inf)
+            del schema[key]
+            schema["minimum" if is_least else "maximum"] = int(rounded)
+    if schema.get("type") == "integer":
+        return
+    # Of two bounds with the same whole part the library takes a whole one for allowed, though it is excluded.
+    for sign, near, far in ((1, "minimum", "maximum"), (-1, "maximum", "minimum")):
+        exclusive = f"exclusive{near.capitalize()}"
+        bound, other = schema.get(exclusive), schema.get(far, schema.get(f"exclusive{far.capitalize()}"))
+        if not _is_number(bound) or not _is_number(other) or bound != int(bound):
+            continue
+        if 0 <= sign * bound < sign * other < sign * bound + 1:
+            del schema[exclusive]
+            schema[near] = math.nextafter(bound, sign * math.inf) if bound else sign * _LEAST
+
+
+def _is_number(value: Any) -> TypeGuard[int | float]:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _with_names(schema: dict[str, Any], root: Any) -> dict[str, Any]:
@@ -88,6 +153,12 @@ def _asks_for_nothing(key: str, value: Any) -> bool:
     match key:
         case "format":
             return isinstance(value, str) and value not in _FORMATS
+        case "$schema":
+            return value is None
+        case "x-guidance":  # the library's own, which says how its text is read
+            return True
+        case "maxLength" | "maxItems" | "maxProperties":
+            return isinstance(value, int) and value >= _MOST_COUNTED
         case "uniqueItems":
             return value is False
         case "propertyNames":  # of records, as zod writes them: all names are strings
@@ -108,7 +179,7 @@ def fault_of(schema: Any) -> str | None:
         for key, value in part.items():
             if key in _NAMED and isinstance(value, Mapping):
                 waiting += value.values()
-            elif key not in _VALUES:
+            elif key not in VALUES:
                 waiting.append(value)
             elif key in ("const", "enum") and (rounded := _rounded(value)) is not None:
                 return f"the number {cut(str(rounded))} as a value, which would be rounded: write it as a text"
@@ -116,7 +187,16 @@ def fault_of(schema: Any) -> str | None:
                 num_properties += len(value)
             elif key == "multipleOf" and isinstance(value, int | float) and value is not True and value > 0:
                 multiples.append(Decimal(str(min(value, 10**15))))
+            elif key == "multipleOf" and _is_number(value) and value <= 0:
+                return f"a multipleOf of {value}: it must be above 0"
+            elif key in _BOUNDS and _is_number(value) and abs(value) > _FARTHEST:
+                return f"a {key} of {cut(str(value))}: numbers have at most 64 bits"
             are_joined |= key in ("allOf", "$ref")
+        if (number := _free_names(part)) is not None:
+            return (
+                f"a minProperties of {number} with names that are free, of which an answer could repeat one: list the "
+                "names (properties, required), or ask for a list of pairs"
+            )
     if num_properties > MAX_PROPERTIES:
         return f"{num_properties:,} properties together, but at most {MAX_PROPERTIES:,} are allowed: {_LESS}"
     # A number that must be a multiple of two is one of their least common multiple.
@@ -125,6 +205,16 @@ def fault_of(schema: Any) -> str | None:
         places = f"a multipleOf of more than {MAX_MULTIPLE:,} of its last decimal place"
         return f"{places}, alone or with others of an allOf: {_LESS}"
     return None
+
+
+def _free_names(schema: Mapping[str, Any]) -> int | None:
+    """Its minProperties, if nothing makes an answer have as many different names: a name that the schema lists comes
+    once, one that it leaves free may come again."""
+    least, listed = schema.get("minProperties"), schema.get("required")
+    has_free = schema.get("additionalProperties") is not False or "patternProperties" in schema
+    if not isinstance(least, int) or not has_free:
+        return None
+    return least if least > 1 + (len(listed) if isinstance(listed, list) else 0) else None
 
 
 def _rounded(value: Any) -> int | None:

@@ -99,10 +99,18 @@ class Settling:
 
     def next_place(self, computed: int, settled: int) -> int:
         """The first number of computed tokens above `computed` at which a chunk is due."""
-        place = computed - computed % self.apart + self.apart
+        place = max(computed // self.apart + 1, self._earliest(settled) // self.apart) * self.apart
         while not self.is_due(place, settled):
             place += self.apart
         return place
+
+    def _earliest(self, settled: int) -> int:
+        """No chunk is due at fewer computed tokens: where a search may begin."""
+        beyond, widest = settled + self.chunk, math.inf if self.limit is None or not self.growth else self.limit // 2
+        earliest = beyond + min(self.window, widest)
+        if self.growth:
+            earliest = max(earliest, min(beyond / (1 - self.growth) - self.apart, beyond + widest))
+        return int(earliest)
 
     def places(self, length: int) -> Iterator[tuple[int, int]]:
         """(computed, settled) of every chunk that settles while an answer grows to `length` tokens."""

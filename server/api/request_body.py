@@ -143,6 +143,8 @@ def _parse(data: bytes) -> dict[str, Any]:
     try:
         body = from_json(data, allow_inf_nan=False)
     except ValueError as error:
+        if "recursion limit" in str(error):
+            raise InvalidRequest("The request's body is nested too deeply: have fewer levels.") from error
         raise InvalidRequest(f"The request's body is not valid JSON: {error}.") from error
     if not isinstance(body, dict):
         raise InvalidRequest("The request's body must be a JSON object.")

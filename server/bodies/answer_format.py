@@ -16,6 +16,9 @@ _SCHEMA = "A JSON Schema, or the text of one."
 _NOT_SERVED = ("structural_tag", "whitespace_pattern", "disable_any_whitespace", "disable_additional_properties")
 _GRAMMAR = "A context-free grammar, in llguidance's dialect of Lark (with a rule `start`) or in GBNF (`root`)."
 
+SchemaOrText = Annotated[
+    dict[str, Any] | str | bool, one_of("a JSON Schema (an object, true or false), or the text of one")
+]
 GivenSchema = Annotated[dict[str, Any] | bool, one_of("a JSON Schema: an object, true or false")]
 
 
@@ -58,7 +61,7 @@ class ResponseFormat(Schema):
 class StructuredOutputs(Schema):
     """vLLM's structured_outputs: one of its fields."""
 
-    json_: dict[str, Any] | str | bool | None = Field(None, alias="json", description=_SCHEMA)
+    json_: SchemaOrText | None = Field(None, alias="json", description=_SCHEMA)
     json_object: bool | None = None
     regex: str | None = Field(None, description="In the syntax of Rust's regex, matched as a whole.")
     choice: ListOf[str] | None = Field(None, min_length=1)
@@ -95,11 +98,11 @@ class AnswerFormat(Schema):
 
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
-    guided_json: dict[str, Any] | str | bool | None = Field(None, description=_SCHEMA)
+    guided_json: SchemaOrText | None = Field(None, description=_SCHEMA)
     guided_regex: str | None = None
     guided_choice: ListOf[str] | None = Field(None, min_length=1)
     guided_grammar: str | None = Field(None, description=_GRAMMAR)
-    json_schema: dict[str, Any] | str | bool | None = Field(None, description=_SCHEMA)
+    json_schema: SchemaOrText | None = Field(None, description=_SCHEMA)
     regex: str | None = None
     ebnf: str | None = Field(None, description=_GRAMMAR)
     grammar: str | None = Field(None, description=_GRAMMAR)

@@ -6,15 +6,18 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from hamburger.engine.text.json_schema import with_parts
+from hamburger.engine.text.json_schema import VALUES, with_parts
+from hamburger.engine.types.errors import InvalidRequest, shown
 from hamburger.server.tools.tool_fields import Function
 
 Schema = dict[str, Any]
+_NAMES = ("$id", "$anchor", "$dynamicAnchor")  # that a reference may go by, wherever in the whole they stand
 
 
 def list_of_calls(functions: Sequence[Function], most: int) -> Schema:
     """At least one call, and arguments always follow their function's schema."""
     schemas, calls = _calls([function.arguments_schema() for function in functions], functions, ["arguments"])
+    _check_names(schemas)
     return {"type": "array", "minItems": 1, "maxItems": most, "items": {"anyOf": calls}, "$defs": schemas}
 
 
@@ -23,7 +26,9 @@ def format_or_call(form: Schema | bool | None, functions: Sequence[Function], mo
     strict functions."""
     keys = ["arguments", "parameters"]
     schemas, calls = _calls([function.own_schema() for function in functions], functions, keys)
-    schemas |= {"call": {"anyOf": calls}, "form": {"type": "object"} if form is None else _moved(form, "#/$defs/form")}
+    schemas["form"] = {"type": "object"} if form is None else _moved(form, "#/$defs/form")
+    _check_names(schemas)
+    schemas["call"] = {"anyOf": calls}
     options: list[Schema] = [{"$ref": "#/$defs/form"}, {"$ref": "#/$defs/call"}]
     options.append({"type": "array", "minItems": 1, "maxItems": most, "items": {"$ref": "#/$defs/call"}})
     return {"anyOf": options, "$defs": schemas}
@@ -45,6 +50,23 @@ def _calls(
                 {"type": "object", "properties": properties, "required": ["name", key], "additionalProperties": False}
             )
     return schemas, calls
+
+
+def _check_names(schemas: Schema) -> None:
+    """Raises InvalidRequest for a name by which two schemas call different parts: in one schema it can mean one."""
+    found: dict[tuple[str, str], Schema] = {}
+    waiting = [*schemas.values()]
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, list):
+            waiting += part
+        elif isinstance(part, dict):
+            for key in _NAMES:
+                name = part.get(key)
+                if isinstance(name, str) and found.setdefault((key, name), part) != part:
+                    message = f"tools hold different schemas of the {key} {shown(name)}: rename one."
+                    raise InvalidRequest(message, "tools")
+            waiting += [value for key, value in part.items() if key not in VALUES]
 
 
 def _moved(schema: Any, root: str) -> Any:

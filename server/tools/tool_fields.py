@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
+from hamburger.engine.types.errors import shown
 from hamburger.server.schema import ListOf, Schema, one_of
 from hamburger.server.tools.tool_parsers import utf8
 
@@ -22,9 +23,19 @@ class Function(Schema):
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
 
+    @field_validator("parameters")
+    @classmethod
+    def _are_of_an_object(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
+        kind = (value or {}).get("type", "object")
+        if kind != "object" and not (isinstance(kind, list) and "object" in kind):
+            raise ValueError(f"its type is {shown(kind)}: it must be object, as arguments have names")
+        return value
+
     def arguments_schema(self) -> dict[str, Any]:
-        """Arguments are an object, also where the schema does not say so."""
-        return {"type": "object", **(self.parameters or {})}
+        """Arguments are an object, also where the schema does not say so; without one there are none."""
+        if self.parameters is None:
+            return {"type": "object", "additionalProperties": False}
+        return {**self.parameters, "type": "object"}
 
     def own_schema(self) -> dict[str, Any]:
         """What holds the arguments of a call that the model chooses to make."""

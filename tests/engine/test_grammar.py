@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 
+from byte_grammars import BYTES, allowed, takes
 from fake_engines import fake_core
 from fakes import EOS, VOCAB_SIZE, ByteTokenizer, ScriptedRunner
 from hamburger.engine.core.core import EngineCore
@@ -30,24 +31,6 @@ from hamburger.model.kv_cache import PagedKVCache
 from random_schemas import random_schema
 from slow_cases import slow
 from small_models import CPU, graft_config, params, random_model, trunk_config
-
-BYTES = Grammars(ByteTokenizer, VOCAB_SIZE, [EOS])
-
-
-def takes(grammar: str, text: str) -> bool:
-    """Whether the whole text fits, and an end may follow."""
-    matcher = BYTES.matcher(grammar)
-    for token_id in text.encode():
-        if not allowed(matcher)[token_id]:
-            return False
-        matcher.advance(token_id)
-    return bool(allowed(matcher)[EOS])
-
-
-def allowed(matcher: Any) -> Any:
-    masks = np.zeros((1, -(-VOCAB_SIZE // 32)), dtype=np.int32)
-    matcher.allow(masks, 0)
-    return np.unpackbits(masks.view(np.uint8), bitorder="little")[:VOCAB_SIZE]
 
 
 @pytest.mark.parametrize(

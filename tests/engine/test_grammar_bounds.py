@@ -27,6 +27,13 @@ BYTES = Grammars(ByteTokenizer, VOCAB_SIZE, [EOS])
         (lambda: regex_grammar("a" * 500_001), "regular expression has 500,001 characters"),
         (lambda: choice_grammar(["a" * 999] * 501), "choice has 501,000 characters"),
         (lambda: choice_grammar([""] * 500_001), "choice has 500,001 characters"),
+        (lambda: json_grammar({"type": "integer", "multipleOf": -2}), "multipleOf of -2: it must be above 0"),
+        (lambda: json_grammar({"type": "integer", "minimum": 10**19}), "minimum of 10000000000000000000: numbers have"),
+        (lambda: json_grammar({"minProperties": 3, "required": ["a"]}), "minProperties of 3 with names that are free"),
+        (
+            lambda: json_grammar({"patternProperties": {"^a$": {}}, "additionalProperties": False, "minProperties": 2}),
+            "minProperties of 2 with names that are free",
+        ),
         (lambda: context_free_grammar("root ::= " + "(" * 5000 + ")" * 5000), "is no GBNF"),
         (lambda: context_free_grammar("start: " + "a" * 500_000), "grammar has 500,007 characters"),
     ],

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 
-from fakes import EOS, VOCAB_SIZE, ByteTokenizer
-from hamburger.engine.text.grammar import Grammars, grammar_with_schemas, json_grammar
+from byte_grammars import takes
+from hamburger.engine.text.grammar import grammar_with_schemas, json_grammar
 
-GRAMMARS = Grammars(ByteTokenizer, VOCAB_SIZE, [EOS])
 NAMED_OR_NUMBERED: dict[str, Any] = {
     "oneOf": [
         {"type": "object", "properties": {"id": {"type": "integer"}}, "required": ["id"]},
@@ -18,17 +16,6 @@ NAMED_OR_NUMBERED: dict[str, Any] = {
     ]
 }
 IN_A_PROPERTY = {"type": "object", "properties": {"a": {"oneOf": [{"type": "string"}, {"type": "null"}]}}}
-
-
-def takes(grammar: str, text: str) -> bool:
-    matcher = GRAMMARS.matcher(grammar)
-    for byte in text.encode():
-        matcher.advance(byte)
-        if matcher.error is not None:
-            return False
-    masks = np.zeros((1, -(-VOCAB_SIZE // 32)), dtype=np.int32)
-    matcher.allow(masks, 0)
-    return matcher.is_complete or bool(masks[0, EOS // 32] >> (EOS % 32) & 1)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,138 @@
+"""What schemas and grammars mean where the library reads them otherwise, or not at all."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from byte_grammars import BYTES, takes
+from hamburger.engine.text.grammar import context_free_grammar, json_grammar
+from hamburger.engine.types.errors import InvalidRequest
+
+
+def taken(schema: Any, *texts: str) -> list[str]:
+    grammar = json_grammar(schema)
+    return [text for text in texts if takes(grammar, text)]
+
+
+NUMBERS = ("-2", "-1.5", "-1", "-1.0", "-0.5", "-0.25", "-0", "0", "0.0", "0.25", "0.5", "1", "1.0", "1.25", "1.5", "2")
+
+
+@pytest.mark.parametrize(
+    ("bounds", "expected"),
+    [
+        ({"exclusiveMinimum": 0, "maximum": 0.5}, ["0.25", "0.5"]),
+        ({"exclusiveMinimum": 0, "exclusiveMaximum": 0.5}, ["0.25"]),
+        ({"exclusiveMinimum": 1, "maximum": 1.5}, ["1.25", "1.5"]),
+        ({"exclusiveMinimum": 1.0, "maximum": 1.5}, ["1.25", "1.5"]),
+        ({"minimum": -0.5, "exclusiveMaximum": 0}, ["-0.5", "-0.25"]),
+        ({"minimum": -1.5, "exclusiveMaximum": -1}, ["-1.5"]),
+        ({"exclusiveMinimum": 0, "maximum": 1}, ["0.25", "0.5", "1", "1.0"]),
+        ({"exclusiveMinimum": 0, "maximum": 1, "type": "integer"}, ["1"]),
+    ],
+)
+def test_an_excluded_bound_is_excluded(bounds: dict[str, Any], expected: list[str]) -> None:
+    assert taken({"type": "number", **bounds}, *NUMBERS) == expected
+
+
+@given(st.integers(-3, 3), st.integers(1, 99), st.booleans(), st.booleans())
+@settings(max_examples=60, deadline=None)
+def test_what_a_range_takes_lies_within_it(whole: int, hundredths: int, from_above: bool, excludes: bool) -> None:
+    near, far = (whole, whole - hundredths / 100) if from_above else (whole, whole + hundredths / 100)
+    sides = ("aximum", "inimum") if from_above else ("inimum", "aximum")
+    other = f"exclusiveM{sides[1]}" if excludes else f"m{sides[1]}"
+    bounds = {f"exclusiveM{sides[0]}": near, other: far}
+    for text in taken({"type": "number", **bounds}, *(f"{n / 4:g}" for n in range(-20, 21)), str(near), f"{near}.0"):
+        assert float(text) < near if from_above else float(text) > near, (bounds, text)
+        assert (float(text) - far) * (1 if from_above else -1) >= (1e-12 if excludes else 0), (bounds, text)
+
+
+def test_whole_bounds_that_no_double_holds_are_rounded_inwards() -> None:
+    around = [str(2**53 + i) for i in range(5)]
+    assert taken({"type": "integer", "minimum": 2**53 + 1, "maximum": 2**53 + 3}, *around) == [str(2**53 + 2)]
+    assert taken({"type": "integer", "exclusiveMinimum": 2**53 + 1}, *around) == around[2:]
+    assert taken({"type": "integer", "maximum": -(2**53) - 1}, str(-(2**53)), str(-(2**53) - 2)) == [str(-(2**53) - 2)]
+    assert taken({"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1}, "0", "-9000000000000000000") != []
+
+
+@pytest.mark.parametrize(
+    ("pattern", "good", "bad"),
+    [
+        ('^[^"]*$', ["a\\b", "a-b", "\n"], ['a"b']),
+        (r"^[^\\]*$", ['a"b', "^"], ["a\\b"]),
+        (r'^[^<>:"/\\|?*]+$', ["name-1.txt"], ['a"', "a\\", "a/b"]),
+        ("^[^-a]*$", ["b", '"'], ["-", "a"]),
+        ("^[^]a]*$", ["b[", '"'], ["]", "a"]),
+        (r"^\[[^a]\]$", ["[b]", '["]'], ["[a]"]),
+        (r"^[a\[^b]+$", ["a[^b"], ["c"]),
+    ],
+)
+def test_what_a_pattern_leaves_out_does_not_come_escaped(pattern: str, good: list[str], bad: list[str]) -> None:
+    texts = [json.dumps(text) for text in good + bad]
+    assert taken({"type": "string", "pattern": pattern}, *texts) == texts[: len(good)]
+    names = [json.dumps({text: 1}) for text in good + bad]
+    of_names = {"type": "object", "patternProperties": {pattern: {"const": 1}}, "additionalProperties": False}
+    assert taken(of_names, *names) == names[: len(good)]
+
+
+def test_free_names_may_be_asked_for_where_none_can_come_twice() -> None:
+    free = {"type": "object", "additionalProperties": {"type": "integer"}}
+    assert taken({**free, "minProperties": 1}, "{}", '{"a": 1}') == ['{"a": 1}']
+    assert taken({**free, "required": ["a"], "minProperties": 2}, '{"a": 1}', '{"a": 1, "b": 2}') == [
+        '{"a": 1, "b": 2}'
+    ]
+
+
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "https://json-schema.org/draft-07/schema#",
+        "http://json-schema.org/draft-07/schema",
+        "http://json-schema.org/draft/2020-12/schema",
+        "http://json-schema.org/schema#",
+        "https://example.com/own",
+    ],
+)
+def test_a_schemas_draft_is_known_by_any_of_its_names(uri: str) -> None:
+    assert taken({"$schema": uri, "type": "boolean"}, "true", "1") == ["true"]
+
+
+def test_what_an_older_draft_means_stays() -> None:
+    old = {"$schema": "https://json-schema.org/draft-04/schema", "minimum": 3, "exclusiveMinimum": True}
+    assert taken({**old, "type": "integer"}, "3", "4") == ["4"]
+
+
+def test_counts_may_be_large_or_written_as_floats() -> None:
+    assert taken({"type": "string", "maxLength": 2**53 - 1}, '"a"') == ['"a"']
+    assert taken({"type": "string", "maxLength": 2.0}, '"ab"', '"abc"') == ['"ab"']
+
+
+def test_a_client_says_nothing_of_how_json_is_written() -> None:
+    odd = {"whitespace_flexible": False, "item_separator": "ZZ", "lenient": True}
+    two = {"type": "object", "properties": {"a": {"const": 1}, "b": {"const": 1}}, "required": ["a", "b"]}
+    assert taken({**two, "x-guidance": odd}, '{"a": 1ZZ"b": 1}', '{"a": 1, "b": 1}') == ['{"a": 1, "b": 1}']
+    with pytest.raises(InvalidRequest, match="uniqueItems"):
+        BYTES.compile(json_grammar({"type": "array", "uniqueItems": True, "x-guidance": odd}))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'start: "a" | "::="',
+        '?start: "a" | "::="',
+        '!start: "a" | "::="',
+        'start: A | B\nA: "a"\nB: /::=/',
+        '// a comment: root ::= "b"\nstart: "a" | "::="',
+        'root ::= "a" | "::="',
+        '# start: "b"\nroot ::= "a" | [:] ":" [^"a]',
+        'root ::= start\nstart ::= "a" | more-start\nmore-start ::= "::="',
+        'start ::= "a" | "::="\nroot ::= start # start',
+    ],
+)
+def test_lark_and_gbnf_are_told_apart_by_their_rules(text: str) -> None:
+    grammar = context_free_grammar(text)
+    assert [takes(grammar, answer) for answer in ("a", "::=", "b")] == [True, True, False]
