@@ -13,7 +13,7 @@ from typing import Any
 from hamburger.engine.types.config import ENGINE_SETTINGS
 
 _DIAL_SETTINGS = frozenset({"target_tpot_ms", "min_confidence", "max_confidence"})
-_TEXT_SETTINGS = frozenset({"tool_parser", "chat_template", "chat_template_kwargs", "sampling_defaults"})
+_TEXT_SETTINGS = frozenset({"model_alias", "tool_parser", "chat_template", "chat_template_kwargs", "sampling_defaults"})
 # What may differ between models. Everything else belongs to the server that they share.
 OWN_SETTINGS = frozenset(ENGINE_SETTINGS) - {"model"} | {"lora"} | _DIAL_SETTINGS | _TEXT_SETTINGS
 # What belongs to a checkpoint: what was set for the first model says nothing about another.

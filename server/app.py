@@ -67,7 +67,7 @@ def model_context(
     family = settings.tool_parser if settings.tool_parser != "auto" else family_of(tokenizer.tool_template)
     metrics.add_gauges(engine)
     text_settings = repr((tokenizer.chat_template, settings.chat_template_kwargs, sorted(sampling_defaults.items())))
-    served = ServedModel(model_name, engine.info, text_settings)
+    served = ServedModel(model_name, engine.info, text_settings, aliases=settings.model_alias)
     markers = markers_of(tokenizer)
     return ModelContext(engine, tokenizer, metrics, settings, served, grammars, family, markers, sampling_defaults)
 
@@ -84,7 +84,8 @@ def create_app_of(
     traces: what makes spans of requests; None: nobody, whatever otlp_traces_endpoint says.
     """
     models = ServedModels(contexts)
-    app = FastAPI(title="HAMburger Serve", version=version("hamburger-serve"))
+    # A redirect would name the host and scheme that the request names, which are not those behind a proxy.
+    app = FastAPI(title="HAMburger Serve", version=version("hamburger-serve"), redirect_slashes=False)
     add_error_handlers(app, models.count_failure, {MESSAGES: messages_error})
     app.state.count_refusal = models.count_refusal
     answering = Answering(models, KeyLimits(settings))

@@ -71,6 +71,9 @@ class ServeSettings(_EngineSettings):
     model_config = _CONFIG
 
     served_model_name: str | None = Field(None, min_length=1, description="name that clients ask for")
+    model_alias: Annotated[list[str], NoDecode, BeforeValidator(comma_separated)] = Field(
+        [], description="further name that clients may ask for it by; several with commas between them"
+    )
     also: Annotated[list[AdditionalModel], NoDecode, BeforeValidator(parse_additional_models)] = Field(
         [],
         description="a further model to serve beside it, in an engine of its own: NAME=MODEL[,SETTING=VALUE...], such "

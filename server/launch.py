@@ -96,7 +96,17 @@ def find_models(arguments: Sequence[tuple[ServeSettings, EngineArgs]]) -> list[F
         if any(other.name == name for other in found):
             raise SettingsError(f"two models have the name {name}: give one another, in also or served_model_name.")
         found.append(FoundModel(name, settings, args, tokenizer, defaults))
-    names = [name for model in found for name in (model.name, *(adapter.name for adapter in model.settings.lora))]
+    _check_names(found)
+    return found
+
+
+def _check_names(found: Sequence[FoundModel]) -> None:
+    """Raises SettingsError for a name that means two models, or may."""
+    names = [name for model in found for name in (model.name, *model.settings.model_alias)]
+    for name in names:
+        if names.count(name) > 1:
+            raise SettingsError(f"two models, or one twice, have the name {name}: rename it in model_alias.")
+    names += [adapter.name for model in found for adapter in model.settings.lora]
     for name in names:
         if names.count(name) > 1:
             raise SettingsError(f"a LoRA adapter and another adapter or model have the name {name}: rename it in lora.")
@@ -107,7 +117,6 @@ def find_models(arguments: Sequence[tuple[ServeSettings, EngineArgs]]) -> list[F
                     f"a LoRA adapter has the name {adapter}, which is {name} with a confidence (NAME@c): "
                     "rename it in lora."
                 )
-    return found
 
 
 def _chat_template(settings: ServeSettings) -> str | None:

@@ -33,7 +33,7 @@ def lora_routes(models: ServedModels, settings: ServeSettings) -> APIRouter:
             raise InvalidRequest(
                 f"The name {shown(name)} is served already, or on its way: unload it, or take another.", "lora_name"
             )
-        for other in [*loading, *(served.name for served in models.served())]:
+        for other in [*loading, *(name for served in models.served() for name in served.names)]:
             if is_alias(name, other) or is_alias(other, name):
                 raise InvalidRequest(
                     f"{shown(name)} and {shown(other)} would be one name with a confidence (NAME@c): take another.",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -35,6 +35,7 @@ def is_alias(model: str, name: str) -> bool:
 class ServedModel:
     """A model that is served, and its aliases NAME@c, which set the confidence of clients that cannot add fields.
 
+    names: its own, and those of model_alias.
     fingerprint: the `system_fingerprint` of answers; it changes with whatever may change their text.
     """
 
@@ -45,9 +46,11 @@ class ServedModel:
         text_settings: str = "",
         of: str | None = None,
         adapter: LoraAdapter | None = None,
+        aliases: Sequence[str] = (),
     ) -> None:
         """text_settings: whatever else its answers depend on. of: the model that it is an adapter of, and which
-        adapter; None for a model itself."""
+        adapter; None for a model itself. aliases: its further names."""
+        self.names = (name, *aliases)
         self.name = name
         self.info = info
         self._text_settings = text_settings
@@ -70,7 +73,7 @@ class ServedModel:
 
         Raises InvalidRequest for an alias outside [0, 1].
         """
-        if model is None or model == self.name:
+        if model is None or model in self.names:
             return None
         number = model.rpartition("@")[2]
         if not 0 <= float(number) <= 1:
@@ -79,7 +82,7 @@ class ServedModel:
 
     def has_alias(self, model: str) -> bool:
         """Whether it is NAME@c of this model, whatever number c is."""
-        return is_alias(model, self.name)
+        return any(is_alias(model, name) for name in self.names)
 
     def card(self, model_id: str) -> dict[str, Any]:
         """One entry of /v1/models."""
@@ -95,7 +98,7 @@ class ServedModel:
             "root": self._root,
             "parent": self._parent if model_id == self.name else self.name,
             "max_model_len": self.info.max_model_len,
-            "aliases": [f"{self.name}@c, with a confidence c in [0, 1]"],
+            "aliases": [*self.names[1:], f"{self.name}@c, with a confidence c in [0, 1]"],
         }
 
 

@@ -23,7 +23,7 @@ def model_routes(models: ServedModels) -> APIRouter:
     @router.get("/v1/models")
     async def list_models() -> dict[str, Any]:
         """The served models, and what else each may be called."""
-        cards = [served.card(served.name) for served in models.served()]
+        cards = [served.card(name) for served in models.served() for name in served.names]
         # As Anthropic's clients know pages.
         ends = {"has_more": False, "first_id": cards[0]["id"], "last_id": cards[-1]["id"]}
         return {"object": "list", "data": cards, **ends}

@@ -39,7 +39,7 @@ class ServedModels:
 
     def serves(self, name: str) -> bool:
         """Whether a request may name it."""
-        return any(context.served.name == name or context.served.has_alias(name) for context in self._named())
+        return any(name in context.served.names or context.served.has_alias(name) for context in self._named())
 
     def find(self, model: str | None) -> ModelContext:
         """The one that a model name means. Raises ApiError 404 for a name that is not served."""
@@ -47,16 +47,17 @@ class ServedModels:
             return self.first
         named = self._named()
         for context in named:
-            if context.served.name == model:
+            if model in context.served.names:
                 return context
         for context in named:  # second, because a name may look like another's alias
             if context.served.has_alias(model):
                 return context
-        names = ", ".join(context.served.name for context in named)
-        alias = f"{names}@c" if len(named) == 1 else "NAME@c of each"
+        names = [name for context in named for name in context.served.names]
+        alias = f"{names[0]}@c" if len(names) == 1 else "NAME@c of each"
         raise ApiError(
             404,
-            f"The model {shown(model)} does not exist. Served: {names} (and {alias} with a confidence c in [0, 1]).",
+            f"The model {shown(model)} does not exist. Served: {', '.join(names)} (and {alias} with a confidence c in "
+            "[0, 1]).",
             param="model",
             code="model_not_found",
         )
