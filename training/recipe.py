@@ -26,7 +26,7 @@ FREE_FIELDS = frozenset({"checkpoint_every", "keep", "threads", "validation_ever
 
 
 class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class GraftShape(_Part):
@@ -159,18 +159,18 @@ class Recipe(_Part):
     weight_decay: Weight = 0.01
     betas: tuple[Rate, Rate] = (0.9, 0.95)
     clip: Annotated[float, Field(gt=0)] = 1.0
-    epochs: Annotated[float, Field(gt=0)] = 1.0
+    epochs: Annotated[float, Field(gt=0, le=1e6)] = 1.0
     max_steps: Count | None = None
     slots_per_pack: Count = 2048
     packs_per_step: Count = 4
-    seed: Annotated[int, Field(ge=0)] = 0
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     validation_share: Rate = 0.02
     validation_every: Count = 500
     validation_batches: Count = 32
     checkpoint_every: Count = 500
     keep: Count = 2
     precision: Literal["auto", "bfloat16", "float32"] = "auto"
-    threads: Count | None = None
+    threads: Annotated[int, Field(ge=1, le=4096)] | None = None
     gradient_checkpointing: bool = False
     cached_states: bool = False
 

@@ -11,7 +11,7 @@ import pytest
 
 from hamburger.engine.text.tokenizer import Tokenizer
 from hamburger.model.checkpoints.sources import BUILTIN
-from hamburger.training.corpus.answers import WrittenAnswer, read_answers
+from hamburger.training.corpus.answers import WrittenAnswer, check_written_with, read_answers
 from hamburger.training.corpus.conversation import prompt_ids
 from hamburger.training.corpus.jsonl import GrowingFile
 from hamburger.training.errors import TrainingError
@@ -103,3 +103,23 @@ def test_an_answer_that_cannot_be_tokenized_is_named(tmp_path: Path) -> None:
     [answer] = read(tmp_path / "a.jsonl", {"prompt": "Hi", "response": "x", "token_ids": []})
     with pytest.raises(TrainingError, match=r"a\.jsonl, line 1: the answer has no token"):
         answer.tokenize(REAL, [END])
+
+
+def test_ids_that_mean_another_text_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    user = [{"role": "user", "content": "Hi"}]
+    ids = REAL.encode("Good day")
+    part = REAL.encode("\U0001f99c")[0]  # of a character
+    fine: list[dict[str, Any]] = [
+        {"id": "a", "messages": user, "response": "Good day", "token_ids": [*ids, END]},
+        {"id": "b", "messages": user, "response": "Good day<|im_end|>", "token_ids": [*ids, END]},
+        {"id": "c", "messages": user, "response": " Good day\n", "token_ids": ids},
+        {"id": "d", "messages": user, "response": "Good day", "token_ids": [*ids, part]},
+        {"id": "e", "messages": user, "response": "of this only the text is known"},
+        {"id": "f", "messages": user, "response": "", "token_ids": [END]},
+    ]
+    read(path, *fine)
+    check_written_with(REAL, [path])
+    read(path, *fine, {"id": "g", "messages": user, "response": "Good day", "token_ids": [i + 1 for i in ids]})
+    with pytest.raises(TrainingError, match=r"a\.jsonl, line 7: token_ids are not those .* with --model, or leave"):
+        check_written_with(REAL, [path])

@@ -113,3 +113,29 @@ def test_the_data_set_finds_its_tokenizer_or_takes_another(base: Path, tmp_path:
     page = tmp_path / "x.html"
     command(add_inspect_arguments, inspect_data.run, tmp_path / "data", "--html", page, "--model", "builtin")
     assert "Hello" in page.read_text()
+
+
+def test_answers_of_another_model_are_not_scored(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ids = Tokenizer.load(base).encode("Hello there")
+    row = {"id": "a", "prompt": "Hi", "prompt_ids": [5], "response": "Hello there", "token_ids": [i + 3 for i in ids]}
+    (tmp_path / "a.jsonl").write_text(json.dumps(row) + "\n")
+    monkeypatch.setattr(segment, "Scorer", None)  # nothing is loaded
+    with pytest.raises(TrainingError, match=r"a\.jsonl, line 1: token_ids are not those of .* --model"):
+        command(add_segment_arguments, segment.run, tmp_path / "a.jsonl", "--out", tmp_path / "data", "--held-out", 0)
+    assert not (tmp_path / "data").exists()
+
+
+def test_one_data_set_has_one_precision(base: Path, tmp_path: Path) -> None:
+    answers, data = tmp_path / "a.jsonl", tmp_path / "data"
+    answers.write_text('{"id": "a", "prompt": "Hi", "response": "Hello", "finish_reason": "stop"}\n')
+    call = (answers, "--out", data, "--model", base, "--device", "cpu", "--held-out", 0)
+    command(add_segment_arguments, segment.run, *call, "--dtype", "float32")
+    meta = SegmentedDataset(data).meta
+    assert (meta.dtype, meta.quantization) == ("float32", "none")
+    with pytest.raises(TrainingError, match="was made with dtype 'float32', not 'bfloat16'"):
+        command(add_segment_arguments, segment.run, *call, "--dtype", "bfloat16")
+    values = json.loads((data / "meta.json").read_text())
+    del values["dtype"], values["quantization"]  # as it was once
+    (data / "meta.json").write_text(json.dumps(values))
+    command(add_segment_arguments, segment.run, *call, "--dtype", "bfloat16")
+    assert SegmentedDataset(data).meta.dtype is None

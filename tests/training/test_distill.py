@@ -152,6 +152,16 @@ def test_held_out_and_long_prompts_are_left_out_and_counted(tmp_path: Path) -> N
     assert any("1 prompts leave no room" in line for line in tally.lines())
 
 
+def test_nothing_to_write_is_a_mistake_and_leaves_no_file(tmp_path: Path) -> None:
+    with pytest.raises(
+        TrainingError, match=r"none of the 3 prompts .* room for an answer of 60 tokens .* of 64, .* --max-tokens"
+    ):
+        write(tmp_path / "a.jsonl", 3, DistillSettings(held_out=0.0, max_tokens=60))
+    with pytest.raises(TrainingError, match=r"all 3 prompts are held out .* lower --held-out"):
+        write(tmp_path / "a.jsonl", 3, DistillSettings(held_out=1.0, max_tokens=30))
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_limit_counts_answers_and_can_be_raised(tmp_path: Path) -> None:
     for limit in (3, 7):
         write(tmp_path / "a.jsonl", 10, DistillSettings(held_out=0.0, max_tokens=30, samples=2, limit=limit))

@@ -15,7 +15,7 @@ from hamburger.training.corpus.dataset import Example, SegmentedDataset
 from hamburger.training.corpus.dataset_writer import DatasetWriter
 from hamburger.training.errors import TrainingError
 from hamburger.training.export.calibrate import collect
-from hamburger.training.export.export import export, held_back
+from hamburger.training.export.export import _spread, export, held_back
 from hamburger.training.recipe import Recipe
 from hamburger.training.run.train import _split
 from small_models import core_of, params, run_core, steps_of, tokens_of
@@ -110,3 +110,11 @@ def test_verified_groups_are_said_and_calibrated_in_slots_of_one_token(step: Pat
     for place in range(3):
         on = decisions.decided[:, place]
         torch.testing.assert_close(dial[on, place].mean(), decisions.base_probs[on, place].mean(), atol=0.02, rtol=0)
+
+
+@pytest.mark.parametrize(("max_tokens", "expected"), [(640, 40), (400, 25), (16, 1), (1000, 40)])
+def test_examples_are_drawn_from_all_over_the_set(step: Path, tmp_path: Path, max_tokens: int, expected: int) -> None:
+    data = data_set(tmp_path / "data", step)  # 40 examples of 16 tokens
+    chosen = [int(example.id) for example in _spread(data, range(40), max_tokens)]
+    assert len(chosen) == expected
+    assert chosen == [int(i * 40 / expected) for i in range(expected)]

@@ -85,6 +85,18 @@ def test_serve_finds_what_was_fitted(folder: Path, capsys: pytest.CaptureFixture
     assert shares.tolist() == [[1, 1]] * TRUNK.num_layers
 
 
+def test_texts_that_the_model_cannot_read_are_named(folder: Path) -> None:
+    answers = folder.parent / "answers.jsonl"
+    rows = [json.loads(line) for line in answers.read_text().splitlines()]
+    for wrong, message in (
+        ({"prompt_ids": [5] * 300}, r"line 2 has 300 prompt tokens and 260 .* context of 512: lower --max-tokens"),
+        ({"token_ids": [49152] * 260}, r"line 2 has the token id 49152, .* --model"),
+    ):
+        answers.write_text("".join(json.dumps(row) + "\n" for row in (rows[0], rows[1] | wrong, rows[2])))
+        with pytest.raises(TrainingError, match=message):
+            fitting.run(arguments(folder))
+
+
 def test_shares_are_fitted_to_a_probe_and_serve(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Where answers are long enough; with weights that are there, which stay."""
     own = SettleProbe(torch.randn(TRUNK.num_layers, TRUNK.num_kv_heads, TRUNK.head_dim + 1), equal_shares(TRUNK))

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hamburger.training.corpus.jsonl import GrowingFile, Row, ids_of, read_rows, text_of
+from hamburger.training.corpus.jsonl import GrowingFile, Row, check_own, ids_of, read_rows, text_of
 from hamburger.training.errors import TrainingError
 
 
@@ -111,6 +111,18 @@ def test_a_row_is_there_as_soon_as_it_is_appended(tmp_path: Path) -> None:
     with GrowingFile(path) as file:
         file.append({"a": 1})
         assert json.loads(path.read_text()) == {"a": 1}
+
+
+def test_whose_file_it_is_tells_its_first_line(tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    check_own(path, ("a", "b"), "it")
+    for fine in (b"", b'{"a": 1, "b": 2, "c": 3}\n{}\n', b'{"a": 1, "b"'):  # the last was cut off
+        path.write_bytes(fine)
+        check_own(path, ("a", "b"), "it")
+    for other in (b'{"a": 1}\n', b'{"a": 1}', b"[]\n", b"a text\n"):
+        path.write_bytes(other)
+        with pytest.raises(TrainingError, match=r"x\.jsonl was not written by it: move it away, or name"):
+            check_own(path, ("a", "b"), "it")
 
 
 def test_two_writers_are_told_apart(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -128,3 +129,21 @@ def test_with_cached_states_only_the_slots_that_run_fill_a_pack() -> None:
     assert all(p.num_response_tokens <= 30 or len(p.examples) == 1 for p in packs)
     sizes = [(p.num_response_tokens, int(q.examples[0].response.sum())) for p, q in pairwise(packs)]
     assert all(size + next_size > 30 for size, next_size in sizes)
+
+
+def test_the_base_s_likeliest_tokens_need_the_vocabulary_too() -> None:
+    [record] = random_source(1).records
+    assert record.top_ids is not None
+    beyond = replace(record, top_ids=torch.full_like(record.top_ids, 96))
+    with pytest.raises(TrainingError, match="the data has the token id 96, the model only ids below 96"):
+        Examples([MadeSource([beyond])]).check(recipe(Path()), trunk_config(vocab_size=96, num_layers=2))
+
+
+def test_examples_are_told_from_others() -> None:
+    records = random_source(3).records
+    single = replace(records[0], group_sizes=torch.ones_like(records[0].group_sizes))
+    changed = replace(records[0], token_ids=records[0].token_ids + 1)
+    sets = [records, records[::-1], records[:2], [single, *records[1:]], [changed, *records[1:]]]
+    assert len({Examples([MadeSource(made)]).fingerprint for made in sets}) == len(sets)
+    parts = [MadeSource(records[:1]), MadeSource(records[1:])]
+    assert Examples(parts).fingerprint == Examples([MadeSource(records)]).fingerprint

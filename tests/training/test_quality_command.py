@@ -240,3 +240,14 @@ def test_the_model_runs_as_it_would_be_served_where_that_is_asked(folder: Path, 
     assert plain.scorer_print == served.scorer_print  # who scores is not what is measured
     with pytest.raises(ConfigError, match="quantization is int8"):  # too narrow for the kernels
         quality.run(arguments(folder, tmp_path, "--quantization", "int8"))
+
+
+def test_files_of_other_commands_are_left_alone(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quality, "load_engine", None)
+    row = '{"id": "a", "sample": 0, "model": "m", "sampling": {}, "prompt_ids": [5], "response": "x"}'
+    for name in ("answers.jsonl", "speed.jsonl", "scores.jsonl"):
+        (tmp_path / name).write_text(row)
+        with pytest.raises(TrainingError, match=rf"{name} was not written by eval-quality: move it .* with --out"):
+            quality.run(arguments(folder, tmp_path))
+        assert (tmp_path / name).read_text() == row
+        (tmp_path / name).unlink()

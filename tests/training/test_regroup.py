@@ -150,3 +150,14 @@ def test_what_cannot_be_regrouped_is_named(model_folder: Path, tmp_path: Path) -
     words_tokenizer(96).save(str(base / "tokenizer.json"))
     with pytest.raises(TrainingError, match="has no graft"):
         command(data, "--model", base, "--out", tmp_path / "o")
+
+
+def test_another_checkpoint_of_the_same_name_is_another_model(model_folder: Path, tmp_path: Path) -> None:
+    examples, _ = served(plain_model(CONFIG, seed=5), 2, 0.3)
+    data = write(tmp_path / "a", examples)
+    assert command(data, "--model", model_folder, "--out", tmp_path / "o") == 0
+    (model_folder / "settle.safetensors").write_bytes(b"")  # no part of the model
+    assert command(data, "--model", model_folder, "--out", tmp_path / "o") == 0
+    save_checkpoint(model_folder, CONFIG, random_tensors(CONFIG, seed=6))
+    with pytest.raises(TrainingError, match=r"o was made with strategy 'burger \(\w{16}\) at .*: repeat the options"):
+        command(data, "--model", model_folder, "--out", tmp_path / "o")

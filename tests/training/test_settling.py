@@ -93,7 +93,7 @@ def test_attention_by_head_adds_up(seen: tuple[Any, Observed]) -> None:
 @pytest.mark.parametrize("score", SCORE_NAMES)
 def test_as_many_lose_their_slots_as_the_engine_takes(seen: tuple[Any, Observed], score: str) -> None:
     _, observed = seen
-    dropped = Policy(score, SETTLING).dropped_at(observed, CHOICES, seed=1)
+    dropped = Policy(score, SETTLING, seed=1).dropped_at(observed, CHOICES)
     assert dropped.dim() == (3 if score in BY_HEAD else 1)
     if score == PROBE:  # of a chunk of 16 each head with a place for 4 lends 3, or borrows them once or twice
         number = torch.tensor([[4, 1], [10, 7], [1, 1], [4, 4]]) * sum(1 for _ in SETTLING.places(LENGTH))
@@ -105,12 +105,12 @@ def test_as_many_lose_their_slots_as_the_engine_takes(seen: tuple[Any, Observed]
         for place, settled in SETTLING.places(LENGTH):
             here = (of_head == place).nonzero().flatten().tolist()
             assert max(here) < settled + SETTLING.chunk  # the window is whole
-    assert torch.equal(dropped, Policy(score, SETTLING).dropped_at(observed, CHOICES, seed=1))
+    assert torch.equal(dropped, Policy(score, SETTLING, seed=1).dropped_at(observed, CHOICES))
 
 
 def test_who_gets_no_attention_goes_first(seen: tuple[Any, Observed]) -> None:
     _, observed = seen
-    dropped = Policy("attention", SETTLING).dropped_at(observed, CHOICES, seed=1)
+    dropped = Policy("attention", SETTLING).dropped_at(observed, CHOICES)
     place, first = next(SETTLING.places(LENGTH))
     paid = observed.attention
     scores = [float(sum(paid[query, j] for query in range(j + 9, place))) for j in range(first, first + SETTLING.chunk)]
@@ -184,6 +184,59 @@ def test_another_probe_is_measured_anew(folder: Path, tmp_path: Path) -> None:
     assert (len(of_probes), len(rows)) == (10, 15)
     with pytest.raises(TrainingError, match="base has no probe: make one with `hamburger fit-settle`"):
         evaluation.run(arguments(folder, tmp_path, "--scores", "probe"))
+
+
+def test_another_model_in_the_same_folder_is_measured_anew(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = tmp_path / "base"  # of the same name
+    shutil.copytree(folder / "base", other)
+    config = ModelConfig(trunk=trunk_config(vocab_size=49152, hidden_size=32, eos_token_ids=(2,)))
+    save_checkpoint(other, config, random_tensors(config, seed=2))
+    found = []
+    for out, model in (("both", folder / "base"), ("both", other), ("alone", other)):
+        more = ("--scores", "recency", "--per-kind", "1", "--model", str(model))
+        assert evaluation.run(arguments(folder, tmp_path / out, *more)) == 0
+        found.append(json.loads((tmp_path / out / "results.json").read_text()))
+    assert found[1] == found[2] != found[0]
+    assert "measured.jsonl: 3 of 3 rows are not of this model" in capsys.readouterr().err.replace("\n", "")
+    cache = tmp_path / "both" / "measured.jsonl"
+    rows = [json.loads(line) for line in cache.read_text().splitlines()]
+    old = [{name: value for name, value in row.items() if name != "model"} for row in rows[:3]]  # of before
+    cache.write_text("".join(json.dumps(row) + "\n" for row in old))
+    more = ("--scores", "recency", "--per-kind", "1", "--model", str(other))
+    assert evaluation.run(arguments(folder, tmp_path / "both", *more)) == 0
+    assert json.loads((tmp_path / "both" / "results.json").read_text()) == found[2]
+    cache.write_text('{"id": "x", "response": "mine"}\n')
+    with pytest.raises(TrainingError, match=r"measured.jsonl was not written by eval-settle: .* --out"):
+        evaluation.run(arguments(folder, tmp_path / "both", *more))
+
+
+def test_random_choice_follows_the_seed(folder: Path, tmp_path: Path) -> None:
+    for seed in ("0", "0", "5"):
+        more = ("--scores", "random;newest", "--per-kind", "1", "--seed", seed)
+        assert evaluation.run(arguments(folder, tmp_path, *more)) == 0
+    rows = [json.loads(line) for line in (tmp_path / "measured.jsonl").read_text().splitlines()]
+    drawn = {row["policy"]: row["sums"] for row in rows if row["policy"].startswith("random")}
+    assert len(rows) == 9  # three texts: newest once, random by both seeds
+    assert len({json.dumps(sums) for sums in drawn.values()}) == 2
+
+
+@pytest.mark.parametrize(
+    ("prompt", "ids", "message"),
+    [
+        ([5] * 4000, [7] * 150, r"answers.jsonl, line 1 has 4000 prompt tokens and 150 .* context of \d+: lower --max"),
+        ([5], [7] * 149 + [49152], r"answers.jsonl, line 1 has the token id 49152, .* 0\.\.49151: .* --model"),
+        ([], [7] * 150, "answers.jsonl, line 1: prompt_ids are empty, so"),
+    ],
+)
+def test_texts_that_the_model_cannot_read_are_named(
+    folder: Path, tmp_path: Path, prompt: list[int], ids: list[int], message: str
+) -> None:
+    row = {"id": "a", "messages": [{"role": "user", "content": "Hi"}], "response": "", "prompt_ids": prompt}
+    (tmp_path / "answers.jsonl").write_text(json.dumps(row | {"token_ids": ids}) + "\n")
+    with pytest.raises(TrainingError, match=message):
+        evaluation.run(arguments(folder, tmp_path / "out", "--answers", str(tmp_path / "answers.jsonl")))
 
 
 def test_mistakes_are_named(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

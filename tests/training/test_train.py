@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -24,9 +26,9 @@ from training_runs import FUSED, dataset_meta, losses, random_source, recipe, va
 META = dataset_meta(top_k=4, max_length=512, loops="keep")
 
 
-def write_data(folder: Path, number: int) -> Path:
+def write_data(folder: Path, number: int, **meta: Any) -> Path:
     records = random_source(number).records
-    with DatasetWriter(folder, META) as writer:
+    with DatasetWriter(folder, replace(META, **meta)) as writer:
         writer.write(
             [
                 Record(r.id, r.id, r.token_ids, r.response, r.entropy, r.group_sizes, r.top_ids, r.top_logprobs)
@@ -74,7 +76,7 @@ def test_a_finished_run_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[st
     data, made, out = write_data(tmp_path / "data", 4), write_recipe(tmp_path / "r.yaml", base), tmp_path / "run"
     options = (made, "--data", data, "--out", out, "--set", "max_steps=2")
     assert command(*options) == 0
-    assert "finished" not in capsys.readouterr().err
+    assert "the run has finished" not in capsys.readouterr().err
     before = sorted(out.rglob("*"))
     assert command(*options, "--resume") == 0
     said = capsys.readouterr().err
@@ -89,6 +91,30 @@ def test_a_stopped_run_is_no_success_to_a_script(tmp_path: Path, monkeypatch: py
     data, made = write_data(tmp_path / "data", 4), write_recipe(tmp_path / "r.yaml", write_base(tmp_path / "base"))
     monkeypatch.setattr("hamburger.training.run.train.Job.run", lambda job, console, stop: False)
     assert command(made, "--data", data, "--out", tmp_path / "run") == 130
+
+
+def test_data_that_another_model_scored(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = write_recipe(tmp_path / "r.yaml", write_base(tmp_path / "tiny"))
+    own, other = write_data(tmp_path / "own", 6), write_data(tmp_path / "other", 6, vocab_size=128)
+    renamed = write_data(tmp_path / "renamed", 6, model="somebody's")
+    short = ("--set", "max_steps=1")
+    for sets in (("--data", own, other), ("--data", own, "--validation", other)):
+        with pytest.raises(
+            TrainingError, match=r"other was scored by tiny, .* vocabulary of 128, but .* has 96: segment"
+        ):
+            command(made, *sets, "--out", tmp_path / "run", *short)
+    assert command(made, "--data", own, "--out", tmp_path / "run", *short) == 0
+    assert "warning" not in capsys.readouterr().err
+    assert command(made, "--data", renamed, "--out", tmp_path / "renamed-run", *short) == 0
+    assert "renamed was scored by somebody's, and the base is tiny: if they are not" in capsys.readouterr().err
+
+
+def test_a_validation_set_belongs_to_the_run(tmp_path: Path) -> None:
+    data, made = write_data(tmp_path / "data", 8), write_recipe(tmp_path / "r.yaml", write_base(tmp_path / "base"))
+    call = (made, "--data", data, "--out", tmp_path / "run", "--set", "max_steps=1")
+    assert command(*call) == 0
+    with pytest.raises(TrainingError, match=r"another validation_share: .*; --validation sets validation_share to 0"):
+        command(*call, "--validation", data, "--resume")
 
 
 def test_data_and_recipe_that_are_not_there(tmp_path: Path) -> None:
@@ -126,7 +152,7 @@ def test_a_broken_state_is_named(tmp_path: Path) -> None:
     (tmp_path / "training").mkdir()
     (tmp_path / "training" / "state.pt").write_bytes(b"not a checkpoint")
     with pytest.raises(TrainingError, match=r"state\.pt cannot be read"):
-        read_state(tmp_path, recipe(tmp_path), 1)
+        read_state(tmp_path, recipe(tmp_path), 1, "")
     (tmp_path / "latest").write_text("step-000001")
     with pytest.raises(TrainingError, match="which is no whole checkpoint"):
         RunFolder(tmp_path).latest()

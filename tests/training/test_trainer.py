@@ -190,6 +190,37 @@ def test_a_loss_that_is_not_finite_is_skipped_and_then_given_up(
     assert bool(weight.isfinite().all())
 
 
+def test_no_checkpoint_is_written_while_the_loss_is_broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = recipe(write_base(tmp_path / "base"), max_steps=9, checkpoint_every=1, keep=1)
+    job = Job(made, [random_source(8)], tmp_path / "run", device="cpu")
+    trainer, forward = job.trainer, job.trainer.core.forward
+
+    def from_step_2(batch: Any) -> Any:
+        outcome = forward(batch)
+        bad = float("nan") if trainer.step >= 2 else 1.0
+        return dataclasses.replace(outcome, token_loss=outcome.token_loss * bad)
+
+    monkeypatch.setattr(trainer.core, "forward", from_step_2)
+    with pytest.raises(TrainingError, match="not finite for 5 steps in a row, up to step 7"):
+        job.run(QUIET, StopRequest())
+    assert [path.name for path in (tmp_path / "run").glob("step-*")] == ["step-000002"]
+    assert (tmp_path / "run" / "latest").read_text() == "step-000002\n"
+
+
+def test_a_stop_while_the_loss_is_broken_removes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = recipe(write_base(tmp_path / "base"), max_steps=9, checkpoint_every=1, keep=1)
+    job = Job(made, [random_source(8)], tmp_path / "run", device="cpu")
+    trainer, forward = job.trainer, job.trainer.core.forward
+
+    def at_step_2(batch: Any) -> Any:
+        outcome = forward(batch)
+        return dataclasses.replace(outcome, token_loss=outcome.token_loss * (float("nan") if trainer.step == 2 else 1))
+
+    monkeypatch.setattr(trainer.core, "forward", at_step_2)
+    assert not job.run(QUIET, stop_after(3))
+    assert sorted(path.name for path in (tmp_path / "run").glob("step-*")) == ["step-000002", "step-000003"]
+
+
 def test_a_signal_ends_the_run_with_a_checkpoint(tmp_path: Path) -> None:
     made = recipe(write_base(tmp_path / "base"), max_steps=3, checkpoint_every=50)
     before = signal.getsignal(signal.SIGTERM)
@@ -212,9 +243,16 @@ def test_a_run_goes_on_only_as_it_was_started(tmp_path: Path) -> None:
         train(made.model_copy(update={"seed": 1, "clip": 2.0}), data, tmp_path / "run", resume=True)
     with pytest.raises(TrainingError, match="8 examples, the data has 7"):
         train(made, random_source(7), tmp_path / "run", resume=True)
+    turned = MadeSource(data.records[::-1])
+    with pytest.raises(TrainingError, match="started with other examples, or the same in another order"):
+        train(made, turned, tmp_path / "run", resume=True)
     path = tmp_path / "run" / "step-000001" / "training" / "state.pt"
     state = torch.load(path, weights_only=True)
-    del state["recipe"]["optimizer"], state["recipe"]["objective"]["matching"]  # written before there were these
+    del (
+        state["data"],
+        state["recipe"]["optimizer"],
+        state["recipe"]["objective"]["matching"],
+    )  # written before there were these
     torch.save(state, path)
     other = {"optimizer": "muon", "objective": made.objective.model_copy(update={"matching": 1.0})}
     with pytest.raises(TrainingError, match="another objective, optimizer"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -43,6 +44,7 @@ class Examples:
     def __init__(self, sources: Sequence[Source], wanted: Callable[[str], bool] = lambda id: True) -> None:
         self._places: list[tuple[Source, int]] = []
         self.longest = self.largest_group = self.highest_id = 0
+        self._digest = hashlib.blake2b(digest_size=16)
         self.teacher_sizes: set[int] = set()
         self.state_layers = {source.state_layers for source in sources}
         for source in sources:
@@ -57,7 +59,17 @@ class Examples:
         self.longest = max(self.longest, len(example.token_ids))
         self.largest_group = max(self.largest_group, int(example.group_sizes.max()))
         self.highest_id = max(self.highest_id, int(example.token_ids.max()))
+        if example.top_ids is not None and example.top_ids.numel():
+            self.highest_id = max(self.highest_id, int(example.top_ids.max()))
+        for part in (example.token_ids, example.response, example.group_sizes):
+            self._digest.update(part.numpy().tobytes())
+        self._digest.update(f"{example.id} {len(example.token_ids)}".encode(errors="surrogatepass"))
         self.teacher_sizes.add(0 if example.top_ids is None else example.top_ids.shape[1])
+
+    @property
+    def fingerprint(self) -> str:
+        """Changes with the examples, their groups and their order."""
+        return self._digest.hexdigest()
 
     def check(self, recipe: Recipe, trunk: TrunkConfig) -> None:
         """Raises TrainingError when a recipe, or a model with this trunk, cannot use the examples."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Protocol
 
 from hamburger.training.corpus.conversation import (
     ChatTokenizer,
@@ -19,6 +20,13 @@ from hamburger.training.corpus.prompts import Message, row_category, row_id, row
 from hamburger.training.errors import TrainingError
 
 Finish = Literal["stop", "length"]
+_LOOKED_AT = 8  # rows of a file, by which another model's shows
+
+
+class Decoder(Protocol):
+    """What turns ids into text; engine.text.tokenizer.Tokenizer does."""
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,3 +106,23 @@ def read_answers(paths: Iterable[Path]) -> Iterator[WrittenAnswer]:
                 finish_reason=finish,
                 place=row.place,
             )
+
+
+def check_written_with(tokenizer: Decoder, paths: Iterable[Path]) -> None:
+    """Whether the answers' ids mean to the model what they meant to the one that wrote them: the first rows of each
+    file tell, where they have text and ids. Raises TrainingError that names file and line, or OSError."""
+    for path in paths:
+        with_both = (answer for answer in read_answers([path]) if answer.response and answer.token_ids)
+        for answer in islice(with_both, _LOOKED_AT):
+            ids = answer.token_ids or []
+            # Some write end tokens out, or cut the text where a character or the answer has no end.
+            texts = {_bare(tokenizer.decode(ids, skip_special_tokens=skip)) for skip in (True, False)}
+            if _bare(answer.response) not in texts:
+                raise TrainingError(
+                    f'{answer.place}: token_ids are not those of "response" to this model: name the model that wrote '
+                    "the answers with --model, or leave token_ids and prompt_ids out of the rows."
+                )
+
+
+def _bare(text: str) -> str:
+    return text.strip().rstrip("\ufffd").rstrip()

@@ -33,6 +33,7 @@ TOKEN_TENSORS = {
     "entropy": torch.float32,
     "group_sizes": torch.uint8,
 }
+_LATER = frozenset({"dtype", "quantization"})  # what meta.json did not always have
 RESPONSE_TENSORS = {"top_ids": torch.int32, "top_logprobs": torch.float16, "states": torch.bfloat16}
 
 
@@ -64,7 +65,10 @@ class Example:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatasetMeta:
-    """The settings that a data set was made with. model: the one that scored it; model_argument, base: to load it."""
+    """The settings that a data set was made with. model: the one that scored it; model_argument, base: to load it.
+
+    dtype, quantization: as it was scored; None in data sets that do not say, which agree with any.
+    """
 
     model: str
     model_argument: str | None
@@ -80,11 +84,14 @@ class DatasetMeta:
     loops: str
     held_out: float
     state_layers: tuple[int, ...] = ()
+    dtype: str | None = None
+    quantization: str | None = None
 
     def differences(self, other: DatasetMeta) -> list[str]:
         """The fields in which two differ; where the model lies is none of them."""
         mine, others = asdict(self), asdict(other)
-        return [name for name in mine if name not in ("model_argument", "base") and mine[name] != others[name]]
+        differ = [name for name in mine if name not in ("model_argument", "base") and mine[name] != others[name]]
+        return [name for name in differ if name not in _LATER or None not in (mine[name], others[name])]
 
 
 class SegmentedDataset:
@@ -212,7 +219,7 @@ def read_meta(folder: Path) -> DatasetMeta:
         known = (values.pop("format"), values.pop("version"))
         if known != (FORMAT, VERSION):
             raise ValueError(f"it is of the format {known[0]} {known[1]}, not {FORMAT} {VERSION}")
-        if other := set(values) ^ {field.name for field in fields(DatasetMeta)}:
+        if other := (set(values) | _LATER) ^ {field.name for field in fields(DatasetMeta)}:
             raise ValueError(f"its keys are not those of this version ({', '.join(sorted(other))})")
         return DatasetMeta(**values | {"state_layers": tuple(values["state_layers"])})
     except (ValueError, KeyError, TypeError, AttributeError) as error:

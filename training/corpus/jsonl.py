@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import gzip
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -60,6 +60,23 @@ def ids_of(row: Row, key: str) -> list[int] | None:
     if not isinstance(value, list) or any(type(i) is not int or i < 0 for i in value):
         raise TrainingError(f'{row.place}: "{key}" must be a list of token ids, not {_shown(value)}.')
     return value
+
+
+def check_own(path: Path, keys: Collection[str], command: str) -> None:
+    """Whether `command` wrote the file that it wants to add to: its rows have these keys, the first tells.
+
+    To be asked before a GrowingFile is opened, which cuts a file. Raises TrainingError for another command's file.
+    """
+    if not path.is_file():
+        return
+    with path.open("rb") as file:
+        line = file.readline()
+    try:
+        values = _parse(f"{path}, line 1", line) if line.strip() else None
+    except TrainingError:
+        values = None if not line.endswith(b"\n") else {}  # cut off when its writer was killed, or of another kind
+    if values is not None and not values.keys() >= set(keys):
+        raise TrainingError(f"{path} was not written by {command}: move it away, or name another folder with --out.")
 
 
 class GrowingFile:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import shutil
 import sys
@@ -262,8 +263,8 @@ def _calibrated(
 def _spread(data: SegmentedDataset, chosen: Sequence[int], max_tokens: int) -> Iterator[Example]:
     """Examples from all over the set, whose parts may differ in kind."""
     tokens = data.num_response_tokens * len(chosen) / max(len(data), 1)
-    stride = max(1, int(tokens / max_tokens))
-    return (data.example(i) for i in chosen[::stride])
+    stride = max(1.0, tokens / max_tokens)
+    return (data.example(chosen[int(i * stride)]) for i in range(math.ceil(len(chosen) / stride)))
 
 
 def _set_graft(folder: Path, graft: GraftConfig) -> None:

@@ -84,6 +84,11 @@ class Scorer:
         reader = None if kernels is None else KernelReader(built, kernels, built.embed_tokens.weight.dtype)
         return cls(built, built.config.trunk.fixed_context_tokens, reader)
 
+    @property
+    def is_quantized(self) -> bool:
+        """Whether it reads as a model is served, with the compiled kernels."""
+        return isinstance(self._reader, KernelReader)
+
     def score(
         self,
         sequences: Sequence[Sequence[int]],

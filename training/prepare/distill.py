@@ -144,18 +144,29 @@ def distill(
 
     Ids of answers that were dropped because they repeat themselves stand in `<out>.dropped`, so that they are not
     written again.
-    Raises TrainingError when the model is a HAMburger, when `out` holds answers made otherwise, or is being written by
-    another process.
+    Raises TrainingError when the model is a HAMburger, when there is nothing to write, when `out` holds answers made
+    otherwise, or is being written by another process.
     """
     if not writer.info.is_plain_base:
         raise TrainingError(
             f"{model_name} is a HAMburger, but it is its base model that must write the answers: name that as --model."
         )
     tally = Tally()
+    tasks = _tasks(writer, prompts, settings, tally)
+    if not tasks and tally.too_long:
+        raise TrainingError(
+            f"none of the {tally.too_long} prompts that are not held out leaves room for an answer of "
+            f"{settings.max_tokens} tokens in the model's context of {writer.info.max_model_len}, so there is nothing "
+            "to write: lower --max-tokens, or give shorter prompts."
+        )
+    if not tasks and tally.held_out:
+        raise TrainingError(
+            f"all {tally.held_out} prompts are held out for evaluation, so there is nothing to write: give more, or "
+            "lower --held-out."
+        )
     with GrowingFile(out) as answers, GrowingFile(out.with_name(out.name + ".dropped")) as dropped:
         known = _known(answers.path, settings, model_name)
         was_dropped = _known(dropped.path, settings, model_name)
-        tasks = _tasks(writer, prompts, settings, tally)
         todo = [task for task in tasks if (task.prompt.id, task.sample) not in known | was_dropped]
         tally.found, tally.repetitive = len(known), len(was_dropped)
         with token_bar("Writing", len(tasks), console) as bar:

@@ -14,7 +14,7 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from hamburger.model.checkpoints.sources import resolve_source
+from hamburger.model.checkpoints.sources import PROBE_FILE, resolve_source
 from hamburger.model.config import GraftConfig
 from hamburger.model.modules.hamburger import HamburgerModel
 from hamburger.training.batches.batches import NO_TARGET, TrainBatch, collate, passes
@@ -23,6 +23,7 @@ from hamburger.training.corpus.dataset_writer import DatasetWriter
 from hamburger.training.corpus.prompts import unit_hash
 from hamburger.training.errors import TrainingError
 from hamburger.training.export.calibrate import Calibration, identity
+from hamburger.training.forward.fingerprint import fingerprint
 from hamburger.training.forward.loading import load_model
 from hamburger.training.loss.objective import Objective, Outcome, TrainingNetwork
 from hamburger.training.prepare.group_report import group_report
@@ -44,7 +45,9 @@ def run(args: argparse.Namespace) -> int:
     if graft is None:
         raise TrainingError(f"{source.name} has no graft, so it makes no groups: name a HAMburger.")
     low, high = args.confidence[0], args.confidence[-1]
-    meta = _meta(data, trunk.vocab_size, graft, f"{source.name} at {low:g} to {high:g}, seed {args.seed}")
+    # Checkpoints of several runs have the same name.
+    name = f"{source.name} ({fingerprint(source, without=(PROBE_FILE,))})"
+    meta = _meta(data, trunk.vocab_size, graft, f"{name} at {low:g} to {high:g}, seed {args.seed}")
     with DatasetWriter(args.out, meta) as writer:
         left = {e.key: e for d in data for e in d.examples() if e.key not in writer.keys}
         examples = list(left.values())

@@ -21,7 +21,7 @@ from rich.console import Console
 from hamburger.engine.text.tokenizer import Tokenizer
 from hamburger.model.checkpoints.sources import resolve_source
 from hamburger.training.base_model import base_arguments, base_name
-from hamburger.training.corpus.answers import WrittenAnswer, read_answers
+from hamburger.training.corpus.answers import WrittenAnswer, check_written_with, read_answers
 from hamburger.training.corpus.conversation import ChatTokenizer, TokenizedConversation, TrainOn
 from hamburger.training.corpus.dataset import DatasetMeta, Example, SegmentedDataset
 from hamburger.training.corpus.dataset_writer import DatasetWriter
@@ -93,6 +93,7 @@ def run(args: argparse.Namespace) -> int:
     check_settings(args.strategy, args.max_group, args.ratio, args.floor)
     model, base = base_arguments(args.model, args.base)
     tokenizer = Tokenizer.load(resolve_source(model, base).tokenizer_path)
+    check_written_with(tokenizer, args.answers)
     scorer = Scorer.load(
         model,
         base,
@@ -117,6 +118,8 @@ def run(args: argparse.Namespace) -> int:
         loops=args.loops,
         held_out=args.held_out,
         state_layers=state_layers(args.states, trunk.num_layers),
+        dtype=str(scorer.model.embed_tokens.weight.dtype).removeprefix("torch."),
+        quantization="auto" if scorer.is_quantized else "none",
     )
     tally = segment_answers(
         scorer,

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -17,7 +15,7 @@ from hamburger.engine.llm import LLM
 from hamburger.engine.text.tokenizer import Tokenizer
 from hamburger.engine.types.config import EngineArgs, Quantization
 from hamburger.engine.types.sampling_params import SamplingParams
-from hamburger.model.checkpoints.sources import BUILTIN, ModelSource, embedded_gguf, read_json, resolve_source
+from hamburger.model.checkpoints.sources import ModelSource, read_json, resolve_source
 from hamburger.training.corpus.jsonl import GrowingFile, read_rows
 from hamburger.training.progress import token_bar
 from hamburger.training.quality.prompts import Prompt
@@ -102,18 +100,6 @@ def load_engine(name: ModelName, options: EngineOptions, on_progress: Callable[[
     return Engine(LLM.from_core(core, info, name.tokenizer()), core)
 
 
-def fingerprint(name: ModelName, *settings: object) -> str:
-    """16 hex digits that change with any byte of the model's weights or configuration, and with the settings."""
-    digest = hashlib.sha256(repr(settings).encode())
-    source = name.source
-    for path in dict.fromkeys(p for p in (source.path, source.base_path) if p is not None):
-        for file in _model_files(path):
-            digest.update(file.name.encode())
-            with file.open("rb") as content:
-                digest.update(hashlib.file_digest(content, "sha256").digest())
-    return digest.hexdigest()[:16]
-
-
 def generate_answers(
     engine: Callable[[], Engine],
     cache: GrowingFile,
@@ -165,11 +151,3 @@ def _row(model: str, prompt: Prompt, confidence: float, result: GenerationResult
 
 def _answer(prompt: Prompt, confidence: float, row: dict[str, Any]) -> Answer:
     return Answer(prompt, confidence, row["groups"], row["stop_probs"], row["finish_reason"] == "stop")
-
-
-def _model_files(path: Path) -> list[Path]:
-    if path.is_file():
-        return [path]
-    files = [path / name for name in ("config.json", "generation_config.json")]
-    files = [file for file in files if file.is_file()] + sorted(path.glob("*.safetensors"))
-    return [*files, embedded_gguf()] if path == BUILTIN else files

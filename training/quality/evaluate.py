@@ -19,15 +19,15 @@ from hamburger.engine.text.tokenizer import Tokenizer
 from hamburger.engine.types.messages import EngineInfo
 from hamburger.model.device.devices import choose_device, choose_dtype
 from hamburger.training.corpus.conversation import prompt_ids
-from hamburger.training.corpus.jsonl import GrowingFile
+from hamburger.training.corpus.jsonl import GrowingFile, check_own
 from hamburger.training.errors import TrainingError
+from hamburger.training.forward.fingerprint import fingerprint
 from hamburger.training.forward.scoring import Scorer
 from hamburger.training.quality.answers import (
     Answer,
     Engine,
     EngineOptions,
     ModelName,
-    fingerprint,
     generate_answers,
     load_engine,
 )
@@ -44,6 +44,12 @@ SHOWN_SETTINGS = (
     *("per_kind", "held_out", "max_prompt_tokens", "max_tokens"),
     *("speed_prompts", "speed_tokens", "rounds", "seed"),
 )
+# What is kept in the folder, and some of what its rows hold.
+_KEPT = {
+    "answers.jsonl": ("model", "confidence", "id", "prompt_ids", "groups", "stop_probs"),
+    "speed.jsonl": ("model", "confidence", "id", "prompt_ids", "sizes", "seconds"),
+    "scores.jsonl": ("scorer", "text", "logprobs"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +73,8 @@ def run(args: argparse.Namespace) -> int:
     Raises TrainingError, CheckpointError, ConfigError, HamburgerError or OSError.
     """
     err, out = Console(stderr=True, highlight=False), Console(highlight=False)
+    for name, keys in _KEPT.items():
+        check_own(args.out / name, keys, "eval-quality")
     args.out.mkdir(parents=True, exist_ok=True)
     job = _job(args, lambda line: err.print(line, markup=False, soft_wrap=True))
     with GrowingFile(args.out / "answers.jsonl") as cache:
@@ -111,9 +119,9 @@ def _job(args: argparse.Namespace, say: Callable[[str], None]) -> _Job:
         say=say,
         model=model,
         base=base,
-        model_print=fingerprint(model, *engine),
-        base_print=fingerprint(base, *engine),
-        scorer_print=fingerprint(base, *machine),
+        model_print=fingerprint(model.source, *engine),
+        base_print=fingerprint(base.source, *engine),
+        scorer_print=fingerprint(base.source, *machine),
         prompts=prompts,
         options=EngineOptions(
             args.device,

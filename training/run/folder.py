@@ -63,8 +63,8 @@ class RunFolder:
             )
         return folder
 
-    def save(self, step: int, write_model: Callable[[Path], None], state: dict[str, Any], keep: int) -> Path:
-        """Write a checkpoint, then let `latest` name it, then remove all but the newest `keep`."""
+    def save(self, step: int, write_model: Callable[[Path], None], state: dict[str, Any], keep: int | None) -> Path:
+        """Write a checkpoint, then let `latest` name it, then remove all but the newest `keep` (None: nothing)."""
         folder = self.path / f"step-{step:06d}"
         temporary = self.path / f".{folder.name}.tmp"
         shutil.rmtree(temporary, ignore_errors=True)
@@ -79,7 +79,7 @@ class RunFolder:
         pointer.write_text(folder.name + "\n", encoding="utf-8")
         _flush(pointer)
         pointer.replace(self.path / "latest")
-        for old in self._steps()[:-keep]:
+        for old in self._steps()[:-keep] if keep else []:
             if old != folder:
                 shutil.rmtree(old)
         return folder
@@ -95,7 +95,7 @@ def _flush(path: Path) -> None:
             os.fsync(file.fileno())
 
 
-def read_state(folder: Path, recipe: Recipe, num_examples: int) -> dict[str, Any]:
+def read_state(folder: Path, recipe: Recipe, num_examples: int, data_print: str) -> dict[str, Any]:
     """A checkpoint's training state. Raises TrainingError when recipe or data are not those it was written with."""
     path = folder / "training" / "state.pt"
     try:
@@ -104,14 +104,20 @@ def read_state(folder: Path, recipe: Recipe, num_examples: int) -> dict[str, Any
         raise TrainingError(f"{path} cannot be read ({error}): let `latest` name another checkpoint.") from error
     now, then = recipe.shaping(), _with_defaults(state["recipe"], Recipe().shaping())
     if changed := [name for name in now if now[name] != then.get(name)]:
+        why = "; --validation sets validation_share to 0, so give it as then, or leave it out as then"
         raise TrainingError(
             f"the run was started with another {', '.join(changed)}: give the same to --resume, or begin a new run "
-            f"from this one with --init {folder}."
+            f"from this one with --init {folder}{why if 'validation_share' in changed else ''}."
         )
     if state["num_examples"] != num_examples:
         raise TrainingError(
             f"the run was started with {state['num_examples']} examples, the data has {num_examples}: give the same "
             "--data."
+        )
+    if state.get("data", data_print) != data_print:  # older states do not say
+        raise TrainingError(
+            "the run was started with other examples, or the same in another order or in other groups: give the same "
+            f"--data in the same order, or begin a new run from this one with --init {folder}."
         )
     return state
 

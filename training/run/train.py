@@ -13,12 +13,13 @@ import torch
 from accelerate import Accelerator  # type: ignore[import-untyped]
 from rich.console import Console
 
+from hamburger.model.checkpoints.sources import resolve_source
 from hamburger.model.device.devices import choose_device, choose_dtype, make_current
 from hamburger.training.batches.packs import Examples, Packer, PackStream, Source
 from hamburger.training.corpus.dataset import SegmentedDataset
 from hamburger.training.corpus.prompts import is_kept_back
 from hamburger.training.errors import TrainingError
-from hamburger.training.forward.origin import read_base, read_hamburger, with_graft
+from hamburger.training.forward.origin import Origin, read_base, read_hamburger, with_graft
 from hamburger.training.forward.trainable import build
 from hamburger.training.recipe import Grouping, Recipe, parse_recipe, read_recipe
 from hamburger.training.run.allocator import keep_freed_memory
@@ -95,6 +96,8 @@ class Job:
         start = recipe.init if latest is None else str(latest)
         origin = read_base(recipe.base) if start is None else read_hamburger(start)
         vocab = origin.config.trunk.vocab_size
+        sets = [source for source in (*data, *(validation or ())) if isinstance(source, SegmentedDataset)]
+        self.warnings = _check_scored(sets, origin)
         for examples in (chosen.train, chosen.held_out):
             examples.check(recipe, origin.config.trunk)
         if recipe.cached_states and (origin.adapter is not None or origin.base is None):
@@ -118,10 +121,11 @@ class Job:
                 self.folder,
                 compute,
                 len(chosen.train),
+                chosen.train.fingerprint,
             )
         )
         if latest is not None:
-            self.trainer.load(read_state(latest, recipe, len(chosen.train)))
+            self.trainer.load(read_state(latest, recipe, len(chosen.train), chosen.train.fingerprint))
         if self.accelerator.is_main_process:
             self.folder.start(recipe, resume=resume)
 
@@ -129,6 +133,8 @@ class Job:
         """Train; returns whether the run is complete."""
         if not self.accelerator.is_main_process:
             return self.trainer.run(None, stop)
+        for line in self.warnings:
+            console.print(line, style="yellow", markup=False, highlight=False, soft_wrap=True)
         if self.trainer.step >= self.trainer.total_steps:
             console.print(
                 f"the run has finished, with step {self.trainer.step}: nothing is left to train. Its checkpoint is "
@@ -152,6 +158,26 @@ def _split(recipe: Recipe, data: Sequence[Source], validation: Sequence[Source] 
         return is_kept_back(id, recipe.validation_share)
 
     return _Data(_not_empty(Examples(data, lambda id: not kept_back(id))), Examples(data, kept_back))
+
+
+def _check_scored(sets: Sequence[SegmentedDataset], origin: Origin) -> list[str]:
+    """What looks as if another model had scored the data, as lines to show. Raises TrainingError where one surely has.
+
+    A folder may be called otherwise elsewhere, so a name alone proves nothing.
+    """
+    vocab, base = origin.config.trunk.vocab_size, origin.base and resolve_source(origin.base, weights=False).name
+    for data in sets:
+        if data.meta.vocab_size != vocab:
+            raise TrainingError(
+                f"{data.folder} was scored by {data.meta.model}, which has a vocabulary of {data.meta.vocab_size}, but "
+                f"the model to train has {vocab}: segment it with the model's own base."
+            )
+    return [
+        f"warning: {data.folder} was scored by {data.meta.model}, and the base is {base}: if they are not the same "
+        "model, segment the data with the base."
+        for data in sets
+        if base is not None and data.meta.model != base
+    ]
 
 
 def _not_empty(examples: Examples) -> Examples:

@@ -41,7 +41,7 @@ _FULL = StateDictOptions(full_state_dict=True, cpu_offload=True)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Parts:
-    """What a trainer works with. num_examples: of the data, which a resumed run compares."""
+    """What a trainer works with. num_examples, data_print: of the data, which a resumed run compares."""
 
     recipe: Recipe
     trainable: Trainable
@@ -51,6 +51,7 @@ class Parts:
     run: RunFolder
     compute: torch.dtype
     num_examples: int
+    data_print: str
 
 
 class Trainer:
@@ -92,7 +93,8 @@ class Trainer:
             if journal is not None:
                 journal.step(self.step, values)
             # First the checkpoint: a stop may leave little time, and FSDP's weights are whole after a validation.
-            if ended or stopped or self.step % self.recipe.checkpoint_every == 0:
+            # While the loss is broken the weights may be: `latest` stays with good ones.
+            if ended or stopped or (self.step % self.recipe.checkpoint_every == 0 and not self._broken):
                 self.save()
             if self.parts.validator is not None and (ended or self.step % self.recipe.validation_every == 0):
                 report = self.parts.validator(self.network, self.core, self._amp())
@@ -109,13 +111,14 @@ class Trainer:
             "skipped": self.skipped,
             "broken": self._broken,
             "num_examples": self.parts.num_examples,
+            "data": self.parts.data_print,
             "recipe": self.recipe.shaping(),
             "optimizer": get_optimizer_state_dict(self.network, self.optimizers, options=_FULL),
         }
         weights = get_model_state_dict(self.network, options=_FULL)
         if self.accelerator.is_main_process:
             own = {name.removeprefix("model."): t for name, t in weights.items() if isinstance(t, Tensor)}
-            trainable, keep = self.parts.trainable, self.recipe.keep
+            trainable, keep = self.parts.trainable, None if self._broken else self.recipe.keep
             self.parts.run.save(self.step, lambda folder: trainable.save(folder, own), state, keep)
         self.accelerator.wait_for_everyone()
 

@@ -27,6 +27,7 @@ BY_HEAD = (
     "attention to come, by head",
     "random, by head",
 )
+RANDOM = ("random", "random, by head")
 ALIKE = ("attention", "attention x surprise", "surprise", "random", "newest", "recency")
 SCORE_NAMES = (*BY_HEAD, *ALIKE)
 
@@ -41,19 +42,22 @@ class Chooser(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Policy:
     """score: one of SCORE_NAMES. `attention to come` is what no engine knows; newest: of each chunk the newest stay;
-    recency: of the whole answer the newest, as many as are held otherwise. probe: which one it is."""
+    recency: of the whole answer the newest, as many as are held otherwise. probe: which one it is. seed: of random
+    choice."""
 
     score: str
     settling: Settling
     probe: str = ""
+    seed: int = 0
 
     @property
     def name(self) -> str:
         s = self.settling
         parts = [self.score, s.window, s.growth, s.keep, s.chunk, *([s.limit] if s.limit else ()), self.probe]
+        parts += [f"seed {self.seed}"] if self.score in RANDOM else []
         return " | ".join(str(part) for part in parts if part != "")
 
-    def dropped_at(self, seen: Observed, choices: Mapping[str, Chooser], seed: int) -> Tensor:
+    def dropped_at(self, seen: Observed, choices: Mapping[str, Chooser]) -> Tensor:
         """int64 [A], or [layers, kv_heads, A]: the number of computed answer tokens at which each loses its slot; A
         where it never does. choices: of the scores KEYS, PROBE and EQUAL."""
         length = len(seen.surprise)
@@ -63,7 +67,7 @@ class Policy:
             return dropped_by_head(seen, self.settling, choice, places.numbers)
         heads = (len(seen.heads), seen.heads[0][0].shape[1]) if self.score in BY_HEAD else ()
         dropped = torch.full((*heads, length), length, dtype=torch.int64)
-        generator = torch.Generator().manual_seed(seed)
+        generator = torch.Generator().manual_seed(self.seed % 2**63)
         chunk, number = self.settling.chunk, self.settling.chunk - self.settling.kept
         gone = 0
         for place, first in self.settling.places(length):

@@ -21,29 +21,33 @@ from hamburger.engine.text.tokenizer import Tokenizer
 from hamburger.engine.types.settling import Settling
 from hamburger.model.checkpoints.settle_probe import equal_shares, load_probe, read_probe
 from hamburger.model.checkpoints.settle_settings import read_settings, settle_settings
-from hamburger.model.checkpoints.sources import ModelSource, resolve_source
+from hamburger.model.checkpoints.sources import PROBE_FILE, ModelSource, resolve_source
+from hamburger.model.device.devices import choose_device, choose_dtype
 from hamburger.model.modules.hamburger import HamburgerModel
 from hamburger.model.modules.rotary import RotaryEmbedding
 from hamburger.model.slot_choice import SlotChoice
 from hamburger.training.corpus.answers import read_answers
-from hamburger.training.corpus.jsonl import GrowingFile, read_rows, text_of
+from hamburger.training.corpus.jsonl import GrowingFile, check_own, read_rows, text_of
 from hamburger.training.errors import TrainingError
+from hamburger.training.forward.fingerprint import fingerprint
 from hamburger.training.forward.loading import load_model
 from hamburger.training.progress import token_bar
 from hamburger.training.settling.choice import BY_HEAD, EQUAL, KEYS, PROBE, SCORE_NAMES, Chooser, Policy
-from hamburger.training.settling.observed import Observed, observe, settled_states
+from hamburger.training.settling.observed import Observed, check_text, observe, settled_states
 from hamburger.training.settling.report import write_report
 
 BUCKET = 256  # answer tokens: places are told apart by it
 _ROWS_A_HEAD = 256
+_CACHE = "measured.jsonl"
 
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """key: of the cache, the same in every call. kind: what figures are told apart by."""
+    """key: of the cache, the same in every call. kind: what figures are told apart by. place: for messages."""
 
     key: str
     kind: str
+    place: str
     prompt_ids: list[int]
     answer_ids: list[int]
 
@@ -64,24 +68,42 @@ def run(args: argparse.Namespace) -> int:
         )
     for name, why in without.items():
         console.print(f"{name}: not in the table, as {why}.", markup=False, soft_wrap=True)
+    check_own(args.out / _CACHE, ("key", "policy", "sums"), "eval-settle")
     args.out.mkdir(parents=True, exist_ok=True)
     model = load_model(
         source, device=args.device, dtype=args.dtype, on_progress=lambda line: console.print(line, markup=False)
     )
+    for text in texts:
+        check_text(model.config.trunk, text.place, text.prompt_ids, text.answer_ids)
     choices, probe = _choices(args, source, model)
     policies = [replace(policy, probe=probe) if policy.score in (PROBE, EQUAL) else policy for policy in policies]
-    with GrowingFile(args.out / "measured.jsonl") as cache:
-        known = {(row.values["key"], row.values["policy"]): row.values for row in read_rows(cache.path)}
+    told = _model_print(args, source)
+    with GrowingFile(args.out / _CACHE) as cache:
+        found = [row.values for row in read_rows(cache.path)]
+        known = {(row["key"], row["policy"]): row for row in found if row.get("model") == told}
+        if others := sum(row.get("model") != told for row in found):
+            console.print(
+                f"{cache.path}: {others} of {len(found)} rows are not of this model, device and dtype, or do not say "
+                "of which: they are left out.",
+                markup=False,
+                soft_wrap=True,
+            )
         with token_bar("Texts", len(texts), console) as bar:
             for text in texts:
                 for row in _measured(model, text, [p for p in policies if (text.key, p.name) not in known], choices):
                     known[text.key, row["policy"]] = row
-                    cache.append(row)
+                    cache.append({"model": told, **row})
                 bar.add_tokens(len(text.answer_ids))
                 bar.advance(1)
     rows = [known[text.key, policy.name] for text in texts for policy in policies if (text.key, policy.name) in known]
     Console(highlight=False).print(write_report(args.out, rows, policies, args.seed), markup=False, soft_wrap=True)
     return 0
+
+
+def _model_print(args: argparse.Namespace, source: ModelSource) -> str:
+    """Tells the model as it is run from others; which probe it is a policy's name tells."""
+    device = choose_device(args.device)
+    return fingerprint(source, str(device), str(choose_dtype(args.dtype, device)), without=(PROBE_FILE,))
 
 
 def _policies(args: argparse.Namespace, source: ModelSource) -> Iterator[Policy]:
@@ -90,7 +112,7 @@ def _policies(args: argparse.Namespace, source: ModelSource) -> Iterator[Policy]
     for score, window, growth, keep in product(args.scores, windows, growths, keeps):
         if score not in SCORE_NAMES:
             raise TrainingError(f"score {score!r}: choose from {', '.join(SCORE_NAMES)}.")
-        yield Policy(score, Settling(window, keep, growth, args.chunk, limit=args.limit))
+        yield Policy(score, Settling(window, keep, growth, args.chunk, limit=args.limit), seed=args.seed)
 
 
 def _why_none_settles(settling: Settling, longest: int) -> str | None:
@@ -123,7 +145,7 @@ def _answers(args: argparse.Namespace) -> Iterator[Text]:
             name = file.name.removesuffix(".gz").removesuffix(".jsonl")
             # A file may hold several answers of one id, by other settings.
             told = blake2b(repr(ids).encode(), digest_size=4).hexdigest()
-            yield Text(f"{name} {answer.id} {told}", f"{name}: {kind}", answer.prompt_ids, ids)
+            yield Text(f"{name} {answer.id} {told}", f"{name}: {kind}", answer.place, answer.prompt_ids, ids)
 
 
 def _books(args: argparse.Namespace, tokenizer: Tokenizer) -> Iterator[Text]:
@@ -133,7 +155,7 @@ def _books(args: argparse.Namespace, tokenizer: Tokenizer) -> Iterator[Text]:
             ids = tokenizer.encode(text_of(row, "text")[: 8 * args.max_tokens])[: args.max_tokens]
             if len(ids) > args.min_tokens:
                 name = file.name.removesuffix(".gz").removesuffix(".jsonl")
-                yield Text(f"{name} {row.line}", f"{name} (by people)", ids[:1], ids[1:])
+                yield Text(f"{name} {row.line}", f"{name} (by people)", row.place, ids[:1], ids[1:])
 
 
 def _choices(args: argparse.Namespace, source: ModelSource, model: HamburgerModel) -> tuple[dict[str, Chooser], str]:
@@ -165,7 +187,7 @@ def _measured(
     seen = observe(model, text.prompt_ids, text.answer_ids, by_head=by_head)
     for policy in policies:
         first = next(policy.settling.places(length))[0]
-        dropped = policy.dropped_at(seen, choices, seed=0)
+        dropped = policy.dropped_at(seen, choices)
         states = settled_states(model, seen, dropped, first)
         yield {
             "key": text.key,

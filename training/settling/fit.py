@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from rich.console import Console
@@ -29,7 +30,7 @@ from hamburger.training.errors import TrainingError
 from hamburger.training.forward.loading import load_model
 from hamburger.training.progress import token_bar
 from hamburger.training.settling.choice import dropped_by_head
-from hamburger.training.settling.observed import Observed, observe
+from hamburger.training.settling.observed import Observed, check_text, observe
 from hamburger.training.settling.shares import allot, costs_of_shares, losses
 
 CHUNK = 64  # tokens, as the engine looks at them together
@@ -41,7 +42,13 @@ _KEEP = 1 / 8  # of a chunk: the share by which a probe's fit is told
 # Lose less of the embedded model, at fewer slots, than DEFAULTS where no place is lent (docs/log.md).
 _LENT: Mapping[str, float] = {"settle_window": 64, "settle_growth": 0, "settle_keep": 0.33}
 
-_Text = tuple[list[int], list[int]]  # ids of prompt and answer
+
+class _Text(NamedTuple):
+    """place: file and line, for messages."""
+
+    place: str
+    prompt_ids: list[int]
+    answer_ids: list[int]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,6 +75,8 @@ def run(args: argparse.Namespace) -> int:
     source = resolve_source(args.model, args.base)
     model = load_model(source, device=args.device, dtype=args.dtype, on_progress=tell)
     trunk = model.config.trunk
+    for text in texts:
+        check_text(trunk, text.place, text.prompt_ids, text.answer_ids)
     rotary = RotaryEmbedding(trunk, trunk.context_tokens, _device(model), torch.float32)
     if args.probe is None:
         weights = _fit_weights(args, model, SlotChoice(rotary), texts, console)
@@ -108,7 +117,11 @@ def _fit_shares(
     that nothing was fitted to: then those, and none."""
     settling = Settling.of_model(_LENT, args.window, args.growth, args.keep)
     usual, equal = Settling.of_model({}), equal_shares(model.config.trunk)
-    long = [text for text in texts if all(s.slots(len(text[1])) < len(text[1]) for s in (settling, usual))]
+
+    def settles(length: int) -> bool:
+        return all(s.slots(length) < length for s in (settling, usual))
+
+    long = [text for text in texts if settles(len(text.answer_ids))]
     held_out = long[::_HELD_OUT][: args.share_texts // _HELD_OUT + 1]
     fitted = [text for i, text in enumerate(long) if i % _HELD_OUT][: args.share_texts]
     if not fitted:
@@ -122,7 +135,7 @@ def _fit_shares(
     ways = {"lent": (settling, shares), "equal": (settling, equal), "usual": (usual, equal)}
     lost = _lost(model, choice, _observed(model, held_out, console, "Held-out"), ways)
     lends, most = int((shares == 0).sum()), int(shares.max())
-    lengths = [len(seen) for _, seen in held_out]
+    lengths = [len(text.answer_ids) for text in held_out]
     tokens_a_slot = {way: sum(lengths) / sum(map(ways[way][0].slots, lengths)) for way in ways}
     console.print(
         f"{lends} of {shares.numel()} heads lend places, to heads with those of up to {most}; held-out, at "
@@ -154,9 +167,9 @@ def _observed(
     model: HamburgerModel, texts: Sequence[_Text], console: Console, name: str, *, by_head: bool = False
 ) -> Iterator[Observed]:
     with token_bar(name, len(texts), console) as bar:
-        for prompt_ids, answer_ids in texts:
-            yield observe(model, prompt_ids, answer_ids, by_head=by_head)
-            bar.add_tokens(len(answer_ids))
+        for text in texts:
+            yield observe(model, text.prompt_ids, text.answer_ids, by_head=by_head)
+            bar.add_tokens(len(text.answer_ids))
             bar.advance(1)
 
 
@@ -165,7 +178,7 @@ def _texts(args: argparse.Namespace) -> Iterator[_Text]:
         if answer.token_ids is None or answer.prompt_ids is None:
             raise TrainingError(f"{answer.place}: it needs token_ids and prompt_ids, as `distill` writes them.")
         if len(answer.token_ids) >= args.min_tokens:
-            yield answer.prompt_ids, answer.token_ids[: args.max_tokens]
+            yield _Text(answer.place, answer.prompt_ids, answer.token_ids[: args.max_tokens])
 
 
 @torch.inference_mode()
@@ -197,7 +210,7 @@ def fit(chunks: Chunks, steps: int, seed: int) -> Tensor:
     weights = torch.zeros(layers, heads, width, requires_grad=True)
     optimizer = torch.optim.AdamW([weights], lr=_LEARNING_RATE, weight_decay=_WEIGHT_DECAY)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, _LEARNING_RATE, total_steps=steps)
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(seed % 2**63)
     for _ in range(steps):
         of = torch.randint(number, (_BATCH,), generator=generator)
         features = (chunks.features[of].float() - mean[:, None]) / deviation[:, None]

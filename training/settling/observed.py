@@ -10,8 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hamburger.model.config import TrunkConfig
 from hamburger.model.modules.hamburger import HamburgerModel
 from hamburger.model.modules.trunk import run_layers
+from hamburger.training.errors import TrainingError
 
 _ROWS_A_HEAD = 256
 Watch = Callable[[Tensor, Callable[[Tensor], Tensor], int], None]
@@ -45,6 +47,23 @@ class Observed:
 def middle_layers(num_layers: int) -> tuple[int, ...]:
     """Three layers spread over the middle of a trunk, which tell as much as all: of 30 layers 8, 15 and 22."""
     return tuple(dict.fromkeys(round(num_layers * share) for share in (0.27, 0.5, 0.74)))
+
+
+def check_text(trunk: TrunkConfig, place: str, prompt_ids: Sequence[int], answer_ids: Sequence[int]) -> None:
+    """Raises TrainingError, which names the place, for a text that a model with this trunk cannot read."""
+    if not prompt_ids:
+        raise TrainingError(f"{place}: prompt_ids are empty, so nothing gives the first token: remove the row.")
+    length, longest = len(prompt_ids) + len(answer_ids), trunk.fixed_context_tokens
+    if length > longest:
+        raise TrainingError(
+            f"{place} has {len(prompt_ids)} prompt tokens and {len(answer_ids)} of the text, more than the model's "
+            f"context of {longest}: lower --max-tokens, or remove it."
+        )
+    if (highest := max((*prompt_ids, *answer_ids))) >= trunk.vocab_size:
+        raise TrainingError(
+            f"{place} has the token id {highest}, but the model's vocabulary is 0..{trunk.vocab_size - 1}: name the "
+            "model that wrote it with --model."
+        )
 
 
 @torch.inference_mode()
