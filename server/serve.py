@@ -29,15 +29,18 @@ from hamburger.server.api.model_context import ModelContext
 from hamburger.server.app import create_app_of
 from hamburger.server.config import ServeSettings, SettingsError
 from hamburger.server.launch import FoundModel, RunningModel, engine_arguments, find_models, running_models
-from hamburger.server.operation.connections import allow_open_files, bounded_protocol
+from hamburger.server.operation.connections import bounded_protocol
 from hamburger.server.operation.console import announce_settings, announcer, secrets_of
 from hamburger.server.operation.listeners import bound
+from hamburger.server.operation.open_files import ACCEPTED_AT_ONCE, allow_open_files, tells_of_no_room
 from hamburger.server.operation.request_log import request_logger
+from hamburger.server.operation.tls import tls_protocol
 from hamburger.server.operation.tracing import RequestTraces, open_traces
 from hamburger.server.responses.store import ResponseStore
 
 _INTERRUPTED, _DIED = 130, 1
 _INDENT = "\n          "
+_WAITING_CONNECTIONS = 2048  # for the event loop to accept them; the system may allow fewer
 _CLOSE_SECONDS = 3  # for clients that do not read the end of their answer
 
 
@@ -59,11 +62,12 @@ def serve(settings: ServeSettings, worker: Worker | None = None) -> int:
         contextlib.closing(traces) if traces is not None else contextlib.nullcontext(),
         bound(settings.host, settings.port) as listeners,
     ):
-        allow_open_files(settings.max_connections)
+        room = allow_open_files(settings.max_connections, len(listeners))
         progress = announcer(settings.log_format)
         announce_settings(settings, progress)
         progress("finding the model" if len(arguments) == 1 else f"finding {len(arguments)} models")
         models = find_models(arguments)
+        settings = settings.model_copy(update={"max_connections": room})
         try:
             return asyncio.run(_run(settings, models, listeners, progress, worker, stored, traces))
         except (KeyboardInterrupt, asyncio.CancelledError):  # while loading; _stop_on_signals takes over then
@@ -80,6 +84,7 @@ async def _run(
     responses: ResponseStore,
     traces: RequestTraces | None,
 ) -> int:
+    asyncio.get_running_loop().set_exception_handler(tells_of_no_room())
     if (task := asyncio.current_task()) is not None:
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     async with running_models(models, progress, worker) as found:
@@ -150,6 +155,8 @@ class _Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets=sockets)
+        for listener in sockets or []:  # uvicorn has one number for this and for what is accepted at once
+            listener.listen(_WAITING_CONNECTIONS)
         self._on_listening()
 
 
@@ -157,28 +164,30 @@ def uvicorn_config(
     app: FastAPI, settings: ServeSettings, on_refusal: Callable[[int, str | None], None]
 ) -> uvicorn.Config:
     """How the application is served: uvicorn logs no requests itself. on_refusal: as of bounded_protocol."""
+    limits = (settings.max_connections, settings.client_seconds, on_refusal)
+    protocol, tls = bounded_protocol(*limits), _check_tls(settings)
     return uvicorn.Config(
         app,
         loop="asyncio",
-        http=bounded_protocol(settings.max_connections, settings.client_seconds, on_refusal),
+        http=protocol if tls is None else tls_protocol(protocol, tls, *limits),
         ws="none",
         lifespan="off",
         log_config=None,
         access_log=False,
         server_header=False,
+        proxy_headers=False,  # else whoever connects from this machine could say to be any client
+        backlog=ACCEPTED_AT_ONCE,
         timeout_keep_alive=65,  # longer than the pools of common clients and proxies
         timeout_graceful_shutdown=_CLOSE_SECONDS,
-        ssl_certfile=settings.ssl_certfile,
-        ssl_keyfile=settings.ssl_keyfile,
     )
 
 
-def _check_tls(settings: ServeSettings) -> None:
-    """Raises SettingsError when the certificate cannot be used."""
+def _check_tls(settings: ServeSettings) -> ssl.SSLContext | None:
+    """With what TLS is spoken, if it is. Raises SettingsError when the certificate cannot be used."""
     if settings.ssl_certfile is None:
         if settings.ssl_keyfile is not None:
             raise SettingsError("ssl_keyfile is given without ssl_certfile.")
-        return
+        return None
     for name in ("ssl_certfile", "ssl_keyfile"):
         if (path := getattr(settings, name)) is not None:
             try:
@@ -199,6 +208,7 @@ def _check_tls(settings: ServeSettings) -> None:
             f"ssl_certfile {settings.ssl_certfile} cannot be used with the key of {key}: {error}. Is it a certificate, "
             "and is the key its own, in a file that ssl_keyfile names, or behind it?"
         ) from error
+    return context
 
 
 def _url(settings: ServeSettings, port: int) -> str:

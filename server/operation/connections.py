@@ -9,19 +9,20 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import resource
 from collections.abc import Callable
 from http import HTTPStatus
-from typing import Any
+from typing import Any, cast
 
 import h11
+from starlette.types import Scope
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from hamburger.server.operation.direct_body import OffersDirectBody
+from hamburger.server.operation.request_log import note_cut
+from hamburger.server.operation.seldom import Seldom
 
 logger = logging.getLogger(__name__)
 
-_OTHER_OPEN_FILES = 256  # which the process has open beside its connections
 _PROBE_SECONDS = 1.0  # between two signs to a client that has ended its side
 _GRACE_SECONDS = 1.0  # in which the application may answer a slow body itself
 
@@ -31,15 +32,19 @@ def bounded_protocol(
 ) -> type[H11Protocol]:
     """A protocol for uvicorn.Config(http=...). on_refusal: told the status and code of errors that no route knows of.
 
-    Connections beyond max_connections are answered 503 and closed. A request that has not arrived client_seconds after
-    it began (or after its connection did) is answered 408 and closed. A connection whose client reads nothing of what
-    it is sent for as long is closed without an answer. What is no HTTP is a 400 in the API's shape.
+    Connections beyond max_connections are answered 503 and closed. A request has client_seconds for its head, from its
+    first byte on, and as long again for its body; one that takes longer is answered 408 and closed, and so is a new
+    connection that sends nothing. A connection whose client reads nothing of what it is sent for as long is closed
+    without an answer. What is no HTTP is a 400 in the API's shape.
 
     A client that ends its side of the connection after a whole request, and before its answer begins, still gets it.
     One that has left altogether looks the same until it is sent something: so it is, a 102 (RFC 2518) each second.
     """
 
+    seldom = Seldom(logger)
+
     class BoundedProtocol(H11Protocol):
+        _timed: tuple[object, ...] | None = None  # what the timer below is for
         _receive_timer: asyncio.TimerHandle | None = None
         _send_timer: asyncio.TimerHandle | None = None
         _probe_timer: asyncio.TimerHandle | None = None
@@ -53,7 +58,7 @@ def bounded_protocol(
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
             if len(self.connections) > max_connections:
-                logger.warning("A connection was refused: %d are open (max_connections).", max_connections)
+                seldom.warn("A connection was refused: %d are open (max_connections).", max_connections)
                 message = "Too many connections are open: try again later."
                 self._refuse(HTTPStatus.SERVICE_UNAVAILABLE, message, "too_many_connections")
             else:
@@ -92,6 +97,7 @@ def bounded_protocol(
 
         def send_400_response(self, msg: str) -> None:
             if self.cycle is not None and self.cycle.response_started and not self.cycle.response_complete:
+                self._note_cut(HTTPStatus.BAD_REQUEST)
                 self.transport.close()
             else:
                 self._refuse(HTTPStatus.BAD_REQUEST, "This is no HTTP/1.1 request that can be read.")
@@ -116,19 +122,23 @@ def bounded_protocol(
                 if self.transport.get_write_buffer_size() < unsent:  # a slow reader, but one
                     self._start_send_timer()
                 else:
-                    self.transport.abort()
+                    self._abort_slow()
 
             self._send_timer = self.loop.call_later(client_seconds, abort_unless_reading)
 
         def _time_receiving(self) -> None:
-            """From a request's first byte until its last one."""
-            if self.transport.is_closing() or self.conn.their_state not in (h11.IDLE, h11.SEND_BODY):
+            """Each has a time of its own: the wait for a connection's first byte, a request's head, and its body."""
+            state = self.conn.their_state
+            if self.transport.is_closing() or state not in (h11.IDLE, h11.SEND_BODY):
                 self._stop_receive_timer()
-            elif self._receive_timer is None:
+            elif self._timed != (now := (state, self.cycle, self._has_sent)):  # a cycle is one request
+                self._stop_receive_timer()
+                self._timed = now
                 seconds = client_seconds + _GRACE_SECONDS
                 self._receive_timer = self.loop.call_later(seconds, self._came_too_slowly)
 
         def _stop_receive_timer(self) -> None:
+            self._timed = None
             if self._receive_timer is not None:
                 self._receive_timer.cancel()
                 self._receive_timer = None
@@ -139,12 +149,21 @@ def bounded_protocol(
                 self._send_timer = None
 
         def _came_too_slowly(self) -> None:
-            if self.conn.their_state is h11.IDLE:
+            if self.conn.their_state is h11.IDLE or not self.cycle.response_started:
                 self._refuse(HTTPStatus.REQUEST_TIMEOUT, "The request took too long to arrive.")
-            else:  # its answer was given already, or it is what nobody reads
-                self.transport.abort()
+            else:  # its answer was given already, or is being given: its body is what nobody reads
+                self._abort_slow()
+
+        def _abort_slow(self) -> None:
+            self._note_cut(HTTPStatus.REQUEST_TIMEOUT)
+            self.transport.abort()
+
+        def _note_cut(self, status: HTTPStatus) -> None:
+            if self.cycle is not None and not self.cycle.response_complete:
+                note_cut(cast(Scope, self.cycle.scope), status)
 
         def _refuse(self, status: HTTPStatus, message: str, code: str | None = None) -> None:
+            self._note_cut(status)
             kind = "service_unavailable" if status == HTTPStatus.SERVICE_UNAVAILABLE else "invalid_request_error"
             error = {"message": message, "type": kind, "param": None, "code": code}
             body = json.dumps({"error": error}).encode()
@@ -156,20 +175,3 @@ def bounded_protocol(
                 on_refusal(status, code)
 
     return BoundedProtocol
-
-
-def allow_open_files(max_connections: int) -> None:
-    """Raise this process's limit of open files so far that it holds the connections; warn where that is not allowed."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = max_connections + _OTHER_OPEN_FILES
-    if soft == resource.RLIM_INFINITY or soft >= needed:
-        return
-    allowed = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
-    if allowed < needed:
-        logger.warning(
-            "This process may open %d files only: max_connections %d needs %d. Raise `ulimit -n`, or lower it.",
-            allowed,
-            max_connections,
-            needed,
-        )

@@ -27,6 +27,7 @@ FIELDS = (
 # Probes and scrapes come every few seconds: logged only at log_level debug, unless they fail.
 PROBES = frozenset(["/health", "/ready", "/metrics"])
 _KEY = "hamburger.request"
+_CUT = "hamburger.cut"  # in a scope
 _MOST_CHARACTERS = 128  # of what a client wrote
 
 
@@ -84,6 +85,12 @@ def entry_of(scope: Scope) -> RequestEntry:
     return open_entry(scope, "")
 
 
+def note_cut(scope: Scope, status: int) -> None:
+    """The server ends this request's connection, for what `status` says: to the application it looks as if the client
+    had left."""
+    scope[_CUT] = int(status)
+
+
 def write_entry(entry: RequestEntry, scope: Scope) -> None:
     """Log a request that has ended."""
     is_quiet_probe = scope["path"] in PROBES and entry.status < 400
@@ -114,4 +121,8 @@ def fields_of(entry: RequestEntry, scope: Scope) -> dict[str, Any]:
         values |= {"error": entry.failure.code or f"http_{entry.failure.status}", "param": entry.failure.param}
         if values.get("finish_reason") == "abort" and entry.failure.status != CLIENT_LEFT:
             values["finish_reason"] = "error"
+    if (cut := scope.get(_CUT)) is not None:
+        values |= {"error": f"http_{cut}", "client_left": False}
+        if entry.status == CLIENT_LEFT:  # no answer had begun
+            values["status"] = cut
     return {name: values.get(name) for name in FIELDS}

@@ -108,8 +108,14 @@ def open_traces(endpoint: str) -> RequestTraces:
     """Traces for a collector at an OTLP/HTTP URL; `/v1/traces` is the path of one without.
 
     OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES, OTEL_TRACES_SAMPLER, OTEL_EXPORTER_OTLP_HEADERS and their like hold as
-    ever. Raises SettingsError for something that is no such URL, and where OpenTelemetry is not installed.
+    ever. Raises SettingsError for something that is no such URL, for one that holds a password, and where OpenTelemetry
+    is not installed.
     """
+    if "@" in endpoint:  # not shown: the settings are logged, a password must not be
+        raise SettingsError(
+            "otlp_traces_endpoint holds a user or password (...@host), which the log would show: leave it out, and set "
+            "OTEL_EXPORTER_OTLP_HEADERS (such as Authorization=Basic%20...)."
+        )
     url = urlsplit(endpoint)
     if url.scheme not in ("http", "https") or not url.hostname:
         raise SettingsError(

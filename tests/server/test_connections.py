@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import resource
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any, cast
 from unittest.mock import Mock
@@ -20,7 +19,7 @@ from uvicorn.server import ServerState
 from fakes import EOS
 from gates import StepGate
 from hamburger.server.operation import connections
-from hamburger.server.operation.connections import allow_open_files, bounded_protocol
+from hamburger.server.operation.connections import bounded_protocol
 from serving import COMPLETIONS, ByChoice, Served, on_port, serving, until
 
 POST = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
@@ -97,6 +96,45 @@ async def test_a_body_that_nobody_reads_ends_the_connection() -> None:
         assert answer.startswith(b"HTTP/1.1 200 ")  # and then it is closed, or `asked` would wait
 
 
+def test_a_head_and_a_body_have_their_own_time() -> None:
+    """Not what is left of the connection's, or of each other's; and bytes that come later give no more of it."""
+    loop, transport = Mock(), Mock()
+
+    def create_task(work: Coroutine[Any, Any, None]) -> Mock:
+        work.close()
+        return Mock()
+
+    loop.create_task.side_effect = create_task
+    timers: list[Mock] = []
+
+    def call_later(*_: object) -> Mock:
+        timers.append(Mock())
+        return timers[-1]
+
+    loop.call_later.side_effect = call_later
+    protocol = connected(loop, transport)
+    head = POST + b"Content-Length: 9\r\n\r\n"
+    for data, count in [(head[:5], 2), (head[5:20], 2), (head[20:] + b"1", 3), (b"2345678", 3), (b"9", 3)]:
+        protocol.data_received(data)
+        assert len(timers) == count
+        assert all(timer.cancel.called for timer in timers[:-1])
+        assert timers[-1].cancel.called == (data == b"9")
+
+
+@pytest.mark.usefixtures("short_grace")
+async def test_a_slow_body_is_a_408_whatever_the_application_does() -> None:
+    told: list[str] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        while not told or told[-1] != "http.disconnect":
+            told.append((await receive())["type"])
+
+    async with on_port(cast(FastAPI, app), client_seconds=0.1) as port:
+        answer = await asked(port, POST + b"Content-Length: 99\r\n\r\n{")
+        assert answer.startswith(b"HTTP/1.1 408 ")
+        await until(lambda: told[-1:] == ["http.disconnect"])
+
+
 async def test_a_head_that_is_too_large_is_a_400() -> None:
     async with impatient() as (server, port):
         many = b"".join(b"X-%d: a\r\n" % i for i in range(3000))
@@ -124,14 +162,21 @@ async def test_a_reader_that_does_not_read_is_given_up() -> None:
         writer.close()
 
 
-def test_a_slow_reader_is_not() -> None:
-    """The time begins anew as long as something was read of what waits."""
-    loop, transport = Mock(), Mock()
+def connected(loop: Mock, transport: Mock) -> Any:
+    """A protocol of a server that gives its clients a minute, whose time is the mock's."""
     transport.get_extra_info.return_value = None
+    transport.is_closing.return_value = False
     config = uvicorn.Config(lambda: None, http=bounded_protocol(8, 60, Mock()), lifespan="off")
     config.load()
     protocol = cast(Any, config.http_protocol_class)(config, ServerState(), {}, _loop=loop)
     protocol.connection_made(transport)
+    return protocol
+
+
+def test_a_slow_reader_is_not() -> None:
+    """The time begins anew as long as something was read of what waits."""
+    loop, transport = Mock(), Mock()
+    protocol = connected(loop, transport)
 
     def run_last_timer() -> None:
         seconds, work = loop.call_later.call_args.args
@@ -225,22 +270,6 @@ async def test_an_offer_of_http_2_is_left_aside() -> None:
         writer.close()
 
 
-def test_the_limit_of_open_files_holds_the_connections(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    limits = [(1024, 4096)]
-    monkeypatch.setattr(resource, "getrlimit", lambda kind: limits[-1])
-    monkeypatch.setattr(resource, "setrlimit", lambda kind, new: limits.append(new))
-    allow_open_files(500)
-    assert limits == [(1024, 4096)]
-    allow_open_files(2048)
-    assert limits[-1] == (2304, 4096)
-    assert caplog.records == []
-    allow_open_files(10_000)
-    assert limits[-1] == (4096, 4096)
-    assert "max_connections 10000" in caplog.text
-
-
 async def half_closed(port: int, data: bytes) -> bytes:
     """What is answered to a client that has ended its own side."""
     async with asyncio.timeout(20):
@@ -305,3 +334,13 @@ async def test_a_target_in_absolute_form_is_its_path(target: bytes) -> None:
         answer = await asked(port, b"GET %s HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n" % target)
         assert answer.startswith(b"HTTP/1.1 200 OK")
         assert b'"status":"ok"' in answer
+
+
+async def test_a_slash_too_many_is_a_404_and_no_way_to_another_server() -> None:
+    async with serving([[97]]) as server, on_port(server.app) as port:
+        head, _, body = (
+            await asked(port, b"GET /version/ HTTP/1.1\r\nHost: evil.example\r\nConnection: close\r\n\r\n")
+        ).partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 404 ")
+        assert b"evil.example" not in head
+        assert json.loads(body)["error"]["type"] == "invalid_request_error"

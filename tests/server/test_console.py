@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from hamburger.engine.logs import JsonFormatter
-from hamburger.server.config import ServeSettings
+from hamburger.server.config import ServeSettings, SettingsError
 from hamburger.server.operation.console import announce_settings, announcer, secrets_of, settings_without_secrets
+from hamburger.server.operation.tracing import open_traces
 
 SETTINGS = ServeSettings(api_key=["sk-first", "sk-second"], port=8123, api_key_file=Path("keys"), cors_origin=["*"])
 
@@ -43,6 +44,15 @@ def test_json_has_all_of_them(caplog: pytest.LogCaptureFixture, monkeypatch: pyt
     assert (told["port"], told["api_key_file"], told["max_queue"]) == (8123, "keys", 1024)
     assert "sk-" not in str(told)
     assert "hf-token" not in str(told)
+
+
+@pytest.mark.parametrize(
+    "endpoint", ["http://user:pass-word@host:4318", "https://pass-word@host/v1/traces", "u:pass-word@h"]
+)
+def test_an_endpoint_with_a_password_is_refused_and_not_shown(endpoint: str) -> None:
+    with pytest.raises(SettingsError, match="OTEL_EXPORTER_OTLP_HEADERS") as caught:
+        open_traces(endpoint)  # which `serve` does before it logs anything
+    assert "pass-word" not in str(caught.value)
 
 
 def test_all_keys_and_tokens_are_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

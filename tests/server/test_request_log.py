@@ -6,15 +6,19 @@ import asyncio
 import json
 import logging
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 from urllib.parse import quote
 
 import httpx
 import pytest
+from fastapi import FastAPI
+from starlette.types import Receive, Scope, Send
 
 from fakes import EOS
 from gates import StepGate
 from hamburger.engine.logs import JsonFormatter, TextFormatter
+from hamburger.server.operation import connections
+from hamburger.server.operation.middleware import RequestIds
 from hamburger.server.operation.request_log import FIELDS
 from serving import CHAT, COMPLETIONS, HELLO, MODEL, ByChoice, on_port, serving, split, until
 
@@ -117,6 +121,63 @@ async def test_a_body_that_breaks_off_is_the_clients_doing(lines: Lines, caplog:
     [line] = lines()
     assert (line["status"], line["client_left"]) == (499, True)
     assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
+
+
+async def until_it_left(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def test_who_was_too_slow_to_send_did_not_leave(lines: Lines, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "_GRACE_SECONDS", 0.1)
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await until_it_left(receive)
+
+    async with on_port(cast(FastAPI, RequestIds(app)), client_seconds=0.1) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(HEAD + b"Content-Length: 100\r\n\r\n{")
+        assert (await reader.read()).startswith(b"HTTP/1.1 408 ")
+        await until(lambda: bool(lines()))
+        writer.close()
+    [line] = lines()
+    assert (line["status"], line["error"], line["client_left"]) == (408, "http_408", False)
+
+
+async def test_who_was_too_slow_to_read_did_not_leave(lines: Lines) -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        for _ in range(1000):
+            await send({"type": "http.response.body", "body": b"x" * 100_000, "more_body": True})
+        await until_it_left(receive)
+
+    async with on_port(cast(FastAPI, RequestIds(app)), client_seconds=0.1) as port:
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        writer.transport.pause_reading()  # type: ignore[attr-defined]
+        await until(lambda: bool(lines()))
+        writer.close()
+    [line] = lines()
+    assert (line["status"], line["error"], line["client_left"]) == (200, "http_408", False)
+
+
+async def test_a_chunk_that_is_none_is_answered_and_told_so(lines: Lines) -> None:
+    async with serving() as server, on_port(server.app) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(HEAD + b"Transfer-Encoding: chunked\r\n\r\nno number\r\n")
+        assert (await reader.read()).startswith(b"HTTP/1.1 400 ")
+        await until(lambda: bool(lines()))
+        writer.close()
+    [line] = lines()
+    assert (line["status"], line["error"], line["client_left"]) == (400, "http_400", False)
+
+
+@pytest.mark.parametrize("said", ["203.0.113.7", "x" * 5000])
+async def test_the_client_is_who_connected_whoever_it_says_to_be(lines: Lines, said: str) -> None:
+    async with serving() as server, on_port(server.app) as port, httpx.AsyncClient() as client:
+        await client.get(f"http://127.0.0.1:{port}/version", headers={"X-Forwarded-For": said})
+        await until(lambda: bool(lines()))
+    assert [line["client"] for line in lines()] == ["127.0.0.1"]
 
 
 async def test_probes_are_told_at_debug_unless_they_fail(lines: Lines, caplog: pytest.LogCaptureFixture) -> None:

@@ -52,7 +52,8 @@ def test_every_setting_is_an_option_and_reaches_the_engine() -> None:
         "overlap_steps": "off",
         "groups": "verified",
         "lora": "a=x", "max_loras": "3", "max_lora_rank": "9", "allow_lora_loading": "true",
-        "model_alias": "x,y", "chat_template": "t", "chat_template_kwargs": '{"a": 1}', "sampling_defaults": '{"top_k": -1}',
+        "model_alias": "x,y", "chat_template": "t", "chat_template_kwargs": '{"a": 1}',
+        "sampling_defaults": '{"top_k": -1}',
         "kv_cache_dtype": "int8", "settle": "true", "settle_window": "96", "settle_growth": "0.25",
         "settle_keep": "0.5", "settle_limit": "700",
     }  # fmt: skip
