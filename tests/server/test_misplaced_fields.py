@@ -47,7 +47,7 @@ FIELDS: list[tuple[str, str, Any, str]] = [
         ("text", JSON, "use output_config.format"),
     )],
     *[(TOKENIZE, name, value, remedy) for name, value, remedy in (
-        ("chat_template", "{{ 1 }}", "the model's own"), ("documents", [{"a": "b"}], "put them into the messages"),
+        ("chat_template", "{{ 1 }}", "--chat-template"), ("documents", [{"a": "b"}], "put them into the messages"),
         ("functions", [{"name": "f"}], "use tools"), ("truncate_prompt_tokens", 3, "all of the prompt is counted"),
     )],
 ]  # fmt: skip
