@@ -24,6 +24,7 @@ _TEXT = 40  # tokens that the model writes
 _CONTEXT = 256  # tokens, the text over and over: what attention adds for a row grows with it
 _TOGETHER = 4  # rows that follow each other in one sequence
 _MOST_TRIES = 4  # steps of two threads beside steps of one say nothing of what a row costs
+_MOST_SECONDS = 5.0  # beyond which there is no further try: serving corrects what was measured
 
 
 def measure_costs(
@@ -57,10 +58,11 @@ class _Meter:
 
     def measure(self, most_rows: int) -> MeasuredCosts:
         """most_rows: of a step. Anew where the number of threads has changed meanwhile: a neighbour is busy then."""
+        start_time = time.perf_counter()
         for _ in range(_MOST_TRIES):
             self._threads_taken.clear()
             found = self._measured(most_rows)
-            if len(self._threads_taken) <= 1:
+            if len(self._threads_taken) <= 1 or time.perf_counter() - start_time > _MOST_SECONDS:
                 break
         return found
 

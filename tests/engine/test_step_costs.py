@@ -6,8 +6,10 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import pytest
 import torch
 
+from hamburger.engine.device import step_costs as module
 from hamburger.engine.device.step_costs import measure_costs
 from hamburger.model.batch import ForwardBatch, StepOutput
 from hamburger.model.config import ModelConfig
@@ -100,6 +102,26 @@ def test_all_rows_are_measured_at_one_number_of_threads() -> None:
     threads = LosingThreads()
     found = measure_costs(StepsOfThreads(threads), cache, 4, 64, threads)  # type: ignore[arg-type]
     assert min(found.steps) >= 4.0
+
+
+class RestlessThreads(LosingThreads):
+    """Another number in every step."""
+
+    @contextmanager
+    def step(self, *, decodes: bool) -> Iterator[None]:
+        self._num_steps += 1
+        self.taken = 1 + self._num_steps % 2
+        yield
+
+
+def test_on_a_busy_machine_there_is_an_end_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def num_steps(most_seconds: float) -> int:
+        monkeypatch.setattr(module, "_MOST_SECONDS", most_seconds)
+        threads, cache = RestlessThreads(), PagedKVCache(trunk_config(), 64, 4, torch.float32, CPU)
+        measure_costs(StepsOfThreads(threads), cache, 4, 64, threads)  # type: ignore[arg-type]
+        return threads._num_steps
+
+    assert num_steps(0.0) < num_steps(1000.0) / 1.5
 
 
 def test_real_steps_are_measured_with_drafts_and_without() -> None:
