@@ -74,9 +74,10 @@ class LLM:
         base = os.fspath(base) if isinstance(base, os.PathLike) else base
         # A long list of prompts may take its time.
         args = EngineArgs(model=model, base=base, max_queue_seconds=math.inf, **settings)
-        core, info = build_core(args, on_progress)
         source = resolve_source(model, base)
-        self._set_up(core, info, Tokenizer.load(source.tokenizer_path), recommended_defaults(source))
+        defaults = recommended_defaults(source)
+        core, info = build_core(args, on_progress)
+        self._set_up(core, info, Tokenizer.load(source.tokenizer_path), defaults)
 
     @classmethod
     def from_core(

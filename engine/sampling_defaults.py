@@ -37,6 +37,8 @@ def recommended_defaults(source: ModelSource) -> dict[str, float]:
 def checked_defaults(given: Mapping[str, Any]) -> dict[str, float]:
     """Those of RECOMMENDED that are not null. Raises InvalidRequest that names the one that is out of range."""
     found = {name: value for name, value in given.items() if name in RECOMMENDED and value is not None}
+    if isinstance(top_k := found.get("top_k"), float) and top_k.is_integer():
+        found["top_k"] = int(top_k)
     if found.get("top_k") == -1:
         found["top_k"] = 0
     SamplingParams(**found)
@@ -48,7 +50,7 @@ def _checked(given: Mapping[str, Any], file: Path) -> dict[str, float]:
         return checked_defaults(given)
     except InvalidRequest as error:
         raise CheckpointError(
-            f"{file}: {error} Mend it, or say what is sampled by (serve --sampling-defaults openai is OpenAI's)."
+            f"{file}: {error} Mend the file; a server can do without (--sampling-defaults openai)."
         ) from error
 
 

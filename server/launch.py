@@ -106,6 +106,11 @@ def _check_names(found: Sequence[FoundModel]) -> None:
     for name in names:
         if names.count(name) > 1:
             raise SettingsError(f"two models, or one twice, have the name {name}: rename it in model_alias.")
+    for alias in (alias for model in found for alias in model.settings.model_alias):
+        for name in names:
+            if is_alias(alias, name):
+                message = f"a model has the name {alias}, which is {name} with a confidence (NAME@c)"
+                raise SettingsError(f"{message}: rename it in model_alias.")
     names += [adapter.name for model in found for adapter in model.settings.lora]
     for name in names:
         if names.count(name) > 1:

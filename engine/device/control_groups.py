@@ -48,7 +48,7 @@ def control_groups(controller: str, root: Path = Path("/")) -> Iterator[Path]:
         lines = []
     paths = {mount: "/", mount / controller: "/"}
     for line in lines:
-        _, controllers, path = line.split(":", 2)
+        _, controllers, path = line.split(":", 2) if line.count(":") >= 2 else ("", "none", "")
         if not controllers:
             paths[mount] = path
         elif controller in controllers.split(","):
@@ -67,7 +67,7 @@ def _quota(folder: Path) -> float | None:
             quota, period = ((folder / f"cpu.cfs_{name}_us").read_text().strip() for name in ("quota", "period"))
         except OSError:
             return None
-    return None if quota in ("max", "-1") else int(quota) / int(period)
+    return int(quota) / int(period) if quota.isdecimal() and int(period) else None
 
 
 def _stat(path: Path, name: str) -> int:

@@ -19,6 +19,7 @@ MAX_MULTIPLE = 100_000
 MAX_NAMES = 100  # that are made properties; a reference has many objects share them
 _LESS = "ask for less at once"
 VALUES = ("const", "enum", "default", "examples")  # what is in these is no schema
+_BESIDE = frozenset(["allOf", "anyOf", "oneOf", "$ref"])  # schemas that hold beside the one that they stand in
 _NAMED = ("properties", "patternProperties", "$defs", "definitions")  # schemas by names, which are no keywords
 _FORMATS = frozenset(["date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"])
 _OF_NAMES = frozenset(["enum", "const", "type", "title", "description"])
@@ -53,6 +54,17 @@ def with_parts(schema: Mapping[str, Any], change: Callable[[Any], Any]) -> dict[
         else:
             changed[key] = value if key in VALUES else change(value)
     return changed
+
+
+def parts_of(schema: Mapping[str, Any]) -> list[Any]:
+    """The schemas in a schema, and all else in it that is no value."""
+    found: list[Any] = []
+    for key, value in schema.items():
+        if key in _NAMED and isinstance(value, Mapping):
+            found += value.values()
+        elif key not in VALUES:
+            found.append(value)
+    return found
 
 
 def usable_schema(schema: Any, root: Any = None) -> Any:
@@ -106,26 +118,21 @@ def _set_bounds(schema: dict[str, Any]) -> None:
     """Bounds that the library computes with, which allow nothing that these do not (but for those beyond 64 bits)."""
     for key in _BOUNDS:
         value, is_least = schema.get(key), "inimum" in key
-        if not _is_number(value):
+        if not _is_number(value) or not math.isfinite(value):
             continue
         schema[key] = value = max(value, -_FARTHEST) if is_least else min(value, _FARTHEST)
+        sign, exact = 1 if is_least else -1, value
         if isinstance(value, int) and abs(value) <= _FARTHEST and int(rounded := float(value)) != value:
             # The next double within, which is itself allowed.
-            if (rounded < value) == is_least:
-                rounded = math.nextafter(rounded, math.inf if is_least else -math.inf)
+            exact = int(rounded if (rounded - value) * sign > 0 else math.nextafter(rounded, sign * math.inf))
+        elif key.startswith("ex") and schema.get("type") != "integer" and value == int(value) and sign * value >= 0:
+            # Beside another of the same whole part the library takes it for allowed.
+            exact = math.nextafter(value, sign * math.inf) if value else sign * _LEAST
+        if exact != value:
             del schema[key]
-            schema["minimum" if is_least else "maximum"] = int(rounded)
-    if schema.get("type") == "integer":
-        return
-    # Of two bounds with the same whole part the library takes a whole one for allowed, though it is excluded.
-    for sign, near, far in ((1, "minimum", "maximum"), (-1, "maximum", "minimum")):
-        exclusive = f"exclusive{near.capitalize()}"
-        bound, other = schema.get(exclusive), schema.get(far, schema.get(f"exclusive{far.capitalize()}"))
-        if not _is_number(bound) or not _is_number(other) or bound != int(bound):
-            continue
-        if 0 <= sign * bound < sign * other < sign * bound + 1:
-            del schema[exclusive]
-            schema[near] = math.nextafter(bound, sign * math.inf) if bound else sign * _LEAST
+            inclusive = "minimum" if is_least else "maximum"
+            other = schema.get(inclusive, exact)
+            schema[inclusive] = (max if is_least else min)(exact, other) if _is_number(other) else exact
 
 
 def _is_number(value: Any) -> TypeGuard[int | float]:
@@ -169,18 +176,19 @@ def _asks_for_nothing(key: str, value: Any) -> bool:
 def fault_of(schema: Any) -> str | None:
     """What a schema has that the library reads wrongly, or too much of to be compiled soon; None for most. Without
     recursion, as `_depth`."""
-    num_properties, multiples, are_joined, waiting = 0, list[Decimal](), False, [schema]
+    num_properties, multiples, are_joined = 0, list[Decimal](), False
+    waiting: list[tuple[Any, bool]] = [(schema, True)]  # and whether it says all of its value
     while waiting:
-        part = waiting.pop()
+        part, is_whole = waiting.pop()
         if isinstance(part, list):
-            waiting += part
+            waiting += [(item, is_whole) for item in part]
         if not isinstance(part, Mapping):
             continue
         for key, value in part.items():
             if key in _NAMED and isinstance(value, Mapping):
-                waiting += value.values()
+                waiting += [(item, True) for item in value.values()]
             elif key not in VALUES:
-                waiting.append(value)
+                waiting.append((value, key not in _BESIDE))
             elif key in ("const", "enum") and (rounded := _rounded(value)) is not None:
                 return f"the number {cut(str(rounded))} as a value, which would be rounded: write it as a text"
             if key in ("properties", "patternProperties") and isinstance(value, Mapping):
@@ -192,7 +200,7 @@ def fault_of(schema: Any) -> str | None:
             elif key in _BOUNDS and _is_number(value) and abs(value) > _FARTHEST:
                 return f"a {key} of {cut(str(value))}: numbers have at most 64 bits"
             are_joined |= key in ("allOf", "$ref")
-        if (number := _free_names(part)) is not None:
+        if is_whole and not part.keys() & _BESIDE and (number := _free_names(part)) is not None:
             return (
                 f"a minProperties of {number} with names that are free, of which an answer could repeat one: list the "
                 "names (properties, required), or ask for a list of pairs"
@@ -210,11 +218,11 @@ def fault_of(schema: Any) -> str | None:
 def _free_names(schema: Mapping[str, Any]) -> int | None:
     """Its minProperties, if nothing makes an answer have as many different names: a name that the schema lists comes
     once, one that it leaves free may come again."""
-    least, listed = schema.get("minProperties"), schema.get("required")
+    least, listed, kinds = schema.get("minProperties"), schema.get("required"), schema.get("type", "object")
     has_free = schema.get("additionalProperties") is not False or "patternProperties" in schema
-    if not isinstance(least, int) or not has_free:
+    if not isinstance(least, int) or not has_free or "object" not in kinds:
         return None
-    return least if least > 1 + (len(listed) if isinstance(listed, list) else 0) else None
+    return least if least > 1 + (len({*map(str, listed)}) if isinstance(listed, list) else 0) else None
 
 
 def _rounded(value: Any) -> int | None:

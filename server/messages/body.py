@@ -12,7 +12,7 @@ from hamburger.engine.types.errors import InvalidRequest
 from hamburger.server.bodies.answer_format import ResponseFormat
 from hamburger.server.bodies.known_fields import REFUSED_COUNT, REFUSED_MESSAGE, Refused
 from hamburger.server.schema import ListOf, Schema, one_of
-from hamburger.server.tools.tool_fields import MAX_TOOLS, FunctionName
+from hamburger.server.tools.tool_fields import MAX_TOOLS, FunctionName, Parameters
 
 MAX_TURNS = 10_000  # some hundredths of a second, which everybody waits for
 MAX_ARGUMENTS = 500_000  # characters of one call's
@@ -112,7 +112,7 @@ class MessageTool(Schema):
     type: Annotated[Literal["custom"] | None, one_of('"custom": the server runs no tools')] = None
     name: FunctionName
     description: str | None = None
-    input_schema: dict[str, Any]
+    input_schema: Parameters
     strict: bool | None = None
     defer_loading: Annotated[Literal[False] | None, one_of("false: the model is told of all tools")] = None
     allowed_callers: Annotated[

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import logging
+import re
 import threading
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -111,7 +112,8 @@ def open_traces(endpoint: str) -> RequestTraces:
     ever. Raises SettingsError for something that is no such URL, for one that holds a password, and where OpenTelemetry
     is not installed.
     """
-    if "@" in endpoint:  # not shown: the settings are logged, a password must not be
+    host, *_ = re.split("[/?#]", endpoint.partition("://")[2] or endpoint)
+    if "@" in host:  # not shown: the settings are logged, a password must not be
         raise SettingsError(
             "otlp_traces_endpoint holds a user or password (...@host), which the log would show: leave it out, and set "
             "OTEL_EXPORTER_OTLP_HEADERS (such as Authorization=Basic%20...)."

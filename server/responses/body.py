@@ -12,7 +12,7 @@ from hamburger.server.bodies.known_fields import REFUSED_RESPONSE, Refused
 from hamburger.server.responses.items import Items
 from hamburger.server.schema import ListOf, Schema, one_of
 from hamburger.server.tools.reasoning import EFFORTS
-from hamburger.server.tools.tool_fields import MAX_TOOLS, FunctionName
+from hamburger.server.tools.tool_fields import MAX_TOOLS, FunctionName, Parameters
 
 # Where the chat's fields have other names there.
 NAMES = {"messages": "input", "max_completion_tokens": "max_output_tokens", "response_format": "text",
@@ -25,7 +25,7 @@ class ResponseTool(Schema):
     type: Annotated[Literal["function"], one_of('"function": the server runs no tools')]
     name: FunctionName
     description: str | None = None
-    parameters: dict[str, Any] | None = None
+    parameters: Parameters | None = None
     strict: bool | None = None
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from hamburger.engine.text.json_schema import VALUES, with_parts
+from hamburger.engine.text.json_schema import parts_of, with_parts
 from hamburger.engine.types.errors import InvalidRequest, shown
 from hamburger.server.tools.tool_fields import Function
 
@@ -66,7 +66,7 @@ def _check_names(schemas: Schema) -> None:
                 if isinstance(name, str) and found.setdefault((key, name), part) != part:
                     message = f"tools hold different schemas of the {key} {shown(name)}: rename one."
                     raise InvalidRequest(message, "tools")
-            waiting += [value for key, value in part.items() if key not in VALUES]
+            waiting += parts_of(part)
 
 
 def _moved(schema: Any, root: str) -> Any:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import AfterValidator, Field
 
-from hamburger.engine.types.errors import shown
+from hamburger.engine.types.errors import cut
 from hamburger.server.schema import ListOf, Schema, one_of
 from hamburger.server.tools.tool_parsers import utf8
 
@@ -15,21 +15,23 @@ MAX_TOOLS = 128
 FunctionName = Annotated[str, Field(pattern="^[a-zA-Z0-9_-]{1,128}$")]  # as Anthropic has it; OpenAI's have 64
 
 
+def _of_an_object(schema: dict[str, Any]) -> dict[str, Any]:
+    kind = schema.get("type", "object")
+    if kind != "object" and not (isinstance(kind, list) and "object" in kind):
+        raise ValueError(f"its type is {cut(json.dumps(kind))}: it must be object, as arguments have names")
+    return schema
+
+
+Parameters = Annotated[dict[str, Any], AfterValidator(_of_an_object)]  # a JSON Schema
+
+
 class Function(Schema):
     """strict: a call that the model chooses to make follows the schema. Where a call is forced, it always does."""
 
     name: FunctionName
     description: str | None = None
-    parameters: dict[str, Any] | None = None
+    parameters: Parameters | None = None
     strict: bool | None = None
-
-    @field_validator("parameters")
-    @classmethod
-    def _are_of_an_object(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
-        kind = (value or {}).get("type", "object")
-        if kind != "object" and not (isinstance(kind, list) and "object" in kind):
-            raise ValueError(f"its type is {shown(kind)}: it must be object, as arguments have names")
-        return value
 
     def arguments_schema(self) -> dict[str, Any]:
         """Arguments are an object, also where the schema does not say so; without one there are none."""

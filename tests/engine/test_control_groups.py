@@ -21,6 +21,7 @@ def machine(root: Path, files: dict[str, str]) -> Path:
     [
         ({}, None),
         ({"sys/fs/cgroup/cpu.max": "max 100000\n"}, None),
+        ({"sys/fs/cgroup/cpu.max": "50000 0\n", "proc/self/cgroup": "\n0::/\n"}, None),
         ({"sys/fs/cgroup/cpu.max": "250000 100000\n"}, 2.5),
         ({"sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1\n", "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000\n"}, None),
         ({"sys/fs/cgroup/cpu/cpu.cfs_quota_us": "50000\n", "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000\n"}, 0.5),

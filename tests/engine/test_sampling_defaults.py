@@ -59,6 +59,7 @@ def test_who_recommends_nothing_leaves_openais_defaults(tmp_path: Path, generati
 
 def test_a_top_k_of_minus_one_is_off(tmp_path: Path) -> None:
     assert recommended_defaults(resolve_source(str(folder(tmp_path / "m", {"top_k": -1})))) == {"top_k": 0}
+    assert recommended_defaults(resolve_source(str(folder(tmp_path / "n", {"top_k": 20.0})))) == {"top_k": 20}
 
 
 @pytest.mark.parametrize(

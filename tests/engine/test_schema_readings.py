@@ -33,6 +33,12 @@ NUMBERS = ("-2", "-1.5", "-1", "-1.0", "-0.5", "-0.25", "-0", "0", "0.0", "0.25"
         ({"minimum": -1.5, "exclusiveMaximum": -1}, ["-1.5"]),
         ({"exclusiveMinimum": 0, "maximum": 1}, ["0.25", "0.5", "1", "1.0"]),
         ({"exclusiveMinimum": 0, "maximum": 1, "type": "integer"}, ["1"]),
+        ({"exclusiveMinimum": 0, "minimum": 0.3, "maximum": 0.5}, ["0.5"]),
+        ({"exclusiveMaximum": 0, "maximum": -0.3, "minimum": -0.5}, ["-0.5"]),
+        ({"exclusiveMinimum": 0, "maximum": 5, "exclusiveMaximum": 0.5}, ["0.25"]),
+        ({"exclusiveMinimum": 0, "allOf": [{"maximum": 0.5}]}, ["0.25", "0.5"]),
+        ({"$defs": {"p": {"exclusiveMinimum": 0}}, "$ref": "#/$defs/p", "maximum": 0.5}, ["0.25", "0.5"]),
+        ({"exclusiveMinimum": 0, "multipleOf": 0.5, "maximum": 1.5}, ["0.5", "1", "1.0", "1.5"]),
     ],
 )
 def test_an_excluded_bound_is_excluded(bounds: dict[str, Any], expected: list[str]) -> None:
@@ -56,6 +62,10 @@ def test_whole_bounds_that_no_double_holds_are_rounded_inwards() -> None:
     assert taken({"type": "integer", "minimum": 2**53 + 1, "maximum": 2**53 + 3}, *around) == [str(2**53 + 2)]
     assert taken({"type": "integer", "exclusiveMinimum": 2**53 + 1}, *around) == around[2:]
     assert taken({"type": "integer", "maximum": -(2**53) - 1}, str(-(2**53)), str(-(2**53) - 2)) == [str(-(2**53) - 2)]
+    assert taken({"type": "integer", "minimum": 2**54, "exclusiveMinimum": 2**53 + 1}, *around, str(2**54)) == [
+        str(2**54)
+    ]
+    assert taken({"type": "integer", "maximum": 5, "exclusiveMaximum": 2**53 + 1}, "5", "100") == ["5"]
     assert taken({"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1}, "0", "-9000000000000000000") != []
 
 
@@ -85,6 +95,18 @@ def test_free_names_may_be_asked_for_where_none_can_come_twice() -> None:
     assert taken({**free, "required": ["a"], "minProperties": 2}, '{"a": 1}', '{"a": 1, "b": 2}') == [
         '{"a": 1, "b": 2}'
     ]
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"allOf": [{"minProperties": 2}, {"properties": {"a": {}}, "required": ["a"], "additionalProperties": False}]},
+        {"type": "object", "allOf": [{"required": ["a", "b"]}, {"minProperties": 2}]},
+        {"type": "string", "minProperties": 4},
+    ],
+)
+def test_names_that_another_schema_lists_are_not_called_free(schema: dict[str, Any]) -> None:
+    json_grammar(schema)
 
 
 @pytest.mark.parametrize(

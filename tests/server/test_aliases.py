@@ -58,6 +58,20 @@ def test_no_name_means_two_models(given: dict[str, str]) -> None:
         found(**given)
 
 
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"served_model_name": "m", "model_alias": "m@0.5"},
+        {"model_alias": "x, x@0.5"},
+        {"model_alias": "x", "also": "base=builtin,model_alias=x@1"},
+    ],
+)
+def test_no_alias_is_another_name_with_a_confidence(given: dict[str, str]) -> None:
+    with pytest.raises(SettingsError, match=r"which is .* with a confidence \(NAME@c\): rename it in model_alias"):
+        found(**given)
+    assert found(served_model_name="m", model_alias="x@0.5") == ["m"]
+
+
 def test_no_adapter_has_an_aliass_name() -> None:
     with pytest.raises(SettingsError, match="have the name a: rename it in lora"):
         found(model_alias="a", lora="a=/x")

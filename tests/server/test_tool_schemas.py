@@ -63,6 +63,29 @@ def test_tools_that_call_different_schemas_by_one_name_are_refused(names: dict[s
         format_or_call(constant(9, **names), [function("f", constant(7, **names), strict=True)], 2)
 
 
+def test_a_propertys_name_hides_no_schema() -> None:
+    def of(kind: str) -> dict[str, Any]:
+        return {"properties": {"default": {"$id": "https://x.y/u", "type": kind}, "p": {"$ref": "https://x.y/u"}}}
+
+    with pytest.raises(InvalidRequest, match="rename one"):
+        list_of_calls([function("f", of("integer")), function("g", of("string"))], 2)
+
+
+@pytest.mark.parametrize(
+    ("path", "tool", "place"),
+    [
+        ("/v1/messages", {"name": "f", "input_schema": {"type": "array"}}, "tools[0].input_schema"),
+        ("/v1/responses", {"type": "function", "name": "f", "parameters": {"type": None}}, "tools[0].parameters"),
+    ],
+)
+async def test_it_is_named_as_the_client_wrote_it(path: str, tool: dict[str, Any], place: str) -> None:
+    asked = {"input": "a"} if path == "/v1/responses" else {"messages": HELLO, "max_tokens": 5}
+    async with serving([[104]]) as server:
+        answer = await server.client.post(path, json=asked | {"tools": [tool]})
+    assert answer.status_code == 400
+    assert f"{place}: its type is " in answer.json()["error"]["message"]
+
+
 def test_tools_may_share_a_schema_by_its_name() -> None:
     whole = {"$id": "http://x/y", **constant(7)}
     grammar = calls(function("f", whole), function("g", whole))

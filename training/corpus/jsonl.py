@@ -70,11 +70,11 @@ def check_own(path: Path, keys: Collection[str], command: str) -> None:
     if not path.is_file():
         return
     with path.open("rb") as file:
-        line = file.readline()
+        line, has_more = file.readline(), bool(file.read(1))
     try:
-        values = _parse(f"{path}, line 1", line) if line.strip() else None
-    except TrainingError:
-        values = None if not line.endswith(b"\n") else {}  # cut off when its writer was killed, or of another kind
+        values = _parse(f"{path}, line 1", line) if line.strip() or has_more else None
+    except TrainingError:  # cut off when its writer was killed, or of another kind
+        values = None if line.startswith(b"{") and not line.endswith(b"\n") else {}
     if values is not None and not values.keys() >= set(keys):
         raise TrainingError(f"{path} was not written by {command}: move it away, or name another folder with --out.")
 
