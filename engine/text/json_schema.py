@@ -118,11 +118,13 @@ def _set_bounds(schema: dict[str, Any]) -> None:
     """Bounds that the library computes with, which allow nothing that these do not (but for those beyond 64 bits)."""
     for key in _BOUNDS:
         value, is_least = schema.get(key), "inimum" in key
-        if not _is_number(value) or not math.isfinite(value):
+        if not _is_number(value) or not -math.inf < value < math.inf:
             continue
         schema[key] = value = max(value, -_FARTHEST) if is_least else min(value, _FARTHEST)
         sign, exact = 1 if is_least else -1, value
-        if isinstance(value, int) and abs(value) <= _FARTHEST and int(rounded := float(value)) != value:
+        if abs(value) > _FARTHEST:  # which is a fault
+            continue
+        if isinstance(value, int) and int(rounded := float(value)) != value:
             # The next double within, which is itself allowed.
             exact = int(rounded if (rounded - value) * sign > 0 else math.nextafter(rounded, sign * math.inf))
         elif key.startswith("ex") and schema.get("type") != "integer" and value == int(value) and sign * value >= 0:
@@ -220,7 +222,8 @@ def _free_names(schema: Mapping[str, Any]) -> int | None:
     once, one that it leaves free may come again."""
     least, listed, kinds = schema.get("minProperties"), schema.get("required"), schema.get("type", "object")
     has_free = schema.get("additionalProperties") is not False or "patternProperties" in schema
-    if not isinstance(least, int) or not has_free or "object" not in kinds:
+    is_object = kinds == "object" or (isinstance(kinds, list) and "object" in kinds)
+    if not isinstance(least, int) or not has_free or not is_object:
         return None
     return least if least > 1 + (len({*map(str, listed)}) if isinstance(listed, list) else 0) else None
 

@@ -30,6 +30,7 @@ BYTES = Grammars(ByteTokenizer, VOCAB_SIZE, [EOS])
         (lambda: json_grammar({"type": "integer", "multipleOf": -2}), "multipleOf of -2: it must be above 0"),
         (lambda: json_grammar({"type": "integer", "minimum": 10**19}), "minimum of 10000000000000000000: numbers have"),
         (lambda: json_grammar({"type": "number", "exclusiveMinimum": 1e999, "maximum": 5}), "exclusiveMinimum of inf"),
+        (lambda: json_grammar({"type": "number", "exclusiveMinimum": 10**400}), "exclusiveMinimum of 1000"),
         (lambda: json_grammar({"minProperties": 3, "required": ["a", "a"]}), "minProperties of 3 with names"),
         (lambda: json_grammar({"minProperties": 3, "required": ["a"]}), "minProperties of 3 with names that are free"),
         (

@@ -109,6 +109,12 @@ def test_names_that_another_schema_lists_are_not_called_free(schema: dict[str, A
     json_grammar(schema)
 
 
+@pytest.mark.parametrize("kind", [5, None, {"a": 1}, True])
+def test_a_type_that_is_none_is_told_whatever_stands_beside(kind: Any) -> None:
+    with pytest.raises(InvalidRequest):
+        BYTES.compile(json_grammar({"type": kind, "minProperties": 3, "minimum": -(10**400), "maximum": 10**400}))
+
+
 @pytest.mark.parametrize(
     "uri",
     [

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -190,17 +191,23 @@ def test_a_loss_that_is_not_finite_is_skipped_and_then_given_up(
     assert bool(weight.isfinite().all())
 
 
-def test_no_checkpoint_is_written_while_the_loss_is_broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = recipe(write_base(tmp_path / "base"), max_steps=9, checkpoint_every=1, keep=1)
-    job = Job(made, [random_source(8)], tmp_path / "run", device="cpu")
+def breaking_job(folder: Path, monkeypatch: pytest.MonkeyPatch, is_broken: Callable[[int], bool]) -> Job:
+    """A run with a checkpoint at each step, of which one is kept. is_broken: whether a step's loss is not finite."""
+    made = recipe(write_base(folder / "base"), max_steps=9, checkpoint_every=1, keep=1)
+    job = Job(made, [random_source(8)], folder / "run", device="cpu")
     trainer, forward = job.trainer, job.trainer.core.forward
 
-    def from_step_2(batch: Any) -> Any:
+    def breaking(batch: Any) -> Any:
         outcome = forward(batch)
-        bad = float("nan") if trainer.step >= 2 else 1.0
-        return dataclasses.replace(outcome, token_loss=outcome.token_loss * bad)
+        factor = float("nan") if is_broken(trainer.step) else 1.0
+        return dataclasses.replace(outcome, token_loss=outcome.token_loss * factor)
 
-    monkeypatch.setattr(trainer.core, "forward", from_step_2)
+    monkeypatch.setattr(trainer.core, "forward", breaking)
+    return job
+
+
+def test_no_checkpoint_is_written_while_the_loss_is_broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = breaking_job(tmp_path, monkeypatch, lambda step: step >= 2)
     with pytest.raises(TrainingError, match="not finite for 5 steps in a row, up to step 7"):
         job.run(QUIET, StopRequest())
     assert [path.name for path in (tmp_path / "run").glob("step-*")] == ["step-000002"]
@@ -208,15 +215,7 @@ def test_no_checkpoint_is_written_while_the_loss_is_broken(tmp_path: Path, monke
 
 
 def test_a_stop_while_the_loss_is_broken_removes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = recipe(write_base(tmp_path / "base"), max_steps=9, checkpoint_every=1, keep=1)
-    job = Job(made, [random_source(8)], tmp_path / "run", device="cpu")
-    trainer, forward = job.trainer, job.trainer.core.forward
-
-    def at_step_2(batch: Any) -> Any:
-        outcome = forward(batch)
-        return dataclasses.replace(outcome, token_loss=outcome.token_loss * (float("nan") if trainer.step == 2 else 1))
-
-    monkeypatch.setattr(trainer.core, "forward", at_step_2)
+    job = breaking_job(tmp_path, monkeypatch, lambda step: step == 2)
     assert not job.run(QUIET, stop_after(3))
     assert sorted(path.name for path in (tmp_path / "run").glob("step-*")) == ["step-000002", "step-000003"]
 
