@@ -1,4 +1,4 @@
-"""What a GGUF file's own table says of its tensors: their canonical names, and which have 4 bits. No torch."""
+"""A GGUF file's own table of its tensors, and their canonical names. No torch."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 import gguf
 import numpy as np
 
-from hamburger.model.checkpoints.sources import BUILTIN, CheckpointError, ModelSource, embedded_gguf
+from hamburger.model.checkpoints.sources import CheckpointError
 from hamburger.model.config import ModelConfig, TrunkConfig
-from hamburger.model.tensor_shapes import JOINED, tensor_shapes
+from hamburger.model.tensor_shapes import tensor_shapes
 
 # What llama.cpp calls an architecture -> transformers' model_type.
 ARCHITECTURES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "gemma3": "gemma3_text"}
@@ -45,23 +45,3 @@ def canonical_names(trunk: TrunkConfig) -> dict[str, str]:
     names = gguf.get_tensor_name_map(of_library, trunk.num_layers)
     found = ((names.get_name(name, (".weight", ".bias")), name) for name in tensor_shapes(ModelConfig(trunk=trunk)))
     return {theirs: name for theirs, name in found if theirs is not None}
-
-
-def four_bit_linears(source: ModelSource, trunk: TrunkConfig) -> set[str]:
-    """The canonical names of those whose 4 bits the CPU kernels keep: Q4_1, with all that they are joined with. None
-    where the trunk's weights are in no GGUF file. Raises CheckpointError."""
-    if source.kind == "gguf":
-        path = source.path
-    elif source.kind == "hamburger" and source.base_path == BUILTIN:
-        path = embedded_gguf()
-    else:
-        return set()
-    names = canonical_names(trunk)
-    q4_1 = gguf.GGMLQuantizationType.Q4_1
-    kept = {names.get(tensor.name) for tensor in open_gguf(path).tensors if tensor.tensor_type == q4_1}
-    found = set[str]()
-    for layer in range(trunk.num_layers):
-        for parts in JOINED.values():
-            joined = {f"model.layers.{layer}.{part}.weight" for part in parts}
-            found |= joined if joined <= kept else set()
-    return found

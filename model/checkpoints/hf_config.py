@@ -9,6 +9,7 @@ from typing import Any
 from hamburger.model.checkpoints.config_values import flag, positive, whole
 from hamburger.model.checkpoints.experts import experts_json, parse_experts
 from hamburger.model.checkpoints.kinds import ACTIVATIONS, KINDS
+from hamburger.model.checkpoints.quantised.methods import parse_quantisation
 from hamburger.model.checkpoints.relatives import RELATIVES, retold_config
 from hamburger.model.checkpoints.rope_config import parse_local_theta, parse_rope, rope_json
 from hamburger.model.checkpoints.sources import CheckpointError, read_json
@@ -41,8 +42,7 @@ def parse_trunk_config(config: Mapping[str, Any], where: str) -> TrunkConfig:
     field, only = ACTIVATIONS[kind.activation]
     if config.get(field) not in (None, only):
         raise CheckpointError(f"{where}: {field} is {config[field]!r}; only {only!r} is supported.")
-    if config.get("quantization_config"):
-        raise CheckpointError(f"{where}: the weights are quantised (quantization_config): name unquantised ones.")
+    parse_quantisation(config, where)  # what cannot be read is told before any weights are looked for
     try:
         layers = whole(config, "num_hidden_layers", where, most=_MOST_LAYERS)
         size, heads = (whole(config, field, where) for field in ("hidden_size", "num_attention_heads"))

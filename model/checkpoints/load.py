@@ -14,14 +14,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
 from hamburger.model.checkpoints.experts import one_by_one
 from hamburger.model.checkpoints.folder_config import FORMAT_VERSION, Adapter, read_folder_config
 from hamburger.model.checkpoints.hf_config import read_trunk_config, trunk_config_json
 from hamburger.model.checkpoints.lightning import load_lightning
+from hamburger.model.checkpoints.quantised.methods import parse_quantisation
+from hamburger.model.checkpoints.quantised.weights import unquantised, without_idle_biases
 from hamburger.model.checkpoints.relatives import retold_tensors
 from hamburger.model.checkpoints.sources import (
     BUILTIN,
@@ -31,10 +32,10 @@ from hamburger.model.checkpoints.sources import (
     embedded_gguf,
     read_json,
 )
+from hamburger.model.checkpoints.weight_files import INDEX, WEIGHTS, read_files, read_folder
 from hamburger.model.config import ConfigError, ModelConfig
 from hamburger.model.tensor_shapes import shared_lora_a, tensor_shapes
 
-_WEIGHTS, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _ADAPTER = "adapter."
 # The trunk's linears, which alone may have an adapter.
 _LINEAR = re.compile(r"(model\.layers\.\d+\.\w+\.\w+_proj|lm_head)\.weight")
@@ -62,7 +63,7 @@ def load_checkpoint(
 
             checkpoint = Checkpoint(*load_gguf(source.path, source.base_path, dtype, on_progress))
         else:
-            checkpoint = _load_plain(source.path, on_progress)
+            checkpoint = _load_plain(source.path, dtype, on_progress)
     except ConfigError as error:
         raise CheckpointError(f"{source.path}: {error}") from error
     tensors = verified(checkpoint.config, checkpoint.tensors, str(source.path))
@@ -117,38 +118,6 @@ def check_shapes(tensors: Mapping[str, Tensor], wanted: Mapping[str, tuple[int, 
             raise CheckpointError(f"{where}: {problem} tensors: {', '.join(names[:5])}{more}.")
 
 
-def read_folder(folder: Path) -> dict[str, Tensor]:
-    """All tensors of a Hugging Face folder: one file, or the shards that the index names."""
-    if not (folder / _INDEX).is_file():
-        if not (folder / _WEIGHTS).is_file():
-            raise CheckpointError(f"{folder} has no {_WEIGHTS} and no {_INDEX}: only safetensors weights are read.")
-        return read_safetensors(folder / _WEIGHTS)
-    files = read_json(folder / _INDEX).get("weight_map")
-    names = list(files.values()) if isinstance(files, dict) else []
-    if not names or not all(isinstance(name, str) and Path(name).name == name for name in names):
-        raise CheckpointError(f"{folder / _INDEX}: weight_map must give a file of the folder for each tensor.")
-    return read_files([folder / name for name in sorted(set(names))])
-
-
-def read_files(files: list[Path]) -> dict[str, Tensor]:
-    """The tensors of several safetensors files; one that is there twice is a CheckpointError."""
-    tensors: dict[str, Tensor] = {}
-    for file in files:
-        found = read_safetensors(file)
-        if twice := sorted(found.keys() & tensors.keys()):
-            raise CheckpointError(f"{file}: {twice[0]} is in another file of the folder too.")
-        tensors |= found
-    return tensors
-
-
-def read_safetensors(path: Path) -> dict[str, Tensor]:
-    """A file's tensors, memory-mapped. Raises CheckpointError when it is truncated or no safetensors file."""
-    try:
-        return load_file(path)
-    except (SafetensorError, OSError, ValueError) as error:
-        raise CheckpointError(f"{path} cannot be read as safetensors: {error}") from error
-
-
 def save_checkpoint(
     folder: Path,
     config: ModelConfig,
@@ -191,7 +160,7 @@ def _save_tensors(folder: Path, tensors: Mapping[str, Tensor], max_file_bytes: i
         shards[-1][name] = tensor.contiguous()
         room -= tensor.nbytes
     if len(shards) == 1:
-        save_file(shards[0], folder / _WEIGHTS)
+        save_file(shards[0], folder / WEIGHTS)
         return
     weight_map: dict[str, str] = {}
     for i, shard in enumerate(shards, start=1):
@@ -200,7 +169,7 @@ def _save_tensors(folder: Path, tensors: Mapping[str, Tensor], max_file_bytes: i
         weight_map |= dict.fromkeys(shard, file)
     metadata = {"total_size": sum(tensor.nbytes for tensor in tensors.values())}
     index = json.dumps({"metadata": metadata, "weight_map": weight_map}, indent=2)
-    (folder / _INDEX).write_text(index + "\n", encoding="utf-8")
+    (folder / INDEX).write_text(index + "\n", encoding="utf-8")
 
 
 def _load_ours(source: ModelSource, dtype: torch.dtype, on_progress: Callable[[str], None]) -> Checkpoint:
@@ -224,22 +193,28 @@ def _load_ours(source: ModelSource, dtype: torch.dtype, on_progress: Callable[[s
 
 
 def _load_base(folder: Path, dtype: torch.dtype, on_progress: Callable[[str], None]) -> Checkpoint:
-    """A referenced base; a Hugging Face folder comes in its own dtype."""
+    """A referenced base; a Hugging Face folder comes as `_load_plain` reads it."""
     if folder == BUILTIN:
         from hamburger.model.checkpoints.gguf_weights import load_gguf
 
         found = Checkpoint(*load_gguf(embedded_gguf(), BUILTIN, dtype, on_progress))
     else:
-        found = _load_plain(folder, on_progress)
+        found = _load_plain(folder, dtype, on_progress)
     return Checkpoint(found.config, verified(found.config, found.tensors, str(folder)))
 
 
-def _load_plain(folder: Path, on_progress: Callable[[str], None]) -> Checkpoint:
-    """A Hugging Face folder."""
+def _load_plain(folder: Path, dtype: torch.dtype, on_progress: Callable[[str], None]) -> Checkpoint:
+    """A Hugging Face folder, in its own dtype; weights that it holds quantised come in `dtype`."""
     trunk, tensors = read_trunk_config(folder), read_folder(folder)
     file = folder / "config.json"
     config = read_json(file)
+    quantisation = parse_quantisation(config, str(file))
+    if quantisation is not None:
+        on_progress(f"reading weights that are quantised ({quantisation.method})")
+        tensors = unquantised(quantisation, tensors, dtype, str(folder))
     retold = one_by_one(trunk, retold_tensors(config, tensors, str(file)))
+    if quantisation is not None and quantisation.method == "gptq":
+        retold = without_idle_biases(retold, tensor_shapes(ModelConfig(trunk=trunk)))
     if config.get("model_type") == "gemma3":
         on_progress(
             f"this model reads images, but its text part alone is served: {len(retold)} of {len(tensors)} tensors"

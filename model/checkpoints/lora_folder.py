@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hamburger.model.checkpoints.load import read_safetensors
 from hamburger.model.checkpoints.relatives import retold_name, retold_tensors
 from hamburger.model.checkpoints.sources import CheckpointError, ModelSource, read_json
+from hamburger.model.checkpoints.weight_files import read_safetensors
 from hamburger.model.config import TrunkConfig
 from hamburger.model.modules.lora import LoraWeights
 from hamburger.model.tensor_shapes import JOINED, layer_shapes

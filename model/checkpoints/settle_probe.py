@@ -10,9 +10,9 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from hamburger.model.checkpoints.load import read_safetensors
 from hamburger.model.checkpoints.settle_settings import probe_file
 from hamburger.model.checkpoints.sources import CheckpointError, ModelSource
+from hamburger.model.checkpoints.weight_files import read_safetensors
 from hamburger.model.config import TrunkConfig
 
 

@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 InstructionSet = Literal["avx512bf16", "avx512", "avx2"]
 
 _AGAIN = "install the package again (`make setup`, or `pip install -e .`)"
-_FORMAT = 19  # of what is passed and packed; supports.cpp says the same
+_FORMAT = 20  # of what is passed and packed; supports.cpp says the same
 _SETS: tuple[InstructionSet, ...] = ("avx512bf16", "avx512", "avx2")
 STAGES = ("norms and rounding", "linears", "attention", "head", "micro-steps")  # kernels/clock.h
 _pointer, _int64 = ctypes.c_void_p, ctypes.c_int64

@@ -26,20 +26,26 @@ from hamburger.model.modules.layers import DecoderLayer, Expert
 from hamburger.model.modules.linear import weights_of
 
 _SAMPLED_ROWS = 128
+_MOST_STEPS = 15  # between the values of 4 bits
 _OFF_GRID = 0.1  # of a step; bfloat16's rounding of the weights moves them by less
+_MOST_OFF = 0.001  # of the groups
 _pointer, _int64 = ctypes.c_void_p, ctypes.c_int64
 
 
 def has_4_bits(weight: Tensor) -> bool:
-    """Whether each group of 32 inputs lies on a grid of 16 even steps from its least to its greatest value, as the
-    weights of a GGUF Q4_1 file do; [out, in], of which rows from all parts are looked at."""
+    """Whether groups of 32 inputs lie on grids of even steps, at most 15 from the least to the greatest value, as they
+    do where weights were made of 4 bits (GGUF's Q4_0, Q4_1 and Q4_K, AWQ, GPTQ); [out, in], of which rows from all
+    parts are looked at. bfloat16 may have moved a few groups off theirs, whose least value is far from 0."""
     if weight.shape[1] % GROUP:
         return False
     sample = weight[:: max(1, len(weight) // _SAMPLED_ROWS)]
     groups = sample.float().reshape(-1, GROUP)
     low, high = groups.aminmax(dim=-1, keepdim=True)
-    steps = (groups - low) / ((high - low) / 15).clamp_min(torch.finfo(torch.float32).tiny)
-    return bool(((steps - steps.round()).abs() < _OFF_GRID).all())
+    places = (groups - low) / (high - low).clamp_min(torch.finfo(torch.float32).tiny)  # 0..1
+    for steps in range(_MOST_STEPS, 0, -1):
+        on_grid = places * steps
+        places = places[((on_grid - on_grid.round()).abs() >= _OFF_GRID).any(dim=-1)]
+    return len(places) <= len(groups) * _MOST_OFF
 
 
 def own_floats(tensor: Tensor) -> Tensor:

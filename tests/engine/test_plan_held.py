@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import gguf
 import pytest
@@ -15,7 +17,9 @@ from hamburger.engine.plan.held import as_packed
 from hamburger.model.assemble import assemble
 from hamburger.model.backend import Backend
 from hamburger.model.checkpoints.folder_config import read_model_config
-from hamburger.model.checkpoints.gguf_file import four_bit_linears, open_gguf
+from hamburger.model.checkpoints.four_bits import four_bit_linears
+from hamburger.model.checkpoints.gguf_file import open_gguf
+from hamburger.model.checkpoints.hf_config import trunk_config_json
 from hamburger.model.checkpoints.sources import resolve_source
 from hamburger.model.config import ModelConfig
 from hamburger.model.cpu.backend import CpuBackend
@@ -128,9 +132,31 @@ def test_a_gguf_file_says_which_linears_have_four_bits(monkeypatch: pytest.Monke
     assert lost == {f"model.layers.3.self_attn.{part}_proj.weight" for part in "qkv"}
 
 
-def test_a_folder_of_numbers_has_none() -> None:
-    source = resolve_source("builtin")
-    assert not four_bit_linears(replace(source, kind="hf"), read_model_config(source).trunk)
+AWQ = {"quant_method": "awq", "bits": 4}
+GPTQ = {"quant_method": "gptq", "bits": 4}
+
+
+@pytest.mark.parametrize(
+    ("quantization", "has_four_bits"),
+    [
+        (None, False),
+        (AWQ, True),
+        (GPTQ, True),
+        ({**GPTQ, "bits": 8}, False),
+        ({**GPTQ, "desc_act": True}, False),
+        ({"quant_method": "fp8"}, False),
+    ],
+)
+def test_a_folder_says_it_of_all_its_linears(
+    tmp_path: Path, quantization: dict[str, Any] | None, has_four_bits: bool
+) -> None:
+    config = {**trunk_config_json(UNTIED), **({} if quantization is None else {"quantization_config": quantization})}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    source = resolve_source(str(tmp_path))
+    linears = {name for name in tensor_shapes(ModelConfig(trunk=UNTIED)) if name.endswith("_proj.weight")}
+    assert four_bit_linears(source, UNTIED) == (linears if has_four_bits else set())
+    grafted = replace(source, kind="hamburger", path=tmp_path / "graft", base_path=tmp_path)
+    assert four_bit_linears(grafted, UNTIED) == four_bit_linears(source, UNTIED)
 
 
 def test_a_cpu_holds_what_its_kernels_read_or_numbers_and_a_tied_head_twice(

@@ -23,6 +23,7 @@ from hamburger.model.checkpoints.hf_config import read_trunk_config
 from hamburger.model.checkpoints.load import load_checkpoint
 from hamburger.model.checkpoints.sources import BUILTIN, CheckpointError, embedded_gguf, resolve_source
 from hamburger.model.config import ModelConfig, TrunkConfig
+from hamburger.model.cpu.weights import has_4_bits
 from hamburger.model.modules.rotary import inverse_frequencies
 from hamburger.model.rope_scaling import Llama3RopeScaling
 from small_models import random_tensors, trunk_config
@@ -106,6 +107,27 @@ def test_a_llama_comes_back_equal(tmp_path: Path, kind: Kind, tied: bool) -> Non
         row_kind = kind if tensor.dim() > 1 else Kind.F32
         rounded = gguf.quants.dequantize(gguf.quants.quantize(tensor.numpy(), row_kind), row_kind)
         assert torch.equal(loaded.tensors[name], torch.from_numpy(rounded)), name
+
+
+@pytest.mark.parametrize(
+    ("kind", "has_four"),
+    [(Kind.Q4_0, True), (Kind.Q4_1, True), (Kind.Q4_K, True), (Kind.Q5_0, False), (Kind.Q6_K, False)],
+)
+def test_weights_of_4_bits_are_told_by_their_numbers(kind: Kind, has_four: bool) -> None:
+    generator = np.random.default_rng(5)
+    if kind in (Kind.Q4_K, Kind.Q6_K):  # which the library reads and does not write
+        blocks = generator.integers(0, 256, (64, gguf.GGML_QUANT_SIZES[kind][1]), dtype=np.uint8)
+        if kind == Kind.Q4_K:  # two factors, then scales and least values of 6 bits: 32 to 47 of each
+            blocks[:, :4] = np.array([0.01, 0.08], np.float16).view(np.uint8)
+            blocks[:, 4:12] = blocks[:, 4:12] & 0x0F | 0xA0
+        else:
+            blocks[:, -2:] = np.array([0.01], np.float16).view(np.uint8)
+        weight = gguf.quants.dequantize(blocks, kind)
+    else:
+        numbers = generator.standard_normal((64, 256)).astype(np.float32)
+        weight = gguf.quants.dequantize(gguf.quants.quantize(numbers, kind), kind)
+    assert has_4_bits(torch.from_numpy(weight)) == has_four
+    assert has_4_bits(torch.from_numpy(weight).bfloat16()) == has_four
 
 
 def test_the_embedded_model_has_the_shape_that_its_config_says() -> None:

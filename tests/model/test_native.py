@@ -90,6 +90,33 @@ def test_weights_that_have_4_bits_are_kept_exactly(kernels: Kernels) -> None:
     assert packed.nbytes == 3 * 3 * (16 * 32 // 2 + 64)  # blocks, groups, bytes
 
 
+@settings(max_examples=60)
+@given(
+    seed=st.integers(0, 10_000),
+    together=st.sampled_from((32, 64, 128)),
+    least=st.integers(0, 12),
+    most=st.integers(1, 15),
+    is_bf16=st.booleans(),
+    instructions=st.sampled_from(SETS),
+)
+def test_weights_made_of_4_bits_are_kept_whichever_codes_a_group_has(
+    seed: int, together: int, least: int, most: int, is_bf16: bool, instructions: InstructionSet
+) -> None:
+    """As AWQ, GPTQ, GGUF's Q4_0 and Q4_K have them: groups of 32 use some of the 16 codes of their grid."""
+    kernels = load_kernels(instructions)
+    if kernels is None:
+        return
+    generator = torch.Generator().manual_seed(seed)
+    codes = torch.randint(min(least, most), max(least, most) + 1, (20, 128), generator=generator).float()
+    steps = half(torch.rand(20, 128 // together, generator=generator) / 50 + 0.01).repeat_interleave(together, 1)
+    exact = steps * (codes - 8)
+    weight = exact.bfloat16() if is_bf16 else exact
+    assert has_4_bits(weight)
+    found = PackedWeight(kernels, weight, None, 4).multiply(torch.eye(128)).T
+    # Half precision of scale and zero, and bfloat16's rounding, which no rounding to 4 bits may add to.
+    assert ((found - exact) / steps).abs().max() < (0.08 if is_bf16 else 0.02)
+
+
 @pytest.mark.parametrize("bits", [4, 8])
 def test_a_row_is_the_same_beside_any_others(bits: int, kernels: Kernels) -> None:
     packed, x = PackedWeight(kernels, torch.randn(37, 96), torch.randn(37), bits), torch.randn(19, 96)

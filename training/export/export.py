@@ -21,8 +21,9 @@ import torch
 from torch import Tensor
 
 from hamburger.model.checkpoints.folder_config import Adapter
-from hamburger.model.checkpoints.load import load_checkpoint, read_files, save_checkpoint
+from hamburger.model.checkpoints.load import load_checkpoint, save_checkpoint
 from hamburger.model.checkpoints.sources import ModelSource, read_json, resolve_source
+from hamburger.model.checkpoints.weight_files import read_files
 from hamburger.model.config import GraftConfig, ModelConfig
 from hamburger.training.cli.quality import CONFIDENCES
 from hamburger.training.corpus.dataset import Example, SegmentedDataset

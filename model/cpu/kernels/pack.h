@@ -1,5 +1,23 @@
 // Weights into the form that products read (structs.h). Included inside a namespace, after linear.h.
 
+// How many even steps from the least to the greatest of a group's values, at most 15, are a grid on which all lie; 15
+// where there is none. Weights that were made of 4 bits need not use the first and the last of their 16 values.
+inline float steps_of_grid(F a, F b, float low, float span) {
+  constexpr float kOffGrid = 0.25f;  // of a step: more than bfloat16's rounding, less than numbers of more bits are off
+  const auto off = [&](F values, float steps) {
+    const F at = (values - set1(low)) * set1(steps / span);
+    return largest(abs(at - round(at)));
+  };
+  float found = 15.0f, least = 1.0f;
+  for (float steps = 15.0f; steps >= 1.0f && least > 0.0f; steps -= 1.0f) {
+    float most = off(a, steps);
+    if (most >= kOffGrid) continue;
+    most = std::max(most, off(b, steps));
+    if (most < kOffGrid && most / steps < least) least = most / steps, found = steps;
+  }
+  return found;
+}
+
 // One group of 32 of an output lane, quantised to 4 or 8 bits.
 inline void pack_group(int bits, const float* from, int lane, uint8_t* to) {
   const F a = load(from), b = load(from + kLanes);
@@ -22,7 +40,7 @@ inline void pack_group(int bits, const float* from, int lane, uint8_t* to) {
     return;
   }
   const float high = largest(max(a, b)), low = -largest(max(set1(0.0f) - a, set1(0.0f) - b));
-  const float scale = rounded((high - low) / 15.0f);
+  const float scale = rounded((high - low) / (high > low ? steps_of_grid(a, b, low, high - low) : 15.0f));
   scales[lane] = half[0];
   const float zero = rounded(low);
   scales[kLanes + lane] = half[0];

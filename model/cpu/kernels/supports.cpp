@@ -4,7 +4,7 @@
 
 #include "common.h"
 
-extern "C" int hb_format() { return 19; }
+extern "C" int hb_format() { return 20; }
 
 // Writes a line for each field and, behind its fields, for each struct, as structs.py does: "Weight.bias: 8 bytes at 8",
 // "Weight: 32 bytes". Without std::string: the linker may take its functions from the files that not every processor can run.

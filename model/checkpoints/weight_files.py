@@ -1,0 +1,45 @@
+"""Reads safetensors files: one, several, and those of a Hugging Face folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from hamburger.model.checkpoints.sources import CheckpointError, read_json
+
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+
+
+def read_folder(folder: Path) -> dict[str, Tensor]:
+    """All tensors of a Hugging Face folder: one file, or the shards that the index names."""
+    if not (folder / INDEX).is_file():
+        if not (folder / WEIGHTS).is_file():
+            raise CheckpointError(f"{folder} has no {WEIGHTS} and no {INDEX}: only safetensors weights are read.")
+        return read_safetensors(folder / WEIGHTS)
+    files = read_json(folder / INDEX).get("weight_map")
+    names = list(files.values()) if isinstance(files, dict) else []
+    if not names or not all(isinstance(name, str) and Path(name).name == name for name in names):
+        raise CheckpointError(f"{folder / INDEX}: weight_map must give a file of the folder for each tensor.")
+    return read_files([folder / name for name in sorted(set(names))])
+
+
+def read_files(files: list[Path]) -> dict[str, Tensor]:
+    """The tensors of several safetensors files; one that is there twice is a CheckpointError."""
+    tensors: dict[str, Tensor] = {}
+    for file in files:
+        found = read_safetensors(file)
+        if twice := sorted(found.keys() & tensors.keys()):
+            raise CheckpointError(f"{file}: {twice[0]} is in another file of the folder too.")
+        tensors |= found
+    return tensors
+
+
+def read_safetensors(path: Path) -> dict[str, Tensor]:
+    """A file's tensors, memory-mapped. Raises CheckpointError when it is truncated or no safetensors file."""
+    try:
+        return load_file(path)
+    except (SafetensorError, OSError, ValueError) as error:
+        raise CheckpointError(f"{path} cannot be read as safetensors: {error}") from error
