@@ -43,6 +43,7 @@ from hamburger.engine.text.tokenizer import Tokenizer
 from hamburger.engine.types.config import VERIFIED_GROUP, EngineArgs, EngineConfig
 from hamburger.engine.types.messages import EngineInfo, SubmitRequest
 from hamburger.engine.types.sampling_params import SamplingParams
+from hamburger.model.checkpoints.lazy_tensors import NO_TENSORS
 from hamburger.model.config import ConfigError, TrunkConfig
 from hamburger.model.cpu.library import Kernels
 from hamburger.model.device.out_of_memory import out_of_memory_reason
@@ -86,7 +87,7 @@ def _build(
     else:
         steps = steps_of(resolved, args)
     _tell_weights(resolved, steps, on_progress)
-    resolved = replace(resolved, checkpoint=replace(resolved.checkpoint, tensors={}))  # the model has them now
+    resolved = replace(resolved, checkpoint=replace(resolved.checkpoint, tensors=NO_TENSORS))  # the model has them now
     config = _plan(args, resolved, steps, leader, on_progress)
     runner, policy = _runner(args, config, resolved, steps, leader, on_progress)
     info = _info(args, config, resolved, steps)

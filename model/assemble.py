@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from hamburger.model.backend import Backend, Head, Heads, TorchBackend
 from hamburger.model.config import ConfigError, ExpertsConfig, ModelConfig, TrunkConfig
@@ -30,6 +30,7 @@ from hamburger.model.sampler import LogprobsOf, token_logprobs
 from hamburger.model.steps import EagerSteps
 from hamburger.model.tensor_shapes import JOINED, LAYER_NORMS
 
+_LAYERS = "trunk.layers."
 # What excludes what: (is asked, and excludes, remedy). How the user asks for it is the engine's to say.
 _EXCLUDED: tuple[tuple[str, str, str], ...] = (
     ("kernels", "static_shapes", "the compiled kernels compute only for rows that go on: leave static_shapes off."),
@@ -59,8 +60,9 @@ def assemble(
     _check(execution, ranks=False)
     if execution.kernels is not None:
         model = model_of(config, tensors, dtype=dtype, device=device, max_positions=max_positions,
-                         state_dtype=torch.float32)  # fmt: skip
-        native = CpuBackend(model, execution.kernels, execution.bits, execution.draft_bits)
+                         state_dtype=torch.float32, has_layers=False)  # fmt: skip
+        fill = partial(_fill_layer, model, tensors, dtype)
+        native = CpuBackend(model, execution.kernels, execution.bits, execution.draft_bits, fill)
         graft = native.graft
         narrowing = NarrowingEmission(native, graft.draw, partial(CpuChoices.begin, native), graft.logprobs)
         return _eager(native, [CpuEmission(graft), narrowing], graft.logprobs)
@@ -107,26 +109,53 @@ def model_of(
     linear: MakeLinear = plain_linear,
     state_dtype: torch.dtype | None = None,
     shard: Shard | None = None,
+    has_layers: bool = True,
 ) -> HamburgerModel:
-    """The plain module. state_dtype: of the states that its rotary tables turn; None is dtype."""
+    """The plain module. state_dtype: of the states that its rotary tables turn; None is dtype. has_layers: whether the
+    trunk's layers get their weights, too (else by _fill_layer, one by one)."""
     with torch.device("meta"):
         if shard is None:
             model = HamburgerModel(config, linear=linear)
         else:
             model = HamburgerModel(config, shard.trunk_config, shard.linear(linear))
-    for name, parts in parts_of(config).items():
-        own = [tensors[p] if shard is None else shard.tensor(p, tensors[p]) for p in parts]
-        joined = torch.cat(own) if len(own) > 1 else own[0]
-        owner, _, leaf = name.rpartition(".")
-        give(model.get_submodule(owner), leaf, joined.to(device, dtype if joined.is_floating_point() else joined.dtype))
-    if left := [name for name, tensor in (*model.named_parameters(), *model.named_buffers()) if tensor.is_meta]:
-        raise RuntimeError(f"parts_of names no tensors for {', '.join(left)}.")
+    now = {name: parts for name, parts in parts_of(config).items() if has_layers or not name.startswith(_LAYERS)}
+    _fill(model, now, lambda p: tensors[p] if shard is None else shard.tensor(p, tensors[p]), dtype, device)
+    if has_layers:
+        _check_filled(model)
     model.eval().requires_grad_(False)
     graft = config.graft
     if graft is not None:  # the micro decoder counts its own positions
         max_positions = max(max_positions, len(graft.feature_layers) + graft.max_group)
     model.rotary = RotaryEmbedding(config.trunk, max_positions, device, state_dtype or dtype)
     return model
+
+
+def _fill(
+    model: HamburgerModel,
+    parts: Mapping[str, tuple[str, ...]],
+    tensor_of: Callable[[str], Tensor],
+    dtype: torch.dtype,
+    device: torch.device,
+) -> None:
+    """Give parameters their canonical tensors, joined."""
+    for name, joined_of in parts.items():
+        own = [tensor_of(part) for part in joined_of]
+        joined = torch.cat(own) if len(own) > 1 else own[0]
+        owner, _, leaf = name.rpartition(".")
+        give(model.get_submodule(owner), leaf, joined.to(device, dtype if joined.is_floating_point() else joined.dtype))
+
+
+def _fill_layer(model: HamburgerModel, tensors: Mapping[str, Tensor], dtype: torch.dtype, layer: int) -> None:
+    """Give one of the trunk's layers its weights."""
+    prefix = f"{_LAYERS}{layer}."
+    parts = {name: parts for name, parts in parts_of(model.config).items() if name.startswith(prefix)}
+    _fill(model, parts, tensors.__getitem__, dtype, model.embed_tokens.weight.device)
+    _check_filled(model.trunk.layers[layer])
+
+
+def _check_filled(module: nn.Module) -> None:
+    if left := [name for name, tensor in (*module.named_parameters(), *module.named_buffers()) if tensor.is_meta]:
+        raise RuntimeError(f"parts_of names no tensors for {', '.join(left)}.")
 
 
 def _check(execution: Execution, *, ranks: bool) -> None:

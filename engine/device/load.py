@@ -17,7 +17,7 @@ from hamburger.engine.types.config import EngineArgs
 from hamburger.engine.types.messages import Groups
 from hamburger.engine.types.settling import Settling
 from hamburger.model.assemble import assemble, assemble_shard
-from hamburger.model.checkpoints.load import Checkpoint, load_checkpoint
+from hamburger.model.checkpoints.load import OpenCheckpoint, open_checkpoint
 from hamburger.model.checkpoints.settle_probe import equal_shares, load_probe
 from hamburger.model.checkpoints.settle_settings import settle_settings
 from hamburger.model.checkpoints.sources import ModelSource, resolve_source
@@ -45,7 +45,7 @@ class Resolved:
     groups: what they are. settling: when old tokens of answers settle; None: never."""
 
     source: ModelSource
-    checkpoint: Checkpoint
+    checkpoint: OpenCheckpoint
     device: torch.device
     dtype: torch.dtype
     kv_dtype: torch.dtype
@@ -70,7 +70,7 @@ def resolve(args: EngineArgs, rank: int = 0, on_progress: Callable[[str], None] 
     if threads != torch.get_num_threads():
         torch.set_num_threads(threads)
     attention, int8 = choose_backend(args.attention_backend, device), _int8(args, dtype, device)
-    checkpoint = load_checkpoint(source, dtype, on_progress=on_progress)
+    checkpoint = open_checkpoint(source, dtype, on_progress=on_progress)
     shard_trunk(checkpoint.config.trunk, size)  # before any other work, as it may be refused
     groups = groups_of(args, checkpoint.config)
     _check_settling(args, groups, checkpoint.config)

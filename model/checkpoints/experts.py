@@ -59,10 +59,10 @@ def experts_json(experts: ExpertsConfig, fields: ExpertFields) -> dict[str, Any]
     return values
 
 
-def one_by_one(trunk: TrunkConfig, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def one_by_one(trunk: TrunkConfig, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
     """Mixtral's names, and tensors of all experts of a layer, as those of single experts: views, nothing is copied."""
-    if trunk.experts is None:
-        return dict(tensors)
+    if trunk.experts is None or not any(_OF_MIXTRAL.fullmatch(name) or _JOINED.fullmatch(name) for name in tensors):
+        return tensors
     found: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         if (match := _OF_MIXTRAL.fullmatch(name)) is not None:

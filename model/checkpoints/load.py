@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,10 @@ from torch import Tensor
 from hamburger.model.checkpoints.experts import one_by_one
 from hamburger.model.checkpoints.folder_config import FORMAT_VERSION, Adapter, read_folder_config
 from hamburger.model.checkpoints.hf_config import read_trunk_config, trunk_config_json
+from hamburger.model.checkpoints.lazy_tensors import Lazy, LazyTensors, entries_of
 from hamburger.model.checkpoints.lightning import load_lightning
 from hamburger.model.checkpoints.quantised.methods import parse_quantisation
-from hamburger.model.checkpoints.quantised.weights import unquantised, without_idle_biases
+from hamburger.model.checkpoints.quantised.weights import idle_biases, unquantised
 from hamburger.model.checkpoints.relatives import retold_tensors
 from hamburger.model.checkpoints.sources import (
     BUILTIN,
@@ -49,40 +51,66 @@ class Checkpoint:
     tensors: dict[str, Tensor]
 
 
+@dataclass(frozen=True, slots=True)
+class OpenCheckpoint:
+    """The same, of which tensors may not be made yet."""
+
+    config: ModelConfig
+    tensors: LazyTensors
+
+
 def load_checkpoint(
     source: ModelSource, dtype: torch.dtype, *, on_progress: Callable[[str], None] = lambda line: None
 ) -> Checkpoint:
     """Read a model; floating tensors come in `dtype`. Raises CheckpointError that names the file, tensor or field."""
+    found = open_checkpoint(source, dtype, on_progress=on_progress)
+    return Checkpoint(found.config, dict(found.tensors))
+
+
+def open_checkpoint(
+    source: ModelSource, dtype: torch.dtype, *, on_progress: Callable[[str], None] = lambda line: None
+) -> OpenCheckpoint:
+    """As load_checkpoint; where a tensor has another dtype in its file, or is quantised there, it is made when it is
+    asked for, which may raise CheckpointError, as any that holds no finite number."""
     try:
         if source.kind == "hamburger":
-            checkpoint = _load_ours(source, dtype, on_progress)
+            found = _load_ours(source, dtype, on_progress)
         elif source.kind == "lightning":
-            checkpoint = Checkpoint(*load_lightning(source))
+            found = _as_they_are(*load_lightning(source))
         elif source.kind == "gguf":
             from hamburger.model.checkpoints.gguf_weights import load_gguf  # the library, for such files alone
 
-            checkpoint = Checkpoint(*load_gguf(source.path, source.base_path, dtype, on_progress))
+            found = _as_they_are(*load_gguf(source.path, source.base_path, dtype, on_progress))
         else:
-            checkpoint = _load_plain(source.path, dtype, on_progress)
+            found = _load_plain(source.path, dtype, on_progress)
     except ConfigError as error:
         raise CheckpointError(f"{source.path}: {error}") from error
-    tensors = verified(checkpoint.config, checkpoint.tensors, str(source.path))
-    cast = {name: _cast(tensor, dtype) for name, tensor in tensors.items()}
-    _check_finite(cast, str(source.path))
-    return Checkpoint(checkpoint.config, cast)
+    where = str(source.path)
+    tensors = verified(found.config, found.tensors, where)
+    served = {
+        name: Lazy(tuple(about.shape), _served(about.dtype, dtype), partial(_finite, tensors, name, dtype, where))
+        for name, about in tensors.entries.items()
+    }
+    return OpenCheckpoint(found.config, LazyTensors(served))
 
 
-def verified(config: ModelConfig, tensors: Mapping[str, Tensor], where: str) -> dict[str, Tensor]:
+def _as_they_are(config: ModelConfig, tensors: Mapping[str, Tensor]) -> OpenCheckpoint:
+    return OpenCheckpoint(config, LazyTensors(tensors))
+
+
+def verified(config: ModelConfig, tensors: LazyTensors, where: str) -> LazyTensors:
     """Exactly the tensors that the shape asks for; a missing, extra or misshaped one raises CheckpointError."""
-    tensors = {name: t for name, t in tensors.items() if not name.endswith("rotary_emb.inv_freq")}
+    left_out = {name for name in tensors if name.endswith("rotary_emb.inv_freq")}
     if config.trunk.tie_word_embeddings and "lm_head.weight" in tensors:
-        head = tensors.pop("lm_head.weight")
+        left_out.add("lm_head.weight")
+        head = tensors["lm_head.weight"]
         if not torch.equal(head, tensors.get("model.embed_tokens.weight", head)):
             raise CheckpointError(f"{where}: lm_head.weight differs from the embedding although the config ties them.")
-    check_shapes(tensors, tensor_shapes(config), where)
-    for name, tensor in tensors.items():
-        if tensor.dtype != torch.int64 if name == "short_list" else not tensor.is_floating_point():
-            raise CheckpointError(f"{where}: {name} has the dtype {tensor.dtype}, which a {name} cannot have.")
+    tensors = tensors.without(left_out)
+    check_shapes(tensors.entries, tensor_shapes(config), where)
+    for name, about in tensors.entries.items():
+        if about.dtype != torch.int64 if name == "short_list" else not about.dtype.is_floating_point:
+            raise CheckpointError(f"{where}: {name} has the dtype {about.dtype}, which a {name} cannot have.")
     ids = tensors.get("short_list")
     if ids is not None and not (
         ids.min() >= 0 and ids.max() < config.trunk.vocab_size and len(ids.unique()) == len(ids)
@@ -91,19 +119,24 @@ def verified(config: ModelConfig, tensors: Mapping[str, Tensor], where: str) -> 
     return tensors
 
 
-def _check_finite(tensors: Mapping[str, Tensor], where: str) -> None:
-    """Raises CheckpointError that names the first tensor with a value that is no finite number."""
-    for name, tensor in tensors.items():
-        # A sum reads at the speed of memory, and is finite only if all are; one that overflows says nothing.
-        if tensor.is_floating_point() and not tensor.sum().isfinite() and not tensor.isfinite().all():
-            dtype = str(tensor.dtype).removeprefix("torch.")
-            raise CheckpointError(
-                f"{where}: {name} holds numbers that are not finite in {dtype}: the file is damaged, its training "
-                "diverged, or dtype is too narrow."
-            )
+def _served(own: torch.dtype, dtype: torch.dtype) -> torch.dtype:
+    return dtype if own.is_floating_point else own
 
 
-def check_shapes(tensors: Mapping[str, Tensor], wanted: Mapping[str, tuple[int, ...]], where: str) -> None:
+def _finite(tensors: LazyTensors, name: str, dtype: torch.dtype, where: str) -> Tensor:
+    """A tensor as it is served. Raises CheckpointError where a value is no finite number in that dtype."""
+    tensor = tensors[name]
+    tensor = tensor.to(_served(tensor.dtype, dtype))
+    # A sum reads at the speed of memory, and is finite only if all are; one that overflows says nothing.
+    if tensor.is_floating_point() and not tensor.sum().isfinite() and not tensor.isfinite().all():
+        raise CheckpointError(
+            f"{where}: {name} holds numbers that are not finite in {str(dtype).removeprefix('torch.')}: the file is "
+            "damaged, its training diverged, or dtype is too narrow."
+        )
+    return tensor
+
+
+def check_shapes(tensors: Mapping[str, Tensor | Lazy], wanted: Mapping[str, tuple[int, ...]], where: str) -> None:
     """Raises CheckpointError that names what is missing, unknown or misshaped."""
     missing = [name for name in wanted if name not in tensors]
     extra = [name for name in tensors if name not in wanted]
@@ -172,7 +205,7 @@ def _save_tensors(folder: Path, tensors: Mapping[str, Tensor], max_file_bytes: i
     (folder / INDEX).write_text(index + "\n", encoding="utf-8")
 
 
-def _load_ours(source: ModelSource, dtype: torch.dtype, on_progress: Callable[[str], None]) -> Checkpoint:
+def _load_ours(source: ModelSource, dtype: torch.dtype, on_progress: Callable[[str], None]) -> OpenCheckpoint:
     described = read_folder_config(source.path, base_is_referenced=source.base_path is not None)
     adapter = described.adapter
     is_merged = adapter is not None and not adapter.is_for_composed
@@ -183,43 +216,43 @@ def _load_ours(source: ModelSource, dtype: torch.dtype, on_progress: Callable[[s
     config = described.model(None if base is None else base.config.trunk)
     own = read_files(sorted(file for file in source.path.glob("*.safetensors") if file.name != PROBE_FILE))
     _check_own(config, own, base is not None, adapter, str(source.path))
-    tensors = own if base is None else base.tensors | own
+    tensors = LazyTensors(own) if base is None else base.tensors | own
     if adapter is None:
-        return Checkpoint(config, tensors)
+        return OpenCheckpoint(config, tensors)
     if adapter.is_for_composed:
-        return Checkpoint(config, tensors | _for_merges(config, own, adapter, str(source.path)))
-    plain = {name: tensor for name, tensor in tensors.items() if not name.startswith(_ADAPTER)}
-    return Checkpoint(config, plain | _merged(tensors, adapter))
+        return OpenCheckpoint(config, tensors | _for_merges(config, own, adapter, str(source.path)))
+    plain = tensors.without({name for name in tensors if name.startswith(_ADAPTER)})
+    return OpenCheckpoint(config, plain | _merged(tensors, adapter))
 
 
-def _load_base(folder: Path, dtype: torch.dtype, on_progress: Callable[[str], None]) -> Checkpoint:
+def _load_base(folder: Path, dtype: torch.dtype, on_progress: Callable[[str], None]) -> OpenCheckpoint:
     """A referenced base; a Hugging Face folder comes as `_load_plain` reads it."""
     if folder == BUILTIN:
         from hamburger.model.checkpoints.gguf_weights import load_gguf
 
-        found = Checkpoint(*load_gguf(embedded_gguf(), BUILTIN, dtype, on_progress))
+        found = _as_they_are(*load_gguf(embedded_gguf(), BUILTIN, dtype, on_progress))
     else:
         found = _load_plain(folder, dtype, on_progress)
-    return Checkpoint(found.config, verified(found.config, found.tensors, str(folder)))
+    return OpenCheckpoint(found.config, verified(found.config, found.tensors, str(folder)))
 
 
-def _load_plain(folder: Path, dtype: torch.dtype, on_progress: Callable[[str], None]) -> Checkpoint:
+def _load_plain(folder: Path, dtype: torch.dtype, on_progress: Callable[[str], None]) -> OpenCheckpoint:
     """A Hugging Face folder, in its own dtype; weights that it holds quantised come in `dtype`."""
-    trunk, tensors = read_trunk_config(folder), read_folder(folder)
     file = folder / "config.json"
-    config = read_json(file)
+    trunk, config = read_trunk_config(folder), read_json(file)
+    held: Mapping[str, Tensor] = read_folder(folder)
     quantisation = parse_quantisation(config, str(file))
     if quantisation is not None:
         on_progress(f"reading weights that are quantised ({quantisation.method})")
-        tensors = unquantised(quantisation, tensors, dtype, str(folder))
-    retold = one_by_one(trunk, retold_tensors(config, tensors, str(file)))
+        held = unquantised(quantisation, held, dtype, str(folder))
+    tensors = LazyTensors(entries_of(one_by_one(trunk, retold_tensors(config, held, str(file)))))
     if quantisation is not None and quantisation.method == "gptq":
-        retold = without_idle_biases(retold, tensor_shapes(ModelConfig(trunk=trunk)))
+        tensors = tensors.without(idle_biases(tensors, tensor_shapes(ModelConfig(trunk=trunk))))
     if config.get("model_type") == "gemma3":
         on_progress(
-            f"this model reads images, but its text part alone is served: {len(retold)} of {len(tensors)} tensors"
+            f"this model reads images, but its text part alone is served: {len(tensors)} of {len(held)} tensors"
         )
-    return Checkpoint(ModelConfig(trunk=trunk), retold)
+    return OpenCheckpoint(ModelConfig(trunk=trunk), tensors)
 
 
 def _check_own(
@@ -266,7 +299,3 @@ def _merged(tensors: Mapping[str, Tensor], adapter: Adapter) -> dict[str, Tensor
         up = adapter.alpha / adapter.rank * tensors[f"{pair}.lora_B"].float()
         found[target] = torch.addmm(tensors[target].float(), up, tensors[name].float())
     return found
-
-
-def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    return tensor.to(dtype) if tensor.is_floating_point() else tensor

@@ -55,7 +55,7 @@ def retold_config(config: Mapping[str, Any], where: str) -> Mapping[str, Any]:
     return {**config, **changes}
 
 
-def retold_tensors(config: Mapping[str, Any], tensors: Mapping[str, Tensor], where: str) -> dict[str, Tensor]:
+def retold_tensors(config: Mapping[str, Any], tensors: Mapping[str, Tensor], where: str) -> Mapping[str, Tensor]:
     """The tensors of one of RELATIVES under a Llama's names, to be computed as such, and those of Gemma 3 with its
     factors in them; any other's as they are.
 
@@ -79,7 +79,7 @@ def retold_tensors(config: Mapping[str, Any], tensors: Mapping[str, Tensor], whe
                 return _gemma3(config, tensors)
     except (KeyError, IndexError, TypeError, ValueError, ZeroDivisionError, RuntimeError) as error:
         raise CheckpointError(f"{where}: the weights are not those of its configuration: {error}") from error
-    return dict(tensors)
+    return tensors
 
 
 def retold_name(config: Mapping[str, Any], name: str) -> str:

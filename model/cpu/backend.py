@@ -6,6 +6,8 @@ the bit: rows may take either way.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -26,15 +28,23 @@ class CpuBackend:
 
     static = False
 
-    def __init__(self, model: HamburgerModel, kernels: Kernels, bits: int | None, draft_bits: int = 8) -> None:
+    def __init__(
+        self,
+        model: HamburgerModel,
+        kernels: Kernels,
+        bits: int | None,
+        draft_bits: int = 8,
+        fill: Callable[[int], None] | None = None,
+    ) -> None:
         """model gives its layers up, whose weights the kernels have in a form of their own, so that memory peaks by one
         layer. Its rotary tables are float32. bits: of the trunk's weights; None takes 4 for those that have no more.
-        draft_bits: of the micro decoder's."""
+        draft_bits: of the micro decoder's. fill: gives a layer of the trunk its weights, where they are not there
+        yet."""
         self.config = config = model.config
         self.trunk_config, self.state_dtype = model.trunk_config, torch.float32
         self.device, graft, weight = model.embed_tokens.weight.device, config.graft, model.head_weight.detach()
         layers = () if graft is None else graft.feature_layers
-        self._trunk = CpuTrunk(kernels, model.trunk, bits, layers, model.rotary)
+        self._trunk = CpuTrunk(kernels, model.trunk, bits, layers, model.rotary, fill)
         self.quantization, self.loras = self._trunk.quantization, self._trunk.loras
         self._head = head = PackedHead(kernels, weight)
         tied = self.trunk_config.tie_word_embeddings

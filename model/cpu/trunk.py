@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -27,9 +27,16 @@ class CpuTrunk:
     """quantization: what the weights are, as `int4`, `int8` or `int4+int8`."""
 
     def __init__(
-        self, kernels: Kernels, trunk: Trunk, bits: int | None, feature_layers: tuple[int, ...], rotary: RotaryEmbedding
+        self,
+        kernels: Kernels,
+        trunk: Trunk,
+        bits: int | None,
+        feature_layers: tuple[int, ...],
+        rotary: RotaryEmbedding,
+        fill: Callable[[int], None] | None = None,
     ) -> None:
-        """trunk gives its layers up. bits: of the weights; None takes 4 for those that have no more, else 8."""
+        """trunk gives its layers up. bits: of the weights; None takes 4 for those that have no more, else 8. fill: as
+        of CpuBackend."""
         config = trunk.config
         self._kernels, self._rotary = kernels, rotary
         self._turns = rotary.cos, rotary.sin
@@ -38,7 +45,7 @@ class CpuTrunk:
         self.loras = CpuLoras(kernels, config)
         self._norm = own_floats(trunk.norm.weight)
         self._pool: _Pool | None = None
-        self._layers = pack_layers(kernels, config, trunk.layers, bits, of_trunk=True)
+        self._layers = pack_layers(kernels, config, trunk.layers, bits, fill, of_trunk=True)
         self.keep(feature_layers)
         self.quantization = "+".join(f"int{bits}" for bits in sorted({w.bits for w in self._layers.weights}))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -158,11 +158,13 @@ def pack_layers(
     config: TrunkConfig,
     layers: nn.ModuleList,
     bits: int | None,
+    fill: Callable[[int], None] | None = None,
     *,
     of_trunk: bool,
 ) -> PackedLayers:
     """The layers' weights for the kernels; they leave `layers` as they are packed, so that memory peaks by one.
 
+    fill: gives a layer its weights before it is packed; None: they are there.
     of_trunk: they are the trunk's, some of which may have a window or turn in their own way; else the micro decoder's.
     """
 
@@ -172,6 +174,8 @@ def pack_layers(
 
     parts, adapters = [], list[PackedPair]()
     for i in range(len(layers)):
+        if fill is not None:
+            fill(i)
         layer = layers[i]
         assert isinstance(layer, DecoderLayer)
         for child in layer.children():

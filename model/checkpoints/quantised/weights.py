@@ -6,15 +6,28 @@ scale * (code - zero) in each.
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from hamburger.model.checkpoints.quantised.methods import Quantisation
+from hamburger.model.checkpoints.lazy_tensors import Lazy, LazyTensors
+from hamburger.model.checkpoints.quantised.methods import Method, Quantisation
 from hamburger.model.checkpoints.sources import CheckpointError
 
+T = TypeVar("T")
+
+# What a quantised weight is called.
+_KINDS: dict[Method, tuple[str, ...]] = {
+    "fp8": ("weight",),
+    "modelopt": ("weight",),
+    "compressed-tensors": ("weight", "weight_packed"),
+    "awq": ("qweight",),
+    "gptq": ("qweight",),
+}
 _BYTES = (torch.int8, torch.float8_e4m3fn)
 # What belongs to a quantised weight and is read with it.
 _OF_WEIGHT = {
@@ -33,6 +46,19 @@ class _Parts:
 
     tensors: Mapping[str, Tensor]
     linear: str
+    where: str
+
+    def checked(self, compute: Callable[[], T]) -> T:
+        """Raises CheckpointError where parts are missing or do not fit."""
+        try:
+            return compute()
+        except KeyError as error:
+            raise CheckpointError(
+                f"{self.where}: {error.args[0]}, a part of a quantised weight, is missing."
+            ) from error
+        except (RuntimeError, IndexError, ValueError, OverflowError) as error:
+            message = f"{self.linear}: the parts of its quantised weight do not fit: {error}"
+            raise CheckpointError(f"{self.where}: {message}") from error
 
     def __getitem__(self, part: str) -> Tensor:
         return self.tensors[f"{self.linear}.{part}"]
@@ -43,12 +69,13 @@ class _Parts:
 
 def unquantised(
     quantisation: Quantisation, tensors: Mapping[str, Tensor], dtype: torch.dtype, where: str
-) -> dict[str, Tensor]:
+) -> LazyTensors:
     """The tensors with a weight [out, in], in `dtype`, for each quantised one, and without what belongs to those.
 
-    Raises CheckpointError that names the linear of which a part is missing or has a shape that does not fit.
+    Raises CheckpointError, some when a weight is asked for, that names the linear of which a part is missing or has a
+    shape that does not fit.
     """
-    found = {}
+    found: dict[str, Tensor | Lazy] = {}
     for name, tensor in tensors.items():
         linear, _, part = name.rpartition(".")
         if part in _LEFT_OUT:
@@ -56,39 +83,43 @@ def unquantised(
         if part not in ("qweight", "weight_packed") and not (part == "weight" and tensor.dtype in _BYTES):
             found[name] = tensor
             continue
-        try:
-            found[f"{linear}.weight"] = _weight(quantisation, part, _Parts(tensors, linear), dtype)
-        except KeyError as error:
-            raise CheckpointError(f"{where}: {error.args[0]}, a part of a quantised weight, is missing.") from error
-        except (RuntimeError, IndexError, ValueError, OverflowError) as error:
-            raise CheckpointError(
-                f"{where}: {linear}: the parts of its quantised weight do not fit: {error}"
-            ) from error
-    return found
+        parts = _Parts(tensors, linear, where)
+        shape = parts.checked(partial(_shape, quantisation, part, parts))
+        make = partial(parts.checked, partial(_weight, quantisation, part, parts, dtype))
+        found[f"{linear}.weight"] = Lazy(shape, dtype, make)
+    return LazyTensors(found)
 
 
-def without_idle_biases(tensors: Mapping[str, Tensor], wanted: Container[str]) -> dict[str, Tensor]:
-    """Without biases of zeros that are not among `wanted`, which AutoGPTQ wrote for each linear."""
-    return {
-        name: tensor
-        for name, tensor in tensors.items()
-        if name in wanted or not name.endswith(".bias") or bool(tensor.any())
-    }
+def idle_biases(tensors: Mapping[str, Tensor], wanted: Container[str]) -> set[str]:
+    """Biases of zeros that are not among `wanted`, which AutoGPTQ wrote for each linear."""
+    biases = (name for name in tensors if name.endswith(".bias") and name not in wanted)
+    return {name for name in biases if not tensors[name].any()}
+
+
+def _shape(quantisation: Quantisation, kind: str, parts: _Parts) -> tuple[int, ...]:
+    """[out, in] of the weight, of which nothing is computed. Raises ValueError for one of another method."""
+    if kind not in _KINDS[quantisation.method]:
+        raise ValueError(f"{quantisation.method} has no {kind} of {parts[kind].dtype}")
+    if kind == "weight_packed":
+        outputs, inputs = parts["weight_shape"].tolist()
+        return outputs, inputs
+    rows, columns = parts[kind].shape
+    if kind == "weight":
+        return rows, columns
+    return (8 * columns, rows) if quantisation.method == "awq" else (columns, rows * 32 // (quantisation.bits or 4))
 
 
 def _weight(quantisation: Quantisation, kind: str, parts: _Parts, dtype: torch.dtype) -> Tensor:
     """[out, in], contiguous. Raises KeyError for a missing part, and others for shapes that do not fit."""
-    method, bits = quantisation.method, quantisation.bits
-    if kind == "weight" and method in ("fp8", "modelopt", "compressed-tensors"):
-        codes = _of_bytes(parts, quantisation.block)
-    elif kind == "weight_packed" and method == "compressed-tensors":
-        codes = _packed(parts)
-    elif kind == "qweight" and method == "awq":
-        codes = _awq(parts)
-    elif kind == "qweight" and method == "gptq" and bits is not None:
-        codes = _gptq(parts, bits, plus_one=quantisation.plus_one)
-    else:
-        raise ValueError(f"{method} has no {kind} of {parts[kind].dtype}")
+    match kind:
+        case "weight":
+            codes = _of_bytes(parts, quantisation.block)
+        case "weight_packed":
+            codes = _packed(parts)
+        case _ if quantisation.method == "awq":
+            codes = _awq(parts)
+        case _:
+            codes = _gptq(parts, quantisation.bits or 4, plus_one=quantisation.plus_one)
     return codes.numbers(dtype)
 
 
