@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import reprlib
 from collections.abc import Callable
+from pathlib import Path
 from typing import TypeVar
 
 import httpx
@@ -11,6 +13,7 @@ import httpx
 from hamburger.clients.wire import API_KEY_VARIABLE, check_key
 
 DEFAULT_URL = "http://127.0.0.1:8000"
+MOST_IN_FLIGHT = 10_000  # requests: each needs a connection of its own
 _LONGEST_TIMEOUT = 2_000_000  # seconds: poll(2) takes no more than 2^31 ms
 _T = TypeVar("_T")
 
@@ -73,7 +76,7 @@ def unit_interval(text: str) -> float:
     except ValueError:
         value = -1.0
     if not 0 <= value <= 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 to 1")
+        raise argparse.ArgumentTypeError(f"{reprlib.repr(text)} is not a number from 0 to 1")
     return value
 
 
@@ -84,7 +87,7 @@ def non_negative(text: str) -> float:
     except ValueError:
         value = -1.0
     if not 0 <= value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 up")
+        raise argparse.ArgumentTypeError(f"{reprlib.repr(text)} is not a number from 0 up")
     return value
 
 
@@ -105,7 +108,7 @@ def waiting_time(text: str) -> float:
     """Seconds above 0 that a socket can wait; an argparse type."""
     value = positive(text)
     if value > _LONGEST_TIMEOUT:
-        raise argparse.ArgumentTypeError(f"{text!r} is too long: write at most {_LONGEST_TIMEOUT}")
+        raise argparse.ArgumentTypeError(f"{reprlib.repr(text)} is too long: write at most {_LONGEST_TIMEOUT}")
     return value
 
 
@@ -114,10 +117,31 @@ def whole(text: str) -> int:
     return _whole_number(text, 0)
 
 
-def _whole_number(text: str, least: int) -> int:
-    if not text.isascii() or not text.isdigit() or int(text) < least:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {least} up")
-    return int(text)
+def whole_to(most: int, least: int = 1) -> Callable[[str], int]:
+    """The argparse type of a whole number from `least` to `most`."""
+
+    def parse(text: str) -> int:
+        return _whole_number(text, least, most)
+
+    return parse
+
+
+def file_path(text: str) -> Path:
+    """The path of a file or a folder; an argparse type."""
+    if not text:  # Path takes it for the current folder
+        raise argparse.ArgumentTypeError("'' names no file: write its path")
+    return Path(text)
+
+
+def _whole_number(text: str, least: int, most: int | None = None) -> int:
+    try:
+        value = int(text) if text.isascii() and text.isdigit() else -1
+    except ValueError:  # Python reads no number of more than 4300 digits
+        value = -1
+    if value < least or (most is not None and value > most):
+        bounds = f"from {least} up" if most is None else f"from {least} to {most}"
+        raise argparse.ArgumentTypeError(f"{reprlib.repr(text)} is not a whole number {bounds}")
+    return value
 
 
 def list_of(item: Callable[[str], _T]) -> Callable[[str], list[_T]]:

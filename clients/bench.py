@@ -11,7 +11,7 @@ import asyncio
 import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from pathlib import Path
+from itertools import cycle
 from typing import Any
 
 import httpx
@@ -21,21 +21,25 @@ from rich.progress import Progress
 from rich.table import Table
 
 from hamburger.clients.arguments import (
+    MOST_IN_FLIGHT,
     add_server_arguments,
     count,
+    file_path,
     list_of,
     positive,
     unit_interval,
     waiting_time,
     whole,
+    whole_to,
 )
 from hamburger.clients.figures import Answer, Distribution, Summary, summarise
-from hamburger.clients.load import Job, closed_loop, open_loop, poisson_offsets
-from hamburger.clients.output_files import check_output, write_output
-from hamburger.clients.prompts import FACTS, built_in_prompts, read_prompts
+from hamburger.clients.load import Job, allow_many_connections, closed_loop, open_loop, poisson_offsets
+from hamburger.clients.output_files import check_apart, check_output, write_output
+from hamburger.clients.prompts import FACTS, endless_prompts, read_prompts
 from hamburger.clients.wire import RequestError, client_options, first_model, transport_error
 
 WORDS_PER_TOKEN = 0.75  # of English, where the server has no /tokenize to ask
+MOST_REQUESTS, MOST_PROMPT_TOKENS = 100_000, 1_000_000  # more than one client's memory is for
 COUNTED_BY = {
     "usage": "the server's usage",
     "groups": "the groups in the stream (the server sent no usage)",
@@ -77,7 +81,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     load = parser.add_mutually_exclusive_group()
     load.add_argument(
         "--concurrency",
-        type=list_of(count),
+        type=list_of(whole_to(MOST_IN_FLIGHT)),
         default=[1, 4, 16],
         metavar="N,N",
         help="requests in flight (default: 1,4,16)",
@@ -86,17 +90,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--request-rate", type=list_of(positive), metavar="R,R", help="requests/s at random (Poisson) times instead"
     )
     parser.add_argument(
-        "--requests", type=count, metavar="N", help="for each load (default: 4 x concurrency, at least 8; rate: 32)"
+        "--requests",
+        type=whole_to(MOST_REQUESTS),
+        metavar="N",
+        help="for each load (default: 4 x concurrency, at least 8; rate: 32)",
     )
     parser.add_argument(
-        "--warm-up", type=whole, default=1, metavar="N", help="uncounted requests before each load (default: 1)"
+        "--warm-up",
+        type=whole_to(MOST_REQUESTS, least=0),
+        default=1,
+        metavar="N",
+        help="uncounted requests before each load (default: 1)",
     )
     prompts = parser.add_mutually_exclusive_group()
     prompts.add_argument(
-        "--prompt-tokens", type=count, default=128, metavar="N", help="length of built-in prompts, about (default: 128)"
+        "--prompt-tokens",
+        type=whole_to(MOST_PROMPT_TOKENS),
+        default=128,
+        metavar="N",
+        help="length of built-in prompts, about (default: 128)",
     )
     prompts.add_argument(
-        "--dataset", type=Path, metavar="FILE", help='JSON Lines (also .gz) with {"prompt": "..."} instead'
+        "--dataset", type=file_path, metavar="FILE", help='JSON Lines (also .gz) with {"prompt": "..."} instead'
     )
     parser.add_argument("--output-tokens", type=count, default=128, metavar="N", help="max_tokens (default: 128)")
     parser.add_argument("--ignore-eos", action="store_true", help="always generate --output-tokens tokens")
@@ -120,7 +135,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--timeout", type=waiting_time, default=300.0, metavar="S", help="longest silence in seconds (default: 300)"
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures, also of each request")
+    parser.add_argument("--json", type=file_path, metavar="FILE", help="write all figures, also of each request")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -137,8 +152,10 @@ def run(args: argparse.Namespace) -> int:
         dataset = read_prompts(args.dataset) if args.dataset else None
         if args.json:
             check_output("--json", args.json)  # a path that cannot be written costs no measurement
+        check_apart({"--dataset": args.dataset, "--json": args.json})
     except (OSError, ValueError) as error:
         return _fail(err, str(error), 2)
+    allow_many_connections()
     measured: list[Measured] = []
     code = 0
     try:
@@ -173,10 +190,8 @@ async def _measure(
 ) -> None:
     """Run all levels, one after the other. Raises RequestError when a warm-up request fails."""
     numbers = [level.num_requests(args.requests) for level in levels]
-    needed = sum(numbers) + args.warm_up * len(levels)
     # Every request of the run has a prompt of its own, or a later level would be answered from the prefix cache.
-    texts = dataset or built_in_prompts(needed, words, args.seed)
-    prompts = iter([texts[i % len(texts)] for i in range(needed)])
+    prompts = cycle(dataset) if dataset else endless_prompts(words, args.seed)
     progress = Progress(console=err, transient=True, refresh_per_second=2, disable=not err.is_terminal)
     async with httpx.AsyncClient(**client_options(args.url, args.api_key, args.timeout)) as client:
         with progress:
@@ -219,7 +234,7 @@ def _words_per_token(client: httpx.Client, model: str) -> float:
         return len(sample.split()) / int(response.json()["count"])
     except httpx.HTTPError as error:
         raise transport_error(error, client.base_url) from error
-    except (ValueError, LookupError, TypeError, ZeroDivisionError):
+    except (ValueError, LookupError, TypeError, ArithmeticError):  # no count, 0, or one beyond all numbers
         return WORDS_PER_TOKEN
 
 

@@ -7,6 +7,7 @@ machine the client shares its cores with the server.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -46,6 +47,17 @@ class Job:
             **({"ignore_eos": True} if self.ignore_eos else {}),
             **({"return_groups": True} if self.groups else {}),
         }
+
+
+def allow_many_connections() -> None:
+    """Let this process open as many files as the system allows it, where it has such a limit."""
+    try:
+        import resource
+    except ImportError:  # not on Windows
+        return
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):  # macOS names a limit that it refuses
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 async def ask(client: httpx.AsyncClient, job: Job, prompt: str | list[int]) -> Answer:

@@ -6,9 +6,12 @@ The texts are our own. Pure: lengths are counted in words; who calls knows how m
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
 from hamburger.clients.json_lines import check_text, read_rows
+from hamburger.clients.output_files import reading
 
 TASKS = (
     "Summarise these notes in three short paragraphs for a reader in a hurry.",
@@ -43,12 +46,18 @@ FACTS = (
 
 
 def built_in_prompts(number: int, words: int, seed: int) -> list[str]:
-    """`number` prompts of `words` words each; same arguments, same prompts.
+    """`number` prompts of `words` words each; same arguments, same prompts."""
+    return list(islice(endless_prompts(words, seed), number))
+
+
+def endless_prompts(words: int, seed: int) -> Iterator[str]:
+    """Prompts of `words` words each, made as they are taken; same arguments, same prompts.
 
     Each begins with a number of its own, so that a server's prefix cache does not answer for the model.
     """
     rng = random.Random(seed)
-    return [_prompt(rng, words) for _ in range(number)]
+    while True:
+        yield _prompt(rng, words)
 
 
 def _prompt(rng: random.Random, words: int) -> str:
@@ -61,17 +70,18 @@ def _prompt(rng: random.Random, words: int) -> str:
 
 
 def read_prompts(path: Path) -> list[str]:
-    """The "prompt" of every line of a JSON Lines file, plain or gzipped.
+    """The "prompt" of every line of --dataset, a JSON Lines file, plain or gzipped.
 
-    Raises OSError, or ValueError that names file and line.
+    Raises OSError that names the option, or ValueError that names file and line.
     """
     prompts = []
-    for number, row in read_rows(path):
-        prompt = row.get("prompt") if isinstance(row, dict) else None
-        if not isinstance(prompt, str) or not prompt:
-            raise ValueError(f'{path}, line {number}: expected {{"prompt": "some text"}}')
-        check_text(f'{path}, line {number}: "prompt"', prompt)
-        prompts.append(prompt)
+    with reading("--dataset", path):
+        for number, row in read_rows(path):
+            prompt = row.get("prompt") if isinstance(row, dict) else None
+            if not isinstance(prompt, str) or not prompt:
+                raise ValueError(f'{path}, line {number}: expected {{"prompt": "some text"}}')
+            check_text(f'{path}, line {number}: "prompt"', prompt)
+            prompts.append(prompt)
     if not prompts:
         raise ValueError(f"{path} holds no prompts")
     return prompts

@@ -6,12 +6,14 @@ Knows HTTP, and nothing of the server's insides; must not import hamburger.serve
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import ssl
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, TypeVar
 from urllib.request import getproxies
 
 import httpx
@@ -19,18 +21,22 @@ import httpx
 API_KEY_VARIABLE = "HAMBURGER_API_KEY"
 _LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "::1")
 _MAX_MESSAGE_CHARS = 300
+_MOST_TOKENS = 2**53  # that any count of a server can be; beyond it floats are no longer exact
+_T = TypeVar("_T")
 
 
 class RequestError(Exception):
     """One request that failed.
 
     `reason` is short and equal for equal causes, so that failures can be counted by it; `str(error)` adds the remedy.
+    What a server says reaches the terminal by it, so control characters are left out.
     `status` is the HTTP status where that is what failed.
     """
 
     def __init__(self, reason: str, remedy: str = "", status: int | None = None) -> None:
         self.status = status
-        self.reason = " ".join(reason.split())[:_MAX_MESSAGE_CHARS]
+        words = "".join(c for c in reason if c.isprintable() or c.isspace()).split()
+        self.reason = " ".join(words)[:_MAX_MESSAGE_CHARS]
         super().__init__(f"{self.reason.rstrip('.')}. {remedy}" if remedy else self.reason)
 
 
@@ -169,7 +175,10 @@ def first_model(client: httpx.Client) -> str:
     if response.is_error:
         raise response_error(response)
     try:
-        return str(response.json()["data"][0]["id"])
+        name = str(response.json()["data"][0]["id"])
+        if not name.isprintable():  # it is shown, and sent
+            raise ValueError
+        return name
     except (ValueError, LookupError, TypeError):
         raise RequestError(f"{response.url} lists no model", "Name one with --model.") from None
 
@@ -207,7 +216,10 @@ def response_error(response: httpx.Response) -> RequestError:
 def transport_error(error: httpx.HTTPError, url: httpx.URL) -> RequestError:
     """A failure below HTTP as a RequestError."""
     root = str(url).rstrip("/")
-    fault = _tls_fault(error)
+    causes = list(_causes(error))  # httpx tells of them and of a closed port alike
+    if any(isinstance(cause, OSError) and cause.errno in (errno.EMFILE, errno.ENFILE) for cause in causes):
+        return RequestError("too many open files: lower --concurrency or raise `ulimit -n`")
+    fault = next((cause for cause in causes if isinstance(cause, ssl.SSLError)), None)
     if isinstance(fault, ssl.SSLCertVerificationError):
         return RequestError(
             f"the certificate of {root} is not trusted ({fault.verify_message})",
@@ -229,15 +241,32 @@ def transport_error(error: httpx.HTTPError, url: httpx.URL) -> RequestError:
     return RequestError(f"the connection to {root} failed ({type(error).__name__})")
 
 
-def _tls_fault(error: BaseException | None) -> ssl.SSLError | None:
-    """What a failure is of; httpx tells of a certificate and of a closed port alike."""
-    while error is not None and not isinstance(error, ssl.SSLError):
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    """A failure, and what it came of; where several addresses were tried, the failure of each."""
+    while error is not None:
+        yield error
+        if isinstance(error, BaseExceptionGroup):
+            for each in error.exceptions:
+                yield from _causes(each)
         error = error.__cause__ or error.__context__
-    return error
+
+
+def token_count(value: Any) -> int | None:
+    """A server's count of tokens or the like, None where it sent none. Raises TypeError for what is no such number."""
+    if value is not None and (type(value) is not int or not 0 <= value < _MOST_TOKENS):
+        raise TypeError("no count")
+    return value
+
+
+def _typed(value: Any, kind: type[_T]) -> _T | None:
+    """A value of a server's JSON, None where it sent none. Raises TypeError for one of another type."""
+    if value is not None and not isinstance(value, kind):
+        raise TypeError(f"no {kind.__name__}")
+    return value
 
 
 def _parse_event(payload: bytes) -> StreamEvent:
-    """One `data:` payload of a chat or text completion."""
+    """One `data:` payload of a chat or text completion. Raises RequestError, also for values of a wrong type."""
     try:
         body = json.loads(payload)
         if error := body.get("error"):
@@ -246,24 +275,23 @@ def _parse_event(payload: bytes) -> StreamEvent:
         counts = body.get("usage")
         usage = None
         if counts:
-            usage = Usage(**{field.name: counts.get(field.name) for field in fields(Usage)})
+            usage = Usage(**{field.name: token_count(counts.get(field.name)) for field in fields(Usage)})
         if not body.get("choices"):
             return StreamEvent(usage=usage)
         choice = body["choices"][0]
         delta = choice.get("delta") or {}
-        text = choice.get("text") or delta.get("content") or ""
         group = choice.get("group") or {}
-        drafted = group.get("drafted")
+        drafted = _typed(group.get("drafted"), list)
         return StreamEvent(
-            text,
-            group.get("token_ids"),
-            group.get("index"),
-            choice.get("finish_reason"),
+            _typed(choice.get("text"), str) or _typed(delta.get("content"), str) or "",
+            _typed(group.get("token_ids"), list),
+            token_count(group.get("index")),
+            _typed(choice.get("finish_reason"), str),
             usage,
             None if drafted is None else len(drafted),
-            group.get("accepted") or 0,
-            delta.get("reasoning_content") or "",
+            token_count(group.get("accepted")) or 0,
+            _typed(delta.get("reasoning_content"), str) or "",
         )
-    except (ValueError, LookupError, TypeError, AttributeError):
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         shown = payload[:80].decode(errors="replace")
         raise RequestError(f"the stream holds an event that makes no sense: {shown}") from None

@@ -9,6 +9,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache, partial
 
@@ -91,7 +92,8 @@ class AsyncEngine:
             await hosted.stopped
             await host.join()
             raise EngineDraining("The server is shutting down and starts no engine.")
-        await self._loras.load_again(host)
+        with suppress(EngineDead):  # dead once more, which who waits for its end sees
+            await self._loras.load_again(host)
         self._queue_room.reset()
         self._hosted = hosted
 

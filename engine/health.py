@@ -28,6 +28,8 @@ class EngineHealth:
 
 def liveness_fault(state: EngineHealth) -> str | None:
     """Why the process should be restarted, or None; in words for everybody."""
+    if state.draining and not state.error:  # one engine of several may have ended before the others
+        return hang_fault(state)
     if not state.alive and not state.restarting:
         return "the engine is dead" if state.error else "the engine has stopped"
     return hang_fault(state)

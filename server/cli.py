@@ -12,7 +12,8 @@ from importlib import import_module
 from importlib.metadata import version
 from typing import Any, NoReturn
 
-from hamburger.server.config import ENV_PREFIX, ServeSettings, SettingsError, load_settings
+from hamburger.server.config import ENV_PREFIX, ServeSettings, SettingsError
+from hamburger.server.load_settings import load_settings
 
 _DIED, _FAILED, _INTERRUPTED = 1, 2, 130
 
@@ -116,9 +117,10 @@ class _Parser(argparse.ArgumentParser):
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         add_own_arguments, self.add_own_arguments = self.add_own_arguments, None
-        if add_own_arguments is not None:
-            add_own_arguments(self)
-        return super().parse_known_args(args, namespace)
+        if add_own_arguments is None:
+            return super().parse_known_args(args, namespace)
+        add_own_arguments(self)
+        return self.parse_args(args, namespace), []  # what is left over is this command's own mistake
 
     def error(self, message: str) -> NoReturn:
         self.exit(_FAILED, f"hamburger: {message} (see {self.prog} --help)\n")

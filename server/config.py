@@ -1,15 +1,11 @@
-"""Settings of `hamburger serve`: command line > environment (HAMBURGER_*) > YAML file > default. No torch, no HTTP."""
+"""The settings of `hamburger serve`, their checks and what they become. No torch, no HTTP."""
 
 from __future__ import annotations
 
-import difflib
-import os
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import yaml
 from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo, create_model, field_validator
 from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
@@ -193,7 +189,7 @@ class ServeSettings(_EngineSettings):
             for name in ("key_requests", "key_tokens_per_minute", "key_queue_share"):
                 if getattr(self, name) != type(self).model_fields[name].default and not self.api_key:
                     raise SettingsError(f"{name} is given, but there are no API keys: add --api-key or --api-key-file.")
-            return self.api_key
+            return _sendable(self.api_key, "api_key")
         try:
             text = self.api_key_file.read_text(encoding="utf-8-sig")
         except (OSError, ValueError) as error:
@@ -201,7 +197,7 @@ class ServeSettings(_EngineSettings):
         keys = [key for line in text.splitlines() if (key := re.split(r"(?:^|\s)#", line)[0].strip())]
         if not keys:  # an empty file must not open the server to everyone
             raise SettingsError(f"api_key_file {self.api_key_file} holds no key: write one a line.")
-        return [*self.api_key, *keys]
+        return [*_sendable(self.api_key, "api_key"), *_sendable(keys, f"api_key_file {self.api_key_file}")]
 
     def models(self) -> list[ServeSettings]:
         """The settings of each model: these, and what they become for each of `also`. Raises SettingsError."""
@@ -251,26 +247,12 @@ class ServeSettings(_EngineSettings):
         return AutoConfidence(target_seconds=self.target_tpot_ms / 1000, min_confidence=self.min_confidence)
 
 
-def load_settings(given: Mapping[str, Any], config_file: str | None = None) -> ServeSettings:
-    """Settings from the command line's values, the environment and a YAML file (or the one HAMBURGER_CONFIG names).
-
-    Raises SettingsError.
-    """
-    config_file = config_file or os.environ.get(f"{ENV_PREFIX}CONFIG") or None
-    from_file = {} if config_file is None else _read_yaml(Path(config_file))
-    in_environment = {name for name in ServeSettings.model_fields if os.environ.get(_variable(name))}
-    # What the environment sets is left out here, because what is handed in would win over it.
-    chosen = {name: value for name, value in from_file.items() if name not in in_environment} | dict(given)
-    try:
-        return ServeSettings(**chosen)
-    except ValidationError as error:
-        name, given_value, reason = first_fault(error)
-        if name in given:
-            written = f"--{name.replace('_', '-')}"
-        else:
-            written = _variable(name) if name in in_environment else f"{name} in {config_file}"
-        value = "a secret" if name == "api_key" else repr(given_value)
-        raise SettingsError(f"{written} is {value}: {reason}") from error
+def _sendable(keys: list[str], where: str) -> list[str]:
+    """Raises SettingsError for a key that the usual clients cannot put into a header."""
+    for n, key in enumerate(keys, start=1):
+        if not key.isascii() or not key.isprintable() or key != key.strip():
+            raise SettingsError(f"{where}: key {n} of {len(keys)} must be printable ASCII, without spaces around it.")
+    return keys
 
 
 def first_fault(error: ValidationError) -> tuple[str, Any, str]:
@@ -278,27 +260,3 @@ def first_fault(error: ValidationError) -> tuple[str, Any, str]:
     first = error.errors(include_url=False, include_context=False)[0]
     reason = first["msg"].removeprefix("Value error, ")
     return str(first["loc"][0] if first["loc"] else ""), first["input"], f"{reason[0].lower()}{reason[1:]}."
-
-
-def _variable(name: str) -> str:
-    return ENV_PREFIX + name.upper()
-
-
-def _read_yaml(path: Path) -> dict[str, Any]:
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise SettingsError(f"the configuration file {path} cannot be read: {error}.") from error
-    except yaml.YAMLError as error:
-        raise SettingsError(f"the configuration file {path} is not YAML: {' '.join(str(error).split())}.") from error
-    if content is None:
-        return {}
-    if not isinstance(content, dict):
-        raise SettingsError(f"the configuration file {path} must hold `name: value` lines.")
-    settings = {str(key).replace("-", "_"): value for key, value in content.items()}
-    for name in settings:
-        if name not in ServeSettings.model_fields:
-            near = difflib.get_close_matches(name, ServeSettings.model_fields, n=1)
-            hint = f": did you mean {near[0]}?" if near else f". Known are {', '.join(ServeSettings.model_fields)}."
-            raise SettingsError(f"{path} has the unknown key {name!r}{hint}")
-    return settings

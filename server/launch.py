@@ -102,35 +102,32 @@ def find_models(arguments: Sequence[tuple[ServeSettings, EngineArgs]]) -> list[F
 
 def _check_names(found: Sequence[FoundModel]) -> None:
     """Raises SettingsError for a name that means two models, or may."""
-    names = [name for model in found for name in (model.name, *model.settings.model_alias)]
-    for name in names:
-        if names.count(name) > 1:
+    owners = [("a model", "served_model_name or also", model.name) for model in found]
+    owners += [("a model", "model_alias", alias) for model in found for alias in model.settings.model_alias]
+    models = [name for *_, name in owners]
+    owners += [("a LoRA adapter", "lora", adapter.name) for model in found for adapter in model.settings.lora]
+    names = [name for *_, name in owners]
+    for owner, setting, name in owners:
+        if models.count(name) > 1:
             raise SettingsError(f"two models, or one twice, have the name {name}: rename it in model_alias.")
-    for alias in (alias for model in found for alias in model.settings.model_alias):
-        for name in names:
-            if is_alias(alias, name):
-                message = f"a model has the name {alias}, which is {name} with a confidence (NAME@c)"
-                raise SettingsError(f"{message}: rename it in model_alias.")
-    names += [adapter.name for model in found for adapter in model.settings.lora]
-    for name in names:
         if names.count(name) > 1:
             raise SettingsError(f"a LoRA adapter and another adapter or model have the name {name}: rename it in lora.")
-    for adapter in (adapter.name for model in found for adapter in model.settings.lora):
-        for name in names:
-            if is_alias(adapter, name):
-                raise SettingsError(
-                    f"a LoRA adapter has the name {adapter}, which is {name} with a confidence (NAME@c): "
-                    "rename it in lora."
-                )
+        for other in names:
+            if is_alias(name, other):
+                message = f"{owner} has the name {name}, which is {other} with a confidence (NAME@c)"
+                raise SettingsError(f"{message}: rename it in {setting}.")
 
 
 def _chat_template(settings: ServeSettings) -> str | None:
     if settings.chat_template is None:
         return None
     try:
-        return settings.chat_template.read_text(encoding="utf-8")
+        template = settings.chat_template.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         raise SettingsError(f"chat_template {settings.chat_template} cannot be read as UTF-8 text: {error}.") from error
+    if not template.strip():  # every chat would be an empty prompt
+        raise SettingsError(f"chat_template {settings.chat_template} is empty: write a template, or leave it out.")
+    return template
 
 
 def sampling_defaults(settings: ServeSettings, source: ModelSource) -> SamplingDefaults:

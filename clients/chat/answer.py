@@ -14,7 +14,9 @@ from hamburger.clients.figures import Answer, ratio
 from hamburger.clients.wire import StreamDecoder, StreamEvent, check_stream, transport_error
 
 GROUP_COLOURS = ("cyan", "yellow")
-_CONTROL_CHARACTERS = {code: None for code in [*range(32), *range(127, 160)] if chr(code) not in "\n\t"}
+_HALVES = dict.fromkeys(range(0xD800, 0xE000), "\ufffd")  # of surrogate pairs: JSON can hold them, and no text can
+_CONTROL_CHARACTERS = {code: "" for code in [*range(32), *range(127, 160)] if chr(code) not in "\n\t"}
+_UNSHOWN = _CONTROL_CHARACTERS | _HALVES
 
 
 def stream_events(client: httpx.Client, body: dict[str, Any]) -> Generator[StreamEvent, None, None]:
@@ -61,19 +63,19 @@ class Painter:
         if event.group_index is not None and event.group_index != self._group:
             self._style, self._group = 1 - self._style, event.group_index
             self._is_bold = event.num_accepted > 0
-        self.text += event.text
+        self.text += event.text.translate(_HALVES)  # it is sent back with the next question
         style = None if self._group is None else Style(color=GROUP_COLOURS[self._style], bold=self._is_bold or None)
         self._print(event.text, style)
 
     def _print(self, text: str, style: Style | None) -> None:
         self._shown = text
         # An answer must not be able to move the cursor or set the title: only text reaches the terminal.
-        shown = text.translate(_CONTROL_CHARACTERS)
+        shown = text.translate(_UNSHOWN)
         # A bare segment: the console's other ways of printing would wrap lines and turn tabs into spaces.
         self._out.print(Segments([Segment(shown, style)]), end="", soft_wrap=True)
 
     def tell(self, title: str) -> None:
-        """In the terminal's title, where the text is not in the way."""
+        """In the terminal's title, where the text is not in the way; "" in the end leaves it to the terminal again."""
         if title != self._title:
             self._title = title
             self._out.set_window_title(title)
@@ -83,18 +85,22 @@ class Painter:
             self._out.print()
 
 
-def summary(answer: Answer, stopped: bool) -> str:
+def summary(answer: Answer, stopped: bool, has_drafts: bool = False) -> str:
     """The line under an answer: tokens, KV slots, tokens per KV or step, drafts, tokens/s (1 / TPOT), time to first
-    token."""
+    token.
+
+    has_drafts: tell tokens per step also of an answer without drafts, as it stands beside one that has some.
+    """
     tokens, slots, steps, tpot = answer.completion_tokens, answer.kv_slots, answer.macro_steps, answer.tpot
     tokens_per_kv, tokens_per_step = ratio(tokens, slots), ratio(tokens, steps)
-    if steps != slots == tokens:  # each token has a slot: how many of them a KV has says nothing
+    is_by_step = has_drafts or answer.num_drafted is not None or steps != slots
+    if is_by_step and slots == tokens:  # each token has a slot: how many of them a KV has says nothing
         tokens_per_kv = None
     parts = [
         f"{tokens} token{'' if tokens == 1 else 's'}",
         f"{slots} KV slot{'' if slots == 1 else 's'}" if slots is not None else "",
         f"{tokens_per_kv:.2f} tokens per KV" if tokens_per_kv is not None else "",
-        f"{tokens_per_step:.2f} tokens per step" if steps != slots and tokens_per_step is not None else "",
+        f"{tokens_per_step:.2f} tokens per step" if is_by_step and tokens_per_step is not None else "",
         f"{answer.num_accepted} of {answer.num_drafted} drafts accepted" if answer.num_drafted else "",
         f"{1 / tpot:.1f} tokens/s" if tpot else "",
         f"first token after {answer.ttft:.2f} s" if answer.ttft is not None else "",

@@ -21,21 +21,27 @@ from hamburger.clients.arguments import add_server_arguments, count, non_negativ
 from hamburger.clients.chat.answer import Painter, stream_events, summary
 from hamburger.clients.chat.race import race
 from hamburger.clients.chat.stats import server_stats
-from hamburger.clients.chat.typed_lines import typed_lines
+from hamburger.clients.chat.typed_lines import Typed, typed_lines
 from hamburger.clients.figures import Answer
 from hamburger.clients.wire import RequestError, client_options, first_model
 
 HELP = """\
 /race [TEXT]    ask that, or the last question again, with drafts and without: the same text, how fast?
 /stats          what the server does right now
-/confidence C   0 to 1, higher is safer and slower; alone: the server's default
+/confidence C   0 to 1: verified groups draft less the higher it is, with the same text;
+                composed ones are safer and slower; alone: the server's default
 /system TEXT    the system message from now on; alone: none
 /clear          forget the conversation (the system message stays)
 /help           this text
 /exit           leave (also Ctrl-D); Ctrl-C stops an answer
-A line that ends with \\ goes on in the next one, as do all lines between two \"\"\"."""
+A line that ends with \\ goes on in the next one, as do all lines between two \"\"\".
+What stands between two \"\"\" is a question, also if it begins with /."""
 HINT_400 = "A conversation that grew too long: /clear. A server that rejects unknown fields: --no-colour-groups."
 _LONGEST_SILENCE = 600.0  # seconds: a long prompt on a slow machine is silent for minutes
+
+
+class CommandError(Exception):
+    """A slash command that is none, or that cannot be carried out as it was given."""
 
 
 @dataclass(slots=True)
@@ -70,7 +76,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_server_arguments(parser)
     parser.add_argument("--system", type=utf8_text, metavar="TEXT", help="the system message (default: none)")
     parser.add_argument(
-        "--confidence", type=unit_interval, metavar="C", help="0 to 1, higher is safer and slower (default: server's)"
+        "--confidence",
+        type=unit_interval,
+        metavar="C",
+        help="0 to 1: verified groups draft less the higher it is, with the same text; composed ones are safer and "
+        "slower (default: server's)",
     )
     parser.add_argument("--temperature", type=non_negative, metavar="T", help="0 is greedy (default: server's)")
     parser.add_argument("--max-tokens", type=count, metavar="N", help="longest answer in tokens (default: server's)")
@@ -109,66 +119,77 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _converse(
-    client: httpx.Client, chat: Conversation, questions: Iterator[str], interactive: bool, out: Console, err: Console
+    client: httpx.Client, chat: Conversation, questions: Iterator[Typed], interactive: bool, out: Console, err: Console
 ) -> int:
-    for question in questions:
-        if question.startswith("/"):
-            if question.split()[0] == "/exit":
-                break
-            try:
-                _command(client, chat, question, out, err)
-            except RequestError as error:
-                _complain(err, error)
-                if not interactive:
-                    return 1
-            continue
-        chat.messages.append({"role": "user", "content": question})
-        try:
-            stopped = _answer(client, chat, out, err)
-        except RequestError as error:
-            chat.messages.pop()  # so that asking again does not ask twice
-            _complain(err, error)
-            if error.status == 400:
-                err.print(HINT_400, style="dim", markup=False, soft_wrap=True)
-            stopped = False
-            if not interactive:
-                return 1
-        if stopped and not interactive:
-            return 130
+    """Answer one after the other. Returns the exit code; piped input ends with the first that is not 0."""
+    for text, is_quoted in questions:
+        if is_quoted or not text.startswith("/"):
+            code = _ask(client, chat, text, out, err)
+        elif text.split()[0] == "/exit":
+            break
+        else:
+            code = _obey(client, chat, text, out, err)
+        if code and not interactive:
+            return code
     return 0
 
 
-def _command(client: httpx.Client, chat: Conversation, line: str, out: Console, err: Console) -> None:
-    """Carry out one slash command other than /exit and print the new state. Raises RequestError."""
+def _ask(client: httpx.Client, chat: Conversation, question: str, out: Console, err: Console) -> int:
+    """Answer one question. Returns 0, 1 after an error that was told, 130 where Ctrl-C stopped it."""
+    chat.messages.append({"role": "user", "content": question})
+    try:
+        return 130 if _answer(client, chat, out, err) else 0
+    except RequestError as error:
+        chat.messages.pop()  # so that asking again does not ask twice
+        _complain(err, error)
+        if error.status == 400:
+            err.print(HINT_400, style="dim", markup=False, soft_wrap=True)
+        return 1
+
+
+def _obey(client: httpx.Client, chat: Conversation, line: str, out: Console, err: Console) -> int:
+    """Carry out one slash command other than /exit. Returns as _ask does."""
+    try:
+        said = _command(client, chat, line, out)
+    except (RequestError, CommandError) as error:
+        _complain(err, error)
+        return 1
+    except KeyboardInterrupt:
+        err.print(f"{line.split()[0]} was stopped.", style="dim", markup=False, soft_wrap=True)
+        return 130
+    err.print(said, style="dim", markup=False, soft_wrap=True)
+    return 0
+
+
+def _command(client: httpx.Client, chat: Conversation, line: str, out: Console) -> str:
+    """Carry out one slash command; returns the new state. Raises RequestError or CommandError."""
     name, _, value = line.partition(" ")
     value = value.strip()
     if name == "/clear":
         chat.messages.clear()
-        said = "The conversation is forgotten."
-    elif name == "/system":
+        return "The conversation is forgotten."
+    if name == "/system":
         chat.system = value or None
-        said = f"System message: {chat.system or 'none'}"
-    elif name == "/confidence":
+        return f"System message: {chat.system or 'none'}"
+    if name == "/confidence":
         try:
             chat.confidence = unit_interval(value) if value else None
         except argparse.ArgumentTypeError as error:
-            _complain(err, error)
-            return
-        said = f"Confidence: {'the default of the server' if chat.confidence is None else chat.confidence}"
-    elif name == "/race":
+            raise CommandError(f"/confidence {error}") from None
+        return f"Confidence: {'the default of the server' if chat.confidence is None else chat.confidence}"
+    if name == "/race":
         asked = value or next((m["content"] for m in reversed(chat.messages) if m["role"] == "user"), "")
         if not asked:
-            said = (
+            raise CommandError(
                 "/race TEXT asks that with drafts and without; alone it takes the last question, and there is none yet."
             )
-        else:
-            before = chat.messages if value else _before_last_question(chat.messages)
-            said = race(client, chat.body([*before, {"role": "user", "content": asked}]), out)
-    elif name == "/stats":
-        said = server_stats(client, chat.model)
-    else:
-        said = HELP if name == "/help" else f"{name} is no command. /help lists them."
-    err.print(said, style="dim", markup=False, soft_wrap=True)
+        before = chat.messages if value else _before_last_question(chat.messages)
+        return race(client, chat.body([*before, {"role": "user", "content": asked}]), out)
+    if name == "/stats":
+        return server_stats(client, chat.model)
+    if name == "/help":
+        return HELP
+    raise CommandError(f'{name} is no command: /help lists them, and a question stands between """.')
 
 
 def _before_last_question(messages: list[dict[str, str]]) -> list[dict[str, str]]:
@@ -195,6 +216,7 @@ def _answer(client: httpx.Client, chat: Conversation, out: Console, err: Console
         stopped = True  # leaving the stream has closed the connection, which frees the server's slots
     finally:
         painter.end_line()
+        painter.tell("")
     if painter.text:
         chat.messages.append({"role": "assistant", "content": painter.text})
     else:

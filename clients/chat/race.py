@@ -16,10 +16,7 @@ _SEED = 1  # sampled texts are the same only with the same noise
 
 
 def race(client: httpx.Client, body: dict[str, Any], out: Console) -> str:
-    """Ask as the chat would, then at confidence 1, both shown; returns the verdict. Ctrl-C ends it.
-
-    Raises RequestError.
-    """
+    """Ask as the chat would, then at confidence 1, both shown; returns the verdict. Raises RequestError."""
     lanes = ({"seed": _SEED, **body}, {"seed": _SEED, **body, "confidence": 1})
     texts, figures = [], []
     for lane in lanes:
@@ -29,14 +26,14 @@ def race(client: httpx.Client, body: dict[str, Any], out: Console) -> str:
                 for event in events:
                     answer.add(event, time.perf_counter())
                     painter.show(event)
-        except KeyboardInterrupt:
-            return "The race was stopped."
         finally:
             painter.end_line()
         texts.append(painter.text)
         figures.append(answer)
     named = zip(("as asked      ", "at confidence 1"), figures, strict=True)
-    return "\n".join([*(f"{name} {summary(answer, False)}" for name, answer in named), _verdict(texts, figures)])
+    has_drafts = any(answer.num_drafted is not None for answer in figures)
+    lines = [f"{name} {summary(answer, stopped=False, has_drafts=has_drafts)}" for name, answer in named]
+    return "\n".join([*lines, _verdict(texts, figures)])
 
 
 def _verdict(texts: list[str], figures: list[Answer]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 
 import httpx
@@ -11,19 +12,28 @@ from hamburger.clients.wire import RequestError, response_error, transport_error
 _SAMPLE = re.compile(r"(\w+)\{(.*)\} (\S+)")
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 _ALIAS = re.compile(r"@[\d.]+$")
+_TOLD = {
+    "num_requests_running",
+    "num_requests_waiting",
+    "kv_cache_usage_perc",
+    "generation_tokens_per_second",
+    "tokens_per_macro_step",
+    "tokens_per_kv_ratio",
+}
+_LONGEST_SILENCE = 10.0  # seconds: a server that works tells its figures at once
 
 
 def server_stats(client: httpx.Client, model: str) -> str:
     """One line of figures. Raises RequestError, also where the server has no such metrics."""
     try:
-        response = client.get("/metrics")
+        response = client.get("/metrics", timeout=_LONGEST_SILENCE)
     except httpx.HTTPError as error:
         raise transport_error(error, client.base_url) from error
     if response.is_error:
         raise response_error(response)
     name = _ALIAS.sub("", model)
     found = _gauges(response.text, name) or _gauges(response.text, _parent(client, name))
-    if "num_requests_running" not in found:
+    if not found.keys() >= _TOLD:
         raise RequestError(f"{response.url} tells nothing of {model}", "Is it a HAMburger server?")
     drafted, accepted = found.get("drafted_tokens_total", 0.0), found.get("accepted_tokens_total", 0.0)
     parts = [
@@ -40,7 +50,7 @@ def server_stats(client: httpx.Client, model: str) -> str:
 def _parent(client: httpx.Client, adapter: str) -> str | None:
     """The model that a LoRA adapter is of, whose metrics tell of both."""
     try:
-        models = client.get("/v1/models").json()["data"]
+        models = client.get("/v1/models", timeout=_LONGEST_SILENCE).json()["data"]
         return next((model["parent"] for model in models if model["id"] == adapter), None)
     except (httpx.HTTPError, ValueError, LookupError, TypeError):
         return None
@@ -55,5 +65,6 @@ def _gauges(text: str, model: str | None) -> dict[str, float]:
         name, labels, value = sample.groups()
         if dict(_LABEL.findall(labels)).get("model_name") == model and name.startswith("hamburger_"):
             name = name.removeprefix("hamburger_")
-            found[name] = found.get(name, 0.0) + float(value)
+            with contextlib.suppress(ValueError):
+                found[name] = found.get(name, 0.0) + float(value)
     return found

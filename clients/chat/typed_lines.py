@@ -7,10 +7,18 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 _MOST_REMEMBERED = 1000  # lines
 _QUOTES = '"""'
 _GOES_ON = "\\"
+
+
+class Typed(NamedTuple):
+    """What was typed or piped in. is_quoted: it stood between two \"\"\", so it is no command."""
+
+    text: str
+    is_quoted: bool = False
 
 
 def history_path() -> Path:
@@ -19,12 +27,12 @@ def history_path() -> Path:
     return Path(state) / "hamburger" / "chat_history"
 
 
-def typed_lines(interactive: bool) -> Iterator[str]:
+def typed_lines(interactive: bool) -> Iterator[Typed]:
     """Non-empty questions until the end of input or a Ctrl-C at the prompt.
 
     interactive: standard input is a terminal; a line that ends with a backslash goes on in the next one, and so do all
-    lines between two \"\"\". Else each line is a question. Raises ValueError for what is piped in and no text in the
-    terminal's encoding; a typed line that is none is left out, and told.
+    lines between two \"\"\". Else each line is a question, or what it has between them. Raises ValueError for what is
+    piped in and no text in the terminal's encoding; a typed line that is none is left out, and told.
     """
     if not interactive:
         with contextlib.suppress(KeyboardInterrupt):
@@ -34,23 +42,24 @@ def typed_lines(interactive: bool) -> Iterator[str]:
         while True:
             try:
                 question = _question()
-                _check(question)
+                _check(question.text)
             except (EOFError, KeyboardInterrupt):
                 print(file=sys.stderr)
                 return
             except UnicodeError:
                 print(f"error: that was no {_encoding()} text: write it again.", file=sys.stderr)
                 continue
-            if question:
+            if question.text:
                 yield question
 
 
-def _piped_lines() -> Iterator[str]:
+def _piped_lines() -> Iterator[Typed]:
     try:
         for line in sys.stdin:
             _check(line)
-            if line.strip():
-                yield line.strip()
+            question = _unquoted(line.strip())
+            if question.text:
+                yield question
     except UnicodeError as error:
         raise ValueError(
             f"standard input is no {_encoding()} text: convert it first, as `iconv -f LATIN1 -t UTF-8` does."
@@ -66,19 +75,25 @@ def _encoding() -> str:
     return (sys.stdin.encoding or "utf-8").upper()
 
 
-def _question() -> str:
+def _unquoted(line: str) -> Typed:
+    inner = line.removeprefix(_QUOTES).removesuffix(_QUOTES)
+    is_quoted = len(line) - len(inner) == 2 * len(_QUOTES)
+    return Typed(inner.strip(), True) if is_quoted else Typed(line)
+
+
+def _question() -> Typed:
     line = input("> ").strip()
     if line.startswith(_QUOTES):
         lines, rest = [], line.removeprefix(_QUOTES)
         while not rest.rstrip().endswith(_QUOTES):
             lines.append(rest)
             rest = input("... ")
-        return "\n".join([*lines, rest.rstrip().removesuffix(_QUOTES)]).strip()
+        return Typed("\n".join([*lines, rest.rstrip().removesuffix(_QUOTES)]).strip(), is_quoted=True)
     lines = []
     while line.endswith(_GOES_ON):
         lines.append(line.removesuffix(_GOES_ON))
         line = input("... ")
-    return "\n".join([*lines, line]).strip()
+    return Typed("\n".join([*lines, line]).strip())
 
 
 @contextlib.contextmanager

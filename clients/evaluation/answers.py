@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Any
 
 from hamburger.clients.evaluation.errors import EvalError
+from hamburger.clients.output_files import reading, remove, writing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,14 +55,22 @@ def question_key(asked: dict[str, Any]) -> str:
 
 
 class AnswerStore:
-    """The answers in one JSON Lines file; new ones are written as they come. A context manager: it closes the file."""
+    """The answers in --answers, a JSON Lines file; new ones are written as they come.
+
+    A context manager: it closes the file, and leaves none where there was none and no answer came.
+    """
 
     def __init__(self, path: Path) -> None:
-        """Read what is there. A last line that was cut off is dropped. Raises OSError, or EvalError with the line."""
+        """Read what is there. A last line that was cut off is dropped.
+
+        Raises OSError that names the option, or EvalError with the line.
+        """
         names = {field.name for field in fields(Answer)}
         self._answers: dict[str, Answer] = {}
-        if path.exists():
-            data = path.read_bytes()
+        self._path, self._is_new = path, not path.exists()
+        if not self._is_new:
+            with reading("--answers", path):
+                data = path.read_bytes()
             whole = data[: data.rfind(b"\n") + 1]
             for number, line in enumerate(whole.split(b"\n"), start=1):
                 if not line.strip():
@@ -75,14 +84,19 @@ class AnswerStore:
                     ) from None
                 self._answers[answer.key] = answer
             if whole != data:
-                path.write_bytes(whole)
-        self._file = path.open("a", encoding="utf-8")
+                with writing("--answers", path):
+                    path.write_bytes(whole)
+        with writing("--answers", path):
+            self._file = path.open("a", encoding="utf-8")
 
     def __enter__(self) -> AnswerStore:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self._file.close()
+        with writing("--answers", self._path):
+            self._file.close()
+        if self._is_new and not self._answers:
+            remove(self._path)
 
     def get(self, key: str) -> Answer | None:
         return self._answers.get(key)
@@ -90,8 +104,9 @@ class AnswerStore:
     def add(self, answer: Answer) -> None:
         """Keep it, on disk at once."""
         self._answers[answer.key] = answer
-        self._file.write(json.dumps(asdict(answer), ensure_ascii=False) + "\n")
-        self._file.flush()
+        with writing("--answers", self._path):
+            self._file.write(json.dumps(asdict(answer), ensure_ascii=False) + "\n")
+            self._file.flush()
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,13 +20,16 @@ from rich.progress import Progress
 
 from hamburger.clients.arguments import (
     DEFAULT_URL,
+    MOST_IN_FLIGHT,
     count,
+    file_path,
     sendable_key,
     server_url,
     unit_interval,
     utf8_text,
     waiting_time,
     whole,
+    whole_to,
 )
 from hamburger.clients.evaluation.answers import AnswerStore, Usage
 from hamburger.clients.evaluation.bootstrap import LEVEL, SAMPLES
@@ -35,9 +38,11 @@ from hamburger.clients.evaluation.ifeval_text import TextTools
 from hamburger.clients.evaluation.items import TASKS, Item, Task, read_items, score
 from hamburger.clients.evaluation.report import Figures, Side, compare, print_tables, read_report, task_report
 from hamburger.clients.evaluation.requests import Server, ask_all
-from hamburger.clients.output_files import check_output, write_output
+from hamburger.clients.load import allow_many_connections
+from hamburger.clients.output_files import check_apart, check_output, write_output
 from hamburger.clients.wire import API_KEY_VARIABLE, RequestError, client_options, first_model
 
+MOST_RESAMPLES = 1_000_000
 _SECOND = ("base_url_b", "model_b", "confidence_b", "api_key_b")
 
 
@@ -76,12 +81,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     second.add_argument("--confidence-b", type=unit_interval, metavar="C", help="another confidence")
     second.add_argument("--api-key-b", type=sendable_key, metavar="KEY", help="the other server's key")
     second.add_argument(
-        "--compare", type=Path, metavar="FILE", help="the first server of an earlier run's --out instead"
+        "--compare", type=file_path, metavar="FILE", help="the first server of an earlier run's --out instead"
     )
     parser.add_argument(
         "--tasks", type=_tasks, default=list(TASKS), metavar="T,T", help=f"of {','.join(TASKS)} (default: all)"
     )
-    parser.add_argument("--data", type=Path, required=True, metavar="FOLDER", help="with the tasks' .jsonl.gz files")
+    parser.add_argument(
+        "--data", type=file_path, required=True, metavar="FOLDER", help="with the tasks' .jsonl.gz files"
+    )
     parser.add_argument("--limit", type=count, metavar="N", help="the first N items of each task (default: all)")
     parser.add_argument(
         "--max-tokens",
@@ -92,17 +99,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         + ")",
     )
     parser.add_argument(
-        "--concurrency", type=count, default=16, metavar="N", help="requests in flight (default: %(default)s)"
+        "--concurrency",
+        type=whole_to(MOST_IN_FLIGHT),
+        default=16,
+        metavar="N",
+        help="requests in flight (default: %(default)s)",
     )
-    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="where the results go, JSON")
+    parser.add_argument("--out", type=file_path, required=True, metavar="FILE", help="where the results go, JSON")
     parser.add_argument(
         "--answers",
-        type=Path,
+        type=file_path,
         metavar="FILE",
         help="where answers are kept and found again (default: beside --out)",
     )
     parser.add_argument(
-        "--resamples", type=count, default=SAMPLES, metavar="N", help="of the bootstrap (default: %(default)s)"
+        "--resamples",
+        type=whole_to(MOST_RESAMPLES),
+        default=SAMPLES,
+        metavar="N",
+        help="of the bootstrap (default: %(default)s)",
     )
     parser.add_argument("--seed", type=whole, default=0, metavar="N", help="of the bootstrap (default: %(default)s)")
     parser.add_argument(
@@ -117,6 +132,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Ask, score, print, write. Returns 0; 1 when a request failed, 2 for options or files, 130 for Ctrl-C."""
     out, err = Console(highlight=False), Console(stderr=True, highlight=False)
+    allow_many_connections()
     try:
         plan = _plan(args)
         with AnswerStore(plan.answers) as store:
@@ -138,12 +154,18 @@ def _plan(args: argparse.Namespace) -> _Plan:
         raise EvalError("--compare and a second server (--base-url-b, --model-b, ...) are both given: choose one.")
     if not args.data.is_dir():
         raise EvalError(f"--data {args.data} is no folder: name the one with the tasks' .jsonl.gz files.")
-    tasks = [TASKS[name] for name in args.tasks]
-    items = {task.name: read_items(args.data, task, args.limit) for task in tasks}
-    earlier = read_report(args.compare, {task.name: task.metrics for task in tasks}) if args.compare else None
     check_output("--out", args.out)  # a path that cannot be written costs no evaluation
+    answers = args.answers or args.out.with_suffix(".answers.jsonl")
+    check_output("--answers", answers)
+    tasks = [TASKS[name] for name in args.tasks]
+    earlier = read_report(args.compare, {task.name: task.metrics for task in tasks}) if args.compare else None
+    try:
+        check_apart({"--out": args.out, "--answers": answers, "--compare": args.compare})
+    except ValueError as error:
+        raise EvalError(str(error)) from None
+    items = {task.name: read_items(args.data, task, args.limit) for task in tasks}
     tools = TextTools() if "ifeval" in items else None
-    return _Plan(items, tools, earlier, args.answers or args.out.with_suffix(".answers.jsonl"))
+    return _Plan(items, tools, earlier, answers)
 
 
 def _evaluate(args: argparse.Namespace, plan: _Plan, store: AnswerStore, out: Console, err: Console) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
@@ -78,7 +79,7 @@ def read_items(folder: Path, task: Task, limit: int | None = None) -> list[Item]
     if not path.exists():
         raise EvalError(f"--data {folder} holds no {task.file}.jsonl.gz: put it there, or leave {task.name} out.")
     items: dict[str, Item] = {}
-    for number, row in islice(_rows(path), limit):
+    for number, row in islice(_rows(path), None if limit is None else min(limit, sys.maxsize)):
         try:
             if not isinstance(row, dict):
                 raise EvalError("expected a JSON object.")

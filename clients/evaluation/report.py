@@ -18,6 +18,7 @@ from rich.table import Table
 from hamburger.clients.evaluation.answers import Usage
 from hamburger.clients.evaluation.bootstrap import LEVEL, Interval, bootstrap_mean, paired_bootstrap
 from hamburger.clients.evaluation.errors import EvalError
+from hamburger.clients.output_files import reading
 
 Scores = dict[str, dict[str, float]]  # item id -> metric -> 0 or 1
 
@@ -79,13 +80,15 @@ def _usage_report(usage: Usage) -> dict[str, Any]:
 
 
 def read_report(path: Path, metrics: Mapping[str, Sequence[str]]) -> tuple[str, dict[str, Side]]:
-    """Label and sides of the first server in an earlier run's JSON. metrics: of each task that is asked for.
+    """Label and sides of the first server in --compare, an earlier run's JSON. metrics: of each task that is asked for.
 
-    Raises OSError, or EvalError that names what is missing.
+    Raises OSError that names the option, or EvalError that names what is missing.
     """
     remedy = "name a file that hamburger eval-tasks wrote with --out."
+    with reading("--compare", path):
+        data = path.read_bytes()
     try:
-        report = json.loads(path.read_text(encoding="utf-8"))
+        report = json.loads(data.decode())
         label = str(report["servers"]["a"]["label"])
         tasks = report["tasks"]
         absent = sorted(metrics.keys() - tasks.keys())

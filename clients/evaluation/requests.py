@@ -16,7 +16,7 @@ import httpx
 
 from hamburger.clients.evaluation.answers import Answer, AnswerStore, question_key
 from hamburger.clients.evaluation.items import Item, Question, Task
-from hamburger.clients.wire import RequestError, response_error, transport_error
+from hamburger.clients.wire import RequestError, response_error, token_count, transport_error
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 _TRIES, _LONGEST_WAIT = 8, 30.0  # for a server that says it is full
@@ -115,9 +115,11 @@ async def _write(client: httpx.AsyncClient, server: Server, prompt: str, max_tok
         text = choice["message"]["content"] or ""
         if not isinstance(text, str):
             raise TypeError
-        return {"text": text, "finish_reason": choice.get("finish_reason"), **_usage(body)}
+        finish_reason = choice.get("finish_reason")
     except (LookupError, TypeError, AttributeError):
         raise RequestError(f"{CHAT} answered without choices[0].message.content") from None
+    # Half of a surrogate pair, which JSON can hold, is no text that a file can.
+    return {"text": text.encode(errors="replace").decode(), "finish_reason": finish_reason, **_usage(body)}
 
 
 async def _choose(client: httpx.AsyncClient, server: Server, item: Question, by_ids: bool) -> dict[str, Any]:
@@ -215,4 +217,7 @@ def _wait(retry_after: str, attempt: int) -> float:
 def _usage(body: dict[str, Any]) -> dict[str, Any]:
     usage = body.get("usage")
     counts = usage if isinstance(usage, dict) else {}
-    return {name: counts.get(name) for name in ("prompt_tokens", "completion_tokens", "kv_slots")}
+    try:
+        return {name: token_count(counts.get(name)) for name in ("prompt_tokens", "completion_tokens", "kv_slots")}
+    except TypeError:
+        raise RequestError("the server's usage holds a count that is no whole number") from None

@@ -43,6 +43,7 @@ _OF_TRAINING = {
     "megatron_core", "loftq_config", "eva_config", "corda_config", "lora_ga_config", "velora_config", "runtime_config",
     "qalora_group_size", "ensure_weight_tying",
 }  # fmt: skip
+_LONGEST_PATTERN, _MOST_REPEATS = 300, 2
 _PLAIN_STARTS = (None, True, False, "gaussian", "eva", "orthogonal")  # others change the base's weights, too
 
 
@@ -55,9 +56,11 @@ def read_lora(folder: Path, trunk: TrunkConfig, max_rank: int, base: Mapping[str
         raise CheckpointError(f"{folder} is no folder: name one with {CONFIG} and {WEIGHTS}, as PEFT saves an adapter.")
     config = read_json(folder / CONFIG)
     _check_kind(config, str(folder / CONFIG))
+    _check_patterns(config, str(folder / CONFIG))
     file = folder / WEIGHTS
     if not file.is_file():
         raise CheckpointError(f"{file} is missing: only safetensors weights are read.")
+    widest = _widest(trunk)
     found: dict[str, dict[str, Tensor]] = {}
     for name, tensor in read_safetensors(file).items():
         match = _TENSOR.fullmatch(name)
@@ -67,6 +70,11 @@ def read_lora(folder: Path, trunk: TrunkConfig, max_rank: int, base: Mapping[str
             raise CheckpointError(
                 f"{file}: {name} is {str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}, but the two "
                 "matrices of an adapter are of floating point numbers (float32, bfloat16 or float16)."
+            )
+        if max(tensor.shape) > widest:  # told before it is converted, which may take more memory than there is
+            raise CheckpointError(
+                f"{file}: {name} is {list(tensor.shape)}, wider than any linear of this model ({widest}): the adapter "
+                "is of another model."
             )
         found.setdefault(match["module"], {})[match["side"]] = tensor
     if not found:
@@ -102,12 +110,34 @@ def base_config(source: ModelSource) -> dict[str, Any]:
     return {}
 
 
+def _widest(trunk: TrunkConfig) -> int:
+    """Inputs or outputs of the widest linear, joined ones as one."""
+    shapes = [
+        [shape for part in parts if (shape := layer_shapes(trunk).get(f"{part}.weight")) is not None]
+        for parts in JOINED.values()
+    ]
+    return max(size for linears in shapes if linears for size in (sum(o for o, _ in linears), linears[0][1]))
+
+
 def _of_no_linear(name: str, trunk: TrunkConfig, where: str) -> CheckpointError:
     but = "" if trunk.experts is None else "; experts and their router have none"
     return CheckpointError(
         f"{where}: {name} is of no linear of this model's {trunk.num_layers} layers, which alone may have an adapter "
         f"({', '.join(_LINEARS)}{but})."
     )
+
+
+def _check_patterns(config: Mapping[str, Any], where: str) -> None:
+    """Raises CheckpointError for a regular expression that may take for ever, as some with repeats within repeats do:
+    it is an adapter's, which is data."""
+    patterns = config.get("alpha_pattern")
+    for pattern in patterns if isinstance(patterns, Mapping) else ():
+        repeats = re.findall(r"(\))?[*+{]", pattern)
+        if len(pattern) > _LONGEST_PATTERN or len(repeats) > _MOST_REPEATS or any(repeats):
+            raise CheckpointError(
+                f"{where}: alpha_pattern {pattern[:_LONGEST_PATTERN]!r} is not read: a pattern may have "
+                f"{_LONGEST_PATTERN} characters and {_MOST_REPEATS} repeats, none of a group."
+            )
 
 
 def _check_kind(config: Mapping[str, Any], where: str) -> None:

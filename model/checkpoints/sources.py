@@ -101,6 +101,8 @@ def embedded_gguf() -> Path:
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file. Raises CheckpointError."""
     try:
+        if path.exists() and not path.is_file():  # a pipe, which might never end
+            raise CheckpointError(f"{path} is no file.")
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise CheckpointError(f"{path} is missing.") from error

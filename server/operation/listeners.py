@@ -54,7 +54,10 @@ def _bind(
                 continue
             where = host if address[0] == host else f"{host} ({address[0]})"
             reason = error.strerror or str(error)
-            raise SettingsError(f"cannot listen on {where} port {port}: {reason}. Choose another --port.") from error
+            remedy = (
+                "Give an address of this machine as --host" if error.errno in _NOT_HERE else "Choose another --port"
+            )
+            raise SettingsError(f"cannot listen on {where} port {port}: {reason}. {remedy}.") from error
         port = listener.getsockname()[1]
         listeners.append(listener)
     return listeners

@@ -8,7 +8,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from hamburger.server.config import ServeSettings, SettingsError, first_fault, load_settings
+from hamburger.server.config import ServeSettings, SettingsError, first_fault
+from hamburger.server.load_settings import load_settings
 
 Affinity = Literal["prefix", "session", "none"]
 _SET_BY_RAY = {

@@ -16,9 +16,10 @@ import pytest
 
 from chat_terminal import run_chat
 from hamburger.clients import bench
-from hamburger.clients.output_files import check_output
+from hamburger.clients.output_files import check_apart, check_output
 from hamburger.clients.prompts import read_prompts
 from hamburger.clients.wire import client_options
+from hamburger.server.cli import main
 from scripted_server import Reply, ScriptedServer, hamburger_stream
 
 Captured = pytest.CaptureFixture[str]
@@ -82,7 +83,19 @@ def test_a_dataset_that_is_no_whole_gzip_file_is_named(data: bytes, tmp_path: Pa
         (("--url", "http://name:secret@host"), "--url: a user's name, a password"),
         (("--timeout", "1e11"), "--timeout: '1e11' is too long: write at most 2000000"),
         (("--seed", "-1"), "--seed: '-1' is not a whole number from 0 up"),
-        (("--requests", "0"), "--requests: '0' is not a whole number from 1 up"),
+        (("--output-tokens", "0"), "--output-tokens: '0' is not a whole number from 1 up"),
+        (("--output-tokens", "9" * 5000), "--output-tokens: '999999999999...9999999999999' is not a whole number"),
+        (("--confidence", "9" * 5000), "--confidence: '999999999999...9999999999999' is not a number from 0 to 1"),
+        (("--requests", "0"), "--requests: '0' is not a whole number from 1 to 100000\n"),
+        (("--requests", str(10**20)), "--requests: '100000000000000000000' is not a whole number from 1 to 100000\n"),
+        (("--concurrency", "1,99999999"), "--concurrency: '99999999' is not a whole number from 1 to 10000\n"),
+        (("--warm-up", str(10**12)), "--warm-up: '1000000000000' is not a whole number from 0 to 100000\n"),
+        (
+            ("--prompt-tokens", "99999999999"),
+            "--prompt-tokens: '99999999999' is not a whole number from 1 to 1000000\n",
+        ),
+        (("--dataset", ""), "--dataset: '' names no file: write its path"),
+        (("--json", ""), "--json: '' names no file: write its path"),
     ],
 )
 def test_what_cannot_be_sent_is_named_by_its_option(arguments: tuple[str, ...], message: str, capsys: Captured) -> None:
@@ -158,6 +171,70 @@ def test_a_full_disk_is_one_line_after_the_figures(server: ScriptedServer, capsy
     assert "1 in flight" in printed.out
     assert printed.err.startswith("error: --json /dev/full cannot be written (No space left on device): name a file")
     assert printed.err.count("\n") == 1
+
+
+def test_a_dataset_that_cannot_be_read_is_named_by_its_option(
+    server: ScriptedServer, tmp_path: Path, capsys: Captured
+) -> None:
+    for path, why in ((tmp_path / "none.jsonl", "No such file or directory"), (tmp_path, "Is a directory")):
+        assert run_bench(server, "--dataset", str(path)) == 2
+        assert capsys.readouterr().err == (
+            f"error: --dataset {path} cannot be read ({why}): name a file that is there and that you may read.\n"
+        )
+    assert not server.keys
+
+
+def test_figures_never_replace_the_dataset_that_they_are_of(
+    server: ScriptedServer, tmp_path: Path, capsys: Captured
+) -> None:
+    dataset, link = tmp_path / "p.jsonl", tmp_path / "link.json"
+    dataset.write_text('{"prompt": "a"}\n')
+    link.symlink_to(dataset)
+    assert run_bench(server, "--dataset", str(dataset), "--json", str(link)) == 2
+    assert f"error: --dataset and --json are the same file, {dataset}: name another one." in capsys.readouterr().err
+    assert dataset.read_text() == '{"prompt": "a"}\n'
+
+
+def test_one_file_is_known_by_all_its_names_and_a_device_holds_nothing(tmp_path: Path) -> None:
+    file, hard, soft, absent = (tmp_path / name for name in ("file", "hard", "soft", "absent"))
+    file.touch()
+    hard.hardlink_to(file)
+    soft.symlink_to(absent)
+    for one, other in ((file, hard), (absent, soft), (absent, tmp_path / "." / "absent"), (file, file)):
+        with pytest.raises(ValueError, match=r"^--a and --c are the same file, "):
+            check_apart({"--a": one, "--b": None, "--c": other})
+    check_apart({"--a": file, "--b": absent, "--c": Path("/dev/null"), "--d": Path("/dev/null")})
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, None])
+def test_a_bench_that_measured_nothing_leaves_no_file(
+    error: type[BaseException] | None, server: ScriptedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(bench, "closed_loop", interrupted)
+    figures = tmp_path / "figures.json"
+    running = server if error else ScriptedServer(url="http://127.0.0.1:9")
+    assert run_bench(running, "--json", str(figures)) == (130 if error else 1)
+    assert not figures.exists()
+
+
+def test_a_look_at_an_output_that_is_not_there_leaves_none_and_keeps_the_link_to_it(tmp_path: Path) -> None:
+    absent, link = tmp_path / "absent", tmp_path / "link"
+    link.symlink_to(absent)
+    check_output("--json", absent)
+    check_output("--json", link)
+    assert link.is_symlink()
+    assert not absent.exists()
+
+
+def test_an_option_that_a_command_lacks_points_to_the_help_of_that_command(capsys: Captured) -> None:
+    for arguments, program in ((["chat", "--nope"], "hamburger chat"), (["--nope", "chat"], "hamburger")):
+        with pytest.raises(SystemExit) as exit_info:
+            main(arguments)
+        assert exit_info.value.code == 2
+        assert capsys.readouterr().err == f"hamburger: unrecognized arguments: --nope (see {program} --help)\n"
 
 
 def test_a_look_at_an_output_keeps_what_it_holds_and_opens_no_pipe(tmp_path: Path) -> None:

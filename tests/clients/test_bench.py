@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-from itertools import pairwise
+import sys
+from itertools import islice, pairwise
 from pathlib import Path
 
 import httpx
@@ -14,7 +15,7 @@ import pytest
 from hamburger.clients import bench, load
 from hamburger.clients.figures import Answer, Distribution, percentile, summarise
 from hamburger.clients.load import Job, poisson_offsets
-from hamburger.clients.prompts import built_in_prompts, read_prompts
+from hamburger.clients.prompts import built_in_prompts, endless_prompts, read_prompts
 from hamburger.clients.wire import StreamEvent, Usage
 from scripted_server import Reply, ScriptedServer, drafting_stream, error_body, hamburger_stream, plain_stream, sse
 
@@ -228,6 +229,47 @@ def test_some_failures_are_counted_by_their_reason(server: ScriptedServer, capsy
         "did not answer with a stream (content-type text/html",
     ):
         assert reason in out
+
+
+def test_answers_of_wrong_types_are_failures_beside_figures(
+    server: ScriptedServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    odd = sse({"choices": [], "usage": {"completion_tokens": "3", "prompt_tokens": "5"}})
+    server.replies = [Reply(plain_stream(["a"])), Reply([plain_stream(["a"])[1], odd])]
+    assert run_bench(server, "--concurrency", "1", "--requests", "2", "--warm-up", "0", "--model", "m") == 0
+    assert "1 failed: the stream holds an event that makes no sense: {" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("count", [b"1e400", b"0", b"[]"])
+def test_a_tokenize_that_makes_no_sense_is_no_better_than_none(count: bytes) -> None:
+    answer = httpx.Response(200, content=b'{"count": ' + count + b"}")
+    with httpx.Client(transport=httpx.MockTransport(lambda request: answer), base_url="http://s") as client:
+        assert bench._words_per_token(client, "m") == bench.WORDS_PER_TOKEN
+
+
+def test_prompts_are_made_as_they_are_taken() -> None:
+    assert list(islice(endless_prompts(9, seed=4), 3)) == built_in_prompts(3, 9, seed=4)
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_as_many_files_may_be_open_as_the_system_allows(refused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    resource = pytest.importorskip("resource")
+    asked = []
+
+    def setrlimit(kind: int, limits: tuple[int, int]) -> None:
+        asked.append((kind, limits))
+        if refused:
+            raise ValueError("not allowed to raise maximum limit")
+
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (64, 4096))
+    monkeypatch.setattr(resource, "setrlimit", setrlimit)
+    load.allow_many_connections()
+    assert asked == [(resource.RLIMIT_NOFILE, (4096, 4096))]
+
+
+def test_a_platform_without_limits_of_open_files_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "resource", None)
+    load.allow_many_connections()
 
 
 def test_a_level_without_any_success_is_a_failure(server: ScriptedServer, capsys: pytest.CaptureFixture[str]) -> None:

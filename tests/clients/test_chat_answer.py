@@ -6,13 +6,14 @@ import io
 import re
 
 import httpx
+import pytest
 from rich.console import Console
 
 from chat_terminal import Captured, run_chat, say
 from hamburger.clients.chat import command
 from hamburger.clients.chat.answer import Painter, summary
 from hamburger.clients.figures import Answer
-from hamburger.clients.wire import StreamDecoder, StreamEvent, Usage
+from hamburger.clients.wire import RequestError, StreamDecoder, StreamEvent, Usage
 from scripted_server import Reply, ScriptedServer, drafting_stream, plain_stream, sse
 
 
@@ -112,4 +113,44 @@ def test_what_a_growing_answer_holds_is_the_terminals_title(server: ScriptedServ
     assert server.requests[-1]["stream_options"] == {"include_usage": True, "continuous_usage_stats": True}
     titles = re.findall(r"\x1b\]0;([^\x07]*)\x07", file.getvalue())
     assert titles[0] == "1 tokens in 1 KV slots"
-    assert titles[-1] == "6 tokens in 6 KV slots"
+    assert titles[-2:] == ["6 tokens in 6 KV slots", ""]  # and then the terminal's own again
+
+
+def test_the_title_is_the_terminals_again_after_an_answer_that_failed(
+    server: ScriptedServer, pipe: io.StringIO
+) -> None:
+    file = io.StringIO()
+    out = Console(file=file, force_terminal=True, highlight=False)
+    talk = command.Conversation("m", counts_live=True, messages=[{"role": "user", "content": "hello"}])
+    server.replies = [Reply(drafting_stream()[:1])]
+    with httpx.Client(base_url=server.url) as client, pytest.raises(RequestError, match="ended before the answer did"):
+        command._answer(client, talk, out, out)
+    assert re.findall(r"\x1b\]0;([^\x07]*)\x07", file.getvalue()) == ["1 tokens in 1 KV slots", ""]
+
+
+def test_an_answer_whose_drafts_all_failed_tells_tokens_per_step() -> None:
+    answer = Answer(1.0)
+    for now in (2.0, 3.0):
+        answer.add(StreamEvent("a", [1], 0, num_drafted=3), now)
+    told = "2 tokens · 2 KV slots · 1.00 tokens per step · 0 of 6 drafts accepted · 1.0 tokens/s · "
+    assert summary(answer, stopped=False).startswith(told)
+
+
+def test_half_a_surrogate_pair_is_replaced_in_what_is_shown_and_sent_back(
+    server: ScriptedServer, pipe: io.StringIO, capsys: Captured
+) -> None:
+    halves = b'data: {"choices": [{"delta": {"reasoning_content": "\\udc00", "content": "a\\ud83db"}}]}\n\n'
+    server.replies = [Reply([halves, b"data: [DONE]\n\n"]), Reply(plain_stream(["c"]))]
+    say(pipe, "one", "two")
+    assert run_chat(server) == 0
+    assert capsys.readouterr().out == "a\ufffdb\nc\n"
+    assert server.requests[1]["messages"][1] == {"role": "assistant", "content": "a\ufffdb"}
+
+
+def test_an_event_of_a_wrong_type_is_one_line(server: ScriptedServer, pipe: io.StringIO, capsys: Captured) -> None:
+    server.replies = [Reply([sse({"choices": [{"delta": {"content": [{"type": "text", "text": "a"}]}}]})])]
+    say(pipe, "one")
+    assert run_chat(server) == 1
+    err = capsys.readouterr().err
+    assert err.startswith("error: the stream holds an event that makes no sense: {")
+    assert err.count("\n") == 1

@@ -8,7 +8,17 @@ import re
 import pytest
 
 from chat_terminal import Captured, run_chat, say, type_lines
-from scripted_server import Reply, ScriptedServer, error_body, hamburger_stream, plain_stream, sse
+from hamburger.clients.chat.answer import Painter
+from hamburger.clients.wire import StreamEvent
+from scripted_server import (
+    Reply,
+    ScriptedServer,
+    drafting_stream,
+    error_body,
+    hamburger_stream,
+    plain_stream,
+    sse,
+)
 
 
 def test_a_race_asks_with_drafts_and_without_and_stays_out_of_the_conversation(
@@ -43,6 +53,38 @@ def test_a_race_tells_where_texts_part(
     type_lines(monkeypatch, "/race one")
     assert run_chat(server) == 0
     assert "Another text from character 3 on" in capsys.readouterr().err
+
+
+def test_both_lines_of_a_race_tell_tokens_per_step_where_one_had_drafts(
+    server: ScriptedServer, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    slow = hamburger_stream([(text, 1) for text in ("one", " two", " three", " four")])
+    server.answer = lambda body: Reply(slow if body.get("confidence") == 1 else drafting_stream())
+    type_lines(monkeypatch, "/race one")
+    assert run_chat(server) == 0
+    err = capsys.readouterr().err
+    assert "as asked       6 tokens · 6 KV slots · 2.00 tokens per step · 3 of 5 drafts accepted" in err
+    assert "at confidence 1 4 tokens · 4 KV slots · 1.00 tokens per step" in err
+    assert "per KV" not in err
+
+
+def test_ctrl_c_stops_a_race_and_keeps_the_conversation(
+    server: ScriptedServer, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    server.replies = [Reply(plain_stream(["a"]))]
+    show = Painter.show
+
+    def press(painter: Painter, event: StreamEvent) -> None:
+        if len(server.requests) == 2:
+            raise KeyboardInterrupt
+        show(painter, event)
+
+    monkeypatch.setattr(Painter, "show", press)
+    type_lines(monkeypatch, "one", "/race", "two")
+    assert run_chat(server) == 0
+    assert [m["content"] for m in server.requests[-1]["messages"]] == ["one", "a", "two"]
+    assert len(server.requests) == 3
+    assert "/race was stopped.\n" in capsys.readouterr().err
 
 
 def test_an_error_in_a_race_ends_no_chat(

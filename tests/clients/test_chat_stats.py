@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import httpx
 import pytest
 
 from chat_terminal import Captured, run_chat, type_lines
+from hamburger.clients.chat.stats import server_stats
+from hamburger.clients.wire import RequestError, client_options
 from scripted_server import ScriptedServer
 
 METRICS = """\
@@ -56,3 +59,26 @@ def test_stats_of_another_kind_of_server_are_one_line(
     type_lines(monkeypatch, "/stats")
     assert run_chat(server) == 0
     assert "error: HTTP 404" in capsys.readouterr().err
+
+
+def test_stats_wait_for_seconds_and_not_for_minutes() -> None:
+    waits = []
+
+    def hang(request: httpx.Request) -> httpx.Response:
+        waits.append(request.extensions["timeout"]["read"])
+        raise httpx.ReadTimeout("silent", request=request)
+
+    options = client_options("http://127.0.0.1:9", None, 600.0)
+    client = httpx.Client(**options, transport=httpx.MockTransport(hang))
+    with client, pytest.raises(RequestError, match="fell silent for too long"):
+        server_stats(client, "tiny")
+    assert waits == [10.0]
+
+
+def test_stats_that_lack_a_figure_or_hold_no_number_are_one_line(
+    server: ScriptedServer, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    server.metrics = METRICS.replace(" 321.25", " many")
+    type_lines(monkeypatch, "/stats")
+    assert run_chat(server) == 0
+    assert "tells nothing of tiny. Is it a HAMburger server?" in capsys.readouterr().err

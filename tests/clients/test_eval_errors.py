@@ -114,7 +114,10 @@ def test_wrong_options_are_named_before_anything_is_asked(
         (("--compare", str(bad), "--confidence-b", "1"), "are both given: choose one"),
         (("--compare", str(bad)), "holds no results: name a file that hamburger eval-tasks wrote"),
         (("--compare", str(piqa)), "has no arc_easy, gsm8k, ifeval: leave them out of --tasks"),
-        (("--compare", str(tmp_path / "absent")), "No such file"),
+        (("--compare", str(tmp_path / "absent")), "absent cannot be read (No such file or directory): name a file"),
+        (("--compare", str(tmp_path)), f"error: --compare {tmp_path} cannot be read (Is a directory): name a file"),
+        (("--answers", str(tmp_path)), f"error: --answers {tmp_path} cannot be written (Is a directory): name a file"),
+        (("--answers", str(tmp_path / "none" / "a")), "none/a cannot be written (No such file or directory): name"),
         (("--answers", str(tmp_path / "bad.answers.jsonl")), "line 1 is no answer: delete that line"),
         (("--out", str(tmp_path / "none" / "r.json")), "No such file"),
         (("--base-url-b", eval_server.url), "A and B are the same: change --base-url-b"),
@@ -125,6 +128,66 @@ def test_wrong_options_are_named_before_anything_is_asked(
     with pytest.raises(SystemExit):
         evaluate(eval_server, out, "--tasks", "piqa,mmlu")
     assert "'mmlu' is no task: choose of ifeval, gsm8k, arc_easy, piqa" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--answers", ""), "--answers: '' names no file: write its path"),
+        (("--data", ""), "--data: '' names no file"),
+        (("--resamples", str(10**12)), "--resamples: '1000000000000' is not a whole number from 1 to 1000000\n"),
+        (("--concurrency", "99999999"), "--concurrency: '99999999' is not a whole number from 1 to 10000\n"),
+    ],
+)
+def test_options_out_of_range_are_named(
+    arguments: tuple[str, ...], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as exit_info:
+        evaluate(EvalServer(url="http://127.0.0.1:1"), tmp_path / "r.json", *arguments)
+    assert exit_info.value.code == 2
+    assert f"error: argument {message}" in capsys.readouterr().err
+
+
+def test_a_limit_beyond_all_files_takes_every_item() -> None:
+    assert read_items(DATA, TASKS["piqa"], 10**20) == read_items(DATA, TASKS["piqa"])
+
+
+def test_no_option_replaces_the_file_of_another(
+    eval_server: EvalServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    earlier, answers, link = tmp_path / "earlier.json", tmp_path / "earlier.answers.jsonl", tmp_path / "link"
+    assert evaluate(eval_server, earlier, "--tasks", "piqa") == 0
+    link.symlink_to(answers)
+    kept = earlier.read_bytes(), answers.read_bytes()
+    eval_server.requests.clear()
+    for out, options, message in (
+        (answers, ("--answers", str(answers)), f"--out and --answers are the same file, {answers}: name another one."),
+        (link, ("--answers", str(answers)), f"--out and --answers are the same file, {link}: name"),
+        (earlier, ("--compare", str(earlier)), f"--out and --compare are the same file, {earlier}: name"),
+        (tmp_path / "r.json", ("--answers", str(earlier), "--compare", str(earlier)), "--answers and --compare are"),
+    ):
+        assert evaluate(eval_server, out, "--tasks", "piqa", *options) == 2
+        assert message in capsys.readouterr().err
+    assert (earlier.read_bytes(), answers.read_bytes()) == kept
+    assert not eval_server.requests
+    assert sorted(tmp_path.iterdir()) == sorted([earlier, answers, link])
+
+
+async def test_odd_texts_are_kept_and_odd_counts_are_an_error(tmp_path: Path) -> None:
+    asked, items = requests.Server("http://s", "tiny", None), read_items(DATA, TASKS["gsm8k"], 1)
+    body = b'{"choices": [{"message": {"content": "a\\ud83d"}}], "usage": {"completion_tokens": COUNT}}'
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(200, content=body.replace(b"COUNT", count))
+
+    async with httpx.AsyncClient(transport=httpx.MockTransport(answer), base_url="http://s") as client:
+        with AnswerStore(tmp_path / "a.jsonl") as store:
+            count = b'"3"'
+            with pytest.raises(RequestError, match="usage holds a count that is no whole number"):
+                await requests.ask_all(client, asked, TASKS["gsm8k"], items, 9, store, 1, lambda: None)
+            count = b"3"
+            [kept] = await requests.ask_all(client, asked, TASKS["gsm8k"], items, 9, store, 1, lambda: None)
+    assert (kept.text, kept.completion_tokens) == ("a?", 3)
 
 
 def test_scores_that_cannot_be_compared_are_named(
@@ -146,3 +209,4 @@ def test_scores_that_cannot_be_compared_are_named(
 def test_no_server_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert evaluate(EvalServer(url="http://127.0.0.1:1"), tmp_path / "r.json", "--tasks", "piqa") == 1
     assert "cannot connect to http://127.0.0.1:1" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []

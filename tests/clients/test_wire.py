@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import re
 import socket
 import threading
@@ -10,8 +11,16 @@ import threading
 import httpx
 import pytest
 
-from hamburger.clients.arguments import list_of, positive, server_url, unit_interval, whole
-from hamburger.clients.wire import RequestError, StreamDecoder, Usage, client_options, first_model, response_error
+from hamburger.clients.arguments import list_of, positive, server_url, unit_interval, whole, whole_to
+from hamburger.clients.wire import (
+    RequestError,
+    StreamDecoder,
+    Usage,
+    client_options,
+    first_model,
+    response_error,
+    transport_error,
+)
 from scripted_server import ScriptedServer, drafting_stream, hamburger_stream, plain_stream, sse
 
 
@@ -53,6 +62,19 @@ def test_roles_and_usage_are_no_output_but_a_finish_is() -> None:
         (sse({"error": {"message": "the engine died", "code": 500}}), "error in the stream: the engine died"),
         (b"data: <html>\n", "an event that makes no sense: <html>"),
         (sse({"choices": ["odd"]}), "makes no sense"),
+        (sse({"choices": [{"delta": {"content": [{"type": "text", "text": "a"}]}}]}), "makes no sense"),
+        (sse({"choices": [{"delta": {"content": 7}}]}), "makes no sense"),
+        (sse({"choices": [{"delta": {"reasoning_content": {}}}]}), "makes no sense"),
+        (sse({"choices": [{"text": True}]}), "makes no sense"),
+        (sse({"choices": [{"text": "a", "finish_reason": 1}]}), "makes no sense"),
+        (sse({"choices": [{"text": "a", "group": {"token_ids": 3}}]}), "makes no sense"),
+        (sse({"choices": [{"text": "a", "group": {"drafted": "abc"}}]}), "makes no sense"),
+        (sse({"choices": [{"text": "a", "group": {"accepted": "1"}}]}), "makes no sense"),
+        (sse({"choices": [], "usage": {"completion_tokens": "6"}}), "makes no sense"),
+        (sse({"choices": [], "usage": {"kv_slots": -1}}), "makes no sense"),
+        (sse({"choices": [], "usage": {"prompt_tokens": 10**400}}), "makes no sense"),
+        (sse({"choices": [], "usage": {"prompt_tokens": 1.5}}), "makes no sense"),
+        (b"data: " + b"[" * 100_000 + b"\n", "makes no sense"),
     ],
 )
 def test_a_bad_stream_is_a_request_error(stream: bytes, reason: str) -> None:
@@ -78,6 +100,29 @@ def test_a_bad_stream_is_a_request_error(stream: bytes, reason: str) -> None:
 )
 def test_an_error_of_any_shape_gives_its_message_in_one_line(content: bytes, reason: str) -> None:
     assert response_error(httpx.Response(400, content=content)).reason == reason
+
+
+def test_what_a_server_says_moves_no_cursor() -> None:
+    said = "\x1b]0;title\x07\x1b[2Jred \x9b31malert\u202e \ud83d end"
+    assert RequestError(f"HTTP 500: {said}", "Wait.").args == ("HTTP 500: ]0;title[2Jred 31malert end. Wait.",)
+
+
+def test_a_model_whose_name_cannot_be_shown_is_none(server: ScriptedServer) -> None:
+    server.models = {"data": [{"id": "\x1b[2Jtiny"}]}
+    with httpx.Client(base_url=server.url) as client, pytest.raises(RequestError, match="lists no model"):
+        first_model(client)
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_too_many_open_files_are_not_the_server_s_fault(several: bool) -> None:
+    cause: Exception = OSError(errno.EMFILE, "Too many open files")
+    if several:  # addresses that were tried
+        cause = ExceptionGroup("all failed", [OSError(errno.ECONNREFUSED, "refused"), cause])
+    error = httpx.ConnectError("All connection attempts failed")
+    error.__context__ = OSError("All connection attempts failed")
+    error.__context__.__cause__ = cause
+    told = transport_error(error, httpx.URL("http://s:1"))
+    assert told.reason == "too many open files: lower --concurrency or raise `ulimit -n`"
 
 
 def test_the_remedy_is_for_people_and_not_part_of_the_reason() -> None:
@@ -131,6 +176,10 @@ def test_odd_urls_of_servers_are_taken(text: str) -> None:
 def test_numbers_out_of_range_are_refused() -> None:
     assert list_of(unit_interval)("0, 0.5,1") == [0, 0.5, 1]
     assert whole("0") == 0
+    assert whole_to(3)("3") == whole_to(3, least=0)("3") == 3
+    for text in ("4", "0", "9" * 5000):
+        with pytest.raises(argparse.ArgumentTypeError, match="is not a whole number from 1 to 3"):
+            whole_to(3)(text)
     for parse, text in ((unit_interval, "1.1"), (unit_interval, "nan"), (unit_interval, "x"), (positive, "0")):
         with pytest.raises(argparse.ArgumentTypeError):
             parse(text)

@@ -177,6 +177,31 @@ def host_of(core: EngineCore) -> ThreadHost:
     return ThreadHost(lambda: (core, fake_info(core.config)), lambda: 0.0)
 
 
+async def test_an_engine_that_dies_while_it_gets_its_adapters_again_may_start_once_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cores = [core_with(NamedFolders()) for _ in range(3)]
+    cores[0]._runner, cores[1]._runner = ScriptedRunner(fail_at_step=1), ScriptedRunner(fail_at_step=1)
+    engine = await AsyncEngine.launch(host_of(cores[0]), ByteTokenizer())
+    await engine.load_lora("kept", "/kept")
+    asked = GenerationRequest("r", [5, 6], SamplingParams(max_tokens=3, seed=0, ignore_eos=True))
+
+    async def dead(host: ThreadHost) -> None:
+        raise EngineDead("The engine stopped while it loaded a LoRA adapter.")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(engine._loras, "load_again", dead)
+        for host in (None, host_of(cores[1])):
+            if host is not None:
+                await engine.restart(host)  # raises nothing: it had been built
+            with pytest.raises(EngineDead):
+                await collect(engine.submit([asked])[0])
+            assert await engine.stopped() is not None
+    await engine.restart(host_of(cores[2]))
+    assert (await collect(engine.submit([asked])[0]))[-1].completion_tokens == 3
+    await engine.shutdown(0)
+
+
 async def test_an_engine_that_starts_again_has_its_adapters_again(caplog: pytest.LogCaptureFixture) -> None:
     stores = NamedFolders(), NamedFolders()
     cores = [core_with(store) for store in stores]

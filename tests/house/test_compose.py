@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
-from hamburger.server.config import ENV_PREFIX, ServeSettings, load_settings
+from hamburger.server.config import ENV_PREFIX, ServeSettings
+from hamburger.server.load_settings import load_settings
 
 ROOT = Path(__file__).parents[2]
 DOCKERFILE = (ROOT / "Dockerfile").read_text()

@@ -17,7 +17,8 @@ from fake_engines import fake_engine
 from hamburger.engine.plan.known_shapes import PRESETS
 from hamburger.engine.plan.plan import Load, Machine, make_plan, shape_of
 from hamburger.model.config import ModelConfig
-from hamburger.server.config import ENV_PREFIX, ServeSettings, load_settings
+from hamburger.server.config import ENV_PREFIX, ServeSettings
+from hamburger.server.load_settings import load_settings
 from hamburger.server.operation.metrics import ServerMetrics
 from hamburger.server.serve import _CLOSE_SECONDS
 

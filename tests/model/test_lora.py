@@ -17,8 +17,10 @@ from hamburger.engine.types.settling import Settling
 from hamburger.model.assemble import assemble
 from hamburger.model.batch import LoraSlots, Reads
 from hamburger.model.checkpoints.lora_folder import read_lora
+from hamburger.model.checkpoints.sources import CheckpointError
 from hamburger.model.config import ModelConfig
 from hamburger.model.cpu.library import InstructionSet, Kernels, load_kernels
+from hamburger.model.cpu.loras import CpuLoras
 from hamburger.model.execution import Execution
 from hamburger.model.graphs.capture import EagerCapture
 from hamburger.model.kv_cache import PagedKVCache
@@ -117,6 +119,26 @@ def kernels() -> Kernels:
     if (found := load_kernels()) is None:
         pytest.skip("built without a compiler, or for another processor")
     return found
+
+
+@pytest.mark.parametrize("shift", [-30, -20, 20, 30])
+def test_the_kernels_read_adapters_of_any_size_of_numbers(kernels: Kernels, shift: int) -> None:
+    """Scales are in half precision: what B has too large A has too small, and their product is the same."""
+    generator = torch.Generator().manual_seed(1)
+    down, up = torch.randn(4, 64, generator=generator), torch.randn(96, 4, generator=generator) / 8
+    part = (0, "mlp.up_proj")
+    loras = CpuLoras(kernels, WIDE_BASE.trunk)
+    gate = (torch.zeros(4, 64), torch.zeros(96, 4))
+    found = []
+    for number, (a, b) in enumerate(((down, up), (down * 2.0**shift, up * 2.0**-shift)), start=1):
+        loras.load(number, LoraWeights({part: (a, b), (0, "mlp.gate_proj"): gate}))
+        found.append([weight.multiply(torch.eye(weight.inputs)) for weight in loras.adapters(number)._held[2] or ()])
+    assert len(found[0]) == 2
+    assert all(torch.equal(*both) for both in zip(*found, strict=True))
+    product = (found[0][0] @ found[0][1])[:, 96:]
+    torch.testing.assert_close(product, (up @ down).T, atol=0.02, rtol=0)
+    with pytest.raises(CheckpointError, match="too large for the CPU kernels"):
+        loras.load(3, LoraWeights({part: (down * 2.0**30, up * 2.0**30)}))
 
 
 def seen(outputs: list[GroupOutput]) -> list[Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +56,15 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "what is not known yet": ({"use_next_thing": {"a": 1}}, "use_next_thing is {'a': 1}, which is not served"),
     "alpha": ({"lora_alpha": None}, "give no number for model.layers.0.mlp.down_proj"),
     "pattern": ({"alpha_pattern": {"(": 2}}, "alpha_pattern of adapter_config.json give no number"),
+    "slow pattern": (
+        {"alpha_pattern": {"(a+)+b|(.*.*.*)*x": 2}},
+        "is not read: a pattern may have 300 characters",
+    ),
+    "repeated group": (
+        {"alpha_pattern": {"(a|aa){1,9}": 2}},
+        "is not read: a pattern may have 300 characters",
+    ),
+    "long pattern": ({"alpha_pattern": {"a|" * 200: 2}}, "is not read: a pattern may have 300 characters"),
 }
 
 
@@ -77,6 +88,11 @@ TENSORS: dict[str, tuple[str, torch.Tensor | None, str]] = {
         "layers.1.mlp.up_proj.lora_A",
         torch.zeros(8, 32),
         r"is \[96, 64\]: the adapter is of another model",
+    ),
+    "a width of no linear": (
+        "layers.1.mlp.up_proj.lora_A",
+        torch.zeros(8, 10_000),
+        r"\[8, 10000\], wider than any linear of this model \(256\): the adapter is of another model",
     ),
     "another rank": (
         "layers.1.mlp.up_proj.lora_A",
@@ -102,6 +118,26 @@ def test_tensors_that_do_not_fit_are_named(tmp_path: Path, name: str) -> None:
     save_file(tensors, file)
     with pytest.raises(CheckpointError, match=message):
         read_lora(folder, WIDE_BASE.trunk, 64)
+
+
+@pytest.mark.parametrize("name", ["adapter_config.json", "adapter_model.safetensors"])
+def test_a_pipe_in_place_of_a_file_is_refused(tmp_path: Path, name: str) -> None:
+    folder = lora_folder(tmp_path, WIDE_BASE, 1)
+    (folder / name).unlink()
+    os.mkfifo(folder / name)
+    with pytest.raises(CheckpointError, match=rf"{name} is (no file|missing)"):
+        read_lora(folder, WIDE_BASE.trunk, 64)
+
+
+def test_patterns_choose_as_in_peft(tmp_path: Path) -> None:
+    patterns = {r"layers\.[02]\..*up_proj": 12, r"model\.layers\.\d+\.mlp\.down_proj": 20, "self_attn.q_proj": 28}
+    plain = read_lora(lora_folder(tmp_path / "plain", WIDE_BASE, 1, 4), WIDE_BASE.trunk, 4).pairs
+    found = read_lora(lora_folder(tmp_path / "own", WIDE_BASE, 1, 4, alpha_pattern=patterns), WIDE_BASE.trunk, 4).pairs
+    alpha = json.loads((tmp_path / "plain" / "adapter_config.json").read_text())["lora_alpha"]
+    for (layer, name), (down, up) in plain.items():
+        own = {"mlp.up_proj": 12 if layer in (0, 2) else alpha, "mlp.down_proj": 20, "self_attn.q_proj": 28}
+        assert torch.equal(found[layer, name][0], down)
+        torch.testing.assert_close(found[layer, name][1], up * (own.get(name, alpha) / alpha))
 
 
 @pytest.mark.parametrize("start", ["model.layers", "model.language_model.layers", "language_model.model.layers"])

@@ -11,8 +11,9 @@ from hamburger.model.checkpoints.sources import EMBEDDED_NAME
 from hamburger.model.config import ConfigError
 from hamburger.server.additional_models import NOT_INHERITED, OWN_SETTINGS, AdditionalModel, parse_additional_models
 from hamburger.server.cli import main
-from hamburger.server.config import ServeSettings, SettingsError, load_settings
+from hamburger.server.config import ServeSettings, SettingsError
 from hamburger.server.launch import engine_arguments, find_models
+from hamburger.server.load_settings import load_settings
 
 
 @pytest.fixture(autouse=True)

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from fakes import EOS
-from hamburger.server.config import SettingsError, load_settings
+from hamburger.server.config import SettingsError
 from hamburger.server.launch import engine_arguments, find_models
+from hamburger.server.load_settings import load_settings
 from serving import CHAT, HELLO, MODEL, ByChoice, serving
 
 SETTINGS = {"model_alias": ["gpt-4o", "default"]}
@@ -77,3 +78,7 @@ def test_no_adapter_has_an_aliass_name() -> None:
         found(model_alias="a", lora="a=/x")
     with pytest.raises(SettingsError, match=r"a@1, which is a with a confidence"):
         found(model_alias="a", lora="a@1=/x")
+    with pytest.raises(SettingsError, match=r"a@1, which is a with a confidence .* rename it in model_alias"):
+        found(model_alias="a@1", lora="a=/x")
+    with pytest.raises(SettingsError, match=r"a@1, which is a with a confidence .* in served_model_name or also"):
+        found(served_model_name="a@1", lora="a=/x")

@@ -12,7 +12,8 @@ from starlette.types import Message
 
 from fakes import EOS
 from hamburger.engine.types.errors import QueueFull
-from hamburger.server.config import ServeSettings, load_settings
+from hamburger.server.config import ServeSettings
+from hamburger.server.load_settings import load_settings
 from hamburger.server.replicas import forwarding
 from hamburger.server.replicas.forwarding import ReplicaLost, create_front, merge_pages, replica_settings
 from hamburger.server.replicas.replica import Replica, WholeRequest, WholeResponse

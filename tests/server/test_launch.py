@@ -21,8 +21,9 @@ from hamburger.engine.types.config import EngineArgs
 from hamburger.engine.types.errors import EngineDead
 from hamburger.engine.types.sampling_params import SamplingParams
 from hamburger.model.checkpoints.sources import BUILTIN
-from hamburger.server.config import ServeSettings, SettingsError, load_settings
+from hamburger.server.config import ServeSettings, SettingsError
 from hamburger.server.launch import FoundModel, engine_arguments, find_models, running_models
+from hamburger.server.load_settings import load_settings
 from hamburger.server.operation import supervisor as module
 from processes import gone, is_alive, let_workers_find_builders
 from serving import until

@@ -20,8 +20,9 @@ from hamburger.server.api.answering import Answering
 from hamburger.server.api.model_context import ModelContext
 from hamburger.server.api.streaming import Generation
 from hamburger.server.app import create_app_of, model_context
-from hamburger.server.config import ServeSettings, SettingsError, load_settings
+from hamburger.server.config import ServeSettings, SettingsError
 from hamburger.server.launch import engine_arguments
+from hamburger.server.load_settings import load_settings
 from hamburger.server.operation.metrics import ServerMetrics
 from lora_stores import NamedFolders
 from serving import CHAT, COMPLETIONS, HELLO, MODEL, ByChoice, Served, error_of, serving, split, until

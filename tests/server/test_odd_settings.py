@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from hamburger.server.config import ServeSettings, SettingsError, load_settings
+from hamburger.server.config import ServeSettings, SettingsError
+from hamburger.server.load_settings import load_settings
 from hamburger.server.serve import _check_tls
 
 TLS = Path(__file__).parents[1] / "data" / "tls"

@@ -88,6 +88,9 @@ def test_a_long_step_is_alive_and_a_hung_engine_is_not() -> None:
     assert "step" in (liveness_fault(state(seconds_without_step=500.0)) or "")
     assert liveness_fault(state(alive=False, error="boom")) == "the engine is dead"  # why, is not for everybody
     assert liveness_fault(state(alive=False, error="boom", restarting=True)) is None
+    assert liveness_fault(state(alive=False, draining=True)) is None  # ended before another model's
+    assert liveness_fault(state(alive=False, draining=True, error="boom")) == "the engine is dead"
+    assert "step" in (liveness_fault(state(draining=True, seconds_in_step=500.0)) or "")
 
 
 async def test_draining_is_alive_but_not_ready_and_a_dead_engine_is_neither() -> None:

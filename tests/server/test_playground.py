@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from hamburger.server.cli import build_parser
-from hamburger.server.config import load_settings
+from hamburger.server.load_settings import load_settings
 from hamburger.server.playground import STATIC
 from serving import serving
 

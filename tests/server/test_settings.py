@@ -8,7 +8,8 @@ import pytest
 from hamburger.engine.dial.confidence_dial import AutoConfidence
 from hamburger.engine.types.config import SETTLE_SETTINGS
 from hamburger.server.cli import build_parser, main
-from hamburger.server.config import ServeSettings, SettingsError, load_settings
+from hamburger.server.config import ServeSettings, SettingsError
+from hamburger.server.load_settings import load_settings
 from hamburger.server.setting_values import parse_bytes
 
 
@@ -155,12 +156,37 @@ def test_a_wrong_variable_or_key_is_named_as_written(tmp_path: Path, monkeypatch
         ("prot: 1", "unknown key 'prot': did you mean port"),
         ("- 1", "must hold"),
         ("a: [", "is not YAML"),
+        ("port: 1\nmodel: a\nport: 2", "is not YAML: port is there twice"),
     ):
         file.write_text(text)
         with pytest.raises(SettingsError, match=message):
             load_settings({}, str(file))
     with pytest.raises(SettingsError, match="cannot be read"):
         load_settings({}, str(tmp_path / "none.yaml"))
+    with pytest.raises(SettingsError, match="--config is empty"):
+        load_settings({}, "")
+
+
+def test_a_variable_with_a_slip_is_named_and_those_of_others_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HAMBURGER_PORT_8000_TCP", "HAMBURGER_SERVICE_PORT", "HAMBURGER_SERVICE_HOST"):
+        monkeypatch.setenv(name, "tcp://10.0.0.1:8000")  # as Kubernetes does for a service of this name
+    load_settings({})
+    for slip, meant in (("MAX_NUM_SEQ", "MAX_NUM_SEQS"), ("API_KEYS", "API_KEY"), ("APIKEY", "API_KEY")):
+        monkeypatch.setenv(f"HAMBURGER_{slip}", "4")
+        with pytest.raises(SettingsError, match=f"HAMBURGER_{slip} .* is no setting: did you mean HAMBURGER_{meant}"):
+            load_settings({})
+        monkeypatch.delenv(f"HAMBURGER_{slip}")
+
+
+@pytest.mark.parametrize("key", ["ключ", "a\tb", "a b\x7f"])
+def test_a_key_that_clients_cannot_send_is_refused(tmp_path: Path, key: str) -> None:
+    with pytest.raises(SettingsError, match=r"^api_key: key 2 of 2 must be printable ASCII") as caught:
+        ServeSettings(api_key=["first", key]).api_keys()
+    assert key not in str(caught.value)
+    file = tmp_path / "keys"
+    file.write_text(f"first # of somebody\n{key}\n", encoding="utf-8")
+    with pytest.raises(SettingsError, match=r"^api_key_file .*: key 2 of 2 must be printable ASCII"):
+        ServeSettings(api_key_file=file).api_keys()
 
 
 def test_a_secret_is_never_shown() -> None:

@@ -14,8 +14,9 @@ from hamburger.engine.text.tokenizer import Tokenizer
 from hamburger.engine.types.errors import TokenizerError
 from hamburger.engine.types.sampling_params import SamplingParams
 from hamburger.model.checkpoints.sources import BUILTIN
-from hamburger.server.config import SettingsError, load_settings
+from hamburger.server.config import SettingsError
 from hamburger.server.launch import FoundModel, engine_arguments, find_models
+from hamburger.server.load_settings import load_settings
 from serving import ByChoice, serving
 
 HI: list[dict[str, Any]] = [{"role": "user", "content": "Hi"}]
@@ -141,11 +142,13 @@ def test_settings_of_a_template_may_stand_in_yaml(tmp_path: Path) -> None:
     assert json.dumps(settings.sampling_defaults) == '{"temperature": 0.5, "top_k": 9}'  # 9, and not 9.0
 
 
-@pytest.mark.parametrize("text", ["{% if %}", b"\xff"])
-def test_a_template_that_cannot_be_used_is_named_before_anything_loads(tmp_path: Path, text: str | bytes) -> None:
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [(b"{% if %}", "is not valid jinja"), (b"\xff", "cannot be read as UTF-8"), (b" \n", "is empty: write a template")],
+)
+def test_a_template_that_cannot_be_used_is_named_before_anything_loads(tmp_path: Path, text: bytes, told: str) -> None:
     file = tmp_path / "chat.jinja"
-    file.write_bytes(text if isinstance(text, bytes) else text.encode())
-    told = "cannot be read as UTF-8" if isinstance(text, bytes) else "is not valid jinja"
+    file.write_bytes(text)
     with pytest.raises((SettingsError, TokenizerError), match=told):
         found(chat_template=str(file))
     with pytest.raises(SettingsError, match=r"chat_template .* cannot be read"):
