@@ -261,8 +261,8 @@ export class Chat {
   }
 }
 
-/** Without questions that got nothing, as their answers failed or were stopped: else two would follow each other. */
+/** Without questions that got nothing, as their answers failed, were stopped or are empty: else two would follow each other. */
 function answered(messages) {
-  const gotNothing = (answer) => answer?.role === "assistant" && !answer.content && (answer.error || answer.finish === "stopped");
+  const gotNothing = (answer) => answer?.role === "assistant" && !answer.content;
   return messages.filter((message, index) => message.role !== "user" || !gotNothing(messages[index + 1]));
 }

@@ -192,7 +192,7 @@ async def test_settings_take_any_number_in_their_range() -> None:
 
 
 async def test_a_question_that_got_nothing_is_not_sent_again() -> None:
-    """It stays to be seen. One that failed, and one that was stopped before anything came."""
+    """It stays to be seen. One that failed, one that was stopped before anything came, and one with an empty answer."""
     gate = StepGate()
     async with serving(runner=ByChoice([[97], [EOS]], gate=gate)) as server, browsing(server.app) as visit:
         visit.expected.append("Failed to load resource")
@@ -203,10 +203,13 @@ async def test_a_question_that_got_nothing_is_not_sent_again() -> None:
         await visit.id("stop").click()
         await visit.ended()
         gate.set()
+        script, server.runner.by_choice = server.runner.by_choice, ([[EOS]],)
+        await visit.answer("empty")
+        server.runner.by_choice = script
         await visit.answer("hello")
         await visit.answer("again")
         words = await visit.page.locator("article.user .words").all_inner_texts()
-        assert words == ["failed", "stopped", "hello", "again"]
+        assert words == ["failed", "stopped", "empty", "hello", "again"]
         sent = [line for line in bytes(server.runner.prompts[-1]).decode().splitlines() if ": " in line]
         assert sent[:3] == ["user: hello", "assistant: a", "user: again"]
 
