@@ -17,13 +17,13 @@ from hamburger.server.config import ENV_PREFIX, ServeSettings, SettingsError, fi
 class _UniqueKeys(yaml.SafeLoader):
     """Plain values alone; of a key that is there twice the library's loader would take the last."""
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        found = super().construct_mapping(node, deep)
-        if len(found) < len(node.value):
-            names = [str(key.value) for key, _ in node.value]
-            twice = next(name for name in names if names.count(name) > 1)
-            raise yaml.constructor.ConstructorError(None, None, f"{twice} is there twice", node.start_mark)
-        return found
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)  # before `<<` brings others' keys, which may be there too
+        names = [str(key.value) for key, _ in node.value if key.value != "<<"]
+        for name in names:
+            if names.count(name) > 1:
+                raise yaml.composer.ComposerError(None, None, f"{name} is there twice", node.start_mark)
+        return node
 
 
 def load_settings(given: Mapping[str, Any], config_file: str | None = None) -> ServeSettings:
@@ -78,6 +78,8 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise SettingsError(f"the configuration file {path} must hold `name: value` lines.")
     settings = {str(key).replace("-", "_"): value for key, value in content.items()}
+    if len(settings) < len(content):
+        raise SettingsError(f"the configuration file {path} has a setting twice, with - and with _: leave one out.")
     for name in settings:
         if name not in ServeSettings.model_fields:
             near = difflib.get_close_matches(name, ServeSettings.model_fields, n=1)

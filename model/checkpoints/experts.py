@@ -61,16 +61,18 @@ def experts_json(experts: ExpertsConfig, fields: ExpertFields) -> dict[str, Any]
 
 def one_by_one(trunk: TrunkConfig, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
     """Mixtral's names, and tensors of all experts of a layer, as those of single experts: views, nothing is copied."""
-    if trunk.experts is None or not any(_OF_MIXTRAL.fullmatch(name) or _JOINED.fullmatch(name) for name in tensors):
+    if trunk.experts is None:
         return tensors
-    found: dict[str, Tensor] = {}
-    for name, tensor in tensors.items():
+    from hamburger.model.checkpoints.lazy_tensors import Lazy, LazyTensors, entries_of
+
+    found: dict[str, Tensor | Lazy] = {}
+    for name, tensor in entries_of(tensors).items():
         if (match := _OF_MIXTRAL.fullmatch(name)) is not None:
             rest, linear = match["rest"], match["linear"]
             own = rest if linear is None else rest.removesuffix(linear) + _MIXTRAL[linear]
             found[f"{match['layer']}mlp.{own}.weight"] = tensor
-        elif (match := _JOINED.fullmatch(name)) is not None and tensor.dim() == 3:
-            for n, of_expert in enumerate(tensor):
+        elif (match := _JOINED.fullmatch(name)) is not None and len(tensor.shape) == 3:
+            for n, of_expert in enumerate(tensors[name]):
                 prefix = f"{match['prefix']}{n}."
                 if match["linear"] == "down_proj":
                     found[f"{prefix}down_proj.weight"] = of_expert
@@ -79,4 +81,4 @@ def one_by_one(trunk: TrunkConfig, tensors: Mapping[str, Tensor]) -> Mapping[str
                     found |= {f"{prefix}gate_proj.weight": gate, f"{prefix}up_proj.weight": up}
         else:
             found[name] = tensor
-    return found
+    return LazyTensors(found)

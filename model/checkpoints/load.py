@@ -25,7 +25,7 @@ from hamburger.model.checkpoints.lazy_tensors import Lazy, LazyTensors, entries_
 from hamburger.model.checkpoints.lightning import load_lightning
 from hamburger.model.checkpoints.quantised.methods import parse_quantisation
 from hamburger.model.checkpoints.quantised.weights import idle_biases, unquantised
-from hamburger.model.checkpoints.relatives import retold_tensors
+from hamburger.model.checkpoints.relatives import RETOLD_TENSORS, retold_config, retold_tensors
 from hamburger.model.checkpoints.sources import (
     BUILTIN,
     PROBE_FILE,
@@ -237,14 +237,16 @@ def _load_base(folder: Path, dtype: torch.dtype, on_progress: Callable[[str], No
 
 
 def _load_plain(folder: Path, dtype: torch.dtype, on_progress: Callable[[str], None]) -> OpenCheckpoint:
-    """A Hugging Face folder, in its own dtype; weights that it holds quantised come in `dtype`."""
+    """A Hugging Face folder, in its own dtype; weights that it holds quantised come in `dtype`, or in float32."""
     file = folder / "config.json"
     trunk, config = read_trunk_config(folder), read_json(file)
     held: Mapping[str, Tensor] = read_folder(folder)
-    quantisation = parse_quantisation(config, str(file))
+    quantisation = parse_quantisation(retold_config(config, str(file)), str(file))
     if quantisation is not None:
         on_progress(f"reading weights that are quantised ({quantisation.method})")
-        held = unquantised(quantisation, held, dtype, str(folder))
+        # In float32 where they are multiplied: rounded before and after that, 4 bits would leave their grid.
+        own = torch.float32 if config.get("model_type") in RETOLD_TENSORS else dtype
+        held = unquantised(quantisation, held, own, str(folder))
     tensors = LazyTensors(entries_of(one_by_one(trunk, retold_tensors(config, held, str(file)))))
     if quantisation is not None and quantisation.method == "gptq":
         tensors = tensors.without(idle_biases(tensors, tensor_shapes(ModelConfig(trunk=trunk))))

@@ -43,7 +43,9 @@ _OF_TRAINING = {
     "megatron_core", "loftq_config", "eva_config", "corda_config", "lora_ga_config", "velora_config", "runtime_config",
     "qalora_group_size", "ensure_weight_tying",
 }  # fmt: skip
-_LONGEST_PATTERN, _MOST_REPEATS = 300, 2
+_LONGEST_PATTERN, _MOST_REPEATS, _MOST_GROUPS = 2000, 4, 3
+_REPEAT = re.compile(r"[*+?{]")
+_GROUP = re.compile(r"\((?:\?:)?[\w.|\\\[\]-]*\)(?![*+?{])")
 _PLAIN_STARTS = (None, True, False, "gaussian", "eva", "orthogonal")  # others change the base's weights, too
 
 
@@ -113,7 +115,8 @@ def base_config(source: ModelSource) -> dict[str, Any]:
 def _widest(trunk: TrunkConfig) -> int:
     """Inputs or outputs of the widest linear, joined ones as one."""
     shapes = [
-        [shape for part in parts if (shape := layer_shapes(trunk).get(f"{part}.weight")) is not None]
+        [shape for part in parts if (shape := of_layer.get(f"{part}.weight")) is not None]
+        for of_layer in (layer_shapes(trunk, layer) for layer in range(trunk.num_layers))
         for parts in JOINED.values()
     ]
     return max(size for linears in shapes if linears for size in (sum(o for o, _ in linears), linears[0][1]))
@@ -128,15 +131,18 @@ def _of_no_linear(name: str, trunk: TrunkConfig, where: str) -> CheckpointError:
 
 
 def _check_patterns(config: Mapping[str, Any], where: str) -> None:
-    """Raises CheckpointError for a regular expression that may take for ever, as some with repeats within repeats do:
-    it is an adapter's, which is data."""
+    """Raises CheckpointError for a regular expression that may take for ever, as some with repeats within repeats or
+    many groups do: it is an adapter's, which is data."""
     patterns = config.get("alpha_pattern")
     for pattern in patterns if isinstance(patterns, Mapping) else ():
-        repeats = re.findall(r"(\))?[*+{]", pattern)
-        if len(pattern) > _LONGEST_PATTERN or len(repeats) > _MOST_REPEATS or any(repeats):
+        plain, num_groups = _GROUP.subn("", pattern)
+        repeats = max(len(_REPEAT.findall(part)) for part in plain.split("|"))
+        is_long = len(pattern) > _LONGEST_PATTERN or num_groups > _MOST_GROUPS or repeats > _MOST_REPEATS
+        if is_long or "(" in plain or ")" in plain:
             raise CheckpointError(
-                f"{where}: alpha_pattern {pattern[:_LONGEST_PATTERN]!r} is not read: a pattern may have "
-                f"{_LONGEST_PATTERN} characters and {_MOST_REPEATS} repeats, none of a group."
+                f"{where}: alpha_pattern {pattern[:100]!r} is not read: a pattern may have {_LONGEST_PATTERN} "
+                f"characters, {_MOST_REPEATS} repeats in each alternative, and {_MOST_GROUPS} groups of names, none "
+                "within another or repeated."
             )
 
 

@@ -13,7 +13,8 @@ left of Gemma 3 is a kind of its own (kinds.py).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from hamburger.model.checkpoints.kinds import KINDS
@@ -22,8 +23,11 @@ from hamburger.model.checkpoints.sources import CheckpointError
 if TYPE_CHECKING:  # the HTTP process asks what is supported, and has no torch
     from torch import Tensor
 
+    from hamburger.model.checkpoints.lazy_tensors import Lazy
+
 _RETOLD = {"granite": "llama", "phi3": "mistral", "gemma3": "gemma3_text"}
 RELATIVES = tuple(_RETOLD)
+RETOLD_TENSORS = (*RELATIVES, "gemma3_text")
 # What the text_config of published ones leaves out, as transformers fills it in.
 _GEMMA_DEFAULTS: dict[str, Any] = {
     "vocab_size": 262208,
@@ -70,11 +74,11 @@ def retold_tensors(config: Mapping[str, Any], tensors: Mapping[str, Tensor], whe
                 return _phi3(config, tensors)
             case "gemma3":
                 text = {
-                    retold_name(config, name): tensor
-                    for name, tensor in tensors.items()
+                    retold_name(config, name): entry
+                    for name, entry in _entries_of(tensors).items()
                     if not name.startswith(_GEMMA_IMAGES)
                 }
-                return _gemma3(_gemma3_text(config, where), text)
+                return _gemma3(_gemma3_text(config, where), _lazy(text))
             case "gemma3_text":
                 return _gemma3(config, tensors)
     except (KeyError, IndexError, TypeError, ValueError, ZeroDivisionError, RuntimeError) as error:
@@ -91,7 +95,7 @@ def retold_name(config: Mapping[str, Any], name: str) -> str:
     return name
 
 
-def _granite(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _granite(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
     embedding, attention, residual, logits = (
         float(config.get(name, 1.0))
         for name in ("embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling")
@@ -106,14 +110,39 @@ def _granite(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[s
         ".o_proj.": residual,
         ".down_proj.": residual,
     }
-    found = dict(tensors)
+    found = dict(_entries_of(tensors))
     if tied != 1.0:
         found.pop("lm_head.weight", None)  # the embedding once more
-    for name, tensor in found.items():
-        for part, factor in factors.items():
-            if part in name and factor != 1.0:
-                found[name] = tensor.float() * factor
-    return found
+    for name in found:
+        factor = next((factor for part, factor in factors.items() if part in name), 1.0)
+        if factor != 1.0:
+            found[name] = _computed(tensors, name, partial(_multiplied, factor=factor))
+    return _lazy(found)
+
+
+def _multiplied(tensor: Tensor, factor: float, plus: float = 0.0) -> Tensor:
+    return (tensor.float() + plus) * factor
+
+
+def _computed(tensors: Mapping[str, Tensor], name: str, change: Callable[[Tensor], Tensor]) -> Lazy:
+    """Of the same shape, in float32, when it is asked for."""
+    import torch
+
+    from hamburger.model.checkpoints.lazy_tensors import Lazy
+
+    return Lazy(tuple(_entries_of(tensors)[name].shape), torch.float32, lambda: change(tensors[name]))
+
+
+def _entries_of(tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor | Lazy]:
+    from hamburger.model.checkpoints.lazy_tensors import entries_of
+
+    return entries_of(tensors)
+
+
+def _lazy(entries: Mapping[str, Tensor | Lazy]) -> Mapping[str, Tensor]:
+    from hamburger.model.checkpoints.lazy_tensors import LazyTensors
+
+    return LazyTensors(entries)
 
 
 def _gemma3_text(config: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -140,22 +169,22 @@ def gemma3_factors(hidden_size: int, attends: float, *, tied: bool) -> dict[str,
     return {"model.embed_tokens.weight": embedding, "q_norm": attends**0.5, **final}
 
 
-def _gemma3(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _gemma3(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
     kind = KINDS["gemma3_text"]
     attends = float(config.get("head_dim") or kind.head_dim or 0) / float(config.get("query_pre_attn_scalar", 256))
     tied = config.get("tie_word_embeddings", kind.tied)
     factors = gemma3_factors(int(config["hidden_size"]), attends, tied=tied)
-    found = {}
-    for name, tensor in tensors.items():
-        if tied and name == "lm_head.weight":  # the embedding once more
-            continue
-        factor = factors.get(name, factors.get(name.split(".")[-2], 1.0))
-        weight = 1 + tensor.float() if "norm" in name else tensor
-        found[name] = weight if factor == 1.0 else weight.float() * factor
-    return found
+    found = dict(_entries_of(tensors))
+    if tied:
+        found.pop("lm_head.weight", None)  # the embedding once more
+    for name in found:
+        factor, plus = factors.get(name, factors.get(name.split(".")[-2], 1.0)), 1.0 if "norm" in name else 0.0
+        if factor != 1.0 or plus:
+            found[name] = _computed(tensors, name, partial(_multiplied, factor=factor, plus=plus))
+    return _lazy(found)
 
 
-def _phi3(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _phi3(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
     heads = int(config["num_attention_heads"])
     kv_heads = int(config.get("num_key_value_heads") or heads)
     head_dim = int(config.get("head_dim") or config["hidden_size"] // heads)
@@ -170,13 +199,23 @@ def _phi3(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str,
             ("mlp.up_proj.weight", int(config["intermediate_size"])),
         ),
     }
-    found: dict[str, Tensor] = {}
-    for name, tensor in tensors.items():
+    from hamburger.model.checkpoints.lazy_tensors import Lazy
+
+    found: dict[str, Tensor | Lazy] = {}
+    for name, entry in _entries_of(tensors).items():
         joined = next((joined for joined in parts if name.endswith(joined)), None)
         if joined is None:
-            found[name] = tensor
+            found[name] = entry
             continue
-        names, rows = zip(*parts[joined], strict=True)
-        pieces = zip(names, tensor.split(rows), strict=True)
-        found |= {name.removesuffix(joined) + part: piece for part, piece in pieces}
-    return found
+        if entry.shape[0] != sum(rows for _, rows in parts[joined]):
+            raise ValueError(f"{name} has {entry.shape[0]} rows")
+        first = 0
+        for part, rows in parts[joined]:
+            make = partial(_rows, tensors, name, first, rows)
+            found[name.removesuffix(joined) + part] = Lazy((rows, *entry.shape[1:]), entry.dtype, make)
+            first += rows
+    return _lazy(found)
+
+
+def _rows(tensors: Mapping[str, Tensor], name: str, first: int, number: int) -> Tensor:
+    return tensors[name].narrow(0, first, number)

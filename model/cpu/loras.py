@@ -48,6 +48,8 @@ class CpuLoras:
 def _balanced(down: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
     """The same product, of matrices whose largest numbers have about one size: scales are in half precision, which ends
     at some 1e-7 and 65504. By a power of two, which is exact. Raises CheckpointError where both are too large."""
+    if not down.any() or not up.any():  # then all is 0, whatever the other holds
+        return torch.zeros_like(down), torch.zeros_like(up)
     exponents = [int(torch.frexp(weight.abs().max()).exponent) for weight in (down, up)]
     if sum(exponents) > _MOST_EXPONENT:
         raise CheckpointError("The adapter's numbers are too large for the CPU kernels: use quantization none.")

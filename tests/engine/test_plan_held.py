@@ -159,6 +159,14 @@ def test_a_folder_says_it_of_all_its_linears(
     assert four_bit_linears(grafted, UNTIED) == four_bit_linears(source, UNTIED)
 
 
+def test_experts_have_4_bits_too(tmp_path: Path) -> None:
+    trunk = CASES["experts"].trunk
+    (tmp_path / "config.json").write_text(json.dumps({**trunk_config_json(trunk), "quantization_config": AWQ}))
+    found = four_bit_linears(resolve_source(str(tmp_path)), trunk)
+    assert found <= tensor_shapes(CASES["experts"]).keys()
+    assert "model.layers.0.mlp.experts.5.down_proj.weight" in found
+
+
 def test_a_cpu_holds_what_its_kernels_read_or_numbers_and_a_tied_head_twice(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

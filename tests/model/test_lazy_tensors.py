@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,15 +13,20 @@ from torch import Tensor
 
 from checkpoints import assert_equal, edit_config, load, save_hf
 from hamburger.model.assemble import assemble
+from hamburger.model.checkpoints.experts import one_by_one
+from hamburger.model.checkpoints.hf_config import trunk_config_json
 from hamburger.model.checkpoints.lazy_tensors import Lazy, LazyTensors, entries_of
 from hamburger.model.checkpoints.load import open_checkpoint
+from hamburger.model.checkpoints.relatives import retold_tensors
 from hamburger.model.checkpoints.sources import CheckpointError, resolve_source
 from hamburger.model.config import ModelConfig
 from hamburger.model.cpu.library import Kernels, load_kernels
 from hamburger.model.cpu.weights import PackedWeight
 from hamburger.model.execution import Execution
+from hamburger.model.tensor_shapes import JOINED, tensor_shapes
 from native_models import WIDE
 from small_models import CPU, graft_config, random_tensors, trunk_config
+from trunk_shapes import GEMMA3, MIXTRAL
 
 CONFIG = ModelConfig(trunk=trunk_config(**WIDE, num_heads=2), graft=graft_config(groups="verified"))
 
@@ -44,6 +50,34 @@ def test_what_is_not_asked_for_is_not_made() -> None:
     assert made == []
     assert torch.equal(kept["c"], tensors["c"])
     assert made == ["c"]
+
+
+@pytest.mark.parametrize("kind", ["granite", "phi3", "gemma3_text", "gemma3", "mixtral"])
+def test_models_in_other_words_are_made_no_earlier(kind: str) -> None:
+    """Their names, cuts and factors concern tensors that are not there yet."""
+    trunk = trunk_config(**(MIXTRAL if kind == "mixtral" else GEMMA3 if "gemma" in kind else {}))
+    config: dict[str, Any] = {**trunk_config_json(trunk), "model_type": kind, "embedding_multiplier": 3.0}
+    tensors = random_tensors(ModelConfig(trunk=trunk))
+    if kind == "phi3":
+        joined = {"self_attn.qkv_proj": JOINED["qkv"], "mlp.gate_up_proj": JOINED["gate_up"]}
+        for layer in range(trunk.num_layers):
+            for name, parts in joined.items():
+                own = [tensors.pop(f"model.layers.{layer}.{part}.weight") for part in parts]
+                tensors[f"model.layers.{layer}.{name}.weight"] = torch.cat(own)
+    elif kind == "gemma3":
+        config = {"model_type": kind, "text_config": config | {"model_type": "gemma3_text"}}
+        tensors = {f"language_model.{name}": t for name, t in tensors.items()} | {"vision_tower.x": torch.ones(1)}
+    elif kind == "mixtral":
+        names = {"mlp.gate.": "block_sparse_moe.gate.", "mlp.experts": "block_sparse_moe.experts"}
+        names |= {"gate_proj": "w1", "down_proj": "w2", "up_proj": "w3"}
+        for ours, theirs in names.items():
+            tensors = {name.replace(ours, theirs): tensor for name, tensor in tensors.items()}
+    made: list[str] = []
+    found = one_by_one(trunk, retold_tensors(config, lazy(tensors, made.append), "it"))
+    shapes = {name: tuple(entry.shape) for name, entry in entries_of(found).items()}
+    assert made == []
+    assert {name: tuple(t.shape) for name, t in found.items()} == shapes == tensor_shapes(ModelConfig(trunk=trunk))
+    assert set(made) == {name for name in tensors if not name.startswith("vision")}
 
 
 def test_a_folder_of_another_dtype_is_converted_when_it_is_asked_for(tmp_path: Path) -> None:

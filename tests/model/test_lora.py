@@ -139,6 +139,8 @@ def test_the_kernels_read_adapters_of_any_size_of_numbers(kernels: Kernels, shif
     torch.testing.assert_close(product, (up @ down).T, atol=0.02, rtol=0)
     with pytest.raises(CheckpointError, match="too large for the CPU kernels"):
         loras.load(3, LoraWeights({part: (down * 2.0**30, up * 2.0**30)}))
+    loras.load(4, LoraWeights({part: (down * 1e30, torch.zeros_like(up)), (0, "mlp.gate_proj"): gate}))
+    assert not any(weight.multiply(torch.eye(weight.inputs)).any() for weight in loras.adapters(4)._held[2] or ())
 
 
 def seen(outputs: list[GroupOutput]) -> list[Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from hamburger.engine.device.loras import LoraFolders
 from hamburger.model.backend import TorchLoras
 from hamburger.model.checkpoints.lora_folder import read_lora
 from hamburger.model.checkpoints.sources import CheckpointError
-from hamburger.model.config import ModelConfig
+from hamburger.model.config import ExpertsConfig, ModelConfig
 from hamburger.model.tensor_shapes import JOINED
 from lora_folders import lora_folder
 from native_models import WIDE
@@ -55,16 +56,19 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "start": ({"init_lora_weights": "pissa"}, "init_lora_weights is 'pissa', which changed the base's weights"),
     "what is not known yet": ({"use_next_thing": {"a": 1}}, "use_next_thing is {'a': 1}, which is not served"),
     "alpha": ({"lora_alpha": None}, "give no number for model.layers.0.mlp.down_proj"),
-    "pattern": ({"alpha_pattern": {"(": 2}}, "alpha_pattern of adapter_config.json give no number"),
+    "pattern": ({"alpha_pattern": {"[": 2}}, "alpha_pattern of adapter_config.json give no number"),
+    "half a group": ({"alpha_pattern": {"(": 2}}, "is not read: a pattern may have"),
     "slow pattern": (
         {"alpha_pattern": {"(a+)+b|(.*.*.*)*x": 2}},
-        "is not read: a pattern may have 300 characters",
+        "is not read: a pattern may have 2000 characters",
     ),
     "repeated group": (
         {"alpha_pattern": {"(a|aa){1,9}": 2}},
-        "is not read: a pattern may have 300 characters",
+        "is not read: a pattern may have 2000 characters",
     ),
-    "long pattern": ({"alpha_pattern": {"a|" * 200: 2}}, "is not read: a pattern may have 300 characters"),
+    "many groups": ({"alpha_pattern": {"(.|.)" * 18 + "!": 2}}, "is not read: a pattern may have 2000 characters"),
+    "many repeats": ({"alpha_pattern": {".?" * 24 + "!": 2}}, "is not read: a pattern may have 2000 characters"),
+    "long pattern": ({"alpha_pattern": {"a|" * 1001: 2}}, "is not read: a pattern may have 2000 characters"),
 }
 
 
@@ -120,6 +124,16 @@ def test_tensors_that_do_not_fit_are_named(tmp_path: Path, name: str) -> None:
         read_lora(folder, WIDE_BASE.trunk, 64)
 
 
+def test_the_widest_linear_may_be_of_any_layer(tmp_path: Path) -> None:
+    experts = ExpertsConfig(number=4, per_token=2, width=32, sum_to_one=True, dense_layers=(1,))
+    trunk = replace(WIDE_BASE.trunk, architecture="qwen3_moe", qk_norm="head", intermediate_size=512, experts=experts)
+    folder = lora_folder(tmp_path, WIDE_BASE, 1)
+    pair = {"A": torch.ones(8, 64), "B": torch.ones(512, 8)}
+    start = "base_model.model.model.layers.1.mlp.up_proj.lora_"
+    save_file({f"{start}{side}.weight": t for side, t in pair.items()}, folder / "adapter_model.safetensors")
+    assert list(read_lora(folder, trunk, 64).pairs) == [(1, "mlp.up_proj")]
+
+
 @pytest.mark.parametrize("name", ["adapter_config.json", "adapter_model.safetensors"])
 def test_a_pipe_in_place_of_a_file_is_refused(tmp_path: Path, name: str) -> None:
     folder = lora_folder(tmp_path, WIDE_BASE, 1)
@@ -130,7 +144,11 @@ def test_a_pipe_in_place_of_a_file_is_refused(tmp_path: Path, name: str) -> None
 
 
 def test_patterns_choose_as_in_peft(tmp_path: Path) -> None:
-    patterns = {r"layers\.[02]\..*up_proj": 12, r"model\.layers\.\d+\.mlp\.down_proj": 20, "self_attn.q_proj": 28}
+    patterns = {
+        r"layers\.[02]\..*up_proj": 12,
+        r"model\.layers\.(0|1|[2-9])\.mlp\.down_proj": 20,
+        "self_attn.q_proj": 28,
+    }
     plain = read_lora(lora_folder(tmp_path / "plain", WIDE_BASE, 1, 4), WIDE_BASE.trunk, 4).pairs
     found = read_lora(lora_folder(tmp_path / "own", WIDE_BASE, 1, 4, alpha_pattern=patterns), WIDE_BASE.trunk, 4).pairs
     alpha = json.loads((tmp_path / "plain" / "adapter_config.json").read_text())["lora_alpha"]

@@ -117,6 +117,16 @@ def test_weights_made_of_4_bits_are_kept_whichever_codes_a_group_has(
     assert ((found - exact) / steps).abs().max() < (0.08 if is_bf16 else 0.02)
 
 
+@pytest.mark.parametrize("outlier", [0.0, 14.0, 18.0, 100.0])
+def test_numbers_on_no_grid_are_no_further_off_than_on_15_even_steps(kernels: Kernels, outlier: float) -> None:
+    """One that is far from 31 others puts all of them near the ends of one step, which is no grid of theirs."""
+    weight = torch.randn(64, 128, generator=torch.Generator().manual_seed(1)) / 8
+    if outlier:
+        weight[:, ::GROUP] = outlier / 8
+    found = PackedWeight(kernels, weight, None, 4).multiply(torch.eye(128)).T
+    assert (found - weight).norm() <= 1.01 * (dequantized(weight, 4) - weight).norm()
+
+
 @pytest.mark.parametrize("bits", [4, 8])
 def test_a_row_is_the_same_beside_any_others(bits: int, kernels: Kernels) -> None:
     packed, x = PackedWeight(kernels, torch.randn(37, 96), torch.randn(37), bits), torch.randn(19, 96)

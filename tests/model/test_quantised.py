@@ -180,6 +180,8 @@ _LINEAR = "model.layers.0.mlp.up_proj"
             rf"{_LINEAR}: .*codes are words of int32 in two dimensions, not torch.float32 in 2",
         ),
         ("qweight", torch.zeros(32, 12, dtype=torch.int32), rf"misshaped tensors: {_LINEAR}.weight"),
+        ("qzeros", torch.zeros(0, 12, dtype=torch.int32), rf"{_LINEAR}: the parts of its quantised weight do not fit"),
+        ("qzeros", torch.zeros(0, 0, dtype=torch.int32), rf"{_LINEAR}: the parts of its quantised weight do not fit"),
         ("scales", torch.full((2, 96), torch.inf).half(), rf"{_LINEAR}.weight holds numbers that are not finite"),
     ],
 )
@@ -203,6 +205,13 @@ def test_weights_of_another_method_are_not_taken_for_this_ones(tmp_path: Path) -
         load(folder)
 
 
+def test_a_shape_that_is_none_is_named() -> None:
+    parts, _ = parts_of("pack4")
+    for wrong in (torch.tensor(5), torch.tensor([1.5, 2.0]), torch.tensor([1, 2, 3]), torch.tensor([0, 0])):
+        with pytest.raises(CheckpointError, match="pack4: the parts of its quantised weight do not fit"):
+            dict(unquantised(_COMPRESSED, parts | {"pack4.weight_shape": wrong}, torch.float32, "it"))
+
+
 @pytest.mark.parametrize(
     ("settings", "found"),
     [
@@ -211,6 +220,7 @@ def test_weights_of_another_method_are_not_taken_for_this_ones(tmp_path: Path) -
         ({**GPTQ, "checkpoint_format": "gptq_v2", "desc_act": True}, Quantisation("gptq", bits=4, reordered=True)),
         (FP8, Quantisation("fp8", block=(32, 32))),
         ({"quant_method": "fp8", "weight_block_size": None}, Quantisation("fp8")),
+        ({"quant_method": "fp8"}, Quantisation("fp8", block=(128, 128))),
         ({"quant_method": "modelopt", "quant_algo": "FP8"}, Quantisation("modelopt")),
         (PACKED, Quantisation("compressed-tensors", bits=4)),
         ({**PACKED, "sparsity_config": {"format": "dense"}}, Quantisation("compressed-tensors", bits=4)),
@@ -249,6 +259,7 @@ def test_a_configuration_says_how(settings: Any, found: Quantisation | None) -> 
         ({"quant_method": "bitsandbytes"}, "'bitsandbytes' is not supported.* name a checkpoint with unquantised"),
         ({**AWQ, "version": "gemv"}, "version is 'gemv'; supported: gemm"),
         ({**AWQ, "bits": True}, "bits is True; supported: 4"),
+        ({**GPTQ, "bits": 4.0}, "bits is 4.0; supported: 2, 4, 8"),
         ({**GPTQ, "bits": 3}, "bits is 3; supported: 2, 4, 8"),
         ({**GPTQ, "bits": [4]}, r"bits is \[4\]; supported"),
         ({**GPTQ, "checkpoint_format": "marlin"}, "checkpoint_format is 'marlin'"),

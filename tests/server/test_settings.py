@@ -157,6 +157,7 @@ def test_a_wrong_variable_or_key_is_named_as_written(tmp_path: Path, monkeypatch
         ("- 1", "must hold"),
         ("a: [", "is not YAML"),
         ("port: 1\nmodel: a\nport: 2", "is not YAML: port is there twice"),
+        ("max-model-len: 1\nmax_model_len: 2", "has a setting twice, with - and with _"),
     ):
         file.write_text(text)
         with pytest.raises(SettingsError, match=message):
@@ -165,6 +166,17 @@ def test_a_wrong_variable_or_key_is_named_as_written(tmp_path: Path, monkeypatch
         load_settings({}, str(tmp_path / "none.yaml"))
     with pytest.raises(SettingsError, match="--config is empty"):
         load_settings({}, "")
+
+
+def test_a_yaml_file_may_merge_others_and_say_otherwise(tmp_path: Path) -> None:
+    file = tmp_path / "serve.yaml"
+    file.write_text(
+        "<<: [{port: 1, host: a}, {port: 2}]\nport: 3\nsampling_defaults: &s {top_k: 1}\n"
+        "chat_template_kwargs: {<<: *s, top_k: 2}\n"
+    )
+    settings = load_settings({}, str(file))
+    assert (settings.host, settings.port, settings.sampling_defaults) == ("a", 3, {"top_k": 1})
+    assert settings.chat_template_kwargs == {"top_k": 2}
 
 
 def test_a_variable_with_a_slip_is_named_and_those_of_others_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,6 +23,7 @@ from hamburger.model.checkpoints.sources import CheckpointError
 _REMEDY = "name a checkpoint with unquantised weights, or one of another method"
 _FORMATS = ("dense", "float-quantized", "int-quantized", "naive-quantized", "pack-quantized", "mixed-precision")
 _PACKED_BITS = (4, 8)
+_FP8_BLOCK = (128, 128)  # of transformers, where a file does not say
 _GPTQ_BITS = (2, 4, 8)
 
 Method = Literal["fp8", "compressed-tensors", "gptq", "awq", "modelopt"]
@@ -54,7 +55,7 @@ def parse_quantisation(config: Mapping[str, Any], where: str) -> Quantisation | 
         raise CheckpointError(f"{where} is no object.")
     match method := found.get("quant_method"):
         case "fp8":
-            block = found.get("weight_block_size")
+            block = found.get("weight_block_size", list(_FP8_BLOCK))  # null: none
             return Quantisation(method, block=None if block is None else _block(block, "weight_block_size", where))
         case "modelopt":
             _only(found, "quant_algo", ("FP8",), where)
@@ -115,7 +116,7 @@ def _compressed(found: Mapping[str, Any], where: str) -> Quantisation:
 def _only(found: Mapping[str, Any], field: str, allowed: tuple[Any, ...], where: str, default: Any = None) -> Any:
     value = found.get(field)
     value = default if value is None else value
-    if isinstance(value, bool) or value not in allowed:
+    if type(value) not in map(type, allowed) or value not in allowed:
         known = ", ".join(map(str, allowed))
         raise CheckpointError(f"{where}: {field} is {value!r}; supported: {known}. {_REMEDY}.")
     return value

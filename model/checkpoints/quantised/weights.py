@@ -56,7 +56,7 @@ class _Parts:
             raise CheckpointError(
                 f"{self.where}: {error.args[0]}, a part of a quantised weight, is missing."
             ) from error
-        except (RuntimeError, IndexError, ValueError, OverflowError) as error:
+        except (RuntimeError, IndexError, TypeError, ValueError, ArithmeticError) as error:
             message = f"{self.linear}: the parts of its quantised weight do not fit: {error}"
             raise CheckpointError(f"{self.where}: {message}") from error
 

@@ -1,19 +1,20 @@
 // Weights into the form that products read (structs.h). Included inside a namespace, after linear.h.
 
-// How many even steps from the least to the greatest of a group's values, at most 15, are a grid on which all lie; 15
-// where there is none. Weights that were made of 4 bits need not use the first and the last of their 16 values.
+// How many even steps from the least to the greatest of a group's values, at most 15, put it nearest to a grid on which
+// all lie; 15 where none does. Weights that were made of 4 bits need not use the first and the last of their 16 values.
 inline float steps_of_grid(F a, F b, float low, float span) {
   constexpr float kOffGrid = 0.25f;  // of a step: more than bfloat16's rounding, less than numbers of more bits are off
   const auto off = [&](F values, float steps) {
     const F at = (values - set1(low)) * set1(steps / span);
     return largest(abs(at - round(at)));
   };
-  float found = 15.0f, least = 1.0f;
-  for (float steps = 15.0f; steps >= 1.0f && least > 0.0f; steps -= 1.0f) {
-    float most = off(a, steps);
-    if (most >= kOffGrid) continue;
-    most = std::max(most, off(b, steps));
-    if (most < kOffGrid && most / steps < least) least = most / steps, found = steps;
+  float found = 15.0f, least = std::max(off(a, found), off(b, found)) / found;  // of the span
+  for (float steps = 14.0f; steps >= 1.0f && least > 0.0f; steps -= 1.0f) {
+    const float most = std::min(kOffGrid, least * steps);
+    const float half = off(a, steps);
+    if (half >= most) continue;
+    const float whole = std::max(half, off(b, steps));
+    if (whole < most) least = whole / steps, found = steps;
   }
   return found;
 }
