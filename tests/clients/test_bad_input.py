@@ -58,12 +58,12 @@ def test_a_line_of_a_dataset_that_cannot_be_sent_is_named(
 
 def test_a_dataset_may_be_gzipped_have_a_byte_order_mark_and_odd_texts_that_are_not_sent(tmp_path: Path) -> None:
     rows = b'\xef\xbb\xbf{"prompt": "gr\xc3\xbc\xc3\x9fe", "more": "\\ud83d"}\r\n{"prompt": "\\ud83c\\udf54"}'
-    for name, data in (("p.jsonl", rows), ("p.jsonl.gz", gzip.compress(rows))):
+    for name, data in (("p.jsonl", rows), ("p.jsonl.gz", gzip.compress(rows, mtime=0))):
         (tmp_path / name).write_bytes(data)
         assert read_prompts(tmp_path / name) == ["gr\u00fc\u00dfe", "\U0001f354"]
 
 
-@pytest.mark.parametrize("data", [b'{"prompt": "a"}', gzip.compress(b'{"prompt": "a"}\n' * 99)[:-12]])
+@pytest.mark.parametrize("data", [b'{"prompt": "a"}', gzip.compress(b'{"prompt": "a"}\n' * 99, mtime=0)[:-12]])
 def test_a_dataset_that_is_no_whole_gzip_file_is_named(data: bytes, tmp_path: Path) -> None:
     path = tmp_path / "p.jsonl.gz"
     path.write_bytes(data)
