@@ -79,7 +79,7 @@ async def run(model: str | None, ranks: list[int], rounds: int) -> None:
     from hamburger.engine.hosts.process_host import ProcessHost
     from hamburger.engine.text.tokenizer import Tokenizer
     from hamburger.engine.types.config import EngineArgs
-    from hamburger.model.checkpoints.folder_config import read_model_config
+    from hamburger.model.checkpoints.config.folder import read_model_config
     from hamburger.model.checkpoints.sources import resolve_source
 
     args = EngineArgs(

@@ -3,9 +3,8 @@
     python benchmarks/prefill.py --tokens 128,512,4096 --out docs/results/prefill.json
 
 Each prompt is another text, read in one macro-step that emits its first token. Medians over rounds, in which the
-lengths take turns. *of the rate*: products of the linears alone in the time of the whole step, beside the rate of byte
-products that is measured in the same run (roofline/rates.py). *of the roofline*: what linears, attention and head take
-at least, beside the whole step.
+lengths take turns. *of the rate*: what the products of the linears alone take at the rates that are measured in the
+same run (roofline/rates.py), beside the whole step. *of the roofline*: what linears, attention and head take at least.
 """
 
 from __future__ import annotations
@@ -82,7 +81,7 @@ def one(clocked: ClockedCore, rates: Rates, step: Steps) -> dict[str, Any]:
         "tokens_per_second": step.rows / step.seconds,
         "parts_ms": {part: 1000 * seconds for part, seconds in parts.items()},
         "of_roofline": {part: bound / parts[part] for part, bound in bounds.items()},
-        "of_rate": step.rows * clocked.products / step.seconds / rates.byte_products,
+        "of_rate": rates.seconds(0.0, **clocked.linear_products(step.rows)) / step.seconds,
         "of_all": sum(bounds.values()) / step.seconds,
     }
 

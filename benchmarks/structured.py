@@ -20,7 +20,7 @@ from typing import Any
 import jsonschema
 
 from hamburger.engine import LLM, SamplingParams
-from hamburger.engine.text.grammar import json_grammar
+from hamburger.engine.grammar.writing import json_grammar
 from random_schemas import random_schema
 
 MAX_TOKENS = 400

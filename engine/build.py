@@ -38,7 +38,7 @@ from hamburger.engine.device.step_costs import measure_costs
 from hamburger.engine.device.thread_places import thread_places
 from hamburger.engine.drafting.costs import MeasuredCosts, StepCosts
 from hamburger.engine.drafting.policy import DraftPolicy
-from hamburger.engine.text.grammar import Grammars
+from hamburger.engine.grammar.matching import Grammars
 from hamburger.engine.text.tokenizer import Tokenizer
 from hamburger.engine.types.config import VERIFIED_GROUP, EngineArgs, EngineConfig
 from hamburger.engine.types.messages import EngineInfo, SubmitRequest

@@ -20,11 +20,11 @@ from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 from hamburger.engine.core.core import EngineCore
+from hamburger.engine.grammar.matching import Grammars
 from hamburger.engine.hosts.engine_loop import LORA_THREAD, Inbox, run_loop
 from hamburger.engine.logs import LogFormat, configure_logging, secrets_of_environment
+from hamburger.engine.process_usage import keep_giving_back
 from hamburger.engine.ranks.ranks import OnLost
-from hamburger.engine.text.grammar import Grammars
-from hamburger.engine.text.process_usage import keep_giving_back
 from hamburger.engine.transport.engine_process import FAILED, failed_message, set_up_process
 from hamburger.engine.transport.wire import Encoder, Ended, Failed, Progress, frames
 from hamburger.engine.types.config import EngineArgs

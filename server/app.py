@@ -8,8 +8,8 @@ from importlib.metadata import version
 from fastapi import Depends, FastAPI
 
 from hamburger.engine.async_engine import AsyncEngine
+from hamburger.engine.grammar.processes import GrammarProcesses
 from hamburger.engine.sampling_defaults import OPENAI_DEFAULTS, SamplingDefaults
-from hamburger.engine.text.grammar_processes import GrammarProcesses
 from hamburger.server.api.answering import Answering
 from hamburger.server.api.auth import require_api_key
 from hamburger.server.api.errors import add_error_handlers

@@ -23,8 +23,8 @@ from fastapi import FastAPI
 
 from hamburger.engine.hosts.process_host import Worker
 from hamburger.engine.logs import BackgroundHandler, configure_logging
+from hamburger.engine.process_usage import keep_giving_back
 from hamburger.engine.sampling_defaults import SamplingDefaults
-from hamburger.engine.text.process_usage import keep_giving_back
 from hamburger.server.api.model_context import ModelContext
 from hamburger.server.app import create_app_of
 from hamburger.server.config import ServeSettings, SettingsError

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from comparison.limits import WeightBytes
 from hamburger.engine.plan.known_shapes import PRESETS, GraftName, with_graft
-from hamburger.model.checkpoints.hf_config import trunk_config_json
+from hamburger.model.checkpoints.config.hf import trunk_config_json
 from hamburger.model.config import ModelConfig, TrunkConfig
 from hamburger.model.tensor_shapes import tensor_shapes
 

@@ -28,7 +28,7 @@ def load_model(base: str, dtype: str) -> Any:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from hamburger.model.checkpoints.hf_config import trunk_config_json
+    from hamburger.model.checkpoints.config.hf import trunk_config_json
     from hamburger.model.checkpoints.load import load_checkpoint
     from hamburger.model.checkpoints.sources import resolve_source
 

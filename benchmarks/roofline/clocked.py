@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -11,6 +12,7 @@ import torch
 from hamburger.engine.core.core import EngineCore
 from hamburger.engine.drafting.costs import MeasuredCosts
 from hamburger.model.cpu.library import STAGES, Kernels
+from hamburger.model.cpu.weights import PackedWeight
 from roofline.rates import Rates
 
 # The rest: scheduler, tensors, results, and all that Python does around the kernels.
@@ -70,10 +72,9 @@ class ClockedCore:
     def vocab_size(self) -> int:
         return int(self._backend.trunk_config.vocab_size)
 
-    @property
-    def products(self) -> int:
-        """Of a row with the trunk's weights."""
-        return sum(w.outputs * w.inputs for w in self._backend._trunk._layers.weights)
+    def linear_products(self, rows: float) -> dict[str, float]:
+        """Of so many rows with the trunk's weights, as Rates.seconds takes them."""
+        return products_of(self._backend._trunk._layers.weights, rows)
 
     def prefill(self, tokens: int) -> Steps:
         """The step of a waiting prompt of so many tokens, which no other request shares."""
@@ -134,11 +135,20 @@ class ClockedCore:
         rows = of.rows / of.number
         attention = rates.seconds(
             slot_bytes * of.context_slots / of.number,
-            2 * multiplied if in_bytes else 0.0,
-            multiplied if in_bytes else 2 * multiplied,
+            byte_products=2 * multiplied if in_bytes else 0.0,
+            float_products=multiplied if in_bytes else 2 * multiplied,
         )
+        head = products_of([coarse], of.heads / of.number)
         return {
-            "linears": rates.seconds(sum(w.nbytes for w in weights), rows * self.products),
+            "linears": rates.seconds(sum(w.nbytes for w in weights), **products_of(weights, rows)),
             "attention": attention,
-            "head": rates.seconds(coarse.nbytes, of.heads / of.number * coarse.outputs * coarse.inputs),
+            "head": rates.seconds(coarse.nbytes, **head),
         }
+
+
+def products_of(weights: Sequence[PackedWeight], rows: float) -> dict[str, float]:
+    """Of so many rows with each of these weights, as Rates.seconds takes them."""
+    products = {"byte_products": 0.0, "code_products": 0.0}
+    for weight in weights:
+        products["code_products" if weight.bits == 4 else "byte_products"] += rows * weight.outputs * weight.inputs
+    return products

@@ -1,5 +1,6 @@
-// What this machine can do at best: products of bytes summed in whole numbers, and of floats or, where it has instructions for
-// it, of bfloat16 summed in floats, out of registers; and bytes read from memory. Compiled by rates.py for the machine that it runs on.
+// What this machine can do at best: products of bytes, and of 4-bit codes with bytes, summed in whole numbers, and of floats or,
+// where it has instructions for it, of bfloat16 summed in floats, out of registers; and bytes read from memory. Compiled by rates.py
+// for the machine that it runs on.
 #include <immintrin.h>
 #include <omp.h>
 #include <sys/mman.h>
@@ -24,6 +25,7 @@ using Floats = __m512;
 Vector splat(int8_t x) { return _mm512_set1_epi8(x); }
 Floats splat(float x) { return _mm512_set1_ps(x); }
 Vector dot(Vector sum, Vector a, Vector b) { return _mm512_dpbusd_epi32(sum, a, b); }
+Vector dot_of_codes(Vector sum, Vector a, Vector b) { return dot(sum, a, b); }
 #ifdef __AVX512BF16__
 constexpr int kEach = 2;  // products a lane of floats
 Floats products(Floats a, Floats b, Floats c) { return _mm512_dpbf16_ps(c, (__m512bh)a, (__m512bh)b); }
@@ -36,7 +38,13 @@ using Vector = __m256i;
 using Floats = __m256;
 Vector splat(int8_t x) { return _mm256_set1_epi8(x); }
 Floats splat(float x) { return _mm256_set1_ps(x); }
+// Two products of a code fit 16 bits, and so do the sums of some.
+Vector dot_of_codes(Vector sum, Vector a, Vector b) {
+  asm volatile("" : "+x"(a));  // else a turn's products, which are the same, are made once for all its sums
+  return _mm256_add_epi16(sum, _mm256_maddubs_epi16(a, b));
+}
 Vector dot(Vector sum, Vector a, Vector b) {
+  asm volatile("" : "+x"(a));
   return _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_maddubs_epi16(a, b), _mm256_set1_epi16(1)));
 }
 constexpr int kEach = 1;
@@ -62,24 +70,35 @@ void keep(const V (&sums)[kSums]) {
   for (const V& sum : sums) asm volatile("" ::"m"(sum));
 }
 
-}  // namespace
-
-// Products a second of unsigned with signed bytes.
-extern "C" double byte_products(int threads) {
-  const double seconds = on_all_threads(threads, [] {
+// Products a second that f(sum, a, b) makes and sums.
+template <typename Function>
+double products_of_bytes(int threads, const Function& f) {
+  const double seconds = on_all_threads(threads, [&] {
     Vector sums[kSums], a = splat(int8_t{3}), b = splat(int8_t{5});
     for (auto& sum : sums) sum = splat(int8_t{0});
     for (int64_t i = 0; i < kTurns; i++) {
       asm volatile("" : "+x"(a), "+x"(b));
 #pragma GCC unroll 12
-      for (int s = 0; s < kSums; s++) sums[s] = dot(sums[s], a, b);
+      for (int s = 0; s < kSums; s++) sums[s] = f(sums[s], a, b);
     }
     keep(sums);
   });
   return static_cast<double>(threads) * kTurns * kSums * sizeof(Vector) / seconds;
 }
 
-// Of what attention multiplies.
+}  // namespace
+
+// Of unsigned with signed bytes.
+extern "C" double byte_products(int threads) {
+  return products_of_bytes(threads, [](Vector sum, Vector a, Vector b) { return dot(sum, a, b); });
+}
+
+// Of 4-bit codes, a byte each, with bytes.
+extern "C" double code_products(int threads) {
+  return products_of_bytes(threads, [](Vector sum, Vector a, Vector b) { return dot_of_codes(sum, a, b); });
+}
+
+// Products a second of what attention multiplies.
 extern "C" double float_products(int threads) {
   const double seconds = on_all_threads(threads, [] {
     Floats sums[kSums], a = splat(1.0f), b = splat(1e-9f);

@@ -15,7 +15,7 @@ from hamburger.engine.core.matchers import Matchers
 from hamburger.engine.core.scheduler import Scheduler
 from hamburger.engine.core.sequence import Sequence
 from hamburger.engine.drafting.policy import DraftPolicy
-from hamburger.engine.text.grammar import Grammars
+from hamburger.engine.grammar.matching import Grammars
 from hamburger.engine.types.config import EngineConfig
 from hamburger.engine.types.errors import InvalidRequest, OutOfMemory
 from hamburger.engine.types.messages import (

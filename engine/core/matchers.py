@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from hamburger.engine.core.sequence import Sequence
-from hamburger.engine.text.grammar import Grammars, Matcher
+from hamburger.engine.grammar.matching import Grammars, Matcher
 from hamburger.engine.text.token_rules import TokenMatcher, TokenRules, with_rules
 from hamburger.engine.types.errors import InvalidRequest
 from hamburger.engine.types.sampling_params import SamplingParams

@@ -27,7 +27,7 @@ from hamburger.engine.core.batch import BatchResult, LaunchedStep, Runner, Sched
 from hamburger.engine.core.core import EngineCore
 from hamburger.engine.core.loras import CoreLoras
 from hamburger.engine.core.sequence import Sequence
-from hamburger.engine.text.grammar import Grammars
+from hamburger.engine.grammar.matching import Grammars
 from hamburger.engine.types.config import EngineConfig
 from hamburger.engine.types.errors import OutOfMemory
 from hamburger.engine.types.messages import StepOutputs

@@ -13,7 +13,7 @@ from hamburger.engine.plan.known_shapes import PRESETS, with_graft
 from hamburger.engine.plan.plan import KV_BYTES, NUMBER_BYTES, Load, Machine, Plan, Shape, make_plan, shape_of
 from hamburger.engine.types.config import EngineArgs
 from hamburger.engine.types.settling import Settling
-from hamburger.model.checkpoints.folder_config import read_model_config
+from hamburger.model.checkpoints.config.folder import read_model_config
 from hamburger.model.checkpoints.four_bits import four_bit_linears
 from hamburger.model.checkpoints.settle_settings import settle_settings
 from hamburger.model.checkpoints.sources import resolve_source

@@ -71,7 +71,7 @@ class SamplingParams:
     bad_words: token ids, each word's at least one, that must not come one after the other.
     thinking: how long it may think; None: as long as it likes.
     ignore_eos: the model's end tokens are ordinary tokens.
-    grammar: what the answer must look like as a whole, as engine/text/grammar.py writes it; None for any text.
+    grammar: what the answer must look like as a whole, as engine/grammar/writing.py writes it; None for any text.
     confidence: in [0, 1]; None takes the server's default. Of composed groups, how sure a further token must be; of
         verified groups, the least chance to be accepted at which a draft is made. 1 runs no micro-step.
     settle: whether old tokens of the answer give slots back; None takes the server's default.

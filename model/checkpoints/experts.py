@@ -6,8 +6,8 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from hamburger.model.checkpoints.config_values import flag, whole
-from hamburger.model.checkpoints.kinds import ExpertFields
+from hamburger.model.checkpoints.config.kinds import ExpertFields
+from hamburger.model.checkpoints.config.values import flag, whole
 from hamburger.model.checkpoints.sources import CheckpointError
 from hamburger.model.config import ExpertsConfig, TrunkConfig
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hamburger.model.checkpoints.hf_config import read_trunk_config
+from hamburger.model.checkpoints.config.hf import read_trunk_config
 from hamburger.model.checkpoints.sources import CheckpointError, ModelSource
 from hamburger.model.config import GraftConfig, ModelConfig, TrunkConfig
 

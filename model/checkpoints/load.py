@@ -18,9 +18,9 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from hamburger.model.checkpoints.config.folder import FORMAT_VERSION, Adapter, read_folder_config
+from hamburger.model.checkpoints.config.hf import read_trunk_config, trunk_config_json
 from hamburger.model.checkpoints.experts import one_by_one
-from hamburger.model.checkpoints.folder_config import FORMAT_VERSION, Adapter, read_folder_config
-from hamburger.model.checkpoints.hf_config import read_trunk_config, trunk_config_json
 from hamburger.model.checkpoints.lazy_tensors import Lazy, LazyTensors, entries_of
 from hamburger.model.checkpoints.lightning import load_lightning
 from hamburger.model.checkpoints.quantised.methods import parse_quantisation

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from hamburger.model.checkpoints.kinds import KINDS
+from hamburger.model.checkpoints.config.kinds import KINDS
 from hamburger.model.checkpoints.sources import CheckpointError
 
 if TYPE_CHECKING:  # the HTTP process asks what is supported, and has no torch

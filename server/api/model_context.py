@@ -12,9 +12,9 @@ from importlib.metadata import version
 from typing import Any
 
 from hamburger.engine.async_engine import AsyncEngine
+from hamburger.engine.grammar.processes import GrammarProcesses
 from hamburger.engine.loras import LoraAdapter
 from hamburger.engine.sampling_defaults import SamplingDefaults
-from hamburger.engine.text.grammar_processes import GrammarProcesses
 from hamburger.engine.types.errors import InvalidRequest, shown
 from hamburger.engine.types.messages import EngineInfo
 from hamburger.server.config import ServeSettings

@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
-from hamburger.engine.text.grammar_processes import GrammarProcesses
-from hamburger.engine.text.grammar_source import GrammarSource
+from hamburger.engine.grammar.processes import GrammarProcesses
+from hamburger.engine.grammar.source import GrammarSource
 from hamburger.engine.types.errors import InvalidRequest
 from hamburger.server.schema import ListOf, Schema, one_of
 

@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from hamburger.engine.text.grammar_source import GrammarSource
+from hamburger.engine.grammar.source import GrammarSource
 from hamburger.engine.types.errors import InvalidRequest
 from hamburger.engine.types.sampling_params import MAX_LOGPROBS
 from hamburger.server.bodies.generation import GenerationBody

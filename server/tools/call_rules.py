@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Sequence
 
-from hamburger.engine.text.json_numbers import JSON_BEGIN
+from hamburger.engine.grammar.json_numbers import JSON_BEGIN
 from hamburger.server.tools.reasoning import Markers
 from hamburger.server.tools.tool_parsers import (
     HERMES_BEGIN,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from hamburger.engine.text.json_schema import parts_of, with_parts
+from hamburger.engine.grammar.json_schema import parts_of, with_parts
 from hamburger.engine.types.errors import InvalidRequest, shown
 from hamburger.server.tools.tool_fields import Function
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from hamburger.engine.text.grammar_source import GrammarSource
+from hamburger.engine.grammar.source import GrammarSource
 from hamburger.engine.types.errors import InvalidRequest, shown
 from hamburger.server.server_tokenizer import ServerTokenizer
 from hamburger.server.tools.answer_or_calls import answer_or_calls_parser

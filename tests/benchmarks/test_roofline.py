@@ -16,20 +16,23 @@ from roofline.plot import plot_parts
 from roofline.rates import NoRates, Rates, measure_rates
 from small_models import core_of, graft_config, params, random_model, trunk_config
 
-RATES = Rates(byte_products=8e9, float_products=2e9, bytes_read=1e9)
+RATES = Rates(byte_products=8e9, code_products=16e9, float_products=2e9, bytes_read=1e9)
 
 
 def test_a_part_takes_the_longer_of_reading_and_multiplying() -> None:
     assert RATES.seconds(1e9) == 1.0
     assert RATES.seconds(1e9, byte_products=4e9) == 1.0
     assert RATES.seconds(1e9, byte_products=8e9, float_products=2e9) == 2.0
+    assert RATES.seconds(1e9, byte_products=8e9, code_products=8e9) == 1.5
 
 
 @pytest.mark.skipif(load_kernels() is None, reason="the rates are those of a processor that the kernels know")
 def test_rates_of_this_machine() -> None:
     rates = measure_rates(1, read_bytes=1 << 26, repeats=2)
     # Orders of magnitude: a machine that tests share may do anything.
-    assert rates.byte_products > rates.float_products > 1e9
+    assert rates.byte_products > 1e9
+    assert rates.code_products > 1e9
+    assert rates.float_products > 1e9
     assert rates.bytes_read > 1e8
 
 
@@ -60,14 +63,14 @@ def test_the_parts_of_steps_and_what_they_read_and_multiply(tmp_path: Path) -> N
     assert min(spent.pop("micro-steps"), *spent.values()) >= 0
     assert min(spent.values()) > 0
 
-    bounds = of.bounds(found, Rates(1e9, 1e9, 1e30))  # memory is free
+    bounds = of.bounds(found, Rates(1e9, 2e9, 1e9, 1e30))  # memory is free
     assert bounds is not None
     a, t = trunk.num_heads * trunk.head_dim, trunk
     weights = t.hidden_size * (2 * a + 2 * t.num_kv_heads * t.head_dim + 3 * t.intermediate_size)
     assert bounds["linears"] == pytest.approx(2 * t.num_layers * weights / 1e9)
     assert bounds["attention"] == pytest.approx(2 * a * t.num_layers * found.attended / 4 / 1e9)
-    assert bounds["head"] == pytest.approx(2 * t.vocab_size * t.hidden_size / 1e9)
-    bounds = of.bounds(found, Rates(1e30, 1e30, 1e9))
+    assert bounds["head"] == pytest.approx(2 * t.vocab_size * t.hidden_size / 2e9)  # 4 bits
+    bounds = of.bounds(found, Rates(1e30, 1e30, 1e30, 1e9))
     assert bounds is not None
     # 8 bits, and a scale of half precision for 32.
     assert bounds["linears"] == pytest.approx(t.num_layers * weights / 32 * 34 / 1e9)
@@ -80,10 +83,10 @@ def test_the_parts_of_steps_and_what_they_read_and_multiply(tmp_path: Path) -> N
     found = of.prefill(20)
     assert (found.tokens, found.rows, found.heads, found.attended) == (1, 20, 1, 210)
     assert sum(found.parts) == pytest.approx(found.seconds)
-    told = prefill.one(of, Rates(1e9, 1e9, 1e30), found)
+    told = prefill.one(of, Rates(1e9, 2e9, 1e9, 1e30), found)
     assert told["of_rate"] == pytest.approx(20 * t.num_layers * weights / found.seconds / 1e9)
     assert told["of_roofline"]["head"] * told["parts_ms"]["head"] == pytest.approx(
-        1000 * t.vocab_size * t.hidden_size / 1e9
+        1000 * t.vocab_size * t.hidden_size / 2e9
     )
     assert "| 20 |" in prefill.table([prefill.median_of([told, told, told])])
 

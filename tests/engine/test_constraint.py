@@ -11,7 +11,8 @@ from torch import Tensor
 
 from fakes import EOS, VOCAB_SIZE, ByteTokenizer
 from hamburger.engine.device.constraint import GrammarConstraint
-from hamburger.engine.text.grammar import Grammars, Matcher, choice_grammar, json_grammar, regex_grammar
+from hamburger.engine.grammar.matching import Grammars, Matcher
+from hamburger.engine.grammar.writing import choice_grammar, json_grammar, regex_grammar
 from hamburger.model.sampler import unpacked
 from small_models import CPU
 

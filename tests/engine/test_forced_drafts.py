@@ -8,7 +8,8 @@ import pytest
 
 from fakes import EOS, VOCAB_SIZE, ByteTokenizer
 from hamburger.engine.drafting.proposal import FORCED, Proposal, forced_or
-from hamburger.engine.text.grammar import Grammars, choice_grammar, json_grammar, regex_grammar
+from hamburger.engine.grammar.matching import Grammars
+from hamburger.engine.grammar.writing import choice_grammar, json_grammar, regex_grammar
 from hamburger.engine.text.token_rules import TokenRules
 from hamburger.engine.text.tokenizer import Tokenizer
 from hamburger.engine.types.sampling_params import ThinkingBudget

@@ -19,9 +19,10 @@ from fake_engines import fake_core
 from fakes import EOS, VOCAB_SIZE, ByteTokenizer, ScriptedRunner
 from hamburger.engine.core.core import EngineCore
 from hamburger.engine.device.runner import Runner
-from hamburger.engine.text.grammar import Grammars, choice_grammar, context_free_grammar, json_grammar, regex_grammar
-from hamburger.engine.text.json_numbers import MAX_DIGITS, DigitTokens, NumberLimit
-from hamburger.engine.text.json_schema import MAX_PROPERTIES, usable_schema
+from hamburger.engine.grammar.json_numbers import MAX_DIGITS, DigitTokens, NumberLimit
+from hamburger.engine.grammar.json_schema import MAX_PROPERTIES, usable_schema
+from hamburger.engine.grammar.matching import Grammars
+from hamburger.engine.grammar.writing import choice_grammar, context_free_grammar, json_grammar, regex_grammar
 from hamburger.engine.types.config import EngineConfig
 from hamburger.engine.types.errors import InvalidRequest
 from hamburger.engine.types.messages import AbortRequest, RequestFailed, StepOutputs, SubmitRequest

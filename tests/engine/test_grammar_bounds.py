@@ -7,7 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from fakes import EOS, VOCAB_SIZE, ByteTokenizer
-from hamburger.engine.text.grammar import Grammars, choice_grammar, context_free_grammar, json_grammar, regex_grammar
+from hamburger.engine.grammar.matching import Grammars
+from hamburger.engine.grammar.writing import choice_grammar, context_free_grammar, json_grammar, regex_grammar
 from hamburger.engine.types.errors import InvalidRequest
 
 BYTES = Grammars(ByteTokenizer, VOCAB_SIZE, [EOS])

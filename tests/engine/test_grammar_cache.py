@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hamburger.engine.text.grammar_cache import FRESH_SECONDS, MAX_BYTES, MAX_GRAMMARS, MAX_USES, GrammarCache
+from hamburger.engine.grammar.cache import FRESH_SECONDS, MAX_BYTES, MAX_GRAMMARS, MAX_USES, GrammarCache
 
 
 class Clock:

@@ -17,8 +17,8 @@ import pytest
 
 from engines_of_servers import children
 from fakes import EOS, VOCAB_SIZE, ByteTokenizer
-from hamburger.engine.text.grammar_processes import MOST_SLOW, GrammarFault, GrammarProcesses, _Lane
-from hamburger.engine.text.grammar_source import GrammarSource
+from hamburger.engine.grammar.processes import MOST_SLOW, GrammarFault, GrammarProcesses, _Lane
+from hamburger.engine.grammar.source import GrammarSource
 from hamburger.engine.types.errors import InvalidRequest, QueueFull, QueueTimeout
 
 PERSON = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
@@ -40,7 +40,7 @@ async def processes(**limits: Any) -> AsyncIterator[GrammarProcesses]:
 
 
 def running() -> list[int]:
-    return children(os.getpid(), "hamburger.engine.text.grammar_worker")
+    return children(os.getpid(), "hamburger.engine.grammar.worker")
 
 
 async def until_running(number: int) -> None:

@@ -6,8 +6,9 @@ import pytest
 
 from fakes import EOS, VOCAB_SIZE, ByteTokenizer
 from hamburger.engine.core.core import EngineCore
-from hamburger.engine.text import grammar as grammar_module
-from hamburger.engine.text.grammar import Grammars, regex_grammar
+from hamburger.engine.grammar import matching
+from hamburger.engine.grammar.matching import Grammars
+from hamburger.engine.grammar.writing import regex_grammar
 from hamburger.engine.types.messages import RequestFailed, SubmitRequest
 from hamburger.model.config import ModelConfig
 from small_models import core_of, graft_config, params, random_model, trunk_config
@@ -21,7 +22,7 @@ NUM_ANSWERS, NUM_TOKENS = 8, 40
 @pytest.fixture(autouse=True)
 def _few_states(monkeypatch: pytest.MonkeyPatch) -> None:
     """As many as one answer needs, not eight."""
-    monkeypatch.setattr(grammar_module, "_MAX_LEXER_STATES", 200)
+    monkeypatch.setattr(matching, "_MAX_LEXER_STATES", 200)
 
 
 def core(*, verified: bool) -> EngineCore:
@@ -63,7 +64,7 @@ def test_in_company_and_with_drafts_as_alone(verified: bool, monkeypatch: pytest
 
 
 def test_one_that_is_too_much_alone_fails_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grammar_module, "_MAX_LEXER_STATES", 12)
+    monkeypatch.setattr(matching, "_MAX_LEXER_STATES", 12)
     for verified in (True, False):
         one = core(verified=verified)
         found, [failure] = run(one, [request(1, 0.0)])
@@ -82,5 +83,5 @@ def test_what_takes_long_to_compile_is_not_compiled_between_two_steps(monkeypatc
     third = grammars.renewed(PATTERN, first)  # another answer of the first: what was compiled since
     assert third is not None
     assert third.source is second.source
-    monkeypatch.setattr(grammar_module, "_MOST_SECONDS_AGAIN", -1)
+    monkeypatch.setattr(matching, "_MOST_SECONDS_AGAIN", -1)
     assert grammars.renewed(PATTERN, second) is None

@@ -17,8 +17,8 @@ from drafting import DraftingRunner
 from fake_engines import fake_config, fake_core, fake_info
 from fakes import BOS, EOS, ByteTokenizer, ScriptedRunner, scripted_logprobs
 from hamburger.engine import LLM, SamplingParams
+from hamburger.engine.grammar.writing import json_grammar
 from hamburger.engine.request import DraftCounts, RequestUpdate
-from hamburger.engine.text.grammar import json_grammar
 from hamburger.engine.types.config import ENGINE_SETTINGS, EngineArgs
 from hamburger.engine.types.errors import InvalidRequest, OutOfMemory, QueueTimeout
 from hamburger.engine.types.messages import StepOutputs

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from byte_grammars import takes
-from hamburger.engine.text.grammar import grammar_with_schemas, json_grammar
+from hamburger.engine.grammar.writing import grammar_with_schemas, json_grammar
 
 NAMED_OR_NUMBERED: dict[str, Any] = {
     "oneOf": [

@@ -11,8 +11,8 @@ import pytest
 from fake_engines import fake_config, fake_core, fake_engine
 from fakes import EOS, ScriptedRunner
 from hamburger.engine.core.core import EngineCore
+from hamburger.engine.grammar.writing import json_grammar
 from hamburger.engine.request import GenerationRequest
-from hamburger.engine.text.grammar import json_grammar
 from hamburger.engine.types.messages import (
     AbortRequest,
     GroupOutput,

@@ -16,10 +16,10 @@ from hamburger.engine.core.pool import lora_bytes
 from hamburger.engine.plan.held import as_packed
 from hamburger.model.assemble import assemble
 from hamburger.model.backend import Backend
-from hamburger.model.checkpoints.folder_config import read_model_config
+from hamburger.model.checkpoints.config.folder import read_model_config
+from hamburger.model.checkpoints.config.hf import trunk_config_json
 from hamburger.model.checkpoints.four_bits import four_bit_linears
 from hamburger.model.checkpoints.gguf_file import open_gguf
-from hamburger.model.checkpoints.hf_config import trunk_config_json
 from hamburger.model.checkpoints.sources import resolve_source
 from hamburger.model.config import ModelConfig
 from hamburger.model.cpu.backend import CpuBackend

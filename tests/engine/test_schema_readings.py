@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from byte_grammars import BYTES, takes
-from hamburger.engine.text.grammar import context_free_grammar, json_grammar
+from hamburger.engine.grammar.writing import context_free_grammar, json_grammar
 from hamburger.engine.types.errors import InvalidRequest
 
 

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fakes import EOS, VOCAB_SIZE, ByteTokenizer
-from hamburger.engine.text.grammar import Grammars, regex_grammar
+from hamburger.engine.grammar.matching import Grammars
+from hamburger.engine.grammar.writing import regex_grammar
 from hamburger.engine.text.token_rules import TokenMatcher, TokenRules
 from hamburger.engine.types.sampling_params import ThinkingBudget
 

@@ -17,7 +17,7 @@ from hamburger.engine.core.core import EngineCore
 from hamburger.engine.core.sequence import Sequence
 from hamburger.engine.device.constraint import GrammarConstraint
 from hamburger.engine.drafting.proposal import Proposal
-from hamburger.engine.text.grammar import regex_grammar
+from hamburger.engine.grammar.writing import regex_grammar
 from hamburger.engine.types.messages import CheckedDrafts, GroupOutput, RequestFailed
 from playing import play
 from verified import VerifyingRunner, free_rows, policy_of, verified_config, verified_core

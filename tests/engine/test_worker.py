@@ -6,8 +6,8 @@ import queue
 import threading
 from typing import Any, cast
 
+from hamburger.engine.grammar.matching import Grammars
 from hamburger.engine.hosts.engine_loop import LoraRead
-from hamburger.engine.text.grammar import Grammars
 from hamburger.engine.types.events import Message, Stop
 from hamburger.engine.types.messages import AbortRequest, SubmitRequest, UnloadLora
 from hamburger.engine.worker import GrammarCompiler

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from fakes import EOS, VOCAB_SIZE, ByteTokenizer
-from hamburger.engine.text.grammar import Grammars
+from hamburger.engine.grammar.matching import Grammars
 
 BYTES = Grammars(ByteTokenizer, VOCAB_SIZE, [EOS])
 

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from hamburger.model.checkpoints.hf_config import trunk_config_json
+from hamburger.model.checkpoints.config.hf import trunk_config_json
 from hamburger.model.checkpoints.load import Checkpoint, load_checkpoint
 from hamburger.model.checkpoints.sources import resolve_source
 from hamburger.model.config import ModelConfig

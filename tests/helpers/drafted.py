@@ -13,7 +13,7 @@ from hamburger.engine.core.core import EngineCore
 from hamburger.engine.device.runner import Runner
 from hamburger.engine.drafting.costs import MeasuredCosts, StepCosts
 from hamburger.engine.drafting.policy import DraftPolicy
-from hamburger.engine.text.grammar import Grammars
+from hamburger.engine.grammar.matching import Grammars
 from hamburger.engine.types.config import VERIFIED_GROUP, EngineConfig
 from hamburger.engine.types.messages import GroupOutput, SubmitRequest
 from hamburger.model.kv_cache import PagedKVCache

@@ -14,7 +14,8 @@ import torch
 from fakes import EOS, VOCAB_SIZE, ByteTokenizer
 from hamburger.engine.core.core import EngineCore
 from hamburger.engine.drafting.proposal import Proposal
-from hamburger.engine.text.grammar import Grammars, choice_grammar, json_grammar, regex_grammar
+from hamburger.engine.grammar.matching import Grammars
+from hamburger.engine.grammar.writing import choice_grammar, json_grammar, regex_grammar
 from hamburger.engine.types.messages import GroupOutput, SubmitRequest, TokenLogprobs
 from hamburger.engine.types.sampling_params import ThinkingBudget
 from hamburger.model.assemble import assemble

@@ -11,8 +11,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from hamburger.model.assemble import model_of
-from hamburger.model.checkpoints.folder_config import Adapter
-from hamburger.model.checkpoints.hf_config import trunk_config_json
+from hamburger.model.checkpoints.config.folder import Adapter
+from hamburger.model.checkpoints.config.hf import trunk_config_json
 from hamburger.model.checkpoints.load import load_checkpoint, save_checkpoint
 from hamburger.model.checkpoints.sources import resolve_source
 from hamburger.model.config import ModelConfig

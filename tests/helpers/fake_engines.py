@@ -20,8 +20,8 @@ from hamburger.engine.core.overlap import OverlappedCore
 from hamburger.engine.dial.confidence_dial import AutoConfidence
 from hamburger.engine.drafting.costs import MeasuredCosts, StepCosts
 from hamburger.engine.drafting.policy import DraftPolicy
+from hamburger.engine.grammar.matching import Grammars
 from hamburger.engine.hosts.thread_host import ThreadHost
-from hamburger.engine.text.grammar import Grammars
 from hamburger.engine.types.config import EngineConfig
 from hamburger.engine.types.messages import EngineInfo
 from hamburger.engine.types.observer import EngineObserver

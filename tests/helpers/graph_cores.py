@@ -13,7 +13,8 @@ from hamburger.engine.core.core import EngineCore
 from hamburger.engine.core.overlap import OverlappedCore
 from hamburger.engine.device.runner import Runner
 from hamburger.engine.drafting.policy import DraftPolicy
-from hamburger.engine.text.grammar import Grammars, choice_grammar, json_grammar, regex_grammar
+from hamburger.engine.grammar.matching import Grammars
+from hamburger.engine.grammar.writing import choice_grammar, json_grammar, regex_grammar
 from hamburger.engine.types.config import VERIFIED_GROUP, EngineConfig
 from hamburger.engine.types.messages import GroupOutput, SubmitRequest
 from hamburger.model.config import ModelConfig

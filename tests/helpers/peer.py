@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from hamburger.model.checkpoints.hf_config import trunk_config_json
+from hamburger.model.checkpoints.config.hf import trunk_config_json
 from hamburger.model.config import ModelConfig
 
 

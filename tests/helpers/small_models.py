@@ -17,7 +17,7 @@ from hamburger.engine.core.overlap import OverlappedCore
 from hamburger.engine.device.loras import LoraFolders
 from hamburger.engine.device.runner import Runner
 from hamburger.engine.drafting.policy import DraftPolicy
-from hamburger.engine.text.grammar import Grammars
+from hamburger.engine.grammar.matching import Grammars
 from hamburger.engine.types.config import EngineConfig
 from hamburger.engine.types.messages import GroupOutput, Groups, LoadLora, SubmitRequest
 from hamburger.engine.types.sampling_params import SamplingParams

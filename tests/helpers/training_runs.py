@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from examples import MadeExample, example, random_example
-from hamburger.model.checkpoints.hf_config import trunk_config_json
+from hamburger.model.checkpoints.config.hf import trunk_config_json
 from hamburger.model.config import ModelConfig
 from hamburger.training.corpus.dataset import DatasetMeta
 from hamburger.training.recipe import Recipe

@@ -22,7 +22,7 @@ from hamburger.engine.core.sequence import Sequence
 from hamburger.engine.drafting.costs import MeasuredCosts, StepCosts
 from hamburger.engine.drafting.policy import DraftPolicy
 from hamburger.engine.drafting.proposal import Proposal
-from hamburger.engine.text.grammar import Grammars
+from hamburger.engine.grammar.matching import Grammars
 from hamburger.engine.types.config import EngineConfig
 from hamburger.engine.types.errors import OutOfMemory
 from hamburger.engine.types.messages import SubmitRequest

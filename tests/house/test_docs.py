@@ -7,7 +7,7 @@ import yaml
 
 from fake_engines import fake_engine
 from fakes import ByteTokenizer
-from hamburger.model.checkpoints.hf_config import SUPPORTED
+from hamburger.model.checkpoints.config.hf import SUPPORTED
 from hamburger.server.additional_models import OWN_SETTINGS
 from hamburger.server.app import create_app
 from hamburger.server.config import ServeSettings

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from checkpoints import GRAFTED, PLAIN, Tensors, assert_equal, edit_config, graft_only, load, save_hf
-from hamburger.model.checkpoints.folder_config import Adapter
+from hamburger.model.checkpoints.config.folder import Adapter
 from hamburger.model.checkpoints.load import save_checkpoint
 from hamburger.model.checkpoints.sources import CheckpointError
 from hamburger.model.tensor_shapes import tensor_shapes

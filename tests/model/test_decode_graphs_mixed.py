@@ -9,7 +9,7 @@ import pytest
 from captures import Watched
 from graph_cores import CONTEXT, MODELS, ROWS, ascii_grammars, assert_same, graphs_core, guided, requests
 from hamburger.engine.core.core import EngineCore
-from hamburger.engine.text.grammar import regex_grammar
+from hamburger.engine.grammar.writing import regex_grammar
 from hamburger.engine.types.messages import SubmitRequest
 from playing import play
 from slow_cases import slow_but

@@ -14,7 +14,7 @@ from torch import Tensor
 from hamburger.engine.core.pool import lora_bytes
 from hamburger.engine.plan.plan import shape_of
 from hamburger.model.assemble import model_of
-from hamburger.model.checkpoints.hf_config import read_trunk_config
+from hamburger.model.checkpoints.config.hf import read_trunk_config
 from hamburger.model.checkpoints.load import load_checkpoint, save_checkpoint
 from hamburger.model.checkpoints.lora_folder import read_lora
 from hamburger.model.checkpoints.sources import CheckpointError, resolve_source

@@ -17,9 +17,9 @@ from torch import Tensor
 
 from gguf_files import gguf_file
 from hamburger.model.checkpoints import gguf_weights
+from hamburger.model.checkpoints.config.hf import read_trunk_config
 from hamburger.model.checkpoints.gguf_file import open_gguf
 from hamburger.model.checkpoints.gguf_weights import load_gguf
-from hamburger.model.checkpoints.hf_config import read_trunk_config
 from hamburger.model.checkpoints.load import load_checkpoint
 from hamburger.model.checkpoints.sources import BUILTIN, CheckpointError, embedded_gguf, resolve_source
 from hamburger.model.config import ModelConfig, TrunkConfig

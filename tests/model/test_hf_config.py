@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from transformers import AutoConfig
 
-from hamburger.model.checkpoints.hf_config import parse_trunk_config, read_trunk_config, trunk_config_json
+from hamburger.model.checkpoints.config.hf import parse_trunk_config, read_trunk_config, trunk_config_json
 from hamburger.model.checkpoints.sources import CheckpointError
 from hamburger.model.rope_scaling import LinearRopeScaling, Llama3RopeScaling
 from small_models import trunk_config

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from checkpoints import assert_equal, edit_config, load, save_hf
 from hamburger.model.assemble import assemble
+from hamburger.model.checkpoints.config.hf import trunk_config_json
 from hamburger.model.checkpoints.experts import one_by_one
-from hamburger.model.checkpoints.hf_config import trunk_config_json
 from hamburger.model.checkpoints.lazy_tensors import Lazy, LazyTensors, entries_of
 from hamburger.model.checkpoints.load import open_checkpoint
 from hamburger.model.checkpoints.relatives import retold_tensors

@@ -15,7 +15,7 @@ from hamburger.engine.core.loras import CoreLoras
 from hamburger.engine.device.loras import LoraFolders
 from hamburger.engine.types.messages import LoadLora
 from hamburger.model.assemble import assemble
-from hamburger.model.checkpoints.hf_config import read_trunk_config
+from hamburger.model.checkpoints.config.hf import read_trunk_config
 from hamburger.model.checkpoints.load import load_checkpoint
 from hamburger.model.checkpoints.lora_folder import base_config, read_lora
 from hamburger.model.checkpoints.sources import CheckpointError, resolve_source

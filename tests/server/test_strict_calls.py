@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from fakes import BOS, EOS, VOCAB_SIZE, ByteTokenizer
-from hamburger.engine.text.grammar import Grammars
-from hamburger.engine.text.grammar_source import GrammarSource
-from hamburger.engine.text.json_numbers import is_of_json
+from hamburger.engine.grammar.json_numbers import is_of_json
+from hamburger.engine.grammar.matching import Grammars
+from hamburger.engine.grammar.source import GrammarSource
 from hamburger.server.tools.reasoning import Markers
 from hamburger.server.tools.tool_fields import AllowedTools, Tool
 from hamburger.server.tools.tool_parsers import MARKERS, Family

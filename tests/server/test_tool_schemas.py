@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from byte_grammars import takes
-from hamburger.engine.text.grammar import json_grammar
+from hamburger.engine.grammar.writing import json_grammar
 from hamburger.engine.types.errors import InvalidRequest
 from hamburger.server.tools.call_schemas import format_or_call, list_of_calls
 from hamburger.server.tools.tool_fields import Function

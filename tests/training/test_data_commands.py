@@ -12,7 +12,7 @@ import pytest
 from safetensors.torch import save_file
 
 from hamburger.engine.text.tokenizer import Tokenizer
-from hamburger.model.checkpoints.hf_config import trunk_config_json
+from hamburger.model.checkpoints.config.hf import trunk_config_json
 from hamburger.model.checkpoints.sources import BUILTIN
 from hamburger.model.config import ModelConfig
 from hamburger.training.cli.data import add_distill_arguments, add_inspect_arguments, add_segment_arguments

@@ -19,7 +19,7 @@ import hamburger.training.settling.fit as fitting
 from hamburger.engine.device.load import resolve, slot_choice
 from hamburger.engine.types.config import EngineArgs
 from hamburger.engine.types.settling import Settling
-from hamburger.model.checkpoints.hf_config import trunk_config_json
+from hamburger.model.checkpoints.config.hf import trunk_config_json
 from hamburger.model.checkpoints.load import save_checkpoint
 from hamburger.model.checkpoints.settle_probe import SettleProbe, equal_shares, load_probe, read_probe, save_probe
 from hamburger.model.checkpoints.sources import BUILTIN, PROBE_FILE, CheckpointError, resolve_source

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hamburger.model.checkpoints.folder_config import Adapter
+from hamburger.model.checkpoints.config.folder import Adapter
 from hamburger.model.config import GraftConfig, ModelConfig
 from hamburger.training.export.model_card import CardFacts, RunFacts, model_card, read_run
 from small_models import graft_config, trunk_config

@@ -20,7 +20,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from hamburger.model.checkpoints.folder_config import Adapter
+from hamburger.model.checkpoints.config.folder import Adapter
 from hamburger.model.checkpoints.load import load_checkpoint, save_checkpoint
 from hamburger.model.checkpoints.sources import ModelSource, read_json, resolve_source
 from hamburger.model.checkpoints.weight_files import read_files

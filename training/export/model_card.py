@@ -11,7 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from hamburger.model.checkpoints.folder_config import Adapter
+from hamburger.model.checkpoints.config.folder import Adapter
 from hamburger.model.config import ModelConfig
 from hamburger.model.tensor_shapes import tensor_shapes
 from hamburger.training.corpus.dataset import SegmentedDataset

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from hamburger.model.checkpoints.folder_config import Adapter
+from hamburger.model.checkpoints.config.folder import Adapter
 from hamburger.model.checkpoints.load import load_checkpoint
 from hamburger.model.checkpoints.sources import BUILTIN, EMBEDDED_BASE, ModelSource, read_json, resolve_source
 from hamburger.model.checkpoints.weight_files import read_files

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from hamburger.model.checkpoints.folder_config import read_model_config
+from hamburger.model.checkpoints.config.folder import read_model_config
 from hamburger.model.checkpoints.sources import ModelSource, resolve_source
 from hamburger.model.cpu.library import Kernels, load_kernels
 from hamburger.model.device.devices import choose_device, choose_dtype

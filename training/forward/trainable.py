@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from hamburger.model.assemble import model_of, parts_of
-from hamburger.model.checkpoints.folder_config import Adapter
+from hamburger.model.checkpoints.config.folder import Adapter
 from hamburger.model.checkpoints.load import save_checkpoint
 from hamburger.model.config import ModelConfig
 from hamburger.model.modules.hamburger import HamburgerModel

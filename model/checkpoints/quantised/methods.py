@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from hamburger.model.checkpoints.config_values import flag, whole
+from hamburger.model.checkpoints.config.values import flag, whole
 from hamburger.model.checkpoints.sources import CheckpointError
 
 _REMEDY = "name a checkpoint with unquantised weights, or one of another method"

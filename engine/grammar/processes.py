@@ -28,9 +28,9 @@ from hashlib import blake2b
 from multiprocessing.connection import Connection, Pipe
 from typing import NamedTuple
 
-from hamburger.engine.text.grammar import NO_END_TOKEN
-from hamburger.engine.text.grammar_source import GrammarSource
-from hamburger.engine.text.process_usage import cpu_seconds
+from hamburger.engine.grammar.matching import NO_END_TOKEN
+from hamburger.engine.grammar.source import GrammarSource
+from hamburger.engine.process_usage import cpu_seconds
 from hamburger.engine.types.errors import InvalidRequest, QueueFull, QueueTimeout
 
 QUICK_SECONDS, SLOW_SECONDS = 0.5, 10.0  # of a processor: beside busy others a grammar takes no more of them
@@ -275,7 +275,7 @@ def _start() -> tuple[Connection, subprocess.Popen[bytes]]:
     ours, theirs = Pipe()
     with theirs:
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "hamburger.engine.text.grammar_worker", str(theirs.fileno())],
+            [sys.executable, "-P", "-m", "hamburger.engine.grammar.worker", str(theirs.fileno())],
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,  # what the library says of memory that it did not get

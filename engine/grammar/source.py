@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from hamburger.engine.text.grammar import (
+from hamburger.engine.grammar.writing import (
     choice_grammar,
     context_free_grammar,
     grammar_with_schemas,

@@ -1,6 +1,6 @@
 """A process that tries grammars: it writes and compiles each for the server, with little memory, and may be killed.
 
-Compiling cannot be interrupted, and what it takes is not known beforehand. GrammarProcesses (grammar_processes.py)
+Compiling cannot be interrupted, and what it takes is not known beforehand. GrammarProcesses (processes.py)
 starts and ends these processes. All messages are JSON:
 
     in   {"loader": [...], "vocab_size": n, "eos_token_ids": [...], "memory": bytes},
@@ -23,9 +23,9 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from hamburger.engine.text.grammar import Grammars, GrammarTokenizer
-from hamburger.engine.text.grammar_source import GrammarSource
-from hamburger.engine.text.process_usage import give_back
+from hamburger.engine.grammar.matching import Grammars, GrammarTokenizer
+from hamburger.engine.grammar.source import GrammarSource
+from hamburger.engine.process_usage import give_back
 from hamburger.engine.types.errors import InvalidRequest
 
 _NICENESS = 10  # answers that are being made go first

@@ -1,6 +1,6 @@
 """What a model's files say about its shape: config.json, never the weights. No torch, but for GGUF files.
 
-Our own folders are read here, Hugging Face's in hf_config.py.
+Our own folders are read here, Hugging Face's in hf.py.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hamburger.model.checkpoints.hf_config import parse_trunk_config, read_trunk_config
+from hamburger.model.checkpoints.config.hf import parse_trunk_config, read_trunk_config
 from hamburger.model.checkpoints.sources import CheckpointError, ModelSource, read_json
 from hamburger.model.config import ConfigError, GraftConfig, ModelConfig, TrunkConfig
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from hamburger.model.checkpoints.config_values import flag, positive, whole
-from hamburger.model.checkpoints.kinds import KINDS, Kind
+from hamburger.model.checkpoints.config.kinds import KINDS, Kind
+from hamburger.model.checkpoints.config.values import flag, positive, whole
 from hamburger.model.checkpoints.sources import CheckpointError
 from hamburger.model.rope_scaling import (
     DynamicRopeScaling,

@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hamburger.model.checkpoints.config_values import flag, positive, whole
+from hamburger.model.checkpoints.config.kinds import ACTIVATIONS, KINDS
+from hamburger.model.checkpoints.config.rope import parse_local_theta, parse_rope, rope_json
+from hamburger.model.checkpoints.config.values import flag, positive, whole
 from hamburger.model.checkpoints.experts import experts_json, parse_experts
-from hamburger.model.checkpoints.kinds import ACTIVATIONS, KINDS
 from hamburger.model.checkpoints.quantised.methods import parse_quantisation
 from hamburger.model.checkpoints.relatives import RELATIVES, retold_config
-from hamburger.model.checkpoints.rope_config import parse_local_theta, parse_rope, rope_json
 from hamburger.model.checkpoints.sources import CheckpointError, read_json
 from hamburger.model.config import TrunkConfig
 
