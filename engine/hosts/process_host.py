@@ -6,12 +6,14 @@ It imports no torch. The engine ends with this process, however that ends (engin
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Self
@@ -31,6 +33,7 @@ logger = logging.getLogger(__name__)
 BUILD_CORE = "hamburger.engine.build:build_core"
 _RECEIVED_BYTES = 2**18  # at once, at most
 _OF_SERVER = "HAMBURGER_"  # variables: keys among them, and an engine is told its settings in a message
+_REAP_SECONDS = 2.0
 _END_SECONDS = 5.0  # for a process that has sent its final message
 
 
@@ -182,6 +185,7 @@ class ProcessHost:
         except subprocess.TimeoutExpired:  # it closed its end and lives on
             self._process.kill()
             code = await asyncio.to_thread(self._process.wait)
+        await asyncio.to_thread(_reap, self._process.pid)
         match self._final_message:
             case Ended():
                 return None
@@ -194,6 +198,16 @@ class ProcessHost:
         if self._is_abandoned:
             return EngineProcessError("it did not stop in time, and was ended")
         return EngineProcessError(f"its process {self._process.pid} {describe_exit_code(code)}")
+
+
+def _reap(group: int) -> None:
+    """Wait a little for the other processes of an engine's group, its ranks: they are this process's to wait for once
+    the engine is gone, where this is process 1 of a container."""
+    until = time.monotonic() + _REAP_SECONDS
+    with contextlib.suppress(ChildProcessError):  # there are none, or no more
+        while time.monotonic() < until:
+            if os.waitpid(-group, os.WNOHANG)[0] == 0:  # they still run
+                time.sleep(0.05)
 
 
 class Outgoing:

@@ -37,6 +37,10 @@ _EXPECTED_FAILURES = (
 )
 _TOKEN_KINDS = ("prompt", "generated")
 _MOST_UNCOUNTED = 64  # steps, and groups, that wait to be counted
+_POOL = (
+    "block_size", "total_slots", "expected_tokens", "max_model_len", "device", "dtype", "quantization",
+    "kv_cache_dtype", "groups",
+)  # fmt: skip
 _MOST_ADAPTERS = 256  # that are told of between two scrapes, beside those that are there
 
 
@@ -60,6 +64,7 @@ class ServerMetrics:
         self._values = (model_name, engine)
         self._recent = RecentGroups(clock)
         self._used_share = 0.0
+        self._pool: tuple[str, ...] | None = None  # that is told
         # Counted many at a time: beside an engine, whose weights drive all else out of the caches, one costs as ten do.
         self._uncounted_steps: list[StepStats] = []
         self._uncounted_gaps: list[tuple[float, int]] = []
@@ -142,18 +147,26 @@ class ServerMetrics:
                 for position in range(1, info.max_group):
                     for family in (self._drafted, self._accepted):
                         family.labels(*self._values, drafter, str(position))
-        names = (
-            "block_size", "total_slots", "expected_tokens", "max_model_len", "device", "dtype", "quantization",
-            "kv_cache_dtype", "groups",
-        )  # fmt: skip
-        shape = {name: str(getattr(info, name)) for name in names}
-        config = self._once(Gauge, "cache_config_info", "The KV pool's shape.", (*_LABELS, *shape))
-        config.labels(*self._values, *shape.values()).set(1)
+        self._tell_pool()
+
+    def _tell_pool(self) -> None:
+        """Of the engine that is there: one that was started anew may have found less memory."""
+        if self._engine is None:
+            return
+        shape = tuple(str(getattr(self._engine.info, name)) for name in _POOL)
+        if shape == self._pool:
+            return
+        family = self._once(Gauge, "cache_config_info", "The KV pool's shape.", (*_LABELS, *_POOL))
+        if self._pool is not None:
+            family.remove(*self._values, *self._pool)
+        self._pool = shape
+        family.labels(*self._values, *shape).set(1)
 
     def render(self) -> bytes:
         """The text that Prometheus scrapes. It tells once more of adapters that are gone, then never again."""
         for model in self._models:
             model._count()
+            model._tell_pool()
         gone = [(model, model._update_adapters()) for model in self._models]
         text = generate_latest(self._registry)
         for model, names in gone:

@@ -15,7 +15,7 @@ import contextlib
 import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from fastapi import FastAPI, Request
 from pydantic_core import from_json
@@ -39,7 +39,7 @@ from hamburger.server.replicas.affinity import affinity_key
 from hamburger.server.replicas.replica import WholeRequest, WholeResponse
 from hamburger.server.replicas.scale_options import ScaleOptions
 from hamburger.server.responses.errors import PATH as RESPONSES
-from hamburger.server.responses.errors import responses_error
+from hamburger.server.responses.errors import failed_event, responses_error
 
 logger = logging.getLogger(__name__)
 _FIRST_PAUSE = 0.1  # seconds before a request is sent again; doubled each time
@@ -178,6 +178,7 @@ class _OutgoingAnswer:
     def __init__(self, send: Send, path: str) -> None:
         self._send, self._path = send, path
         self._head: Message | None = None
+        self._first = self._last = b""  # pieces of its body that hold events
         self.has_begun = self.has_ended = False
 
     def forget(self) -> None:
@@ -198,27 +199,38 @@ class _OutgoingAnswer:
             self.has_begun = True
             await self._send(self._head)
         self.has_ended = not message.get("more_body", False)
+        if _DATA in (body := message.get("body", b"")):
+            self._first, self._last = self._first or body, body
         await self._send(message)
 
     async def break_off(self, error: EngineUnavailable) -> None:
         """End a stream of events as one ends whose engine died. Raises `error` where the body is no such stream."""
         if not Headers(raw=self._head["headers"] if self._head else []).get("content-type", "").startswith(_EVENTS):
             raise error
-        body = _broken_off(self._path, to_api_error(error))
+        body = _broken_off(self._path, to_api_error(error), self._first, self._last)
         await self._send({"type": "http.response.body", "body": body, "more_body": False})
 
 
-def _broken_off(path: str, error: ApiError) -> bytes:
-    """What a stream of that endpoint ends with."""
+def _broken_off(path: str, error: ApiError, first: bytes, last: bytes) -> bytes:
+    """What a stream of that endpoint ends with, whose first and last events are these."""
     if path.startswith(MESSAGES):
         return typed_event(messages_error(error))
     if path.startswith(RESPONSES):
-        return typed_event(responses_error(error, 0))
+        begun, told = _values(first), _values(last)
+        number = told[-1]["sequence_number"] + 1 if told else 0
+        ends = [responses_error(error, number)]
+        if begun:
+            ends.append(failed_event(begun[0]["response"], error, number + 1))
+        return b"".join(map(typed_event, ends))
     return data_event(error_body(error)) + DONE
 
 
+def _values(events: bytes) -> list[Any]:
+    return [from_json(line.removeprefix(_DATA)) for line in events.splitlines() if line.startswith(_DATA)]
+
+
 _REQUEST_ID = REQUEST_ID.lower().encode()
-_EVENTS = "text/event-stream"
+_EVENTS, _DATA = "text/event-stream", b"data: "
 
 
 def _code(body: bytes) -> str | None:

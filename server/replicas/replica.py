@@ -20,6 +20,7 @@ from hamburger.engine.health import liveness_fault
 from hamburger.server.app import create_app_of
 from hamburger.server.config import ServeSettings
 from hamburger.server.launch import engine_arguments, find_models, launch_model
+from hamburger.server.operation.loop_watch import watch_loop
 from hamburger.server.operation.metrics import ServerMetrics
 
 logger = logging.getLogger(__name__)
@@ -74,7 +75,8 @@ class Replica:
             await model.supervision
             on_death()
 
-        replica._tasks = [asyncio.create_task(wait_for_death()), model.hang_watch]
+        loop_watch = asyncio.create_task(watch_loop(model.context.metrics.on_loop_lag))
+        replica._tasks = [asyncio.create_task(wait_for_death()), model.hang_watch, loop_watch]
         return replica
 
     def fault(self) -> str | None:

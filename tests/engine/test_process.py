@@ -84,6 +84,24 @@ async def test_a_killed_engine_is_told_to_all_at_once() -> None:
             engine.submit(endless(1))
 
 
+def test_ranks_of_an_engine_that_died_leave_no_zombies_where_the_server_is_process_1() -> None:
+    # As process 1 of a container, this one gets the children of its children when those end.
+    code = """if True:
+        import ctypes, os, subprocess
+        from hamburger.engine.hosts.process_host import _reap
+        ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
+        engine = subprocess.Popen(["sh", "-c", "sleep 0.3 & sleep 0.5 & exit 3"], start_new_session=True)
+        engine.wait()
+        _reap(engine.pid)
+        try:
+            print("left", os.waitpid(-1, os.WNOHANG))
+        except ChildProcessError:
+            print("none")
+    """
+    found = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=60)
+    assert found.stdout == "none\n"
+
+
 @pytest.mark.parametrize(
     ("trouble", "told"),
     [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import Any
 
@@ -140,9 +141,17 @@ async def test_other_forms_of_a_stream_end_in_their_own_way(path: str, body: dic
     async with serving(split("hello", 2, 3)) as server, front(Listed(server, faults=[lost_after(2)])) as client:
         response = await client.post(path, json={**body, "stream": True})
         unknown = await client.post(path, json={**body, "model": "other"})
-    last = response.text.rstrip().rpartition("\n\n")[2]
-    assert last.startswith("event: error\ndata: ")
-    assert "was lost" in last
+    names = [line.removeprefix("event: ") for line in response.text.splitlines() if line.startswith("event: ")]
+    told = [json.loads(line[6:]) for line in response.text.splitlines() if line.startswith("data: ")]
+    if path == "/v1/responses":
+        assert names[-2:] == ["error", "response.failed"]
+        assert [event["sequence_number"] for event in told] == list(range(len(told)))
+        failed = told.pop()["response"]
+        assert (failed["id"], failed["status"]) == (told[0]["response"]["id"], "failed")
+        assert "was lost" in failed["error"]["message"]
+    else:
+        assert names[-1] == "error"
+    assert "was lost" in str(told[-1])
     assert "[DONE]" not in response.text
     assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "model_not_found")
 

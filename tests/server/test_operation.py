@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -145,6 +146,16 @@ async def test_metrics_count_groups_slots_and_requests() -> None:
         assert server.metric("tokens_per_macro_step") == pytest.approx(7 / 3)
         assert server.metric("kv_cache_usage_perc") == 0
         assert server.metric("cache_config_info", block_size=str(server.engine.info.block_size)) == 1
+
+
+async def test_an_engine_that_was_started_anew_tells_its_own_pool() -> None:
+    async with serving([[97]]) as server:
+        before = server.engine.info
+        server.engine.info = replace(before, total_slots=before.total_slots + 16)
+        page = (await server.client.get("/metrics")).text
+        told = [line for line in page.splitlines() if line.startswith("hamburger_cache_config_info{")]
+        assert len(told) == 1
+        assert f'total_slots="{before.total_slots + 16}"' in told[0]
 
 
 async def test_a_request_for_several_answers_is_completed_once() -> None:
