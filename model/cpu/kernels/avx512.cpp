@@ -20,6 +20,7 @@ namespace avx512 {
 #include "linear.h"
 #include "functions.h"
 #include "attention/scratch.h"
+#include "attention/together.h"
 #include "places.h"
 #include "attention/plan.h"
 #include "attention/scores.h"

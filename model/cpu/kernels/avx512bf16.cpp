@@ -22,6 +22,7 @@ namespace avx512bf16 {
 #include "linear.h"
 #include "functions.h"
 #include "attention/scratch.h"
+#include "attention/together.h"
 #include "places.h"
 #include "attention/plan.h"
 #include "attention/scores.h"

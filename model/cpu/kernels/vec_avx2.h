@@ -1,8 +1,10 @@
 // Vectors of 16 lanes for AVX2 with FMA and F16C, as two halves of 8: the same names as vec_avx512.h.
 constexpr int kRowsAtOnce = 4, kBlocksAtOnce = 1;
+constexpr int kWide = 8, kSumsAtOnce = 12, kQueriesAtOnce = 6;
 
 struct F { __m256 a, b; };   // 16 float
 struct I { __m256i a, b; };  // 16 int32
+struct Wide { __m256 v; };   // 8 float
 struct B { __m256i a, b; };  // 64 bytes, 4 for each lane
 
 inline F load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
@@ -57,11 +59,11 @@ inline void store_half(uint16_t* p, F x) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph(x.a, _MM_FROUND_TO_NEAREST_INT));
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p + 8), _mm256_cvtps_ph(x.b, _MM_FROUND_TO_NEAREST_INT));
 }
-inline F load(const Bf16* p) {
-  const auto* bits = reinterpret_cast<const uint16_t*>(p);
-  return {_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(halves(bits)), 16)),
-          _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(halves(bits + 8)), 16))};
+inline Wide load_wide(const Bf16* p) {
+  const __m256i words = _mm256_cvtepu16_epi32(halves(reinterpret_cast<const uint16_t*>(p)));
+  return {_mm256_castsi256_ps(_mm256_slli_epi32(words, 16))};
 }
+inline F load(const Bf16* p) { return {load_wide(p).v, load_wide(p + kWide).v}; }
 inline __m256i rounded_bf16(__m256 x) {
   const __m256i bits = _mm256_castps_si256(x);
   const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
@@ -72,10 +74,15 @@ inline void store(Bf16* p, F x) {  // to nearest, ties to even
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_permute4x64_epi64(packed, 0xd8));
 }
 
-inline F load(const Int8* p) {
-  const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
-  return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes)), _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(bytes, 8)))};
+inline Wide load_wide(const Int8* p) {
+  return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))))};
 }
+inline F load(const Int8* p) { return {load_wide(p).v, load_wide(p + kWide).v}; }
+
+inline Wide load_wide(const float* p) { return {_mm256_loadu_ps(p)}; }
+inline void store(float* p, Wide x) { _mm256_storeu_ps(p, x.v); }
+inline Wide set1_wide(float x) { return {_mm256_set1_ps(x)}; }
+inline Wide fma(Wide x, Wide y, Wide z) { return {_mm256_fmadd_ps(x.v, y.v, z.v)}; }
 
 inline I set1(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
 inline I truncated(F x) { return {_mm256_cvttps_epi32(x.a), _mm256_cvttps_epi32(x.b)}; }
@@ -202,10 +209,11 @@ inline void transpose(const uint32_t* const* rows, uint32_t* out) {
   for (int column = 0; column < 16; column += 8)
     for (int row = 0; row < 16; row += 8) transpose8(rows + row, column, out + 16 * column + row);
 }
-// Words of two bfloat16 each -> their first and second values.
-inline std::pair<F, F> split_pairs(const uint32_t* p) {
-  const __m256i a = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)), high = _mm256_set1_epi32(static_cast<int>(0xffff0000u));
-  const __m256i b = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 8));
-  return {{_mm256_castsi256_ps(_mm256_slli_epi32(a, 16)), _mm256_castsi256_ps(_mm256_slli_epi32(b, 16))},
-          {_mm256_castsi256_ps(_mm256_and_si256(a, high)), _mm256_castsi256_ps(_mm256_and_si256(b, high))}};
+// Of words of two bfloat16 each the first values, and the second ones.
+inline Wide first_of_pairs(const uint32_t* p) {
+  return {_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)), 16))};
+}
+inline Wide second_of_pairs(const uint32_t* p) {
+  const __m256i words = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+  return {_mm256_castsi256_ps(_mm256_and_si256(words, _mm256_set1_epi32(static_cast<int>(0xffff0000u))))};
 }

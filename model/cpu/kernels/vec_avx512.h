@@ -1,10 +1,13 @@
 // Vectors of 16 lanes for AVX-512 with VNNI. vec_avx2.h offers the same names. Included inside a namespace of its own.
 constexpr int kRowsAtOnce = 8;    // rows that share one unpacking of a weight, as registers allow
 constexpr int kBlocksAtOnce = 2;  // with as many fewer rows
+// Floats of a register, such registers of sums that there is room for, and the most query heads that share what is loaded.
+constexpr int kWide = 16, kSumsAtOnce = 16, kQueriesAtOnce = 4;
 
 struct F { __m512 v; };   // 16 float
 struct I { __m512i v; };  // 16 int32
 struct B { __m512i v; };  // 64 bytes, 4 for each lane
+using Wide = F;           // a register
 
 inline F load(const float* p) { return {_mm512_loadu_ps(p)}; }
 inline void store(float* p, F a) { _mm512_storeu_ps(p, a.v); }
@@ -48,6 +51,10 @@ inline void store(Bf16* p, F a) {  // to nearest, ties to even
 inline F load(const Int8* p) {
   return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))))};
 }
+
+template <typename Value>
+inline F load_wide(const Value* p) { return load(p); }
+inline F set1_wide(float x) { return set1(x); }
 
 inline I set1(int32_t x) { return {_mm512_set1_epi32(x)}; }
 inline I truncated(F a) { return {_mm512_cvttps_epi32(a.v)}; }
@@ -125,8 +132,9 @@ inline void transpose(const uint32_t* const* rows, uint32_t* out) {
     _mm512_storeu_si512(out + 16 * (12 + c), _mm512_shuffle_i32x4(odd, odd2, 0xdd));
   }
 }
-// Words of two bfloat16 each -> their first and second values.
-inline std::pair<F, F> split_pairs(const uint32_t* p) {
-  const __m512i words = _mm512_loadu_si512(p), high = _mm512_set1_epi32(static_cast<int>(0xffff0000u));
-  return {{_mm512_castsi512_ps(_mm512_slli_epi32(words, 16))}, {_mm512_castsi512_ps(_mm512_and_si512(words, high))}};
+// Of words of two bfloat16 each the first values, and the second ones.
+inline F first_of_pairs(const uint32_t* p) { return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_loadu_si512(p), 16))}; }
+inline F second_of_pairs(const uint32_t* p) {
+  const __m512i high = _mm512_set1_epi32(static_cast<int>(0xffff0000u));
+  return {_mm512_castsi512_ps(_mm512_and_si512(_mm512_loadu_si512(p), high))};
 }

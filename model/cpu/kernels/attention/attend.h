@@ -1,6 +1,13 @@
 // Attention over paged slots: of a few rows of a sequence first all scores, then the softmax, then the weighted values, by
 // tiles. Included inside a namespace, after plan.h, scores.h, values.h and linear.h.
 
+// Of some slots the values of a KV head, or its keys.
+template <typename Value>
+inline Coming coming_of(const Value* first, int64_t stride, int head_dim, const int64_t* slot, const int64_t* end) {
+  constexpr int64_t size = sizeof(Value);
+  return {reinterpret_cast<const char*>(first), stride * size, head_dim * size, kGroup * size, slot, std::max(slot, end), 0};
+}
+
 // The order in which a piece reads its tiles: all keys, all values, then the next piece's keys. The next tile in it is fetched
 // while one is computed; two tiles ahead would drive out of the nearest cache what is computed with.
 template <typename Value>
@@ -16,16 +23,15 @@ struct Ahead {
   int64_t next_base;
 
   // Of one KV head of the tile at this place of the order.
-  __attribute__((always_inline)) void fetch(int64_t tile, int head) const {
-    if (tile < tiles) return fetch(slots, base + tile * kTile, end, head);
-    if (tile < 2 * tiles) return fetch(slots, base + (tile - tiles) * kTile, end, kv_heads + head);
-    if (!next || next->first_head + head - first_head >= next->last_head) return;
-    fetch(slots_of + next->tile.context, next_base + (tile - 2 * tiles) * kTile, next->tile.first_slot + next->tile.rows,
-          next->first_head + head - first_head);
+  Coming coming(int64_t tile, int head) const {
+    if (tile < tiles) return coming(slots, base + tile * kTile, end, head);
+    if (tile < 2 * tiles) return coming(slots, base + (tile - tiles) * kTile, end, kv_heads + head);
+    if (!next || next->first_head + head - first_head >= next->last_head) return {};
+    return coming(slots_of + next->tile.context, next_base + (tile - 2 * tiles) * kTile, next->tile.first_slot + next->tile.rows,
+                  next->first_head + head - first_head);
   }
-  __attribute__((always_inline)) void fetch(const int64_t* of, int64_t start, int64_t last, int part) const {
-    for (int64_t slot = start; slot < std::min(start + kTile, last); slot++)
-      prefetch(data + of[slot] * stride + part * head_dim, head_dim);
+  Coming coming(const int64_t* of, int64_t start, int64_t last, int part) const {
+    return coming_of(data + part * head_dim, stride, head_dim, of + start, of + std::min(start + kTile, last));
   }
 };
 
@@ -104,10 +110,12 @@ void attend(const Geometry& g, const Pool<Value>& pool, int64_t layer, const Att
     if (lends(head)) return {kv, head, plan.slots.data() + tile.rest, end - tile.lent};
     return {kv, head, slot_at, end};
   };
-  // Inlined, as a function that only fetches does nothing to a compiler.
-  const auto fetch = [&](const Seen<Value>& seen, int part, int64_t start) __attribute__((always_inline)) {
-    for (int64_t i = start; i < std::min(start + kTile, seen.slots); i++)
-      prefetch(seen.cache.data + seen.slots_at[i] * stride + (part * g.kv_heads + seen.head) * head_dim, head_dim);
+  const auto fetch = [&](const Seen<Value>& seen, int part, int64_t start) {
+    s.coming = coming_of(seen.cache.data + (part * g.kv_heads + seen.head) * head_dim, stride, head_dim, seen.slots_at + start,
+                         seen.slots_at + std::min(start + kTile, seen.slots));
+  };
+  const auto fetch_rest = [&] {
+    while (s.coming.slot != s.coming.end) s.coming.fetch();
   };
   // All that the KV heads see.
   const auto each_tile = [&](int part, const auto& compute) {
@@ -122,12 +130,14 @@ void attend(const Geometry& g, const Pool<Value>& pool, int64_t layer, const Att
           else if (part == 0) fetch(seen_of(piece.first_head, 0), 1, 0);
           compute(head, seen.cache, seen.head, seen.slots_at + start, static_cast<int>(std::min<int64_t>(seen.slots - start, kTile)),
                   scores + i * borrowed + start);
+          fetch_rest();
         }
       }
     for (int64_t start = base; !tile.lent && start < end; start += kTile)
       for (int head = piece.first_head; head < piece.last_head; head++) {
-        ahead.fetch(part * ahead.tiles + (start - base) / kTile + 1, head);
+        s.coming = ahead.coming(part * ahead.tiles + (start - base) / kTile + 1, head);
         compute(head, kv, head, slot_at + start, static_cast<int>(std::min<int64_t>(end - start, kTile)), scores + start - base);
+        fetch_rest();
       }
   };
 

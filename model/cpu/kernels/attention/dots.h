@@ -1,15 +1,18 @@
 // Attention by products of bfloat16, where keys and values are kept as that: queries and weights are rounded to it, sums are float.
-// Included inside a namespace, after scratch.h and vec_bf16.h.
+// Included inside a namespace, after together.h and vec_bf16.h.
 
 // `count` query heads with `parts` vectors of slots, whose keys s.pairs holds.
-template <int count, int parts>
-inline void score_dots(int head_dim, int part, int first, float* scores, const Scratch& s) {
+template <int count, int parts, bool fetches>
+inline void score_dots(int head_dim, int part, int first, float* scores, Scratch& s) {
+  Coming coming = s.coming;
   F total[count][parts];
 #pragma GCC unroll 8
   for (int i = 0; i < count; i++)
 #pragma GCC unroll 8
     for (int p = 0; p < parts; p++) total[i][p] = set1(0.0f);
   for (int d = 0; d < head_dim / 2; d++) {
+#pragma GCC unroll 8
+    for (int p = 0; fetches && p < parts; p++) coming.fetch();
     W keys[parts];
 #pragma GCC unroll 8
     for (int p = 0; p < parts; p++) keys[p] = load_words(s.pairs[part + p][d]);
@@ -24,27 +27,27 @@ inline void score_dots(int head_dim, int part, int first, float* scores, const S
   for (int i = 0; i < count; i++)
 #pragma GCC unroll 8
     for (int p = 0; p < parts; p++) store(scores + (first + i) * s.stride + (part + p) * kLanes, total[i][p]);
+  s.coming = coming;
 }
 
-// Query heads i to last - 1 with a tile's slots; scores: where those of the tile begin.
+// Query heads first to last - 1 with a tile's slots; scores: where those of the tile begin.
 template <int parts>
-inline void score_all_dots(int i, int last, int head_dim, int part, float* scores, const Scratch& s) {
-  for (; i + 8 <= last; i += 8) score_dots<8, parts>(head_dim, part, i, scores, s);
-  for (; i + 4 <= last; i += 4) score_dots<4, parts>(head_dim, part, i, scores, s);
-  if (last - i == 3) score_dots<3, parts>(head_dim, part, i, scores, s);
-  if (last - i == 2) score_dots<2, parts>(head_dim, part, i, scores, s);
-  if (last - i == 1) score_dots<1, parts>(head_dim, part, i, scores, s);
+inline void score_all_dots(int first, int last, int head_dim, int part, float* scores, Scratch& s) {
+  in_groups<8>(first, last, [&](int i, auto count, auto fetches) { score_dots<count, parts, fetches>(head_dim, part, i, scores, s); });
 }
 
 // Outputs d and on of `count` query heads. values(j, d): those of slots 2 j and 2 j + 1, 16 of each.
-template <int count, int vectors, typename Values>
+template <int count, int vectors, bool fetches, typename Values>
 inline void weigh_dots(const Values& values, int d, int first, int pairs, Scratch& s) {
+  Coming coming = s.coming;
   F total[count][vectors];
 #pragma GCC unroll 8
   for (int i = 0; i < count; i++)
 #pragma GCC unroll 8
     for (int v = 0; v < vectors; v++) total[i][v] = load(&s.outputs[first + i][d + v * kLanes]);
   for (int j = 0; j < pairs; j++) {
+#pragma GCC unroll 8
+    for (int v = 0; fetches && v < vectors; v++) coming.fetch();
     W both[vectors];
 #pragma GCC unroll 8
     for (int v = 0; v < vectors; v++) both[v] = values(j, d + v * kLanes);
@@ -59,21 +62,16 @@ inline void weigh_dots(const Values& values, int d, int first, int pairs, Scratc
   for (int i = 0; i < count; i++)
 #pragma GCC unroll 8
     for (int v = 0; v < vectors; v++) store(&s.outputs[first + i][d + v * kLanes], total[i][v]);
-}
-
-template <int count, typename Values>
-inline void weigh_head_dots(const Values& values, int head_dim, int first, int pairs, Scratch& s) {
-  int d = 0;
-  for (; d + 4 * kLanes <= head_dim; d += 4 * kLanes) weigh_dots<count, 4>(values, d, first, pairs, s);
-  for (; d < head_dim; d += 2 * kLanes) weigh_dots<count, 2>(values, d, first, pairs, s);
+  s.coming = coming;
 }
 
 template <typename Values>
-inline void weigh_all_dots(const Values& values, int i, int last, int head_dim, int pairs, Scratch& s) {
-  for (; i + 4 <= last; i += 4) weigh_head_dots<4>(values, head_dim, i, pairs, s);
-  if (last - i == 3) weigh_head_dots<3>(values, head_dim, i, pairs, s);
-  if (last - i == 2) weigh_head_dots<2>(values, head_dim, i, pairs, s);
-  if (last - i == 1) weigh_head_dots<1>(values, head_dim, i, pairs, s);
+inline void weigh_all_dots(const Values& values, int first, int last, int head_dim, int pairs, Scratch& s) {
+  in_groups<4>(first, last, [&](int i, auto count, auto fetches) {
+    int d = 0;
+    for (; d + 4 * kLanes <= head_dim; d += 4 * kLanes) weigh_dots<count, 4, fetches>(values, d, i, pairs, s);
+    for (; d < head_dim; d += 2 * kLanes) weigh_dots<count, 2, fetches>(values, d, i, pairs, s);
+  });
 }
 
 template <>
@@ -85,7 +83,7 @@ struct Dots<Bf16> {
   }
 
   // The keys are in s.pairs; scores: where those of the tile begin.
-  static void score_tile(int first, int last, int head_dim, int parts, float* scores, const Scratch& s) {
+  static void score_tile(int first, int last, int head_dim, int parts, float* scores, Scratch& s) {
     if (parts == kTile / kLanes) return score_all_dots<kTile / kLanes>(first, last, head_dim, 0, scores, s);
     for (int p = 0; p < parts; p++) score_all_dots<1>(first, last, head_dim, p, scores, s);
   }

@@ -1,4 +1,4 @@
-// Query heads times a tile's keys, of each kind that the cache may hold. Included inside a namespace, after scratch.h.
+// Query heads times a tile's keys, of each kind that the cache may hold. Included inside a namespace, after together.h.
 
 constexpr int kFewQueries = 12;  // heads, for which bfloat16 is not kept as float: it is read only once
 constexpr int kPartsAtOnce = kRowsAtOnce / 4;  // vectors of slots, as registers allow
@@ -10,11 +10,11 @@ inline void transpose_keys(const Bf16* const* rows, int head_dim, bool split, Sc
     for (int j = 0; j < kLanes; j++) words[j] = reinterpret_cast<const uint32_t*>(rows[j] + d);
     transpose(words, s.pairs[part][d / 2]);
   }
-  for (int d = 0; split && d < head_dim; d += 2) {
-    const auto [first, second] = split_pairs(s.pairs[part][d / 2]);
-    store(s.keys[part][d], first);
-    store(s.keys[part][d + 1], second);
-  }
+  for (int d = 0; split && d < head_dim; d += 2)
+    for (int lane = 0; lane < kLanes; lane += kWide) {
+      store(&s.keys[part][d][lane], first_of_pairs(&s.pairs[part][d / 2][lane]));
+      store(&s.keys[part][d + 1][lane], second_of_pairs(&s.pairs[part][d / 2][lane]));
+    }
 }
 
 inline void transpose_keys(const float* const* rows, int head_dim, bool, Scratch& s, int part) {
@@ -26,50 +26,46 @@ inline void transpose_keys(const float* const* rows, int head_dim, bool, Scratch
 }
 
 // `count` query heads with `parts` vectors of slots.
-template <bool pairs, int count, int parts>
-inline void score(const float* const* queries, int head_dim, int part, int first, float* scores, const Scratch& s) {
-  F total[count][parts];
+template <bool pairs, int count, int parts, bool fetches>
+inline void score(const float* const* queries, int head_dim, int part, int first, float* scores, Scratch& s) {
+  constexpr int in_part = kLanes / kWide, n = parts * in_part;
+  Coming coming = s.coming;
+  Wide total[count][n];
 #pragma GCC unroll 8
   for (int i = 0; i < count; i++)
 #pragma GCC unroll 8
-    for (int p = 0; p < parts; p++) total[i][p] = set1(0.0f);
+    for (int j = 0; j < n; j++) total[i][j] = set1_wide(0.0f);
   for (int d = 0; d < head_dim; d += 2) {
-    F keys[2][parts];
 #pragma GCC unroll 8
-    for (int p = 0; p < parts; p++) {
-      if constexpr (pairs) {
-        const auto [a, b] = split_pairs(s.pairs[part + p][d / 2]);
-        keys[0][p] = a, keys[1][p] = b;
-      } else {
-        keys[0][p] = load(s.keys[part + p][d]), keys[1][p] = load(s.keys[part + p][d + 1]);
-      }
-    }
+    for (int p = 0; fetches && p < parts; p++) coming.fetch();
 #pragma GCC unroll 8
     for (int k = 0; k < 2; k++)
-#pragma GCC unroll 8
-      for (int i = 0; i < count; i++) {
-        const F query = set1(queries[first + i][d + k]);
-#pragma GCC unroll 8
-        for (int p = 0; p < parts; p++) total[i][p] = fma(query, keys[k][p], total[i][p]);
-      }
+      add_products<count, n>(
+          [&](int i) { return set1_wide(queries[first + i][d + k]); },
+          [&](int j) {
+            const int p = part + j / in_part, lane = j % in_part * kWide;
+            if (!pairs) return load_wide(&s.keys[p][d + k][lane]);
+            return k ? second_of_pairs(&s.pairs[p][d / 2][lane]) : first_of_pairs(&s.pairs[p][d / 2][lane]);
+          },
+          total);
   }
 #pragma GCC unroll 8
   for (int i = 0; i < count; i++)
 #pragma GCC unroll 8
-    for (int p = 0; p < parts; p++) store(scores + (first + i) * s.stride + (part + p) * kLanes, total[i][p]);
+    for (int j = 0; j < n; j++) store(&scores[(first + i) * s.stride + part * kLanes + j * kWide], total[i][j]);
+  s.coming = coming;
 }
 
-// Query heads i to last - 1 with a tile's slots; scores: where those of the tile begin.
+// Query heads first to last - 1 with `parts` vectors of a tile's slots; scores: where those of the tile begin.
 template <bool pairs, int parts>
-inline void score_all(const float* const* queries, int i, int last, int head_dim, int part, float* scores, const Scratch& s) {
-  for (; i + 4 <= last; i += 4) score<pairs, 4, parts>(queries, head_dim, part, i, scores, s);
-  if (last - i == 3) score<pairs, 3, parts>(queries, head_dim, part, i, scores, s);
-  if (last - i == 2) score<pairs, 2, parts>(queries, head_dim, part, i, scores, s);
-  if (last - i == 1) score<pairs, 1, parts>(queries, head_dim, part, i, scores, s);
+inline void score_all(const float* const* queries, int first, int last, int head_dim, int part, float* scores, Scratch& s) {
+  in_groups<kQueriesAtOnce>(first, last, [&](int i, auto count, auto fetches) {
+    score<pairs, count, parts, fetches>(queries, head_dim, part, i, scores, s);
+  });
 }
 
 template <bool pairs>
-inline void score_tile(const float* const* queries, int first, int last, int head_dim, int parts, float* scores, const Scratch& s) {
+inline void score_tile(const float* const* queries, int first, int last, int head_dim, int parts, float* scores, Scratch& s) {
   int p = 0;
   for (; p + kPartsAtOnce <= parts; p += kPartsAtOnce)
     score_all<pairs, kPartsAtOnce>(queries, first, last, head_dim, p, scores, s);
@@ -109,8 +105,9 @@ inline void round_query(const float* query, int head_dim, int i, Scratch& s) {
   s.query_scales[i] = top / 127.0f;
 }
 
-template <int count, int parts>
-inline void score_codes(int head_dim, int part, int first, float* scores, const Scratch& s) {
+template <int count, int parts, bool fetches>
+inline void score_codes(int head_dim, int part, int first, float* scores, Scratch& s) {
+  Coming coming = s.coming;
   F sums[count][parts];
 #pragma GCC unroll 2
   for (int k = 1; k >= 0; k--) {
@@ -120,6 +117,8 @@ inline void score_codes(int head_dim, int part, int first, float* scores, const 
 #pragma GCC unroll 8
       for (int p = 0; p < parts; p++) total[i][p].begin(-128 * s.query_sums[k][first + i]);
     for (int d = 0; d < head_dim; d += 4) {
+#pragma GCC unroll 8
+      for (int p = 0; fetches && p < 2 * parts; p++) coming.fetch();
       B keys[parts];
 #pragma GCC unroll 8
       for (int p = 0; p < parts; p++) keys[p] = load_bytes(s.codes[part + p][d / 4]);
@@ -143,17 +142,15 @@ inline void score_codes(int head_dim, int part, int first, float* scores, const 
       const F scale = load(&s.key_scales[(part + p) * kLanes]) * set1(s.query_scales[first + i]);
       store(scores + (first + i) * s.stride + (part + p) * kLanes, sums[i][p] * scale);
     }
+  s.coming = coming;
 }
 
 template <int parts>
-inline void score_all_codes(int i, int last, int head_dim, int part, float* scores, const Scratch& s) {
-  for (; i + 4 <= last; i += 4) score_codes<4, parts>(head_dim, part, i, scores, s);
-  if (last - i == 3) score_codes<3, parts>(head_dim, part, i, scores, s);
-  if (last - i == 2) score_codes<2, parts>(head_dim, part, i, scores, s);
-  if (last - i == 1) score_codes<1, parts>(head_dim, part, i, scores, s);
+inline void score_all_codes(int first, int last, int head_dim, int part, float* scores, Scratch& s) {
+  in_groups<4>(first, last, [&](int i, auto count, auto fetches) { score_codes<count, parts, fetches>(head_dim, part, i, scores, s); });
 }
 
-inline void score_tile_of_codes(int first, int last, int head_dim, int parts, float* scores, const Scratch& s) {
+inline void score_tile_of_codes(int first, int last, int head_dim, int parts, float* scores, Scratch& s) {
   int p = 0;
   for (; p + kPartsAtOnce <= parts; p += kPartsAtOnce) score_all_codes<kPartsAtOnce>(first, last, head_dim, p, scores, s);
   for (; p < parts; p++) score_all_codes<1>(first, last, head_dim, p, scores, s);

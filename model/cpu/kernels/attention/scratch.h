@@ -22,7 +22,29 @@ struct Seen {
   int64_t slots;
 };
 
+// Keys or values of a tile to come, which are fetched bit by bit while others are computed with: a core has no more than some
+// twenty lines of cache on their way at once, and waits where it asks for more.
+struct Coming {
+  const char* data;             // where the first of these values lie in slot 0
+  int64_t stride, width, part;  // bytes: from slot to slot, of a slot's values, of 32 of them
+  const int64_t *slot, *end;
+  int64_t at;
+
+  // 32 values; of a tile as many times as a head has dimensions.
+  __attribute__((always_inline)) void fetch() {
+    if (slot == end) return;
+    const char* const from = data + *slot * stride + at;
+    _mm_prefetch(from, _MM_HINT_T0);
+    if (part > 64) _mm_prefetch(from + 64, _MM_HINT_T0);
+    at += part;
+    if (at < width) return;
+    at = 0;
+    slot++;
+  }
+};
+
 struct Scratch {  // one thread's
+  Coming coming = {};
   alignas(64) float keys[kTile / kLanes][kMaxHeadDim][kLanes];
   alignas(64) float values[kTile * kMaxHeadDim];  // [kTile][head_dim]: as close as they go
   alignas(64) float outputs[kMaxQueries][kMaxHeadDim];

@@ -1,48 +1,38 @@
-// Scores become weights, and weights times a tile's values outputs. Included inside a namespace, after scratch.h and functions.h.
+// Scores become weights, and weights times a tile's values outputs. Included inside a namespace, after together.h and functions.h.
 
-constexpr int kVectorsAtOnce = kRowsAtOnce / 2;  // of an output, as registers allow
-
-// Outputs d and on of `count` query heads. value(j): where the values of slot j lie; weights: the tile's, of the first of them.
-template <int count, int vectors, typename Place>
+// Of `count` query heads the outputs d and on, `n` registers. value(j): where the values of slot j lie; weights: the tile's, of the
+// first of these heads.
+template <int count, int n, bool fetches, typename Place>
 inline void weigh(const Place& value, int d, int first, int slots, const float* weights, Scratch& s) {
-  F total[count][vectors];
+  Coming coming = s.coming;
+  Wide total[count][n];
 #pragma GCC unroll 8
   for (int i = 0; i < count; i++)
 #pragma GCC unroll 8
-    for (int v = 0; v < vectors; v++) total[i][v] = load(&s.outputs[first + i][d + v * kLanes]);
+    for (int v = 0; v < n; v++) total[i][v] = load_wide(&s.outputs[first + i][d + v * kWide]);
   for (int j = 0; j < slots; j++) {
-    F values[vectors];
-#pragma GCC unroll 8
-    for (int v = 0; v < vectors; v++) values[v] = load(value(j) + d + v * kLanes);
-#pragma GCC unroll 8
-    for (int i = 0; i < count; i++) {
-      const F weight = set1(weights[i * s.stride + j]);
-#pragma GCC unroll 8
-      for (int v = 0; v < vectors; v++) total[i][v] = fma(weight, values[v], total[i][v]);
-    }
+    if (fetches && (n * kWide >= 32 || j % 2)) coming.fetch();
+    if (fetches && n * kWide >= 64) coming.fetch();
+    add_products<count, n>([&](int i) { return set1_wide(weights[i * s.stride + j]); },
+                           [&](int v) { return load_wide(value(j) + d + v * kWide); }, total);
   }
 #pragma GCC unroll 8
   for (int i = 0; i < count; i++)
 #pragma GCC unroll 8
-    for (int v = 0; v < vectors; v++) store(&s.outputs[first + i][d + v * kLanes], total[i][v]);
+    for (int v = 0; v < n; v++) store(&s.outputs[first + i][d + v * kWide], total[i][v]);
+  s.coming = coming;
 }
 
-template <int count, typename Place>
-inline void weigh_head(const Place& value, int head_dim, int first, int slots, const float* weights, Scratch& s) {
-  int d = 0;
-  for (; d + kVectorsAtOnce * kLanes <= head_dim; d += kVectorsAtOnce * kLanes)
-    weigh<count, kVectorsAtOnce>(value, d, first, slots, weights, s);
-  for (; d < head_dim; d += 2 * kLanes) weigh<count, 2>(value, d, first, slots, weights, s);
-}
-
-// weights: the tile's, of query head 0.
+// Query heads first to last - 1. weights: the tile's, of query head 0.
 template <typename Place>
-inline void weigh_all(const Place& value, int i, int last, int head_dim, int slots, const float* weights, Scratch& s) {
-  const auto of = [&](int query) { return weights + query * s.stride; };
-  for (; i + 4 <= last; i += 4) weigh_head<4>(value, head_dim, i, slots, of(i), s);
-  if (last - i == 3) weigh_head<3>(value, head_dim, i, slots, of(i), s);
-  if (last - i == 2) weigh_head<2>(value, head_dim, i, slots, of(i), s);
-  if (last - i == 1) weigh_head<1>(value, head_dim, i, slots, of(i), s);
+inline void weigh_all(const Place& value, int first, int last, int head_dim, int slots, const float* weights, Scratch& s) {
+  in_groups<kQueriesAtOnce>(first, last, [&](int i, auto count, auto fetches) {
+    constexpr int n = at_once(count), left = std::min(n, 32 / kWide);
+    const float* const own = weights + i * s.stride;
+    int d = 0;
+    for (; d + n * kWide <= head_dim; d += n * kWide) weigh<count, n, fetches>(value, d, i, slots, own, s);
+    for (; d < head_dim; d += left * kWide) weigh<count, left, fetches>(value, d, i, slots, own, s);
+  });
 }
 
 // A query head's scores become weights, of which this is the sum: it sees slots from .. until - 1 of `slots`, whole vectors.
