@@ -32,8 +32,8 @@ import httpx
 
 from abusing.attack import OF_KILLS, Findings, poll_health, send, send_raw, shares, watch_stream
 from abusing.bodies import Bodies
-from machine import free_port, processor
-from served import engine_pid, kill_engine, metric, resident_mib
+from host.machine import free_port, processor
+from host.served import engine_pid, kill_engine, metric, resident_mib
 
 RAW_EVERY = 50
 WARM_UP = 200  # bodies that come before memory is measured

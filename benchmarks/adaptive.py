@@ -32,7 +32,7 @@ import httpx
 
 from hamburger.clients.figures import percentile
 from hamburger.clients.prompts import built_in_prompts
-from machine import free_port
+from host.machine import free_port
 
 WAYS = ("default", "auto", "floor")
 SETTLE_SECONDS = 120.0  # at most, for a dial that rests to be back at its default

@@ -28,7 +28,7 @@ from hamburger.clients.arguments import count, list_of, positive, unit_interval,
 from hamburger.engine.text.tokenizer import Tokenizer
 from hamburger.model.checkpoints.sources import EMBEDDED_BASE, CheckpointError, resolve_source
 from hamburger.server.setting_values import parse_bytes
-from machine import processor
+from host.machine import processor
 
 NOT_COMPARED = ("out", "resume", "timeout", "only")  # settings that do not change what a cell means
 

@@ -42,7 +42,7 @@ from hamburger.training.corpus.jsonl import read_rows
 from hamburger.training.corpus.prompts import HELD_OUT, is_held_out, row_id
 from hamburger.training.corpus.repetition import first_repeated_ngram
 from hamburger.training.quality.prompts import DEFAULT_KINDS, Prompt, choose_prompts
-from machine import processor
+from host.machine import processor
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from pathlib import Path
 from PIL import Image
 from playwright.sync_api import Page, sync_playwright
 
-from browser import OPTIONS, chromium
+from host.browser import OPTIONS, chromium
 
 _WIDTH, _HEIGHT = 1000, 620
 _FRAMES_A_SECOND = 10

@@ -26,7 +26,7 @@ from hamburger.engine.build import build_core
 from hamburger.engine.types.config import EngineArgs
 from hamburger.engine.types.messages import SubmitRequest
 from hamburger.engine.types.sampling_params import SamplingParams
-from machine import processor
+from host.machine import processor
 from roofline.clocked import PARTS, ClockedCore, Steps
 from roofline.rates import Rates, measure_rates
 

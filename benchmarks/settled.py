@@ -34,7 +34,7 @@ from hamburger.engine.types.messages import AbortRequest, StepStats, SubmitReque
 from hamburger.engine.types.sampling_params import SamplingParams
 from hamburger.model.checkpoints.sources import resolve_source
 from hamburger.server.setting_values import parse_bytes
-from machine import processor
+from host.machine import processor
 
 WHOLE, SMALL = "whole", "small"
 BUCKET = 256  # tokens of an answer

@@ -30,7 +30,7 @@ from hamburger.model.checkpoints.settle_settings import SETTINGS, settle_setting
 from hamburger.model.checkpoints.sources import resolve_source
 from hamburger.training.forward.scoring import Scorer
 from hamburger.training.statistics import Ratio, difference, resample
-from machine import processor
+from host.machine import processor
 from tasks.asked import Task, read_tasks
 
 ROUNDS = 2000

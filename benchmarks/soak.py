@@ -37,8 +37,8 @@ import httpx
 
 from abusing.attack import OF_KILLS, Findings, send
 from abusing.bodies import Bodies
-from machine import free_port, processor
-from served import engine_pid, kill_engine, metric, resident_mib
+from host.machine import free_port, processor
+from host.served import engine_pid, kill_engine, metric, resident_mib
 
 WORDS = ["the", "a", "of", "river", "stone", "light", "under", "seven", "nine", "carries", "question", "city", "green"]
 SAMPLE_SECONDS = 5.0

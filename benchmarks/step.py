@@ -37,7 +37,7 @@ from hamburger.engine.types.config import EngineArgs
 from hamburger.engine.types.messages import AbortRequest, SubmitRequest
 from hamburger.engine.types.sampling_params import SamplingParams
 from hamburger.model.checkpoints.sources import resolve_source
-from machine import processor
+from host.machine import processor
 from roofline.clocked import BOUNDED, PARTS, ClockedCore
 from roofline.rates import Rates, measure_rates
 

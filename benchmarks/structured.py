@@ -21,7 +21,7 @@ import jsonschema
 
 from hamburger.engine import LLM, SamplingParams
 from hamburger.engine.grammar.writing import json_grammar
-from random_schemas import random_schema
+from tasks.random_schemas import random_schema
 
 MAX_TOKENS = 400
 MIN_ENDED = 0.95

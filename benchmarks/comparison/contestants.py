@@ -20,7 +20,7 @@ from comparison.workload import Request
 from hamburger.clients.figures import Answer
 from hamburger.clients.load import Job, ask
 from hamburger.clients.wire import RequestError, Usage, client_options, first_model
-from machine import free_port
+from host.machine import free_port
 
 
 class NotInstalled(ContestantError):

@@ -143,7 +143,7 @@ class Run:
         self.say(f"{stage.name}: {', '.join(rows)} rows")
         if self._runner is not None:
             self._runner.make_room(self._forms_bytes(stage))
-        command = [sys.executable, str(self.setup.scripts / "decode_step.py"), "--device", self.setup.device]
+        command = [*self._start("gpu_suite.decode_step"), "--device", self.setup.device]
         command += ["--model", self.setup.geometry, "--rows", ",".join(rows), "--context", str(stage.context)]
         command += ["--confidences", ",".join(confidences), "--repeats", str(stage.repeats)]
         for line in self._script(stage.name, command, FORMS_SHARE):

@@ -24,7 +24,7 @@ from hamburger.engine.text.tokenizer import Tokenizer
 from hamburger.engine.types.config import EngineArgs
 from hamburger.engine.types.messages import EngineInfo, SubmitRequest
 from hamburger.model.checkpoints.sources import resolve_source
-from machine import processor
+from host.machine import processor
 from simulation.costs import CostModel, StepWork, fit, work_of
 
 PROMPT_WORDS = 60

@@ -1,1 +1,1 @@
-"""Tasks with long answers: what is asked, and how an answer is scored. Scores are in 0..1, or None."""
+"""What a model is asked, and how an answer is scored, in 0..1, or None: tasks with long answers, random schemas."""

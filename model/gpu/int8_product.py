@@ -40,7 +40,7 @@ class Form:
 
 
 # Beyond the last, writing the weight out (5 bytes read and written for each number) is less than what cuBLAS gains. An
-# estimate: benchmarks/gpu_linear.py measures it.
+# estimate: benchmarks/gpu_suite/linear.py measures it.
 FORMS = (
     Form(16, 16, 64, 128, 2, 4, 4),
     Form(64, 64, 64, 128, 2, 4, 3),

@@ -1,4 +1,4 @@
-"""benchmarks/decode_step.py on a tiny model: both forms run, and a line says what was measured."""
+"""benchmarks/gpu_suite/decode_step.py on a tiny model: both forms run, and a line says what was measured."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-import decode_step
+from gpu_suite import decode_step
 from hamburger.model.graphs.capture import EagerCapture
 from hamburger.model.graphs.decode_graphs import DecodeGraphs
 from hamburger.model.kv_cache import PagedKVCache
@@ -20,7 +20,7 @@ def test_a_line_for_each_number_of_rows_and_confidence(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = ["--model", "tiny", "--rows", "1,3", "--context", "70", "--confidences", "0,1", "--repeats", "1"]
-    monkeypatch.setattr("sys.argv", ["decode_step.py", *options])
+    monkeypatch.setattr("sys.argv", ["decode_step", *options])
     decode_step.main()
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [(line["rows"], line["confidence"], line["tokens_per_group"]) for line in lines] == [

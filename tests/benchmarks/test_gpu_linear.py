@@ -1,4 +1,4 @@
-"""benchmarks/gpu_linear.py on the CPU, with the product spelt out."""
+"""benchmarks/gpu_suite/linear.py on the CPU, with the product spelt out."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from gpu_linear import main
+from gpu_suite.linear import main
 
 
 def test_each_shape_and_number_of_rows_is_a_line(capsys: pytest.CaptureFixture[str]) -> None:

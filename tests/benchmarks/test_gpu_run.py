@@ -45,7 +45,7 @@ folder = Path(sys.argv[1])
 folder.mkdir()
 (folder / models.MADE).write_text(json.dumps(models._settings("tiny", 2, "float32")))
 """,
-    "decode_step.py": """
+    "gpu_suite.decode_step": """
 import argparse
 parser = argparse.ArgumentParser()
 for name in ("device", "model", "rows", "context", "confidences", "repeats"):

@@ -29,9 +29,9 @@ from hamburger.engine.types.messages import AbortRequest, RequestFailed, StepOut
 from hamburger.engine.types.sampling_params import SamplingParams
 from hamburger.model.config import ModelConfig
 from hamburger.model.kv_cache import PagedKVCache
-from random_schemas import random_schema
 from slow_cases import slow
 from small_models import CPU, graft_config, params, random_model, trunk_config
+from tasks.random_schemas import random_schema
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from fastapi import FastAPI
 from playwright.async_api import ConsoleMessage, Locator, Page, async_playwright, expect
 
-from browser import OPTIONS, chromium
+from host.browser import OPTIONS, chromium
 from serving import on_port
 
 # It knows the models, or asks for a key.

@@ -1,6 +1,6 @@
 """Milliseconds of one decoding macro-step: without graphs, and with those of DecodeGraphs, over random weights.
 
-    python benchmarks/decode_step.py --model llama-3.2-1b --rows 1,8,64 --context 1024
+    python benchmarks/start.py gpu_suite.decode_step --model llama-3.2-1b --rows 1,8,64 --context 1024
 
 Each number of rows is measured at each confidence: 0, at which groups are full, and 1, at which they have one token and
 no micro-step runs. The tokens per group are printed beside it. Both forms of one line are timed alternately. On a CPU

@@ -1,6 +1,6 @@
 """Milliseconds of one linear in bfloat16 and int8, by the number of rows, over random weights.
 
-    python benchmarks/gpu_linear.py --shapes 3072x2048,2048x8192 --rows 1,16,64,256,512,1024
+    python benchmarks/start.py gpu_suite.linear --shapes 3072x2048,2048x8192 --rows 1,16,64,256,512,1024
 
 A shape is outputs x inputs (these are Llama-3.2-1B's). `kernels` reads the codes, `written out` writes the weight in
 bfloat16 and lets cuBLAS multiply: where they meet, model/gpu/int8_product.py should change from the first to the other
