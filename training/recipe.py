@@ -235,7 +235,7 @@ def parse_recipe(values: Any, where: str) -> Recipe:
         first = error.errors(include_url=False, include_context=False)[0]
         field = ".".join(str(part) for part in first["loc"])
         if first["type"] == "extra_forbidden":
-            raise TrainingError(f"recipe {where}: there is no {field}{_near(field)}.") from error
+            raise TrainingError(f"recipe {where}: there is no {field or 'nameless field'}{_near(field)}") from error
         reason = first["msg"].removeprefix("Value error, ")
         named = f"{field} is {first['input']!r}: " if field else ""
         raise TrainingError(f"recipe {where}: {named}{reason[0].lower()}{reason[1:]}.") from error
@@ -244,7 +244,7 @@ def parse_recipe(values: Any, where: str) -> Recipe:
 def _near(field: str) -> str:
     known = [*Recipe.model_fields, *(f"{p}.{f}" for p, m in _parts().items() for f in m.model_fields)]
     near = difflib.get_close_matches(field, known, n=1)
-    return f", did you mean {near[0]}?" if near else f"; known are {', '.join(known)}"
+    return f", did you mean {near[0]}?" if near else f"; known are {', '.join(known)}."
 
 
 def _parts() -> dict[str, type[_Part]]:

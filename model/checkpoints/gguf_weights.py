@@ -21,13 +21,13 @@ import gguf
 import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from hamburger.model.checkpoints.config.hf import parse_trunk_config, read_trunk_config, trunk_config_json
 from hamburger.model.checkpoints.gguf_file import ARCHITECTURES, canonical_names, open_gguf
 from hamburger.model.checkpoints.relatives import gemma3_factors
 from hamburger.model.checkpoints.sources import CheckpointError
+from hamburger.model.checkpoints.weight_files import write_safetensors
 from hamburger.model.config import ModelConfig, TrunkConfig
 from hamburger.model.modules.rotary import inverse_frequencies
 
@@ -61,7 +61,7 @@ def load_gguf(
             if cache is None:
                 raise OSError("there is no home directory")
             _write_cache(cache, key, *found)
-        except (OSError, SafetensorError) as error:
+        except OSError as error:
             on_progress(f"the dequantised weights were not cached, so the next start is no faster: {error}")
     trunk, tensors = found
     return ModelConfig(trunk=trunk if config_folder is None else read_trunk_config(config_folder)), tensors
@@ -248,9 +248,8 @@ def _write_cache(cache: Path, key: str, trunk: TrunkConfig, tensors: dict[str, T
     part = Path(name)
     try:
         os.close(handle)
-        save_file(tensors, part, metadata={
-            "key": key, "trunk": json.dumps(trunk_config_json(trunk)), "crc32": _checksum(tensors)
-        })  # fmt: skip
+        described = {"key": key, "trunk": json.dumps(trunk_config_json(trunk)), "crc32": _checksum(tensors)}
+        write_safetensors(part, tensors, described)
         with part.open("rb") as file:
             os.fsync(file.fileno())  # a crash after the rename must not leave a file of the right size and no content
         part.replace(cache)

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from hamburger.model.checkpoints.config.folder import FORMAT_VERSION, Adapter, read_folder_config
@@ -34,7 +33,7 @@ from hamburger.model.checkpoints.sources import (
     embedded_gguf,
     read_json,
 )
-from hamburger.model.checkpoints.weight_files import INDEX, WEIGHTS, read_files, read_folder
+from hamburger.model.checkpoints.weight_files import INDEX, WEIGHTS, read_files, read_folder, write_safetensors
 from hamburger.model.config import ConfigError, ModelConfig
 from hamburger.model.tensor_shapes import shared_lora_a, tensor_shapes
 
@@ -193,12 +192,12 @@ def _save_tensors(folder: Path, tensors: Mapping[str, Tensor], max_file_bytes: i
         shards[-1][name] = tensor.contiguous()
         room -= tensor.nbytes
     if len(shards) == 1:
-        save_file(shards[0], folder / WEIGHTS)
+        write_safetensors(folder / WEIGHTS, shards[0])
         return
     weight_map: dict[str, str] = {}
     for i, shard in enumerate(shards, start=1):
         file = f"model-{i:05d}-of-{len(shards):05d}.safetensors"
-        save_file(shard, folder / file)
+        write_safetensors(folder / file, shard)
         weight_map |= dict.fromkeys(shard, file)
     metadata = {"total_size": sum(tensor.nbytes for tensor in tensors.values())}
     index = json.dumps({"metadata": metadata, "weight_map": weight_map}, indent=2)

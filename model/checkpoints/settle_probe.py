@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from hamburger.model.checkpoints.settle_settings import probe_file
 from hamburger.model.checkpoints.sources import CheckpointError, ModelSource
-from hamburger.model.checkpoints.weight_files import read_safetensors
+from hamburger.model.checkpoints.weight_files import read_safetensors, write_safetensors
 from hamburger.model.config import TrunkConfig
 
 
@@ -39,7 +38,7 @@ def equal_shares(trunk: TrunkConfig) -> Tensor:
 def save_probe(file: Path, probe: SettleProbe, settings: Mapping[str, float] | None = None) -> None:
     """settings: that suit it (settle_settings.py); None names none. Raises OSError."""
     tensors = {"probe": probe.weights.float().contiguous(), "shares": probe.shares.contiguous()}
-    save_file(tensors, file, {name: str(value) for name, value in (settings or {}).items()})
+    write_safetensors(file, tensors, {name: str(value) for name, value in (settings or {}).items()})
     file.chmod(0o644)  # the library lets only its owner read it
 
 

@@ -153,6 +153,10 @@ def _folder(name: str, *, weights: bool = True) -> Path:
     """A local folder, or a hub id's snapshot (without `weights` only its small files)."""
     path = Path(name).expanduser()
     if path.is_dir():
+        if (path / "latest").is_file() and not (path / "config.json").exists():
+            raise CheckpointError(
+                f"{name} is the folder of a training run: name a checkpoint in it, {path / 'step-...'}."
+            )
         return path
     if path.exists():
         raise CheckpointError(

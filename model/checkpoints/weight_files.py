@@ -1,11 +1,12 @@
-"""Reads safetensors files: one, several, and those of a Hugging Face folder."""
+"""Reads safetensors files: one, several, and those of a Hugging Face folder; and writes them."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from hamburger.model.checkpoints.sources import CheckpointError, read_json
@@ -43,3 +44,11 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
         return load_file(path)
     except (SafetensorError, OSError, ValueError) as error:
         raise CheckpointError(f"{path} cannot be read as safetensors: {error}") from error
+
+
+def write_safetensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
+    """Contiguous tensors to a file, over one that is there. Raises OSError, as on a full disk."""
+    try:
+        save_file(dict(tensors), path, None if metadata is None else dict(metadata))
+    except SafetensorError as error:
+        raise OSError(f"{path} cannot be written: {error}") from error

@@ -171,6 +171,11 @@ def test_files_of_other_kinds_and_folders_without_config_are_refused(tmp_path: P
     (tmp_path / "empty").mkdir()
     with pytest.raises(CheckpointError, match=r"config\.json is missing"):
         resolve_source(str(tmp_path / "empty"))
+    file(tmp_path / "empty" / "latest")
+    with pytest.raises(
+        CheckpointError, match=r"empty is the folder of a training run: name a checkpoint in it, .*/step-"
+    ):
+        resolve_source(str(tmp_path / "empty"))
 
 
 def test_our_folder_finds_its_base_beside_it_and_the_bases_tokenizer(tmp_path: Path) -> None:

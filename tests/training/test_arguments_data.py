@@ -11,7 +11,12 @@ from pathlib import Path
 import pytest
 
 from hamburger.training.base_model import base_arguments, base_name
-from hamburger.training.cli.data import add_distill_arguments, add_inspect_arguments, add_segment_arguments
+from hamburger.training.cli.data import (
+    add_distill_arguments,
+    add_inspect_arguments,
+    add_regroup_arguments,
+    add_segment_arguments,
+)
 from hamburger.training.corpus.dataset import DatasetMeta
 from hamburger.training.prepare.distill import DistillSettings
 
@@ -59,6 +64,13 @@ def test_inspect_shows_the_first_example_unless_told() -> None:
 def test_a_wrong_value_is_named(option: str, value: str, message: str) -> None:
     with pytest.raises(argparse.ArgumentError, match=message):
         parse(add_distill_arguments, "a.jsonl", "--out", "x.jsonl", f"{option}={value}")
+
+
+def test_a_range_of_confidences_is_no_list() -> None:
+    options = ("set", "--model", "m", "--out", "x", "--confidence")
+    assert parse(add_regroup_arguments, *options, "0.9,0.4").confidence == [0.4, 0.9]
+    with pytest.raises(argparse.ArgumentError, match=r"names 3 confidences: name the lowest and the highest"):
+        parse(add_regroup_arguments, *options, "0.1,0.2,0.3")
 
 
 def test_the_base_is_the_untouched_embedded_model_unless_named() -> None:

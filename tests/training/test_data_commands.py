@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 
 from hamburger.engine.text.tokenizer import Tokenizer
 from hamburger.model.checkpoints.config.hf import trunk_config_json
+from hamburger.model.checkpoints.load import save_checkpoint
 from hamburger.model.checkpoints.sources import BUILTIN
 from hamburger.model.config import ModelConfig
 from hamburger.training.cli.data import add_distill_arguments, add_inspect_arguments, add_segment_arguments
@@ -20,7 +21,7 @@ from hamburger.training.corpus.dataset import SegmentedDataset
 from hamburger.training.errors import TrainingError
 from hamburger.training.prepare import distill, segment
 from hamburger.training.prepare import inspect as inspect_data
-from small_models import random_tensors, trunk_config
+from small_models import grafted, random_tensors, trunk_config
 
 
 @pytest.fixture(scope="module")
@@ -123,6 +124,35 @@ def test_answers_of_another_model_are_not_scored(base: Path, tmp_path: Path, mon
     with pytest.raises(TrainingError, match=r"a\.jsonl, line 1: token_ids are not those of .* --model"):
         command(add_segment_arguments, segment.run, tmp_path / "a.jsonl", "--out", tmp_path / "data", "--held-out", 0)
     assert not (tmp_path / "data").exists()
+
+
+def test_who_scores_must_be_a_base_with_so_many_tokens(base: Path, tmp_path: Path) -> None:
+    answers, data = tmp_path / "a.jsonl", tmp_path / "data"
+    answers.write_text('{"id": "a", "prompt": "Hi", "response": "Hello", "finish_reason": "stop"}\n')
+    call = (answers, "--out", data, "--device", "cpu", "--dtype", "float32", "--held-out", 0)
+    with pytest.raises(TrainingError, match="--top-k is 50000, but the model has 49152 tokens: name no more"):
+        command(add_segment_arguments, segment.run, *call, "--model", base, "--top-k", 50_000)
+    trunk = trunk_config(num_layers=2, vocab_size=49152, hidden_size=16, eos_token_ids=(2,))
+    config = grafted(trunk, feature_layers=(0, 1), merger_heads=2)
+    burger = tmp_path / "burger"
+    save_checkpoint(burger, config, random_tensors(config))
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(BUILTIN / name, burger / name)
+    with pytest.raises(TrainingError, match="burger is a HAMburger, but it is its base model that must score: name"):
+        command(add_segment_arguments, segment.run, *call, "--model", burger)
+    assert not data.exists()
+
+
+def test_a_data_set_is_shown_from_anywhere(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a.jsonl").write_text('{"id": "a", "prompt": "Hi", "response": "Hello", "finish_reason": "stop"}\n')
+    monkeypatch.chdir(base.parent)
+    where = ("--model", base.name, "--device", "cpu", "--dtype", "float32", "--held-out", 0)
+    command(add_segment_arguments, segment.run, tmp_path / "a.jsonl", "--out", tmp_path / "data", *where)
+    monkeypatch.chdir(tmp_path)
+    command(add_inspect_arguments, inspect_data.run, "data")
+    assert "Hello" in capsys.readouterr().out
 
 
 def test_one_data_set_has_one_precision(base: Path, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -112,6 +113,26 @@ def test_another_recipe_needs_another_folder(tmp_path: Path) -> None:
         DatasetWriter(tmp_path, replace(META, ratio=0.5))
     DatasetWriter(tmp_path, replace(META, model_argument="elsewhere")).close()
     assert read_meta(tmp_path) == META
+
+
+def test_an_empty_data_set_takes_other_settings(tmp_path: Path) -> None:
+    DatasetWriter(tmp_path, META).close()
+    DatasetWriter(tmp_path, replace(META, ratio=0.5)).close()
+    assert read_meta(tmp_path) == replace(META, ratio=0.5)
+    (tmp_path / "meta.json").write_text('{"somebody": "else"}')
+    with pytest.raises(TrainingError, match=r"meta\.json cannot be used"):
+        DatasetWriter(tmp_path, META)
+    assert (tmp_path / "meta.json").read_text() == '{"somebody": "else"}'
+
+
+def test_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(tensors: object, path: Path, metadata: object) -> None:
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr("hamburger.model.checkpoints.weight_files.save_file", full)
+    with DatasetWriter(tmp_path, META) as writer, pytest.raises(OSError, match=r"00000\.tmp .*: No space left"):
+        writer.write([example(0, 1, [1])])
+    assert not list(tmp_path.glob("part-*"))
 
 
 def test_one_writer_at_a_time(tmp_path: Path) -> None:

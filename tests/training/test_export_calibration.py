@@ -72,7 +72,7 @@ def test_calibration_makes_the_dial_true(step: Path, tmp_path: Path) -> None:
 
 
 def test_calibrating_on_what_a_run_kept_back(step: Path, tmp_path: Path) -> None:
-    data = data_set(tmp_path / "data", step)
+    data = data_set(tmp_path / "data", step, number=80)
     kept = held_back(data, 0.3)
     expected = _split(Recipe(validation_share=0.3), [data], None).held_out
     assert [data.example(i).id for i in kept] == [example.id for example in expected]
@@ -83,6 +83,13 @@ def test_calibrating_on_what_a_run_kept_back(step: Path, tmp_path: Path) -> None
     (step.parent / "recipe.yaml").unlink()
     with pytest.raises(TrainingError, match="--held-back needs the run's recipe"):
         export(options(step, tmp_path / "again", calibrate=tmp_path / "data", held_back=True))
+
+
+def test_too_few_decisions_do_not_calibrate(step: Path, tmp_path: Path) -> None:
+    data_set(tmp_path / "data", step, number=2)
+    with pytest.raises(TrainingError, match="data decides fewer than 50 times at each place of a group, so nothing is"):
+        export(options(step, tmp_path / "exported", calibrate=tmp_path / "data"))
+    assert not (tmp_path / "exported").exists()
 
 
 def test_held_back_says_nothing_without_data_to_calibrate_on(step: Path, tmp_path: Path) -> None:

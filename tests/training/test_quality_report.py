@@ -134,6 +134,16 @@ def test_what_was_not_measured_is_not_passed() -> None:
     assert [passed for claim, passed in plain.items() if "base probability" in claim] == [None, None]
 
 
+def test_nothing_of_nothing_is_no_failure() -> None:
+    """Answers of fewer than four tokens have no 4-grams."""
+    short = [replace(score, ngrams=0, repeated=0) for score in BASE]
+    bare = [replace(score, ngrams=0, repeated=0) for score in scores(0.8)]
+    found = lines([make_point(0.8, bare, short, rounds=50, seed=0), make_point(1.0, short, short, rounds=50, seed=0)])
+    unknown = [claim for claim, passed in found.items() if passed is None]
+    assert [claim.split(",")[0][:24] for claim in unknown] == ["at 0.8: 4-gram repetitio", "at 1: quality equal to t"]
+    assert False not in found.values()
+
+
 def test_the_suggestion_has_most_tokens_per_kv_of_those_that_keep_the_quality() -> None:
     fast, slow = point(0.5, scores(0.5, groups=5, nll=9.0)), point(0.82, scores(0.82, groups=12))
     assert suggested_confidence([fast, GOOD, slow, ONE]) == 0.8

@@ -87,6 +87,52 @@ def test_a_finished_run_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[st
         command(*options)
 
 
+def test_a_validation_that_was_lost_is_made_up_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data, made = write_data(tmp_path / "data", 12), write_recipe(tmp_path / "r.yaml", write_base(tmp_path / "base"))
+    options = (made, "--data", data, "--out", tmp_path / "run", "--set", "max_steps=2")
+    assert command(*options) == 0
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    whole = metrics.read_text()
+    metrics.write_text("".join(whole.splitlines(keepends=True)[:-1]))  # killed behind the last checkpoint
+    assert not validations(tmp_path / "run")
+    assert command(*options, "--resume") == 0
+    assert metrics.read_text() == whole
+    assert [path.name for path in (tmp_path / "run").glob(".*")] == [".lock"]
+
+
+def test_what_cannot_validate_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data, made = write_data(tmp_path / "data", 4), write_recipe(tmp_path / "r.yaml", write_base(tmp_path / "tiny"))
+    DatasetWriter(tmp_path / "empty", META).close()
+    with pytest.raises(TrainingError, match="--validation has no example with a trained token"):
+        command(made, "--data", data, "--validation", tmp_path / "empty", "--out", tmp_path / "run")
+    with pytest.raises(TrainingError, match=r"no example .* to train: .*, or lower validation_share, 0\.999"):
+        command(made, "--data", data, "--out", tmp_path / "run", "--set", "validation_share=0.999")
+    short = ("--set", "max_steps=1")
+    assert command(made, "--data", data, "--out", tmp_path / "a", *short, "--set", "validation_share=0.0001") == 0
+    assert "warning: validation_share 0.0001 keeps no example back" in capsys.readouterr().err
+    assert command(made, "--data", data, "--out", tmp_path / "b", *short, "--set", "validation_share=0") == 0
+    assert "warning" not in capsys.readouterr().err
+    assert command(made, "--data", data, "--validation", data, "--out", tmp_path / "c", *short) == 0
+    assert "warning: 4 prompts of --validation are trained too" in capsys.readouterr().err
+
+
+def test_a_run_that_ends_with_broken_losses_says_so(tmp_path: Path) -> None:
+    data, made = write_data(tmp_path / "data", 4), write_recipe(tmp_path / "r.yaml", write_base(tmp_path / "base"))
+    huge = ("--set", "trunk_lr=1e30", "--set", "graft_lr=1e30", "--set", "clip=1e30", "--set", "warmup_steps=0")
+    with pytest.raises(TrainingError, match="not finite in the last 2 steps, so the last checkpoint may be broken"):
+        command(made, "--data", data, "--out", tmp_path / "run", "--set", "max_steps=3", *huge)
+
+
+def test_two_processes_do_not_train_into_one_folder(tmp_path: Path) -> None:
+    data, made = write_data(tmp_path / "data", 4), write_recipe(tmp_path / "r.yaml", write_base(tmp_path / "base"))
+    options = (made, "--data", data, "--out", tmp_path / "run", "--set", "max_steps=1")
+    with RunFolder(tmp_path / "run").held(), pytest.raises(TrainingError, match=r"another process trains into .*run"):
+        command(*options)
+    assert command(*options) == 0
+    with RunFolder(tmp_path / "run").held(), pytest.raises(TrainingError, match=r"another process trains into .*run"):
+        command(*options, "--resume")
+
+
 def test_a_stopped_run_is_no_success_to_a_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data, made = write_data(tmp_path / "data", 4), write_recipe(tmp_path / "r.yaml", write_base(tmp_path / "base"))
     monkeypatch.setattr("hamburger.training.run.train.Job.run", lambda job, console, stop: False)
@@ -125,7 +171,11 @@ def test_data_and_recipe_that_are_not_there(tmp_path: Path) -> None:
         command("other", "--data", tmp_path, "--out", tmp_path / "run")
 
 
-def test_a_torn_checkpoint_is_never_the_latest(tmp_path: Path) -> None:
+def _fail_as_torch() -> None:
+    raise RuntimeError("[enforce fail at inline_container.cc:672] . PytorchStreamWriter: file write failed\nframe #0")
+
+
+def test_a_torn_checkpoint_is_never_the_latest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = RunFolder(tmp_path / "run")
     folder.start(recipe(tmp_path), resume=False)
 
@@ -142,6 +192,12 @@ def test_a_torn_checkpoint_is_never_the_latest(tmp_path: Path) -> None:
         folder.save(12, fail, {}, keep=2)
     assert folder.latest() == tmp_path / "run" / "step-000010"
     assert sorted(p.name for p in folder.path.glob("step-*")) == ["step-000004", "step-000010"]
+    with monkeypatch.context() as full:
+        full.setattr("torch.save", lambda state, path: _fail_as_torch())
+        with pytest.raises(OSError, match=r"state\.pt cannot be written: .*file write failed"):
+            folder.save(12, write, {}, keep=2)
+    assert folder.latest() == tmp_path / "run" / "step-000010"
+    assert not [p.name for p in folder.path.glob(".*")]
     folder.save(12, write, {"step": 12}, keep=1)
     assert [p.name for p in folder.path.iterdir() if p.is_dir()] == ["step-000012"]
     with pytest.raises(TrainingError, match="already holds a run"):

@@ -43,6 +43,7 @@ class Examples:
 
     def __init__(self, sources: Sequence[Source], wanted: Callable[[str], bool] = lambda id: True) -> None:
         self._places: list[tuple[Source, int]] = []
+        self.ids: set[str] = set()  # of their prompts
         self.longest = self.largest_group = self.highest_id = 0
         self._digest = hashlib.blake2b(digest_size=16)
         self.teacher_sizes: set[int] = set()
@@ -56,6 +57,7 @@ class Examples:
                     self._note(example)
 
     def _note(self, example: Example) -> None:
+        self.ids.add(example.id)
         self.longest = max(self.longest, len(example.token_ids))
         self.largest_group = max(self.largest_group, int(example.group_sizes.max()))
         self.highest_id = max(self.highest_id, int(example.token_ids.max()))

@@ -6,7 +6,7 @@ import argparse
 import math
 from pathlib import Path
 
-from hamburger.training.cli.types import confidences, layers, number, out_file, out_folder, whole
+from hamburger.training.cli.types import confidence_range, layers, number, out_file, out_folder, whole
 from hamburger.training.corpus.prompts import HELD_OUT
 from hamburger.training.corpus.segmentation import STRATEGIES
 
@@ -120,7 +120,7 @@ def add_regroup_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--confidence",
         metavar="C,C",
-        type=confidences,
+        type=confidence_range,
         default="0.4,0.95",
         help=f"the range that each answer's confidence is drawn from; {_DEFAULT}",
     )

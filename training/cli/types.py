@@ -61,6 +61,14 @@ def confidences(text: str) -> list[float]:
     return sorted({number(0, 1)(part.strip()) for part in text.split(",")})
 
 
+def confidence_range(text: str) -> list[float]:
+    """The type of one confidence, or of the lowest and the highest; ascending."""
+    found = confidences(text)
+    if len(found) > 2:
+        raise argparse.ArgumentTypeError(f"{text} names {len(found)} confidences: name the lowest and the highest")
+    return found
+
+
 def _place(path: Path, wanted: str, other: str) -> Path:
     """A place that cannot be written is found before the work, which may take hours, and not after it."""
     try:

@@ -11,8 +11,8 @@ from itertools import accumulate
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
 
+from hamburger.model.checkpoints.weight_files import write_safetensors
 from hamburger.training.corpus.dataset import (
     FORMAT,
     RESPONSE_TENSORS,
@@ -44,19 +44,19 @@ class DatasetWriter:
                 raise TrainingError(f"{folder} is being written by another process: wait for it or end it.") from error
             for left_over in folder.glob("*.tmp"):
                 left_over.unlink()
-            if (folder / "meta.json").exists():
-                found = read_meta(folder)
-                if different := found.differences(meta):
-                    name = different[0]
-                    raise TrainingError(
-                        f"{folder} was made with {name} {getattr(found, name)!r}, not {getattr(meta, name)!r}: repeat "
-                        "the options it was made with, or name another folder."
-                    )
-            elif part_paths(folder):
+            parts, file = part_paths(folder), folder / "meta.json"
+            if parts and not file.exists():
                 raise TrainingError(f"{folder} has parts but no meta.json: name another folder.")
-            else:
+            found = read_meta(folder) if file.exists() else meta
+            if parts and (different := found.differences(meta)):
+                name = different[0]
+                raise TrainingError(
+                    f"{folder} was made with {name} {getattr(found, name)!r}, not {getattr(meta, name)!r}: repeat "
+                    "the options it was made with, or name another folder."
+                )
+            if not parts:  # an empty data set may become one of other settings
                 values = {"format": FORMAT, "version": VERSION, **asdict(meta)}
-                _write_whole(folder / "meta.json", json.dumps(values, indent=1).encode())
+                _write_whole(file, json.dumps(values, indent=1).encode())
             self.keys = SegmentedDataset(folder).keys
         except BaseException:
             self.close()
@@ -81,7 +81,7 @@ class DatasetWriter:
             "keys": json.dumps([e.key for e in examples]),
         }
         temporary = path.with_suffix(".tmp")
-        save_file(tensors, temporary, metadata)
+        write_safetensors(temporary, tensors, metadata)
         temporary.replace(path)
         self.keys.update(e.key for e in examples)
         return path

@@ -251,11 +251,20 @@ def _calibrated(
             f"{data.meta.vocab_size}, which is not this model's: segment with its base and --max-group."
         )
     chosen = list(range(len(data))) if share is None else held_back(data, share)
+    if share is not None and not chosen:
+        raise TrainingError(
+            f"the run's validation_share {share:g} keeps nothing of {data.folder} back: leave out --held-back."
+        )
     on_progress("calibrating the dial")
     examples = _spread(data, chosen, options.calibrate_tokens)
     verified = graft.groups == "verified"
     decisions = calibrate.collect(model, examples, options.calibrate_tokens, verified=verified)
     fitted = calibrate.fit(decisions)
+    if fitted == calibrate.identity(graft.max_group):
+        raise TrainingError(
+            f"{data.folder} decides fewer than {calibrate.FEWEST_DECISIONS} times at each place of a group, so nothing "
+            "is fitted: name more data, or leave out --calibrate."
+        )
     graft = replace(graft, stop_scale=fitted.stop_scale, stop_bias=fitted.stop_bias)
     points = sorted({*CONFIDENCES, graft.default_confidence})
     return graft, calibrate.report(decisions, fitted, points)

@@ -103,10 +103,15 @@ def run(args: argparse.Namespace) -> int:
         on_progress=lambda line: err.print(line, markup=False),
     )
     trunk = scorer.model.config.trunk
+    if scorer.model.config.graft is not None:
+        name = base_name(args.model, args.base)
+        raise TrainingError(f"{name} is a HAMburger, but it is its base model that must score: name that as --model.")
+    if args.top_k > trunk.vocab_size:
+        raise TrainingError(f"--top-k is {args.top_k}, but the model has {trunk.vocab_size} tokens: name no more.")
     meta = DatasetMeta(
         model=base_name(args.model, args.base),
-        model_argument=args.model,
-        base=args.base,
+        model_argument=_from_anywhere(args.model),
+        base=_from_anywhere(args.base),
         vocab_size=trunk.vocab_size,
         strategy=args.strategy,
         ratio=args.ratio,
@@ -135,6 +140,11 @@ def run(args: argparse.Namespace) -> int:
         out.print(line, markup=False)
     out.print(group_report(SegmentedDataset(args.out)))
     return 0
+
+
+def _from_anywhere(model: str | None) -> str | None:
+    """A folder or file by its whole path, so that `inspect` finds it from elsewhere; names as they are."""
+    return model if model is None or not Path(model).expanduser().exists() else str(Path(model).expanduser().resolve())
 
 
 def state_layers(asked: int | tuple[int, ...], num_layers: int) -> tuple[int, ...]:

@@ -74,23 +74,23 @@ def _quality(point: Point) -> list[Verdict]:
         Verdict(
             f"{at} tokens per KV at least {MIN_TOKENS_PER_KV:g}",
             shown(f["tokens_per_kv"]),
-            f["tokens_per_kv"].value >= MIN_TOKENS_PER_KV,
+            _held(f["tokens_per_kv"].value >= MIN_TOKENS_PER_KV, f["tokens_per_kv"]),
         ),
         Verdict(
             f"{at} nats a token under the base at most {MAX_NLL_DIFFERENCE:g} above the base's own",
             shown(f["nll_difference"], sign=True),
-            f["nll_difference"].value <= MAX_NLL_DIFFERENCE,
+            _held(f["nll_difference"].value <= MAX_NLL_DIFFERENCE, f["nll_difference"]),
         ),
         Verdict(
             f"{at} 4-gram repetition at most {MAX_REPETITION_QUOTIENT:g} x the base's",
             f"{shown(f['repetition_quotient'])} ({repetition:.4f} against {base_repetition:.4f})",
-            repetition <= MAX_REPETITION_QUOTIENT * base_repetition + 1e-12,
+            _held(repetition <= MAX_REPETITION_QUOTIENT * base_repetition + 1e-12, f["repetition_difference"]),
         ),
         Verdict(
             f"{at} answers that end with EOS within {100 * MAX_EOS_DIFFERENCE:g} points of the base's",
             f"{shown(_points_of(f['eos_difference']), 1, sign=True)} points "
             f"(before the cut {100 * f['uncut_eos_difference'].value:+.1f})",
-            abs(f["eos_difference"].value) <= MAX_EOS_DIFFERENCE + 1e-12,
+            _held(abs(f["eos_difference"].value) <= MAX_EOS_DIFFERENCE + 1e-12, f["eos_difference"]),
         ),
     ]
 
@@ -109,7 +109,7 @@ def _unmerged(point: Point | None) -> list[Verdict]:
         Verdict(
             equal,
             ", ".join(f"{name} {shown(d, sign=True)}" for name, d in differences.items()),
-            all(d.low <= 0 <= d.high for d in differences.values()),
+            _held(all(d.low <= 0 <= d.high for d in differences.values()), *differences.values()),
         ),
     ]
 
@@ -144,6 +144,11 @@ def _whole_dial(points: Sequence[Point]) -> Verdict:
 
 def _is_honest(dial: Dial, confidence: float) -> bool:
     return dial.probability.value >= confidence - MAX_DIAL_SHORTFALL
+
+
+def _held(passed: bool, *figures: Interval) -> bool | None:
+    """None where one of the figures is 0 / 0: nothing was measured."""
+    return None if any(math.isnan(figure.value) for figure in figures) else passed
 
 
 def _points_of(share: Interval) -> Interval:

@@ -7,10 +7,12 @@ RUN/step-000500/training/       state.pt: step, optimizer, and what the run was 
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from pickle import UnpicklingError  # noqa: TID251  (what torch.load raises; nothing is unpickled)
@@ -37,7 +39,18 @@ class RunFolder:
             self.start_from(resume=False)
         self.path.mkdir(parents=True, exist_ok=True)
         text = yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False)
-        (self.path / "recipe.yaml").write_text(text, encoding="utf-8")
+        write_whole(self.path / "recipe.yaml", text)
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """The folder for one process alone. Raises TrainingError while another trains into it."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        with (self.path / ".lock").open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise TrainingError(f"another process trains into {self.path}: wait for it, or end it.") from error
+            yield
 
     def start_from(self, *, resume: bool) -> Path | None:
         """The checkpoint that a resumed run goes on from, None for a new one.
@@ -64,21 +77,24 @@ class RunFolder:
         return folder
 
     def save(self, step: int, write_model: Callable[[Path], None], state: dict[str, Any], keep: int | None) -> Path:
-        """Write a checkpoint, then let `latest` name it, then remove all but the newest `keep` (None: nothing)."""
+        """Write a checkpoint, then let `latest` name it, then remove all but the newest `keep` (None: nothing).
+
+        Raises OSError, as on a full disk: `latest` then names what it did.
+        """
         folder = self.path / f"step-{step:06d}"
         temporary = self.path / f".{folder.name}.tmp"
         shutil.rmtree(temporary, ignore_errors=True)
-        write_model(temporary)
-        (temporary / "training").mkdir()
-        torch.save(state, temporary / "training" / "state.pt")
-        for path in temporary.rglob("*"):  # what `latest` is to name must outlast a loss of power
-            _flush(path)
-        shutil.rmtree(folder, ignore_errors=True)
-        temporary.rename(folder)
-        pointer = self.path / ".latest.tmp"
-        pointer.write_text(folder.name + "\n", encoding="utf-8")
-        _flush(pointer)
-        pointer.replace(self.path / "latest")
+        try:
+            write_model(temporary)
+            (temporary / "training").mkdir()
+            _save_state(state, temporary / "training" / "state.pt")
+            for path in temporary.rglob("*"):  # what `latest` is to name must outlast a loss of power
+                _flush(path)
+            shutil.rmtree(folder, ignore_errors=True)
+            temporary.rename(folder)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)  # on a full disk it would take the little that is left
+        write_whole(self.path / "latest", folder.name + "\n")
         for old in self._steps()[:-keep] if keep else []:
             if old != folder:
                 shutil.rmtree(old)
@@ -87,6 +103,24 @@ class RunFolder:
     def _steps(self) -> list[Path]:
         found = [(int(match[1]), p) for p in self.path.iterdir() if (match := _STEP.fullmatch(p.name))]
         return [path for _, path in sorted(found)]
+
+
+def write_whole(path: Path, text: str) -> None:
+    """A text file that is there as a whole, or as it was. Raises OSError."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        _flush(temporary)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _save_state(state: dict[str, Any], path: Path) -> None:
+    try:
+        torch.save(state, path)
+    except RuntimeError as error:  # what torch makes of a full disk
+        raise OSError(f"{path} cannot be written: {str(error).splitlines()[0]}") from error
 
 
 def _flush(path: Path) -> None:

@@ -13,6 +13,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch.utils.tensorboard import SummaryWriter
 
+from hamburger.training.run.folder import write_whole
+
 _SECONDS_A_LINE = 30.0
 
 
@@ -24,7 +26,7 @@ class Journal:
     ) -> None:
         path = folder / "metrics.jsonl"
         kept = [line for line in _lines(path) if json.loads(line)["step"] <= step]
-        path.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
+        write_whole(path, "".join(f"{line}\n" for line in kept))
         self._file = path.open("a", encoding="utf-8")
         self._board = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1)
         self._console, self._clock = console, clock
@@ -72,6 +74,12 @@ class Journal:
         finally:
             self._file.close()
             self._board.close()
+
+
+def was_validated(folder: Path, step: int) -> bool:
+    """Whether a run's folder has the validation of this step."""
+    records = map(json.loads, _lines(folder / "metrics.jsonl"))
+    return any(record["step"] == step and "validation" in record for record in records)
 
 
 def _lines(path: Path) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import signal
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from rich.console import Console
 
 from hamburger.model.checkpoints.sources import resolve_source
 from hamburger.model.device.devices import choose_device, choose_dtype, make_current
-from hamburger.training.batches.packs import Examples, Packer, PackStream, Source
+from hamburger.training.batches.packs import Examples, Pack, Packer, PackStream, Source
 from hamburger.training.corpus.dataset import SegmentedDataset
 from hamburger.training.corpus.prompts import is_kept_back
 from hamburger.training.errors import TrainingError
@@ -90,14 +90,16 @@ class Job:
         where = choose_device(device)
         make_current(where)
         self.accelerator = Accelerator(mixed_precision="no", cpu=where.type == "cpu")
-        self.recipe, self.folder = recipe, RunFolder(out)
+        self.recipe, self.folder, self._held = recipe, RunFolder(out), ExitStack()
+        if resume:  # no checkpoint may go while it is read
+            self._hold()
         latest = self.folder.start_from(resume=resume)
         chosen = _split(recipe, data, validation)
         start = recipe.init if latest is None else str(latest)
         origin = read_base(recipe.base) if start is None else read_hamburger(start)
         vocab = origin.config.trunk.vocab_size
         sets = [source for source in (*data, *(validation or ())) if isinstance(source, SegmentedDataset)]
-        self.warnings = _check_scored(sets, origin)
+        self.warnings = [*_check_scored(sets, origin), *_check_held_out(recipe, chosen, validation is not None)]
         for examples in (chosen.train, chosen.held_out):
             examples.check(recipe, origin.config.trunk)
         if recipe.cached_states and (origin.adapter is not None or origin.base is None):
@@ -126,11 +128,21 @@ class Job:
         )
         if latest is not None:
             self.trainer.load(read_state(latest, recipe, len(chosen.train), chosen.train.fingerprint))
+        if not resume:
+            self._hold()
         if self.accelerator.is_main_process:
             self.folder.start(recipe, resume=resume)
 
+    def _hold(self) -> None:
+        if self.accelerator.is_main_process:
+            self._held.enter_context(self.folder.held())
+
     def run(self, console: Console, stop: Callable[[], bool]) -> bool:
-        """Train; returns whether the run is complete."""
+        """Train; returns whether the run is complete. The folder is then no longer held."""
+        with self._held:
+            return self._run(console, stop)
+
+    def _run(self, console: Console, stop: Callable[[], bool]) -> bool:
         if not self.accelerator.is_main_process:
             return self.trainer.run(None, stop)
         for line in self.warnings:
@@ -143,7 +155,8 @@ class Job:
                 highlight=False,
                 soft_wrap=True,
             )
-            return True
+            if not self.trainer.lacks_validation:
+                return True
         journal = Journal(self.folder.path, self.trainer.step, self.trainer.total_steps, console)
         with journal.open():
             return self.trainer.run(journal, stop)
@@ -157,7 +170,8 @@ def _split(recipe: Recipe, data: Sequence[Source], validation: Sequence[Source] 
     def kept_back(id: str) -> bool:
         return is_kept_back(id, recipe.validation_share)
 
-    return _Data(_not_empty(Examples(data, lambda id: not kept_back(id))), Examples(data, kept_back))
+    trained = Examples(data, lambda id: not kept_back(id))
+    return _Data(_not_empty(trained, recipe.validation_share), Examples(data, kept_back))
 
 
 def _check_scored(sets: Sequence[SegmentedDataset], origin: Origin) -> list[str]:
@@ -180,9 +194,24 @@ def _check_scored(sets: Sequence[SegmentedDataset], origin: Origin) -> list[str]
     ]
 
 
-def _not_empty(examples: Examples) -> Examples:
+def _check_held_out(recipe: Recipe, data: _Data, is_given: bool) -> list[str]:
+    """What is wrong with the examples to validate with, as lines to show. Raises TrainingError where that is all."""
+    if not len(data.held_out):
+        if is_given:
+            raise TrainingError("--validation has no example with a trained token: check what `segment` wrote.")
+        if not recipe.validation_share:
+            return []
+        share = f"validation_share {recipe.validation_share:g}"
+        return [f"warning: {share} keeps no example back, so nothing is validated: raise it, or name --validation."]
+    if number := len(data.held_out.ids & data.train.ids):
+        return [f"warning: {number} prompts of --validation are trained too, so it foresees them too well."]
+    return []
+
+
+def _not_empty(examples: Examples, share: float = 0.0) -> Examples:
     if not len(examples):
-        raise TrainingError("the data has no example with a trained token: check what `segment` wrote.")
+        why = f", or lower validation_share, {share:g}" if share else ""
+        raise TrainingError(f"the data has no example with a trained token to train: check what `segment` wrote{why}.")
     return examples
 
 
@@ -193,7 +222,12 @@ def _validator(recipe: Recipe, examples: Examples, accelerator: Accelerator) -> 
     as_trained = recipe.groups.model_copy(update={"single_share": 0.0})
     grouped, single = packer.in_order(as_trained), packer.in_order(Grouping(kind="single"))
     n = recipe.validation_batches
-    return Validator(grouped[:n], single[:n], accelerator)
+    return Validator(_spread(grouped, n), _spread(single, n), accelerator)
+
+
+def _spread(packs: Sequence[Pack], number: int) -> Sequence[Pack]:
+    """So many from all over the data sets, which come one after the other and may differ in kind."""
+    return [packs[i * len(packs) // number] for i in range(number)] if len(packs) > number else packs
 
 
 @contextmanager

@@ -31,7 +31,7 @@ from hamburger.training.forward.trainable import Trainable
 from hamburger.training.loss.objective import Objective, TrainingNetwork
 from hamburger.training.recipe import Recipe
 from hamburger.training.run.folder import RunFolder
-from hamburger.training.run.journal import Journal
+from hamburger.training.run.journal import Journal, was_validated
 from hamburger.training.run.optimizers import optimizers
 from hamburger.training.run.validation import Validator
 
@@ -73,19 +73,24 @@ class Trainer:
         self.total_steps = recipe.max_steps or parts.stream.steps(recipe.epochs)
         self.step = 0
         self.skipped = 0
+        self.lacks_validation = False
         self._broken = 0
 
     def load(self, state: dict[str, Any]) -> None:
         """Go on from a checkpoint's state (folder.read_state); the weights must be that checkpoint's already."""
         self.step, self.skipped, self._broken = state["step"], state["skipped"], state["broken"]
+        # A run may be killed between a checkpoint and its validation.
+        self.lacks_validation = self._validation_is_due() and not was_validated(self.parts.run.path, self.step)
         set_optimizer_state_dict(self.network, self.optimizers, state["optimizer"], options=_FULL)
 
     def run(self, journal: Journal | None, stop: Callable[[], bool] = lambda: False) -> bool:
         """Train to the end, or until some process's `stop` says so; a checkpoint is written in both cases.
 
         journal: of the main process, None in the others. Returns whether the run is complete. Raises TrainingError
-        when the loss is not finite several times in a row.
+        when the loss is not finite several times in a row, or at the end.
         """
+        if self.lacks_validation:
+            self._validate(journal)
         while self.step < self.total_steps:
             stopped, values = self._train_step(stop())
             self.step += 1
@@ -96,13 +101,26 @@ class Trainer:
             # While the loss is broken the weights may be: `latest` stays with good ones.
             if ended or stopped or (self.step % self.recipe.checkpoint_every == 0 and not self._broken):
                 self.save()
-            if self.parts.validator is not None and (ended or self.step % self.recipe.validation_every == 0):
-                report = self.parts.validator(self.network, self.core, self._amp())
-                if journal is not None:
-                    journal.validation(self.step, report)
+            if self._validation_is_due():
+                self._validate(journal)
             if stopped:
                 return ended
+        if self._broken:
+            raise TrainingError(
+                f"the loss was not finite in the last {self._broken} steps, so the last checkpoint may be broken: "
+                "begin from an earlier one (--init) with lower trunk_lr and graft_lr."
+            )
         return True
+
+    def _validation_is_due(self) -> bool:
+        due = self.step == self.total_steps or self.step % self.recipe.validation_every == 0
+        return due and self.parts.validator is not None
+
+    def _validate(self, journal: Journal | None) -> None:
+        assert self.parts.validator is not None
+        report = self.parts.validator(self.network, self.core, self._amp())
+        if journal is not None:
+            journal.validation(self.step, report)
 
     def save(self) -> None:
         """Write a checkpoint; every process must call it."""

@@ -8,8 +8,8 @@ inline Coming coming_of(const Value* first, int64_t stride, int head_dim, const 
   return {reinterpret_cast<const char*>(first), stride * size, head_dim * size, kGroup * size, slot, std::max(slot, end), 0};
 }
 
-// The order in which a piece reads its tiles: all keys, all values, then the next piece's keys. The next tile in it is fetched
-// while one is computed; two tiles ahead would drive out of the nearest cache what is computed with.
+// The order in which a piece reads its tiles: all keys, all values, then the next piece's keys; of each tile one KV head after the
+// other. The next one is fetched while one is computed; more would drive out of the nearest cache what is computed with.
 template <typename Value>
 struct Ahead {
   const Value* data;
@@ -135,7 +135,8 @@ void attend(const Geometry& g, const Pool<Value>& pool, int64_t layer, const Att
       }
     for (int64_t start = base; !tile.lent && start < end; start += kTile)
       for (int head = piece.first_head; head < piece.last_head; head++) {
-        s.coming = ahead.coming(part * ahead.tiles + (start - base) / kTile + 1, head);
+        const bool last = head + 1 == piece.last_head;
+        s.coming = ahead.coming(part * ahead.tiles + (start - base) / kTile + last, last ? piece.first_head : head + 1);
         compute(head, kv, head, slot_at + start, static_cast<int>(std::min<int64_t>(end - start, kTile)), scores + start - base);
         fetch_rest();
       }
