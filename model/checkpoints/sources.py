@@ -154,9 +154,7 @@ def _folder(name: str, *, weights: bool = True) -> Path:
     path = Path(name).expanduser()
     if path.is_dir():
         if (path / "latest").is_file() and not (path / "config.json").exists():
-            raise CheckpointError(
-                f"{name} is the folder of a training run: name a checkpoint in it, {path / 'step-...'}."
-            )
+            raise CheckpointError(f"{name} is a training run's folder: name a checkpoint in it, {path / 'step-...'}.")
         return path
     if path.exists():
         raise CheckpointError(

@@ -172,9 +172,7 @@ def test_files_of_other_kinds_and_folders_without_config_are_refused(tmp_path: P
     with pytest.raises(CheckpointError, match=r"config\.json is missing"):
         resolve_source(str(tmp_path / "empty"))
     file(tmp_path / "empty" / "latest")
-    with pytest.raises(
-        CheckpointError, match=r"empty is the folder of a training run: name a checkpoint in it, .*/step-"
-    ):
+    with pytest.raises(CheckpointError, match=r"empty is a training run's folder: name a checkpoint in it, .*/step-"):
         resolve_source(str(tmp_path / "empty"))
 
 
