@@ -153,6 +153,8 @@ def test_a_data_set_is_shown_from_anywhere(
     monkeypatch.chdir(tmp_path)
     command(add_inspect_arguments, inspect_data.run, "data")
     assert "Hello" in capsys.readouterr().out
+    (tmp_path / "builtin").mkdir()  # a name of ours stays one
+    assert segment._from_anywhere("builtin") == "builtin"
 
 
 def test_one_data_set_has_one_precision(base: Path, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ import torch
 from rich.console import Console
 
 from hamburger.engine.text.tokenizer import Tokenizer
-from hamburger.model.checkpoints.sources import resolve_source
+from hamburger.model.checkpoints.sources import EMBEDDED_BASE, resolve_source
 from hamburger.training.base_model import base_arguments, base_name
 from hamburger.training.corpus.answers import WrittenAnswer, check_written_with, read_answers
 from hamburger.training.corpus.conversation import ChatTokenizer, TokenizedConversation, TrainOn
@@ -144,7 +144,9 @@ def run(args: argparse.Namespace) -> int:
 
 def _from_anywhere(model: str | None) -> str | None:
     """A folder or file by its whole path, so that `inspect` finds it from elsewhere; names as they are."""
-    return model if model is None or not Path(model).expanduser().exists() else str(Path(model).expanduser().resolve())
+    if model is None or model == EMBEDDED_BASE or not Path(model).expanduser().exists():
+        return model
+    return str(Path(model).expanduser().resolve())
 
 
 def state_layers(asked: int | tuple[int, ...], num_layers: int) -> tuple[int, ...]:
