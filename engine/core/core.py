@@ -8,6 +8,7 @@ from collections.abc import Callable
 from itertools import chain
 from typing import Literal
 
+from hamburger.engine.core.accepting import Accepting
 from hamburger.engine.core.batch import BatchResult, Runner, ScheduledBatch, Settle
 from hamburger.engine.core.draft_outcomes import DraftOutcomes
 from hamburger.engine.core.loras import CoreLoras
@@ -21,7 +22,6 @@ from hamburger.engine.types.errors import InvalidRequest, OutOfMemory
 from hamburger.engine.types.messages import (
     AbortRequest,
     CheckedDrafts,
-    GroupOutput,
     LoadLora,
     RequestFailed,
     StepOutputs,
@@ -175,58 +175,14 @@ class EngineCore:
     def _accept(
         self, batch: ScheduledBatch, ends: list[int], result: BatchResult, failures: list[RequestFailed], start: float
     ) -> StepOutputs:
-        """Give each sequence its group, and end those that are finished. ends: what _advance returned for the batch.
-
-        A sequence that ended since the batch was launched gets nothing: its group is nobody's.
-        """
-        outputs: list[GroupOutput] = []
-        num_emits = sum(item.emits for item in batch.sequences)
-        if len(result.groups) != num_emits:
-            raise RuntimeError(f"the runner gave {len(result.groups)} groups for {num_emits} sequences.")
-        groups = iter(result.groups)
-        num_prompt_slots = batch.num_slots
-        for item, end in zip(batch.sequences, ends, strict=True):
-            sequence, group = item.sequence, next(groups) if item.emits else None
-            # Its newest group's slot is new work, all others are prefill.
-            num_prompt_slots -= item.emits and end > len(sequence.prompt_ids)
-            if not self._scheduler.holds(sequence):
-                continue
-            if sequence.prompt_logprobs is not None:
-                sequence.score(result.prompt_logprobs.get(sequence.request_id, ()))
-            if group is not None and self._matchers.has_failed(sequence):
-                if self._matchers.renew(sequence):
-                    sequence.take_back()
-                    self._scheduler.confirm(sequence)
-                else:
-                    self._end_with_grammar(sequence, failures)
-                continue
-            if not sequence.is_verified:  # else what counts of it is known below
-                self._scheduler.blocks.mark_computed(sequence, end)
-            if sequence.is_prompt_only and end == sequence.num_slots:
-                outputs.append(sequence.finish_prompt())
-            if group is None:
-                if sequence.is_verified:
-                    self._scheduler.blocks.mark_computed(sequence, end)
-                continue
-            drafts = None if item.drafts is None else self._drafts.checked(item, item.drafts, group)
-            output = sequence.accept(group.token_ids, group.stop_probs, group.logprobs, drafts)
-            self._scheduler.count(sequence, len(output.token_ids))
-            if sequence.is_verified:
-                if item.drafts is not None:
-                    self._scheduler.confirm(sequence)
-                self._scheduler.blocks.mark_computed(sequence, sequence.num_computed_slots)
-                self._drafts.take(sequence, output, group)
-            if self._matchers.has_failed(sequence):
-                self._matchers.renew(sequence)
-            if sequence.matcher is not None and sequence.matcher.error is not None:
-                if number := self._matchers.num_sound(sequence, len(output.token_ids)):
-                    outputs.append(output.first(number))
-                self._end_with_grammar(sequence, failures)
-            else:
-                outputs.append(output)
-        for output in outputs:
-            if output.finish_reason is not None:
-                self.abort(AbortRequest(output.request_id))
+        """Give each sequence its group, and end those that are finished. ends: what _advance returned for the batch."""
+        # Its newest group's slot is new work, all others are prefill.
+        new_work = sum(
+            item.emits and end > len(item.sequence.prompt_ids) for item, end in zip(batch.sequences, ends, strict=True)
+        )
+        num_prompt_slots = batch.num_slots - new_work
+        accepting = Accepting(self._scheduler, self._matchers, self._drafts)
+        outputs = accepting.take(batch, ends, result, failures)
         self._drop_loras()
         seconds = self._clock() - start
         if num_prompt_slots == 0:
@@ -234,13 +190,6 @@ class EngineCore:
         group_sizes = [len(output.token_ids) for output in outputs if output.token_ids]
         checked = [output.drafts for output in outputs if output.drafts is not None]
         return StepOutputs(outputs, failures, self._stats(batch, num_prompt_slots, group_sizes, seconds, checked))
-
-    def _end_with_grammar(self, sequence: Sequence, failures: list[RequestFailed]) -> None:
-        """Its matcher has an error."""
-        why = "" if sequence.matcher is None else sequence.matcher.error
-        failures.append(RequestFailed(sequence.request_id, "grammar", f"{why}."))
-        self._matchers.give_up(sequence)
-        self.abort(AbortRequest(sequence.request_id))
 
     def _run(self, batch: ScheduledBatch, failures: list[RequestFailed]) -> tuple[ScheduledBatch, BatchResult]:
         """What was computed of the batch: all, or, where the memory did not hold it, nothing.
