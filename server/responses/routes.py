@@ -1,15 +1,15 @@
-"""POST /v1/responses, and what can be done with a stored one."""
+"""POST /v1/responses and /v1/responses/input_tokens. What can be done with a stored one is in stored_routes.py."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Annotated, Any, Literal
+from typing import Any
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
-from hamburger.engine.types.errors import HamburgerError, InvalidRequest, shown
+from hamburger.engine.types.errors import HamburgerError, InvalidRequest
 from hamburger.server.api.answering import Answering, Answers
 from hamburger.server.api.auth import key_of, owner_of
 from hamburger.server.api.errors import ApiError, to_api_error
@@ -26,6 +26,7 @@ from hamburger.server.responses.body import NAMES, ResponsesBody
 from hamburger.server.responses.items import call_of_chat, turns_of, with_ids
 from hamburger.server.responses.reply import ResponsesReply
 from hamburger.server.responses.store import ResponseStore, Stored
+from hamburger.server.responses.stored_routes import stored_routes
 
 logger = logging.getLogger(__name__)
 
@@ -109,57 +110,7 @@ def response_routes(answering: Answering, store: ResponseStore) -> APIRouter:
         entry_of(request.scope).counts += [reply.counts, generation.times]
         return generation
 
-    @router.get("/v1/responses/{response_id}")
-    async def retrieve(request: Request, response_id: str, stream: bool = False) -> dict[str, Any]:
-        """A stored response, as it is now."""
-        if stream:
-            message = (
-                "A stored response is not streamed: leave stream out, and ask again until it is no more in_progress."
-            )
-            raise InvalidRequest(message, "stream")
-        return store.get(response_id, owner_of(request), "response_id").response
-
-    @router.get("/v1/responses/{response_id}/input_items")
-    async def input_items(
-        request: Request,
-        response_id: str,
-        limit: Annotated[int, Query(ge=1, le=100)] = 20,
-        order: Literal["asc", "desc"] = "desc",
-        after: str | None = None,
-    ) -> dict[str, Any]:
-        """What it was asked, the last item first unless `order` is asc; `after`: the id of the last item of a page."""
-        items = store.get(response_id, owner_of(request), "response_id").items
-        # One without an id was stored before items had them.
-        data = [{"id": f"item_{number}", **item} for number, item in enumerate(items)]
-        if order == "desc":
-            data.reverse()
-        ids = [item["id"] for item in data]
-        if after is not None and after not in ids:
-            raise InvalidRequest(f"after is {shown(after)}, which is no item of this response.", "after")
-        first = 0 if after is None else ids.index(after) + 1
-        page = ids[first : first + limit]
-        ends = {"first_id": page[0] if page else None, "last_id": page[-1] if page else None}
-        return {
-            "object": "list", "data": data[first : first + limit], **ends, "has_more": first + limit < len(data),
-        }  # fmt: skip
-
-    @router.delete("/v1/responses/{response_id}")
-    async def delete(request: Request, response_id: str) -> dict[str, Any]:
-        """Forget it; one that is still being written ends."""
-        store.delete(response_id, owner_of(request))
-        return {"id": response_id, "object": "response", "deleted": True}
-
-    @router.post("/v1/responses/{response_id}/cancel")
-    async def cancel(request: Request, response_id: str) -> dict[str, Any]:
-        """End one that is being written in the background."""
-        stored = store.get(response_id, owner_of(request), "response_id")
-        if not stored.response["background"]:
-            raise ApiError(400, "Only a response in the background can be cancelled.", param="response_id")
-        if stored.cancel is not None and (task := running.get(response_id)) is not None:
-            stored.cancel()
-            await asyncio.wait({task})
-        return store.get(response_id, owner_of(request), "response_id").response
-
+    router.include_router(stored_routes(store, running))
     return router
 
 
