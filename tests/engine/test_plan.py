@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import math
 import shutil
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import huggingface_hub
 import pytest
 
 from hamburger.engine.build import build_core
 from hamburger.engine.drafting.costs import MeasuredCosts
-from hamburger.engine.plan.known_shapes import PRESETS, with_graft
-from hamburger.engine.plan.plan import Load, Machine, Plan, Shape, make_plan, shape_of
+from hamburger.engine.plan.known_shapes import PRESETS
+from hamburger.engine.plan.plan import Load, Machine, make_plan, shape_of
 from hamburger.engine.types.config import EngineArgs, KVCacheDtype, Quantization
 from hamburger.engine.types.messages import SubmitRequest
 from hamburger.engine.types.settling import Settling
@@ -25,39 +23,10 @@ from hamburger.model.checkpoints.load import save_checkpoint
 from hamburger.model.checkpoints.sources import BUILTIN, embedded_gguf
 from hamburger.model.config import ConfigError, ModelConfig
 from hamburger.server.cli import main
+from planning import GRAFTED, PLAIN, POOL, command, plan, refused
 from slow_cases import slow
 from small_models import core_of, graft_config, params, plain_model, random_model, random_tensors, trunk_config
-from trunk_shapes import QWEN3_MOE
 from verified import free_rows
-
-PLAIN = ModelConfig(trunk=trunk_config())
-GRAFTED = ModelConfig(trunk=trunk_config(), graft=graft_config())
-POOL = ["--kv-cache-memory", "1GiB"]
-
-
-def command(capsys: pytest.CaptureFixture[str], *options: str) -> dict[str, Any]:
-    """What `hamburger plan --json` prints."""
-    assert main(["plan", *options, "--json"]) == 0
-    found: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return found
-
-
-def refused(capsys: pytest.CaptureFixture[str], *options: str) -> str:
-    """The one line that it prints instead."""
-    try:
-        code: object = main(["plan", *options])
-    except SystemExit as stop:  # a wrong option
-        code = stop.code
-    assert code == 2
-    out, error = capsys.readouterr()
-    assert not out
-    assert error.count("\n") == 1
-    return error
-
-
-def plan(shape: Shape, **fields: Any) -> Plan:
-    machine = {name: fields.pop(name) for name in list(fields) if name in Machine.__dataclass_fields__}
-    return make_plan(shape, Machine(**machine), Load(**{"prompt_tokens": 100, "output_tokens": 60, **fields}))
 
 
 @pytest.mark.parametrize("short_list_size", [None, 32])
@@ -250,110 +219,3 @@ def test_what_slides_does_not_settle() -> None:
     assert plan(shape, kv_cache_memory=2**30, max_model_len=4096).concurrent_requests > 0
     with pytest.raises(ConfigError, match="settle is on, but layers of m see a sliding window"):
         plan(shape, kv_cache_memory=2**30, max_model_len=4096, settling=Settling(192, 1 / 8))
-
-
-def test_bounds_of_speed_follow_from_bytes() -> None:
-    shape = shape_of("m", GRAFTED, "float32")
-    assert shape.reads is not None
-    found = plan(shape, kv_cache_memory=2**20, tokens_per_kv=2.0, bandwidth=1e9).speed
-    assert found is not None
-    head = 96 * 32
-    assert shape.reads.head == 4 * head
-    # Two tokens a slot are reached with a third of the groups full (4 tokens) and the others alone.
-    weights = shape.reads.trunk + 4 * head + shape.reads.merge / 3 + shape.reads.micro
-    step = weights + shape.slot_bytes * (100 + 60 / 2 / 2)
-    assert found.one_stream == pytest.approx(2 * 1e9 / step)
-    plain = shape.reads.plain + 4 * head + shape.slot_bytes * (100 + 60 / 2)
-    assert found.one_stream_plain == pytest.approx(1e9 / plain)
-    assert found.all_requests > found.one_stream
-    assert plan(shape, kv_cache_memory=2**20).speed is None
-
-
-def test_a_stream_reads_its_experts_alone() -> None:
-    """Of 6 experts of a layer 2; two streams choose by lot, so that 4/9 are left unread."""
-    shape = shape_of("m", ModelConfig(trunk=trunk_config(**QWEN3_MOE)), "float32")
-    assert shape.reads is not None
-    each = 4 * 3 * 32 * 32  # bytes of an expert, of which three layers have six
-    assert shape.reads.experts == 3 * 6 * each
-    assert shape.weights_bytes == 4 * shape.parameters
-    found = plan(shape, kv_cache_memory=2**20, bandwidth=1e9, max_num_seqs=2).speed
-    assert found is not None
-    whole = shape.reads.trunk + shape.reads.head
-    context = shape.slot_bytes * (100 + 60 / 2)
-    assert found.one_stream == pytest.approx(1e9 / (whole - 3 * 4 * each + context))
-    unread = 3 * 6 * each * (2 / 3) ** 2
-    assert found.all_requests == pytest.approx(2 * 1e9 / (whole - unread + 2 * context))
-
-
-def test_an_adapter_of_merged_slots_is_read_with_the_merger() -> None:
-    plain, adapted = (shape_of("m", replace(GRAFTED, adapter_rank=rank), "float32").reads for rank in (0, 32))
-    assert plain is not None
-    assert adapted is not None
-    assert adapted.merge > plain.merge
-    assert replace(adapted, merge=plain.merge) == plain
-
-
-def test_the_costs_are_those_of_the_published_model() -> None:
-    reads = shape_of("m", with_graft(PRESETS["llama-3.2-1b"], "published"), "bfloat16").reads
-    assert reads is not None
-    assert reads.plain / 2e6 == pytest.approx(973, abs=1)
-    assert reads.head / 2e6 == pytest.approx(263, abs=1)
-    assert reads.micro / (reads.plain + reads.head) == pytest.approx(0.41, abs=0.01)
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (["builtin"], "memory is missing: give the machine's with --memory, or the KV pool's with --kv-cache-memory"),
-        (["builtin", "--memory", "much"], "--memory: 'much' is no size"),
-        (["builtin", "--memory", "0"], "--memory: '0' is no size"),
-        (["builtin", "--memory", "100MB"], "memory is 0.09 GiB, which does not hold smollm2-135m-instruct's weights"),
-        (["builtin", "--memory", "1GB", "--reserved", "900MB"], "beside 0.84 GiB that are reserved"),
-        (["builtin", "--memory", "1GiB", "--kv-cache-memory", "2GiB"], "and a KV pool of 2.00 GiB"),
-        (["builtin", "--memory", "1GB", "--max-loras", "20"], "GiB and LoRA adapters of 1.08 GiB beside"),
-        (["builtin", *POOL, "--max-lora-rank", "0"], "--max-lora-rank: '0' is not a whole number from 1 up"),
-        (["builtin", "--kv-cache-memory", "1MiB"], "max_model_len is 8192 tokens, whose KV takes 180 MiB"),
-        (["builtin", *POOL, "--block-size", "10000000"], "block_size is 10000000 slots, whose KV takes"),
-        (["builtin", *POOL, "--settle", "maybe"], "--settle: 'maybe' is neither true nor false"),
-        (["builtin", *POOL, "--max-model-len", "9000"], "max_model_len is 9000, but the model was made for 8192"),
-        (["builtin", *POOL, "--prompt-tokens", "8000"], "are 8512 together, but max_model_len is 8192"),
-        (["builtin", *POOL, "--prompt-tokens", "0"], "--prompt-tokens: '0' is not a whole number from 1 up"),
-        (["builtin", *POOL, "--tokens-per-kv", "2"], "it can be at most 1; plan it with --graft"),
-        ([*POOL, "--tokens-per-kv", "4.5"], "is a HAMburger: it can be at most 4; lower it"),
-        ([*POOL, "--tokens-per-kv", "0.5"], "--tokens-per-kv: '0.5' is not a number from 1 to 16"),
-        ([*POOL, "--graft", "fused"], "is a HAMburger already"),
-        ([*POOL, "--layers", "2", "--parameters", "9"], "layers is given without kv_heads, head_dim"),
-        (["builtin", *POOL, "--layers", "2"], "model is given, and layers too"),
-        (["llama-3.2-1b", *POOL, "--base", "x/y"], "base is set, but llama-3.2-1b is a whole model"),
-        (["/nowhere", *POOL], "/nowhere is not a folder"),
-    ],
-)
-def test_what_cannot_be_planned_is_one_line_that_says_why(
-    capsys: pytest.CaptureFixture[str], options: list[str], words: str
-) -> None:
-    assert words in refused(capsys, *options)
-
-
-def test_parameters_alone_say_no_speed(capsys: pytest.CaptureFixture[str]) -> None:
-    numbers = ["--layers", "2", "--kv-heads", "1", "--head-dim", "8", "--parameters", "9", *POOL]
-    assert "bandwidth says a speed only with" in refused(capsys, *numbers, "--bandwidth", "1GB")
-    assert "max_loras needs the shapes" in refused(capsys, *numbers, "--max-loras", "1")
-
-
-def test_the_table_says_what_to_set(capsys: pytest.CaptureFixture[str]) -> None:
-    options = ["llama-3.2-1b", "--graft", "published", "--memory", "80GB", "--tokens-per-kv", "2", "--bandwidth", "2TB"]
-    assert main(["plan", *options]) == 0
-    text = capsys.readouterr().out
-    found = command(capsys, *options)
-    assert f"Serve with --max-num-seqs {found['concurrent_requests']}" in text
-    assert "2 tokens per KV" in text
-    assert "a bound, no measurement" in text.lower()
-    assert main(["plan", *options, "--max-num-seqs", "8"]) == 0
-    assert "max_num_seqs is the limit here, 8 answers at once" in capsys.readouterr().out
-
-
-def test_verified_groups_take_a_slot_a_token() -> None:
-    composed = replace(graft_config(), expected_tokens_per_kv=2.5)
-    for graft, expected in ((composed, 2.5), (replace(composed, groups="verified"), 1.0)):
-        config = ModelConfig(trunk=trunk_config(), graft=graft)
-        assert shape_of("small", config, "float32").tokens_per_kv == expected
