@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import httpx
 
-from hamburger.clients.wire import API_KEY_VARIABLE, check_key
+from hamburger.clients.connection import API_KEY_VARIABLE, check_key
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 MOST_IN_FLIGHT = 10_000  # requests: each needs a connection of its own

@@ -1,6 +1,6 @@
 """`hamburger bench`: load on any OpenAI-compatible server, and the figures that users feel.
 
-Arguments, levels and output; load.py sends the requests, and figures.py computes.
+Arguments and levels; load.py sends the requests, figures.py computes, and bench_report.py tells.
 Speaks HTTP only; must not import hamburger.server, engine or model.
 """
 
@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+import secrets
+import signal
+from collections.abc import Callable, Iterator
 from itertools import cycle
 from typing import Any
 
 import httpx
-from rich.box import SIMPLE
 from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
 
 from hamburger.clients.arguments import (
     MOST_IN_FLIGHT,
@@ -32,47 +32,16 @@ from hamburger.clients.arguments import (
     whole,
     whole_to,
 )
-from hamburger.clients.figures import Answer, Distribution, Summary, summarise
+from hamburger.clients.bench_report import Level, Measured, print_tables, report
+from hamburger.clients.connection import client_options, first_model, transport_error
+from hamburger.clients.figures import summarise
 from hamburger.clients.load import Job, allow_many_connections, closed_loop, open_loop, poisson_offsets
 from hamburger.clients.output_files import check_apart, check_output, write_output
 from hamburger.clients.prompts import FACTS, endless_prompts, read_prompts
-from hamburger.clients.wire import RequestError, client_options, first_model, transport_error
+from hamburger.clients.wire import RequestError
 
 WORDS_PER_TOKEN = 0.75  # of English, where the server has no /tokenize to ask
 MOST_REQUESTS, MOST_PROMPT_TOKENS = 100_000, 1_000_000  # more than one client's memory is for
-COUNTED_BY = {
-    "usage": "the server's usage",
-    "groups": "the groups in the stream (the server sent no usage)",
-    "events": "one token an event with text (the server sent neither usage nor groups)",
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Level:
-    """One load to measure: `concurrency` requests in flight, or `request_rate` requests/s; one of them is None."""
-
-    concurrency: int | None
-    request_rate: float | None
-    confidence: float | None  # None: the server's default
-
-    @property
-    def load(self) -> str:
-        return f"{self.concurrency} in flight" if self.request_rate is None else f"{self.request_rate:g} req/s"
-
-    @property
-    def confidence_text(self) -> str:
-        return "default" if self.confidence is None else f"{self.confidence:g}"
-
-    def num_requests(self, asked: int | None) -> int:
-        """`asked`, or enough to fill the level four times, at least 8 (open loop: 32)."""
-        return asked or (32 if self.concurrency is None else max(8, 4 * self.concurrency))
-
-
-@dataclass(frozen=True, slots=True)
-class Measured:
-    level: Level
-    answers: list[Answer]
-    summary: Summary
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -131,7 +100,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_false",
         help="do not ask for groups: for servers that reject unknown fields",
     )
-    parser.add_argument("--seed", type=whole, default=0, metavar="N", help="for prompts and arrival times (default: 0)")
+    parser.add_argument(
+        "--seed",
+        type=whole,
+        metavar="N",
+        help="for prompts and arrival times (default: another each time, which is told)",
+    )
     parser.add_argument(
         "--timeout", type=waiting_time, default=300.0, metavar="S", help="longest silence in seconds (default: 300)"
     )
@@ -139,7 +113,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure and print. Returns 0; 1 when a level had no request that succeeded, 2 for bad files, 130 for Ctrl-C."""
+    """Measure and print. Returns 0; 1 when a level had no request that succeeded, 2 for bad files, 130 for Ctrl-C or
+    SIGTERM."""
     out, err = Console(highlight=False), Console(stderr=True, highlight=False)
     levels = [
         Level(concurrency, rate, confidence)
@@ -156,24 +131,27 @@ def run(args: argparse.Namespace) -> int:
     except (OSError, ValueError) as error:
         return _fail(err, str(error), 2)
     allow_many_connections()
+    # Else a second run were answered from the prefix cache of the first.
+    seed = secrets.randbelow(2**31) if args.seed is None else args.seed
     measured: list[Measured] = []
     code = 0
     try:
         with httpx.Client(**client_options(args.url, args.api_key, args.timeout)) as client:
             model = args.model or first_model(client)
             words = 1 if dataset else max(1, round(args.prompt_tokens * _words_per_token(client, model)))
-        asyncio.run(_measure(args, model, levels, dataset, words, err, measured.append))
+        with _terminated_as_by_ctrl_c():
+            asyncio.run(_measure(args, model, levels, dataset, words, seed, err, measured.append))
     except RequestError as error:
         code = _fail(err, str(error), 1)
     except KeyboardInterrupt:
         code = _fail(err, "stopped", 130)
     if measured:
-        _print_tables(out, measured, f"{model} at {args.url}, {args.endpoint}")
-        if args.json:
+        if args.json:  # before the tables, which a closed pipe may not take
             try:
-                write_output("--json", args.json, json.dumps(_report(args, model, measured), indent=1))
+                write_output("--json", args.json, json.dumps(report(args, model, measured, seed), indent=1))
             except OSError as error:
                 code = _fail(err, str(error), 2)
+        print_tables(out, measured, f"{model} at {args.url}, {args.endpoint}", seed)
     if code == 0 and any(not m.summary.ok for m in measured):
         code = _fail(err, "at least one level had no request that succeeded; the reasons stand above", 1)
     return code
@@ -185,13 +163,14 @@ async def _measure(
     levels: list[Level],
     dataset: list[str] | None,
     words: int,
+    seed: int,
     err: Console,
     on_level: Callable[[Measured], None],
 ) -> None:
     """Run all levels, one after the other. Raises RequestError when a warm-up request fails."""
     numbers = [level.num_requests(args.requests) for level in levels]
     # Every request of the run has a prompt of its own, or a later level would be answered from the prefix cache.
-    prompts = cycle(dataset) if dataset else endless_prompts(words, args.seed)
+    prompts = cycle(dataset) if dataset else endless_prompts(words, seed)
     progress = Progress(console=err, transient=True, refresh_per_second=2, disable=not err.is_terminal)
     async with httpx.AsyncClient(**client_options(args.url, args.api_key, args.timeout)) as client:
         with progress:
@@ -221,7 +200,7 @@ async def _measure(
                 if level.request_rate is None:
                     answers = await closed_loop(client, job, chosen, level.concurrency, on_end)
                 else:
-                    offsets = poisson_offsets(number, level.request_rate, args.seed)
+                    offsets = poisson_offsets(number, level.request_rate, seed)
                     answers = await open_loop(client, job, chosen, offsets, on_end)
                 on_level(Measured(level, answers, summarise(answers)))
 
@@ -238,88 +217,14 @@ def _words_per_token(client: httpx.Client, model: str) -> float:
         return WORDS_PER_TOKEN
 
 
-def _print_tables(out: Console, measured: list[Measured], title: str) -> None:
-    throughput, steps, latency = (Table(box=SIMPLE, pad_edge=False) for _ in range(3))
-    for name in ("load", "conf."):
-        for table in (throughput, steps, latency):
-            table.add_column(name, no_wrap=True)
-    for name in ("ok", "failed", "req/s", "output tok/s", "total tok/s"):
-        throughput.add_column(name, justify="right", overflow="fold")  # a figure is never cut
-    for name in ("tokens/KV", "tokens/step", "drafted", "accepted"):
-        steps.add_column(name, justify="right", overflow="fold")
-    latency.add_column("ms")
-    for name in ("mean", "p50", "p90", "p99"):
-        latency.add_column(name, justify="right", overflow="fold")
-    for m in measured:
-        s, labels = m.summary, (m.level.load, m.level.confidence_text)
-        rates = (s.requests_per_second, s.output_tokens_per_second, s.total_tokens_per_second)
-        throughput.add_row(*labels, str(s.ok), str(sum(s.failures.values())), *(_number(rate) for rate in rates))
-        drafts = ("-", "-") if s.acceptance is None else (f"{s.drafted_tokens:,}", f"{s.acceptance:.0%}")
-        steps.add_row(*labels, _number(s.tokens_per_kv), _number(s.tokens_per_step), *drafts)
-        for name, values in (("TTFT", s.ttft), ("TPOT", s.tpot), ("ITL", s.itl), ("E2E", s.e2e)):
-            latency.add_row(*labels, name, *_milliseconds(values), end_section=name == "E2E")
-            labels = ("", "")
-    out.print(title, markup=False, soft_wrap=True)
-    out.print(throughput)
-    if any(m.summary.tokens_per_kv is not None for m in measured):
-        out.print(steps)
-    out.print(latency)
-    for m in measured:
-        for reason, times in m.summary.failures.items():
-            out.print(f"{m.level.load}: {times} failed: {reason}", style="red", markup=False, soft_wrap=True)
-    for source in sorted({m.summary.counted_by for m in measured if m.summary.ok}):
-        out.print(f"Tokens are counted by {COUNTED_BY[source]}.", style="dim")
-
-
-def _report(args: argparse.Namespace, model: str, measured: list[Measured]) -> dict[str, Any]:
-    """Everything that was measured, for JSON; times in seconds. Names no key."""
-    names = ("endpoint", "requests", "warm_up", "prompt_tokens", "output_tokens", "ignore_eos", "groups", "seed")
-    return {
-        "url": args.url,
-        "model": model,
-        "asked": {
-            **{name: getattr(args, name) for name in names},
-            "dataset": str(args.dataset) if args.dataset else None,
-        },
-        "percentiles": "linear interpolation between closest ranks",
-        "levels": [
-            {
-                **asdict(m.level),
-                **asdict(m.summary),
-                "requests": [_request(answer, m.answers[0].started) for answer in m.answers],
-            }
-            for m in measured
-        ],
-    }
-
-
-def _request(answer: Answer, start: float) -> dict[str, Any]:
-    """One request's figures; `arrivals` are [seconds after it was sent, tokens]."""
-    return {
-        "sent": answer.started - start,
-        "ttft": answer.ttft,
-        "tpot": answer.tpot,
-        "e2e": answer.e2e,
-        "prompt_tokens": answer.usage.prompt_tokens if answer.usage else None,
-        "completion_tokens": answer.completion_tokens,
-        "kv_slots": answer.kv_slots,
-        "macro_steps": answer.macro_steps,
-        "drafted_tokens": answer.num_drafted,
-        "accepted_tokens": answer.num_accepted,
-        "finish_reason": answer.finish_reason,
-        "error": answer.error,
-        "arrivals": [[when - answer.started, tokens] for when, tokens in answer.arrivals],
-    }
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:,.2f}"
-
-
-def _milliseconds(values: Distribution | None) -> list[str]:
-    if values is None:
-        return ["-"] * 4
-    return [f"{1000 * value:,.2f}" for value in (values.mean, values.p50, values.p90, values.p99)]
+@contextlib.contextmanager
+def _terminated_as_by_ctrl_c() -> Iterator[None]:
+    """`timeout` and batch systems send SIGTERM: what was measured until then is kept."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _fail(err: Console, message: str, code: int) -> int:

@@ -130,6 +130,7 @@ class Summary:
 
     seconds: from the first request sent to the last one ended.
     total_tokens_per_second, tokens_per_kv, tokens_per_step: None where the server's usage does not say.
+    cached_tokens: of the prompts, which the server's prefix cache had; None where no usage says.
     drafted_tokens, accepted_tokens, acceptance: of the answers whose groups tell of drafts; None where none does.
     counted_by: the weakest source among the answers' token counts.
     """
@@ -138,6 +139,7 @@ class Summary:
     failures: dict[str, int]  # reason -> requests
     seconds: float
     prompt_tokens: int | None
+    cached_tokens: int | None
     output_tokens: int
     kv_slots: int | None
     macro_steps: int | None
@@ -164,6 +166,7 @@ def summarise(answers: Sequence[Answer]) -> Summary:
     prompt_tokens = _sum_if_all_known(answer.usage.prompt_tokens if answer.usage else None for answer in good)
     kv_slots = _sum_if_all_known(answer.kv_slots for answer in good)
     macro_steps = _sum_if_all_known(answer.macro_steps for answer in good)
+    cached = [answer.usage.cached_tokens for answer in good if answer.usage and answer.usage.cached_tokens is not None]
     told = [answer for answer in good if answer.num_drafted is not None]
     drafted = _sum_if_all_known(answer.num_drafted for answer in told)
     accepted = _sum_if_all_known(answer.num_accepted for answer in told)
@@ -174,6 +177,7 @@ def summarise(answers: Sequence[Answer]) -> Summary:
         failures=dict(Counter(answer.error for answer in answers if answer.error is not None).most_common()),
         seconds=seconds,
         prompt_tokens=prompt_tokens,
+        cached_tokens=sum(cached) if cached else None,
         output_tokens=output_tokens,
         kv_slots=kv_slots,
         macro_steps=macro_steps,

@@ -10,16 +10,18 @@ import asyncio
 import contextlib
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import httpx
 
+from hamburger.clients.connection import check_stream, transport_error
 from hamburger.clients.figures import Answer
-from hamburger.clients.wire import RequestError, StreamDecoder, check_stream, transport_error
+from hamburger.clients.wire import RequestError, StreamDecoder
 
 PATHS = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
+_GRACE_SECONDS = 1.0  # for a connection to end its answer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,20 +72,33 @@ async def ask(client: httpx.AsyncClient, job: Job, prompt: str | list[int]) -> A
             if response.is_error:
                 await response.aread()
             check_stream(response)
-            async for chunk in response.aiter_bytes():
+            chunks = response.aiter_bytes()
+            async for chunk in chunks:
                 now = clock()
                 for event in decoder.feed(chunk):
                     answer.add(event, now)
+                if decoder.is_done:
+                    break
             for event in decoder.close():
                 answer.add(event, clock())
+            answer.ended = clock()
+            await _read_out(chunks)
         if not answer.completion_tokens or answer.first is None:
             answer.error = "the answer has no tokens"
     except RequestError as error:
         answer.error = error.reason
     except httpx.HTTPError as error:
         answer.error = transport_error(error, client.base_url).reason
-    answer.ended = clock()
+    answer.ended = answer.ended or clock()
     return answer
+
+
+async def _read_out(chunks: AsyncIterator[bytes]) -> None:
+    """What is behind a whole answer, so that its connection serves the next request; one that does not end is left."""
+    with contextlib.suppress(httpx.HTTPError, TimeoutError):
+        async with asyncio.timeout(_GRACE_SECONDS):
+            async for _ in chunks:
+                pass
 
 
 async def closed_loop(

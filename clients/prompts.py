@@ -53,7 +53,8 @@ def built_in_prompts(number: int, words: int, seed: int) -> list[str]:
 def endless_prompts(words: int, seed: int) -> Iterator[str]:
     """Prompts of `words` words each, made as they are taken; same arguments, same prompts.
 
-    Each begins with a number of its own, so that a server's prefix cache does not answer for the model.
+    Each begins with a number of its own, so that a server's prefix cache does not answer for the model; of a seed that
+    it has answered before, it does.
     """
     rng = random.Random(seed)
     while True:

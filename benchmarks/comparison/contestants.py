@@ -17,9 +17,10 @@ import httpx
 
 from comparison.processes import ContestantError, ProcessTree
 from comparison.workload import Request
+from hamburger.clients.connection import client_options, first_model
 from hamburger.clients.figures import Answer
 from hamburger.clients.load import Job, ask
-from hamburger.clients.wire import RequestError, Usage, client_options, first_model
+from hamburger.clients.wire import RequestError, Usage
 from host.machine import free_port
 
 

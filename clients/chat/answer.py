@@ -10,8 +10,9 @@ from rich.console import Console
 from rich.segment import Segment, Segments
 from rich.style import Style
 
+from hamburger.clients.connection import check_stream, transport_error
 from hamburger.clients.figures import Answer, ratio
-from hamburger.clients.wire import StreamDecoder, StreamEvent, check_stream, transport_error
+from hamburger.clients.wire import StreamDecoder, StreamEvent
 
 GROUP_COLOURS = ("cyan", "yellow")
 _HALVES = dict.fromkeys(range(0xD800, 0xE000), "\ufffd")  # of surrogate pairs: JSON can hold them, and no text can
@@ -29,6 +30,8 @@ def stream_events(client: httpx.Client, body: dict[str, Any]) -> Generator[Strea
             check_stream(response)
             for chunk in response.iter_bytes():
                 yield from decoder.feed(chunk)
+                if decoder.is_done:  # not every server or proxy ends the connection then
+                    break
             yield from decoder.close()
     except httpx.HTTPError as error:
         raise transport_error(error, client.base_url) from error

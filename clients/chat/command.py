@@ -22,8 +22,9 @@ from hamburger.clients.chat.answer import Painter, stream_events, summary
 from hamburger.clients.chat.race import race
 from hamburger.clients.chat.stats import server_stats
 from hamburger.clients.chat.typed_lines import Typed, typed_lines
+from hamburger.clients.connection import client_options, first_model
 from hamburger.clients.figures import Answer
-from hamburger.clients.wire import RequestError, client_options, first_model
+from hamburger.clients.wire import RequestError
 
 HELP = """\
 /race [TEXT]    ask that, or the last question again, with drafts and without: the same text, how fast?

@@ -39,7 +39,7 @@ def race(client: httpx.Client, body: dict[str, Any], out: Console) -> str:
 def _verdict(texts: list[str], figures: list[Answer]) -> str:
     first, second = texts
     speeds = [answer.tpot for answer in figures]
-    if speeds[0] is None or speeds[1] is None:
+    if not speeds[0] or not speeds[1]:  # 0: all of it came at once
         return "Too short a race to tell anything."
     gain = f"{speeds[1] / speeds[0]:.2f} times as fast"
     if first == second:

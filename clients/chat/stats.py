@@ -7,7 +7,8 @@ import re
 
 import httpx
 
-from hamburger.clients.wire import RequestError, response_error, transport_error
+from hamburger.clients.connection import check_answer, transport_error
+from hamburger.clients.wire import RequestError
 
 _SAMPLE = re.compile(r"(\w+)\{(.*)\} (\S+)")
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
@@ -29,8 +30,7 @@ def server_stats(client: httpx.Client, model: str) -> str:
         response = client.get("/metrics", timeout=_LONGEST_SILENCE)
     except httpx.HTTPError as error:
         raise transport_error(error, client.base_url) from error
-    if response.is_error:
-        raise response_error(response)
+    check_answer(response)
     name = _ALIAS.sub("", model)
     found = _gauges(response.text, name) or _gauges(response.text, _parent(client, name))
     if not found.keys() >= _TOLD:

@@ -31,6 +31,7 @@ from hamburger.clients.arguments import (
     whole,
     whole_to,
 )
+from hamburger.clients.connection import API_KEY_VARIABLE, client_options, first_model
 from hamburger.clients.evaluation.answers import AnswerStore, Usage
 from hamburger.clients.evaluation.bootstrap import LEVEL, SAMPLES
 from hamburger.clients.evaluation.errors import EvalError
@@ -40,7 +41,7 @@ from hamburger.clients.evaluation.report import Figures, Side, compare, print_ta
 from hamburger.clients.evaluation.requests import Server, ask_all
 from hamburger.clients.load import allow_many_connections
 from hamburger.clients.output_files import check_apart, check_output, write_output
-from hamburger.clients.wire import API_KEY_VARIABLE, RequestError, client_options, first_model
+from hamburger.clients.wire import RequestError
 
 MOST_RESAMPLES = 1_000_000
 _SECOND = ("base_url_b", "model_b", "confidence_b", "api_key_b")

@@ -14,9 +14,10 @@ from typing import Any
 
 import httpx
 
+from hamburger.clients.connection import check_answer, transport_error
 from hamburger.clients.evaluation.answers import Answer, AnswerStore, question_key
 from hamburger.clients.evaluation.items import Item, Question, Task
-from hamburger.clients.wire import RequestError, response_error, token_count, transport_error
+from hamburger.clients.wire import RequestError, token_count
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 _TRIES, _LONGEST_WAIT = 8, 30.0  # for a server that says it is full
@@ -197,8 +198,7 @@ async def post(client: httpx.AsyncClient, path: str, body: dict[str, Any]) -> di
         if response.status_code not in (429, 503) or attempt == _TRIES - 1:
             break
         await asyncio.sleep(_wait(response.headers.get("retry-after", ""), attempt))
-    if response.is_error:
-        raise response_error(response)
+    check_answer(response)
     try:
         answer = response.json()
     except ValueError:

@@ -16,9 +16,9 @@ import pytest
 
 from chat_terminal import run_chat
 from hamburger.clients import bench
+from hamburger.clients.connection import client_options
 from hamburger.clients.output_files import check_apart, check_output
 from hamburger.clients.prompts import read_prompts
-from hamburger.clients.wire import client_options
 from hamburger.server.cli import main
 from scripted_server import Reply, ScriptedServer, hamburger_stream
 
@@ -121,7 +121,7 @@ def test_a_proxy_that_is_none_is_named(
     for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.upper(), raising=False)
-    monkeypatch.setattr("hamburger.clients.wire.find_spec", lambda name: None)
+    monkeypatch.setattr("hamburger.clients.connection.find_spec", lambda name: None)
     monkeypatch.setenv(variable, proxy)
     with pytest.raises(ValueError, match=re.escape(message)):
         client_options("http://server.example", None, 5.0)

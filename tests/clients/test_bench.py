@@ -17,7 +17,7 @@ from hamburger.clients.figures import Answer, Distribution, percentile, summaris
 from hamburger.clients.load import Job, poisson_offsets
 from hamburger.clients.prompts import built_in_prompts, endless_prompts
 from hamburger.clients.wire import StreamEvent, Usage
-from scripted_server import Reply, ScriptedServer, drafting_stream, hamburger_stream, plain_stream
+from scripted_server import Reply, ScriptedServer, drafting_stream, hamburger_stream, plain_stream, sse
 
 
 def grouped_answer() -> Answer:
@@ -165,6 +165,53 @@ def test_a_server_without_usage_groups_or_tokenize(server: ScriptedServer, capsy
     out = capsys.readouterr().out
     assert "one token an event" in out
     assert " - " in out
+
+
+def test_a_run_has_prompts_of_its_own_unless_a_seed_is_given(
+    server: ScriptedServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.replies = [Reply(hamburger_stream([("a", 1), ("b", 1)]))]
+    figures, prompts = tmp_path / "figures.json", []
+    for seed in ([], [], ["--seed", "7"], ["--seed", "7"]):
+        server.requests.clear()
+        assert run_bench(server, "--concurrency", "1", "--requests", "2", "--json", str(figures), *seed) == 0
+        prompts.append([request["messages"][0]["content"] for request in server.requests])
+        told = json.loads(figures.read_text(encoding="utf-8"))["asked"]["seed"]
+        assert f"Prompts and times are those of --seed {told}." in capsys.readouterr().out
+    assert told == 7
+    assert prompts[0] != prompts[1]
+    assert prompts[2] == prompts[3]
+
+
+def test_what_the_prefix_cache_had_is_told(server: ScriptedServer, capsys: pytest.CaptureFixture[str]) -> None:
+    usage = {"prompt_tokens": 8, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 6}}
+    *stream, done = plain_stream(["a", "b"])
+    server.replies = [Reply([*stream, sse({"choices": [], "usage": usage}), done])]
+    assert run_bench(server, "--concurrency", "1", "--requests", "2") == 0
+    assert "1 in flight: 75% of the prompts' tokens were in the server's prefix cache." in capsys.readouterr().out
+
+
+async def test_a_whole_answer_ends_with_its_mark_and_keeps_its_connection(server: ScriptedServer) -> None:
+    job = Job(model="m", endpoint="chat", output_tokens=9)
+    server.replies = [Reply(plain_stream(["a"]))]
+    async with httpx.AsyncClient(base_url=server.url) as client:
+        opened: list[str] = []
+
+        async def note(event: str, _: object) -> None:
+            opened.append(event)
+
+        async def traced(request: httpx.Request) -> None:
+            request.extensions["trace"] = note
+
+        client.event_hooks["request"] = [traced]
+        for _ in range(3):
+            assert (await load.ask(client, job, "p")).error is None
+        assert opened.count("connection.connect_tcp.complete") == 1
+        server.replies = [Reply(plain_stream(["a"]), hang=True)]
+        answer = await load.ask(client, job, "p")
+    assert answer.error is None
+    assert answer.e2e is not None
+    assert answer.e2e < 1  # the wait for its end is none of the answer's
 
 
 def test_closed_loop_keeps_so_many_in_flight(server: ScriptedServer) -> None:

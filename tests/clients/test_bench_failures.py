@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -9,6 +14,14 @@ import pytest
 from bench_runs import run_bench
 from hamburger.clients.prompts import read_prompts
 from scripted_server import Reply, ScriptedServer, error_body, hamburger_stream, plain_stream, sse
+
+# A suite that a shell runs in the background inherits an ignored SIGINT.
+BENCH = [
+    sys.executable,
+    "-c",
+    "import signal, sys\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"
+    "from hamburger.server.cli import main\nsys.exit(main(['bench', *sys.argv[1:]]))",
+]
 
 
 def test_some_failures_are_counted_by_their_reason(server: ScriptedServer, capsys: pytest.CaptureFixture[str]) -> None:
@@ -111,3 +124,32 @@ def test_bad_files_exit_with_2_before_any_request(
     dataset.write_text("\n", encoding="utf-8")
     with pytest.raises(ValueError, match="holds no prompts"):
         read_prompts(dataset)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+def test_figures_are_written_though_nobody_takes_the_tables(server: ScriptedServer, tmp_path: Path) -> None:
+    server.replies = [Reply(hamburger_stream([("a", 1), ("b", 1)]))]
+    figures = tmp_path / "figures.json"
+    command = [*BENCH, "--url", server.url, "--concurrency", "1", "--json", str(figures)]
+    with Path("/dev/full").open("w", encoding="utf-8") as full:
+        assert subprocess.run(command, stdout=full, stderr=subprocess.DEVNULL, timeout=120, check=False).returncode
+    assert json.loads(figures.read_text(encoding="utf-8"))["levels"][0]["ok"] == 8
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_loads_that_are_complete_are_kept_at_an_end_from_outside(
+    server: ScriptedServer, number: signal.Signals, tmp_path: Path
+) -> None:
+    stream, figures = hamburger_stream([("a", 1), ("b", 1)]), tmp_path / "figures.json"
+    server.answer = lambda _: Reply(stream if len(server.requests) < 10 else [], hang=len(server.requests) >= 10)
+    command = [*BENCH, "--url", server.url, "--concurrency", "1,2", "--json", str(figures)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        while len(server.requests) < 10:  # the warm-up of the second load, which hangs
+            assert process.poll() is None
+            time.sleep(0.02)
+        process.send_signal(number)
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert err == "error: stopped\n"
+    assert "1 in flight" in out
+    assert [level["ok"] for level in json.loads(figures.read_text(encoding="utf-8"))["levels"]] == [8]

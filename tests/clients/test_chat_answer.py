@@ -154,3 +154,10 @@ def test_an_event_of_a_wrong_type_is_one_line(server: ScriptedServer, pipe: io.S
     err = capsys.readouterr().err
     assert err.startswith("error: the stream holds an event that makes no sense: {")
     assert err.count("\n") == 1
+
+
+def test_an_answer_that_is_whole_is_not_waited_for(server: ScriptedServer, pipe: io.StringIO, capsys: Captured) -> None:
+    server.replies = [Reply(plain_stream(["Hi"]), hang=True)]
+    say(pipe, "one", "two")
+    assert run_chat(server) == 0
+    assert capsys.readouterr().out == "Hi\nHi\n"

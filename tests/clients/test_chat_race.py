@@ -55,6 +55,17 @@ def test_a_race_tells_where_texts_part(
     assert "Another text from character 3 on" in capsys.readouterr().err
 
 
+def test_a_race_of_answers_that_come_at_once_tells_no_speed(
+    server: ScriptedServer, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    usage = {"prompt_tokens": 1, "completion_tokens": 5}
+    whole = {"choices": [{"delta": {"content": "all of it"}, "finish_reason": "stop"}], "usage": usage}
+    server.answer = lambda body: Reply([sse(whole), b"data: [DONE]\n\n"])
+    type_lines(monkeypatch, "/race one")
+    assert run_chat(server) == 0
+    assert "Too short a race to tell anything." in capsys.readouterr().err
+
+
 def test_both_lines_of_a_race_tell_tokens_per_step_where_one_had_drafts(
     server: ScriptedServer, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:

@@ -7,7 +7,8 @@ import pytest
 
 from chat_terminal import Captured, run_chat, type_lines
 from hamburger.clients.chat.stats import server_stats
-from hamburger.clients.wire import RequestError, client_options
+from hamburger.clients.connection import client_options
+from hamburger.clients.wire import RequestError
 from scripted_server import ScriptedServer
 
 METRICS = """\

@@ -12,15 +12,8 @@ import httpx
 import pytest
 
 from hamburger.clients.arguments import list_of, positive, server_url, unit_interval, whole, whole_to
-from hamburger.clients.wire import (
-    RequestError,
-    StreamDecoder,
-    Usage,
-    client_options,
-    first_model,
-    response_error,
-    transport_error,
-)
+from hamburger.clients.connection import check_answer, check_stream, client_options, first_model, transport_error
+from hamburger.clients.wire import RequestError, StreamDecoder, Usage
 from scripted_server import ScriptedServer, drafting_stream, hamburger_stream, plain_stream, sse
 
 
@@ -60,6 +53,11 @@ def test_roles_and_usage_are_no_output_but_a_finish_is() -> None:
         (sse({"choices": [{"delta": {"content": "a"}}]}), "the stream ended before the answer did"),
         (b"", "the stream ended before the answer did"),
         (sse({"error": {"message": "the engine died", "code": 500}}), "error in the stream: the engine died"),
+        (b'event: error\ndata: {"message": "too long", "type": "x"}\n', "error in the stream: too long"),
+        (b'event: error\r\ndata: {"error": {"message": "busy"}}\r\n', "error in the stream: busy"),
+        (b'event: error\ndata: "odd"\n', "error in the stream: odd"),
+        (sse({"object": "error", "message": "filtered", "code": 400}), "error in the stream: filtered"),
+        (sse({"choices": []}) + b"data: [DONE]\n", "the answer has no tokens"),
         (b"data: <html>\n", "an event that makes no sense: <html>"),
         (sse({"choices": ["odd"]}), "makes no sense"),
         (sse({"choices": [{"delta": {"content": [{"type": "text", "text": "a"}]}}]}), "makes no sense"),
@@ -99,7 +97,16 @@ def test_a_bad_stream_is_a_request_error(stream: bytes, reason: str) -> None:
     ],
 )
 def test_an_error_of_any_shape_gives_its_message_in_one_line(content: bytes, reason: str) -> None:
-    assert response_error(httpx.Response(400, content=content)).reason == reason
+    with pytest.raises(RequestError) as caught:
+        check_answer(httpx.Response(400, content=content))
+    assert caught.value.reason == reason
+
+
+def test_a_redirect_names_where_to() -> None:
+    request = httpx.Request("POST", "http://s/v1/chat/completions")
+    moved = httpx.Response(301, headers={"location": "https://s/v1/chat/completions"}, request=request)
+    with pytest.raises(RequestError, match=r"has moved to https://s/v1/chat/completions\. .*--url"):
+        check_stream(moved)
 
 
 def test_what_a_server_says_moves_no_cursor() -> None:
@@ -126,9 +133,10 @@ def test_too_many_open_files_are_not_the_server_s_fault(several: bool) -> None:
 
 
 def test_the_remedy_is_for_people_and_not_part_of_the_reason() -> None:
-    error = response_error(httpx.Response(401, json={"error": {"message": "Wrong key."}}))
-    assert error.reason == "HTTP 401: Wrong key."
-    assert str(error) == "HTTP 401: Wrong key. Give the server's key with --api-key or HAMBURGER_API_KEY."
+    with pytest.raises(RequestError) as caught:
+        check_answer(httpx.Response(401, json={"error": {"message": "Wrong key."}}))
+    assert caught.value.reason == "HTTP 401: Wrong key."
+    assert str(caught.value) == "HTTP 401: Wrong key. Give the server's key with --api-key or HAMBURGER_API_KEY."
 
 
 @pytest.mark.parametrize("text", ["http://h:1", "http://h:1/", "http://h:1/v1", "http://h:1/v1/"])
@@ -188,9 +196,23 @@ def test_numbers_out_of_range_are_refused() -> None:
             whole(text)
 
 
-def test_only_a_loopback_address_goes_around_the_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2", "[::1]", "localhost", "a.localhost", "0.0.0.0", "[::]"])
+def test_an_address_of_this_machine_goes_around_the_proxies(host: str) -> None:
+    assert client_options(f"http://{host}:8000", None, 1)["trust_env"] is False
+
+
+@pytest.mark.parametrize(
+    ("bypassed", "through"), [("", " through the proxy of the environment, 127.0.0.1:9"), ("*", "")]
+)
+def test_a_proxy_that_does_not_answer_is_named(bypassed: str, through: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("http_proxy", "http://user:secret@127.0.0.1:9")
+    monkeypatch.setenv("no_proxy", bypassed)
+    told = transport_error(httpx.ConnectError("refused"), httpx.URL("http://far.example:1"))
+    assert told.reason == f"cannot connect to http://far.example:1{through}"
+
+
+def test_others_go_through_them_and_keys_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HAMBURGER_API_KEY", "from-env,another")
-    assert client_options("http://127.0.0.1:8000", None, 1)["trust_env"] is False
     remote = client_options("https://example.org", None, 1)
     assert remote["trust_env"] is True
     assert remote["headers"]["Authorization"] == "Bearer from-env"
@@ -228,3 +250,20 @@ def test_drafts_of_a_group_and_macro_steps_are_read() -> None:
     events = [event for chunk in drafting_stream() for event in decoder.feed(chunk)] + decoder.close()
     assert [(event.num_drafted, event.num_accepted) for event in events] == [(None, 0), (3, 2), (2, 1), (None, 0)]
     assert events[-1].usage == Usage(5, 6, 6, 3)
+
+
+@pytest.mark.parametrize("name", ["reasoning_content", "reasoning"])
+def test_thoughts_have_two_names(name: str) -> None:
+    [event] = StreamDecoder().feed(sse({"choices": [{"delta": {name: "Hm."}}]}))
+    assert (event.thought, event.text, event.carries_output) == ("Hm.", "", True)
+
+
+def test_only_the_event_behind_its_name_is_an_error() -> None:
+    [event] = StreamDecoder().feed(b"event: error\nevent: message\n" + sse({"choices": [{"text": "a"}]}))
+    assert event.text == "a"
+
+
+def test_tokens_of_the_prefix_cache_are_read() -> None:
+    usage = {"prompt_tokens": 9, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 8}}
+    [event] = StreamDecoder().feed(sse({"choices": [], "usage": usage}))
+    assert event.usage == Usage(9, 2, None, cached_tokens=8)

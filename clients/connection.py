@@ -1,0 +1,188 @@
+"""How a client reaches an OpenAI-compatible server: keys, proxies, certificates, and what an answer's status says.
+
+Knows HTTP, and nothing of the server's insides; must not import hamburger.server, engine or model.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import ssl
+from collections.abc import Iterator
+from importlib.util import find_spec
+from ipaddress import ip_address
+from typing import Any
+from urllib.request import getproxies, proxy_bypass
+
+import httpx
+
+from hamburger.clients.wire import RequestError, error_message
+
+API_KEY_VARIABLE = "HAMBURGER_API_KEY"
+
+
+def client_options(url: str, api_key: str | None, timeout: float) -> dict[str, Any]:
+    """Keyword arguments for httpx.Client or httpx.AsyncClient. `timeout`: the longest silence, in seconds.
+
+    Raises ValueError where SSL_CERT_FILE or SSL_CERT_DIR, which HTTPS needs, cannot be read, where the key of the
+    environment cannot be sent, or where its proxies are none.
+    """
+    of_environment = os.environ.get(API_KEY_VARIABLE, "").split(",")[0].strip()  # a server's list of keys: any will do
+    key = api_key or check_key(of_environment, f"the environment variable {API_KEY_VARIABLE}")
+    headers = {"Accept-Encoding": "identity"}  # compressed events would wait in a buffer
+    if key:
+        headers["Authorization"] = f"Bearer {key}"
+    takes_proxies = not _is_of_this_machine(httpx.URL(url).host)  # which a proxy cannot reach
+    if takes_proxies:
+        _check_proxies()
+    return {
+        "base_url": url,
+        "headers": headers,
+        "timeout": httpx.Timeout(timeout, connect=min(timeout, 10.0)),
+        "limits": httpx.Limits(max_connections=None, max_keepalive_connections=None),
+        "trust_env": takes_proxies,
+        # SSL_CERT_FILE counts there all the same: it is where a server has a certificate that it signed itself.
+        "verify": _trusted() if httpx.URL(url).scheme == "https" else True,
+    }
+
+
+def _is_of_this_machine(host: str) -> bool:
+    """Also 0.0.0.0, which servers print as where they listen."""
+    try:
+        address = ip_address(host)
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")
+    return address.is_loopback or address.is_unspecified
+
+
+def check_key(key: str, name: str = "the key") -> str:
+    """The key, if an HTTP header can carry it. Raises ValueError with its name, never the key itself."""
+    if not key.isascii() or not key.isprintable() or key != key.strip():
+        raise ValueError(
+            f"{name} holds what an HTTP header cannot carry: a key is ASCII, on one line, without spaces around it."
+        )
+    return key
+
+
+def _check_proxies() -> None:
+    """As httpx reads them, which refuses them with a traceback."""
+    for scheme, proxy in getproxies().items():
+        if scheme in ("http", "https", "all") and proxy:
+            variable = f"the environment variable {scheme}_proxy"
+            try:
+                found = httpx.Proxy(proxy if "://" in proxy else f"http://{proxy}")
+            except (ValueError, httpx.InvalidURL) as error:
+                raise ValueError(f"{variable} names no proxy ({error}): mend it, or unset it.") from None
+            if found.url.scheme.startswith("socks") and find_spec("socksio") is None:
+                raise ValueError(f"{variable} names a SOCKS proxy: install the package socksio for it, or unset it.")
+
+
+def _proxy_of(url: httpx.URL) -> str | None:
+    """By which httpx reaches a server, without its password."""
+    found = {} if _is_of_this_machine(url.host) or proxy_bypass(url.host) else getproxies()
+    proxy = found.get(url.scheme) or found.get("all")
+    return proxy and proxy.rsplit("@", 1)[-1]
+
+
+def _trusted() -> ssl.SSLContext:
+    try:
+        return httpx.create_ssl_context()
+    except OSError as error:
+        named = " or ".join(name for name in ("SSL_CERT_FILE", "SSL_CERT_DIR") if os.environ.get(name))
+        raise ValueError(f"{named} names no certificates that can be read ({error}): mend it, or unset it.") from error
+
+
+def first_model(client: httpx.Client) -> str:
+    """The first model that the server lists. Raises RequestError."""
+    try:
+        response = client.get("/v1/models")
+    except httpx.HTTPError as error:
+        raise transport_error(error, client.base_url) from error
+    check_answer(response)
+    try:
+        name = str(response.json()["data"][0]["id"])
+        if not name.isprintable():  # it is shown, and sent
+            raise ValueError
+        return name
+    except (ValueError, LookupError, TypeError):
+        raise RequestError(f"{response.url} lists no model", "Name one with --model.") from None
+
+
+def check_stream(response: httpx.Response) -> None:
+    """Raise RequestError unless a stream of events follows. An error's body must have been read."""
+    check_answer(response)
+    content_type = response.headers.get("content-type", "none")
+    if not content_type.startswith("text/event-stream"):
+        raise RequestError(
+            f"{response.url} did not answer with a stream (content-type {content_type})",
+            "Is --url an OpenAI-compatible server?",
+        )
+
+
+def check_answer(response: httpx.Response) -> None:
+    """Raise RequestError for an HTTP error (its body read), with the server's own message, and for a redirect.
+
+    That is not followed: a key would go to whom it was not meant for.
+    """
+    status = response.status_code
+    if response.has_redirect_location:
+        location = response.headers["location"]
+        raise RequestError(
+            f"HTTP {status}: {response.url} has moved to {location}", "Give that, up to /v1, as --url.", status
+        )
+    if not response.is_error:
+        return
+    try:
+        message = error_message(response.json())
+    except ValueError:
+        message = response.text or response.reason_phrase
+    remedies = {
+        401: f"Give the server's key with --api-key or {API_KEY_VARIABLE}.",
+        404: "See /v1/models for what is served, and choose with --model or --url.",
+        429: "The server's queue is full: try again later, or send less at a time.",
+        503: "The server is loading, draining or overloaded: try again later.",
+    }
+    raise RequestError(f"HTTP {status}: {message}", remedies.get(status, ""), status)
+
+
+def transport_error(error: httpx.HTTPError, url: httpx.URL) -> RequestError:
+    """A failure below HTTP as a RequestError."""
+    root = str(url).rstrip("/")
+    causes = list(_causes(error))  # httpx tells of them and of a closed port alike
+    if any(isinstance(cause, OSError) and cause.errno in (errno.EMFILE, errno.ENFILE) for cause in causes):
+        return RequestError("too many open files: lower --concurrency or raise `ulimit -n`")
+    fault = next((cause for cause in causes if isinstance(cause, ssl.SSLError)), None)
+    if isinstance(fault, ssl.SSLCertVerificationError):
+        return RequestError(
+            f"the certificate of {root} is not trusted ({fault.verify_message})",
+            "Name its file, or that of who signed it, in the environment variable SSL_CERT_FILE.",
+        )
+    if fault is not None:
+        return RequestError(f"no HTTPS with {root} ({fault.reason})", "Is its --url one that begins with http://?")
+    if isinstance(error, httpx.ProxyError | httpx.ConnectError | httpx.ConnectTimeout) and (proxy := _proxy_of(url)):
+        return RequestError(
+            f"cannot connect to {root} through the proxy of the environment, {proxy}",
+            "Are both running? no_proxy names addresses that need none.",
+        )
+    if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
+        return RequestError(
+            f"cannot connect to {root}", "Is the server running? Start one with `hamburger serve`, or give its --url."
+        )
+    if isinstance(error, httpx.RemoteProtocolError) and url.scheme == "http" and "message body" not in str(error):
+        return RequestError(
+            f"{root} ended the connection without an answer in HTTP",
+            "Is its --url one that begins with https://? Else the server has ended: see its log.",
+        )
+    if isinstance(error, httpx.TimeoutException):
+        return RequestError(f"{root} fell silent for too long ({type(error).__name__})")
+    return RequestError(f"the connection to {root} failed ({type(error).__name__})")
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    """A failure, and what it came of; where several addresses were tried, the failure of each."""
+    while error is not None:
+        yield error
+        if isinstance(error, BaseExceptionGroup):
+            for each in error.exceptions:
+                yield from _causes(each)
+        error = error.__cause__ or error.__context__
