@@ -76,7 +76,7 @@ def test_serve_finds_what_was_fitted(folder: Path, capsys: pytest.CaptureFixture
     told = capsys.readouterr().err
     assert "fitted: 4 chunks" in told
     assert "held-out: 2 chunks" in told
-    assert "no place is lent: too few answers are long enough to settle." in told
+    assert "no place is lent, and the file names no settings: too few answers are long enough to settle." in told
     assert slot_choice(resolve(args), settling)[0].is_fitted
     assert resolve(args).settling == settling  # which the file says nothing of
     weights, shares = read_probe(folder / PROBE_FILE, TRUNK)
@@ -112,9 +112,55 @@ def test_shares_are_fitted_to_a_probe_and_serve(folder: Path, capsys: pytest.Cap
     lends = after < min(equal, usual)
     assert torch.equal(shares, equal_shares(TRUNK)) != lends
     serves = resolve(EngineArgs(model=str(folder), device="cpu", settle=True))
-    assert serves.settling == (Settling(32, 0.33, 0) if lends else Settling(192, 1 / 8))
+    names_settings = lends or equal < usual
+    assert serves.settling == (Settling(32, 0.33, 0) if names_settings else Settling(192, 1 / 8))
+    assert ("the file names settle_window 32, settle_growth 0, settle_keep 0.33" in told) == names_settings
     _, places = slot_choice(serves, Settling(64, 1 / 8))
     assert torch.equal(places.lends == 1, shares == 0)
+
+
+@pytest.mark.parametrize(
+    ("lost", "names", "lends"),
+    [
+        ({"lent": 0.3, "equal": 0.2, "usual": 0.6}, True, False),
+        ({"lent": 0.2, "equal": 0.2, "usual": 0.6}, True, False),
+        ({"lent": 0.1, "equal": 0.2, "usual": 0.6}, True, True),
+        ({"lent": 0.1, "equal": 0.2, "usual": 0.05}, False, False),
+        ({"lent": 0.1, "equal": 0.1, "usual": 0.1}, False, False),
+    ],
+)
+def test_the_file_has_what_loses_least(
+    lost: dict[str, float], names: bool, lends: bool, folder: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    shares = torch.tensor([[2, 0]] * TRUNK.num_layers)
+    monkeypatch.setattr(fitting, "allot", lambda costs: shares)
+    monkeypatch.setattr(fitting, "_lost", lambda *_: lost)
+    save_probe(folder / "own", SettleProbe(torch.randn(TRUNK.num_layers, 2, TRUNK.head_dim + 1), equal_shares(TRUNK)))
+    assert fitting.run(arguments(folder, "--probe", str(folder / "own"), "--window", "64", "--keep", "0.5")) == 0
+    assert torch.equal(read_probe(folder / PROBE_FILE, TRUNK).shares, shares if lends else equal_shares(TRUNK))
+    settling = resolve(EngineArgs(model=str(folder), device="cpu", settle=True)).settling
+    assert settling == (Settling(64, 0.5, 0) if names else Settling(192, 1 / 8))
+    told = capsys.readouterr().err
+    assert ("the file names settle_window 64, settle_growth 0, settle_keep 0.5" in told) == names
+    assert ("the file names no settings" in told) != names
+
+
+def test_answers_that_end_where_something_settles_tell_nothing(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By DEFAULTS something does at 256 tokens: a token must come behind the one whose slot is made then."""
+    save_probe(folder / "own", SettleProbe(torch.randn(TRUNK.num_layers, 2, TRUNK.head_dim + 1), equal_shares(TRUNK)))
+    for length, tells in ((257, False), (258, True)):
+        more = ("--probe", str(folder / "own"), "--max-tokens", str(length))
+        assert fitting.run(arguments(folder, *more)) == 0
+        assert ("heads lend places" in capsys.readouterr().err) == tells
+
+
+def test_a_share_that_keeps_all_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        arguments(folder, "--keep", "1")
+    assert "--keep: a share of 1 keeps every slot" in capsys.readouterr().err
 
 
 def test_the_file_s_folder_need_not_be_there(folder: Path) -> None:

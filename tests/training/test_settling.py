@@ -6,6 +6,7 @@ import argparse
 import json
 import random
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +109,15 @@ def test_as_many_lose_their_slots_as_the_engine_takes(seen: tuple[Any, Observed]
     assert torch.equal(dropped, Policy(score, SETTLING, seed=1).dropped_at(observed, CHOICES))
 
 
+@pytest.mark.parametrize("score", ["newest", "recency"])
+def test_all_hold_as_many_slots_at_a_limit(seen: tuple[Any, Observed], score: str) -> None:
+    _, observed = seen
+    limited = replace(SETTLING, growth=0, limit=SETTLING.window + 2 * SETTLING.chunk + SETTLING.apart)
+    dropped = Policy(score, limited).dropped_at(observed, CHOICES)
+    assert limited.slots(LENGTH) < replace(limited, limit=None).slots(LENGTH)  # the limit is reached
+    assert int((dropped < LENGTH).sum()) == limited.settled_slots(LENGTH)
+
+
 def test_who_gets_no_attention_goes_first(seen: tuple[Any, Observed]) -> None:
     _, observed = seen
     dropped = Policy("attention", SETTLING).dropped_at(observed, CHOICES)
@@ -170,6 +180,29 @@ def test_results_hold_every_policy_and_a_second_call_goes_on(
     assert evaluation.run(arguments(folder, tmp_path, "--scores", "attention;recency;random")) == 0
     assert len(asked) == 5  # of the new policy alone
     assert len(json.loads((tmp_path / "results.json").read_text())) == 3
+
+
+def test_a_text_and_a_policy_count_once_and_their_figures_are_those_of_their_tokens(
+    folder: Path, tmp_path: Path
+) -> None:
+    def figures(out: str, *more: str) -> Any:
+        assert evaluation.run(arguments(folder, tmp_path / out, *more)) == 0
+        [found] = json.loads((tmp_path / out / "results.json").read_text())
+        return found
+
+    books = folder / "books.jsonl"
+    other = tmp_path / "others" / "books.jsonl"  # of the same name
+    other.parent.mkdir()
+    other.write_text(json.dumps({"text": " ".join(reversed(json.loads(books.read_text())["text"].split()))}) + "\n")
+    once = figures("out", "--scores", "keys")
+    answers = str(folder / "answers.jsonl")
+    assert figures("out", "--scores", "keys;keys", "--keeps", "1/8,0.125", "--answers", answers, answers) == once
+    two = figures("out", "--scores", "keys", "--texts", str(books), str(other))
+    assert (once["texts"], two["texts"]) == (5, 6)
+    alone = figures("out", "--scores", "keys", "--texts", str(other))
+    assert alone == figures("fresh", "--scores", "keys", "--texts", str(other)) != once
+    shorter = ("--scores", "keys", "--max-tokens", "140")
+    assert figures("out", *shorter) == figures("fresh", *shorter) != once
 
 
 def test_another_probe_is_measured_anew(folder: Path, tmp_path: Path) -> None:
@@ -244,7 +277,8 @@ def test_mistakes_are_named(folder: Path, tmp_path: Path, capsys: pytest.Capture
         evaluation.run(arguments(folder, tmp_path, "--scores", "attentoin"))
     out = tmp_path / "out"
     with pytest.raises(
-        TrainingError, match=r"nothing settles, .* chunk of 32 .* behind token \d+, and the longest text has 150: "
+        TrainingError,
+        match=r"nothing settles, .* chunk of 32 .* behind token \d+, which others must follow, and the longest text has 150: ",
     ):
         evaluation.run(arguments(folder, out, "--windows", "128,256"))
     with pytest.raises(

@@ -66,7 +66,7 @@ def add_fit_settle_arguments(parser: argparse.ArgumentParser) -> None:
     settings = parser.add_argument_group("settings that shares are fitted for, and that serve from then on")
     settings.add_argument("--window", type=whole(32), metavar="N", help="settle_window (64)")
     settings.add_argument("--growth", type=_growth, metavar="F", help="settle_growth (0)")
-    settings.add_argument("--keep", type=_share, metavar="F", help="settle_keep (0.33)")
+    settings.add_argument("--keep", type=_kept, metavar="F", help="settle_keep (0.33)")
     parser.add_argument("--seed", type=whole(0), default=0, metavar="N", help="of the order of chunks")
     parser.add_argument(
         "--out",
@@ -106,6 +106,13 @@ def _share(text: str) -> float:
         share = math.nan
     if not 0 <= share <= 1:
         raise argparse.ArgumentTypeError(f"{text!r}: shares are in [0, 1], such as 1/4 or 0.25")
+    return share
+
+
+def _kept(text: str) -> float:
+    share = _share(text)
+    if share == 1:
+        raise argparse.ArgumentTypeError("a share of 1 keeps every slot, so that nothing settles: name a lower one")
     return share
 
 

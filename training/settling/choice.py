@@ -71,11 +71,12 @@ class Policy:
         chunk, number = self.settling.chunk, self.settling.chunk - self.settling.kept
         gone = 0
         for place, first in self.settling.places(length):
-            _lose_first(dropped, self.settling, place, first)
             if self.score == "recency":
-                dropped[gone : gone + number] = place
-                gone += number
+                settled = first + chunk
+                dropped[gone : settled - self.settling.kept_slots(settled)] = place
+                gone = settled - self.settling.kept_slots(settled)
                 continue
+            _lose_first(dropped, self.settling, place, first)
             if heads:
                 scores = self._scores_by_head(seen, place, first, first + chunk, generator)
             else:

@@ -33,7 +33,7 @@ from hamburger.training.forward.fingerprint import fingerprint
 from hamburger.training.forward.loading import load_model
 from hamburger.training.progress import token_bar
 from hamburger.training.settling.choice import BY_HEAD, EQUAL, KEYS, PROBE, SCORE_NAMES, Chooser, Policy
-from hamburger.training.settling.observed import Observed, check_text, observe, settled_states
+from hamburger.training.settling.observed import Observed, check_text, is_measured, observe, settled_states
 from hamburger.training.settling.report import write_report
 
 BUCKET = 256  # answer tokens: places are told apart by it
@@ -56,13 +56,15 @@ def run(args: argparse.Namespace) -> int:
     """Evaluate and write the results. Raises TrainingError, CheckpointError, ConfigError or OSError."""
     console = Console(stderr=True, highlight=False)
     source = resolve_source(args.model, args.base)
-    policies = list(_policies(args, source))
-    texts = [*_answers(args), *_books(args, Tokenizer.load(source.tokenizer_path))]
+    # Whoever is named twice counts once: intervals are of so many texts.
+    policies = list(dict.fromkeys(_policies(args, source)))
+    books = _books(args, Tokenizer.load(source.tokenizer_path))
+    texts = list({text.key: text for text in (*_answers(args), *books)}.values())
     if not texts:
         raise TrainingError("no answer is as long as --min-tokens, and there are no texts: give more --answers.")
     longest = max(len(text.answer_ids) for text in texts)
     without = {policy.name: why for policy in policies if (why := _why_none_settles(policy.settling, longest))}
-    if all(policy.name in without for policy in policies):  # one may be named twice
+    if len(without) == len(policies):
         raise TrainingError(
             f"nothing settles, so there is nothing to measure: {'; '.join(dict.fromkeys(without.values()))}."
         )
@@ -117,15 +119,15 @@ def _policies(args: argparse.Namespace, source: ModelSource) -> Iterator[Policy]
 
 def _why_none_settles(settling: Settling, longest: int) -> str | None:
     """Of texts of at most so many answer tokens; None where something does."""
-    if settling.slots(longest) < longest:
+    if is_measured(settling, longest):
         return None
     if settling.kept == settling.chunk:
         return f"--keeps {settling.keep:g} keeps every slot of a chunk of {settling.chunk}: name a lower one"
     first = settling.next_place(0, 0)
     return (
         f"by a window of {settling.window}, a growth of {settling.growth:g} and a chunk of {settling.chunk} tokens the "
-        f"first settle behind token {first}, and the longest text has {longest}: give longer ones (--max-tokens cuts "
-        "them), or lower --windows, --growths or --chunk"
+        f"first settle behind token {first}, which others must follow, and the longest text has {longest}: give longer "
+        "ones (--max-tokens cuts them), or lower --windows, --growths or --chunk"
     )
 
 
@@ -144,8 +146,8 @@ def _answers(args: argparse.Namespace) -> Iterator[Text]:
             number[kind] += 1
             name = file.name.removesuffix(".gz").removesuffix(".jsonl")
             # A file may hold several answers of one id, by other settings.
-            told = blake2b(repr(ids).encode(), digest_size=4).hexdigest()
-            yield Text(f"{name} {answer.id} {told}", f"{name}: {kind}", answer.place, answer.prompt_ids, ids)
+            key = f"{name} {answer.id} {_digest(answer.prompt_ids, ids)}"
+            yield Text(key, f"{name}: {kind}", answer.place, answer.prompt_ids, ids)
 
 
 def _books(args: argparse.Namespace, tokenizer: Tokenizer) -> Iterator[Text]:
@@ -155,7 +157,13 @@ def _books(args: argparse.Namespace, tokenizer: Tokenizer) -> Iterator[Text]:
             ids = tokenizer.encode(text_of(row, "text")[: 8 * args.max_tokens])[: args.max_tokens]
             if len(ids) > args.min_tokens:
                 name = file.name.removesuffix(".gz").removesuffix(".jsonl")
-                yield Text(f"{name} {row.line}", f"{name} (by people)", row.place, ids[:1], ids[1:])
+                key = f"{name} {row.line} {_digest(ids)}"
+                yield Text(key, f"{name} (by people)", row.place, ids[:1], ids[1:])
+
+
+def _digest(*token_ids: list[int]) -> str:
+    """Tells texts apart whose files have one name, or were cut at another length."""
+    return blake2b(repr(token_ids).encode(), digest_size=8).hexdigest()
 
 
 def _choices(args: argparse.Namespace, source: ModelSource, model: HamburgerModel) -> tuple[dict[str, Chooser], str]:
@@ -180,7 +188,7 @@ def _measured(
 ) -> Iterator[dict[str, Any]]:
     """A row a policy that settles anything of this text: sums over the tokens after the first place, by bucket."""
     length = len(text.answer_ids)
-    policies = [policy for policy in policies if policy.settling.slots(length) < length]
+    policies = [policy for policy in policies if is_measured(policy.settling, length)]
     if not policies:
         return
     by_head = any(policy.score in BY_HEAD and policy.score not in choices for policy in policies)

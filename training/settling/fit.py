@@ -30,7 +30,7 @@ from hamburger.training.errors import TrainingError
 from hamburger.training.forward.loading import load_model
 from hamburger.training.progress import token_bar
 from hamburger.training.settling.choice import dropped_by_head
-from hamburger.training.settling.observed import Observed, check_text, observe
+from hamburger.training.settling.observed import Observed, check_text, is_measured, observe
 from hamburger.training.settling.shares import allot, costs_of_shares, losses
 
 CHUNK = 64  # tokens, as the engine looks at them together
@@ -113,19 +113,25 @@ def _fit_weights(
 def _fit_shares(
     args: argparse.Namespace, model: HamburgerModel, choice: SlotChoice, texts: Sequence[_Text], console: Console
 ) -> tuple[Tensor, dict[str, float]]:
-    """int64 [layers, kv_heads], and the settings that they suit, unless DEFAULTS with equal shares lose less in texts
-    that nothing was fitted to: then those, and none."""
+    """int64 [layers, kv_heads], and the settings that they suit.
+
+    Equal ones where lending does not help, no settings where DEFAULTS lose no more, in texts that nothing was fitted to.
+    """
     settling = Settling.of_model(_LENT, args.window, args.growth, args.keep)
     usual, equal = Settling.of_model({}), equal_shares(model.config.trunk)
 
     def settles(length: int) -> bool:
-        return all(s.slots(length) < length for s in (settling, usual))
+        return all(is_measured(s, length) for s in (settling, usual))
 
     long = [text for text in texts if settles(len(text.answer_ids))]
     held_out = long[::_HELD_OUT][: args.share_texts // _HELD_OUT + 1]
     fitted = [text for i, text in enumerate(long) if i % _HELD_OUT][: args.share_texts]
     if not fitted:
-        console.print("no place is lent: too few answers are long enough to settle.", markup=False, soft_wrap=True)
+        console.print(
+            "no place is lent, and the file names no settings: too few answers are long enough to settle.",
+            markup=False,
+            soft_wrap=True,
+        )
         return equal, {}
     shares, costs = equal, torch.zeros(())
     for name in ("Shares", "Again"):
@@ -144,9 +150,15 @@ def _fit_shares(
         markup=False,
         soft_wrap=True,
     )
-    if lost["lent"] >= min(lost["equal"], lost["usual"]):
+    best = min(("usual", "equal", "lent"), key=lambda way: lost[way])  # of equal ones the simplest
+    if best == "usual":
+        console.print("the file names no settings: those of any model lose no more.", markup=False, soft_wrap=True)
         return equal, {}
-    return shares, dict(zip(SETTINGS, (settling.window, settling.growth, settling.keep), strict=True))
+    settings = dict(zip(SETTINGS, (settling.window, settling.growth, settling.keep), strict=True))
+    told = ", ".join(f"{name} {value:g}" for name, value in settings.items())
+    lent = "shares" if best == "lent" else "equal places"
+    console.print(f"the file names {told}, and {lent}.", markup=False, soft_wrap=True)
+    return ways[best][1], settings
 
 
 def _lost(

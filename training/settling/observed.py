@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hamburger.engine.types.settling import Settling
 from hamburger.model.config import TrunkConfig
 from hamburger.model.modules.hamburger import HamburgerModel
 from hamburger.model.modules.trunk import run_layers
@@ -47,6 +48,11 @@ class Observed:
 def middle_layers(num_layers: int) -> tuple[int, ...]:
     """Three layers spread over the middle of a trunk, which tell as much as all: of 30 layers 8, 15 and 22."""
     return tuple(dict.fromkeys(round(num_layers * share) for share in (0.27, 0.5, 0.74)))
+
+
+def is_measured(settling: Settling, length: int) -> bool:
+    """Whether anything of an answer of so many tokens settles before its last: what it loses shows in those behind."""
+    return settling.slots(length - 1) < length - 1
 
 
 def check_text(trunk: TrunkConfig, place: str, prompt_ids: Sequence[int], answer_ids: Sequence[int]) -> None:
