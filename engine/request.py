@@ -231,7 +231,8 @@ class AnswerBuilder:
 
     def push(self, output: GroupOutput) -> RequestUpdate:
         """The update of one group. When its stop_reason is a string, the caller must abort the request in the core."""
-        group = self._detokenizer.push(output.token_ids, last=output.finish_reason is not None)
+        is_last, by_token = output.finish_reason is not None, output.stop_token_id is not None
+        group = self._detokenizer.push(output.token_ids, last=is_last, by_token=by_token)
         self.completion_tokens += group.num_tokens
         self.macro_steps += bool(output.token_ids)
         self._dropped_slots = output.dropped_slots

@@ -44,8 +44,8 @@ class DetokenizedGroup(NamedTuple):
 class Detokenizer:
     """The text of one answer, group by group.
 
-    All texts together are `decode` of the counted tokens, cut before the stop string that ended them (with shows_stop
-    behind it). Held back are only an incomplete character and the longest end of the text that a stop string begins
+    All texts together are `decode` of the counted tokens without the end or stop token that ended them, or cut before
+    the stop string that did (with shows_stop: with that token, or behind that string). Held back are only an incomplete character and the longest end of the text that a stop string begins
     with.
 
     Of several stop strings, the one that is completed by the earliest token wins; within one token the one that ends
@@ -74,10 +74,16 @@ class Detokenizer:
         self._pending = ""  # text not shown yet
         self._stop: str | None = None
 
-    def push(self, token_ids: Sequence[int], *, last: bool = False) -> DetokenizedGroup:
-        """Take the next group (`last`: the answer ends with it). After a stop nothing is taken: no text, 0 tokens."""
+    def push(self, token_ids: Sequence[int], *, last: bool = False, by_token: bool = False) -> DetokenizedGroup:
+        """Take the next group. last: the answer ends with it; by_token: that is what its last token is for.
+
+        After a stop nothing is taken: no text, 0 tokens.
+        """
         if self._stop is not None:
             return DetokenizedGroup("", 0, self._stop)
+        if by_token and not self._shows_stop:
+            group = self.push(token_ids[:-1], last=last)
+            return group if group.stop is not None else group._replace(num_tokens=len(token_ids))
         if self._stops is None:
             text = self._stream.add(token_ids)
             return DetokenizedGroup(text + self._stream.flush() if last else text, len(token_ids), None)

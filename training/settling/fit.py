@@ -115,7 +115,7 @@ def _fit_shares(
 ) -> tuple[Tensor, dict[str, float]]:
     """int64 [layers, kv_heads], and the settings that they suit.
 
-    Equal ones where lending does not help, no settings where DEFAULTS lose no more, in texts that nothing was fitted to.
+    Equal ones where lending does not help, no settings where DEFAULTS lose no more: told by texts not fitted to.
     """
     settling = Settling.of_model(_LENT, args.window, args.growth, args.keep)
     usual, equal = Settling.of_model({}), equal_shares(model.config.trunk)
