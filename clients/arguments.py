@@ -128,8 +128,8 @@ def whole_to(most: int, least: int = 1) -> Callable[[str], int]:
 
 def file_path(text: str) -> Path:
     """The path of a file or a folder; an argparse type."""
-    if not text:  # Path takes it for the current folder
-        raise argparse.ArgumentTypeError("'' names no file: write its path")
+    if text in ("", "-"):  # Path takes the first for the current folder, and no option reads or writes a pipe so
+        raise argparse.ArgumentTypeError(f"{text!r} names no file: write its path")
     return Path(text)
 
 

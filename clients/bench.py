@@ -12,6 +12,7 @@ import contextlib
 import json
 import secrets
 import signal
+import time
 from collections.abc import Callable, Iterator
 from itertools import cycle
 from typing import Any
@@ -33,13 +34,24 @@ from hamburger.clients.arguments import (
     whole_to,
 )
 from hamburger.clients.bench_report import Level, Measured, print_tables, report
-from hamburger.clients.connection import client_options, first_model, transport_error
+from hamburger.clients.connection import Clients, client_options, first_model, transport_error
 from hamburger.clients.figures import summarise
 from hamburger.clients.load import Job, allow_many_connections, closed_loop, open_loop, poisson_offsets
 from hamburger.clients.output_files import check_apart, check_output, write_output
 from hamburger.clients.prompts import FACTS, endless_prompts, read_prompts
 from hamburger.clients.wire import RequestError
 
+# What servers say of a field that they do not know.
+_UNKNOWN_FIELD = (
+    "return_groups",
+    "confidence",
+    "ignore_eos",
+    "cache_salt",
+    "unknown",
+    "unrecognized",
+    "extra",
+    "unexpected",
+)
 WORDS_PER_TOKEN = 0.75  # of English, where the server has no /tokenize to ask
 MOST_REQUESTS, MOST_PROMPT_TOKENS = 100_000, 1_000_000  # more than one client's memory is for
 
@@ -169,12 +181,17 @@ async def _measure(
 ) -> None:
     """Run all levels, one after the other. Raises RequestError when a warm-up request fails."""
     numbers = [level.num_requests(args.requests) for level in levels]
-    # Every request of the run has a prompt of its own, or a later level would be answered from the prefix cache.
-    prompts = cycle(dataset) if dataset else endless_prompts(words, seed)
+    for number, level in zip(numbers, levels, strict=True):
+        if args.requests and number > args.requests:
+            err.print(
+                f"{level.load} needs as many requests: {number}, not {args.requests}.", style="dim", soft_wrap=True
+            )
     progress = Progress(console=err, transient=True, refresh_per_second=2, disable=not err.is_terminal)
-    async with httpx.AsyncClient(**client_options(args.url, args.api_key, args.timeout)) as client:
+    async with Clients(client_options(args.url, args.api_key, args.timeout)) as clients:
         with progress:
-            for number, level in zip(numbers, levels, strict=True):
+            for index, (number, level) in enumerate(zip(numbers, levels, strict=True)):
+                # All levels have the same work, and none is answered from the prefix cache that one before it filled.
+                prompts = cycle(dataset) if dataset else endless_prompts(words, seed, index)
                 job = Job(
                     model=model,
                     endpoint=args.endpoint,
@@ -182,27 +199,30 @@ async def _measure(
                     confidence=level.confidence,
                     ignore_eos=args.ignore_eos,
                     groups=args.groups,
+                    cache_salt=f"bench {seed} {index}" if dataset and args.groups else None,
                 )
                 warm_up = [next(prompts) for _ in range(args.warm_up)]
-                for answer in await closed_loop(client, job, warm_up, level.concurrency, _no_progress):
+                for answer in await closed_loop(clients, job, warm_up, level.concurrency or 1, _no_progress):
                     if answer.error:
-                        rejected = answer.error.startswith("HTTP 400")
-                        raise RequestError(
-                            f"the warm-up request failed: {answer.error}",
-                            "A server that rejects unknown fields needs --no-groups." if rejected else "",
+                        is_unknown = args.groups and any(word in answer.error.lower() for word in _UNKNOWN_FIELD)
+                        remedy = (
+                            "A server that rejects unknown fields needs --no-groups." if is_unknown else answer.remedy
                         )
+                        raise RequestError(f"the warm-up request failed: {answer.error}", remedy)
                 chosen = [next(prompts) for _ in range(number)]
                 task = progress.add_task(f"{level.load}, confidence {level.confidence_text}", total=number)
 
                 def on_end(task: Any = task) -> None:
                     progress.advance(task)
 
+                began, computed = time.perf_counter(), time.process_time()
                 if level.request_rate is None:
-                    answers = await closed_loop(client, job, chosen, level.concurrency, on_end)
+                    answers = await closed_loop(clients, job, chosen, level.concurrency or number, on_end)
                 else:
                     offsets = poisson_offsets(number, level.request_rate, seed)
-                    answers = await open_loop(client, job, chosen, offsets, on_end)
-                on_level(Measured(level, answers, summarise(answers)))
+                    answers = await open_loop(clients, job, chosen, offsets, on_end)
+                busy = (time.process_time() - computed) / (time.perf_counter() - began)
+                on_level(Measured(level, answers, summarise(answers), busy))
 
 
 def _words_per_token(client: httpx.Client, model: str) -> float:
@@ -213,7 +233,13 @@ def _words_per_token(client: httpx.Client, model: str) -> float:
         return len(sample.split()) / int(response.json()["count"])
     except httpx.HTTPError as error:
         raise transport_error(error, client.base_url) from error
-    except (ValueError, LookupError, TypeError, ArithmeticError):  # no count, 0, or one beyond all numbers
+    except (
+        ValueError,
+        LookupError,
+        TypeError,
+        ArithmeticError,
+        RecursionError,
+    ):  # no count, 0, or one beyond all numbers
         return WORDS_PER_TOKEN
 
 

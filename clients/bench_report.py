@@ -12,6 +12,8 @@ from rich.table import Table
 
 from hamburger.clients.figures import Answer, Distribution, Summary
 
+_MOST_REASONS = 10  # of failures that are listed, the most frequent first
+_BUSY = 0.8
 COUNTED_BY = {
     "usage": "the server's usage",
     "groups": "the groups in the stream (the server sent no usage)",
@@ -36,15 +38,21 @@ class Level:
         return "default" if self.confidence is None else f"{self.confidence:g}"
 
     def num_requests(self, asked: int | None) -> int:
-        """`asked`, or enough to fill the level four times, at least 8 (open loop: 32)."""
-        return asked or (32 if self.concurrency is None else max(8, 4 * self.concurrency))
+        """`asked`, at least as many as are to be in flight, or enough to fill the level four times, at least 8 (open
+        loop: 32)."""
+        if self.concurrency is None:
+            return asked or 32
+        return max(asked, self.concurrency) if asked else max(8, 4 * self.concurrency)
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
+    """busy: the share of the time in which this client itself computed."""
+
     level: Level
     answers: list[Answer]
     summary: Summary
+    busy: float
 
 
 def print_tables(out: Console, measured: list[Measured], title: str, seed: int) -> None:
@@ -75,8 +83,17 @@ def print_tables(out: Console, measured: list[Measured], title: str, seed: int) 
         out.print(steps)
     out.print(latency)
     for m in measured:
-        for reason, times in m.summary.failures.items():
+        for reason, times in list(m.summary.failures.items())[:_MOST_REASONS]:
             out.print(f"{m.level.load}: {times} failed: {reason}", style="red", markup=False, soft_wrap=True)
+        if (more := len(m.summary.failures) - _MOST_REASONS) > 0:
+            out.print(f"{m.level.load}: {more} more reasons, each as often or less", style="red", markup=False)
+        if m.busy > _BUSY:
+            out.print(
+                f"{m.level.load}: this client itself computed {m.busy:.0%} of the time: its figures may not be the "
+                "server's. Measure with less at a time, or from several processes.",
+                style="yellow",
+                soft_wrap=True,
+            )
         if m.summary.cached_tokens and m.summary.prompt_tokens:
             share = m.summary.cached_tokens / m.summary.prompt_tokens
             out.print(f"{m.level.load}: {share:.0%} of the prompts' tokens were in the server's prefix cache.")
@@ -87,13 +104,14 @@ def print_tables(out: Console, measured: list[Measured], title: str, seed: int) 
 
 def report(args: argparse.Namespace, model: str, measured: list[Measured], seed: int) -> dict[str, Any]:
     """Everything that was measured, for JSON; times in seconds. Names no key."""
-    names = ("endpoint", "requests", "warm_up", "prompt_tokens", "output_tokens", "ignore_eos", "groups")
+    names = ("endpoint", "requests", "warm_up", "output_tokens", "ignore_eos", "groups")
     return {
         "url": args.url,
         "model": model,
         "asked": {
             **{name: getattr(args, name) for name in names},
             "seed": seed,
+            "prompt_tokens": None if args.dataset else args.prompt_tokens,
             "dataset": str(args.dataset) if args.dataset else None,
         },
         "percentiles": "linear interpolation between closest ranks",
@@ -101,11 +119,17 @@ def report(args: argparse.Namespace, model: str, measured: list[Measured], seed:
             {
                 **asdict(m.level),
                 **asdict(m.summary),
-                "requests": [_request(answer, m.answers[0].started) for answer in m.answers],
+                "client_busy": m.busy,
+                "requests": _requests(m.answers),
             }
             for m in measured
         ],
     }
+
+
+def _requests(answers: list[Answer]) -> list[dict[str, Any]]:
+    first = min(answer.started for answer in answers)
+    return [_request(answer, first) for answer in answers]
 
 
 def _request(answer: Answer, start: float) -> dict[str, Any]:

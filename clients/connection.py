@@ -5,10 +5,11 @@ Knows HTTP, and nothing of the server's insides; must not import hamburger.serve
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import ssl
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from importlib.util import find_spec
 from ipaddress import ip_address
 from typing import Any
@@ -19,6 +20,7 @@ import httpx
 from hamburger.clients.wire import RequestError, error_message
 
 API_KEY_VARIABLE = "HAMBURGER_API_KEY"
+_LIST_SECONDS = 30.0  # in which a server that works lists its models
 
 
 def client_options(url: str, api_key: str | None, timeout: float) -> dict[str, Any]:
@@ -39,11 +41,44 @@ def client_options(url: str, api_key: str | None, timeout: float) -> dict[str, A
         "base_url": url,
         "headers": headers,
         "timeout": httpx.Timeout(timeout, connect=min(timeout, 10.0)),
-        "limits": httpx.Limits(max_connections=None, max_keepalive_connections=None),
+        # Shorter than servers keep idle connections: one that is closed as a request is sent is a failure.
+        "limits": httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=2.0),
         "trust_env": takes_proxies,
         # SSL_CERT_FILE counts there all the same: it is where a server has a certificate that it signed itself.
-        "verify": _trusted() if httpx.URL(url).scheme == "https" else True,
+        "verify": _trusted() if takes_proxies or httpx.URL(url).scheme == "https" else _trusting_nobody(),
     }
+
+
+class Clients:
+    """HTTP clients of one connection each, made as they are needed.
+
+    One client of many connections looks at all of them at each request and each answer's end: from some hundred on
+    that takes longer than what is measured (512 answers of 1 s took it 10.6 s).
+    """
+
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        """options: client_options."""
+        self._options = options
+        self._free: list[httpx.AsyncClient] = []
+        self._all = contextlib.AsyncExitStack()
+
+    @contextlib.asynccontextmanager
+    async def one(self) -> AsyncIterator[httpx.AsyncClient]:
+        """One that nobody else uses meanwhile."""
+        if self._free:
+            client = self._free.pop()
+        else:
+            client = await self._all.enter_async_context(httpx.AsyncClient(**self._options))
+        try:
+            yield client
+        finally:
+            self._free.append(client)
+
+    async def __aenter__(self) -> Clients:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self._all.aclose()
 
 
 def _is_of_this_machine(host: str) -> bool:
@@ -84,6 +119,11 @@ def _proxy_of(url: httpx.URL) -> str | None:
     return proxy and proxy.rsplit("@", 1)[-1]
 
 
+def _trusting_nobody() -> ssl.SSLContext:
+    """For who needs no certificates: to read those of the machine takes longer than a request."""
+    return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+
+
 def _trusted() -> ssl.SSLContext:
     try:
         return httpx.create_ssl_context()
@@ -95,7 +135,7 @@ def _trusted() -> ssl.SSLContext:
 def first_model(client: httpx.Client) -> str:
     """The first model that the server lists. Raises RequestError."""
     try:
-        response = client.get("/v1/models")
+        response = client.get("/v1/models", timeout=_LIST_SECONDS)
     except httpx.HTTPError as error:
         raise transport_error(error, client.base_url) from error
     check_answer(response)
@@ -104,19 +144,28 @@ def first_model(client: httpx.Client) -> str:
         if not name.isprintable():  # it is shown, and sent
             raise ValueError
         return name
-    except (ValueError, LookupError, TypeError):
+    except (ValueError, LookupError, TypeError, RecursionError):
         raise RequestError(f"{response.url} lists no model", "Name one with --model.") from None
 
 
 def check_stream(response: httpx.Response) -> None:
-    """Raise RequestError unless a stream of events follows. An error's body must have been read."""
+    """Raise RequestError unless a stream of events follows. The body must have been read where none does."""
     check_answer(response)
-    content_type = response.headers.get("content-type", "none")
-    if not content_type.startswith("text/event-stream"):
+    if not is_stream(response):
+        with contextlib.suppress(ValueError, RecursionError, AttributeError):
+            if error := response.json().get("error"):  # gateways tell of errors so, too
+                raise RequestError(f"HTTP {response.status_code}: {error_message(error)}")
+        content_type = response.headers.get("content-type", "none")
         raise RequestError(
             f"{response.url} did not answer with a stream (content-type {content_type})",
             "Is --url an OpenAI-compatible server?",
         )
+
+
+def is_stream(response: httpx.Response) -> bool:
+    """Whether events follow, so that the body is not to be read at once."""
+    content_type: str = response.headers.get("content-type", "")
+    return not response.is_error and content_type.lower().startswith("text/event-stream")
 
 
 def check_answer(response: httpx.Response) -> None:
@@ -134,7 +183,7 @@ def check_answer(response: httpx.Response) -> None:
         return
     try:
         message = error_message(response.json())
-    except ValueError:
+    except (ValueError, RecursionError):
         message = response.text or response.reason_phrase
     remedies = {
         401: f"Give the server's key with --api-key or {API_KEY_VARIABLE}.",
@@ -174,8 +223,13 @@ def transport_error(error: httpx.HTTPError, url: httpx.URL) -> RequestError:
             "Is its --url one that begins with https://? Else the server has ended: see its log.",
         )
     if isinstance(error, httpx.TimeoutException):
-        return RequestError(f"{root} fell silent for too long ({type(error).__name__})")
+        return silent(url, type(error).__name__)
     return RequestError(f"the connection to {root} failed ({type(error).__name__})")
+
+
+def silent(url: httpx.URL, why: str = "no event, though the connection lives") -> RequestError:
+    """The answer does not go on."""
+    return RequestError(f"{str(url).rstrip('/')} fell silent for too long ({why})")
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:

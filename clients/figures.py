@@ -33,6 +33,7 @@ class Answer:
     usage: Usage | None = None
     ended: float | None = None  # the connection is done with
     error: str | None = None  # why it failed
+    remedy: str = ""  # and what helps
 
     def add(self, event: StreamEvent, now: float) -> None:
         """Account for an event that arrived at `now`."""
@@ -56,13 +57,13 @@ class Answer:
     @property
     def counted_by(self) -> Literal["usage", "groups", "events"]:
         """Where `completion_tokens` comes from: the best source that the server offers."""
-        if self.usage is not None and self.usage.completion_tokens is not None:
+        if self.usage is not None and self.usage.completion_tokens:  # proxies fill in zeros
             return "usage"
         return "groups" if self.num_groups else "events"
 
     @property
     def completion_tokens(self) -> int:
-        if self.usage is not None and self.usage.completion_tokens is not None:
+        if self.usage is not None and self.usage.completion_tokens:
             return self.usage.completion_tokens
         return sum(tokens for _, tokens in self.arrivals)
 

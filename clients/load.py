@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import random
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, Literal
 
 import httpx
 
-from hamburger.clients.connection import check_stream, transport_error
+from hamburger.clients.connection import Clients, check_stream, is_stream, silent, transport_error
 from hamburger.clients.figures import Answer
 from hamburger.clients.wire import RequestError, StreamDecoder
 
@@ -34,6 +36,7 @@ class Job:
     confidence: float | None = None
     ignore_eos: bool = False
     groups: bool = True
+    cache_salt: str | None = None  # keeps the prefix cache of a server that knows it to requests of the same
 
     def body(self, prompt: str | list[int]) -> dict[str, Any]:
         """The JSON of one request. Token ids are a prompt of the completions endpoint only."""
@@ -48,6 +51,7 @@ class Job:
             **({"confidence": self.confidence} if self.confidence is not None else {}),
             **({"ignore_eos": True} if self.ignore_eos else {}),
             **({"return_groups": True} if self.groups else {}),
+            **({"cache_salt": self.cache_salt} if self.cache_salt is not None else {}),
         }
 
 
@@ -69,16 +73,19 @@ async def ask(client: httpx.AsyncClient, job: Job, prompt: str | list[int]) -> A
     answer = Answer(clock())
     try:
         async with client.stream("POST", PATHS[job.endpoint], json=job.body(prompt)) as response:
-            if response.is_error:
+            if not is_stream(response):
                 await response.aread()
             check_stream(response)
-            chunks = response.aiter_bytes()
+            chunks, heard = response.aiter_bytes(), answer.started
             async for chunk in chunks:
                 now = clock()
                 for event in decoder.feed(chunk):
                     answer.add(event, now)
+                    heard = now
                 if decoder.is_done:
                     break
+                if now - heard > (client.timeout.read or math.inf):  # pings alone
+                    raise silent(client.base_url)
             for event in decoder.close():
                 answer.add(event, clock())
             answer.ended = clock()
@@ -86,9 +93,10 @@ async def ask(client: httpx.AsyncClient, job: Job, prompt: str | list[int]) -> A
         if not answer.completion_tokens or answer.first is None:
             answer.error = "the answer has no tokens"
     except RequestError as error:
-        answer.error = error.reason
+        answer.error, answer.remedy = error.reason, error.remedy
     except httpx.HTTPError as error:
-        answer.error = transport_error(error, client.base_url).reason
+        failure = transport_error(error, client.base_url)
+        answer.error, answer.remedy = failure.reason, failure.remedy
     answer.ended = answer.ended or clock()
     return answer
 
@@ -102,32 +110,34 @@ async def _read_out(chunks: AsyncIterator[bytes]) -> None:
 
 
 async def closed_loop(
-    client: httpx.AsyncClient, job: Job, prompts: Sequence[str], concurrency: int | None, on_end: Callable[[], object]
+    clients: Clients, job: Job, prompts: Sequence[str], concurrency: int, on_end: Callable[[], object]
 ) -> list[Answer]:
-    """Keep `concurrency` requests (None: all) in flight until every prompt was answered. Calls `on_end` after each."""
+    """Keep `concurrency` requests in flight until every prompt was answered. Calls `on_end` after each."""
     waiting = iter(prompts)
     answers = []
 
     async def worker() -> None:
-        for prompt in waiting:
-            answers.append(await ask(client, job, prompt))
-            on_end()
+        async with clients.one() as client:
+            for prompt in waiting:
+                answers.append(await ask(client, job, prompt))
+                on_end()
 
     async with asyncio.TaskGroup() as group:
-        for _ in range(min(concurrency or len(prompts), len(prompts))):
+        for _ in range(min(concurrency, len(prompts))):
             group.create_task(worker())
     return answers
 
 
 async def open_loop(
-    client: httpx.AsyncClient, job: Job, prompts: Sequence[str], offsets: Sequence[float], on_end: Callable[[], object]
+    clients: Clients, job: Job, prompts: Sequence[str], offsets: Sequence[float], on_end: Callable[[], object]
 ) -> list[Answer]:
     """Send prompt i `offsets[i]` seconds after the start, however many are in flight."""
     start = time.perf_counter()
 
     async def send(prompt: str, offset: float) -> Answer:
         await asyncio.sleep(start + offset - time.perf_counter())
-        answer = await ask(client, job, prompt)
+        async with clients.one() as client:
+            answer = await ask(client, job, prompt)
         on_end()
         return answer
 
@@ -137,9 +147,11 @@ async def open_loop(
 
 
 def poisson_offsets(number: int, rate: float, seed: int) -> list[float]:
-    """Seconds from the start to each of `number` arrivals of a Poisson process of `rate` per second; the first is 0."""
+    """Seconds from the start to each of `number` arrivals of a Poisson process of `rate` per second; the first is 0.
+
+    The last is at (number - 1) / rate: a few random gaps have another mean than they should, and a server would seem
+    not to keep up.
+    """
     rng = random.Random(seed)
-    offsets = [0.0]
-    for _ in range(number - 1):
-        offsets.append(offsets[-1] + rng.expovariate(rate))
-    return offsets
+    sums = list(accumulate((rng.expovariate(1) for _ in range(number - 1)), initial=0.0))
+    return [(number - 1) / rate * at / (sums[-1] or 1) for at in sums]

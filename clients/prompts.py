@@ -50,19 +50,20 @@ def built_in_prompts(number: int, words: int, seed: int) -> list[str]:
     return list(islice(endless_prompts(words, seed), number))
 
 
-def endless_prompts(words: int, seed: int) -> Iterator[str]:
+def endless_prompts(words: int, seed: int, variant: int = 0) -> Iterator[str]:
     """Prompts of `words` words each, made as they are taken; same arguments, same prompts.
 
     Each begins with a number of its own, so that a server's prefix cache does not answer for the model; of a seed that
-    it has answered before, it does.
+    it has answered before, it does. Another variant has the same texts behind other numbers.
     """
     rng = random.Random(seed)
     while True:
-        yield _prompt(rng, words)
+        yield _prompt(rng, words, variant)
 
 
-def _prompt(rng: random.Random, words: int) -> str:
-    text = [f"Case-{rng.randrange(10**9)}:"]
+def _prompt(rng: random.Random, words: int, variant: int) -> str:
+    number = (rng.randrange(10**9) + variant * 618_033_989) % 10**9  # apart in their first digits
+    text = [f"Case-{number}:"]
     task = rng.choice(TASKS).split()
     while len(text) + len(task) < words:
         text += rng.choice(FACTS).split()

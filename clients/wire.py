@@ -25,7 +25,7 @@ class RequestError(Exception):
     """
 
     def __init__(self, reason: str, remedy: str = "", status: int | None = None) -> None:
-        self.status = status
+        self.status, self.remedy = status, remedy
         words = "".join(c for c in reason if c.isprintable() or c.isspace()).split()
         self.reason = " ".join(words)[:_MAX_MESSAGE_CHARS]
         super().__init__(f"{self.reason.rstrip('.')}. {remedy}" if remedy else self.reason)
@@ -112,6 +112,8 @@ class StreamDecoder:
 
 def token_count(value: Any) -> int | None:
     """A server's count of tokens or the like, None where it sent none. Raises TypeError for what is no such number."""
+    if type(value) is float and value.is_integer():  # servers whose language has no whole numbers
+        value = int(value)
     if value is not None and (type(value) is not int or not 0 <= value < _MOST_TOKENS):
         raise TypeError("no count")
     return value

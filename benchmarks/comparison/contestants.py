@@ -17,7 +17,7 @@ import httpx
 
 from comparison.processes import ContestantError, ProcessTree
 from comparison.workload import Request
-from hamburger.clients.connection import client_options, first_model
+from hamburger.clients.connection import Clients, client_options, first_model
 from hamburger.clients.figures import Answer
 from hamburger.clients.load import Job, ask
 from hamburger.clients.wire import RequestError, Usage
@@ -186,12 +186,13 @@ class Server:
         """Keep `streams` requests in flight; the answers come in the requests' order."""
         waiting = iter(enumerate(requests))
         answers: dict[int, Answer] = {}
-        async with httpx.AsyncClient(**client_options(self.url, None, seconds)) as client, asyncio.timeout(seconds):
+        async with Clients(client_options(self.url, None, seconds)) as clients, asyncio.timeout(seconds):
 
             async def seat() -> None:
-                for index, request in waiting:
-                    one = replace(job, output_tokens=request.output_tokens)
-                    answers[index] = await ask(client, one, request.prompt_ids)
+                async with clients.one() as client:
+                    for index, request in waiting:
+                        one = replace(job, output_tokens=request.output_tokens)
+                        answers[index] = await ask(client, one, request.prompt_ids)
 
             async with asyncio.TaskGroup() as group:
                 for _ in range(min(streams, len(requests))):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Generator
 from typing import Any
 
@@ -10,7 +12,7 @@ from rich.console import Console
 from rich.segment import Segment, Segments
 from rich.style import Style
 
-from hamburger.clients.connection import check_stream, transport_error
+from hamburger.clients.connection import check_stream, is_stream, silent, transport_error
 from hamburger.clients.figures import Answer, ratio
 from hamburger.clients.wire import StreamDecoder, StreamEvent
 
@@ -20,19 +22,29 @@ _CONTROL_CHARACTERS = {code: "" for code in [*range(32), *range(127, 160)] if ch
 _UNSHOWN = _CONTROL_CHARACTERS | _HALVES
 
 
-def stream_events(client: httpx.Client, body: dict[str, Any]) -> Generator[StreamEvent, None, None]:
-    """The events of one answer, asked for with that body. Raises RequestError."""
+def stream_events(client: httpx.Client, body: dict[str, Any]) -> Generator[tuple[StreamEvent, float], None, None]:
+    """The events of one answer, asked for with that body, and when each was read (time.perf_counter()).
+
+    Raises RequestError.
+    """
     decoder = StreamDecoder()
     try:
         with client.stream("POST", "/v1/chat/completions", json=body) as response:
-            if response.is_error:
+            if not is_stream(response):
                 response.read()
             check_stream(response)
+            heard = time.perf_counter()
             for chunk in response.iter_bytes():
-                yield from decoder.feed(chunk)
+                now = time.perf_counter()
+                if events := decoder.feed(chunk):
+                    yield from ((event, now) for event in events)
+                    heard = time.perf_counter()
+                elif now - heard > (client.timeout.read or math.inf):  # pings alone
+                    raise silent(client.base_url)
                 if decoder.is_done:  # not every server or proxy ends the connection then
                     break
-            yield from decoder.close()
+            now = time.perf_counter()
+            yield from ((event, now) for event in decoder.close())
     except httpx.HTTPError as error:
         raise transport_error(error, client.base_url) from error
 

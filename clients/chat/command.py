@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import io
 import sys
 import time
 from collections.abc import Iterator
@@ -95,7 +96,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Chat until the end of input. Returns 0; at the start or in piped input 1 after an error, 130 after Ctrl-C."""
-    out, err = Console(highlight=False), Console(stderr=True, highlight=False)
+    err = Console(stderr=True, highlight=False)
     for stream, name, remedy in (
         (sys.stdin, "input", "type the questions in a terminal, or pipe them in."),
         (sys.stdout, "output", "the answers go there (> /dev/null throws them away)."),
@@ -103,6 +104,10 @@ def run(args: argparse.Namespace) -> int:
         if stream is None:  # the shell closed it (<&- or >&-)
             _complain(err, f"standard {name} is closed: {remedy}")
             return 1
+    # FORCE_COLOR would make a terminal of a pipe, with titles and thoughts.
+    out = Console(highlight=False, force_terminal=None if sys.stdout.isatty() else False)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # an encoding that lacks a character does not end the chat
     with httpx.Client(**client_options(args.url, args.api_key, _LONGEST_SILENCE)) as client:
         try:
             model = args.model or first_model(client)
@@ -164,8 +169,8 @@ def _obey(client: httpx.Client, chat: Conversation, line: str, out: Console, err
 
 def _command(client: httpx.Client, chat: Conversation, line: str, out: Console) -> str:
     """Carry out one slash command; returns the new state. Raises RequestError or CommandError."""
-    name, _, value = line.partition(" ")
-    value = value.strip()
+    name, *rest = line.split(maxsplit=1)
+    value = rest[0].strip() if rest else ""
     if name == "/clear":
         chat.messages.clear()
         return "The conversation is forgotten."
@@ -184,6 +189,8 @@ def _command(client: httpx.Client, chat: Conversation, line: str, out: Console) 
             raise CommandError(
                 "/race TEXT asks that with drafts and without; alone it takes the last question, and there is none yet."
             )
+        if not chat.groups:
+            raise CommandError("/race turns drafts off by a field that is not OpenAI's: leave --no-colour-groups out.")
         before = chat.messages if value else _before_last_question(chat.messages)
         return race(client, chat.body([*before, {"role": "user", "content": asked}]), out)
     if name == "/stats":
@@ -208,8 +215,8 @@ def _answer(client: httpx.Client, chat: Conversation, out: Console, err: Console
     stopped = False
     try:
         with contextlib.closing(stream_events(client, chat.body())) as events:
-            for event in events:
-                answer.add(event, time.perf_counter())
+            for event, now in events:
+                answer.add(event, now)
                 painter.show(event)
                 if chat.counts_live and answer.kv_slots is not None:
                     painter.tell(f"{answer.completion_tokens} tokens in {answer.kv_slots} KV slots")

@@ -23,8 +23,8 @@ def race(client: httpx.Client, body: dict[str, Any], out: Console) -> str:
         answer, painter = Answer(time.perf_counter()), Painter(out)
         try:
             with contextlib.closing(stream_events(client, lane)) as events:
-                for event in events:
-                    answer.add(event, time.perf_counter())
+                for event, now in events:
+                    answer.add(event, now)
                     painter.show(event)
         finally:
             painter.end_line()

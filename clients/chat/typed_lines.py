@@ -23,7 +23,7 @@ class Typed(NamedTuple):
 
 def history_path() -> Path:
     """Where typed lines are kept: XDG's place for what a user did."""
-    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"  # RuntimeError: the user has no home
     return Path(state) / "hamburger" / "chat_history"
 
 
@@ -38,7 +38,7 @@ def typed_lines(interactive: bool) -> Iterator[Typed]:
         with contextlib.suppress(KeyboardInterrupt):
             yield from _piped_lines()
         return
-    with _history(history_path()):
+    with _history():
         while True:
             try:
                 question = _question()
@@ -57,7 +57,7 @@ def _piped_lines() -> Iterator[Typed]:
     try:
         for line in sys.stdin:
             _check(line)
-            question = _unquoted(line.strip())
+            question = _unquoted(line.strip().removeprefix("\ufeff"))  # which editors put at a file's beginning
             if question.text:
                 yield question
     except UnicodeError as error:
@@ -81,36 +81,48 @@ def _unquoted(line: str) -> Typed:
     return Typed(inner.strip(), True) if is_quoted else Typed(line)
 
 
+def _input(prompt: str) -> str:
+    """A typed line. Python would write the prompt to standard output, which may be a file of answers."""
+    if sys.stdout.isatty():
+        return input(prompt)
+    print(prompt, end="", file=sys.stderr, flush=True)
+    return input()
+
+
 def _question() -> Typed:
-    line = input("> ").strip()
+    line = _input("> ").strip()
     if line.startswith(_QUOTES):
         lines, rest = [], line.removeprefix(_QUOTES)
         while not rest.rstrip().endswith(_QUOTES):
             lines.append(rest)
-            rest = input("... ")
+            rest = _input("... ")
         return Typed("\n".join([*lines, rest.rstrip().removesuffix(_QUOTES)]).strip(), is_quoted=True)
     lines = []
     while line.endswith(_GOES_ON):
         lines.append(line.removesuffix(_GOES_ON))
-        line = input("... ")
+        line = _input("... ")
     return Typed("\n".join([*lines, line]).strip())
 
 
 @contextlib.contextmanager
-def _history(path: Path) -> Iterator[None]:
+def _history() -> Iterator[None]:
     """Line editing, and the lines of earlier chats, where the platform has them and the file can be kept."""
     try:
         import readline
-    except ImportError:
+
+        path = history_path()
+    except (ImportError, RuntimeError):
         yield
         return
     with contextlib.suppress(OSError):
         readline.read_history_file(path)
     readline.set_history_length(_MOST_REMEMBERED)
+    before = readline.get_current_history_length()
     try:
         yield
     finally:
         with contextlib.suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)
             path.touch(mode=0o600)  # it holds what was asked
-            readline.write_history_file(path)
+            # What another chat has written meanwhile stays.
+            readline.append_history_file(readline.get_current_history_length() - before, path)

@@ -31,7 +31,7 @@ from hamburger.clients.arguments import (
     whole,
     whole_to,
 )
-from hamburger.clients.connection import API_KEY_VARIABLE, client_options, first_model
+from hamburger.clients.connection import API_KEY_VARIABLE, Clients, client_options, first_model
 from hamburger.clients.evaluation.answers import AnswerStore, Usage
 from hamburger.clients.evaluation.bootstrap import LEVEL, SAMPLES
 from hamburger.clients.evaluation.errors import EvalError
@@ -137,8 +137,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         plan = _plan(args)
         with AnswerStore(plan.answers) as store:
-            report = _evaluate(args, plan, store, out, err)
-        write_output("--out", args.out, json.dumps(report, indent=1))
+            _evaluate(args, plan, store, out, err)
     except (OSError, EvalError) as error:
         return _fail(err, str(error), 2)
     except RequestError as error:
@@ -169,8 +168,8 @@ def _plan(args: argparse.Namespace) -> _Plan:
     return _Plan(items, tools, earlier, answers)
 
 
-def _evaluate(args: argparse.Namespace, plan: _Plan, store: AnswerStore, out: Console, err: Console) -> dict[str, Any]:
-    """All tasks, one after the other, A before B; prints the tables. Returns what --out gets."""
+def _evaluate(args: argparse.Namespace, plan: _Plan, store: AnswerStore, out: Console, err: Console) -> None:
+    """All tasks, one after the other, A before B; then writes --out and prints the tables."""
     keys = {"A": args.api_key}
     servers = {"A": _server(args.base_url, args.model, args.confidence, args.api_key, args.timeout)}
     if any(getattr(args, name) is not None for name in _SECOND):
@@ -203,15 +202,16 @@ def _evaluate(args: argparse.Namespace, plan: _Plan, store: AnswerStore, out: Co
             figures += found
             usages += [(name, side, done.usage) for side, done in sides.items() if done.usage is not None]
             reports[name] = task_report(found, a, b)
-    print_tables(out, labels, figures, usages)
     asked = ("limit", "max_tokens", "concurrency", "resamples", "seed")
-    return {
+    report = {
         "servers": {name: {"label": label} for name, label in zip("ab", labels, strict=False)},
         "asked": {"data": str(args.data), **{name: getattr(args, name) for name in asked}},
         "level": LEVEL,
         "answers": str(plan.answers),
         "tasks": reports,
     }
+    write_output("--out", args.out, json.dumps(report, indent=1))  # before the tables, which a closed pipe may not take
+    print_tables(out, labels, figures, usages)
 
 
 async def _side(
@@ -227,9 +227,9 @@ async def _side(
     items, began = plan.items[task.name], time.time()
     bar = progress.add_task(f"{task.name}: {server.label}", total=len(items))
     max_tokens = args.max_tokens or task.max_tokens or 0
-    async with httpx.AsyncClient(**client_options(server.url, api_key, args.timeout)) as client:
+    async with Clients(client_options(server.url, api_key, args.timeout)) as clients:
         answers = await ask_all(
-            client, server, task, items, max_tokens, store, args.concurrency, lambda: progress.advance(bar)
+            clients, server, task, items, max_tokens, store, args.concurrency, lambda: progress.advance(bar)
         )
     progress.remove_task(bar)
     if stored := sum(answer.sent < began for answer in answers):

@@ -7,20 +7,23 @@ from __future__ import annotations
 
 import asyncio
 import math
+import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 import httpx
 
-from hamburger.clients.connection import check_answer, transport_error
+from hamburger.clients.connection import Clients, check_answer, transport_error
 from hamburger.clients.evaluation.answers import Answer, AnswerStore, question_key
 from hamburger.clients.evaluation.items import Item, Question, Task
-from hamburger.clients.wire import RequestError, token_count
+from hamburger.clients.wire import RequestError, error_message, token_count
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
-_TRIES, _LONGEST_WAIT = 8, 30.0  # for a server that says it is full
+_FULL = (429, 502, 503, 504)  # 502 and 504: a proxy has no answer of it
+_LONGEST_PAUSE, _LONGEST_WAIT = 30.0, 900.0  # seconds between tries of a server that is full, and of them all
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +46,7 @@ class Server:
 
 
 async def ask_all(
-    client: httpx.AsyncClient,
+    clients: Clients,
     server: Server,
     task: Task,
     items: Sequence[Item],
@@ -63,9 +66,14 @@ async def ask_all(
         on_end()
     waiting = iter(missing)
     failures: list[RequestError] = []
-    by_ids = bool(missing) and isinstance(missing[0][1], Question) and await _has_tokenize(client, server)
+    async with clients.one() as client:
+        by_ids = bool(missing) and isinstance(missing[0][1], Question) and await _has_tokenize(client, server)
 
     async def worker() -> None:
+        async with clients.one() as client:
+            await work(client)
+
+    async def work(client: httpx.AsyncClient) -> None:
         for key, item in waiting:
             if failures:
                 return
@@ -190,28 +198,33 @@ async def _tokenize(client: httpx.AsyncClient, server: Server, text: str) -> lis
 
 async def post(client: httpx.AsyncClient, path: str, body: dict[str, Any]) -> dict[str, Any]:
     """The JSON object that the server answers. Waits and tries again while it is full. Raises RequestError."""
-    for attempt in range(_TRIES):
+    waited = 0.0
+    for attempt in count():
         try:
             response = await client.post(path, json=body)
         except httpx.HTTPError as error:
             raise transport_error(error, client.base_url) from error
-        if response.status_code not in (429, 503) or attempt == _TRIES - 1:
+        if response.status_code not in _FULL or waited > _LONGEST_WAIT:
             break
-        await asyncio.sleep(_wait(response.headers.get("retry-after", ""), attempt))
+        pause = _pause(response.headers.get("retry-after", ""), attempt)
+        waited += pause
+        await asyncio.sleep(pause)
     check_answer(response)
     try:
         answer = response.json()
-    except ValueError:
+    except (ValueError, RecursionError):
         answer = None
+    if isinstance(answer, dict) and (fault := answer.get("error")):  # gateways tell of errors so, too
+        raise RequestError(f"HTTP {response.status_code}: {error_message(fault)}", status=response.status_code)
     if not isinstance(answer, dict):
         raise RequestError(f"{path} did not answer with a JSON object", "Is it an OpenAI-compatible server?")
     return answer
 
 
-def _wait(retry_after: str, attempt: int) -> float:
-    """Seconds: what the server asks for, or twice as long each time."""
-    asked = float(retry_after) if retry_after.isascii() and retry_after.isdigit() else 2.0**attempt
-    return min(asked, _LONGEST_WAIT)
+def _pause(retry_after: str, attempt: int) -> float:
+    """Seconds: what the server asks for, and about twice as long each time, at random, or all would come at once."""
+    asked = float(retry_after) if retry_after.isascii() and retry_after.isdigit() else 0.0
+    return min(max(asked, random.uniform(0.5, 1) * 2.0 ** min(attempt, 10)), _LONGEST_PAUSE)
 
 
 def _usage(body: dict[str, Any]) -> dict[str, Any]:

@@ -45,8 +45,8 @@ class Detokenizer:
     """The text of one answer, group by group.
 
     All texts together are `decode` of the counted tokens without the end or stop token that ended them, or cut before
-    the stop string that did (with shows_stop: with that token, or behind that string). Held back are only an incomplete character and the longest end of the text that a stop string begins
-    with.
+    the stop string that did (with shows_stop: with that token, or behind that string). Held back are only an incomplete
+    character and the longest end of the text that a stop string begins with.
 
     Of several stop strings, the one that is completed by the earliest token wins; within one token the one that ends
     first, then the longest. One that is completed by the answer's token number i (from 0) is ignored while

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import sys
 from itertools import islice, pairwise
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
+from rich.console import Console
 
 from bench_runs import run_bench
 from hamburger.clients import bench, load
+from hamburger.clients.bench_report import Level, Measured, print_tables
+from hamburger.clients.connection import Clients
 from hamburger.clients.figures import Answer, Distribution, percentile, summarise
 from hamburger.clients.load import Job, poisson_offsets
 from hamburger.clients.prompts import built_in_prompts, endless_prompts
@@ -100,13 +105,18 @@ def test_prompts_have_their_length_and_differ_from_the_first_word() -> None:
         assert {len(prompt.split()) for prompt in prompts} == {words}
         assert len({prompt.split()[0] for prompt in prompts}) == 30
     assert built_in_prompts(3, 50, seed=1) == built_in_prompts(3, 50, seed=1) != built_in_prompts(3, 50, seed=2)
+    first, other = (list(islice(endless_prompts(50, 1, variant), 30)) for variant in (0, 1))
+    assert not {prompt.split()[0] for prompt in first} & {prompt.split()[0] for prompt in other}
+    assert [prompt.split()[1:] for prompt in first] == [prompt.split()[1:] for prompt in other]
 
 
 def test_poisson_arrivals_begin_at_once_and_have_the_rate() -> None:
     offsets = poisson_offsets(4000, rate=5.0, seed=0)
     assert offsets[0] == 0
     assert offsets == sorted(offsets)
-    assert offsets[-1] == pytest.approx(4000 / 5, rel=0.1)
+    for number in (2, 8, 4000):
+        assert poisson_offsets(number, 5.0, seed=0)[-1] == pytest.approx((number - 1) / 5)
+    assert poisson_offsets(1, 5.0, seed=0) == [0]
     gaps = [b - a for a, b in pairwise(offsets)]
     assert sum(gap > 0.2 for gap in gaps) / len(gaps) == pytest.approx(0.368, abs=0.03)  # exp(-1): not evenly spaced
 
@@ -214,6 +224,61 @@ async def test_a_whole_answer_ends_with_its_mark_and_keeps_its_connection(server
     assert answer.e2e < 1  # the wait for its end is none of the answer's
 
 
+def test_levels_have_the_same_work_and_no_prompt_of_another(
+    server: ScriptedServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.replies = [Reply(hamburger_stream([("a", 1), ("b", 1)]))]
+    asked = ("--confidence", "0,1", "--concurrency", "1", "--requests", "3", "--prompt-tokens", "40")
+    assert run_bench(server, *asked) == 0
+    texts = [request["messages"][0]["content"].split(maxsplit=1) for request in server.requests]
+    assert [rest for _, rest in texts[:4]] == [rest for _, rest in texts[4:]]
+    assert len({first for first, _ in texts}) == 8
+    dataset = tmp_path / "prompts.jsonl"
+    dataset.write_text("".join(json.dumps({"prompt": name}) + "\n" for name in "abcdef"), encoding="utf-8")
+    more = ("--dataset", str(dataset), "--concurrency", "1", "--requests", "2")
+    for groups in ([], ["--no-groups"]):
+        server.requests.clear()
+        assert run_bench(server, *more, "--confidence", "0,1", *groups) == 0
+        assert [request["messages"][0]["content"] for request in server.requests] == ["a", "b", "c"] * 2
+        salts = [request.get("cache_salt") for request in server.requests]
+        assert len(set(salts)) == (1 if groups else 2)
+        assert (salts[0] is None) == bool(groups)
+    capsys.readouterr()
+    assert run_bench(server, "--concurrency", "1,4", "--requests", "2", "--warm-up", "0") == 0
+    assert "4 in flight needs as many requests: 4, not 2." in capsys.readouterr().err
+
+
+def test_warm_ups_of_an_open_loop_come_one_by_one(server: ScriptedServer) -> None:
+    running = []
+
+    def answer(body: dict[str, Any]) -> Reply:
+        running.append(len(server.requests))
+        return Reply(hamburger_stream([("a", 1), ("b", 1)]))
+
+    server.answer = answer
+    assert run_bench(server, "--request-rate", "100", "--requests", "1", "--warm-up", "3") == 0
+    assert running == [1, 2, 3, 4]
+
+
+async def test_clients_have_a_connection_each_and_are_used_again() -> None:
+    async with Clients({}) as clients:
+        async with clients.one() as one, clients.one() as other:
+            assert one is not other
+        async with clients.one() as again:
+            assert again in (one, other)
+    assert one.is_closed
+    assert other.is_closed
+
+
+def test_a_busy_client_says_so(server: ScriptedServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = [Answer(1.0, first=1.1, last=1.2, arrivals=[(1.1, 1)], ended=1.3)]
+    for busy, told in ((0.95, True), (0.5, False)):
+        file = io.StringIO()
+        measured = Measured(Level(1, None, None), answers, summarise(answers), busy)
+        print_tables(Console(file=file, width=200), [measured], "a title", seed=1)
+        assert ("this client itself computed 95% of the time" in file.getvalue()) == told
+
+
 def test_closed_loop_keeps_so_many_in_flight(server: ScriptedServer) -> None:
     server.replies = [Reply(hamburger_stream([("a", 2)]), after_requests=4)]
     assert run_bench(server, "--concurrency", "4", "--requests", "4", "--warm-up", "0", "--timeout", "20") == 0
@@ -243,9 +308,9 @@ async def test_open_loop_waits_until_each_is_due(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(asyncio, "sleep", sleep)
     monkeypatch.setattr(load, "ask", ask)
-    async with httpx.AsyncClient() as client:
+    async with Clients({}) as clients:
         job = Job(model="m", endpoint="chat", output_tokens=1)
-        answers = await load.open_loop(client, job, ["a", "b", "c"], [0.0, 1000.0, 5000.0], lambda: None)
+        answers = await load.open_loop(clients, job, ["a", "b", "c"], [0.0, 1000.0, 5000.0], lambda: None)
     assert delays == pytest.approx([0, 1000, 5000], abs=60)
     assert [answer.finish_reason for answer in answers] == ["a", "b", "c"]
 

@@ -126,6 +126,51 @@ def test_bad_files_exit_with_2_before_any_request(
         read_prompts(dataset)
 
 
+def test_the_most_frequent_reasons_are_listed(server: ScriptedServer, capsys: pytest.CaptureFixture[str]) -> None:
+    server.answer = lambda _: Reply(body=error_body(f"request {len(server.requests)}", 500), status=500)
+    assert run_bench(server, "--concurrency", "1", "--requests", "13", "--warm-up", "0") == 1
+    out = capsys.readouterr().out
+    assert out.count("1 failed: HTTP 500: request") == 10
+    assert "1 in flight: 3 more reasons, each as often or less" in out
+
+
+@pytest.mark.parametrize(
+    ("status", "message", "remedy"),
+    [
+        (400, "return_groups: Extra inputs are not permitted", "needs --no-groups"),
+        (400, "The prompt has 9000 tokens, the context 8192.", None),
+        (401, "No key.", "Give the server's key"),
+    ],
+)
+def test_a_failed_warm_up_tells_what_helps(
+    status: int, message: str, remedy: str | None, server: ScriptedServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.replies = [Reply(body=error_body(message, status), status=status)]
+    assert run_bench(server, "--concurrency", "1") == 1
+    err = capsys.readouterr().err
+    assert f"the warm-up request failed: HTTP {status}: {message}" in err
+    assert ("--no-groups" in err) == (remedy == "needs --no-groups")
+    assert remedy is None or remedy in err
+
+
+def test_pings_alone_are_silence(server: ScriptedServer, capsys: pytest.CaptureFixture[str]) -> None:
+    server.replies = [Reply([b": ping\n\n"] * 200, pause=0.05)]
+    assert run_bench(server, "--concurrency", "1", "--timeout", "0.3") == 1
+    assert "fell silent for too long (no event, though the connection lives)" in capsys.readouterr().err
+
+
+def test_an_error_in_json_with_status_200_is_told(server: ScriptedServer, capsys: pytest.CaptureFixture[str]) -> None:
+    server.replies = [Reply(body={"error": {"message": "out of credits"}})]
+    assert run_bench(server, "--concurrency", "1") == 1
+    assert "the warm-up request failed: HTTP 200: out of credits" in capsys.readouterr().err
+
+
+def test_a_file_named_by_a_dash_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        run_bench(ScriptedServer(url="http://127.0.0.1:9"), "--json", "-")
+    assert "--json: '-' names no file" in capsys.readouterr().err
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
 def test_figures_are_written_though_nobody_takes_the_tables(server: ScriptedServer, tmp_path: Path) -> None:
     server.replies = [Reply(hamburger_stream([("a", 1), ("b", 1)]))]

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import io
+import os
 import re
+import subprocess
+import sys
 
 import httpx
 import pytest
@@ -14,7 +17,7 @@ from hamburger.clients.chat import command
 from hamburger.clients.chat.answer import Painter, summary
 from hamburger.clients.figures import Answer
 from hamburger.clients.wire import RequestError, StreamDecoder, StreamEvent, Usage
-from scripted_server import Reply, ScriptedServer, drafting_stream, plain_stream, sse
+from scripted_server import Reply, ScriptedServer, drafting_stream, hamburger_stream, plain_stream, sse
 
 
 def test_neighbouring_groups_differ_in_colour_and_control_characters_stay_out() -> None:
@@ -161,3 +164,32 @@ def test_an_answer_that_is_whole_is_not_waited_for(server: ScriptedServer, pipe:
     say(pipe, "one", "two")
     assert run_chat(server) == 0
     assert capsys.readouterr().out == "Hi\nHi\n"
+
+
+def test_a_pipe_is_no_terminal_whatever_the_environment_says(
+    server: ScriptedServer, pipe: io.StringIO, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    server.replies = [Reply([sse({"choices": [{"delta": {"reasoning": "Hm."}}]}), *hamburger_stream([("Hi", 1)])])]
+    say(pipe, "one")
+    assert run_chat(server) == 0
+    assert capsys.readouterr().out == "Hi\n"
+
+
+def test_what_the_terminal_cannot_show_is_replaced(server: ScriptedServer) -> None:
+    server.replies = [Reply(plain_stream(["Gr\u00fc\u00dfe \U0001f354!"]))]
+    program = "import sys\nfrom hamburger.server.cli import main\nsys.exit(main(['chat', '--url', sys.argv[1]]))"
+    environment = os.environ | {"PYTHONIOENCODING": "latin-1"}
+    command = [sys.executable, "-c", program, server.url]
+    run = subprocess.run(command, input=b"one\n", capture_output=True, env=environment, timeout=60, check=True)
+    assert run.stdout == b"Gr\xfc\xdfe ?!\n"
+
+
+def test_pings_alone_are_silence(
+    server: ScriptedServer, pipe: io.StringIO, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "_LONGEST_SILENCE", 0.3)
+    server.replies = [Reply([b": ping\n\n"] * 200, pause=0.05)]
+    say(pipe, "one")
+    assert run_chat(server) == 1
+    assert "fell silent for too long" in capsys.readouterr().err

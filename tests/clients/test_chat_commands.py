@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from chat_terminal import Captured, run_chat, say, type_lines
-from hamburger.clients.chat import command
+from hamburger.clients.chat import command, typed_lines
 from scripted_server import Reply, ScriptedServer, hamburger_stream, plain_stream
 
 
@@ -147,7 +147,7 @@ def test_typed_lines_are_remembered_for_their_owner_alone(history: Path) -> None
         "def read(prompt):\n    readline.add_history(line := next(lines))\n    return line\n"
         "def end():\n    raise EOFError\n"
         "lines = iter(sys.argv[1:])\n"
-        "import builtins\nbuiltins.input = lambda prompt: read(prompt) if lines.__length_hint__() else end()\n"
+        "import builtins\nbuiltins.input = lambda prompt='': read(prompt) if lines.__length_hint__() else end()\n"
         "print(readline.get_current_history_length(), [line.text for line in typed_lines.typed_lines(True)])"
         "\nprint([readline.get_history_item(i + 1) for i in range(readline.get_current_history_length())])"
     )
@@ -155,3 +155,25 @@ def test_typed_lines_are_remembered_for_their_owner_alone(history: Path) -> None
         run = subprocess.run([sys.executable, "-c", program, *asked], capture_output=True, text=True, check=True)
         assert run.stdout.splitlines() == [f"0 {asked}", known]
     assert history.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_mark_at_the_beginning_of_a_file_is_no_part_of_its_first_line(
+    server: ScriptedServer, pipe: io.StringIO, capsys: Captured
+) -> None:
+    server.replies = [Reply(hamburger_stream([("a", 1), ("b", 1)]))]
+    say(pipe, "\ufeff/system\tBe brief.", "one")
+    assert run_chat(server) == 0
+    assert [m["content"] for m in server.requests[0]["messages"]] == ["Be brief.", "one"]
+
+
+def test_a_user_without_a_home_has_no_history(
+    server: ScriptedServer, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(typed_lines, "history_path", no_home)
+    server.replies = [Reply(hamburger_stream([("a", 1), ("b", 1)]))]
+    type_lines(monkeypatch, "one")
+    assert run_chat(server) == 0
+    assert capsys.readouterr().out == "ab\n"

@@ -66,6 +66,15 @@ def test_a_race_of_answers_that_come_at_once_tells_no_speed(
     assert "Too short a race to tell anything." in capsys.readouterr().err
 
 
+def test_a_race_needs_more_than_openai_s_fields(
+    server: ScriptedServer, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    type_lines(monkeypatch, "/race one")
+    assert run_chat(server, "--no-colour-groups") == 0
+    assert "leave --no-colour-groups out" in capsys.readouterr().err
+    assert not server.requests
+
+
 def test_both_lines_of_a_race_tell_tokens_per_step_where_one_had_drafts(
     server: ScriptedServer, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:

@@ -34,7 +34,7 @@ def test_stats_say_what_the_server_does(
     type_lines(monkeypatch, "/stats")
     assert run_chat(server, "--model", "tiny@0.9") == 0
     assert capsys.readouterr().err.splitlines()[1] == (
-        "2 running, 1 waiting · 12.5 % of the KV slots in use · 321.2 tokens/s · 2.00 tokens per step · "
+        "> 2 running, 1 waiting · 12.5 % of the KV slots in use · 321.2 tokens/s · 2.00 tokens per step · "
         "1.00 tokens per KV · 45 % of 100 drafts accepted since its start"
     )
 
@@ -46,7 +46,7 @@ def test_stats_of_a_lora_adapter_are_its_model_s(
     server.models = {"data": [{"id": "tiny", "parent": None}, {"id": "sql", "parent": "tiny"}]}
     type_lines(monkeypatch, "/stats")
     assert run_chat(server, "--model", "sql@0.9") == 0
-    assert capsys.readouterr().err.splitlines()[1].startswith("2 running, 1 waiting")
+    assert capsys.readouterr().err.splitlines()[1].startswith("> 2 running, 1 waiting")
 
 
 def test_stats_of_another_kind_of_server_are_one_line(

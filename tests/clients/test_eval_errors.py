@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from eval_server import DATA, EvalServer, evaluate, report
+from hamburger.clients.connection import Clients
 from hamburger.clients.evaluation import requests
 from hamburger.clients.evaluation.answers import AnswerStore
 from hamburger.clients.evaluation.items import TASKS, read_items
@@ -92,10 +93,10 @@ async def test_a_connection_that_breaks_is_one_line(tmp_path: Path) -> None:
         raise httpx.ReadError("gone")
 
     asked, items = requests.Server("http://s", "tiny", None), read_items(DATA, TASKS["gsm8k"])
-    async with httpx.AsyncClient(transport=httpx.MockTransport(broken), base_url="http://s") as client:
+    async with Clients({"transport": httpx.MockTransport(broken), "base_url": "http://s"}) as clients:
         message = r"gsm8k, gsm8k_test-0000\d: the connection to http://s failed"
         with AnswerStore(tmp_path / "a.jsonl") as store, pytest.raises(RequestError, match=message):
-            await requests.ask_all(client, asked, TASKS["gsm8k"], items, 9, store, 2, lambda: None)
+            await requests.ask_all(clients, asked, TASKS["gsm8k"], items, 9, store, 2, lambda: None)
 
 
 def test_wrong_options_are_named_before_anything_is_asked(
@@ -180,13 +181,13 @@ async def test_odd_texts_are_kept_and_odd_counts_are_an_error(tmp_path: Path) ->
     def answer(request: httpx.Request) -> httpx.Response:
         return httpx.Response(200, content=body.replace(b"COUNT", count))
 
-    async with httpx.AsyncClient(transport=httpx.MockTransport(answer), base_url="http://s") as client:
+    async with Clients({"transport": httpx.MockTransport(answer), "base_url": "http://s"}) as clients:
         with AnswerStore(tmp_path / "a.jsonl") as store:
             count = b'"3"'
             with pytest.raises(RequestError, match="usage holds a count that is no whole number"):
-                await requests.ask_all(client, asked, TASKS["gsm8k"], items, 9, store, 1, lambda: None)
+                await requests.ask_all(clients, asked, TASKS["gsm8k"], items, 9, store, 1, lambda: None)
             count = b"3"
-            [kept] = await requests.ask_all(client, asked, TASKS["gsm8k"], items, 9, store, 1, lambda: None)
+            [kept] = await requests.ask_all(clients, asked, TASKS["gsm8k"], items, 9, store, 1, lambda: None)
     assert (kept.text, kept.completion_tokens) == ("a?", 3)
 
 

@@ -177,22 +177,25 @@ def test_a_full_server_is_asked_again(
 
     def no_wait(retry_after: str, attempt: int) -> float:
         asked_to_wait.append(retry_after)
-        return 0.0
+        return 0.002
 
-    monkeypatch.setattr(requests, "_wait", no_wait)
+    monkeypatch.setattr(requests, "_pause", no_wait)
     eval_server.full = 2
     assert evaluate(eval_server, tmp_path / "r.json", "--tasks", "gsm8k", "--limit", "1") == 0
     assert asked_to_wait == ["", ""]
     eval_server.full = 100
+    monkeypatch.setattr(requests, "_LONGEST_WAIT", 0.005)
     assert evaluate(eval_server, tmp_path / "s.json", "--tasks", "gsm8k", "--limit", "1") == 1
     assert "HTTP 429: queue full" in capsys.readouterr().err
-    assert len(eval_server.requests) == 3 + 8
+    assert len(eval_server.requests) == 3 + 4  # after three waits it had been .006 s
 
 
 def test_a_full_server_is_waited_for_as_long_as_it_says_or_ever_longer() -> None:
-    assert requests._wait("7", 5) == 7
-    assert [requests._wait(header, 3) for header in ("", "Wed, 21 Oct 2026 07:28:00 GMT", "-1")] == [8, 8, 8]
-    assert requests._wait("3600", 0) == requests._wait("", 7) == 30
+    assert requests._pause("7", 2) == 7
+    for header in ("", "Wed, 21 Oct 2026 07:28:00 GMT", "-1", "0", "3"):
+        pauses = {requests._pause(header, 3) for _ in range(20)}
+        assert 4 <= min(pauses) < max(pauses) <= 8
+    assert requests._pause("3600", 0) == requests._pause("", 7) == requests._pause("", 10**6) == 30
 
 
 def test_ctrl_c_keeps_the_answers(

@@ -13,6 +13,7 @@ import pytest
 
 from hamburger.clients.arguments import list_of, positive, server_url, unit_interval, whole, whole_to
 from hamburger.clients.connection import check_answer, check_stream, client_options, first_model, transport_error
+from hamburger.clients.figures import Answer
 from hamburger.clients.wire import RequestError, StreamDecoder, Usage
 from scripted_server import ScriptedServer, drafting_stream, hamburger_stream, plain_stream, sse
 
@@ -267,3 +268,29 @@ def test_tokens_of_the_prefix_cache_are_read() -> None:
     usage = {"prompt_tokens": 9, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 8}}
     [event] = StreamDecoder().feed(sse({"choices": [], "usage": usage}))
     assert event.usage == Usage(9, 2, None, cached_tokens=8)
+
+
+def test_counts_may_be_written_as_floats_and_of_zero_the_events_count() -> None:
+    usage = {"prompt_tokens": 9.0, "completion_tokens": 0}
+    answer = Answer(0.0)
+    for event in StreamDecoder().feed(sse({"choices": [{"text": "a"}]}) + sse({"choices": [], "usage": usage})):
+        answer.add(event, 1.0)
+    assert answer.usage == Usage(9, 0, None)
+    assert (answer.completion_tokens, answer.counted_by) == (1, "events")
+
+
+def test_a_media_type_has_no_case() -> None:
+    request = httpx.Request("POST", "http://s/v1/chat/completions")
+    check_stream(httpx.Response(200, headers={"content-type": "Text/Event-Stream"}, request=request))
+
+
+def test_json_that_is_nested_deeply_is_no_list_of_models() -> None:
+    deep = httpx.Response(200, content=b"[" * 100_000, request=httpx.Request("GET", "http://s/v1/models"))
+    transport = httpx.MockTransport(lambda request: deep)
+    with (
+        httpx.Client(transport=transport, base_url="http://s") as client,
+        pytest.raises(RequestError, match="no model"),
+    ):
+        first_model(client)
+    with pytest.raises(RequestError, match="HTTP 500"):
+        check_answer(httpx.Response(500, content=b"[" * 100_000))

@@ -327,3 +327,17 @@ def test_stop_in_real_tokens(real: dict[str, Tokenizer | ByteTokenizer]) -> None
         kept = ids[: sum(r.num_tokens for r in results)]
         assert "😀\n\nQues" in tokenizer.decode(kept)
         assert "😀\n\nQues" not in tokenizer.decode(kept[:-1])
+
+
+@pytest.mark.parametrize("shows", [False, True])
+@pytest.mark.parametrize("stop", [(), ("x",), ("bc",)])
+@pytest.mark.parametrize("split", [0, 1, 2])
+def test_the_token_that_ends_an_answer_is_counted_and_none_of_its_text(
+    shows: bool, stop: tuple[str, ...], split: int
+) -> None:
+    ids = [*b"abc"]
+    detokenizer = Detokenizer(ByteTokenizer(), stop=StopStrings(stop) if stop else None, shows_stop=shows)
+    groups = [detokenizer.push(ids[:split]), detokenizer.push(ids[split:], last=True, by_token=True)]
+    assert "".join(group.text for group in groups) == ("abc" if shows else "ab")
+    assert sum(group.num_tokens for group in groups) == 3
+    assert groups[-1].stop == ("bc" if shows and stop == ("bc",) else None)

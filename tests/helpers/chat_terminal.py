@@ -34,7 +34,7 @@ def type_lines(monkeypatch: pytest.MonkeyPatch, *lines: str | type[BaseException
     """Make standard input a terminal at which these lines, then Ctrl-D, are typed; an exception is raised instead."""
     typed = iter([*lines, EOFError])
 
-    def read(prompt: str) -> str:
+    def read(prompt: str = "") -> str:
         line = next(typed)
         if isinstance(line, str):
             return line

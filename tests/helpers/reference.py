@@ -61,18 +61,18 @@ def expected(case: Case) -> Expected:
     token_ids: list[int] = []
     for token_id in (token_id for group in case.groups for token_id in group):
         token_ids.append(token_id)
+        may_end = len(token_ids) > params.min_tokens
+        # A token that ends the answer is none of its text.
+        if may_end and token_id == EOS and not params.ignore_eos:
+            return Expected(token_ids, data.decode(errors="replace"), "stop", None)
+        if may_end and token_id in params.stop_token_ids:
+            return Expected(token_ids, data.decode(errors="replace"), "stop", token_id)
         data += bytes([token_id]) if token_id < BOS else b""
         before, text = text, data.decode(errors="ignore")
-        may_end = len(token_ids) > params.min_tokens
         found = [stop for stop in params.stop if text != before and text.endswith(stop)]
         if may_end and found:
             stop = max(found, key=len)
             return Expected(token_ids, text.removesuffix(stop), "stop", stop)
-        flushed = data.decode(errors="replace")
-        if may_end and token_id == EOS and not params.ignore_eos:
-            return Expected(token_ids, flushed, "stop", None)
-        if may_end and token_id in params.stop_token_ids:
-            return Expected(token_ids, flushed, "stop", token_id)
         if len(token_ids) == params.max_tokens:
-            return Expected(token_ids, flushed, "length", None)
+            return Expected(token_ids, data.decode(errors="replace"), "length", None)
     raise ValueError("the script ended before the answer")

@@ -22,6 +22,7 @@ class Reply:
     """One answer: a JSON `body`, or the `chunks` of a stream.
 
     hang: keep the connection open after the chunks. after_requests: no chunk before the server got so many requests.
+    pause: seconds behind each chunk.
     """
 
     chunks: Sequence[bytes] = ()
@@ -30,6 +31,7 @@ class Reply:
     media_type: str = "text/event-stream"
     hang: bool = False
     after_requests: int = 0
+    pause: float = 0.0
 
 
 @dataclass
@@ -86,7 +88,7 @@ class ScriptedServer:
             await asyncio.sleep(0.005)
         for chunk in reply.chunks:
             yield chunk
-            await asyncio.sleep(0)
+            await asyncio.sleep(reply.pause)
         try:
             if reply.hang:
                 await asyncio.Event().wait()

@@ -71,7 +71,8 @@ async def test_composed_groups_show_no_drafts() -> None:
         ({"stop": "b", "max_tokens": 6}, "a", 2, 1),  # completes at the first accepted draft
         ({"stop": "c", "max_tokens": 6}, "ab", 3, 2),
         ({"stop": "d", "max_tokens": 6}, "abc", 4, 2),  # at the trunk's own token behind them
-        ({"stop_token_ids": [*b"b"], "max_tokens": 6}, "ab", 2, 1),
+        ({"stop_token_ids": [*b"b"], "max_tokens": 6}, "a", 2, 1),
+        ({"stop_token_ids": [*b"b"], "include_stop_str_in_output": True, "max_tokens": 6}, "ab", 2, 1),
         ({"max_tokens": 3}, "abc", 3, 1),  # of three drafts only one had a place
     ],
 )
