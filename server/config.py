@@ -135,6 +135,9 @@ class ServeSettings(_EngineSettings):
     client_seconds: float = Field(
         60, gt=0, allow_inf_nan=False, description="longest that a client may take to send a request, or to read on"
     )
+    sse_keep_alive_seconds: float = Field(
+        30, ge=0, allow_inf_nan=False, description="longest silence of a stream before it is sent a comment; 0: any"
+    )
     max_stop_strings: int = Field(256, ge=0, description="most stop strings of a request")
     tool_parser: Literal["auto", "hermes", "llama3", "mistral", "json"] = Field(
         "auto", description="how the model writes tool calls; auto reads its chat template"

@@ -112,7 +112,8 @@ class SamplingParams:
         object.__setattr__(self, "stop", _all("stop", stop, str, "a string or a list of strings"))
         self._check_types()
         if self.max_tokens is not None:
-            _in_range("max_tokens", self.max_tokens, 1 if self.prompt_logprobs is None else 0, math.inf)
+            least = 1 if self.prompt_logprobs is None else 0
+            _in_range("max_tokens", self.max_tokens, least, math.inf, ", or left out for all that fits")
         for name, (low, high) in RANGES.items():
             if (value := getattr(self, name)) is not None:
                 _in_range(name, value, low, high)
@@ -187,8 +188,8 @@ def _are(kind: type, values: Iterable[Any]) -> bool:
     return all(issubclass(found, kind) and found is not bool for found in {*map(type, values)})
 
 
-def _in_range(name: str, value: float, low: float, high: float) -> None:
+def _in_range(name: str, value: float, low: float, high: float, remedy: str = "") -> None:
     """Raise InvalidRequest unless low <= value <= high (a NaN is outside)."""
     if not low <= value <= high:
         bounds = f"at least {low:g}" if high == math.inf else f"in [{low:g}, {high:g}]"
-        raise InvalidRequest(f"{name} is {value}: it must be {bounds}.", name)
+        raise InvalidRequest(f"{name} is {value}: it must be {bounds}{remedy}.", name)

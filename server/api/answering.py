@@ -138,9 +138,10 @@ class Answering:
             if not body.stream:
                 whole: dict[str, Any] = await unless_client_leaves(request.receive, collect(generation, reply))
                 return await whole_response(whole)
-            first = await unless_client_leaves(request.receive, generation.first())
+            keep_alive = context.settings.sse_keep_alive_seconds or None
+            first = await unless_client_leaves(request.receive, generation.first(keep_alive))
             answered = True
-            return EventStream(first, generation, reply, on_failure=on_failure)
+            return EventStream(first, generation, reply, on_failure=on_failure, keep_alive=keep_alive)
         finally:
             if not answered:
                 generation.abort()  # nothing to free after a whole answer; everything after an error

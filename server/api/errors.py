@@ -47,6 +47,7 @@ logger = logging.getLogger(__name__)
 # Of what is for operators: the log and the supervisor say it.
 ENGINE_ENDED = "The engine has ended, and what it was doing is lost: try again later."
 _RETRY_UNAVAILABLE = 5  # seconds: about what a restart takes
+_ENDPOINTS = frozenset(f"/v1/{name}" for name in ("chat/completions", "completions", "responses", "messages", "models"))
 
 
 class ApiError(Exception):
@@ -127,7 +128,10 @@ def add_error_handlers(
         message = str(error.detail)
         if error.status_code == 404:
             message = f"There is nothing at {cut(request.url.path)}."
-            if request.url.path.startswith("/v1/"):
+            path = request.url.path.rstrip("/")
+            if (named := f"/v1/{path.removeprefix('/v1').lstrip('/')}") in _ENDPOINTS:
+                message += f" Did you mean {named}? A client's base URL ends with /v1, without a slash behind it."
+            elif request.url.path.startswith("/v1/"):
                 message += (
                     " Served are /v1/chat/completions, /v1/completions, /v1/responses, /v1/messages and /v1/models:"
                 )

@@ -20,6 +20,7 @@ def model_routes(models: ServedModels) -> APIRouter:
     """What is served."""
     router = APIRouter(tags=["model"], responses=REFUSED)
 
+    @router.head("/v1/models", include_in_schema=False)
     @router.get("/v1/models")
     async def list_models() -> dict[str, Any]:
         """The served models, and what else each may be called."""

@@ -2,16 +2,19 @@
 
     submit -> Generation (choices merged) -> first group -> EventStream: the reply's events of each group, and its end
 
-Nothing is sent before the first group is there: until then every error is an ordinary HTTP error.
+Nothing is sent before the first group is there, unless it takes so long that proxies would cut the connection: until
+then every error is an ordinary HTTP error.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 from fastapi.responses import Response, StreamingResponse
@@ -30,6 +33,8 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 _LARGE = 2**20  # bytes of an answer
 _MANY_SCORES = 200  # of a prompt: a few ms of writing them
+_KEEP_ALIVE = b": keep-alive\n\n"  # a comment (HTML standard, 9.2.6)
+_SILENCE: Literal["silence"] = "silence"  # in place of what did not come
 
 
 class Generation:
@@ -46,7 +51,8 @@ class Generation:
     ) -> None:
         """on_tokens: is told how many each update brings. on_end: that every choice has ended, none with an error."""
         self._streams, self._on_tokens, self._on_end = streams, on_tokens, on_end
-        self._arrived: Mailbox[tuple[int, StreamItem]] = Mailbox()
+        self._arrived: Mailbox[tuple[int, StreamItem | Literal["silence"]]] = Mailbox()
+        self._last_arrival = 0.0  # time.monotonic()
         self._num_open = len(streams)
         self._take_at_once: Callable[[int, RequestUpdate], bool] | None = None
         for index, stream in enumerate(streams):
@@ -54,13 +60,44 @@ class Generation:
 
     async def __aiter__(self) -> AsyncGenerator[tuple[int, RequestUpdate]]:
         while (arrived := await self._next()) is not None:
-            yield arrived
+            if arrived != _SILENCE:
+                yield arrived
 
-    async def first(self) -> tuple[int, RequestUpdate]:
-        """Wait for the first group; iterating goes on after it."""
-        if (arrived := await self._next()) is None:
+    async def or_silence(self, seconds: float | None) -> AsyncGenerator[tuple[int, RequestUpdate] | None]:
+        """As iterating; None each time that nothing has come for so many seconds (None: never)."""
+        with self._listened_to(seconds):
+            while (arrived := await self._next()) is not None:
+                yield None if arrived == _SILENCE else arrived
+
+    async def first(self, seconds: float | None) -> tuple[int, RequestUpdate] | None:
+        """Wait so long for the first group; None: it has not come. Iterating goes on after it."""
+        with self._listened_to(seconds):
+            arrived = await self._next()
+        if arrived is None:
             raise EngineDead("The answer ended before it began.")
-        return arrived
+        return None if arrived == _SILENCE else arrived
+
+    @contextlib.contextmanager
+    def _listened_to(self, seconds: float | None) -> Iterator[None]:
+        """Silence arrives as groups do: to wait for them with a timeout would cost a task for each."""
+        if seconds is None:
+            yield
+            return
+        loop, begun = asyncio.get_running_loop(), time.monotonic()
+        timer: asyncio.TimerHandle
+
+        def look() -> None:
+            nonlocal timer
+            left = max(self._last_arrival, begun) + seconds - time.monotonic()
+            if left <= 0:
+                self._arrived.put((0, _SILENCE))
+            timer = loop.call_later(left if left > 0 else seconds, look)
+
+        timer = loop.call_later(seconds, look)
+        try:
+            yield
+        finally:
+            timer.cancel()
 
     def offer(self, take: Callable[[int, RequestUpdate], bool]) -> None:
         """Have `take` asked about each update as it comes, in the callback that brings it, while whoever iterates waits
@@ -86,16 +123,19 @@ class Generation:
         }
 
     def _arrive(self, index: int, item: StreamItem) -> None:
+        self._last_arrival = time.monotonic()
         if isinstance(item, RequestUpdate):
             self._on_tokens(len(item.token_ids))
             if self._take_at_once is not None and self._arrived.is_awaited and self._take_at_once(index, item):
                 return
         self._arrived.put((index, item))
 
-    async def _next(self) -> tuple[int, RequestUpdate] | None:
+    async def _next(self) -> tuple[int, RequestUpdate] | Literal["silence"] | None:
         """None: every choice has ended."""
         while self._num_open:
             index, item = await self._arrived.get()
+            if item == _SILENCE:
+                return item
             if isinstance(item, RequestUpdate):
                 return index, item
             if item is not None:
@@ -195,20 +235,24 @@ class EventStream(EventSourceResponse):
     """The streamed answer. However it ends (done, failed, client gone, never begun), its requests are aborted.
 
     An event leaves in the callback that brings its group, where the connection takes it at once (direct_body.py); else,
-    and at first and last, by the application's `send`. No pings: naive clients take a comment for data, or for the
-    first token. Nor the library's tasks for them and for a shutdown, in which the engine ends its streams itself.
+    and at first and last, by the application's `send`. Pings are only sent in a long silence, as naive clients take a
+    comment for data, or for the first token. Not by the library's tasks for them and for a shutdown, in which the
+    engine ends its streams itself.
     """
 
     def __init__(
         self,
-        first: tuple[int, RequestUpdate],
+        first: tuple[int, RequestUpdate] | None,
         generation: Generation,
         reply: Reply,
         *,
         on_failure: Callable[[ApiError], None],
+        keep_alive: float | None = None,
     ) -> None:
+        """first: None where it has not come, and a client is told that the connection lives. keep_alive: longest
+        silence, in seconds."""
         self._generation, self._reply = generation, reply
-        events = _events(first, generation, reply, on_failure)
+        events = _events(first, generation, reply, on_failure, keep_alive)
         super().__init__(events, sep="\n", ping=0, headers={"Cache-Control": "no-cache"})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -236,15 +280,20 @@ class EventStream(EventSourceResponse):
 
 
 async def _events(
-    first: tuple[int, RequestUpdate],
+    first: tuple[int, RequestUpdate] | None,
     generation: Generation,
     reply: Reply,
     on_failure: Callable[[ApiError], None],
+    keep_alive: float | None,
 ) -> AsyncGenerator[bytes]:
-    yield await _beside_others(first[1], partial(reply.events, *first))
+    yield _KEEP_ALIVE if first is None else await _beside_others(first[1], partial(reply.events, *first))
     try:
-        async for index, update in generation:
-            yield await _beside_others(update, partial(reply.events, index, update))
+        async with contextlib.aclosing(generation.or_silence(keep_alive)) as arriving:
+            async for arrived in arriving:
+                if arrived is None:
+                    yield _KEEP_ALIVE
+                else:
+                    yield await _beside_others(arrived[1], partial(reply.events, *arrived))
     except HamburgerError as error:
         failure = to_api_error(error)
         on_failure(failure)

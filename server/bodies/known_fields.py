@@ -310,9 +310,10 @@ IGNORED: dict[str, str] = {
     **dict.fromkeys(["n_keep", "n_discard"], "a context is never shifted here: an answer ends with it"),
     **dict.fromkeys(
         ["timings_per_token", "return_progress", "verbose", "return_token_offsets", "stream_interval",
-         "sse_ping_interval", "diagnostics"],
+         "diagnostics"],
         _TOLD,
     ),
+    "sse_ping_interval": "the server's setting sse_keep_alive_seconds says when a silent stream gets a comment",
     **dict.fromkeys(["request_id", "rid", "metadata", "safety_identifier", "custom_labels"], _NAMES),
     **dict.fromkeys(["data_parallel_rank", "disagg_prefill_dp_rank", "routed_dp_rank"], _PLACE),
     **dict.fromkeys(["stream_reasoning", "reasoning_format"], _REASONING),

@@ -187,6 +187,7 @@ class OpenAIReply:
         usage = self.usage()
         reasons = {choice.finish_reason or "abort" for choice in self.choices}
         return {
+            "answer_id": self.id,
             "choices": len(self.choices),
             **{name: usage[name] for name in _LOGGED_USAGE},
             "drafted_tokens": sum(choice.drafts.drafted for choice in self.choices),

@@ -41,4 +41,4 @@ class RetoldReply:
         self._chat.add(index, update)
 
     def counts(self) -> dict[str, Any]:
-        return self._chat.counts()
+        return self._chat.counts() | {"answer_id": self.id}

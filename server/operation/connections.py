@@ -23,7 +23,7 @@ from hamburger.server.operation.seldom import Seldom
 
 logger = logging.getLogger(__name__)
 
-_PROBE_SECONDS = 1.0  # between two signs to a client that has ended its side
+_FIRST_PROBE_SECONDS, _PROBE_SECONDS = 0.05, 1.0  # between signs to a client that has ended its side
 _GRACE_SECONDS = 1.0  # in which the application may answer a slow body itself
 
 
@@ -38,7 +38,9 @@ def bounded_protocol(
     without an answer. What is no HTTP is a 400 in the API's shape.
 
     A client that ends its side of the connection after a whole request, and before its answer begins, still gets it.
-    One that has left altogether looks the same until it is sent something: so it is, a 102 (RFC 2518) each second.
+    One that has left altogether looks the same until it is sent something: so it is, a 102 (RFC 2518), soon another,
+    whose failing tells, and then one each second. HTTP/1.0 knows no 102: who ends its side there has left, as proxies
+    mean it that speak it by default.
     """
 
     seldom = Seldom(logger)
@@ -75,17 +77,18 @@ def bounded_protocol(
             cycle = self.cycle
             if cycle is None or cycle.response_started or self.conn.their_state not in (h11.DONE, h11.MUST_CLOSE):
                 return False
+            if cycle.scope["http_version"] == "1.0":
+                return False
             if self.transport.get_extra_info("sslcontext") is not None:  # asyncio has no half of a TLS connection
                 return False
             self._is_half_closed = True
-            if cycle.scope["http_version"] != "1.0":  # which knows no 102
-                self._probe()
+            self._probe(_FIRST_PROBE_SECONDS)
             return True
 
-        def _probe(self) -> None:
+        def _probe(self, pause: float = _PROBE_SECONDS) -> None:
             if self.cycle is not None and not self.cycle.response_started and not self.transport.is_closing():
                 self.transport.write(b"HTTP/1.1 102 Processing\r\n\r\n")
-                self._probe_timer = self.loop.call_later(_PROBE_SECONDS, self._probe)
+                self._probe_timer = self.loop.call_later(pause, self._probe)
 
         def _unsupported_upgrade_warning(self) -> None:
             """Clients that offer HTTP/2 are served as they are, and need no line in the log, or WebSockets."""

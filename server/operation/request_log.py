@@ -19,9 +19,9 @@ request_logger = logging.getLogger("hamburger.request")
 
 CLIENT_LEFT = 499  # no status of HTTP's: the client went away before it could be answered
 FIELDS = (
-    "request_id", "client", "key", "method", "path", "status", "model", "stream", "choices", "prompt_tokens",
-    "completion_tokens", "kv_slots", "tokens_per_kv", "macro_steps", "tokens_per_step", "drafted_tokens",
-    "accepted_tokens", "cached_tokens", "finish_reason", "error", "param",
+    "request_id", "answer_id", "client", "key", "method", "path", "status", "model", "stream", "choices",
+    "prompt_tokens", "completion_tokens", "kv_slots", "tokens_per_kv", "macro_steps", "tokens_per_step",
+    "drafted_tokens", "accepted_tokens", "cached_tokens", "finish_reason", "error", "param",
     "client_left", "queue_seconds", "ttft_seconds", "seconds", "bytes",
 )  # fmt: skip
 # Probes and scrapes come every few seconds: logged only at log_level debug, unless they fail.

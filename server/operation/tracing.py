@@ -34,6 +34,7 @@ _NAMED_BY_OPENTELEMETRY = {
     "client": "client.address",
     "error": "error.type",
     "model": "gen_ai.request.model",
+    "answer_id": "gen_ai.response.id",
     "choices": "gen_ai.request.choice.count",
     "prompt_tokens": "gen_ai.usage.input_tokens",
     "completion_tokens": "gen_ai.usage.output_tokens",

@@ -287,26 +287,28 @@ def post(version: str = "1.1", **body: Any) -> bytes:
     return head.encode() + b"Content-Type: application/json\r\n\r\n" + data
 
 
-@pytest.mark.parametrize("version", ["1.0", "1.1"])
 @pytest.mark.parametrize("stream", [False, True])
-async def test_who_has_ended_its_side_gets_its_answer(stream: bool, version: str) -> None:
+async def test_who_has_ended_its_side_gets_its_answer(stream: bool) -> None:
     gate = StepGate()
     async with serving(runner=ByChoice([[97], [98], [EOS]], gate=gate)) as server, on_port(server.app) as port:
-        asking = asyncio.create_task(half_closed(port, post(version, stream=stream)))
+        asking = asyncio.create_task(half_closed(port, post(stream=stream)))
         await until(lambda: server.engine.health().num_waiting + server.engine.health().num_running > 0)
         await asyncio.sleep(0.1)
         gate.set()
-        head, _, rest = (await asking).removeprefix(b"HTTP/1.1 102 Processing\r\n\r\n").partition(b"\r\n\r\n")
+        head, _, rest = (await asking).replace(b"HTTP/1.1 102 Processing\r\n\r\n", b"").partition(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 200 OK")
         assert (b"data: [DONE]" in rest) if stream else (b'"ab"' in rest)
 
 
-async def test_who_has_left_altogether_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "_PROBE_SECONDS", 0.05)
+@pytest.mark.parametrize("version", ["1.0", "1.1"])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_who_has_left_altogether_is_noticed(stream: bool, version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the second sign of life, without which HTTP/1.0 does."""
+    monkeypatch.setattr(connections, "_PROBE_SECONDS", 3600)
     gate = StepGate()
     async with serving(runner=ByChoice([[97]] * 9, gate=gate)) as server, on_port(server.app) as port:
         _, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(post())
+        writer.write(post(version, stream=stream))
         await until(lambda: server.engine.health().num_waiting + server.engine.health().num_running > 0)
         writer.close()
         await until(lambda: server.metric("request_success_total", finished_reason="abort") == 1)
@@ -334,6 +336,25 @@ async def test_a_target_in_absolute_form_is_its_path(target: bytes) -> None:
         answer = await asked(port, b"GET %s HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n" % target)
         assert answer.startswith(b"HTTP/1.1 200 OK")
         assert b'"status":"ok"' in answer
+
+
+@pytest.mark.parametrize(
+    ("path", "named"),
+    [
+        ("/chat/completions", "/v1/chat/completions"),
+        ("/v1/chat/completions/", "/v1/chat/completions"),
+        ("/models", "/v1/models"),
+        ("/v1/embeddings", None),
+        ("/nothing", None),
+    ],
+)
+async def test_a_base_url_without_its_version_is_told_so(path: str, named: str | None) -> None:
+    async with serving([[EOS]]) as server:
+        response = await server.post(path, {})
+        assert response.status_code == 404
+        message = response.json()["error"]["message"]
+        assert (f"Did you mean {named}?" in message) if named else ("Did you mean" not in message)
+        assert (await server.client.head("/v1/models")).status_code == 200
 
 
 async def test_a_slash_too_many_is_a_404_and_no_way_to_another_server() -> None:

@@ -43,10 +43,13 @@ async def test_a_line_has_counts_and_times(lines: Lines, stream: bool) -> None:
         assert response.status_code == 200
     [line] = lines()
     assert tuple(line) == FIELDS
+    answer_id = response.text.partition('"id":"')[2].partition('"')[0]
+    assert answer_id.startswith("chatcmpl-")
     times = {name: line.pop(name) for name in ("queue_seconds", "ttft_seconds", "seconds")}
     assert 0 <= times["queue_seconds"] <= times["ttft_seconds"] <= times["seconds"]
     assert line == {
-        "request_id": "mine", "client": "127.0.0.1", "key": None, "method": "POST", "path": CHAT, "status": 200,
+        "request_id": "mine", "answer_id": answer_id, "client": "127.0.0.1", "key": None, "method": "POST",
+        "path": CHAT, "status": 200,
         "model": MODEL, "stream": stream, "choices": 2, "prompt_tokens": len(b"user: hello\nassistant: "),
         "completion_tokens": 9, "kv_slots": 6, "tokens_per_kv": 1.5, "macro_steps": 6, "tokens_per_step": 1.5,
         "drafted_tokens": 0,

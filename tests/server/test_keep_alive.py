@@ -1,0 +1,79 @@
+"""A stream that is silent for long is sent comments, so that no proxy cuts it; its events are what they were."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import pytest
+
+from fakes import EOS
+from gates import StepGate
+from serving import CHAT, COMPLETIONS, HELLO, ByChoice, Served, on_port, serving
+
+COMMENT = ": keep-alive"
+PATHS: dict[str, dict[str, Any]] = {
+    CHAT: {"messages": HELLO},
+    COMPLETIONS: {"prompt": "a"},
+    "/v1/messages": {"messages": HELLO, "max_tokens": 9},
+    "/v1/responses": {"input": "a"},
+}
+
+
+@asynccontextmanager
+async def silent(runner: ByChoice) -> AsyncIterator[tuple[Served, httpx.AsyncClient]]:
+    """A server of short patience, over a real connection."""
+    async with (
+        serving(runner=runner, settings={"sse_keep_alive_seconds": 0.05}) as server,
+        on_port(server.app) as port,
+        httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=20) as client,
+    ):
+        yield server, client
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_comments_come_before_the_first_token_and_in_gaps(path: str) -> None:
+    gate = StepGate()
+    async with silent(ByChoice([[97], [98], [EOS]], gate=gate)) as (_, client):
+        body = {"stream": True} | PATHS[path]
+        lines, num_comments = [], 0
+        async with client.stream("POST", path, json=body) as response:
+            assert response.status_code == 200
+            async for line in response.aiter_lines():
+                lines.append(line)
+                num_comments += line == COMMENT
+                if line == COMMENT and num_comments in (2, 4, 6):  # each of the three steps is waited for
+                    gate.step()
+        gate.set()
+        without = (await client.post(path, json=body)).text.split("\n")
+    assert lines[0] == COMMENT
+    assert num_comments >= 6
+    events = [line for line in lines if line not in (COMMENT, "")]
+    assert len(events) == len([line for line in without if line])
+    assert ':"a"' in "".join(events)
+    assert COMMENT not in without
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_an_error_behind_a_comment_is_an_event(path: str) -> None:
+    gate = StepGate()
+    async with silent(ByChoice([[97]] * 9, gate=gate, fail_at_step=1)) as (server, client):
+        lines = []
+        async with client.stream("POST", path, json={"stream": True} | PATHS[path]) as response:
+            async for line in response.aiter_lines():
+                lines.append(line)
+                gate.set()
+        assert server.metric("request_failure_total", code="503", reason="engine_unavailable") == 1
+    assert lines[0] == COMMENT
+    assert "error" in "".join(lines[1:])
+    if path in (CHAT, COMPLETIONS):
+        assert lines[-2] == "data: [DONE]"
+
+
+async def test_no_comment_is_sent_while_events_come_or_where_none_is_wanted() -> None:
+    for seconds in (30, 0):
+        async with serving([[97], [98], [EOS]], settings={"sse_keep_alive_seconds": seconds}) as server:
+            chunks: list[Any] = await server.stream(CHAT, messages=HELLO)
+            assert "".join(chunk["choices"][0]["delta"].get("content") or "" for chunk in chunks) == "ab"
