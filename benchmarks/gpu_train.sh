@@ -17,6 +17,10 @@ while [ $# -gt 0 ]; do
     *) paths+=("$1"); shift ;;
   esac
 done
+if ! [[ "$minutes" =~ ^[0-9]+(\.[0-9]+)?$ ]]; then
+  echo "gpu_train.sh: --minutes is '$minutes': write a number of minutes" >&2
+  exit 2
+fi
 if [ "${#paths[@]}" -ne 2 ]; then
   echo "usage: gpu_train.sh PROMPTS WORK [--wheels FOLDER] [--minutes 9]" >&2
   exit 2
@@ -37,8 +41,11 @@ EOF
 chmod +x "$links/hamburger-command"
 code=0
 HAMBURGER="$links/hamburger-command" bash "$root/training/embedded.sh" "${paths[@]}" || code=$?
-if [ "$code" -eq 124 ] || [ "$code" -eq 137 ]; then
+if { [ "$code" -eq 124 ] || [ "$code" -eq 137 ]; } && [ "$(date +%s)" -ge "$DEADLINE" ]; then
   echo "the time is over: the same call goes on from here" >&2
   exit 75
+fi
+if [ "$code" -eq 137 ]; then
+  echo "a step was killed before its time was over: did the machine's memory suffice?" >&2
 fi
 exit "$code"

@@ -104,7 +104,7 @@ def _check_gpus(options: ScaleOptions, settings: ServeSettings) -> None:
         raise SettingsError(
             f"a replica reserves {given:g} GPUs, but tensor_parallel_size is {size}: make them equal, or use replicas."
         )
-    if 0 < given < size:
+    if 0 < given < size and size > 1:
         raise SettingsError(f"tensor_parallel_size is {size}, but a replica reserves {given:g} GPUs: make them equal.")
 
 

@@ -20,7 +20,7 @@ set -e
 """
 # Stands for the command. WORK/does says what it does; a run that is asked to end writes a checkpoint first.
 COMMAND = """
-import signal, sys, time
+import os, signal, sys, time
 from importlib.metadata import version
 from pathlib import Path
 
@@ -33,6 +33,8 @@ def main():
             sys.exit(130)
         signal.signal(signal.SIGTERM, stop)
         time.sleep(600)
+    if does == "die":
+        os.kill(os.getpid(), signal.SIGKILL)
     print(step, version("hamburger-serve"))
     return 3 if does == "fail" else 0
 """
@@ -76,6 +78,17 @@ def test_a_step_that_outlasts_the_call_is_ended_and_the_next_call_goes_on(root: 
 
 def test_a_step_that_fails_is_not_called_stopped(root: Path) -> None:
     assert train(root, "fail").returncode == 3
+
+
+def test_a_step_that_is_killed_before_its_time_is_a_failure(root: Path) -> None:
+    done = train(root, "die")
+    assert done.returncode == 137
+    assert "did the machine's memory suffice?" in done.stderr
+
+
+def test_minutes_are_a_number(root: Path) -> None:
+    done = train(root, "finish", "--minutes", "abc")
+    assert (done.returncode, done.stderr) == (2, "gpu_train.sh: --minutes is 'abc': write a number of minutes\n")
 
 
 def test_both_folders_must_be_named(root: Path) -> None:

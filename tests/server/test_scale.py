@@ -72,6 +72,11 @@ def test_a_split_engine_has_a_gpu_for_each_rank_or_none_at_all(devices: dict[str
     assert read_arguments({"tensor_parallel_size": 2, **devices})[1].engine_args().tensor_parallel_size == 2
 
 
+@pytest.mark.parametrize("devices", [{"gpus": 0.5}, {"bundles": [{"GPU": 0.25, "CPU": 2}]}])
+def test_an_engine_may_have_part_of_a_gpu(devices: dict[str, Any]) -> None:
+    assert read_arguments({"replicas": 2, "kv_cache_memory": "4GiB", **devices})[1].engine_args()
+
+
 def test_an_engine_is_given_a_few_more_than_its_seats() -> None:
     assert seats(*read_arguments({"max_num_seqs": 8})) == (10, 6.0)
     assert seats(*read_arguments({"max_num_seqs": 1})) == (2, 1.0)

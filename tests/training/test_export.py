@@ -15,7 +15,9 @@ import torch
 from exported_runs import CONFIG, TRUNK_NAMES, assert_equal, loaded_model, options, tensors_of, write_step
 from hamburger.engine import LLM, SamplingParams
 from hamburger.model.checkpoints.load import load_checkpoint, save_checkpoint
-from hamburger.model.checkpoints.sources import CheckpointError, resolve_source
+from hamburger.model.checkpoints.settle_probe import SettleProbe, equal_shares, save_probe
+from hamburger.model.checkpoints.settle_settings import settle_settings
+from hamburger.model.checkpoints.sources import PROBE_FILE, CheckpointError, resolve_source
 from hamburger.model.config import ConfigError, ModelConfig
 from hamburger.training.cli.export import add_export_arguments
 from hamburger.training.errors import TrainingError
@@ -103,6 +105,21 @@ def test_a_checkpoint_over_a_base_answers_as_before(step: Path, tmp_path: Path, 
     ]
     assert answers[0] == answers[1]
     assert max(len(group) for group in answers[0][0]) > 1
+
+
+@pytest.mark.parametrize("merge", [False, True])
+def test_the_probe_of_the_base_serves_on(step: Path, tmp_path: Path, merge: bool) -> None:
+    trunk = load_checkpoint(resolve_source(str(step)), torch.float32).config.trunk
+    weights = torch.ones(trunk.num_layers, trunk.num_kv_heads, trunk.head_dim + 1)
+    base = resolve_source(str(step)).base_path
+    assert base is not None
+    settings = {"settle_window": 64, "settle_growth": 0, "settle_keep": 0.5}
+    save_probe(base / PROBE_FILE, SettleProbe(weights, equal_shares(trunk)), settings)
+    out = tmp_path / "exported"
+    export(options(step, out, merge=merge))
+    assert (out / PROBE_FILE).exists() == merge
+    assert settle_settings(resolve_source(str(out))) == settings
+    assert_equal(tensors_of(out), tensors_of(step))
 
 
 def test_a_base_folder_is_named_by_its_way_from_the_new_folder(step: Path, tmp_path: Path) -> None:

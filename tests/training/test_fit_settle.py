@@ -50,7 +50,7 @@ def folder(tmp_path: Path) -> Path:
     draw = random.Random(1)
     rows = [
         {"id": str(i), "sample": 0, "category": "a", "model": "m", "sampling": "greedy", "finish_reason": "length",
-         "messages": [{"role": "user", "content": "Hi"}], "prompt_ids": [5, 6], "response": "",
+         "messages": [{"role": "user", "content": "Hi"}], "prompt_ids": [5, 6 + i], "response": "",
          "token_ids": [draw.randrange(3, 49152) for _ in range(260)]}
         for i in range(3)
     ]  # fmt: skip
@@ -279,8 +279,17 @@ def test_a_probe_of_another_model_is_named(folder: Path) -> None:
             read_probe(file, TRUNK)
 
 
+def test_answers_to_one_prompt_are_fitted_to_or_held_out_together(folder: Path) -> None:
+    answers = folder.parent / "answers.jsonl"
+    rows = [json.loads(line) for line in answers.read_text().splitlines()]
+    more = [row | {"id": f"{row['id']} again"} for row in rows]
+    answers.write_text("".join(json.dumps(row) + "\n" for row in [*rows[:1], *more, *rows[1:]]))
+    texts = [*fitting._texts(arguments(folder))]
+    assert [text.is_held_out for text in texts] == [True, True, False, False, False, False]
+
+
 def test_mistakes_are_named(folder: Path) -> None:
-    with pytest.raises(TrainingError, match="fewer than two answers are as long as --min-tokens 400"):
+    with pytest.raises(TrainingError, match="fewer than two prompts have answers as long as --min-tokens 400"):
         fitting.run(arguments(folder, "--min-tokens", "400"))
     rows = (folder.parent / "answers.jsonl").read_text().replace('"token_ids"', '"ids"')
     (folder.parent / "answers.jsonl").write_text(rows)

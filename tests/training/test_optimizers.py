@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +12,7 @@ from rich.console import Console
 
 from hamburger.training.errors import TrainingError
 from hamburger.training.recipe import read_recipe
+from hamburger.training.run.muon import Muon
 from hamburger.training.run.optimizers import optimizers
 from hamburger.training.run.train import Job, StopRequest
 from training_runs import AGREEMENT, FUSED, random_source, recipe, write_base
@@ -66,3 +69,26 @@ def test_the_drafters_recipe_steps_by_muon() -> None:
         "adapter": "adamw",
         "published": "adamw",
     }
+
+
+@pytest.mark.parametrize("shape", [(24, 40), (40, 24), (16, 16)])
+def test_muon_is_pytorchs_in_bfloat16_and_near_it_in_float32(shape: tuple[int, int]) -> None:
+    """Three steps, with momentum and weight decay; and the state of one is the other's."""
+    generator = torch.Generator().manual_seed(3)
+    start, grads = torch.randn(shape, generator=generator), torch.randn(3, *shape, generator=generator)
+
+    def stepped(made: Callable[[list[dict[str, Any]]], torch.optim.Optimizer]) -> tuple[torch.Tensor, dict[str, Any]]:
+        weight = torch.nn.Parameter(start.clone())
+        optimizer = made([{"params": [weight], "lr": 0.02}])
+        for grad in grads:
+            weight.grad = grad.clone()
+            optimizer.step()
+        return weight.detach(), optimizer.state_dict()
+
+    theirs, state = stepped(lambda groups: torch.optim.Muon(groups, weight_decay=0.1, adjust_lr_fn="match_rms_adamw"))
+    same, own = stepped(lambda groups: Muon(groups, dtype=torch.bfloat16, weight_decay=0.1))
+    near, _ = stepped(lambda groups: Muon(groups, dtype=torch.float32, weight_decay=0.1))
+    assert torch.equal(same, theirs)
+    assert (near - theirs).norm() < 0.02 * (theirs - start).norm()
+    assert own["param_groups"] == state["param_groups"]
+    assert torch.equal(own["state"][0]["momentum_buffer"], state["state"][0]["momentum_buffer"])

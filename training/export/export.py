@@ -22,7 +22,8 @@ from torch import Tensor
 
 from hamburger.model.checkpoints.config.folder import Adapter
 from hamburger.model.checkpoints.load import load_checkpoint, save_checkpoint
-from hamburger.model.checkpoints.sources import ModelSource, read_json, resolve_source
+from hamburger.model.checkpoints.settle_settings import probe_file
+from hamburger.model.checkpoints.sources import PROBE_FILE, ModelSource, read_json, resolve_source
 from hamburger.model.checkpoints.weight_files import read_files
 from hamburger.model.config import GraftConfig, ModelConfig
 from hamburger.training.cli.quality import CONFIDENCES
@@ -162,6 +163,8 @@ def _write(
     on_progress(f"writing {out}")
     save_checkpoint(folder, config, tensors, base=base, adapter=adapter)
     _copy_texts(source, config, folder)
+    if base is None and (probe := probe_file(source)) is not None:  # else it is found beside the base
+        shutil.copyfile(probe, folder / PROBE_FILE)
     return CardFacts(
         name=out.name,
         source=str(options.checkpoint if source.kind == "lightning" else latest_checkpoint(options.checkpoint)),
@@ -172,7 +175,7 @@ def _write(
         adapter=adapter,
         data=options.data,
         num_adapter_parameters=sum(t.numel() for name, t in tensors.items() if name.startswith("adapter.")),
-        weight_bytes=sum(file.stat().st_size for file in folder.glob("*.safetensors")),
+        weight_bytes=sum(f.stat().st_size for f in folder.glob("*.safetensors") if f.name != PROBE_FILE),
     )
 
 

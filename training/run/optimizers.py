@@ -8,9 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hamburger.model.device.devices import choose_dtype
 from hamburger.training.errors import TrainingError
 from hamburger.training.forward.trainable import is_graft
 from hamburger.training.recipe import Recipe
+from hamburger.training.run.muon import Muon
 
 
 def optimizers(network: nn.Module, recipe: Recipe) -> list[torch.optim.Optimizer]:
@@ -44,4 +46,4 @@ def _muon(matrices: Sequence[Tensor], recipe: Recipe) -> torch.optim.Optimizer:
     if any(matrix.ndim != 2 or hasattr(matrix, "full_tensor") for matrix in matrices):
         raise TrainingError("optimizer muon needs whole matrices, which FSDP cuts up: use optimizer adamw with it.")
     group = {"params": list(matrices), "peak": recipe.graft_lr, "lr": recipe.graft_lr}
-    return torch.optim.Muon([group], weight_decay=recipe.weight_decay, adjust_lr_fn="match_rms_adamw")
+    return Muon([group], dtype=choose_dtype("auto", matrices[0].device), weight_decay=recipe.weight_decay)

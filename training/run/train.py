@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
         job = Job(recipe, data, args.out, validation=held_out, device=args.device, resume=args.resume)
         complete = job.run(console, stop)
     job.accelerator.end_training()  # several processes part here
-    if not complete:
+    if not complete and job.accelerator.is_main_process:
         console.print(f"stopped, with a checkpoint: go on with --resume (latest: {job.folder.latest()}).")
     return 0 if complete else STOPPED
 

@@ -36,7 +36,7 @@ from hamburger.training.settling.shares import allot, costs_of_shares, losses
 CHUNK = 64  # tokens, as the engine looks at them together
 FAR = 64  # tokens behind a chunk, from which on attention to it counts: those before see it whole
 _LEAST_LATER = 64  # tokens that must be there to pay
-_HELD_OUT = 8  # every so-manieth text tells how others do
+_HELD_OUT = 8  # the answers to every so-manieth prompt tell how others do
 _BATCH, _LEARNING_RATE, _WEIGHT_DECAY = 24, 1e-2, 1e-3
 _KEEP = 1 / 8  # of a chunk: the share by which a probe's fit is told
 # Lose less of the embedded model, at fewer slots, than DEFAULTS where no place is lent (docs/log.md).
@@ -44,11 +44,12 @@ _LENT: Mapping[str, float] = {"settle_window": 64, "settle_growth": 0, "settle_k
 
 
 class _Text(NamedTuple):
-    """place: file and line, for messages."""
+    """place: file and line, for messages. is_held_out: nothing is fitted to it, as to no other answer of its prompt."""
 
     place: str
     prompt_ids: list[int]
     answer_ids: list[int]
+    is_held_out: bool
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,9 +69,9 @@ def run(args: argparse.Namespace) -> int:
         console.print(line, markup=False, soft_wrap=True)
 
     texts = list(_texts(args))
-    if len(texts) < 2:
+    if len({text.is_held_out for text in texts}) < 2:
         raise TrainingError(
-            f"fewer than two answers are as long as --min-tokens {args.min_tokens}: give more --answers."
+            f"fewer than two prompts have answers as long as --min-tokens {args.min_tokens}: give more --answers."
         )
     source = resolve_source(args.model, args.base)
     model = load_model(source, device=args.device, dtype=args.dtype, on_progress=tell)
@@ -93,11 +94,10 @@ def _fit_weights(
     args: argparse.Namespace, model: HamburgerModel, choice: SlotChoice, texts: Sequence[_Text], console: Console
 ) -> Tensor:
     """float32 [layers, kv_heads, head_dim + 1]."""
-    found: list[list[Chunks]] = []
-    for seen in _observed(model, texts, console, "Texts", by_head=True):
-        found.append(list(chunks_of(seen, choice)))
-    held_out = together([chunk for text in found[::_HELD_OUT] for chunk in text])
-    fitted = together([chunk for i, text in enumerate(found) for chunk in text if i % _HELD_OUT])
+    found: dict[bool, list[Chunks]] = {True: [], False: []}
+    for text, seen in zip(texts, _observed(model, texts, console, "Texts", by_head=True), strict=True):
+        found[text.is_held_out] += chunks_of(seen, choice)
+    held_out, fitted = together(found[True]), together(found[False])
     probe = fit(fitted, args.steps, args.seed)
     for name, chunks in (("fitted", fitted), ("held-out", held_out)):
         probed, unlike, most = (kept(chunks, s) for s in (scored(probe, chunks), _unlike(chunks), chunks.shares))
@@ -124,9 +124,9 @@ def _fit_shares(
         return all(is_measured(s, length) for s in (settling, usual))
 
     long = [text for text in texts if settles(len(text.answer_ids))]
-    held_out = long[::_HELD_OUT][: args.share_texts // _HELD_OUT + 1]
-    fitted = [text for i, text in enumerate(long) if i % _HELD_OUT][: args.share_texts]
-    if not fitted:
+    held_out = [text for text in long if text.is_held_out][: args.share_texts // _HELD_OUT + 1]
+    fitted = [text for text in long if not text.is_held_out][: args.share_texts]
+    if not fitted or not held_out:
         console.print(
             "no place is lent, and the file names no settings: too few answers are long enough to settle.",
             markup=False,
@@ -186,11 +186,15 @@ def _observed(
 
 
 def _texts(args: argparse.Namespace) -> Iterator[_Text]:
+    """Of every so-manieth prompt the answers are held out."""
+    prompts: dict[tuple[int, ...], int] = {}
     for answer in read_answers(args.answers):
         if answer.token_ids is None or answer.prompt_ids is None:
             raise TrainingError(f"{answer.place}: it needs token_ids and prompt_ids, as `distill` writes them.")
         if len(answer.token_ids) >= args.min_tokens:
-            yield _Text(answer.place, answer.prompt_ids, answer.token_ids[: args.max_tokens])
+            number = prompts.setdefault(tuple(answer.prompt_ids), len(prompts))
+            ids = answer.token_ids[: args.max_tokens]
+            yield _Text(answer.place, answer.prompt_ids, ids, number % _HELD_OUT == 0)
 
 
 @torch.inference_mode()

@@ -50,20 +50,19 @@ def of_policy(policy: Policy, rows: Sequence[dict[str, Any]], seed: int) -> dict
             if any(a <= int(bucket) <= b for row in rows for bucket in row["sums"])
         },
         "kinds": {
-            kind: _figures([r for r in rows if r["kind"] == kind], None, (0, 1 << 30))
+            kind: _figures(of_kind, resample([0] * len(of_kind), _ROUNDS, seed), (0, 1 << 30))
             for kind in sorted({r["kind"] for r in rows})
+            for of_kind in [[r for r in rows if r["kind"] == kind]]
         },
     }
 
 
-def _figures(rows: Sequence[dict[str, Any]], draws: Draws | None, buckets: tuple[int, int]) -> dict[str, Any]:
+def _figures(rows: Sequence[dict[str, Any]], draws: Draws, buckets: tuple[int, int]) -> dict[str, Any]:
     """tokens, and kl, same and nats a token as [value, low, high]."""
     first, last = buckets
     sums = [
         [sum(v[i] for b, v in row["sums"].items() if first <= int(b) <= last) for i in range(4)] for row in rows
     ]  # fmt: skip
-    if draws is None:
-        draws = resample([0] * len(rows), _ROUNDS, 0)
     tokens = [s[0] for s in sums]
     told: dict[str, Any] = {"tokens": sum(tokens)}
     for i, name in enumerate(("kl", "same", "nats"), start=1):
