@@ -13,7 +13,7 @@ from rich.table import Table
 from hamburger.clients.figures import Answer, Distribution, Summary
 
 _MOST_REASONS = 10  # of failures that are listed, the most frequent first
-_BUSY = 0.8
+_BUSY = 0.4
 COUNTED_BY = {
     "usage": "the server's usage",
     "groups": "the groups in the stream (the server sent no usage)",

@@ -272,7 +272,7 @@ async def test_clients_have_a_connection_each_and_are_used_again() -> None:
 
 def test_a_busy_client_says_so(server: ScriptedServer, monkeypatch: pytest.MonkeyPatch) -> None:
     answers = [Answer(1.0, first=1.1, last=1.2, arrivals=[(1.1, 1)], ended=1.3)]
-    for busy, told in ((0.95, True), (0.5, False)):
+    for busy, told in ((0.95, True), (0.2, False)):
         file = io.StringIO()
         measured = Measured(Level(1, None, None), answers, summarise(answers), busy)
         print_tables(Console(file=file, width=200), [measured], "a title", seed=1)
