@@ -13,7 +13,9 @@ class Muon(torch.optim.Muon):
     """PyTorch's, whose state and settings it has, but that orthogonalises in `dtype`.
 
     PyTorch's own does so in bfloat16 always, which a CPU without such instructions emulates: the embedded micro
-    decoder's matrices take 40 s there, in float32 .94. Only adjust_lr_fn="match_rms_adamw" is known (arXiv 2502.16982, eq. 4).
+    decoder's matrices take 40 s there, in float32 .94.
+
+    Only adjust_lr_fn="match_rms_adamw" is known (arXiv 2502.16982, eq. 4).
     """
 
     def __init__(self, params: list[dict[str, Any]], *, dtype: torch.dtype, weight_decay: float) -> None:
