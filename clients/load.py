@@ -23,7 +23,7 @@ from hamburger.clients.figures import Answer
 from hamburger.clients.wire import RequestError, StreamDecoder
 
 PATHS = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
-_GRACE_SECONDS = 1.0  # for a connection to end its answer
+_GRACE_SECONDS = 0.1  # for a connection to end its answer: it mostly has
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,11 +19,12 @@ from hamburger.engine.types.errors import InvalidRequest
 from hamburger.engine.types.sampling_params import SamplingParams
 from hamburger.server.api.auth import key_of
 from hamburger.server.api.errors import ApiError
+from hamburger.server.api.generation import Generation
 from hamburger.server.api.model_context import ModelContext, choose_confidence
 from hamburger.server.api.prompts import bad_word_ids, encode_text, render_chat
 from hamburger.server.api.reply import Reply
 from hamburger.server.api.served_models import ServedModels
-from hamburger.server.api.streaming import EventStream, Generation, collect, unless_client_leaves, whole_response
+from hamburger.server.api.streaming import EventStream, collect, unless_client_leaves, whole_response
 from hamburger.server.bodies.answer_format import compile_grammar, grammar_of
 from hamburger.server.bodies.chat import ChatBody
 from hamburger.server.bodies.generation import GenerationBody, named_as_written

@@ -96,8 +96,7 @@ class ResponsesReply(RetoldReply):
         for chunk in self._chat.chunks(index, update):
             [choice] = chunk["choices"]
             if not self._number:
-                events += [self._event("response.created", response=self.response())]
-                events += [self._event("response.in_progress", response=self.response())]
+                events += self._begun()
             if choice["logprobs"]:
                 self._scores.add(update.token_ids, choice["logprobs"]["content"])
             events += self._of_delta(choice["delta"])
@@ -111,12 +110,17 @@ class ResponsesReply(RetoldReply):
                 events += self._closed()
         return b"".join(map(typed_event, events))
 
+    def _begun(self) -> Iterator[dict[str, Any]]:
+        yield self._event("response.created", response=self.response())
+        yield self._event("response.in_progress", response=self.response())
+
     def end(self) -> bytes:
         return typed_event(self._event(f"response.{self._status}", response=self._kept()))
 
     def failure(self, error: ApiError) -> bytes:
+        begun = b"" if self._number else b"".join(map(typed_event, self._begun()))  # clients want those first
         failed = self.failed(error)
-        told = typed_event(responses_error(error, self._number))
+        told = begun + typed_event(responses_error(error, self._number))
         self._number += 1
         return told + typed_event(self._event("response.failed", response=failed))
 

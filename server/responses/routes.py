@@ -13,11 +13,11 @@ from hamburger.engine.types.errors import HamburgerError, InvalidRequest
 from hamburger.server.api.answering import Answering, Answers
 from hamburger.server.api.auth import key_of, owner_of
 from hamburger.server.api.errors import ApiError, to_api_error
+from hamburger.server.api.generation import Generation
 from hamburger.server.api.model_context import ModelContext
 from hamburger.server.api.openapi import REFUSED, TYPED_STREAM, body_of
 from hamburger.server.api.prompts import count_chat
 from hamburger.server.api.request_body import naming, read_body, validated
-from hamburger.server.api.streaming import Generation
 from hamburger.server.bodies.chat import ChatBody
 from hamburger.server.completions.logprobs import TextOffsets
 from hamburger.server.completions.replies import ChatReply

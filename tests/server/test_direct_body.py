@@ -18,7 +18,7 @@ from gates import StepGate
 from hamburger.engine.request import RequestUpdate
 from hamburger.engine.request_stream import StreamItem
 from hamburger.engine.types.errors import EngineDead
-from hamburger.server.api.streaming import Generation
+from hamburger.server.api.generation import Generation
 from hamburger.server.operation.direct_body import DirectBody, direct_body_of
 from serving import CHAT, COMPLETIONS, HELLO, ByChoice, on_port, serving
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
+from unittest.mock import Mock
 
 import httpx
 import pytest
 
 from fakes import EOS
 from gates import StepGate
+from hamburger.server.api.generation import Generation
 from serving import CHAT, COMPLETIONS, HELLO, ByChoice, Served, on_port, serving
 
 COMMENT = ": keep-alive"
@@ -70,6 +73,9 @@ async def test_an_error_behind_a_comment_is_an_event(path: str) -> None:
     assert "error" in "".join(lines[1:])
     if path in (CHAT, COMPLETIONS):
         assert lines[-2] == "data: [DONE]"
+    if path == "/v1/responses":
+        kinds = [line.removeprefix("event: response.") for line in lines if line.startswith("event: ")]
+        assert kinds == ["created", "in_progress", "event: error", "failed"]
 
 
 async def test_no_comment_is_sent_while_events_come_or_where_none_is_wanted() -> None:
@@ -77,3 +83,15 @@ async def test_no_comment_is_sent_while_events_come_or_where_none_is_wanted() ->
         async with serving([[97], [98], [EOS]], settings={"sse_keep_alive_seconds": seconds}) as server:
             chunks: list[Any] = await server.stream(CHAT, messages=HELLO)
             assert "".join(chunk["choices"][0]["delta"].get("content") or "" for chunk in chunks) == "ab"
+
+
+async def test_who_is_given_up_is_listened_to_no_more() -> None:
+    """Also where nobody closes what listens, as no iterator of an answer that nobody reads is closed."""
+    stream = Mock(request=Mock(arrival_time=0.0))
+    generation = Generation([stream], Mock(), Mock())
+    listening = generation.or_silence(0.01)
+    assert await anext(listening) is None
+    generation.abort()
+    await asyncio.sleep(0.05)
+    assert not generation._arrived._items
+    await listening.aclose()

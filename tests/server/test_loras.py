@@ -17,8 +17,8 @@ from hamburger.engine.core.sequence import Sequence
 from hamburger.engine.types.observer import RequestTimings
 from hamburger.engine.types.sampling_params import SamplingParams
 from hamburger.server.api.answering import Answering
+from hamburger.server.api.generation import Generation
 from hamburger.server.api.model_context import ModelContext
-from hamburger.server.api.streaming import Generation
 from hamburger.server.app import create_app_of, model_context
 from hamburger.server.config import ServeSettings, SettingsError
 from hamburger.server.launch import engine_arguments

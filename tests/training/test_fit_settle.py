@@ -286,6 +286,9 @@ def test_answers_to_one_prompt_are_fitted_to_or_held_out_together(folder: Path) 
     answers.write_text("".join(json.dumps(row) + "\n" for row in [*rows[:1], *more, *rows[1:]]))
     texts = [*fitting._texts(arguments(folder))]
     assert [text.is_held_out for text in texts] == [True, True, False, False, False, False]
+    rows[0]["token_ids"] = rows[0]["token_ids"][:230]  # of others there are longer ones
+    answers.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert [text.is_held_out for text in fitting._texts(arguments(folder))] == [False, True, False]
 
 
 def test_mistakes_are_named(folder: Path) -> None:

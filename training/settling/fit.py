@@ -186,15 +186,19 @@ def _observed(
 
 
 def _texts(args: argparse.Namespace) -> Iterator[_Text]:
-    """Of every so-manieth prompt the answers are held out."""
-    prompts: dict[tuple[int, ...], int] = {}
+    """Of every so-manieth prompt the answers are held out, by their length, so that long ones are on both sides."""
+    found: list[tuple[str, list[int], list[int]]] = []
+    longest: dict[tuple[int, ...], int] = {}
     for answer in read_answers(args.answers):
         if answer.token_ids is None or answer.prompt_ids is None:
             raise TrainingError(f"{answer.place}: it needs token_ids and prompt_ids, as `distill` writes them.")
         if len(answer.token_ids) >= args.min_tokens:
-            number = prompts.setdefault(tuple(answer.prompt_ids), len(prompts))
-            ids = answer.token_ids[: args.max_tokens]
-            yield _Text(answer.place, answer.prompt_ids, ids, number % _HELD_OUT == 0)
+            prompt, ids = tuple(answer.prompt_ids), answer.token_ids[: args.max_tokens]
+            longest[prompt] = max(longest.get(prompt, 0), len(ids))
+            found.append((answer.place, answer.prompt_ids, ids))
+    held_out = set(sorted(longest, key=lambda prompt: -longest[prompt])[::_HELD_OUT])
+    for place, prompt_ids, ids in found:
+        yield _Text(place, prompt_ids, ids, tuple(prompt_ids) in held_out)
 
 
 @torch.inference_mode()
