@@ -114,7 +114,7 @@ class Soak:
             if response.status_code == 503 and self.may_die:
                 raise Died
             response.raise_for_status()
-            lines = [line async for line in response.aiter_lines() if line]
+            lines = [line async for line in response.aiter_lines() if line and not line.startswith(":")]  # comments
         if not body["stream"]:
             choices = json.loads("".join(lines))["choices"]
             return {choice["index"]: (choice["message"]["content"], choice["finish_reason"]) for choice in choices}

@@ -79,6 +79,7 @@ def why_wrong(status: int, text: str, allowed: Set[str] = OF_LOAD) -> str | None
         if len(text) > 4000:
             return f"{status} with an error of {len(text)} characters"
         return None
+    text = text.replace(": keep-alive\n\n", "")
     if text.startswith("data: ") and not text.endswith("data: [DONE]\n\n"):
         return "a stream without an end"
     if text.startswith("event: ") and text.rstrip().rpartition("event: ")[2].partition("\n")[0] not in LAST:

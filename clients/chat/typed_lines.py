@@ -124,5 +124,7 @@ def _history() -> Iterator[None]:
         with contextlib.suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)
             path.touch(mode=0o600)  # it holds what was asked
-            # What another chat has written meanwhile stays.
-            readline.append_history_file(readline.get_current_history_length() - before, path)
+            if hasattr(readline, "append_history_file"):  # what another chat has written meanwhile stays
+                readline.append_history_file(readline.get_current_history_length() - before, path)
+            else:  # libedit's, as on macOS
+                readline.write_history_file(path)

@@ -23,7 +23,7 @@ from hamburger.clients.wire import RequestError, error_message, token_count
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 _FULL = (429, 502, 503, 504)  # 502 and 504: a proxy has no answer of it
-_LONGEST_PAUSE, _LONGEST_WAIT = 30.0, 900.0  # seconds between tries of a server that is full, and of them all
+_LONGEST_PAUSE, _LONGEST_WAIT = 30.0, 900.0  # seconds between tries of a server that is full, and until the last
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,17 +198,15 @@ async def _tokenize(client: httpx.AsyncClient, server: Server, text: str) -> lis
 
 async def post(client: httpx.AsyncClient, path: str, body: dict[str, Any]) -> dict[str, Any]:
     """The JSON object that the server answers. Waits and tries again while it is full. Raises RequestError."""
-    waited = 0.0
+    deadline = time.monotonic() + _LONGEST_WAIT
     for attempt in count():
         try:
             response = await client.post(path, json=body)
         except httpx.HTTPError as error:
             raise transport_error(error, client.base_url) from error
-        if response.status_code not in _FULL or waited > _LONGEST_WAIT:
+        if response.status_code not in _FULL or time.monotonic() > deadline:
             break
-        pause = _pause(response.headers.get("retry-after", ""), attempt)
-        waited += pause
-        await asyncio.sleep(pause)
+        await asyncio.sleep(_pause(response.headers.get("retry-after", ""), attempt))
     check_answer(response)
     try:
         answer = response.json()
