@@ -70,8 +70,8 @@ def weather_of(city: str) -> str:
 
 # Its turns are threads at first, which a server may refuse: then it sends the whole conversation.
 runner = client.beta.messages.tool_runner(
-    model=name, max_tokens=48, messages=question, tools=[weather_of], max_iterations=2,
-    tool_choice={"type": "tool", "name": "weather_of"},
+    model=name, max_tokens=96, messages=question, tools=[weather_of], max_iterations=2,
+    tool_choice={"type": "tool", "name": "weather_of"}, extra_body={"temperature": 0},
 )  # fmt: skip
 turns = list(runner)
 page = client.models.list()
