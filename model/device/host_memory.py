@@ -16,13 +16,16 @@ _ALIGNMENT = 64  # bytes: a line of a processor's cache
 _PIECE = 16 << 20  # bytes: of an arena
 
 
-def zeroed(num_bytes: int) -> Tensor:
-    """uint8 [num_bytes], zeros that take memory only as they are written. Raises MemoryError."""
+def zeroed(num_bytes: int, *, large_pages: bool = True) -> Tensor:
+    """uint8 [num_bytes], zeros that take memory only as they are written. Raises MemoryError.
+
+    large_pages: not worth their size where little is written in many places.
+    """
     try:
         memory = mmap.mmap(-1, max(num_bytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANON)
     except OSError as error:
         raise MemoryError(f"{num_bytes} bytes of memory cannot be had: {error.strerror}") from error
-    if hasattr(mmap, "MADV_HUGEPAGE"):
+    if large_pages and hasattr(mmap, "MADV_HUGEPAGE"):
         with contextlib.suppress(OSError):  # a kernel that was built without them
             memory.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(memory, dtype=torch.uint8)[:num_bytes]

@@ -8,6 +8,8 @@ import pytest
 import torch
 
 from hamburger.model.device.host_memory import Arena, zeroed
+from hamburger.model.kv_cache import PagedKVCache
+from small_models import CPU, trunk_config
 
 
 def test_zeros_of_any_size_that_can_be_written() -> None:
@@ -29,6 +31,24 @@ def test_a_system_without_large_pages_gives_small_ones(monkeypatch: pytest.Monke
     assert len(zeroed(1 << 22)) == 1 << 22
     monkeypatch.delattr(mmap, "MADV_HUGEPAGE")
     assert len(zeroed(1 << 22)) == 1 << 22
+
+
+def test_large_pages_are_asked_for_where_they_are_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+    advised: list[int] = []
+
+    class Asked(mmap.mmap):
+        def madvise(self, option: int, *place: int) -> None:
+            advised.append(option)
+
+    monkeypatch.setattr(mmap, "MADV_HUGEPAGE", 14, raising=False)
+    monkeypatch.setattr(mmap, "mmap", Asked)
+    assert not zeroed(100, large_pages=False).any()
+    assert advised == []
+    assert not zeroed(100).any()
+    assert advised == [14]
+    config = trunk_config()
+    PagedKVCache(config, 4, 8, torch.int8, CPU)
+    assert advised == [14] * 2  # of its codes, not of its scales
 
 
 def test_pieces_of_an_arena_are_apart_and_outlive_it() -> None:
