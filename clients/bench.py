@@ -151,8 +151,7 @@ def run(args: argparse.Namespace) -> int:
         with httpx.Client(**client_options(args.url, args.api_key, args.timeout)) as client:
             model = args.model or first_model(client)
             words = 1 if dataset else max(1, round(args.prompt_tokens * _words_per_token(client, model)))
-        with _terminated_as_by_ctrl_c():
-            asyncio.run(_measure(args, model, levels, dataset, words, seed, err, measured.append))
+        asyncio.run(_measure(args, model, levels, dataset, words, seed, err, measured.append))
     except RequestError as error:
         code = _fail(err, str(error), 1)
     except KeyboardInterrupt:
@@ -188,7 +187,7 @@ async def _measure(
             )
     progress = Progress(console=err, transient=True, refresh_per_second=2, disable=not err.is_terminal)
     async with Clients(client_options(args.url, args.api_key, args.timeout)) as clients:
-        with progress:
+        with progress, _terminated_as_by_ctrl_c():
             for index, (number, level) in enumerate(zip(numbers, levels, strict=True)):
                 # All levels have the same work, and none is answered from the prefix cache that one before it filled.
                 prompts = cycle(dataset) if dataset else endless_prompts(words, seed, index)
@@ -245,8 +244,12 @@ def _words_per_token(client: httpx.Client, model: str) -> float:
 
 @contextlib.contextmanager
 def _terminated_as_by_ctrl_c() -> Iterator[None]:
-    """`timeout` and batch systems send SIGTERM: what was measured until then is kept."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    """`timeout` and batch systems send SIGTERM: what was measured until then is kept.
+
+    By the handler that asyncio.run has set for Ctrl-C, which cancels; an exception could be raised in any task.
+    """
+    handler = signal.getsignal(signal.SIGINT)
+    before = signal.signal(signal.SIGTERM, handler if callable(handler) else signal.default_int_handler)
     try:
         yield
     finally:
