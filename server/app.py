@@ -63,7 +63,9 @@ def model_context(
     metrics: the observer that `engine` was launched with. model_name: what clients call the model.
     sampling_defaults: of requests that do not say.
     """
-    grammars = GrammarProcesses(tokenizer.loader, engine.info.vocab_size, engine.info.eos_token_ids)
+    grammars = GrammarProcesses(
+        tokenizer.loader, engine.info.vocab_size, engine.info.eos_token_ids, compact_json=settings.compact_json
+    )
     family = settings.tool_parser if settings.tool_parser != "auto" else family_of(tokenizer.tool_template)
     metrics.add_gauges(engine)
     text_settings = repr((tokenizer.chat_template, settings.chat_template_kwargs, sorted(sampling_defaults.items())))

@@ -139,6 +139,9 @@ class ServeSettings(_EngineSettings):
         30, ge=0, allow_inf_nan=False, description="longest silence of a stream before it is sent a comment; 0: any"
     )
     max_stop_strings: int = Field(256, ge=0, description="most stop strings of a request")
+    compact_json: bool = Field(
+        False, description="whether JSON of schemas and forced calls is one line, without indentation"
+    )
     tool_parser: Literal["auto", "hermes", "llama3", "mistral", "json"] = Field(
         "auto", description="how the model writes tool calls; auto reads its chat template"
     )

@@ -63,14 +63,17 @@ class GrammarProcesses:
         slow_seconds: float = SLOW_SECONDS,
         patience: float = _PATIENCE_SECONDS,
         memory: int = MEMORY,
+        compact_json: bool = False,
     ) -> None:
         """loader: `module:function` and its arguments, which give the tokenizer. memory: bytes that compiling may
-        take. patience: seconds by the clock for waiting and compiling. Otherwise as for Grammars."""
+        take. patience: seconds by the clock for waiting and compiling. compact_json: all sources are
+        compact, whatever they say. Otherwise as for Grammars."""
         hello = {
             "loader": list(loader), "vocab_size": vocab_size, "eos_token_ids": sorted(eos_token_ids), "memory": memory,
         }  # fmt: skip
         self._too_large = f"The grammar takes more than {memory >> 20} MiB to compile: ask for less at once."
         self._threads = ThreadPoolExecutor(PROCESSES + 1, thread_name_prefix="hamburger-grammar")
+        self._compact_json = compact_json
         self._has_ends, self._slow_seconds, self._patience = bool(eos_token_ids), slow_seconds, patience
         self._lanes = [
             _Lane([_Process(json.dumps(hello).encode()) for _ in range(number)], seconds, most, self._threads)
@@ -86,7 +89,8 @@ class GrammarProcesses:
         if not self._has_ends:
             raise InvalidRequest(NO_END_TOKEN)
         try:
-            data = json.dumps({"kind": source.kind, "value": source.value})[:-1].encode()
+            compact = source.compact or self._compact_json
+            data = json.dumps({"kind": source.kind, "value": source.value, "compact": compact})[:-1].encode()
         except RecursionError as error:
             raise InvalidRequest("The schema is nested too deeply: use fewer levels.") from error
         if len(data) > _MOST_WRITTEN:

@@ -20,10 +20,11 @@ from hamburger.engine.types.errors import InvalidRequest
 class GrammarSource:
     """value: of `json` a JSON Schema, or None for any object; of `json_text` the text of one; of `regex` and
     `grammar` (Lark or GBNF) a text; of `choice` a list of texts; of `calls` the
-    rules and the schemas of grammar_with_schemas."""
+    rules and the schemas of grammar_with_schemas. compact: JSON on one line (json_grammar)."""
 
     kind: Literal["json", "json_text", "regex", "choice", "grammar", "calls"]
     value: Any
+    compact: bool = False
 
     def write(self) -> str:
         """llguidance's own text of it. Raises InvalidRequest for what cannot be read, or is too large to be tried."""
@@ -35,8 +36,8 @@ class GrammarSource:
             case "grammar":
                 return context_free_grammar(self.value)
             case "calls":
-                return grammar_with_schemas(*self.value)
-        return json_grammar(self.schema())
+                return grammar_with_schemas(*self.value, compact=self.compact)
+        return json_grammar(self.schema(), compact=self.compact)
 
     @property
     def is_json(self) -> bool:

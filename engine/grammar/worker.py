@@ -4,7 +4,7 @@ Compiling cannot be interrupted, and what it takes is not known beforehand. Gram
 starts and ends these processes. All messages are JSON:
 
     in   {"loader": [...], "vocab_size": n, "eos_token_ids": [...], "memory": bytes},
-         then for each grammar {"kind", "value", "seconds"}, seconds of a processor
+         then for each grammar {"kind", "value", "compact", "seconds"}, seconds of a processor
     out  {"ready": true},
          then for each {"grammar": its text}, {"refused": why}, {"is_too_large": true} or {"fault": a traceback}
 """
@@ -46,7 +46,7 @@ def main() -> None:
         while True:
             asked = json.loads(connection.recv_bytes())
             signal.setitimer(signal.ITIMER_PROF, asked["seconds"] + _SPARE_SECONDS)
-            answer = _try(grammars, GrammarSource(asked["kind"], asked["value"]))
+            answer = _try(grammars, GrammarSource(asked["kind"], asked["value"], asked["compact"]))
             signal.setitimer(signal.ITIMER_PROF, 0)
             connection.send_bytes(json.dumps(answer).encode())
 

@@ -14,6 +14,10 @@ from hamburger.engine.types.errors import InvalidRequest
 WHITE_SPACE = r" ?|\n {0,16}"
 # oneOf as anyOf: where its branches cannot be told apart, no grammar can say that only one of them fits.
 _READING: Any = {"whitespace_pattern": WHITE_SPACE, "coerce_one_of": True}
+# As json.dumps writes it, and models have mostly read it: without any white space small ones lose their way.
+_COMPACT: Any = {
+    "whitespace_flexible": False, "item_separator": ", ", "key_separator": ": ", "coerce_one_of": True,
+}  # fmt: skip
 # The library follows rules by recursion: some thousand levels would end the process, not raise an error.
 MAX_PARTS = 1000
 MAX_CHARACTERS = 500_000  # of a grammar, as the client wrote it: beyond, compiling takes seconds and hundreds of MB
@@ -24,8 +28,9 @@ _OPENINGS = ":([{"  # no level of a grammar is without one
 _OF_SCHEMA = re.compile(r"failed to compile JSON schema: (.*)")
 
 
-def json_grammar(schema: Mapping[str, Any] | bool | None = None) -> str:
-    """JSON text that a JSON Schema (draft 2020-12) allows; None: any object.
+def json_grammar(schema: Mapping[str, Any] | bool | None = None, *, compact: bool = False) -> str:
+    """JSON text that a JSON Schema (draft 2020-12) allows; None: any object. compact: on one line, with a space behind
+    commas and colons and nowhere else; otherwise the model may also break lines and indent.
 
     Raises InvalidRequest for one that is nested too deeply to be read, or too large to be compiled soon.
     """
@@ -34,20 +39,23 @@ def json_grammar(schema: Mapping[str, Any] | bool | None = None) -> str:
     text = _schema_text(schema)
     _check_size("schema", len(text), "response_format")
     try:
-        grammar: str = LLMatcher.grammar_from_json_schema(text, overrides=_READING)
+        grammar: str = LLMatcher.grammar_from_json_schema(text, overrides=_COMPACT if compact else _READING)
     except ValueError as error:
         raise InvalidRequest(f"The schema cannot be read: {shown(str(error))}.", "response_format") from error
     return grammar
 
 
-def grammar_with_schemas(rules: str, schemas: Sequence[Mapping[str, Any] | bool | None]) -> str:
+def grammar_with_schemas(
+    rules: str, schemas: Sequence[Mapping[str, Any] | bool | None], *, compact: bool = False
+) -> str:
     """Rules in llguidance's dialect of Lark, in which `args0`, `args1`, ... are JSON text that these schemas allow.
 
-    Raises InvalidRequest as json_grammar does.
+    compact, and raises InvalidRequest: as json_grammar.
     """
     from llguidance import LLMatcher
 
-    texts = [json.dumps({**json.loads(_schema_text(schema)), "x-guidance": _READING}) for schema in schemas]
+    reading = _COMPACT if compact else _READING
+    texts = [json.dumps({**json.loads(_schema_text(schema)), "x-guidance": reading}) for schema in schemas]
     lark = "\n".join([rules, *(f"args{i}: %json {text}" for i, text in enumerate(texts))])
     _check_size("schemas", len(lark), "response_format")
     grammar: str = LLMatcher.grammar_from_lark(lark)

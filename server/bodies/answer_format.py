@@ -13,7 +13,7 @@ from hamburger.engine.types.errors import InvalidRequest
 from hamburger.server.schema import ListOf, Schema, one_of
 
 _SCHEMA = "A JSON Schema, or the text of one."
-_NOT_SERVED = ("structural_tag", "whitespace_pattern", "disable_any_whitespace", "disable_additional_properties")
+_NOT_SERVED = ("structural_tag", "whitespace_pattern", "disable_additional_properties")
 _GRAMMAR = "A context-free grammar, in llguidance's dialect of Lark (with a rule `start`) or in GBNF (`root`)."
 
 SchemaOrText = Annotated[
@@ -66,6 +66,7 @@ class StructuredOutputs(Schema):
     regex: str | None = Field(None, description="In the syntax of Rust's regex, matched as a whole.")
     choice: ListOf[str] | None = Field(None, min_length=1)
     grammar: str | None = Field(None, description=_GRAMMAR)
+    disable_any_whitespace: bool | None = Field(None, description="JSON on one line, without indentation.")
 
     @model_validator(mode="before")
     @classmethod
@@ -80,6 +81,8 @@ class StructuredOutputs(Schema):
         values = (self.json_, self.json_object or None, self.regex, self.choice, self.grammar)
         if sum(value is not None for value in values) != 1:
             raise ValueError("give exactly one of json, json_object, regex, choice and grammar")
+        if self.disable_any_whitespace and not (self.json_ is not None or self.json_object):
+            raise ValueError("disable_any_whitespace goes with json or json_object: say it in the regex or grammar")
         return self
 
     def source(self) -> GrammarSource:
@@ -89,7 +92,7 @@ class StructuredOutputs(Schema):
             return GrammarSource("choice", self.choice)
         if self.grammar is not None:
             return GrammarSource("grammar", self.grammar)
-        return _of_schema(self.json_)
+        return _of_schema(self.json_, compact=bool(self.disable_any_whitespace))
 
 
 class AnswerFormat(Schema):
@@ -133,8 +136,8 @@ class AnswerFormat(Schema):
                 yield name, GrammarSource("grammar", grammar)
 
 
-def _of_schema(schema: dict[str, Any] | str | bool | None) -> GrammarSource:
-    return GrammarSource("json_text" if isinstance(schema, str) else "json", schema)
+def _of_schema(schema: dict[str, Any] | str | bool | None, *, compact: bool = False) -> GrammarSource:
+    return GrammarSource("json_text" if isinstance(schema, str) else "json", schema, compact)
 
 
 async def grammar_of(grammars: GrammarProcesses, body: AnswerFormat) -> str | None:

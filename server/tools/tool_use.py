@@ -79,9 +79,9 @@ class ToolUse:
         if self._family in ("json", "llama3"):  # calls are JSON, too
             form = format_or_call(form, self._functions, self._most)
         if self._family == "json" and thought is None:
-            return GrammarSource("json", form)
+            return GrammarSource("json", form, self.form.compact)
         rules = format_or_calls(self._family, names, token, self._most, thought)
-        return GrammarSource("calls", (rules, [*schemas, form]))
+        return GrammarSource("calls", (rules, [*schemas, form]), self.form.compact)
 
     def lets_think(self, thought: Markers | None) -> bool:
         """Whether the answer's grammar has room for what the model writes for itself. thought: of open_grammar."""

@@ -11,6 +11,7 @@ import time
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -57,6 +58,8 @@ async def until_running(number: int) -> None:
         GrammarSource("json_text", '{"type": "boolean"}'),
         GrammarSource("regex", "[a-c]{2,5}"),
         GrammarSource("choice", ["yes", "no"]),
+        GrammarSource("json", PERSON, compact=True),
+        GrammarSource("calls", ("start: args0", [PERSON]), compact=True),
         GrammarSource("grammar", 'start: "a" | "b"'),
         GrammarSource("grammar", 'root ::= "a" | "b"'),
     ],
@@ -68,6 +71,14 @@ async def test_the_text_is_what_the_writers_write(source: GrammarSource) -> None
             os.kill(pid, signal.SIGKILL)
         assert await tried.write(source) == source.write()  # it is remembered
     assert not running()
+
+
+async def test_all_json_is_compact_where_the_server_says_so() -> None:
+    async with processes(compact_json=True) as tried:
+        calls = GrammarSource("calls", ("start: args0", [PERSON]))
+        for source in (GrammarSource("json", PERSON), calls, GrammarSource("regex", "a")):
+            assert await tried.write(source) == replace(source, compact=True).write()
+            assert (source.write() == replace(source, compact=True).write()) is (source.kind == "regex")
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from byte_grammars import BYTES, takes
-from hamburger.engine.grammar.writing import context_free_grammar, json_grammar
+from hamburger.engine.grammar.writing import context_free_grammar, grammar_with_schemas, json_grammar
 from hamburger.engine.types.errors import InvalidRequest
 
 
@@ -145,6 +145,20 @@ def test_a_client_says_nothing_of_how_json_is_written() -> None:
     assert taken({**two, "x-guidance": odd}, '{"a": 1ZZ"b": 1}', '{"a": 1, "b": 1}') == ['{"a": 1, "b": 1}']
     with pytest.raises(InvalidRequest, match="uniqueItems"):
         BYTES.compile(json_grammar({"type": "array", "uniqueItems": True, "x-guidance": odd}))
+
+
+def test_compact_json_is_one_line_as_json_dumps_writes_it() -> None:
+    schema = {
+        "type": "object",
+        "properties": {"a": {"type": "array", "items": {"type": "integer"}}, "b": {"type": "object"}},
+        "required": ["a"],
+    }
+    values = [{"a": []}, {"a": [1, 2]}, {"a": [3], "b": {"c": [{"d": None}, "x, y: z"]}}]
+    for grammar in (json_grammar(schema, compact=True), grammar_with_schemas("start: args0", [schema], compact=True)):
+        assert all(takes(grammar, json.dumps(value)) for value in values)
+        for other in (json.dumps(values[1], indent=2), '{"a":[1,2]}', '{ "a": [1, 2] }', '{"a": [1,  2]}'):
+            assert not takes(grammar, other)
+            assert takes(json_grammar(schema), other) is ("  " not in other or "\n" in other)
 
 
 @pytest.mark.parametrize(

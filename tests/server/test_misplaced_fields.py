@@ -81,7 +81,6 @@ async def test_values_that_ask_for_nothing_pass() -> None:
     [
         ("structural_tag", "{}"),
         ("whitespace_pattern", " ?"),
-        ("disable_any_whitespace", True),
         ("disable_additional_properties", True),
     ],
 )

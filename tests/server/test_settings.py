@@ -44,7 +44,7 @@ def test_every_setting_is_an_option_and_reaches_the_engine() -> None:
         "allow_priority": "false", "public_operation": "false", "playground": "false", "cors_origin": "*",
         "ssl_certfile": "c",
         "ssl_keyfile": "k", "response_store": "5MiB", "response_file": "r", "max_body_size": "1MiB",
-        "max_stop_strings": "5",
+        "max_stop_strings": "5", "compact_json": "true",
         "target_tpot_ms": "40", "min_confidence": "0.3", "max_confidence": "0.9",
         "access_log": "false", "otlp_traces_endpoint": "http://c", "log_format": "json",
         "max_connections": "9", "client_seconds": "7", "sse_keep_alive_seconds": "12",

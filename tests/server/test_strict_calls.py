@@ -270,3 +270,11 @@ async def test_in_the_other_forms_of_a_chat(api: str) -> None:
             response = await server.client.post(f"/v1/{api}", json=bodies[api])
             assert response.status_code == expected
             assert ("grammar" in response.text) == (expected == 400)
+
+
+@pytest.mark.parametrize("family", ["json", "hermes"])
+@pytest.mark.parametrize("compact", [True, False])
+def test_an_answer_beside_calls_is_as_compact_as_was_asked(family: Family, compact: bool) -> None:
+    use = use_of(family, WEATHER, form=GrammarSource("json", FORM, compact))
+    assert is_allowed(use, ByteTokenizer(), '{"text": "a"}')
+    assert is_allowed(use, ByteTokenizer(), '{\n  "text": "a"}') is not compact

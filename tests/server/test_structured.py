@@ -87,6 +87,8 @@ async def test_an_empty_grammar_is_none() -> None:
         ({"json": OBJECT}, '{"a": 1}'),
         ({"json": json.dumps(OBJECT)}, '{"a": 1}'),
         ({"json_object": True}, "{}"),
+        ({"json": OBJECT, "disable_any_whitespace": True}, '{"a": 1}'),
+        ({"regex": "a", "disable_any_whitespace": False}, "a"),
         ({"grammar": 'start: "a" ("b" | "c")'}, "ac"),
     ],
 )
@@ -121,6 +123,7 @@ async def test_structured_outputs_of_completions(shared: Served, outputs: dict[s
         ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs", "exactly one"),
         ({"structured_outputs": {"regex": "(a"}}, "structured_outputs", "unclosed"),
         ({"structured_outputs": {"choice": []}}, "structured_outputs", "choice"),
+        ({"structured_outputs": {"regex": "a", "disable_any_whitespace": True}}, "structured_outputs", "goes with"),
         ({"structured_outputs": {"json": "{"}}, "structured_outputs", "no JSON"),
         ({"structured_outputs": {"json": "3"}}, "structured_outputs", "no JSON Schema"),
         ({"structured_outputs": {"json": {}}, "response_format": schema_format({})}, "structured_outputs", "either"),
