@@ -49,6 +49,7 @@ class AsyncEngine:
         self.dial: ConfidenceDial | None = None  # None: requests that name no confidence get the default
         self.starts_again = False  # by whoever restarts it, when it dies
         self._draining = False
+        self.ready_at = 0.0  # Unix time
         self._step_started: float | None = None
         self._step_ended = clock()
         self._streams = OpenStreams()
@@ -109,6 +110,7 @@ class AsyncEngine:
             hosted.host.abandon()  # when cancelled while loading
             raise
         self._step_started, self._step_ended = None, self._clock()
+        self.ready_at = time.time()
         self.info, self._config = ready.info, ready.config
 
     def confidence(self) -> float:

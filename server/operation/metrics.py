@@ -24,7 +24,7 @@ _LABELS = ("model_name", "engine")
 M = TypeVar("M", Counter, Gauge, Histogram)
 
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
-_SHORT_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.5, 10.0)
+_SHORT_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.25, 0.3, 0.5, 1.0, 2.5, 10.0)
 _COUNTS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000)
 _GROUP_SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16)
 _CONFIDENCES = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0)
@@ -136,6 +136,7 @@ class ServerMetrics:
         self._gauge("max_requests_running", "Most requests that may run at once.", lambda: engine.info.max_num_seqs)
         self._gauge("max_requests_waiting", "Most requests that may wait.", lambda: engine.max_queue)
         self._gauge("kv_cache_usage_perc", "Used slots / all slots of the pool, 0 to 1.", lambda: self._used_share)
+        self._gauge("engine_start_time_seconds", "When the engine became ready, Unix time.", lambda: engine.ready_at)
         self._gauge("tokens_per_kv_ratio", "Tokens / KV slots over the last minute.", self._recent.tokens_per_kv)
         self._gauge(
             "tokens_per_macro_step", "Tokens / groups over the last minute.", self._recent.tokens_per_macro_step

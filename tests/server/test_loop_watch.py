@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 
+import pytest
+
 from hamburger.server.operation.loop_watch import watch_loop
 from hamburger.server.operation.metrics import ServerMetrics
 
@@ -22,6 +24,9 @@ async def test_a_blocked_loop_is_told() -> None:
     await asyncio.sleep(0.15)
     watch.cancel()
     assert max(seen) > 0.4
+    late = [seconds for seconds in seen if seconds > 0.1]
+    assert late == pytest.approx([max(seen) - 0.1 * i for i in range(len(late))])
+    assert len(late) >= 4  # each that would have been woken meanwhile
     assert min(seen) >= 0
     told = metrics.render().decode()
     assert 'hamburger_event_loop_lag_seconds_count{engine="0",model_name="m"}' in told
