@@ -286,6 +286,12 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
             ),
             Panel("Servers that answer", "1: Prometheus reaches it.", (('up{job="hamburger"}', "{{instance}}"),)),
             Panel(
+                "Engine up for",
+                "It falls to 0 where an engine, or the whole server, started again.",
+                (("time() - hamburger_engine_start_time_seconds{S}", "{{instance}} {{model_name}}"),),
+                "s",
+            ),
+            Panel(
                 "Sequences decoded at once",
                 "Mean number in a step.",
                 (
