@@ -114,7 +114,7 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
         (
             Panel(
                 "Tokens/s",
-                "Generated tokens, and prompt tokens of finished requests.",
+                "Generated tokens, and tokens of prompts that were read.",
                 ((GENERATED_TOKENS, "generated"), ("sum(rate(hamburger_prompt_tokens_total{S}[R]))", "prompt")),
             ),
             quantiles(
@@ -308,7 +308,9 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
         "LoRA adapters",
         (
             by_adapter(
-                "Tokens by adapter", "Of ended requests, a second.", "rate(hamburger_adapter_tokens_total{S}[R])"
+                "Tokens by adapter",
+                "Of prompts that were read and of ended answers, a second.",
+                "rate(hamburger_adapter_tokens_total{S}[R])",
             ),
             by_adapter("Ended requests by adapter", "A second.", "rate(hamburger_adapter_requests_total{S}[R])"),
             by_adapter("Open requests by adapter", "They run or wait.", "hamburger_adapter_requests_open{S}"),

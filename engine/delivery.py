@@ -66,7 +66,7 @@ class Delivery:
             stream.scores.give_up(error)
         stream.put(error)
         self._queue_room.count_finished(now)
-        timings = RequestTimings(request.arrival_time, stream.scheduled, stream.first_token, now)
+        timings = _timings(stream, now)
         num_prompt, num_tokens = len(request.prompt_ids), stream.answer.completion_tokens
         self.observe(lambda o: o.on_finish(reason, request.params, num_prompt, num_tokens, timings, stream.lora))
 
@@ -84,6 +84,8 @@ class Delivery:
         gap = None if stream.last_group is None else now - stream.last_group
         if stream.first_token is None:
             stream.first_token, stream.scheduled = now, output.scheduled_time
+            num_prompt, timings = len(stream.request.prompt_ids), _timings(stream, now)
+            self.observe(lambda observer: observer.on_start(num_prompt, timings, stream.lora))
         stream.last_group = now
         if stream.scores is not None and update.prompt_logprobs is not None:
             stream.scores.tell(update.prompt_logprobs)
@@ -108,6 +110,10 @@ class Delivery:
         if failure.kind == "grammar":  # a format, structured_outputs or a tool asked for it
             return InvalidRequest(failure.message)
         return EngineDraining(failure.message) if failure.kind == "draining" else EngineDead(failure.message)
+
+
+def _timings(stream: RequestStream, now: float) -> RequestTimings:
+    return RequestTimings(stream.request.arrival_time, stream.scheduled, stream.first_token, now)
 
 
 def describe(error: BaseException | None) -> str | None:

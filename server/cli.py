@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import logging
+import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -13,9 +15,8 @@ from importlib.metadata import version
 from typing import Any, NoReturn
 
 from hamburger.server.config import ENV_PREFIX, ServeSettings, SettingsError
+from hamburger.server.exits import DIED, FAILED, INTERRUPTED, Terminated, on_sigterm
 from hamburger.server.load_settings import load_settings
-
-_DIED, _FAILED, _INTERRUPTED = 1, 2, 130
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,18 +124,19 @@ class _Parser(argparse.ArgumentParser):
         return self.parse_args(args, namespace), []  # what is left over is this command's own mistake
 
     def error(self, message: str) -> NoReturn:
-        self.exit(_FAILED, f"hamburger: {message} (see {self.prog} --help)\n")
+        self.exit(FAILED, f"hamburger: {message} (see {self.prog} --help)\n")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit code: 0 for success, 1 for a dead engine, 2 a wrong option, 130 Ctrl-C."""
+    """Run one command; returns the exit code: 0 for success, 1 for a dead engine, 2 a wrong option, 130 Ctrl-C. A
+    server that SIGTERM ends, loading or not, ends with 0."""
     args = build_parser().parse_args(argv)
     commands = {command.name: command for command in _COMMANDS}
     try:
         return _serve(args) if args.command == "serve" else _run(commands[args.command], args)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stop:
         print("hamburger: stopped.", file=sys.stderr)
-        return _INTERRUPTED
+        return 0 if isinstance(stop, Terminated) else INTERRUPTED
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -181,24 +183,37 @@ def _serve(args: argparse.Namespace) -> int:
 
     given: dict[str, Any] = {name: value for name, value in vars(args).items() if name in ServeSettings.model_fields}
     # As Ctrl-C, until the server serves: for the first process of a container the system ignores it otherwise.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, on_sigterm)
+    log_format = given.get("log_format", os.environ.get(f"{ENV_PREFIX}LOG_FORMAT"))
     try:
         if "model_argument" in args:
             if "model" in given:
                 raise SettingsError("the model is given twice: as MODEL and as --model.")
             given["model"] = args.model_argument
         settings = load_settings(given, getattr(args, "config", None))
+        log_format = settings.log_format
         # Before what HTTP needs is imported: the engine's process needs seconds for its own imports.
         with Worker(log_level=settings.log_level, log_format=settings.log_format) as worker:
             from hamburger.server.serve import serve
 
             return serve(settings, worker)
     except EngineProcessError as error:
-        print(f"hamburger: the engine died while it was loading: {error}", file=sys.stderr)
-        return _DIED
+        _tell(f"the engine died while it was loading: {error}", log_format)
+        return DIED
     except (ValueError, HamburgerError, OSError) as error:  # settings, checkpoints and files that cannot be used
-        print(f"hamburger: {' '.join(str(error).split())}", file=sys.stderr)
-        return _FAILED
+        _tell(" ".join(str(error).split()), log_format)
+        return FAILED
+
+
+def _tell(message: str, log_format: str | None) -> None:
+    """Why the server does not start, as it would have logged: a line for people, or of JSON."""
+    if log_format != "json":
+        print(f"hamburger: {message}", file=sys.stderr)
+        return
+    from hamburger.engine.logs import JsonFormatter
+
+    record = logging.LogRecord("hamburger.start", logging.ERROR, __file__, 0, message, None, None)
+    print(JsonFormatter().format(record), file=sys.stderr)
 
 
 def _run(command: _Command, args: argparse.Namespace) -> int:
@@ -214,7 +229,7 @@ def _run(command: _Command, args: argparse.Namespace) -> int:
         print(f"hamburger: {command.name} needs the package {error.name}: {remedy}", file=sys.stderr)
     except (ValueError, HamburgerError, OSError) as error:  # options, data and checkpoints that cannot be used
         print(f"hamburger: {' '.join(str(error).split())}", file=sys.stderr)
-    return _FAILED
+    return FAILED
 
 
 def _add_arguments(command: _Command, parser: argparse.ArgumentParser) -> None:

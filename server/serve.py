@@ -28,6 +28,7 @@ from hamburger.engine.sampling_defaults import SamplingDefaults
 from hamburger.server.api.model_context import ModelContext
 from hamburger.server.app import create_app_of
 from hamburger.server.config import ServeSettings, SettingsError
+from hamburger.server.exits import DIED, INTERRUPTED, Terminated
 from hamburger.server.launch import FoundModel, RunningModel, engine_arguments, find_models, running_models
 from hamburger.server.operation.connections import bounded_protocol
 from hamburger.server.operation.console import announce_settings, announcer, secrets_of
@@ -38,7 +39,6 @@ from hamburger.server.operation.tls import tls_protocol
 from hamburger.server.operation.tracing import RequestTraces, open_traces
 from hamburger.server.responses.store import ResponseStore
 
-_INTERRUPTED, _DIED = 130, 1
 _INDENT = "\n          "
 _WAITING_CONNECTIONS = 2048  # for the event loop to accept them; the system may allow fewer
 _CLOSE_SECONDS = 3  # for clients that do not read the end of their answer
@@ -70,9 +70,9 @@ def serve(settings: ServeSettings, worker: Worker | None = None) -> int:
         settings = settings.model_copy(update={"max_connections": room})
         try:
             return asyncio.run(_run(settings, models, listeners, progress, worker, stored, traces))
-        except (KeyboardInterrupt, asyncio.CancelledError):  # while loading; _stop_on_signals takes over then
+        except (KeyboardInterrupt, asyncio.CancelledError) as stop:  # while loading; _stop_on_signals takes over then
             progress("stopped while loading")
-            return _INTERRUPTED
+            return INTERRUPTED if isinstance(stop, KeyboardInterrupt) and not isinstance(stop, Terminated) else 0
 
 
 async def _run(
@@ -139,7 +139,7 @@ async def _listen(
             logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
         server.should_exit = True
     await serving
-    return _DIED if has_died else 0
+    return DIED if has_died else 0
 
 
 class _Server(uvicorn.Server):

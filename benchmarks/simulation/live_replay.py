@@ -42,6 +42,9 @@ class LiveRun:
     def on_group(self, gap_seconds: float | None, num_tokens: int) -> None:
         """Each request's own stream is timed instead."""
 
+    def on_start(self, prompt_tokens: int, timings: RequestTimings, lora: str | None) -> None:
+        """The outcomes say it."""
+
     def on_finish(
         self,
         reason: EndReason,

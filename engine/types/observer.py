@@ -30,6 +30,9 @@ class EngineObserver(Protocol):
     def on_group(self, gap_seconds: float | None, num_tokens: int) -> None:
         """A group reached its request; gap_seconds since its previous group, None for the first."""
 
+    def on_start(self, prompt_tokens: int, timings: RequestTimings, lora: str | None) -> None:
+        """A request's first group reached it, before on_group; timings.finished is now."""
+
     def on_finish(
         self,
         reason: EndReason,

@@ -19,14 +19,15 @@ Announce = Callable[[str], None]
 
 
 def announcer(log_format: LogFormat) -> Announce:
-    """A function that announces a line with the seconds since now; in JSON as a log record, whatever its level."""
+    """A function that announces a line with the seconds since now; in JSON as a log record, whatever its level. Further
+    lines are for people."""
     start = time.monotonic()
 
     def announce_on_stdout(line: str) -> None:
         _print_line(f"[{time.monotonic() - start:5.1f} s] {line}")
 
     def announce_in_log(line: str) -> None:
-        logger.info(line, extra={"fields": {"uptime_seconds": round(time.monotonic() - start, 1)}})
+        logger.info(line.partition("\n")[0], extra={"fields": {"uptime_seconds": round(time.monotonic() - start, 1)}})
 
     if log_format == "text":
         return announce_on_stdout

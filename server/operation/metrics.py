@@ -68,7 +68,7 @@ class ServerMetrics:
         # Counted many at a time: beside an engine, whose weights drive all else out of the caches, one costs as ten do.
         self._uncounted_steps: list[StepStats] = []
         self._uncounted_gaps: list[tuple[float, int]] = []
-        self._prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of finished requests.")
+        self._prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of requests that got a first token.")
         self._generation_tokens = self._counter("generation_tokens", "Tokens generated.")
         self._macro_steps = self._counter("macro_steps", "Engine steps x sequences decoded in them.")
         slots = self._family("kv_slots", "KV slots computed, without rejected drafts.", ("kind",))
@@ -92,7 +92,7 @@ class ServerMetrics:
         self._engine: AsyncEngine | None = None
         self._adapter_requests = self._family("adapter_requests", "Ended requests, by LoRA adapter.", ("lora_name",))
         kinds = ("lora_name", "kind")
-        self._adapter_tokens = self._family("adapter_tokens", "Tokens of ended requests, by LoRA adapter.", kinds)
+        self._adapter_tokens = self._family("adapter_tokens", "Tokens of requests, by LoRA adapter.", kinds)
         labels = (*_LABELS, "lora_name")
         self._adapter_open = self._once(Gauge, "adapter_requests_open", "Requests not ended, by LoRA adapter.", labels)
         self._adapters: dict[str, None] = {}  # those that have series; "": the model itself
@@ -263,6 +263,17 @@ class ServerMetrics:
             self._drafted.labels(*labels).inc()
             self._accepted.labels(*labels).inc(position <= drafts.num_accepted)
 
+    def on_start(self, prompt_tokens: int, timings: RequestTimings, lora: str | None) -> None:
+        assert timings.scheduled is not None
+        assert timings.first_token is not None
+        self._add_adapter(lora or "")
+        self._prompt_tokens.inc(prompt_tokens)
+        self._request_prompt.observe(prompt_tokens)
+        self._adapter_tokens.labels(*self._values, lora or "", "prompt").inc(prompt_tokens)
+        self._queue.observe(timings.scheduled - timings.arrival)
+        self._prefill.observe(timings.first_token - timings.scheduled)
+        self._first_token.observe(timings.first_token - timings.arrival)
+
     def on_finish(
         self,
         reason: EndReason,
@@ -279,17 +290,13 @@ class ServerMetrics:
             self._success.labels(*self._values, reason).inc()
         self._e2e.observe(timings.finished - timings.arrival)
         self._request_generated.observe(completion_tokens)
-        self._request_prompt.observe(prompt_tokens)
         if params.confidence is not None:
             self._confidence.observe(params.confidence)
-        if timings.scheduled is None or timings.first_token is None:
-            return
-        self._prompt_tokens.inc(prompt_tokens)
-        self._adapter_tokens.labels(*self._values, lora or "", "prompt").inc(prompt_tokens)
-        self._queue.observe(timings.scheduled - timings.arrival)
-        self._prefill.observe(timings.first_token - timings.scheduled)
-        self._first_token.observe(timings.first_token - timings.arrival)
-        self._decode.observe(timings.finished - timings.first_token)
+        if timings.first_token is not None:
+            self._decode.observe(timings.finished - timings.first_token)
+        else:  # it waited, and for nothing: left out, the longer the queue is the better it would look
+            self._queue.observe((timings.scheduled or timings.finished) - timings.arrival)
+            self._request_prompt.observe(prompt_tokens)
 
     def on_completed(self) -> None:
         """All answers of a client's request have ended, none with an error."""

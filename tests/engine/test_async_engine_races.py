@@ -143,6 +143,8 @@ async def test_an_observer_that_fails_holds_nothing_up(caplog: pytest.LogCapture
             if gap_seconds is None:
                 raise ValueError("a broken gauge")
 
+        def on_start(self, *args: Any) -> None: ...
+
         def on_finish(self, *args: Any) -> None: ...
 
     async with fake_engine(ScriptedRunner({"a": [[65], [66], [EOS]]}), observer=Failing()) as engine:

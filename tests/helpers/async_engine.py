@@ -36,6 +36,7 @@ class Recorder:
     def __init__(self) -> None:
         self.steps: list[StepStats] = []
         self.groups: list[tuple[float | None, int]] = []
+        self.starts: list[tuple[int, RequestTimings, str | None]] = []
         self.ends: list[tuple[str, int, int, RequestTimings]] = []
 
     def on_step(self, stats: StepStats) -> None:
@@ -43,6 +44,9 @@ class Recorder:
 
     def on_group(self, gap_seconds: float | None, num_tokens: int) -> None:
         self.groups.append((gap_seconds, num_tokens))
+
+    def on_start(self, prompt_tokens: int, timings: RequestTimings, lora: str | None) -> None:
+        self.starts.append((prompt_tokens, timings, lora))
 
     def on_finish(
         self,

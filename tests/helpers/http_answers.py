@@ -9,12 +9,14 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def answering(answer: Callable[[str], tuple[int, bytes]]) -> Iterator[int]:
-    """Answer each GET with the status and body that `answer` gives for its path and query; gives the port."""
+def answering(answer: Callable[[str], tuple[int, bytes]], *, needs_key: str | None = None) -> Iterator[int]:
+    """Answer each GET with the status and body that `answer` gives for its path and query; gives the port. needs_key: a
+    401 for who sends another X-Api-Key."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            status, body = answer(self.path)
+            is_known = needs_key is None or self.headers["X-Api-Key"] == needs_key
+            status, body = answer(self.path) if is_known else (401, b"")
             self.send_response(status)
             self.end_headers()
             self.wfile.write(body)

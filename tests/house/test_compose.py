@@ -19,7 +19,7 @@ COMPOSE: dict[str, Any] = yaml.safe_load(COMPOSE_TEXT)
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 SERVERS = ["server", "server-gpu"]
 # Settings that belong to the container, or that need a file mounted.
-FIXED = {"HAMBURGER_HOST", "HAMBURGER_PORT", "HAMBURGER_DEVICE", "HAMBURGER_SSL_CERTFILE", "HAMBURGER_SSL_KEYFILE"}
+FIXED = {"HAMBURGER_HOST", "HAMBURGER_PORT", "HAMBURGER_DEVICE"}
 SETTINGS = {ENV_PREFIX + name.upper() for name in ServeSettings.model_fields}
 
 

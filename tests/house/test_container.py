@@ -48,7 +48,26 @@ def test_a_server_that_is_not_there_is_not_healthy(capsys: pytest.CaptureFixture
     ],
 )
 def test_it_asks_where_the_server_listens(env: dict[str, str], url: str) -> None:
-    assert healthcheck.health_url(env) == url
+    assert healthcheck.health_url(healthcheck.settings_of(env)) == url
+
+
+def test_it_reads_the_servers_yaml_behind_its_environment(tmp_path: Path) -> None:
+    config, keys = tmp_path / "server.yaml", tmp_path / "keys"
+    config.write_text(f"port: 9\nhost: 0.0.0.0\nssl_certfile: /c.pem\nsettle: true\napi_key_file: {keys}\nlora:\n")
+    keys.write_text("\ufeff# ours\n\nfirst-key # of a team\nsecond-key\n")
+    settings = healthcheck.settings_of({"HAMBURGER_CONFIG": str(config), "HAMBURGER_PORT": "10", "HAMBURGER_HOST": ""})
+    assert healthcheck.health_url(settings) == "https://127.0.0.1:10/health"
+    assert healthcheck.key_of(settings) == "first-key"
+    config.write_text("api_key: [a-key, b]\n")
+    assert healthcheck.key_of(healthcheck.settings_of({"HAMBURGER_CONFIG": str(config)})) == "a-key"
+    config.write_text("a: [")
+    assert healthcheck.settings_of({"HAMBURGER_CONFIG": str(config)}) == {"config": str(config)}
+
+
+@pytest.mark.parametrize(("key", "code"), [("right", 1), ("wrong", 0)])
+def test_with_a_key_it_sees_an_engine_that_is_dead(key: str, code: int) -> None:
+    with answering(lambda _: (503, b"dead"), needs_key="right") as port:
+        assert healthcheck.main({"HAMBURGER_PORT": str(port), "HAMBURGER_API_KEY": f" {key},other"}) == code
 
 
 @pytest.mark.parametrize(

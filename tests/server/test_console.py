@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from hamburger.engine.logs import JsonFormatter
+from hamburger.server.cli import main
 from hamburger.server.config import ServeSettings, SettingsError
 from hamburger.server.operation.console import announce_settings, announcer, secrets_of, settings_without_secrets
 from hamburger.server.operation.tracing import open_traces
@@ -62,3 +63,20 @@ def test_all_keys_and_tokens_are_secrets(tmp_path: Path, monkeypatch: pytest.Mon
     settings = SETTINGS.model_copy(update={"api_key_file": file})
     assert secrets_of(settings) == ["sk-first", "sk-second", "sk-of-the-file", "hf-token"]
     assert "sk-" not in str(settings_without_secrets(settings, {}))
+
+
+def test_why_it_does_not_start_is_json_where_the_log_is(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HAMBURGER_LOG_FORMAT", "json")
+    for argv in (["--max-queue", "no"], ["--ssl-certfile", "no-such", "--log-format", "json"]):
+        assert main(["serve", "--port", "0", *argv]) == 2
+        told = json.loads(capsys.readouterr().err)
+        assert (told["level"], told["logger"]) == ("error", "hamburger.start")
+        assert argv[0].removeprefix("--").replace("-", "_") in told["message"].replace("-", "_")
+
+
+def test_in_json_what_is_announced_is_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, logger="hamburger.start"):
+        announcer("json")("ready\n  try: curl")
+    assert [record.getMessage() for record in caplog.records] == ["ready"]

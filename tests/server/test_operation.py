@@ -125,6 +125,27 @@ async def test_a_full_queue_is_not_ready() -> None:
         assert [response.status_code for response in await asyncio.gather(*asking)] == [200, 200]
 
 
+async def test_a_first_token_is_told_when_it_comes_and_so_is_a_wait_for_nothing() -> None:
+    now, gate = [0.0], StepGate()
+    runner = ByChoice([[97]] * 100, gate=gate)
+    async with serving(runner=runner, max_num_seqs=1, max_queue_seconds=5.0, clock=lambda: now[0]) as server:
+        running = asyncio.create_task(server.post(COMPLETIONS, {"prompt": "a", "max_tokens": 9}))
+        gate.step()
+        await until(lambda: server.metric("time_to_first_token_seconds_count") == 1)
+        assert server.metric("prompt_tokens_total") == server.metric("request_prompt_tokens_sum") == 2  # BOS and a byte
+        assert server.metric("e2e_request_latency_seconds_count") == 0
+        waiting = asyncio.create_task(server.post(COMPLETIONS, {"prompt": "ab"}))
+        await until(lambda: server.engine.health().num_waiting == 1)
+        now[0] = 6.0
+        gate.set()
+        assert [response.status_code for response in await asyncio.gather(running, waiting)] == [200, 503]
+        assert server.metric("request_queue_time_seconds_count") == 2
+        assert server.metric("request_queue_time_seconds_bucket", le="5.0") == 1
+        assert server.metric("request_prompt_tokens_count") == 2
+        assert server.metric("prompt_tokens_total") == 2
+        assert server.metric("time_to_first_token_seconds_count") == 1
+
+
 async def test_metrics_count_groups_slots_and_requests() -> None:
     async with serving(split("abcdefg", 3, 1, 3)) as server:
         await server.complete(max_tokens=7, confidence=0.75)
