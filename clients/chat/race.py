@@ -17,7 +17,9 @@ _SEED = 1  # sampled texts are the same only with the same noise
 
 def race(client: httpx.Client, body: dict[str, Any], out: Console) -> str:
     """Ask as the chat would, then at confidence 1, both shown; returns the verdict. Raises RequestError."""
-    lanes = ({"seed": _SEED, **body}, {"seed": _SEED, **body, "confidence": 1})
+    # With a cache of its own each: else the first would read the prompt for the second.
+    asked = [{"seed": _SEED, **body, "cache_salt": f"race {time.time()} {lane}"} for lane in range(2)]
+    lanes = (asked[0], {**asked[1], "confidence": 1})
     texts, figures = [], []
     for lane in lanes:
         answer, painter = Answer(time.perf_counter()), Painter(out)

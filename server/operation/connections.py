@@ -25,6 +25,11 @@ logger = logging.getLogger(__name__)
 
 _FIRST_PROBE_SECONDS, _PROBE_SECONDS = 0.05, 1.0  # between signs to a client that has ended its side
 _GRACE_SECONDS = 1.0  # in which the application may answer a slow body itself
+# Who watches the server must not take a crowded one for a dead one: places beyond max_connections, for a moment each.
+PROBE_PLACES, PROBE_SECONDS = 8, 2.0
+_PROBES = tuple(
+    f"{method} {path} ".encode() for method in ("GET", "HEAD") for path in ("/health", "/ready", "/metrics")
+)
 
 
 def bounded_protocol(
@@ -32,7 +37,8 @@ def bounded_protocol(
 ) -> type[H11Protocol]:
     """A protocol for uvicorn.Config(http=...). on_refusal: told the status and code of errors that no route knows of.
 
-    Connections beyond max_connections are answered 503 and closed. A request has client_seconds for its head, from its
+    Connections beyond max_connections are answered 503 and closed, but for some that ask for the server's state within
+    moments, and once. A request has client_seconds for its head, from its
     first byte on, and as long again for its body; one that takes longer is answered 408 and closed, and so is a new
     connection that sends nothing. A connection whose client reads nothing of what it is sent for as long is closed
     without an answer. What is no HTTP is a 400 in the API's shape.
@@ -52,6 +58,7 @@ def bounded_protocol(
         _probe_timer: asyncio.TimerHandle | None = None
         _is_half_closed = False
         _has_sent = False
+        _only_probes = False  # it is beyond the limit
 
         def __init__(self, *args: Any, **settings: Any) -> None:
             super().__init__(*args, **settings)
@@ -59,12 +66,16 @@ def bounded_protocol(
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
-            if len(self.connections) > max_connections:
-                seldom.warn("A connection was refused: %d are open (max_connections).", max_connections)
-                message = "Too many connections are open: try again later."
-                self._refuse(HTTPStatus.SERVICE_UNAVAILABLE, message, "too_many_connections")
+            self._only_probes = len(self.connections) > max_connections
+            if len(self.connections) > max_connections + PROBE_PLACES:
+                self._refuse_one_too_many()
             else:
                 self._time_receiving()
+
+        def _refuse_one_too_many(self) -> None:
+            seldom.warn("A connection was refused: %d are open (max_connections).", max_connections)
+            message = "Too many connections are open: try again later."
+            self._refuse(HTTPStatus.SERVICE_UNAVAILABLE, message, "too_many_connections")
 
         def connection_lost(self, exc: Exception | None) -> None:
             self._stop_receive_timer()
@@ -94,6 +105,8 @@ def bounded_protocol(
             """Clients that offer HTTP/2 are served as they are, and need no line in the log, or WebSockets."""
 
         def on_response_complete(self) -> None:
+            if self._only_probes:
+                self.transport.close()
             super().on_response_complete()
             if self._is_half_closed and (self.cycle is None or self.cycle.response_complete):
                 self.transport.close()
@@ -106,6 +119,9 @@ def bounded_protocol(
                 self._refuse(HTTPStatus.BAD_REQUEST, "This is no HTTP/1.1 request that can be read.")
 
         def data_received(self, data: bytes) -> None:
+            if self._only_probes and not self._has_sent and not data.startswith(_PROBES):
+                self._refuse_one_too_many()
+                return
             self._has_sent = True
             super().data_received(data)
             self._time_receiving()
@@ -137,7 +153,7 @@ def bounded_protocol(
             elif self._timed != (now := (state, self.cycle, self._has_sent)):  # a cycle is one request
                 self._stop_receive_timer()
                 self._timed = now
-                seconds = client_seconds + _GRACE_SECONDS
+                seconds = PROBE_SECONDS if self._only_probes else client_seconds + _GRACE_SECONDS
                 self._receive_timer = self.loop.call_later(seconds, self._came_too_slowly)
 
         def _stop_receive_timer(self) -> None:
@@ -152,7 +168,9 @@ def bounded_protocol(
                 self._send_timer = None
 
         def _came_too_slowly(self) -> None:
-            if self.conn.their_state is h11.IDLE or not self.cycle.response_started:
+            if self._only_probes and not self._has_sent:
+                self._refuse_one_too_many()
+            elif self.conn.their_state is h11.IDLE or not self.cycle.response_started:
                 self._refuse(HTTPStatus.REQUEST_TIMEOUT, "The request took too long to arrive.")
             else:  # its answer was given already, or is being given: its body is what nobody reads
                 self._abort_slow()

@@ -16,6 +16,7 @@ from typing import Any, cast
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
+from hamburger.server.operation.connections import PROBE_PLACES, PROBE_SECONDS
 from hamburger.server.operation.seldom import Seldom
 
 logger = logging.getLogger(__name__)
@@ -30,8 +31,9 @@ def tls_protocol(
 ) -> type[asyncio.Protocol]:
     """A protocol for uvicorn.Config(http=...), whose listeners know nothing of TLS: after the handshake it is `http`.
 
-    Connections beyond max_connections are closed: nothing that they could read can be said before the handshake. So are
-    those whose handshake takes longer than client_seconds.
+    Connections beyond max_connections and the places of probes (connections.py) are closed: nothing that they could
+    read can be said before the handshake. So are those whose handshake takes longer than client_seconds; beyond
+    max_connections PROBE_SECONDS.
     """
     seldom = Seldom(logger)
 
@@ -45,13 +47,17 @@ def tls_protocol(
 
         def connection_made(self, transport: asyncio.BaseTransport) -> None:
             self.transport = cast("asyncio.Transport", transport)
-            if len(self._open) >= max_connections:
-                seldom.warn("A connection was refused: %d are open (max_connections).", max_connections)
-                on_refusal(HTTPStatus.SERVICE_UNAVAILABLE, "too_many_connections")
-                self.transport.abort()
+            self._is_beyond = len(self._open) >= max_connections
+            if len(self._open) >= max_connections + PROBE_PLACES:
+                self._refuse()
                 return
             self._open.add(self)
             self._task = asyncio.get_running_loop().create_task(self._shake_hands())
+
+        def _refuse(self) -> None:
+            seldom.warn("A connection was refused: %d are open (max_connections).", max_connections)
+            on_refusal(HTTPStatus.SERVICE_UNAVAILABLE, "too_many_connections")
+            self.transport.abort()
 
         def data_received(self, data: bytes) -> None:
             self._early += data
@@ -61,15 +67,18 @@ def tls_protocol(
             self.transport.abort()
 
         async def _shake_hands(self) -> None:
+            seconds = min(client_seconds, PROBE_SECONDS) if self._is_beyond else client_seconds
             try:
                 secured = await asyncio.get_running_loop().start_tls(
-                    self.transport, self, context, server_side=True, ssl_handshake_timeout=client_seconds
+                    self.transport, self, context, server_side=True, ssl_handshake_timeout=seconds
                 )
             except OSError:  # of the client, or its time is over; it is closed
                 secured = None
             finally:
                 self._open.discard(self)
             if secured is None:  # it was aborted
+                if self._is_beyond:
+                    self._refuse()
                 return
             protocol = self._create()
             secured.set_protocol(protocol)

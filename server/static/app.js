@@ -31,7 +31,7 @@ class Page {
     const refused = (error) => this.#refused(error);
     this.chat = new Chat(this.api, this.store, chosen, refused);
     this.race = new Race(this.api, () => this.#models, chosen, refused);
-    this.gauges = new Gauges(this.api, chosen, refused);
+    this.gauges = new Gauges(this.api, () => this.#chosen()?.measured ?? chosen(), refused);
     this.#wire();
     this.#route();
     this.#load();
@@ -50,7 +50,7 @@ class Page {
     paint();
     byId("model").addEventListener("change", (event) => {
       this.store.set("model", event.target.value);
-      this.race.offer();
+      this.#tellChosen();
       this.gauges.forget();
     });
     byId("settings").open = window.matchMedia("(min-width: 60rem)").matches;
@@ -86,14 +86,14 @@ class Page {
     try {
       const { data } = await this.api.json("v1/models");
       const composed = await this.#composed();
-      this.#models = data.map(({ id }) => ({ id, composed: composed.has(id) }));
+      this.#models = data.map((card) => modelOf(card, data, composed));
       const select = byId("model");
       const before = select.value || this.store.settings.model;
       select.replaceChildren(...data.map(({ id }) => node("option", { value: id }, id)));
       if (data.some(({ id }) => id === before)) select.value = before;
       this.#lacksModels = false;
       this.#tellModels(false);
-      this.race.offer();
+      this.#tellChosen();
       this.#say(null);
     } catch (error) {
       this.#lacksModels = error.status !== 401;
@@ -101,6 +101,19 @@ class Page {
       if (error.status === 401) this.#say(null); // it is there, and would be asked for a key at each look
       this.#refused(error);
     }
+  }
+
+  #chosen() {
+    return this.#models.find(({ id }) => id === byId("model").value);
+  }
+
+  /** Another model is chosen, or the list is another. */
+  #tellChosen() {
+    const isComposed = this.#chosen()?.composed;
+    byId("confidence-help").textContent = isComposed
+      ? "How sure a token must be to join its group. 1 makes no groups: one token a pass."
+      : "How sure a draft must be. 1 drafts nothing: one token a pass.";
+    this.race.offer();
   }
 
   /** Whether the list is on its way, and what stands in its place while there is none. */
@@ -151,6 +164,13 @@ class Page {
     dialog.showModal();
     byId("key").focus();
   }
+}
+
+/** A card of the list: its id, the name of which it is one (its own, unless it is an alias), and the model's in the metrics. */
+function modelOf({ id, parent, root }, data, composed) {
+  const measured = parent ?? id;
+  const isAlias = parent && data.some((other) => other.id === parent && other.root === root);
+  return { id, of: isAlias ? parent : id, measured, composed: composed.has(measured) };
 }
 
 new Page();

@@ -9,12 +9,12 @@ const [WIDTH, HEIGHT] = [240, 56];
 const SVG = "http://www.w3.org/2000/svg";
 
 const CHARTS = [
-  ["hamburger_tokens_per_macro_step", "Tokens a pass", 2, "over the last minute"],
-  ["hamburger_tokens_per_kv_ratio", "Tokens per KV slot", 2, "over the last minute"],
-  ["hamburger_generation_tokens_per_second", "Tokens a second", 0, "over the last seconds"],
-  ["hamburger_num_requests_running", "Running requests", 0, "now"],
-  ["hamburger_num_requests_waiting", "Waiting requests", 0, "now"],
-  ["hamburger_kv_cache_usage_perc", "KV pool in use, %", 1, "now", 100],
+  ["hamburger_tokens_per_macro_step", "Tokens a pass", 2, "over the last minute", mean],
+  ["hamburger_tokens_per_kv_ratio", "Tokens per KV slot", 2, "over the last minute", mean],
+  ["hamburger_generation_tokens_per_second", "Tokens a second", 0, "over the last seconds", sum],
+  ["hamburger_num_requests_running", "Running requests", 0, "now", sum],
+  ["hamburger_num_requests_waiting", "Waiting requests", 0, "now", sum],
+  ["hamburger_kv_cache_usage_perc", "KV pool in use, %", 1, "now", most, 100],
 ];
 
 export class Gauges {
@@ -24,9 +24,10 @@ export class Gauges {
   #turn = 0; // each look at the gauges and each key is one; what was asked in an earlier one is void
   #lacksKey = false; // asking again would open the dialog again
 
-  constructor(api, chosen, refused) {
-    Object.assign(this, { api, chosen, refused });
-    this.#charts = CHARTS.map(([name, label, digits, when, factor = 1]) => ({ name, label, digits, factor, ...chart(label, when), points: [] }));
+  /** measured(): what the metrics call the chosen model. */
+  constructor(api, measured, refused) {
+    Object.assign(this, { api, measured, refused });
+    this.#charts = CHARTS.map(([name, label, digits, when, join, factor = 1]) => ({ name, label, digits, join, factor, ...chart(label, when), points: [] }));
     byId("gauges").replaceChildren(...this.#charts.map(({ box }) => box));
     document.addEventListener("visibilitychange", () => this.#go());
   }
@@ -70,10 +71,10 @@ export class Gauges {
   }
 
   #draw(found) {
-    const model = this.chosen();
+    const model = this.measured();
     for (const chart of this.#charts) {
       const mine = found.filter(({ name, labels }) => name === chart.name && labels.model_name === model);
-      const value = mine.reduce((sum, sample) => sum + sample.value, 0) * chart.factor;
+      const value = chart.join(mine.map((sample) => sample.value)) * chart.factor;
       chart.points = [...chart.points, mine.length ? value : 0].slice(-KEPT);
       const text = value.toFixed(chart.digits);
       chart.value.textContent = text;
@@ -88,6 +89,20 @@ export class Gauges {
     byId("gauges-error").hidden = !sentence;
     say(byId("gauges-error"), sentence);
   }
+}
+
+// Of the engines of one model: a replica has a series of its own.
+function sum(values) {
+  return values.reduce((total, value) => total + value, 0);
+}
+
+function mean(values) {
+  const working = values.filter((value) => value > 0);
+  return working.length ? sum(working) / working.length : 0;
+}
+
+function most(values) {
+  return Math.max(0, ...values);
 }
 
 function chart(label, when) {

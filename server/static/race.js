@@ -14,7 +14,7 @@ export class Race {
   #race = null;
   #lanes = null;
 
-  /** models(): [{id, composed}] as the server lists them; chosen(): the id of the first lane's. */
+  /** models(): [{id, of, composed}] as the server lists them, of: whose name it is; chosen(): the id of the first lane's. */
   constructor(api, models, chosen, refused) {
     Object.assign(this, { api, models, chosen, refused });
     byId("race-prompt").value = PROMPT;
@@ -29,7 +29,8 @@ export class Race {
 
   /** After the list of models or the chosen one changed. */
   offer() {
-    const others = this.models().filter(({ id }) => id !== this.chosen());
+    const mine = this.models().find(({ id }) => id === this.chosen())?.of;
+    const others = this.models().filter(({ id, of }) => id === of && of !== mine);
     const against = byId("race-against");
     const before = against.value;
     against.replaceChildren(
@@ -95,6 +96,7 @@ export class Race {
     const temperature = Number(byId("race-temperature").value);
     const body = { ...lane.body, messages: [{ role: "user", content: race.prompt }], temperature, seed: SEED };
     body.max_tokens = Number(byId("race-tokens").value);
+    body.cache_salt = `race ${Date.now()} ${index}`; // else the first lane would read the prompt for the others
     const begun = performance.now();
     for await (const { choices, usage } of this.api.chat(body, signal)) {
       const delta = choices[0]?.delta;

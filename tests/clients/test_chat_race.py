@@ -35,6 +35,7 @@ def test_a_race_asks_with_drafts_and_without_and_stays_out_of_the_conversation(
     ]
     assert [request.get("confidence") for request in raced] == [None, 1] * 2
     assert {request["seed"] for request in raced} == {1}
+    assert len({request["cache_salt"] for request in raced}) == 4  # no lane reads the prompt for another
     assert "seed" not in first
     assert [m["content"] for m in last["messages"]] == ["one", "abcd", "three"]
     printed = capsys.readouterr()

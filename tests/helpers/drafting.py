@@ -44,7 +44,7 @@ class DraftingRunner(ByChoice):
 
 @asynccontextmanager
 async def drafting(text: str, micro: Mapping[int, str] | None = None, **engine: Any) -> AsyncIterator[Served]:
-    """`engine` are fields of EngineConfig (and `info`), see fake_engines.py."""
+    """`engine` are fields of EngineConfig (and `info`, and the server's `settings`), see fake_engines.py."""
     runner = DraftingRunner(text, micro or {})
     options = {"groups": "verified", "max_group": 8, **engine}
     info = {"default_confidence": 0.0, "is_plain_base": False, **options.pop("info", {})}

@@ -12,7 +12,7 @@ from playwright.async_api import expect
 from browsing import browsing
 from drafting import drafting
 from gates import StepGate
-from serving import ByChoice, serving, until
+from serving import MODEL, ByChoice, serving, until
 
 pytestmark = pytest.mark.page
 
@@ -92,6 +92,47 @@ async def test_a_race_before_the_models_are_known_goes_to_the_first_one() -> Non
         bodies = [body for body in asked if "messages" in body]
         assert ["model" in body for body in bodies] == [False, False]
         assert [body["temperature"] for body in bodies] == [0.75, 0.75]
+        assert len({body["cache_salt"] for body in bodies}) == 2  # no lane reads the prompt for another
+
+
+async def test_a_further_name_of_a_model_has_its_gauges_and_is_no_opponent_of_it() -> None:
+    async with drafting(TEXT, MICRO, settings={"model_alias": ["gpt-4o"]}) as server, browsing(server.app) as visit:
+        await visit.id("model").select_option("gpt-4o")
+        await visit.answer("hello")
+        await visit.view("gauges")
+        rate = visit.id("gauges").locator("article").filter(has_text="Tokens a pass")
+        await expect(rate.locator(".value")).to_have_text(f"{TOKENS / PASSES:.2f}")
+        await visit.view("race")
+        await expect(visit.id("race-against").locator("option")).to_have_text(["itself, without drafts"])
+        await expect(visit.id("confidence-help")).to_contain_text("How sure a draft must be")
+
+
+async def test_gauges_of_replicas_are_added_up_or_their_mean_or_the_most() -> None:
+    def page(name: str, *values: float) -> str:
+        return "".join(f'{name}{{model_name="{MODEL}",engine="{i}"}} {value}\n' for i, value in enumerate(values))
+
+    text = "".join(
+        page(f"hamburger_{name}", *values)
+        for name, values in {
+            "tokens_per_macro_step": (1.5, 2.5, 0.0),  # the third has had nothing to do
+            "generation_tokens_per_second": (100, 50, 0),
+            "kv_cache_usage_perc": (0.6, 0.25, 0.0),
+        }.items()
+    )
+    async with drafting(TEXT) as server, browsing(server.app) as visit:
+        await visit.page.route("**/metrics", lambda route: route.fulfill(body=text))
+        await visit.view("gauges")
+        charts = visit.id("gauges").locator("article")
+        for name, value in (("Tokens a pass", "2.00"), ("Tokens a second", "150"), ("KV pool in use", "60.0")):
+            await expect(charts.filter(has_text=name).locator(".value")).to_have_text(value)
+
+
+async def test_a_composed_model_says_what_its_confidence_means() -> None:
+    async with (
+        drafting(TEXT, groups="composed", info={"groups": "composed"}) as server,
+        browsing(server.app) as visit,
+    ):
+        await expect(visit.id("confidence-help")).to_contain_text("to join its group")
 
 
 async def test_gauges_follow_the_metrics_while_they_are_seen() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import time
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any, cast
@@ -18,7 +19,7 @@ from uvicorn.server import ServerState
 
 from fakes import EOS
 from hamburger.server.operation import connections
-from hamburger.server.operation.connections import bounded_protocol
+from hamburger.server.operation.connections import PROBE_PLACES, PROBE_SECONDS, bounded_protocol
 from serving import COMPLETIONS, ByChoice, Served, on_port, serving, until
 
 POST = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
@@ -205,6 +206,29 @@ async def test_connections_beyond_the_limit_are_a_503_and_others_go_on() -> None
         writer.write(b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
         assert (await reader.read()).startswith(b"HTTP/1.1 200 ")
         for _, writer in held:
+            writer.close()
+
+
+async def test_who_watches_a_crowded_server_is_answered_once_a_connection() -> None:
+    async with impatient(client_seconds=60, max_connections=2) as (server, port):
+        held = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
+        await until(lambda: True)
+        for path in ("/health", "/ready", "/metrics"):
+            head = f"GET {path} HTTP/1.1\r\nHost: x\r\n".encode()
+            assert (await asked(port, head, b"\r\n")).startswith(b"HTTP/1.1 200 ")
+            pipelined = await asked(port, head + b"\r\nGET /version HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert pipelined.count(b"HTTP/1.1 ") == 1
+        assert server.metric("request_failure_total", code="503", reason="too_many_connections") == 0
+        for line in (b"GET /v1/models HTTP/1.1", b"POST /health HTTP/1.1", b"GET /healthy HTTP/1.1"):
+            assert (await asked(port, line + b"\r\nHost: x\r\n\r\n")).startswith(b"HTTP/1.1 503 ")
+        assert (await asked(port, b"GET /health HTTP/1.1\r\nHost:")).startswith(b"HTTP/1.1 408 ")  # it has moments
+        beyond = [await asyncio.open_connection("127.0.0.1", port) for _ in range(PROBE_PLACES)]
+        began = time.monotonic()
+        assert (await asked(port, b"")).startswith(b"HTTP/1.1 503 ")
+        assert time.monotonic() - began < PROBE_SECONDS / 2
+        for reader, _ in beyond:
+            assert (await reader.read()).startswith(b"HTTP/1.1 503 ")
+        for _, writer in [*held, *beyond]:
             writer.close()
 
 
