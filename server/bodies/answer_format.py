@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
@@ -59,7 +60,7 @@ class ResponseFormat(Schema):
 
 
 class StructuredOutputs(Schema):
-    """vLLM's structured_outputs: one of its fields."""
+    """vLLM's structured_outputs: one of its forms. disable_any_whitespace alone: of another field's form."""
 
     json_: SchemaOrText | None = Field(None, alias="json", description=_SCHEMA)
     json_object: bool | None = None
@@ -79,19 +80,23 @@ class StructuredOutputs(Schema):
     @model_validator(mode="after")
     def _is_one(self) -> Self:
         values = (self.json_, self.json_object or None, self.regex, self.choice, self.grammar)
-        if sum(value is not None for value in values) != 1:
+        number = sum(value is not None for value in values)
+        if number != 1 and not (number == 0 and self.disable_any_whitespace):
             raise ValueError("give exactly one of json, json_object, regex, choice and grammar")
-        if self.disable_any_whitespace and not (self.json_ is not None or self.json_object):
+        if number and self.disable_any_whitespace and not (self.json_ is not None or self.json_object):
             raise ValueError("disable_any_whitespace goes with json or json_object: say it in the regex or grammar")
         return self
 
-    def source(self) -> GrammarSource:
+    def source(self) -> GrammarSource | None:
+        """None where it only says how another field's JSON is written."""
         if self.regex is not None:
             return GrammarSource("regex", self.regex)
         if self.choice is not None:
             return GrammarSource("choice", self.choice)
         if self.grammar is not None:
             return GrammarSource("grammar", self.grammar)
+        if self.json_ is None and not self.json_object:
+            return None
         return _of_schema(self.json_, compact=bool(self.disable_any_whitespace))
 
 
@@ -116,13 +121,20 @@ class AnswerFormat(Schema):
         if len(found) > 1:
             (first, _), (second, _) = found[:2]
             raise InvalidRequest(f"Give either {first} or {second}.", second)
-        return found[0] if found else None
+        outputs = self.structured_outputs
+        if outputs is None or not outputs.disable_any_whitespace or outputs.source() is not None:
+            return found[0] if found else None
+        if not found or not found[0][1].is_json:
+            message = "disable_any_whitespace says how JSON is written: ask for some, as by json or response_format."
+            raise InvalidRequest(message, "structured_outputs")
+        [(name, source)] = found
+        return name, replace(source, compact=True)
 
     def _sources(self) -> Iterator[tuple[str, GrammarSource]]:
         if self.response_format is not None and (source := self.response_format.source()) is not None:
             yield "response_format", source
-        if self.structured_outputs is not None:
-            yield "structured_outputs", self.structured_outputs.source()
+        if self.structured_outputs is not None and (source := self.structured_outputs.source()) is not None:
+            yield "structured_outputs", source
         for name in ("guided_json", "json_schema"):
             if (schema := getattr(self, name)) is not None:
                 yield name, _of_schema(schema)

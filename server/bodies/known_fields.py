@@ -53,6 +53,7 @@ _COMMON: dict[str, Refused] = {
     "logits_processors": if_any(),
     "guided_whitespace_pattern": but(),
     "structural_tag": but(),
+    "disable_any_whitespace": if_on("say it in structured_outputs"),
     "repetition_detection": if_any(),
     "vllm_xargs": if_any(),
     "watermarking": if_on(),

@@ -10,6 +10,8 @@ import pytest
 import pytest_asyncio
 
 from fakes import EOS
+from hamburger.engine.grammar.source import GrammarSource
+from hamburger.server.bodies.answer_format import AnswerFormat
 from serving import CHAT, COMPLETIONS, HELLO, Served, serving, split
 
 OBJECT = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}
@@ -74,6 +76,18 @@ async def test_every_way_to_say_what_an_answer_must_look_like(
     assert choice["finish_reason"] == "stop"
 
 
+@pytest.mark.parametrize("field", ["structured_outputs", "response_format", "guided_json"])
+@pytest.mark.parametrize("compact", [True, False])
+def test_json_is_as_compact_as_was_asked_whichever_field_asks_for_it(field: str, compact: bool) -> None:
+    values: dict[str, Any] = {
+        "structured_outputs": {"json": OBJECT}, "response_format": schema_format(OBJECT), "guided_json": OBJECT,
+    }  # fmt: skip
+    fields: dict[str, Any] = {field: values[field]}
+    if compact:
+        fields["structured_outputs"] = {**fields.get("structured_outputs", {}), "disable_any_whitespace": True}
+    assert AnswerFormat.model_validate(fields).source() == (field, GrammarSource("json", OBJECT, compact))
+
+
 async def test_an_empty_grammar_is_none() -> None:
     async with serving([[*b"any"], [EOS]]) as server:
         assert (await server.complete(grammar="", ebnf=""))["choices"][0]["text"] == "any"
@@ -124,6 +138,10 @@ async def test_structured_outputs_of_completions(shared: Served, outputs: dict[s
         ({"structured_outputs": {"regex": "(a"}}, "structured_outputs", "unclosed"),
         ({"structured_outputs": {"choice": []}}, "structured_outputs", "choice"),
         ({"structured_outputs": {"regex": "a", "disable_any_whitespace": True}}, "structured_outputs", "goes with"),
+        ({"structured_outputs": {"disable_any_whitespace": True}}, "structured_outputs", "response_format"),
+        ({"structured_outputs": {"disable_any_whitespace": True}, "regex": "a"}, "structured_outputs", "ask for some"),
+        ({"structured_outputs": {"disable_any_whitespace": False}}, "structured_outputs", "exactly one"),
+        ({"disable_any_whitespace": True}, "disable_any_whitespace", "structured_outputs"),
         ({"structured_outputs": {"json": "{"}}, "structured_outputs", "no JSON"),
         ({"structured_outputs": {"json": "3"}}, "structured_outputs", "no JSON Schema"),
         ({"structured_outputs": {"json": {}}, "response_format": schema_format({})}, "structured_outputs", "either"),
