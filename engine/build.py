@@ -40,6 +40,7 @@ from hamburger.engine.drafting.costs import MeasuredCosts, StepCosts
 from hamburger.engine.drafting.policy import DraftPolicy
 from hamburger.engine.grammar.matching import Grammars
 from hamburger.engine.text.tokenizer import Tokenizer
+from hamburger.engine.text.tokenizer_files import with_own_end
 from hamburger.engine.types.config import VERIFIED_GROUP, EngineArgs, EngineConfig
 from hamburger.engine.types.messages import EngineInfo, SubmitRequest
 from hamburger.engine.types.sampling_params import SamplingParams
@@ -167,7 +168,7 @@ def _plan(
             max_num_seqs=args.max_num_seqs,
             for_loras=for_loras if args.kv_cache_memory is None else 0,
         ),
-        eos_token_ids=trunk.eos_token_ids,
+        eos_token_ids=with_own_end(trunk.eos_token_ids, trunk.vocab_size, resolved.source.tokenizer_path),
         max_group=steps.config.max_group if groups == "composed" else max(VERIFIED_GROUP, steps.config.max_group),
         groups=groups,
         settling=resolved.settling,
@@ -245,7 +246,7 @@ def _info(args: EngineArgs, config: EngineConfig, resolved: Resolved, steps: Ste
         groups=config.groups,
         default_confidence=confidence,
         vocab_size=model.trunk.vocab_size,
-        eos_token_ids=list(model.trunk.eos_token_ids),
+        eos_token_ids=list(config.eos_token_ids),
         block_size=config.block_size,
         total_slots=config.total_slots,
         expected_tokens=int(config.total_slots * tokens_per_kv),

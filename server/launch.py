@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -14,7 +15,7 @@ from hamburger.engine.sampling_defaults import OPENAI_DEFAULTS, SamplingDefaults
 from hamburger.engine.text.tokenizer import Tokenizer
 from hamburger.engine.transport.cpu_placement import CpuPlacement
 from hamburger.engine.types.config import EngineArgs
-from hamburger.engine.types.errors import HamburgerError
+from hamburger.engine.types.errors import HamburgerError, TokenizerError
 from hamburger.model.checkpoints.sources import ModelSource, resolve_source
 from hamburger.server.api.model_context import ModelContext, is_alias
 from hamburger.server.app import model_context
@@ -22,6 +23,8 @@ from hamburger.server.config import ServeSettings, SettingsError
 from hamburger.server.operation.loop_watch import watch_loop
 from hamburger.server.operation.metrics import ServerMetrics
 from hamburger.server.operation.supervisor import Supervisor
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +92,8 @@ def find_models(arguments: Sequence[tuple[ServeSettings, EngineArgs]]) -> list[F
             tokenizer = tokenizers[path] = tokenizers.get(path) or Tokenizer.load(path)
             if settings.chat_template is not None or settings.chat_template_kwargs:
                 tokenizer = tokenizer.with_chat(_chat_template(settings), settings.chat_template_kwargs)
+            if settings.chat_template is None:
+                _warn_of_template(tokenizer, path)
             defaults = sampling_defaults(settings, source)
         except (ValueError, HamburgerError) as error:
             raise _naming_model(settings.served_model_name, error, len(arguments)) from error
@@ -98,6 +103,14 @@ def find_models(arguments: Sequence[tuple[ServeSettings, EngineArgs]]) -> list[F
         found.append(FoundModel(name, settings, args, tokenizer, defaults))
     _check_names(found)
     return found
+
+
+def _warn_of_template(tokenizer: Tokenizer, path: Path) -> None:
+    """The model may be meant for completions alone."""
+    try:
+        tokenizer.check_templates()
+    except TokenizerError as error:
+        logger.warning("%s: %s. Chats will be refused: give it another by chat_template.", path, error)
 
 
 def _check_names(found: Sequence[FoundModel]) -> None:

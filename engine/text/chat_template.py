@@ -12,7 +12,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from jinja2 import TemplateError, nodes
+from jinja2 import Template, TemplateError, nodes
 from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.runtime import Context
@@ -36,14 +36,20 @@ _RENDER_ERRORS = (TypeError, ValueError, ArithmeticError, LookupError, Attribute
 
 
 class ChatTemplate:
-    """One compiled template. Raises TokenizerError when the source is not valid jinja."""
+    """One template, compiled when it is first needed: a model without chats may have one that cannot be."""
 
     def __init__(self, source: str) -> None:
         self.source = source
-        try:
-            self._template = _environment().from_string(source)
-        except TemplateError as error:
-            raise TokenizerError(f"The model's chat template is not valid jinja: {error}") from error
+        self._template: Template | None = None
+
+    def compile(self) -> Template:
+        """Raises TokenizerError when the source is not valid jinja."""
+        if self._template is None:
+            try:
+                self._template = _environment().from_string(self.source)
+            except TemplateError as error:
+                raise TokenizerError(f"The model's chat template is not valid jinja: {error}") from error
+        return self._template
 
     def render(
         self,
@@ -59,7 +65,7 @@ class ChatTemplate:
         add_generation_prompt: end with the opening of an assistant message.
         continue_final_message: end right after the last message's text, so that the model goes on with it.
         variables: further names for the template; those named by the arguments above win.
-        Raises TokenizerError when the template refuses the messages or cannot render them.
+        Raises TokenizerError when the template is not valid, refuses the messages or cannot render them.
         """
         if continue_final_message:
             if add_generation_prompt:
@@ -68,6 +74,7 @@ class ChatTemplate:
                     "false to continue the final message."
                 )
             messages = [*messages[:-1], _mark_end(messages)]
+        template = self.compile()
         context = {
             "documents": None,
             **variables,
@@ -76,20 +83,21 @@ class ChatTemplate:
             "add_generation_prompt": add_generation_prompt,
         }
         try:
-            text = self._write(context)
+            text = _write(template, context)
         except TemplateError as error:
             raise TokenizerError(f"The model's chat template refuses these messages: {error}") from error
         except _RENDER_ERRORS as error:
             raise TokenizerError(f"The model's chat template cannot render these messages: {error}") from error
         return _cut_at_mark(text) if continue_final_message else text
 
-    def _write(self, context: Mapping[str, Any]) -> str:
-        pieces, num_characters = [], 0
-        for piece in self._template.generate(context, **{_TURN: _Turns()}):
-            pieces.append(piece)
-            num_characters += len(piece)
-            _check_size(num_characters)
-        return "".join(pieces)
+
+def _write(template: Template, context: Mapping[str, Any]) -> str:
+    pieces, num_characters = [], 0
+    for piece in template.generate(context, **{_TURN: _Turns()}):
+        pieces.append(piece)
+        num_characters += len(piece)
+        _check_size(num_characters)
+    return "".join(pieces)
 
 
 def _mark_end(messages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -18,10 +18,10 @@ import tokenizers
 
 from hamburger.engine.text.added_tokens import add_named_tokens
 from hamburger.engine.text.chat_template import ChatTemplate, read_chat_templates
+from hamburger.engine.text.tokenizer_files import TOKENIZER, read_json, special_tokens_of
 from hamburger.engine.types.errors import TokenizerError as TokenizerError
 
 _LONG = 5_000  # characters or tokens: from here on other threads go on meanwhile
-_SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
 class Tokenizer:
@@ -79,7 +79,7 @@ class Tokenizer:
     @classmethod
     def _read(cls, path: Path) -> Tokenizer:
         folder = path.parent if path.suffix == ".gguf" else path
-        if (folder / "tokenizer.json").is_file():
+        if (folder / TOKENIZER).is_file():
             return cls._load_folder(folder)
         if path.suffix == ".gguf":
             from hamburger.engine.text.gguf_tokenizer import read_gguf_tokenizer  # the library, for such files alone
@@ -93,31 +93,17 @@ class Tokenizer:
 
     @classmethod
     def _load_folder(cls, folder: Path) -> Tokenizer:
-        file = folder / "tokenizer.json"
+        file = folder / TOKENIZER
         try:
             backend = tokenizers.Tokenizer.from_file(str(file))
         except Exception as error:  # the library raises nothing narrower
             raise TokenizerError(
                 f"{file} is not a tokenizer that the installed tokenizers library reads: {error}"
             ) from error
-        config = _read_json(folder / "tokenizer_config.json")
-        named = _read_json(folder / "special_tokens_map.json") | config
-        add_named_tokens(backend, config, named, _read_json(folder / "added_tokens.json"))
-        added = backend.get_added_tokens_decoder()
-        ids = _read_json(folder / "config.json") | _read_json(folder / "generation_config.json")
-        special_tokens: dict[str, str] = {}
-        for name in _SPECIAL_NAMES:
-            token = named.get(name)
-            if isinstance(token, dict):  # an AddedToken written out
-                token = token.get("content")
-            if token is None and name not in config:
-                token_id = ids.get(f"{name}_id")
-                token_id = token_id[0] if isinstance(token_id, list) and token_id else token_id
-                # Classes of transformers write ids by default, which may be those of ordinary tokens.
-                found = added.get(token_id) if isinstance(token_id, int) else None
-                token = found.content if found is not None and found.special else None
-            if isinstance(token, str):
-                special_tokens[name] = token
+        config = read_json(folder / "tokenizer_config.json")
+        named = read_json(folder / "special_tokens_map.json") | config
+        add_named_tokens(backend, config, named, read_json(folder / "added_tokens.json"))
+        special_tokens = special_tokens_of(folder, backend.get_added_tokens_decoder())
         return cls(backend, special_tokens=special_tokens, chat_templates=read_chat_templates(folder, config))
 
     def with_chat(self, template: str | None, variables: Mapping[str, Any]) -> Tokenizer:
@@ -127,7 +113,13 @@ class Tokenizer:
         other._template_variables = variables
         if template is not None:
             other._templates = {"default": ChatTemplate(template)}
+            other.check_templates()
         return other
+
+    def check_templates(self) -> None:
+        """Raises TokenizerError for a template that is not valid jinja, as chats would."""
+        for template in self._templates.values():
+            template.compile()
 
     @property
     def chat_template(self) -> str | None:
@@ -302,19 +294,6 @@ def _byte_alphabet() -> dict[str, int]:
 
 
 _BYTE_OF = _byte_alphabet()
-
-
-def _read_json(file: Path) -> dict[str, Any]:
-    """A JSON object; {} when there is no such file."""
-    if not file.is_file():
-        return {}
-    try:
-        value = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise TokenizerError(f"{file} is not valid JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise TokenizerError(f"{file} does not hold a JSON object.")
-    return value
 
 
 def load_tokenizer(path: str) -> Tokenizer:

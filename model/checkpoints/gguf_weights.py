@@ -183,6 +183,8 @@ def _numbers(path: Path, tensor: gguf.ReaderTensor) -> Tensor:
     except NotImplementedError as error:
         kind = tensor.tensor_type.name
         raise CheckpointError(f"{path}: {tensor.name} is {kind}, which the gguf library cannot dequantise.") from error
+    except ValueError as error:
+        raise CheckpointError(f"{path}: {tensor.name} has not the size that the file says: {error}.") from error
     # The file is mapped read-only; torch wants memory that it may write.
     return torch.from_numpy(np.require(values, np.float32, ["C", "W"]))
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -144,10 +144,13 @@ def check_shapes(tensors: Mapping[str, Tensor | Lazy], wanted: Mapping[str, tupl
         for name, shape in wanted.items()
         if name in tensors and tuple(tensors[name].shape) != shape
     ]
-    for problem, names in (("missing", missing), ("unknown", extra), ("misshaped", misshaped)):
-        if names:
-            more = f" and {len(names) - 5} more" if len(names) > 5 else ""
-            raise CheckpointError(f"{where}: {problem} tensors: {', '.join(names[:5])}{more}.")
+    problems = (("missing", missing), ("unknown", extra), ("misshaped", misshaped))
+    if told := [f"{problem} tensors: {_few(names)}" for problem, names in problems if names]:
+        raise CheckpointError(f"{where}: {'; '.join(told)}.")
+
+
+def _few(names: Sequence[str]) -> str:
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
 def save_checkpoint(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -11,15 +12,18 @@ from torch import Tensor
 
 from hamburger.model.checkpoints.sources import CheckpointError, read_json
 
+_LFS = b"version https://git-lfs."
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
 def read_folder(folder: Path) -> dict[str, Tensor]:
-    """All tensors of a Hugging Face folder: one file, or the shards that the index names."""
-    if not (folder / INDEX).is_file():
-        if not (folder / WEIGHTS).is_file():
-            raise CheckpointError(f"{folder} has no {WEIGHTS} and no {INDEX}: only safetensors weights are read.")
+    """All tensors of a Hugging Face folder: one file, or the shards that the index names. The one file where there are
+    both, as transformers reads it: a model that was saved over a larger one leaves that one's index."""
+    if (folder / WEIGHTS).is_file():
         return read_safetensors(folder / WEIGHTS)
+    if not (folder / INDEX).is_file():
+        shards = "its shards need their index" if any(folder.glob("*.safetensors")) else "only safetensors are read"
+        raise CheckpointError(f"{folder} has no {WEIGHTS} and no {INDEX}: {shards}.")
     files = read_json(folder / INDEX).get("weight_map")
     names = list(files.values()) if isinstance(files, dict) else []
     if not names or not all(isinstance(name, str) and Path(name).name == name for name in names):
@@ -43,7 +47,17 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
     try:
         return load_file(path)
     except (SafetensorError, OSError, ValueError) as error:
+        if _is_pointer(path):
+            raise CheckpointError(
+                f"{path} is a pointer of Git LFS, not the file: fetch it by `git lfs pull`."
+            ) from error
         raise CheckpointError(f"{path} cannot be read as safetensors: {error}") from error
+
+
+def _is_pointer(path: Path) -> bool:
+    with contextlib.suppress(OSError), path.open("rb") as file:
+        return file.read(len(_LFS)) == _LFS
+    return False
 
 
 def write_safetensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:

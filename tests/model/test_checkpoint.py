@@ -97,6 +97,13 @@ def test_a_wrong_tensor_is_named(tmp_path: Path, change: Callable[[Tensors], Non
         load(save_hf(tmp_path, PLAIN, tensors))
 
 
+def test_tensors_of_other_names_are_told_beside_those_that_are_missing(tmp_path: Path) -> None:
+    tensors = {f"base_model.{name}": tensor for name, tensor in random_tensors(PLAIN).items()}
+    told = r"missing tensors: model\..* and .*; unknown tensors: base_model\.model\."
+    with pytest.raises(CheckpointError, match=told):
+        load(save_hf(tmp_path, PLAIN, tensors))
+
+
 def test_a_long_list_is_cut(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"and 33 more\."):
         load(save_hf(tmp_path, PLAIN, {}))
@@ -137,6 +144,24 @@ def test_what_another_dtype_does_not_hold_is_named(tmp_path: Path) -> None:
     tensors[name][:] = 30_000.0  # whose sum overflows
     save_hf(tmp_path, PLAIN, tensors)
     load(tmp_path, dtype=torch.float16)
+
+
+def test_the_one_file_counts_where_the_index_of_another_model_was_left(tmp_path: Path) -> None:
+    tensors = random_tensors(PLAIN)
+    save_hf(tmp_path, PLAIN, tensors)
+    index = {"weight_map": dict.fromkeys(tensors, "model-00001-of-00001.safetensors")}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert_equal(load(tmp_path).tensors, tensors)
+
+
+def test_files_that_git_did_not_fetch_are_named_so(tmp_path: Path) -> None:
+    file = save_hf(tmp_path, PLAIN, random_tensors(PLAIN)) / "model.safetensors"
+    file.write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9\n")
+    with pytest.raises(CheckpointError, match=r"pointer of Git LFS.* `git lfs pull`"):
+        load(tmp_path)
+    file.rename(tmp_path / "model-00001-of-00002.safetensors")
+    with pytest.raises(CheckpointError, match="its shards need their index"):
+        load(tmp_path)
 
 
 def test_no_weights_at_all(tmp_path: Path) -> None:

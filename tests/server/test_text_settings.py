@@ -142,6 +142,22 @@ def test_settings_of_a_template_may_stand_in_yaml(tmp_path: Path) -> None:
     assert json.dumps(settings.sampling_defaults) == '{"temperature": 0.5, "top_k": 9}'  # 9, and not 9.0
 
 
+def test_a_models_own_template_that_is_broken_is_told_and_may_be_replaced(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = model_folder(tmp_path / "m")
+    (folder / "chat_template.jinja").write_text("{% do x %}")
+    [model] = found(model=str(folder))
+    with pytest.raises(TokenizerError, match="not valid jinja"):
+        written(model)
+    [record] = caplog.records
+    assert "Chats will be refused: give it another by chat_template." in record.getMessage()
+    (file := tmp_path / "chat.jinja").write_text("{{ messages[0].content }}")
+    [model] = found(model=str(folder), chat_template=str(file))
+    assert written(model) == "Hi"
+    assert len(caplog.records) == 1
+
+
 @pytest.mark.parametrize(
     ("text", "told"),
     [(b"{% if %}", "is not valid jinja"), (b"\xff", "cannot be read as UTF-8"), (b" \n", "is empty: write a template")],

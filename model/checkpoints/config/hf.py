@@ -26,7 +26,7 @@ def read_trunk_config(folder: Path) -> TrunkConfig:
     """
     config = read_json(folder / "config.json")
     generation = folder / "generation_config.json"
-    if generation.is_file():
+    if generation.is_file() or generation.is_symlink():  # a link to nothing is told
         end = read_json(generation).get("eos_token_id")
         config = config if end is None else {**config, "eos_token_id": end}
     return parse_trunk_config(config, str(folder / "config.json"))
