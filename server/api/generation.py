@@ -32,7 +32,7 @@ class Generation:
         """on_tokens: is told how many each update brings. on_end: that every choice has ended, none with an error."""
         self._streams, self._on_tokens, self._on_end = streams, on_tokens, on_end
         self._arrived: Mailbox[tuple[int, StreamItem | Literal["silence"]]] = Mailbox()
-        self._last_arrival = 0.0  # time.monotonic()
+        self._last_sent = 0.0  # time.monotonic()
         self._timer: asyncio.TimerHandle | None = None
         self._num_open = len(streams)
         self._take_at_once: Callable[[int, RequestUpdate], bool] | None = None
@@ -45,7 +45,7 @@ class Generation:
                 yield arrived
 
     async def or_silence(self, seconds: float | None) -> AsyncGenerator[tuple[int, RequestUpdate] | None]:
-        """As iterating; None each time that nothing has come for so many seconds (None: never)."""
+        """As iterating; None each time that nothing has been sent for so many seconds (None: never)."""
         with self._listened_to(seconds):
             while (arrived := await self._next()) is not None:
                 yield None if arrived == _SILENCE else arrived
@@ -67,7 +67,7 @@ class Generation:
         loop, begun = asyncio.get_running_loop(), time.monotonic()
 
         def look() -> None:
-            left = max(self._last_arrival, begun) + seconds - time.monotonic()
+            left = max(self._last_sent, begun) + seconds - time.monotonic()
             if left <= 0:
                 self._arrived.put((0, _SILENCE))
             self._timer = loop.call_later(left if left > 0 else seconds, look)
@@ -77,6 +77,10 @@ class Generation:
             yield
         finally:
             self._stop_timer()
+
+    def has_sent(self) -> None:
+        """The client was sent something: what comes may be held back, and silence is what the client hears."""
+        self._last_sent = time.monotonic()
 
     def offer(self, take: Callable[[int, RequestUpdate], bool]) -> None:
         """Have `take` asked about each update as it comes, in the callback that brings it, while whoever iterates waits
@@ -108,7 +112,6 @@ class Generation:
             self._timer = None
 
     def _arrive(self, index: int, item: StreamItem) -> None:
-        self._last_arrival = time.monotonic()
         if isinstance(item, RequestUpdate):
             self._on_tokens(len(item.token_ids))
             if self._take_at_once is not None and self._arrived.is_awaited and self._take_at_once(index, item):

@@ -158,9 +158,10 @@ class EventStream(EventSourceResponse):
     def _write_at_once(self, body: DirectBody, entry: RequestEntry, index: int, update: RequestUpdate) -> bool:
         if not body.is_ready or _takes_long(update):
             return False
-        events = self._reply.events(index, update)
-        entry.bytes += len(events)
-        body.write(events)
+        if events := self._reply.events(index, update):
+            self._generation.has_sent()
+            entry.bytes += len(events)
+            body.write(events)
         return True
 
     async def _send_with_timeout(self, send: Send, message: Message) -> None:
@@ -181,8 +182,9 @@ async def _events(
             async for arrived in arriving:
                 if arrived is None:
                     yield _KEEP_ALIVE
-                else:
-                    yield await _beside_others(arrived[1], partial(reply.events, *arrived))
+                elif events := await _beside_others(arrived[1], partial(reply.events, *arrived)):
+                    generation.has_sent()
+                    yield events
     except HamburgerError as error:
         failure = to_api_error(error)
         on_failure(failure)

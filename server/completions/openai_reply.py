@@ -105,8 +105,8 @@ class OpenAIReply:
         return {"id": self.id, "object": self.object, **common, "choices": choices, "usage": self.usage()}
 
     def chunks(self, index: int, update: RequestUpdate) -> list[dict[str, Any]]:
-        """The streamed piece that one group adds; after an answer's last text another one, which says why it ended, as
-        many clients read text only while no reason is given."""
+        """The streamed piece that one group adds, if it adds anything; after an answer's last text another one, which
+        says why it ended, as many clients read text only while no reason is given."""
         choice = self.choices[index]
         first = choice.macro_steps == 0
         text, logprobs = choice.add(update, keep=False)
@@ -120,9 +120,12 @@ class OpenAIReply:
             if first:
                 piece |= self._prompt_in_choice(choice)
                 of_answer = self._prompt_in_answer()
-        pieces = [piece]
+        pieces, says_anything = [piece], self._says_anything(said)
+        is_held_back = not (says_anything or first or logprobs or self._usage_in_chunks)
+        if is_held_back and update.finish_reason is None and "group" not in piece and "token_ids" not in piece:
+            return []
         if update.finish_reason is not None:
-            if self._says_anything(said):
+            if says_anything:
                 pieces.append({"index": index, "logprobs": None, **self._empty_delta})
             pieces[-1]["finish_reason"] = self._reason(choice, update.finish_reason)
             pieces[-1]["stop_reason"] = update.stop_reason

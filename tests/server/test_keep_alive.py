@@ -14,7 +14,7 @@ import pytest
 from fakes import EOS
 from gates import StepGate
 from hamburger.server.api.generation import Generation
-from serving import CHAT, COMPLETIONS, HELLO, ByChoice, Served, on_port, serving
+from serving import CHAT, COMPLETIONS, HELLO, ByChoice, Served, on_port, serving, until
 
 COMMENT = ": keep-alive"
 PATHS: dict[str, dict[str, Any]] = {
@@ -56,6 +56,32 @@ async def test_comments_come_before_the_first_token_and_in_gaps(path: str) -> No
     events = [line for line in lines if line not in (COMMENT, "")]
     assert len(events) == len([line for line in without if line not in (COMMENT, "")])
     assert ':"a"' in "".join(events)
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+async def test_text_that_is_held_back_is_silence(path: str) -> None:
+    gate = StepGate()
+    async with silent(ByChoice([[97], *[[122]] * 10, [98], [EOS]], gate=gate)) as (_, client):
+        body = {"stream": True, "stop": "z" * 11, "max_tokens": 20} | PATHS[path]
+        lines: list[str] = []
+
+        async def read() -> None:
+            async with client.stream("POST", path, json=body) as response:
+                async for line in response.aiter_lines():
+                    lines.append(line)
+
+        reading = asyncio.create_task(read())
+        gate.step()
+        await until(lambda: any('"a"' in line for line in lines))
+        seen = len(lines)
+        for _ in range(10):
+            gate.step()
+            await asyncio.sleep(0.02)
+        held = [line for line in lines[seen:] if line]
+        assert held.count(COMMENT) == len(held) >= 2
+        gate.set()
+        await reading
+    assert any("z" * 10 + "b" in line for line in lines)
 
 
 @pytest.mark.parametrize("path", PATHS)
