@@ -96,7 +96,10 @@ class Tokenizer:
         file = folder / TOKENIZER
         try:
             backend = tokenizers.Tokenizer.from_file(str(file))
-        except Exception as error:  # the library raises nothing narrower
+            backend.encode("a")  # what its parts say of each other counts only then
+        except BaseException as error:  # the library raises nothing narrower, and panics
+            if isinstance(error, (KeyboardInterrupt, SystemExit)):
+                raise
             raise TokenizerError(
                 f"{file} is not a tokenizer that the installed tokenizers library reads: {error}"
             ) from error

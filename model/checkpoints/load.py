@@ -24,7 +24,7 @@ from hamburger.model.checkpoints.lazy_tensors import Lazy, LazyTensors, entries_
 from hamburger.model.checkpoints.lightning import load_lightning
 from hamburger.model.checkpoints.quantised.methods import parse_quantisation
 from hamburger.model.checkpoints.quantised.weights import idle_biases, unquantised
-from hamburger.model.checkpoints.relatives import RETOLD_TENSORS, retold_config, retold_tensors
+from hamburger.model.checkpoints.relatives import RETOLD_TENSORS, check_tied_head, retold_config, retold_tensors
 from hamburger.model.checkpoints.sources import (
     BUILTIN,
     PROBE_FILE,
@@ -102,9 +102,7 @@ def verified(config: ModelConfig, tensors: LazyTensors, where: str) -> LazyTenso
     left_out = {name for name in tensors if name.endswith("rotary_emb.inv_freq")}
     if config.trunk.tie_word_embeddings and "lm_head.weight" in tensors:
         left_out.add("lm_head.weight")
-        head = tensors["lm_head.weight"]
-        if not torch.equal(head, tensors.get("model.embed_tokens.weight", head)):
-            raise CheckpointError(f"{where}: lm_head.weight differs from the embedding although the config ties them.")
+        check_tied_head(tensors, where)
     tensors = tensors.without(left_out)
     check_shapes(tensors.entries, tensor_shapes(config), where)
     for name, about in tensors.entries.items():

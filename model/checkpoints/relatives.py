@@ -42,6 +42,18 @@ _GEMMA_IMAGES = tuple(start + part for start in ("", "model.") for part in ("vis
 _GEMMA_ALONE = ("attn_logit_softcapping", "final_logit_softcapping", "use_bidirectional_attention")
 
 
+def check_tied_head(tensors: Mapping[str, Tensor], where: str) -> None:
+    """Raises CheckpointError for a head of its own where the configuration ties it to the embedding."""
+    import torch
+
+    head = tensors["lm_head.weight"]
+    if not torch.equal(head, tensors.get("model.embed_tokens.weight", head)):
+        raise CheckpointError(
+            f"{where}: lm_head.weight differs from the embedding although the config ties them: set "
+            "tie_word_embeddings to false in config.json."
+        )
+
+
 def retold_config(config: Mapping[str, Any], where: str) -> Mapping[str, Any]:
     """A configuration of one of RELATIVES as its kind's; any other as it is. Raises CheckpointError for what Gemma 3
     may say and nobody computes here."""
@@ -63,13 +75,13 @@ def retold_tensors(config: Mapping[str, Any], tensors: Mapping[str, Tensor], whe
     """The tensors of one of RELATIVES under a Llama's names, to be computed as such, and those of Gemma 3 with its
     factors in them; any other's as they are.
 
-    Where they are multiplied they come in float32. Raises CheckpointError for a factor that is no number, and for
-    joined linears whose rows are no whole heads.
+    Where they are multiplied they come in float32. Raises CheckpointError for a factor that is no number, for joined
+    linears whose rows are no whole heads, and for a head that is not the embedding it is tied to.
     """
     try:
         match config.get("model_type"):
             case "granite":
-                return _granite(config, tensors)
+                return _granite(config, tensors, where)
             case "phi3":
                 return _phi3(config, tensors)
             case "gemma3":
@@ -78,9 +90,11 @@ def retold_tensors(config: Mapping[str, Any], tensors: Mapping[str, Tensor], whe
                     for name, entry in _entries_of(tensors).items()
                     if not name.startswith(_GEMMA_IMAGES)
                 }
-                return _gemma3(_gemma3_text(config, where), _lazy(text))
+                return _gemma3(_gemma3_text(config, where), _lazy(text), where)
             case "gemma3_text":
-                return _gemma3(config, tensors)
+                return _gemma3(config, tensors, where)
+    except CheckpointError:
+        raise
     except (KeyError, IndexError, TypeError, ValueError, ZeroDivisionError, RuntimeError) as error:
         raise CheckpointError(f"{where}: the weights are not those of its configuration: {error}") from error
     return tensors
@@ -95,7 +109,7 @@ def retold_name(config: Mapping[str, Any], name: str) -> str:
     return name
 
 
-def _granite(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+def _granite(config: Mapping[str, Any], tensors: Mapping[str, Tensor], where: str) -> Mapping[str, Tensor]:
     embedding, attention, residual, logits = (
         float(config.get(name, 1.0))
         for name in ("embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling")
@@ -112,12 +126,18 @@ def _granite(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Mappin
     }
     found = dict(_entries_of(tensors))
     if tied != 1.0:
-        found.pop("lm_head.weight", None)  # the embedding once more
+        _leave_out_head(found, tensors, where)
     for name in found:
         factor = next((factor for part, factor in factors.items() if part in name), 1.0)
         if factor != 1.0:
             found[name] = _computed(tensors, name, partial(_multiplied, factor=factor))
     return _lazy(found)
+
+
+def _leave_out_head(found: dict[str, Tensor | Lazy], tensors: Mapping[str, Tensor], where: str) -> None:
+    """It is the embedding once more, before that is multiplied."""
+    if found.pop("lm_head.weight", None) is not None:
+        check_tied_head(tensors, where)
 
 
 def _multiplied(tensor: Tensor, factor: float, plus: float = 0.0) -> Tensor:
@@ -169,14 +189,14 @@ def gemma3_factors(hidden_size: int, attends: float, *, tied: bool) -> dict[str,
     return {"model.embed_tokens.weight": embedding, "q_norm": attends**0.5, **final}
 
 
-def _gemma3(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+def _gemma3(config: Mapping[str, Any], tensors: Mapping[str, Tensor], where: str) -> Mapping[str, Tensor]:
     kind = KINDS["gemma3_text"]
     attends = float(config.get("head_dim") or kind.head_dim or 0) / float(config.get("query_pre_attn_scalar", 256))
     tied = config.get("tie_word_embeddings", kind.tied)
     factors = gemma3_factors(int(config["hidden_size"]), attends, tied=tied)
     found = dict(_entries_of(tensors))
     if tied:
-        found.pop("lm_head.weight", None)  # the embedding once more
+        _leave_out_head(found, tensors, where)
     for name in found:
         factor, plus = factors.get(name, factors.get(name.split(".")[-2], 1.0)), 1.0 if "norm" in name else 0.0
         if factor != 1.0 or plus:

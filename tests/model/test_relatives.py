@@ -54,6 +54,24 @@ def test_bfloat16_weights_lose_little_by_their_factors(tmp_path: Path, kind: dic
         torch.testing.assert_close(rounded[name].float(), tensor, rtol=2**-8, atol=0)
 
 
+@pytest.mark.parametrize(
+    "kind",
+    [KINDS["granite"], KINDS["granite_without_factors"], KINDS["phi3_tied"], {"model_type": "gemma3_text"}],
+    ids=["granite", "granite without factors", "phi3", "gemma3"],
+)
+def test_a_head_that_was_trained_on_its_own_is_not_left_out(tmp_path: Path, kind: dict[str, Any]) -> None:
+    saved(tmp_path, **{**kind, "tie_word_embeddings": True})
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+    save_file(tensors, file)
+    load_checkpoint(resolve_source(str(tmp_path)), torch.float32)  # the embedding once more
+    tensors["lm_head.weight"][0, 0] += 1.0
+    save_file(tensors, file)
+    with pytest.raises(CheckpointError, match=r"^[^:]*: lm_head.weight differs .* set tie_word_embeddings to false"):
+        load_checkpoint(resolve_source(str(tmp_path)), torch.float32)
+
+
 def test_weights_of_another_shape_are_refused_by_name(tmp_path: Path) -> None:
     saved(tmp_path, **KINDS["phi3"])
     config = json.loads((tmp_path / "config.json").read_text())

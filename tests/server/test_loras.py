@@ -226,6 +226,7 @@ async def test_requests_and_tokens_are_counted_by_adapter() -> None:
 async def test_names_do_not_pile_up_where_nobody_scrapes() -> None:
     async with with_loras() as server:
         for i in range(300):
+            server.metrics.on_start(1, RequestTimings(0, 0, 0, 0), f"a{i}")
             server.metrics.on_finish("stop", SamplingParams(), 1, 1, RequestTimings(0, 0, 0, 0), f"a{i}")
         names = counted(server)
         assert len(names) <= 257
