@@ -114,8 +114,13 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def folder_name(model: str) -> str:
-    """A name to serve a folder or hub id under: its last part."""
-    return Path(model).expanduser().resolve().name if Path(model).expanduser().exists() else model.rsplit("/", 1)[-1]
+    """A name to serve a folder or hub id under: its last part, or of a folder of the hub's cache that of its model."""
+    path = Path(model).expanduser()
+    if not path.exists():
+        return model.rsplit("/", 1)[-1]
+    path = path.resolve()
+    of_hub = path.parents[1].name if path.parent.name == "snapshots" else ""
+    return of_hub.rsplit("--", 1)[-1] if of_hub.startswith("models--") else path.name
 
 
 def _hamburger(folder: Path, config: dict[str, Any], base: str | None, weights: bool) -> ModelSource:
@@ -133,7 +138,7 @@ def _hamburger(folder: Path, config: dict[str, Any], base: str | None, weights: 
         base_path = beside if beside.is_dir() else _folder(str(named), weights=weights)
     has_tokenizer = (folder / "tokenizer.json").is_file() or base_path is None
     return ModelSource(
-        "hamburger", folder.resolve().name, folder, base_path, folder if has_tokenizer else base_path or folder
+        "hamburger", folder_name(str(folder)), folder, base_path, folder if has_tokenizer else base_path or folder
     )
 
 
@@ -155,6 +160,8 @@ def _folder(name: str, *, weights: bool = True) -> Path:
     if path.is_dir():
         if (path / "latest").is_file() and not (path / "config.json").exists():
             raise CheckpointError(f"{name} is a training run's folder: name a checkpoint in it, {path / 'step-...'}.")
+        if (path / "adapter_config.json").is_file() and not (path / "config.json").exists():
+            raise CheckpointError(f"{name} is a LoRA adapter: serve its base model, with --lora NAME={name}.")
         return path
     if path.exists():
         raise CheckpointError(

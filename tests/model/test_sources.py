@@ -207,3 +207,16 @@ def test_no_torch_is_imported() -> None:
     modules = "hamburger.model.checkpoints.config.hf, hamburger.model.checkpoints.sources"
     code = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("model_type", ["llama", "hamburger"])
+def test_a_folder_of_the_hubs_cache_has_its_models_name(tmp_path: Path, model_type: str) -> None:
+    snapshot = tmp_path / "models--owner--Small-1B" / "snapshots" / "0123abc"
+    assert resolve_source(str(folder(snapshot, model_type=model_type))).name == "Small-1B"
+    assert resolve_source(str(folder(tmp_path / "snapshots" / "mine", model_type=model_type))).name == "mine"
+
+
+def test_an_adapter_is_no_model(tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(CheckpointError, match=r"is a LoRA adapter: serve its base model, with --lora NAME="):
+        resolve_source(str(tmp_path))
