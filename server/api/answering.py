@@ -126,7 +126,8 @@ class Answering:
         self, context: ModelContext, request: Request, body: GenerationBody, answers: Answers, reply: Reply
     ) -> Response:
         """Whole or streamed, as the body says. A client that leaves ends it."""
-        generation = self.submit(context, body, answers, reply, key_of(request))
+        key = key_of(request)
+        generation = self.submit(context, body, answers, reply, key)
         answered, entry = False, entry_of(request.scope)
         entry.counts += [reply.counts, generation.times]
         entry.moments = generation.moments
@@ -138,11 +139,15 @@ class Answering:
         try:
             if not body.stream:
                 whole: dict[str, Any] = await unless_client_leaves(request.receive, collect(generation, reply))
-                return await whole_response(whole)
+                response = await whole_response(whole)
+                response.headers.update(self._limits.headers(key))
+                return response
             keep_alive = context.settings.sse_keep_alive_seconds or None
             first = await unless_client_leaves(request.receive, generation.first(keep_alive))
             answered = True
-            return EventStream(first, generation, reply, on_failure=on_failure, keep_alive=keep_alive)
+            events = EventStream(first, generation, reply, on_failure=on_failure, keep_alive=keep_alive)
+            events.headers.update(self._limits.headers(key))
+            return events
         finally:
             if not answered:
                 generation.abort()  # nothing to free after a whole answer; everything after an error

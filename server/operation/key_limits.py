@@ -51,6 +51,18 @@ class KeyLimits:
         if key and self._tokens_per_minute is not None:
             self._left[key] = (self.tokens_left(key) - num_tokens, self._clock())
 
+    def headers(self, key: str) -> dict[str, str]:
+        """OpenAI's of a limit of tokens, where there is one: what it is, what is left, until when all has come back."""
+        if not key or self._tokens_per_minute is None:
+            return {}
+        left = self.tokens_left(key)
+        seconds = (self._tokens_per_minute - left) * 60 / self._tokens_per_minute
+        return {
+            "X-RateLimit-Limit-Tokens": str(self._tokens_per_minute),
+            "X-RateLimit-Remaining-Tokens": str(max(0, math.floor(left))),
+            "X-RateLimit-Reset-Tokens": f"{seconds:.3f}s",
+        }
+
     def tokens_left(self, key: str) -> float:
         """A minute's tokens at first. What is spent comes back evenly; below 0 where answers went beyond it."""
         most = self._tokens_per_minute or 0

@@ -16,6 +16,7 @@ from hamburger.server.operation.tracing import RequestTraces
 
 REQUEST_ID = "X-Request-Id"
 _SAME = "Request-Id"  # as Anthropic's clients know it
+RATE_LIMITS = tuple(f"X-RateLimit-{name}-Tokens" for name in ("Limit", "Remaining", "Reset"))  # key_limits.py's
 _SCHEMES = ("http", "https", b"http", b"https")
 _USABLE_ID = re.compile(r"[\x21-\x7e]{1,128}")
 # An answer is what its type says, never shown inside somebody's page, and kept by no cache.
@@ -117,5 +118,5 @@ def allow_origins(app: FastAPI, origins: Sequence[str]) -> None:
             allow_origins=origins,
             allow_methods=["*"],
             allow_headers=["*"],
-            expose_headers=[REQUEST_ID, "Retry-After"],
+            expose_headers=[REQUEST_ID, "Retry-After", *RATE_LIMITS],
         )

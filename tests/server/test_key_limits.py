@@ -13,6 +13,7 @@ from hamburger.engine.queue_room import ClientLoad
 from hamburger.engine.types.errors import InvalidRequest, RateLimited
 from hamburger.server.config import ServeSettings, SettingsError
 from hamburger.server.operation.key_limits import KeyLimits
+from hamburger.server.operation.middleware import RATE_LIMITS
 from serving import COMPLETIONS, ByChoice, Served, error_of, serving, until
 
 KEYS: dict[str, Any] = {"api_key": "first,second"}
@@ -74,6 +75,19 @@ def test_tokens_come_back_evenly_over_a_minute() -> None:
     check(of, FakeEngine())
     now[0] += 3600  # nobody saves up more than a minute's
     assert of.tokens_left("1") == 600
+
+
+def test_headers_say_what_is_left_of_the_tokens() -> None:
+    now = [100.0]
+    of = limits(lambda: now[0], key_tokens_per_minute=600)
+    assert list(of.headers("1")) == list(RATE_LIMITS)
+    assert list(of.headers("1").values()) == ["600", "600", "0.000s"]
+    of.spend("1", 150)
+    now[0] += 0.25
+    assert list(of.headers("1").values()) == ["600", "452", "14.750s"]
+    of.spend("1", 500)
+    assert of.headers("1")["X-RateLimit-Remaining-Tokens"] == "0"
+    assert of.headers("") == limits().headers("1") == {}
 
 
 def test_a_share_of_the_queue_beside_the_free_seats() -> None:
@@ -142,7 +156,10 @@ async def test_who_leaves_is_not_counted_any_more() -> None:
 async def test_prompts_and_answers_are_spent(stream: bool) -> None:
     async with serving([[97], [98], [99]], settings=KEYS | {"key_tokens_per_minute": 10}) as server:
         # 3 tokens of the prompt, which two choices share, and 3 of each answer: 9, then 15 of 10.
-        assert (await post(server, FIRST, n=2, stream=stream)).status_code == 200
+        answer = await post(server, FIRST, n=2, stream=stream)
+        assert answer.status_code == 200
+        assert answer.headers["x-ratelimit-limit-tokens"] == "10"
+        assert int(answer.headers["x-ratelimit-remaining-tokens"]) in (range(1, 8) if stream else (1, 2))
         assert (await post(server, FIRST, stream=stream)).status_code == 200
         response = await post(server, FIRST, stream=stream)
         assert (response.status_code, error_of(response)["code"]) == (429, "rate_limit_exceeded")
