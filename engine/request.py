@@ -123,6 +123,12 @@ def resolve_request(
             "them out.",
             "min_tokens",
         )
+    never = ends | {word[0] for word in params.bad_words if len(word) == 1}
+    if params.min_tokens and len(never) >= info.vocab_size:
+        raise InvalidRequest(
+            "min_tokens forbids tokens that end the answer, and bad_words all others: leave one of them out.",
+            "min_tokens",
+        )
     if params.min_tokens and params.thinking is not None and params.thinking.end in ends:
         raise InvalidRequest(
             "min_tokens forbids tokens that end the answer, of which one must end its thoughts: leave it out of "
@@ -149,6 +155,13 @@ def resolve_request(
             f"{num_prompt_tokens} and max_tokens is {max_tokens}, {num_prompt_tokens + max_tokens} together: lower "
             f"max_tokens to {context_left} or shorten the prompt.",
             "max_tokens",
+        )
+    if params.min_tokens > max_tokens:  # of no max_tokens: what is left
+        raise ContextOverflow(
+            f"This model's maximum context length is {info.max_model_len} tokens, but the prompt has "
+            f"{num_prompt_tokens} and min_tokens is {params.min_tokens}: lower min_tokens to {context_left} or shorten "
+            "the prompt.",
+            "min_tokens",
         )
     # At worst every group has one token; the last group's slot is never written.
     num_slots = num_prompt_tokens + max(max_tokens - 1, 0)

@@ -94,6 +94,8 @@ async def test_what_a_request_leaves_open_is_filled_in() -> None:
 
 # Validation
 
+ALL_BUT_END = tuple((token_id,) for token_id in range(VOCAB_SIZE) if token_id != EOS)
+
 
 @pytest.mark.parametrize(
     ("prompt_ids", "params", "error", "param", "words"),
@@ -106,7 +108,9 @@ async def test_what_a_request_leaves_open_is_filled_in() -> None:
         ([1] * 30, SamplingParams(max_tokens=3), ContextOverflow, "max_tokens", "32 tokens.*30 .*is 3.*33.*to 2"),
         ([1], SamplingParams(stop_token_ids=(VOCAB_SIZE,)), InvalidRequest, "stop_token_ids", str(VOCAB_SIZE)),
         ([1], SamplingParams(logit_bias={VOCAB_SIZE: 1.0}), InvalidRequest, "logit_bias", str(VOCAB_SIZE)),
-        ([1] * 20, SamplingParams(min_tokens=20), InvalidRequest, "min_tokens", "20"),
+        ([1] * 20, SamplingParams(min_tokens=20), ContextOverflow, "min_tokens", "32 tokens.*20 .*is 20.*to 12"),
+        ([1], SamplingParams(min_tokens=2, bad_words=ALL_BUT_END), InvalidRequest, "min_tokens", "all others"),
+        ([1], SamplingParams(min_tokens=2, stop_token_ids=tuple(range(VOCAB_SIZE))), InvalidRequest, "min_tokens", "forbids"),
     ],
 )
 async def test_what_can_never_succeed_is_refused(
