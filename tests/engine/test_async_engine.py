@@ -94,7 +94,8 @@ async def test_what_a_request_leaves_open_is_filled_in() -> None:
 
 # Validation
 
-ALL_BUT_END = tuple((token_id,) for token_id in range(VOCAB_SIZE) if token_id != EOS)
+ALL = tuple(range(VOCAB_SIZE))
+ALL_BUT_END = tuple((token_id,) for token_id in ALL if token_id != EOS)
 
 
 @pytest.mark.parametrize(
@@ -110,7 +111,7 @@ ALL_BUT_END = tuple((token_id,) for token_id in range(VOCAB_SIZE) if token_id !=
         ([1], SamplingParams(logit_bias={VOCAB_SIZE: 1.0}), InvalidRequest, "logit_bias", str(VOCAB_SIZE)),
         ([1] * 20, SamplingParams(min_tokens=20), ContextOverflow, "min_tokens", "32 tokens.*20 .*is 20.*to 12"),
         ([1], SamplingParams(min_tokens=2, bad_words=ALL_BUT_END), InvalidRequest, "min_tokens", "all others"),
-        ([1], SamplingParams(min_tokens=2, stop_token_ids=tuple(range(VOCAB_SIZE))), InvalidRequest, "min_tokens", "forbids"),
+        ([1], SamplingParams(min_tokens=2, stop_token_ids=ALL), InvalidRequest, "min_tokens", "forbids"),
     ],
 )
 async def test_what_can_never_succeed_is_refused(
