@@ -286,6 +286,13 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
             ),
             Panel("Servers that answer", "1: Prometheus reaches it.", (('up{job="hamburger"}', "{{instance}}"),)),
             Panel(
+                "Resident memory",
+                "Of each process, mapped files included.",
+                (("hamburger_resident_memory_bytes{S}", "{{instance}} {{model_name}} {{process}}"),),
+                "bytes",
+                stacked=True,
+            ),
+            Panel(
                 "Engine up for",
                 "It falls to 0 where an engine, or the whole server, started again.",
                 (("time() - hamburger_engine_start_time_seconds{S}", "{{instance}} {{model_name}}"),),

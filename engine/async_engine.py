@@ -123,6 +123,11 @@ class AsyncEngine:
         return now if self._step_started is None else min(self._step_started, now)
 
     @property
+    def pid(self) -> int:
+        """Of the process that the engine runs in."""
+        return self._hosted.host.pid
+
+    @property
     def loras(self) -> Mapping[str, LoraAdapter]:
         """The LoRA adapters that requests may name."""
         return self._loras.adapters

@@ -11,10 +11,11 @@ from pathlib import Path
 _TRIM_SECONDS = 30.0
 
 
-def resident_bytes() -> int:
-    """Of this process; 0 where the system does not say."""
+def resident_bytes(pid: int | None = None) -> int:
+    """Of a process, this one for None; 0 for one that is not there, and where the system does not say."""
     try:
-        return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        pages = Path(f"/proc/{pid or 'self'}/statm").read_text(encoding="ascii").split()[1]
+        return int(pages) * os.sysconf("SC_PAGE_SIZE")
     except OSError:
         return 0
 

@@ -12,6 +12,10 @@ from hamburger.engine.types.events import EngineReady, EngineStopped, Event, Mes
 class EngineHost(Protocol):
     """Where the engine's loop runs: ThreadHost or ProcessHost."""
 
+    @property
+    def pid(self) -> int:
+        """Of the process that it runs in, once it was started."""
+
     def start(self, on_event: Callable[[Event], None]) -> None:
         """Begin; `on_event` is called on the running event loop: EngineReady once, StepReport for each step,
         StepStarted before one that comes after a pause, and EngineStopped at the end, whatever ends it."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import queue
 import threading
 import time
@@ -33,6 +34,10 @@ class ThreadHost:
         self._is_woken = False
         # A daemon, so that an interpreter that exits without shutdown() does not wait for it.
         self._thread = threading.Thread(target=self._main, name="hamburger-engine", daemon=True)
+
+    @property
+    def pid(self) -> int:
+        return os.getpid()
 
     def start(self, on_event: Callable[[Event], None]) -> None:
         self._loop = asyncio.get_running_loop()

@@ -6,6 +6,7 @@ has a registry of its own. Gauges are computed when they are read, so that they 
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -14,6 +15,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from hamburger.engine.async_engine import AsyncEngine
+from hamburger.engine.process_usage import resident_bytes
 from hamburger.engine.types.messages import CheckedDrafts, StepStats
 from hamburger.engine.types.observer import EndReason, RequestTimings
 from hamburger.engine.types.sampling_params import SamplingParams
@@ -143,6 +145,11 @@ class ServerMetrics:
         )
         self._gauge("generation_tokens_per_second", "Over the last seconds.", self._recent.tokens_per_second)
         self._gauge("confidence_in_force", "What a request that leaves it to the server would get.", engine.confidence)
+        memory = self._once(Gauge, "resident_memory_bytes", "Of a process.", (*_LABELS, "process"))
+        if engine.pid != os.getpid():
+            memory.labels(*self._values, "engine").set_function(lambda: resident_bytes(engine.pid))
+        if self is self._models[0]:  # all models share it
+            memory.labels(*self._values, "server").set_function(resident_bytes)
         if info.groups == "verified":
             for drafter in _DRAFTERS[info.is_plain_base :]:
                 for position in range(1, info.max_group):

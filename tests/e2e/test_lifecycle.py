@@ -78,6 +78,9 @@ def test_metrics_count_what_clients_saw(grafted: RealServer) -> None:
     assert grown["prompt_tokens_total"] == usage["prompt_tokens"]
     assert grown["generation_tokens_total"] == usage["completion_tokens"] == 8
     assert grown["kv_slots_total"] == usage["prompt_tokens"] + usage["kv_slots"]
+    for process in ("server", "engine"):
+        assert grafted.metric("hamburger_resident_memory_bytes", f'process="{process}"') > 30e6
+    assert 0 < time.time() - grafted.metric("hamburger_engine_start_time_seconds") < 3600
 
 
 @pytest.mark.slow  # test_engine_process.py: SIGTERM under load, and SIGINT twice

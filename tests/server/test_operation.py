@@ -166,6 +166,7 @@ async def test_metrics_count_groups_slots_and_requests() -> None:
         assert server.metric("tokens_per_kv_ratio") == pytest.approx(7 / 3)
         assert server.metric("tokens_per_macro_step") == pytest.approx(7 / 3)
         assert server.metric("kv_cache_usage_perc") == 0
+        assert server.metric("resident_memory_bytes", process="server") > 10e6
         assert server.metric("cache_config_info", block_size=str(server.engine.info.block_size)) == 1
 
 
