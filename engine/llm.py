@@ -6,7 +6,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import replace
 from functools import lru_cache
 from itertools import islice
@@ -211,7 +211,10 @@ class LLM:
         number = 0 if lora is None else self._lora_number(lora)
         resolved = _each(self._resolve, zip(prompts, params, strict=True))
         requests = [replace(request, lora=number) for request in resolved]
-        with _progress_bar(len(requests), progress) as show, closing(self._run(requests, show)) as finished:
+        from hamburger.engine.progress_bar import progress_of_answers  # only this shows something
+
+        bar = progress_of_answers(len(requests), visible=progress)
+        with bar as show, closing(self._run(requests, show)) as finished:
             results = {request.request_id: result for request, result in finished}
         return [results[request.request_id] for request in requests]
 
@@ -299,25 +302,3 @@ class _RunningRequest(NamedTuple):
     request: SubmitRequest
     answer: AnswerBuilder
     updates: list[RequestUpdate]
-
-
-@contextmanager
-def _progress_bar(num_requests: int, visible: bool) -> Iterator[Callable[[RequestUpdate], None]]:
-    """A bar of finished answers, with tokens/s and tokens per step so far; give it every update."""
-    from rich.console import Console
-
-    from hamburger.engine.progress_bar import speed_progress
-
-    with speed_progress(Console(stderr=True), visible=visible) as bar:
-        task = bar.add_task("Generating", total=num_requests, speed="")
-        start, num_tokens, num_groups = time.monotonic(), 0, 0
-
-        def show(update: RequestUpdate) -> None:
-            nonlocal num_tokens, num_groups
-            num_tokens += len(update.token_ids)
-            num_groups += bool(update.token_ids)
-            seconds = max(time.monotonic() - start, 1e-9)
-            speed = f"{num_tokens / seconds:.1f} tokens/s, {num_tokens / max(num_groups, 1):.2f} tokens per step"
-            bar.update(task, advance=int(update.finish_reason is not None), speed=speed)
-
-        yield show

@@ -1,4 +1,4 @@
-"""What Prometheus sees of the engine and of failed answers; the only file that imports prometheus_client.
+"""What Prometheus sees of the engine and of failed answers; what of LoRA adapters, adapter_metrics.py says.
 
 It listens (EngineObserver) and decides nothing. docs/metrics.md says what each metric means; a test compares. Each app
 has a registry of its own. Gauges are computed when they are read, so that they fall to zero with the work.
@@ -19,6 +19,7 @@ from hamburger.engine.process_usage import resident_bytes
 from hamburger.engine.types.messages import CheckedDrafts, StepStats
 from hamburger.engine.types.observer import EndReason, RequestTimings
 from hamburger.engine.types.sampling_params import SamplingParams
+from hamburger.server.operation.adapter_metrics import AdapterMetrics
 from hamburger.server.operation.recent_groups import RecentGroups
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
@@ -37,13 +38,11 @@ _EXPECTED_FAILURES = (
     *(("429", "queue_full"), ("429", "rate_limit_exceeded"), ("500", ""), ("503", "engine_unavailable")),
     *(("503", "queue_timeout"), ("503", "out_of_memory"), ("503", "too_many_connections")),
 )
-_TOKEN_KINDS = ("prompt", "generated")
 _MOST_UNCOUNTED = 64  # steps, and groups, that wait to be counted
 _POOL = (
     "block_size", "total_slots", "expected_tokens", "max_model_len", "device", "dtype", "quantization",
     "kv_cache_dtype", "groups",
 )  # fmt: skip
-_MOST_ADAPTERS = 256  # that are told of between two scrapes, beside those that are there
 
 
 class ServerMetrics:
@@ -92,13 +91,13 @@ class ServerMetrics:
         self._drafted = self._family("drafted_tokens", "Tokens drafted for a macro-step, which checked them.", drafts)
         self._accepted = self._family("accepted_tokens", "Those of them that are in the answer.", drafts)
         self._engine: AsyncEngine | None = None
-        self._adapter_requests = self._family("adapter_requests", "Ended requests, by LoRA adapter.", ("lora_name",))
-        kinds = ("lora_name", "kind")
-        self._adapter_tokens = self._family("adapter_tokens", "Tokens of requests, by LoRA adapter.", kinds)
         labels = (*_LABELS, "lora_name")
-        self._adapter_open = self._once(Gauge, "adapter_requests_open", "Requests not ended, by LoRA adapter.", labels)
-        self._adapters: dict[str, None] = {}  # those that have series; "": the model itself
-        self._add_adapter("")
+        self._adapters = AdapterMetrics(
+            self._values,
+            self._family("adapter_requests", "Ended requests, by LoRA adapter.", ("lora_name",)),
+            self._family("adapter_tokens", "Tokens of requests, by LoRA adapter.", ("lora_name", "kind")),
+            self._once(Gauge, "adapter_requests_open", "Requests not ended, by LoRA adapter.", labels),
+        )
         self._models: list[ServerMetrics] = [] if beside is None else beside._models
         self._models.append(self)
         self._preemptions = self._counter("num_preemptions", "Sequences that gave their blocks up for a while.")
@@ -133,6 +132,7 @@ class ServerMetrics:
     def add_gauges(self, engine: AsyncEngine) -> None:
         """Add the gauges, which read the engine's state whenever they are scraped."""
         info, self._engine = engine.info, engine
+        self._adapters.follow(engine.open_by_lora)
         self._gauge("num_requests_running", "Requests that hold KV slots.", lambda: engine.health().num_running)
         self._gauge("num_requests_waiting", "Requests in the queue.", lambda: engine.health().num_waiting)
         self._gauge("max_requests_running", "Most requests that may run at once.", lambda: engine.info.max_num_seqs)
@@ -175,40 +175,11 @@ class ServerMetrics:
         for model in self._models:
             model._count()
             model._tell_pool()
-        gone = [(model, model._update_adapters()) for model in self._models]
+        gone = [(model, model._adapters.update()) for model in self._models]
         text = generate_latest(self._registry)
         for model, names in gone:
-            model._forget_adapters(names)
+            model._adapters.forget(names)
         return text
-
-    def _update_adapters(self) -> list[str]:
-        """Series for all adapters that are there. Returns those that have some, but are gone, as are their requests."""
-        if self._engine is None:
-            return []
-        open_requests = self._engine.open_by_lora()
-        for name in [*open_requests, *self._adapters]:
-            self._add_adapter(name)
-            self._adapter_open.labels(*self._values, name).set(open_requests.get(name, 0))
-        return [name for name in self._adapters if name not in open_requests]
-
-    def _add_adapter(self, name: str) -> None:
-        if name in self._adapters:
-            return
-        if len(self._adapters) >= _MOST_ADAPTERS and self._engine is not None:  # nobody scrapes
-            self._forget_adapters([*self._adapters.keys() - self._engine.open_by_lora().keys()])
-        self._adapters[name] = None
-        self._adapter_open.labels(*self._values, name)
-        self._adapter_requests.labels(*self._values, name)
-        for kind in _TOKEN_KINDS:
-            self._adapter_tokens.labels(*self._values, name, kind)
-
-    def _forget_adapters(self, names: Sequence[str]) -> None:
-        for name in names:
-            del self._adapters[name]
-            self._adapter_open.remove(*self._values, name)
-            self._adapter_requests.remove(*self._values, name)
-            for kind in _TOKEN_KINDS:
-                self._adapter_tokens.remove(*self._values, name, kind)
 
     def on_failure(self, status: int, reason: str | None) -> None:
         """An error left the server, as an answer or inside a stream. reason: its `code`, one of few."""
@@ -273,10 +244,9 @@ class ServerMetrics:
     def on_start(self, prompt_tokens: int, timings: RequestTimings, lora: str | None) -> None:
         assert timings.scheduled is not None
         assert timings.first_token is not None
-        self._add_adapter(lora or "")
         self._prompt_tokens.inc(prompt_tokens)
         self._request_prompt.observe(prompt_tokens)
-        self._adapter_tokens.labels(*self._values, lora or "", "prompt").inc(prompt_tokens)
+        self._adapters.count_tokens(lora, "prompt", prompt_tokens)
         self._queue.observe(timings.scheduled - timings.arrival)
         self._prefill.observe(timings.first_token - timings.scheduled)
         self._first_token.observe(timings.first_token - timings.arrival)
@@ -290,9 +260,8 @@ class ServerMetrics:
         timings: RequestTimings,
         lora: str | None,
     ) -> None:
-        self._add_adapter(lora or "")
-        self._adapter_requests.labels(*self._values, lora or "").inc()
-        self._adapter_tokens.labels(*self._values, lora or "", "generated").inc(completion_tokens)
+        self._adapters.count_request(lora)
+        self._adapters.count_tokens(lora, "generated", completion_tokens)
         if reason != "error":  # counted by the status of what the client is told: on_failure
             self._success.labels(*self._values, reason).inc()
         self._e2e.observe(timings.finished - timings.arrival)
