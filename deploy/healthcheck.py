@@ -32,7 +32,8 @@ def settings_of(env: Mapping[str, str]) -> dict[str, str]:
             read = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
             for name, value in read.items() if isinstance(read, dict) else ():
                 if value is not None:
-                    found[name] = ",".join(map(str, value)) if isinstance(value, list) else str(value)
+                    text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
+                    found[str(name).replace("-", "_")] = text
     return found | {name[len(PREFIX) :].lower(): env[name] for name in env if name.startswith(PREFIX) and env[name]}
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import re
 from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any, cast
@@ -27,9 +28,7 @@ _FIRST_PROBE_SECONDS, _PROBE_SECONDS = 0.05, 1.0  # between signs to a client th
 _GRACE_SECONDS = 1.0  # in which the application may answer a slow body itself
 # Who watches the server must not take a crowded one for a dead one: places beyond max_connections, for a moment each.
 PROBE_PLACES, PROBE_SECONDS = 8, 2.0
-_PROBES = tuple(
-    f"{method} {path} ".encode() for method in ("GET", "HEAD") for path in ("/health", "/ready", "/metrics")
-)
+_PROBE = re.compile(rb"(GET|HEAD) /(health|ready|metrics)[ ?]")  # as a connection begins, in one packet
 
 
 def bounded_protocol(
@@ -119,7 +118,7 @@ def bounded_protocol(
                 self._refuse(HTTPStatus.BAD_REQUEST, "This is no HTTP/1.1 request that can be read.")
 
         def data_received(self, data: bytes) -> None:
-            if self._only_probes and not self._has_sent and not data.startswith(_PROBES):
+            if self._only_probes and not self._has_sent and _PROBE.match(data) is None:
                 self._refuse_one_too_many()
                 return
             self._has_sent = True
@@ -185,6 +184,7 @@ def bounded_protocol(
 
         def _refuse(self, status: HTTPStatus, message: str, code: str | None = None) -> None:
             self._note_cut(status)
+            self._stop_receive_timer()
             kind = "service_unavailable" if status == HTTPStatus.SERVICE_UNAVAILABLE else "invalid_request_error"
             error = {"message": message, "type": kind, "param": None, "code": code}
             body = json.dumps({"error": error}).encode()

@@ -58,7 +58,7 @@ def test_it_reads_the_servers_yaml_behind_its_environment(tmp_path: Path) -> Non
     settings = healthcheck.settings_of({"HAMBURGER_CONFIG": str(config), "HAMBURGER_PORT": "10", "HAMBURGER_HOST": ""})
     assert healthcheck.health_url(settings) == "https://127.0.0.1:10/health"
     assert healthcheck.key_of(settings) == "first-key"
-    config.write_text("api_key: [a-key, b]\n")
+    config.write_text("api-key: [a-key, b]\n")
     assert healthcheck.key_of(healthcheck.settings_of({"HAMBURGER_CONFIG": str(config)})) == "a-key"
     config.write_text("a: [")
     assert healthcheck.settings_of({"HAMBURGER_CONFIG": str(config)}) == {"config": str(config)}

@@ -10,6 +10,7 @@ import os
 import resource
 import socket
 import ssl
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -18,6 +19,7 @@ from typing import Any
 import pytest
 
 from hamburger.server.config import ServeSettings
+from hamburger.server.operation.connections import PROBE_SECONDS
 from hamburger.server.operation.open_files import allow_open_files, tells_of_no_room
 from hamburger.server.operation.seldom import Seldom
 from hamburger.server.serve import _Server, uvicorn_config
@@ -72,6 +74,26 @@ async def test_connections_without_a_handshake_count() -> None:
         for _ in range(5):  # they count no more, and nor does one that was served
             answer = await until_served(port)
             assert answer.startswith(b"HTTP/1.1 200 ")
+
+
+async def test_a_connection_too_many_over_tls_is_refused_once() -> None:
+    """Its end takes until the client says that it has seen it, and this one reads nothing."""
+
+    def ask_and_read_nothing(port: int) -> None:
+        context = ssl.create_default_context(cafile=str(TLS / "cert.pem"))
+        with (
+            socket.create_connection(("127.0.0.1", port)) as plain,
+            context.wrap_socket(plain, server_hostname="127.0.0.1") as secure,
+        ):
+            secure.sendall(b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n")
+            time.sleep(PROBE_SECONDS + 0.5)
+
+    async with secured(max_connections=2, client_seconds=60) as (server, port):
+        held = [await silent(port) for _ in range(2)]
+        await asyncio.to_thread(ask_and_read_nothing, port)
+        assert server.metric("request_failure_total", code="503", reason="too_many_connections") == 1
+        for _, writer in held:
+            writer.close()
 
 
 async def until_served(port: int) -> bytes:

@@ -213,7 +213,7 @@ async def test_who_watches_a_crowded_server_is_answered_once_a_connection() -> N
     async with impatient(client_seconds=60, max_connections=2) as (server, port):
         held = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
         await until(lambda: True)
-        for path in ("/health", "/ready", "/metrics"):
+        for path in ("/health", "/ready", "/metrics", "/metrics?a=b"):
             head = f"GET {path} HTTP/1.1\r\nHost: x\r\n".encode()
             assert (await asked(port, head, b"\r\n")).startswith(b"HTTP/1.1 200 ")
             pipelined = await asked(port, head + b"\r\nGET /version HTTP/1.1\r\nHost: x\r\n\r\n")
