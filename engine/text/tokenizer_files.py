@@ -57,27 +57,29 @@ def special_tokens_of(folder: Path, added: Mapping[int, AddedToken]) -> dict[str
 
 def with_own_end(end_token_ids: tuple[int, ...], vocab_size: int, path: Path) -> tuple[int, ...]:
     """A model's end tokens, and the one that the files of its tokenizer's folder call so, if it is another: fine-tuning
-    that gave a model its own may have told the tokenizer alone. A GGUF file says it itself. Raises TokenizerError."""
-    own = _end_token_id(path)
+    that gave a model its own may have told the tokenizer alone. A GGUF file says it itself, unless a tokenizer.json lies
+    beside it. Raises TokenizerError."""
+    own = _end_token_id(path.parent if path.suffix == ".gguf" else path)
     is_known = own is None or own in end_token_ids or own >= vocab_size
     return end_token_ids if own is None or is_known else (*end_token_ids, own)
 
 
-def _end_token_id(path: Path) -> int | None:
+def _end_token_id(folder: Path) -> int | None:
     """Without loading the tokenizer, which takes megabytes."""
-    if not (path / TOKENIZER).is_file():
+    if not (folder / TOKENIZER).is_file():
         return None
-    config = read_json(path / "tokenizer_config.json")
-    token = _text((read_json(path / "special_tokens_map.json") | config).get("eos_token"))
+    config = read_json(folder / "tokenizer_config.json")
+    token = _text((read_json(folder / "special_tokens_map.json") | config).get("eos_token"))
     if token is None:
         return None
     decoder = config.get("added_tokens_decoder")
-    if isinstance(decoder, dict):
-        ids = [int(key) for key, entry in decoder.items() if str(key).isdecimal() and _text(entry) == token]
-    else:
-        entries = [entry for entry in _added_tokens(path / TOKENIZER) if isinstance(entry, dict)]
-        ids = [entry["id"] for entry in entries if isinstance(entry.get("id"), int) and _text(entry) == token]
-    return ids[0] if ids else None
+    for key, entry in decoder.items() if isinstance(decoder, dict) else ():
+        if str(key).isdecimal() and _text(entry) == token:
+            return int(key)
+    for entry in _added_tokens(folder / TOKENIZER):
+        if isinstance(entry, dict) and isinstance(entry.get("id"), int) and _text(entry) == token:
+            return int(entry["id"])
+    return None
 
 
 def _added_tokens(file: Path) -> list[Any]:

@@ -19,10 +19,14 @@ WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 def read_folder(folder: Path) -> dict[str, Tensor]:
     """All tensors of a Hugging Face folder: one file, or the shards that the index names. The one file where there are
     both, as transformers reads it: a model that was saved over a larger one leaves that one's index."""
-    if (folder / WEIGHTS).is_file():
+    if (folder / WEIGHTS).is_file() or (folder / WEIGHTS).is_symlink():
         return read_safetensors(folder / WEIGHTS)
     if not (folder / INDEX).is_file():
-        shards = "its shards need their index" if any(folder.glob("*.safetensors")) else "only safetensors are read"
+        shards = (
+            "its shards need their index"
+            if any(folder.glob("model-*-of-*.safetensors"))
+            else "only safetensors are read"
+        )
         raise CheckpointError(f"{folder} has no {WEIGHTS} and no {INDEX}: {shards}.")
     files = read_json(folder / INDEX).get("weight_map")
     names = list(files.values()) if isinstance(files, dict) else []
@@ -47,6 +51,8 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
     try:
         return load_file(path)
     except (SafetensorError, OSError, ValueError) as error:
+        if path.is_symlink() and not path.exists():
+            raise CheckpointError(f"{path} is a link to a file that is not there: fetch the model again.") from error
         if _is_pointer(path):
             raise CheckpointError(
                 f"{path} is a pointer of Git LFS, not the file: fetch it by `git lfs pull`."

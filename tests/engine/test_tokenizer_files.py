@@ -369,6 +369,7 @@ def test_a_tokenizer_whose_parts_do_not_fit_is_refused_before_anybody_is_served(
         ({"eos_token": "<|endoftext|>"}, {}, (0,)),
         ({"eos_token": "<new>", "added_tokens_decoder": {"7": added("<new>", True)}}, {}, (0, 7)),
         ({"eos_token": "<new>", "added_tokens_decoder": {"49152": added("<new>", True)}}, {}, (0,)),  # no row has it
+        ({"eos_token": "<|im_end|>", "added_tokens_decoder": {"7": added("<new>", True)}}, {}, (0, 2)),
         ({"eos_token": ...}, {"special_tokens_map.json": {"eos_token": "<|im_end|>"}}, (0, 2)),
         ({"eos_token": None}, {"special_tokens_map.json": {"eos_token": "<|im_end|>"}}, (0,)),
         ({"eos_token": "of no vocabulary"}, {}, (0,)),
@@ -381,6 +382,7 @@ def test_the_tokenizers_own_end_token_ends_answers_too(
     for name, value in beside.items():
         (tmp_path / name).write_text(json.dumps(value))
     assert with_own_end((0,), 49152, tmp_path) == ends
+    assert with_own_end((0,), 49152, tmp_path / "model.gguf") == ends  # the files beside it count
 
 
 def test_without_files_the_models_end_tokens_stay(tmp_path: Path) -> None:

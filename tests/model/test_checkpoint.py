@@ -164,6 +164,16 @@ def test_files_that_git_did_not_fetch_are_named_so(tmp_path: Path) -> None:
         load(tmp_path)
 
 
+@pytest.mark.parametrize("name", ["model.safetensors", "model-00001-of-00001.safetensors"])
+def test_weights_that_are_a_link_to_nothing_are_called_so(tmp_path: Path, name: str) -> None:
+    (save_hf(tmp_path, PLAIN, {}) / "model.safetensors").unlink()
+    index = {"weight_map": {"model.norm.weight": "model-00001-of-00001.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    (tmp_path / name).symlink_to(tmp_path / "blobs" / "0")
+    with pytest.raises(CheckpointError, match=f"{name} is a link to a file that is not there"):
+        load(tmp_path)
+
+
 def test_no_weights_at_all(tmp_path: Path) -> None:
     (save_hf(tmp_path, PLAIN, {}) / "model.safetensors").unlink()
     (tmp_path / "pytorch_model.bin").write_bytes(b"")
