@@ -57,7 +57,7 @@ def special_tokens_of(folder: Path, added: Mapping[int, AddedToken]) -> dict[str
 
 def with_own_end(end_token_ids: tuple[int, ...], vocab_size: int, path: Path) -> tuple[int, ...]:
     """A model's end tokens, and the one that the files of its tokenizer's folder call so, if it is another: fine-tuning
-    that gave a model its own may have told the tokenizer alone. A GGUF file says it itself, unless a tokenizer.json lies
+    that gave a model its own may have told the tokenizer alone. A GGUF file says it itself, unless a tokenizer.json is
     beside it. Raises TokenizerError."""
     own = _end_token_id(path.parent if path.suffix == ".gguf" else path)
     is_known = own is None or own in end_token_ids or own >= vocab_size

@@ -22,12 +22,9 @@ def read_folder(folder: Path) -> dict[str, Tensor]:
     if (folder / WEIGHTS).is_file() or (folder / WEIGHTS).is_symlink():
         return read_safetensors(folder / WEIGHTS)
     if not (folder / INDEX).is_file():
-        shards = (
-            "its shards need their index"
-            if any(folder.glob("model-*-of-*.safetensors"))
-            else "only safetensors are read"
-        )
-        raise CheckpointError(f"{folder} has no {WEIGHTS} and no {INDEX}: {shards}.")
+        has_shards = any(folder.glob("model-*-of-*.safetensors"))
+        what = "its shards need their index" if has_shards else "only safetensors weights are read"
+        raise CheckpointError(f"{folder} has no {WEIGHTS} and no {INDEX}: {what}.")
     files = read_json(folder / INDEX).get("weight_map")
     names = list(files.values()) if isinstance(files, dict) else []
     if not names or not all(isinstance(name, str) and Path(name).name == name for name in names):
