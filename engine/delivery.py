@@ -50,7 +50,8 @@ class Delivery:
                     self._give_up(stream, EngineDead(f"The answer cannot be delivered: {describe(error)}"))
         for failure in outputs.failures:
             if (stream := self._streams.find(failure.request_id)) is not None:
-                self.finish(stream, "error", self._error_of(failure))
+                reason: EndReason = "timeout" if failure.kind == "queue_timeout" else "error"
+                self.finish(stream, reason, self._error_of(failure))
 
     def abort(self, stream: RequestStream) -> None:
         """Give a request up; RequestStream.abort calls it."""

@@ -8,7 +8,7 @@ from typing import Literal, Protocol
 from hamburger.engine.types.messages import StepStats
 from hamburger.engine.types.sampling_params import SamplingParams
 
-EndReason = Literal["stop", "length", "abort", "error"]
+EndReason = Literal["stop", "length", "abort", "error", "timeout"]  # timeout: it waited too long, for nothing
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -101,7 +102,7 @@ def error_body(error: ApiError) -> dict[str, Any]:
     }
 
 
-Shape = Callable[[ApiError], dict[str, Any]]
+Shape = Callable[[ApiError, str], dict[str, Any]]  # of an error and its request's id
 
 
 def add_error_handlers(
@@ -116,8 +117,9 @@ def add_error_handlers(
         on_failure(scope, error)
         entry_of(scope).failed(error)
         path = scope.get("path", "")
-        shape = next((of for start, of in (shapes or {}).items() if path.startswith(start)), error_body)
-        return JSONResponse(shape(error), status_code=error.status, headers=error.headers)
+        shape = next((of for start, of in (shapes or {}).items() if path.startswith(start)), None)
+        body = error_body(error) if shape is None else shape(error, entry_of(scope).request_id)
+        return JSONResponse(body, status_code=error.status, headers=error.headers)
 
     async def known(request: Request, error: Exception) -> JSONResponse:
         return respond(request.scope, to_api_error(error))
@@ -136,6 +138,8 @@ def add_error_handlers(
                     " Served are /v1/chat/completions, /v1/completions, /v1/responses, /v1/messages and /v1/models:"
                 )
                 message += " this is one text model, without embeddings, images or audio."
+        elif error.status_code == 405 and re.fullmatch(r"/v1/responses/(?!resp_)[a-z_]+", request.url.path):
+            message = f"{request.url.path} is not served: a response's id begins with resp_."
         elif error.status_code == 405:
             message = f"{cut(request.url.path)} does not answer {cut(request.method)}."
         return respond(request.scope, ApiError(error.status_code, message, headers=error.headers))

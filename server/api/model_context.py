@@ -98,6 +98,8 @@ class ServedModel:
             "root": self._root,
             "parent": self._parent if model_id == self.name else self.name,
             "max_model_len": self.info.max_model_len,
+            "max_input_tokens": self.info.max_model_len,  # as Anthropic's clients know it
+            "max_tokens": self.info.max_model_len,
             "aliases": [*self.names[1:], f"{self.name}@c, with a confidence c in [0, 1]"],
         }
 

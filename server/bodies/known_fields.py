@@ -205,7 +205,7 @@ _SHAPES = "use chat completions or responses"
 REFUSED_COUNT: dict[str, Refused] = {
     "container": but(),
     "mcp_servers": if_any(),
-    "context_management": if_any(),
+    "context_management": but({}, {"edits": []}, {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}),
     "inference_geo": but(),
     "output_format": if_any("use output_config.format"),
     "thread": but(instead="send the whole conversation"),

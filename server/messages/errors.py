@@ -13,9 +13,10 @@ _TYPES = {
 }  # fmt: skip
 
 
-def messages_error(error: ApiError) -> dict[str, Any]:
+def messages_error(error: ApiError, request_id: str | None = None) -> dict[str, Any]:
+    """request_id: None where the answer has begun, and its head has said it."""
     kind = _TYPES.get(error.status, "api_error" if error.status >= 500 else "invalid_request_error")
     told = {**error_body(error)["error"], "type": kind}
     if error.status == 400 and error.param == "thread":  # by which Anthropic's clients know to do without
         told["details"] = {"error_code": "thread_unsupported_request"}
-    return {"type": "error", "error": told}
+    return {"type": "error", "error": told} | ({} if request_id is None else {"request_id": request_id})

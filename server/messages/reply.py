@@ -36,7 +36,7 @@ class MessagesReply(RetoldReply):
         message = choice["message"]
         blocks: list[dict[str, Any]] = []
         if thinking := message.get("reasoning_content"):
-            blocks.append({"type": "thinking", "thinking": thinking, "signature": ""})
+            blocks.append({"type": "thinking", "thinking": thinking, "signature": self.id})
         if message["content"]:
             blocks.append({"type": "text", "text": message["content"]})
         for call in message.get("tool_calls", ()):
@@ -124,6 +124,8 @@ class MessagesReply(RetoldReply):
         yield self._block_event("start", content_block=block)
 
     def _closed(self) -> Iterator[dict[str, Any]]:
+        if self._open == "thinking":  # some clients keep no block that was never signed
+            yield self._block_event("delta", delta={"type": "signature_delta", "signature": self.id})
         if self._open is not None:
             yield self._block_event("stop")
         self._open = None

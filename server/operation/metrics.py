@@ -110,7 +110,7 @@ class ServerMetrics:
         self._step_seconds = self._histogram("macro_step_seconds", "One engine step.", _SHORT_SECONDS)
         self._group_size = self._histogram("group_size", "Tokens of a group, after trimming.", _GROUP_SIZES)
         self._e2e = self._histogram("e2e_request_latency_seconds", "Arrival to end.", _SECONDS)
-        self._queue = self._histogram("request_queue_time_seconds", "Arrival to first slots.", _SECONDS)
+        self._queue = self._histogram("request_queue_time_seconds", "Arrival to first slots, or giving up.", _SECONDS)
         self._prefill = self._histogram("request_prefill_time_seconds", "First slots to first token.", _SECONDS)
         self._decode = self._histogram("request_decode_time_seconds", "First token to end.", _SECONDS)
         self._request_prompt = self._histogram("request_prompt_tokens", "Prompt tokens of a request.", _COUNTS)
@@ -262,7 +262,7 @@ class ServerMetrics:
     ) -> None:
         self._adapters.count_request(lora)
         self._adapters.count_tokens(lora, "generated", completion_tokens)
-        if reason != "error":  # counted by the status of what the client is told: on_failure
+        if reason not in ("error", "timeout"):  # counted by the status of what the client is told: on_failure
             self._success.labels(*self._values, reason).inc()
         self._e2e.observe(timings.finished - timings.arrival)
         self._request_generated.observe(completion_tokens)
@@ -270,9 +270,10 @@ class ServerMetrics:
             self._confidence.observe(params.confidence)
         if timings.first_token is not None:
             self._decode.observe(timings.finished - timings.first_token)
-        else:  # it waited, and for nothing: left out, the longer the queue is the better it would look
-            self._queue.observe((timings.scheduled or timings.finished) - timings.arrival)
+        else:
             self._request_prompt.observe(prompt_tokens)
+        if reason == "timeout":  # left out, the longer the queue is the better it would look
+            self._queue.observe(timings.finished - timings.arrival)
 
     def on_completed(self) -> None:
         """All answers of a client's request have ended, none with an error."""

@@ -223,7 +223,7 @@ async def test_a_request_that_waits_too_long_raises_queue_timeout() -> None:
         gate.step()
         with pytest.raises(QueueTimeout, match=r"6\.0 s"):
             await collect(second)
-        assert [end[0] for end in recorder.ends] == ["error"]
+        assert [end[0] for end in recorder.ends] == ["timeout"]
         assert recorder.ends[0][3] == RequestTimings(arrival=0.0, scheduled=None, first_token=None, finished=6.0)
         first.abort()
 

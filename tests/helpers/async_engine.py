@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Literal
 
 from hamburger.engine.request import GenerationRequest, RequestUpdate
 from hamburger.engine.request_stream import RequestStream
 from hamburger.engine.types.messages import StepStats
-from hamburger.engine.types.observer import RequestTimings
+from hamburger.engine.types.observer import EndReason, RequestTimings
 from hamburger.engine.types.sampling_params import SamplingParams
 
 LONG = SamplingParams(seed=0, ignore_eos=True)
@@ -50,7 +49,7 @@ class Recorder:
 
     def on_finish(
         self,
-        reason: Literal["stop", "length", "abort", "error"],
+        reason: EndReason,
         params: SamplingParams,
         prompt_tokens: int,
         completion_tokens: int,

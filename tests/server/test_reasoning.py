@@ -267,11 +267,14 @@ async def test_messages_have_a_block_of_it() -> None:
         refused = await server.post("/v1/messages", {**asked, "thinking": {"type": "enabled", "budget_tokens": 9}})
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, "thinking")
     assert whole["content"] == [
-        {"type": "thinking", "thinking": THOUGHT, "signature": ""}, {"type": "text", "text": ANSWER}
+        {"type": "thinking", "thinking": THOUGHT, "signature": whole["id"]}, {"type": "text", "text": ANSWER}
     ]  # fmt: skip
     deltas = [event["delta"] for event in told if event["type"] == "content_block_delta"]
     assert "".join(delta.get("thinking", "") for delta in deltas) == THOUGHT
     assert "".join(delta.get("text", "") for delta in deltas) == ANSWER
+    signed = [delta["type"] for delta in deltas]
+    assert signed.count("signature_delta") == 1
+    assert signed.index("signature_delta") == signed.count("thinking_delta")  # behind all of it
     assert [event["index"] for event in told if event["type"] == "content_block_stop"] == [0, 1]
 
 
