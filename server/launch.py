@@ -110,7 +110,8 @@ def _warn_of_template(tokenizer: Tokenizer, path: Path) -> None:
     try:
         tokenizer.check_templates()
     except TokenizerError as error:
-        logger.warning("%s: %s. Chats will be refused: give it another by chat_template.", path, error)
+        fault = str(error).rstrip(".")
+        logger.warning("%s: %s. Chats will be refused: give it another by chat_template.", path, fault)
 
 
 def _check_names(found: Sequence[FoundModel]) -> None:

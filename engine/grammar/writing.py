@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from hamburger.engine.grammar.closed_objects import closed
 from hamburger.engine.grammar.json_schema import MAX_LEVELS, fault_of, levels_of, usable_schema
 from hamburger.engine.types.errors import InvalidRequest
 
@@ -77,7 +78,7 @@ def _schema_text(schema: Mapping[str, Any] | bool | None) -> str:
     usable = usable_schema(schema)
     if (fault := fault_of(usable)) is not None:
         raise InvalidRequest(f"The schema has {fault}.", "response_format")
-    return json.dumps(usable)
+    return json.dumps(closed(usable))
 
 
 def regex_grammar(pattern: str) -> str:

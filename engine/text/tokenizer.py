@@ -96,9 +96,9 @@ class Tokenizer:
         file = folder / TOKENIZER
         try:
             backend = tokenizers.Tokenizer.from_file(str(file))
-            backend.encode("a")  # what its parts say of each other counts only then
-        except BaseException as error:  # the library raises nothing narrower, and panics
-            if isinstance(error, (KeyboardInterrupt, SystemExit)):
+            backend.encode("")  # what its parts say of each other counts only then
+        except BaseException as error:  # the library raises nothing narrower than Exception, or panics
+            if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
                 raise
             raise TokenizerError(
                 f"{file} is not a tokenizer that the installed tokenizers library reads: {error}"

@@ -215,6 +215,17 @@ class MessagesBody(PromptBody):
     seed: int | None = Field(None, description="As in chat completions.")
 
     def chat(self) -> dict[str, Any]:
+        last = self.messages[-1]
+        if any(isinstance(block, ToolUseBlock) for block in last.content):
+            raise InvalidRequest("The last message has a tool_use: send its tool_result behind it.", "messages")
+        is_forced = self.tool_choice is not None and self.tool_choice.type in ("any", "tool")
+        has_format = self.output_config is not None and self.output_config.format is not None
+        if last.role == "assistant" and (is_forced or has_format):
+            what = "a forced call" if is_forced else "a format"
+            message = (
+                f"An answer with {what} begins anew, and does not go on with an assistant's message: leave it out."
+            )
+            raise InvalidRequest(message, "messages")
         same = ("stream", "temperature", "top_p", "top_k", "confidence", "settle", "seed")
         fields = {name: getattr(self, name) for name in same}
         limits = {"max_completion_tokens": self.max_tokens, "stop": self.stop_sequences}

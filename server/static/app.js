@@ -109,10 +109,8 @@ class Page {
 
   /** Another model is chosen, or the list is another. */
   #tellChosen() {
-    const isComposed = this.#chosen()?.composed;
-    byId("confidence-help").textContent = isComposed
-      ? "How sure a token must be to join its group. 1 makes no groups: one token a pass."
-      : "How sure a draft must be. 1 drafts nothing: one token a pass.";
+    const of = { true: "a token must be to join its group", false: "a draft must be" }[this.#chosen()?.composed];
+    byId("confidence-help").textContent = `How sure ${of ?? "a draft, or a token of a group, must be"}. 1: one token a pass.`;
     this.race.offer();
   }
 
@@ -127,7 +125,7 @@ class Page {
     try {
       return composedModels(await (await this.api.get("metrics")).text());
     } catch {
-      return new Set(); // metrics may be closed to this key: then the race has no third lane
+      return null; // metrics may be closed to this key: then the race has no third lane
     }
   }
 
@@ -170,7 +168,7 @@ class Page {
 function modelOf({ id, parent, root }, data, composed) {
   const measured = parent ?? id;
   const isAlias = parent && data.some((other) => other.id === parent && other.root === root);
-  return { id, of: isAlias ? parent : id, measured, composed: composed.has(measured) };
+  return { id, of: isAlias ? parent : id, measured, composed: composed?.has(measured) };
 }
 
 new Page();

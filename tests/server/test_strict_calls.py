@@ -94,7 +94,11 @@ class Marked(ByteTokenizer):
 
 FORM = {"type": "object", "properties": {"text": {"$ref": "#/$defs/text"}}, "required": ["text"],
         "additionalProperties": False, "$defs": {"text": {"type": "string"}}}  # fmt: skip
-NAMED = {"type": "object", "properties": {"name": {"type": "string"}, "age": {"type": "integer"}}}
+NAMED = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "age": {"type": "integer"}},
+    "additionalProperties": True,
+}
 # Beside FORM: what is written -> its calls, content; None: it is not allowed.
 OR_CALLS: dict[Family, dict[str, tuple[int, str] | None]] = {
     "hermes": {
