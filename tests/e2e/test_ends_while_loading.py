@@ -20,15 +20,15 @@ LISTENING = "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL
 
 
 @contextmanager
-def loading() -> Iterator[subprocess.Popen[str]]:
-    """A server that has said that its engine is being built."""
+def loading(*words: str) -> Iterator[subprocess.Popen[str]]:
+    """A server that has said one of these words, or that its engine is being built."""
     # Where the tests run in a shell's background, what they start would ignore SIGINT.
     command = [sys.executable, "-c", LISTENING, HAMBURGER, "serve", "--port", "0", "--max-model-len", "512"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as server:
         try:
             assert server.stdout is not None
             for line in server.stdout:
-                if "reading" in line or "loading" in line or "building" in line:
+                if any(word in line for word in words or ("reading", "loading", "building")):
                     break
             yield server
         finally:
@@ -55,6 +55,15 @@ def test_a_signal_while_it_loads_stops_it(number: signal.Signals, code: int) -> 
     while is_alive(engine):
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+def test_sigterm_before_there_is_an_event_loop_is_no_fault_either() -> None:
+    with loading("finding") as server:
+        server.send_signal(signal.SIGTERM)
+        rest, _ = server.communicate(timeout=20)
+    assert server.returncode == 0
+    assert "stopped" in rest
+    assert "Traceback" not in rest
 
 
 def test_an_engine_that_is_killed_while_it_loads_is_told_as_one() -> None:

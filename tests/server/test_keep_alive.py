@@ -84,6 +84,42 @@ async def test_text_that_is_held_back_is_silence(path: str) -> None:
     assert any("z" * 10 + "b" in line for line in lines)
 
 
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+async def test_groups_that_are_held_back_are_told_where_they_were_asked_for(path: str) -> None:
+    asked = {"max_tokens": 20, "stop": "zzz", **PATHS[path]}
+    ids = [97, 122, 122, 98, EOS]
+    async with serving([[token_id] for token_id in ids]) as server:
+        assert len(await server.stream(path, **asked)) == 3  # a, zzb, the end
+        groups = [chunk["choices"][0].get("group") for chunk in await server.stream(path, **asked, return_groups=True)]
+        assert [token_id for group in groups if group for token_id in group["token_ids"]] == ids
+        told = [chunk["choices"][0]["token_ids"] for chunk in await server.stream(path, **asked, return_token_ids=True)]
+        assert [token_id for part in told for token_id in part] == ids
+        options = {"include_usage": True, "continuous_usage_stats": True}
+        counts = [
+            chunk["usage"]["completion_tokens"] for chunk in await server.stream(path, **asked, stream_options=options)
+        ]
+        assert counts == [1, 2, 3, 4, 5, 5]
+
+
+@pytest.mark.parametrize("over_a_connection", [True, False])
+async def test_silence_ends_with_each_event(over_a_connection: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent = Mock()
+    monkeypatch.setattr(Generation, "has_sent", lambda self: sent())
+    gate = StepGate()
+    async with serving(runner=ByChoice([[97], [98], [99], [EOS]], gate=gate)) as server, on_port(server.app) as port:
+        url = f"http://127.0.0.1:{port}" if over_a_connection else "http://server"
+        transport = None if over_a_connection else httpx.ASGITransport(server.app)
+        async with httpx.AsyncClient(base_url=url, transport=transport, timeout=20) as client:
+            asking = asyncio.create_task(client.post(COMPLETIONS, json={"prompt": "a", "stream": True}))
+            for step in range(1, 4):
+                gate.step()
+                await until(lambda: server.runner.num_steps > step)  # noqa: B023 - it is awaited here
+                await asyncio.sleep(0.05)  # whoever sends it waits for the next one again
+            gate.set()
+            assert '"c"' in (await asking).text
+    assert sent.call_count == 3  # the first event ends the first silence
+
+
 @pytest.mark.parametrize("path", PATHS)
 async def test_an_error_behind_a_comment_is_an_event(path: str) -> None:
     gate = StepGate()

@@ -23,6 +23,8 @@ ROOM: dict[str, Any] = {"max_model_len": 2048, "num_blocks": 1024}
 MESSAGES, COUNT = "/v1/messages", "/v1/messages/count_tokens"
 ASKED: dict[str, Any] = {"model": MODEL, "max_tokens": 60, "messages": HI}
 USE = {"type": "tool_use", "id": "t1", "name": "get_weather", "input": {}}
+GOES_ON = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "{"}]
+FORMAT = {"type": "json_schema", "schema": {"type": "object"}}
 RESULT = {"type": "tool_result", "tool_use_id": "t1", "content": "sunny"}
 
 
@@ -202,6 +204,9 @@ async def refusing() -> AsyncIterator[Served]:
         ({"system": {}}, "system", "a text or a list of blocks"),
         ({"system": "x", "messages": [{"role": "user", "content": [USE]}]}, "messages", "messages[0]: a block of the"),
         ({"messages": [*HI, {"role": "assistant", "content": [RESULT]}]}, "messages", "of the role user alone"),
+        ({"messages": [*HI, {"role": "assistant", "content": [USE]}]}, "messages", "send its tool_result"),
+        ({"messages": GOES_ON, "output_config": {"format": FORMAT}}, "messages", "An answer with a format begins anew"),
+        ({"messages": GOES_ON, "tools": [WEATHER], "tool_choice": {"type": "any"}}, "messages", "a forced call begins"),
         ({"tool_choice": "auto"}, "tool_choice", "it must be an object"),
         ({"tools": [{**WEATHER, "defer_loading": True}]}, "tools", "told of all tools"),
         ({"tools": [{**WEATHER, "allowed_callers": ["code_execution_20260521"]}]}, "tools", "only the model calls"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -54,7 +55,9 @@ async def test_an_engine_is_started_as_often_as_allowed() -> None:
     engine = await AsyncEngine.launch(supervisor.host, ByteTokenizer())
     keeping = asyncio.create_task(supervisor.keep_alive(engine))
     params = SamplingParams(max_tokens=3, seed=0, ignore_eos=True)
+    starts: list[float] = []
     for left in (2, 1, 0):
+        starts.append(engine.ready_at)
         [stream] = engine.submit([GenerationRequest(f"{left}", [1], params)])
         assert sum(len(update.token_ids) for update in await collect(stream)) == 3
         [stream] = engine.submit([GenerationRequest(f"cut {left}", [1], replace(params, max_tokens=None))])
@@ -66,6 +69,7 @@ async def test_an_engine_is_started_as_often_as_allowed() -> None:
     async with asyncio.timeout(10):
         await keeping
     assert not engine.health().alive
+    assert time.time() - 60 < starts[0] < starts[1] < starts[2]
     assert [line for line in lines if "restarts are left" in line] == [
         "starting it again; 1 restarts are left",
         "starting it again; 0 restarts are left",
