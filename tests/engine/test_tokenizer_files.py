@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,23 +13,12 @@ import tokenizers
 import transformers
 from tokenizers import pre_tokenizers
 
-import hamburger.model
 from hamburger.engine.text.gguf_tokenizer import read_gguf_tokenizer
 from hamburger.engine.text.tokenizer import Tokenizer, TokenizerError
-from hamburger.engine.text.tokenizer_files import with_own_end
 from hamburger.engine.types.errors import HamburgerError
-
-BUILTIN = Path(str(hamburger.model.__file__)).parent / "builtin"
-
+from tokenizer_folders import BUILTIN, added, copy_builtin
 
 # --- files ---
-
-
-def copy_builtin(folder: Path, **changes: Any) -> Path:
-    shutil.copy(BUILTIN / "tokenizer.json", folder)
-    config = json.loads((BUILTIN / "tokenizer_config.json").read_text()) | changes
-    (folder / "tokenizer_config.json").write_text(json.dumps({k: v for k, v in config.items() if v is not ...}))
-    return folder
 
 
 def test_special_tokens_written_as_objects_and_named_templates(tmp_path: Path) -> None:
@@ -85,11 +73,6 @@ def test_an_id_of_an_ordinary_token_makes_it_none_of_the_special_ones(tmp_path: 
     tokenizer = Tokenizer.load(tmp_path)
     assert (tokenizer.bos_token, tokenizer.pad_token) == (None, None)
     assert tokenizer.decode(ordinary) == "!"
-
-
-def added(content: str, special: bool) -> dict[str, Any]:
-    flags = dict.fromkeys(("normalized", "lstrip", "rstrip", "single_word"), False)
-    return {"content": content, "special": special, **flags}
 
 
 @pytest.mark.parametrize(
@@ -356,37 +339,3 @@ def test_a_tokenizer_whose_parts_do_not_fit_is_refused_before_anybody_is_served(
     with pytest.raises(TokenizerError, match=r"tokenizer\.json is not a tokenizer that"):
         Tokenizer.load(tmp_path)
     capfd.readouterr()  # the library's own words
-
-
-# --- its end token ---
-
-
-@pytest.mark.parametrize(
-    ("config", "beside", "ends"),
-    [
-        ({"eos_token": "<|im_end|>"}, {}, (0, 2)),  # its id stands in tokenizer.json
-        ({"eos_token": {"content": "<|im_end|>", "special": True}}, {}, (0, 2)),
-        ({"eos_token": "<|endoftext|>"}, {}, (0,)),
-        ({"eos_token": "<new>", "added_tokens_decoder": {"7": added("<new>", True)}}, {}, (0, 7)),
-        ({"eos_token": "<new>", "added_tokens_decoder": {"49152": added("<new>", True)}}, {}, (0,)),  # no row has it
-        ({"eos_token": "<|im_end|>", "added_tokens_decoder": {"7": added("<new>", True)}}, {}, (0, 2)),
-        ({"eos_token": ...}, {"special_tokens_map.json": {"eos_token": "<|im_end|>"}}, (0, 2)),
-        ({"eos_token": None}, {"special_tokens_map.json": {"eos_token": "<|im_end|>"}}, (0,)),
-        ({"eos_token": "of no vocabulary"}, {}, (0,)),
-    ],
-)
-def test_the_tokenizers_own_end_token_ends_answers_too(
-    tmp_path: Path, config: dict[str, Any], beside: dict[str, Any], ends: tuple[int, ...]
-) -> None:
-    copy_builtin(tmp_path, **{"added_tokens_decoder": ..., **config})
-    for name, value in beside.items():
-        (tmp_path / name).write_text(json.dumps(value))
-    assert with_own_end((0,), 49152, tmp_path) == ends
-    assert with_own_end((0,), 49152, tmp_path / "model.gguf") == ends  # the files beside it count
-
-
-def test_without_files_the_models_end_tokens_stay(tmp_path: Path) -> None:
-    assert with_own_end((3, 4), 9, tmp_path / "model.gguf") == (3, 4)
-    (tmp_path / "tokenizer.json").write_text("{")
-    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "a"}')
-    assert with_own_end((3, 4), 9, tmp_path) == (3, 4)  # loading it says what is wrong
