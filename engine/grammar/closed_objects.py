@@ -37,7 +37,8 @@ def _closed(schema: Any) -> Any:
     listed, required = changed.get("properties"), changed.get("required", [])
     if not isinstance(listed, Mapping) or not isinstance(required, list) or _SAY_MORE & changed.keys():
         return changed
-    return changed | {"additionalProperties": False} if all(name in listed for name in required) else changed
+    is_listed = all(isinstance(name, str) and name in listed for name in required)  # what is no name, the library tells
+    return changed | {"additionalProperties": False} if is_listed else changed
 
 
 def _holds_beside(schema: Any) -> bool:

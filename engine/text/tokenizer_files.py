@@ -60,8 +60,9 @@ def with_own_end(end_token_ids: tuple[int, ...], vocab_size: int, path: Path) ->
     that gave a model its own may have told the tokenizer alone. A GGUF file says it itself, unless a tokenizer.json is
     beside it. Raises TokenizerError."""
     own = _end_token_id(path.parent if path.suffix == ".gguf" else path)
-    is_known = own is None or own in end_token_ids or own >= vocab_size
-    return end_token_ids if own is None or is_known else (*end_token_ids, own)
+    if own is None or own in end_token_ids or own >= vocab_size:
+        return end_token_ids
+    return (*end_token_ids, own)
 
 
 def _end_token_id(folder: Path) -> int | None:

@@ -37,10 +37,10 @@ def bounded_protocol(
     """A protocol for uvicorn.Config(http=...). on_refusal: told the status and code of errors that no route knows of.
 
     Connections beyond max_connections are answered 503 and closed, but for some that ask for the server's state within
-    moments, and once. A request has client_seconds for its head, from its
-    first byte on, and as long again for its body; one that takes longer is answered 408 and closed, and so is a new
-    connection that sends nothing. A connection whose client reads nothing of what it is sent for as long is closed
-    without an answer. What is no HTTP is a 400 in the API's shape.
+    moments, and once. A request has client_seconds for its head, from its first byte on, and as long again for its
+    body; one that takes longer is answered 408 and closed, and so is a new connection that sends nothing. A connection
+    whose client reads nothing of what it is sent for as long is closed without an answer. What is no HTTP is a 400 in
+    the API's shape.
 
     A client that ends its side of the connection after a whole request, and before its answer begins, still gets it.
     One that has left altogether looks the same until it is sent something: so it is, a 102 (RFC 2518), soon another,

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from byte_grammars import takes
+from byte_grammars import BYTES, takes
 from hamburger.engine.grammar.closed_objects import closed
 from hamburger.engine.grammar.writing import json_grammar
+from hamburger.engine.types.errors import InvalidRequest
 
 INTEGER = {"type": "integer"}
 A = {"type": "object", "properties": {"a": INTEGER}, "required": ["a"]}
@@ -55,6 +56,13 @@ def test_what_says_more_or_holds_beside_stays_open(schema: Any) -> None:
     assert closed(schema) == schema
     grammar = json_grammar(schema)
     assert takes(grammar, '{"a": 1, "b": 1}') or takes(grammar, '{"b": 1, "a": 1}')  # in one order, as they are listed
+
+
+def test_a_required_name_that_is_none_is_refused_as_ever() -> None:
+    schema = {**A, "required": [{"a": 1}, ["b"]]}
+    assert closed(schema) == schema
+    with pytest.raises(InvalidRequest, match="cannot be"):
+        BYTES.compile(json_grammar(schema))
 
 
 def test_a_propertys_name_and_a_value_are_no_keywords() -> None:
